@@ -1,0 +1,53 @@
+# Two commands do everything: `make demo` trains a network with a plan found for this machine, `make test` checks castile.
+PYTHON ?= python3
+SEED ?= 0
+WORKERS ?= 2
+BIN := .venv/bin
+
+# Open MPI refuses to start as root without these two; one thread per rank, because ranks share the cores.
+export OMPI_ALLOW_RUN_AS_ROOT := 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
+export OMP_NUM_THREADS ?= 1
+export OPENBLAS_NUM_THREADS ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test test-plain test-mpi lint accept clean
+
+demo: .venv/.castile-mpi
+	$(BIN)/castile launch -n 2 train convnet --seed $(SEED) --out build/plan.json --trace build/trace.json
+
+test: lint test-plain test-mpi
+
+test-plain: .venv/.castile-test
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not mpi"
+
+# Tests that start ranks measure nothing and fail by timeout only, yet they want the cores to themselves.
+test-mpi: .venv/.castile-test
+	$(BIN)/python -m pytest -m mpi
+
+lint: .venv/.castile-test
+	$(BIN)/ruff check .
+	$(BIN)/mypy -p castile
+
+accept: .venv/.castile-test
+	$(BIN)/python benchmarks/accept.py
+
+.venv/.castile-mpi: pyproject.toml setup.py
+	$(call install,mpi)
+
+.venv/.castile-test: pyproject.toml setup.py
+	$(call install,mpi,test)
+	@touch .venv/.castile-mpi
+
+define install
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "castile needs Python 3.11 or newer: make PYTHON=python3.11")'
+@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+@echo "installing castile into .venv"
+@$(BIN)/python -m pip install --quiet --editable '.[$(1)$(if $(2),$(comma)$(2))]'
+@$(BIN)/castile doctor --write-mpi-settings
+@touch $@
+endef
+comma := ,
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

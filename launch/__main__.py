@@ -1,0 +1,116 @@
+"""The command `castile`: finds the commands by their files' names, reads the command line, and runs one.
+
+Knows no command: a module of this folder that defines COMMAND (a dataclass whose docstring is its help) and
+`run(command) -> int` is one, under its file's name. A module may bring its own `parse(args) -> command`.
+"""
+
+import ast
+import contextlib
+import difflib
+import importlib
+import io
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from castile import __version__
+from castile.launch import mpi_settings, ranks
+
+_FOLDER = Path(__file__).parent
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line `argv` (default: the process's own) and returns the exit status: 0, 1 or 2."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if ranks.num_launched() > 1:
+        # Ranks share the cores: a thread pool in each, as large as the machine, would only slow them down.
+        for name in mpi_settings.THREAD_VARIABLES:
+            os.environ.setdefault(name, "1")
+    return ranks.main_guard(lambda: _dispatch(args))
+
+
+def commands() -> dict[str, str]:
+    """The name and the one-line help of every command, in alphabetical order, without importing any."""
+    found = {path.stem: _one_line(path) for path in sorted(_FOLDER.glob("*.py"))}
+    return {name: line for name, line in found.items() if line is not None}
+
+
+def parse(name: str, module: ModuleType, args: Sequence[str]) -> Any:
+    """The module's COMMAND made from `args`; a usage error or `--help` raises SystemExit, told by rank 0."""
+    import tyro
+
+    if hasattr(module, "parse"):
+        return module.parse(args)
+    return tyro.cli(module.COMMAND, prog=f"castile {name}", args=list(args), config=(tyro.conf.FlagCreatePairsOff,))
+
+
+def _dispatch(args: list[str]) -> int:
+    if not args or args[0] in ("-h", "--help"):
+        return _told(_overview)
+    if args[0] == "--version":
+        return _told(lambda: f"castile {__version__}")
+    name, *rest = args
+    _check_known(name)
+    module = importlib.import_module(f"castile.launch.{name}")
+    with _only_rank_0_speaks():
+        command = parse(name, module, rest)
+    return int(module.run(command))
+
+
+def _told(text: Callable[[], str]) -> int:
+    if not ranks.silent():
+        print(text())
+    return 0
+
+
+def _overview() -> str:
+    found = commands()
+    width = max(map(len, found))
+    lines = [f"  {name:<{width}}  {line}" for name, line in found.items()]
+    head = "usage: castile COMMAND ...\n\nFinds a fast way to train a network in parallel, and trains it so.\n"
+    tail = "`castile COMMAND --help` explains one; `castile --version` says which castile this is."
+    return "\n".join([head, *lines, "", tail])
+
+
+def _check_known(name: str) -> None:
+    found = commands()
+    if name in found:
+        return
+    near = difflib.get_close_matches(name, found, n=1)
+    hint = f"did you mean `castile {near[0]}`?" if near else f"the commands are {', '.join(found)}"
+    raise ranks.UserError(f"castile has no command '{name}'; {hint}")
+
+
+@contextlib.contextmanager
+def _only_rank_0_speaks() -> Iterator[None]:
+    if not ranks.silent():
+        yield
+        return
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            yield
+    except SystemExit as stop:
+        if stop.code:
+            # Rank 0 reads the same words and ends the job after it has told why.
+            ranks.wait_for_the_end(2)
+        raise
+
+
+def _one_line(path: Path) -> str | None:
+    text = path.read_text(encoding="utf-8")
+    if "COMMAND" not in text or path.name == Path(__file__).name:
+        return None
+    tree = ast.parse(text)
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and "COMMAND" in [ast.unparse(target) for target in node.targets]:
+            words = ast.get_docstring(classes.get(ast.unparse(node.value), tree))
+            return (words or "").split("\n")[0]
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

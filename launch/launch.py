@@ -1,0 +1,180 @@
+"""`castile launch`: starts a castile command on several MPI ranks, with the environment that needs.
+
+Knows mpirun; not what the command does.
+"""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Annotated
+
+import tyro
+
+from castile.launch import mpi_settings
+from castile.launch.ranks import UserError, num_launched
+
+# How long mpirun may take to end its ranks after a signal. Killed outright, it would leave them behind.
+GRACE_SECONDS = 10.0
+_VALUE_OPTIONS = ("-n", "--ranks", "--hostfile")
+_INSTALL = "install Open MPI into this environment with `pip install 'castile[mpi]'`"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Run a castile command on several MPI ranks: `castile launch -n 4 train convnet`."""
+
+    ranks: Annotated[int, tyro.conf.arg(aliases=["-n"], metavar="N")]
+    """How many ranks; there may be more than cores."""
+    command: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="COMMAND...")]
+    """The castile command and its own options, as without `launch`."""
+    hostfile: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """A file with one host a line, `NAME slots=COUNT`; without it all ranks run here."""
+    dry_run: bool = False
+    """Print the command line and the variables it needs, and start nothing."""
+
+
+COMMAND = Launch
+
+
+def parse(args: Sequence[str]) -> Launch:
+    """Splits `args` where the castile command begins, so that its options stay its own."""
+    own, command = _split(list(args))
+    # The positional words come after `--`, so that tyro reads none of them as an option of ours.
+    words = ["--", *command] if command else []
+    return tyro.cli(Launch, prog="castile launch", args=[*own, *words], config=(tyro.conf.FlagCreatePairsOff,))
+
+
+def run(command: Launch) -> int:
+    """Starts the ranks, passes signals on, and returns mpirun's exit status.
+
+    Raises UserError for no command, fewer than one rank, a launch within a launch, a bad host file, or no mpirun.
+    """
+    _check(command)
+    words = mpirun_words(command.ranks, command.hostfile, [sys.executable, "-m", "castile", *command.command])
+    added = {name: value for name, value in variables().items() if name not in os.environ}
+    if command.dry_run:
+        print(shlex.join([*(f"{name}={value}" for name, value in added.items()), *words]))
+        return 0
+    return start(words, os.environ | added)
+
+
+def variables() -> dict[str, str]:
+    """What mpirun and the ranks need in their environment, where it does not say otherwise."""
+    return mpi_settings.variables() | dict.fromkeys(mpi_settings.THREAD_VARIABLES, "1")
+
+
+def mpirun_path() -> Path:
+    """This environment's own mpirun, else the first on PATH. Raises UserError, with the line that installs one."""
+    folders = [sysconfig.get_path("scripts"), *os.environ.get("PATH", "").split(os.pathsep)]
+    for folder in folders:
+        path = Path(folder) / "mpirun"
+        if os.access(path, os.X_OK):
+            return path
+    raise UserError(f"there is no mpirun here: {_INSTALL}")
+
+
+def mpirun_words(num_ranks: int, hostfile: Path | None, program: Sequence[str]) -> list[str]:
+    """The command line that starts `program` on `num_ranks` ranks, spread over the hosts of `hostfile`."""
+    words = [str(mpirun_path()), "-n", str(num_ranks)]
+    if hostfile is not None:
+        slots = read_hostfile(hostfile)
+        words += ["--hostfile", str(hostfile)]
+        if num_ranks > sum(slots.values()):
+            # Plain oversubscription would put every rank on the first host.
+            words += ["--map-by", f"ppr:{-(-num_ranks // len(slots))}:node:oversubscribe"]
+    return [*words, *program]
+
+
+def read_hostfile(path: Path) -> dict[str, int]:
+    """The slots of each host in Open MPI's host file. Raises UserError for a missing, empty or malformed one."""
+    if not path.is_file():
+        raise UserError(f"there is no host file {path}: give --hostfile a file with one `NAME slots=COUNT` a line")
+    slots: dict[str, int] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        name, *options = line.split("#")[0].split() or [""]
+        counts = [option.removeprefix("slots=") for option in options]
+        if any(not count.isdigit() or int(count) < 1 for count in counts) or len(counts) > 1:
+            raise UserError(f"{path}, line {number}: '{line.strip()}' is not a host; write `NAME slots=COUNT`")
+        if name:
+            slots[name] = slots.get(name, 0) + int(counts[0] if counts else 1)
+    if not slots:
+        raise UserError(f"the host file {path} names no host: write one `NAME slots=COUNT` a line")
+    return slots
+
+
+def start(words: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Runs mpirun to its end and returns its exit status; a signal that ends us is passed on to it first.
+
+    Ranks' output passes through; mpirun's own note that a rank ended with an error is left out, for the rank says why.
+    """
+    with subprocess.Popen(words, env=dict(environment), stderr=subprocess.PIPE, process_group=0) as process:
+        assert process.stderr is not None
+        handlers = {number: signal.signal(number, lambda given, _: process.send_signal(given)) for number in _passed()}
+        relay = threading.Thread(target=_relay, args=(process.stderr,), daemon=True)
+        relay.start()
+        try:
+            status = process.wait()
+            # The pipe stays open for as long as any rank lives.
+            relay.join(GRACE_SECONDS)
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+    return 128 - status if status < 0 else status
+
+
+def _passed() -> tuple[signal.Signals, ...]:
+    # Only the main thread may set handlers.
+    main = threading.current_thread() is threading.main_thread()
+    return (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if main else ()
+
+
+def _relay(stream: IO[bytes]) -> None:
+    for text in without_notes(stream):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def without_notes(lines: Iterator[bytes] | IO[bytes]) -> Iterator[str]:
+    """The lines but for mpirun's own boxes on a rank that ended the job: between two rules of dashes."""
+    box: list[str] = []
+    for line in lines:
+        text = line.decode(errors="replace")
+        rule = text.startswith("-" * 60)
+        if box or rule:
+            box.append(text)
+        else:
+            yield text
+        if rule and len(box) > 1:
+            if not _is_note(box):
+                yield from box
+            box = []
+    yield from box
+
+
+def _is_note(box: Sequence[str]) -> bool:
+    text = " ".join(box)
+    return "MPI_ABORT was invoked" in text or 'calling\n "abort"' in text or "exited with non-zero status" in text
+
+
+def _split(args: list[str]) -> tuple[list[str], list[str]]:
+    position = 0
+    while position < len(args) and args[position].startswith("-") and args[position] != "--":
+        position += 2 if args[position] in _VALUE_OPTIONS else 1
+    command = args[position:]
+    return args[:position], command[1:] if command[:1] == ["--"] else command
+
+
+def _check(command: Launch) -> None:
+    if command.ranks < 1:
+        raise UserError(f"-n {command.ranks}: a job has at least 1 rank")
+    if not command.command:
+        raise UserError("nothing to launch: name a castile command, as in `castile launch -n 2 train convnet`")
+    if command.command[0] == "launch" or num_launched() > 1:
+        raise UserError("a launch within a launch: start `castile launch` once, outside mpirun")

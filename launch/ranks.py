@@ -1,0 +1,215 @@
+"""Which rank this process is, and how a job ends: with its status, one clear sentence, or one traceback.
+
+Knows no command and no plan; MPI only through the runtime's communicator.
+"""
+
+import dis
+import functools
+import os
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+from castile.launch import mpi_settings
+
+# How long a rank that is not the first to fail waits to be ended by the one that was.
+PATIENCE_SECONDS = 5.0
+# By so much the ranks of each further host hold back, because a claim is seen on its own host only.
+HOST_DELAY_SECONDS = 0.2
+
+_SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_JOB_VARIABLES = ("PMIX_NAMESPACE", "PMI_JOBID", "SLURM_STEP_ID")
+
+
+class UserError(ValueError):
+    """A mistake that the user can mend: its text is one clear sentence that says how."""
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among the ranks of the job; `communicator` is None when it is alone."""
+
+    rank: int
+    size: int
+    local_rank: int
+    host: str
+    communicator: Any = None
+
+
+def num_launched() -> int:
+    """The number of ranks that an MPI launcher says it started with this one; 1 without a launcher."""
+    sizes = [int(os.environ[name]) for name in _SIZE_VARIABLES if os.environ.get(name, "").isdigit()]
+    return max(sizes, default=1)
+
+
+@functools.cache
+def this_world() -> World:
+    """This process's place in the job, from MPI itself; MPI is not started where no launcher started this process.
+
+    Raises UserError when a launcher started several ranks but MPI is missing here or knows of one rank only.
+    """
+    launched = num_launched()
+    if launched == 1:
+        return World(rank=0, size=1, local_rank=0, host=socket.gethostname())
+    for name, value in mpi_settings.library_variables().items():
+        os.environ.setdefault(name, value)
+    communicator = _communicator(launched)
+    if communicator.size == 1:
+        raise UserError(
+            f"the launcher started {launched} ranks, but each sees itself alone: mpirun and mpi4py belong to "
+            f"different MPI libraries; use {Path(sys.prefix) / 'bin' / 'mpirun'}, or `castile launch -n {launched} ...`"
+        )
+    return World(
+        communicator.rank, communicator.size, communicator.local_rank, socket.gethostname(), communicator
+    )
+
+
+def _communicator(launched: int) -> Any:
+    try:
+        from castile.runtime.comm import mpi
+
+        return mpi.world()
+    except ImportError as error:
+        raise UserError(
+            f"the launcher started {launched} ranks, but MPI for Python does not load here ({error}): "
+            "install it with `pip install 'castile[mpi]'`"
+        ) from error
+
+
+def main_guard(body: Callable[[], int]) -> int:
+    """Runs `body` and returns its exit status, ending the whole job when it fails on any rank.
+
+    A user's mistake is one sentence from one rank and status 2; any other exception is one traceback, from the first
+    rank that failed, and status 1. Both go to stderr.
+    """
+    try:
+        return body()
+    except SystemExit as stop:
+        return _end(stop.code if isinstance(stop.code, int) else int(stop.code is not None), _text_of(stop.code))
+    except KeyboardInterrupt:
+        return _end(130, "")
+    except BrokenPipeError:
+        # The reader of our output has gone; a second complaint at interpreter exit would be noise.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _end(141, "")
+    except BaseException as error:
+        if is_users_mistake(error):
+            return _end(2, f"castile: {_sentence(error)}\n")
+        return _end(1, _report(error))
+
+
+def is_users_mistake(error: BaseException) -> bool:
+    """Whether the text of `error` is meant for the user: a UserError, an unusable file, or a ValueError of ours.
+
+    A ValueError is ours when a `raise` statement of castile raised it: one that comes out of a library is a fault.
+    """
+    if isinstance(error, UserError):
+        return True
+    if isinstance(error, OSError):
+        return error.filename is not None
+    return isinstance(error, ValueError) and _raised_here(error.__traceback__)
+
+
+def silent() -> bool:
+    """Whether this rank leaves the talking to rank 0."""
+    return this_world().rank != 0
+
+
+def wait_for_the_end(status: int) -> NoReturn:
+    """Waits in silence for the rank that ends the job; exits with `status` should it never do so."""
+    time.sleep(PATIENCE_SECONDS)
+    os._exit(status)
+
+
+def _raised_here(frames: TracebackType | None) -> bool:
+    if frames is None:
+        return False
+    while frames.tb_next is not None:
+        frames = frames.tb_next
+    code = frames.tb_frame.f_code.co_code
+    own = str(frames.tb_frame.f_globals.get("__name__", "")).startswith("castile.")
+    return own and code[frames.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+
+
+def _text_of(code: object) -> str:
+    return f"{code}\n" if isinstance(code, str) else ""
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
+def _report(error: BaseException) -> str:
+    rank, size = _place()
+    head = f"castile: rank {rank} of {size} on {socket.gethostname()} failed\n"
+    return head + "".join(traceback.format_exception(error))
+
+
+def _place() -> tuple[int, int]:
+    try:
+        return this_world().rank, this_world().size
+    except UserError:
+        # MPI itself did not start, so the launcher's word is all there is.
+        return int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0"))), num_launched()
+
+
+def _end(status: int, text: str) -> int:
+    """Ends the job when there are other ranks and `status` is not 0; alone, says `text` and returns `status`."""
+    if num_launched() == 1 or status == 0:
+        _say(text)
+        return status
+    time.sleep(HOST_DELAY_SECONDS * _host_index())
+    if _claim():
+        _say(text)
+        _abort(status)
+    wait_for_the_end(status)
+
+
+def _say(text: str) -> None:
+    sys.stdout.flush()
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+def _host_index() -> int:
+    try:
+        world = this_world()
+    except UserError:
+        return 0
+    return 0 if world.communicator is None else int(world.communicator.host_index)
+
+
+def _claim() -> bool:
+    """True on the first rank of this host that asks, false on all that ask later."""
+    names = [os.environ[name] for name in _JOB_VARIABLES if name in os.environ] or [f"parent{os.getppid()}"]
+    job = "".join(letter if letter.isalnum() else "-" for letter in names[0])
+    # Open MPI's own folder of the job, where there is one, goes away with the job.
+    folder = os.environ.get("PMIX_SERVER_TMPDIR", tempfile.gettempdir())
+    try:
+        os.close(os.open(Path(folder) / f"castile-end-{os.getuid()}-{job}", os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        return False
+    except OSError:
+        # Better two texts than none.
+        return True
+    return True
+
+
+def _abort(status: int) -> NoReturn:
+    try:
+        communicator = this_world().communicator
+    except UserError:
+        communicator = None
+    if communicator is not None:
+        communicator.abort(status)
+    # A launcher ends the other ranks when one exits with a status that is not 0.
+    os._exit(status)
