@@ -1,0 +1,159 @@
+"""Axis lines: how the axes of an operator's operands and results line up, read from one line of text.
+
+    "... i, *o i -> ... o"        ...  leading axes      *  a parameter      !  an axis that may not be split
+    "b s (h d) -> b h s d"        (h d)  a merged dim: one array dim that runs over h outside and d inside
+
+It does not know operators' bodies, strategies or processors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+LEADING = "..."
+_TOKEN = re.compile(r"\(([^()]*)\)|(\.\.\.)|([A-Za-z_]\w*!?)|(\S)")
+
+
+@dataclass(frozen=True)
+class Operand:
+    """The axes of one operand or result: a tuple of axis names for each array dim (several where dims are merged)."""
+
+    dims: tuple[tuple[str, ...], ...]
+    param: bool = False
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return tuple(axis for dim in self.dims for axis in dim)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A parsed axis line; frozen axes may not be split."""
+
+    operands: tuple[Operand, ...]
+    results: tuple[Operand, ...]
+    frozen: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """An axis line fitted to shapes: axes in the order of the line, their extents, and what each array bears."""
+
+    axes: tuple[str, ...]
+    extents: Mapping[str, int]
+    operands: tuple[Operand, ...]
+    results: tuple[Operand, ...]
+    frozen: frozenset[str]
+
+    def shape(self, operand: Operand) -> tuple[int, ...]:
+        return tuple(prod(self.extents[a] for a in dim) for dim in operand.dims)
+
+
+@lru_cache(maxsize=None)
+def parse(text: str) -> Line:
+    """The axis line of `text`. Raises ValueError naming the part that is not understood."""
+    left, arrow, right = text.partition("->")
+    if not arrow:
+        raise ValueError(f"axis line {text!r} has no '->'")
+    frozen: set[str] = set()
+    operands = tuple(_operand(part, text, frozen) for part in left.split(","))
+    results = tuple(_operand(part, text, frozen) for part in right.split(","))
+    known = {a for o in operands for a in o.axes}
+    for result in results:
+        if len(set(result.axes)) < len(result.axes):
+            raise ValueError(f"axis line {text!r} names an axis twice in a result")
+    return Line(operands, results, frozenset(frozen & (known | {a for r in results for a in r.axes})))
+
+
+def _operand(part: str, text: str, frozen: set[str]) -> Operand:
+    part = part.strip()
+    param = part.startswith("*")
+    dims = []
+    for merged, leading, name, other in _TOKEN.findall(part.removeprefix("*")):
+        if other:
+            raise ValueError(f"axis line {text!r}: {other!r} is not understood")
+        names = tuple((leading or merged or name).split())
+        bare = tuple(n.rstrip("!") for n in names)
+        frozen.update(n.rstrip("!") for n in names if n.endswith("!"))
+        # only whole inner blocks can be cut from a merged dim
+        frozen.update(bare[1:])
+        dims.append(bare)
+    return Operand(tuple(dims), param)
+
+
+def align(
+    line: Line,
+    shapes: Sequence[tuple[int, ...]],
+    names: Sequence[tuple[str, ...]],
+    given: Mapping[str, int],
+    derive: Callable[[dict[str, int]], Mapping[str, int]],
+    who: str,
+) -> Alignment:
+    """Fit `line` to operands of `shapes`.
+
+    names    the axis names of each operand's dims, from which leading axes take theirs
+    given    extents that the operator states (heads, kernel size)
+    derive   extents of axes that only results bear, from the known ones (the rows of a convolution)
+    Raises ValueError in the words of the operator `who` where shapes do not fit.
+    """
+    if len(shapes) != len(line.operands):
+        raise ValueError(f"{who}: takes {len(line.operands)} operands, got {len(shapes)}")
+    leading = _leading(line, shapes, names, who)
+    operands = tuple(_expand(o, leading) for o in line.operands)
+    results = tuple(_expand(r, leading) for r in line.results)
+    extents = dict(given)
+    for operand, shape in zip(operands, shapes, strict=True):
+        _measure(operand, shape, extents, who)
+    extents.update({a: n for a, n in derive(dict(extents)).items() if a not in extents})
+    axes = tuple(dict.fromkeys(a for o in (*operands, *results) for a in o.axes))
+    missing = [a for a in axes if a not in extents]
+    if missing:
+        raise ValueError(f"{who}: the extent of axis {missing[0]!r} follows from no operand")
+    return Alignment(axes, {a: extents[a] for a in axes}, operands, results, line.frozen & set(axes))
+
+
+def _leading(line: Line, shapes: Sequence[tuple[int, ...]], names: Sequence[tuple[str, ...]], who: str) -> tuple[str, ...]:
+    taken = {a for o in (*line.operands, *line.results) for a in o.axes} - {LEADING}
+    found: tuple[str, ...] | None = None
+    for operand, shape, own in zip(line.operands, shapes, names, strict=True):
+        if (LEADING,) not in operand.dims:
+            continue
+        count = len(shape) - (len(operand.dims) - 1)
+        if count < 0 or (found is not None and count != len(found)):
+            raise ValueError(f"{who}: operand of shape {shape} does not fit the axis line's leading axes")
+        if found is None:
+            at = operand.dims.index((LEADING,))
+            found = tuple(_fresh(name, taken) for name in own[at : at + count])
+    return found or ()
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    """A leading axis keeps its name unless the line uses that name for another axis."""
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
+
+
+def _expand(operand: Operand, leading: tuple[str, ...]) -> Operand:
+    dims: list[tuple[str, ...]] = []
+    for dim in operand.dims:
+        dims.extend([(a,) for a in leading] if dim == (LEADING,) else [dim])
+    return Operand(tuple(dims), operand.param)
+
+
+def _measure(operand: Operand, shape: tuple[int, ...], extents: dict[str, int], who: str) -> None:
+    if len(shape) != len(operand.dims):
+        raise ValueError(f"{who}: an operand of shape {shape} should have {len(operand.dims)} dims")
+    for dim, length in zip(operand.dims, shape, strict=True):
+        unknown = [a for a in dim if a not in extents]
+        known = prod(extents[a] for a in dim if a in extents)
+        if len(unknown) == 1 and known and length % known == 0:
+            extents[unknown[0]] = length // known
+        elif unknown or known != length:
+            have = " x ".join(f"{a}={extents.get(a, '?')}" for a in dim)
+            raise ValueError(f"{who}: axis {have} does not fit an operand dim of length {length} (shape {shape})")

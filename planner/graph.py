@@ -1,0 +1,116 @@
+"""Operator graphs: what is computed, before anyone asks where.
+
+A graph does not know strategies, machines or optimizers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from math import prod
+
+from castile.planner import op as operators
+from castile.planner.axes import Alignment
+from castile.planner.op import Init, Op, Part, Tensor
+from castile.planner.trace import Spec, record
+
+
+@dataclass(frozen=True)
+class Node:
+    """An operator applied: inputs and outputs are names of tensors; the first output bears the node's name."""
+
+    name: str
+    op: Op
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    alignment: Alignment
+
+    def whole(self) -> Part:
+        """The part that is all of the node."""
+        return Part(self.op, self.alignment, {a: (0, n) for a, n in self.alignment.extents.items()})
+
+
+@dataclass
+class Graph:
+    """Nodes in topological order and the tensors between them; layers are added by name: g.linear("fc", x, features=10).
+
+    inputs   data that the host provides at each step; their first axis "b" is the sample axis
+    loss     the tensor that training minimises; outputs: what evaluation reads
+    """
+
+    name: str
+    dtype: str = "float32"
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    nodes: dict[str, Node] = field(default_factory=dict)
+    inputs: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    loss: str = ""
+
+    def input(self, name: str, shape: tuple[int, ...], axes: str, dtype: str | None = None) -> Tensor:
+        """A tensor that the host fills at each step; `axes` names its dims, as in "b c h w"."""
+        self.inputs.append(name)
+        return self._tensor(Tensor(name, tuple(shape), dtype or self.dtype, tuple(axes.split())))
+
+    def param(self, name: str, shape: tuple[int, ...], axes: tuple[str, ...], init: Init) -> Tensor:
+        """A parameter; asking again for a name gives the same parameter, shared."""
+        tensor = Tensor(name, tuple(shape), self.dtype, axes, True, init)
+        if name in self.tensors:
+            if self.tensors[name].shape != tensor.shape:
+                raise ValueError(f"parameter {name!r} is shared with shapes {self.tensors[name].shape} and {shape}")
+            return self.tensors[name]
+        return self._tensor(tensor)
+
+    def apply(self, op: Op, name: str, *inputs: Tensor) -> Tensor:
+        """Add a node and return its first result; the others are `name:label`."""
+        if name in self.nodes:
+            raise ValueError(f"two nodes are named {name!r}")
+        alignment = op.bind(inputs, name)
+        node = Node(name, op, tuple(t.name for t in inputs), tuple(name + (f":{r}" if r else "") for r in op.results), alignment)
+        specs = [Spec(t.shape, t.dtype) for t in inputs]
+        context = {"at": node.whole()} if "at" in op.asks("F") else {}
+        results = record(op.forward, specs, **context).results  # type: ignore[attr-defined]
+        for output, operand, spec in zip(node.outputs, alignment.results, results, strict=True):
+            assert spec is not None and spec.shape == alignment.shape(operand), f"{name}: body gives {spec}, line {operand}"
+            self._tensor(Tensor(output, spec.shape, spec.dtype, tuple(dim[0] for dim in operand.dims)))
+        self.nodes[name] = node
+        return self.tensors[name]
+
+    def minimise(self, loss: Tensor) -> None:
+        """Training minimises this scalar."""
+        if loss.shape != ():
+            raise ValueError(f"the loss {loss.name!r} should be a scalar, its shape is {loss.shape}")
+        self.loss = loss.name
+
+    def __getattr__(self, name: str) -> Callable[..., Tensor]:
+        if name.startswith("_") or name not in operators.available():
+            raise AttributeError(f"a graph has no {name!r}; its layers are {', '.join(operators.available())}")
+        return partial(operators.find(name).layer, self)  # type: ignore[attr-defined]
+
+    def _tensor(self, tensor: Tensor) -> Tensor:
+        if tensor.name in self.tensors:
+            raise ValueError(f"two tensors are named {tensor.name!r}")
+        self.tensors[tensor.name] = tensor
+        return tensor
+
+    @property
+    def params(self) -> list[Tensor]:
+        return [t for t in self.tensors.values() if t.param]
+
+    @property
+    def batch(self) -> int:
+        """The extent of the sample axis."""
+        return self.tensors[self.inputs[0]].shape[0]
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of nodes, settings, shapes and wiring."""
+        nodes = [(n.name, n.op.name, n.op.settings, n.inputs, n.outputs) for n in self.nodes.values()]
+        tensors = [(t.name, t.shape, t.dtype, t.param) for t in self.tensors.values()]
+        return hashlib.sha256(repr((nodes, tensors, self.loss)).encode()).hexdigest()[:16]
+
+
+def num_parameters(graph: Graph) -> int:
+    """How many numbers the parameters hold."""
+    return sum(prod(t.shape) for t in graph.params)

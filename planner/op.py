@@ -1,0 +1,185 @@
+"""Operators: an axis line, three bodies, and the hooks for what the line cannot say.
+
+    @op("... i, *o i -> ... o", flops_per_point=2)
+    class Linear(Op): ...
+
+Shapes, shards, partial sums, work and costs follow from the line. An operator does not know strategies or processors,
+and computes nothing itself: its bodies call only the kernel vocabulary `k` that is passed in.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
+from importlib import import_module
+from math import prod
+from pkgutil import iter_modules
+from typing import Any, ClassVar, dataclass_transform
+
+from castile.planner.axes import Alignment, Operand, align, parse
+from castile.runtime.region import Box
+
+PASSES = {"F": "forward", "B": "grad_inputs", "W": "grad_params"}
+
+
+@dataclass(frozen=True)
+class Init:
+    """How a parameter begins: "normal" or "uniform" of that scale (standard deviation, half width), "zeros", "ones"."""
+
+    kind: str
+    scale: float = 0.0
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A named array of the graph: shape, dtype, a name for each dim's axis; parameters say how they begin."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    axes: tuple[str, ...]
+    param: bool = False
+    init: Init | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.axes) != len(self.shape) or len(set(self.axes)) < len(self.axes):
+            raise ValueError(f"tensor {self.name!r} of shape {self.shape} needs one distinct axis name a dim, got {self.axes}")
+
+    @property
+    def floating(self) -> bool:
+        return self.dtype.startswith(("float", "bfloat"))
+
+
+class Op:
+    """Base of all operators. A subclass states its line and bodies; its dataclass fields are its settings.
+
+    forward(k, *operands)            -> the results
+    grad_inputs(k, dy, *operands)    -> a gradient for each operand that is no parameter (None: has none)
+    grad_params(k, dy, *operands)    -> a gradient for each parameter
+    A body that asks for `at` gets the Part it computes; a gradient body that asks for `y` gets the results of forward.
+    A result or gradient of None contributes nothing. Gradients flow through the first result only; others are kept values.
+    """
+
+    line: ClassVar[str] = ""
+    flops_per_point: ClassVar[float] = 0
+    results: ClassVar[tuple[str, ...]] = ("",)
+
+    def axis_line(self, inputs: tuple[Tensor, ...]) -> str:
+        """The axis line for these inputs; override it where it depends on their shapes (broadcasting)."""
+        return self.line
+
+    def extents(self, known: dict[str, int]) -> Mapping[str, int]:
+        """Extents of axes that only results bear, from those that are known."""
+        return {}
+
+    def reads(self, operand: int, part: Part) -> Box:
+        """The box of an operand that a part needs (empty where it needs nothing); the axis line's law by default."""
+        return part.shard(part.alignment.operands[operand])
+
+    def flops(self, which: str, part: Part) -> float:
+        """Operations of a part's pass: those of the line's points; each gradient pass costs as much as forward."""
+        return self.flops_per_point * prod(hi - lo for lo, hi in part.ranges.values())
+
+    @property
+    def name(self) -> str:
+        return type(self).__module__.rpartition(".")[2]
+
+    @cached_property
+    def settings(self) -> tuple[tuple[str, object], ...]:
+        return tuple((f.name, getattr(self, f.name)) for f in fields(self))  # type: ignore[arg-type]
+
+    def bind(self, inputs: tuple[Tensor, ...], who: str) -> Alignment:
+        """Fit the axis line to the inputs. Raises ValueError in the user's names where they do not fit."""
+        line = parse(self.axis_line(inputs))
+        given = {a: v for a, v in self.settings if isinstance(v, int) and a in _names(line)}
+        return align(line, [t.shape for t in inputs], [t.axes for t in inputs], given, self.extents, f"{who} ({self.name})")
+
+    def has(self, which: str) -> bool:
+        """Whether the operator has a body for pass "F", "B" or "W"."""
+        return hasattr(self, PASSES[which])
+
+    def asks(self, which: str) -> frozenset[str]:
+        """Which of `at` and `y` the pass's body asks for."""
+        return _asks(type(self), PASSES[which])
+
+
+@lru_cache(maxsize=None)
+def _asks(cls: type, body: str) -> frozenset[str]:
+    return frozenset(inspect.signature(getattr(cls, body)).parameters) & {"at", "y"}
+
+
+@lru_cache(maxsize=None)
+def _names(line: Any) -> frozenset[str]:
+    return frozenset(a for o in (*line.operands, *line.results) for a in o.axes)
+
+
+@dataclass_transform(frozen_default=True)
+def op(line: str, flops_per_point: float = 0, results: tuple[str, ...] = ("",)) -> Callable[[type], type]:
+    """Make a class an operator: frozen, with that axis line. `results` labels its results; the first has no label."""
+
+    def wrap(cls: type) -> type:
+        setattr(cls, "line", line)
+        setattr(cls, "flops_per_point", flops_per_point)
+        setattr(cls, "results", results)
+        return dataclass(frozen=True)(cls)
+
+    return wrap
+
+
+@dataclass(frozen=True)
+class Part:
+    """One piece of an operator's work: a range of every axis."""
+
+    op: Op
+    alignment: Alignment
+    ranges: Mapping[str, tuple[int, int]]
+
+    def range(self, axis: str) -> tuple[int, int]:
+        return self.ranges[axis]
+
+    def extent(self, axis: str) -> int:
+        """The whole's extent of an axis."""
+        return self.alignment.extents[axis]
+
+    def first(self, axis: str) -> bool:
+        """Whether this is the first piece along an axis: the one that adds what must be added once (a bias)."""
+        return self.ranges[axis][0] == 0
+
+    def reads(self, operand: int) -> Box:
+        """The box of an operand that this part reads."""
+        return self.op.reads(operand, self)
+
+    def writes(self, result: int) -> Box:
+        """The box of a result that this part computes, or to which it adds a partial sum."""
+        return self.shard(self.alignment.results[result])
+
+    def whole(self, operand: int) -> tuple[int, ...]:
+        """The whole's shape of an operand."""
+        return self.alignment.shape(self.alignment.operands[operand])
+
+    def shard(self, operand: Operand) -> Box:
+        """The law: an array that bears a split axis is cut along it, one that does not is whole."""
+        lo, hi = [], []
+        for dim in operand.dims:
+            inner = prod(self.alignment.extents[a] for a in dim[1:])
+            first, last = self.ranges[dim[0]] if dim else (0, 1)
+            lo.append(first * inner)
+            hi.append(last * inner)
+        return Box(tuple(lo), tuple(hi))
+
+
+def find(name: str) -> type[Op]:
+    """The operator of the file planner/ops/<name>.py. Raises ValueError where there is none."""
+    if name not in available():
+        raise ValueError(f"no operator {name!r}; there are {', '.join(available())}")
+    module = import_module(f"castile.planner.ops.{name}")
+    return next(c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == module.__name__ and issubclass(c, Op))
+
+
+@lru_cache
+def available() -> tuple[str, ...]:
+    """The names of all operators, found by walking the folder."""
+    package = import_module("castile.planner.ops")
+    return tuple(sorted(m.name for m in iter_modules(package.__path__)))

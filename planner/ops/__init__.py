@@ -1,0 +1,1 @@
+"""Operators, one a file, found by the file's name."""

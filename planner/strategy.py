@@ -1,0 +1,201 @@
+"""Strategies: who computes which piece of every node. Data only, with a strict JSON form.
+
+It does not know how a plan becomes tasks.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from math import prod
+from pathlib import Path
+
+import msgspec
+
+from castile.planner.graph import Graph, Node
+from castile.planner.op import Part
+from castile.runtime.machine import Machine
+from castile.runtime.region import blocks
+
+SCHEMA = 1
+MAX_FILE_BYTES = 256 * 2**20
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How a node is cut: a degree for each split axis, how many replicas compute the same, and on which processors.
+
+    procs[part * replicas + replica], parts in row-major order of the axes in the order of the node's axis line.
+    """
+
+    split: dict[str, int] = {}
+    replicas: int = 1
+    procs: tuple[int, ...] = (0,)
+
+    @property
+    def num_parts(self) -> int:
+        return prod(self.split.values())
+
+    def degree(self, axis: str) -> int:
+        return self.split.get(axis, 1)
+
+    def __hash__(self) -> int:
+        return hash((tuple(sorted(self.split.items())), self.replicas, self.procs))
+
+    def __str__(self) -> str:
+        cuts = " ".join(f"{axis}:{degree}" for axis, degree in self.split.items() if degree > 1) or "whole"
+        copies = f" x{self.replicas}" if self.replicas > 1 else ""
+        return f"{cuts}{copies} on {_runs(self.procs)}"
+
+
+def _runs(procs: tuple[int, ...]) -> str:
+    if len(procs) > 2 and procs == tuple(range(procs[0], procs[0] + len(procs))):
+        return f"{procs[0]}-{procs[-1]}"
+    return ",".join(map(str, procs))
+
+
+class Predicted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the simulator said of a plan: seconds a step, bytes at the peak of the fullest processor, bytes moved."""
+
+    step_seconds: float
+    peak_bytes: int
+    moved_bytes: int
+
+
+class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A Config for every node; updates, accumulators and fetches of parameters may be left to their defaults.
+
+    graph, machine   fingerprints of what the plan was made for
+    """
+
+    configs: dict[str, Config]
+    model: str = ""
+    graph: str = ""
+    machine: str = ""
+    num_procs: int = 1
+    search: str = ""
+    seed: int = 0
+    cost_snapshot: str = ""
+    predicted: Predicted | None = None
+    schema: int = SCHEMA
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names a strategy may use: the graph's nodes, and update, accumulate and fetch of each parameter."""
+
+    nodes: Mapping[str, Node]
+    optional: Mapping[str, Node] = field(default_factory=dict)
+
+
+def parts(node: Node, split: Mapping[str, int]) -> list[Part]:
+    """The pieces of a node cut so, row-major in the order of its axis line."""
+    a = node.alignment
+    ranges = [blocks(a.extents[axis], split.get(axis, 1)) for axis in a.axes]
+    return [Part(node.op, a, dict(zip(a.axes, point, strict=True))) for point in product(*ranges)]
+
+
+def check_config(node: Node, config: Config, num_procs: int | None = None) -> None:
+    """Raise ValueError, in one sentence with the node's own names, where the Config is not a legal one."""
+    a = node.alignment
+    for axis, degree in config.split.items():
+        if axis not in a.extents:
+            raise ValueError(f"{node.name}: no axis {axis!r} to split{_suggest(axis, a.axes)}; its axes are {', '.join(a.axes)}")
+        if degree < 1:
+            raise ValueError(f"{node.name}: axis {axis!r} is split {degree} times; a degree is at least 1")
+        if axis in a.frozen and degree > 1:
+            raise ValueError(f"{node.name}: axis {axis!r} of {node.op.name} may not be split (degree {degree})")
+        if degree > a.extents[axis]:
+            raise ValueError(f"{node.name}: axis {axis!r} has {a.extents[axis]} elements, too few for {degree} parts")
+    if config.replicas < 1:
+        raise ValueError(f"{node.name}: {config.replicas} replicas; there is at least 1")
+    if len(config.procs) != config.num_parts * config.replicas:
+        raise ValueError(
+            f"{node.name}: {config.num_parts} parts x {config.replicas} replicas need {config.num_parts * config.replicas} "
+            f"processors, {len(config.procs)} are named"
+        )
+    for part in range(config.num_parts):
+        copies = config.procs[part * config.replicas : (part + 1) * config.replicas]
+        if len(set(copies)) < len(copies):
+            raise ValueError(f"{node.name}: part {part} is replicated twice on one processor: {copies}")
+    out = [p for p in config.procs if p < 0 or (num_procs is not None and p >= num_procs)]
+    if out:
+        raise ValueError(f"{node.name}: processor {out[0]} is out of range; the machine has {num_procs}, counted from 0")
+
+
+def check(strategy: Strategy, names: Names, graph: Graph, machine: Machine) -> None:
+    """Raise ValueError in one sentence where the strategy is not one for this graph and machine."""
+    if strategy.graph and strategy.graph != graph.fingerprint:
+        raise ValueError(f"the plan was made for another model ({strategy.model or strategy.graph}), not for {graph.name}: plan again")
+    if strategy.num_procs > machine.num_procs:
+        raise ValueError(
+            f"the plan needs {strategy.num_procs} processors, {machine.name} has {machine.num_procs}: start more ranks or plan again"
+        )
+    if strategy.machine and strategy.machine != machine.fingerprint:
+        raise ValueError(f"the plan was made for another machine ({strategy.machine}), not for {machine.name}: plan again")
+    for name in strategy.configs:
+        if name not in names.nodes and name not in names.optional:
+            raise ValueError(f"the plan names a node {name!r} that {graph.name} does not have{_suggest(name, names.nodes)}")
+    for name, node in names.nodes.items():
+        if name not in strategy.configs:
+            raise ValueError(f"the plan has no entry for node {name!r} of {graph.name}")
+    for name, config in strategy.configs.items():
+        check_config(names.nodes.get(name) or names.optional[name], config, machine.num_procs)
+
+
+def _suggest(name: str, among: object) -> str:
+    close = difflib.get_close_matches(name, list(among), 1)  # type: ignore[call-overload]
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def write(strategy: Strategy, path: str | Path) -> None:
+    """Write the plan as indented JSON; the file appears whole or not at all."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(path.name + ".part")
+    draft.write_bytes(encode(strategy))
+    draft.replace(path)
+
+
+def encode(strategy: Strategy) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(strategy), indent=1) + b"\n"
+
+
+def read(path: str | Path) -> Strategy:
+    """The plan of a file. Raises ValueError in one sentence where the file is missing, damaged or of another schema."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"plan {path}: {error.strerror}") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise ValueError(f"plan {path}: {len(data)} bytes are no plan; the most is {MAX_FILE_BYTES}")
+    return decode(data, f"plan {path}")
+
+
+def decode(data: bytes, what: str = "plan") -> Strategy:
+    """The plan of JSON text; unknown and duplicate keys are refused, errors name the field by its path."""
+    try:
+        _refuse_duplicates(data)
+        strategy = msgspec.json.decode(data, type=Strategy)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{what}: {error}") from error
+    if strategy.schema != SCHEMA:
+        raise ValueError(f"{what}: schema {strategy.schema}, this castile reads schema {SCHEMA}: plan again")
+    return strategy
+
+
+def _refuse_duplicates(data: bytes) -> None:
+    import json
+
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        seen = dict(pairs)
+        if len(seen) < len(pairs):
+            twice = next(k for n, (k, _) in enumerate(pairs) if k in [p for p, _ in pairs[:n]])
+            raise msgspec.ValidationError(f"key {twice!r} appears twice")
+        return seen
+
+    try:
+        json.loads(data, object_pairs_hook=unique)
+    except json.JSONDecodeError as error:
+        raise msgspec.DecodeError(f"not JSON: {error}") from error

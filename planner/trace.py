@@ -1,0 +1,193 @@
+"""The recorder: a body run on shapes becomes the list of kernel calls that its task is.
+
+It does not know what a kernel computes: shapes and workspaces come from the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+
+from castile.planner import vocabulary
+from castile.planner.vocabulary import Spec
+from castile.runtime.task import Arg, Body, Call, Temp
+
+ALIGNMENT = 64
+
+
+def nbytes(spec: Spec) -> int:
+    """The bytes of an array, rounded up to the alignment that arenas keep."""
+    size = prod(spec.shape) * np.dtype(spec.dtype).itemsize
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True, eq=False)
+class Symbol:
+    """An array without data, as a body sees it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def spec(self) -> Spec:
+        return Spec(self.shape, self.dtype)
+
+
+@dataclass
+class _Step:
+    kernel: str
+    args: tuple[object, ...]
+    outs: tuple[Symbol, ...]
+    params: dict[str, object]
+    accumulate: bool = False
+
+
+@dataclass
+class Recorder:
+    """The kernel vocabulary `k` that writes calls down instead of computing."""
+
+    steps: list[_Step] = field(default_factory=list)
+
+    def __getattr__(self, kernel: str) -> Callable:
+        if kernel.startswith("_"):
+            raise AttributeError(kernel)
+
+        def call(*args: object, **params: object) -> Symbol | tuple[Symbol, ...]:
+            specs = [a.spec if isinstance(a, Symbol) else a for a in args]
+            outs = tuple(Symbol(s.shape, s.dtype) for s in vocabulary.results(kernel, specs, params))
+            self.steps.append(_Step(kernel, args, outs, params))
+            return outs[0] if len(outs) == 1 else outs
+
+        return call
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recorded body: which inputs it reads, the specs of its results; `body` makes the calls for given sums.
+
+    reads      numbers of the inputs that some call uses
+    results    a spec for each result, None where the body makes no contribution
+    """
+
+    steps: tuple[_Step, ...]
+    inputs: tuple[Symbol, ...]
+    outputs: tuple[Symbol | None, ...]
+    reads: tuple[int, ...]
+
+    @property
+    def results(self) -> tuple[Spec | None, ...]:
+        return tuple(o.spec if o is not None else None for o in self.outputs)
+
+    def body(self, accumulate: Sequence[bool]) -> Body:
+        """The calls; result j is added to its view where accumulate[j]. Views: the inputs read, then the results made."""
+        made = [o for o in self.outputs if o is not None]
+        views = {id(self.inputs[i]): Arg("view", n) for n, i in enumerate(self.reads)}
+        steps, places = _placed_results(list(self.steps), made, list(accumulate), views, len(self.reads))
+        return _allocate(steps, {**views, **places})
+
+
+def record(body: Callable, inputs: Sequence[Spec], wanted: Sequence[bool] | None = None, **context: object) -> Recording:
+    """Run body(k, *symbols, **context) and keep what the wanted results need. Context values that are Specs become inputs.
+
+    Results that are None (no gradient, no contribution) or not wanted are dropped.
+    """
+    k = Recorder()
+    symbols = [Symbol(s.shape, s.dtype) for s in inputs]
+    extra = {name: _symbols(value) for name, value in context.items()}
+    result = body(k, *symbols, **extra)
+    outputs = list(result) if isinstance(result, tuple) else [result]
+    if wanted is not None:
+        assert len(wanted) == len(outputs), f"{body}: {len(outputs)} results, {len(wanted)} expected"
+        outputs = [o if w else None for o, w in zip(outputs, wanted, strict=True)]
+    everything = symbols + [s for value in extra.values() for s in _flat(value)]
+    steps = _needed(k.steps, outputs)
+    used = {id(a) for s in steps for a in s.args} | {id(o) for o in outputs}
+    reads = tuple(i for i, s in enumerate(everything) if id(s) in used)
+    return Recording(tuple(steps), tuple(everything), tuple(outputs), reads)
+
+
+def _symbols(value: object) -> object:
+    if isinstance(value, Spec):
+        return Symbol(value.shape, value.dtype)
+    if isinstance(value, tuple) and value and all(isinstance(v, Spec) for v in value):
+        return tuple(Symbol(v.shape, v.dtype) for v in value)
+    return value
+
+
+def _flat(value: object) -> list[Symbol]:
+    values = value if isinstance(value, tuple) else (value,)
+    return [v for v in values if isinstance(v, Symbol)]
+
+
+def _needed(steps: list[_Step], outputs: Sequence[Symbol | None]) -> list[_Step]:
+    wanted = {id(o) for o in outputs}
+    kept = []
+    for step in reversed(steps):
+        if any(id(o) in wanted for o in step.outs):
+            kept.append(step)
+            wanted.update(id(a) for a in step.args if isinstance(a, Symbol))
+    return kept[::-1]
+
+
+def _placed_results(
+    steps: list[_Step], made: list[Symbol], accumulate: list[bool], views: dict[int, Arg], first: int
+) -> tuple[list[_Step], dict[int, Arg]]:
+    """Let each result be written straight into its view where its last call can; else copy it there."""
+    read = {id(a) for s in steps for a in s.args}
+    maker = {id(o): s for s in steps for o in s.outs}
+    places: dict[int, Arg] = {}
+    for j, (symbol, adds) in enumerate(zip(made, accumulate, strict=True)):
+        step = maker.get(id(symbol))
+        direct = step is not None and id(symbol) not in places and id(symbol) not in views
+        if direct and adds:
+            direct = len(step.outs) == 1 and id(symbol) not in read  # type: ignore[union-attr]
+        if direct:
+            places[id(symbol)] = Arg("view", first + j)
+            if adds:
+                steps[steps.index(step)] = _Step(step.kernel, step.args, step.outs, step.params, True)  # type: ignore
+        else:
+            target = Symbol(symbol.shape, symbol.dtype)
+            places[id(target)] = Arg("view", first + j)
+            steps.append(_Step("copy", (symbol,), (target,), {}, adds))
+    return steps, places
+
+
+def _allocate(steps: list[_Step], places: dict[int, Arg]) -> Body:
+    """Give temporaries and scratch their offsets: first fit over their lives from call to call."""
+    last = {id(a): n for n, s in enumerate(steps) for a in s.args}
+    live: list[tuple[int, int, int]] = []  # offset, end, last step that needs it
+    temps: list[Temp] = []
+    calls, peak = [], 0
+    for n, step in enumerate(steps):
+        for out in step.outs:
+            if id(out) not in places:
+                offset = _first_fit(live, size := nbytes(out.spec))
+                live.append((offset, offset + size, last.get(id(out), n)))
+                places[id(out)] = Arg("temp", len(temps))
+                temps.append(Temp(offset, out.shape, out.dtype))
+        specs = [a.spec if isinstance(a, Symbol) else a for a in step.args]
+        size = vocabulary.workspace(step.kernel, specs, [o.spec for o in step.outs], step.params, step.accumulate)
+        offset = _first_fit(live, size)
+        peak = max([peak, offset + size] + [end for _, end, _ in live])
+        args = tuple(places[id(a)] if isinstance(a, Symbol) else a for a in step.args)
+        outs = tuple(places[id(o)] for o in step.outs)
+        params = tuple(sorted(step.params.items()))
+        calls.append(Call(step.kernel, args, outs, params, step.accumulate, offset, size))
+        live = [piece for piece in live if piece[2] > n]
+    return Body(tuple(calls), tuple(temps), peak)
+
+
+def _first_fit(live: list[tuple[int, int, int]], size: int) -> int:
+    offset = 0
+    for start, end, _ in sorted(live):
+        if start - offset >= size:
+            break
+        offset = max(offset, end)
+    return offset

@@ -1,0 +1,281 @@
+"""Machines: processors, the levels of links between them, and which lanes really run beside each other.
+
+It does not know what will run on them, nor how to measure one; presets are TOML files in `machines/`, found by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import msgspec
+
+from castile.runtime import strict
+from castile.runtime.task import NUM_LANES, Lane
+
+PRESETS = Path(__file__).parent / "machines"
+
+# Of a host's memory its ranks may fill this share; the rest is the operating system's and the interpreters'.
+HOST_SHARE = 0.8
+
+
+class Processor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One processor: attainable rates in per-second, sizes in bytes; reserved_bytes are for context and libraries.
+
+    flops_per_second holds for float32, and for the other types where their own rate is not given.
+    """
+
+    kind: str
+    flops_per_second: float
+    bytes_per_second: float
+    memory_bytes: int
+    reserved_bytes: int = 0
+    task_overhead_seconds: float = 0.0
+    float16_flops_per_second: float | None = None
+    float64_flops_per_second: float | None = None
+
+    def flops_rate(self, dtype: str) -> float:
+        """Floating point operations per second on operands of a dtype (a numpy name, or "bfloat16")."""
+        rates = {"float16": self.float16_flops_per_second, "bfloat16": self.float16_flops_per_second}
+        rates["float64"] = self.float64_flops_per_second
+        return rates.get(dtype) or self.flops_per_second
+
+
+class Level(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A level of the link hierarchy: processors p and q of one group (p // group == q // group) reach each other so.
+
+    bytes_per_second: one link's, in one direction. shared_by: processors of a node that go through one such link.
+    """
+
+    name: str
+    group: int
+    latency_seconds: float
+    bytes_per_second: float
+    shared_by: int = 1
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Processors 0..n-1 and the levels of links between them, the nearest level first.
+
+    engines[lane] is the engine that serves a lane: lanes of one engine never run beside each other.
+    Raises ValueError where figures are not positive, or levels do not nest or do not hold all processors.
+    """
+
+    name: str
+    processors: tuple[Processor, ...]
+    levels: tuple[Level, ...]
+    engines: tuple[int, ...] = tuple(int(lane) for lane in Lane)
+
+    def __post_init__(self) -> None:
+        if not self.processors:
+            raise ValueError(f"machine {self.name!r} has no processors")
+        if len(self.engines) != NUM_LANES:
+            raise ValueError(f"machine {self.name!r}: engines needs {NUM_LANES} entries, one a lane")
+        for processor in {id(p): p for p in self.processors}.values():
+            _check_processor(self.name, processor)
+        _check_levels(self.name, self.levels, len(self.processors))
+
+    @property
+    def num_procs(self) -> int:
+        return len(self.processors)
+
+    def distance(self, p: int, q: int) -> int:
+        """0 on one processor, else 1 + the number of the nearest level that joins them."""
+        if p == q:
+            return 0
+        return 1 + next(i for i, level in enumerate(self.levels) if p // level.group == q // level.group)
+
+    def link(self, procs: tuple[int, ...]) -> Level:
+        """The slowest level that a transfer over these (at least two different) processors crosses."""
+        farthest = max(self.distance(procs[0], q) for q in procs)
+        assert farthest > 0, f"a transfer over {procs} crosses no link"
+        return self.levels[farthest - 1]
+
+    def level(self, name: str) -> Level:
+        """The level of that name. Raises ValueError where the machine has none."""
+        for level in self.levels:
+            if level.name == name:
+                return level
+        raise ValueError(f"machine {self.name!r} has no links {name!r}, only {[level.name for level in self.levels]}")
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of processors, memories and links by kind and number; measured figures do not enter."""
+        kinds = [(p.kind, round(p.memory_bytes / 2**30)) for p in self.processors]
+        text = repr((kinds, [(level.name, level.group) for level in self.levels]))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def parse(text: str) -> Machine:
+    """The machine that a user names: `dgx-h100:nodes=16`, `local:procs=4`, `path/to/machine.toml:nodes=2`.
+
+    A preset's settings: `nodes`, and for `local` (whose figures here are assumed ones) `procs`, the cores by default.
+    Raises ValueError in one sentence for an unknown name or setting, or a file that is not a machine's.
+    """
+    path, settings = _split(text)
+    allowed = ["procs"] if path == PRESETS / "local.toml" else ["nodes"]
+    for key in settings:
+        if key not in allowed:
+            raise ValueError(f"machine {text!r}: unknown setting {key!r}{strict.suggestion(key, allowed)}; "
+                             f"it takes {', '.join(allowed)}")  # fmt: skip
+    file = _read(str(path))
+    if path == PRESETS / "local.toml":
+        return local(settings.get("procs", num_cores()))
+    return _build(text, file, settings.get("nodes", file.nodes))
+
+
+def presets() -> list[str]:
+    """The names of the machines that come with castile."""
+    return sorted(path.stem for path in PRESETS.glob("*.toml"))
+
+
+def num_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def local(procs: int) -> Machine:
+    """This host as `procs` processors with equal shares of its memory; the rates are assumed, not measured."""
+    machine = _build(f"local:procs={procs}", _read(str(PRESETS / "local.toml")), procs)
+    memory = int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * HOST_SHARE) // procs
+    processor = msgspec.structs.replace(machine.processors[0], memory_bytes=memory)
+    return Machine(machine.name, (processor,) * procs, machine.levels, machine.engines)
+
+
+def to_json(machine: Machine) -> bytes:
+    """The machine as JSON text, for the other ranks."""
+    return msgspec.json.encode(machine)
+
+
+def from_json(data: bytes | str) -> Machine:
+    """The machine that `to_json` wrote, to the last bit. Raises ValueError in one sentence where it is not one."""
+    return strict.from_json(data, Machine, "machine")
+
+
+class _Processors(Processor, frozen=True, forbid_unknown_fields=True):
+    """`count` equal processors of a node."""
+
+    count: int = 1
+
+
+class _Level(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A Level as a file states it: without `group` it joins the whole machine."""
+
+    name: str
+    latency_seconds: float
+    bytes_per_second: float
+    group: int | None = None
+    shared_by: int = 1
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A machine's TOML file: a node's processors, the number of nodes, the levels, lanes that share an engine."""
+
+    processor: list[_Processors]
+    nodes: int = 1
+    level: list[_Level] = []
+    shared_lanes: list[list[str]] = []
+
+
+def _split(text: str) -> tuple[Path, dict[str, int]]:
+    """The file and the settings of `name:key=value,key=value`."""
+    head, dot, tail = text.partition(".toml")
+    name, colon, rest = (head + dot, *tail.partition(":")[1:]) if dot else text.partition(":")
+    if dot and tail and not colon:
+        raise ValueError(f"machine {text!r}: settings follow the file's name after a colon, as in x.toml:nodes=2")
+    path = Path(name) if dot else PRESETS / f"{name}.toml"
+    if not dot and name not in presets():
+        raise ValueError(f"unknown machine {name!r}{strict.suggestion(name, presets())}; "
+                         f"give one of {', '.join(presets())}, or the path of a .toml file")  # fmt: skip
+    return path, dict(_setting(text, part) for part in rest.split(",")) if colon else {}
+
+
+def _setting(text: str, part: str) -> tuple[str, int]:
+    key, equals, value = part.partition("=")
+    if not equals or not value.strip().isascii() or not value.strip().isdigit() or int(value) < 1:
+        raise ValueError(f"machine {text!r}: {part!r} is no setting; write key=number, as in nodes=16")
+    return key.strip(), int(value)
+
+
+@lru_cache
+def _decode(path: str, data: bytes) -> _File:
+    return strict.from_toml(data, _File, f"machine file {path}")
+
+
+def _read(path: str) -> _File:
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"machine file {path}: {error.strerror}") from error
+    return _decode(path, data)
+
+
+def _build(name: str, file: _File, nodes: int) -> Machine:
+    node = [_plain(group) for group in file.processor for _ in range(_positive(name, "count", group.count))]
+    procs = tuple(node) * _positive(name, "nodes", nodes)
+    levels: list[Level] = []
+    for level in file.level:
+        group = len(procs) if level.group is None else min(level.group, len(procs))
+        # A level that joins nothing more than the one below it does not exist on this machine.
+        if group > (levels[-1].group if levels else 1) or level.group is not None and level.group < 2:
+            levels.append(Level(level.name, group, level.latency_seconds, level.bytes_per_second, level.shared_by))
+    return Machine(name, procs, tuple(levels), _engines(name, file.shared_lanes))
+
+
+def _plain(group: _Processors) -> Processor:
+    return Processor(**{field: getattr(group, field) for field in Processor.__struct_fields__})
+
+
+def _engines(name: str, shared_lanes: list[list[str]]) -> tuple[int, ...]:
+    engines = [int(lane) for lane in Lane]
+    known = [lane.name.lower() for lane in Lane]
+    for i, lanes in enumerate(shared_lanes):
+        for lane in lanes:
+            if lane not in known:
+                raise ValueError(f"machine {name!r}: shared_lanes[{i}]: unknown lane {lane!r}"
+                                 f"{strict.suggestion(lane, known)}; the lanes are {', '.join(known)}")  # fmt: skip
+            engines[known.index(lane)] = known.index(lanes[0])
+    return tuple(engines)
+
+
+def _positive(name: str, field: str, value: int) -> int:
+    if value < 1:
+        raise ValueError(f"machine {name!r}: {field} must be at least 1, not {value}")
+    return value
+
+
+def _check_processor(name: str, p: Processor) -> None:
+    rates = {"flops_per_second": p.flops_per_second, "bytes_per_second": p.bytes_per_second,
+             "float16_flops_per_second": p.float16_flops_per_second or 1.0,
+             "float64_flops_per_second": p.float64_flops_per_second or 1.0}  # fmt: skip
+    for field, value in rates.items():
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"machine {name!r}: processor.{field} must be above 0 and finite, not {value}")
+    if not (math.isfinite(p.task_overhead_seconds) and p.task_overhead_seconds >= 0):
+        raise ValueError(f"machine {name!r}: processor.task_overhead_seconds must not be {p.task_overhead_seconds}")
+    if not 0 <= p.reserved_bytes < p.memory_bytes:
+        raise ValueError(f"machine {name!r}: processor.reserved_bytes {p.reserved_bytes} must lie between 0 and "
+                         f"memory_bytes {p.memory_bytes}")  # fmt: skip
+
+
+def _check_levels(name: str, levels: tuple[Level, ...], num_procs: int) -> None:
+    inner = 1
+    for i, level in enumerate(levels):
+        where = f"machine {name!r}: level {level.name!r}"
+        if not level.name or level.name in [other.name for other in levels[:i]]:
+            raise ValueError(f"{where}: every level needs a name of its own")
+        if level.group <= inner or level.group % inner and level.group < num_procs:
+            raise ValueError(f"{where}: group {level.group} must be a multiple of the {inner} below it, and larger")
+        if not (math.isfinite(level.bytes_per_second) and level.bytes_per_second > 0):
+            raise ValueError(f"{where}: bytes_per_second must be above 0 and finite, not {level.bytes_per_second}")
+        if not (math.isfinite(level.latency_seconds) and level.latency_seconds >= 0):
+            raise ValueError(f"{where}: latency_seconds must be at least 0 and finite, not {level.latency_seconds}")
+        _positive(name, f"level {level.name!r}: shared_by", level.shared_by)
+        inner = level.group
+    if num_procs > 1 and inner < num_procs:
+        raise ValueError(f"machine {name!r}: its outermost level must hold all {num_procs} processors")

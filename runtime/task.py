@@ -1,0 +1,222 @@
+"""Tasks and the task graph: what is done, where, touching what, and after what.
+
+It does not know operators, clocks, or how a kernel computes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from castile.runtime.region import Box
+
+
+class Use(Enum):
+    """How a task touches a box (Legion's privileges): REDUCE adds a partial sum to it."""
+
+    READ = "read"
+    WRITE = "write"
+    REDUCE = "reduce"
+
+
+class Kind(IntEnum):
+    """What a task is: kernels on one processor, or bytes between several."""
+
+    COMPUTE = 0
+    PACK = 1
+    FOLD = 2
+    MOVE = 3
+    COLLECTIVE = 4
+
+
+class Lane(IntEnum):
+    """The queues of a processor; a machine may serve several of them by one engine."""
+
+    COMPUTE = 0
+    SEND = 1
+    RECEIVE = 2
+    COLLECTIVE = 3
+    HOST = 4
+
+
+NUM_LANES = len(Lane)
+
+
+class Arg(NamedTuple):
+    """An array operand of a call: the task's view, or a temporary of its body, by number."""
+
+    space: str  # "view" | "temp"
+    index: int
+
+
+class Temp(NamedTuple):
+    """A temporary array at a byte offset of the task's private memory."""
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """One kernel call: `args` are Args or literals, `outs` Args; scratch lies in the task's private memory."""
+
+    kernel: str
+    args: tuple[object, ...]
+    outs: tuple[Arg, ...]
+    params: tuple[tuple[str, object], ...] = ()
+    accumulate: bool = False
+    scratch_offset: int = 0
+    scratch_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Body:
+    """What a task computes: its kernel calls in order, and the private bytes that they need."""
+
+    calls: tuple[Call, ...]
+    temps: tuple[Temp, ...] = ()
+    private_bytes: int = 0
+
+
+class View(NamedTuple):
+    """A sub-box of a buffer, in the region's coordinates."""
+
+    buffer: int
+    box: Box
+
+
+class Buffer(NamedTuple):
+    """An instance: a dense array over `box` of a region, on one processor.
+
+    Persistent ones live through the whole step and the next ones: `role` is "carried" (parameters, state),
+    "input" (filled by the host before the step), "output" (read by the host after it) or "" (transient).
+    """
+
+    region: str
+    box: Box
+    dtype: str
+    proc: int
+    role: str = ""
+
+
+@dataclass(frozen=True)
+class Comm:
+    """A transfer between processors, over flat contiguous views in the order of `group`.
+
+    form     "move" | "all_reduce" | "reduce_scatter" | "all_gather" | "all_to_all" | "broadcast"
+    send     what each member sends (None: nothing), pieces in group order
+    receive  where each member's result lies (None: nowhere)
+    scratch  staging of each member (None: none is needed)
+    counts   counts[i][j]: elements that member i sends to member j (all_reduce: elements of piece j, for every i)
+    A move has the group (source, destination). A broadcast's root is group[0]. Sums are added in group order.
+    """
+
+    form: str
+    group: tuple[int, ...]
+    send: tuple[View | None, ...]
+    receive: tuple[View | None, ...]
+    scratch: tuple[View | None, ...]
+    counts: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class CostKey:
+    """What a task costs, by name: durations are looked up, learned and stored under it.
+
+    nbytes: bytes that kernels touch, or for a transfer the bytes of its largest member. link: the class of the slowest
+    link crossed ("" on one processor).
+    """
+
+    name: str
+    shapes: str
+    dtype: str
+    flops: int
+    nbytes: int
+    link: str = ""
+    members: int = 1
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task, written out: made only where a task is executed or shown."""
+
+    index: int
+    name: str
+    kind: Kind
+    procs: tuple[int, ...]
+    views: tuple[View, ...] = ()
+    body: Body = Body(())
+    comm: Comm | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class TaskGraph:
+    """One period of a loop in flat arrays; T tasks, K cost keys, B buffers.
+
+    kind[T], order[T]             order: the key by which lanes break ties, unique, independent of creation
+    cost[T] -> cost_keys          what each task costs
+    lane_ptr[T+1], lanes          task t occupies lanes[lane_ptr[t]:lane_ptr[t+1]]; lane = proc * NUM_LANES + Lane
+    need_ptr[T+1], needs          task t starts after needs[need_ptr[t]:need_ptr[t+1]] (sorted, unique)
+    use_ptr[T+1], uses            buffers that task t touches (sorted, unique)
+    buffer_proc[B], buffer_bytes[B], buffer_first[B]   the task that begins the buffer's life, -1 for persistent ones
+    private_bytes[T]              temporaries and scratch that live as long as the task runs
+    num_procs                     processors of the machine
+    tasks, buffers                written out on demand: tasks[t] -> Task, buffers[b] -> Buffer
+    """
+
+    kind: np.ndarray
+    order: np.ndarray
+    cost: np.ndarray
+    cost_keys: tuple[CostKey, ...]
+    lane_ptr: np.ndarray
+    lanes: np.ndarray
+    need_ptr: np.ndarray
+    needs: np.ndarray
+    use_ptr: np.ndarray
+    uses: np.ndarray
+    buffer_proc: np.ndarray
+    buffer_bytes: np.ndarray
+    buffer_first: np.ndarray
+    private_bytes: np.ndarray
+    num_procs: int
+    tasks: Sequence[Task]
+    buffers: Sequence[Buffer]
+
+    @property
+    def num_tasks(self) -> int:
+        return len(self.kind)
+
+    @property
+    def num_buffers(self) -> int:
+        return len(self.buffer_proc)
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of all that the ranks must agree on."""
+        h = hashlib.sha256()
+        for array in (self.kind, self.order, self.cost, self.lane_ptr, self.lanes, self.need_ptr, self.needs,
+                      self.use_ptr, self.uses, self.buffer_proc, self.buffer_bytes, self.private_bytes):  # fmt: skip
+            h.update(np.ascontiguousarray(array, dtype=np.int64).tobytes())
+        h.update(repr(self.cost_keys).encode())
+        return h.hexdigest()[:16]
+
+    def lanes_of(self, task: int) -> np.ndarray:
+        return self.lanes[self.lane_ptr[task] : self.lane_ptr[task + 1]]
+
+    def needs_of(self, task: int) -> np.ndarray:
+        return self.needs[self.need_ptr[task] : self.need_ptr[task + 1]]
+
+    def uses_of(self, task: int) -> np.ndarray:
+        return self.uses[self.use_ptr[task] : self.use_ptr[task + 1]]
+
+    def tasks_of(self, proc: int) -> np.ndarray:
+        """The numbers of the tasks that occupy a lane of that processor, ascending."""
+        owner = np.repeat(np.arange(self.num_tasks), np.diff(self.lane_ptr))
+        return np.unique(owner[self.lanes // NUM_LANES == proc])

@@ -1,0 +1,47 @@
+"""Timelines: when each task ran, or would run. Simulator and executor return the same type.
+
+It does not know which of the two made it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+PICOSECONDS = 10**12
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """Spans of tasks in picoseconds since the step began: task[N], start[N], end[N], ordered by task number."""
+
+    task: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+
+    def __post_init__(self) -> None:
+        if not len(self.task) == len(self.start) == len(self.end):
+            raise ValueError(f"timeline of {len(self.task)} tasks has {len(self.start)} starts, {len(self.end)} ends")
+
+    @property
+    def seconds(self) -> float:
+        """From the step's beginning to the last end."""
+        return float(self.end.max()) / PICOSECONDS if len(self.end) else 0.0
+
+    def durations(self) -> np.ndarray:
+        return self.end - self.start
+
+
+def merge(timelines: list[Timeline]) -> Timeline:
+    """One timeline of several ranks' tasks; a task that several took part in spans latest start to latest end.
+
+    A transfer can begin only when its last member has come, so that time before it is waiting, not transfer.
+    """
+    task = np.concatenate([t.task for t in timelines])
+    numbers, inverse = np.unique(task, return_inverse=True)
+    start = np.full(len(numbers), np.iinfo(np.int64).min)
+    end = start.copy()
+    np.maximum.at(start, inverse, np.concatenate([t.start for t in timelines]))
+    np.maximum.at(end, inverse, np.concatenate([t.end for t in timelines]))
+    return Timeline(numbers, start, end)
