@@ -145,11 +145,12 @@ def without_notes(lines: Iterator[bytes] | IO[bytes]) -> Iterator[str]:
     """The lines but for mpirun's own boxes on a rank that ended the job: between two rules of dashes."""
     box: list[str] = []
     for line in lines:
-        text = line.decode(errors="replace")
+        # mpirun ends its boxes with a zero byte.
+        text = line.decode(errors="replace").replace("\0", "")
         rule = text.startswith("-" * 60)
         if box or rule:
             box.append(text)
-        else:
+        elif text:
             yield text
         if rule and len(box) > 1:
             if not _is_note(box):

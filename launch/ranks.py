@@ -34,12 +34,16 @@ class UserError(ValueError):
 
 @dataclass(frozen=True)
 class World:
-    """This process among the ranks of the job; `communicator` is None when it is alone."""
+    """This process among the ranks of the job: `local_rank` counts those of its own host, `host_index` the hosts.
+
+    `communicator` is None when the process is alone.
+    """
 
     rank: int
     size: int
     local_rank: int
     host: str
+    host_index: int = 0
     communicator: Any = None
 
 
@@ -66,9 +70,16 @@ def this_world() -> World:
             f"the launcher started {launched} ranks, but each sees itself alone: mpirun and mpi4py belong to "
             f"different MPI libraries; use {Path(sys.prefix) / 'bin' / 'mpirun'}, or `castile launch -n {launched} ...`"
         )
-    return World(
-        communicator.rank, communicator.size, communicator.local_rank, socket.gethostname(), communicator
-    )
+    return _placed(communicator, socket.gethostname())
+
+
+def _placed(communicator: Any, host: str) -> World:
+    gathered = communicator.gather_bytes(host.encode())
+    joined = communicator.bcast_bytes(b"\n".join(gathered) if communicator.rank == 0 else None)
+    hosts = joined.decode().split("\n")
+    rank = communicator.rank
+    index = list(dict.fromkeys(hosts)).index(host)
+    return World(rank, communicator.size, hosts[:rank].count(host), host, index, communicator)
 
 
 def _communicator(launched: int) -> Any:
@@ -149,17 +160,10 @@ def _sentence(error: BaseException) -> str:
 
 
 def _report(error: BaseException) -> str:
-    rank, size = _place()
-    head = f"castile: rank {rank} of {size} on {socket.gethostname()} failed\n"
+    world = _world_if_any()
+    who = f"rank {world.rank} of {world.size}" if world else "a rank"
+    head = f"castile: {who} on {socket.gethostname()} failed\n"
     return head + "".join(traceback.format_exception(error))
-
-
-def _place() -> tuple[int, int]:
-    try:
-        return this_world().rank, this_world().size
-    except UserError:
-        # MPI itself did not start, so the launcher's word is all there is.
-        return int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0"))), num_launched()
 
 
 def _end(status: int, text: str) -> int:
@@ -167,10 +171,11 @@ def _end(status: int, text: str) -> int:
     if num_launched() == 1 or status == 0:
         _say(text)
         return status
-    time.sleep(HOST_DELAY_SECONDS * _host_index())
+    world = _world_if_any()
+    time.sleep(HOST_DELAY_SECONDS * (world.host_index if world else 0))
     if _claim():
         _say(text)
-        _abort(status)
+        _abort(world, status)
     wait_for_the_end(status)
 
 
@@ -180,12 +185,12 @@ def _say(text: str) -> None:
     sys.stderr.flush()
 
 
-def _host_index() -> int:
+def _world_if_any() -> World | None:
     try:
-        world = this_world()
+        return this_world()
     except UserError:
-        return 0
-    return 0 if world.communicator is None else int(world.communicator.host_index)
+        # MPI itself did not start.
+        return None
 
 
 def _claim() -> bool:
@@ -204,12 +209,8 @@ def _claim() -> bool:
     return True
 
 
-def _abort(status: int) -> NoReturn:
-    try:
-        communicator = this_world().communicator
-    except UserError:
-        communicator = None
-    if communicator is not None:
-        communicator.abort(status)
+def _abort(world: World | None, status: int) -> NoReturn:
+    if world is not None and world.communicator is not None:
+        world.communicator.abort(status)
     # A launcher ends the other ranks when one exits with a status that is not 0.
     os._exit(status)

@@ -1,0 +1,93 @@
+"""The doctor: it tells what is there, names what is missing and the line that installs it, and writes settings once."""
+
+import importlib.metadata
+import json
+import os
+
+import pytest
+
+from castile.launch import doctor, mpi_settings
+from castile.launch.__main__ import main
+from tests.mpi import mpirun_apart
+
+
+def test_json_is_one_object_with_units_in_its_keys(capsys):
+    assert main(["doctor", "--json"]) == 0
+    out, err = capsys.readouterr()
+    facts = json.loads(out)
+    assert err == ""
+    assert facts["cores"]["usable"] == len(os.sched_getaffinity(0))
+    assert facts["memory"]["total_bytes"] >= facts["memory"]["unused_bytes"] > 0
+    assert facts["blas"]["name"]
+    assert set(facts) >= {"castile", "cores", "memory", "blas", "mpi", "mpi_settings", "root", "gpu", "cupy", "triton"}
+
+
+def test_the_screen_and_the_json_say_the_same():
+    findings = doctor.examine()
+    facts = json.loads(doctor.as_json(findings))
+    text = doctor.as_text(findings)
+    assert all(fact["words"] in text for fact in facts.values())
+    assert all(fact["remedy"] in text for fact in facts.values() if "remedy" in fact)
+
+
+def test_what_is_missing_comes_with_the_line_that_installs_it(monkeypatch):
+    def nothing(package):
+        raise importlib.metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(importlib.metadata, "version", nothing)
+    missing = {finding.name: finding for finding in doctor.examine() if not finding.found}
+    assert {"MPI", "CuPy", "Triton", "NCCL"} <= set(missing)
+    assert missing["MPI"].remedy == "pip install 'castile[mpi]'"
+    assert missing["CuPy"].remedy == "pip install 'castile[gpu]'"
+
+
+def test_no_mpirun_is_a_finding_and_not_a_failure(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    assert main(["doctor", "--json", "--ranks", "2"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert not facts["mpi"]["found"] and not facts["start-up"]["found"]
+
+
+def test_settings_are_written_once_and_keep_what_stands_there(tmp_path):
+    (tmp_path / "openmpi-mca-params.conf").write_text("# mine\nbtl = self,vader\n")
+    assert len(mpi_settings.missing_settings(tmp_path)) == 3
+    assert len(mpi_settings.write_settings(tmp_path)) == 2
+    assert mpi_settings.missing_settings(tmp_path) == []
+    assert mpi_settings.write_settings(tmp_path) == []
+    text = (tmp_path / "openmpi-mca-params.conf").read_text()
+    assert text.startswith("# mine\nbtl = self,vader\n") and "^ofi" not in text
+    assert "mpi_yield_when_idle = 1" in text
+
+
+def test_a_comment_is_not_a_setting(tmp_path):
+    (tmp_path / "openmpi-mca-params.conf").write_text("# btl = ^ofi\n")
+    assert "openmpi-mca-params.conf: btl" in mpi_settings.missing_settings(tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_told_in_a_sentence(tmp_path, monkeypatch, capsys):
+    (tmp_path / "etc").write_text("a file where the folder should be")
+    monkeypatch.setattr(mpi_settings, "folder", lambda: tmp_path / "etc")
+    assert main(["doctor", "--write-mpi-settings"]) == 2
+    err = capsys.readouterr().err
+    assert "cannot write Open MPI's settings" in err and "Traceback" not in err
+
+
+def test_fewer_than_no_ranks_are_refused(capsys):
+    assert main(["doctor", "--ranks", "-1"]) == 2
+    assert "--ranks -1" in capsys.readouterr().err
+
+
+@pytest.mark.mpi
+def test_ranks_start_and_are_timed(capsys):
+    assert main(["doctor", "--ranks", "3", "--json"]) == 0
+    start = json.loads(capsys.readouterr().out)["start-up"]
+    assert start["found"], start
+    assert 0 < start["start_seconds"] < 60
+
+
+@pytest.mark.mpi
+def test_one_rank_alone_answers_under_mpirun():
+    status, out, err = mpirun_apart(3, "-m", "castile", "doctor", "--json")
+    assert status == 0, err
+    assert json.loads(out)["cores"]["found"]

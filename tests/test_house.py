@@ -1,0 +1,248 @@
+"""The rules of the house: who may import whom, how long things may be, and that everything is found by its name."""
+
+import ast
+import importlib
+import importlib.util
+import re
+import statistics
+import subprocess
+import sys
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+# Top to bottom: a package imports only itself and what stands after it.
+PACKAGES = ("launch", "planner", "runtime", "kernels")
+# The rooms of the runtime that compute nothing and talk to nobody; the planner uses these only.
+PURE_ROOMS = {"region", "task", "machine", "timeline", "dependence", "collectives", "memory"}
+# Who may import a package that is not there everywhere, as module names or their beginnings.
+OWNERS = {
+    "mpi4py": ("castile.runtime.comm.mpi",),
+    "cupy": ("castile.runtime.comm.nccl", "castile.runtime.backends.cuda", "castile.kernels.triton"),
+    "cupyx": ("castile.runtime.comm.nccl", "castile.runtime.backends.cuda", "castile.kernels.triton"),
+    "triton": ("castile.kernels.triton",),
+}
+# Folders in which a file's name is all the registration there is.
+REGISTERED = (
+    "planner/ops", "planner/searches", "planner/schedules", "planner/rewrites", "runtime/backends", "runtime/comm",
+    "launch/models", "launch/data", "launch/importers", "kernels/numpy",
+)  # fmt: skip
+MOST_LINES_OF_A_FILE = 400
+MOST_LINES_OF_A_FUNCTION = 70
+MOST_LINES_OF_A_MEDIAN_FUNCTION = 10
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of castile by its full name."""
+    paths = [path for package in PACKAGES for path in sorted((CHECKOUT / package).rglob("*.py"))]
+    return {name_of(path): path for path in paths}
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(CHECKOUT).with_suffix("").parts
+    return ".".join(("castile", *(parts[:-1] if parts[-1] == "__init__" else parts)))
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+@cache
+def imports(name: str) -> frozenset[str]:
+    """The full names that a module imports, anywhere in it: `from a import b` is a.b where that is a module."""
+    found: set[str] = set()
+    for node in ast.walk(tree(modules()[name])):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            deeper = {f"{base}.{alias.name}" for alias in node.names}
+            found |= (deeper & set(modules())) or {base}
+    return frozenset(found)
+
+
+def inside(name: str, *beginnings: str) -> bool:
+    return any(name == beginning or name.startswith(beginning + ".") for beginning in beginnings)
+
+
+def offences(is_wrong) -> list[str]:
+    return [f"{name} imports {other}" for name in modules() for other in sorted(imports(name)) if is_wrong(name, other)]
+
+
+def package_of(name: str) -> str:
+    return name.split(".")[1] if name.startswith("castile.") else ""
+
+
+def test_imports_run_one_way():
+    def is_upward(name, other):
+        return package_of(other) in PACKAGES and PACKAGES.index(package_of(other)) < PACKAGES.index(package_of(name))
+
+    assert offences(is_upward) == []
+
+
+def test_only_the_backends_use_kernels():
+    def is_wrong(name, other):
+        return inside(other, "castile.kernels") and not inside(name, "castile.kernels", "castile.runtime.backends")
+
+    # Profile keys hold the hash of a kernel's source, which the launcher takes from the table.
+    def is_source_hash(name, other):
+        return inside(name, "castile.launch") and other == "castile.kernels.table"
+
+    assert offences(lambda name, other: is_wrong(name, other) and not is_source_hash(name, other)) == []
+
+
+def test_the_planner_uses_the_pure_rooms_only():
+    def is_wrong(name, other):
+        rooms = {f"castile.runtime.{room}" for room in PURE_ROOMS}
+        thinks = inside(name, "castile.planner") or name in rooms
+        return thinks and inside(other, "castile.runtime") and other not in rooms
+
+    assert offences(is_wrong) == []
+
+
+@pytest.mark.parametrize("library", OWNERS)
+def test_a_library_that_may_be_absent_has_its_owners(library):
+    assert offences(lambda name, other: inside(other, library) and not inside(name, *OWNERS[library])) == []
+
+
+def test_no_import_is_bare_or_relative():
+    assert offences(lambda name, other: inside(other, *PACKAGES)) == []
+    relative = [
+        f"{name}, line {node.lineno}"
+        for name, path in modules().items()
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.ImportFrom) and node.level
+    ]
+    assert relative == []
+
+
+def test_no_import_cycle():
+    below = {name: [other for other in imports(name) if other in modules() and other != name] for name in modules()}
+    done: set[str] = set()
+    path: list[str] = []
+
+    def visit(name):
+        if name in path:
+            pytest.fail(" -> ".join([*path[path.index(name) :], name]))
+        if name not in done:
+            path.append(name)
+            for other in below[name]:
+                visit(other)
+            path.pop()
+            done.add(name)
+
+    for name in below:
+        visit(name)
+
+
+BLOCKED = """
+import importlib, sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"cupy", "cupyx", "triton", "mpi4py"} or name.startswith("castile.kernels"):
+            raise ImportError(name + " is blocked")
+sys.meta_path.insert(0, Absent())
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+assert not [name for name in sys.modules if name.split(".")[0] in {"cupy", "triton", "mpi4py"}]
+"""
+
+
+def test_the_planner_imports_without_gpu_mpi_and_kernels():
+    names = [name for name in modules() if inside(name, "castile.planner")]
+    words = [sys.executable, "-c", BLOCKED, *names]
+    ended = subprocess.run(words, cwd=CHECKOUT, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_the_launcher_starts_without_the_heavy_libraries():
+    code = (
+        "import sys; import castile.launch.__main__ as m; m.commands(); "
+        "print(sorted({'numpy', 'scipy', 'numba', 'tyro', 'rich', 'mpi4py'} & set(sys.modules)))"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
+
+
+def test_files_are_short():
+    lengths = {
+        name: len(path.read_text(encoding="utf-8").splitlines())
+        for name, path in modules().items()
+        if not inside(name, "castile.kernels")
+    }
+    worst = max(lengths, key=lengths.__getitem__)
+    assert lengths[worst] <= MOST_LINES_OF_A_FILE, f"{worst} has {lengths[worst]} lines"
+
+
+def function_lengths() -> dict[str, int]:
+    """Lines of every function without its docstring."""
+    lengths = {}
+    for name, path in modules().items():
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert node.end_lineno is not None
+                doc = node.body[0] if ast.get_docstring(node) is not None else None
+                words = (doc.end_lineno or doc.lineno) - doc.lineno + 1 if doc else 0
+                lengths[f"{name}.{node.name} (line {node.lineno})"] = node.end_lineno - node.lineno + 1 - words
+    return lengths
+
+
+def test_functions_are_short():
+    lengths = function_lengths()
+    counted = {name: length for name, length in lengths.items() if not name.startswith("castile.kernels")}
+    worst = max(counted, key=counted.__getitem__)
+    assert counted[worst] <= MOST_LINES_OF_A_FUNCTION, f"{worst} has {counted[worst]} lines"
+    median = statistics.median(lengths.values())
+    assert median <= MOST_LINES_OF_A_MEDIAN_FUNCTION, f"the median of {len(lengths)} functions is {median} lines"
+
+
+def test_every_module_says_what_it_is():
+    assert [name for name, path in modules().items() if not ast.get_docstring(tree(path))] == []
+
+
+def test_work_left_to_do_names_its_place():
+    # A note without a number of an issue or a page of decisions is a promise that nobody keeps.
+    left = re.compile(r"#.*\b(TODO|FIXME|XXX|HACK)\b(?!.*(#\d+|docs/decisions/))")
+    found = [
+        f"{path.relative_to(CHECKOUT)}:{number}"
+        for folder in (*PACKAGES, "castile", "benchmarks")
+        for path in sorted((CHECKOUT / folder).rglob("*.py"))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if left.search(line)
+    ]
+    assert found == []
+
+
+def registered() -> list[str]:
+    paths = [path for folder in REGISTERED for path in sorted((CHECKOUT / folder).glob("*.py"))]
+    return [name_of(path) for path in paths if path.stem != "__init__"]
+
+
+@pytest.mark.parametrize("name", registered())
+def test_what_is_registered_by_its_file_is_importable(name):
+    for library, owners in OWNERS.items():
+        if inside(name, *owners) and importlib.util.find_spec(library) is None:
+            pytest.skip(f"{name} needs {library}, which is not installed")
+    assert importlib.import_module(name).__doc__
+
+
+def test_commands_are_what_their_files_say():
+    from castile.launch.__main__ import commands
+
+    found = commands()
+    assert {"doctor", "launch"} <= set(found)
+    for name, line in found.items():
+        module = importlib.import_module(f"castile.launch.{name}")
+        assert line and line == (module.COMMAND.__doc__ or "").split("\n")[0], name
+        assert callable(module.run), name
+
+
+def test_each_command_is_listed_in_order():
+    from castile.launch.__main__ import commands
+
+    assert all(first < second for first, second in pairwise(commands()))

@@ -1,0 +1,311 @@
+"""Launching: the command line, the law of errors on one rank and on many, and mpirun's environment and signals."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from castile import __version__
+from castile.launch import launch, ranks
+from castile.launch.__main__ import main
+from tests.mpi import CHECKOUT, is_running, mpirun_apart
+
+RULE = "-" * 74 + "\n"
+
+
+def test_castile_alone_lists_its_commands(capsys):
+    assert main([]) == 0
+    alone = capsys.readouterr().out
+    assert main(["--help"]) == 0
+    assert capsys.readouterr().out == alone
+    assert "  doctor " in alone and "  launch " in alone
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"castile {__version__}\n"
+
+
+def test_an_unknown_command_is_answered_with_the_nearest(capsys):
+    assert main(["docter"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err == "castile: castile has no command 'docter'; did you mean `castile doctor`?\n"
+    assert main(["zzz"]) == 2
+    assert "the commands are" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["doctor", "--nonsense"], ["doctor", "--ranks", "two"], ["launch", "doctor"]])
+def test_a_usage_error_is_status_2_without_traceback(words, capsys):
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err and "Traceback" not in err
+
+
+@pytest.mark.parametrize("command", ["doctor", "launch"])
+def test_help_is_status_0(command, capsys):
+    assert main([command, "--help"]) == 0
+    assert f"usage: castile {command}" in capsys.readouterr().out
+
+
+def raises(error):
+    def body():
+        raise error
+
+    return body
+
+
+def library_error():
+    return int("seven")
+
+
+@pytest.mark.parametrize(
+    "body, status",
+    [
+        (lambda: 0, 0),
+        (lambda: 1, 1),
+        (raises(SystemExit(None)), 0),
+        (raises(SystemExit(3)), 3),
+        (raises(SystemExit("over")), 1),
+        (raises(ranks.UserError("mend this")), 2),
+        (raises(FileNotFoundError(2, "No such file or directory", "plan.json")), 2),
+        (raises(KeyboardInterrupt()), 130),
+        (raises(RuntimeError("ours")), 1),
+        (raises(AssertionError("ours")), 1),
+        (library_error, 1),
+    ],
+)
+def test_the_law_of_errors_on_one_rank(body, status, capsys):
+    assert ranks.main_guard(body) == status
+    err = capsys.readouterr().err
+    assert ("Traceback" in err) == (status == 1 and err != "" and err != "over\n")
+    assert err.count("\n") <= 1 or status == 1
+
+
+def test_a_value_error_that_castile_raises_is_for_the_user(capsys):
+    source = "def check(n):\n    raise ValueError(f'-n {n}: too few')\n\ndef convert(n):\n    return int(n)\n"
+    module: dict = {"__name__": "castile.planner.example"}
+    exec(compile(source, "example.py", "exec"), module)
+    assert ranks.main_guard(lambda: module["check"](0)) == 2
+    assert capsys.readouterr().err == "castile: -n 0: too few\n"
+    # The same class out of a library, called by castile, is a fault of ours.
+    assert ranks.main_guard(lambda: module["convert"]("x")) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_note_on_the_exception_is_in_the_report(capsys):
+    error = RuntimeError("boom")
+    error.add_note("step 3, task conv1.F[0]")
+    assert ranks.main_guard(raises(error)) == 1
+    err = capsys.readouterr().err
+    assert "rank 0 of 1 on " in err and "step 3, task conv1.F[0]" in err and err.count("Traceback") == 1
+
+
+def test_dry_run_is_a_command_line_that_a_shell_can_run(capsys):
+    pytest.importorskip("mpi4py")
+    assert main(["launch", "-n", "3", "--dry-run", "train", "convnet", "--seed", "0", "-n", "9"]) == 0
+    words = shlex.split(capsys.readouterr().out)
+    first = next(index for index, word in enumerate(words) if "=" not in word or word.startswith("/"))
+    assert words[first:] == [
+        str(launch.mpirun_path()), "-n", "3", sys.executable, "-m", "castile", "train", "convnet", "--seed", "0",
+        "-n", "9",
+    ]  # fmt: skip
+
+
+word = st.text("abc-=0", min_size=1, max_size=5)
+
+
+@given(st.integers(1, 64), st.lists(word, min_size=1), st.booleans())
+def test_the_commands_own_options_stay_its_own(num_ranks, rest, marked):
+    command = ["train", *rest]
+    parsed = launch.parse(["-n", str(num_ranks), *(["--"] if marked else []), *command])
+    assert parsed.ranks == num_ranks and list(parsed.command) == command
+
+
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        (["-n", "0", "doctor"], "at least 1 rank"),
+        (["-n", "2"], "nothing to launch"),
+        (["-n", "2", "launch", "-n", "2", "doctor"], "a launch within a launch"),
+        (["-n", "2", "--hostfile", "nowhere", "doctor"], "there is no host file nowhere"),
+    ],
+)
+def test_a_bad_launch_is_told_in_one_sentence(words, told, capsys):
+    assert main(["launch", *words]) == 2
+    err = capsys.readouterr().err
+    assert told in err and err.count("\n") == 1
+
+
+def test_without_mpirun_the_line_that_installs_it_is_told(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    assert main(["launch", "-n", "2", "doctor"]) == 2
+    assert capsys.readouterr().err.endswith("`pip install 'castile[mpi]'`\n")
+
+
+def test_ranks_without_mpi4py_are_told_the_line(monkeypatch, capsys):
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    monkeypatch.setitem(sys.modules, "castile.runtime.comm.mpi", None)
+    ranks.this_world.cache_clear()
+    with pytest.raises(ranks.UserError, match=r"4 ranks.*pip install 'castile"):
+        ranks.this_world()
+
+
+def test_the_hostfile(tmp_path):
+    path = tmp_path / "hosts"
+    path.write_text("# two machines\none slots=2\n\ntwo\none slots=1\n")
+    assert launch.read_hostfile(path) == {"one": 3, "two": 1}
+    for text, told in [("", "names no host"), ("one slots=x\n", "line 1"), ("one\ntwo slots=0\n", "line 2")]:
+        path.write_text(text)
+        with pytest.raises(ranks.UserError, match=told):
+            launch.read_hostfile(path)
+
+
+def test_more_ranks_than_slots_are_spread_over_the_hosts(tmp_path):
+    pytest.importorskip("mpi4py")
+    path = tmp_path / "hosts"
+    path.write_text("one slots=2\ntwo slots=2\n")
+    assert "--map-by" not in launch.mpirun_words(4, path, ["x"])
+    assert "ppr:3:node:oversubscribe" in launch.mpirun_words(5, path, ["x"])
+
+
+def test_mpiruns_note_on_a_failed_rank_is_left_out():
+    note = [RULE, "MPI_ABORT was invoked on rank 0\n", RULE]
+    other = [RULE, "prterun was unable to find the specified executable file\n", RULE]
+    lines = ["before\n", *note, *other, "\0", "after\n", RULE, "cut off\n"]
+    kept = list(launch.without_notes(iter([line.encode() for line in lines])))
+    assert kept == ["before\n", *other, "after\n", RULE, "cut off\n"]
+
+
+FAILING = """
+import sys, time
+from castile.launch import ranks
+
+def body():
+    world = ranks.this_world()
+    assert world.size == 4 and world.local_rank == world.rank and world.host_index == 0
+    world.communicator.barrier()
+    {statement}
+    world.communicator.barrier()
+    time.sleep(30 * {sleeps})
+    return 0
+
+sys.exit(ranks.main_guard(body))
+"""
+
+
+def failing(statement: str, sleeps: int = 0) -> tuple[int, str, str, float]:
+    began = time.perf_counter()
+    answer = mpirun_apart(4, "-c", FAILING.format(statement=statement, sleeps=sleeps))
+    return *answer, time.perf_counter() - began
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    "statement",
+    ["if world.rank == 1: raise ranks.UserError('no such plan')", "raise ranks.UserError('no such plan')"],
+)
+def test_a_users_mistake_is_one_sentence_from_one_rank(statement):
+    status, out, err, _ = failing(statement)
+    assert (status, out) == (2, "")
+    assert err.count("castile: no such plan\n") == 1 and "Traceback" not in err
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("who", ["world.rank == 2", "world.rank >= 2", "True"])
+def test_a_fault_is_one_traceback_and_ends_the_job(who):
+    status, _, err, _ = failing(f"if {who}: raise RuntimeError('boom')", sleeps=1)
+    assert status == 1
+    assert err.count("Traceback") == 1 and err.count("RuntimeError: boom") == 1
+    assert " of 4 on " in err
+
+
+@pytest.mark.mpi
+def test_the_job_ends_soon_after_a_fault():
+    code = "if world.rank == 3: print(time.time(), flush=True); raise RuntimeError('boom')"
+    status, out, _, _ = failing(code, sleeps=1)
+    assert status == 1
+    assert time.time() - float(out) < 2
+
+
+@pytest.mark.mpi
+def test_an_exit_status_passes_through():
+    assert failing("if world.rank == 1: sys.exit(7)")[0] == 7
+
+
+@pytest.mark.mpi
+def test_a_usage_error_is_told_once():
+    status, _, err = mpirun_apart(4, "-m", "castile", "doctor", "--nonsense")
+    assert status == 2
+    assert err.count("--nonsense") == 1 and "Traceback" not in err
+
+
+@pytest.mark.mpi
+def test_help_and_an_unknown_command_are_told_once():
+    status, out, _ = mpirun_apart(3, "-m", "castile", "--help")
+    assert status == 0 and out.count("usage: castile") == 1
+    status, _, err = mpirun_apart(3, "-m", "castile", "docter")
+    assert status == 2 and err.count("did you mean") == 1
+
+
+def launched(*words: str) -> subprocess.Popen:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PRTE_"))}
+    return subprocess.Popen(
+        [sys.executable, "-m", "castile", "launch", *words],
+        text=True,
+        env=environment | {"PYTHONPATH": str(CHECKOUT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        process_group=0,
+    )
+
+
+@pytest.mark.mpi
+def test_launch_starts_more_ranks_than_cores_in_a_bare_environment():
+    num_ranks = (os.cpu_count() or 1) + 2
+    with launched("-n", str(num_ranks), "doctor", "--json") as process:
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert out.startswith("{") and err == ""
+
+
+@pytest.mark.mpi
+def test_launch_gives_the_status_and_the_sentence_alone():
+    with launched("-n", "3", "docter") as process:
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, "")
+    assert err == "castile: castile has no command 'docter'; did you mean `castile doctor`?\n"
+
+
+SLEEPER = """
+import os, sys, time
+from castile.launch import launch
+program = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+words = launch.mpirun_words(2, None, [sys.executable, "-c", program])
+sys.exit(launch.start(words, os.environ | launch.variables()))
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_ranks_too(number):
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLEEPER],
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(CHECKOUT)},
+        stdout=subprocess.PIPE,
+        process_group=0,
+    )
+    assert process.stdout is not None
+    with process:
+        pids = [int(process.stdout.readline()) for _ in range(2)]
+        process.send_signal(number)
+        status = process.wait(20)
+    assert status != 0
+    assert not any(map(is_running, pids))
