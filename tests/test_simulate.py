@@ -1,0 +1,172 @@
+"""The simulator against an oracle that shares no idea with it, its forms against each other, FlexFlow's example."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from castile.planner.simulate import simulate
+from castile.runtime.task import NUM_LANES, Kind, Lane
+from tests.graphs import Draft, engine_maps, task_graphs, timings
+
+FLEXFLOW = Path(__file__).parent / "data" / "flexflow_fig4.json"
+
+
+def served_by_search(graph, durations, engines):
+    """Start and end of every task: again and again the least (ready, order) of all tasks whose needs have ended."""
+    start, end, free = {}, {}, {}
+    while len(end) < graph.num_tasks:
+        ready = {
+            t: max((end[n] for n in graph.needs_of(t)), default=0)
+            for t in range(graph.num_tasks)
+            if t not in end and all(n in end for n in graph.needs_of(t))
+        }
+        t = min(ready, key=lambda t: (ready[t], graph.order[t]))
+        places = {(lane // NUM_LANES, engines[lane % NUM_LANES]) for lane in graph.lanes_of(t).tolist()}
+        start[t] = max([ready[t], *(free.get(place, 0) for place in places)])
+        end[t] = start[t] + max(1, int(durations[graph.cost[t]]))
+        free.update(dict.fromkeys(places, end[t]))
+    return [start[t] for t in range(graph.num_tasks)], [end[t] for t in range(graph.num_tasks)]
+
+
+def live_bytes(graph, start, end, proc, time):
+    """What lies in a processor's memory at one time, counted thing by thing."""
+    total = 0
+    for b in np.flatnonzero(graph.buffer_proc == proc):
+        users = [t for t in range(graph.num_tasks) if b in graph.uses_of(t)]
+        first = graph.buffer_first[b]
+        if first < 0 or start[first] <= time < max(end[t] for t in users):
+            total += int(graph.buffer_bytes[b])
+    for t in range(graph.num_tasks):
+        if proc in graph.lanes_of(t) // NUM_LANES and start[t] <= time < end[t]:
+            total += int(graph.private_bytes[t])
+    return total
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_equals_search_over_all_ready_tasks(data):
+    graph, engines = data.draw(task_graphs()), data.draw(engine_maps)
+    durations = data.draw(timings(graph))
+    result = simulate(graph, durations, engines)
+    start, end = served_by_search(graph, durations, engines)
+    assert result.timeline.start.tolist() == start
+    assert result.timeline.end.tolist() == end
+    assert result.num_tasks == graph.num_tasks
+    assert result.seconds == max(end, default=0) / 10**12
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_peak_memory_equals_count_at_every_time(data):
+    graph, engines = data.draw(task_graphs()), data.draw(engine_maps)
+    result = simulate(graph, data.draw(timings(graph)), engines)
+    start, end = result.timeline.start, result.timeline.end
+    for proc in range(graph.num_procs):
+        times = range(int(end.max(initial=0)) + 1)
+        assert result.peak_bytes[proc] == max(live_bytes(graph, start, end, proc, time) for time in times)
+        mine = (graph.buffer_proc == proc) & (graph.buffer_first < 0)
+        assert result.persistent_bytes[proc] == graph.buffer_bytes[mine].sum()
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_plain_form_equals_compiled_form(data):
+    graph, engines = data.draw(task_graphs(max_tasks=40, max_procs=5)), data.draw(engine_maps)
+    durations = data.draw(timings(graph))
+    plain, compiled = (simulate(graph, durations, engines, form) for form in ("plain", "numba"))
+    for a, b in [
+        (plain.timeline.start, compiled.timeline.start),
+        (plain.timeline.end, compiled.timeline.end),
+        (plain.peak_bytes, compiled.peak_bytes),
+        (plain.persistent_bytes, compiled.persistent_bytes),
+        (plain.busy_seconds, compiled.busy_seconds),
+    ]:
+        assert a.tolist() == b.tolist()
+
+
+def test_busy_counts_only_the_compute_lane():
+    draft = Draft(2)
+    a = draft.task([(0, Lane.COMPUTE)], cost=5)
+    draft.task([(0, Lane.SEND), (1, Lane.RECEIVE)], [a], cost=7, kind=Kind.MOVE)
+    draft.task([(1, Lane.COMPUTE)], cost=2)
+    result = simulate(draft.graph(), np.array([2, 5, 7]), tuple(Lane))
+    assert result.busy_seconds.tolist() == [5e-12, 2e-12]
+
+
+def test_freed_before_taken_at_the_same_time():
+    draft = Draft(1)
+    a = draft.task([(0, Lane.COMPUTE)], private=100)
+    draft.task([(0, Lane.COMPUTE)], [a], private=70)
+    draft.task([(0, Lane.HOST)], [a], private=20)
+    assert simulate(draft.graph(), np.array([3]), tuple(Lane)).peak_bytes.tolist() == [100]
+
+
+def test_long_times_stay_exact():
+    draft = Draft(1)
+    last = None
+    for _ in range(1000):
+        last = draft.task([(0, Lane.COMPUTE)], [] if last is None else [last])
+    day = 86_400 * 10**12 + 1
+    assert simulate(draft.graph(), np.array([day // 1000]), tuple(Lane)).timeline.end[-1] == day // 1000 * 1000
+
+
+def test_unknown_form_is_refused():
+    with pytest.raises(ValueError, match="'cuda'"):
+        simulate(Draft(1).graph(), np.array([]), tuple(Lane), "cuda")
+
+
+def flexflow_graph(exe, chains, last_order):
+    """The tasks of FlexFlow's figure 4, each on a device of its own name; every device is one processor here."""
+    tasks = sorted(exe, key=last_order)
+    devices = sorted({device for device, _ in exe.values()})
+    draft = Draft(len(devices))
+    number = {name: i for i, name in enumerate(tasks)}
+    needs = {name: set() for name in tasks}
+    for chain in chains:
+        names = chain.split(">")
+        for a, b in zip(names[:-1], names[1:], strict=True):
+            needs[b].add(a)
+    for name in tasks:
+        device, seconds = exe[name]
+        draft.task([(devices.index(device), Lane.COMPUTE)], [number[n] for n in needs[name]], seconds)
+    return draft.graph(), number
+
+
+def check_flexflow(exe, chains, expected, makespan):
+    graph, number = flexflow_graph(exe, chains, list(exe).index)
+    durations = np.array(sorted({seconds for _, seconds in exe.values()}))
+    result = simulate(graph, durations, tuple(Lane))
+    for name, (ready, start) in expected.items():
+        needs = graph.needs_of(number[name])
+        assert max(result.timeline.end[needs], default=0) == ready, name
+        assert result.timeline.start[number[name]] == start, name
+    assert result.timeline.end.max() == makespan
+
+
+def test_flexflow_worked_example():
+    """Figure 4 of Jia, Zaharia, Aiken, MLSys 2019, before operator o3 drops to degree 1."""
+    before = json.loads(FLEXFLOW.read_text())["before"]
+    exe = {name: (device, before["exe"][device]) for name, (device, _, _) in before["tasks"].items()}
+    expected = {name: (ready, start) for name, (_, ready, start) in before["tasks"].items()}
+    check_flexflow(exe, before["deps"], expected, before["makespan"])
+
+
+def test_flexflow_worked_example_after_the_change():
+    """The same with t3:1 computing the whole of o3: t3:2 and c3:2 are gone."""
+    figure = json.loads(FLEXFLOW.read_text())
+    before, after = figure["before"], figure["after_o3_degree_1"]
+    changed = {name: times for name, times in after.items() if isinstance(times, dict)}
+    exe, expected = {}, {}
+    for name, (device, ready, start) in before["tasks"].items():
+        if name not in ("t3:2", "c3:2"):
+            times = changed.get(name, {})
+            exe[name] = (device, times.get("exe", before["exe"][device]))
+            expected[name] = (times.get("r", ready), times.get("s", start))
+    kept = [chain for chain in before["deps"] if "t3" not in chain]
+    heads = ["t1:1>c1:1", "t1:2>c1:2"]
+    tails = ["t4:1>c4:1>t6:1", "t4:2>c4:2>t6:1"]
+    check_flexflow(exe, kept + heads + tails + after["deps_changed"], expected, after["makespan"])
