@@ -108,7 +108,11 @@ def align(
     extents = dict(given)
     for operand, shape in zip(operands, shapes, strict=True):
         _measure(operand, shape, extents, who)
-    extents.update({a: n for a, n in derive(dict(extents)).items() if a not in extents})
+    try:
+        derived = derive(dict(extents))
+    except ValueError as error:
+        raise ValueError(f"{who}: {error}") from error
+    extents.update({a: n for a, n in derived.items() if a not in extents})
     axes = tuple(dict.fromkeys(a for o in (*operands, *results) for a in o.axes))
     missing = [a for a in axes if a not in extents]
     if missing:

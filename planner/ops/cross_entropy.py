@@ -1,0 +1,29 @@
+"""Softmax cross-entropy: the mean over all labels of -log softmax(logits) at the label."""
+
+from __future__ import annotations
+
+from math import prod
+
+from castile.planner.op import Op, Part, Tensor, op
+
+
+@op("... v!, ... -> , ...", flops_per_point=6, results=("", "lse"))
+class CrossEntropy(Op):
+    """logits [..., v], labels [...] (integers below v) -> loss (), lse [...] (log-sum-exp of each row of logits).
+
+    The mean is over the whole batch, so the losses of its pieces add up.
+    """
+
+    def _scale(self, at: Part) -> float:
+        return 1 / prod(at.whole(1))
+
+    def forward(self, k, logits, labels, *, at):
+        return k.cross_entropy(logits, labels, scale=self._scale(at))
+
+    def grad_inputs(self, k, dy, logits, labels, *, at, y):
+        return k.cross_entropy_grad(dy, logits, labels, y[1], scale=self._scale(at)), None
+
+    @staticmethod
+    def layer(g, name: str, logits: Tensor, labels: Tensor) -> Tensor:
+        """Add the mean cross-entropy to graph `g`."""
+        return g.apply(CrossEntropy(), name, logits, labels)

@@ -1,0 +1,22 @@
+"""Embedding: a row of a table for each integer."""
+
+from __future__ import annotations
+
+from castile.planner.op import Init, Op, Tensor, op
+
+
+@op("..., *v! d -> ... d")
+class Embedding(Op):
+    """ids [...] (integers below v), table [v, d] -> [..., d]."""
+
+    def forward(self, k, ids, table):
+        return k.embedding(ids, table)
+
+    def grad_params(self, k, dy, ids, table):
+        return (k.embedding_grad(dy, ids, rows=table.shape[0]),)
+
+    @staticmethod
+    def layer(g, name: str, ids: Tensor, rows: int, features: int, scale: float = 0.02) -> Tensor:
+        """Add an embedding with its table to graph `g`; rows normal of standard deviation `scale`."""
+        table = g.param(f"{name}.weight", (rows, features), ("v", "d"), Init("normal", scale))
+        return g.apply(Embedding(), name, ids, table)

@@ -1,0 +1,13 @@
+"""Fetch: brings a parameter from its home to where it is used."""
+
+from __future__ import annotations
+
+from castile.planner.op import Op, op
+
+
+@op("... -> ...")
+class Fetch(Op):
+    """w [...] -> [...], the same."""
+
+    def forward(self, k, w):
+        return k.copy(w)

@@ -1,0 +1,40 @@
+"""Reshape: the same elements in the same order under other dims, as its own axis line says."""
+
+from __future__ import annotations
+
+from castile.planner.axes import Alignment, Line, align, parse
+from castile.planner.op import Op, Tensor, op
+
+
+@op("... -> ...")
+class Reshape(Op):
+    """x -> y as in "b c h w -> b (c h w)"; `sizes` gives the lengths that the operand does not tell."""
+
+    text: str = "... -> ..."
+    sizes: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        line = parse(self.text)
+        if len(line.operands) != 1 or len(line.results) != 1 or line.operands[0].axes != line.results[0].axes:
+            raise ValueError(f"reshape: {self.text!r} should name the same axes in the same order on both sides")
+        strange = [axis for axis, _ in self.sizes if axis not in line.operands[0].axes]
+        if strange:
+            raise ValueError(f"reshape: {self.text!r} has no axis {strange[0]!r}")
+
+    def axis_line(self, inputs: tuple[Tensor, ...]) -> str:
+        return self.text
+
+    def bind(self, inputs: tuple[Tensor, ...], who: str) -> Alignment:
+        line: Line = parse(self.text)
+        return align(line, [t.shape for t in inputs], [t.axes for t in inputs], dict(self.sizes), self.extents, f"{who} (reshape)")
+
+    def forward(self, k, x, *, at):
+        return k.reshape(x, shape=at.writes(0).shape)
+
+    def grad_inputs(self, k, dy, x):
+        return (k.reshape(dy, shape=x.shape),)
+
+    @staticmethod
+    def layer(g, name: str, x: Tensor, line: str, **sizes: int) -> Tensor:
+        """Add a reshape to graph `g`: g.reshape("flat", x, "b c h w -> b (c h w)"), or back with c=16, h=4."""
+        return g.apply(Reshape(line, tuple(sorted(sizes.items()))), name, x)

@@ -1,0 +1,21 @@
+"""Stochastic gradient descent with momentum (Polyak, 1964; Nesterov, 1983), as PyTorch defines it."""
+
+from __future__ import annotations
+
+from castile.planner.op import Op, op
+
+
+@op("..., ..., ..., -> ..., ...", flops_per_point=6, results=("", "momentum"))
+class Sgd(Op):
+    """parameter, gradient, momentum [...], rate () -> parameter, momentum [...]; `decay` is the weight decay."""
+
+    momentum: float = 0.0
+    decay: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1 or self.decay < 0:
+            raise ValueError(f"sgd: momentum {self.momentum} should lie in 0 <= momentum < 1, and decay {self.decay} be >= 0")
+
+    def forward(self, k, w, g, m, lr):
+        return k.sgd(w, g, m, lr, momentum=self.momentum, decay=self.decay, nesterov=self.nesterov)
