@@ -192,7 +192,10 @@ def _split(text: str) -> tuple[Path, dict[str, int]]:
     if not dot and name not in presets():
         raise ValueError(f"unknown machine {name!r}{strict.suggestion(name, presets())}; "
                          f"give one of {', '.join(presets())}, or the path of a .toml file")  # fmt: skip
-    return path, dict(_setting(text, part) for part in rest.split(",")) if colon else {}
+    pairs = [_setting(text, part) for part in rest.split(",")] if colon else []
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError(f"machine {text!r}: a setting occurs twice")
+    return path, dict(pairs)
 
 
 def _setting(text: str, part: str) -> tuple[str, int]:
@@ -220,9 +223,9 @@ def _build(name: str, file: _File, nodes: int) -> Machine:
     procs = tuple(node) * _positive(name, "nodes", nodes)
     levels: list[Level] = []
     for level in file.level:
-        group = len(procs) if level.group is None else min(level.group, len(procs))
-        # A level that joins nothing more than the one below it does not exist on this machine.
-        if group > (levels[-1].group if levels else 1) or level.group is not None and level.group < 2:
+        # What joins nothing more than the level below it does not exist: one node of a cluster has no network.
+        if (levels[-1].group if levels else 1) < len(procs):
+            group = len(procs) if level.group is None else min(level.group, len(procs))
             levels.append(Level(level.name, group, level.latency_seconds, level.bytes_per_second, level.shared_by))
     return Machine(name, procs, tuple(levels), _engines(name, file.shared_lanes))
 
@@ -250,11 +253,9 @@ def _positive(name: str, field: str, value: int) -> int:
 
 
 def _check_processor(name: str, p: Processor) -> None:
-    rates = {"flops_per_second": p.flops_per_second, "bytes_per_second": p.bytes_per_second,
-             "float16_flops_per_second": p.float16_flops_per_second or 1.0,
-             "float64_flops_per_second": p.float64_flops_per_second or 1.0}  # fmt: skip
-    for field, value in rates.items():
-        if not (math.isfinite(value) and value > 0):
+    for field in ("flops_per_second", "bytes_per_second", "float16_flops_per_second", "float64_flops_per_second"):
+        value = getattr(p, field)
+        if value is not None and not (math.isfinite(value) and value > 0):
             raise ValueError(f"machine {name!r}: processor.{field} must be above 0 and finite, not {value}")
     if not (math.isfinite(p.task_overhead_seconds) and p.task_overhead_seconds >= 0):
         raise ValueError(f"machine {name!r}: processor.task_overhead_seconds must not be {p.task_overhead_seconds}")
@@ -269,7 +270,7 @@ def _check_levels(name: str, levels: tuple[Level, ...], num_procs: int) -> None:
         where = f"machine {name!r}: level {level.name!r}"
         if not level.name or level.name in [other.name for other in levels[:i]]:
             raise ValueError(f"{where}: every level needs a name of its own")
-        if level.group <= inner or level.group % inner and level.group < num_procs:
+        if level.group <= inner or (level.group % inner and level.group < num_procs):
             raise ValueError(f"{where}: group {level.group} must be a multiple of the {inner} below it, and larger")
         if not (math.isfinite(level.bytes_per_second) and level.bytes_per_second > 0):
             raise ValueError(f"{where}: bytes_per_second must be above 0 and finite, not {level.bytes_per_second}")
