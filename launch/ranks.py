@@ -3,6 +3,8 @@
 Knows no command and no plan; MPI only through the runtime's communicator.
 """
 
+from __future__ import annotations
+
 import dis
 import functools
 import os
@@ -15,9 +17,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from castile.launch import mpi_settings
+
+if TYPE_CHECKING:
+    from castile.runtime.comm.mpi import MpiCommunicator
 
 # How long a rank that is not the first to fail waits to be ended by the one that was.
 PATIENCE_SECONDS = 5.0
@@ -25,7 +30,6 @@ PATIENCE_SECONDS = 5.0
 HOST_DELAY_SECONDS = 0.2
 
 _SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-_JOB_VARIABLES = ("PMIX_NAMESPACE", "PMI_JOBID", "SLURM_STEP_ID")
 
 
 class UserError(ValueError):
@@ -44,7 +48,7 @@ class World:
     local_rank: int
     host: str
     host_index: int = 0
-    communicator: Any = None
+    communicator: MpiCommunicator | None = None
 
 
 def num_launched() -> int:
@@ -57,6 +61,7 @@ def num_launched() -> int:
 def this_world() -> World:
     """This process's place in the job, from MPI itself; MPI is not started where no launcher started this process.
 
+    The first call is one for all ranks to make together.
     Raises UserError when a launcher started several ranks but MPI is missing here or knows of one rank only.
     """
     launched = num_launched()
@@ -70,19 +75,23 @@ def this_world() -> World:
             f"the launcher started {launched} ranks, but each sees itself alone: mpirun and mpi4py belong to "
             f"different MPI libraries; use {Path(sys.prefix) / 'bin' / 'mpirun'}, or `castile launch -n {launched} ...`"
         )
-    return _placed(communicator, socket.gethostname())
+    return World(
+        rank=communicator.rank,
+        size=communicator.size,
+        local_rank=communicator.local_rank,
+        host=communicator.host,
+        host_index=_host_index(communicator),
+        communicator=communicator,
+    )
 
 
-def _placed(communicator: Any, host: str) -> World:
-    gathered = communicator.gather_bytes(host.encode())
-    joined = communicator.bcast_bytes(b"\n".join(gathered) if communicator.rank == 0 else None)
-    hosts = joined.decode().split("\n")
-    rank = communicator.rank
-    index = list(dict.fromkeys(hosts)).index(host)
-    return World(rank, communicator.size, hosts[:rank].count(host), host, index, communicator)
+def _host_index(communicator: MpiCommunicator) -> int:
+    gathered = communicator.gather_bytes(communicator.host.encode())
+    told = communicator.bcast_bytes(b"\n".join(gathered) if gathered is not None else None)
+    return list(dict.fromkeys(told.decode().split("\n"))).index(communicator.host)
 
 
-def _communicator(launched: int) -> Any:
+def _communicator(launched: int) -> MpiCommunicator:
     try:
         from castile.runtime.comm import mpi
 
@@ -186,27 +195,32 @@ def _say(text: str) -> None:
 
 
 def _world_if_any() -> World | None:
-    try:
-        return this_world()
-    except UserError:
-        # MPI itself did not start.
-        return None
+    # The first call is collective: a rank that fails before it must not wait there for the others.
+    return this_world() if num_launched() == 1 or this_world.cache_info().currsize else None
 
 
 def _claim() -> bool:
     """True on the first rank of this host that asks, false on all that ask later."""
-    names = [os.environ[name] for name in _JOB_VARIABLES if name in os.environ] or [f"parent{os.getppid()}"]
-    job = "".join(letter if letter.isalnum() else "-" for letter in names[0])
     # Open MPI's own folder of the job, where there is one, goes away with the job.
     folder = os.environ.get("PMIX_SERVER_TMPDIR", tempfile.gettempdir())
     try:
-        os.close(os.open(Path(folder) / f"castile-end-{os.getuid()}-{job}", os.O_CREAT | os.O_EXCL, 0o600))
+        os.close(os.open(Path(folder) / f"castile-end-{os.getuid()}-{_job()}", os.O_CREAT | os.O_EXCL, 0o600))
     except FileExistsError:
         return False
     except OSError:
         # Better two texts than none.
         return True
     return True
+
+
+def _job() -> str:
+    """A name that the ranks of this job on this host share, and no other job has had."""
+    if "PMIX_NAMESPACE" in os.environ:
+        return "".join(letter if letter.isalnum() else "-" for letter in os.environ["PMIX_NAMESPACE"])
+    # Other launchers start all ranks of a host from one process of their own; numbers of processes come again.
+    parent = os.getppid()
+    began = Path(f"/proc/{parent}/stat").read_text().rsplit(")", 1)[1].split()[19]
+    return f"{parent}-{began}"
 
 
 def _abort(world: World | None, status: int) -> NoReturn:

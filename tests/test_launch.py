@@ -200,6 +200,26 @@ sys.exit(ranks.main_guard(body))
 """
 
 
+@pytest.mark.mpi
+def test_a_rank_that_fails_before_it_knows_its_place_does_not_wait():
+    code = """
+import os, sys, time
+from castile.launch import ranks
+
+def body():
+    if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+        raise RuntimeError("boom")
+    time.sleep(30)
+    return ranks.this_world().rank
+
+sys.exit(ranks.main_guard(body))
+"""
+    began = time.perf_counter()
+    status, _, err = mpirun_apart(3, "-c", code)
+    assert status == 1 and err.count("Traceback") == 1
+    assert time.perf_counter() - began < 20
+
+
 def failing(statement: str, sleeps: int = 0) -> tuple[int, str, str, float]:
     began = time.perf_counter()
     answer = mpirun_apart(4, "-c", FAILING.format(statement=statement, sleeps=sleeps))
