@@ -1,0 +1,306 @@
+"""The probe: measures this host once, keeps the figures in the user's cache, and gives the machine `local`.
+
+It does not know plans or cost models; kernels are measured elsewhere, here only the rates that a roofline needs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import numpy as np
+from scipy.optimize import nnls
+
+import castile
+from castile.planner.snapshot import Environment
+from castile.runtime import machine as machines
+from castile.runtime import strict
+from castile.runtime.machine import Level, Machine, Processor
+
+# Each rate is the median of the samples that fit into this time: the whole probe stays below 1.5 s.
+SAMPLE_SECONDS = 0.12
+MATRIX = 384
+STREAM_BYTES = 2**25
+PING_BYTES = (8, 1024, 16384, 262144, 2097152)
+PING_SECONDS = 0.06
+PING_TAG = 1_000_000
+# The executor's bookkeeping of a task costs about as much as this many kernel calls on next to no data.
+CALLS_A_TASK = 12
+
+
+class Request(Protocol):
+    """What a communicator gives for a transfer under way."""
+
+    def poll(self) -> bool: ...
+
+
+class Communicator(Protocol):
+    """As much of a communicator as the probe needs."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def send(self, array: np.ndarray, peer: int, tag: int) -> Request: ...
+    def recv(self, array: np.ndarray, peer: int, tag: int) -> Request: ...
+    def barrier(self) -> None: ...
+
+
+class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the probe measures; links are None where they were not, for want of ranks."""
+
+    float32_flops_per_second: float
+    float64_flops_per_second: float
+    bytes_per_second: float
+    task_overhead_seconds: float
+    latency_seconds: float | None = None
+    link_bytes_per_second: float | None = None
+
+
+def find_machine(text: str, comm: Communicator | None = None) -> Machine:
+    """The machine that a user names, as `castile.runtime.machine.parse`, with `local` measured.
+
+    Every rank calls it; rank 0's result is the one to broadcast. Raises ValueError as `parse` does.
+    """
+    named = machines.parse(text)
+    is_local = text.partition(":")[0] == "local"
+    return local_machine(comm, named.num_procs) if is_local else named
+
+
+def local_machine(comm: Communicator | None = None, procs: int | None = None) -> Machine:
+    """This host as `procs` processors (the ranks by default, without ranks the cores), with measured rates.
+
+    Figures come from the user's cache where they are there, else from measurements of at most 1.5 s with all ranks
+    (without them: as many threads) active, one thread a matrix product if the process was started so. Links are
+    measured between ranks; without a communicator of two or more they are the assumed ones of `local`.
+    Every rank calls it; rank 0's result is the one to broadcast.
+    """
+    procs = procs or (comm.size if comm else machines.num_cores())
+    path = cache_path(procs)
+    cached = _read(path) if comm is None or comm.rank == 0 else None
+    wants_links = comm is not None and comm.size > 1
+    is_known = cached is not None and (not wants_links or cached.latency_seconds is not None)
+    if comm is not None and wants_links:
+        is_known = _from_root(comm, is_known)
+    if not is_known:
+        cached = measure(comm, procs)
+        if comm is None or comm.rank == 0:
+            _write(path, cached)
+    return _machine(procs, cached)
+
+
+def measure(comm: Communicator | None, procs: int) -> Figures:
+    """The host's figures now, every rank at work on the same thing at the same time."""
+    neighbours = min(procs, machines.num_cores()) if comm is None else 1
+    _meet(comm)
+    single = _matrix_rate(np.float32, neighbours)
+    _meet(comm)
+    double = _matrix_rate(np.float64, neighbours)
+    _meet(comm)
+    stream = _stream_rate(neighbours)
+    _meet(comm)
+    overhead = _task_seconds()
+    latency, bandwidth = _link(comm) if comm is not None and comm.size > 1 else (None, None)
+    return Figures(single, double, stream, overhead, latency, bandwidth)
+
+
+def environment(kernels: str = "", active_ranks: int = 1) -> Environment:
+    """The environment in which this process measures; `kernels` is the hash of their sources."""
+    libraries = f"python {platform.python_version()}, numpy {np.__version__}, castile {castile.__version__}"
+    return Environment(cpu_model(), num_threads(), active_ranks, kernels, libraries)
+
+
+def num_threads() -> int:
+    """Threads that a matrix product of this process uses, 0 where nothing limits them."""
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return 0
+
+
+def cpu_model() -> str:
+    """The processor's name, as the operating system gives it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def cache_path(procs: int) -> Path:
+    """The file of the figures for this host, number of processors, threads and library versions."""
+    env = environment()
+    text = repr((env.device, machines.num_cores(), procs, env.threads, env.libraries))
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "castile" / f"local-{procs}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
+
+
+def _machine(procs: int, figures: Figures | None) -> Machine:
+    assumed = machines.local(procs)
+    if figures is None:
+        return assumed
+    processor: Processor = msgspec.structs.replace(
+        assumed.processors[0],
+        flops_per_second=figures.float32_flops_per_second,
+        float64_flops_per_second=figures.float64_flops_per_second,
+        bytes_per_second=figures.bytes_per_second,
+        task_overhead_seconds=figures.task_overhead_seconds,
+    )
+    levels = tuple(_measured_level(level, figures) for level in assumed.levels)
+    return Machine(assumed.name, (processor,) * procs, levels, assumed.engines)
+
+
+def _measured_level(level: Level, figures: Figures) -> Level:
+    if figures.latency_seconds is None or figures.link_bytes_per_second is None:
+        return level
+    return msgspec.structs.replace(
+        level, latency_seconds=figures.latency_seconds, bytes_per_second=figures.link_bytes_per_second
+    )
+
+
+def _read(path: Path) -> Figures | None:
+    """The cached figures, None where there are none; a file that cannot be used is said so and measured anew."""
+    try:
+        figures = strict.from_json(path.read_bytes(), Figures, str(path))
+        _machine(1, figures)
+        return figures
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        print(f"castile: this host's cached figures are unusable and are measured again ({error})", file=sys.stderr)
+        return None
+
+
+def _write(path: Path, figures: Figures) -> None:
+    """Keep the figures; whoever reads at the same time sees the old file or the new one, whole."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(f".{os.getpid()}")
+        draft.write_bytes(msgspec.json.encode(figures))
+        draft.replace(path)
+    except OSError as error:
+        print(f"castile: the figures of this host could not be kept in {path} ({error.strerror})", file=sys.stderr)
+
+
+def _matrix_rate(dtype: type, neighbours: int) -> float:
+    """Floating point operations per second of a square product, with as many neighbours doing the same."""
+    random = np.random.default_rng(0)
+
+    def worker() -> float:
+        a: np.ndarray = random.standard_normal((MATRIX, MATRIX)).astype(dtype)
+        b: np.ndarray = a.T.copy()
+        out = np.empty_like(a)
+        return _median_seconds(lambda: np.matmul(a, b, out=out))
+
+    return 2 * MATRIX**3 / _together(worker, neighbours)
+
+
+def _stream_rate(neighbours: int) -> float:
+    """Bytes read and written per second by an addition of arrays that no cache holds."""
+
+    def worker() -> float:
+        a = np.ones(STREAM_BYTES // 4, np.float32)
+        out = np.empty_like(a)
+        return _median_seconds(lambda: np.add(a, a, out=out))
+
+    return 2 * STREAM_BYTES / _together(worker, neighbours)
+
+
+def _task_seconds() -> float:
+    """An estimate of what a task costs besides its work, from kernel calls on next to no data."""
+    a, out = np.ones(8, np.float32), np.empty(8, np.float32)
+    return CALLS_A_TASK * _median_seconds(lambda: np.add(a, a, out=out))
+
+
+def _together(worker: Callable[[], float], neighbours: int) -> float:
+    """The slowest of as many workers as there are neighbours, all at once."""
+    with ThreadPoolExecutor(neighbours) as pool:
+        return max(pool.map(lambda _: worker(), range(neighbours)))
+
+
+def _median_seconds(work: Callable[[], object]) -> float:
+    work()
+    samples: list[float] = []
+    stop = time.perf_counter() + SAMPLE_SECONDS
+    while time.perf_counter() < stop or len(samples) < 3:
+        begin = time.perf_counter()
+        work()
+        samples.append(time.perf_counter() - begin)
+    return _positive(float(np.median(samples)), "a kernel")
+
+
+def _positive(seconds: float, what: str) -> float:
+    if not (np.isfinite(seconds) and seconds > 0):
+        raise RuntimeError(f"measuring this host: {what} took {seconds} seconds; the clock cannot be trusted")
+    return seconds
+
+
+def _meet(comm: Communicator | None) -> None:
+    if comm is not None:
+        comm.barrier()
+
+
+def _wait(*requests: Request) -> None:
+    """Poll until all are done; every rank must come to the core, also where there are more ranks than cores."""
+    while not all(request.poll() for request in requests):
+        os.sched_yield()
+
+
+def _from_root(comm: Communicator, flag: bool) -> bool:
+    """Rank 0's flag, on every rank."""
+    word = np.array([flag], np.int64)
+    if comm.rank == 0:
+        _wait(*[comm.send(word, peer, PING_TAG) for peer in range(1, comm.size)])
+    else:
+        _wait(comm.recv(word, 0, PING_TAG))
+    return bool(word[0])
+
+
+def _link(comm: Communicator) -> tuple[float, float]:
+    """(latency, bytes per second) between neighbouring ranks, all pairs at once; figures hold on rank 0."""
+    peer = comm.rank ^ 1
+    rounds = [_ping(comm, peer, nbytes) for nbytes in PING_BYTES] if peer < comm.size else []
+    comm.barrier()
+    if not rounds:
+        return (1.0, 1.0)
+    return fit_link(np.array(PING_BYTES, float), np.array(rounds))
+
+
+def fit_link(nbytes: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
+    """(latency, bytes per second) of seconds = latency + nbytes / rate, by least squares of relative errors."""
+    rows = np.stack([np.ones(len(nbytes)), nbytes], axis=1) / seconds[:, None]
+    # Columns of one size, or the solver takes the bytes' tiny coefficients for zero.
+    scale = rows.max(axis=0)
+    latency, per_byte = nnls(rows / scale, np.ones(len(nbytes)))[0] / scale
+    return float(latency), 1.0 / _positive(float(per_byte), "a byte over the link")
+
+
+def _ping(comm: Communicator, peer: int, nbytes: int) -> float:
+    """Median seconds of one message one way: half of there and back."""
+    array = np.zeros(nbytes, np.uint8)
+    samples = []
+    for _ in range(_num_rounds(nbytes)):
+        begin = time.perf_counter()
+        if comm.rank < peer:
+            _wait(comm.send(array, peer, PING_TAG))
+            _wait(comm.recv(array, peer, PING_TAG))
+        else:
+            _wait(comm.recv(array, peer, PING_TAG))
+            _wait(comm.send(array, peer, PING_TAG))
+        samples.append((time.perf_counter() - begin) / 2)
+    return _positive(float(np.median(samples)), "a message")
+
+
+def _num_rounds(nbytes: int) -> int:
+    """Rounds that fit the time if a message takes 20 us and 4 GB/s; fixed, so that both ends agree."""
+    return max(5, int(PING_SECONDS / 2 / (2e-5 + nbytes / 4e9)))
