@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from castile.runtime.task import NUM_LANES, TaskGraph
+from castile.runtime.task import NUM_LANES, Lane, TaskGraph
 from castile.runtime.timeline import PICOSECONDS, Timeline
 
 FORMS = ("auto", "numba", "plain")
+COMPUTE = int(Lane.COMPUTE)
+NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,36 +54,28 @@ def simulate(graph: TaskGraph, durations: np.ndarray, engines: Sequence[int], fo
     simulation of FlexFlow (Jia, Zaharia, Aiken, MLSys 2019, algorithm 1), with tasks that occupy several engines.
 
     A transient buffer lives from the start of its first task to the last end of a task that uses it, private memory as
-    long as its task; what ends at a time has gone before anything begins at that time. Every task lies on the processors
-    of the buffers that it uses. `form` "numba" compiles the body, "plain" interprets it, "auto" compiles it where numba
-    is installed. Raises ValueError for an unknown form.
+    long as its task; what ends at a time has gone before anything begins at that time. Every task lies on the
+    processors of the buffers that it uses. `form` "numba" compiles the body, "plain" interprets it, "auto" compiles it
+    where numba is installed. Raises ValueError for an unknown form.
     """
     if form not in FORMS:
         raise ValueError(f"simulator form {form!r} is unknown; choose one of {', '.join(FORMS)}")
     assert len(durations) == len(graph.cost_keys) and len(engines) == NUM_LANES
     plain = form == "plain" or (form == "auto" and find_spec("numba") is None)
     serve, sweep = (_serve, _sweep) if plain else (_compiled(_serve), _compiled(_sweep))
-    order, cost = _int64(graph.order), _int32(graph.cost)
-    lane_ptr, use_ptr, uses = _int32(graph.lane_ptr), _int32(graph.use_ptr), _int32(graph.uses)
-    buffer_proc, buffer_bytes = _int32(graph.buffer_proc), _int64(graph.buffer_bytes)
-    engine_of = _int32(engines)
-    num_engines = int(engine_of.max()) + 1
-    proc, lane = np.divmod(_int32(graph.lanes), np.int32(NUM_LANES))
-    engine = proc * np.int32(num_engines) + engine_of[lane]
-    lasts = np.maximum(_int64(durations)[cost], 1)
-    served, start, end = serve(
-        order, lasts, lane_ptr, engine, _int32(graph.need_ptr), _int32(graph.needs), graph.num_procs * num_engines
-    )
+    lane_ptr, lanes = _int32(graph.lane_ptr), _int32(graph.lanes)
+    served, start, end, busy = serve(
+        _int64(graph.order), _int32(graph.cost), _int64(durations), lane_ptr, lanes, _int32(engines),
+        _int32(graph.need_ptr), _int32(graph.needs), graph.num_procs,
+    )  # fmt: skip
     assert len(served) == graph.num_tasks, "the task graph has a cycle"
     persistent, peak = sweep(
-        served, start, end, lane_ptr, proc, engine, use_ptr, uses, buffer_proc, buffer_bytes,
-        _int32(graph.buffer_first), _int64(graph.private_bytes), graph.num_procs, num_engines,
+        served, start, end, lane_ptr, lanes, _int32(engines), _int32(graph.use_ptr), _int32(graph.uses),
+        _int32(graph.buffer_proc), _int64(graph.buffer_bytes), _int32(graph.buffer_first), _int64(graph.private_bytes),
+        graph.num_procs,
     )  # fmt: skip
-    computing = np.flatnonzero(lane == 0)
-    task = np.repeat(np.arange(graph.num_tasks), np.diff(lane_ptr))[computing]
-    busy = np.bincount(proc[computing], weights=lasts[task], minlength=graph.num_procs) / PICOSECONDS
     timeline = Timeline(np.arange(graph.num_tasks), start, end)
-    return Simulated(timeline, persistent, peak, busy)
+    return Simulated(timeline, persistent, peak, busy / PICOSECONDS)
 
 
 def _int32(values: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -101,9 +95,11 @@ def _compiled(body: Callable[..., Any]) -> Callable[..., Any]:
     return compiled
 
 
-def _serve(order, lasts, lane_ptr, engine, need_ptr, needs, num_engines):  # type: ignore[no-untyped-def]
-    """Serves all tasks; returns them in the order served, and every task's start and end."""
-    num_tasks = len(lasts)
+def _serve(  # type: ignore[no-untyped-def]
+    order, cost, durations, lane_ptr, lanes, engine_of_lane, need_ptr, needs, num_procs
+):
+    """Serves all tasks: in which order, every task's start and end, and how long each compute lane works."""
+    num_tasks = len(order)
     # Followers of each task, by counting sort of its needs turned round.
     follow_ptr = np.zeros(num_tasks + 2, np.int32)
     for k in range(len(needs)):
@@ -119,52 +115,61 @@ def _serve(order, lasts, lane_ptr, engine, need_ptr, needs, num_engines):  # typ
             follow_ptr[needs[k] + 1] += 1
     start = np.zeros(num_tasks, np.int64)
     end = np.empty(num_tasks, np.int64)
-    free = np.zeros(num_engines, np.int64)
+    num_engines = engine_of_lane.max() + 1
+    free = np.zeros(num_procs * num_engines, np.int64)
+    busy = np.zeros(num_procs, np.int64)
+    engines = np.empty(NUM_LANES * num_procs, np.int32)
+    for lane in range(len(engines)):
+        engines[lane] = lane // NUM_LANES * num_engines + engine_of_lane[lane % NUM_LANES]
     served = np.empty(num_tasks, np.int32)
     num_served = 0
     # A binary heap over (ready, order); until a task is served, start holds its ready time.
-    key = np.empty(num_tasks + 1, np.int64)
+    key, rank = np.empty(num_tasks + 1, np.int64), np.empty(num_tasks + 1, np.int64)
     heap = np.empty(num_tasks + 1, np.int32)
-    size = 0
-    fresh = np.empty(num_tasks, np.int32)
+    size, vacant = 0, False
+    fresh = np.empty(num_tasks + 1, np.int32)
     num_fresh = 0
     for t in range(num_tasks):
         if waits[t] == 0:
             fresh[num_fresh] = t
             num_fresh += 1
     while True:
+        # The top is vacant once its task is served: a task that has become ready fills it, else the last entry does.
+        if num_fresh == 0:
+            size -= 1
+            if size <= 0:
+                return served[:num_served], start, end, busy
+            fresh[0], num_fresh = heap[size], 1
         for f in range(num_fresh):
             t = fresh[f]
-            ready, hole = start[t], size
-            size += 1
+            ready, place = start[t], order[t]
+            if vacant:
+                # The hole sinks to a leaf and the entry rises from there, seldom far; choosing the lesser child without
+                # a jump is what makes this fast.
+                hole, low, vacant = 0, 1, False
+                key[size] = NEVER
+                while low < size:
+                    low += (key[low + 1] < key[low]) | ((key[low + 1] == key[low]) & (rank[low + 1] < rank[low]))
+                    key[hole], rank[hole], heap[hole], hole = key[low], rank[low], heap[low], low
+                    low = 2 * hole + 1
+            else:
+                hole = size
+                size += 1
             while hole > 0:
                 up = (hole - 1) >> 1
-                if key[up] < ready or (key[up] == ready and order[heap[up]] < order[t]):
+                if key[up] < ready or (key[up] == ready and rank[up] < place):
                     break
-                key[hole], heap[hole], hole = key[up], heap[up], up
-            key[hole], heap[hole] = ready, t
-        if size == 0:
-            return served[:num_served], start, end
-        task, begin = heap[0], key[0]
-        size -= 1
-        ready, t, hole = key[size], heap[size], 0
-        while True:
-            low = 2 * hole + 1
-            if low >= size:
-                break
-            if low + 1 < size and (
-                key[low + 1] < key[low] or (key[low + 1] == key[low] and order[heap[low + 1]] < order[heap[low]])
-            ):
-                low += 1
-            if ready < key[low] or (ready == key[low] and order[t] < order[heap[low]]):
-                break
-            key[hole], heap[hole], hole = key[low], heap[low], low
-        key[hole], heap[hole] = ready, t
+                key[hole], rank[hole], heap[hole], hole = key[up], rank[up], heap[up], up
+            key[hole], rank[hole], heap[hole] = ready, place, t
+        task, begin, vacant = heap[0], key[0], True
         for k in range(lane_ptr[task], lane_ptr[task + 1]):
-            begin = max(begin, free[engine[k]])
-        done = begin + lasts[task]
+            begin = max(begin, free[engines[lanes[k]]])
+        lasts = max(durations[cost[task]], 1)
+        done = begin + lasts
         for k in range(lane_ptr[task], lane_ptr[task + 1]):
-            free[engine[k]] = done
+            free[engines[lanes[k]]] = done
+            if lanes[k] % NUM_LANES == COMPUTE:
+                busy[lanes[k] // NUM_LANES] += lasts
         start[task], end[task] = begin, done
         served[num_served] = task
         num_served += 1
@@ -179,16 +184,35 @@ def _serve(order, lasts, lane_ptr, engine, need_ptr, needs, num_engines):  # typ
 
 
 def _sweep(  # type: ignore[no-untyped-def]
-    served, start, end, lane_ptr, proc, engine, use_ptr, uses, buffer_proc, buffer_bytes, buffer_first, private_bytes,
-    num_procs, num_engines,
+    served, start, end, lane_ptr, lanes, engine_of_lane, use_ptr, uses, buffer_proc, buffer_bytes, buffer_first,
+    private_bytes, num_procs,
 ):  # fmt: skip
     """Bytes that live through the step, and the most that live at one time, of every processor."""
-    num_slots, num_buffers = len(proc), len(buffer_proc)
-    # What begins with a task and what ends with it is booked on its first slot (task, lane) of that processor.
-    begins = np.zeros(num_slots, np.int64)
-    ends = np.zeros(num_slots, np.int64)
+    num_slots, num_buffers = len(lanes), len(buffer_proc)
+    num_engines = engine_of_lane.max() + 1
+    engines = np.empty(NUM_LANES * num_procs, np.int32)
+    for lane in range(len(engines)):
+        engines[lane] = lane // NUM_LANES * num_engines + engine_of_lane[lane % NUM_LANES]
+    # Each engine's slots (task, lane) in the order served: starts and ends ascend, none starts before the former ends.
+    queue_ptr = np.zeros(num_procs * num_engines + 1, np.int32)
+    for k in range(num_slots):
+        queue_ptr[engines[lanes[k]] + 1] += 2
+    for e in range(num_procs * num_engines):
+        queue_ptr[e + 1] += queue_ptr[e]
+    fill = queue_ptr[:-1].copy()
+    place = np.empty(num_slots, np.int32)
+    when = np.empty(2 * num_slots, np.int64)
+    delta = np.zeros(2 * num_slots, np.int64)
+    for i in range(len(served)):
+        t = served[i]
+        for k in range(lane_ptr[t], lane_ptr[t + 1]):
+            e = engines[lanes[k]]
+            # Twice the time, odd for a beginning: at equal times ends come first.
+            when[fill[e]], when[fill[e] + 1], place[k] = 2 * start[t] + 1, 2 * end[t], fill[e]
+            fill[e] += 2
+    # What begins with a task and what ends with it is booked on its first slot of that processor.
     last_end = np.full(num_buffers, -1, np.int64)
-    last_slot = np.zeros(num_buffers, np.int32)
+    last_place = np.empty(num_buffers, np.int32)
     slot_of = np.full(num_procs, -1, np.int32)
     persistent = np.zeros(num_procs, np.int64)
     unborn = 0
@@ -200,11 +224,12 @@ def _sweep(  # type: ignore[no-untyped-def]
     for t in range(len(served)):
         lo, hi = lane_ptr[t], lane_ptr[t + 1]
         for k in range(hi - 1, lo - 1, -1):
-            slot_of[proc[k]] = k
-        for k in range(lo, hi):
-            if slot_of[proc[k]] == k:
-                begins[k] += private_bytes[t]
-                ends[k] += private_bytes[t]
+            slot_of[lanes[k] // NUM_LANES] = k
+        if private_bytes[t] > 0:
+            for k in range(lo, hi):
+                if slot_of[lanes[k] // NUM_LANES] == k:
+                    delta[place[k]] += private_bytes[t]
+                    delta[place[k] + 1] -= private_bytes[t]
         for u in range(use_ptr[t], use_ptr[t + 1]):
             b = uses[u]
             if buffer_first[b] < 0:
@@ -212,48 +237,37 @@ def _sweep(  # type: ignore[no-untyped-def]
             k = slot_of[buffer_proc[b]]
             assert lo <= k < hi
             if buffer_first[b] == t:
-                begins[k] += buffer_bytes[b]
+                delta[place[k]] += buffer_bytes[b]
                 unborn -= 1
             if end[t] > last_end[b]:
-                last_end[b], last_slot[b] = end[t], k
+                last_end[b], last_place[b] = end[t], place[k] + 1
     assert unborn == 0
     for b in range(num_buffers):
         if buffer_first[b] >= 0:
-            ends[last_slot[b]] += buffer_bytes[b]
-    # Each engine's slots in the order served: starts and ends ascend, and no task starts before the former ends.
-    queue_ptr = np.zeros(num_procs * num_engines + 1, np.int32)
-    for k in range(num_slots):
-        if begins[k] != 0 or ends[k] != 0:
-            queue_ptr[engine[k] + 1] += 1
-    for e in range(num_procs * num_engines):
-        queue_ptr[e + 1] += queue_ptr[e]
-    fill = queue_ptr[:-1].copy()
-    when = np.empty(2 * queue_ptr[-1] + 1, np.int64)
-    delta = np.empty(2 * queue_ptr[-1] + 1, np.int64)
-    for i in range(len(served)):
-        t = served[i]
-        for k in range(lane_ptr[t], lane_ptr[t + 1]):
-            if begins[k] != 0 or ends[k] != 0:
-                f = 2 * fill[engine[k]]
-                fill[engine[k]] += 1
-                # Twice the time, odd for a beginning: at equal times ends come first.
-                when[f], delta[f] = 2 * start[t] + 1, begins[k]
-                when[f + 1], delta[f + 1] = 2 * end[t], -ends[k]
+            delta[last_place[b]] -= buffer_bytes[b]
     peak = persistent.copy()
-    head = np.empty(num_engines, np.int64)
+    head, tail = np.empty(num_engines, np.int64), np.empty(num_engines, np.int64)
+    soon = np.empty(num_engines, np.int64)
     for p in range(num_procs):
-        live = persistent[p]
-        base = p * num_engines
-        for e in range(num_engines):
-            head[e] = 2 * queue_ptr[base + e]
-        while True:
-            soonest, least = -1, np.int64(0)
-            for e in range(num_engines):
-                if head[e] < 2 * queue_ptr[base + e + 1] and (soonest < 0 or when[head[e]] < least):
-                    soonest, least = e, when[head[e]]
-            if soonest < 0:
-                break
-            live += delta[head[soonest]]
-            head[soonest] += 1
+        live, open_queues = persistent[p], 0
+        for e in range(p * num_engines, (p + 1) * num_engines):
+            if queue_ptr[e] < queue_ptr[e + 1]:
+                head[open_queues], tail[open_queues] = queue_ptr[e], queue_ptr[e + 1]
+                soon[open_queues] = when[queue_ptr[e]]
+                open_queues += 1
+        while open_queues > 0:
+            q = 0
+            for e in range(1, open_queues):
+                if soon[e] < soon[q]:
+                    q = e
+            live += delta[head[q]]
             peak[p] = max(peak[p], live)
+            head[q] += 1
+            while head[q] < tail[q] and delta[head[q]] == 0:
+                head[q] += 1
+            if head[q] < tail[q]:
+                soon[q] = when[head[q]]
+            else:
+                open_queues -= 1
+                head[q], tail[q], soon[q] = head[open_queues], tail[open_queues], soon[open_queues]
     return persistent, peak
