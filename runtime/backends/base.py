@@ -1,0 +1,65 @@
+"""What a backend is: the memory of one processor, and its tasks as calls upon that memory.
+
+It does not know when a call is made, nor what the calls compute.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from castile.runtime.comm.base import End
+from castile.runtime.comm.messages import Request
+from castile.runtime.region import Box
+from castile.runtime.task import Task, TaskGraph
+
+if TYPE_CHECKING:
+    from castile.runtime.memory import Packing
+
+# A persistent array: its region, the box it holds, and the processor it lies on.
+Key = tuple[str, Box, int]
+State = dict[Key, np.ndarray]
+
+
+class Backend(ABC):
+    """One processor of a task graph.
+
+    persistent  role -> the persistent arrays of this processor: those found in `state` are used, others join it
+    nbytes      what this processor's memory takes: the packing's peak, but for what was found in `state`
+    """
+
+    persistent: dict[str, State]
+    nbytes: int
+
+    @abstractmethod
+    def __init__(self, graph: TaskGraph, packing: Packing, proc: int, state: State, poison: bool) -> None:
+        """With `poison` all that no task has written yet holds NaN: memory is filled when a buffer's life begins."""
+
+    @abstractmethod
+    def compute(self, task: Task) -> Callable[[], object]:
+        """The task as a call that computes it."""
+
+    @abstractmethod
+    def transfer(self, task: Task, end: End, tag: int) -> Callable[[], Request]:
+        """This processor's part of a transfer as a call that begins it."""
+
+
+def names() -> list[str]:
+    """The backends there are: the files beside this one."""
+    files = {path.stem for path in Path(__file__).parent.glob("*.py")}
+    return sorted(files - {"__init__", Path(__file__).stem})
+
+
+def load(name: str) -> type[Backend]:
+    """The backend of that name. Raises ValueError where there is none."""
+    if name not in names():
+        close = difflib.get_close_matches(name, names(), 1)
+        raise ValueError(f"no backend {name!r}: " + (f"did you mean {close[0]!r}?" if close else ", ".join(names())))
+    found: type[Backend] = importlib.import_module(f"castile.runtime.backends.{name}").Backend
+    return found

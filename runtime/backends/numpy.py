@@ -1,0 +1,185 @@
+"""The backend for CPUs: one arena a processor, and kernels bound to views of it before the first step.
+
+It does not know when a task runs; a bound task only calls kernels, so that a warm step makes no arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from castile.kernels.table import Table
+from castile.runtime.backends import base
+from castile.runtime.comm.base import End
+from castile.runtime.comm.messages import Request
+from castile.runtime.region import relative, slices
+from castile.runtime.task import Arg, Call, Comm, Task, TaskGraph, View
+
+if TYPE_CHECKING:
+    from castile.runtime.memory import Packing
+
+ALIGNMENT = 64
+POISON = 0xFF  # all bits one: a NaN in every float
+
+
+class Backend(base.Backend):
+    """A processor whose memory is a numpy array."""
+
+    def __init__(self, graph: TaskGraph, packing: Packing, proc: int, state: base.State, poison: bool) -> None:
+        self._graph, self._packing, self._proc, self._poison = graph, packing, proc, poison
+        self._table = _table()
+        mine = np.flatnonzero(graph.buffer_proc == proc)
+        lasting = mine[graph.buffer_first[mine] < 0]
+        # Persistent arrays lie outside the arena, so that several graphs can share them; the packer puts them lowest.
+        self._floor = int((packing.offset[lasting] + _aligned(graph.buffer_bytes[lasting])).max(initial=0))
+        self._arena = _allocate(int(packing.peak_bytes[proc]) - self._floor, poison)
+        self._arrays: dict[int, np.ndarray] = {}
+        self.nbytes = self._arena.nbytes
+        self.persistent = {}
+        for index in lasting.tolist():
+            self._add_persistent(index, state)
+        transient = mine[graph.buffer_first[mine] >= 0]
+        assert (packing.offset[transient] >= self._floor).all(), "persistent buffers must lie below all others"
+        self._born: dict[int, list[int]] = {}
+        for index in transient.tolist():
+            self._born.setdefault(int(graph.buffer_first[index]), []).append(index)
+
+    def compute(self, task: Task) -> Callable[[], object]:
+        private = self._private(task)
+        temps = [_array(private, temp.offset, temp.dtype, temp.shape) for temp in task.body.temps]
+        operands = {"view": [self._view(view) for view in task.views], "temp": temps}
+        calls = [self._bind(call, operands, private) for call in task.body.calls]
+        return _chain([*self._poisoning(task, private), *calls])
+
+    def transfer(self, task: Task, end: End, tag: int) -> Callable[[], Request]:
+        comm = task.comm
+        assert comm is not None
+        send, receive, scratch = self._member(comm)
+        begin = partial(end.collective, comm.form, comm.group, send, receive, scratch, comm.counts, tag)
+        poisoning = self._poisoning(task, self._private(task))
+        return _after(_chain(poisoning), begin) if poisoning else begin
+
+    def _add_persistent(self, index: int, state: base.State) -> None:
+        """Takes the buffer's array from `state`, or makes it and puts it there."""
+        buffer = self._graph.buffers[index]
+        key = (buffer.region, buffer.box, buffer.proc)
+        if key not in state:
+            memory = _allocate(_aligned(buffer.box.volume * np.dtype(buffer.dtype).itemsize), self._poison)
+            self.nbytes += memory.nbytes
+            state[key] = _array(memory, 0, buffer.dtype, buffer.box.shape)
+        array = state[key]
+        if array.dtype != buffer.dtype or array.shape != buffer.box.shape:
+            raise ValueError(
+                f"region {buffer.region!r} on processor {buffer.proc} is {buffer.dtype}{list(buffer.box.shape)} here, "
+                f"but its array is {array.dtype}{list(array.shape)}"
+            )
+        self._arrays[index] = array
+        role = self.persistent.setdefault(buffer.role, {})
+        assert key not in role, f"two persistent buffers are {key}"
+        role[key] = array
+
+    def _view(self, view: View) -> np.ndarray:
+        """The view's array: strided where its box is not one run of the buffer's."""
+        buffer = self._graph.buffers[view.buffer]
+        if view.buffer not in self._arrays:
+            offset = int(self._packing.offset[view.buffer]) - self._floor
+            self._arrays[view.buffer] = _array(self._arena, offset, buffer.dtype, buffer.box.shape)
+        array = self._arrays[view.buffer]
+        return array[slices(relative(view.box, buffer.box))] if array.ndim else array
+
+    def _private(self, task: Task) -> np.ndarray:
+        """The memory of the task's temporaries and scratch."""
+        nbytes = int(self._graph.private_bytes[task.index])
+        offset = int(self._packing.private_offset[task.index]) - self._floor if nbytes else 0
+        assert offset >= 0, "persistent buffers must lie below all others"
+        return self._arena[offset : offset + nbytes]
+
+    def _bind(self, call: Call, operands: dict[str, list], private: np.ndarray) -> Callable[[], object]:
+        def operand(arg: object) -> object:
+            return operands[arg.space][arg.index] if isinstance(arg, Arg) else arg
+
+        end = call.scratch_offset + call.scratch_bytes
+        scratch = private[call.scratch_offset : end] if call.scratch_bytes else None
+        args = [operand(arg) for arg in call.args]
+        outs = tuple(operands[out.space][out.index] for out in call.outs)
+        return self._table.bind(call.kernel, args, outs, dict(call.params), scratch, call.accumulate)
+
+    def _member(self, comm: Comm) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
+        """This processor's send, receive and scratch, flat."""
+        member = len(comm.group) - 1 - comm.group[::-1].index(self._proc)
+        send, receive = (self._flat(views[member]) for views in (comm.send, comm.receive))
+        if comm.form == "move" and comm.group[0] == comm.group[1]:
+            send = self._flat(comm.send[0])
+        scratch = self._flat(comm.scratch[member])
+        some = send if send is not None else receive
+        if scratch is not None and some is not None:
+            scratch = scratch.view(some.dtype)
+        return send, receive, scratch
+
+    def _flat(self, view: View | None) -> np.ndarray | None:
+        if view is None:
+            return None
+        array = self._view(view)
+        assert array.flags.c_contiguous, f"a transfer's view {view} is not one run of memory"
+        return array.reshape(-1)
+
+    def _poisoning(self, task: Task, private: np.ndarray) -> list[Callable[[], object]]:
+        """Calls that fill with NaN what begins its life with this task."""
+        if not self._poison:
+            return []
+        memories = [private] if private.nbytes else []
+        for index in self._born.get(task.index, ()):
+            offset = int(self._packing.offset[index]) - self._floor
+            memories.append(self._arena[offset : offset + int(self._graph.buffer_bytes[index])])
+        return [partial(memory.fill, POISON) for memory in memories]
+
+
+@cache
+def _table() -> Table:
+    return Table("numpy")
+
+
+def _aligned(nbytes: np.ndarray | int) -> np.ndarray | int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _allocate(nbytes: np.ndarray | int, poison: bool) -> np.ndarray:
+    """Aligned bytes: zeros, or poison."""
+    raw = np.zeros(int(nbytes) + ALIGNMENT, np.uint8)
+    begin = -raw.ctypes.data % ALIGNMENT
+    memory = raw[begin : begin + int(nbytes)]
+    if poison:
+        memory.fill(POISON)
+    return memory
+
+
+def _array(memory: np.ndarray, offset: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    """A dense array at that byte offset of the memory."""
+    nbytes = prod(shape) * np.dtype(dtype).itemsize
+    assert offset >= 0 and offset + nbytes <= memory.nbytes, f"{nbytes} bytes at {offset} lie outside {memory.nbytes}"
+    return memory[offset : offset + nbytes].view(dtype).reshape(shape)
+
+
+def _chain(calls: list[Callable[[], object]]) -> Callable[[], object]:
+    """One call that makes them all in order."""
+    if len(calls) == 1:
+        return calls[0]
+    frozen = tuple(calls)
+
+    def run() -> None:
+        for call in frozen:
+            call()
+
+    return run
+
+
+def _after(first: Callable[[], object], begin: Callable[[], Request]) -> Callable[[], Request]:
+    def run() -> Request:
+        first()
+        return begin()
+
+    return run

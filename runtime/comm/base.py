@@ -1,0 +1,98 @@
+"""What a communicator can do: non-blocking messages, collectives built of them, and a few blocking words between ranks.
+
+It does not know tasks, and not what carries the bytes.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+
+from castile.runtime.comm import forms
+from castile.runtime.comm.messages import DONE, Messenger, Request, Staged
+
+
+class End(Messenger):
+    """One end of messages and collectives between numbered peers."""
+
+    def collective(
+        self,
+        form: str,
+        group: Sequence[int],
+        send: np.ndarray | None,
+        receive: np.ndarray | None,
+        scratch: np.ndarray | None,
+        counts: Sequence[Sequence[int]],
+        tag: int,
+    ) -> Request:
+        """Takes this end's part in a transfer over `group`; see `Comm` in task.py for form, counts and scratch.
+
+        `send` and `receive` never overlap. Sums are (p0 + p1) + p2 ... in group order: alike everywhere.
+        """
+        if form == "move":
+            return self._move(group, send, receive, tag)
+        part = forms.Part(self, group, group.index(self.rank), send, receive, scratch, counts, tag)
+        return Staged(forms.steps(form, part))
+
+    def _move(self, group: Sequence[int], send: np.ndarray | None, receive: np.ndarray | None, tag: int) -> Request:
+        source, destination = group
+        if source == destination:
+            assert send is not None and receive is not None
+            np.copyto(receive, send)
+            return DONE
+        if self.rank == source:
+            assert send is not None
+            return self.send(send, destination, tag)
+        assert receive is not None
+        return self.recv(receive, source, tag)
+
+
+class Communicator(End):
+    """A rank among `size` ranks.
+
+    host                    the name of the machine this rank runs on
+    local_rank, local_size  its place among the ranks on that host
+    epoch_ns                this rank's perf_counter_ns at one moment that all ranks share
+    """
+
+    size: int
+    host: str
+    local_rank: int
+    local_size: int
+    epoch_ns: int
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Returns when every rank has come here."""
+
+    @abstractmethod
+    def bcast_bytes(self, data: bytes | None, root: int = 0) -> bytes:
+        """The root's data, on every rank."""
+
+    @abstractmethod
+    def gather_bytes(self, data: bytes, root: int = 0) -> list[bytes] | None:
+        """Every rank's data in rank order on the root, None elsewhere."""
+
+    @abstractmethod
+    def relax(self, empty_polls: int) -> None:
+        """Gives the core away after that many polls in a row that found nothing."""
+
+    @abstractmethod
+    def abort(self, status: int) -> None:
+        """Ends all ranks with that exit status."""
+
+    def clock_offset_ns(self) -> int:
+        """This rank's perf_counter_ns minus rank 0's: 0 on one host, whose processes share the clock."""
+        return 0
+
+    def wait(self, *requests: Request) -> None:
+        """Returns when all are done; polls each of them, since one may need another's progress."""
+        pending, empty_polls = list(requests), 0
+        while pending:
+            left = [request for request in pending if not request.poll()]
+            empty_polls = empty_polls + 1 if len(left) == len(pending) else 0
+            pending = left
+            if empty_polls:
+                self.relax(empty_polls)

@@ -1,0 +1,146 @@
+"""Ranks as MPI processes: the one room that imports mpi4py.
+
+It does not know tasks. Every wait polls, so that a rank that waits still serves what others need from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from functools import lru_cache
+
+import mpi4py
+import numpy as np
+
+from castile.runtime.comm.base import Communicator
+from castile.runtime.comm.messages import Request
+
+# One thread at a time calls MPI: without the locks of "multiple" each call is cheaper. No effect if MPI already runs.
+mpi4py.rc.thread_level = "serialized"
+try:
+    from mpi4py import MPI
+except RuntimeError as error:
+    raise ImportError(f"mpi4py finds no MPI library ({error}); install one with: pip install 'castile[mpi]'") from error
+
+PING_PONGS = 50
+# About a millisecond of polling; a wake-up costs more than most messages, so sleep only when the wait is long.
+POLLS_BEFORE_SLEEP = 500
+POLLS_BEFORE_SLEEP_CROWDED = 20
+SHORTEST_SLEEP_SECONDS = 20e-6
+LONGEST_SLEEP_SECONDS = 500e-6
+
+
+@lru_cache(maxsize=1)
+def world() -> MpiCommunicator:
+    """The communicator of all ranks that were started together; every rank must call it."""
+    return MpiCommunicator(MPI.COMM_WORLD.Dup())
+
+
+class _Message(Request):
+    """A message under way; mpi4py's request keeps its buffer alive."""
+
+    __slots__ = ("_test",)
+
+    def __init__(self, request: MPI.Request) -> None:
+        self._test = request.Test
+
+    def poll(self) -> bool:
+        return self._test()
+
+
+class MpiCommunicator(Communicator):
+    """A rank of an MPI communicator, which must be its own alone."""
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        self._comm = comm
+        self.rank, self.size = comm.Get_rank(), comm.Get_size()
+        self.host = MPI.Get_processor_name()
+        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self.local_rank, self.local_size = node.Get_rank(), node.Get_size()
+        node.Free()
+        highest = comm.Get_attr(MPI.TAG_UB)
+        assert isinstance(highest, int)
+        self._num_tags = highest + 1
+        crowded = self.local_size > len(os.sched_getaffinity(0))
+        self._polls_before_sleep = POLLS_BEFORE_SLEEP_CROWDED if crowded else POLLS_BEFORE_SLEEP
+        self._one_host = bool(comm.allreduce(int(self.local_size == self.size), op=MPI.MIN))
+        epoch = np.array(time.perf_counter_ns())
+        comm.Bcast([epoch, MPI.INT64_T])
+        self.epoch_ns = int(epoch) + self.clock_offset_ns()
+
+    def send(self, array: np.ndarray, peer: int, tag: int) -> Request:
+        return _Message(self._comm.Isend((array.view(np.uint8), MPI.BYTE), peer, tag % self._num_tags))
+
+    def recv(self, array: np.ndarray, peer: int, tag: int) -> Request:
+        return _Message(self._comm.Irecv((array.view(np.uint8), MPI.BYTE), peer, tag % self._num_tags))
+
+    def barrier(self) -> None:
+        self._comm.Barrier()
+
+    def bcast_bytes(self, data: bytes | None, root: int = 0) -> bytes:
+        assert data is not None or self.rank != root, "the root of a broadcast has no data"
+        length = np.array(len(data or b""))
+        self._comm.Bcast([length, MPI.INT64_T], root)
+        buffer = np.empty(int(length), np.uint8)
+        if self.rank == root:
+            buffer[:] = np.frombuffer(data or b"", np.uint8)
+        self._comm.Bcast([buffer, MPI.BYTE], root)
+        return buffer.tobytes()
+
+    def gather_bytes(self, data: bytes, root: int = 0) -> list[bytes] | None:
+        lengths = np.zeros(self.size, np.int64)
+        self._comm.Gather([np.array(len(data)), MPI.INT64_T], [lengths, MPI.INT64_T], root)
+        buffer = np.empty(int(lengths.sum()) if self.rank == root else 0, np.uint8)
+        starts = np.cumsum(lengths) - lengths
+        self._comm.Gatherv([np.frombuffer(data, np.uint8), MPI.BYTE], [buffer, lengths, starts, MPI.BYTE], root)
+        if self.rank != root:
+            return None
+        return [buffer[s : s + n].tobytes() for s, n in zip(starts.tolist(), lengths.tolist())]
+
+    def clock_offset_ns(self) -> int:
+        return 0 if self._one_host else self.measured_offset_ns()
+
+    def measured_offset_ns(self) -> int:
+        """The clock offset by ping-pong with rank 0, one rank after the other: the quickest answer is the truest."""
+        offset = 0
+        for peer in range(1, self.size):
+            if self.rank == 0:
+                self._answer_pings(peer)
+            elif self.rank == peer:
+                offset = self._ping()
+        return offset
+
+    def _answer_pings(self, peer: int) -> None:
+        clock = np.zeros(1, np.int64)
+        for _ in range(PING_PONGS):
+            self._comm.Recv([clock, MPI.INT64_T], peer)
+            clock[0] = time.perf_counter_ns()
+            self._comm.Send([clock, MPI.INT64_T], peer)
+
+    def _ping(self) -> int:
+        clock = np.zeros(1, np.int64)
+        best = (sys.maxsize, 0)
+        for _ in range(PING_PONGS):
+            sent = time.perf_counter_ns()
+            self._comm.Send([clock, MPI.INT64_T], 0)
+            self._comm.Recv([clock, MPI.INT64_T], 0)
+            back = time.perf_counter_ns()
+            best = min(best, (back - sent, (sent + back) // 2 - int(clock[0])))
+        return best[1]
+
+    def relax(self, empty_polls: int) -> None:
+        if empty_polls < self._polls_before_sleep:
+            os.sched_yield()
+        else:
+            over = empty_polls - self._polls_before_sleep
+            time.sleep(min(SHORTEST_SLEEP_SECONDS * (1 + over), LONGEST_SLEEP_SECONDS))
+
+    def abort(self, status: int) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        if not MPI.Is_finalized():
+            self._comm.Abort(status)
+        os._exit(status)

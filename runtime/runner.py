@@ -1,0 +1,165 @@
+"""The shell of a rank: binds a task graph to memory, kernels and messages once, then runs it step by step.
+
+It does not know what tasks compute, nor what carries their messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from castile.runtime.backends.base import Backend, State, load
+from castile.runtime.comm.base import Communicator
+from castile.runtime.comm.processors import end_of, rank_of
+from castile.runtime.executor import is_transfer, program
+from castile.runtime.mapper import Default, Mapper, check
+from castile.runtime.task import Kind, TaskGraph
+from castile.runtime.timeline import Timeline, merge
+from castile.runtime.worker import Action, Worker
+
+if TYPE_CHECKING:
+    from castile.runtime.memory import Packing
+
+PICOSECONDS_PER_NANOSECOND = 1000
+
+
+class Runner:
+    """This rank's part of a task graph, ready to run.
+
+    procs    the processors of this rank; ranks[p] is the rank of processor p (default: one each, or runs of neighbours)
+    state    persistent arrays by (region, box, processor): those found are used, others are made and put there, so that
+             graphs given the same `state` share their parameters
+    poison   memory that no task has written yet holds NaN
+    mapper   decides the issue order; raises ValueError where its order breaks a need or moves a transfer
+
+    An exception out of a task carries the step, the task and the rank as a note.
+    """
+
+    def __init__(
+        self,
+        graph: TaskGraph,
+        timeline: Timeline,
+        packing: Packing,
+        procs: Sequence[int],
+        comm: Communicator,
+        backend: str = "numpy",
+        state: State | None = None,
+        poison: bool = False,
+        mapper: Mapper | None = None,
+        ranks: Sequence[int] | None = None,
+    ) -> None:
+        self.graph, self.comm = graph, comm
+        self.num_steps = 0
+        ranks = rank_of(graph.num_procs, comm.size) if ranks is None else ranks
+        state = {} if state is None else state
+        self._backends = [load(backend)(graph, packing, proc, state, poison) for proc in procs]
+        self._workers = []
+        for proc, memory in zip(procs, self._backends):
+            order = _order(graph, timeline, packing, proc, mapper)
+            steps = program(graph, order, packing.edges)
+            actions = _bind(graph, steps.tasks, memory, comm, proc, ranks)
+            self._workers.append(Worker(steps, actions))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory held by this rank's processors, but for arrays that were found in `state`."""
+        return sum(memory.nbytes for memory in self._backends)
+
+    @property
+    def done(self) -> bool:
+        """Whether the step has ended."""
+        return all(worker.done for worker in self._workers)
+
+    def persistent(self, role: str) -> State:
+        """This rank's arrays of that role ("input", "carried", "output") by (region, box, processor)."""
+        return {key: array for memory in self._backends for key, array in memory.persistent.get(role, {}).items()}
+
+    def begin(self) -> None:
+        """Begins a step, which `advance` then carries on."""
+        self.num_steps += 1
+        for worker in self._workers:
+            worker.begin()
+
+    def advance(self) -> bool:
+        """Goes as far as is possible without waiting; False where nothing could go on."""
+        moved = False
+        for worker in self._workers:
+            if worker.done:
+                continue
+            try:
+                moved |= worker.advance()
+            except Exception as error:
+                task = self.graph.tasks[worker.program.tasks[worker.position]]
+                error.add_note(f"step {self.num_steps}, task {task.name}, rank {self.comm.rank}")
+                raise
+        return moved
+
+    def run(self) -> None:
+        """Runs one step."""
+        self.begin()
+        empty_polls = 0
+        while not self.done:
+            if self.advance():
+                empty_polls = 0
+            else:
+                empty_polls += 1
+                self.comm.relax(empty_polls)
+
+    def step(self) -> Timeline:
+        """Runs one step and tells when each of this rank's tasks ran."""
+        self.run()
+        return self.timeline()
+
+    def timeline(self) -> Timeline:
+        """When each of this rank's tasks ran in the last step, in picoseconds since the communicator's epoch.
+
+        All ranks share that epoch: `whole_step` makes one timeline of theirs.
+        """
+        spans = []
+        for worker in self._workers:
+            tasks, begun, ended = worker.times()
+            epoch = self.comm.epoch_ns
+            begun, ended = ((times - epoch) * PICOSECONDS_PER_NANOSECOND for times in (begun, ended))
+            spans.append(Timeline(tasks, begun, ended))
+        return spans[0] if len(spans) == 1 else merge(spans)
+
+
+def run_local(runners: Sequence[Runner]) -> None:
+    """Runs one step of all ranks of one process, in turns. Raises RuntimeError where all would wait for ever."""
+    for runner in runners:
+        runner.begin()
+    while not all(runner.done for runner in runners):
+        moved = [runner.advance() for runner in runners if not runner.done]
+        if not any(moved):
+            stuck = [str(runner.comm.rank) for runner in runners if not runner.done]
+            raise RuntimeError(f"ranks {', '.join(stuck)} wait for each other")
+
+
+def whole_step(timelines: Sequence[Timeline]) -> Timeline:
+    """All ranks' timelines of one step as one, which begins at zero."""
+    merged = merge(list(timelines))
+    begin = min((int(t.start.min()) for t in timelines if len(t.start)), default=0)
+    return Timeline(merged.task, merged.start - begin, merged.end - begin)
+
+
+def _order(graph: TaskGraph, timeline: Timeline, packing: Packing, proc: int, mapper: Mapper | None) -> tuple[int, ...]:
+    order = (mapper or Default()).order(graph, timeline, proc)
+    if mapper is not None:
+        check(graph, timeline, proc, order, packing.edges)
+    return tuple(int(task) for task in order)
+
+
+def _bind(
+    graph: TaskGraph, tasks: Sequence[int], memory: Backend, comm: Communicator, proc: int, ranks: Sequence[int]
+) -> list[Action]:
+    """The processor's tasks as calls; a transfer's tag is its number among the transfers of the graph."""
+    end = end_of(comm, proc, ranks)
+    tags = np.cumsum(graph.kind >= Kind.MOVE).tolist()
+    return [
+        memory.transfer(graph.tasks[task], end, tags[task])
+        if is_transfer(int(graph.kind[task]))
+        else memory.compute(graph.tasks[task])
+        for task in tasks
+    ]

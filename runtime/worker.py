@@ -1,0 +1,95 @@
+"""A worker obeys the executor of one processor: it makes the calls, polls what is under way, and reads the clock.
+
+It does not know what the calls do.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from time import perf_counter_ns
+
+import numpy as np
+
+from castile.runtime.comm.messages import Request
+from castile.runtime.executor import Executor, Program, Wait
+
+# A task as a call: an asynchronous one returns the request that tells when it has finished.
+Action = Callable[[], object]
+
+
+class Worker:
+    """One processor's steps.
+
+    done      whether the step has ended
+    position  where in the program the task stands that was touched last
+    """
+
+    def __init__(self, steps: Program, actions: Sequence[Action]) -> None:
+        self.program = steps
+        self.done = True
+        self.position = 0
+        self._actions = tuple(actions)
+        self._executor = Executor(steps)
+        self._pending: dict[int, tuple[int, Request]] = {}
+        nothing = bytes(8 * len(steps.tasks))
+        self._begun, self._ended = array("q", nothing), array("q", nothing)
+
+    def begin(self) -> None:
+        self._executor.begin()
+        self.done = False
+
+    def advance(self) -> bool:
+        """Goes on until the step has ended or nothing can go on before something finishes; False where nothing went."""
+        next_, actions, begun, ended = self._executor.next, self._actions, self._begun, self._ended
+        pending, clock = self._pending, perf_counter_ns
+        moved = False
+        while (instruction := next_()) is not None:
+            if isinstance(instruction, Wait):
+                if not self._poll_all():
+                    return moved
+            else:
+                position, task, asynchronous = instruction
+                self.position = position
+                begun[position] = clock()
+                outcome = actions[position]()
+                if asynchronous:
+                    pending[task] = (position, outcome)  # type: ignore[assignment]
+                else:
+                    ended[position] = clock()
+                    if pending:
+                        self._poll_one()
+            moved = True
+        self.done = True
+        return True
+
+    def times(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The tasks of the last step in their numbers' order, and when each began and ended by perf_counter_ns."""
+        tasks = np.array(self.program.tasks, np.int64)
+        by_number = np.argsort(tasks)
+        begun, ended = (np.frombuffer(times, np.int64)[by_number] for times in (self._begun, self._ended))
+        return tasks[by_number], begun, ended
+
+    def _poll_all(self) -> bool:
+        """Polls all that is under way, since one transfer may need what we owe to another; True where any finished."""
+        finished = [task for task, (position, request) in self._pending.items() if self._poll(position, request)]
+        for task in finished:
+            del self._pending[task]
+            self._executor.finished(task)
+        return bool(finished)
+
+    def _poll_one(self) -> None:
+        """Between two tasks one transfer gets its chance, each in turn."""
+        task = next(iter(self._pending))
+        position, request = self._pending.pop(task)
+        if self._poll(position, request):
+            self._executor.finished(task)
+        else:
+            self._pending[task] = (position, request)
+
+    def _poll(self, position: int, request: Request) -> bool:
+        self.position = position
+        done = request.poll()
+        if done:
+            self._ended[position] = perf_counter_ns()
+        return done
