@@ -58,6 +58,8 @@ def run(command: Doctor) -> int:
         return 0
     if command.ranks < 0:
         raise ranks.UserError(f"--ranks {command.ranks}: a test starts 1 rank or more, and 0 starts none")
+    if command.ranks and ranks.num_launched() > 1:
+        raise ranks.UserError("--ranks starts ranks of its own: run `castile doctor` outside mpirun")
     if command.write_mpi_settings:
         for path in mpi_settings.write_settings(mpi_settings.folder()):
             print(f"wrote {path}", file=sys.stderr)
@@ -222,9 +224,9 @@ def _start(num_ranks: int) -> Finding:
 
 def _run_ranks(words: list[str]) -> tuple[int, str]:
     environment = os.environ | launch.variables()
-    pipe = subprocess.PIPE
+    none, pipe, same = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
     with subprocess.Popen(
-        words, env=environment, text=True, stdout=pipe, stderr=subprocess.STDOUT, process_group=0
+        words, env=environment, text=True, stdin=none, stdout=pipe, stderr=same, process_group=0
     ) as process:
         try:
             output = process.communicate(timeout=_START_SECONDS)[0]

@@ -3,6 +3,7 @@
 Knows mpirun; not what the command does.
 """
 
+import json
 import os
 import shlex
 import signal
@@ -38,6 +39,8 @@ class Launch:
     """A file with one host a line, `NAME slots=COUNT`; without it all ranks run here."""
     dry_run: bool = False
     """Print the command line and the variables it needs, and start nothing."""
+    json: bool = False
+    """Print one JSON object: that of the command, or with --dry-run the command line and its variables."""
 
 
 COMMAND = Launch
@@ -57,12 +60,17 @@ def run(command: Launch) -> int:
     Raises UserError for no command, fewer than one rank, a launch within a launch, a bad host file, or no mpirun.
     """
     _check(command)
-    words = mpirun_words(command.ranks, command.hostfile, [sys.executable, "-m", "castile", *command.command])
+    asked = ["--json"] if command.json and not command.dry_run else []
+    program = [sys.executable, "-m", "castile", *command.command, *asked]
+    words = mpirun_words(command.ranks, command.hostfile, program)
     added = {name: value for name, value in variables().items() if name not in os.environ}
-    if command.dry_run:
+    if not command.dry_run:
+        return start(words, os.environ | added)
+    if command.json:
+        print(json.dumps({"command": words, "environment": added}))
+    else:
         print(shlex.join([*(f"{name}={value}" for name, value in added.items()), *words]))
-        return 0
-    return start(words, os.environ | added)
+    return 0
 
 
 def variables() -> dict[str, str]:
@@ -114,7 +122,10 @@ def start(words: Sequence[str], environment: Mapping[str, str]) -> int:
 
     Ranks' output passes through; mpirun's own note that a rank ended with an error is left out, for the rank says why.
     """
-    with subprocess.Popen(words, env=dict(environment), stderr=subprocess.PIPE, process_group=0) as process:
+    # A group of its own, so that Ctrl-C reaches mpirun through us alone; such a group must not read the terminal.
+    with subprocess.Popen(
+        words, env=dict(environment), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, process_group=0
+    ) as process:
         assert process.stderr is not None
         handlers = {number: signal.signal(number, lambda given, _: process.send_signal(given)) for number in _passed()}
         relay = threading.Thread(target=_relay, args=(process.stderr,), daemon=True)

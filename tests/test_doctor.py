@@ -3,10 +3,13 @@
 import importlib.metadata
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 
-from castile.launch import doctor, mpi_settings
+from castile import __version__
+from castile.launch import doctor, launch, mpi_settings
 from castile.launch.__main__ import main
 from tests.mpi import mpirun_apart
 
@@ -84,6 +87,19 @@ def test_ranks_start_and_are_timed(capsys):
     start = json.loads(capsys.readouterr().out)["start-up"]
     assert start["found"], start
     assert 0 < start["start_seconds"] < 60
+
+
+@pytest.mark.mpi
+def test_a_bare_mpirun_starts_more_ranks_than_cores_once_the_settings_are_written():
+    if mpi_settings.missing_settings(mpi_settings.folder()):
+        pytest.skip("this environment has no Open MPI settings; `castile doctor --write-mpi-settings` writes them")
+    others = ("OMPI_", "PRTE_", "PMIX_")
+    bare = {name: value for name, value in os.environ.items() if not name.startswith(others)}
+    root = dict.fromkeys(mpi_settings.ROOT_VARIABLES, "1")
+    num_ranks = (os.cpu_count() or 1) + 2
+    words = [str(launch.mpirun_path()), "-n", str(num_ranks), sys.executable, "-m", "castile", "--version"]
+    ended = subprocess.run(words, env=bare | root, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (0, f"castile {__version__}\n"), ended.stderr
 
 
 @pytest.mark.mpi

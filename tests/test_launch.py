@@ -1,5 +1,6 @@
 """Launching: the command line, the law of errors on one rank and on many, and mpirun's environment and signals."""
 
+import json
 import os
 import shlex
 import signal
@@ -115,6 +116,14 @@ def test_dry_run_is_a_command_line_that_a_shell_can_run(capsys):
         str(launch.mpirun_path()), "-n", "3", sys.executable, "-m", "castile", "train", "convnet", "--seed", "0",
         "-n", "9",
     ]  # fmt: skip
+
+
+def test_dry_run_as_json(capsys):
+    pytest.importorskip("mpi4py")
+    assert main(["launch", "-n", "3", "--dry-run", "--json", "doctor", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["command"][-2:] == ["doctor", "--json"] and told["command"].count("--json") == 1
+    assert all(isinstance(value, str) for value in told["environment"].values())
 
 
 word = st.text("abc-=0", min_size=1, max_size=5)
@@ -289,10 +298,10 @@ def launched(*words: str) -> subprocess.Popen:
 @pytest.mark.mpi
 def test_launch_starts_more_ranks_than_cores_in_a_bare_environment():
     num_ranks = (os.cpu_count() or 1) + 2
-    with launched("-n", str(num_ranks), "doctor", "--json") as process:
+    with launched("-n", str(num_ranks), "--json", "doctor") as process:
         out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
-    assert out.startswith("{") and err == ""
+    assert json.loads(out) and err == ""
 
 
 @pytest.mark.mpi
