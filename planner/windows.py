@@ -1,4 +1,4 @@
-"""Windows that slide over an array dim: where the window of a block of outputs begins and ends, and what padding it sees.
+"""Windows that slide over an array dim: what a block of outputs sees of the array, and how much padding.
 
 It does not know what is computed inside a window.
 """
@@ -20,7 +20,7 @@ def pair(value: int | Sequence[int]) -> Pair:
 
 
 def count(length: int, kernel: int, stride: int, padding: int) -> int:
-    """How many windows fit on a padded dim. Raises ValueError where a window can see nothing but padding, or none fits."""
+    """How many windows fit on a padded dim. Raises ValueError where one could see only padding, or where none fits."""
     if stride < 1:
         raise ValueError(f"a stride of {stride} does not move: it should be at least 1")
     if not 0 <= padding < kernel:

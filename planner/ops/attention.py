@@ -39,8 +39,8 @@ class Attention(Op):
 
     def _local(self, at: Part) -> dict[str, object]:
         h0, h1 = at.range("h")
-        scale = 1 / sqrt(at.extent("d"))
-        return {"heads": h1 - h0, "causal": self.causal, "offset": at.range("s")[0] if self.causal else 0, "scale": scale}
+        first = at.range("s")[0] if self.causal else 0
+        return {"heads": h1 - h0, "causal": self.causal, "offset": first, "scale": 1 / sqrt(at.extent("d"))}
 
     def forward(self, k, q, keys, values, *, at):
         return k.attention(q, keys, values, **self._local(at))

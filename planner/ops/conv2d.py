@@ -1,4 +1,4 @@
-"""Convolution over rows and columns: y[b, o] = sum over i of x[b, i] * w[o, i], correlated, with stride and zero padding.
+"""Convolution over rows and columns: y[b, o] = sum over i of x[b, i] correlated with w[o, i]; stride, zero padding.
 
 Split rows read the halo that their windows need, whatever the stride; it knows nothing of who holds it.
 """

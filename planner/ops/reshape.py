@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from castile.planner.axes import Alignment, Line, align, parse
+from castile.planner.axes import Alignment, align, parse
 from castile.planner.op import Op, Tensor, op
 
 
@@ -25,8 +25,8 @@ class Reshape(Op):
         return self.text
 
     def bind(self, inputs: tuple[Tensor, ...], who: str) -> Alignment:
-        line: Line = parse(self.text)
-        return align(line, [t.shape for t in inputs], [t.axes for t in inputs], dict(self.sizes), self.extents, f"{who} (reshape)")
+        shapes, names = [t.shape for t in inputs], [t.axes for t in inputs]
+        return align(parse(self.text), shapes, names, dict(self.sizes), self.extents, f"{who} (reshape)")
 
     def forward(self, k, x, *, at):
         return k.reshape(x, shape=at.writes(0).shape)

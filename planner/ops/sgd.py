@@ -14,8 +14,10 @@ class Sgd(Op):
     nesterov: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1 or self.decay < 0:
-            raise ValueError(f"sgd: momentum {self.momentum} should lie in 0 <= momentum < 1, and decay {self.decay} be >= 0")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"sgd: momentum should be at least 0 and below 1, got {self.momentum}")
+        if self.decay < 0:
+            raise ValueError(f"sgd: weight decay should be at least 0, got {self.decay}")
 
     def forward(self, k, w, g, m, lr):
         return k.sgd(w, g, m, lr, momentum=self.momentum, decay=self.decay, nesterov=self.nesterov)

@@ -1,0 +1,170 @@
+"""What the laws of operators say, as functions: a case computed whole, cut and put together, or recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from castile.kernels import reference
+from castile.kernels.table import Table
+from castile.planner.graph import Node
+from castile.planner.op import PASSES, Part
+from castile.planner.strategy import parts
+from castile.planner.trace import Recording, Spec, record
+from castile.runtime.region import slices
+from tests.op_cases import Case
+
+MOST_PARTS = 4
+
+
+def node_of(case: Case) -> Node:
+    alignment = case.op.bind(case.tensors, "it")
+    names = tuple(f"it:{label}" for label in case.op.results)
+    return Node("it", case.op, tuple(t.name for t in case.tensors), names, alignment)
+
+
+def splits(node: Node) -> Iterator[dict[str, int]]:
+    """Every combination of degrees of the axes that may be split, with at most four parts."""
+    a = node.alignment
+    axes = [axis for axis in a.axes if axis not in a.frozen]
+    degrees = [range(1, min(MOST_PARTS, a.extents[axis]) + 1) for axis in axes]
+    for combination in product(*degrees):
+        if prod(combination) <= MOST_PARTS:
+            yield dict(zip(axes, combination, strict=True))
+
+
+def passes(case: Case) -> list[str]:
+    return [which for which in PASSES if case.op.has(which)]
+
+
+def targets(case: Case, which: str) -> list[int]:
+    """For F the numbers of the results, for B and W those of the operands that the results are gradients of."""
+    if which == "F":
+        return list(range(len(case.op.results)))
+    return [n for n, tensor in enumerate(case.tensors) if tensor.param == (which == "W")]
+
+
+def run(case: Case, which: str, part: Part, arrays, dy, y) -> list[np.ndarray | None]:
+    """One pass of one part with the definitions of the kernels, on its own slices."""
+    asked = {"at": part, "y": y}
+    context = {name: asked[name] for name in case.op.asks(which)}
+    given = arrays if which == "F" else (dy, *arrays)
+    result = getattr(case.op, PASSES[which])(reference, *given, **context)
+    return list(result) if isinstance(result, tuple) else [result]
+
+
+class Whole:
+    """A case computed in one piece: results of forward, a gradient of the first result, gradients by operand."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.node = node_of(case)
+        part = self.node.whole()
+        self.y = tuple(run(case, "F", part, case.arrays, None, None))
+        self.dy = np.random.default_rng(1).normal(size=self.y[0].shape)
+        self.results: dict[str, list[np.ndarray | None]] = {
+            which: run(case, which, part, case.arrays, self.dy, self.y) for which in passes(case)
+        }
+
+    def local(self, part: Part) -> tuple[tuple[np.ndarray, ...], np.ndarray, tuple[np.ndarray, ...]]:
+        """What a part has: dense copies of the operands' boxes that it reads, of its dy and its results."""
+        arrays = tuple(cut(a, part.reads(n)) for n, a in enumerate(self.case.arrays))
+        return arrays, cut(self.dy, part.writes(0)), tuple(cut(a, part.writes(j)) for j, a in enumerate(self.y))
+
+
+def cut(array: np.ndarray, box) -> np.ndarray:
+    return np.array(array[slices(box)])
+
+
+def combined(whole: Whole, split: Mapping[str, int], which: str) -> list[np.ndarray]:
+    """The pass computed part by part and put together by the law.
+
+    A result that bears every split axis is written once everywhere; another is summed over the pieces. Gradients add up
+    where the boxes that pieces read overlap, and are zero where nobody reads.
+    """
+    case, node = whole.case, whole.node
+    cut_axes = {axis for axis, degree in split.items() if degree > 1}
+    numbers = targets(case, which)
+    likes = whole.y if which == "F" else case.arrays
+    totals = [np.zeros(likes[n].shape) for n in numbers]
+    counts = [np.zeros(likes[n].shape, int) for n in numbers]
+    for part in parts(node, split):
+        outcome = run(case, which, part, *whole.local(part))
+        assert len(outcome) == len(numbers), f"{case}: {which} gives {len(outcome)} results for {len(numbers)}"
+        for n, total, count, piece in zip(numbers, totals, counts, outcome, strict=True):
+            if piece is not None:
+                box = part.writes(n) if which == "F" else part.reads(n)
+                assert piece.shape == box.shape, f"{case} {split}: {which} {n} has {piece.shape}, its box is {box}"
+                total[slices(box)] += piece
+                count[slices(box)] += 1
+    if which == "F":
+        for n, count in zip(numbers, counts, strict=True):
+            tiles = cut_axes <= set(node.alignment.results[n].axes)
+            assert (count == 1).all() if tiles else (count >= 1).all(), f"{case} {split}: result {n} is not tiled"
+    return totals
+
+
+def deviation(whole: Whole, split: Mapping[str, int]) -> float:
+    """The largest of max|a - b| / max|b| over all results and gradients; infinite where it is not a number."""
+    worst = 0.0
+    for which in passes(whole.case):
+        for one, all_ in zip(combined(whole, split, which), whole.results[which], strict=True):
+            if all_ is not None:
+                worst = max(worst, relative(one, all_))
+    return worst
+
+
+def relative(a: np.ndarray, b: np.ndarray) -> float:
+    if b.size == 0:
+        return 0.0
+    difference, scale = float(np.abs(a - b).max()), float(np.abs(b).max())
+    if np.isnan(difference) or np.isnan(scale):
+        return float("inf")
+    return difference / scale if scale else difference
+
+
+def recorded(case: Case, which: str, part: Part, arrays, dy, y) -> tuple[Recording, list[np.ndarray]]:
+    """The pass's recording for a part, and the arrays that it numbers."""
+    asked = {"at": part, "y": tuple(spec(a) for a in y)}
+    context = {name: asked[name] for name in sorted(case.op.asks(which))}
+    inputs = list(arrays if which == "F" else (dy, *arrays))
+    recording = record(getattr(case.op, PASSES[which]), [spec(a) for a in inputs], **context)
+    return recording, [*inputs, *y] if "y" in context else inputs
+
+
+def spec(array: np.ndarray) -> Spec:
+    return Spec(array.shape, array.dtype.name)
+
+
+def execute(recording: Recording, inputs: list[np.ndarray], form: str, accumulate: bool) -> list[np.ndarray]:
+    """Run a recording's calls on poisoned memory; with `accumulate` its results are added to ones."""
+    made = [s for s in recording.results if s is not None]
+    outs = [np.full(s.shape, 1.0 if accumulate else np.nan, s.dtype) for s in made]
+    body = recording.body([accumulate] * len(made))
+    views = [inputs[n] for n in recording.reads] + outs
+    memory = poisoned(body.private_bytes)
+    temps = [
+        memory[t.offset :][: prod(t.shape) * np.dtype(t.dtype).itemsize].view(t.dtype).reshape(t.shape)
+        for t in body.temps
+    ]
+    table = Table(form)
+
+    def resolve(arg):
+        spaces = {"view": views, "temp": temps}
+        return spaces[arg.space][arg.index] if hasattr(arg, "space") else arg
+
+    for call in body.calls:
+        args, results = [resolve(a) for a in call.args], tuple(resolve(o) for o in call.outs)
+        scratch = memory[call.scratch_offset :][: call.scratch_bytes] if call.scratch_bytes else None
+        table.bind(call.kernel, args, results, dict(call.params), scratch, call.accumulate)()
+    return outs
+
+
+def poisoned(nbytes: int) -> np.ndarray:
+    """Bytes at a 64-byte boundary that read as NaN."""
+    raw = np.full(nbytes + 64, 0xFF, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + nbytes]
