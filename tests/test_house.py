@@ -17,7 +17,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 # Top to bottom: a package imports only itself and what stands after it.
 PACKAGES = ("launch", "planner", "runtime", "kernels")
 # The rooms of the runtime that run tasks, move data or talk; the others are pure, and all that the planner uses.
-BUSY_ROOMS = {"executor", "runner", "mapper", "debug", "watchdog", "backends", "comm"}
+BUSY_ROOMS = {"executor", "runner", "worker", "mapper", "debug", "watchdog", "backends", "comm"}
 # Who may import a package that is not there everywhere, as module names or their beginnings.
 OWNERS = {
     "mpi4py": ("castile.runtime.comm.mpi",),
