@@ -14,6 +14,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from castile.planner.snapshot import Measured, Snapshot
+from castile.runtime import collectives
 from castile.runtime.machine import Machine, Processor
 from castile.runtime.task import CostKey
 from castile.runtime.timeline import PICOSECONDS
@@ -26,6 +27,8 @@ INTENSITY_RATIO = 1.5
 FLOOR = 0.1
 # The weight of what the class of a family says beside one measurement of the family itself.
 PRIOR_WEIGHT = 1e-3
+# Stands for an overhead or a latency of zero, which no factor could correct.
+SMALL_SECONDS = 1e-6
 
 G = TypeVar("G", bound=Hashable)
 Terms = tuple[float, float, float]
@@ -55,7 +58,7 @@ class CostModel:
         self._overhead = snapshot.overhead_seconds if snapshot else 0.0
         rows = snapshot.rows if snapshot else ()
         self._measured = {row.key: row.seconds for row in rows}
-        self._terms = {row.key: self.terms(row.key) for row in rows if self._is_here(row.key)}
+        self._terms = {row.key: self._basis(row.key) for row in rows if self._is_here(row.key)}
         here = [row for row in rows if row.key in self._terms]
         self._general = {group: self._factor(of) for group, of in _grouped(here, lambda key: key.link).items()}
         self._classes = {group: self._factor(of) for group, of in _grouped(here, class_of).items()}
@@ -90,6 +93,11 @@ class CostModel:
             return transfer_terms(self.machine, key)
         return max((_kernel_terms(p, key) for p in self._processors), key=lambda t: t[0] + max(t[1], t[2]))
 
+    def _basis(self, key: CostKey) -> Terms:
+        """The terms that corrections scale; a machine that states no overhead or latency may well have one."""
+        fixed, flops, nbytes = self.terms(key)
+        return (fixed or SMALL_SECONDS, flops, nbytes)
+
     def _price(self, key: CostKey) -> Priced:
         overhead = 0.0 if key.link else self._overhead
         if key in self._measured:
@@ -100,7 +108,7 @@ class CostModel:
         scales = self._scales(key)
         if scales is None:
             return Priced(roofline, "roofline")
-        learned = sum(scale * term for scale, term in zip(scales, self.terms(key), strict=True))
+        learned = sum(scale * term for scale, term in zip(scales, self._basis(key), strict=True))
         return Priced(max(learned, FLOOR * roofline) + overhead, "learned")
 
     def _is_here(self, key: CostKey) -> bool:
@@ -115,8 +123,7 @@ class CostModel:
 
     def _factor(self, rows: list[Measured]) -> float:
         """The geometric mean of measured over modelled seconds."""
-        logs = [math.log(row.seconds / sum(self._terms[row.key])) for row in rows if sum(self._terms[row.key]) > 0]
-        return math.exp(sum(logs) / len(logs)) if logs else 1.0
+        return math.exp(sum(math.log(row.seconds / sum(self._terms[row.key])) for row in rows) / len(rows))
 
     def _fit(self, rows: list[Measured]) -> Terms:
         """Scales of the three terms: non-negative least squares of relative errors, drawn to the class's factor.
@@ -156,26 +163,18 @@ class CostModel:
 
 
 def transfer_terms(machine: Machine, key: CostKey) -> Terms:
-    """(latencies, 0, bytes over bandwidth) of a transfer of n members over its link, alpha and beta, seconds.
+    """(latencies, 0, bytes over bandwidth) of a transfer over its link, seconds: the two parts of its alpha-beta time.
 
-    With nbytes B the payload of the largest member: move alpha + B/beta; all_reduce 2(n-1) alpha + 2(n-1)/n B/beta
-    (ring: Patarasuk and Yuan 2009), B the array; reduce_scatter and all_gather (n-1) alpha + (n-1)/n B/beta, B the
-    whole gathered array; all_to_all the same (pairwise), B what a member holds; broadcast ceil(log2 n) (alpha + B/beta)
-    (binomial tree: Thakur, Rabenseifner and Gropp 2005).
-    A link that a node shares is divided among the groups that cross it at once, if the members lie evenly on nodes.
+    The formulas of the forms are those by which transfers were chosen (`castile.runtime.collectives.seconds`). A link
+    that a node shares is divided among the groups that cross it at once, if the members lie evenly on the nodes.
     """
-    level, n = machine.level(key.link), key.members
+    level = machine.level(key.link)
     form = key.name.partition(".")[0]
-    ring = (n - 1) / n if n > 1 else 1.0
-    counts = {"move": (1.0, 1.0), "all_reduce": (2.0 * (n - 1), 2 * ring), "reduce_scatter": (n - 1.0, ring),
-              "all_gather": (n - 1.0, ring), "all_to_all": (n - 1.0, ring),
-              "broadcast": (math.ceil(math.log2(max(n, 2))),) * 2}  # fmt: skip
-    assert form in counts, f"transfer of unknown form {form!r}"
-    steps, share = counts[form]
+    latencies = collectives.seconds(form, 0, key.members, level)
     below = [other.group for other in machine.levels if other.group < level.group]
     nodes = machine.num_procs / (below[-1] if below else 1)
-    crossing = max(1.0, level.shared_by / math.ceil(n / nodes))
-    return (steps * level.latency_seconds, 0.0, share * key.nbytes * crossing / level.bytes_per_second)
+    crossing = max(1.0, level.shared_by / math.ceil(key.members / nodes))
+    return (latencies, 0.0, (collectives.seconds(form, key.nbytes, key.members, level) - latencies) * crossing)
 
 
 def family_of(key: CostKey) -> Family:

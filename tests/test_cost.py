@@ -1,0 +1,273 @@
+"""The cost model and learning: monotone, never without a source, and near the truth on sizes that nobody measured."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from castile.planner.cost import CostModel, isotonic
+from castile.planner.learn import gaps_of, learn
+from castile.planner.snapshot import Environment, Measured, Snapshot, from_json, snapshot_of, to_json
+from castile.runtime.machine import Level, Machine, Processor, parse
+from castile.runtime.task import CostKey, Kind, Lane
+from castile.runtime.timeline import PICOSECONDS, Timeline
+from tests.graphs import Draft
+
+HERE = Environment("test")
+CPU = Processor("cpu", 5e10, 1e10, 2**30, task_overhead_seconds=5e-6, float64_flops_per_second=2.5e10)
+MACHINE = Machine("m", (CPU,) * 4, (Level("host", 4, 1e-5, 8e9),), (0,) * 5)
+FORMS = ("move", "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
+SOURCES = ("measured", "interpolated", "learned", "roofline")
+
+
+def product(b, i, o, name="linear.F", dtype="float32"):
+    return CostKey(name, f"{b}x{i},{o}x{i}", dtype, 2 * b * i * o, 4 * (b * i + i * o + b * o))
+
+
+def sized(flops, nbytes, name="linear.F"):
+    return CostKey(name, f"{flops},{nbytes}", "float32", flops, nbytes)
+
+
+def transfer(form, nbytes, members=2, link="host"):
+    return CostKey(form, "", "float32", 0, nbytes, link, members)
+
+
+def truth(key):
+    """Another machine than the model thinks, seconds."""
+    if key.link:
+        return 4e-5 + key.nbytes / 2.5e9
+    return 3e-6 + key.flops / 9e10 + key.nbytes / 2.5e10
+
+
+def measured(keys, noise=0.0, seed=0):
+    rng = np.random.default_rng(seed)
+    return snapshot_of(HERE, [Measured(key, truth(key) * math.exp(rng.normal(0, noise))) for key in keys])
+
+
+def model(keys, **of):
+    return CostModel(MACHINE, measured(keys, **of))
+
+
+sizes = st.integers(1, 10**10)
+keys = st.one_of(
+    st.builds(sized, sizes, sizes, st.sampled_from(["linear.F", "linear.B", "relu.F", "pack", "fold"])),
+    st.builds(transfer, st.sampled_from(FORMS), sizes, st.sampled_from([2, 3, 4])),
+)
+
+
+def test_roofline_by_hand():
+    price = CostModel(MACHINE).seconds
+    assert price(sized(5 * 10**10, 1)) == (pytest.approx(1 + 5e-6), "roofline")
+    assert price(sized(1, 10**10)) == (pytest.approx(1 + 5e-6), "roofline")
+    assert price(CostKey("linear.F", "", "float64", 5 * 10**10, 1)).seconds == pytest.approx(2 + 5e-6)
+    alpha, beta = 1e-5, 8 * 10**9
+    expected = {"move": alpha + 1, "all_reduce": 6 * alpha + 1.5, "broadcast": 2 * (alpha + 1)}
+    expected |= dict.fromkeys(["reduce_scatter", "all_gather", "all_to_all"], 3 * alpha + 0.75)
+    for form, seconds in expected.items():
+        members = 2 if form == "move" else 4
+        assert price(transfer(form, beta, members)) == (pytest.approx(seconds), "roofline"), form
+
+
+def test_unequal_processors_are_priced_by_the_slowest():
+    slow = Processor("old", 1e9, 1e10, 2**30)
+    machine = Machine("m", (CPU, slow), MACHINE.levels)
+    assert CostModel(machine).seconds(sized(10**9, 1)).seconds == pytest.approx(1.0)
+
+
+def test_a_shared_link_is_divided_among_those_who_cross_it():
+    price = CostModel(parse("p3.16xlarge:nodes=2")).seconds
+    rate = 2.66e9
+    pair, all_16 = price(transfer("move", 10**9, 2, "ethernet")), price(transfer("all_reduce", 10**9, 16, "ethernet"))
+    assert pair.seconds == pytest.approx(8 * 1e9 / rate, rel=1e-3)
+    assert all_16.seconds == pytest.approx(2 * 15 / 16 * 1e9 / rate, rel=1e-2)
+
+
+def test_an_unknown_link_is_refused():
+    with pytest.raises(ValueError, match="no links 'nvlink'"):
+        CostModel(MACHINE).seconds(transfer("move", 1, 2, "nvlink"))
+
+
+@given(st.lists(keys, max_size=12, unique=True), st.lists(keys, min_size=1, max_size=8))
+def test_every_price_is_positive_and_says_its_source(known, asked):
+    costs = model(known, noise=0.5)
+    for key in asked + known:
+        price = costs.seconds(key)
+        assert price.source in SOURCES and math.isfinite(price.seconds) and price.seconds > 0
+        assert (price.source == "measured") == (key in known)
+        if price.source == "learned":
+            assert price.seconds >= costs.roofline(key) / 10
+    assert sum(costs.sources(asked).values()) == len(asked)
+    picoseconds = costs.picoseconds(asked)
+    assert picoseconds.dtype == np.int64 and (picoseconds >= 1).all()
+    assert picoseconds == pytest.approx([costs.seconds(key).seconds * PICOSECONDS for key in asked], abs=1)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(sizes, sizes), max_size=10, unique=True), sizes, sizes, sizes, sizes)
+def test_more_work_never_costs_less_within_a_source(known, flops, nbytes, more_flops, more_bytes):
+    costs = model([sized(*size) for size in known], noise=1.0)
+    small = costs.seconds(sized(flops, nbytes))
+    large = costs.seconds(sized(flops + more_flops, nbytes + more_bytes))
+    assume(small.source == large.source != "measured")
+    assert small.seconds <= large.seconds * (1 + 1e-9)
+
+
+@given(st.sampled_from(FORMS), sizes, sizes, st.lists(sizes, max_size=5, unique=True))
+def test_more_bytes_never_travel_faster_within_a_source(form, nbytes, more, known):
+    costs = model([transfer(form, n) for n in known], noise=1.0)
+    small, large = costs.seconds(transfer(form, nbytes)), costs.seconds(transfer(form, nbytes + more))
+    assume(small.source == large.source != "measured")
+    assert small.seconds <= large.seconds * (1 + 1e-9)
+
+
+@given(st.lists(st.tuples(st.floats(-5, 5), st.floats(0.1, 5)), min_size=1, max_size=12))
+def test_isotonic_never_falls_and_keeps_the_mean(points):
+    values, weights = np.array(points).T
+    fitted = isotonic(values, weights)
+    assert (np.diff(fitted) >= -1e-12).all()
+    assert np.average(fitted, weights=weights) == pytest.approx(np.average(values, weights=weights), abs=1e-9)
+    ascending = np.sort(values)
+    assert isotonic(ascending, weights) == pytest.approx(ascending)
+
+
+def test_order_of_the_sources():
+    costs = model([product(8, 64, 64), product(16, 64, 64), product(8, 64, 64, "relu.B")])
+    assert costs.seconds(product(8, 64, 64)) == (pytest.approx(truth(product(8, 64, 64))), "measured")
+    assert costs.seconds(product(12, 64, 64)).source == "interpolated"
+    assert costs.seconds(product(64, 64, 64)).source == "learned"  # the family's
+    assert costs.seconds(product(8, 64, 64, "conv.B")).source == "learned"  # the pass's
+    assert costs.seconds(product(8, 64, 64, "conv.W")).source == "learned"  # all kernels'
+    assert costs.seconds(transfer("move", 1000)).source == "roofline"
+    assert costs.seconds(product(8, 64, 64, "relu.B")).source == "measured"
+
+
+def test_far_or_unlike_neighbours_are_not_interpolated():
+    assert model([sized(10**6, 10**6), sized(10**9, 10**9)]).seconds(sized(10**8, 10**8)).source == "learned"
+    assert model([sized(10**6, 10**7), sized(10**6, 10**7 + 9)]).seconds(sized(6 * 10**7, 1)).source == "learned"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_learning_predicts_sizes_that_were_not_measured(seed):
+    noise = 0.04
+    shapes = [(b, i, o) for b in (4, 8, 16, 32) for i, o in ((64, 64), (64, 256), (256, 64), (256, 256))]
+    known = [product(*s) for s in shapes] + [transfer("all_reduce", 4**k) for k in range(6, 12)]
+    costs = model(known, noise=noise, seed=seed)
+    unseen = [product(b, i, o) for b in (2, 6, 24, 64, 128) for i, o in ((64, 128), (128, 128), (256, 512))]
+    unseen += [transfer("all_reduce", n) for n in (2000, 10**5, 10**6, 10**8)]
+    errors = [costs.seconds(key).seconds / truth(key) - 1 for key in unseen]
+    assert np.abs(errors).mean() < 2 * noise and np.abs(errors).max() < 6 * noise
+    uncorrected = [CostModel(MACHINE).seconds(key).seconds / truth(key) - 1 for key in unseen]
+    assert np.abs(errors).mean() < np.abs(uncorrected).mean() / 4
+
+
+def test_one_measurement_corrects_its_family():
+    key, other = product(32, 256, 256), product(64, 256, 256)
+    wrong, right = CostModel(MACHINE).seconds(other).seconds, model([key]).seconds(other).seconds
+    assert abs(right / truth(other) - 1) < 0.1 < abs(wrong / truth(other) - 1)
+
+
+def test_a_machine_without_stated_overhead_learns_one():
+    machine = Machine("m", (Processor("cpu", 5e10, 1e10, 2**30),), ())
+    known = [sized(1000 * k, 10) for k in (1, 2, 4, 100000)]
+    costs = CostModel(machine, measured(known))
+    assert costs.seconds(sized(10, 1)).seconds == pytest.approx(3e-6, rel=0.05)
+
+
+def test_overhead_is_added_to_kernels_only():
+    known = [product(8, 64, 64), transfer("move", 1000)]
+    plain, loaded = (CostModel(MACHINE, snapshot_of(HERE, measured(known).rows, o)) for o in (0.0, 1e-3))
+    for key in [*known, product(9, 64, 64), transfer("move", 10**6)]:
+        more = loaded.seconds(key).seconds - plain.seconds(key).seconds
+        assert more == pytest.approx(0.0 if key.link else 1e-3, abs=1e-12)
+
+
+def test_measurements_over_links_that_are_not_here_do_no_harm():
+    snapshot = measured([transfer("move", 1000, 2, "nvlink"), product(8, 8, 8)])
+    assert CostModel(MACHINE, snapshot).seconds(transfer("move", 1000)).source == "roofline"
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
+def test_a_failed_measurement_never_becomes_a_cost(seconds):
+    with pytest.raises(ValueError, match="not a cost"):
+        Measured(product(1, 1, 1), seconds)
+
+
+@given(st.lists(st.tuples(keys, st.floats(1e-9, 1e3)), max_size=6, unique_by=lambda pair: pair[0]))
+def test_snapshot_travels_as_json_and_does_not_depend_on_order(pairs):
+    rows = [Measured(key, seconds, seconds / 7, 3) for key, seconds in pairs]
+    snapshot = snapshot_of(HERE, rows, 1e-6)
+    assert from_json(to_json(snapshot)) == snapshot == snapshot_of(HERE, rows[::-1], 1e-6)
+
+
+def test_faulty_snapshots_are_refused():
+    row = Measured(product(1, 1, 1), 1.0)
+    with pytest.raises(ValueError, match="twice"):
+        Snapshot(HERE, (row, row))
+    text = to_json(Snapshot(HERE, (row,))).decode()
+    for fault in (text[:-5], text.replace('"seconds"', '"second"'), text.replace("1.0", "-1.0", 1)):
+        with pytest.raises(ValueError, match="cost snapshot"):
+            from_json(fault)
+
+
+def two_rank_step(seconds, gap=0.0):
+    """Three kernels a rank, then an all-reduce of both; `seconds` of each task in turn, `gap` before each."""
+    draft, now, spans = Draft(2), [0.0, 0.0], []
+    for k in range(3):
+        for p in range(2):
+            draft.task([(p, Lane.COMPUTE)], cost=k)
+            spans.append((now[p] + gap, now[p] + gap + seconds[k]))
+            now[p] = spans[-1][1]
+    draft.task([(0, Lane.COLLECTIVE), (1, Lane.COLLECTIVE)], cost=9, kind=Kind.COLLECTIVE)
+    start = max(now) + gap
+    spans.append((start, start + seconds[3]))
+    ticks = np.rint(np.array(spans) * PICOSECONDS).astype(np.int64)
+    return draft.graph(), Timeline(np.arange(len(spans)), ticks[:, 0], ticks[:, 1])
+
+
+def test_learn_takes_medians_over_steps_and_the_overhead():
+    base = np.array([1e-4, 2e-4, 3e-4, 4e-4])
+    steps = [two_rank_step(base * f, gap=1e-5) for f in (1.0, 1.1, 0.9, 50.0, 1.0)]
+    snapshot = learn(Snapshot(HERE), steps[0][0], [timeline for _, timeline in steps])
+    assert [row.seconds for row in snapshot.rows] == pytest.approx(base)
+    assert {row.count for row in snapshot.rows} == {5}
+    assert snapshot.rows[0].spread_seconds == pytest.approx(0.05e-4)
+    assert snapshot.overhead_seconds == pytest.approx(1e-5)
+
+
+def test_learn_adds_to_what_was_known():
+    graph, timeline = two_rank_step(np.array([1e-4, 2e-4, 3e-4, 4e-4]))
+    unrelated = Measured(product(1, 1, 1), 1.0)
+    old = snapshot_of(HERE, [unrelated, Measured(graph.cost_keys[0], 3e-4, 0.0, 1000)])
+    rows = {row.key: row for row in learn(old, graph, [timeline]).rows}
+    assert rows[unrelated.key] == unrelated
+    assert rows[graph.cost_keys[0]].seconds == pytest.approx((4 * 3e-4 + 1e-4) / 5)
+    assert rows[graph.cost_keys[0]].count == 1001
+
+
+def test_learned_costs_are_what_the_step_spent():
+    graph, timeline = two_rank_step(np.array([1e-4, 2e-4, 3e-4, 4e-4]))
+    costs = CostModel(MACHINE, snapshot_of(HERE, learn(Snapshot(HERE), graph, [timeline]).rows))
+    assert costs.sources(graph.cost_keys) == {"measured": 4}
+    assert (costs.picoseconds(graph.cost_keys)[graph.cost] == timeline.durations()).all()
+
+
+def test_waiting_for_a_transfer_is_no_overhead():
+    draft = Draft(1)
+    draft.task([(0, Lane.COMPUTE)])
+    draft.task([(0, Lane.RECEIVE)], kind=Kind.MOVE)
+    draft.task([(0, Lane.COMPUTE)], needs=[1])
+    timeline = Timeline(np.arange(3), np.array([0, 5, 900]), np.array([10, 890, 950]))
+    assert gaps_of(draft.graph(), timeline).tolist() == [10]
+
+
+def test_learning_from_nothing_or_from_failures_is_refused():
+    graph, timeline = two_rank_step(np.array([1e-4, 2e-4, 3e-4, 4e-4]))
+    with pytest.raises(ValueError, match="no measured steps"):
+        learn(Snapshot(HERE), graph, [])
+    for end in (timeline.start, timeline.start - 1):
+        with pytest.raises(ValueError, match="not a cost"):
+            learn(Snapshot(HERE), graph, [Timeline(timeline.task, timeline.start, end)])
+    with pytest.raises(ValueError, match="graph with 7"):
+        learn(Snapshot(HERE), graph, [Timeline(timeline.task + 1, timeline.start, timeline.end)])

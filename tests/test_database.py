@@ -1,0 +1,190 @@
+"""The profile database: what goes in comes out, a crash loses only what was not finished, faulty files are kept."""
+
+import sqlite3
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from castile.planner.database import Database
+from castile.planner.snapshot import Environment, Measured, Snapshot, snapshot_of
+from castile.runtime.task import CostKey
+
+HERE = Environment("cpu", 1, 2, "abc", "numpy 2")
+ELSEWHERE = Environment("cpu", 1, 4, "abc", "numpy 2")
+
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
+keys = st.builds(CostKey, texts, texts, st.sampled_from(["float32", "int64"]), st.integers(0, 2**62),
+                 st.integers(0, 2**62), st.sampled_from(["", "host"]), st.integers(1, 1024))  # fmt: skip
+rows = st.lists(
+    st.builds(Measured, keys, st.floats(1e-9, 1e6), st.floats(0, 1), st.integers(1, 9)),
+    max_size=8, unique_by=lambda row: row.key)  # fmt: skip
+
+
+def some(num, seconds=1.0, environment=HERE):
+    made = [Measured(CostKey(f"op{i}.F", "8", "float32", i, i), seconds) for i in range(num)]
+    return snapshot_of(environment, made, 1e-6)
+
+
+@given(rows, rows, st.floats(0, 1))
+def test_round_trip_of_each_environment_alone(tmp_path_factory, here, elsewhere, overhead):
+    path = tmp_path_factory.mktemp("db") / "profile.db"
+    Database(path).add(snapshot_of(ELSEWHERE, elsewhere, 0.5))
+    Database(path).add(snapshot_of(HERE, here, overhead))
+    database = Database(path)
+    assert database.snapshot(HERE) == snapshot_of(HERE, here, overhead)
+    assert database.snapshot(ELSEWHERE) == snapshot_of(ELSEWHERE, elsewhere, 0.5)
+    assert database.num_others(HERE) == len(elsewhere)
+    nowhere = Environment("gpu")
+    assert database.snapshot(nowhere) == Snapshot(nowhere)
+    assert database.num_others(nowhere) == len(here) + len(elsewhere)
+
+
+def test_newer_measurement_replaces_the_older_and_adding_twice_changes_nothing(tmp_path):
+    database = Database(tmp_path / "profile.db")
+    database.add(some(3, seconds=1.0))
+    database.add(some(2, seconds=2.0))
+    once = database.snapshot(HERE)
+    assert [row.seconds for row in once.rows] == [2.0, 2.0, 1.0]
+    database.add(once)
+    assert database.snapshot(HERE) == once
+
+
+@pytest.mark.parametrize("field", ["device", "threads", "active_ranks", "kernels", "libraries"])
+def test_every_part_of_the_environment_counts(tmp_path, field):
+    other = {"device": "gpu", "threads": 2, "active_ranks": 9, "kernels": "x", "libraries": "numpy 3"}[field]
+    parts = {name: getattr(HERE, name) for name in HERE.__struct_fields__} | {field: other}
+    database = Database(tmp_path / "profile.db")
+    database.add(some(2))
+    assert database.snapshot(Environment(**parts)).rows == ()
+
+
+def run(script, *words):
+    """Run Python in another process; its exit status."""
+    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(script), *map(str, words)])
+
+
+def test_a_process_that_dies_within_a_transaction_loses_only_that(tmp_path):
+    path = tmp_path / "profile.db"
+    Database(path).add(some(5))
+    killed = run(
+        """
+        import os, signal, sqlite3, sys
+        connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("UPDATE measurement SET seconds = 99")
+        connection.execute("DELETE FROM measurement WHERE name = 'op0.F'")
+        os.kill(os.getpid(), signal.SIGKILL)
+        """, path)  # fmt: skip
+    assert killed.wait(60) == -9
+    assert Database(path).snapshot(HERE) == some(5)
+
+
+def test_an_exception_within_add_leaves_nothing_of_it(tmp_path):
+    database = Database(tmp_path / "profile.db")
+    database.add(some(2))
+    too_large = Measured(CostKey("z", "", "float32", 2**70, 0), 1.0)
+    with pytest.raises(OverflowError):
+        database.add(snapshot_of(HERE, [*some(9, seconds=7.0).rows, too_large]))
+    assert database.snapshot(HERE) == some(2)
+
+
+def test_several_processes_write_and_read_at_once(tmp_path):
+    path = tmp_path / "profile.db"
+    script = """
+        import sys
+        from castile.planner.database import Database
+        from castile.planner.snapshot import Environment, Measured, snapshot_of
+        from castile.runtime.task import CostKey
+        path, rank = sys.argv[1], int(sys.argv[2])
+        here = Environment("cpu")
+        for i in range(10):
+            Database(path).add(snapshot_of(here, [Measured(CostKey(f"op{rank}.{i}", "", "float32", 0, 0), 1.0)]))
+            assert len(Database(path).snapshot(here).rows) > i
+        """
+    assert [process.wait(120) for process in [run(script, path, rank) for rank in range(3)]] == [0, 0, 0]
+    assert len(Database(path).snapshot(Environment("cpu")).rows) == 30
+
+
+def test_a_reader_is_not_blocked_by_a_writer(tmp_path):
+    path = tmp_path / "profile.db"
+    database = Database(path)
+    database.add(some(2))
+    writer = sqlite3.connect(path, isolation_level=None)
+    writer.execute("BEGIN IMMEDIATE")
+    writer.execute("DELETE FROM measurement")
+    assert database.snapshot(HERE) == some(2)
+    writer.execute("ROLLBACK")
+    writer.close()
+
+
+def refused(path, *words):
+    """The file is refused with these words in one sentence, and not changed by a byte."""
+    before = path.read_bytes()
+    with pytest.raises(ValueError) as caught:
+        Database(path).snapshot(HERE)
+    text = str(caught.value)
+    assert str(path) in text and "\n" not in text and all(word in text for word in words), text
+    assert path.read_bytes() == before
+
+
+def filled(path, num=400):
+    """A database of several pages, all of them in the main file."""
+    Database(path).add(some(num))
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    return path
+
+
+def test_foreign_and_newer_files_are_refused(tmp_path):
+    text = tmp_path / "notes.db"
+    text.write_text("dear diary " * 50)
+    refused(text, "no profile database")
+    short = tmp_path / "short.db"
+    short.write_bytes(b"SQLite format 3\0")
+    refused(short, "damaged")
+    other = tmp_path / "other.db"
+    with sqlite3.connect(other) as connection:
+        connection.execute("CREATE TABLE t (x)")
+    connection.close()
+    refused(other, "another program")
+    newer = filled(tmp_path / "newer.db")
+    with sqlite3.connect(newer) as connection:
+        connection.execute("PRAGMA user_version = 7")
+        connection.commit()
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    refused(newer, "schema 7")
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.95])
+def test_truncated_file_is_refused(tmp_path, share):
+    path = filled(tmp_path / "profile.db")
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * share)])
+    refused(path, "damaged")
+
+
+def test_overwritten_pages_are_refused(tmp_path):
+    path = filled(tmp_path / "profile.db")
+    data = bytearray(path.read_bytes())
+    data[4096:] = b"\xa5" * (len(data) - 4096)
+    path.write_bytes(data)
+    refused(path, "damaged")
+
+
+def test_path_that_cannot_be_opened_is_refused(tmp_path):
+    for path in (tmp_path, tmp_path / "nowhere" / "profile.db"):
+        with pytest.raises(ValueError, match="another path"):
+            Database(path)
+
+
+def test_empty_file_is_a_new_database(tmp_path):
+    path = tmp_path / "profile.db"
+    path.touch()
+    Database(path).add(some(1))
+    assert Database(path).snapshot(HERE) == some(1)

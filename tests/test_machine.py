@@ -1,0 +1,178 @@
+"""Machines: presets load, files are read strictly, and the fingerprint knows kinds and numbers but no measurements."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from castile.runtime import machine as machines
+from castile.runtime import strict
+from castile.runtime.machine import Level, Machine, Processor, from_json, parse, presets, to_json
+from castile.runtime.task import NUM_LANES, Lane
+
+CPU = Processor("cpu", 1e10, 1e10, 2**30)
+GOOD = """
+nodes = 2
+shared_lanes = [["send", "collective"]]
+
+[[processor]]
+count = 2
+kind = "fast"
+flops_per_second = 1e12
+bytes_per_second = 1e11
+memory_bytes = 1000
+
+[[processor]]
+kind = "slow"
+flops_per_second = 1e11
+bytes_per_second = 1e10
+memory_bytes = 1000
+
+[[level]]
+name = "board"
+group = 3
+latency_seconds = 1e-6
+bytes_per_second = 1e10
+
+[[level]]
+name = "network"
+latency_seconds = 1e-5
+bytes_per_second = 1e9
+"""
+
+
+@pytest.mark.parametrize("name", presets())
+def test_preset_loads_and_travels_as_json(name):
+    machine = parse(name)
+    again = from_json(to_json(machine))
+    assert again == machine and again.fingerprint == machine.fingerprint
+    for p in machine.processors:
+        assert p.memory_bytes > p.reserved_bytes and p.flops_per_second > p.bytes_per_second / 8
+
+
+@given(st.integers(1, 40))
+def test_nodes_set_the_number_of_processors_and_links(nodes):
+    machine = parse(f"dgx-h100:nodes={nodes}")
+    assert machine.num_procs == 8 * nodes
+    assert [level.name for level in machine.levels] == ["nvlink", "infiniband"][: 1 + (nodes > 1)]
+    assert machine.distance(0, 7) == 1 and machine.distance(3, 3) == 0
+    if nodes > 1:
+        assert machine.link((0, 1, 8)).name == "infiniband" and machine.distance(7, 8) == 2
+
+
+def test_local_shares_the_memory_and_runs_one_lane_at_a_time():
+    one, four = parse("local:procs=1"), parse("local:procs=4")
+    assert four.num_procs == 4 and set(four.engines) == {0} and len(four.engines) == NUM_LANES
+    assert four.processors[0].memory_bytes == one.processors[0].memory_bytes // 4
+    assert parse("local").num_procs == machines.num_cores()
+
+
+def test_file_of_unequal_processors(tmp_path):
+    path = tmp_path / "lab.toml"
+    path.write_text(GOOD)
+    machine = parse(str(path))
+    assert [p.kind for p in machine.processors] == ["fast", "fast", "slow"] * 2
+    assert machine.engines[Lane.SEND] == machine.engines[Lane.COLLECTIVE] != machine.engines[Lane.RECEIVE]
+    assert parse(f"{path}:nodes=1").levels[-1].name == "board"
+    assert parse(f"{path}:nodes=5").num_procs == 15
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("count = 2", "cout = 2", ["processor[0].cout", "'count'"]),
+        ("nodes = 2", "node = 2", ["'node'", "'nodes'"]),
+        ("nodes = 2", "nodes = 2\nnodes = 3", ["TOML", "line 3"]),
+        ("nodes = 2", "nodes = '2'", ["nodes", "expected int"]),
+        ("nodes = 2", "nodes = 0", ["nodes", "at least 1"]),
+        ("memory_bytes = 1000", "memory_bytes = 'x'", ["processor[0].memory_bytes", "expected int"]),
+        ("flops_per_second = 1e12", "flops_per_second = inf", ["flops_per_second", "finite"]),
+        ("flops_per_second = 1e12", "flops_per_second = -1.0", ["flops_per_second", "-1.0"]),
+        ("group = 3", "group = 1", ["board", "group 1"]),
+        ("group = 3", "group = 3\nshared_by = 0", ["board", "shared_by", "at least 1"]),
+        ('name = "network"', 'name = "board"', ["board", "name of its own"]),
+        ('"send"', '"sent"', ["shared_lanes[0]", "'send'"]),
+        ("[[processor]]", "[[processor]", ["TOML"]),
+    ],
+)
+def test_faulty_file_is_refused_in_one_sentence(tmp_path, old, new, words):
+    path = tmp_path / "lab.toml"
+    path.write_text(GOOD.replace(old, new, 1))
+    with pytest.raises(ValueError) as caught:
+        parse(str(path))
+    text = str(caught.value)
+    assert str(path) in text and "\n" not in text
+    assert all(word in text for word in words), text
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path):
+    path = tmp_path / "x.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="not TOML"):
+        parse(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [("dgx-h10", "dgx-h100"), ("dgx-h100:node=2", "'nodes'"), ("dgx-h100:nodes=0", "nodes=16"), ("", "local"),
+     ("dgx-h100:", "key=number"), ("local:procs=two", "key=number"), ("local:nodes=2", "procs"),
+     ("local:procs=²", "key=number"),
+     ("dgx-h100:nodes=1,nodes=2", "twice"), ("/nowhere/x.toml", "No such file"), ("x.tomlnodes=2", "colon"),
+     ("../machines/local", "unknown machine")],
+)  # fmt: skip
+def test_faulty_name_is_refused_in_one_sentence(text, word):
+    with pytest.raises(ValueError) as caught:
+        parse(text)
+    assert word in str(caught.value) and "\n" not in str(caught.value)
+
+
+def chain(*groups, rate=1e9, kind="cpu", memory=2**30):
+    levels = tuple(Level(f"l{i}", g, 1e-6, rate) for i, g in enumerate(groups))
+    return Machine("m", (Processor(kind, rate, rate, memory),) * groups[-1], levels)
+
+
+def test_fingerprint_ignores_measured_figures_only():
+    base = chain(2, 8)
+    assert chain(2, 8, rate=5e9).fingerprint == base.fingerprint
+    others = [chain(4, 8), chain(8), chain(2, 16), chain(2, 8, kind="gpu"), chain(2, 8, memory=2**31)]
+    assert len({base.fingerprint, *(m.fingerprint for m in others)}) == 6
+
+
+@given(st.lists(st.integers(2, 4), min_size=1, max_size=3), st.data())
+def test_distance_is_an_ultrametric_and_link_is_the_farthest(factors, data):
+    groups = [factors[0]]
+    for factor in factors[1:]:
+        groups.append(groups[-1] * factor)
+    machine = chain(*groups)
+    p, q, r = (data.draw(st.integers(0, machine.num_procs - 1)) for _ in range(3))
+    assert machine.distance(p, q) == machine.distance(q, p) <= max(machine.distance(p, r), machine.distance(r, q))
+    assert (machine.distance(p, q) == 0) == (p == q)
+    farthest = max(machine.distance(a, b) for a in (p, q, r) for b in (p, q, r))
+    if farthest:
+        assert machine.link((p, q, r)) is machine.levels[farthest - 1]
+
+
+@pytest.mark.parametrize("levels", [(), (Level("a", 2, 1e-6, 1e9),)])
+def test_levels_must_hold_all_processors(levels):
+    with pytest.raises(ValueError, match="all 4 processors"):
+        Machine("m", (CPU,) * 4, levels)
+
+
+@pytest.mark.parametrize("groups", [(4, 2, 8), (2, 3, 12), (2, 2)])
+def test_levels_must_nest(groups):
+    with pytest.raises(ValueError, match="must be a multiple"):
+        chain(*groups)
+
+
+def test_rate_of_a_dtype_falls_back_to_float32():
+    p = msgspec.structs.replace(CPU, float64_flops_per_second=5e9)
+    assert [p.flops_rate(d) for d in ("float32", "float64", "bfloat16")] == [1e10, 5e9, 1e10]
+
+
+def test_json_with_duplicate_or_unknown_keys_is_refused():
+    with pytest.raises(ValueError, match="'kind' occurs twice"):
+        strict.from_json('{"kind": "a", "kind": "b"}', Processor, "p.json")
+    with pytest.raises(ValueError, match=r"p\.json: unknown field 'kin', did you mean 'kind'\?"):
+        strict.from_json('{"kin": "a"}', Processor, "p.json")
+    with pytest.raises(ValueError, match="not JSON"):
+        strict.from_json(to_json(parse("dgx-a100"))[:100], Machine, "m.json")

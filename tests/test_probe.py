@@ -1,0 +1,175 @@
+"""The probe: measures once, keeps the figures, and measures again where they cannot be used."""
+
+import queue
+import threading
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from castile.launch import probe
+from castile.runtime import machine as machines
+from tests.mpi import mpirun
+
+FIGURES = probe.Figures(1e11, 5e10, 2e10, 4e-6)
+
+
+@pytest.fixture(autouse=True)
+def _quick(tmp_path, monkeypatch):
+    """An empty cache, and samples so few that the tests are quick."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name, value in {"SAMPLE_SECONDS": 1e-4, "STREAM_BYTES": 2**16, "MATRIX": 32, "PING_SECONDS": 1e-3}.items():
+        monkeypatch.setattr(probe, name, value)
+
+
+class Post:
+    """A request that is done once its message has come."""
+
+    def __init__(self, box=None, array=None):
+        self.box, self.array = box, array
+
+    def poll(self):
+        if self.box is not None:
+            try:
+                self.array[:] = self.box.get_nowait()
+            except queue.Empty:
+                return False
+            self.box = None
+        return True
+
+
+class Ranks:
+    """Ranks that are threads of one process."""
+
+    def __init__(self, size):
+        self.boxes = {(a, b): queue.Queue() for a in range(size) for b in range(size)}
+        self.meeting = threading.Barrier(size)
+        self.size = size
+
+    def run(self, work):
+        results = [None] * self.size
+
+        def rank(number):
+            results[number] = work(End(self, number))
+
+        threads = [threading.Thread(target=rank, args=(number,)) for number in range(self.size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        return results
+
+
+class End:
+    def __init__(self, world, rank):
+        self.world, self.rank, self.size = world, rank, world.size
+
+    def send(self, array, peer, tag):
+        self.world.boxes[self.rank, peer].put(array.copy())
+        return Post()
+
+    def recv(self, array, peer, tag):
+        return Post(self.world.boxes[peer, self.rank], array)
+
+    def barrier(self):
+        self.world.meeting.wait(60)
+
+
+def test_figures_enter_the_machine_and_links_stay_assumed_without_ranks(monkeypatch):
+    monkeypatch.setattr(probe, "measure", lambda comm, procs: FIGURES)
+    machine, assumed = probe.local_machine(None, 3), machines.local(3)
+    assert machine.num_procs == 3 and machine.levels == assumed.levels and machine.engines == assumed.engines
+    p = machine.processors[0]
+    assert (p.flops_per_second, p.flops_rate("float64"), p.bytes_per_second) == (1e11, 5e10, 2e10)
+    assert p.task_overhead_seconds == 4e-6 and p.memory_bytes == assumed.processors[0].memory_bytes
+    assert machine.fingerprint == assumed.fingerprint
+
+
+def test_measures_once_and_again_for_another_number_of_processors(monkeypatch):
+    calls = []
+    monkeypatch.setattr(probe, "measure", lambda comm, procs: calls.append(procs) or FIGURES)
+    for procs in (2, 2, 3, 2):
+        probe.local_machine(None, procs)
+    assert calls == [2, 3]
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"\xff", b'{"x": 1}', msgspec.json.encode(FIGURES).replace(b"5", b"-5")])
+def test_damaged_cache_is_said_once_and_measured_again(monkeypatch, capsys, damage):
+    monkeypatch.setattr(probe, "measure", lambda comm, procs: FIGURES)
+    good = probe.local_machine(None, 2)
+    probe.cache_path(2).write_bytes(damage)
+    assert probe.local_machine(None, 2) == good
+    assert capsys.readouterr().err.count("\n") == 1
+    assert probe.local_machine(None, 2) == good
+    assert capsys.readouterr().err == ""
+
+
+def test_cache_that_cannot_be_written_is_no_fault(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(probe, "measure", lambda comm, procs: FIGURES)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert probe.local_machine(None, 2).num_procs == 2
+    assert "could not be kept" in capsys.readouterr().err
+
+
+def test_really_measures():
+    figures = probe.measure(None, 2)
+    rates = [figures.float32_flops_per_second, figures.float64_flops_per_second, figures.bytes_per_second]
+    assert all(1e6 < rate < 1e15 for rate in rates) and 0 < figures.task_overhead_seconds < 1
+    assert figures.latency_seconds is None
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_links_are_measured_between_ranks(monkeypatch, size):
+    made = Ranks(size).run(lambda comm: probe.local_machine(comm))
+    level = made[0].levels[0]
+    assert made[0].num_procs == size and level.bytes_per_second > 0 and level.latency_seconds >= 0
+    assert level != machines.local(size).levels[0]
+    # Known now: no rank measures again, with ranks or without.
+    monkeypatch.setattr(probe, "measure", None)
+    assert Ranks(size).run(lambda comm: probe.local_machine(comm))[0] == made[0] == probe.local_machine(None, size)
+
+
+@pytest.mark.mpi
+def test_links_are_measured_between_mpi_ranks(tmp_path):
+    script = (
+        "from castile.launch import probe; from castile.runtime.comm import mpi; comm = mpi.world();"
+        "m = probe.local_machine(comm); l = m.levels[0];"
+        "print('link', l.latency_seconds < 0.1, l.bytes_per_second > 1e6) if comm.rank == 0 else None"
+    )
+    status, output = mpirun(3, "-c", script, XDG_CACHE_HOME=str(tmp_path))
+    assert (status, "link True True" in output) == (0, True), output
+
+
+def test_figures_without_links_are_measured_again_with_ranks():
+    probe.local_machine(None, 2)
+    assert Ranks(2).run(lambda comm: probe.local_machine(comm))[0].levels != machines.local(2).levels
+
+
+@given(st.floats(1e-7, 1e-3), st.floats(1e7, 1e11))
+def test_fit_finds_latency_and_rate(latency, rate):
+    nbytes = np.array(probe.PING_BYTES, float)
+    found = probe.fit_link(nbytes, latency + nbytes / rate)
+    assert np.array(found[0] + nbytes / found[1]) == pytest.approx(latency + nbytes / rate, rel=1e-3)
+
+
+def test_a_failed_measurement_raises(monkeypatch):
+    monkeypatch.setattr(probe.time, "perf_counter", lambda: float("nan"))
+    with pytest.raises(RuntimeError, match="clock"):
+        probe.measure(None, 1)
+
+
+def test_find_machine_measures_only_local(monkeypatch):
+    monkeypatch.setattr(probe, "measure", lambda comm, procs: FIGURES)
+    assert probe.find_machine("local:procs=2").processors[0].flops_per_second == 1e11
+    assert probe.find_machine("dgx-a100:nodes=2").num_procs == 16
+    with pytest.raises(ValueError, match="unknown machine"):
+        probe.find_machine("locl")
+
+
+def test_environment_names_what_measurements_depend_on(monkeypatch):
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
+    env = probe.environment("hash", active_ranks=4)
+    assert (env.kernels, env.active_ranks, env.threads) == ("hash", 4, 3) and env.device and "numpy" in env.libraries
