@@ -58,7 +58,7 @@ class Op:
     forward(k, *operands)            -> the results
     grad_inputs(k, dy, *operands)    -> a gradient for each operand that is no parameter (None: has none)
     grad_params(k, dy, *operands)    -> a gradient for each parameter
-    A body that asks for `at` gets the Part it computes; a gradient body that asks for `y` gets the results of forward.
+    A body that asks for `at` gets the Part it computes; a gradient body that asks for `y` gets the tuple of forward's results.
     A result or gradient of None contributes nothing. Gradients flow through the first result only; others are kept values.
     """
 

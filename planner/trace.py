@@ -143,15 +143,19 @@ def _placed_results(
     read = {id(a) for s in steps for a in s.args}
     maker = {id(o): s for s in steps for o in s.outs}
     places: dict[int, Arg] = {}
+    latest = -1
     for j, (symbol, adds) in enumerate(zip(made, accumulate, strict=True)):
         step = maker.get(id(symbol))
         direct = step is not None and id(symbol) not in places and id(symbol) not in views
-        if direct and adds:
-            direct = len(step.outs) == 1 and id(symbol) not in read  # type: ignore[union-attr]
-        if direct:
+        at = steps.index(step) if step is not None else -1
+        if step is not None and direct and adds:
+            # two results may share a view: the one that adds must come after the one that writes
+            direct = len(step.outs) == 1 and id(symbol) not in read and at > latest
+        if step is not None and direct:
             places[id(symbol)] = Arg("view", first + j)
+            latest = max(latest, at)
             if adds:
-                steps[steps.index(step)] = _Step(step.kernel, step.args, step.outs, step.params, True)  # type: ignore
+                steps[at] = _Step(step.kernel, step.args, step.outs, step.params, True)
         else:
             target = Symbol(symbol.shape, symbol.dtype)
             places[id(target)] = Arg("view", first + j)

@@ -86,10 +86,11 @@ class Body:
 
 
 class View(NamedTuple):
-    """A sub-box of a buffer, in the region's coordinates."""
+    """A sub-box of a buffer, in the coordinates of the buffer's box; with `shape`, that unbroken run in that shape."""
 
     buffer: int
     box: Box
+    shape: tuple[int, ...] | None = None
 
 
 class Buffer(NamedTuple):
@@ -126,6 +127,9 @@ class Comm:
     counts: tuple[tuple[int, ...], ...]
 
 
+NOTHING = Body(())
+
+
 @dataclass(frozen=True)
 class CostKey:
     """What a task costs, by name: durations are looked up, learned and stored under it.
@@ -152,7 +156,7 @@ class Task:
     kind: Kind
     procs: tuple[int, ...]
     views: tuple[View, ...] = ()
-    body: Body = Body(())
+    body: Body = NOTHING
     comm: Comm | None = None
 
 

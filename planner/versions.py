@@ -1,0 +1,75 @@
+"""Templates of region versions: one analysis for all versions with the same layouts, whatever their names and processors.
+
+Processors are renamed to slots in the order in which they appear; what the links between them are like is part of the
+template's key. It does not know passes or operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+from castile.planner.program import Flow
+from castile.planner.strategy import Config
+from castile.runtime import collectives
+from castile.runtime.dependence import Contribution, Version, links, version
+from castile.runtime.machine import Machine
+from castile.runtime.region import Box
+
+
+class Placed(NamedTuple):
+    """A layout: its identity, the boxes by part (None: not touched), and the Config that places the parts."""
+
+    layout: Hashable
+    boxes: tuple[Box | None, ...]
+    config: Config
+
+
+class Versions:
+    """The versions analysed so far on one machine."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._made: dict[Hashable, Version] = {}
+
+    def get(self, flow: Flow, made: Sequence[Placed], read: Sequence[Placed]) -> tuple[Version, tuple[int, ...]]:
+        """The analysis of a flow between these layouts, and the processor of each of its slots."""
+        slots: dict[int, int] = {}
+        renamed = tuple(
+            (p.layout, p.config.replicas, tuple(slots.setdefault(proc, len(slots)) for proc in p.config.procs))
+            for p in (*made, *read)
+        )
+        procs = tuple(slots)
+        carried, overwritten = flow.role in ("carried", "input"), bool(flow.overwriters)
+        key = (len(made), renamed, flow.dtype, flow.role, overwritten, self._apart(procs))
+        if key not in self._made:
+            readers = [r for p in read for r in _readers(p, slots)]
+            contributions = [c for p in made for c in _contributions(p, slots)]
+            if flow.role == "input":
+                contributions = [Contribution(box, (slot,)) for slot, box in collectives.merge(readers)]
+            known = links(self._machine, procs)
+            self._made[key] = version(contributions, readers, flow.dtype, known, carried, overwritten, flow.role == "input")
+        return self._made[key], procs
+
+    def _apart(self, procs: tuple[int, ...]) -> Hashable:
+        """How far the slots are from each other: their groups at each level, renamed."""
+        levels = []
+        for level in self._machine.levels if len(procs) > 1 else ():
+            groups: dict[int, int] = {}
+            levels.append(tuple(groups.setdefault(p // level.group, len(groups)) for p in procs))
+        return tuple(levels)
+
+
+def _each(placed: Placed) -> list[tuple[Box, tuple[int, ...]]]:
+    """Each touched part's box and the processors of its replicas."""
+    boxes, config = placed.boxes, placed.config
+    r = config.replicas
+    return [(box, config.procs[n * r : (n + 1) * r]) for n, box in enumerate(boxes) if box is not None]
+
+
+def _contributions(placed: Placed, slots: dict[int, int]) -> list[Contribution]:
+    return [Contribution(box, tuple(slots[p] for p in procs)) for box, procs in _each(placed)]
+
+
+def _readers(placed: Placed, slots: dict[int, int]) -> list[tuple[int, Box]]:
+    return [(slots[p], box) for box, procs in _each(placed) for p in procs]

@@ -1,0 +1,155 @@
+"""Dependence: from what tasks touch, in program order, to what waits for what, and which bytes move.
+
+`version` analyses one version of one region between its producers and its readers; `scan` orders tasks that touch the
+same buffers; `build` is the whole-program analysis of any tasks, as Legion does it (Bauer et al., SC 2012).
+It does not know operators, strategies or clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from castile.runtime import collectives
+from castile.runtime.machine import Level, Machine
+from castile.runtime.region import Box, uncovered, whole
+from castile.runtime.transfer import Links, Pattern, Source
+
+Touch = tuple[Sequence[int], Sequence[int]]  # the buffers that a task reads, and those that it writes
+
+
+def scan(touches: Iterable[Touch]) -> np.ndarray:
+    """Edges (before, after), unique and sorted, between tasks in program order that touch the same buffers.
+
+    A reader waits for the last writer, a writer for the readers since, or for the last writer where there are none.
+    A task that adds to a buffer reads and writes it.
+    """
+    writer: dict[int, int] = {}
+    readers: dict[int, list[int]] = {}
+    edges: set[tuple[int, int]] = set()
+    for task, (reads, writes) in enumerate(touches):
+        for buffer in reads:
+            if buffer in writer:
+                edges.add((writer[buffer], task))
+        for buffer in writes:
+            before = readers.get(buffer) or ([writer[buffer]] if buffer in writer else [])
+            edges.update((other, task) for other in before if other != task)
+            writer[buffer], readers[buffer] = task, []
+        for buffer in reads:
+            if buffer not in writes:
+                readers.setdefault(buffer, []).append(task)
+    return np.array(sorted(edges), dtype=np.int64).reshape(-1, 2)
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What one part of a task launch produces of a version: a box, alike on each of `procs` (slots)."""
+
+    box: Box
+    procs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A buffer of a version: its box, its processor (a slot) and whether it is a source, a reader's copy or staging."""
+
+    box: Box
+    proc: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class Version:
+    """The analysis of one version; ports are numbered producers, patterns, readers, overwriters in one row.
+
+    made[k]        the instance that producer port k writes; adds[k]: it adds to what earlier ports wrote there
+    located[j]     the instance that reader j reads
+    edges          (before, after) between ports
+    touched        (port, instance) pairs
+    first[i]       the port that begins instance i's life, -1 where it was there before
+    """
+
+    instances: tuple[Instance, ...]
+    patterns: tuple[Pattern, ...]
+    made: np.ndarray
+    adds: np.ndarray
+    located: np.ndarray
+    edges: np.ndarray
+    touched: np.ndarray
+    first: np.ndarray
+
+
+def version(
+    contributions: Sequence[Contribution],
+    readers: Sequence[tuple[int, Box]],
+    dtype: str,
+    links: Links,
+    carried: bool = False,
+    overwritten: bool = False,
+    alike: bool = False,
+    forms: Sequence[str] = collectives.SPECIAL_FORMS,
+) -> Version:
+    """Analyse one version of a region.
+
+    contributions   in program order, one port for each of their processors; boxes that coincide on the same processors
+                    are summed into one instance, those that overlap are summed on the way to their readers
+    readers         (processor, box) in program order
+    carried         the contributions are instances that are there already: no producer ports
+    overwritten     after the readers, each contribution is written anew, in place: overwriter ports
+    alike           contributions that overlap hold the same values and are not summed
+    """
+    sources: dict[Source, int] = {}
+    ports = []
+    for c in contributions:
+        source = Source(c.box, c.procs)
+        adds = source in sources
+        ports += [(sources.setdefault(source, len(sources)), proc, adds) for proc in c.procs]
+    t = collectives.plan(list(sources), readers, dtype, links, forms, alike)
+    made = [t.held(s, proc) for s, proc, _ in ports]
+    adds = [a for _, _, a in ports]
+    touches: list[Touch] = []
+    if not carried:
+        touches += [((m,) if a else (), (m,)) for m, a in zip(made, adds, strict=True)]
+    touches += [(p.reads, p.writes) for p in t.patterns]
+    touches += [((place,), ()) for place in t.located]
+    if overwritten:
+        touches += [((), (m,)) for m in made]
+    pairs = sorted({(n, b) for n, (reads, writes) in enumerate(touches) for b in (*reads, *writes)})
+    first = np.full(len(t.pieces), -1)
+    for port, (_, writes) in reversed(list(enumerate(touches))):
+        if not (carried and all(t.pieces[b].kind == "source" for b in writes)):
+            first[list(writes)] = port
+    return Version(
+        tuple(Instance(p.box, p.proc, p.kind) for p in t.pieces),
+        tuple(t.patterns),
+        np.array(made, dtype=np.int64),
+        np.array(adds, dtype=bool),
+        np.array(t.located, dtype=np.int64),
+        scan(touches),
+        np.array(pairs, dtype=np.int64).reshape(-1, 2),
+        first,
+    )
+
+
+def links(machine: Machine, procs: Sequence[int]) -> Links:
+    """The machine as a template sees it: slot i is processor procs[i]."""
+
+    def level(slots: tuple[int, ...]) -> Level:
+        return machine.link(tuple(procs[s] for s in slots))
+
+    processor = machine.processors[0]
+    return Links(
+        lambda a, b: machine.distance(procs[a], procs[b]),
+        level,
+        processor.bytes_per_second,
+        processor.task_overhead_seconds,
+    )
+
+
+def complete(box_shape: tuple[int, ...], boxes: Iterable[Box], who: str) -> None:
+    """Raise ValueError where the boxes that are written leave part of a region unwritten."""
+    rest = uncovered(whole(box_shape), boxes)
+    if rest:
+        raise ValueError(f"{who}: nobody writes {rest[0]}")
