@@ -1,0 +1,120 @@
+"""Execution: a plan is lowered, timed, packed and bound to this rank's memory, ready to be stepped.
+
+It does not know where data come from, nor what is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from castile.planner.cost import CostModel
+from castile.planner.graph import Graph
+from castile.planner.lower import Lowering
+from castile.planner.op import Tensor
+from castile.planner.program import GRADIENT, RATE
+from castile.planner.simulate import Simulated, simulate
+from castile.planner.strategy import Strategy
+from castile.runtime import memory, rng
+from castile.runtime.backends.base import State
+from castile.runtime.comm.base import Communicator
+from castile.runtime.memory import Packing
+from castile.runtime.region import Box, slices
+from castile.runtime.runner import Runner
+from castile.runtime.task import TaskGraph
+from castile.runtime.timeline import Timeline
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A plan as it will run: its tasks, their simulated times, and where everything lies in memory."""
+
+    tasks: TaskGraph
+    simulated: Simulated
+    packing: Packing
+
+
+def prepare(lowering: Lowering, strategy: Strategy, cost: CostModel) -> Prepared:
+    """Lower, simulate and pack a plan. Raises ValueError where it does not fit graph, machine or memory."""
+    tasks = lowering.lower(strategy)
+    machine = lowering.machine
+    simulated = simulate(tasks, cost.picoseconds(tasks.cost_keys), machine.engines)
+    packing = memory.pack(tasks, simulated.timeline)
+    capacity = [p.memory_bytes - p.reserved_bytes for p in machine.processors]
+    memory.refuse(tasks, simulated.timeline, packing, capacity)
+    return Prepared(tasks, simulated, packing)
+
+
+def initial(tensor: Tensor, seed: int, box: Box) -> np.ndarray:
+    """The numbers with which a box of a parameter begins; the same under every plan."""
+    init = tensor.init
+    if init is None or init.kind == "zeros":
+        return np.zeros(box.shape, tensor.dtype)
+    if init.kind == "ones":
+        return np.ones(box.shape, tensor.dtype)
+    if init.kind == "normal":
+        return (rng.normal(seed, tensor.name, tensor.shape, box) * init.scale).astype(tensor.dtype)
+    assert init.kind == "uniform", init.kind
+    return ((2 * rng.uniform(seed, tensor.name, tensor.shape, box) - 1) * init.scale).astype(tensor.dtype)
+
+
+Feed = Callable[[str, Box], np.ndarray]
+
+
+def feed_from(arrays: Mapping[str, np.ndarray]) -> Feed:
+    """A feed that cuts boxes out of whole arrays."""
+    return lambda region, box: arrays[region][slices(box)]
+
+
+@dataclass
+class Execution:
+    """This rank's part of a prepared plan: parameters filled in, inputs fed, steps run, outputs read.
+
+    state   parameters and optimizer state by (region, box, processor), shared between executions of one training
+    """
+
+    graph: Graph
+    prepared: Prepared
+    comm: Communicator
+    procs: Sequence[int]
+    state: State = field(default_factory=dict)
+    backend: str = "numpy"
+    poison: bool = False
+
+    def __post_init__(self) -> None:
+        p = self.prepared
+        self.runner = Runner(
+            p.tasks, p.simulated.timeline, p.packing, self.procs, self.comm, self.backend, self.state, self.poison
+        )
+        self._inputs = [(region, box, array) for (region, box, _), array in self.runner.persistent("input").items()]
+
+    def initialise(self, seed: int, values: Mapping[str, np.ndarray] | None = None) -> None:
+        """Fill parameters with their initial numbers, or with `values` by name; optimizer state with zeros."""
+        for (region, box, _), array in self.runner.persistent("carried").items():
+            if values is not None and region in values:
+                array[...] = values[region][slices(box)]
+            elif region in self.graph.tensors:
+                array[...] = initial(self.graph.tensors[region], seed, box)
+            else:
+                array[...] = 0
+
+    def feed(self, feed: Feed, rate: float = 0.0) -> None:
+        """Fill this rank's boxes of the inputs, the learning rate, and the gradient of the loss, which is one."""
+        for region, box, array in self._inputs:
+            if region == RATE:
+                array[...] = rate
+            elif region == self.graph.loss + GRADIENT:
+                array[...] = 1
+            else:
+                array[...] = feed(region, box)
+
+    def step(self) -> Timeline:
+        """Run one step; when each of this rank's tasks ran."""
+        return self.runner.step()
+
+    def output(self, region: str) -> np.ndarray | None:
+        """What the last step left of an output, whole; None on ranks that do not hold it."""
+        found = [a for (r, _, _), a in self.runner.persistent("output").items() if r == region]
+        return found[0] if found else None
