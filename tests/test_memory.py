@@ -1,0 +1,170 @@
+"""No two blocks alive at once share a byte, in the simulated order and in every other that respects the edges."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from castile.planner.simulate import simulate
+from castile.runtime.memory import ALIGNMENT, largest, pack, refuse, written
+from castile.runtime.task import NUM_LANES, Kind, Lane
+from castile.runtime.timeline import Timeline
+from tests.graphs import Draft, engine_maps, task_graphs, timings
+
+
+def blocks_of(graph, packing, proc):
+    """(offset, bytes, users) of all that lies on a processor; persistent blocks have no users."""
+    blocks = []
+    for b in np.flatnonzero((graph.buffer_proc == proc) & (graph.buffer_bytes > 0)):
+        users = {t for t in range(graph.num_tasks) if b in graph.uses_of(t)}
+        lasting = graph.buffer_first[b] < 0
+        blocks.append((int(packing.offset[b]), int(graph.buffer_bytes[b]), None if lasting else users))
+    for t in np.flatnonzero(graph.private_bytes):
+        if graph.lanes_of(t)[0] // NUM_LANES == proc:
+            blocks.append((int(packing.private_offset[t]), int(graph.private_bytes[t]), {int(t)}))
+    return blocks
+
+
+def check_disjoint(graph, packing, start, end):
+    """Blocks that share bytes live one after the other; a block lives from its users' first start to their last end."""
+    for proc in range(graph.num_procs):
+        blocks = blocks_of(graph, packing, proc)
+        for i, (low, size, users) in enumerate(blocks):
+            assert low % ALIGNMENT == 0
+            assert 0 <= low <= low + size <= packing.peak_bytes[proc]
+            for other_low, other_size, other_users in blocks[:i]:
+                if low < other_low + other_size and other_low < low + size:
+                    assert users and other_users, "a persistent block shares its bytes"
+                    before = max(end[t] for t in users) <= min(start[t] for t in other_users)
+                    after = max(end[t] for t in other_users) <= min(start[t] for t in users)
+                    assert before or after
+
+
+def random_topological_order(data, graph, edges):
+    """Any order of single tasks in which needs and edges point backwards."""
+    before = [set(graph.needs_of(t).tolist()) for t in range(graph.num_tasks)]
+    for a, b in edges.tolist():
+        before[b].add(a)
+    order, rest = [], set(range(graph.num_tasks))
+    while rest:
+        ready = sorted(t for t in rest if not before[t] & rest)
+        assert ready, "the edges close a cycle"
+        order.append(data.draw(st.sampled_from(ready)))
+        rest.remove(order[-1])
+    return order
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_no_two_blocks_alive_at_once_share_bytes(data):
+    graph, engines = data.draw(task_graphs()), data.draw(engine_maps)
+    graph = one_home(graph)
+    simulated = simulate(graph, data.draw(timings(graph)), engines)
+    packing = pack(graph, simulated.timeline)
+    check_disjoint(graph, packing, simulated.timeline.start, simulated.timeline.end)
+    assert (packing.peak_bytes >= packing.live_bytes).all()
+    assert (packing.live_bytes >= simulated.peak_bytes).all()
+    before, after = packing.edges[:, 0], packing.edges[:, 1]
+    assert (simulated.timeline.end[before] <= simulated.timeline.start[after]).all()
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_reuse_is_safe_in_any_order_that_respects_the_edges(data):
+    graph, engines = one_home(data.draw(task_graphs())), data.draw(engine_maps)
+    packing = pack(graph, simulate(graph, data.draw(timings(graph)), engines).timeline)
+    place = np.argsort(random_topological_order(data, graph, packing.edges))
+    check_disjoint(graph, packing, place, place + 1)
+
+
+def one_home(graph):
+    """The graph without private memory of tasks that span processors, which no task has."""
+    spans = [len(set((graph.lanes_of(t) // NUM_LANES).tolist())) > 1 for t in range(graph.num_tasks)]
+    graph.private_bytes[np.array(spans, bool)] = 0
+    return graph
+
+
+def test_edges_are_needed():
+    """Without its reuse edges the packing of two independent chains is unsafe, so the edges are not idle."""
+    draft = Draft(1)
+    first = draft.task([(0, Lane.COMPUTE)], private=640)
+    second = draft.task([(0, Lane.COMPUTE)], private=640)
+    packing = pack(draft.graph(), Timeline(np.arange(2), np.array([0, 5]), np.array([5, 9])))
+    assert packing.private_offset.tolist() == [0, 0]
+    assert packing.edges.tolist() == [[first, second]]
+
+
+def test_every_parallel_reader_is_waited_for():
+    draft = Draft(1)
+    writer = draft.task([(0, Lane.COMPUTE)])
+    b = draft.buffer(0, 100, writer)
+    readers = [draft.task([(0, lane)], [writer], uses=[b]) for lane in (Lane.COMPUTE, Lane.HOST)]
+    heir = draft.task([(0, Lane.COMPUTE)], private=100)
+    timeline = Timeline(np.arange(4), np.array([0, 1, 1, 3]), np.array([1, 2, 3, 4]))
+    packing = pack(draft.graph(), timeline)
+    assert packing.peak_bytes.tolist() == [128]
+    assert packing.edges.tolist() == [[reader, heir] for reader in readers]
+
+
+def test_stated_needs_are_not_repeated():
+    draft = Draft(1)
+    a = draft.task([(0, Lane.COMPUTE)], private=64)
+    draft.task([(0, Lane.COMPUTE)], [a], private=64)
+    assert len(pack(draft.graph(), Timeline(np.arange(2), np.array([0, 1]), np.array([1, 2]))).edges) == 0
+
+
+@pytest.mark.parametrize("depth", [1, 5, 40])
+def test_nested_lives_take_no_byte_too_many(depth):
+    """A forward and backward chain: every activation lives until its mirror image."""
+    draft, kept = Draft(1), []
+    for size in range(depth):
+        t = draft.task([(0, Lane.COMPUTE)], [t for t, _ in kept[-1:]], private=64 * size)
+        kept.append((t, draft.buffer(0, 100 + 37 * size, t)))
+    last = kept[-1][0]
+    for _, b in reversed(kept):
+        last = draft.task([(0, Lane.COMPUTE)], [last], uses=[b])
+    graph = draft.graph()
+    packing = pack(graph, simulate(graph, np.array([3]), tuple(Lane)).timeline)
+    assert packing.peak_bytes.tolist() == packing.live_bytes.tolist()
+
+
+def test_only_asked_processors_are_packed():
+    draft = Draft(2)
+    for proc in range(2):
+        draft.buffer(proc, 100)
+        draft.task([(proc, Lane.COMPUTE)], private=100)
+    packing = pack(draft.graph(), Timeline(np.arange(2), np.zeros(2, int), np.ones(2, int)), [1])
+    assert packing.peak_bytes.tolist() == [0, 256]
+    assert packing.offset.tolist() == [-1, 0]
+    assert packing.private_offset.tolist() == [-1, 128]
+
+
+def big_graph():
+    draft = Draft(2)
+    for name, size in (("embedding", 5 * 2**20), ("head", 3 * 2**20), ("bias", 100)):
+        draft.buffer(1, size, name=name)
+    t = draft.task([(1, Lane.COMPUTE)], private=2**21)
+    draft.buffer(1, 2**20, t, "activation")
+    draft.buffer(1, 2**20, t, "activation")
+    draft.task([(0, Lane.SEND), (1, Lane.RECEIVE)], [t], kind=Kind.MOVE)
+    return draft.graph(), Timeline(np.arange(2), np.array([0, 4]), np.array([4, 5]))
+
+
+def test_largest_owners_add_up_by_name():
+    graph, timeline = big_graph()
+    expected = [("embedding", 5 << 20), ("head", 3 << 20), ("activation", 2 << 20), ("temporaries of task0", 2 << 20)]
+    assert largest(graph, timeline, 1, 4) == expected
+
+
+def test_refusal_names_processor_sizes_and_owners():
+    graph, timeline = big_graph()
+    packing = pack(graph, timeline)
+    with pytest.raises(ValueError, match=r"^processor 1 needs 12.0 MiB but has 8.0 MiB; .*ding \(5.0 MiB\)") as refusal:
+        refuse(graph, timeline, packing, [2**30, 2**23])
+    assert "bias (128 bytes)" in str(refusal.value)
+    refuse(graph, timeline, packing, [0, 2**24])
+
+
+def test_sizes_are_written_for_people():
+    expected = {0: "0 bytes", 1023: "1023 bytes", 1536: "1.5 KiB", 2**20: "1.0 MiB", 3 << 29: "1.5 GiB"}
+    assert {nbytes: written(nbytes) for nbytes in expected} == expected
