@@ -1,6 +1,7 @@
 """The cost model and learning: monotone, never without a source, and near the truth on sizes that nobody measured."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -112,6 +113,15 @@ def test_more_work_never_costs_less_within_a_source(known, flops, nbytes, more_f
     large = costs.seconds(sized(flops + more_flops, nbytes + more_bytes))
     assume(small.source == large.source != "measured")
     assert small.seconds <= large.seconds * (1 + 1e-9)
+
+
+@given(st.lists(st.integers(10**6, 2 * 10**6), min_size=2, max_size=8, unique=True), st.integers(0, 9))
+def test_interpolation_never_falls_however_noisy(known, seed):
+    costs = model([sized(n, n) for n in known], noise=1.0, seed=seed)
+    between = [costs.seconds(sized(n, n)) for n in np.linspace(min(known), max(known), 40).astype(int).tolist()]
+    prices = [price.seconds for price in between if price.source == "interpolated"]
+    assert all(a <= b * (1 + 1e-9) for a, b in pairwise(prices))
+    assert {price.source for price in between} <= {"measured", "interpolated"}
 
 
 @given(st.sampled_from(FORMS), sizes, sizes, st.lists(sizes, max_size=5, unique=True))
