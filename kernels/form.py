@@ -1,0 +1,26 @@
+"""What a faster form of a kernel looks like: a function named like its definition, in a module of a forms folder.
+
+It does not know which forms exist.
+
+Two manners, told apart by a mark:
+
+- plain: `def relu(out, x)` does the work at once, on each call;
+- prepared: `@prepares def contract(out, spec, *xs, ...)` looks at shapes and strides once and returns a callable that
+  does the work as often as it is called, or None when it has no fast way for these strides (the definition then runs).
+
+`out` is the result array, or the tuple of result arrays where the definition returns a tuple. Results are preallocated,
+hold NaN before the call, and never overlap inputs, except that `sgd` may write over its own w and m. A form that needs
+working memory takes the keyword `scratch` (1-D uint8, 64-byte aligned, of the bytes that the planner's vocabulary
+declares); a form that can add into its result takes the keyword `accumulate`.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Form = TypeVar("Form", bound=Callable[..., Any])
+
+
+def prepares(form: Form) -> Form:
+    """Mark `form` as prepared: it is called once when bound and returns the work as a callable, or None."""
+    setattr(form, "prepares", True)
+    return form

@@ -1,0 +1,189 @@
+"""Scaled dot-product attention and its gradients, a bounded number of score blocks at a time.
+
+It knows no projections. A block is some query rows of one (sample, head); how many fit is told by the size of the
+scratch memory. Rows of scores carry one more column, for their log-sum-exp or their dot product of dy and y.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from math import log
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from castile.kernels.form import prepares
+from castile.kernels.numpy.contract import contract
+from castile.kernels.numpy.jit import compiled, exp, f32, row_max
+from castile.kernels.numpy.views import Scratch, chain, nothing
+
+Call = Callable[[], Any]
+
+# Fewer query rows a block skip more of the keys that a causal mask hides; BLAS wants some tens of them.
+_CAUSAL_ROWS = 64
+
+
+class Blocks(NamedTuple):
+    """Samples, heads and query rows worked on at once, and how many keys the last of these rows sees."""
+
+    samples: slice
+    heads: slice
+    rows: slice
+    num_keys: int
+
+    def queries(self, x: np.ndarray) -> np.ndarray:
+        """The part of x [b,heads,s,...] that belongs to these blocks."""
+        return x[self.samples, self.heads, self.rows]
+
+    def keys(self, x: np.ndarray) -> np.ndarray:
+        """The part of x [b,heads,t,d] that these blocks see."""
+        return x[self.samples, self.heads, : self.num_keys]
+
+
+@prepares
+def attention(
+    out: tuple[np.ndarray, np.ndarray],
+    q: np.ndarray,
+    kk: np.ndarray,
+    v: np.ndarray,
+    *,
+    heads: int,
+    causal: bool,
+    offset: int,
+    scale: float,
+    scratch: np.ndarray,
+) -> Call:
+    """See the definition."""
+    y, q, kk, v = (_by_head(x, heads) for x in (out[0], q, kk, v))
+    calls: list[Call] = []
+    for part in _blocks(q, kk, causal, offset, scratch.size):
+        rows = _take(Scratch(scratch), part, q, kk)
+        scores = rows[..., : part.num_keys]
+        calls += [
+            _contract(scores, "bhsd,bhtd->bhst", part.queries(q), part.keys(kk)),
+            _softmax_call(rows, part, causal, offset, scale),
+            partial(np.copyto, part.queries(out[1]), rows[..., -1]),
+            _contract(part.queries(y), "bhst,bhtd->bhsd", scores, part.keys(v)),
+        ]
+    return chain(calls) if calls else nothing
+
+
+@prepares
+def attention_grad(
+    out: tuple[np.ndarray, np.ndarray, np.ndarray],
+    dy: np.ndarray,
+    q: np.ndarray,
+    kk: np.ndarray,
+    v: np.ndarray,
+    y: np.ndarray,
+    lse: np.ndarray,
+    *,
+    heads: int,
+    causal: bool,
+    offset: int,
+    scale: float,
+    scratch: np.ndarray,
+) -> Call:
+    """See the definition."""
+    dq, dk, dv, dy, q, kk, v, y = (_by_head(x, heads) for x in (*out, dy, q, kk, v, y))
+    calls: list[Call] = []
+    for part in _blocks(q, kk, causal, offset, scratch.size // 2):
+        memory = Scratch(scratch)
+        rows, d_rows = _take(memory, part, q, kk), _take(memory, part, q, kk)
+        p, ds = rows[..., : part.num_keys], d_rows[..., : part.num_keys]
+        q_part, dy_part = part.queries(q), part.queries(dy)
+        adds = part.rows.stop < q.shape[2]
+        if not adds:
+            calls += [partial(x[part.samples, part.heads, part.num_keys :].fill, 0) for x in (dk, dv)]
+        calls += [
+            _contract(p, "bhsd,bhtd->bhst", q_part, part.keys(kk)),
+            _contract(ds, "bhsd,bhtd->bhst", dy_part, part.keys(v)),
+            partial(np.copyto, rows[..., -1], part.queries(lse)),
+            _contract(d_rows[..., -1], "bhsd,bhsd->bhs", dy_part, part.queries(y)),
+            _softmax_grad_call(rows, d_rows, part, causal, offset, scale),
+            _contract(part.queries(dq), "bhst,bhtd->bhsd", ds, part.keys(kk)),
+            _contract(part.keys(dk), "bhst,bhsd->bhtd", ds, q_part, adds),
+            _contract(part.keys(dv), "bhst,bhsd->bhtd", p, dy_part, adds),
+        ]
+    return chain(calls) if calls else nothing
+
+
+def _by_head(x: np.ndarray, heads: int) -> np.ndarray:
+    """x [b,s,heads*d] as a view [b,heads,s,d]."""
+    return x.reshape(*x.shape[:2], heads, x.shape[2] // heads, copy=False).transpose(0, 2, 1, 3)
+
+
+def _blocks(q: np.ndarray, kk: np.ndarray, causal: bool, offset: int, nbytes: int) -> Iterator[Blocks]:
+    """Blocks whose scores fit into nbytes, the rows that see most keys first."""
+    batch, heads, num_rows, _ = q.shape
+    capacity = nbytes // ((kk.shape[2] + 1) * q.itemsize)
+    rows = min(num_rows, capacity, _CAUSAL_ROWS if causal else capacity)
+    num_heads = min(heads, capacity // rows)
+    samples = max(1, capacity // (rows * heads))
+    for b in range(0, batch, samples):
+        for h in range(0, heads, num_heads):
+            for stop in range(num_rows, 0, -rows):
+                num_keys = min(kk.shape[2], offset + stop) if causal else kk.shape[2]
+                yield Blocks(
+                    slice(b, min(batch, b + samples)),
+                    slice(h, min(heads, h + num_heads)),
+                    slice(max(0, stop - rows), stop),
+                    num_keys,
+                )
+
+
+def _take(memory: Scratch, part: Blocks, q: np.ndarray, kk: np.ndarray) -> np.ndarray:
+    return memory.take((*part.queries(q).shape[:3], kk.shape[2] + 1), q.dtype)
+
+
+def _contract(out: np.ndarray, spec: str, x: np.ndarray, y: np.ndarray, accumulate: bool = False) -> Call:
+    return contract(out, spec, x, y, scratch=None, accumulate=accumulate)
+
+
+def _softmax_call(rows: np.ndarray, part: Blocks, causal: bool, offset: int, scale: float) -> Call:
+    first = offset + part.rows.start + 1 if causal else part.num_keys
+    width = rows.shape[-1]
+    return partial(
+        _softmax, rows.reshape(-1), rows.shape[2], width, part.num_keys, first, causal, rows.dtype.type(scale)
+    )
+
+
+def _softmax_grad_call(
+    rows: np.ndarray, d_rows: np.ndarray, part: Blocks, causal: bool, offset: int, scale: float
+) -> Call:
+    first = offset + part.rows.start + 1 if causal else part.num_keys
+    flats = rows.reshape(-1), d_rows.reshape(-1)
+    return partial(
+        _softmax_grad, *flats, rows.shape[2], rows.shape[-1], part.num_keys, first, causal, rows.dtype.type(scale)
+    )
+
+
+@compiled
+def _softmax(scores, rows, width, cols, first, causal, scale):  # type: ignore[no-untyped-def]
+    """Scores become probabilities, 0 beyond the keys that a row sees; the last element of a row their log-sum-exp."""
+    for r in range(scores.size // width):
+        row = scores[r * width : (r + 1) * width]
+        seen = min(cols, first + r % rows) if causal else cols
+        top = row_max(row[:seen]) * scale
+        total = scale - scale
+        for j in range(seen):
+            row[j] = exp(row[j] * scale - top)
+            total += row[j]
+        factor = f32(1) / total
+        for j in range(seen):
+            row[j] *= factor
+        row[seen:cols] = 0
+        row[width - 1] = top + log(total)
+
+
+@compiled
+def _softmax_grad(scores, grads, rows, width, cols, first, causal, scale):  # type: ignore[no-untyped-def]
+    """Scores become probabilities, and their gradients the gradients of the products of q and k."""
+    for r in range(scores.size // width):
+        p, d = scores[r * width : (r + 1) * width], grads[r * width : (r + 1) * width]
+        seen = min(cols, first + r % rows) if causal else cols
+        lse, dot = p[width - 1], d[width - 1]
+        for j in range(seen):
+            p[j] = exp(p[j] * scale - lse)
+            d[j] = p[j] * (d[j] - dot) * scale
+        p[seen:cols] = 0
+        d[seen:cols] = 0

@@ -1,0 +1,163 @@
+"""The contraction as matrix products: labels merge where strides allow, one of each sort goes to BLAS, the rest loop.
+
+It knows nothing of what is contracted. Nothing is ever packed: a dim that BLAS cannot step over becomes a loop.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+from math import prod
+from string import ascii_letters
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from castile.kernels.form import prepares
+from castile.kernels.numpy.gemm import Gemm, Matrix, address, has_gemm, matrix
+from castile.kernels.numpy.views import Scratch, chain, merge
+
+
+class Label(NamedTuple):
+    """One dim of the contraction: its length, and its step in a, b and the result (in elements, 0 where absent)."""
+
+    size: int
+    a: int
+    b: int
+    c: int
+
+
+NONE = Label(1, 0, 0, 0)
+
+
+class Split(NamedTuple):
+    """Which labels BLAS takes (m rows, n columns, k summed), and which are looped over; summed ones come last."""
+
+    m: Label
+    n: Label
+    k: Label
+    kept: list[Label]
+    summed: list[Label]
+
+    def matrices(self) -> tuple[Matrix | None, Matrix | None, Matrix | None]:
+        """How BLAS sees a, b and the result."""
+        m, n, k = self.m, self.n, self.k
+        return (
+            matrix(m.size, k.size, m.a, k.a),
+            matrix(k.size, n.size, k.b, n.b),
+            matrix(m.size, n.size, m.c, n.c),
+        )
+
+
+@prepares
+def contract(
+    out: np.ndarray, spec: str, *xs: np.ndarray, scratch: np.ndarray | None, accumulate: bool
+) -> Callable[[], Any]:
+    """See the definition. Two operands of one BLAS dtype are multiplied by BLAS, anything else by einsum."""
+    terms, result = parse(spec, [x.ndim for x in xs])
+    plain = all(len(set(term)) == len(term) for term in terms)
+    if len(xs) == 2 and plain and has_gemm(out.dtype) and xs[0].dtype == xs[1].dtype == out.dtype:
+        if out.size == 0 or any(x.size == 0 for x in xs):
+            return partial(out.fill, 0) if not accumulate else partial(np.add, out, 0, out)
+        return _two(out, xs[0], xs[1], terms, result, accumulate)
+    spec = ",".join(terms) + "->" + result
+    if not accumulate:
+        return partial(np.einsum, spec, *xs, out=out)
+    held = Scratch(scratch).take(out.shape, out.dtype)
+    return chain([partial(np.einsum, spec, *xs, out=held), partial(np.add, out, held, out)])
+
+
+def parse(spec: str, num_dims: list[int]) -> tuple[list[str], str]:
+    """The labels of each operand and of the result, one letter a dim, `...` replaced by letters not used otherwise."""
+    left, result = spec.replace(" ", "").split("->")
+    terms = left.split(",")
+    widths = [dims - len(term.replace("...", "")) for term, dims in zip(terms, num_dims, strict=True)]
+    leading = "".join([c for c in ascii_letters if c not in spec][: max(widths)])
+    return [term.replace("...", leading) for term in terms], result.replace("...", leading)
+
+
+def _two(
+    out: np.ndarray, x: np.ndarray, y: np.ndarray, terms: list[str], result: str, accumulate: bool
+) -> Callable[[], Any]:
+    split = _best_split(_labels(out, x, y, terms, result))
+    if not split.summed and not accumulate and prod(label.size for label in split.kept) > 1:
+        return _batched(out, x, y, split)
+    return _looped(out, x, y, split, accumulate)
+
+
+def _labels(out: np.ndarray, x: np.ndarray, y: np.ndarray, terms: list[str], result: str) -> list[list[Label]]:
+    """Merged labels of the four sorts m (x and result), n (y and result), k (x and y) and loops (all others)."""
+    steps = [dict(zip(term, one.strides, strict=True)) for term, one in zip([*terms, result], [x, y, out], strict=True)]
+    sizes: dict[str, int] = {}
+    for term, one in zip([*terms, result], [x, y, out], strict=True):
+        for label, size in zip(term, one.shape, strict=True):
+            assert sizes.setdefault(label, size) == size, "the vocabulary refuses unequal lengths"
+    sorts: dict[tuple[bool, ...], list[str]] = {}
+    for label in sizes:
+        sorts.setdefault(tuple(label in one for one in steps), []).append(label)
+    merged = {sort: _merged(labels, sizes, steps, out.itemsize) for sort, labels in sorts.items()}
+    m, n, k = ((True, False, True), (False, True, True), (True, True, False))
+    rest = [label for sort, labels in merged.items() if sort not in (m, n, k) for label in labels]
+    return [merged.get(m, []), merged.get(n, []), merged.get(k, []), rest]
+
+
+def _merged(names: list[str], sizes: dict[str, int], steps: list[dict[str, int]], itemsize: int) -> list[Label]:
+    bearer = next(one for one in steps if names[0] in one)
+    names = sorted(names, key=lambda name: -bearer[name])
+    strides = [tuple(one.get(name, 0) for name in names) for one in steps]
+    shape, strides = merge(tuple(sizes[name] for name in names), strides)
+    return [Label(size, *(one[i] // itemsize for one in strides)) for i, size in enumerate(shape)]
+
+
+def _best_split(sorts: list[list[Label]]) -> Split:
+    """The choice that gives BLAS the largest product among those it can see."""
+    ms, ns, ks, rest = sorts
+    best, most = None, 0
+    for m, n, k in product([*ms, NONE], [*ns, NONE], [*ks, NONE]):
+        # The outermost loop takes the longest steps in the result, so that memory is walked in order.
+        kept = [x for x in [*ms, *ns, *rest] if x is not m and x is not n and x.c]
+        summed = [x for x in [*ks, *rest] if x is not k and not x.c]
+        split = Split(m, n, k, sorted(kept, key=lambda x: -x.c), summed)
+        work = m.size * n.size * k.size
+        if work > most and all(split.matrices()):
+            best, most = split, work
+    assert best is not None, "single elements are matrices"
+    return best
+
+
+def _batched(out: np.ndarray, x: np.ndarray, y: np.ndarray, split: Split) -> Callable[[], Any]:
+    """One call of NumPy's matmul, whose own loop runs over the kept labels."""
+    m, n, k, kept, _ = split
+    size = out.itemsize
+    lead = tuple(label.size for label in kept)
+    a = as_strided(x, (*lead, m.size, k.size), tuple(s * size for s in (*(i.a for i in kept), m.a, k.a)))
+    b = as_strided(y, (*lead, k.size, n.size), tuple(s * size for s in (*(i.b for i in kept), k.b, n.b)))
+    c = as_strided(out, (*lead, m.size, n.size), tuple(s * size for s in (*(i.c for i in kept), m.c, n.c)))
+    return partial(np.matmul, a, b, c)
+
+
+def _looped(out: np.ndarray, x: np.ndarray, y: np.ndarray, split: Split, accumulate: bool) -> Callable[[], Any]:
+    a, b, c = split.matrices()
+    assert a is not None and b is not None and c is not None
+    gemm = Gemm(out.dtype, a, b, c)
+    starts = address(x), address(y), address(out)
+    calls = []
+    for kept in _offsets(split.kept, out.itemsize):
+        adds = accumulate
+        for summed in _offsets(split.summed, out.itemsize):
+            pa, pb, pc = (s + i + j for s, i, j in zip(starts, kept, summed, strict=True))
+            calls.append(gemm.at(pa, pb, pc, adds))
+            adds = True
+    work = chain(calls)
+    if isinstance(work, partial):
+        # BLAS is given addresses, which keep nothing alive.
+        work.operands = (out, x, y)  # type: ignore[attr-defined]
+    return work
+
+
+def _offsets(labels: list[Label], itemsize: int) -> Iterator[tuple[int, int, int]]:
+    for index in product(*(range(label.size) for label in labels)):
+        a = sum(i * label.a for i, label in zip(index, labels, strict=True))
+        b = sum(i * label.b for i, label in zip(index, labels, strict=True))
+        c = sum(i * label.c for i, label in zip(index, labels, strict=True))
+        yield a * itemsize, b * itemsize, c * itemsize

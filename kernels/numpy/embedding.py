@@ -1,0 +1,53 @@
+"""Rows of a table looked up by integers, and the sums that flow back into them.
+
+It knows no meaning of the integers.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from castile.kernels.form import prepares
+from castile.kernels.numpy.jit import compiled
+from castile.kernels.numpy.views import by_rows, chain, row_span
+
+
+@prepares
+def embedding(out: np.ndarray, ids: np.ndarray, table: np.ndarray) -> Callable[[], Any] | None:
+    """See the definition."""
+    span = row_span(table)
+    return span and by_rows(_look_up, [out], *span, len(table), bare=[ids])
+
+
+@prepares
+def embedding_grad(
+    out: np.ndarray, dy: np.ndarray, ids: np.ndarray, *, rows: int, accumulate: bool
+) -> Callable[[], Any] | None:
+    """See the definition."""
+    span = row_span(out)
+    work = span and by_rows(_add_rows, [dy], *span, rows, bare=[ids])
+    return work if work is None or accumulate else chain([partial(out.fill, 0), work])
+
+
+@compiled
+def _look_up(rows, cols, out, so, ids, si, table, st, num_ids):  # type: ignore[no-untyped-def]
+    for r in range(rows):
+        i = ids[r * si]
+        if i < 0 or i >= num_ids:
+            raise IndexError("embedding: an id lies outside the table's rows")
+        o, source = out[r * so : r * so + cols], table[i * st : i * st + cols]
+        for j in range(cols):
+            o[j] = source[j]
+
+
+@compiled
+def _add_rows(rows, cols, dy, sd, ids, si, table, st, num_ids):  # type: ignore[no-untyped-def]
+    for r in range(rows):
+        i = ids[r * si]
+        if i < 0 or i >= num_ids:
+            raise IndexError("embedding: an id lies outside the table's rows")
+        d, target = dy[r * sd : r * sd + cols], table[i * st : i * st + cols]
+        for j in range(cols):
+            target[j] += d[j]

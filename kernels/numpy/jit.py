@@ -1,0 +1,95 @@
+"""How loops of the CPU forms are compiled, and the exponential and error functions that they may vectorise.
+
+It knows no kernel. Numba's cache does not see that a called function changed in another file: after editing the
+functions here, delete `__pycache__`.
+"""
+
+import math
+from typing import Any
+
+import numba
+import numpy as np
+from numba import types
+from numba.extending import overload
+
+# Sums may be reordered and fused so that they vectorise; NaN, infinities and signed zeros keep their meaning.
+compiled = numba.njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract"})
+
+# Range reduction loses its point when its terms may be reordered.
+_exact_order = numba.njit(cache=True, error_model="numpy", fastmath={"contract"})
+
+f32 = np.float32
+
+
+@_exact_order
+def _exp32(x):  # type: ignore[no-untyped-def]
+    """exp in float32 to 1e-7 relative, by the range reduction and polynomial of Cephes (Moshier 1989)."""
+    n = np.floor(x * f32(1.44269504) + f32(0.5))
+    n = min(max(n, f32(-127)), f32(128))
+    r = x - n * f32(0.693359375) - n * f32(-2.12194440e-4)
+    p = f32(1.9875691500e-4) * r + f32(1.3981999507e-3)
+    p = p * r + f32(8.3334519073e-3)
+    p = p * r + f32(4.1665795894e-2)
+    p = p * r + f32(1.6666665459e-1)
+    p = p * r + f32(5.0000001201e-1)
+    p = p * r * r + r + f32(1)
+    power = np.int32((np.int32(n) + np.int32(127)) << np.int32(23))
+    y = p * power.view(f32)
+    if x < f32(-87.3):
+        y = f32(0)
+    if x > f32(88.3):
+        y = f32(np.inf)
+    return y
+
+
+@_exact_order
+def _normal_tail32(a, density):  # type: ignore[no-untyped-def]
+    """P(Z > a) for a >= 0 in float32 to 1e-7, given exp(-a*a/2) (Abramowitz and Stegun 7.1.26)."""
+    t = f32(1) / (f32(1) + f32(0.3275911 * 0.7071067811865476) * a)
+    p = f32(1.061405429) * t + f32(-1.453152027)
+    p = p * t + f32(1.421413741)
+    p = p * t + f32(-0.284496736)
+    p = p * t + f32(0.254829592)
+    return f32(0.5) * p * t * density
+
+
+def exp(x: Any) -> Any:
+    """e to the x in the dtype of x, for use inside compiled loops only."""
+    raise NotImplementedError
+
+
+@overload(exp)
+def _exp(x):  # type: ignore[no-untyped-def]
+    if x == types.float32:
+        return lambda x: _exp32(x)
+    return lambda x: math.exp(x)
+
+
+def normal_tail(a: Any, density: Any) -> Any:
+    """P(Z > a) of a standard normal Z, a >= 0, given density = exp(-a*a/2); for use inside compiled loops only."""
+    raise NotImplementedError
+
+
+@overload(normal_tail)
+def _normal_tail(a, density):  # type: ignore[no-untyped-def]
+    if a == types.float32:
+        return lambda a, density: _normal_tail32(a, density)
+    return lambda a, density: 0.5 * math.erfc(a * 0.7071067811865476)
+
+
+@compiled
+def row_max(row: np.ndarray) -> Any:
+    """Largest element of a row of one or more; a NaN may be passed over."""
+    # Four chains, because one chain of comparisons waits for each comparison's latency.
+    a = b = c = d = row[0]
+    quads = row.size // 4 * 4
+    for j in range(0, quads, 4):
+        a = row[j] if row[j] > a else a
+        b = row[j + 1] if row[j + 1] > b else b
+        c = row[j + 2] if row[j + 2] > c else c
+        d = row[j + 3] if row[j + 3] > d else d
+    for j in range(quads, row.size):
+        a = row[j] if row[j] > a else a
+    a = b if b > a else a
+    c = d if d > c else c
+    return c if c > a else a

@@ -1,0 +1,64 @@
+"""Softmax cross-entropy and its gradient, row by row.
+
+It knows no model.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from math import log
+from typing import Any
+
+import numpy as np
+
+from castile.kernels.form import prepares
+from castile.kernels.numpy.jit import compiled, exp, f32, row_max
+from castile.kernels.numpy.views import by_rows, chain
+
+
+@prepares
+def cross_entropy(
+    out: tuple[np.ndarray, np.ndarray], logits: np.ndarray, labels: np.ndarray, *, scale: float
+) -> Callable[[], Any] | None:
+    """See the definition."""
+    loss, lse = out
+    work = by_rows(_entropy, [logits], loss.reshape(1), logits.dtype.type(scale), bare=[lse, labels])
+    return work and chain([partial(loss.fill, 0), work])
+
+
+@prepares
+def cross_entropy_grad(
+    out: np.ndarray, dy: np.ndarray, logits: np.ndarray, labels: np.ndarray, lse: np.ndarray, *, scale: float
+) -> Callable[[], Any] | None:
+    """See the definition."""
+    return by_rows(_entropy_grad, [out, logits], dy.reshape(1), logits.dtype.type(scale), bare=[lse, labels])
+
+
+@compiled
+def _entropy(rows, cols, logits, sx, lse, sl, labels, st, loss, scale):  # type: ignore[no-untyped-def]
+    total = scale - scale
+    for r in range(rows):
+        v = logits[r * sx : r * sx + cols]
+        top = row_max(v)
+        part = scale - scale
+        for j in range(cols):
+            part += exp(v[j] - top)
+        label = labels[r * st]
+        if label < 0 or label >= cols:
+            raise IndexError("cross_entropy: a label lies outside the logits' last dim")
+        lse[r * sl] = top + log(part)
+        total += lse[r * sl] - v[label]
+    loss[0] += total * scale
+
+
+@compiled
+def _entropy_grad(rows, cols, out, so, logits, sx, lse, sl, labels, st, dy, scale):  # type: ignore[no-untyped-def]
+    factor = dy[0] * scale
+    for r in range(rows):
+        o, v = out[r * so : r * so + cols], logits[r * sx : r * sx + cols]
+        base, label = lse[r * sl], labels[r * st]
+        if label < 0 or label >= cols:
+            raise IndexError("cross_entropy: a label lies outside the logits' last dim")
+        for j in range(cols):
+            o[j] = exp(v[j] - base) * factor
+        # Apart, so that the loop over all columns compares nothing.
+        o[label] = (exp(v[label] - base) - f32(1)) * factor

@@ -1,0 +1,100 @@
+"""Layer normalisation over the last dim and its gradients, row by row.
+
+It knows no other statistics.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from math import sqrt
+from typing import Any
+
+import numpy as np
+
+from castile.kernels.form import prepares
+from castile.kernels.numpy.jit import compiled, f32
+from castile.kernels.numpy.views import by_rows, chain, dense
+
+Call = Callable[[], Any]
+
+
+@prepares
+def layer_norm(
+    out: tuple[np.ndarray, np.ndarray, np.ndarray], x: np.ndarray, g: np.ndarray, b: np.ndarray, *, eps: float
+) -> Call | None:
+    """See the definition."""
+    if not (dense(g) and dense(b)):
+        return None
+    real = x.dtype.type
+    return by_rows(_normal, [out[0], x], g, b, real(1 / x.shape[-1]), real(eps), bare=[*out[1:]])
+
+
+@prepares
+def layer_norm_grad_input(
+    out: np.ndarray, dy: np.ndarray, x: np.ndarray, g: np.ndarray, mean: np.ndarray, rstd: np.ndarray
+) -> Call | None:
+    """See the definition."""
+    if not dense(g):
+        return None
+    return by_rows(_normal_grad, [out, dy, x], g, x.dtype.type(1 / x.shape[-1]), bare=[mean, rstd])
+
+
+@prepares
+def layer_norm_grad_params(
+    out: tuple[np.ndarray, np.ndarray],
+    dy: np.ndarray,
+    x: np.ndarray,
+    mean: np.ndarray,
+    rstd: np.ndarray,
+    *,
+    accumulate: bool,
+) -> Call | None:
+    """See the definition."""
+    if not all(map(dense, out)):
+        return None
+    work = by_rows(_normal_sums, [dy, x], *out, bare=[mean, rstd])
+    return work if work is None or accumulate else chain([*(partial(one.fill, 0) for one in out), work])
+
+
+@compiled
+def _normal(rows, cols, y, sy, x, sx, mean, sm, rstd, sr, g, b, per_col, eps):  # type: ignore[no-untyped-def]
+    for r in range(rows):
+        o, v = y[r * sy : r * sy + cols], x[r * sx : r * sx + cols]
+        total = per_col - per_col
+        for j in range(cols):
+            total += v[j]
+        middle = total * per_col
+        total = per_col - per_col
+        for j in range(cols):
+            total += (v[j] - middle) * (v[j] - middle)
+        # sqrt of a float32 is a float32 in numba.
+        scale = f32(1) / sqrt(total * per_col + eps)
+        for j in range(cols):
+            o[j] = (v[j] - middle) * scale * g[j] + b[j]
+        mean[r * sm] = middle
+        rstd[r * sr] = scale
+
+
+@compiled
+def _normal_grad(rows, cols, out, so, dy, sd, x, sx, mean, sm, rstd, sr, g, per_col):  # type: ignore[no-untyped-def]
+    for r in range(rows):
+        o, d, v = out[r * so : r * so + cols], dy[r * sd : r * sd + cols], x[r * sx : r * sx + cols]
+        middle, scale = mean[r * sm], rstd[r * sr]
+        first = second = per_col - per_col
+        for j in range(cols):
+            slope = d[j] * g[j]
+            first += slope
+            second += slope * (v[j] - middle)
+        first *= per_col
+        second *= per_col * scale
+        for j in range(cols):
+            o[j] = (d[j] * g[j] - first - (v[j] - middle) * scale * second) * scale
+
+
+@compiled
+def _normal_sums(rows, cols, dy, sd, x, sx, mean, sm, rstd, sr, dg, db):  # type: ignore[no-untyped-def]
+    for r in range(rows):
+        d, v = dy[r * sd : r * sd + cols], x[r * sx : r * sx + cols]
+        middle, scale = mean[r * sm], rstd[r * sr]
+        for j in range(cols):
+            dg[j] += d[j] * (v[j] - middle) * scale
+            db[j] += d[j]

@@ -1,0 +1,51 @@
+"""The optimizer's update in one pass over memory.
+
+It knows no schedule of learning rates.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from castile.kernels.form import prepares
+from castile.kernels.numpy.gemm import address
+from castile.kernels.numpy.jit import compiled
+from castile.kernels.numpy.views import chain, elementwise
+
+
+@prepares
+def sgd(
+    out: tuple[np.ndarray, np.ndarray],
+    w: np.ndarray,
+    g: np.ndarray,
+    m: np.ndarray,
+    lr: np.ndarray,
+    *,
+    momentum: float,
+    decay: float,
+    nesterov: bool,
+) -> Callable[[], Any] | None:
+    """See the definition. In place: the loop vectorises only if it sees that it writes what it read."""
+    real = w.dtype.type
+    step = elementwise(_sgd, [out[0], g, out[1]], lr.reshape(1), real(momentum), real(decay), nesterov)
+    if step is None:
+        return None
+    moves = [partial(np.copyto, to, x) for to, x in zip(out, (w, m), strict=True) if not _same(to, x)]
+    return chain([*moves, step])
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> bool:
+    return address(a) == address(b) and a.strides == b.strides
+
+
+@compiled
+def _sgd(rows, cols, w, sw, g, sg, m, sm, rate, momentum, decay, nesterov):  # type: ignore[no-untyped-def]
+    lr = rate[0]
+    for r in range(rows):
+        v, d, u = w[r * sw : r * sw + cols], g[r * sg : r * sg + cols], m[r * sm : r * sm + cols]
+        for j in range(cols):
+            step = d[j] + decay * v[j]
+            u[j] = momentum * u[j] + step
+            v[j] -= lr * (step + momentum * u[j] if nesterov else u[j])

@@ -1,0 +1,145 @@
+"""Strided views: merging dims, cutting arrays into rows that lie dense, and carving arrays out of scratch memory.
+
+It knows no kernel.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+Shape = tuple[int, ...]
+
+
+def nothing() -> None:
+    """The work of a kernel on empty arrays."""
+
+
+def run_all(calls: list[Callable[[], Any]]) -> None:
+    """Call each of `calls` in order."""
+    for call in calls:
+        call()
+
+
+def chain(calls: list[Callable[[], Any]]) -> Callable[[], Any]:
+    """One callable that calls each of `calls` in order."""
+    return calls[0] if len(calls) == 1 else partial(run_all, calls)
+
+
+def merge(shape: Shape, strides: list[Shape]) -> tuple[Shape, list[Shape]]:
+    """The fewest dims that walk the same elements: dims of length 1 vanish, neighbours merge where every array allows.
+
+    `strides` holds one tuple an array, all over the dims of `shape`.
+    """
+    sizes: list[int] = []
+    steps: list[list[int]] = []
+    for dim, size in enumerate(shape):
+        if size == 1:
+            continue
+        here = [one[dim] for one in strides]
+        if sizes and all(before == step * size for before, step in zip(steps[-1], here, strict=True)):
+            sizes[-1] *= size
+            steps[-1] = here
+        else:
+            sizes.append(size)
+            steps.append(here)
+    return tuple(sizes), [tuple(step[a] for step in steps) for a in range(len(strides))]
+
+
+def elementwise(kernel: Callable[..., Any], arrays: list[np.ndarray], *constants: Any) -> Callable[[], Any] | None:
+    """The work of `kernel(rows, cols, flat, stride, ..., *constants)` over arrays of one shape; None if a step is < 0.
+
+    Every array becomes a dense 1-D `flat` and the distance `stride` between its rows, in elements: rows r holds
+    flat[r * stride : r * stride + cols]. So one compiled loop serves dense and sliced arrays.
+    """
+    if arrays[0].size == 0:
+        return nothing
+    shape, strides = merge(arrays[0].shape, [x.strides for x in arrays])
+    if not shape or any(one[-1] != x.itemsize for x, one in zip(arrays, strides, strict=True)):
+        # Elements that are no neighbours are rows of one element.
+        shape, strides = (*shape, 1), [(*one, x.itemsize) for x, one in zip(arrays, strides, strict=True)]
+    views = [as_strided(x, shape, one) for x, one in zip(arrays, strides, strict=True)]
+    return by_rows(kernel, views, *constants)
+
+
+def by_rows(
+    kernel: Callable[..., Any], arrays: list[np.ndarray], *constants: Any, bare: list[np.ndarray] | None = None
+) -> Callable[[], Any] | None:
+    """As `elementwise`, with the last dim of `arrays` as the row, never merged with the others.
+
+    `bare` arrays have the leading dims only, one element a row; their (flat, stride) follow those of `arrays`.
+    """
+    lead = arrays[0].shape[:-1]
+    everything = [*((x, x.shape[-1], x.strides[:-1]) for x in arrays), *((x, 1, x.strides) for x in bare or [])]
+    if prod(lead) == 0 or arrays[0].shape[-1] == 0:
+        return nothing
+    if not all(x.shape[-1] == 1 or x.strides[-1] == x.itemsize for x in arrays):
+        return None
+    shape, strides = merge(lead, [step for _, _, step in everything])
+    if any(step < 0 or step % x.itemsize for (x, _, _), one in zip(everything, strides, strict=True) for step in one):
+        return None
+    calls: list[Callable[[], Any]] = []
+    for offsets in _outer(shape[:-1], [one[:-1] for one in strides]):
+        rows = shape[-1] if shape else 1
+        operands: list[Any] = []
+        for (x, cols, _), one, offset in zip(everything, strides, offsets, strict=True):
+            stride = one[-1] // x.itemsize if one else 0
+            operands += [_flat(x, offset, (rows - 1) * stride + cols), stride]
+        calls.append(partial(kernel, rows, arrays[0].shape[-1], *operands, *constants))
+    return chain(calls)
+
+
+def _outer(shape: Shape, strides: list[Shape]) -> Iterator[list[int]]:
+    """Byte offsets of every array, for each index of `shape`."""
+    for index in np.ndindex(*shape):
+        yield [sum(i * step for i, step in zip(index, one, strict=True)) for one in strides]
+
+
+def _flat(x: np.ndarray, offset: int, length: int) -> np.ndarray:
+    """`length` neighbours in memory, from `offset` bytes after the first element of x on."""
+    start = as_strided(x, (offset // x.itemsize + 1,), (x.itemsize,))[-1:]
+    return as_strided(start, (length,), (x.itemsize,))
+
+
+def dense(x: np.ndarray) -> bool:
+    """Whether x lies in C order without gaps."""
+    return x.flags.c_contiguous
+
+
+class Scratch:
+    """Hands out arrays from scratch memory, each from a multiple of 64 bytes on."""
+
+    def __init__(self, memory: np.ndarray | None) -> None:
+        self.memory = memory
+        self.used = 0
+
+    @property
+    def left(self) -> int:
+        """Bytes not handed out yet."""
+        return 0 if self.memory is None else self.memory.size - self.used
+
+    def take(self, shape: Shape, dtype: np.dtype) -> np.ndarray:
+        """A dense array of `shape`, with whatever is there."""
+        nbytes = prod(shape) * dtype.itemsize
+        assert self.memory is not None and nbytes <= self.left, "scratch is smaller than the kernel needs"
+        start = self.used
+        self.used = min(start + -(-nbytes // 64) * 64, self.memory.size)
+        return self.memory[start : start + nbytes].view(dtype).reshape(shape)
+
+
+def plane(x: np.ndarray) -> np.ndarray | None:
+    """x [b,c,H,W] as the 1-D array of everything between its first and last element; None if its rows are not dense."""
+    if any(step < 0 or step % x.itemsize for step in x.strides) or (x.shape[3] > 1 and x.strides[3] != x.itemsize):
+        return None
+    return _flat(x, 0, sum((size - 1) * step for size, step in zip(x.shape, x.strides, strict=True)) // x.itemsize + 1)
+
+
+def row_span(x: np.ndarray) -> tuple[np.ndarray, int] | None:
+    """x [rows, cols] as one 1-D array and the distance of its rows in elements; None if a row is not dense."""
+    if min(x.strides) < 0 or x.strides[0] % x.itemsize or (x.shape[1] > 1 and x.strides[1] != x.itemsize):
+        return None
+    stride = x.strides[0] // x.itemsize
+    return _flat(x, 0, (x.shape[0] - 1) * stride + x.shape[1]), stride

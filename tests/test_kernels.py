@@ -1,0 +1,510 @@
+"""Every kernel's forms against its definition, and its gradients against differences; kernels are found, not listed."""
+
+import inspect
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from castile.kernels import reference
+from castile.kernels.table import Table, definitions, forms, native_accumulate
+from castile.planner import vocabulary
+from castile.planner.vocabulary import Spec
+
+NAMES = sorted(definitions())
+FOLDERS = ("numpy",)
+Case = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class Draw:
+    """Random operands of one dtype."""
+
+    def __init__(self, dtype: str, seed: int = 0) -> None:
+        self.dtype, self.random = dtype, np.random.default_rng(seed)
+
+    def __call__(self, *shape: int) -> np.ndarray:
+        return np.asarray(self.random.normal(size=shape), self.dtype)
+
+    def ids(self, below: int, *shape: int, dtype: str = "int64") -> np.ndarray:
+        return self.random.integers(0, below, shape).astype(dtype)
+
+
+SHAPES = [(1,), (63,), (3, 1), (1, 5, 7), (2, 3, 4, 5), (17, 129)]
+IMAGES = [
+    ((2, 3, 8, 8), 4, (3, 3), (1, 1), (1, 1, 1, 1)),
+    ((1, 1, 5, 7), 2, (1, 1), (1, 1), (0, 0, 0, 0)),
+    ((3, 2, 6, 5), 1, (1, 1), (2, 2), (0, 0, 0, 0)),
+    ((2, 3, 9, 7), 5, (2, 3), (2, 3), (0, 1, 2, 0)),
+    ((1, 2, 3, 1), 3, (3, 1), (1, 1), (2, 2, 0, 0)),
+    ((2, 1, 4, 4), 2, (4, 4), (1, 1), (3, 3, 3, 3)),
+    ((3, 5, 17, 16), 4, (3, 3), (1, 1), (1, 1, 1, 1)),
+]
+
+
+def case_contract(draw: Draw) -> Iterator[Case]:
+    for spec, a, b in [
+        ("...i,oi->...o", (2, 3, 5), (7, 5)),
+        ("...i,oi->...o", (1, 1), (1, 1)),
+        ("...o,oi->...i", (63, 65), (65, 66)),
+        ("...o,...i->oi", (4, 3, 5), (4, 3, 6)),
+        ("bshd,bthd->bhst", (2, 5, 3, 4), (2, 6, 3, 4)),
+        ("bhst,bthd->bshd", (2, 3, 5, 6), (2, 6, 3, 4)),
+        ("bhst,bshd->bthd", (2, 3, 5, 6), (2, 5, 3, 4)),
+        ("ib,jb->ijb", (4, 3), (5, 3)),
+        ("ij,j->i", (4, 3), (3,)),
+        ("i,j->ji", (4,), (3,)),
+        ("i,i->", (63,), (63,)),
+        ("ij,jk->k", (4, 3), (3, 2)),
+        ("abc,cbd->da", (2, 3, 4), (4, 3, 5)),
+        ("...,...->...", (3, 4), (3, 4)),
+        ("ii,ij->j", (3, 3), (3, 2)),
+    ]:
+        yield (spec, draw(*a), draw(*b)), {}
+    yield ("abc->ca", draw(3, 4, 5)), {}
+    yield ("ab,bc,cd->ad", draw(3, 4), draw(4, 5), draw(5, 2)), {}
+
+
+def case_add(draw: Draw) -> Iterator[Case]:
+    for shape in SHAPES:
+        yield (draw(*shape), draw(*shape)), {}
+    yield (draw(2, 3, 4), draw(3, 1)), {}
+    yield (draw(2, 3, 4), draw()), {}
+
+
+def case_add_bias(draw: Draw) -> Iterator[Case]:
+    for shape in SHAPES:
+        for dim in range(-1, len(shape)):
+            yield (draw(*shape), draw(shape[dim])), {"dim": dim}
+
+
+def case_sum_over(draw: Draw) -> Iterator[Case]:
+    for dims in [(0,), (0, 1), (1, 2), (0, 2, 3), (-1,), (0, 1, 2, 3)]:
+        yield (draw(2, 3, 4, 5),), {"dims": dims}
+    yield (draw(63),), {"dims": (0,)}
+    for dims in [(0, 2, 3), (0,)]:
+        yield (draw(9, 7, 17, 16),), {"dims": dims}
+
+
+def case_reshape(draw: Draw) -> Iterator[Case]:
+    for a, b in [((2, 3, 4), (2, 12)), ((6, 4), (2, 3, 2, 2)), ((1, 5), (5,)), ((2, 3), (3, 2)), ((40, 60), (20, 120))]:
+        yield (draw(*a),), {"shape": b}
+
+
+def case_expand(draw: Draw) -> Iterator[Case]:
+    for shape in [*SHAPES, ()]:
+        yield (draw(),), {"shape": shape}
+
+
+def case_copy(draw: Draw) -> Iterator[Case]:
+    for shape in [*SHAPES, ()]:
+        yield (draw(*shape),), {}
+
+
+def case_zero(draw: Draw) -> Iterator[Case]:
+    for shape in [*SHAPES, ()]:
+        yield (), {"shape": shape, "dtype": draw.dtype}
+
+
+def case_relu(draw: Draw) -> Iterator[Case]:
+    for shape in SHAPES:
+        yield (draw(*shape),), {}
+
+
+def case_relu_grad(draw: Draw) -> Iterator[Case]:
+    for shape in SHAPES:
+        yield (draw(*shape), draw(*shape)), {}
+
+
+def case_gelu(draw: Draw) -> Iterator[Case]:
+    for shape in SHAPES:
+        for approximate in ("none", "tanh"):
+            yield (3 * draw(*shape),), {"approximate": approximate}
+
+
+def case_gelu_grad(draw: Draw) -> Iterator[Case]:
+    for shape in SHAPES:
+        for approximate in ("none", "tanh"):
+            yield (draw(*shape), 3 * draw(*shape)), {"approximate": approximate}
+
+
+def case_conv2d(draw: Draw) -> Iterator[Case]:
+    for x, o, kernel, stride, pads in IMAGES:
+        yield (draw(*x), draw(o, x[1], *kernel)), {"stride": stride, "pads": pads}
+
+
+def case_conv2d_grad_input(draw: Draw) -> Iterator[Case]:
+    for (x, w), params in case_conv2d(draw):
+        yield (draw(*reference.conv2d(x, w, **params).shape), w), params | {"shape": x.shape}
+
+
+def case_conv2d_grad_weight(draw: Draw) -> Iterator[Case]:
+    for (x, w), params in case_conv2d(draw):
+        yield (draw(*reference.conv2d(x, w, **params).shape), x), params | {"kernel": w.shape[2:]}
+
+
+def case_max_pool2d(draw: Draw) -> Iterator[Case]:
+    for x, kernel, stride, pads in [
+        ((2, 3, 8, 8), (2, 2), (2, 2), (0, 0, 0, 0)),
+        ((1, 2, 7, 5), (3, 3), (2, 1), (1, 1, 1, 0)),
+        ((3, 1, 1, 9), (1, 2), (1, 3), (0, 0, 0, 1)),
+        ((1, 1, 1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
+        ((3, 5, 17, 16), (2, 2), (2, 2), (0, 1, 1, 1)),
+    ]:
+        image = draw(*x)
+        # Ties show which of several maxima is taken.
+        yield (np.round(image),), {"kernel": kernel, "stride": stride, "pads": pads}
+        yield (image,), {"kernel": kernel, "stride": stride, "pads": pads}
+
+
+def case_max_pool2d_grad(draw: Draw) -> Iterator[Case]:
+    for (x,), params in case_max_pool2d(draw):
+        yield (draw(*reference.max_pool2d(x, **params).shape), x), params
+
+
+def case_layer_norm(draw: Draw) -> Iterator[Case]:
+    for shape in [*SHAPES[2:], (2, 3, 63)]:
+        yield (draw(*shape), draw(shape[-1]), draw(shape[-1])), {"eps": 1e-5}
+
+
+def case_layer_norm_grad_input(draw: Draw) -> Iterator[Case]:
+    for (x, g, b), params in case_layer_norm(draw):
+        _, mean, rstd = reference.layer_norm(x, g, b, **params)
+        yield (draw(*x.shape), x, g, mean, rstd), {}
+
+
+def case_layer_norm_grad_params(draw: Draw) -> Iterator[Case]:
+    for (x, g, b), params in case_layer_norm(draw):
+        _, mean, rstd = reference.layer_norm(x, g, b, **params)
+        yield (draw(*x.shape), x, mean, rstd), {}
+
+
+def case_embedding(draw: Draw) -> Iterator[Case]:
+    for shape, rows, cols, dtype in [
+        ((3, 5), 7, 4, "int64"),
+        ((63,), 3, 1, "int32"),
+        ((1, 1), 1, 1, "uint8"),
+        ((60,), 99, 33, "int64"),
+    ]:
+        yield (draw.ids(rows, *shape, dtype=dtype), draw(rows, cols)), {}
+
+
+def case_embedding_grad(draw: Draw) -> Iterator[Case]:
+    for (ids, table), _ in case_embedding(draw):
+        yield (draw(*ids.shape, table.shape[1]), ids), {"rows": len(table)}
+
+
+def case_attention(draw: Draw) -> Iterator[Case]:
+    for b, s, t, heads, d, causal, offset in [
+        (2, 5, 7, 3, 4, False, 0),
+        (1, 1, 1, 1, 1, True, 0),
+        (2, 70, 70, 2, 3, True, 0),
+        (1, 3, 9, 2, 5, True, 4),
+        (2, 130, 63, 1, 2, True, 0),
+        (1, 300, 301, 3, 2, False, 0),
+        (1, 300, 301, 3, 2, True, 1),
+    ]:
+        params = {"heads": heads, "causal": causal, "offset": offset, "scale": 0.7}
+        yield (draw(b, s, heads * d), draw(b, t, heads * d), draw(b, t, heads * d)), params
+
+
+def case_attention_grad(draw: Draw) -> Iterator[Case]:
+    for (q, kk, v), params in case_attention(draw):
+        y, lse = reference.attention(q, kk, v, **params)
+        yield (draw(*q.shape), q, kk, v, y, lse), params
+
+
+def case_cross_entropy(draw: Draw) -> Iterator[Case]:
+    for shape, classes in [((5,), 7), ((2, 3), 1), ((1, 63), 129)]:
+        yield (3 * draw(*shape, classes), draw.ids(classes, *shape)), {"scale": 0.3}
+
+
+def case_cross_entropy_grad(draw: Draw) -> Iterator[Case]:
+    for (logits, labels), params in case_cross_entropy(draw):
+        yield (draw(), logits, labels, reference.cross_entropy(logits, labels, **params)[1]), params
+
+
+def case_sgd(draw: Draw) -> Iterator[Case]:
+    for shape in SHAPES:
+        for momentum, nesterov in [(0.0, False), (0.9, False), (0.9, True)]:
+            params = {"momentum": momentum, "decay": 0.1, "nesterov": nesterov}
+            yield (draw(*shape), draw(*shape), draw(*shape), draw()), params
+
+
+def cases(name: str, dtype: str) -> list[Case]:
+    return list(globals()[f"case_{name}"](Draw(dtype)))
+
+
+def spec_of(x: Any) -> Any:
+    return Spec(x.shape, x.dtype.name) if isinstance(x, np.ndarray) else x
+
+
+def several(results: Any) -> tuple[np.ndarray, ...]:
+    return results if isinstance(results, tuple) else (results,)
+
+
+def scratch_of(name: str, args: tuple[Any, ...], params: dict[str, Any], accumulate: bool) -> np.ndarray | None:
+    """Poisoned memory of exactly the declared bytes, on a multiple of 64."""
+    specs = tuple(map(spec_of, args))
+    outs = vocabulary.results(name, specs, params)
+    nbytes = vocabulary.workspace(name, specs, outs, params, accumulate)
+    assert nbytes % 64 == 0
+    memory = np.full(nbytes + 64, 0xFF, "uint8")
+    start = -memory.ctypes.data % 64
+    return memory[start : start + nbytes] if nbytes else None
+
+
+def sliced(x: np.ndarray, step: int = 1) -> np.ndarray:
+    """x as a box inside a larger array that holds garbage, every step-th element of it."""
+    filler = 77 if x.dtype.kind in "iu" else np.nan
+    whole = np.full([step * n + 3 for n in x.shape], filler, x.dtype)
+    view = whole[(..., *(slice(2, 2 + step * n, step) for n in x.shape))]
+    view[...] = x
+    return view
+
+
+def dense(x: np.ndarray) -> np.ndarray:
+    return x.copy()
+
+
+def stepped(x: np.ndarray) -> np.ndarray:
+    return sliced(x, 2)
+
+
+def check(folder: str, name: str, case: Case, place: Any, accumulate: bool) -> None:
+    args, params = case
+    expected = several(definitions()[name](*args, **params))
+    start = [Draw(x.dtype.name, 1)(*x.shape) if accumulate else np.full_like(x, np.nan) for x in expected]
+    outs = tuple(map(place, start))
+    placed = tuple(place(x) if isinstance(x, np.ndarray) else x for x in args)
+    scratch = scratch_of(name, args, params, accumulate)
+    call = Table(folder).bind(name, placed, outs, params, scratch, accumulate)
+    for _ in range(1 if accumulate else 2):
+        call()
+    for out, before, want in zip(outs, start, expected, strict=True):
+        want = want + before if accumulate else want
+        tolerance = 1e-12 if want.dtype == np.float64 else 2e-6
+        scale = max(1.0, float(np.abs(want).max(initial=0)))
+        np.testing.assert_allclose(out, want, rtol=0, atol=tolerance * scale, err_msg=f"{name} {params}")
+    for x, original in zip(placed, args, strict=True):
+        if isinstance(x, np.ndarray):
+            np.testing.assert_array_equal(x, original, err_msg=f"{name} wrote to what it reads")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_kernel_is_complete(name: str) -> None:
+    assert name in forms("numpy"), f"{name} has no numpy form"
+    assert name in vocabulary.names(), f"{name} has no entry in the vocabulary"
+    assert f"case_{name}" in globals(), f"{name} has no case in this test"
+    args, params = cases(name, "float64")[0]
+    specs = tuple(map(spec_of, args))
+    outs = vocabulary.results(name, specs, params)
+    plain, adding = (vocabulary.workspace(name, specs, outs, params, accumulate) for accumulate in (False, True))
+    held = 0 if native_accumulate(forms("numpy")[name]) else sum(vocabulary.round_up(out.nbytes) for out in outs)
+    assert adding - plain == held, f"{name}: form and vocabulary differ in who adds"
+
+
+def test_nothing_without_definition() -> None:
+    assert vocabulary.names() == NAMES == Table("reference").names()
+    assert {name[5:] for name in globals() if name.startswith("case_")} == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_form_takes_the_definitions_parameters(name: str) -> None:
+    def keywords(f: Any) -> set[str]:
+        return {p.name for p in inspect.signature(f).parameters.values() if p.kind is p.KEYWORD_ONLY}
+
+    assert keywords(forms("numpy")[name]) - {"scratch", "accumulate"} == keywords(definitions()[name])
+
+
+@pytest.mark.parametrize("accumulate", [False, True], ids=["write", "add"])
+@pytest.mark.parametrize("place", [dense, sliced, stepped], ids=["dense", "sliced", "stepped"])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_form_equals_definition(folder: str, name: str, place: Any, accumulate: bool) -> None:
+    for dtype in ("float64", "float32"):
+        for case in cases(name, dtype):
+            check(folder, name, case, place, accumulate)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_reference_form(name: str) -> None:
+    for accumulate in (False, True):
+        check("reference", name, cases(name, "float64")[0], dense, accumulate)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_vocabulary_tells_the_results(name: str) -> None:
+    for dtype in ("float64", "float32"):
+        for args, params in cases(name, dtype):
+            real = tuple(map(spec_of, several(definitions()[name](*args, **params))))
+            assert vocabulary.results(name, tuple(map(spec_of, args)), params) == real
+
+
+def large_case(name: str) -> Case:
+    """The case of a kernel with most elements, several times over in the first dim where that is possible."""
+    return max(cases(name, "float32"), key=lambda case: sum(x.size for x in case[0] if isinstance(x, np.ndarray)))
+
+
+@pytest.mark.parametrize("place", [dense, sliced])
+@pytest.mark.parametrize("name", NAMES)
+def test_form_allocates_nothing(name: str, place: Any) -> None:
+    args, params = large_case(name)
+    for accumulate in (False, True):
+        outs = tuple(place(np.zeros_like(x)) for x in several(definitions()[name](*args, **params)))
+        placed = tuple(place(x) if isinstance(x, np.ndarray) else x for x in args)
+        call = Table("numpy").bind(name, placed, outs, params, scratch_of(name, args, params, accumulate), accumulate)
+        call()
+        tracemalloc.start()
+        call()
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        call()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak - before < 4096, f"{name} allocates {peak - before} bytes"
+
+
+# A kernel's gradients: which results of which kernel, called how, are gradients to which of its operands.
+def grads_contract(dy: np.ndarray, args: tuple[Any, ...], params: dict[str, Any]) -> dict[int, np.ndarray]:
+    if args[0] != "...i,oi->...o":
+        return {}
+    _, x, w = args
+    dx = reference.contract("...o,oi->...i", dy, w)
+    return {1: dx, 2: reference.contract("...o,...i->oi", dy, x)}
+
+
+def grads_relu(dy: np.ndarray, args: tuple[Any, ...], params: dict[str, Any]) -> dict[int, np.ndarray]:
+    return {0: reference.relu_grad(dy, *args)}
+
+
+def grads_gelu(dy: np.ndarray, args: tuple[Any, ...], params: dict[str, Any]) -> dict[int, np.ndarray]:
+    return {0: reference.gelu_grad(dy, *args, **params)}
+
+
+def grads_conv2d(dy: np.ndarray, args: tuple[Any, ...], params: dict[str, Any]) -> dict[int, np.ndarray]:
+    x, w = args
+    dx = reference.conv2d_grad_input(dy, w, shape=x.shape, **params)
+    return {0: dx, 1: reference.conv2d_grad_weight(dy, x, kernel=w.shape[2:], **params)}
+
+
+def grads_max_pool2d(dy: np.ndarray, args: tuple[Any, ...], params: dict[str, Any]) -> dict[int, np.ndarray]:
+    # At a tie the maximum has no derivative.
+    return {} if len(np.unique(args[0])) < args[0].size else {0: reference.max_pool2d_grad(dy, *args, **params)}
+
+
+def grads_layer_norm(dy: np.ndarray, args: tuple[Any, ...], params: dict[str, Any]) -> dict[int, np.ndarray]:
+    x, g, b = args
+    _, mean, rstd = reference.layer_norm(x, g, b, **params)
+    dg, db = reference.layer_norm_grad_params(dy, x, mean, rstd)
+    return {0: reference.layer_norm_grad_input(dy, x, g, mean, rstd), 1: dg, 2: db}
+
+
+def grads_embedding(dy: np.ndarray, args: tuple[Any, ...], params: dict[str, Any]) -> dict[int, np.ndarray]:
+    return {1: reference.embedding_grad(dy, args[0], rows=len(args[1]))}
+
+
+def grads_attention(dy: np.ndarray, args: tuple[Any, ...], params: dict[str, Any]) -> dict[int, np.ndarray]:
+    y, lse = reference.attention(*args, **params)
+    return dict(enumerate(reference.attention_grad(dy, *args, y, lse, **params)))
+
+
+def grads_cross_entropy(dy: np.ndarray, args: tuple[Any, ...], params: dict[str, Any]) -> dict[int, np.ndarray]:
+    lse = reference.cross_entropy(*args, **params)[1]
+    return {0: reference.cross_entropy_grad(dy, *args, lse, **params)}
+
+
+def test_every_gradient_kernel_is_checked() -> None:
+    checked = {name[6:] for name in globals() if name.startswith("grads_")}
+    assert {name.split("_grad")[0] for name in NAMES if "_grad" in name} <= checked
+
+
+@pytest.mark.parametrize("name", sorted(name[6:] for name in globals() if name.startswith("grads_")))
+def test_gradients_against_differences(name: str) -> None:
+    """The derivative along a random direction, by central differences in float64."""
+    draw = Draw("float64", 5)
+    num_checked = 0
+    for args, params in cases(name, "float64"):
+        y = several(definitions()[name](*args, **params))[0]
+        dy = draw(*y.shape)
+        for place, gradient in globals()[f"grads_{name}"](dy, args, params).items():
+            direction, step = draw(*args[place].shape), 1e-6
+            sides = []
+            for sign in (1, -1):
+                moved = [*args]
+                moved[place] = args[place] + sign * step * direction
+                sides.append(several(definitions()[name](*moved, **params))[0])
+            slope = float(np.sum(dy * (sides[0] - sides[1]))) / (2 * step)
+            np.testing.assert_allclose(np.sum(gradient * direction), slope, rtol=1e-5, atol=1e-6, err_msg=f"{name}")
+            num_checked += 1
+    assert num_checked > 0
+
+
+def test_sgd_in_place() -> None:
+    for args, params in cases("sgd", "float32"):
+        expected = reference.sgd(*args, **params)
+        w, g, m, lr = (x.copy() for x in args)
+        Table("numpy").bind("sgd", (w, g, m, lr), (w, m), params)()
+        for got, want in zip((w, m), expected, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_scratch_smaller_than_one_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in pieces: single rows of columns, single rows of scores."""
+    for cap in (64, 1024):
+        monkeypatch.setattr(vocabulary, "COLUMNS_CAP", cap)
+        monkeypatch.setattr(vocabulary, "SCORES_CAP", cap)
+        for name in NAMES:
+            if name.startswith(("conv2d", "attention")):
+                for case in cases(name, "float64"):
+                    check("numpy", name, case, sliced, True)
+
+
+@pytest.mark.parametrize("place", [dense, sliced])
+def test_infinities_and_nan_pass(place: Any) -> None:
+    odd = place(np.array([[np.nan, 1.0, 2.0], [np.inf, 1.0, 2.0], [-np.inf, 90.0, -90.0]], "float32"))
+    with np.errstate(all="ignore"):
+        for name, params in [("relu", {}), ("gelu", {"approximate": "tanh"}), ("gelu", {"approximate": "none"})]:
+            out = np.empty((3, 3), "float32")
+            Table("numpy").bind(name, (odd,), (out,), params)()
+            assert np.isnan(out[0, 0]) and out[1, 0] == np.inf, name
+        loss, lse = np.empty((), "float32"), np.empty(3, "float32")
+        labels = np.array([0, 1, 1])
+        Table("numpy").bind("cross_entropy", (odd, labels), (loss, lse), {"scale": 1.0})()
+    assert np.isnan(loss) and np.isnan(lse[0]) and not np.isfinite(lse[1]) and lse[2] == 90
+
+
+@pytest.mark.parametrize("folder", ["reference", "numpy"])
+def test_out_of_range_integers_are_refused(folder: str) -> None:
+    for wrong in (-1, 4):
+        ids, table = np.array([0, wrong]), np.ones((4, 4))
+        with pytest.raises(IndexError):
+            Table(folder).bind("embedding", (ids, table), (np.empty((2, 4)),), {})()
+        with pytest.raises(IndexError):
+            Table(folder).bind("embedding_grad", (np.ones((2, 4)), ids), (np.empty((4, 4)),), {"rows": 4})()
+        with pytest.raises(IndexError):
+            outs = (np.empty(()), np.empty(2))
+            Table(folder).bind("cross_entropy", (np.ones((2, 4)), ids), outs, {"scale": 1.0})()
+
+
+def test_table_refuses_unknown_forms() -> None:
+    with pytest.raises(ValueError, match="no forms"):
+        Table("abacus")
+
+
+def test_source_hash_tells_forms_apart() -> None:
+    for name in NAMES:
+        assert Table("numpy").source_hash(name) == Table("numpy").source_hash(name)
+        assert Table("numpy").source_hash(name) != Table("reference").source_hash(name)
+
+
+def test_calls_are_bit_equal_when_repeated() -> None:
+    for name in NAMES:
+        args, params = large_case(name)
+        runs = []
+        for _ in range(2):
+            outs = tuple(np.full_like(x, np.nan) for x in several(definitions()[name](*args, **params)))
+            Table("numpy").bind(name, args, outs, params, scratch_of(name, args, params, False))()
+            runs.append([x.tobytes() for x in outs])
+        assert runs[0] == runs[1], name
