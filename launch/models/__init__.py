@@ -1,0 +1,87 @@
+"""Models by name: `gpt:layers=4,width=128` is the file gpt.py of this folder, or a Python file of the user's own.
+
+A model is a module with `build(batch=None, dtype="float32", **settings) -> Graph`, whose keyword parameters with type
+hints are its settings, and `RECIPE`, how it is trained unless the user says otherwise. It does not know how a model is
+planned or run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from pkgutil import iter_modules
+from types import ModuleType
+from typing import Any
+
+from castile.launch import settings
+from castile.planner.graph import Graph
+from castile.runtime.strict import suggestion
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model is trained by default: data set (a name of launch/data), samples a step, rate, momentum, epochs."""
+
+    data: str
+    batch: int
+    lr: float
+    momentum: float = 0.9
+    epochs: int = 1
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that the user named, with settings; `graph` builds it."""
+
+    name: str
+    build: Callable[..., Graph]
+    recipe: Recipe
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def graph(self, batch: int | None = None, dtype: str = "float32") -> Graph:
+        """The operator graph for that many samples a step (by default the recipe's)."""
+        if batch is not None and batch < 1:
+            raise ValueError(f"model {self.name}: a batch holds at least 1 sample, got {batch}")
+        return self.build(batch=batch, dtype=dtype, **self.settings)
+
+
+def available() -> tuple[str, ...]:
+    """The names of all models, found by walking the folder."""
+    return tuple(sorted(module.name for module in iter_modules(__path__)))
+
+
+def parse(text: str) -> Model:
+    """The model of NAME:key=value,... or FILE.py:key=value,...
+
+    Raises ValueError in one sentence for an unknown name or setting, and for a file that is no model.
+    """
+    name, given = settings.split(text)
+    module = _from_file(Path(name)) if name.endswith(".py") else _by_name(name)
+    values = settings.typed(module.build, given, f"model {name}", reserved=("batch", "dtype"))
+    return Model(name, module.build, getattr(module, "RECIPE", Recipe("digits", 32, 0.1)), values)
+
+
+def _by_name(name: str) -> ModuleType:
+    if name not in available():
+        among = ", ".join(available())
+        hint = suggestion(name, list(available()))
+        raise ValueError(f"no model {name!r}{hint}; there are {among}, or name a Python file with build()")
+    return importlib.import_module(f"castile.launch.models.{name}")
+
+
+def _from_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except OSError as error:
+        raise ValueError(f"model file {path}: {error.strerror}") from error
+    except (SyntaxError, ImportError) as error:
+        raise ValueError(f"model file {path}: {error}") from error
+    if not callable(getattr(module, "build", None)):
+        raise ValueError(f"model file {path} has no function build(batch, dtype, ...) that returns a Graph")
+    return module

@@ -1,0 +1,145 @@
+"""Data sets: real, split by a seed, and the same samples in every world; damaged files are refused in words."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from castile.launch import data
+from castile.launch.data import digits
+
+LOADED = {name: data.load(name, 0) for name in data.available()}
+every_set = pytest.mark.parametrize("name", data.available())
+
+
+@every_set
+def test_training_and_held_out_samples_are_alike(name):
+    d = LOADED[name]
+    assert d.num_samples > d.num_held_out > 0
+    for key, array in d.train.items():
+        held = d.held_out[key]
+        assert len(array) == d.num_samples and len(held) == d.num_held_out
+        assert array.shape[1:] == held.shape[1:] == d.shapes[key] and array.dtype == held.dtype
+
+
+@every_set
+def test_loading_again_gives_the_same(name):
+    again = data.load(name, 0)
+    for key, array in LOADED[name].train.items():
+        np.testing.assert_array_equal(array, again.train[key])
+
+
+@pytest.mark.parametrize("size", [1, 7, 64])
+def test_an_epoch_takes_each_sample_at_most_once(size):
+    d = LOADED["digits"]
+    steps = d.steps_per_epoch(size)
+    for epoch in (0, 1):
+        taken = np.concatenate([d.indices(epoch * steps + s, size) for s in range(steps)])
+        assert len(set(taken.tolist())) == len(taken) == steps * size > d.num_samples - size
+    assert d.indices(0, size).tolist() != d.indices(steps, size).tolist()
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 200), st.integers(1, 64), st.data())
+def test_pieces_of_a_batch_are_slices_of_it(step, size, draws):
+    d = LOADED["digits"]
+    cut = draws.draw(st.integers(0, size))
+    everything = d.batch(step, size)
+    pieces = [d.batch(step, size, (0, cut)), d.batch(step, size, (cut, size))]
+    for key, array in everything.items():
+        np.testing.assert_array_equal(array, np.concatenate([piece[key] for piece in pieces]))
+
+
+def test_a_held_out_batch_is_always_full():
+    d = LOADED["digits"]
+    last = d.held_out_batch(352, 16)
+    assert len(last["label"]) == 16
+    np.testing.assert_array_equal(last["label"][:8], d.held_out["label"][352:])
+
+
+def test_digits_are_the_whole_data_set():
+    d = LOADED["digits"]
+    assert (d.num_samples, d.num_held_out) == (1437, 360)
+    images = np.concatenate([d.train["image"], d.held_out["image"]])
+    labels = np.concatenate([d.train["label"], d.held_out["label"]])
+    assert images.shape == (1797, 1, 8, 8) and images.dtype == np.float32
+    assert images.min() == 0 and images.max() == 1
+    assert len(np.unique(images.reshape(1797, -1), axis=0)) == 1797
+    assert np.bincount(labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    assert not np.array_equal(data.load("digits", 1).held_out["label"], d.held_out["label"])
+
+
+def test_the_digits_are_attributed():
+    note = digits.FILE.with_suffix(".txt").read_text()
+    assert "Alpaydin" in note and "CC BY 4.0" in note and "UCI" in note
+
+
+def test_text_is_read_byte_by_byte(tmp_path):
+    path = tmp_path / "a:b=c.txt"
+    path.write_bytes(bytes(range(101)))
+    d = data.load(f"text:file={path},seq=10", 0)
+    assert d.shapes == {"tokens": (10,), "targets": (10,)} and d.num_samples + d.num_held_out == 10
+    np.testing.assert_array_equal(d.train["tokens"][3], np.arange(30, 40))
+    np.testing.assert_array_equal(d.train["targets"][3], np.arange(31, 41))
+    np.testing.assert_array_equal(d.held_out["targets"][-1], np.arange(91, 101))
+    assert d.batch(0, 2)["tokens"].dtype == np.int32
+
+
+def test_defaults_give_way_to_what_the_user_says():
+    assert data.load("text", 0, seq=32, layers=4).shapes["tokens"] == (32,)
+    assert data.load("text:seq=16", 0, seq=32).shapes["tokens"] == (16,)
+
+
+def damage(tmp_path: Path, how: str) -> Path:
+    path = tmp_path / "digits.npz"
+    content = digits.FILE.read_bytes()
+    if how == "truncated":
+        path.write_bytes(content[: len(content) // 2])
+    elif how == "garbled":
+        path.write_bytes(content[:20000] + bytes(64) + content[20064:])
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "text":
+        path.write_text("not an archive")
+    elif how == "one array":
+        np.savez(path, image=np.zeros((4, 8, 8), np.uint8))
+    elif how == "pickled":
+        np.savez(path, image=np.array([{}], object), label=np.zeros(1, np.uint8))
+    elif how == "small":
+        np.savez(path, image=np.zeros((4, 8, 8), np.uint8), label=np.zeros(4, np.uint8))
+    elif how == "npy":
+        np.save(tmp_path / "x.npy", np.zeros(3))
+        shutil.move(tmp_path / "x.npy", path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "how", ["missing", "truncated", "garbled", "empty", "text", "one array", "pickled", "small", "npy"]
+)
+def test_missing_or_damaged_digits_are_refused(tmp_path, how):
+    with pytest.raises(ValueError, match=r"^data set digits: .*digits\.npz") as caught:
+        data.load(f"digits:file={damage(tmp_path, how)}", 0)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("digit", "no data set 'digit', did you mean 'digits'"),
+        ("digits:files=x", "no setting 'files', did you mean 'file'"),
+        ("text:file=/nowhere/x.txt", "data set text: /nowhere/x.txt: No such file"),
+        ("text:seq=10000000", "too few for two windows"),
+        ("text:seq=0", "seq 0 should be at least 1"),
+    ],
+)
+def test_wrong_words_are_refused(text, words):
+    with pytest.raises(ValueError, match=words):
+        data.load(text, 0)
+
+
+def test_a_batch_larger_than_the_data_is_refused():
+    with pytest.raises(ValueError, match="1437 samples, too few for a batch of 2000"):
+        LOADED["digits"].batch(0, 2000)

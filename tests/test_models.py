@@ -1,0 +1,169 @@
+"""Models by name: each builds, computes a loss and a gradient for every parameter, and its words are strict."""
+
+from math import log
+
+import numpy as np
+import pytest
+
+from castile.launch import data, models
+from castile.planner.graph import Graph
+from castile.runtime import rng
+from tests.op_laws import reference, relative
+
+SMALL = {
+    "gpt": "gpt:layers=2,width=8,heads=2,seq=6,vocab=11",
+    "mlp": "mlp:layers=1,width=7,size=4",
+    "convnet": "convnet:size=4",
+}
+
+
+def small(name: str) -> str:
+    """A size of the model that the definitions of the kernels compute at once; a model without an entry is as it is."""
+    return SMALL.get(name, name)
+
+
+def values(graph: Graph, seed: int = 0) -> dict[str, np.ndarray]:
+    """Parameters as they begin, and inputs: normal numbers, or integers below 3."""
+    env = {}
+    for t in graph.params:
+        assert t.init is not None
+        kinds = {"zeros": np.zeros(t.shape), "ones": np.ones(t.shape)}
+        drawn = kinds.get(t.init.kind)
+        env[t.name] = t.init.scale * rng.normal(seed, t.name, t.shape) if drawn is None else drawn
+    for name in graph.inputs:
+        t = graph.tensors[name]
+        number = rng.normal(seed, name, t.shape)
+        env[name] = number if t.floating else (np.abs(number * 100) % 3).astype(t.dtype)
+    return env
+
+
+def listed(result) -> list:
+    return list(result) if isinstance(result, tuple) else [result]
+
+
+def forward(graph: Graph, env: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    env = dict(env)
+    for node in graph.nodes.values():
+        context = {"at": node.whole()} if "at" in node.op.asks("F") else {}
+        results = listed(node.op.forward(reference, *[env[n] for n in node.inputs], **context))
+        env.update(zip(node.outputs, results, strict=True))
+    return env
+
+
+def backward(graph: Graph, env: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The gradient of the loss to every tensor it depends on, summed over the uses of a tensor."""
+    gradients = {graph.loss: np.ones(())}
+    for node in reversed(graph.nodes.values()):
+        for which, body in (("B", "grad_inputs"), ("W", "grad_params")):
+            if not node.op.has(which):
+                continue
+            given = {"at": node.whole(), "y": tuple(env[n] for n in node.outputs)}
+            context = {name: given[name] for name in node.op.asks(which)}
+            arrays = [gradients[node.outputs[0]], *(env[n] for n in node.inputs)]
+            targets = [n for n in node.inputs if graph.tensors[n].param == (which == "W")]
+            for name, piece in zip(targets, listed(getattr(node.op, body)(reference, *arrays, **context)), strict=True):
+                if piece is not None:
+                    gradients[name] = gradients[name] + piece if name in gradients else piece
+    return gradients
+
+
+@pytest.mark.parametrize("name", models.available())
+def test_a_model_builds_as_its_recipe_says(name):
+    model = models.parse(name)
+    graph = model.graph()
+    assert graph.batch == model.recipe.batch and graph.name == name
+    assert graph.loss and all(output in graph.tensors for output in graph.outputs)
+    assert model.graph(batch=3, dtype="float64").tensors[graph.loss].dtype == "float64"
+    assert model.recipe.data in data.available() and model.recipe.lr > 0
+    assert models.parse(name).graph().fingerprint == graph.fingerprint != model.graph(batch=3).fingerprint
+
+
+@pytest.mark.parametrize("text", [*(small(name) for name in models.available()), small("gpt") + ",tied=true"])
+def test_every_parameter_has_its_gradient(text):
+    graph = models.parse(text).graph(batch=3, dtype="float64")
+    env = values(graph)
+    gradients = backward(graph, forward(graph, env))
+    generator, h = np.random.default_rng(0), 1e-5
+    for t in graph.params:
+        direction = generator.normal(size=t.shape)
+        ends = [forward(graph, {**env, t.name: env[t.name] + s * h * direction})[graph.loss] for s in (1, -1)]
+        slope, along = float(ends[0] - ends[1]) / (2 * h), float(np.sum(gradients[t.name] * direction))
+        assert abs(slope - along) <= 1e-6 * max(1.0, abs(along)), t.name
+
+
+@pytest.mark.parametrize("name", models.available())
+def test_a_model_begins_as_ignorant_as_it_should_be(name):
+    graph = models.parse(small(name)).graph(batch=8, dtype="float64")
+    classes = graph.tensors[graph.outputs[0]].shape[-1]
+    assert abs(float(forward(graph, values(graph))[graph.loss]) - log(classes)) < 1
+
+
+@pytest.mark.parametrize("name", models.available())
+def test_a_model_takes_the_samples_of_its_data_set(name):
+    model = models.parse(name)
+    graph = model.graph()
+    shapes = data.load(model.recipe.data, 0, **model.settings).shapes
+    assert {n: graph.tensors[n].shape[1:] for n in graph.inputs} == shapes
+
+
+def test_a_tied_head_shares_the_table():
+    tied, untied = (models.parse(small("gpt") + f",tied={word}").graph(batch=2) for word in ("true", "false"))
+    assert tied.nodes["head"].inputs[1] == "tok.weight" == tied.nodes["tok"].inputs[1]
+    assert len(untied.params) == len(tied.params) + 1
+
+
+def test_a_causal_model_does_not_see_what_comes():
+    graph = models.parse(small("gpt")).graph(batch=2, dtype="float64")
+    env = values(graph)
+    later = {**env, "tokens": env["tokens"].copy()}
+    later["tokens"][:, 4:] = 7
+    one, other = (forward(graph, e)[graph.outputs[0]] for e in (env, later))
+    assert relative(one[:, :4], other[:, :4]) == 0 and relative(one[:, 4:], other[:, 4:]) > 1e-6
+
+
+def test_a_python_file_is_a_model(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from castile.planner.graph import Graph\n"
+        "def build(batch=None, dtype='float32', *, width: int = 3):\n"
+        "    g = Graph('mine', dtype)\n"
+        "    x = g.input('image', (batch or 4, 5), 'b i')\n"
+        "    g.minimise(g.sum('loss', g.linear('fc', x, features=width)))\n"
+        "    return g\n"
+    )
+    graph = models.parse(f"{path}:width=6").graph(batch=2)
+    assert graph.tensors["fc"].shape == (2, 6)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("gtp", "no model 'gtp', did you mean 'gpt'.*there are"),
+        ("gpt:layer=3", "no setting 'layer', did you mean 'layers'"),
+        ("gpt:layers=many", "setting 'layers' should be a whole number, got 'many'"),
+        ("gpt:tied=maybe", "setting 'tied' should be true or false"),
+        ("gpt:layers", "name:key=value"),
+        ("gpt:layers=", "name:key=value"),
+        ("gpt:layers=1,layers=2", "'layers' is given twice"),
+        ("gpt:batch=3", "no setting 'batch'"),
+        ("nowhere/to/be/found.py", "nowhere/to/be/found.py: No such file"),
+    ],
+)
+def test_a_wrong_word_is_refused_in_one_sentence(text, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        models.parse(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_no_model_is_refused(tmp_path):
+    for name, source in (("empty.py", ""), ("broken.py", "def build(:\n"), ("lost.py", "import no_such_module\n")):
+        (tmp_path / name).write_text(source)
+        with pytest.raises(ValueError, match=name):
+            models.parse(str(tmp_path / name))
+
+
+def test_settings_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="width 10 should be a multiple of heads, 4"):
+        models.parse("gpt:width=10,heads=4").graph()
+    with pytest.raises(ValueError, match="at least 1 sample"):
+        models.parse("mlp").graph(batch=0)
