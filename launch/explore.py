@@ -1,0 +1,99 @@
+"""Choosing a plan on the machine: seeds are measured, the search runs on what they taught, the fastest plan wins.
+
+A plan that was searched for is never taken on the simulator's word alone. It does not know how searches work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from castile.launch.execution import Feed, Prepared
+from castile.launch.measure import Trial, measure, trial
+from castile.launch.session import Session
+from castile.planner.cost import CostModel
+from castile.planner.search import Evaluator, Found, search, seeds
+from castile.planner.simulate import simulate
+from castile.planner.strategy import Strategy
+
+ROUNDS = 12
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan and its step times: as simulated before anything was measured, as simulated now, as measured."""
+
+    name: str
+    plan: Strategy
+    untaught_seconds: float
+    simulated_seconds: float
+    measured_seconds: float
+    spread_seconds: float
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The plan to train with, and what it was chosen from (on rank 0); `equals` names the seed that it is, if any."""
+
+    plan: Strategy
+    prepared: Prepared
+    candidates: tuple[Candidate, ...] = ()
+    equals: str = ""
+
+
+def given(job: Session, plan: Strategy) -> Chosen:
+    """A plan that the user brought."""
+    return Chosen(plan, job.prepare(plan))
+
+
+def choose(
+    job: Session,
+    name: str,
+    budget: str,
+    seed: int,
+    feed: Feed,
+    rate: float,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Chosen:
+    """Measure the seeds, search with what they taught, measure what was found, and take the fastest on all ranks."""
+    untaught = CostModel(job.machine)
+    progress("measuring the seeds")
+    trials = [trial(job, label, plan, seed) for label, plan in seeds(job.lowering).items()]
+    measure(job, trials, feed, rate, ROUNDS)
+    _learn(job, trials)
+    progress(f"searching ({name}, {budget})")
+    found: list[Found] = []
+
+    def look() -> Strategy:
+        found.append(search(name, Evaluator(job.lowering, job.cost), budget, seed))
+        return found[0].strategy
+
+    plan = job.agreed_plan(look)
+    if all(plan.configs != t.plan.configs for t in trials):
+        progress("measuring what was found")
+        new = trial(job, name, plan, seed)
+        fastest = min(trials, key=lambda t: t.prepared.simulated.seconds)
+        measure(job, [fastest, new], feed, rate, ROUNDS)
+        _learn(job, [new])
+        trials.append(new)
+    best = job.agree(lambda: min(trials, key=lambda t: t.seconds).name.encode()).decode()
+    taken = next(t for t in trials if t.name == best)
+    prepared = job.prepare(taken.plan)
+    candidates = tuple(_candidate(job, t, untaught) for t in trials) if job.leads else ()
+    return Chosen(taken.plan, prepared, candidates, taken.name if taken.name != name else "")
+
+
+def _learn(job: Session, trials: list[Trial]) -> None:
+    for t in trials:
+        job.learn(t.prepared, t.steps)
+
+
+def _candidate(job: Session, t: Trial, untaught: CostModel) -> Candidate:
+    return Candidate(
+        t.name, t.plan, simulated(t.prepared, untaught), simulated(t.prepared, job.cost), t.seconds, t.spread_seconds
+    )
+
+
+def simulated(prepared: Prepared, cost: CostModel) -> float:
+    """The seconds of a step under another cost model."""
+    return simulate(prepared.tasks, cost.picoseconds(prepared.tasks.cost_keys), cost.machine.engines).seconds

@@ -1,0 +1,77 @@
+"""Measuring plans: several plans take turns in running real steps, so that a disturbance of the host strikes them all.
+
+It does not know how the plans were found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from castile.launch.execution import Execution, Feed, Prepared
+from castile.launch.session import Session
+from castile.planner.strategy import Strategy
+from castile.runtime.timeline import Timeline
+
+WARM_UP = 2
+
+
+@dataclass
+class Trial:
+    """A plan that is being measured; `steps` are whole timelines, on rank 0 only."""
+
+    name: str
+    plan: Strategy
+    prepared: Prepared
+    execution: Execution
+    steps: list[Timeline] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """The median step."""
+        return float(np.median([s.seconds for s in self.steps]))
+
+    @property
+    def spread_seconds(self) -> float:
+        """Half the distance of the quartiles of the steps."""
+        low, high = np.percentile([s.seconds for s in self.steps], (25, 75))
+        return float(high - low) / 2
+
+    def best(self, count: int) -> list[Timeline]:
+        """The steps nearest to the median, which disturbances spared."""
+        middle = self.seconds
+        return sorted(self.steps, key=lambda s: abs(s.seconds - middle))[:count]
+
+
+def trial(session: Session, name: str, plan: Strategy, seed: int) -> Trial:
+    """Make a plan ready to be measured."""
+    prepared = session.prepare(plan)
+    return Trial(name, plan, prepared, session.execute(prepared, seed))
+
+
+def measure(
+    session: Session,
+    trials: Sequence[Trial],
+    feed: Feed,
+    rate: float,
+    rounds: int,
+    steps: int = 1,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Run `rounds` rounds of `steps` timed steps of every trial, after a warm-up; rank 0 keeps the timelines."""
+    for t in trials:
+        t.execution.feed(feed, rate)
+        for _ in range(WARM_UP):
+            t.execution.runner.run()
+    for number in range(rounds):
+        for t in trials:
+            # after other plans' steps the caches hold other plans' data
+            t.execution.runner.run()
+            for _ in range(steps):
+                session.comm.barrier()
+                whole = session.gather(t.execution.step())
+                if whole is not None:
+                    t.steps.append(whole)
+        progress(number + 1, rounds)

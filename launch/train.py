@@ -1,0 +1,134 @@
+"""`castile train`: finds a plan for this model on these ranks, trains with it, and learns from what each task took.
+
+It does not know how plans are searched, lowered or run; it composes those who do.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from castile.launch import data, evaluate, explore, session, trace, training_report
+from castile.launch.data import Dataset
+from castile.launch.execution import Execution, Prepared, feed_from
+from castile.launch.explore import Chosen
+from castile.launch.ranks import UserError
+from castile.launch.session import Session
+from castile.launch.training_report import Progress, Speaker
+from castile.planner import strategy as strategies
+
+NUM_SAMPLED = 20
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a model on these ranks, with a plan from a file or one that is searched for and measured first."""
+
+    model: Annotated[str, tyro.conf.Positional]
+    """A model's name with settings (convnet, gpt:layers=4,width=128) or a Python file with build()."""
+    machine: str = "local"
+    """What to plan for; training runs here, so a local machine: local, or local:procs=N."""
+    plan: str = ""
+    """A plan file to train with; without one a plan is searched for."""
+    search: str = "mcmc"
+    """The search that looks for a plan."""
+    budget: str = "500"
+    """How long it looks: a number of proposals, or a time such as 10s."""
+    seed: int = 0
+    """Fixes initial parameters, the order of samples, the held-out samples and the search."""
+    data: str = ""
+    """The data set with settings (digits, text:file=PATH); the model's own by default."""
+    batch: int = 0
+    """Samples a step; the model's own by default."""
+    epochs: int = 0
+    """Passes over the training samples; the model's own by default."""
+    steps: int = 0
+    """Train this many steps instead of whole epochs."""
+    lr: float = 0.0
+    """Learning rate; the model's own by default."""
+    out: str = ""
+    """Write the plan to this file."""
+    trace: str = ""
+    """Write a Chrome trace of one step, simulated and measured, to this file (open it in Perfetto)."""
+    profile: str = ""
+    """The profile database to learn into; one in your data folder by default."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+COMMAND = Train
+
+
+def run(command: Train) -> int:
+    """Plan, train, evaluate, learn, report. Raises ValueError or UserError for a user's mistake."""
+    begun = time.perf_counter()
+    profile = command.profile or session.default_profile()
+    job = session.start(command.model, command.machine, command.batch or None, profile)
+    dataset = _dataset(command, job)
+    rate = command.lr or job.model.recipe.lr
+    say = Speaker(job.leads, command.json)
+    chosen = _choose(command, job, dataset, rate, say)
+    say.line(training_report.plan_text(job, chosen))
+    if job.leads and command.out:
+        strategies.write(chosen.plan, command.out)
+    execution = job.execute(chosen.prepared, command.seed)
+    num_steps = command.steps or (command.epochs or job.model.recipe.epochs) * dataset.steps_per_epoch(job.graph.batch)
+    progress = _train(job, dataset, rate, execution, chosen.prepared, num_steps, say)
+    judged = evaluate.held_out(job, chosen.plan, dataset, execution.state)
+    if job.leads and command.trace:
+        lanes = {"simulated": chosen.prepared.simulated.timeline, "measured": progress.sampled[-1]}
+        trace.write(command.trace, chosen.prepared.tasks, lanes)
+    facts = training_report.facts(job, chosen, progress, judged)
+    job.learn(chosen.prepared, progress.sampled)
+    job.keep()
+    facts["files"] = {k: v for k, v in (("plan", command.out), ("profile", profile), ("trace", command.trace)) if v}
+    facts["total_seconds"] = time.perf_counter() - begun
+    say.close(training_report.text, facts)
+    return 0
+
+
+def _dataset(command: Train, job: Session) -> Dataset:
+    """The data set; its samples must be what the graph takes in."""
+    shapes = {name: job.graph.tensors[name].shape[1:] for name in job.graph.inputs}
+    extent = next((s[0] for s in shapes.values() if len(s) == 1), None)
+    defaults = {"seq": extent} if extent else {}
+    dataset = data.load(command.data or job.model.recipe.data, command.seed, **defaults)
+    for name, shape in shapes.items():
+        if dataset.shapes.get(name) != shape:
+            there = dataset.shapes.get(name, "nothing of that name")
+            words = f"model {job.model.name} takes {name!r} of shape {shape}, data set {dataset.name} has {there}"
+            raise UserError(f"{words}: choose another with --data")
+    return dataset
+
+
+def _choose(command: Train, job: Session, dataset: Dataset, rate: float, say: Speaker) -> Chosen:
+    """The plan of the file that the user named, or the one that measures fastest here."""
+    if command.plan:
+        return explore.given(job, job.agreed_plan(lambda: strategies.read(command.plan)))
+    feed = feed_from(dataset.batch(0, job.graph.batch))
+    return explore.choose(job, command.search, command.budget, command.seed, feed, rate, say.note)
+
+
+def _train(
+    job: Session, dataset: Dataset, rate: float, execution: Execution, prepared: Prepared, num_steps: int, say: Speaker
+) -> Progress:
+    """Train; about twenty steps are measured whole, and each tells a line."""
+    progress = Progress()
+    batch, every = job.graph.batch, max(1, num_steps // NUM_SAMPLED)
+    simulated = prepared.simulated.seconds
+    for step in range(num_steps):
+        execution.feed(feed_from(dataset.batch(step, batch)), rate)
+        begun = time.perf_counter()
+        timeline = execution.step()
+        progress.seconds.append(time.perf_counter() - begun)
+        loss = execution.output(job.graph.loss)
+        progress.losses.append(float(loss) if loss is not None else float("nan"))
+        if step % every == every - 1:
+            whole = job.gather(timeline)
+            if whole is not None:
+                progress.sampled.append(whole)
+            say.line(training_report.step_line(job, step + 1, progress, simulated, every))
+    return progress
