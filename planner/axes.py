@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from math import prod
 
 LEADING = "..."
@@ -53,7 +53,7 @@ class Alignment:
         return tuple(prod(self.extents[a] for a in dim) for dim in operand.dims)
 
 
-@lru_cache(maxsize=None)
+@cache
 def parse(text: str) -> Line:
     """The axis line of `text`. Raises ValueError naming the part that is not understood."""
     left, arrow, right = text.partition("->")

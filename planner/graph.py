@@ -86,7 +86,10 @@ class Graph:
     def __getattr__(self, name: str) -> Callable[..., Tensor]:
         if name.startswith("_") or name not in operators.available():
             raise AttributeError(f"a graph has no {name!r}; its layers are {', '.join(operators.available())}")
-        return partial(operators.find(name).layer, self)  # type: ignore[attr-defined]
+        layer = getattr(operators.find(name), "layer", None)
+        if layer is None:
+            raise AttributeError(f"{name} is no layer of a graph: it belongs to updates, which plans add by themselves")
+        return partial(layer, self)
 
     def _tensor(self, tensor: Tensor) -> Tensor:
         if tensor.name in self.tensors:

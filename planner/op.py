@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from importlib import import_module
 from math import prod
 from pkgutil import iter_modules
@@ -101,16 +101,17 @@ class Op:
         return hasattr(self, PASSES[which])
 
     def asks(self, which: str) -> frozenset[str]:
-        """Which of `at` and `y` the pass's body asks for."""
+        """Which of `at` and `y` the pass's body asks for, as keywords."""
         return _asks(type(self), PASSES[which])
 
 
-@lru_cache(maxsize=None)
+@cache
 def _asks(cls: type, body: str) -> frozenset[str]:
-    return frozenset(inspect.signature(getattr(cls, body)).parameters) & {"at", "y"}
+    parameters = inspect.signature(getattr(cls, body)).parameters.values()
+    return frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _names(line: Any) -> frozenset[str]:
     return frozenset(a for o in (*line.operands, *line.results) for a in o.axes)
 
@@ -178,7 +179,7 @@ def find(name: str) -> type[Op]:
     return next(c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == module.__name__ and issubclass(c, Op))
 
 
-@lru_cache
+@cache
 def available() -> tuple[str, ...]:
     """The names of all operators, found by walking the folder."""
     package = import_module("castile.planner.ops")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from castile.planner.graph import Graph, Node
 from castile.planner.op import Op, Tensor, find
@@ -76,6 +77,22 @@ class Program:
     steps: tuple[Step, ...]
     flows: tuple[Flow, ...]
     names: Names
+
+    @cached_property
+    def dtypes(self) -> dict[str, str]:
+        """What the elements of each region are."""
+        return {f.region: f.dtype for f in self.flows}
+
+    @cached_property
+    def users(self) -> tuple[tuple[str, ...], ...]:
+        """For each flow the nodes whose Configs decide its layouts."""
+
+        def of(flow: Flow) -> dict[str, None]:
+            slots = dict.fromkeys(slot for slot, _ in (*flow.producers, *flow.readers, *flow.overwriters))
+            home = {flow.home.node.name: None} if flow.home else {}
+            return {self.steps[slot].node.name: None for slot in slots} | home
+
+        return tuple(tuple(of(f)) for f in self.flows)
 
 
 @dataclass

@@ -48,6 +48,18 @@ class StepTemplate:
     def box(self, part: int, port: int, output: bool) -> Box | None:
         return (self.parts[part].outputs if output else self.parts[part].inputs)[port]
 
+    def touching(self, port: int, output: bool, replicas: int) -> np.ndarray:
+        """The tasks that touch a port when each part has that many replicas, in order."""
+        key = (port, output, replicas)
+        if key not in self._touching:
+            touched = [self.box(part, port, output) is not None for part in range(len(self.parts))]
+            self._touching[key] = np.flatnonzero(np.repeat(touched, replicas))
+        return self._touching[key]
+
+    @cached_property
+    def _touching(self) -> dict[tuple[int, bool, int], np.ndarray]:
+        return {}
+
     @cached_property
     def keys(self) -> tuple[tuple[CostKey, ...], np.ndarray]:
         """The distinct cost keys and the number of each part's."""

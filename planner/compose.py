@@ -1,0 +1,186 @@
+"""Composition: instances laid end to end become one task graph in flat arrays.
+
+Edges run between ports of one version only; where its tasks have come to stand is all that composition adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from castile.planner.instances import HOST, FlowInstance, StepInstance
+from castile.runtime.task import Buffer, CostKey, Kind, Task, TaskGraph
+
+
+def compose(steps: Sequence[StepInstance], flows: Sequence[FlowInstance], num_procs: int) -> TaskGraph:
+    """The task graph of these instances: the tasks of the steps in their order, then those of the flows."""
+    layout = _Layout(steps, flows)
+    keys: dict[CostKey, int] = {}
+    cost = [_numbered(keys, s.template.keys[0])[s.costs] for s in steps] + [_numbered(keys, f.keys) for f in flows]
+    lane_count = [np.ones(s.num_tasks, dtype=np.int64) for s in steps] + [f.lanes[0] for f in flows]
+    edges, touched, first = layout.edges()
+    need_ptr, needs = _rows(edges[:, 1], edges[:, 0], layout.num_tasks)
+    use_ptr, uses = _rows(touched[:, 0], touched[:, 1], layout.num_tasks)
+    compute = np.full(layout.flow_base[0], Kind.COMPUTE, dtype=np.int8)
+    return TaskGraph(
+        kind=_join([compute, *(f.kinds for f in flows)], np.int8),
+        order=layout.order(),
+        cost=_join(cost),
+        cost_keys=tuple(keys),
+        lane_ptr=_pointer(_join(lane_count)),
+        lanes=_join([s.lanes for s in steps] + [f.lanes[1] for f in flows]),
+        need_ptr=need_ptr,
+        needs=needs,
+        use_ptr=use_ptr,
+        uses=uses,
+        buffer_proc=_join([f.buffer_procs for f in flows]),
+        buffer_bytes=_join([f.buffer_bytes for f in flows]),
+        buffer_first=first,
+        private_bytes=layout.private(),
+        num_procs=num_procs,
+        tasks=_Lazy(layout.task, layout.num_tasks),
+        buffers=_Lazy(layout.buffer, layout.num_buffers),
+    )
+
+
+class _Layout:
+    """Where the tasks and buffers of each instance begin, and what follows from that."""
+
+    def __init__(self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> None:
+        self.steps, self.flows = steps, flows
+        self.step_base = _pointer(np.array([s.num_tasks for s in steps], dtype=np.int64))
+        self.flow_base = self.step_base[-1] + _pointer(np.array([f.num_tasks for f in flows], dtype=np.int64))
+        self.buffer_base = _pointer(np.array([f.num_buffers for f in flows], dtype=np.int64))
+        self.num_tasks, self.num_buffers = int(self.flow_base[-1]), int(self.buffer_base[-1])
+
+    def order(self) -> np.ndarray:
+        """(slot in the program, transfers after computation, number): unique, and the same whatever was made first."""
+        sizes = np.diff(self.step_base)
+        slots = np.repeat(np.arange(len(self.steps)), sizes)
+        of_steps = (slots << 40) + np.arange(self.step_base[-1]) - np.repeat(self.step_base[:-1], sizes)
+        sizes = np.diff(self.flow_base)
+        starts = np.array([(f.slot << 40) + ((n + 1) << 20) for n, f in enumerate(self.flows)], dtype=np.int64)
+        numbers = np.arange(self.flow_base[0], self.num_tasks) - np.repeat(self.flow_base[:-1], sizes)
+        return np.concatenate([of_steps, np.repeat(starts, sizes) + numbers])
+
+    def edges(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """All (before, after) edges, all (task, buffer) uses, and the task that begins each buffer's life."""
+        num_ports = [len(f.port_step) for f in self.flows]
+        offset = _pointer(np.array(num_ports, dtype=np.int64))[:-1]
+        step = _join([f.port_step for f in self.flows])
+        local = _join([f.port_task for f in self.flows])
+        base = np.where(step >= 0, self.step_base[step], np.repeat(self.flow_base[:-1], num_ports))
+        task = np.where(step == HOST, -1, base + local)
+        # port -1 stands for no port
+        task = np.append(task, -1)
+        edges = task[_shifted([f.version.edges for f in self.flows], offset)]
+        pairs = [f.version.touched for f in self.flows]
+        users = task[_shifted([p[:, 0] for p in pairs], offset)]
+        buffers = _shifted([p[:, 1] for p in pairs], self.buffer_base[:-1])
+        first = _join([np.where(f.first >= 0, f.first + o, -1) for f, o in zip(self.flows, offset, strict=True)])
+        real = (edges[:, 0] != edges[:, 1]) & (edges >= 0).all(axis=1)
+        touched = np.stack([users, buffers], axis=1)
+        return edges[real], touched[users >= 0], task[first]
+
+    def private(self) -> np.ndarray:
+        """Private bytes of all tasks; a task that adds to a result may need more than one that writes it."""
+        result = _join([s.private for s in self.steps] + [f.private for f in self.flows])
+        for (slot, local), ports in self._adding.items():
+            step = self.steps[slot]
+            adds = [port in ports for port in range(len(step.step.outputs))]
+            result[self.step_base[slot] + local] = step.private_adding(local, adds)
+        return result
+
+    @cached_property
+    def _adding(self) -> dict[tuple[int, int], set[int]]:
+        """(slot, task) -> the output ports that add to what is there already."""
+        adding: dict[tuple[int, int], set[int]] = {}
+        for f in self.flows:
+            if not f.version.adds.any():
+                continue
+            ports = np.repeat([p for _, p in f.flow.producers], [len(self._made(s, p)) for s, p in f.flow.producers])
+            for n in np.flatnonzero(f.version.adds):
+                adding.setdefault((int(f.port_step[n]), int(f.port_task[n])), set()).add(int(ports[n]))
+        return adding
+
+    def _made(self, slot: int, port: int) -> np.ndarray:
+        return self.steps[slot].touching(port, True)
+
+    @cached_property
+    def _buffers(self) -> list[np.ndarray]:
+        """For each step the buffer of each port (inputs, then outputs) of each task."""
+        tables = [np.full((len(s.step.inputs) + len(s.step.outputs), s.num_tasks), -1) for s in self.steps]
+        for f, base in zip(self.flows, self.buffer_base[:-1], strict=True):
+            made, located = base + f.version.made, base + f.version.located
+            for ports, values, output in (
+                (f.flow.producers, made, True),
+                (f.flow.readers, located, False),
+                (f.flow.overwriters, made, True),
+            ):
+                begin = 0
+                for slot, port in ports:
+                    step = self.steps[slot]
+                    tasks = step.touching(port, output)
+                    row = port + (len(step.step.inputs) if output else 0)
+                    tables[slot][row, tasks] = values[begin : begin + len(tasks)]
+                    begin += len(tasks)
+        return tables
+
+    def task(self, number: int) -> Task:
+        if number >= self.flow_base[0]:
+            flow = int(np.searchsorted(self.flow_base, number, side="right")) - 1
+            return self.flows[flow].task(number, number - int(self.flow_base[flow]), int(self.buffer_base[flow]))
+        slot = int(np.searchsorted(self.step_base, number, side="right")) - 1
+        local = number - int(self.step_base[slot])
+        ports = self._adding.get((slot, local), set())
+        adds = [port in ports for port in range(len(self.steps[slot].step.outputs))]
+        return self.steps[slot].task(number, local, self._buffers[slot][:, local].tolist(), adds)
+
+    def buffer(self, number: int) -> Buffer:
+        flow = int(np.searchsorted(self.buffer_base, number, side="right")) - 1
+        return self.flows[flow].buffer(number - int(self.buffer_base[flow]))
+
+
+class _Lazy(Sequence):
+    """A sequence whose items are made when they are asked for."""
+
+    def __init__(self, make: Callable, length: int) -> None:
+        self._make, self._length = make, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, number):  # type: ignore[no-untyped-def]
+        if not 0 <= number < self._length:
+            raise IndexError(number)
+        return self._make(int(number))
+
+
+def _numbered(keys: dict[CostKey, int], distinct: Sequence[CostKey]) -> np.ndarray:
+    return np.array([keys.setdefault(k, len(keys)) for k in distinct], dtype=np.int64)
+
+
+def _join(arrays: Sequence[np.ndarray], dtype: type = np.int64) -> np.ndarray:
+    return np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype)
+
+
+def _shifted(arrays: Sequence[np.ndarray], offsets: np.ndarray) -> np.ndarray:
+    """All arrays in one, each with its offset added."""
+    if not arrays:
+        return np.zeros(0, np.int64)
+    shift = np.repeat(offsets, [len(a) for a in arrays])
+    joined = np.concatenate(arrays)
+    return joined + (shift[:, None] if joined.ndim == 2 else shift)
+
+
+def _pointer(counts: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+def _rows(rows: np.ndarray, values: np.ndarray, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Compressed rows with sorted, unique values."""
+    width = int(values.max()) + 1 if len(values) else 1
+    pairs = np.unique(rows * width + values)
+    return _pointer(np.bincount(pairs // width, minlength=num_rows)), pairs % width

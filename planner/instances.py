@@ -1,0 +1,178 @@
+"""Instances of templates: a step under a Config, a region's version between such steps; and their tasks, written out.
+
+Nothing here has a number of its own: an instance is kept while its Configs stay, wherever its tasks come to stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import numpy as np
+
+from castile.planner.program import Flow, Step
+from castile.planner.strategy import Config
+from castile.planner.template import StepTemplate
+from castile.runtime.dependence import Version
+from castile.runtime.task import NUM_LANES, Buffer, Comm, CostKey, Kind, Lane, Task, View
+
+ALIGNMENT = 64
+PATTERN, HOST = -1, -2
+
+
+@dataclass(frozen=True, eq=False)
+class StepInstance:
+    """A step under its Config; its task part * replicas + replica lies on config.procs of that number."""
+
+    step: Step
+    template: StepTemplate
+    config: Config
+
+    @property
+    def num_tasks(self) -> int:
+        return len(self.config.procs)
+
+    @cached_property
+    def lanes(self) -> np.ndarray:
+        return np.array(self.config.procs, dtype=np.int64) * NUM_LANES + Lane.COMPUTE
+
+    @cached_property
+    def costs(self) -> np.ndarray:
+        """The number of each task's cost key among the template's."""
+        return np.repeat(self.template.keys[1], self.config.replicas)
+
+    @cached_property
+    def private(self) -> np.ndarray:
+        """The private bytes of each task where nothing is added up."""
+        alone = (False,) * len(self.step.outputs)
+        return np.repeat([p.body(alone).private_bytes for p in self.template.parts], self.config.replicas)
+
+    def touching(self, port: int, output: bool) -> np.ndarray:
+        """The tasks that touch a port, in order."""
+        return self.template.touching(port, output, self.config.replicas)
+
+    def private_adding(self, local: int, adds: Sequence[bool]) -> int:
+        """The private bytes of a task that adds to some of its results."""
+        return self.template.parts[local // self.config.replicas].body(tuple(adds)).private_bytes
+
+    def task(self, number: int, local: int, buffers: Sequence[int], adds: Sequence[bool]) -> Task:
+        """The task written out; buffers by port, -1 where a port is not touched."""
+        part, replica = divmod(local, self.config.replicas)
+        piece = self.template.parts[part]
+        boxes = (*piece.inputs, *piece.outputs)
+        views = tuple(View(int(b), box) for b, box in zip(buffers, boxes, strict=True) if box is not None)
+        copy = f"~{replica}" if self.config.replicas > 1 else ""
+        name = f"{self.step.name}[{part}{copy}]"
+        return Task(number, name, Kind.COMPUTE, (self.config.procs[local],), views, piece.body(tuple(map(bool, adds))))
+
+
+@dataclass(frozen=True, eq=False)
+class FlowInstance:
+    """A version of a region between instances of steps; procs[slot of the version] is a processor.
+
+    port_step, port_task   for each port of the version the slot of its step and its task there;
+                           PATTERN and HOST stand for the version's own transfers and for the host
+    """
+
+    flow: Flow
+    version: Version
+    procs: tuple[int, ...]
+    port_step: np.ndarray
+    port_task: np.ndarray
+
+    @property
+    def num_tasks(self) -> int:
+        return len(self.version.patterns)
+
+    @property
+    def num_buffers(self) -> int:
+        return len(self.version.instances)
+
+    @cached_property
+    def roles(self) -> tuple[str, ...]:
+        """What outlives the step: sources of carried and input regions, and what the host reads."""
+        role = self.flow.role
+        if role == "output":
+            return tuple(role if n == self.version.located[-1] else "" for n in range(self.num_buffers))
+        return tuple(role if i.kind == "source" else "" for i in self.version.instances)
+
+    @cached_property
+    def first(self) -> np.ndarray:
+        """The port that begins each buffer's life, -1 for what outlives the step."""
+        return np.where([bool(role) for role in self.roles], -1, self.version.first)
+
+    @cached_property
+    def kinds(self) -> np.ndarray:
+        return np.array([p.kind for p in self.version.patterns], dtype=np.int8)
+
+    @cached_property
+    def keys(self) -> tuple[CostKey, ...]:
+        return tuple(p.key for p in self.version.patterns)
+
+    @cached_property
+    def private(self) -> np.ndarray:
+        return np.array([p.body.private_bytes for p in self.version.patterns], dtype=np.int64)
+
+    @cached_property
+    def lanes(self) -> tuple[np.ndarray, np.ndarray]:
+        """How many lanes each transfer occupies, and which."""
+        each = [_lanes(p.kind, tuple(self.procs[s] for s in p.procs)) for p in self.version.patterns]
+        return np.array([len(x) for x in each], dtype=np.int64), np.array([n for x in each for n in x], dtype=np.int64)
+
+    @cached_property
+    def buffer_procs(self) -> np.ndarray:
+        return np.array([self.procs[i.proc] for i in self.version.instances], dtype=np.int64)
+
+    @cached_property
+    def buffer_bytes(self) -> np.ndarray:
+        itemsize = np.dtype(self.flow.dtype).itemsize
+        sizes = np.array([prod(i.box.shape) * itemsize for i in self.version.instances], dtype=np.int64)
+        return -(-sizes // ALIGNMENT) * ALIGNMENT
+
+    @cached_property
+    def slot(self) -> int:
+        """Where in the program the transfers stand: with the last producer, or before the first reader."""
+        of_producers = (slot for slot, _ in self.flow.producers)
+        return max(of_producers, default=min((slot for slot, _ in self.flow.readers), default=0))
+
+    def task(self, number: int, local: int, first_buffer: int) -> Task:
+        """The transfer written out."""
+        pattern = self.version.patterns[local]
+
+        def placed(view: View | None) -> View | None:
+            return view and view._replace(buffer=view.buffer + first_buffer)
+
+        def comm(c: Comm) -> Comm:
+            rows = (tuple(map(placed, views)) for views in (c.send, c.receive, c.scratch))
+            return Comm(c.form, tuple(self.procs[s] for s in c.group), *rows, c.counts)
+
+        name = f"{self.flow.region}:{pattern.name}[{local}]"
+        procs = tuple(self.procs[s] for s in pattern.procs)
+        views = tuple(v._replace(buffer=v.buffer + first_buffer) for v in pattern.views)
+        return Task(number, name, pattern.kind, procs, views, pattern.body, pattern.comm and comm(pattern.comm))
+
+    def buffer(self, local: int) -> Buffer:
+        """The buffer written out."""
+        instance = self.version.instances[local]
+        return Buffer(self.flow.region, instance.box, self.flow.dtype, self.procs[instance.proc], self.roles[local])
+
+
+def flow_instance(flow: Flow, version: Version, procs: tuple[int, ...], steps: Sequence[StepInstance]) -> FlowInstance:
+    """Find the task of each port of a version."""
+    made = [(slot, steps[slot].touching(port, True)) for slot, port in flow.producers]
+    transfers = [(PATTERN, np.arange(len(version.patterns)))]
+    read = [(slot, steps[slot].touching(port, False)) for slot, port in flow.readers]
+    host = [(HOST, np.zeros(1, dtype=np.int64))] if flow.role == "output" else []
+    over = [(slot, steps[slot].touching(port, True)) for slot, port in flow.overwriters]
+    ports = [*made, *transfers, *read, *host, *over]
+    port_step = np.repeat([slot for slot, _ in ports], [len(tasks) for _, tasks in ports])
+    return FlowInstance(flow, version, procs, port_step, np.concatenate([tasks for _, tasks in ports]))
+
+
+def _lanes(kind: Kind, procs: tuple[int, ...]) -> list[int]:
+    if kind == Kind.MOVE:
+        return [procs[0] * NUM_LANES + Lane.SEND, procs[1] * NUM_LANES + Lane.RECEIVE]
+    lane = Lane.COLLECTIVE if kind == Kind.COLLECTIVE else Lane.COMPUTE
+    return [p * NUM_LANES + lane for p in procs]
