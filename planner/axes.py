@@ -120,7 +120,9 @@ def align(
     return Alignment(axes, {a: extents[a] for a in axes}, operands, results, line.frozen & set(axes))
 
 
-def _leading(line: Line, shapes: Sequence[tuple[int, ...]], names: Sequence[tuple[str, ...]], who: str) -> tuple[str, ...]:
+def _leading(
+    line: Line, shapes: Sequence[tuple[int, ...]], names: Sequence[tuple[str, ...]], who: str
+) -> tuple[str, ...]:
     taken = {a for o in (*line.operands, *line.results) for a in o.axes} - {LEADING}
     found: tuple[str, ...] | None = None
     for operand, shape, own in zip(line.operands, shapes, names, strict=True):

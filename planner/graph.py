@@ -34,7 +34,7 @@ class Node:
 
 @dataclass
 class Graph:
-    """Nodes in topological order and the tensors between them; layers are added by name: g.linear("fc", x, features=10).
+    """Nodes in topological order and the tensors between them; layers come by name: g.linear("fc", x, features=10).
 
     inputs   data that the host provides at each step; their first axis "b" is the sample axis
     loss     the tensor that training minimises; outputs: what evaluation reads
@@ -67,12 +67,16 @@ class Graph:
         if name in self.nodes:
             raise ValueError(f"two nodes are named {name!r}")
         alignment = op.bind(inputs, name)
-        node = Node(name, op, tuple(t.name for t in inputs), tuple(name + (f":{r}" if r else "") for r in op.results), alignment)
+        node = Node(
+            name, op, tuple(t.name for t in inputs), tuple(name + (f":{r}" if r else "") for r in op.results), alignment
+        )
         specs = [Spec(t.shape, t.dtype) for t in inputs]
         context = {"at": node.whole()} if "at" in op.asks("F") else {}
-        results = record(op.forward, specs, **context).results  # type: ignore[attr-defined]
+        results = record(op.forward, specs, None, **context).results  # type: ignore[attr-defined]
         for output, operand, spec in zip(node.outputs, alignment.results, results, strict=True):
-            assert spec is not None and spec.shape == alignment.shape(operand), f"{name}: body gives {spec}, line {operand}"
+            assert spec is not None and spec.shape == alignment.shape(operand), (
+                f"{name}: body gives {spec}, line {operand}"
+            )
             self._tensor(Tensor(output, spec.shape, spec.dtype, tuple(dim[0] for dim in operand.dims)))
         self.nodes[name] = node
         return self.tensors[name]

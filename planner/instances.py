@@ -145,8 +145,8 @@ class FlowInstance:
             return view and view._replace(buffer=view.buffer + first_buffer)
 
         def comm(c: Comm) -> Comm:
-            rows = (tuple(map(placed, views)) for views in (c.send, c.receive, c.scratch))
-            return Comm(c.form, tuple(self.procs[s] for s in c.group), *rows, c.counts)
+            send, receive, scratch = (tuple(map(placed, views)) for views in (c.send, c.receive, c.scratch))
+            return Comm(c.form, tuple(self.procs[s] for s in c.group), send, receive, scratch, c.counts)
 
         name = f"{self.flow.region}:{pattern.name}[{local}]"
         procs = tuple(self.procs[s] for s in pattern.procs)

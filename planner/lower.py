@@ -123,7 +123,7 @@ def _placed(instance: StepInstance, port: int, output: bool) -> Placed:
 
 
 def _home(graph: Graph, update: Node, param: str, configs: dict[str, Config]) -> Config:
-    """Keep a parameter where its first user needs it: cut as that user cuts it, a replica for each holder of a piece."""
+    """Keep a parameter where its first user needs it: cut as that user cuts it, alike on all who hold a piece."""
     user = next(n for n in graph.nodes.values() if param in n.inputs)
     config, operand = configs[user.name], user.inputs.index(param)
     dims = user.alignment.operands[operand].dims

@@ -45,7 +45,9 @@ class Tensor:
 
     def __post_init__(self) -> None:
         if len(self.axes) != len(self.shape) or len(set(self.axes)) < len(self.axes):
-            raise ValueError(f"tensor {self.name!r} of shape {self.shape} needs one distinct axis name a dim, got {self.axes}")
+            raise ValueError(
+                f"tensor {self.name!r} of shape {self.shape} needs one distinct axis name a dim, got {self.axes}"
+            )
 
     @property
     def floating(self) -> bool:
@@ -58,8 +60,9 @@ class Op:
     forward(k, *operands)            -> the results
     grad_inputs(k, dy, *operands)    -> a gradient for each operand that is no parameter (None: has none)
     grad_params(k, dy, *operands)    -> a gradient for each parameter
-    A body that asks for `at` gets the Part it computes; a gradient body that asks for `y` gets the tuple of forward's results.
-    A result or gradient of None contributes nothing. Gradients flow through the first result only; others are kept values.
+    A body that asks for `at` gets the Part it computes; a gradient body that asks for `y` gets the tuple of forward's
+    results. A result or gradient of None contributes nothing. Gradients flow through the first result only; the others
+    are kept values.
     """
 
     line: ClassVar[str] = ""
@@ -94,7 +97,9 @@ class Op:
         """Fit the axis line to the inputs. Raises ValueError in the user's names where they do not fit."""
         line = parse(self.axis_line(inputs))
         given = {a: v for a, v in self.settings if isinstance(v, int) and a in _names(line)}
-        return align(line, [t.shape for t in inputs], [t.axes for t in inputs], given, self.extents, f"{who} ({self.name})")
+        return align(
+            line, [t.shape for t in inputs], [t.axes for t in inputs], given, self.extents, f"{who} ({self.name})"
+        )
 
     def has(self, which: str) -> bool:
         """Whether the operator has a body for pass "F", "B" or "W"."""
@@ -102,12 +107,12 @@ class Op:
 
     def asks(self, which: str) -> frozenset[str]:
         """Which of `at` and `y` the pass's body asks for, as keywords."""
-        return _asks(type(self), PASSES[which])
+        return _asks(getattr(type(self), PASSES[which]))
 
 
 @cache
-def _asks(cls: type, body: str) -> frozenset[str]:
-    parameters = inspect.signature(getattr(cls, body)).parameters.values()
+def _asks(body: Callable) -> frozenset[str]:
+    parameters = inspect.signature(body).parameters.values()
     return frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
 
 
@@ -171,12 +176,14 @@ class Part:
         return Box(tuple(lo), tuple(hi))
 
 
-def find(name: str) -> type[Op]:
+def find(name: str) -> type[Any]:
     """The operator of the file planner/ops/<name>.py. Raises ValueError where there is none."""
     if name not in available():
         raise ValueError(f"no operator {name!r}; there are {', '.join(available())}")
     module = import_module(f"castile.planner.ops.{name}")
-    return next(c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == module.__name__ and issubclass(c, Op))
+    return next(
+        c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == module.__name__ and issubclass(c, Op)
+    )
 
 
 @cache

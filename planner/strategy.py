@@ -5,7 +5,6 @@ It does not know how a plan becomes tasks.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
@@ -16,6 +15,7 @@ import msgspec
 
 from castile.planner.graph import Graph, Node
 from castile.planner.op import Part
+from castile.runtime import strict
 from castile.runtime.machine import Machine
 from castile.runtime.region import blocks
 
@@ -101,7 +101,8 @@ def check_config(node: Node, config: Config, num_procs: int | None = None) -> No
     a = node.alignment
     for axis, degree in config.split.items():
         if axis not in a.extents:
-            raise ValueError(f"{node.name}: no axis {axis!r} to split{_suggest(axis, a.axes)}; its axes are {', '.join(a.axes)}")
+            near = strict.suggestion(axis, list(a.axes))
+            raise ValueError(f"{node.name}: no axis {axis!r} to split{near}; its axes are {', '.join(a.axes)}")
         if degree < 1:
             raise ValueError(f"{node.name}: axis {axis!r} is split {degree} times; a degree is at least 1")
         if axis in a.frozen and degree > 1:
@@ -111,9 +112,10 @@ def check_config(node: Node, config: Config, num_procs: int | None = None) -> No
     if config.replicas < 1:
         raise ValueError(f"{node.name}: {config.replicas} replicas; there is at least 1")
     if len(config.procs) != config.num_parts * config.replicas:
+        need = config.num_parts * config.replicas
         raise ValueError(
-            f"{node.name}: {config.num_parts} parts x {config.replicas} replicas need {config.num_parts * config.replicas} "
-            f"processors, {len(config.procs)} are named"
+            f"{node.name}: {config.num_parts} parts x {config.replicas} replicas need {need} processors, "
+            f"{len(config.procs)} are named"
         )
     for part in range(config.num_parts):
         copies = config.procs[part * config.replicas : (part + 1) * config.replicas]
@@ -121,32 +123,34 @@ def check_config(node: Node, config: Config, num_procs: int | None = None) -> No
             raise ValueError(f"{node.name}: part {part} is replicated twice on one processor: {copies}")
     out = [p for p in config.procs if p < 0 or (num_procs is not None and p >= num_procs)]
     if out:
-        raise ValueError(f"{node.name}: processor {out[0]} is out of range; the machine has {num_procs}, counted from 0")
+        raise ValueError(
+            f"{node.name}: processor {out[0]} is out of range; the machine has {num_procs}, counted from 0"
+        )
 
 
 def check(strategy: Strategy, names: Names, graph: Graph, machine: Machine) -> None:
     """Raise ValueError in one sentence where the strategy is not one for this graph and machine."""
     if strategy.graph and strategy.graph != graph.fingerprint:
-        raise ValueError(f"the plan was made for another model ({strategy.model or strategy.graph}), not for {graph.name}: plan again")
+        other = strategy.model or strategy.graph
+        raise ValueError(f"the plan was made for another model ({other}), not for this {graph.name}: plan again")
     if strategy.num_procs > machine.num_procs:
         raise ValueError(
-            f"the plan needs {strategy.num_procs} processors, {machine.name} has {machine.num_procs}: start more ranks or plan again"
+            f"the plan needs {strategy.num_procs} processors, {machine.name} has {machine.num_procs}: "
+            "start more ranks or plan again"
         )
     if strategy.machine and strategy.machine != machine.fingerprint:
-        raise ValueError(f"the plan was made for another machine ({strategy.machine}), not for {machine.name}: plan again")
+        raise ValueError(
+            f"the plan was made for another machine ({strategy.machine}), not for {machine.name}: plan again"
+        )
     for name in strategy.configs:
         if name not in names.nodes and name not in names.optional:
-            raise ValueError(f"the plan names a node {name!r} that {graph.name} does not have{_suggest(name, names.nodes)}")
-    for name, node in names.nodes.items():
-        if name not in strategy.configs:
-            raise ValueError(f"the plan has no entry for node {name!r} of {graph.name}")
+            near = strict.suggestion(name, list(names.nodes))
+            raise ValueError(f"the plan names a node {name!r} that {graph.name} does not have{near}")
+    missing = [name for name in names.nodes if name not in strategy.configs]
+    if missing:
+        raise ValueError(f"the plan has no entry for node {missing[0]!r} of {graph.name}")
     for name, config in strategy.configs.items():
         check_config(names.nodes.get(name) or names.optional[name], config, machine.num_procs)
-
-
-def _suggest(name: str, among: object) -> str:
-    close = difflib.get_close_matches(name, list(among), 1)  # type: ignore[call-overload]
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def write(strategy: Strategy, path: str | Path) -> None:
@@ -175,27 +179,7 @@ def read(path: str | Path) -> Strategy:
 
 def decode(data: bytes, what: str = "plan") -> Strategy:
     """The plan of JSON text; unknown and duplicate keys are refused, errors name the field by its path."""
-    try:
-        _refuse_duplicates(data)
-        strategy = msgspec.json.decode(data, type=Strategy)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{what}: {error}") from error
+    strategy = strict.from_json(data, Strategy, what)
     if strategy.schema != SCHEMA:
         raise ValueError(f"{what}: schema {strategy.schema}, this castile reads schema {SCHEMA}: plan again")
     return strategy
-
-
-def _refuse_duplicates(data: bytes) -> None:
-    import json
-
-    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        seen = dict(pairs)
-        if len(seen) < len(pairs):
-            twice = next(k for n, (k, _) in enumerate(pairs) if k in [p for p, _ in pairs[:n]])
-            raise msgspec.ValidationError(f"key {twice!r} appears twice")
-        return seen
-
-    try:
-        json.loads(data, object_pairs_hook=unique)
-    except json.JSONDecodeError as error:
-        raise msgspec.DecodeError(f"not JSON: {error}") from error

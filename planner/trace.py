@@ -60,7 +60,7 @@ class Recorder:
             raise AttributeError(kernel)
 
         def call(*args: object, **params: object) -> Symbol | tuple[Symbol, ...]:
-            specs = [a.spec if isinstance(a, Symbol) else a for a in args]
+            specs = tuple(a.spec if isinstance(a, Symbol) else a for a in args)
             outs = tuple(Symbol(s.shape, s.dtype) for s in vocabulary.results(kernel, specs, params))
             self.steps.append(_Step(kernel, args, outs, params))
             return outs[0] if len(outs) == 1 else outs
@@ -86,15 +86,17 @@ class Recording:
         return tuple(o.spec if o is not None else None for o in self.outputs)
 
     def body(self, accumulate: Sequence[bool]) -> Body:
-        """The calls; result j is added to its view where accumulate[j]. Views: the inputs read, then the results made."""
+        """The calls; result j is added to its view where accumulate[j]. Views: inputs read, then results made."""
         made = [o for o in self.outputs if o is not None]
         views = {id(self.inputs[i]): Arg("view", n) for n, i in enumerate(self.reads)}
         steps, places = _placed_results(list(self.steps), made, list(accumulate), views, len(self.reads))
         return _allocate(steps, {**views, **places})
 
 
-def record(body: Callable, inputs: Sequence[Spec], wanted: Sequence[bool] | None = None, **context: object) -> Recording:
-    """Run body(k, *symbols, **context) and keep what the wanted results need. Context values that are Specs become inputs.
+def record(
+    body: Callable, inputs: Sequence[Spec], wanted: Sequence[bool] | None = None, **context: object
+) -> Recording:
+    """Run body(k, *symbols, **context), keep what the wanted results need. Context values that are Specs are inputs.
 
     Results that are None (no gradient, no contribution) or not wanted are dropped.
     """
@@ -176,8 +178,9 @@ def _allocate(steps: list[_Step], places: dict[int, Arg]) -> Body:
                 live.append((offset, offset + size, last.get(id(out), n)))
                 places[id(out)] = Arg("temp", len(temps))
                 temps.append(Temp(offset, out.shape, out.dtype))
-        specs = [a.spec if isinstance(a, Symbol) else a for a in step.args]
-        size = vocabulary.workspace(step.kernel, specs, [o.spec for o in step.outs], step.params, step.accumulate)
+        specs = tuple(a.spec if isinstance(a, Symbol) else a for a in step.args)
+        made = tuple(o.spec for o in step.outs)
+        size = vocabulary.workspace(step.kernel, specs, made, step.params, step.accumulate)
         offset = _first_fit(live, size)
         peak = max([peak, offset + size] + [end for _, end, _ in live])
         args = tuple(places[id(a)] if isinstance(a, Symbol) else a for a in step.args)

@@ -1,4 +1,4 @@
-"""Templates of region versions: one analysis for all versions with the same layouts, whatever their names and processors.
+"""Templates of region versions: one analysis for all with the same layouts, whatever their names and processors.
 
 Processors are renamed to slots in the order in which they appear; what the links between them are like is part of the
 template's key. It does not know passes or operators.
@@ -48,7 +48,9 @@ class Versions:
             if flow.role == "input":
                 contributions = [Contribution(box, (slot,)) for slot, box in collectives.merge(readers)]
             known = links(self._machine, procs)
-            self._made[key] = version(contributions, readers, flow.dtype, known, carried, overwritten, flow.role == "input")
+            self._made[key] = version(
+                contributions, readers, flow.dtype, known, carried, overwritten, flow.role == "input"
+            )
         return self._made[key], procs
 
     def _apart(self, procs: tuple[int, ...]) -> Hashable:

@@ -108,10 +108,10 @@ def version(
         ports += [(sources.setdefault(source, len(sources)), proc, adds) for proc in c.procs]
     t = collectives.plan(list(sources), readers, dtype, links, forms, alike)
     made = [t.held(s, proc) for s, proc, _ in ports]
-    adds = [a for _, _, a in ports]
+    added = [a for _, _, a in ports]
     touches: list[Touch] = []
     if not carried:
-        touches += [((m,) if a else (), (m,)) for m, a in zip(made, adds, strict=True)]
+        touches += [((m,) if a else (), (m,)) for m, a in zip(made, added, strict=True)]
     touches += [(p.reads, p.writes) for p in t.patterns]
     touches += [((place,), ()) for place in t.located]
     if overwritten:
@@ -125,7 +125,7 @@ def version(
         tuple(Instance(p.box, p.proc, p.kind) for p in t.pieces),
         tuple(t.patterns),
         np.array(made, dtype=np.int64),
-        np.array(adds, dtype=bool),
+        np.array(added, dtype=bool),
         np.array(t.located, dtype=np.int64),
         scan(touches),
         np.array(pairs, dtype=np.int64).reshape(-1, 2),

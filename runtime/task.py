@@ -48,7 +48,8 @@ class Lane(IntEnum):
 NUM_LANES = len(Lane)
 
 
-class Arg(NamedTuple):
+@dataclass(frozen=True)
+class Arg:
     """An array operand of a call: the task's view, or a temporary of its body, by number."""
 
     space: str  # "view" | "temp"
