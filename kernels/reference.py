@@ -101,9 +101,7 @@ def conv2d(x: np.ndarray, w: np.ndarray, *, stride: Pair, pads: Pads) -> np.ndar
     return y
 
 
-def conv2d_grad_input(
-    dy: np.ndarray, w: np.ndarray, *, shape: tuple[int, ...], stride: Pair, pads: Pads
-) -> np.ndarray:
+def conv2d_grad_input(dy: np.ndarray, w: np.ndarray, *, shape: tuple[int, ...], stride: Pair, pads: Pads) -> np.ndarray:
     """Gradient of `conv2d` to its x [b,i,H,W] = `shape`, from dy [b,o,h,w]; zero where no window reads x."""
     padded = _pad(np.zeros(shape, dy.dtype), pads, 0)
     for r, s in np.ndindex(*w.shape[2:]):
@@ -154,9 +152,7 @@ def _tap(padded: np.ndarray, r: int, s: int, size: tuple[int, ...], stride: Pair
     return padded[:, :, r :: stride[0], s :: stride[1]][:, :, : size[0], : size[1]]
 
 
-def layer_norm(
-    x: np.ndarray, g: np.ndarray, b: np.ndarray, *, eps: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def layer_norm(x: np.ndarray, g: np.ndarray, b: np.ndarray, *, eps: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Layer normalisation (Ba et al. 2016) over the last dim: y like x, mean and 1 / deviation x.shape[:-1]."""
     mean = x.mean(axis=-1)
     rstd = (1 / np.sqrt(x.var(axis=-1) + eps)).astype(x.dtype)

@@ -15,7 +15,7 @@ Pair = tuple[int, int]
 Pads = tuple[int, int, int, int]
 
 ALIGNMENT = 64
-COLUMNS_CAP = 1 << 20
+COLUMNS_CAP = 1 << 21
 SCORES_CAP = 1 << 19
 
 

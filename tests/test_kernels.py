@@ -2,238 +2,21 @@
 
 import inspect
 import tracemalloc
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from castile.kernels import reference
 from castile.kernels.table import Table, definitions, forms, native_accumulate
 from castile.planner import vocabulary
 from castile.planner.vocabulary import Spec
+from tests.kernel_cases import Case, Draw, cases, kernels_with_cases
 
 NAMES = sorted(definitions())
 FOLDERS = ("numpy",)
-Case = tuple[tuple[Any, ...], dict[str, Any]]
-
-
-class Draw:
-    """Random operands of one dtype."""
-
-    def __init__(self, dtype: str, seed: int = 0) -> None:
-        self.dtype, self.random = dtype, np.random.default_rng(seed)
-
-    def __call__(self, *shape: int) -> np.ndarray:
-        return np.asarray(self.random.normal(size=shape), self.dtype)
-
-    def ids(self, below: int, *shape: int, dtype: str = "int64") -> np.ndarray:
-        return self.random.integers(0, below, shape).astype(dtype)
-
-
-SHAPES = [(1,), (63,), (3, 1), (1, 5, 7), (2, 3, 4, 5), (17, 129)]
-IMAGES = [
-    ((2, 3, 8, 8), 4, (3, 3), (1, 1), (1, 1, 1, 1)),
-    ((1, 1, 5, 7), 2, (1, 1), (1, 1), (0, 0, 0, 0)),
-    ((3, 2, 6, 5), 1, (1, 1), (2, 2), (0, 0, 0, 0)),
-    ((2, 3, 9, 7), 5, (2, 3), (2, 3), (0, 1, 2, 0)),
-    ((1, 2, 3, 1), 3, (3, 1), (1, 1), (2, 2, 0, 0)),
-    ((2, 1, 4, 4), 2, (4, 4), (1, 1), (3, 3, 3, 3)),
-    ((3, 5, 17, 16), 4, (3, 3), (1, 1), (1, 1, 1, 1)),
-]
-
-
-def case_contract(draw: Draw) -> Iterator[Case]:
-    for spec, a, b in [
-        ("...i,oi->...o", (2, 3, 5), (7, 5)),
-        ("...i,oi->...o", (1, 1), (1, 1)),
-        ("...o,oi->...i", (63, 65), (65, 66)),
-        ("...o,...i->oi", (4, 3, 5), (4, 3, 6)),
-        ("bshd,bthd->bhst", (2, 5, 3, 4), (2, 6, 3, 4)),
-        ("bhst,bthd->bshd", (2, 3, 5, 6), (2, 6, 3, 4)),
-        ("bhst,bshd->bthd", (2, 3, 5, 6), (2, 5, 3, 4)),
-        ("ib,jb->ijb", (4, 3), (5, 3)),
-        ("ij,j->i", (4, 3), (3,)),
-        ("i,j->ji", (4,), (3,)),
-        ("i,i->", (63,), (63,)),
-        ("ij,jk->k", (4, 3), (3, 2)),
-        ("abc,cbd->da", (2, 3, 4), (4, 3, 5)),
-        ("...,...->...", (3, 4), (3, 4)),
-        ("ii,ij->j", (3, 3), (3, 2)),
-    ]:
-        yield (spec, draw(*a), draw(*b)), {}
-    yield ("abc->ca", draw(3, 4, 5)), {}
-    yield ("ab,bc,cd->ad", draw(3, 4), draw(4, 5), draw(5, 2)), {}
-
-
-def case_add(draw: Draw) -> Iterator[Case]:
-    for shape in SHAPES:
-        yield (draw(*shape), draw(*shape)), {}
-    yield (draw(2, 3, 4), draw(3, 1)), {}
-    yield (draw(2, 3, 4), draw()), {}
-
-
-def case_add_bias(draw: Draw) -> Iterator[Case]:
-    for shape in SHAPES:
-        for dim in range(-1, len(shape)):
-            yield (draw(*shape), draw(shape[dim])), {"dim": dim}
-
-
-def case_sum_over(draw: Draw) -> Iterator[Case]:
-    for dims in [(0,), (0, 1), (1, 2), (0, 2, 3), (-1,), (0, 1, 2, 3)]:
-        yield (draw(2, 3, 4, 5),), {"dims": dims}
-    yield (draw(63),), {"dims": (0,)}
-    for dims in [(0, 2, 3), (0,)]:
-        yield (draw(9, 7, 17, 16),), {"dims": dims}
-
-
-def case_reshape(draw: Draw) -> Iterator[Case]:
-    for a, b in [((2, 3, 4), (2, 12)), ((6, 4), (2, 3, 2, 2)), ((1, 5), (5,)), ((2, 3), (3, 2)), ((40, 60), (20, 120))]:
-        yield (draw(*a),), {"shape": b}
-
-
-def case_expand(draw: Draw) -> Iterator[Case]:
-    for shape in [*SHAPES, ()]:
-        yield (draw(),), {"shape": shape}
-
-
-def case_copy(draw: Draw) -> Iterator[Case]:
-    for shape in [*SHAPES, ()]:
-        yield (draw(*shape),), {}
-
-
-def case_zero(draw: Draw) -> Iterator[Case]:
-    for shape in [*SHAPES, ()]:
-        yield (), {"shape": shape, "dtype": draw.dtype}
-
-
-def case_relu(draw: Draw) -> Iterator[Case]:
-    for shape in SHAPES:
-        yield (draw(*shape),), {}
-
-
-def case_relu_grad(draw: Draw) -> Iterator[Case]:
-    for shape in SHAPES:
-        yield (draw(*shape), draw(*shape)), {}
-
-
-def case_gelu(draw: Draw) -> Iterator[Case]:
-    for shape in SHAPES:
-        for approximate in ("none", "tanh"):
-            yield (3 * draw(*shape),), {"approximate": approximate}
-
-
-def case_gelu_grad(draw: Draw) -> Iterator[Case]:
-    for shape in SHAPES:
-        for approximate in ("none", "tanh"):
-            yield (draw(*shape), 3 * draw(*shape)), {"approximate": approximate}
-
-
-def case_conv2d(draw: Draw) -> Iterator[Case]:
-    for x, o, kernel, stride, pads in IMAGES:
-        yield (draw(*x), draw(o, x[1], *kernel)), {"stride": stride, "pads": pads}
-
-
-def case_conv2d_grad_input(draw: Draw) -> Iterator[Case]:
-    for (x, w), params in case_conv2d(draw):
-        yield (draw(*reference.conv2d(x, w, **params).shape), w), params | {"shape": x.shape}
-
-
-def case_conv2d_grad_weight(draw: Draw) -> Iterator[Case]:
-    for (x, w), params in case_conv2d(draw):
-        yield (draw(*reference.conv2d(x, w, **params).shape), x), params | {"kernel": w.shape[2:]}
-
-
-def case_max_pool2d(draw: Draw) -> Iterator[Case]:
-    for x, kernel, stride, pads in [
-        ((2, 3, 8, 8), (2, 2), (2, 2), (0, 0, 0, 0)),
-        ((1, 2, 7, 5), (3, 3), (2, 1), (1, 1, 1, 0)),
-        ((3, 1, 1, 9), (1, 2), (1, 3), (0, 0, 0, 1)),
-        ((1, 1, 1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
-        ((3, 5, 17, 16), (2, 2), (2, 2), (0, 1, 1, 1)),
-    ]:
-        image = draw(*x)
-        # Ties show which of several maxima is taken.
-        yield (np.round(image),), {"kernel": kernel, "stride": stride, "pads": pads}
-        yield (image,), {"kernel": kernel, "stride": stride, "pads": pads}
-
-
-def case_max_pool2d_grad(draw: Draw) -> Iterator[Case]:
-    for (x,), params in case_max_pool2d(draw):
-        yield (draw(*reference.max_pool2d(x, **params).shape), x), params
-
-
-def case_layer_norm(draw: Draw) -> Iterator[Case]:
-    for shape in [*SHAPES[2:], (2, 3, 63)]:
-        yield (draw(*shape), draw(shape[-1]), draw(shape[-1])), {"eps": 1e-5}
-
-
-def case_layer_norm_grad_input(draw: Draw) -> Iterator[Case]:
-    for (x, g, b), params in case_layer_norm(draw):
-        _, mean, rstd = reference.layer_norm(x, g, b, **params)
-        yield (draw(*x.shape), x, g, mean, rstd), {}
-
-
-def case_layer_norm_grad_params(draw: Draw) -> Iterator[Case]:
-    for (x, g, b), params in case_layer_norm(draw):
-        _, mean, rstd = reference.layer_norm(x, g, b, **params)
-        yield (draw(*x.shape), x, mean, rstd), {}
-
-
-def case_embedding(draw: Draw) -> Iterator[Case]:
-    for shape, rows, cols, dtype in [
-        ((3, 5), 7, 4, "int64"),
-        ((63,), 3, 1, "int32"),
-        ((1, 1), 1, 1, "uint8"),
-        ((60,), 99, 33, "int64"),
-    ]:
-        yield (draw.ids(rows, *shape, dtype=dtype), draw(rows, cols)), {}
-
-
-def case_embedding_grad(draw: Draw) -> Iterator[Case]:
-    for (ids, table), _ in case_embedding(draw):
-        yield (draw(*ids.shape, table.shape[1]), ids), {"rows": len(table)}
-
-
-def case_attention(draw: Draw) -> Iterator[Case]:
-    for b, s, t, heads, d, causal, offset in [
-        (2, 5, 7, 3, 4, False, 0),
-        (1, 1, 1, 1, 1, True, 0),
-        (2, 70, 70, 2, 3, True, 0),
-        (1, 3, 9, 2, 5, True, 4),
-        (2, 130, 63, 1, 2, True, 0),
-        (1, 300, 301, 3, 2, False, 0),
-        (1, 300, 301, 3, 2, True, 1),
-    ]:
-        params = {"heads": heads, "causal": causal, "offset": offset, "scale": 0.7}
-        yield (draw(b, s, heads * d), draw(b, t, heads * d), draw(b, t, heads * d)), params
-
-
-def case_attention_grad(draw: Draw) -> Iterator[Case]:
-    for (q, kk, v), params in case_attention(draw):
-        y, lse = reference.attention(q, kk, v, **params)
-        yield (draw(*q.shape), q, kk, v, y, lse), params
-
-
-def case_cross_entropy(draw: Draw) -> Iterator[Case]:
-    for shape, classes in [((5,), 7), ((2, 3), 1), ((1, 63), 129)]:
-        yield (3 * draw(*shape, classes), draw.ids(classes, *shape)), {"scale": 0.3}
-
-
-def case_cross_entropy_grad(draw: Draw) -> Iterator[Case]:
-    for (logits, labels), params in case_cross_entropy(draw):
-        yield (draw(), logits, labels, reference.cross_entropy(logits, labels, **params)[1]), params
-
-
-def case_sgd(draw: Draw) -> Iterator[Case]:
-    for shape in SHAPES:
-        for momentum, nesterov in [(0.0, False), (0.9, False), (0.9, True)]:
-            params = {"momentum": momentum, "decay": 0.1, "nesterov": nesterov}
-            yield (draw(*shape), draw(*shape), draw(*shape), draw()), params
-
-
-def cases(name: str, dtype: str) -> list[Case]:
-    return list(globals()[f"case_{name}"](Draw(dtype)))
 
 
 def spec_of(x: Any) -> Any:
@@ -296,7 +79,7 @@ def check(folder: str, name: str, case: Case, place: Any, accumulate: bool) -> N
 def test_kernel_is_complete(name: str) -> None:
     assert name in forms("numpy"), f"{name} has no numpy form"
     assert name in vocabulary.names(), f"{name} has no entry in the vocabulary"
-    assert f"case_{name}" in globals(), f"{name} has no case in this test"
+    assert name in kernels_with_cases(), f"{name} has no case"
     args, params = cases(name, "float64")[0]
     specs = tuple(map(spec_of, args))
     outs = vocabulary.results(name, specs, params)
@@ -307,7 +90,7 @@ def test_kernel_is_complete(name: str) -> None:
 
 def test_nothing_without_definition() -> None:
     assert vocabulary.names() == NAMES == Table("reference").names()
-    assert {name[5:] for name in globals() if name.startswith("case_")} == set(NAMES)
+    assert kernels_with_cases() == set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -508,3 +291,39 @@ def test_calls_are_bit_equal_when_repeated() -> None:
             Table("numpy").bind(name, args, outs, params, scratch_of(name, args, params, False))()
             runs.append([x.tobytes() for x in outs])
         assert runs[0] == runs[1], name
+
+
+@st.composite
+def contractions(draw: st.DrawFn) -> tuple[str, list[tuple[int, ...]], list[list[int]], list[int]]:
+    """A spec of two operands, their shapes, the order of each array's dims in memory (result last), and the box cut."""
+    lengths = {label: draw(st.integers(1, 4)) for label in "abcdef"}
+    terms = [draw(st.permutations("abcdef"))[: draw(st.integers(0, 4))] for _ in range(2)]
+    present = sorted({*terms[0], *terms[1]})
+    result = [label for label in draw(st.permutations(present)) if draw(st.booleans())]
+    orders = [list(draw(st.permutations(range(len(one))))) for one in (*terms, result)]
+    margins = [draw(st.integers(0, 1)) for _ in range(3)]
+    spec = f"{''.join(terms[0])},{''.join(terms[1])}->{''.join(result)}"
+    return spec, [tuple(lengths[label] for label in term) for term in terms], orders, margins
+
+
+def laid_out(x: np.ndarray, order: list[int], margin: int) -> np.ndarray:
+    """x with its dims in this order in memory, cut out of an array that is larger by `margin` at each end."""
+    whole = np.full([x.shape[dim] + 2 * margin for dim in order], np.nan, x.dtype)
+    inner = whole[(..., *(slice(margin, margin + x.shape[dim]) for dim in order))]
+    view = inner.transpose(np.argsort(order))
+    view[...] = x
+    return view
+
+
+@settings(max_examples=300, deadline=None)
+@given(drawn=contractions(), accumulate=st.booleans())
+def test_any_contraction_on_any_layout(drawn: Any, accumulate: bool) -> None:
+    spec, shapes, orders, margins = drawn
+    draw = Draw("float64", 3)
+    x, y = (draw(*shape) for shape in shapes)
+    want = reference.contract(spec, x, y)
+    before = draw(*want.shape)
+    out = laid_out(before if accumulate else np.full_like(want, np.nan), orders[2], margins[2])
+    args = (spec, laid_out(x, orders[0], margins[0]), laid_out(y, orders[1], margins[1]))
+    Table("numpy").bind("contract", args, (out,), {}, None, accumulate)()
+    np.testing.assert_allclose(out, want + before if accumulate else want, rtol=1e-12, atol=1e-12)

@@ -29,22 +29,22 @@ def relu_grad(out: np.ndarray, dy: np.ndarray, x: np.ndarray) -> Callable[[], An
 @prepares
 def gelu(out: np.ndarray, x: np.ndarray, *, approximate: str) -> Callable[[], Any] | None:
     """See the definition."""
-    kernel = _gelu_tanh if approximate == "tanh" else _gelu
-    return elementwise(kernel, [out, x], *_constants(x.dtype, approximate))
+    if approximate == "tanh":
+        return elementwise(_gelu_tanh, [out, x], *_tanh_constants(x.dtype))
+    return elementwise(_gelu, [out, x])
 
 
 @prepares
 def gelu_grad(out: np.ndarray, dy: np.ndarray, x: np.ndarray, *, approximate: str) -> Callable[[], Any] | None:
     """See the definition."""
-    kernel = _gelu_tanh_grad if approximate == "tanh" else _gelu_grad
-    return elementwise(kernel, [out, dy, x], *_constants(x.dtype, approximate))
-
-
-def _constants(dtype: np.dtype, approximate: str) -> tuple[Any, ...]:
-    # A float64 constant inside a float32 loop would make the loop float64.
     if approximate == "tanh":
-        return dtype.type(sqrt(8 / pi)), dtype.type(sqrt(8 / pi) * 0.044715)
-    return (dtype.type(1 / sqrt(2 * pi)),)
+        return elementwise(_gelu_tanh_grad, [out, dy, x], *_tanh_constants(x.dtype))
+    return elementwise(_gelu_grad, [out, dy, x], x.dtype.type(1 / sqrt(2 * pi)))
+
+
+def _tanh_constants(dtype: np.dtype) -> tuple[Any, Any]:
+    # A float64 constant inside a float32 loop would make the loop float64.
+    return dtype.type(sqrt(8 / pi)), dtype.type(sqrt(8 / pi) * 0.044715)
 
 
 @compiled
@@ -85,7 +85,7 @@ def _gelu_tanh_grad(rows, cols, out, so, dy, sd, x, sx, c1, c3):  # type: ignore
 
 
 @compiled
-def _gelu(rows, cols, out, so, x, sx, norm):  # type: ignore[no-untyped-def]
+def _gelu(rows, cols, out, so, x, sx):  # type: ignore[no-untyped-def]
     for r in range(rows):
         o, v = out[r * so : r * so + cols], x[r * sx : r * sx + cols]
         for j in range(cols):

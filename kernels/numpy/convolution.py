@@ -105,9 +105,7 @@ def _pointwise(kernel: tuple[int, ...], stride: Pair, pads: Pads) -> bool:
     return tuple(kernel) == (1, 1) and tuple(stride) == (1, 1) and not any(pads)
 
 
-def _pieces(
-    image: np.ndarray, kernel: tuple[int, ...], size: tuple[int, ...], scratch: np.ndarray
-) -> Iterator[Piece]:
+def _pieces(image: np.ndarray, kernel: tuple[int, ...], size: tuple[int, ...], scratch: np.ndarray) -> Iterator[Piece]:
     """Whole samples while one fits into scratch, else rows of one sample."""
     batch, channels = image.shape[:2]
     height, width = size
@@ -130,47 +128,94 @@ def _columns(kernel: Callable[..., Any], piece: Piece, image: np.ndarray, stride
 
 
 @compiled
+def _valid(offset, stride, length, num):  # type: ignore[no-untyped-def]
+    """Which of num windows see an element inside the image when they look at position window * stride + offset."""
+    low = min(num, max(0, -(offset // stride)))
+    return low, max(low, min(num, (length - 1 - offset) // stride + 1))
+
+
+@compiled
 def _unfold(columns, image, steps, size, stride, pads):  # type: ignore[no-untyped-def]
     """columns[b,i,r,s,h,w] = image[b,i,h*stride+r-pad,w*stride+s-pad], zero outside."""
     num_b, num_i, num_r, num_s, num_h, num_w = columns.shape
+    whole = stride[0] == 1 and stride[1] == 1 and num_w == size[1] and steps[2] == size[1]
+    flat = columns.reshape(-1)
+    at = 0
     for b, i, r, s in np.ndindex(num_b, num_i, num_r, num_s):
-        low = min(num_w, max(0, -((s - pads[1]) // stride[1])))
-        high = max(low, min(num_w, (size[1] - 1 - s + pads[1]) // stride[1] + 1))
-        for h in range(num_h):
-            line = columns[b, i, r, s, h]
-            y = h * stride[0] + r - pads[0]
-            if y < 0 or y >= size[0]:
-                line[:] = 0
-                continue
-            line[:low] = 0
-            line[high:] = 0
-            start = b * steps[0] + i * steps[1] + y * steps[2] + low * stride[1] + s - pads[1]
-            if stride[1] == 1:
-                source = image[start : start + high - low]
-                for w in range(high - low):
-                    line[low + w] = source[w]
-            else:
-                for w in range(high - low):
-                    line[low + w] = image[start + w * stride[1]]
+        plane = flat[at : at + num_h * num_w]
+        at += num_h * num_w
+        top, bottom = _valid(r - pads[0], stride[0], size[0], num_h)
+        low, high = _valid(s - pads[1], stride[1], size[1], num_w)
+        start = b * steps[0] + i * steps[1] + (top * stride[0] + r - pads[0]) * steps[2] + low * stride[1] + s - pads[1]
+        for j in range(top * num_w):
+            plane[j] = 0
+        for j in range(bottom * num_w, num_h * num_w):
+            plane[j] = 0
+        if whole and top < bottom and low < high:
+            # Windows and image have rows of one length, so many rows are one copy, whose ends wrap around.
+            _set(plane[top * num_w + low : (bottom - 1) * num_w + high], image[start:])
+        for h in range(top, bottom):
+            for w in range(low):
+                plane[h * num_w + w] = 0
+            for w in range(high, num_w):
+                plane[h * num_w + w] = 0
+            if not whole:
+                _set_stepped(plane[h * num_w + low : h * num_w + high], image, start, stride[1])
+                start += stride[0] * steps[2]
 
 
 @compiled
 def _fold(columns, image, steps, size, stride, pads):  # type: ignore[no-untyped-def]
-    """The transposed of `_unfold`: adds each column element to where it would have been read."""
+    """The transposed of `_unfold`: adds each column element to where it would have been read; spoils columns."""
     num_b, num_i, num_r, num_s, num_h, num_w = columns.shape
+    whole = stride[0] == 1 and stride[1] == 1 and num_w == size[1] and steps[2] == size[1]
+    flat = columns.reshape(-1)
+    at = 0
     for b, i, r, s in np.ndindex(num_b, num_i, num_r, num_s):
-        low = min(num_w, max(0, -((s - pads[1]) // stride[1])))
-        high = max(low, min(num_w, (size[1] - 1 - s + pads[1]) // stride[1] + 1))
-        for h in range(num_h):
-            y = h * stride[0] + r - pads[0]
-            if y < 0 or y >= size[0]:
-                continue
-            line = columns[b, i, r, s, h]
-            start = b * steps[0] + i * steps[1] + y * steps[2] + low * stride[1] + s - pads[1]
-            if stride[1] == 1:
-                target = image[start : start + high - low]
-                for w in range(high - low):
-                    target[w] += line[low + w]
+        plane = flat[at : at + num_h * num_w]
+        at += num_h * num_w
+        top, bottom = _valid(r - pads[0], stride[0], size[0], num_h)
+        low, high = _valid(s - pads[1], stride[1], size[1], num_w)
+        start = b * steps[0] + i * steps[1] + (top * stride[0] + r - pads[0]) * steps[2] + low * stride[1] + s - pads[1]
+        for h in range(top, bottom):
+            if whole:
+                for w in range(low):
+                    plane[h * num_w + w] = 0
+                for w in range(high, num_w):
+                    plane[h * num_w + w] = 0
             else:
-                for w in range(high - low):
-                    image[start + w * stride[1]] += line[low + w]
+                _add_stepped(plane[h * num_w + low : h * num_w + high], image, start, stride[1])
+                start += stride[0] * steps[2]
+        if whole and top < bottom and low < high:
+            part = plane[top * num_w + low : (bottom - 1) * num_w + high]
+            _add(image[start : start + part.size], part)
+
+
+@compiled
+def _set(target, source):  # type: ignore[no-untyped-def]
+    for j in range(target.size):
+        target[j] = source[j]
+
+
+@compiled
+def _add(target, source):  # type: ignore[no-untyped-def]
+    for j in range(target.size):
+        target[j] += source[j]
+
+
+@compiled
+def _set_stepped(line, image, start, stride):  # type: ignore[no-untyped-def]
+    if stride == 1:
+        _set(line, image[start:])
+    else:
+        for w in range(line.size):
+            line[w] = image[start + w * stride]
+
+
+@compiled
+def _add_stepped(line, image, start, stride):  # type: ignore[no-untyped-def]
+    if stride == 1:
+        _add(image[start : start + line.size], line)
+    else:
+        for w in range(line.size):
+            image[start + w * stride] += line[w]
