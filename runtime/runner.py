@@ -6,7 +6,6 @@ It does not know what tasks compute, nor what carries their messages.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,12 +14,10 @@ from castile.runtime.comm.base import Communicator
 from castile.runtime.comm.processors import end_of, rank_of
 from castile.runtime.executor import is_transfer, program
 from castile.runtime.mapper import Default, Mapper, check
+from castile.runtime.memory import Packing
 from castile.runtime.task import Kind, TaskGraph
 from castile.runtime.timeline import Timeline, merge
 from castile.runtime.worker import Action, Worker
-
-if TYPE_CHECKING:
-    from castile.runtime.memory import Packing
 
 PICOSECONDS_PER_NANOSECOND = 1000
 

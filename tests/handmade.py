@@ -1,4 +1,7 @@
-"""Task graphs written by hand for tests: tasks in program order become a TaskGraph, with needs by shared buffers."""
+"""Task graphs written by hand for tests: tasks in program order become a TaskGraph, with needs by shared buffers.
+
+Random ones come with an interpreter that knows nothing of the runtime.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,23 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from castile.runtime.memory import Packing
 from castile.runtime.region import Box, whole
 from castile.runtime.task import (
-    NUM_LANES, Arg, Body, Buffer, Call, Comm, CostKey, Kind, Lane, Task, TaskGraph, Temp, View,
-)  # fmt: skip
+    NUM_LANES,
+    Arg,
+    Body,
+    Buffer,
+    Call,
+    Comm,
+    CostKey,
+    Kind,
+    Lane,
+    Task,
+    TaskGraph,
+    Temp,
+    View,
+)
 from castile.runtime.timeline import Timeline
 
 STEP = 1000
@@ -120,3 +136,122 @@ def _lane(task: Task, proc: int) -> int:
 def _flat(rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
     ptr = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
     return ptr, np.array([x for row in rows for x in row], np.int64)
+
+
+def spread(graph: TaskGraph) -> Packing:
+    """A packing in which nothing shares memory, persistent buffers lowest."""
+    offset, private = np.zeros(graph.num_buffers, np.int64), np.zeros(graph.num_tasks, np.int64)
+    top = np.zeros(graph.num_procs, np.int64)
+    for b in sorted(range(graph.num_buffers), key=lambda b: graph.buffer_first[b] >= 0):
+        offset[b] = top[graph.buffer_proc[b]]
+        top[graph.buffer_proc[b]] += -(-int(graph.buffer_bytes[b]) // 64) * 64
+    for t in range(graph.num_tasks):
+        proc = graph.tasks[t].procs[0]
+        private[t] = top[proc]
+        top[proc] += -(-int(graph.private_bytes[t]) // 64) * 64
+    return Packing(offset, private, top, top, np.empty((0, 2), np.int64))
+
+
+def random_graph(seed: int, num_procs: int, num_tasks: int, n: int = 7, largest: int = 8) -> TaskGraph:
+    """Values of n elements that are added, moved, and taken through every collective form; one output a processor."""
+    rng = np.random.default_rng(seed)
+    hand = Hand(num_procs)
+    values = [[hand.buffer(f"x{p}", (n,), p, "input")] for p in range(num_procs)]
+
+    def value(p: int) -> int:
+        return int(rng.choice(values[p]))
+
+    def new(p: int, size: int = n) -> int:
+        return hand.buffer(f"t{len(hand.buffers)}", (size,), p)
+
+    def add(p: int, target: int) -> None:
+        hand.compute("add", [value(p), value(p)], target)
+
+    while len(hand.tasks) < num_tasks:
+        what = rng.choice(["add", "add", "move", *WAYS] if num_procs > 1 else ["add"])
+        members = {"add": 1, "move": 2}.get(what) or rng.integers(2, min(largest, num_procs) + 1)
+        group = rng.permutation(num_procs)[:members].tolist()
+        results = [new(p) for p in group]
+        if what == "add":
+            add(group[0], results[0])
+            values[group[0]].append(results[0])
+            continue
+        if what == "move":
+            hand.move(value(group[0]), results[1])
+        else:
+            WAYS[what](hand, [value(p) for p in group], results, n)
+        for p, result in list(zip(group, results))[what in ("move", "broadcast") :]:
+            values[p].append(result)
+    for p in range(num_procs):
+        add(p, hand.buffer(f"y{p}", (n,), p, "output"))
+    return hand.graph()
+
+
+def _even(n: int, size: int) -> list[int]:
+    return [n // size + (j < n % size) for j in range(size)]
+
+
+def _scatter_and_gather(hand: Hand, sends: list[int], receives: list[int], n: int) -> None:
+    group, size = [hand.buffers[b].proc for b in sends], len(sends)
+    counts = _even(n, size)
+    pieces = [hand.buffer(f"piece{len(hand.buffers)}", (c,), p) for p, c in zip(group, counts)]
+    scratch = [hand.buffer(f"room{len(hand.buffers)}", ((size - 1) * c,), p) for p, c in zip(group, counts)]
+    views = [[hand.view(b) for b in buffers] for buffers in (sends, pieces, scratch, receives)]
+    hand.transfer("reduce_scatter", group, views[0], views[1], views[2], [counts] * size)
+    hand.transfer("all_gather", group, views[1], views[3], (), [[c] * size for c in counts])
+
+
+def _exchange(hand: Hand, sends: list[int], receives: list[int], n: int) -> None:
+    group, size = [hand.buffers[b].proc for b in sends], len(sends)
+    counts = [[n // size + (n % size if i == j else 0) for j in range(size)] for i in range(size)]
+    hand.transfer("all_to_all", group, [hand.view(b) for b in sends], [hand.view(b) for b in receives], (), counts)
+
+
+def _broadcast(hand: Hand, sends: list[int], receives: list[int], n: int) -> None:
+    group, size = [hand.buffers[b].proc for b in sends], len(sends)
+    send = [hand.view(sends[0]), *[None] * (size - 1)]
+    hand.transfer("broadcast", group, send, [None, *map(hand.view, receives[1:])], (), [[n] * size] * size)
+
+
+WAYS = {
+    "all_reduce": lambda hand, sends, receives, n: hand.all_reduce(sends, receives),
+    "scatter_and_gather": _scatter_and_gather,
+    "all_to_all": _exchange,
+    "broadcast": _broadcast,
+}
+
+
+def interpret(graph: TaskGraph, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The outputs of a random graph, by plain numpy, one task after the other in program order."""
+    arrays = [inputs.get(b.region, np.full(b.box.shape, np.nan)) for b in graph.buffers]
+    for task in graph.tasks:
+        if task.comm is None:
+            x, y, out = (view.buffer for view in task.views)
+            arrays[out] = arrays[x] + arrays[y]
+            continue
+        comm = task.comm
+        sent = [arrays[v.buffer] for v in comm.send if v is not None]
+        for member, view in enumerate(comm.receive):
+            if view is not None:
+                arrays[view.buffer] = _arrived(comm, sent, member)
+    return {b.region: arrays[i] for i, b in enumerate(graph.buffers) if b.role == "output"}
+
+
+def _arrived(comm: Comm, sent: list[np.ndarray], member: int) -> np.ndarray:
+    if comm.form in ("move", "broadcast"):
+        return sent[0]
+    if comm.form == "all_gather":
+        return np.concatenate(sent)
+    ends = np.cumsum(comm.counts, axis=1)
+    if comm.form == "all_to_all":
+        return np.concatenate([s[e[member] - c[member] : e[member]] for s, e, c in zip(sent, ends, comm.counts)])
+    total = sent[0]
+    for array in sent[1:]:
+        total = total + array
+    begin = ends[0][member] - comm.counts[0][member]
+    return total if comm.form == "all_reduce" else total[begin : ends[0][member]]
+
+
+def random_inputs(graph: TaskGraph, seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {b.region: rng.standard_normal(b.box.shape) for b in graph.buffers if b.role == "input"}

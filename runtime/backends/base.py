@@ -10,17 +10,14 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from castile.runtime.comm.base import End
 from castile.runtime.comm.messages import Request
+from castile.runtime.memory import Packing
 from castile.runtime.region import Box
 from castile.runtime.task import Task, TaskGraph
-
-if TYPE_CHECKING:
-    from castile.runtime.memory import Packing
 
 # A persistent array: its region, the box it holds, and the processor it lies on.
 Key = tuple[str, Box, int]

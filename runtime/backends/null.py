@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from castile.runtime.backends import base
 from castile.runtime.comm.base import End
 from castile.runtime.comm.messages import Request
+from castile.runtime.memory import Packing
 from castile.runtime.task import Task, TaskGraph
-
-if TYPE_CHECKING:
-    from castile.runtime.memory import Packing
 
 
 class Backend(base.Backend):
@@ -33,12 +30,11 @@ class Backend(base.Backend):
     def transfer(self, task: Task, end: End, tag: int) -> Callable[[], Request]:
         assert task.comm is not None
         form, group = task.comm.form, task.comm.group
-        # What waits for all members does so here too; a broadcast's members wait for the root alone.
-        form = form if form in ("move", "broadcast") else "all_to_all"
-        many = len(group) if form == "all_to_all" else 1
-        send, receive = np.zeros(many, np.uint8), np.zeros(many, np.uint8)
-        counts = ((1,) * len(group),) * len(group)
-        return partial(end.collective, form, group, send, receive, None, counts, tag)
+        one, other, scratch = np.zeros(1, np.uint8), np.zeros(1, np.uint8), np.zeros(len(group) - 1, np.uint8)
+        counts = ((1, *(0,) * (len(group) - 1)),) * len(group)
+        # Where all wait for all, all still do: one byte is summed by the first and handed to the others.
+        form = form if form in ("move", "broadcast") else "all_reduce"
+        return partial(end.collective, form, group, one, other, scratch, counts, tag)
 
 
 def _nothing() -> None:

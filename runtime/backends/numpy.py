@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, partial
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,11 +15,9 @@ from castile.kernels.table import Table
 from castile.runtime.backends import base
 from castile.runtime.comm.base import End
 from castile.runtime.comm.messages import Request
+from castile.runtime.memory import Packing
 from castile.runtime.region import relative, slices
 from castile.runtime.task import Arg, Call, Comm, Task, TaskGraph, View
-
-if TYPE_CHECKING:
-    from castile.runtime.memory import Packing
 
 ALIGNMENT = 64
 POISON = 0xFF  # all bits one: a NaN in every float
@@ -89,7 +86,8 @@ class Backend(base.Backend):
             offset = int(self._packing.offset[view.buffer]) - self._floor
             self._arrays[view.buffer] = _array(self._arena, offset, buffer.dtype, buffer.box.shape)
         array = self._arrays[view.buffer]
-        return array[slices(relative(view.box, buffer.box))] if array.ndim else array
+        part = array[slices(relative(view.box, buffer.box))] if array.ndim else array
+        return part if view.shape is None else _reshaped(part, view.shape)
 
     def _private(self, task: Task) -> np.ndarray:
         """The memory of the task's temporaries and scratch."""
@@ -104,7 +102,7 @@ class Backend(base.Backend):
 
         end = call.scratch_offset + call.scratch_bytes
         scratch = private[call.scratch_offset : end] if call.scratch_bytes else None
-        args = [operand(arg) for arg in call.args]
+        args = tuple(operand(arg) for arg in call.args)
         outs = tuple(operands[out.space][out.index] for out in call.outs)
         return self._table.bind(call.kernel, args, outs, dict(call.params), scratch, call.accumulate)
 
@@ -123,9 +121,7 @@ class Backend(base.Backend):
     def _flat(self, view: View | None) -> np.ndarray | None:
         if view is None:
             return None
-        array = self._view(view)
-        assert array.flags.c_contiguous, f"a transfer's view {view} is not one run of memory"
-        return array.reshape(-1)
+        return _reshaped(self._view(view), (-1,))
 
     def _poisoning(self, task: Task, private: np.ndarray) -> list[Callable[[], object]]:
         """Calls that fill with NaN what begins its life with this task."""
@@ -162,6 +158,14 @@ def _array(memory: np.ndarray, offset: int, dtype: str, shape: tuple[int, ...]) 
     nbytes = prod(shape) * np.dtype(dtype).itemsize
     assert offset >= 0 and offset + nbytes <= memory.nbytes, f"{nbytes} bytes at {offset} lie outside {memory.nbytes}"
     return memory[offset : offset + nbytes].view(dtype).reshape(shape)
+
+
+def _reshaped(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The same memory in another shape."""
+    assert array.flags.c_contiguous, (
+        f"an array of shape {array.shape}, strides {array.strides} is not one run of memory"
+    )
+    return array.reshape(shape)
 
 
 def _chain(calls: list[Callable[[], object]]) -> Callable[[], object]:
