@@ -40,9 +40,9 @@ def collapse(graph: TaskGraph, engines: Sequence[int]) -> Collapsed:
 
     Tasks of one class have the same cost, kind and private memory, need tasks of the same classes and are the k-th (by
     order) on engines of processors of the same classes; processors of one class serve the same classes in the same
-    sequence and hold buffers of the same sizes and users. An engine never serves two tasks of a class: each member would
-    stand first of the two on some engine, before a member of greater order. A start depends only on needs and on the
-    sequence within each engine, so by induction over the tasks as served all times of a class are equal.
+    sequence and hold buffers of the same sizes and users. An engine never serves two tasks of a class: each member
+    would stand first of the two on some engine, before a member of greater order. A start depends only on needs and on
+    the sequence within each engine, so by induction over the tasks as served all times of a class are equal.
 
     Colours are 64-bit hashes: two of n that differ are confused with a chance of about n squared / 2**65.
     """
