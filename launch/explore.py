@@ -12,7 +12,8 @@ from castile.launch.execution import Feed, Prepared
 from castile.launch.measure import Trial, measure, trial
 from castile.launch.session import Session
 from castile.planner.cost import CostModel
-from castile.planner.search import Evaluator, Found, search, seeds
+from castile.planner.search import Evaluator, Found, search
+from castile.planner.seeds import seeds
 from castile.planner.simulate import simulate
 from castile.planner.strategy import Strategy
 

@@ -1,0 +1,218 @@
+"""`castile validate`: measures many plans, learns from half of them, and says how well the other half was predicted.
+
+It does not know how predictions are made.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from typing import Annotated
+
+import numpy as np
+import tyro
+
+from castile.launch import data, models, session
+from castile.launch.execution import feed_from
+from castile.launch.explore import simulated
+from castile.launch.measure import Trial, measure, trial
+from castile.launch.ranks import UserError
+from castile.launch.session import Session
+from castile.planner.cost import CostModel
+from castile.planner.lower import Lowering
+from castile.planner.search import Evaluator
+from castile.planner.seeds import seeds, stamped
+from castile.planner.space import space_of
+from castile.planner.strategy import Config, Strategy
+
+POOL = 200
+WIDEST = 4.0
+STEP_SECONDS = 0.06
+ROUNDS = 15
+
+
+@dataclass(frozen=True)
+class Validate:
+    """Measure plans, learn from every other one, and compare what is simulated of the rest with their real times."""
+
+    model: Annotated[str, tyro.conf.Positional]
+    """A model's name with settings (convnet, gpt:layers=4,width=128) or a Python file with build()."""
+    machine: str = "local"
+    """Where to run: local, or local:procs=N."""
+    plans: int = 16
+    """How many plans to measure; every other one is learned from."""
+    batch: int = 0
+    """Samples a step; by default so many that a step on one processor should take at least 60 ms."""
+    rounds: int = ROUNDS
+    """How many steps of each plan are timed; the plans take turns."""
+    seed: int = 0
+    """Fixes which plans are drawn."""
+    profile: str = ""
+    """Keep what was learned in this profile database; by default nothing is kept."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+COMMAND = Validate
+
+
+@dataclass(frozen=True)
+class Row:
+    """A plan's step: measured, with half the distance of its quartiles; simulated before and after learning."""
+
+    name: str
+    learned_from: bool
+    measured_seconds: float
+    spread_seconds: float
+    before_seconds: float
+    after_seconds: float
+
+
+@dataclass(frozen=True)
+class Truth:
+    """How predictions compare with measurements of plans that were not learned from.
+
+    mean_error, largest_error   of |predicted / measured - 1|
+    kendall_tau                 over the num_pairs pairs whose medians differ by more than both spreads
+    regret                      by how much the plan predicted to be fastest is slower than the fastest
+    """
+
+    mean_error: float
+    largest_error: float
+    kendall_tau: float
+    num_pairs: int
+    regret: float
+
+
+def run(command: Validate) -> int:
+    """Measure, learn, predict, report."""
+    if command.plans < 4:
+        raise UserError(f"--plans {command.plans}: at least 4 are needed, half to learn from and half to predict")
+    job = session.start(command.model, command.machine, command.batch or _batch(command), command.profile)
+    recipe = job.model.recipe
+    shapes = {name: job.graph.tensors[name].shape for name in job.graph.inputs}
+    seq = next((s[1] for s in shapes.values() if len(s) == 2), 0)
+    dataset = data.load(recipe.data, command.seed, **({"seq": seq} if seq else {}))
+    feed = feed_from(dataset.batch(0, job.graph.batch))
+    plans = draw(job, command.plans, command.seed)
+    trials = [trial(job, name, plan, command.seed) for name, plan in plans.items()]
+    measure(job, trials, feed, recipe.lr / 100, command.rounds)
+    untaught = CostModel(job.machine)
+    taught = trials[::2]
+    for t in taught:
+        job.learn(t.prepared, t.steps)
+    job.keep()
+    if job.leads:
+        rows = [_row(job, t, t in taught, untaught) for t in trials]
+        _report(command, job, rows)
+    return 0
+
+
+def _batch(command: Validate) -> int:
+    """Samples that should keep one processor busy for long enough to be timed."""
+    named = models.parse(command.model)
+    batch = named.recipe.batch
+    comm = session.communicator()
+    machine = session.find_machine(command.machine, comm)
+    while batch < 65536:
+        lowering = Lowering(named.graph(batch), machine)
+        plan = seeds(lowering)["one_processor"] if machine.num_procs > 1 else next(iter(seeds(lowering).values()))
+        if Evaluator(lowering, CostModel(machine)).evaluate(plan).seconds >= STEP_SECONDS:
+            break
+        batch *= 2
+    return batch
+
+
+def draw(job: Session, count: int, seed: int) -> dict[str, Strategy]:
+    """The seeds, and random plans spread evenly over the logarithm of their simulated times, in that order.
+
+    A plan draws a Config for each kind of node, so that repeated layers are alike, and breaks the rule for a few nodes.
+    """
+    rng = random.Random(seed)
+    evaluator = Evaluator(job.lowering, job.cost)
+    pool = dict(seeds(job.lowering))
+    for number in range(POOL):
+        pool[f"random {number}"] = stamped(job.lowering, _random(job, rng), "random", seed)
+    seconds = {name: evaluator.evaluate(plan).seconds for name, plan in pool.items()}
+    limit = WIDEST * min(seconds.values())
+    names = sorted((n for n in pool if seconds[n] <= limit), key=lambda n: seconds[n])
+    if len(names) < count:
+        names = sorted(pool, key=lambda n: seconds[n])[:count]
+    wanted = np.geomspace(seconds[names[0]], seconds[names[-1]], count)
+    taken: list[str] = []
+    for target in wanted:
+        free = [n for n in names if n not in taken]
+        taken.append(min(free, key=lambda n: abs(np.log(seconds[n] / target))))
+    chosen = sorted(taken, key=lambda n: seconds[n])
+    agreed = json.loads(job.agree(lambda: json.dumps(chosen).encode()))
+    return {name: pool[name] for name in agreed}
+
+
+def _random(job: Session, rng: random.Random) -> dict[str, Config]:
+    num_procs = job.machine.num_procs
+    of_kind: dict[object, Config] = {}
+    configs = {}
+    for name, node in job.graph.nodes.items():
+        space = space_of(node, num_procs)
+        kind = (node.op.name, tuple(node.alignment.axes))
+        if kind not in of_kind or rng.random() < 0.1:
+            of_kind[kind] = space.draw(rng)
+        extents = node.alignment.extents
+        fits = all(degree <= extents[axis] for axis, degree in of_kind[kind].split.items())
+        configs[name] = of_kind[kind] if fits else space.draw(rng)
+    return configs
+
+
+def _row(job: Session, t: Trial, learned_from: bool, untaught: CostModel) -> Row:
+    before, after = simulated(t.prepared, untaught), simulated(t.prepared, job.cost)
+    return Row(t.name, learned_from, t.seconds, t.spread_seconds, before, after)
+
+
+def truth(rows: Sequence[Row], after: bool) -> Truth:
+    """Compare predictions with measurements."""
+    predicted = np.array([r.after_seconds if after else r.before_seconds for r in rows])
+    measured = np.array([r.measured_seconds for r in rows])
+    errors = np.abs(predicted / measured - 1)
+    signs = []
+    for i, j in combinations(range(len(rows)), 2):
+        if abs(measured[i] - measured[j]) > max(rows[i].spread_seconds, rows[j].spread_seconds):
+            signs.append(np.sign(predicted[i] - predicted[j]) * np.sign(measured[i] - measured[j]))
+    tau = float(np.mean(signs)) if signs else float("nan")
+    regret = float(measured[predicted.argmin()] / measured.min() - 1)
+    return Truth(float(errors.mean()), float(errors.max()), tau, len(signs), regret)
+
+
+def _report(command: Validate, job: Session, rows: Sequence[Row]) -> None:
+    fresh = [r for r in rows if not r.learned_from]
+    before, after = truth(fresh, after=False), truth(fresh, after=True)
+    seconds = [r.measured_seconds for r in rows]
+    facts = {
+        "model": job.model.name,
+        "machine": job.machine.name,
+        "batch": job.graph.batch,
+        "num_plans": len(rows),
+        "measured_spread": max(seconds) / min(seconds),
+        "before_learning": asdict(before),
+        "after_learning": asdict(after),
+        "plans": [asdict(r) for r in rows],
+    }
+    if command.json:
+        print(json.dumps(facts))
+        return
+    print(f"{job.model.name} on {job.machine.name}, batch {job.graph.batch}: {len(rows)} plans, ms a step")
+    print(f"{'plan':18} {'measured':>16} {'sim before':>11} {'sim after':>11} {'error':>8}")
+    for r in rows:
+        error = "learned" if r.learned_from else f"{100 * (r.after_seconds / r.measured_seconds - 1):+.1f} %"
+        print(
+            f"{r.name:18} {1e3 * r.measured_seconds:9.2f} ±{1e3 * r.spread_seconds:5.2f} "
+            f"{1e3 * r.before_seconds:11.2f} {1e3 * r.after_seconds:11.2f} {error:>8}"
+        )
+    for words, t in (("before learning", before), ("after learning", after)):
+        print(
+            f"{words}: mean error {100 * t.mean_error:.1f} %, largest {100 * t.largest_error:.1f} %, Kendall's tau "
+            f"{t.kendall_tau:.2f} over {t.num_pairs} pairs, regret {100 * t.regret:.1f} %"
+        )
+    print(f"measured times are spread over {facts['measured_spread']:.2f}x")
