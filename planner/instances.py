@@ -15,10 +15,10 @@ import numpy as np
 from castile.planner.program import Flow, Step
 from castile.planner.strategy import Config
 from castile.planner.template import StepTemplate
+from castile.planner.vocabulary import round_up
 from castile.runtime.dependence import Version
 from castile.runtime.task import NUM_LANES, Buffer, Comm, CostKey, Kind, Lane, Task, View
 
-ALIGNMENT = 64
 PATTERN, HOST = -1, -2
 
 
@@ -72,8 +72,9 @@ class StepInstance:
 class FlowInstance:
     """A version of a region between instances of steps; procs[slot of the version] is a processor.
 
-    port_step, port_task   for each port of the version the slot of its step and its task there;
-                           PATTERN and HOST stand for the version's own transfers and for the host
+    port_step, port_task, port_number   for each port of the version the slot of its step, its task there, and which
+                                        input or output of the step it is; PATTERN and HOST stand for the version's own
+                                        transfers and for the host
     """
 
     flow: Flow
@@ -81,6 +82,7 @@ class FlowInstance:
     procs: tuple[int, ...]
     port_step: np.ndarray
     port_task: np.ndarray
+    port_number: np.ndarray
 
     @property
     def num_tasks(self) -> int:
@@ -129,7 +131,7 @@ class FlowInstance:
     def buffer_bytes(self) -> np.ndarray:
         itemsize = np.dtype(self.flow.dtype).itemsize
         sizes = np.array([prod(i.box.shape) * itemsize for i in self.version.instances], dtype=np.int64)
-        return -(-sizes // ALIGNMENT) * ALIGNMENT
+        return round_up(sizes)
 
     @cached_property
     def slot(self) -> int:
@@ -161,14 +163,23 @@ class FlowInstance:
 
 def flow_instance(flow: Flow, version: Version, procs: tuple[int, ...], steps: Sequence[StepInstance]) -> FlowInstance:
     """Find the task of each port of a version."""
-    made = [(slot, steps[slot].touching(port, True)) for slot, port in flow.producers]
-    transfers = [(PATTERN, np.arange(len(version.patterns)))]
-    read = [(slot, steps[slot].touching(port, False)) for slot, port in flow.readers]
-    host = [(HOST, np.zeros(1, dtype=np.int64))] if flow.role == "output" else []
-    over = [(slot, steps[slot].touching(port, True)) for slot, port in flow.overwriters]
-    ports = [*made, *transfers, *read, *host, *over]
-    port_step = np.repeat([slot for slot, _ in ports], [len(tasks) for _, tasks in ports])
-    return FlowInstance(flow, version, procs, port_step, np.concatenate([tasks for _, tasks in ports]))
+
+    def ports(of: Sequence[tuple[int, int]], output: bool) -> list[tuple[int, int, np.ndarray]]:
+        return [(slot, port, steps[slot].touching(port, output)) for slot, port in of]
+
+    made = ports(flow.producers, True)
+    transfers = (PATTERN, 0, np.arange(len(version.patterns)))
+    host = [(HOST, 0, np.zeros(1, dtype=np.int64))] if flow.role == "output" else []
+    rows = [*made, transfers, *ports(flow.readers, False), *host, *ports(flow.overwriters, True)]
+    sizes = [len(tasks) for _, _, tasks in rows]
+    step, number = (np.repeat([row[n] for row in rows], sizes) for n in (0, 1))
+    task = np.concatenate([tasks for _, _, tasks in rows])
+    order = np.arange(len(task))
+    # A step that makes one region through several ports does so part by part, as its tasks follow each other.
+    first = sum(sizes[: len(made)])
+    part = task[:first] // np.array([steps[slot].config.replicas for slot in step[:first]], dtype=np.int64)
+    order[:first] = np.lexsort((task[:first], number[:first], part, step[:first]))
+    return FlowInstance(flow, version, procs, step[order], task[order], number[order])
 
 
 def _lanes(kind: Kind, procs: tuple[int, ...]) -> list[int]:

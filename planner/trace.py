@@ -7,21 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import prod
-
-import numpy as np
 
 from castile.planner import vocabulary
 from castile.planner.vocabulary import Spec
 from castile.runtime.task import Arg, Body, Call, Temp
-
-ALIGNMENT = 64
-
-
-def nbytes(spec: Spec) -> int:
-    """The bytes of an array, rounded up to the alignment that arenas keep."""
-    size = prod(spec.shape) * np.dtype(spec.dtype).itemsize
-    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +163,7 @@ def _allocate(steps: list[_Step], places: dict[int, Arg]) -> Body:
     for n, step in enumerate(steps):
         for out in step.outs:
             if id(out) not in places:
-                offset = _first_fit(live, size := nbytes(out.spec))
+                offset = _first_fit(live, size := vocabulary.round_up(out.spec.nbytes))
                 live.append((offset, offset + size, last.get(id(out), n)))
                 places[id(out)] = Arg("temp", len(temps))
                 temps.append(Temp(offset, out.shape, out.dtype))

@@ -75,8 +75,8 @@ def names() -> list[str]:
     return sorted(_ENTRIES)
 
 
-def round_up(nbytes: int) -> int:
-    """The next multiple of 64."""
+def round_up(nbytes: Any) -> Any:
+    """The next multiple of 64, of a number or of each in an array."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
