@@ -62,18 +62,22 @@ def simulate(graph: TaskGraph, durations: np.ndarray, engines: Sequence[int], fo
         raise ValueError(f"simulator form {form!r} is unknown; choose one of {', '.join(FORMS)}")
     assert len(durations) == len(graph.cost_keys) and len(engines) == NUM_LANES
     plain = form == "plain" or (form == "auto" and find_spec("numba") is None)
-    serve, sweep = (_serve, _sweep) if plain else (_compiled(_serve), _compiled(_sweep))
-    lane_ptr, lanes = _int32(graph.lane_ptr), _int32(graph.lanes)
+    bodies: tuple[Callable[..., Any], ...] = (_follow, _serve, _book, _sweep)
+    follow, serve, book, sweep = bodies if plain else map(_compiled, bodies)
+    num_engines = max(engines) + 1
+    engine = _int32(np.arange(graph.num_procs)[:, None] * num_engines + np.asarray(engines)).ravel()
+    lane_ptr, lanes, need_ptr = _int32(graph.lane_ptr), _int32(graph.lanes), _int32(graph.need_ptr)
+    follow_ptr, follows = follow(need_ptr, _int32(graph.needs))
     served, start, end, busy = serve(
-        _int64(graph.order), _int32(graph.cost), _int64(durations), lane_ptr, lanes, _int32(engines),
-        _int32(graph.need_ptr), _int32(graph.needs), graph.num_procs,
+        _int64(graph.order), _int32(graph.cost), _int64(durations), lane_ptr, lanes, engine, need_ptr, follow_ptr,
+        follows,
     )  # fmt: skip
     assert len(served) == graph.num_tasks, "the task graph has a cycle"
-    persistent, peak = sweep(
-        served, start, end, lane_ptr, lanes, _int32(engines), _int32(graph.use_ptr), _int32(graph.uses),
+    persistent, queue_ptr, when, delta = book(
+        served, start, end, lane_ptr, lanes, engine, _int32(graph.use_ptr), _int32(graph.uses),
         _int32(graph.buffer_proc), _int64(graph.buffer_bytes), _int32(graph.buffer_first), _int64(graph.private_bytes),
-        graph.num_procs,
     )  # fmt: skip
+    peak = sweep(persistent, queue_ptr, when, delta)
     timeline = Timeline(np.arange(graph.num_tasks), start, end)
     return Simulated(timeline, persistent, peak, busy / PICOSECONDS)
 
@@ -95,32 +99,32 @@ def _compiled(body: Callable[..., Any]) -> Callable[..., Any]:
     return compiled
 
 
-def _serve(  # type: ignore[no-untyped-def]
-    order, cost, durations, lane_ptr, lanes, engine_of_lane, need_ptr, needs, num_procs
-):
-    """Serves all tasks: in which order, every task's start and end, and how long each compute lane works."""
-    num_tasks = len(order)
-    # Followers of each task, by counting sort of its needs turned round.
+def _follow(need_ptr, needs):  # type: ignore[no-untyped-def]
+    """The followers of each task: a counting sort of the needs turned round."""
+    num_tasks = len(need_ptr) - 1
     follow_ptr = np.zeros(num_tasks + 2, np.int32)
     for k in range(len(needs)):
         follow_ptr[needs[k] + 2] += 1
     for t in range(num_tasks):
         follow_ptr[t + 2] += follow_ptr[t + 1]
     follows = np.empty(len(needs), np.int32)
-    waits = np.empty(num_tasks, np.int32)
     for t in range(num_tasks):
-        waits[t] = need_ptr[t + 1] - need_ptr[t]
         for k in range(need_ptr[t], need_ptr[t + 1]):
             follows[follow_ptr[needs[k] + 1]] = t
             follow_ptr[needs[k] + 1] += 1
+    return follow_ptr, follows
+
+
+def _serve(  # type: ignore[no-untyped-def]
+    order, cost, durations, lane_ptr, lanes, engine, need_ptr, follow_ptr, follows
+):
+    """Serves all tasks: in which order, every task's start and end, and how long each compute lane works."""
+    num_tasks = len(order)
+    waits = need_ptr[1:] - need_ptr[:-1]
     start = np.zeros(num_tasks, np.int64)
     end = np.empty(num_tasks, np.int64)
-    num_engines = engine_of_lane.max() + 1
-    free = np.zeros(num_procs * num_engines, np.int64)
-    busy = np.zeros(num_procs, np.int64)
-    engines = np.empty(NUM_LANES * num_procs, np.int32)
-    for lane in range(len(engines)):
-        engines[lane] = lane // NUM_LANES * num_engines + engine_of_lane[lane % NUM_LANES]
+    free = np.zeros(engine.max() + 1, np.int64)
+    busy = np.zeros(len(engine) // NUM_LANES, np.int64)
     served = np.empty(num_tasks, np.int32)
     num_served = 0
     # A binary heap over (ready, order); until a task is served, start holds its ready time.
@@ -163,11 +167,11 @@ def _serve(  # type: ignore[no-untyped-def]
             key[hole], rank[hole], heap[hole] = ready, place, t
         task, begin, vacant = heap[0], key[0], True
         for k in range(lane_ptr[task], lane_ptr[task + 1]):
-            begin = max(begin, free[engines[lanes[k]]])
+            begin = max(begin, free[engine[lanes[k]]])
         lasts = max(durations[cost[task]], 1)
         done = begin + lasts
         for k in range(lane_ptr[task], lane_ptr[task + 1]):
-            free[engines[lanes[k]]] = done
+            free[engine[lanes[k]]] = done
             if lanes[k] % NUM_LANES == COMPUTE:
                 busy[lanes[k] // NUM_LANES] += lasts
         start[task], end[task] = begin, done
@@ -183,21 +187,19 @@ def _serve(  # type: ignore[no-untyped-def]
                 num_fresh += 1
 
 
-def _sweep(  # type: ignore[no-untyped-def]
-    served, start, end, lane_ptr, lanes, engine_of_lane, use_ptr, uses, buffer_proc, buffer_bytes, buffer_first,
-    private_bytes, num_procs,
-):  # fmt: skip
-    """Bytes that live through the step, and the most that live at one time, of every processor."""
-    num_slots, num_buffers = len(lanes), len(buffer_proc)
-    num_engines = engine_of_lane.max() + 1
-    engines = np.empty(NUM_LANES * num_procs, np.int32)
-    for lane in range(len(engines)):
-        engines[lane] = lane // NUM_LANES * num_engines + engine_of_lane[lane % NUM_LANES]
+def _book(  # type: ignore[no-untyped-def]
+    served, start, end, lane_ptr, lanes, engine, use_ptr, uses, buffer_proc, buffer_bytes, buffer_first, private_bytes
+):
+    """What comes and goes, a queue for each engine: when[queue_ptr[e]:queue_ptr[e + 1]] ascends where delta is not 0.
+
+    `when` is twice the time, odd for a beginning: at equal times ends come first. Also what lives through the step.
+    """
+    num_slots, num_buffers, num_procs = len(lanes), len(buffer_proc), len(engine) // NUM_LANES
     # Each engine's slots (task, lane) in the order served: starts and ends ascend, none starts before the former ends.
-    queue_ptr = np.zeros(num_procs * num_engines + 1, np.int32)
+    queue_ptr = np.zeros(engine.max() + 2, np.int32)
     for k in range(num_slots):
-        queue_ptr[engines[lanes[k]] + 1] += 2
-    for e in range(num_procs * num_engines):
+        queue_ptr[engine[lanes[k]] + 1] += 2
+    for e in range(len(queue_ptr) - 1):
         queue_ptr[e + 1] += queue_ptr[e]
     fill = queue_ptr[:-1].copy()
     place = np.empty(num_slots, np.int32)
@@ -206,8 +208,7 @@ def _sweep(  # type: ignore[no-untyped-def]
     for i in range(len(served)):
         t = served[i]
         for k in range(lane_ptr[t], lane_ptr[t + 1]):
-            e = engines[lanes[k]]
-            # Twice the time, odd for a beginning: at equal times ends come first.
+            e = engine[lanes[k]]
             when[fill[e]], when[fill[e] + 1], place[k] = 2 * start[t] + 1, 2 * end[t], fill[e]
             fill[e] += 2
     # What begins with a task and what ends with it is booked on its first slot of that processor.
@@ -245,10 +246,16 @@ def _sweep(  # type: ignore[no-untyped-def]
     for b in range(num_buffers):
         if buffer_first[b] >= 0:
             delta[last_place[b]] -= buffer_bytes[b]
+    return persistent, queue_ptr, when, delta
+
+
+def _sweep(persistent, queue_ptr, when, delta):  # type: ignore[no-untyped-def]
+    """The most bytes that live at one time on every processor: a merge of its engines' queues."""
     peak = persistent.copy()
+    num_engines = (len(queue_ptr) - 1) // len(peak)
     head, tail = np.empty(num_engines, np.int64), np.empty(num_engines, np.int64)
     soon = np.empty(num_engines, np.int64)
-    for p in range(num_procs):
+    for p in range(len(peak)):
         live, open_queues = persistent[p], 0
         for e in range(p * num_engines, (p + 1) * num_engines):
             if queue_ptr[e] < queue_ptr[e + 1]:
@@ -270,4 +277,4 @@ def _sweep(  # type: ignore[no-untyped-def]
             else:
                 open_queues -= 1
                 head[q], tail[q], soon[q] = head[open_queues], tail[open_queues], soon[open_queues]
-    return persistent, peak
+    return peak
