@@ -120,6 +120,8 @@ class Runner:
             epoch = self.comm.epoch_ns
             begun, ended = ((times - epoch) * PICOSECONDS_PER_NANOSECOND for times in (begun, ended))
             spans.append(Timeline(tasks, begun, ended))
+        if not spans:
+            return Timeline(*np.empty((3, 0), np.int64))
         return spans[0] if len(spans) == 1 else merge(spans)
 
 

@@ -158,6 +158,24 @@ def test_graphs_share_the_arrays_of_their_state() -> None:
     assert runners(shared())[0].persistent("carried")[key].sum() == 0
 
 
+def test_memory_is_what_the_packing_says_to_the_byte() -> None:
+    graph = random_graph(7, 4, 50, n=1001)
+    peaks = pack(graph, in_order(graph)).peak_bytes.tolist()
+    assert [runner.nbytes for runner in runners(graph, packer=tight)] == peaks
+    assert [runner.nbytes for runner in runners(graph, 2, [0, 1, 0, 1], tight)] == [
+        peaks[0] + peaks[2],
+        peaks[1] + peaks[3],
+    ]
+
+
+def test_a_rank_without_processors_has_nothing_to_do() -> None:
+    graph = random_graph(7, 2, 20)
+    world = runners(graph, 3)
+    feed(world, random_inputs(graph, 0))
+    run_local(world)
+    assert len(world[2].timeline().task) == 0 and len(whole_step([r.timeline() for r in world]).task) == graph.num_tasks
+
+
 def test_state_of_another_type_is_refused() -> None:
     state: base.State = {}
     runners(shared(), state=state)
