@@ -100,13 +100,9 @@ class _Layout:
         for f in self.flows:
             if not f.version.adds.any():
                 continue
-            ports = np.repeat([p for _, p in f.flow.producers], [len(self._made(s, p)) for s, p in f.flow.producers])
             for n in np.flatnonzero(f.version.adds):
-                adding.setdefault((int(f.port_step[n]), int(f.port_task[n])), set()).add(int(ports[n]))
+                adding.setdefault((int(f.port_step[n]), int(f.port_task[n])), set()).add(int(f.port_number[n]))
         return adding
-
-    def _made(self, slot: int, port: int) -> np.ndarray:
-        return self.steps[slot].touching(port, True)
 
     @cached_property
     def _buffers(self) -> list[np.ndarray]:
@@ -114,8 +110,10 @@ class _Layout:
         tables = [np.full((len(s.step.inputs) + len(s.step.outputs), s.num_tasks), -1) for s in self.steps]
         for f, base in zip(self.flows, self.buffer_base[:-1], strict=True):
             made, located = base + f.version.made, base + f.version.located
+            for n, buffer in enumerate(made if f.flow.producers else ()):
+                row = f.port_number[n] + len(self.steps[f.port_step[n]].step.inputs)
+                tables[f.port_step[n]][row, f.port_task[n]] = buffer
             for ports, values, output in (
-                (f.flow.producers, made, True),
                 (f.flow.readers, located, False),
                 (f.flow.overwriters, made, True),
             ):

@@ -7,6 +7,7 @@ template's key. It does not know passes or operators.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from castile.planner.program import Flow
@@ -41,10 +42,11 @@ class Versions:
         )
         procs = tuple(slots)
         carried, overwritten = flow.role in ("carried", "input"), bool(flow.overwriters)
-        key = (len(made), renamed, flow.dtype, flow.role, overwritten, self._apart(procs))
+        together = tuple(len(list(ports)) for _, ports in groupby(slot for slot, _ in flow.producers)) or (len(made),)
+        key = (together, renamed, flow.dtype, flow.role, overwritten, self._apart(procs))
         if key not in self._made:
             readers = [r for p in read for r in _readers(p, slots)]
-            contributions = [c for p in made for c in _contributions(p, slots)]
+            contributions = _contributions(made, together, slots)
             if flow.role == "input":
                 contributions = [Contribution(box, (slot,)) for slot, box in collectives.merge(readers)]
             known = links(self._machine, procs)
@@ -62,16 +64,22 @@ class Versions:
         return tuple(levels)
 
 
-def _each(placed: Placed) -> list[tuple[Box, tuple[int, ...]]]:
-    """Each touched part's box and the processors of its replicas."""
+def _each(placed: Placed) -> list[tuple[int, Box, tuple[int, ...]]]:
+    """The number of each touched part, its box and the processors of its replicas."""
     boxes, config = placed.boxes, placed.config
     r = config.replicas
-    return [(box, config.procs[n * r : (n + 1) * r]) for n, box in enumerate(boxes) if box is not None]
+    return [(n, box, config.procs[n * r : (n + 1) * r]) for n, box in enumerate(boxes) if box is not None]
 
 
-def _contributions(placed: Placed, slots: dict[int, int]) -> list[Contribution]:
-    return [Contribution(box, tuple(slots[p] for p in procs)) for box, procs in _each(placed)]
+def _contributions(made: Sequence[Placed], together: Sequence[int], slots: dict[int, int]) -> list[Contribution]:
+    """In program order: a step that makes the region through several ports (so many together) does so part by part."""
+    contributions, ports = [], iter(made)
+    for count in together:
+        rows = [(part, port, box, procs) for port in range(count) for part, box, procs in _each(next(ports))]
+        for _, _, box, procs in sorted(rows, key=lambda row: row[:2]):
+            contributions.append(Contribution(box, tuple(slots[p] for p in procs)))
+    return contributions
 
 
 def _readers(placed: Placed, slots: dict[int, int]) -> list[tuple[int, Box]]:
-    return [(slots[p], box) for box, procs in _each(placed) for p in procs]
+    return [(slots[p], box) for _, box, procs in _each(placed) for p in procs]
