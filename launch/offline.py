@@ -1,0 +1,73 @@
+"""Offline: what commands need that think about a model on a machine without running anything there.
+
+It does not know plans.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from castile.launch import models, probe, session
+from castile.launch.models import Model
+from castile.launch.ranks import UserError, this_world
+from castile.planner.cost import CostModel
+from castile.planner.database import Database
+from castile.planner.lower import Lowering
+from castile.planner.op import find
+from castile.planner.search import Evaluator
+from castile.planner.snapshot import Snapshot
+from castile.runtime.machine import Machine
+
+
+@dataclass(frozen=True)
+class Desk:
+    """A model and a machine to think about; the evaluator holds its graph, how it is lowered, and prices."""
+
+    model: Model
+    machine: Machine
+    evaluator: Evaluator
+
+
+def find_machine(text: str) -> Machine:
+    """The machine that the user names; every rank calls it. `local` has a processor for each rank, alone one a core."""
+    comm = this_world().communicator
+    if text == "local" and comm is not None:
+        text = f"local:procs={comm.size}"
+    return probe.find_machine(text, comm)
+
+
+def desk(model: str, machine: Machine, batch: int, profile: str) -> Desk:
+    """The model that the user names on a machine, with the prices of a profile database ("": the machine's figures).
+
+    batch   samples a step, 0 for the model's own number
+    Raises ValueError or UserError in one sentence for a user's mistake.
+    """
+    if batch < 0:
+        raise UserError(f"--batch {batch}: a step takes 1 sample or more, and 0 takes the model's own number")
+    named = models.parse(model)
+    graph = named.graph(batch or named.recipe.batch)
+    lowering = Lowering(graph, machine, find("sgd")(momentum=named.recipe.momentum))
+    snapshot = known(profile, machine) if profile else None
+    return Desk(named, machine, Evaluator(lowering, CostModel(machine, snapshot), snapshot))
+
+
+def known(profile: str, machine: Machine) -> Snapshot:
+    """What a profile database knows of this host with that many ranks at work."""
+    if not Path(profile).is_file():
+        raise UserError(f"profile database {profile}: no such file; `castile train` and `castile profile` make one")
+    database = Database(profile)
+    environment = probe.environment(session._kernels(), machine.num_procs)
+    if machine.num_procs > 1 and environment.threads == 0:
+        # Ranks that share a host have one thread each, unless the user says otherwise.
+        environment = msgspec.structs.replace(environment, threads=1)
+    found = database.snapshot(environment)
+    if not found.rows:
+        others = database.num_others(environment)
+        raise UserError(
+            f"profile database {profile}: nothing in it was measured on this host with {machine.num_procs} ranks and "
+            f"these kernels ({others} other measurements): train or profile here first, or leave --profile out"
+        )
+    return found

@@ -1,0 +1,149 @@
+"""Reports of plans: which nodes lie how in a few lines, what plans cost in a table, and the same as JSON.
+
+It does not know how plans are found.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from castile.planner.search import Evaluated
+from castile.planner.strategy import Strategy
+from castile.runtime.memory import written
+
+MOST_LINES = 10
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The nodes that lie alike, in the order of the graph, and their Config in words."""
+
+    nodes: tuple[str, ...]
+    config: str
+
+
+def layouts(strategy: Strategy) -> list[Layout]:
+    """The plan by Configs, each with its nodes; then the updates and the like that do not lie where they would."""
+    found: dict[tuple[bool, str], list[str]] = {}
+    for name, config in strategy.configs.items():
+        found.setdefault(("/" in name, str(config)), []).append(name)
+    rows = sorted(found.items(), key=lambda row: row[0][0])
+    return [Layout(tuple(nodes), config) for (_, config), nodes in rows]
+
+
+def plan_lines(strategy: Strategy, most: int = MOST_LINES, width: int = 100) -> list[str]:
+    """The plan in at most `most` lines: a Config and its nodes, those of repeated blocks as `block*.q`."""
+    rows = layouts(strategy)
+    shown, rest = (rows, []) if len(rows) <= most else (rows[: most - 1], rows[most - 1 :])
+    indent = max((len(row.config) for row in shown), default=0)
+    lines = [f"{row.config:<{indent}}  {_shortened(row.nodes, strategy.configs, width - indent - 2)}" for row in shown]
+    if rest:
+        lines.append(f"and {len(rest)} more layouts, of {sum(len(row.nodes) for row in rest)} nodes")
+    return lines
+
+
+def _shortened(nodes: Sequence[str], every: Iterable[str], width: int) -> str:
+    """Names on one line: a family of which all are here as one name with a star, and a count for what does not fit."""
+    families = _families(every)
+    words: dict[str, int] = {}
+    for name in nodes:
+        family = families[_pattern(name)]
+        whole = len(family) > 1 and set(family) <= set(nodes)
+        word = _pattern(name) if whole else name
+        words[word] = len(family) if whole else 1
+    text: list[str] = []
+    used = 0
+    for word, count in words.items():
+        if text and len(" ".join(text)) + len(word) > width - 12:
+            text.append(f"and {sum(words.values()) - used} more")
+            break
+        text.append(word)
+        used += count
+    return " ".join(text)
+
+
+def _pattern(name: str) -> str:
+    return re.sub(r"\d+", "*", name)
+
+
+def _families(names: Iterable[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(_pattern(name), []).append(name)
+    return found
+
+
+def facts(worth: Evaluated, base: Evaluated) -> dict[str, Any]:
+    """What a plan is worth, beside data parallelism."""
+    return {
+        "step_seconds": worth.seconds,
+        "live_bytes": max(worth.peak_bytes),
+        "moved_bytes": worth.moved_bytes,
+        "speedup_over_data_parallel": base.seconds / worth.seconds,
+        "fits": worth.fits,
+    }
+
+
+def plan_table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Plans by name, with their facts."""
+    table = _table("plan", ">step", ">memory", ">moved a step", ">x data parallel", "")
+    for name, row in rows.items():
+        note = "" if row["fits"] else "does not fit"
+        factor = f"{row['speedup_over_data_parallel']:.2f}"
+        moved = written(row["moved_bytes"])
+        table.add_row(name, milliseconds(row["step_seconds"]), written(row["live_bytes"]), moved, factor, note)
+    return table
+
+
+def kind_table(kinds: Sequence[Mapping[str, Any]]) -> Table:
+    """What the processors' time goes into."""
+    table = _table("what", ">tasks", ">time", ">share")
+    for kind in kinds:
+        num = str(kind["num_tasks"]) if kind["num_tasks"] else ""
+        table.add_row(kind["what"], num, milliseconds(kind["proc_seconds"]), percent(kind["share"]))
+    return table
+
+
+def proc_table(procs: Sequence[Mapping[str, Any]], most: int = 8) -> Table:
+    """How busy and how full each processor is."""
+    table = _table(">processor", ">computing", ">waiting", ">memory", ">of")
+    for row in procs[:most]:
+        full = written(row["peak_bytes"]), written(row["capacity_bytes"])
+        table.add_row(str(row["proc"]), percent(row["busy_share"]), percent(row["waiting_share"]), *full)
+    if len(procs) > most:
+        table.add_row("...", f"and {len(procs) - most} more")
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", no_wrap=True)
+    return table
+
+
+def milliseconds(seconds: float) -> str:
+    """Seconds as people read a step's."""
+    return f"{seconds * 1e3:.3f} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"
+
+
+def percent(share: float) -> str:
+    """A share as a percentage."""
+    return f"{share * 100:.1f} %"
+
+
+def prices_words(prices: Mapping[str, int]) -> str:
+    """Where prices come from: `12 measured, 3 learned`."""
+    return ", ".join(f"{count} {source}" for source, count in prices.items())
+
+
+def console() -> Console:
+    """Where people read: standard output, as wide as the terminal, or wide enough for a table where there is none."""
+    plain = Console(highlight=False)
+    return plain if plain.is_terminal else Console(highlight=False, width=120)

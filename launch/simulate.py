@@ -1,0 +1,201 @@
+"""`castile simulate`: what a step of a plan would take, what goes into it, and what memory it needs.
+
+It does not know how a plan is found, nor how to run one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import tyro
+
+from castile.launch import offline, ranks, report, trace
+from castile.launch.offline import Desk
+from castile.launch.ranks import UserError
+from castile.planner import strategy as strategies
+from castile.planner.search import moved_bytes
+from castile.planner.seeds import seeds
+from castile.planner.simulate import Simulated
+from castile.planner.strategy import Strategy
+from castile.runtime import memory
+from castile.runtime.task import NUM_LANES, Kind, TaskGraph
+from castile.runtime.timeline import PICOSECONDS, Timeline
+
+BASE = "data_parallel"
+
+
+@dataclass(frozen=True)
+class Simulate:
+    """Predict what a step of a plan takes: time by kind of work, waiting, memory and its owners."""
+
+    what: Annotated[str, tyro.conf.Positional]
+    """A plan file (x.json), or a model (convnet, gpt:layers=4): data parallel, unless --plan says how."""
+    machine: str = "local"
+    """Where the step would run: local, local:procs=4, a preset such as dgx-h100:nodes=2, or a TOML file."""
+    plan: str = ""
+    """The plan file of the model."""
+    batch: int = 0
+    """Samples a step; the model's own by default."""
+    profile: str = ""
+    """A profile database with measurements of this machine; without one the machine's figures are the prices."""
+    trace: str = ""
+    """Write a Chrome trace of the simulated step to this file (open it in Perfetto)."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+COMMAND = Simulate
+
+
+def run(command: Simulate) -> int:
+    """Lower, simulate, pack, tell; rank 0 alone. Raises ValueError or UserError for a user's mistake."""
+    machine = offline.find_machine(command.machine)
+    if ranks.silent():
+        return 0
+    path, model, given = _given(command)
+    desk = offline.desk(model, machine, command.batch, command.profile)
+    _check_graph(path, model, given, desk)
+    plan = given or seeds(desk.evaluator.lowering)[BASE]
+    tasks, simulated = desk.evaluator.simulate(plan)
+    facts = _facts(model, path or BASE, desk, tasks, simulated)
+    if command.trace:
+        trace.write(command.trace, tasks, {"simulated": simulated.timeline})
+        facts["files"] = {"trace": command.trace}
+    if command.json:
+        print(json.dumps(facts, indent=2))
+    else:
+        _tell(facts, report.plan_lines(plan))
+    return 0
+
+
+def _given(command: Simulate) -> tuple[str, str, Strategy | None]:
+    """The plan's file, the model, and the plan, if the user named one."""
+    is_plan = command.what.endswith(".json") or (Path(command.what).is_file() and not command.what.endswith(".py"))
+    if is_plan and command.plan:
+        raise UserError(f"{command.what} is a plan and --plan {command.plan} is another: name one of them, and a model")
+    if not is_plan:
+        return command.plan, command.what, strategies.read(command.plan) if command.plan else None
+    plan = strategies.read(command.what)
+    if not plan.model:
+        raise UserError(f"plan {command.what} does not say its model: castile simulate MODEL --plan {command.what}")
+    return command.what, plan.model, plan
+
+
+def _check_graph(path: str, model: str, plan: Strategy | None, desk: Desk) -> None:
+    graph = desk.evaluator.lowering.graph
+    if plan is not None and plan.graph and plan.graph != graph.fingerprint:
+        raise UserError(
+            f"plan {path} was made for {plan.model or 'another model'} with another batch or other settings than "
+            f"{model} with {graph.batch} samples a step: give its --batch and settings, or plan again"
+        )
+
+
+def _facts(model: str, plan: str, desk: Desk, tasks: TaskGraph, simulated: Simulated) -> dict[str, Any]:
+    """Every figure. Raises ValueError, naming the largest owners, where the plan does not fit into memory."""
+    packing = memory.pack(tasks, simulated.timeline)
+    capacity = desk.evaluator.capacity.tolist()
+    memory.refuse(tasks, simulated.timeline, packing, capacity)
+    working = worked_seconds(tasks, simulated.timeline)
+    step = simulated.seconds
+    procs = [
+        {
+            "proc": p,
+            "busy_share": float(simulated.busy_seconds[p] / step),
+            "waiting_share": float(1 - working[p] / step),
+            "peak_bytes": int(packing.peak_bytes[p]),
+            "capacity_bytes": capacity[p],
+            "largest": _owners(tasks, simulated.timeline, p),
+        }
+        for p in range(tasks.num_procs)
+    ]
+    return {
+        "model": model,
+        "plan": plan,
+        "machine": desk.machine.name,
+        "num_procs": tasks.num_procs,
+        "batch_samples": desk.evaluator.lowering.graph.batch,
+        "num_tasks": tasks.num_tasks,
+        "step_seconds": step,
+        "moved_bytes": moved_bytes(tasks),
+        "kinds": kinds(tasks, simulated, working),
+        "procs": procs,
+        "prices": desk.evaluator.cost.sources(tasks.cost_keys),
+        "files": {},
+    }
+
+
+def _owners(tasks: TaskGraph, timeline: Timeline, proc: int) -> list[dict[str, Any]]:
+    return [{"name": name, "size_bytes": nbytes} for name, nbytes in memory.largest(tasks, timeline, proc)]
+
+
+def worked_seconds(tasks: TaskGraph, timeline: Timeline) -> np.ndarray:
+    """float64[P]: for how long at least one lane of each processor is at work."""
+    task = np.repeat(np.arange(tasks.num_tasks), np.diff(tasks.lane_ptr))
+    proc = tasks.lanes // NUM_LANES
+    total = np.zeros(tasks.num_procs)
+    for p in range(tasks.num_procs):
+        mine = task[proc == p]
+        mine = mine[np.argsort(timeline.start[mine], kind="stable")]
+        start, end = timeline.start[mine], timeline.end[mine]
+        # What earlier spans cover already counts once.
+        covered = np.concatenate([[0], np.maximum.accumulate(end)[:-1]]) if len(end) else end
+        total[p] = np.maximum(0, end - np.maximum(start, covered)).sum() / PICOSECONDS
+    return total
+
+
+def kinds(tasks: TaskGraph, simulated: Simulated, working: np.ndarray) -> list[dict[str, Any]]:
+    """What the processors' time goes into: operators, local copies and sums, transfers by form and link, waiting."""
+    lanes = np.diff(tasks.lane_ptr)
+    seconds = simulated.timeline.durations() / PICOSECONDS * lanes
+    found: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
+    for task in range(tasks.num_tasks):
+        entry = found[_kind(tasks, task)]
+        entry[0] += 1
+        entry[1] += float(seconds[task])
+    rows = sorted(found.items(), key=lambda item: -item[1][1])
+    waiting = tasks.num_procs * simulated.seconds - float(working.sum())
+    rows.append(("waiting", [0, waiting]))
+    whole = tasks.num_procs * simulated.seconds
+    return [
+        {"what": what, "num_tasks": int(count), "proc_seconds": total, "share": total / whole}
+        for what, (count, total) in rows
+    ]
+
+
+def _kind(tasks: TaskGraph, task: int) -> str:
+    key = tasks.cost_keys[tasks.cost[task]]
+    if key.link:
+        return f"{key.name} over {key.link}"
+    name = key.name.partition(".")[0]
+    return name if tasks.kind[task] == Kind.COMPUTE else f"{name} (local)"
+
+
+def _tell(facts: dict[str, Any], lines: list[str]) -> None:
+    out = report.console()
+
+    def say(text: str) -> None:
+        out.print(text, markup=False, soft_wrap=True)
+
+    say(
+        f"{facts['model']}, {facts['batch_samples']} samples a step, on {facts['machine']} "
+        f"({facts['num_procs']} processors), plan {facts['plan']}:"
+    )
+    for line in lines:
+        say(f"  {line}")
+    say(
+        f"\na step takes {report.milliseconds(facts['step_seconds'])} in {facts['num_tasks']} tasks and moves "
+        f"{memory.written(facts['moved_bytes'])}; prices: {report.prices_words(facts['prices'])}\n"
+    )
+    out.print(report.kind_table(facts["kinds"]))
+    say("")
+    out.print(report.proc_table(facts["procs"]))
+    fullest = max(facts["procs"], key=lambda row: row["peak_bytes"])
+    owners = ", ".join(f"{owner['name']} ({memory.written(owner['size_bytes'])})" for owner in fullest["largest"])
+    say(f"\nwhen processor {fullest['proc']} is fullest it holds {owners}")
+    for name, path in facts["files"].items():
+        say(f"{name} written to {path}")

@@ -1,0 +1,288 @@
+"""The commands plan and simulate: what they tell people, what they tell programs, and how they refuse."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from castile.launch import models, report, simulate
+from castile.launch.__main__ import main
+from castile.planner import strategy as strategies
+from castile.planner.seeds import data_parallel
+from castile.planner.simulate import simulate as simulated
+from castile.planner.strategy import Config, Strategy
+from castile.runtime.task import Kind, Lane
+from castile.runtime.timeline import PICOSECONDS
+from tests.graphs import Draft
+from tests.mpi import CHECKOUT, mpirun_apart
+
+MLP = "mlp:layers=1,width=16"
+# Figures of a preset never depend on the host that the tests run on.
+MACHINE = "dgx-h100:nodes=1"
+
+
+def answer(capsys, *words) -> dict:
+    """The JSON object that a command prints."""
+    assert main([*words, "--json"]) == 0, capsys.readouterr().err
+    return json.loads(capsys.readouterr().out)
+
+
+def sentence(capsys, *words) -> str:
+    """The one sentence with which a command refuses."""
+    assert main(list(words)) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("castile: ") and err.count("\n") == 1, err
+    return err
+
+
+@pytest.fixture
+def plan(tmp_path, capsys) -> str:
+    path = str(tmp_path / "plan.json")
+    assert main(["plan", MLP, "--machine", MACHINE, "--budget", "30", "--out", path]) == 0
+    capsys.readouterr()
+    return path
+
+
+def test_plan_writes_what_it_tells(tmp_path, capsys):
+    path = tmp_path / "plan.json"
+    facts = answer(capsys, "plan", MLP, "--machine", MACHINE, "--budget", "40", "--seed", "3", "--out", str(path))
+    written = strategies.read(path)
+    assert (written.model, written.num_procs, written.search, written.seed) == (MLP, 8, "mcmc", 3)
+    assert written.predicted is not None
+    assert written.predicted.step_seconds == facts["found"]["step_seconds"]
+    assert written.predicted.peak_bytes == max(facts["found"]["arena_bytes"])
+    assert written.predicted.moved_bytes == facts["found"]["moved_bytes"]
+    assert facts["num_proposals"] == 40 and facts["files"] == {"plan": str(path)}
+    assert all(facts["found"]["step_seconds"] <= seed["step_seconds"] for seed in facts["seeds"].values())
+    assert facts["seeds"]["data_parallel"]["speedup_over_data_parallel"] == 1.0
+    assert sum(facts["prices"].values()) > 0 and set(facts["prices"]) == {"roofline"}
+    assert sorted(n for row in facts["layouts"] for n in row["nodes"]) == sorted(written.configs)
+
+
+def test_plan_tells_people_the_same(capsys):
+    words = ["plan", MLP, "--machine", MACHINE, "--budget", "40", "--seed", "3"]
+    facts = answer(capsys, *words)
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    for name, seed in facts["seeds"].items():
+        line = next(line for line in out.splitlines() if line.startswith(name + " "))
+        assert report.milliseconds(seed["step_seconds"]) in line
+        assert f"{seed['speedup_over_data_parallel']:.2f}" in line
+    assert report.milliseconds(facts["found"]["step_seconds"]) in out
+    assert f"after {facts['num_proposals']} proposals" in out and f"{facts['num_tasks']} tasks" in out
+
+
+def test_the_same_seed_gives_the_same_file(tmp_path, capsys):
+    files = []
+    for name in ("a", "b"):
+        path = tmp_path / name
+        assert main(["plan", MLP, "--machine", MACHINE, "--budget", "25", "--seed", "1", "--out", str(path)]) == 0
+        files.append(path.read_bytes())
+    assert files[0] == files[1]
+
+
+def test_plan_says_so_when_the_plan_is_a_seed(capsys):
+    words = ["plan", MLP, "--machine", MACHINE, "--search", "data_parallel"]
+    assert answer(capsys, *words)["equals"] == "data_parallel"
+    assert main(words) == 0
+    assert "it equals data_parallel:" in capsys.readouterr().out
+
+
+def test_simulate_agrees_with_the_plan(plan, capsys):
+    facts = answer(capsys, "simulate", plan, "--machine", MACHINE)
+    predicted = strategies.read(plan).predicted
+    assert predicted is not None
+    assert (facts["step_seconds"], facts["moved_bytes"]) == (predicted.step_seconds, predicted.moved_bytes)
+    assert max(row["peak_bytes"] for row in facts["procs"]) == predicted.peak_bytes
+    assert answer(capsys, "simulate", MLP, "--plan", plan, "--machine", MACHINE) == facts
+
+
+@pytest.mark.parametrize("words", [["plan", "--budget", "5"], ["simulate"]])
+def test_the_simulated_step_becomes_a_trace(words, tmp_path, capsys):
+    path = tmp_path / "trace.json"
+    facts = answer(capsys, words[0], MLP, *words[1:], "--machine", MACHINE, "--trace", str(path))
+    assert facts["files"] == {"trace": str(path)}
+    events = json.loads(path.read_text())
+    events = events["traceEvents"] if isinstance(events, dict) else events
+    spans = [event for event in events if event["ph"] == "X"]
+    assert len({event["name"] for event in spans}) == facts["num_tasks"]
+    last = max(event["ts"] + event["dur"] for event in spans)
+    wanted = facts["step_seconds"] if words[0] == "simulate" else facts["found"]["step_seconds"]
+    assert last == pytest.approx(wanted * 1e6)
+
+
+def test_simulate_breaks_a_step_down(capsys):
+    facts = answer(capsys, "simulate", MLP, "--machine", MACHINE)
+    kinds = {row["what"]: row for row in facts["kinds"]}
+    assert {"linear", "relu", "sgd", "cross_entropy", "waiting"} <= set(kinds)
+    assert any(what.startswith("all_reduce over ") for what in kinds)
+    assert sum(row["num_tasks"] for row in kinds.values()) == facts["num_tasks"]
+    assert len(facts["procs"]) == facts["num_procs"] == 8
+    for row in facts["procs"]:
+        assert 0 < row["busy_share"] <= 1 - row["waiting_share"] + 1e-9
+        assert 0 < row["peak_bytes"] <= row["capacity_bytes"] and len(row["largest"]) == 5
+        assert sum(owner["size_bytes"] for owner in row["largest"]) <= row["peak_bytes"]
+    compute = sum(row["proc_seconds"] for what, row in kinds.items() if " over " not in what and what != "waiting")
+    busy = sum(row["busy_share"] for row in facts["procs"]) * facts["step_seconds"]
+    assert compute == pytest.approx(busy, rel=1e-9)
+
+
+def test_simulate_tells_people_the_same(capsys):
+    words = ["simulate", MLP, "--machine", MACHINE]
+    facts = answer(capsys, *words)
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert report.milliseconds(facts["step_seconds"]) in out and f"in {facts['num_tasks']} tasks" in out
+    for row in facts["kinds"]:
+        assert row["what"] in out and report.milliseconds(row["proc_seconds"]) in out
+    assert "processor 0 is fullest" in out and facts["procs"][0]["largest"][0]["name"] in out
+
+
+def test_batch_is_part_of_what_a_plan_is_for(tmp_path, capsys):
+    path = str(tmp_path / "plan.json")
+    assert answer(capsys, "plan", MLP, "--machine", MACHINE, "--budget", "1", "--batch", "24", "--out", path)
+    assert answer(capsys, "simulate", path, "--machine", MACHINE, "--batch", "24")["batch_samples"] == 24
+    assert "give its --batch and settings" in sentence(capsys, "simulate", path, "--machine", MACHINE)
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["plan", "convnett"], "no model 'convnett', did you mean 'convnet'"),
+        (["plan", "mlp:wdth=3"], "no setting 'wdth', did you mean 'width'"),
+        (["plan", "none.py"], "model file none.py: No such file"),
+        (["plan", "mlp", "--machine", "dgx"], "unknown machine 'dgx'"),
+        (["plan", "mlp", "--machine", "none.toml"], "machine file none.toml: No such file"),
+        (["plan", MLP, "--machine", MACHINE, "--search", "mcm"], "no search 'mcm', did you mean 'mcmc'"),
+        (
+            ["plan", MLP, "--machine", MACHINE, "--budget", "ten"],
+            "budget 'ten': give a number of proposals such as 5000",
+        ),
+        (["plan", MLP, "--machine", MACHINE, "--batch", "-1"], "--batch -1: a step takes 1 sample or more"),
+        (["plan", MLP, "--machine", MACHINE, "--search", "exhaustive"], "use --search mcmc, or raise --budget"),
+        (["plan", MLP, "--machine", MACHINE, "--profile", "none.db"], "profile database none.db: no such file"),
+        (["simulate", "none.json", "--machine", MACHINE], "plan none.json: No such file"),
+        (["simulate", MLP, "--machine", MACHINE, "--plan", "none.json"], "plan none.json: No such file"),
+        (["simulate", "a.json", "--machine", MACHINE, "--plan", "b.json"], "name one of them"),
+    ],
+)
+def test_a_mistake_is_one_sentence(words, part, capsys):
+    assert part in sentence(capsys, *words)
+
+
+def test_a_plan_that_is_unfit_is_refused(plan, tmp_path, capsys):
+    assert "needs 8 processors" in sentence(capsys, "simulate", plan, "--machine", "local:procs=2")
+    assert "another machine" in sentence(capsys, "simulate", plan, "--machine", "dgx-h100:nodes=2")
+    assert "give its --batch" in sentence(capsys, "simulate", "mlp:width=32", "--plan", plan, "--machine", MACHINE)
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text(open(plan).read()[:-40])
+    assert "damaged.json is not JSON" in sentence(capsys, "simulate", str(damaged), "--machine", MACHINE)
+    nameless = tmp_path / "nameless.json"
+    strategies.write(Strategy({}), nameless)
+    assert "does not say its model" in sentence(capsys, "simulate", str(nameless), "--machine", MACHINE)
+
+
+SMALL = """
+[[processor]]
+kind = "tiny"
+count = 2
+flops_per_second = 1e9
+bytes_per_second = 1e9
+memory_bytes = 20000
+
+[[level]]
+name = "wire"
+latency_seconds = 1e-6
+bytes_per_second = 1e9
+"""
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate"])
+def test_a_model_too_large_for_memory_is_refused_with_its_owners(command, tmp_path, capsys):
+    (tmp_path / "tiny.toml").write_text(SMALL)
+    extra = ["--budget", "5"] if command == "plan" else []
+    text = sentence(capsys, command, "mlp", "--machine", str(tmp_path / "tiny.toml"), *extra)
+    assert "needs" in text and "19.5 KiB" in text and text.count("iB)") == 5
+
+
+def test_help_explains(capsys):
+    for name in ("plan", "simulate"):
+        assert main([name, "--help"]) == 0
+        out = capsys.readouterr().out
+        assert "--machine" in out and "--json" in out and "dgx-h100" in out
+
+
+BLOCKED = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"cupy", "triton", "mpi4py"} or name.startswith("castile.kernels"):
+            raise ImportError(name + " is blocked")
+sys.meta_path.insert(0, Absent())
+from castile.launch.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_planning_needs_no_gpu_no_mpi_and_no_kernels(tmp_path):
+    path = str(tmp_path / "plan.json")
+    for words in (["plan", MLP, "--budget", "5", "--out", path], ["simulate", path]):
+        command = [sys.executable, "-c", BLOCKED, *words, "--machine", MACHINE, "--json"]
+        ended = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=120, check=False)
+        assert ended.returncode == 0, ended.stderr
+        assert json.loads(ended.stdout)["num_procs"] == 8 and ended.stderr == ""
+
+
+@pytest.mark.mpi
+def test_of_several_ranks_one_speaks(tmp_path):
+    path = str(tmp_path / "plan.json")
+    words = ["-m", "castile", "plan", MLP, "--budget", "5", "--json"]
+    status, out, err = mpirun_apart(2, *words, "--out", path, XDG_CACHE_HOME=str(tmp_path))
+    assert (status, err) == (0, "")
+    assert json.loads(out)["num_procs"] == 2 and strategies.read(path).num_procs == 2
+    status, out, err = mpirun_apart(2, *words, "--search", "none", XDG_CACHE_HOME=str(tmp_path))
+    assert status == 2 and out == "" and "no search 'none'" in err and "Traceback" not in err
+
+
+def test_equal_layers_are_told_once():
+    nodes = [f"block{n}.{part}" for n in range(1, 5) for part in ("q", "k")]
+    configs = {"tok": Config(), **{n: Config({"b": 2}, 1, (0, 1)) for n in nodes}}
+    lines = report.plan_lines(Strategy(configs))
+    assert [line.split() for line in lines] == [
+        ["whole", "on", "0", "tok"],
+        ["b:2", "on", "0,1", "block*.q", "block*.k"],
+    ]
+    configs["block3.k"] = Config({"o": 2}, 1, (1, 0))
+    lines = report.plan_lines(Strategy(configs))
+    assert len(lines) == 3 and lines[1].split()[3:] == ["block*.q", "block1.k", "block2.k", "block4.k"]
+
+
+def test_a_long_plan_stays_short():
+    configs = {f"n{n}x": Config({}, 1, (n,)) for n in range(40)}
+    lines = report.plan_lines(Strategy(configs))
+    assert len(lines) == report.MOST_LINES and lines[-1] == "and 31 more layouts, of 31 nodes"
+    alike = {"".join(c): Config() for c in np.random.default_rng(0).choice(list("abcdefgh"), (60, 9)).tolist()}
+    (line,) = report.plan_lines(Strategy(alike))
+    assert len(line) <= 100 and line.split("and ")[1] == f"{len(alike) - (len(line.split()) - 6)} more"
+
+
+def test_waiting_is_what_no_lane_works():
+    draft = Draft(2)
+    a = draft.task([(0, Lane.COMPUTE)], cost=5)
+    draft.task([(0, Lane.SEND), (1, Lane.RECEIVE)], cost=3, kind=Kind.MOVE)
+    draft.task([(1, Lane.COMPUTE)], [a], cost=2)
+    tasks = draft.graph()
+    made = simulated(tasks, np.array([2, 3, 5]), tuple(Lane))
+    working = simulate.worked_seconds(tasks, made.timeline)
+    assert made.timeline.seconds * PICOSECONDS == 7
+    # Processor 0 computes while it sends; processor 1 receives for 3, waits for 2, computes for 2.
+    np.testing.assert_allclose(working * PICOSECONDS, [5, 5])
+    rows = {row["what"]: row for row in simulate.kinds(tasks, made, working)}
+    assert rows["waiting"]["proc_seconds"] * PICOSECONDS == pytest.approx(4)
+
+
+def test_seeds_cut_what_has_samples():
+    graph = models.parse(MLP).graph(64)
+    assert set(map(str, data_parallel(graph, 4).values())) == {"b:4 on 0-3"}
