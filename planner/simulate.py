@@ -73,11 +73,11 @@ def simulate(graph: TaskGraph, durations: np.ndarray, engines: Sequence[int], fo
         follows,
     )  # fmt: skip
     assert len(served) == graph.num_tasks, "the task graph has a cycle"
-    persistent, queue_ptr, when, delta = book(
-        served, start, end, lane_ptr, lanes, engine, _int32(graph.use_ptr), _int32(graph.uses),
+    persistent, queue_ptr, queue, delta = book(
+        served, end, lane_ptr, lanes, engine, _int32(graph.use_ptr), _int32(graph.uses),
         _int32(graph.buffer_proc), _int64(graph.buffer_bytes), _int32(graph.buffer_first), _int64(graph.private_bytes),
     )  # fmt: skip
-    peak = sweep(persistent, queue_ptr, when, delta)
+    peak = sweep(persistent, queue_ptr, queue, delta, start, end)
     timeline = Timeline(np.arange(graph.num_tasks), start, end)
     return Simulated(timeline, persistent, peak, busy / PICOSECONDS)
 
@@ -95,6 +95,9 @@ def _compiled(body: Callable[..., Any]) -> Callable[..., Any]:
     # Importing numba costs a tenth of a second, which only those pay who simulate.
     import numba
 
+    # A large array freed once teaches malloc to keep memory of this size, which calls in a row then reuse without
+    # faulting its pages in again (mallopt(3), dynamic threshold).
+    np.empty(2**24, np.uint8)
     compiled: Callable[..., Any] = numba.njit(cache=True)(body)
     return compiled
 
@@ -188,30 +191,28 @@ def _serve(  # type: ignore[no-untyped-def]
 
 
 def _book(  # type: ignore[no-untyped-def]
-    served, start, end, lane_ptr, lanes, engine, use_ptr, uses, buffer_proc, buffer_bytes, buffer_first, private_bytes
+    served, end, lane_ptr, lanes, engine, use_ptr, uses, buffer_proc, buffer_bytes, buffer_first, private_bytes
 ):
-    """What comes and goes, a queue for each engine: when[queue_ptr[e]:queue_ptr[e + 1]] ascends where delta is not 0.
+    """What comes and goes: bytes that live through the step, and the tasks of each engine in the order served.
 
-    `when` is twice the time, odd for a beginning: at equal times ends come first. Also what lives through the step.
+    Task queue[i] for queue_ptr[e] <= i < queue_ptr[e + 1] brings delta[2 * i] bytes and takes -delta[2 * i + 1] away.
     """
     num_slots, num_buffers, num_procs = len(lanes), len(buffer_proc), len(engine) // NUM_LANES
-    # Each engine's slots (task, lane) in the order served: starts and ends ascend, none starts before the former ends.
     queue_ptr = np.zeros(engine.max() + 2, np.int32)
     for k in range(num_slots):
-        queue_ptr[engine[lanes[k]] + 1] += 2
+        queue_ptr[engine[lanes[k]] + 1] += 1
     for e in range(len(queue_ptr) - 1):
         queue_ptr[e + 1] += queue_ptr[e]
     fill = queue_ptr[:-1].copy()
-    place = np.empty(num_slots, np.int32)
-    when = np.empty(2 * num_slots, np.int64)
+    queue, place = np.empty(num_slots, np.int32), np.empty(num_slots, np.int32)
     delta = np.zeros(2 * num_slots, np.int64)
     for i in range(len(served)):
         t = served[i]
         for k in range(lane_ptr[t], lane_ptr[t + 1]):
             e = engine[lanes[k]]
-            when[fill[e]], when[fill[e] + 1], place[k] = 2 * start[t] + 1, 2 * end[t], fill[e]
-            fill[e] += 2
-    # What begins with a task and what ends with it is booked on its first slot of that processor.
+            queue[fill[e]], place[k] = t, 2 * fill[e]
+            fill[e] += 1
+    # What begins with a task and what ends with it is booked on its first slot (task, lane) of that processor.
     last_end = np.full(num_buffers, -1, np.int64)
     last_place = np.empty(num_buffers, np.int32)
     slot_of = np.full(num_procs, -1, np.int32)
@@ -246,35 +247,39 @@ def _book(  # type: ignore[no-untyped-def]
     for b in range(num_buffers):
         if buffer_first[b] >= 0:
             delta[last_place[b]] -= buffer_bytes[b]
-    return persistent, queue_ptr, when, delta
+    return persistent, queue_ptr, queue, delta
 
 
-def _sweep(persistent, queue_ptr, when, delta):  # type: ignore[no-untyped-def]
-    """The most bytes that live at one time on every processor: a merge of its engines' queues."""
+def _sweep(persistent, queue_ptr, queue, delta, start, end):  # type: ignore[no-untyped-def]
+    """The most bytes that live at one time on every processor: a merge of its engines' queues.
+
+    On an engine starts and ends ascend and no task starts before the former ends.
+    """
     peak = persistent.copy()
     num_engines = (len(queue_ptr) - 1) // len(peak)
     head, tail = np.empty(num_engines, np.int64), np.empty(num_engines, np.int64)
     soon = np.empty(num_engines, np.int64)
     for p in range(len(peak)):
-        live, open_queues = persistent[p], 0
+        live, num_open = persistent[p], 0
         for e in range(p * num_engines, (p + 1) * num_engines):
-            if queue_ptr[e] < queue_ptr[e + 1]:
-                head[open_queues], tail[open_queues] = queue_ptr[e], queue_ptr[e + 1]
-                soon[open_queues] = when[queue_ptr[e]]
-                open_queues += 1
-        while open_queues > 0:
+            head[num_open], tail[num_open], soon[num_open] = 2 * queue_ptr[e] - 1, 2 * queue_ptr[e + 1], -1
+            num_open += 1
+        while num_open > 0:
             q = 0
-            for e in range(1, open_queues):
+            for e in range(1, num_open):
                 if soon[e] < soon[q]:
                     q = e
-            live += delta[head[q]]
-            peak[p] = max(peak[p], live)
-            head[q] += 1
-            while head[q] < tail[q] and delta[head[q]] == 0:
-                head[q] += 1
-            if head[q] < tail[q]:
-                soon[q] = when[head[q]]
+            h = head[q]
+            if soon[q] >= 0:
+                live += delta[h]
+                peak[p] = max(peak[p], live)
+            h += 1
+            while h < tail[q] and delta[h] == 0:
+                h += 1
+            if h < tail[q]:
+                # Twice the time, odd for a beginning: at equal times ends come first.
+                head[q], soon[q] = h, 2 * end[queue[h >> 1]] if h & 1 else 2 * start[queue[h >> 1]] + 1
             else:
-                open_queues -= 1
-                head[q], tail[q], soon[q] = head[open_queues], tail[open_queues], soon[open_queues]
+                num_open -= 1
+                head[q], tail[q], soon[q] = head[num_open], tail[num_open], soon[num_open]
     return peak
