@@ -266,6 +266,21 @@ def test_memory_is_a_hard_limit():
     assert found.evaluated.fits and max(found.arena_bytes) <= least - 64 and not found.equals
 
 
+def test_a_plan_that_fits_comes_before_a_faster_one_that_does_not():
+    graph, roomy = GRAPHS["residual"], machine(4)
+    worth = [evaluator(graph, roomy).evaluate(plan) for plan in seeds(Lowering(graph, roomy)).values()]
+    fastest = min(worth, key=lambda e: e.seconds)
+    most = sorted(max(e.peak_bytes) for e in worth)
+    tight = machine(4, memory=most[0])
+    same = evaluator(graph, tight)
+    run = Run(
+        same, parse_budget("60"), random.Random(0), {n: same.evaluate(s) for n, s in seeds(same.lowering).items()}
+    )
+    assert run.best.fits and most[0] < most[-1] and not same.evaluate(fastest.strategy).fits
+    assert run.best.seconds > fastest.seconds and run.best.energy == run.best.seconds
+    assert same.evaluate(fastest.strategy).energy > fastest.seconds
+
+
 def test_where_no_plan_fits_the_largest_owners_are_named():
     with pytest.raises(ValueError, match=r"no plan fits; the nearest one: processor \d needs .* most of it is"):
         search("mcmc", evaluator(GRAPHS["two"], machine(2, memory=128)), "20")
