@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
+from castile.runtime.compiled import can_compile, compiled
 from castile.runtime.task import NUM_LANES, Lane, TaskGraph
 from castile.runtime.timeline import PICOSECONDS, Timeline
 
@@ -56,14 +55,15 @@ def simulate(graph: TaskGraph, durations: np.ndarray, engines: Sequence[int], fo
     A transient buffer lives from the start of its first task to the last end of a task that uses it, private memory as
     long as its task; what ends at a time has gone before anything begins at that time. Every task lies on the
     processors of the buffers that it uses. `form` "numba" compiles the body, "plain" interprets it, "auto" compiles it
-    where numba is installed. Raises ValueError for an unknown form.
+    where numba is installed. Raises ValueError for an unknown form, and for "numba" where it is missing.
     """
     if form not in FORMS:
         raise ValueError(f"simulator form {form!r} is unknown; choose one of {', '.join(FORMS)}")
+    if form == "numba" and not can_compile():
+        raise ValueError("simulator form 'numba' needs numba, which is not installed; choose 'auto' or 'plain'")
     assert len(durations) == len(graph.cost_keys) and len(engines) == NUM_LANES
-    plain = form == "plain" or (form == "auto" and find_spec("numba") is None)
     bodies: tuple[Callable[..., Any], ...] = (_follow, _serve, _book, _sweep)
-    follow, serve, book, sweep = bodies if plain else map(_compiled, bodies)
+    follow, serve, book, sweep = bodies if form == "plain" else map(compiled, bodies)
     num_engines = max(engines) + 1
     engine = _int32(np.arange(graph.num_procs)[:, None] * num_engines + np.asarray(engines)).ravel()
     lane_ptr, lanes, need_ptr = _int32(graph.lane_ptr), _int32(graph.lanes), _int32(graph.need_ptr)
@@ -88,18 +88,6 @@ def _int32(values: Sequence[int] | np.ndarray) -> np.ndarray:
 
 def _int64(values: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(values, dtype=np.int64)
-
-
-@cache
-def _compiled(body: Callable[..., Any]) -> Callable[..., Any]:
-    # Importing numba costs a tenth of a second, which only those pay who simulate.
-    import numba
-
-    # A large array freed once teaches malloc to keep memory of this size, which calls in a row then reuse without
-    # faulting its pages in again (mallopt(3), dynamic threshold).
-    np.empty(2**24, np.uint8)
-    compiled: Callable[..., Any] = numba.njit(cache=True)(body)
-    return compiled
 
 
 def _follow(need_ptr, needs):  # type: ignore[no-untyped-def]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from castile.runtime.compiled import compiled
 from castile.runtime.task import NUM_LANES, TaskGraph
 from castile.runtime.timeline import Timeline
 
@@ -178,7 +179,7 @@ def _place(blocks: _Blocks, live: int) -> np.ndarray:
     """Offsets of the blocks, by the placing order that needs the shortest arena; `live` bytes cannot be beaten."""
     best, shortest = np.zeros(len(blocks.size), np.int64), -1
     for keys in ORDERS:
-        places = _best_fit(blocks, np.lexsort(keys(blocks)))
+        places = compiled(_best_fit)(blocks.size, blocks.begin, blocks.end, np.lexsort(keys(blocks)))
         length = int((places + blocks.size).max(initial=0))
         if shortest < 0 or length < shortest:
             best, shortest = places, length
@@ -187,29 +188,27 @@ def _place(blocks: _Blocks, live: int) -> np.ndarray:
     return best
 
 
-def _best_fit(blocks: _Blocks, sequence: np.ndarray) -> np.ndarray:
+def _best_fit(size, begin, end, sequence):  # type: ignore[no-untyped-def]
     """Places blocks in that sequence, each in the tightest gap that its contemporaries leave."""
-    n = len(sequence)
-    # Rows of the placed blocks, ascending by offset: begin, end, offset, offset + size.
-    begin, end, low, high = np.empty((4, n), np.int64)
-    places = np.empty(n, np.int64)
-    for count, i in enumerate(sequence.tolist()):
-        meets = (begin[:count] < blocks.end[i]) & (end[:count] > blocks.begin[i])
-        bottoms, tops = low[:count][meets], np.maximum.accumulate(high[:count][meets])
-        under = np.concatenate([ZERO, tops])
-        gaps = bottoms - under[:-1]
-        size = int(blocks.size[i])
-        fits = np.flatnonzero(gaps >= size)
-        offset = int(under[fits[gaps[fits].argmin()]] if len(fits) else under[-1])
-        places[i] = offset
-        at = int(low[:count].searchsorted(offset))
-        for row, value in ((begin, blocks.begin[i]), (end, blocks.end[i]), (low, offset), (high, offset + size)):
-            row[at + 1 : count + 1] = row[at:count]
-            row[at] = value
+    places = np.empty(len(sequence), np.int64)
+    # The blocks placed so far, ascending by offset.
+    placed = np.empty(len(sequence), np.int64)
+    for count in range(len(sequence)):
+        block = sequence[count]
+        top, offset, tightest = 0, 0, -1
+        for i in range(count):
+            other = placed[i]
+            if begin[other] < end[block] and end[other] > begin[block]:
+                gap = places[other] - top
+                if gap >= size[block] and (tightest < 0 or gap < tightest):
+                    offset, tightest = top, gap
+                top = max(top, places[other] + size[other])
+        places[block] = offset if tightest >= 0 else top
+        hole = count
+        while hole > 0 and places[placed[hole - 1]] > places[block]:
+            placed[hole], hole = placed[hole - 1], hole - 1
+        placed[hole] = block
     return places
-
-
-ZERO = np.zeros(1, np.int64)
 
 
 def _final_users(graph: TaskGraph) -> Callable[[int], np.ndarray]:

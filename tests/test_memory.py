@@ -6,10 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.planner.simulate import simulate
-from castile.runtime.memory import ALIGNMENT, largest, pack, refuse, written
+from castile.runtime.compiled import compiled
+from castile.runtime.memory import ALIGNMENT, _best_fit, largest, pack, refuse, written
 from castile.runtime.task import NUM_LANES, Kind, Lane
 from castile.runtime.timeline import Timeline
 from tests.graphs import Draft, engine_maps, task_graphs, timings
+
+EMPTY = np.zeros(0, np.int64)
 
 
 def blocks_of(graph, packing, proc):
@@ -82,6 +85,14 @@ def one_home(graph):
     spans = [len(set((graph.lanes_of(t) // NUM_LANES).tolist())) > 1 for t in range(graph.num_tasks)]
     graph.private_bytes[np.array(spans, bool)] = 0
     return graph
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 9), st.integers(1, 5)), max_size=30))
+def test_compiled_placing_equals_plain(drawn):
+    size, begin, length = (np.array(column, np.int64) for column in zip(*drawn, strict=True)) if drawn else [EMPTY] * 3
+    sequence = np.arange(len(size))
+    plain, fast = (form(size, begin, begin + length, sequence) for form in (_best_fit, compiled(_best_fit)))
+    assert plain.tolist() == fast.tolist()
 
 
 def test_edges_are_needed():

@@ -119,6 +119,13 @@ def test_unknown_form_is_refused():
         simulate(Draft(1).graph(), np.array([]), tuple(Lane), "cuda")
 
 
+def test_missing_numba_is_told_only_where_it_was_asked_for(monkeypatch):
+    monkeypatch.setattr("castile.planner.simulate.can_compile", lambda: False)
+    with pytest.raises(ValueError, match="needs numba"):
+        simulate(Draft(1).graph(), np.array([]), tuple(Lane), "numba")
+    assert simulate(Draft(1).graph(), np.array([]), tuple(Lane)).seconds == 0
+
+
 def flexflow_graph(exe, chains, last_order):
     """The tasks of FlexFlow's figure 4, each on a device of its own name; every device is one processor here."""
     tasks = sorted(exe, key=last_order)
