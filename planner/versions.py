@@ -45,13 +45,14 @@ class Versions:
         together = tuple(len(list(ports)) for _, ports in groupby(slot for slot, _ in flow.producers)) or (len(made),)
         key = (together, renamed, flow.dtype, flow.role, overwritten, self._apart(procs))
         if key not in self._made:
-            readers = [r for p in read for r in _readers(p, slots)]
+            rows = [row for number, p in enumerate(read) for row in _readers(p, slots, number)]
+            readers, twins = [row[:2] for row in rows], [row[2] for row in rows]
             contributions = _contributions(made, together, slots)
             if flow.role == "input":
-                contributions = [Contribution(box, (slot,)) for slot, box in collectives.merge(readers)]
+                contributions = [Contribution(box, (slot,)) for slot, box in collectives.filled(readers, twins)]
             known = links(self._machine, procs)
             self._made[key] = version(
-                contributions, readers, flow.dtype, known, carried, overwritten, flow.role == "input"
+                contributions, readers, flow.dtype, known, carried, overwritten, flow.role == "input", twins=twins
             )
         return self._made[key], procs
 
@@ -81,5 +82,6 @@ def _contributions(made: Sequence[Placed], together: Sequence[int], slots: dict[
     return contributions
 
 
-def _readers(placed: Placed, slots: dict[int, int]) -> list[tuple[int, Box]]:
-    return [(slots[p], box) for _, box, procs in _each(placed) for p in procs]
+def _readers(placed: Placed, slots: dict[int, int], number: int) -> list[tuple[int, Box, tuple[int, int]]]:
+    """Slot, box, and what replicas have in common."""
+    return [(slots[p], box, (number, part)) for part, box, procs in _each(placed) for p in procs]

@@ -9,7 +9,7 @@ It does not know what the regions hold or who produced them. Processors are slot
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, log2
 
@@ -18,6 +18,8 @@ from castile.runtime.machine import Level
 from castile.runtime.region import Box, bounding, contains, contiguous, intersect, whole
 from castile.runtime.task import Arg, Call, Kind, View
 from castile.runtime.transfer import Links, Source, Term, Transfer, Wanted
+
+Read = tuple[int, Box]  # a processor, and what it reads
 
 SPECIAL_FORMS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 
@@ -29,40 +31,86 @@ def plan(
     links: Links,
     forms: Sequence[str] = SPECIAL_FORMS,
     alike: bool = False,
+    twins: Sequence[Hashable] = (),
 ) -> Transfer:
     """Bring the version in `sources` to `reads`, (processor, box) each; of the special forms only `forms` are used.
 
     Sources that overlap are partial sums, or with `alike` hold the same values (what the host fills).
+    twins[j], where given: reads of one number are of replicas, which compute the same bits, so their boxes lie alike:
+    kernels may add in another order where strides differ.
     """
     t = Transfer(sources, dtype, links, forms)
     for i, source in enumerate(sources):
         for proc in source.procs:
             t.instances[i, proc] = t.add("source", source.box, proc)
-    place = {read: _in_place(t, *read, alike) for read in dict.fromkeys(reads)}
-    wanted = merge([read for read, found in place.items() if found is None])
+    place, around = _placed(t, reads, alike, twins)
+    wanted = sorted({(read[0], around[read]) for read, found in place.items() if found is None})
     copies = {(proc, box): t.add("copy", box, proc) for proc, box in wanted}
     for component in _components(t, wanted):
         _transfer(t, component, copies)
-    t.located = [found if (found := place[read]) is not None else _holder(copies, *read) for read in reads]
+    t.located = [found if (found := place[read]) is not None else copies[read[0], around[read]] for read in reads]
     return t
 
 
-def _in_place(t: Transfer, proc: int, box: Box, alike: bool) -> int | None:
-    """The source that already holds all of a box on this processor, where nothing is to be added to it."""
+def _placed(
+    t: Transfer, reads: Sequence[Read], alike: bool, twins: Sequence[Hashable]
+) -> tuple[dict[Read, int | None], dict[Read, Box]]:
+    """For each read the source in which it lies, or None where it needs a copy; and the box of either."""
+    exact: set[Read] = set()
+    while True:
+        place = {read: _in_place(t, *read, alike, read in exact) for read in dict.fromkeys(reads)}
+        around = _around([read for read, found in place.items() if found is None], exact)
+        around.update((read, t.pieces[found].box) for read, found in place.items() if found is not None)
+        apart = _apart(reads, twins, around) - exact
+        if not apart:
+            return place, around
+        exact |= apart
+
+
+def filled(reads: Sequence[Read], twins: Sequence[Hashable] = ()) -> list[Read]:
+    """Where the host puts what is read, so that each read lies in one piece, and those of twins alike."""
+    exact: set[Read] = set()
+    while True:
+        around = _around(reads, exact)
+        apart = _apart(reads, twins, around) - exact
+        if not apart:
+            return sorted({(proc, box) for (proc, _), box in around.items()})
+        exact |= apart
+
+
+def _apart(reads: Sequence[Read], twins: Sequence[Hashable], around: Mapping[Read, Box]) -> set[Read]:
+    """The reads of twins that lie in different boxes."""
+    lies: dict[Hashable, set[Box]] = {}
+    for read, number in zip(reads, twins, strict=False):
+        lies.setdefault(number, set()).add(around[read])
+    return {read for read, number in zip(reads, twins, strict=False) if len(lies[number]) > 1}
+
+
+def _in_place(t: Transfer, proc: int, box: Box, alike: bool, exact: bool) -> int | None:
+    """The source that already holds all of a box (or just it) on this processor, where nothing is to be added to it."""
     touching = [i for i, source in enumerate(t.sources) if intersect(source.box, box) is not None]
     holding = [i for i in touching if proc in t.sources[i].procs and contains(t.sources[i].box, box)]
-    return t.held(holding[0], proc) if holding and (alike or len(touching) == 1) else None
+    holding.sort(key=lambda i: t.sources[i].box != box)
+    if not holding or not (alike or len(touching) == 1) or (exact and t.sources[holding[0]].box != box):
+        return None
+    return t.held(holding[0], proc)
 
 
-def merge(reads: list[tuple[int, Box]]) -> list[tuple[int, Box]]:
-    """One copy for reads on a processor that overlap, where the box around them holds no more than they do."""
-    merged: list[tuple[int, Box]] = []
-    for proc in sorted({p for p, _ in reads}):
-        boxes = sorted({b for p, b in reads if p == proc})
+def _around(reads: Sequence[Read], exact: Collection[Read]) -> dict[Read, Box]:
+    """The box of the copy in which each read lies.
+
+    Reads on a processor that overlap share one where the box around them holds no more than they do; those that are
+    `exact` have one to themselves.
+    """
+    around = {}
+    for proc in {p for p, _ in reads}:
+        mine = {b for p, b in reads if p == proc}
+        boxes = sorted(b for b in mine if (proc, b) not in exact)
         while (pair := _overlapping(boxes)) is not None:
             boxes = sorted({bounding(pair), *(b for b in boxes if b not in pair)})
-        merged.extend((proc, box) for box in boxes)
-    return merged
+        for box in mine:
+            around[proc, box] = box if (proc, box) in exact else next(b for b in boxes if contains(b, box))
+    return around
 
 
 def _overlapping(boxes: list[Box]) -> tuple[Box, Box] | None:
@@ -71,10 +119,6 @@ def _overlapping(boxes: list[Box]) -> tuple[Box, Box] | None:
             if bounding((a, b)).volume <= a.volume + b.volume:
                 return a, b
     return None
-
-
-def _holder(copies: dict[tuple[int, Box], int], proc: int, box: Box) -> int:
-    return next(piece for (p, b), piece in copies.items() if p == proc and contains(b, box))
 
 
 def _components(t: Transfer, wanted: list[tuple[int, Box]]) -> list[list[Wanted]]:
@@ -261,7 +305,10 @@ def seconds(form: str, nbytes: float, members: int, level: Level) -> float:
 
 def _form_seconds(t: Transfer, special: Special) -> float:
     procs = tuple(dict.fromkeys(p for m, c in zip(special.members, special.copies) for p in (m.proc, c.proc)))
-    nbytes, n = special.around.volume * t.itemsize, max(len(procs), len(special.copies) + (special.form == "broadcast"))
+    n = max(len(procs), len(special.copies) + (special.form == "broadcast"))
+    # as in the task's cost key
+    volume = max(m.box.volume for m in special.members) if special.form == "all_to_all" else special.around.volume
+    nbytes = volume * t.itemsize
     folded = 3 * nbytes / t.links.copy_bytes_per_second if special.form in ("all_reduce", "reduce_scatter") else 0.0
     return seconds(special.form, nbytes, n, t.links.level(procs)) + folded + t.links.task_seconds
 

@@ -7,7 +7,7 @@ It does not know operators, strategies or clocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,6 +90,7 @@ def version(
     overwritten: bool = False,
     alike: bool = False,
     forms: Sequence[str] = collectives.SPECIAL_FORMS,
+    twins: Sequence[Hashable] = (),
 ) -> Version:
     """Analyse one version of a region.
 
@@ -99,6 +100,7 @@ def version(
     carried         the contributions are instances that are there already: no producer ports
     overwritten     after the readers, each contribution is written anew, in place: overwriter ports
     alike           contributions that overlap hold the same values and are not summed
+    twins           readers of one number are replicas, whose boxes must lie alike
     """
     sources: dict[Source, int] = {}
     ports = []
@@ -106,7 +108,7 @@ def version(
         source = Source(c.box, c.procs)
         adds = source in sources
         ports += [(sources.setdefault(source, len(sources)), proc, adds) for proc in c.procs]
-    t = collectives.plan(list(sources), readers, dtype, links, forms, alike)
+    t = collectives.plan(list(sources), readers, dtype, links, forms, alike, twins)
     made = [t.held(s, proc) for s, proc, _ in ports]
     added = [a for _, _, a in ports]
     touches: list[Touch] = []
