@@ -1,0 +1,120 @@
+"""Any strategy trains the same: random graphs under random plans against one device, and what was drawn is counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.vendor.pretty import RepresentationPrinter
+
+from castile.planner.op import available
+from castile.planner.strategy import Strategy
+from castile.runtime.machine import Machine
+from castile.runtime.task import Kind, TaskGraph
+from tests.strategies import Problem, batches, beginnings, machines, problems, strategies, whole_on
+from tests.training import difference, train
+
+FORMS = ("move", "fold", "pack", "unpack", "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
+ROUNDING = {"gelu", "layer_norm", "attention", "cross_entropy"}
+LEAST = 20
+TOLERANCE = 1e-10
+
+
+@dataclass
+class Census:
+    """What was drawn: examples, those that move data, and how many examples hold each operator and form."""
+
+    examples: int = 0
+    moving: int = 0
+    seen: Counter[str] = field(default_factory=Counter)
+
+    def count(self, tasks: TaskGraph) -> None:
+        self.examples += 1
+        self.moving += bool((tasks.kind >= Kind.MOVE).any())
+        self.seen.update({key.name.partition(".")[0] for key in tasks.cost_keys})
+
+    def check(self, least_examples: int, operators: set[str]) -> None:
+        assert self.examples >= least_examples, self
+        assert 2 * self.moving >= self.examples, self
+        print(self)
+        rare = {name: self.seen[name] for name in (*sorted(operators), *FORMS) if self.seen[name] < LEAST}
+        assert not rare, f"of {self.examples} examples too few hold {rare}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One example; written in lines of its own, because a graph's fields fill pages."""
+
+    problem: Problem
+    machine: Machine
+    strategy: Strategy
+    size: int
+
+    def _repr_pretty_(self, printer: RepresentationPrinter, cycle: bool) -> None:
+        printer.text(str(self))
+
+    def __str__(self) -> str:
+        graph = self.problem.graph
+        nodes = [f"{n.name} = {n.op}({', '.join(n.inputs)})" for n in graph.nodes.values()]
+        inputs = [f"{name} {graph.tensors[name].shape}" for name in (*graph.inputs, *(t.name for t in graph.params))]
+        links = [(level.group, level.latency_seconds, level.bytes_per_second) for level in self.machine.levels]
+        world = f"{self.machine.num_procs} processors on {self.size} ranks, links {links}"
+        configs = [f"{name}: {config}" for name, config in self.strategy.configs.items()]
+        return "\n".join(["", *inputs, *nodes, world, *configs])
+
+
+@st.composite
+def plans(draw: st.DrawFn, exact: bool) -> Plan:
+    problem, machine = draw(problems(exact)), draw(machines())
+    strategy = draw(strategies(problem.graph, machine.num_procs))
+    return Plan(problem, machine, strategy, draw(st.integers(1, machine.num_procs)))
+
+
+def drawn(examples: int):
+    slow = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
+    return settings(
+        max_examples=examples, derandomize=True, suppress_health_check=slow, deadline=None, report_multiple_bugs=False
+    )
+
+
+def test_three_steps_equal_one_device() -> None:
+    census = Census()
+
+    @drawn(1500)
+    @given(plans(exact=False))
+    def check(plan: Plan) -> None:
+        problem, machine, strategy, size = plan.problem, plan.machine, plan.strategy, plan.size
+        data, values = batches(problem, 3, exact=False), beginnings(problem, exact=False)
+        one = train(problem.graph, whole_on(problem.graph), machine, data, values, rate=2**-7)
+        many = train(problem.graph, strategy, machine, data, values, rate=2**-7, size=size)
+        census.count(many.prepared.tasks)
+        assert difference(many.losses, one.losses) < TOLERANCE
+        for name, expected in one.carried.items():
+            # a gradient may be zero but for rounding: state counts by the parameter that it moves
+            moved = np.abs(one.carried[name.rpartition("/")[0] or name]).max()
+            assert difference(many.carried[name], expected, moved) < TOLERANCE, name
+
+    check()
+    census.check(1500, set(available()))
+
+
+def test_one_step_on_small_integers_is_bit_equal() -> None:
+    census = Census()
+
+    @drawn(1000)
+    @given(plans(exact=True))
+    def check(plan: Plan) -> None:
+        problem, machine, strategy, size = plan.problem, plan.machine, plan.strategy, plan.size
+        data, values = batches(problem, 1, exact=True), beginnings(problem, exact=True)
+        one = train(problem.graph, whole_on(problem.graph), machine, data, values)
+        many = train(problem.graph, strategy, machine, data, values, size=size)
+        census.count(many.prepared.tasks)
+        assert (many.losses == one.losses).all()
+        for name, expected in one.carried.items():
+            assert np.array_equal(many.carried[name], expected), name
+
+    check()
+    census.check(1000, set(available()) - ROUNDING)
