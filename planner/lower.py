@@ -8,6 +8,7 @@ It does not know time: the order of tasks is the simulator's affair.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from castile.planner import program as programs
 from castile.planner.compose import compose
@@ -37,10 +38,11 @@ class Lowering:
         self.graph, self.machine, self.mode = graph, machine, mode
         self.optimizer = optimizer if optimizer is not None else find("sgd")()
         self.names = programs.names(graph, self.optimizer)
-        self._templates = Templates()
+        self.templates = Templates()
         self._versions = Versions(machine)
         self._programs: dict[frozenset[str], Program] = {}
         self._numbers: dict[Config, int] = {}
+        self._homes: dict[tuple[str, Config], Config] = {}
         self._steps: dict[tuple[int, int, int], StepInstance] = {}
         self._flows: dict[tuple[int, int, tuple[int, ...]], FlowInstance] = {}
 
@@ -55,11 +57,20 @@ class Lowering:
     def configs(self, strategy: Strategy) -> dict[str, Config]:
         """The strategy's Configs, and for updates that it leaves open the layout in which the parameter is used."""
         configs = dict(strategy.configs)
-        for param in self.graph.params:
-            name = programs.update_name(param.name)
-            if name not in configs:
-                configs[name] = _home(self.graph, self.names.optional[name], param.name, configs)
+        for update, param, user in self._users:
+            if update not in configs:
+                key = (update, configs[user])
+                if key not in self._homes:
+                    nodes = self.names.optional[update], self.names.nodes[user]
+                    self._homes[key] = _home(*nodes, param, configs[user])
+                configs[update] = self._homes[key]
         return configs
+
+    @cached_property
+    def _users(self) -> list[tuple[str, str, str]]:
+        """Each parameter's update, the parameter, and the first node that uses it."""
+        first = {t: n.name for n in reversed(self.graph.nodes.values()) for t in n.inputs}
+        return [(programs.update_name(p.name), p.name, first[p.name]) for p in self.graph.params]
 
     def lower(self, strategy: Strategy) -> TaskGraph:
         """The task graph of a plan. Raises ValueError in one sentence where the plan does not fit graph and machine."""
@@ -81,7 +92,7 @@ class Lowering:
             name = step.node.name
             key = (id(program), step.slot, numbers[name])
             if key not in self._steps:
-                template = self._templates.get(step, configs[name].split, dtypes)
+                template = self.templates.get(step, configs[name].split, dtypes)
                 self._steps[key] = StepInstance(step, template, configs[name])
             instances.append(self._steps[key])
         return instances
@@ -122,10 +133,9 @@ def _placed(instance: StepInstance, port: int, output: bool) -> Placed:
     return Placed((id(instance.template), port, output), boxes, instance.config)
 
 
-def _home(graph: Graph, update: Node, param: str, configs: dict[str, Config]) -> Config:
+def _home(update: Node, user: Node, param: str, config: Config) -> Config:
     """Keep a parameter where its first user needs it: cut as that user cuts it, alike on all who hold a piece."""
-    user = next(n for n in graph.nodes.values() if param in n.inputs)
-    config, operand = configs[user.name], user.inputs.index(param)
+    operand = user.inputs.index(param)
     dims = user.alignment.operands[operand].dims
     split = {axis: config.degree(dim[0]) for axis, dim in zip(update.alignment.axes, dims, strict=False)}
     split = {axis: degree for axis, degree in split.items() if degree > 1}

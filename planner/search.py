@@ -25,7 +25,6 @@ from castile.planner.seeds import seeds, stamped
 from castile.planner.simulate import Simulated, simulate
 from castile.planner.snapshot import Snapshot
 from castile.planner.strategy import Config, Predicted, Strategy
-from castile.planner.template import Templates
 from castile.runtime import memory
 from castile.runtime.strict import suggestion
 from castile.runtime.task import CostKey, TaskGraph
@@ -80,7 +79,6 @@ class Evaluator:
         self.cost_snapshot = identity(snapshot)
         self.capacity = np.array([p.memory_bytes - p.reserved_bytes for p in lowering.machine.processors])
         self._known: dict[frozenset[tuple[str, Config]], Evaluated] = {}
-        self._templates = Templates()
         self._work: dict[tuple[str, Config], np.ndarray] = {}
 
     def simulate(self, strategy: Strategy) -> tuple[TaskGraph, Simulated]:
@@ -115,7 +113,7 @@ class Evaluator:
             total = np.zeros(self.lowering.machine.num_procs, np.int64)
             for step in program.steps:
                 if step.node.name == name:
-                    keys, of_part = self._templates.get(step, config.split, dtypes).keys
+                    keys, of_part = self.lowering.templates.get(step, config.split, dtypes).keys
                     lasts = np.repeat(self.cost.picoseconds(keys)[of_part], config.replicas)
                     np.add.at(total, list(config.procs), lasts)
             self._work[name, config] = total

@@ -32,7 +32,7 @@ def from_json(data: bytes | str, form: type[T], source: str) -> T:
     """The value of type `form` in JSON text. Raises ValueError in one sentence that begins with `source`."""
     try:
         tree = json.loads(data, object_pairs_hook=_unique)
-    except (json.JSONDecodeError, UnicodeDecodeError, _Duplicate, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{source} is not JSON: {error}") from error
     return convert(tree, form, source)
 
