@@ -5,11 +5,13 @@ A plan that was searched for is never taken on the simulator's word alone. It do
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from castile.launch.execution import Feed, Prepared
 from castile.launch.measure import Trial, measure, trial
+from castile.launch.ranks import UserError
 from castile.launch.session import Session
 from castile.planner.cost import CostModel
 from castile.planner.search import Evaluator, Found, search
@@ -42,9 +44,12 @@ class Chosen:
     equals: str = ""
 
 
-def given(job: Session, plan: Strategy) -> Chosen:
-    """A plan that the user brought."""
-    return Chosen(plan, job.prepare(plan))
+def given(job: Session, plan: Strategy, path: str) -> Chosen:
+    """The plan that the user brought in a file. Raises UserError where it does not fit graph, machine or memory."""
+    try:
+        return Chosen(plan, job.prepare(plan))
+    except ValueError as error:
+        raise UserError(f"plan {path}: {error}") from error
 
 
 def choose(
@@ -59,7 +64,7 @@ def choose(
     """Measure the seeds, search with what they taught, measure what was found, and take the fastest on all ranks."""
     untaught = CostModel(job.machine)
     progress("measuring the seeds")
-    trials = [trial(job, label, plan, seed) for label, plan in seeds(job.lowering).items()]
+    trials = _fitting(job, seeds(job.lowering), seed)
     measure(job, trials, feed, rate, ROUNDS)
     _learn(job, trials)
     progress(f"searching ({name}, {budget})")
@@ -73,8 +78,8 @@ def choose(
     if all(plan.configs != t.plan.configs for t in trials):
         progress("measuring what was found")
         new = trial(job, name, plan, seed)
-        fastest = min(trials, key=lambda t: t.prepared.simulated.seconds)
-        measure(job, [fastest, new], feed, rate, ROUNDS)
+        fastest = sorted(trials, key=lambda t: t.prepared.simulated.seconds)[:1]
+        measure(job, [*fastest, new], feed, rate, ROUNDS)
         _learn(job, [new])
         trials.append(new)
     best = job.agree(lambda: min(trials, key=lambda t: t.seconds).name.encode()).decode()
@@ -82,6 +87,15 @@ def choose(
     prepared = job.prepare(taken.plan)
     candidates = tuple(_candidate(job, t, untaught) for t in trials) if job.leads else ()
     return Chosen(taken.plan, prepared, candidates, taken.name if taken.name != name else "")
+
+
+def _fitting(job: Session, plans: dict[str, Strategy], seed: int) -> list[Trial]:
+    """The plans that fit into memory; what does not fit cannot be measured, but others may still be found."""
+    trials = []
+    for label, plan in plans.items():
+        with contextlib.suppress(ValueError):
+            trials.append(trial(job, label, plan, seed))
+    return trials
 
 
 def _learn(job: Session, trials: list[Trial]) -> None:

@@ -5,17 +5,39 @@ It does not know how the plans were found.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from castile.launch.execution import Execution, Feed, Prepared
+from castile.launch.execution import Execution, Feed, Prepared, feed_from
 from castile.launch.session import Session
 from castile.planner.strategy import Strategy
+from castile.runtime import rng
+from castile.runtime.region import whole
 from castile.runtime.timeline import Timeline
 
 WARM_UP = 2
+
+
+def sample_feed(session: Session, seed: int = 0) -> Feed:
+    """Inputs of a step to be timed: real samples, as often as it takes to fill the batch.
+
+    Random numbers where the model's data set does not fit it.
+    """
+    graph = session.graph
+    with contextlib.suppress(ValueError):
+        dataset = session.dataset("", seed)
+        arrays = dataset.batch(0, min(graph.batch, dataset.num_samples))
+        return feed_from({name: np.resize(arrays[name], graph.tensors[name].shape) for name in graph.inputs})
+    arrays = {}
+    for name in graph.inputs:
+        tensor = graph.tensors[name]
+        numbers = rng.uniform(seed, name, tensor.shape, whole(tensor.shape))
+        # A model takes 0 and 1 for a class or a token, whatever else it takes.
+        arrays[name] = np.round(numbers).astype(tensor.dtype) if "int" in tensor.dtype else numbers
+    return feed_from(arrays)
 
 
 @dataclass

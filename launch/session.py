@@ -15,7 +15,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from castile.launch import models, probe
+from castile.launch import data, models, probe
+from castile.launch.data import Dataset
 from castile.launch.execution import Execution, Prepared, prepare
 from castile.launch.models import Model
 from castile.launch.ranks import UserError, this_world
@@ -62,6 +63,22 @@ class Session:
         """Whether this is the rank that decides and speaks."""
         return self.comm.rank == 0
 
+    def dataset(self, text: str, seed: int) -> Dataset:
+        """The data set that the user named, "" for the model's own; its samples are what the graph takes in.
+
+        Raises ValueError or UserError in one sentence where they are not.
+        """
+        shapes = {name: self.graph.tensors[name].shape[1:] for name in self.graph.inputs}
+        extent = next((s[0] for s in shapes.values() if len(s) == 1), None)
+        found = data.load(text or self.model.recipe.data, seed, **({"seq": extent} if extent else {}))
+        for name, shape in shapes.items():
+            if found.shapes.get(name) != shape:
+                there = found.shapes.get(name, "nothing of that name")
+                words = f"model {self.model.name} takes {name!r} of shape {shape}, data set {found.name} has {there}"
+                raise UserError(f"{words}: choose another with --data")
+        found.steps_per_epoch(self.graph.batch)
+        return found
+
     @property
     def cost(self) -> CostModel:
         """The cost model with all that has been learned so far."""
@@ -74,6 +91,16 @@ class Session:
     def agreed_plan(self, make: Callable[[], Strategy]) -> Strategy:
         """The plan that rank 0 makes or reads, on every rank."""
         return strategies.decode(self.agree(lambda: strategies.encode(make())))
+
+    def plan_of(self, path: str) -> Strategy:
+        """The plan of a file on every rank. Raises ValueError or UserError where it is none for as many ranks."""
+        plan = self.agreed_plan(lambda: strategies.read(path))
+        if plan.num_procs != self.comm.size:
+            raise UserError(
+                f"plan {path}: it is for {plan.num_procs} processors, but {_run(self.comm.size)}: start as many with "
+                f"`castile launch -n {plan.num_procs} ...`, or plan again"
+            )
+        return plan
 
     def prepare(self, plan: Strategy, lowering: Lowering | None = None) -> Prepared:
         """Lower, simulate and pack a plan; raises RuntimeError where the ranks do not come to the same tasks."""
@@ -110,22 +137,44 @@ class Session:
 
 
 def start(model: str, machine: str, batch: int | None, profile: str) -> Session:
-    """Begin a session. Raises ValueError or UserError in one sentence for a user's mistake."""
+    """Begin a session; all ranks call it. Raises ValueError or UserError in one sentence for a user's mistake."""
     comm = communicator()
     named = models.parse(model)
-    graph = named.graph(batch or named.recipe.batch)
+    graph = named.graph(named.recipe.batch if batch is None else batch)
     found = find_machine(machine, comm)
-    if found.num_procs > comm.size:
-        raise UserError(
-            f"{found.name} has {found.num_procs} processors but {comm.size} ranks run: start it with "
-            f"`castile launch -n {found.num_procs} ...`"
-        )
+    _check_runs_here(found, comm.size)
     lowering = Lowering(graph, found, find("sgd")(momentum=named.recipe.momentum))
     environment = environment_of(comm)
-    database = Database(profile) if profile and comm.rank == 0 else None
+    database = _database(profile) if profile and comm.rank == 0 else None
     known = comm.bcast_bytes(snapshots.to_json(database.snapshot(environment) if database else Snapshot(environment))
                              if comm.rank == 0 else None)  # fmt: skip
     return Session(comm, found, named, graph, lowering, snapshots.from_json(known), database)
+
+
+def _check_runs_here(machine: Machine, num_ranks: int) -> None:
+    foreign = next((p.kind for p in machine.processors if p.kind != "cpu"), None)
+    if foreign:
+        raise UserError(
+            f"--machine {machine.name}: its processors are of kind {foreign!r}, and steps run on this host's cpu: "
+            "leave --machine out here, or let `castile plan` think about that machine"
+        )
+    if machine.num_procs != num_ranks:
+        raise UserError(
+            f"--machine {machine.name}: it has {machine.num_procs} processors, but {_run(num_ranks)}: start as many with "
+            f"`castile launch -n {machine.num_procs} ...`, or leave --machine out"
+        )
+
+
+def _run(num_ranks: int) -> str:
+    return "1 rank runs" if num_ranks == 1 else f"{num_ranks} ranks run"
+
+
+def _database(profile: str) -> Database:
+    try:
+        Path(profile).parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"profile database {profile}: {error.strerror}; choose another path") from error
+    return Database(profile)
 
 
 def communicator() -> Communicator:

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from castile.launch import data, evaluate, explore, session, trace, training_report
+from castile.launch import checks, evaluate, explore, session, trace, training_report
 from castile.launch.data import Dataset
 from castile.launch.execution import Execution, Prepared, feed_from
 from castile.launch.explore import Chosen
 from castile.launch.ranks import UserError
 from castile.launch.session import Session
 from castile.launch.training_report import Progress, Speaker
+from castile.planner import search as searches
 from castile.planner import strategy as strategies
 
 NUM_SAMPLED = 20
@@ -41,13 +43,13 @@ class Train:
     """Fixes initial parameters, the order of samples, the held-out samples and the search."""
     data: str = ""
     """The data set with settings (digits, text:file=PATH); the model's own by default."""
-    batch: int = 0
+    batch: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Samples a step; the model's own by default."""
-    epochs: int = 0
+    epochs: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Passes over the training samples; the model's own by default."""
-    steps: int = 0
+    steps: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Train this many steps instead of whole epochs."""
-    lr: float = 0.0
+    lr: Annotated[float | None, tyro.conf.arg(metavar="RATE")] = None
     """Learning rate; the model's own by default."""
     out: str = ""
     """Write the plan to this file."""
@@ -65,9 +67,11 @@ COMMAND = Train
 def run(command: Train) -> int:
     """Plan, train, evaluate, learn, report. Raises ValueError or UserError for a user's mistake."""
     begun = time.perf_counter()
+    _check(command)
     profile = command.profile or session.default_profile()
-    job = session.start(command.model, command.machine, command.batch or None, profile)
-    dataset = _dataset(command, job)
+    job = session.start(command.model, command.machine, command.batch, profile)
+    dataset = job.dataset(command.data, command.seed)
+    steps_per_epoch = dataset.steps_per_epoch(job.graph.batch)
     rate = command.lr or job.model.recipe.lr
     say = Speaker(job.leads, command.json)
     chosen = _choose(command, job, dataset, rate, say)
@@ -75,10 +79,11 @@ def run(command: Train) -> int:
     if job.leads and command.out:
         strategies.write(chosen.plan, command.out)
     execution = job.execute(chosen.prepared, command.seed)
-    num_steps = command.steps or (command.epochs or job.model.recipe.epochs) * dataset.steps_per_epoch(job.graph.batch)
+    num_steps = command.steps or (command.epochs or job.model.recipe.epochs) * steps_per_epoch
     progress = _train(job, dataset, rate, execution, chosen.prepared, num_steps, say)
     judged = evaluate.held_out(job, chosen.plan, dataset, execution.state)
     if job.leads and command.trace:
+        Path(command.trace).parent.mkdir(parents=True, exist_ok=True)
         lanes = {"simulated": chosen.prepared.simulated.timeline, "measured": progress.sampled[-1]}
         trace.write(command.trace, chosen.prepared.tasks, lanes)
     facts = training_report.facts(job, chosen, progress, judged)
@@ -90,24 +95,21 @@ def run(command: Train) -> int:
     return 0
 
 
-def _dataset(command: Train, job: Session) -> Dataset:
-    """The data set; its samples must be what the graph takes in."""
-    shapes = {name: job.graph.tensors[name].shape[1:] for name in job.graph.inputs}
-    extent = next((s[0] for s in shapes.values() if len(s) == 1), None)
-    defaults = {"seq": extent} if extent else {}
-    dataset = data.load(command.data or job.model.recipe.data, command.seed, **defaults)
-    for name, shape in shapes.items():
-        if dataset.shapes.get(name) != shape:
-            there = dataset.shapes.get(name, "nothing of that name")
-            words = f"model {job.model.name} takes {name!r} of shape {shape}, data set {dataset.name} has {there}"
-            raise UserError(f"{words}: choose another with --data")
-    return dataset
+def _check(command: Train) -> None:
+    """Raises UserError or ValueError for what can be known to be wrong before the ranks have met."""
+    checks.counts(batch=command.batch, epochs=command.epochs, steps=command.steps)
+    checks.rates(lr=command.lr)
+    checks.writable(out=command.out, trace=command.trace)
+    if command.steps is not None and command.epochs is not None:
+        raise UserError(f"--steps {command.steps} and --epochs {command.epochs}: give one of the two")
+    searches.find(command.search)
+    searches.parse_budget(command.budget)
 
 
 def _choose(command: Train, job: Session, dataset: Dataset, rate: float, say: Speaker) -> Chosen:
     """The plan of the file that the user named, or the one that measures fastest here."""
     if command.plan:
-        return explore.given(job, job.agreed_plan(lambda: strategies.read(command.plan)))
+        return explore.given(job, job.plan_of(command.plan), command.plan)
     feed = feed_from(dataset.batch(0, job.graph.batch))
     return explore.choose(job, command.search, command.budget, command.seed, feed, rate, say.note)
 

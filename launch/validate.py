@@ -15,10 +15,9 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from castile.launch import data, models, session
-from castile.launch.execution import feed_from
+from castile.launch import checks, models, session
 from castile.launch.explore import simulated
-from castile.launch.measure import Trial, measure, trial
+from castile.launch.measure import Trial, measure, sample_feed, trial
 from castile.launch.ranks import UserError
 from castile.launch.session import Session
 from castile.planner.cost import CostModel
@@ -44,7 +43,7 @@ class Validate:
     """Where to run: local, or local:procs=N."""
     plans: int = 16
     """How many plans to measure; every other one is learned from."""
-    batch: int = 0
+    batch: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Samples a step; by default so many that a step on one processor should take at least 60 ms."""
     rounds: int = ROUNDS
     """How many steps of each plan are timed; the plans take turns."""
@@ -88,18 +87,15 @@ class Truth:
 
 
 def run(command: Validate) -> int:
-    """Measure, learn, predict, report."""
+    """Measure, learn, predict, report. Raises ValueError or UserError in one sentence for a user's mistake."""
+    checks.counts(batch=command.batch, rounds=command.rounds)
     if command.plans < 4:
         raise UserError(f"--plans {command.plans}: at least 4 are needed, half to learn from and half to predict")
     job = session.start(command.model, command.machine, command.batch or _batch(command), command.profile)
-    recipe = job.model.recipe
-    shapes = {name: job.graph.tensors[name].shape for name in job.graph.inputs}
-    seq = next((s[1] for s in shapes.values() if len(s) == 2), 0)
-    dataset = data.load(recipe.data, command.seed, **({"seq": seq} if seq else {}))
-    feed = feed_from(dataset.batch(0, job.graph.batch))
+    feed = sample_feed(job, command.seed)
     plans = draw(job, command.plans, command.seed)
     trials = [trial(job, name, plan, command.seed) for name, plan in plans.items()]
-    measure(job, trials, feed, recipe.lr / 100, command.rounds)
+    measure(job, trials, feed, job.model.recipe.lr / 100, command.rounds)
     untaught = CostModel(job.machine)
     taught = trials[::2]
     for t in taught:

@@ -53,11 +53,13 @@ class Runner:
         state = {} if state is None else state
         self._backends = [load(backend)(graph, packing, proc, state, poison) for proc in procs]
         self._workers = []
+        self._calls: list[dict[int, Action]] = []
         for proc, memory in zip(procs, self._backends):
             order = _order(graph, timeline, packing, proc, mapper)
             steps = program(graph, order, packing.edges)
             actions = _bind(graph, steps.tasks, memory, comm, proc, ranks)
             self._workers.append(Worker(steps, actions))
+            self._calls.append(dict(zip(steps.tasks, actions)))
 
     @property
     def nbytes(self) -> int:
@@ -68,6 +70,13 @@ class Runner:
     def done(self) -> bool:
         """Whether the step has ended."""
         return all(worker.done for worker in self._workers)
+
+    def calls(self, task: int) -> list[Action]:
+        """The task's calls on this rank, one a processor that takes part; a transfer's begin it and give its request.
+
+        For whoever runs tasks out of their order, in memory that they need not share.
+        """
+        return [calls[task] for calls in self._calls if task in calls]
 
     def persistent(self, role: str) -> State:
         """This rank's arrays of that role ("input", "carried", "output") by (region, box, processor)."""

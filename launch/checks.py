@@ -1,0 +1,51 @@
+"""Checks: what a command refuses before anything runs, so that an hour of training never ends at an unwritable file.
+
+It does not know commands; they say which options to look at.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+from castile.launch.ranks import UserError
+
+
+def counts(**given: int | None) -> None:
+    """Raises UserError, with the option's name, for a number below 1; None stands for an option that was not given."""
+    for name, value in given.items():
+        if value is not None and value < 1:
+            raise UserError(f"--{name} {value}: give 1 or more, or leave --{name} out")
+
+
+def rates(**given: float | None) -> None:
+    """Raises UserError, with the option's name, for a number that is not above 0 and finite."""
+    for name, value in given.items():
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise UserError(f"--{name} {value}: give a number above 0, or leave --{name} out")
+
+
+def writable(**given: str) -> None:
+    """Raises UserError, with the option's name, for a path at which no file can be written; "" is no path.
+
+    Nothing is made and an existing file stays as it is.
+    """
+    for name, path in given.items():
+        if path and (why := _hindrance(Path(path))):
+            raise UserError(f"--{name} {path}: {why}; choose another path")
+
+
+def _hindrance(path: Path) -> str:
+    """Why no file can be written there, "" where one can."""
+    if path.is_dir():
+        return "this is a folder, not a file"
+    if path.exists() and not os.access(path, os.W_OK):
+        return "this file may not be written"
+    # Missing folders are made with the file, in the nearest one that is there.
+    above = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
+    if not above.is_dir():
+        return f"{above} is not a folder"
+    if not os.access(above, os.W_OK | os.X_OK):
+        return f"the folder {above} may not be written"
+    return ""

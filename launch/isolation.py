@@ -1,0 +1,116 @@
+"""Isolation: a plan whose buffers all have memory of their own, so that any of its tasks can be run again and again.
+
+It does not know which tasks are wanted, nor what becomes of their times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter_ns
+from typing import cast
+
+import numpy as np
+
+from castile.launch.execution import Execution, Feed, Prepared
+from castile.launch.ranks import UserError
+from castile.launch.session import Session
+from castile.planner.strategy import Strategy
+from castile.runtime.comm.messages import Request
+from castile.runtime.executor import is_transfer
+from castile.runtime.memory import ALIGNMENT, Packing, written
+from castile.runtime.task import Kind, TaskGraph
+
+# A kernel's first call may compile it, its second fills the caches.
+WARM_UP = 2
+LEAST_REPETITIONS = 5
+LEAST_NANOSECONDS = 20_000_000
+MOST_TRANSFERS = 200
+
+
+class Isolated:
+    """A prepared plan on this rank after two real steps: every buffer holds the numbers that the step left in it."""
+
+    def __init__(self, job: Session, name: str, plan: Strategy, feed: Feed, rate: float) -> None:
+        """Raises UserError where the buffers do not fit side by side."""
+        prepared = job.prepare(plan)
+        self.tasks = prepared.tasks
+        self._comm = job.comm
+        packing = apart(self.tasks)
+        _refuse(name, packing, [p.memory_bytes - p.reserved_bytes for p in job.machine.processors])
+        execution = Execution(job.graph, Prepared(self.tasks, prepared.simulated, packing), job.comm, job.procs)
+        execution.initialise(0)
+        execution.feed(feed, rate)
+        self.runner = execution.runner
+        for _ in range(WARM_UP):
+            self.runner.run()
+        mine = [self.tasks.tasks_of(proc) for proc in job.procs]
+        self.mine = np.unique(np.concatenate(mine)) if mine else np.zeros(0, np.int64)
+
+    def repeat(self, tasks: Sequence[int], nanoseconds: int) -> np.ndarray:
+        """Run tasks of this rank in turns for so long, each five times at least; int64[n]: the nanoseconds of each run.
+
+        Without tasks this rank stands still.
+        """
+        calls = [call for task in tasks for call in self.runner.calls(task)]
+        lasted: list[int] = []
+        end = perf_counter_ns() + nanoseconds
+        while calls and (len(lasted) < LEAST_REPETITIONS * len(calls) or perf_counter_ns() < end):
+            for call in calls:
+                begun = perf_counter_ns()
+                call()
+                lasted.append(perf_counter_ns() - begun)
+        return np.array(lasted, np.int64)
+
+    def exchange(self, tasks: Sequence[int], repetitions: int) -> np.ndarray:
+        """Run transfers so often; all ranks meet before each; int64[repetitions, 2]: this rank's beginnings and ends.
+
+        Nanoseconds on the clock that all ranks share; a rank without a part in `tasks` only comes to the meetings.
+        """
+        calls = [call for task in tasks for call in self.runner.calls(task)]
+        spans = np.zeros((repetitions, 2), np.int64)
+        for number in range(repetitions):
+            self._comm.barrier()
+            spans[number, 0] = perf_counter_ns()
+            self._comm.wait(*[cast(Request, call()) for call in calls])
+            spans[number, 1] = perf_counter_ns()
+        return spans - self._comm.epoch_ns
+
+
+def apart(tasks: TaskGraph) -> Packing:
+    """A packing that reuses no bytes: buffers side by side, persistent ones first, then every task's private memory.
+
+    Tasks of one compute lane never run at once, so their private memory is shared.
+    """
+    offset = np.full(tasks.num_buffers, -1)
+    private = np.full(tasks.num_tasks, -1)
+    peak = np.zeros(tasks.num_procs, np.int64)
+    for proc in range(tasks.num_procs):
+        mine = np.flatnonzero(tasks.buffer_proc == proc)
+        mine = mine[np.argsort(tasks.buffer_first[mine] >= 0, kind="stable")]
+        ends = np.cumsum(_aligned(tasks.buffer_bytes[mine]))
+        offset[mine] = ends - _aligned(tasks.buffer_bytes[mine])
+        floor = int(ends[-1]) if len(ends) else 0
+        wanting = [t for t in tasks.tasks_of(proc).tolist() if tasks.private_bytes[t]]
+        private[[t for t in wanting if not is_transfer(int(tasks.kind[t]))]] = floor
+        peak[proc] = floor + int(_aligned(tasks.private_bytes[wanting]).max(initial=0))
+    return Packing(offset, private, peak, peak, np.zeros((0, 2), np.int64))
+
+
+def is_compute(tasks: TaskGraph, task: int) -> bool:
+    """Whether a task runs on one processor: a kernel, a copy or a sum."""
+    return int(tasks.kind[task]) < Kind.MOVE
+
+
+def _aligned(nbytes: np.ndarray) -> np.ndarray:
+    return -(-nbytes.astype(np.int64) // ALIGNMENT) * ALIGNMENT
+
+
+def _refuse(name: str, packing: Packing, capacities: Sequence[int]) -> None:
+    excess = packing.peak_bytes - np.asarray(capacities)
+    proc = int(excess.argmax())
+    if excess[proc] > 0:
+        need, have = written(int(packing.peak_bytes[proc])), written(int(capacities[proc]))
+        raise UserError(
+            f"plan {name}: to profile it every array gets memory of its own, and processor {proc} then needs {need} "
+            f"but has {have}: take a smaller --batch"
+        )

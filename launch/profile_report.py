@@ -1,0 +1,139 @@
+"""What a profiling run tells: a row for each kind of task, those first that take most of a step.
+
+It does not know how they were measured.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from castile.launch import report
+from castile.launch.session import Session
+from castile.planner.cost import CostModel
+from castile.planner.snapshot import Measured
+from castile.runtime.memory import written
+
+MOST_ROWS = 30
+WIDEST_SHAPES = 44
+HEAD = ("share", "count", "op", "pass", "shapes", "time", "+-", "GFLOP/s", "GB/s", "roofline")
+WORDS = ("op", "pass", "shapes")
+ALONE = ("similar", "idle")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A cost key as measured, in the step of the plan that had it first.
+
+    count    its tasks in that step; share: of all processors' time in tasks
+    is_new   measured now, not found in the database
+    beside   what ranks without that key did meanwhile: the "same" key on all, something "similar", or "idle"
+    """
+
+    measured: Measured
+    plan: str
+    count: int
+    share: float
+    is_new: bool
+    beside: str
+
+
+def facts(job: Session, rows: Sequence[Row], path: str, elapsed_seconds: float) -> dict[str, Any]:
+    """Every figure."""
+    cost = CostModel(job.machine)
+    ordered = sorted(rows, key=lambda row: -row.share)
+    return {
+        "model": job.model.name,
+        "machine": job.machine.name,
+        "num_ranks": job.comm.size,
+        "batch_samples": job.graph.batch,
+        "plans": list(dict.fromkeys(row.plan for row in rows)),
+        "num_keys": len(rows),
+        "num_new_keys": sum(row.is_new for row in rows),
+        "keys": [_fact(cost, row) for row in ordered],
+        "files": {"profile": path},
+        "total_seconds": elapsed_seconds,
+    }
+
+
+def _fact(cost: CostModel, row: Row) -> dict[str, Any]:
+    key, seconds = row.measured.key, row.measured.seconds
+    fixed, flops, nbytes = cost.terms(key)
+    # For a kernel the roofline is rates alone; a transfer's latency belongs to its form.
+    least = fixed + nbytes if key.link else max(flops, nbytes)
+    op, _, pass_ = key.name.rpartition(".") if not key.link else (key.name, "", "")
+    return {
+        "op": op or key.name,
+        "pass": pass_ if op else "",
+        "shapes": key.shapes,
+        "dtype": key.dtype,
+        "link": key.link,
+        "size_bytes": key.nbytes,
+        "num_members": key.members,
+        "seconds": seconds,
+        "spread_seconds": row.measured.spread_seconds,
+        "flops_per_second": key.flops / seconds,
+        "bytes_per_second": key.nbytes / seconds,
+        "roofline_share": least / seconds,
+        "plan": row.plan,
+        "num_in_step": row.count,
+        "step_share": row.share,
+        "is_new": row.is_new,
+        "other_ranks": row.beside,
+    }
+
+
+def tell(facts: Mapping[str, Any], as_json: bool) -> None:
+    """One JSON object, or a table and where the figures are kept."""
+    if as_json:
+        print(json.dumps(facts))
+        return
+    keys = facts["keys"]
+    print(f"{facts['model']}, {facts['batch_samples']} samples a step, on {facts['machine']}")
+    print(f"{len(keys)} kinds of tasks in the steps of {', '.join(facts['plans'])}\n")
+    print("\n".join(_table(keys[:MOST_ROWS])))
+    if len(keys) > MOST_ROWS:
+        print(f"... and {len(keys) - MOST_ROWS} more, which --json tells")
+    lone = [key for key in keys if key["other_ranks"] in ALONE]
+    if lone:
+        idle = sum(key["other_ranks"] == "idle" for key in lone)
+        print(f"* not on all ranks: meanwhile the others ran something similar ({len(lone) - idle}), or idled ({idle})")
+    new, path = facts["num_new_keys"], facts["files"]["profile"]
+    print(f"\n{new} measured now, {len(keys) - new} known before, in {facts['total_seconds']:.1f} s; kept in {path}")
+
+
+def _table(keys: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Lines of columns: words to the left, numbers to the right."""
+    rows = [HEAD, *map(_cells, keys)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
+    pads = [str.ljust if name in WORDS else str.rjust for name in HEAD]
+    return ["  ".join(pad(cell, width) for pad, cell, width in zip(pads, row, widths)).rstrip() for row in rows]
+
+
+def _cells(key: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        report.percent(key["step_share"]),
+        str(key["num_in_step"]),
+        key["op"] + "*" * (key["other_ranks"] in ALONE),
+        key["pass"],
+        _shortened(key["shapes"].rstrip("|") or f"{key['num_members']} ranks, {written(key['size_bytes'])}"),
+        _time(key["seconds"]),
+        _time(key["spread_seconds"]),
+        _giga(key["flops_per_second"]),
+        _giga(key["bytes_per_second"]),
+        report.percent(key["roofline_share"]),
+    )
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= WIDEST_SHAPES else text[: WIDEST_SHAPES - 3] + "..."
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
+
+
+def _giga(rate: float) -> str:
+    return f"{rate / 1e9:.2f}" if rate else "-"
