@@ -1,9 +1,14 @@
 """Overhead of the runtime: a step's wall time less its kernels' time, per task, on two MPI ranks with numpy.
 
-    python benchmarks/overhead.py [--ranks 2] [--steps 200]
+    python benchmarks/overhead.py [--ranks 2] [--steps 300]
 
-Each rank runs a chain of small kernels and every tenth task hands an array to its neighbour, which needs it in the next
-one: so latency and waiting count too. Kernel time is what the kernels take in the same step, by the same clock.
+The step is a real one of many small tasks: a GPT of narrow blocks, data parallel, lowered, packed and bound as in
+training. Kernel time is the sum of the measured spans of a rank's compute lane (kernels, packing, adding up) in the
+same step, by the same clock; all the rest of the step's wall time counts, waiting too: it is divided by the rank's
+tasks, transfers among them. Of the ranks' medians the slowest one's is the figure.
+
+Waiting is told apart and not taken off: the time before tasks that wait for transfers, and before the step's end.
+What it holds is the transfers' latency, the neighbour's lateness, and the bookkeeping of just those tasks.
 """
 
 from __future__ import annotations
@@ -11,154 +16,102 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
-import subprocess
 import sys
-import time
 from pathlib import Path
+from time import perf_counter_ns
 
+os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from castile.launch import launch
-from castile.runtime.memory import pack
-from castile.runtime.region import whole
-from castile.runtime.runner import Runner
-from castile.runtime.task import (
-    NUM_LANES,
-    Arg,
-    Body,
-    Buffer,
-    Call,
-    Comm,
-    CostKey,
-    Kind,
-    Lane,
-    Task,
-    TaskGraph,
-    View,
-)
-from castile.runtime.timeline import Timeline
+from benchmarks import on_ranks
+from benchmarks.alone import SEED, Workload, workload
+from benchmarks.figures import Figure, tell
+from castile.launch.execution import Execution, feed_from
+from castile.planner.seeds import seeds
+from castile.runtime.executor import program
+from castile.runtime.mapper import Default
+from castile.runtime.task import Kind
+from castile.runtime.timeline import PICOSECONDS
 
-TARGET_MICROSECONDS = 15.0
-SHAPE = (32, 32)
-TASKS_PER_MOVE = 10
-NUM_MOVES = 60
-WARM_UP_STEPS = 20
+MODEL = "gpt:layers=8,width=32,heads=2,seq=16"
+BATCH = 4
+MOST_MICROSECONDS = 15.0
+WARM_UP = 20
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.rank:
-        measure(options.steps)
-        return
-    words = [sys.executable, "-m", "mpi4py", __file__, "--rank", "--steps", str(options.steps)]
-    environment = {**os.environ, **launch.variables(), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    sys.exit(subprocess.run(launch.mpirun_words(options.ranks, None, words), env=environment).returncode)
-
-
-def measure(num_steps: int) -> None:
-    """Runs the steps on this rank; rank 0 prints the figures of the slowest rank."""
-    from castile.runtime.comm.mpi import world
-
-    comm = world()
-    graph, timeline = chains(comm.size)
-    runner = Runner(graph, timeline, pack(graph, timeline), (comm.rank,), comm)
-    for array in runner.persistent("carried").values():
-        # Small, so that a chain of products neither grows without bound nor dies out.
-        array[:] = np.random.default_rng(0).standard_normal(array.shape) * 0.1
-    samples = [sample(runner) for _ in range(WARM_UP_STEPS + num_steps)][WARM_UP_STEPS:]
-    gathered = comm.gather_bytes(json.dumps(samples).encode())
+    if not options.rank:
+        sys.exit(on_ranks.start(__file__, options.ranks, ["--rank", "--steps", str(options.steps)]))
+    work = workload(MODEL, BATCH)
+    job = work.job
+    execution = job.execute(job.prepare(seeds(job.lowering)["data_parallel"]), SEED)
+    execution.feed(feed_from(work.dataset.batch(0, BATCH)), work.recipe.lr / 100)
+    meter = Meter(execution, job.comm.rank)
+    samples = [meter.step() for _ in range(WARM_UP + options.steps)][WARM_UP:]
+    gathered = job.comm.gather_bytes(json.dumps(samples).encode())
     if gathered is not None:
-        report(comm.size, len(graph.tasks_of(0)), [json.loads(data) for data in gathered])
+        report(work, meter, np.array([json.loads(data) for data in gathered]))
 
 
-def sample(runner: Runner) -> tuple[float, float]:
-    """One step's seconds, and those of its kernels."""
-    runner.comm.barrier()
-    begin = time.perf_counter()
-    runner.run()
-    wall = time.perf_counter() - begin
-    spans = runner.timeline()
-    computes = runner.graph.kind[spans.task] == Kind.COMPUTE
-    return wall, float(spans.durations()[computes].sum()) * 1e-12
+class Meter:
+    """Steps of this rank's part of a plan, taken apart."""
+
+    def __init__(self, execution: Execution, proc: int) -> None:
+        self.execution = execution
+        prepared = execution.prepared
+        tasks = prepared.tasks
+        steps = program(tasks, Default().order(tasks, prepared.simulated.timeline, proc), prepared.packing.edges)
+        self.num_tasks = len(steps.tasks)
+        self.moves = np.array(steps.asynchronous)
+        self._waiting = np.array([len(waits) > 0 for waits in steps.waits])
+        self._position = np.argsort(np.argsort(steps.tasks))
+        assert (self.moves == (tasks.kind[list(steps.tasks)] >= Kind.MOVE)).all()
+
+    def step(self) -> tuple[float, float, float]:
+        """Seconds of one step: its wall time, its kernels, and its waiting."""
+        comm, runner = self.execution.comm, self.execution.runner
+        comm.barrier()
+        began = perf_counter_ns()
+        runner.run()
+        ended = perf_counter_ns()
+        timeline = runner.timeline()
+        # picoseconds since the step began, in issue order
+        shift = (began - comm.epoch_ns) * 1000
+        start, end = (times[self._position] - shift for times in (timeline.start, timeline.end))
+        kernels = (end - start)[~self.moves].sum()
+        # a transfer is issued and left under way: what comes next could come at once
+        last = np.concatenate([[0], np.maximum.accumulate(np.where(self.moves, start, end))])
+        gaps = np.append(start, (ended - began) * 1000) - last
+        waiting = gaps[:-1][self._waiting].sum() + gaps[-1]
+        wall = (ended - began) * 1000
+        return wall / PICOSECONDS, float(kernels) / PICOSECONDS, float(waiting) / PICOSECONDS
 
 
-def report(num_ranks: int, num_tasks: int, samples: list[list[tuple[float, float]]]) -> None:
-    medians = [statistics.median((wall - kernels) / num_tasks for wall, kernels in rank) * 1e6 for rank in samples]
-    best = [min((wall - kernels) / num_tasks for wall, kernels in rank) * 1e6 for rank in samples]
-    kernels = statistics.median(kernels / num_tasks for _, kernels in samples[0]) * 1e6
+def report(work: Workload, meter: Meter, samples: np.ndarray) -> None:
+    """Tell the figures; samples [rank, step, (wall, kernels, waiting)]."""
+    micro = 1e6 * samples / meter.num_tasks
+    wall, kernels, waiting = (micro[:, :, column] for column in range(3))
+    rest = wall - kernels
+    slower = int(np.median(rest, axis=1).argmax())
     print(
-        f"{num_ranks} ranks, {num_tasks} tasks a rank, every {TASKS_PER_MOVE}th a move, kernels {kernels:.2f} us a task"
+        f"{MODEL}, batch {BATCH}, data parallel on {work.job.comm.size} ranks: {meter.num_tasks} tasks a rank, "
+        f"{meter.moves.sum()} of them transfers; {rest.shape[1]} steps, best {rest[slower].min():.2f} us a task"
     )
-    print(f"wall less kernels: best step {max(best):.2f} us a task")
-    met = "met" if max(medians) <= TARGET_MICROSECONDS else "not met"
-    print(f"overhead_microseconds_per_task {max(medians):.2f}  target <= {TARGET_MICROSECONDS:g}  {met}")
-
-
-def chains(num_ranks: int) -> tuple[TaskGraph, Timeline]:
-    """A chain on each processor over three arrays; each TASKS_PER_MOVE-th task sends one round the ring."""
-    buffers = [
-        Buffer(name, whole(SHAPE), "float32", proc, role)
-        for proc in range(num_ranks)
-        for name, role in (("w", "carried"), ("x", "carried"), ("y", ""), ("z", ""))
-    ]
-    tasks: list[Task] = []
-    for at in range(NUM_MOVES * TASKS_PER_MOVE):
-        for proc in range(num_ranks):
-            tasks.append(_task(len(tasks), at, proc, num_ranks))
-    return _graph(tasks, buffers, num_ranks)
-
-
-def _task(number: int, at: int, proc: int, num_ranks: int) -> Task:
-    w, x, y, z = (View(4 * proc + i, whole(SHAPE)) for i in range(4))
-    step = at % TASKS_PER_MOVE
-    if step == TASKS_PER_MOVE - 1 and num_ranks > 1:
-        other = (proc + 1) % num_ranks
-        landing, n = View(4 * other + 3, whole(SHAPE)), whole(SHAPE).volume
-        comm = Comm("move", (proc, other), (y, None), (None, landing), (None, None), ((0, n), (0, 0)))
-        return Task(number, f"move{number}", Kind.MOVE, (proc, other), (y, landing), comm=comm)
-    if step == 0:
-        views, call = (z if at else x, x, y), Call("add", (Arg("view", 0), Arg("view", 1)), (Arg("view", 2),))
-    elif step % 2:
-        views, call = (y, w, z), Call("contract", ("ab,cb->ac", Arg("view", 0), Arg("view", 1)), (Arg("view", 2),))
-    else:
-        views, call = (z, y), Call("relu", (Arg("view", 0),), (Arg("view", 1),))
-    return Task(number, f"{call.kernel}{number}", Kind.COMPUTE, (proc,), views, Body((call,)))
-
-
-def _graph(tasks: list[Task], buffers: list[Buffer], num_procs: int) -> tuple[TaskGraph, Timeline]:
-    """Tasks that share a buffer run in program order, one time unit each."""
-    last: dict[int, int] = {}
-    needs, lanes, uses = [], [], []
-    first = [-1] * len(buffers)
-    for task in tasks:
-        touched = sorted({view.buffer for view in task.views})
-        needs.append(sorted({last[b] for b in touched if b in last}))
-        for b in touched:
-            if b not in last and not buffers[b].role:
-                first[b] = task.index
-            last[b] = task.index
-        uses.append(touched)
-        lane = [Lane.COMPUTE] if task.comm is None else [Lane.SEND, Lane.RECEIVE]
-        lanes.append([p * NUM_LANES + l for p, l in zip(task.procs, lane)])
-    n, numbers = len(tasks), np.arange(len(tasks))
-    sizes = [4 * b.box.volume for b in buffers]
-    graph = TaskGraph(
-        np.array([t.kind for t in tasks], np.int8), numbers, np.zeros(n, np.int32), (CostKey("any", "", "", 1, 1),),
-        *_flat(lanes), *_flat(needs), *_flat(uses), np.array([b.proc for b in buffers]), np.array(sizes),
-        np.array(first), np.zeros(n, np.int64), num_procs, tasks, buffers,
-    )  # fmt: skip
-    return graph, Timeline(numbers, numbers * 1000, numbers * 1000 + 1000)
-
-
-def _flat(rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    return np.cumsum([0, *map(len, rows)]), np.array([x for row in rows for x in row], np.int64)
+    tell(
+        [
+            Figure("kernels_microseconds_per_task", float(np.median(kernels[slower]))),
+            Figure("waiting_microseconds_per_task", float(np.median(waiting[slower]))),
+            Figure("overhead_without_waiting_microseconds_per_task", float(np.median((rest - waiting)[slower]))),
+            Figure("overhead_microseconds_per_task", float(np.median(rest[slower])), most=MOST_MICROSECONDS),
+        ]
+    )
 
 
 if __name__ == "__main__":

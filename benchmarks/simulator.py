@@ -1,147 +1,92 @@
-"""How fast the simulator is, peak memory included, on a graph of the shape of a parallel GPT step.
+"""How fast the simulator is, peak memory included, on the lowered step of a GPT of about 50 thousand tasks.
 
-    python benchmarks/simulator.py [--procs 64 --layers 22 --runs 60]
+    python benchmarks/simulator.py [--layers 29] [--data 4] [--tensor 4] [--runs 200]
 
-Tensor parallel over groups of 8 processors, data parallel between the groups: per layer and processor 40 computing
-tasks, 4 sums over the tensor group and 4 over the data group. Durations are drawn at random from few values, so that
-equal times are common. The target is 10 million tasks per second.
+Two dgx-h100 nodes, 16 processors: every block is cut along the samples and, within groups, along heads and channels,
+as in Megatron-LM (Shoeybi et al., 2019). What the search pays for each plan is timed: `simulate`, all of it, with the
+durations of a cost model. Lowering is stated apart, for the first time (templates are made) and when Configs are known.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
+from benchmarks.figures import Figure, in_turns, spread, tell
+from castile.launch import models
+from castile.planner.cost import CostModel
+from castile.planner.graph import Graph
+from castile.planner.lower import Lowering
+from castile.planner.op import find
+from castile.planner.seeds import stamped
 from castile.planner.simulate import simulate
-from castile.runtime.task import NUM_LANES, CostKey, Kind, Lane, TaskGraph
+from castile.planner.strategy import Config
+from castile.runtime import machine as machines
 
-TENSOR = 8
-FORWARD, BACKWARD, GRADIENTS = 5, 11, 2
-TARGET = 10
-
-
-class Step:
-    """Task lists of a training step as they are written, processor by processor in step."""
-
-    def __init__(self, procs: int) -> None:
-        self.procs = procs
-        self.kind: list[int] = []
-        self.cost: list[int] = []
-        self.lanes: list[list[int]] = []
-        self.needs: list[list[int]] = []
-        self.uses: list[list[int]] = []
-        self.buffers: list[tuple[int, int, int]] = []
-
-    def task(self, kind: Kind, cost: int, lane: Lane, group: list[int], needs: list[int], uses: list[int]) -> int:
-        self.kind.append(kind)
-        self.cost.append(cost)
-        self.lanes.append([proc * NUM_LANES + lane for proc in group])
-        self.needs.append(needs)
-        self.uses.append(uses)
-        return len(self.kind) - 1
-
-    def compute(self, proc: int, cost: int, needs: list[int], uses: list[int]) -> tuple[int, int]:
-        """A task and the buffer that it writes."""
-        b = len(self.buffers)
-        t = self.task(Kind.COMPUTE, cost, Lane.COMPUTE, [proc], sorted({*needs}), [*uses, b])
-        self.buffers.append((proc, 4096 + 64 * cost, t))
-        return t, b
-
-    def share(self, cost: int, group: list[int], tasks: list[int], buffers: list[int]) -> int:
-        return self.task(Kind.COLLECTIVE, cost, Lane.COLLECTIVE, group, sorted({*tasks}), sorted({*buffers}))
-
-    def graph(self, num_costs: int) -> TaskGraph:
-        lane_ptr, lanes = flat(self.lanes)
-        need_ptr, needs = flat(self.needs)
-        use_ptr, uses = flat(self.uses)
-        proc, nbytes, first = (np.array(column) for column in zip(*self.buffers, strict=True))
-        num_tasks = len(self.kind)
-        order = np.random.default_rng(1).permutation(num_tasks)
-        private = 256 * (np.array(self.kind) == Kind.COMPUTE)
-        return TaskGraph(
-            np.array(self.kind, np.int8), order, np.array(self.cost, np.int32),
-            tuple(CostKey(f"op{c}", "", "float32", 0, 0) for c in range(num_costs)), lane_ptr, lanes, need_ptr, needs,
-            use_ptr, uses, proc.astype(np.int32), nbytes, first.astype(np.int32), private, self.procs, [], [],
-        )  # fmt: skip
-
-
-def flat(lists: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    ptr = np.concatenate([[0], np.cumsum([len(row) for row in lists])])
-    return ptr.astype(np.int32), np.array([x for row in lists for x in row], np.int32)
-
-
-def make_graph(procs: int, layers: int) -> TaskGraph:
-    """Halves of a layer, forward and backward, end in a sum over the tensor group; gradients are summed and applied."""
-    step = Step(procs)
-    tensor = [list(range(g, g + TENSOR)) for g in range(0, procs, TENSOR)]
-    data = [list(range(i, procs, TENSOR)) for i in range(TENSOR)]
-    last = [step.compute(p, 0, [], []) for p in range(procs)]
-    saved: list[list[list[tuple[int, int]]]] = []
-    for _ in range(layers):
-        for half in range(2):
-            kept: list[list[tuple[int, int]]] = [[] for _ in range(procs)]
-            for k in range(FORWARD):
-                for p in range(procs):
-                    kept[p].append(last[p])
-                    residual = kept[p][0] if k == FORWARD - 1 else last[p]
-                    operands = zip(last[p], residual, strict=True)
-                    last[p] = step.compute(p, 1 + half * FORWARD + k, *map(list, operands))
-            saved.append(kept)
-            shared(step, tensor, last, 30 + half)
-    for _ in range(layers):
-        for half in range(2):
-            kept = saved.pop()
-            for k in range(BACKWARD):
-                for p in range(procs):
-                    t, b = kept[p][min(k // 2, FORWARD - 1)]
-                    last[p] = step.compute(p, 11 + half * 8 + k % 8, [last[p][0], t], [last[p][1], b])
-            shared(step, tensor, last, 32 + half)
-            for k in range(GRADIENTS):
-                grads = [step.compute(p, 34 + k, [last[p][0]], [last[p][1], kept[p][k][1]]) for p in range(procs)]
-                shared(step, data, grads, 36 + k)
-                for p in range(procs):
-                    step.compute(p, 38, [grads[p][0]], [grads[p][1]])
-    return step.graph(40)
-
-
-def shared(step: Step, groups: list[list[int]], ends: list[tuple[int, int]], cost: int) -> None:
-    """Adds a sum over each group, after which its members' results count as its own."""
-    for group in groups:
-        t = step.share(cost, group, [ends[p][0] for p in group], [ends[p][1] for p in group])
-        for p in group:
-            ends[p] = (t, ends[p][1])
-
-
-def times(run: Callable[[], object], num_runs: int) -> np.ndarray:
-    run()
-    seconds = np.empty(num_runs)
-    for i in range(num_runs):
-        began = time.perf_counter()
-        run()
-        seconds[i] = time.perf_counter() - began
-    return seconds
+LEAST = 10.0
+# The axis along which a node of a block is cut within its group; the others are computed by all of the group alike.
+WITHIN = {"q": "o", "k": "o", "v": "o", "attention": "h", "o": "i", "up": "o", "gelu": "o", "down": "i"}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="simulator: tasks per second, peak memory included")
-    parser.add_argument("--procs", type=int, default=64)
-    parser.add_argument("--layers", type=int, default=22)
-    parser.add_argument("--runs", type=int, default=60)
-    args = parser.parse_args()
-    graph = make_graph(args.procs, args.layers)
-    durations = np.random.default_rng(0).integers(1, 9, len(graph.cost_keys)) * 12_500_000
-    engines = tuple(Lane)
-    print(f"{graph.num_tasks} tasks, {len(graph.needs)} needs, {len(graph.uses)} uses, {graph.num_procs} processors")
-    plain = times(lambda: simulate(graph, durations, engines, "plain"), 1)
-    seconds = times(lambda: simulate(graph, durations, engines, "numba"), args.runs)
-    median, best = float(np.median(seconds)), float(seconds.min())
-    print(f"plain {plain.min() * 1e3:.0f} ms; compiled median {median * 1e3:.2f} ms, best {best * 1e3:.2f} ms")
-    rate = graph.num_tasks / median / 1e6
-    print(f"best {graph.num_tasks / best / 1e6:.1f} million tasks per second")
-    print(f"median {rate:.1f} million tasks per second, target {TARGET}: {'met' if rate >= TARGET else 'not met'}")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=29)
+    parser.add_argument("--data", type=int, default=4, help="groups, each with its share of the samples")
+    parser.add_argument("--tensor", type=int, default=4, help="processors of a group")
+    parser.add_argument("--runs", type=int, default=200)
+    options = parser.parse_args()
+    num_procs = options.data * options.tensor
+    machine = machines.parse(f"dgx-h100:nodes={-(-num_procs // 8)}")
+    model = models.parse(f"gpt:layers={options.layers},width=1024,heads=16,seq=1024,vocab=50304")
+    graph = model.graph(4 * options.data)
+    lowering = Lowering(graph, machine, find("sgd")(momentum=0.9))
+    plan = stamped(lowering, megatron(graph, options.data, options.tensor), "megatron")
+    first, again = once(lambda: lowering.lower(plan)), once(lambda: lowering.lower(plan))
+    tasks = lowering.lower(plan)
+    cost = CostModel(machine)
+    pricing = once(lambda: cost.picoseconds(tasks.cost_keys))
+    durations = cost.picoseconds(tasks.cost_keys)
+    print(
+        f"{graph.name} of {options.layers} layers on {machine.name}: {tasks.num_tasks} tasks, "
+        f"{len(tasks.needs)} needs, {tasks.num_buffers} buffers, {len(tasks.cost_keys)} cost keys"
+    )
+    seconds = in_turns({"simulate": lambda: simulate(tasks, durations, machine.engines, "numba")}, options.runs)
+    times = seconds["simulate"]
+    best = f"best {1e3 * times.min():.2f} ms: {1e-6 * tasks.num_tasks / times.min():.1f} million tasks a second"
+    print(f"  median {1e3 * np.median(times):.2f} ms, within {100 * spread(times):.1f} %, {best}")
+    tell(
+        [
+            Figure("simulator_num_tasks", tasks.num_tasks),
+            Figure("lowering_first_seconds", first),
+            Figure("lowering_again_seconds", again),
+            Figure("pricing_seconds", pricing),
+            Figure("simulator_million_tasks_per_second", 1e-6 * tasks.num_tasks / float(np.median(times)), least=LEAST),
+        ]
+    )
+
+
+def once(call: Callable[[], object]) -> float:
+    """Seconds of one call."""
+    began = perf_counter()
+    call()
+    return perf_counter() - began
+
+
+def megatron(graph: Graph, data: int, tensor: int) -> dict[str, Config]:
+    """Samples in `data` pieces, and within each the blocks' inner axes in `tensor` pieces."""
+    configs = {}
+    for name in graph.nodes:
+        axis = WITHIN.get(name.rpartition(".")[2], "") if "." in name else ""
+        inner = {axis: tensor} if axis else {}
+        configs[name] = Config({"b": data, **inner}, 1 if inner else tensor, tuple(range(data * tensor)))
+    return configs
 
 
 if __name__ == "__main__":

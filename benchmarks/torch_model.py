@@ -1,0 +1,116 @@
+"""A castile graph in PyTorch, eager on a CPU: one PyTorch call for each node, as one would write the model by hand.
+
+It does not know plans: the whole graph runs in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from castile.launch.execution import initial
+from castile.planner.graph import Graph
+from castile.planner.op import Tensor as Whole
+from castile.runtime.region import whole
+
+T = torch.Tensor
+
+
+class TorchModel(torch.nn.Module):
+    """The graph with castile's own initial parameters of that seed, in float32."""
+
+    def __init__(self, graph: Graph, seed: int) -> None:
+        super().__init__()
+        self.graph = graph
+        numbers = {t.name: initial(t, seed, whole(t.shape)) for t in graph.params}
+        # PyTorch allows no dots in the names of parameters.
+        self.held = torch.nn.ParameterList(torch.nn.Parameter(torch.from_numpy(a)) for a in numbers.values())
+        self._calls = [
+            (getattr(Calls, node.op.name), node.op, graph.tensors[node.outputs[0]], node.inputs)
+            for node in graph.nodes.values()
+        ]
+        self._names = tuple(numbers)
+
+    def forward(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The loss of inputs by name."""
+        values = {**inputs, **dict(zip(self._names, self.held))}
+        for call, op, output, names in self._calls:
+            values[output.name] = call(op, output, *(values[name] for name in names))
+        return values[self.graph.loss]
+
+
+class TorchStep:
+    """One step of stochastic gradient descent with momentum: zeroed gradients, loss, gradients, update."""
+
+    def __init__(self, graph: Graph, seed: int, rate: float, momentum: float) -> None:
+        self.model = TorchModel(graph, seed)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=rate, momentum=momentum)
+        self.loss = torch.zeros(())
+        self._inputs: dict[str, torch.Tensor] = {}
+
+    def feed(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """The inputs of the steps that follow."""
+        self._inputs = {
+            name: torch.from_numpy(np.ascontiguousarray(array, np.int64 if array.dtype.kind == "i" else np.float32))
+            for name, array in arrays.items()
+        }
+
+    def run(self) -> None:
+        """The step; `loss` holds the loss before its update."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.loss = self.model(self._inputs)
+        self.loss.backward()
+        self.optimizer.step()
+
+
+class Calls:
+    """The nodes' operators in PyTorch, by name: (settings, what comes out, operands) -> result."""
+
+    @staticmethod
+    def embedding(op: Any, out: Whole, ids: T, table: T) -> T:
+        return F.embedding(ids, table)
+
+    @staticmethod
+    def add(op: Any, out: Whole, x: T, other: T) -> T:
+        return x + other
+
+    @staticmethod
+    def layer_norm(op: Any, out: Whole, x: T, gain: T, shift: T) -> T:
+        return F.layer_norm(x, gain.shape, gain, shift, op.eps)
+
+    @staticmethod
+    def linear(op: Any, out: Whole, x: T, w: T, b: T | None = None) -> T:
+        return F.linear(x, w, b)
+
+    @staticmethod
+    def attention(op: Any, out: Whole, q: T, k: T, v: T) -> T:
+        heads = (x.unflatten(-1, (op.h, -1)).transpose(1, 2) for x in (q, k, v))
+        return F.scaled_dot_product_attention(*heads, is_causal=op.causal).transpose(1, 2).flatten(2)
+
+    @staticmethod
+    def gelu(op: Any, out: Whole, x: T) -> T:
+        return F.gelu(x, approximate=op.approximate)
+
+    @staticmethod
+    def relu(op: Any, out: Whole, x: T) -> T:
+        return F.relu(x)
+
+    @staticmethod
+    def conv2d(op: Any, out: Whole, x: T, w: T, b: T | None = None) -> T:
+        return F.conv2d(x, w, b, op.stride, op.padding)
+
+    @staticmethod
+    def max_pool2d(op: Any, out: Whole, x: T) -> T:
+        return F.max_pool2d(x, op.kernel, op.stride, op.padding)
+
+    @staticmethod
+    def reshape(op: Any, out: Whole, x: T) -> T:
+        return x.reshape(out.shape)
+
+    @staticmethod
+    def cross_entropy(op: Any, out: Whole, logits: T, labels: T) -> T:
+        return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
