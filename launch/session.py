@@ -97,7 +97,7 @@ class Session:
         plan = self.agreed_plan(lambda: strategies.read(path))
         if plan.num_procs != self.comm.size:
             raise UserError(
-                f"plan {path}: it is for {plan.num_procs} processors, but {_run(self.comm.size)}: start as many with "
+                f"plan {path}: it is for {_processors(plan.num_procs)}, but {_run(self.comm.size)}: start as many with "
                 f"`castile launch -n {plan.num_procs} ...`, or plan again"
             )
         return plan
@@ -160,13 +160,17 @@ def _check_runs_here(machine: Machine, num_ranks: int) -> None:
         )
     if machine.num_procs != num_ranks:
         raise UserError(
-            f"--machine {machine.name}: it has {machine.num_procs} processors, but {_run(num_ranks)}: start as many with "
-            f"`castile launch -n {machine.num_procs} ...`, or leave --machine out"
+            f"--machine {machine.name}: it has {_processors(machine.num_procs)}, but {_run(num_ranks)}: "
+            f"start as many with `castile launch -n {machine.num_procs} ...`, or leave --machine out"
         )
 
 
 def _run(num_ranks: int) -> str:
     return "1 rank runs" if num_ranks == 1 else f"{num_ranks} ranks run"
+
+
+def _processors(count: int) -> str:
+    return "1 processor" if count == 1 else f"{count} processors"
 
 
 def _database(profile: str) -> Database:

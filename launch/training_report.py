@@ -6,7 +6,6 @@ It does not know how training is done.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,9 +41,8 @@ class Speaker:
             print(text, flush=True)
 
     def note(self, text: str) -> None:
-        """What is being done, for people who wait."""
-        if self.leads:
-            print(f"{text} ...", file=sys.stderr, flush=True)
+        """What is being done, for people who wait; stderr is for what went wrong."""
+        self.line(f"{text} ...")
 
     def close(self, text: Callable[[dict[str, Any]], str], facts: dict[str, Any]) -> None:
         if self.leads:
