@@ -1,0 +1,284 @@
+"""Bad input: status 2, one clear sentence from one rank, no traceback, and every file as it was before."""
+
+import json
+import re
+import subprocess
+import sys
+import tracemalloc
+
+import msgspec
+import numpy as np
+import pytest
+
+from castile.launch import launch, models
+from castile.launch.__main__ import main
+from castile.launch.execution import prepare
+from castile.planner import strategy as strategies
+from castile.planner.cost import CostModel
+from castile.planner.database import Database
+from castile.planner.lower import Lowering
+from castile.planner.seeds import seeds
+from castile.planner.snapshot import Environment, Measured, snapshot_of
+from castile.runtime import machine as machines
+from castile.runtime.task import CostKey
+from tests import homes
+from tests.mpi import CHECKOUT, mpirun_apart
+
+TINY = """
+[[processor]]
+kind = "cpu"
+flops_per_second = 5e10
+bytes_per_second = 8e9
+memory_bytes = 100_000
+"""
+OWNER = r"[\w./ ]+ \([\d.]+ (?:GiB|MiB|KiB|bytes)\)"
+
+
+def plan_of(model, num_procs):
+    graph = models.parse(model).graph()
+    return seeds(Lowering(graph, machines.local(num_procs)))["data_parallel"]
+
+
+def plan_files(folder):
+    """Plans that fit other jobs, and plans that fit none."""
+    one = plan_of("mlp", 1)
+    strategies.write(one, folder / "mlp1.json")
+    strategies.write(plan_of("mlp", 2), folder / "mlp2.json")
+    strategies.write(plan_of("convnet", 1), folder / "convnet1.json")
+    strategies.write(msgspec.structs.replace(one, machine="0" * 16), folder / "elsewhere.json")
+    whole = json.loads((folder / "mlp1.json").read_bytes())
+
+    def changed(name, node, config):
+        tree = {**whole, "configs": {**whole["configs"], node: config}}
+        (folder / name).write_text(json.dumps(tree))
+
+    changed("frozen.json", "loss", {"split": {"v": 2}, "procs": [0, 0]})
+    changed("beyond.json", "fc1", {"procs": [7]})
+    changed("negative.json", "fc1", {"procs": [-1]})
+    changed("nobody.json", "fc11", {"procs": [0]})
+    changed("too_few.json", "fc1", {"split": {"b": 2}, "procs": [0]})
+    (folder / "unknown.json").write_text(json.dumps({**whole, "num_proc": 1}))
+    (folder / "cut.json").write_bytes((folder / "mlp1.json").read_bytes()[:200])
+    (folder / "garbage.json").write_bytes(np.random.default_rng(0).bytes(300))
+    (folder / "empty.json").write_bytes(b"")
+    (folder / "newer.json").write_text(json.dumps({**whole, "schema": 99}))
+
+
+def database_files(folder):
+    key = CostKey("linear.F", "4x4;4x4;4x4|", "float32", 128, 192)
+    rows = [Measured(msgspec.structs.replace(Measured(key, 1e-6)).key, 1e-6)]
+    Database(folder / "good.db").add(snapshot_of(Environment("another processor"), rows))
+    whole = (folder / "good.db").read_bytes()
+    (folder / "cut.db").write_bytes(whole[: len(whole) // 2])
+    (folder / "garbage.db").write_bytes(np.random.default_rng(1).bytes(5000))
+    (folder / "header.db").write_bytes(whole[:50])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bad")
+    plan_files(folder)
+    database_files(folder)
+    (folder / "tiny.toml").write_text(TINY)
+    (folder / "cut.toml").write_text(TINY[:60])
+    (folder / "typo.toml").write_text(TINY.replace("flops_per", "flop_per"))
+    (folder / "negative.toml").write_text(TINY.replace("8e9", "-8e9"))
+    (folder / "no_build.py").write_text("x = 1\n")
+    (folder / "syntax.py").write_text("def build(batch=None\n")
+    (folder / "cut.npz").write_bytes((CHECKOUT / "launch/data/digits.npz").read_bytes()[:1000])
+    (folder / "short.txt").write_text("too short")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return homes.make(tmp_path_factory.mktemp("home"))
+
+
+CASES = [
+    # a plan that is for something else
+    ("train mlp --plan convnet1.json", r"plan convnet1.json: .* another model \(convnet\)"),
+    ("train mlp:width=64 --plan mlp1.json", r"plan mlp1.json: .* another model"),
+    ("train mlp --batch 32 --plan mlp1.json", r"plan mlp1.json: .* another model"),
+    ("train mlp --plan elsewhere.json", r"plan elsewhere.json: .* another machine"),
+    ("train mlp --plan mlp2.json", r"plan mlp2.json: it is for 2 processors, but 1 rank runs: .*castile launch -n 2"),
+    ("simulate mlp1.json --machine dgx-h100", r"another machine"),
+    ("simulate mlp --plan convnet1.json", r"convnet1.json was made for convnet"),
+    ("profile mlp --plan convnet1.json", r"plan convnet1.json: .* another model"),
+    ("profile mlp --plan mlp2.json", r"it is for 2 processors, but 1 rank runs"),
+    # a plan that is none
+    ("train mlp --plan frozen.json", r"plan frozen.json: loss: axis 'v' of cross_entropy may not be split"),
+    ("train mlp --plan beyond.json", r"plan beyond.json: fc1: processor 7 is out of range; the machine has 1"),
+    ("train mlp --plan negative.json", r"plan negative.json: fc1: processor -1 is out of range"),
+    ("train mlp --plan nobody.json", r"a node 'fc11' that mlp does not have, did you mean 'fc1'"),
+    ("train mlp --plan too_few.json", r"fc1: .* need 2 processors, 1 are named"),
+    ("simulate frozen.json --machine local:procs=1", r"axis 'v' of cross_entropy may not be split"),
+    # files that cannot be read
+    ("train mlp --plan missing.json", r"plan missing.json: No such file"),
+    ("train mlp --plan unknown.json", r"plan unknown.json: unknown field 'num_proc', did you mean 'num_procs'"),
+    ("train mlp --plan cut.json", r"plan cut.json is not JSON"),
+    ("train mlp --plan garbage.json", r"plan garbage.json is not JSON"),
+    ("train mlp --plan empty.json", r"plan empty.json is not JSON"),
+    ("train mlp --plan newer.json", r"plan newer.json: schema 99"),
+    ("simulate cut.json", r"plan cut.json is not JSON"),
+    ("plan mlp --machine cut.toml", r"machine file cut.toml is not TOML"),
+    ("plan mlp --machine typo.toml", r"'processor\[0\].flop_per_second', did you mean 'flops_per_second'"),
+    ("plan mlp --machine negative.toml", r"bytes_per_second must be above 0"),
+    ("plan mlp --machine missing.toml", r"machine file missing.toml: No such file"),
+    ("train mlp --profile cut.db", r"cut.db is damaged"),
+    ("train mlp --profile garbage.db", r"garbage.db is no profile database, or a damaged one"),
+    ("profile mlp --profile header.db", r"header.db is no profile database, or a damaged one"),
+    ("plan mlp --profile missing.db", r"profile database missing.db: no such file"),
+    ("plan mlp --profile garbage.db", r"garbage.db is no profile database"),
+    ("train mlp --data digits:file=missing.npz", r"data set digits: no file missing.npz"),
+    ("train mlp --data digits:file=cut.npz", r"data set digits: cut.npz is damaged"),
+    ("train gpt --data text:file=missing.txt", r"data set text: missing.txt: No such file"),
+    ("train gpt --data text:file=short.txt", r"short.txt has 9 bytes, too few"),
+    ("train missing.py", r"model file missing.py: No such file"),
+    ("train no_build.py", r"no_build.py has no function build"),
+    ("train syntax.py", r"model file syntax.py: .*never closed"),
+    # names and settings
+    ("train mlpp", r"no model 'mlpp', did you mean 'mlp'"),
+    ("train mlp:widht=3", r"no setting 'widht', did you mean 'width'"),
+    ("train mlp:width=wide", r"setting 'width' should be a whole number, got 'wide'"),
+    ("train gpt:width=130", r"width 130 should be a multiple of heads"),
+    ("train mlp --search mcm", r"no search 'mcm', did you mean 'mcmc'"),
+    ("train mlp --data digit", r"no data set 'digit', did you mean 'digits'"),
+    ("train mlp --data text", r"takes 'image' of shape \(1, 8, 8\), data set text has nothing of that name"),
+    ("train mlp --machine dgx-h10", r"unknown machine 'dgx-h10', did you mean 'dgx-h100'"),
+    ("train mlp --machine dgx-h100", r"kind 'h100-sxm5-80gb', and steps run on this host's cpu"),
+    ("train mlp --machine local:procs=3", r"it has 3 processors, but 1 rank runs"),
+    ("train mlp --machine local:cores=3", r"unknown setting 'cores'"),
+    # numbers
+    ("train mlp --budget 10x", r"budget '10x'"),
+    ("train mlp --budget 0", r"budget '0'"),
+    ("train mlp --batch 0", r"--batch 0: give 1 or more"),
+    ("train mlp --batch -1", r"--batch -1: give 1 or more"),
+    ("train mlp --batch 1438", r"1437 samples, too few for a batch of 1438"),
+    ("train mlp --steps 0", r"--steps 0: give 1 or more"),
+    ("train mlp --steps -5", r"--steps -5: give 1 or more"),
+    ("train mlp --epochs 0", r"--epochs 0: give 1 or more"),
+    ("train mlp --steps 2 --epochs 2", r"--steps 2 and --epochs 2: give one of the two"),
+    ("train mlp --lr 0", r"--lr 0.0: give a number above 0"),
+    ("train mlp --lr -0.1", r"--lr -0.1: give a number above 0"),
+    ("train mlp --lr nan", r"--lr nan: give a number above 0"),
+    ("train mlp --seed -1", r"seed .* got -1"),
+    ("plan mlp --batch -1", r"--batch -1"),
+    ("plan mlp --budget many", r"budget 'many'"),
+    ("profile mlp --batch 0", r"--batch 0: give 1 or more"),
+    ("validate mlp --batch -2", r"--batch -2: give 1 or more"),
+    ("validate mlp --rounds 0", r"--rounds 0: give 1 or more"),
+    ("validate mlp --plans 3", r"--plans 3: at least 4 are needed"),
+    # paths that cannot be written: said before anything is measured
+    ("train mlp --out tiny.toml/plan.json", r"--out tiny.toml/plan.json: .*tiny.toml is not a folder"),
+    ("train mlp --out .", r"--out .: this is a folder"),
+    ("train mlp --trace tiny.toml/x/trace.json", r"--trace .*tiny.toml is not a folder"),
+    ("train mlp --profile tiny.toml/profile.db", r"profile database tiny.toml/profile.db: "),
+    ("plan mlp --budget 1 --out tiny.toml/plan.json", r"tiny.toml"),
+    ("simulate mlp --trace tiny.toml/trace.json", r"tiny.toml/trace.json"),
+    # too large for memory
+    ("train mlp --machine tiny.toml", OWNER),
+    ("plan mlp --machine tiny.toml", OWNER),
+    ("simulate mlp --machine tiny.toml", OWNER),
+    ("profile mlp --machine tiny.toml", OWNER),
+]
+
+
+def check_sentence(err, told):
+    assert err.startswith("castile: ") and err.count("\n") == 1 and err.endswith("\n"), err
+    assert "Traceback" not in err and re.search(told, err), err
+
+
+@pytest.mark.parametrize("words, told", CASES, ids=[words for words, _ in CASES])
+def test_bad_input_is_told_in_one_sentence(words, told, folder, home, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    for name, value in home.items():
+        monkeypatch.setenv(name, value)
+    before = homes.contents(folder)
+    status = main(words.split())
+    err = capsys.readouterr().err
+    assert status == 2, err
+    check_sentence(err, told)
+    assert homes.contents(folder) == before
+
+
+ALONE = [
+    "train mlp --plan convnet1.json",
+    "train mlp --plan frozen.json",
+    "train mlp --plan cut.json",
+    "train mlp --profile garbage.db",
+    "train mlp --lr nan",
+    "simulate mlp --machine tiny.toml",
+]
+
+
+@pytest.mark.parametrize("words", ALONE)
+def test_the_same_as_a_process_of_its_own(words, folder, home):
+    before = homes.contents(folder)
+    done = subprocess.run(
+        [sys.executable, "-m", "castile", *words.split()],
+        cwd=folder, capture_output=True, text=True, env={**subprocess.os.environ, **home, "PYTHONPATH": str(CHECKOUT)},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    check_sentence(done.stderr, dict(CASES)[words])
+    assert homes.contents(folder) == before
+
+
+ON_TWO_RANKS = [
+    ("train mlp --plan {}/mlp1.json", r"it is for 1 processor, but 2 ranks run"),
+    ("train mlp --plan {}/cut.json", r"cut.json is not JSON"),
+    ("train convnet --plan {}/mlp2.json", r"mlp2.json: .* another model \(mlp\)"),
+    ("train mlp --profile {}/garbage.db", r"garbage.db is no profile database"),
+    ("train gpt --data text:file={}/missing.txt", r"missing.txt: No such file"),
+    ("train mlp --steps 0", r"--steps 0: give 1 or more"),
+    ("train mlp --out {}/tiny.toml/plan.json", r"tiny.toml is not a folder"),
+    ("train mlp --machine {}/tiny.toml", r"it has 1 processor, but 2 ranks run"),
+    ("profile mlpp", r"no model 'mlpp'"),
+    ("train mlp:width=200000 --budget 20", OWNER),
+]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("words, told", ON_TWO_RANKS, ids=[words for words, _ in ON_TWO_RANKS])
+def test_one_rank_of_two_tells_it(words, told, folder, home):
+    before = homes.contents(folder)
+    status, _, err = mpirun_apart(2, "-m", "castile", *words.format(folder).split(), **home)
+    # But for mpirun's own note on a rank that ended, stderr holds the sentence alone.
+    told_once = "".join(launch.without_notes(line.encode() for line in err.splitlines(keepends=True)))
+    assert status == 2, err
+    check_sentence(told_once.strip(" "), told)
+    assert homes.contents(folder) == before
+
+
+@pytest.mark.mpi
+def test_more_ranks_than_the_plan_has_processors(folder, home):
+    status, _, err = mpirun_apart(3, "-m", "castile", "train", "mlp", "--plan", str(folder / "mlp2.json"), **home)
+    assert status == 2 and err.count("it is for 2 processors, but 3 ranks run") == 1 and "Traceback" not in err
+
+
+def test_the_five_largest_owners_are_named_before_anything_is_allocated():
+    # Two weights of 320 GB each, which no host that runs tests holds.
+    graph = models.parse("mlp:width=200000,layers=3").graph()
+    machine = machines.local(1)
+    lowering = Lowering(graph, machine)
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"processor 0 needs .* but has") as refused:
+        prepare(lowering, seeds(lowering)["data_parallel"], CostModel(machine))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    owners = re.findall(OWNER, str(refused.value).partition("most of it is ")[2])
+    assert len(owners) == 5 and len(set(owners)) == 5
+    assert {"fc2.weight", "fc3.weight"} <= {owner.split()[0] for owner in owners}
+    assert peak < 2**26
+
+
+def test_a_good_database_of_another_processor_is_not_lost(folder, home, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name, value in home.items():
+        monkeypatch.setenv(name, value)
+    path = tmp_path / "good.db"
+    path.write_bytes((folder / "good.db").read_bytes())
+    assert main(["plan", "mlp", "--profile", str(path), "--budget", "1"]) == 2
+    check_sentence(capsys.readouterr().err, "nothing in it was measured on this host")
+    assert main(["train", "mlp", "--steps", "2", "--budget", "5", "--profile", str(path)]) == 0
+    assert len(Database(path).snapshot(Environment("another processor")).rows) == 1
