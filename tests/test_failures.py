@@ -1,0 +1,149 @@
+"""Failures: a rank that fails or dies ends the whole job soon, the first one tells why, and no measurement is lost."""
+
+import json
+import os
+import re
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+
+import pytest
+
+from castile.launch import models
+from castile.planner import strategy as strategies
+from castile.planner.database import Database
+from castile.planner.lower import Lowering
+from castile.planner.seeds import seeds
+from castile.runtime import machine as machines
+from tests import homes
+from tests.mpi import CHECKOUT, is_running, mpirun_apart
+
+CASE = str(CHECKOUT / "tests" / "mpi_cases" / "failing_rank.py")
+SECONDS = 2.0
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return homes.make(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory, home):
+    """A profile database that an undisturbed run has filled."""
+    path = tmp_path_factory.mktemp("profile") / "profile.db"
+    words = ["train", "mlp", "--steps", "2", "--budget", "5", "--profile", str(path), "--json"]
+    status, _, err = mpirun_apart(2, "-m", "castile", *words, **home)
+    assert status == 0, err
+    return path
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    lowering = Lowering(models.parse("mlp").graph(), machines.local(3))
+    strategies.write(seeds(lowering)["data_parallel"], path)
+    return path
+
+
+def rows(path):
+    """Every measurement that the file holds."""
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    found = connection.execute("SELECT * FROM measurement ORDER BY 1, 2, 3").fetchall()
+    connection.close()
+    return found
+
+
+def run_failing(way, who, plan, mark, home, *more):
+    """Status, stderr, and the seconds from the first failure to the job's end."""
+    words = ["train", "mlp", "--steps", "100000", "--plan", str(plan), *more]
+    status, _, err = mpirun_apart(3, CASE, way, who, str(mark), *words, **home)
+    ended = time.time()
+    failed = [float(path.read_text()) for path in mark.parent.glob(f"{mark.name}.[0-9]")]
+    assert failed, err
+    return status, err, ended - min(failed)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("who", ["1", "0,1,2"])
+def test_a_failing_task_ends_the_job_with_one_traceback(who, plan, profile, home, tmp_path):
+    before = rows(profile)
+    status, err, seconds = run_failing("raise", who, plan, tmp_path / "failed", home, "--profile", str(profile))
+    assert status == 1, err
+    assert seconds < SECONDS
+    assert err.count("Traceback (most recent call last)") == 1 and err.count("RuntimeError: the kernel broke") == 1
+    head = re.search(r"castile: rank (\d) of 3 on (\S+) failed\n", err)
+    assert head is not None and head[2] == socket.gethostname() and head[1] in who
+    note = re.search(r"^step (\d+), task (\S+), rank (\d)$", err, re.MULTILINE)
+    assert note is not None, err
+    assert note[1] == "3" and note[2].startswith("fc2.W") and note[3] == head[1]
+    assert rows(profile) == before
+
+
+@pytest.mark.mpi
+def test_a_failure_between_steps_ends_the_job_too(plan, profile, home, tmp_path):
+    status, err, seconds = run_failing("feed", "2", plan, tmp_path / "failed", home, "--profile", str(profile))
+    assert status == 1 and seconds < SECONDS
+    assert err.count("Traceback (most recent call last)") == 1 and "castile: rank 2 of 3 on " in err
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("who", ["0", "1"])
+def test_a_killed_rank_ends_the_job(who, plan, profile, home, tmp_path):
+    before = rows(profile)
+    mark = tmp_path / "failed"
+    status, err, seconds = run_failing("kill", who, plan, mark, home, "--profile", str(profile))
+    assert status != 0 and seconds < SECONDS
+    assert "Traceback" not in err
+    pids = [int(path.read_text()) for path in tmp_path.glob("failed.pid.*")]
+    assert len(pids) == 3
+    # mpirun may be gone a moment before its ranks are.
+    deadline = time.time() + SECONDS
+    while any(map(is_running, pids)) and time.time() < deadline:
+        time.sleep(0.05)
+    assert not any(map(is_running, pids))
+    assert rows(profile) == before
+    Database(profile)
+
+
+DYING = """
+import contextlib, os, signal, sys
+from castile.launch.__main__ import main
+from castile.planner import database
+
+real, begun = database._transaction, 0
+
+@contextlib.contextmanager
+def dying(connection):
+    global begun
+    with real(connection):
+        yield
+        begun += 1
+        if begun == {number}:
+            # Rows are written, but not yet committed.
+            os.kill(os.getpid(), signal.SIGKILL)
+
+database._transaction = dying
+sys.exit(main(["profile", "mlp", "--profile", sys.argv[1]]))
+"""
+
+
+def test_a_profile_that_was_killed_is_taken_up_where_it_stopped(home, tmp_path):
+    path = tmp_path / "profile.db"
+    environment = {**os.environ, **home, "PYTHONPATH": str(CHECKOUT)}
+    # The first transaction makes the tables, the ninth would have kept the eighth key.
+    died = subprocess.run([sys.executable, "-c", DYING.format(number=9), str(path)], env=environment)
+    assert died.returncode == -signal.SIGKILL
+    assert len(rows(path)) == 7
+
+    def again(*words):
+        program = [sys.executable, "-m", "castile", "profile", "mlp", "--profile", str(path), "--json", *words]
+        return json.loads(subprocess.run(program, env=environment, capture_output=True, check=True).stdout)
+
+    resumed = again()
+    assert resumed["num_new_keys"] == resumed["num_keys"] - 7 > 0
+    assert len(rows(path)) == resumed["num_keys"]
+    assert again()["num_new_keys"] == 0
