@@ -1,0 +1,220 @@
+"""Profiling: every kind of task is measured once, on real numbers, and kept so that plans are priced by it."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from castile.launch import models, profile, session
+from castile.launch.__main__ import main
+from castile.launch.execution import Execution, Prepared
+from castile.launch.isolation import Isolated, apart, is_compute
+from castile.launch.measure import sample_feed
+from castile.planner import strategy as strategies
+from castile.planner.cost import CostModel
+from castile.planner.lower import Lowering
+from castile.planner.op import find
+from castile.planner.seeds import seeds
+from castile.runtime import machine as machines
+from castile.runtime.memory import ALIGNMENT, pack
+from castile.runtime.task import Kind
+from tests import homes
+from tests.handmade import in_order, random_graph
+from tests.mpi import mpirun_apart
+
+UNITS = ("seconds", "bytes", "samples", "per_second", "share")
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path, monkeypatch):
+    for name, value in homes.make(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+
+
+def told(capsys, *words):
+    assert main(["profile", *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def lowered(model, num_procs, name="data_parallel"):
+    named = models.parse(model)
+    machine = machines.local(num_procs)
+    lowering = Lowering(named.graph(), machine, find("sgd")(momentum=named.recipe.momentum))
+    plan = seeds(lowering)[name]
+    return plan, lowering.lower(plan)
+
+
+def test_every_kind_of_task_is_measured_once_and_then_priced_by_it(capsys):
+    facts = told(capsys, "mlp", "--profile", "here.db")
+    _, tasks = lowered("mlp", 1)
+    assert facts["num_keys"] == facts["num_new_keys"] == len(tasks.cost_keys)
+    assert {(key["shapes"], f"{key['op']}.{key['pass']}") for key in facts["keys"]} == {
+        (key.shapes, key.name) for key in tasks.cost_keys
+    }
+    assert sum(key["num_in_step"] for key in facts["keys"]) == tasks.num_tasks
+    assert sum(key["step_share"] for key in facts["keys"]) == pytest.approx(1)
+    assert all(key["seconds"] > 0 and key["spread_seconds"] >= 0 for key in facts["keys"])
+    shares = [key["step_share"] for key in facts["keys"]]
+    assert shares == sorted(shares, reverse=True)
+    job = session.start("mlp", "local", None, "here.db")
+    assert CostModel(job.machine, job.snapshot).sources(tasks.cost_keys) == {"measured": len(tasks.cost_keys)}
+
+
+def test_what_is_known_is_skipped_unless_asked_again(capsys):
+    first = told(capsys, "mlp", "--profile", "here.db")
+    second = told(capsys, "mlp", "--profile", "here.db")
+    assert second["num_new_keys"] == 0 and second["num_keys"] == first["num_keys"]
+    by_key = [{(k["op"], k["pass"], k["shapes"]): k["seconds"] for k in facts["keys"]} for facts in (first, second)]
+    assert by_key[0] == by_key[1]
+    wider = told(capsys, "mlp:layers=3", "--profile", "here.db")
+    assert wider["num_new_keys"] == 0, "a further layer of the same shape is nothing new"
+    third = told(capsys, "mlp", "--profile", "here.db", "--again")
+    assert third["num_new_keys"] == third["num_keys"]
+
+
+def test_a_plan_of_a_file(capsys, tmp_path):
+    plan, tasks = lowered("convnet", 1)
+    strategies.write(plan, tmp_path / "plan.json")
+    facts = told(capsys, "convnet", "--plan", "plan.json", "--profile", "here.db")
+    assert facts["plans"] == ["plan.json"] and facts["num_keys"] == len(tasks.cost_keys)
+
+
+def test_numbers_are_told_with_their_units(capsys):
+    facts = told(capsys, "mlp", "--profile", "here.db")
+    for tree in (facts, *facts["keys"]):
+        for name, value in tree.items():
+            if isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool)):
+                assert name.endswith(UNITS) or name.startswith("num_"), name
+    key = next(k for k in facts["keys"] if k["op"] == "linear")
+    assert key["flops_per_second"] * key["seconds"] == pytest.approx(round(key["flops_per_second"] * key["seconds"]))
+
+
+def test_the_table_holds_what_people_look_for(capsys):
+    assert main(["profile", "mlp", "--profile", "here.db"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"share +count +op +pass +shapes +time +\+- +GFLOP/s +GB/s +roofline", out)
+    assert re.search(r"linear +F +64x64;128x64;128;64x128 +[\d.]+ us", out)
+    assert "measured now, 0 known before" in out and "here.db" in out
+
+
+def test_a_model_that_no_data_set_fits_is_measured_on_random_numbers(capsys, tmp_path):
+    (tmp_path / "odd.py").write_text(
+        "from castile.planner.graph import Graph\n"
+        "def build(batch=None, dtype='float32', *, width: int = 5):\n"
+        "    g = Graph('odd', dtype)\n"
+        "    x = g.input('x', (batch or 4, width), 'b i')\n"
+        "    t = g.input('t', (batch or 4,), 'b', 'int32')\n"
+        "    g.minimise(g.cross_entropy('loss', g.linear('fc', x, features=3), t))\n"
+        "    return g\n"
+    )
+    facts = told(capsys, "odd.py:width=7", "--profile", "here.db", "--batch", "6")
+    assert facts["batch_samples"] == 6 and any("6x7" in key["shapes"] for key in facts["keys"])
+
+
+@given(st.integers(0, 50), st.integers(1, 4))
+def test_apart_no_two_buffers_share_a_byte(seed, num_procs):
+    graph = random_graph(seed, num_procs, 30, n=9)
+    packing = apart(graph)
+    assert (packing.offset % ALIGNMENT == 0).all() and (packing.offset >= 0).all() and len(packing.edges) == 0
+    assert (packing.peak_bytes >= pack(graph, in_order(graph)).live_bytes).all()
+    for proc in range(num_procs):
+        mine = np.flatnonzero(graph.buffer_proc == proc)
+        mine = mine[np.argsort(packing.offset[mine])]
+        ends = packing.offset[mine] + graph.buffer_bytes[mine]
+        assert (ends[:-1] <= packing.offset[mine][1:]).all()
+        lasting = graph.buffer_first[mine] < 0
+        assert not lasting[np.argmin(lasting) :].any(), "persistent buffers lie below all others"
+        for task in graph.tasks_of(proc).tolist():
+            if graph.private_bytes[task] and graph.kind[task] < Kind.MOVE:
+                assert packing.private_offset[task] >= ends.max(initial=0)
+                assert packing.private_offset[task] + graph.private_bytes[task] <= packing.peak_bytes[proc]
+
+
+def test_a_step_apart_computes_the_same_bits():
+    job = session.start("convnet", "local", None, "")
+    prepared = job.prepare(seeds(job.lowering)["data_parallel"])
+    losses = []
+    for packing in (prepared.packing, apart(prepared.tasks)):
+        execution = Execution(job.graph, Prepared(prepared.tasks, prepared.simulated, packing), job.comm, job.procs)
+        execution.initialise(0)
+        execution.feed(sample_feed(job), 0.1)
+        for _ in range(3):
+            execution.runner.run()
+        losses.append(execution.output(job.graph.loss).tobytes())
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("model", ["mlp", "convnet", "gpt:layers=1,width=32,seq=16"])
+def test_repeated_tasks_meet_real_numbers(model):
+    job = session.start(model, "local", 4, "")
+    isolated = Isolated(job, "plan", seeds(job.lowering)["data_parallel"], sample_feed(job), 1e-6)
+    tasks = isolated.tasks
+    kernels = [t for t in range(tasks.num_tasks) if is_compute(tasks, t)]
+    assert len(kernels) == len(isolated.mine)
+    for task in kernels:
+        lasted = isolated.repeat([task], 0)
+        assert len(lasted) >= 5 and (lasted > 0).all()
+    (memory,) = isolated.runner._backends
+    for task in kernels:
+        arrays = [memory._view(view) for view in tasks.tasks[task].views]
+        assert any(array.any() for array in arrays), f"{tasks.tasks[task].name} meets zeros alone"
+        assert all(np.isfinite(array).all() for array in arrays), tasks.tasks[task].name
+
+
+def test_tasks_are_run_in_turns_for_as_long_as_asked():
+    job = session.start("mlp", "local", 4, "")
+    isolated = Isolated(job, "plan", seeds(job.lowering)["data_parallel"], sample_feed(job), 1e-6)
+    two = isolated.mine[:2].tolist()
+    assert len(isolated.repeat(two, 0)) == 10
+    assert isolated.repeat(two, 10_000_000).sum() > 3_000_000
+    assert len(isolated.repeat([], 10**9)) == 0
+
+
+def test_transfers_that_run_at_once_share_no_processor():
+    _, tasks = lowered("mlp", 4, "one_weird_trick")
+    transfers = [k for k, key in enumerate(tasks.cost_keys) if key.link]
+    assert transfers
+    for k in transfers:
+        which = np.flatnonzero(tasks.cost == k)
+        chosen = profile._disjoint(tasks, which)
+        procs = [p for task in chosen for p in tasks.tasks[task].procs]
+        assert chosen and len(set(procs)) == len(procs) and set(chosen) <= set(which.tolist())
+        left = [t for t in which.tolist() if not set(tasks.tasks[t].procs) & set(procs)]
+        assert not left, "one more could have run"
+
+
+@pytest.mark.mpi
+def test_two_ranks_measure_kernels_and_transfers_together(tmp_path):
+    words = ["profile", "mlp", "--profile", str(tmp_path / "here.db"), "--json"]
+    status, out, err = mpirun_apart(2, "-m", "castile", *words)
+    assert status == 0, err
+    facts = json.loads(out)
+    assert facts["plans"][:2] == ["data_parallel", "one_processor"]
+    of_plan = {name: [k for k in facts["keys"] if k["plan"] == name] for name in facts["plans"]}
+    forms = {key["op"] for key in facts["keys"] if key["link"]}
+    assert {"all_reduce", "move"} <= forms, forms
+    assert all(key["num_members"] == 2 for key in facts["keys"] if key["link"])
+    # Under data parallelism both ranks do the same; the only rank at work in one_processor has idle neighbours.
+    kernels = {name: {k["other_ranks"] for k in of_plan[name] if not k["link"]} for name in of_plan}
+    assert "idle" not in kernels["data_parallel"] and kernels["one_processor"] <= {"idle"}
+    assert facts["num_new_keys"] == facts["num_keys"] == len(facts["keys"])
+    status, out, err = mpirun_apart(2, "-m", "castile", *words)
+    assert status == 0 and json.loads(out)["num_new_keys"] == 0, err
+    # What was measured prices a plan.
+    words = ["plan", "mlp", "--budget", "1", "--profile", str(tmp_path / "here.db"), "--json"]
+    status, out, err = mpirun_apart(2, "-m", "castile", *words)
+    assert status == 0 and set(json.loads(out)["prices"]) == {"measured"}, out + err
+
+
+@pytest.mark.mpi
+def test_more_ranks_than_cores_finish(tmp_path):
+    words = ["profile", "mlp:layers=1,width=16", "--profile", str(tmp_path / "here.db"), "--json"]
+    status, out, err = mpirun_apart(4, "-m", "castile", *words)
+    assert status == 0, err
+    facts = json.loads(out)
+    assert facts["num_ranks"] == 4 and all(key["seconds"] > 0 for key in facts["keys"])
+    assert {key["num_members"] for key in facts["keys"] if key["link"]} >= {2, 4}
