@@ -16,8 +16,9 @@ from castile.planner.program import Flow, Step
 from castile.planner.strategy import Config
 from castile.planner.template import StepTemplate
 from castile.planner.vocabulary import round_up
+from castile.runtime import transfer
 from castile.runtime.dependence import Version
-from castile.runtime.task import NUM_LANES, Buffer, Comm, CostKey, Kind, Lane, Task, View
+from castile.runtime.task import NUM_LANES, Buffer, CostKey, Kind, Lane, Task, View
 
 PATTERN, HOST = -1, -2
 
@@ -120,7 +121,7 @@ class FlowInstance:
     @cached_property
     def lanes(self) -> tuple[np.ndarray, np.ndarray]:
         """How many lanes each transfer occupies, and which."""
-        each = [_lanes(p.kind, tuple(self.procs[s] for s in p.procs)) for p in self.version.patterns]
+        each = [transfer.lanes(p.kind, [self.procs[s] for s in p.procs]) for p in self.version.patterns]
         return np.array([len(x) for x in each], dtype=np.int64), np.array([n for x in each for n in x], dtype=np.int64)
 
     @cached_property
@@ -142,18 +143,7 @@ class FlowInstance:
     def task(self, number: int, local: int, first_buffer: int) -> Task:
         """The transfer written out."""
         pattern = self.version.patterns[local]
-
-        def placed(view: View | None) -> View | None:
-            return view and view._replace(buffer=view.buffer + first_buffer)
-
-        def comm(c: Comm) -> Comm:
-            send, receive, scratch = (tuple(map(placed, views)) for views in (c.send, c.receive, c.scratch))
-            return Comm(c.form, tuple(self.procs[s] for s in c.group), send, receive, scratch, c.counts)
-
-        name = f"{self.flow.region}:{pattern.name}[{local}]"
-        procs = tuple(self.procs[s] for s in pattern.procs)
-        views = tuple(v._replace(buffer=v.buffer + first_buffer) for v in pattern.views)
-        return Task(number, name, pattern.kind, procs, views, pattern.body, pattern.comm and comm(pattern.comm))
+        return transfer.task(pattern, number, f"{self.flow.region}:{pattern.name}[{local}]", self.procs, first_buffer)
 
     def buffer(self, local: int) -> Buffer:
         """The buffer written out."""
@@ -180,10 +170,3 @@ def flow_instance(flow: Flow, version: Version, procs: tuple[int, ...], steps: S
     part = task[:first] // np.array([steps[slot].config.replicas for slot in step[:first]], dtype=np.int64)
     order[:first] = np.lexsort((task[:first], number[:first], part, step[:first]))
     return FlowInstance(flow, version, procs, step[order], task[order], number[order])
-
-
-def _lanes(kind: Kind, procs: tuple[int, ...]) -> list[int]:
-    if kind == Kind.MOVE:
-        return [procs[0] * NUM_LANES + Lane.SEND, procs[1] * NUM_LANES + Lane.RECEIVE]
-    lane = Lane.COLLECTIVE if kind == Kind.COLLECTIVE else Lane.COMPUTE
-    return [p * NUM_LANES + lane for p in procs]

@@ -12,7 +12,7 @@ import numpy as np
 
 from castile.runtime.machine import Level
 from castile.runtime.region import Box, contiguous, intersect, uncovered, whole
-from castile.runtime.task import NOTHING, Arg, Body, Call, Comm, CostKey, Kind, View
+from castile.runtime.task import NOTHING, NUM_LANES, Arg, Body, Call, Comm, CostKey, Kind, Lane, Task, View
 
 
 @dataclass(frozen=True)
@@ -198,3 +198,29 @@ def flat(t: Transfer, proc: int, pieces: list[Box]) -> tuple[View, list[View]]:
         runs.append(View(buffer, Box((offset,), (offset + p.volume,)), p.shape))
         offset += p.volume
     return View(buffer, whole((total,))), runs
+
+
+# Patterns written out.
+
+
+def lanes(kind: Kind, procs: Sequence[int]) -> list[int]:
+    """The lanes that a task on these processors occupies."""
+    if kind == Kind.MOVE:
+        return [procs[0] * NUM_LANES + Lane.SEND, procs[1] * NUM_LANES + Lane.RECEIVE]
+    lane = Lane.COLLECTIVE if kind == Kind.COLLECTIVE else Lane.COMPUTE
+    return [p * NUM_LANES + lane for p in procs]
+
+
+def task(pattern: Pattern, number: int, name: str, procs: Sequence[int], first_buffer: int) -> Task:
+    """A pattern as a task: slot i is processor procs[i], piece k is buffer first_buffer + k."""
+
+    def placed(view: View | None) -> View | None:
+        return view and view._replace(buffer=view.buffer + first_buffer)
+
+    def comm(c: Comm) -> Comm:
+        send, receive, scratch = (tuple(map(placed, views)) for views in (c.send, c.receive, c.scratch))
+        return Comm(c.form, tuple(procs[s] for s in c.group), send, receive, scratch, c.counts)
+
+    views = tuple(v._replace(buffer=v.buffer + first_buffer) for v in pattern.views)
+    where = tuple(procs[s] for s in pattern.procs)
+    return Task(number, name, pattern.kind, where, views, pattern.body, pattern.comm and comm(pattern.comm))
