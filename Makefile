@@ -29,8 +29,9 @@ lint: .venv/.castile-test
 	$(BIN)/ruff check .
 	$(BIN)/mypy -p castile
 
+# As `make accept ARGS=--with-tests`, or ARGS="--only helps simulator".
 accept: .venv/.castile-test
-	$(BIN)/python benchmarks/accept.py
+	$(BIN)/python benchmarks/accept.py $(ARGS)
 
 .venv/.castile-mpi: pyproject.toml setup.py
 	$(call install,mpi)

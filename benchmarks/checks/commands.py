@@ -82,4 +82,4 @@ def _all(name: str, trials: Mapping[str, Callable[[], None]]) -> Figure:
         except CheckFailed as error:
             failures[what] = str(error)
     note = "; ".join(f"{what}: {error}" for what, error in failures.items())
-    return Figure(f"{name}_num", len(trials) - len(failures), least=len(trials), note=note)
+    return Figure(f"num_{name}", len(trials) - len(failures), least=len(trials), note=note)
