@@ -36,12 +36,16 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The plan to train with, and what it was chosen from (on rank 0); `equals` names the seed that it is, if any."""
+    """The plan to train with, and what it was chosen from (on rank 0); `equals` names the seed that it is, if any.
+
+    asked_for   the user named this very seed as the search, so that it was taken whatever was measured
+    """
 
     plan: Strategy
     prepared: Prepared
     candidates: tuple[Candidate, ...] = ()
     equals: str = ""
+    asked_for: bool = False
 
 
 def given(job: Session, plan: Strategy, path: str) -> Chosen:
@@ -61,10 +65,14 @@ def choose(
     rate: float,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Chosen:
-    """Measure the seeds, search with what they taught, measure what was found, and take the fastest on all ranks."""
+    """Measure the seeds, search with what they taught, measure what was found, and take the fastest on all ranks.
+
+    A search that has a seed's name, such as data_parallel, insists on that seed.
+    """
     untaught = CostModel(job.machine)
     progress("measuring the seeds")
-    trials = _fitting(job, seeds(job.lowering), seed)
+    known = seeds(job.lowering)
+    trials = _fitting(job, known, seed)
     measure(job, trials, feed, rate, ROUNDS)
     _learn(job, trials)
     progress(f"searching ({name}, {budget})")
@@ -82,11 +90,12 @@ def choose(
         measure(job, [*fastest, new], feed, rate, ROUNDS)
         _learn(job, [new])
         trials.append(new)
+    asked_for = [t.name for t in trials if t.name == name and t.name in known]
     best = job.agree(lambda: min(trials, key=lambda t: t.seconds).name.encode()).decode()
-    taken = next(t for t in trials if t.name == best)
+    taken = next(t for t in trials if t.name == (asked_for[0] if asked_for else best))
     prepared = job.prepare(taken.plan)
     candidates = tuple(_candidate(job, t, untaught) for t in trials) if job.leads else ()
-    return Chosen(taken.plan, prepared, candidates, taken.name if taken.name != name else "")
+    return Chosen(taken.plan, prepared, candidates, taken.name if taken.name in known else "", bool(asked_for))
 
 
 def _fitting(job: Session, plans: dict[str, Strategy], seed: int) -> list[Trial]:

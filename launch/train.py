@@ -120,7 +120,6 @@ def _train(
     """Train; about twenty steps are measured whole, and each tells a line."""
     progress = Progress()
     batch, every = job.graph.batch, max(1, num_steps // NUM_SAMPLED)
-    simulated = prepared.simulated.seconds
     for step in range(num_steps):
         execution.feed(feed_from(dataset.batch(step, batch)), rate)
         begun = time.perf_counter()
@@ -132,5 +131,5 @@ def _train(
             whole = job.gather(timeline)
             if whole is not None:
                 progress.sampled.append(whole)
-            say.line(training_report.step_line(job, step + 1, progress, simulated, every))
+            say.line(training_report.step_line(job, step + 1, progress, prepared, every))
     return progress

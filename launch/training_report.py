@@ -6,6 +6,7 @@ It does not know how training is done.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,10 +14,12 @@ from typing import Any
 import numpy as np
 
 from castile.launch.evaluate import HeldOut
+from castile.launch.execution import Prepared
 from castile.launch.explore import Chosen, simulated
 from castile.launch.session import Session
 from castile.planner.cost import CostModel
 from castile.planner.strategy import Config
+from castile.runtime.memory import written
 from castile.runtime.timeline import Timeline
 
 
@@ -61,7 +64,9 @@ def plan_text(job: Session, chosen: Chosen) -> str:
         lines.append(f"{'plan':24} {'simulated':>12} {'measured':>12}")
         lines += [f"{c.name:24} {ms(c.simulated_seconds):>12} {ms(c.measured_seconds):>12}" for c in chosen.candidates]
         equal = f", which is the seed {chosen.equals}" if chosen.equals else ""
-        lines.append(f"chosen: the fastest as measured{equal}")
+        lines.append(
+            f"chosen: {chosen.equals}, as asked" if chosen.asked_for else f"chosen: the fastest as measured{equal}"
+        )
     lines += [f"  {names:40} {config}" for names, config in grouped(chosen.plan.configs)]
     return "\n".join(lines)
 
@@ -77,14 +82,18 @@ def grouped(configs: dict[str, Config]) -> list[tuple[str, str]]:
     return [(names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}", config) for names, config in rows]
 
 
-def step_line(job: Session, step: int, progress: Progress, simulated_seconds: float, last: int) -> str:
-    """step 120  loss 2.314 | 41.2 ms (sim 39.8, +3.5 %) | 12.4k samples/s | mem 3.1/139 GiB"""
-    seconds = float(np.median(progress.seconds[-last:]))
+def step_line(job: Session, step: int, progress: Progress, prepared: Prepared, last: int) -> str:
+    """step 120  loss 2.3140 | 41.20 ms (sim 39.80, +3.5 %) | 12.4k samples/s | mem 3.1 GiB/139.0 GiB"""
+    seconds, simulated_seconds = float(np.median(progress.seconds[-last:])), prepared.simulated.seconds
     off = 100 * (seconds / simulated_seconds - 1)
     rate = job.graph.batch / seconds
+    fullest = int(prepared.packing.peak_bytes.argmax())
+    processor = job.machine.processors[fullest]
+    used, there = int(prepared.packing.peak_bytes[fullest]), processor.memory_bytes - processor.reserved_bytes
     return (
         f"step {step:5d}  loss {progress.losses[-1]:.4f} | {ms(seconds)} "
-        f"(sim {simulated_seconds * 1e3:.2f}, {off:+.1f} %) | {rate / 1e3:.1f}k samples/s"
+        f"(sim {simulated_seconds * 1e3:.2f}, {off:+.1f} %) | {rate / 1e3:.1f}k samples/s | "
+        f"mem {written(used)}/{written(there)}"
     )
 
 
@@ -102,7 +111,7 @@ def facts(job: Session, chosen: Chosen, progress: Progress, judged: HeldOut | No
         "batch": job.graph.batch,
         "num_tasks": chosen.prepared.tasks.num_tasks,
         "num_steps": len(progress.losses),
-        "losses": progress.losses,
+        "losses": [_finite(loss) for loss in progress.losses],
         "step_seconds": float(np.median(progress.seconds)),
         "measured_step_seconds": measured,
         "simulated_step_seconds": after,
@@ -122,9 +131,14 @@ def facts(job: Session, chosen: Chosen, progress: Progress, judged: HeldOut | No
         ],
     }
     if judged is not None:
-        result["held_out_loss"], result["held_out_accuracy"] = judged.loss, judged.accuracy
+        result["held_out_loss"], result["held_out_accuracy"] = _finite(judged.loss), judged.accuracy
         result["num_held_out"] = judged.num_samples
     return result
+
+
+def _finite(number: float) -> float | None:
+    """The number, or None, since JSON knows neither infinity nor NaN."""
+    return number if math.isfinite(number) else None
 
 
 def text(facts: dict[str, Any]) -> str:
@@ -134,11 +148,13 @@ def text(facts: dict[str, Any]) -> str:
         f"prediction error over {facts['num_steps']} steps that were not learned from: "
         f"{before:.1f} % before learning, {after:.1f} % after",
     ]
+    if None in facts["losses"]:
+        step = facts["losses"].index(None) + 1
+        lines.append(f"the loss is not a finite number from step {step} on: train again with a smaller --lr")
     if "held_out_accuracy" in facts:
-        lines.append(
-            f"held out: {100 * facts['held_out_accuracy']:.2f} % of {facts['num_held_out']} samples right, "
-            f"loss {facts['held_out_loss']:.4f}"
-        )
+        right = f"held out: {100 * facts['held_out_accuracy']:.2f} % of {facts['num_held_out']} samples right"
+        loss = facts["held_out_loss"]
+        lines.append(right if loss is None else f"{right}, loss {loss:.4f}")
     lines += [f"{what}: {path}" for what, path in facts["files"].items()]
     lines.append(f"{facts['total_seconds']:.1f} s in all")
     return "\n".join(lines)

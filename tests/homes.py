@@ -14,14 +14,14 @@ FIGURES = probe.Figures(5e10, 2.5e10, 1e10, 5e-6, 1e-5, 5e9)
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-def make(folder: Path, most_ranks: int = 4) -> dict[str, str]:
+def make(folder: Path, most_ranks: int = 4, figures: probe.Figures = FIGURES) -> dict[str, str]:
     """The variables under which commands find this folder; figures for up to so many ranks lie in it."""
     variables = {"XDG_CACHE_HOME": str(folder / "cache"), "XDG_DATA_HOME": str(folder / "data"), **THREADS}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
         for procs in range(1, most_ranks + 1):
-            probe._write(probe.cache_path(procs), FIGURES)
+            probe._write(probe.cache_path(procs), figures)
     return variables
 
 
