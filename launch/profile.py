@@ -11,13 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
 
 import msgspec
 import numpy as np
-import tyro
 
-from castile.launch import checks, profile_report, session
+from castile.launch import checks, options, profile_report, session
 from castile.launch.isolation import LEAST_NANOSECONDS, LEAST_REPETITIONS, MOST_TRANSFERS, Isolated, is_compute
 from castile.launch.measure import sample_feed
 from castile.launch.profile_report import Row
@@ -41,16 +39,16 @@ RATE_SHARE = 1e-4
 class Profile:
     """Measure what each kind of task of a model takes on these ranks, and keep it in the profile database."""
 
-    model: Annotated[str, tyro.conf.Positional]
-    """A model's name with settings (convnet, gpt:layers=4,width=128) or a Python file with build()."""
-    machine: str = "local"
-    """What to measure: this host, with a processor for each rank."""
-    plan: str = ""
+    model: options.Model
+    """Its name and settings (convnet, mlp, gpt:layers=4,width=128), or a Python file with a function build()."""
+    machine: options.Machine = "local"
+    """What to measure: this host, with a processor for each rank; or a TOML file that describes it."""
+    plan: options.File = ""
     """The plan file whose tasks are measured; without one, those of the well-known plans (data parallel and others)."""
-    batch: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    batch: options.Count = None
     """Samples a step; the model's own by default."""
-    profile: str = ""
-    """The profile database to add to; one in your data folder by default."""
+    profile: options.File = ""
+    """The profile database to add to; by default ~/.local/share/castile/profile.db."""
     again: bool = False
     """Measure again what the database already holds for this host, instead of skipping it."""
     json: bool = False

@@ -8,11 +8,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
-from castile.launch import checks, evaluate, explore, session, trace, training_report
+from castile.launch import checks, evaluate, explore, options, session, trace, training_report
 from castile.launch.data import Dataset
 from castile.launch.execution import Execution, Prepared, feed_from
 from castile.launch.explore import Chosen
@@ -29,34 +26,34 @@ NUM_SAMPLED = 20
 class Train:
     """Train a model on these ranks, with a plan from a file or one that is searched for and measured first."""
 
-    model: Annotated[str, tyro.conf.Positional]
-    """A model's name with settings (convnet, gpt:layers=4,width=128) or a Python file with build()."""
-    machine: str = "local"
-    """What to plan for; training runs here, so a local machine: local, or local:procs=N."""
-    plan: str = ""
-    """A plan file to train with; without one a plan is searched for."""
-    search: str = "mcmc"
-    """The search that looks for a plan."""
-    budget: str = "500"
-    """How long it looks: a number of proposals, or a time such as 10s."""
-    seed: int = 0
-    """Fixes initial parameters, the order of samples, the held-out samples and the search."""
-    data: str = ""
-    """The data set with settings (digits, text:file=PATH); the model's own by default."""
-    batch: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    model: options.Model
+    """Its name and settings (convnet, mlp, gpt:layers=4,width=128), or a Python file with a function build()."""
+    machine: options.Machine = "local"
+    """Where to train: this host, with a processor for each rank; or a TOML file that describes it."""
+    plan: options.File = ""
+    """Train with the plan of this file, as --out writes it; without one a plan is searched for."""
+    search: options.Search = "mcmc"
+    """The search that looks for a plan: mcmc, exhaustive (small cases), or data_parallel to have just that."""
+    budget: options.Budget = "500"
+    """How long it looks: a number of proposals (5000), which repeats exactly, or a time (10s)."""
+    seed: options.Number = 0
+    """Fixes the initial parameters, which samples are held out, their order, and the search."""
+    data: options.Data = ""
+    """What to train on: digits, text, text:file=PATH; the model's own data set by default."""
+    batch: options.Count = None
     """Samples a step; the model's own by default."""
-    epochs: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    epochs: options.Count = None
     """Passes over the training samples; the model's own by default."""
-    steps: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Train this many steps instead of whole epochs."""
-    lr: Annotated[float | None, tyro.conf.arg(metavar="RATE")] = None
+    steps: options.Count = None
+    """Train so many steps, instead of whole passes over the samples."""
+    lr: options.Rate = None
     """Learning rate; the model's own by default."""
-    out: str = ""
-    """Write the plan to this file."""
-    trace: str = ""
+    out: options.File = ""
+    """Write the plan that was trained with to this file (JSON)."""
+    trace: options.File = ""
     """Write a Chrome trace of one step, simulated and measured, to this file (open it in Perfetto)."""
-    profile: str = ""
-    """The profile database to learn into; one in your data folder by default."""
+    profile: options.File = ""
+    """The profile database to learn from and into; by default ~/.local/share/castile/profile.db."""
     json: bool = False
     """Print one JSON object."""
 

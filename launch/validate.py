@@ -10,12 +10,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
-from typing import Annotated
 
 import numpy as np
-import tyro
 
-from castile.launch import checks, models, session
+from castile.launch import checks, models, options, session
 from castile.launch.explore import simulated
 from castile.launch.measure import Trial, measure, sample_feed, trial
 from castile.launch.ranks import UserError
@@ -35,21 +33,21 @@ ROUNDS = 15
 
 @dataclass(frozen=True)
 class Validate:
-    """Measure plans, learn from every other one, and compare what is simulated of the rest with their real times."""
+    """Check the simulator: measure many plans, learn from half of them, and see how well the others are predicted."""
 
-    model: Annotated[str, tyro.conf.Positional]
-    """A model's name with settings (convnet, gpt:layers=4,width=128) or a Python file with build()."""
-    machine: str = "local"
-    """Where to run: local, or local:procs=N."""
-    plans: int = 16
+    model: options.Model
+    """Its name and settings (convnet, mlp, gpt:layers=4,width=128), or a Python file with a function build()."""
+    machine: options.Machine = "local"
+    """Where to run: this host, with a processor for each rank; or a TOML file that describes it."""
+    plans: options.Number = 16
     """How many plans to measure; every other one is learned from."""
-    batch: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    batch: options.Count = None
     """Samples a step; by default so many that a step on one processor should take at least 60 ms."""
-    rounds: int = ROUNDS
+    rounds: options.Number = ROUNDS
     """How many steps of each plan are timed; the plans take turns."""
-    seed: int = 0
+    seed: options.Number = 0
     """Fixes which plans are drawn."""
-    profile: str = ""
+    profile: options.File = ""
     """Keep what was learned in this profile database; by default nothing is kept."""
     json: bool = False
     """Print one JSON object."""

@@ -183,3 +183,12 @@ def test_a_trace_has_simulated_and_measured_lanes(home, tmp_path):
     assert {"compute", "collective"} <= {e["cat"] for e in spans["measured"]}
     assert len({e["args"]["task"] for e in spans["measured"]}) == json.loads(out)["num_tasks"]
     assert all(e["dur"] > 0 and e["ts"] >= 0 for found in spans.values() for e in found)
+
+
+@pytest.mark.parametrize("command", ["train", "profile", "validate"])
+def test_help_speaks_to_people(command, capsys):
+    assert main([command, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert f"usage: castile {command}" in out and "MODEL" in out and "FILE" in out
+    # Types and empty defaults are words of the program, not of its user.
+    assert not re.search(r"\bSTR\b|\bINT\b|\bFLOAT\b|None|''", out)
