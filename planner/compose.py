@@ -59,9 +59,9 @@ class _Layout:
         """(slot in the program, transfers after computation, number): unique, and the same whatever was made first."""
         sizes = np.diff(self.step_base)
         slots = np.repeat(np.arange(len(self.steps)), sizes)
-        of_steps = (slots << 40) + np.arange(self.step_base[-1]) - np.repeat(self.step_base[:-1], sizes)
+        of_steps = (slots + 1 << 40) + np.arange(self.step_base[-1]) - np.repeat(self.step_base[:-1], sizes)
         sizes = np.diff(self.flow_base)
-        starts = np.array([(f.slot << 40) + ((n + 1) << 20) for n, f in enumerate(self.flows)], dtype=np.int64)
+        starts = np.array([(f.slot + 1 << 40) + (n + 1 << 20) for n, f in enumerate(self.flows)], dtype=np.int64)
         numbers = np.arange(self.flow_base[0], self.num_tasks) - np.repeat(self.flow_base[:-1], sizes)
         return np.concatenate([of_steps, np.repeat(starts, sizes) + numbers])
 

@@ -136,9 +136,9 @@ class FlowInstance:
 
     @cached_property
     def slot(self) -> int:
-        """Where in the program the transfers stand: with the last producer, or before the first reader."""
+        """The slot that the transfers follow: the last producer's, or the one before the first reader's."""
         of_producers = (slot for slot, _ in self.flow.producers)
-        return max(of_producers, default=min((slot for slot, _ in self.flow.readers), default=0))
+        return max(of_producers, default=min((slot for slot, _ in self.flow.readers), default=0) - 1)
 
     def task(self, number: int, local: int, first_buffer: int) -> Task:
         """The transfer written out."""

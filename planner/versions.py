@@ -37,7 +37,7 @@ class Versions:
         """The analysis of a flow between these layouts, and the processor of each of its slots."""
         slots: dict[int, int] = {}
         renamed = tuple(
-            (p.layout, p.config.replicas, tuple(slots.setdefault(proc, len(slots)) for proc in p.config.procs))
+            (p.layout, p.config.replicas, tuple(slots.setdefault(proc, len(slots)) for proc in _touching(p)))
             for p in (*made, *read)
         )
         procs = tuple(slots)
@@ -70,6 +70,11 @@ def _each(placed: Placed) -> list[tuple[int, Box, tuple[int, ...]]]:
     boxes, config = placed.boxes, placed.config
     r = config.replicas
     return [(n, box, config.procs[n * r : (n + 1) * r]) for n, box in enumerate(boxes) if box is not None]
+
+
+def _touching(placed: Placed) -> tuple[int, ...]:
+    """The processors of all parts that touch it."""
+    return tuple(proc for _, _, procs in _each(placed) for proc in procs)
 
 
 def _contributions(made: Sequence[Placed], together: Sequence[int], slots: dict[int, int]) -> list[Contribution]:

@@ -92,7 +92,7 @@ class _Placed:
     """A version among the others.
 
     rows    (task, access) of each port of the version: producers, transfers, readers, overwriters; HOST for the host
-    after   the launch that its transfers follow
+    after   the launch that its transfers follow, -1 for none
     """
 
     epoch: Epoch
@@ -155,7 +155,8 @@ class _Draft:
         roles = [role if i.kind == "source" else "" for i in version.instances]
         if is_output:
             roles[version.located[-1]] = roles[version.located[-1]] or "output"
-        after = max([launch for (launch, _), _ in epoch.made], default=min([n for (n, _), _ in epoch.reads], default=0))
+        first = min([launch for (launch, _), _ in epoch.reads], default=0)
+        after = max([launch for (launch, _), _ in epoch.made], default=first - 1)
         place = self.num_tasks, self.num_buffers
         self.placed.append(_Placed(epoch, version, tuple(slots), label, rows, after, *place, tuple(roles)))
         self.num_tasks += len(version.patterns)
@@ -179,9 +180,9 @@ class _Draft:
         cost_keys = [launch.key for launch in self.program for _ in launch.procs]
         cost_keys += [p.key for v in self.placed for p in v.version.patterns]
         cost = [keys.setdefault(key, len(keys)) for key in cost_keys]
-        order = [(n << 40) + r for n, launch in enumerate(self.program) for r in range(len(launch.procs))]
+        order = [(n + 1 << 40) + r for n, launch in enumerate(self.program) for r in range(len(launch.procs))]
         for n, v in enumerate(self.placed):
-            order += [(v.after << 40) + ((n + 1) << 20) + k for k in range(len(v.version.patterns))]
+            order += [(v.after + 1 << 40) + (n + 1 << 20) + k for k in range(len(v.version.patterns))]
         edges, uses, first = self.relations()
         buffers = [buffer for v in self.placed for buffer in _buffers(v)]
         lanes = _rows([(t.index, lane) for t in tasks for lane in transfer.lanes(t.kind, t.procs)], len(tasks))
