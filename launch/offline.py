@@ -39,14 +39,12 @@ def find_machine(text: str) -> Machine:
     return probe.find_machine(text, comm)
 
 
-def desk(model: str, machine: Machine, batch: int, profile: str) -> Desk:
+def desk(model: str, machine: Machine, batch: int | None, profile: str) -> Desk:
     """The model that the user names on a machine, with the prices of a profile database ("": the machine's figures).
 
-    batch   samples a step, 0 for the model's own number
+    batch   samples a step, None for the model's own number
     Raises ValueError or UserError in one sentence for a user's mistake.
     """
-    if batch < 0:
-        raise UserError(f"--batch {batch}: a step takes 1 sample or more, and 0 takes the model's own number")
     named = models.parse(model)
     graph = named.graph(batch or named.recipe.batch)
     lowering = Lowering(graph, machine, find("sgd")(momentum=named.recipe.momentum))
@@ -59,7 +57,7 @@ def known(profile: str, machine: Machine) -> Snapshot:
     if not Path(profile).is_file():
         raise UserError(f"profile database {profile}: no such file; `castile train` and `castile profile` make one")
     database = Database(profile)
-    environment = probe.environment(session._kernels(), machine.num_procs)
+    environment = probe.environment(session.kernels_hash(), machine.num_procs)
     if machine.num_procs > 1 and environment.threads == 0:
         # Ranks that share a host have one thread each, unless the user says otherwise.
         environment = msgspec.structs.replace(environment, threads=1)

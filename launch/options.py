@@ -16,9 +16,11 @@ def _arg(metavar: str) -> object:
 
 
 Model = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+ModelOrPlan = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL|FILE")]
 Machine = Annotated[str, tyro.conf.arg(metavar="MACHINE")]
 Search = Annotated[str, tyro.conf.arg(metavar="NAME")]
 Budget = Annotated[str, tyro.conf.arg(metavar="N|TIME")]
+BudgetOrOwn = Annotated[str, _arg("N|TIME")]
 Data = Annotated[str, _arg("DATA")]
 File = Annotated[str, _arg("FILE")]
 Count = Annotated[int | None, _arg("N")]

@@ -10,12 +10,11 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-import tyro
 
-from castile.launch import offline, ranks, report, trace
+from castile.launch import checks, offline, options, ranks, report, trace
 from castile.launch.offline import Desk
 from castile.planner import strategy as strategies
 from castile.planner.search import Evaluated, Found, Progress, search
@@ -25,23 +24,23 @@ from castile.planner.search import Evaluated, Found, Progress, search
 class Plan:
     """Find a fast way to train a model on a machine, which need not be here."""
 
-    model: Annotated[str, tyro.conf.Positional]
+    model: options.Model
     """A model's name with settings (convnet, gpt:layers=4,width=128) or a Python file with build()."""
-    machine: str = "local"
+    machine: options.Machine = "local"
     """What to plan for: local, local:procs=4, a preset such as dgx-h100:nodes=2, or a TOML file."""
-    search: str = "mcmc"
+    search: options.Search = "mcmc"
     """The search that looks for a plan: mcmc, exhaustive (small cases) or data_parallel."""
-    budget: str = ""
+    budget: options.BudgetOrOwn = ""
     """How long it looks: a number of proposals (5000), or a time (10s); the search's own by default."""
-    seed: int = 0
+    seed: options.Number = 0
     """Fixes the search: the same seed and number of proposals give the same plan."""
-    batch: int = 0
+    batch: options.Count = None
     """Samples a step; the model's own by default."""
-    profile: str = ""
+    profile: options.File = ""
     """A profile database with measurements of this machine; without one the machine's figures are the prices."""
-    out: str = ""
+    out: options.File = ""
     """Write the plan to this file (JSON)."""
-    trace: str = ""
+    trace: options.File = ""
     """Write a Chrome trace of the simulated step to this file (open it in Perfetto)."""
     json: bool = False
     """Print one JSON object."""
@@ -52,6 +51,8 @@ COMMAND = Plan
 
 def run(command: Plan) -> int:
     """Search, tell, write; rank 0 alone. Raises ValueError or UserError in one sentence for a user's mistake."""
+    checks.counts(batch=command.batch)
+    checks.writable(out=command.out, trace=command.trace)
     machine = offline.find_machine(command.machine)
     if ranks.silent():
         return 0

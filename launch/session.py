@@ -195,13 +195,13 @@ def find_machine(text: str, comm: Communicator) -> Machine:
 
 def environment_of(comm: Communicator) -> Environment:
     """What measurements of this job hold for; rank 0's on every rank."""
-    mine = probe.environment(_kernels(), comm.size)
+    mine = probe.environment(kernels_hash(), comm.size)
     told = comm.bcast_bytes(msgspec.json.encode(mine) if comm.rank == 0 else None)
     return msgspec.json.decode(told, type=Environment)
 
 
 @cache
-def _kernels() -> str:
+def kernels_hash() -> str:
     """A hash of the sources of all kernels."""
     from castile.kernels.table import Table
 

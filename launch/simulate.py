@@ -9,12 +9,11 @@ import json
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import tyro
 
-from castile.launch import offline, ranks, report, trace
+from castile.launch import checks, offline, options, ranks, report, trace
 from castile.launch.offline import Desk
 from castile.launch.ranks import UserError
 from castile.planner import strategy as strategies
@@ -33,17 +32,17 @@ BASE = "data_parallel"
 class Simulate:
     """Predict what a step of a plan takes: time by kind of work, waiting, memory and its owners."""
 
-    what: Annotated[str, tyro.conf.Positional]
+    what: options.ModelOrPlan
     """A plan file (x.json), or a model (convnet, gpt:layers=4): data parallel, unless --plan says how."""
-    machine: str = "local"
+    machine: options.Machine = "local"
     """Where the step would run: local, local:procs=4, a preset such as dgx-h100:nodes=2, or a TOML file."""
-    plan: str = ""
+    plan: options.File = ""
     """The plan file of the model."""
-    batch: int = 0
+    batch: options.Count = None
     """Samples a step; the model's own by default."""
-    profile: str = ""
+    profile: options.File = ""
     """A profile database with measurements of this machine; without one the machine's figures are the prices."""
-    trace: str = ""
+    trace: options.File = ""
     """Write a Chrome trace of the simulated step to this file (open it in Perfetto)."""
     json: bool = False
     """Print one JSON object."""
@@ -54,6 +53,8 @@ COMMAND = Simulate
 
 def run(command: Simulate) -> int:
     """Lower, simulate, pack, tell; rank 0 alone. Raises ValueError or UserError for a user's mistake."""
+    checks.counts(batch=command.batch)
+    checks.writable(trace=command.trace)
     machine = offline.find_machine(command.machine)
     if ranks.silent():
         return 0

@@ -180,6 +180,8 @@ def read(path: str | Path) -> Strategy:
 def decode(data: bytes, what: str = "plan") -> Strategy:
     """The plan of JSON text; unknown and duplicate keys are refused, errors name the field by its path."""
     strategy = strict.from_json(data, Strategy, what)
+    if strategy.num_procs < 1:
+        raise ValueError(f"{what}: num_procs is {strategy.num_procs}; a plan is for at least 1 processor")
     if strategy.schema != SCHEMA:
         raise ValueError(f"{what}: schema {strategy.schema}, this castile reads schema {SCHEMA}: plan again")
     return strategy

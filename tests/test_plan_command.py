@@ -160,7 +160,7 @@ def test_batch_is_part_of_what_a_plan_is_for(tmp_path, capsys):
             ["plan", MLP, "--machine", MACHINE, "--budget", "ten"],
             "budget 'ten': give a number of proposals such as 5000",
         ),
-        (["plan", MLP, "--machine", MACHINE, "--batch", "-1"], "--batch -1: a step takes 1 sample or more"),
+        (["plan", MLP, "--machine", MACHINE, "--batch", "-1"], "--batch -1: give 1 or more"),
         (["plan", MLP, "--machine", MACHINE, "--search", "exhaustive"], "use --search mcmc, or raise --budget"),
         (["plan", MLP, "--machine", MACHINE, "--profile", "none.db"], "profile database none.db: no such file"),
         (["simulate", "none.json", "--machine", MACHINE], "plan none.json: No such file"),

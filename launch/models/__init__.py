@@ -45,7 +45,13 @@ class Model:
         """The operator graph for that many samples a step (by default the recipe's)."""
         if batch is not None and batch < 1:
             raise ValueError(f"model {self.name}: a batch holds at least 1 sample, got {batch}")
-        return self.build(batch=batch, dtype=dtype, **self.settings)
+        small = [name for name, value in self.settings.items() if type(value) is int and value < 1]
+        if small:
+            raise ValueError(f"model {self.name}: {small[0]} should be at least 1, got {self.settings[small[0]]}")
+        graph = self.build(batch=batch, dtype=dtype, **self.settings)
+        if not isinstance(graph, Graph):
+            raise ValueError(f"model {self.name}: build() gave a {type(graph).__name__}; it should give a Graph")
+        return graph
 
 
 def available() -> tuple[str, ...]:
