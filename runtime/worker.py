@@ -23,6 +23,9 @@ class Worker:
 
     done      whether the step has ended
     position  where in the program the task stands that was touched last
+
+    A transfer's span ends when it is seen to have finished, and is as long as the processor was occupied with it: in
+    calls, and waiting with nothing else to do. Kernels that ran while it was under way do not count.
     """
 
     def __init__(self, steps: Program, actions: Sequence[Action]) -> None:
@@ -33,7 +36,8 @@ class Worker:
         self._executor = Executor(steps)
         self._pending: dict[int, tuple[int, Request]] = {}
         nothing = bytes(8 * len(steps.tasks))
-        self._begun, self._ended = array("q", nothing), array("q", nothing)
+        self._begun, self._ended, self._spent = array("q", nothing), array("q", nothing), array("q", nothing)
+        self._idle_since = 0
 
     def begin(self) -> None:
         self._executor.begin()
@@ -46,14 +50,16 @@ class Worker:
         moved = False
         while (instruction := next_()) is not None:
             if isinstance(instruction, Wait):
-                if not self._poll_all():
+                if not self._poll_all(instruction.tasks):
                     return moved
             else:
                 position, task, asynchronous = instruction
                 self.position = position
+                self._idle_since = 0
                 begun[position] = clock()
                 outcome = actions[position]()
                 if asynchronous:
+                    self._spent[position] = clock() - begun[position]
                     pending[task] = (position, outcome)  # type: ignore[assignment]
                 else:
                     ended[position] = clock()
@@ -70,12 +76,21 @@ class Worker:
         begun, ended = (np.frombuffer(times, np.int64)[by_number] for times in (self._begun, self._ended))
         return tasks[by_number], begun, ended
 
-    def _poll_all(self) -> bool:
-        """Polls all that is under way, since one transfer may need what we owe to another; True where any finished."""
-        finished = [task for task, (position, request) in self._pending.items() if self._poll(position, request)]
+    def _poll_all(self, awaited: Sequence[int]) -> bool:
+        """Polls all that is under way, since one transfer may need what we owe to another; True where any finished.
+
+        Nothing else can be done before one of `awaited` finishes, so that the time since then is theirs.
+        """
+        self._idle_since = since = self._idle_since or perf_counter_ns()
+        finished = [
+            task
+            for task, (position, request) in self._pending.items()
+            if self._poll(position, request, since if task in awaited else 0)
+        ]
         for task in finished:
             del self._pending[task]
             self._executor.finished(task)
+            self._idle_since = 0
         return bool(finished)
 
     def _poll_one(self) -> None:
@@ -87,9 +102,15 @@ class Worker:
         else:
             self._pending[task] = (position, request)
 
-    def _poll(self, position: int, request: Request) -> bool:
+    def _poll(self, position: int, request: Request, since: int = 0) -> bool:
+        """Polls one transfer, on which the processor has been occupied since then (default: since now)."""
         self.position = position
+        begun = since or perf_counter_ns()
         done = request.poll()
+        now = perf_counter_ns()
         if done:
-            self._ended[position] = perf_counter_ns()
+            self._begun[position] = begun - self._spent[position]
+            self._ended[position] = now
+        elif not since:
+            self._spent[position] += now - begun
         return done
