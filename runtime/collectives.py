@@ -198,7 +198,7 @@ def _special(component: list[Wanted]) -> Special | None:
     if len(members) == 1:
         alike = len(component) > 1 and {c.box for c in component} == {members[0].box} and members[0].proc not in by_proc
         return Special("broadcast", members, tuple(sorted(component, key=lambda c: c.proc)), around) if alike else None
-    if {m.proc for m in members} != set(by_proc):
+    if {m.proc for m in members} != set(by_proc) or not all(_takes_all(copy, members) for copy in component):
         return None
     copies = tuple(by_proc[m.proc] for m in members)
     summed, tiled = {m.box for m in members} == {around}, _tiles([m.box for m in members], around)
@@ -208,6 +208,12 @@ def _special(component: list[Wanted]) -> Special | None:
     if summed:
         return Special("all_reduce" if gathered else "reduce_scatter", members, copies, around)
     return Special("all_gather" if gathered else "all_to_all", members, copies, around)
+
+
+def _takes_all(copy: Wanted, members: Sequence[Term]) -> bool:
+    """Whether a copy is made of all that the members have of its box: of replicas it takes one only."""
+    taken = {(term.sources, term.proc) for term in copy.terms}
+    return all((m.sources, m.proc) in taken for m in members if intersect(m.box, copy.box))
 
 
 def _tiles(boxes: list[Box], frame: Box) -> bool:

@@ -1,0 +1,215 @@
+"""Transfers: every plan brings every reader what it wants, and each special form equals the general one bit for bit."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from castile.runtime import collectives
+from castile.runtime.collectives import SPECIAL_FORMS, filled, plan
+from castile.runtime.comm.local import LocalCommunicator, LocalWorld
+from castile.runtime.machine import Level
+from castile.runtime.region import Box, bounding, contains, whole
+from castile.runtime.task import Kind
+from castile.runtime.transfer import Source, Transfer
+from tests.transfers import Read, expected, links, results, situations
+
+LEAST = 20
+
+
+def moved(t: Transfer) -> list[tuple[str, int]]:
+    """Form and elements that each transfer sends from one processor to another."""
+    found = []
+    for pattern in t.patterns:
+        if pattern.comm:
+            counts, form = pattern.comm.counts, pattern.comm.form
+            n = len(counts)
+            each = sum(counts[i][j] for i in range(n) for j in range(n) if i != j)
+            each = 2 * (n - 1) * sum(counts[0]) if form == "all_reduce" else each
+            found.append((form, (n - 1) * counts[0][0] if form == "broadcast" else each))
+    return found
+
+
+@settings(max_examples=600)
+@given(situations(), st.sampled_from(((), SPECIAL_FORMS, *((form,) for form in SPECIAL_FORMS))))
+def test_every_reader_gets_the_sum_of_all_sources(situation, forms) -> None:
+    sources, reads, held = situation
+    t = plan(sources, reads, "float64", links(), forms)
+    for found, (_, box) in zip(results(t, held, reads), reads, strict=True):
+        assert np.allclose(found, expected(sources, held, box), rtol=1e-13, atol=1e-13)
+
+
+def test_each_special_form_equals_the_general_one_to_the_last_bit() -> None:
+    seen: Counter[str] = Counter()
+
+    @settings(max_examples=3500, derandomize=True)
+    @given(situations())
+    def check(situation) -> None:
+        sources, reads, held = situation
+        general = results(plan(sources, reads, "float64", links(), ()), held, reads)
+        for form in SPECIAL_FORMS:
+            special = plan(sources, reads, "float64", links(), (form,))
+            used = {p.comm.form for p in special.patterns if p.comm}
+            assert used <= {form, "move"}
+            seen.update(used)
+            if form in used:
+                for a, b in zip(results(special, held, reads), general, strict=True):
+                    assert a.tobytes() == b.tobytes(), form
+
+    check()
+    assert all(seen[form] >= LEAST for form in SPECIAL_FORMS), seen
+
+
+@settings(max_examples=300)
+@given(situations())
+def test_plans_say_what_they_touch_in_an_order_that_works(situation) -> None:
+    sources, reads, _ = situation
+    t = plan(sources, reads, "float64", links())
+    there = set(range(sum(len(s.procs) for s in sources)))
+    for pattern in t.patterns:
+        assert set(pattern.reads) <= there, "read before it was written"
+        assert not set(pattern.writes) & there, "a piece is written once"
+        assert {t.pieces[b].proc for b in (*pattern.reads, *pattern.writes)} <= set(pattern.procs)
+        there |= set(pattern.writes)
+    assert set(t.located) <= there
+
+
+@settings(max_examples=300)
+@given(situations())
+def test_readers_of_a_processor_share_what_comes_to_it(situation) -> None:
+    sources, reads, _ = situation
+    once, twice = (plan(sources, asked, "float64", links(), ()) for asked in (reads, [*reads, *reads]))
+    assert moved(once) == moved(twice)
+    assert twice.located == [*once.located, *once.located]
+
+
+@settings(max_examples=300)
+@given(situations())
+def test_what_lies_on_a_processor_already_does_not_travel(situation) -> None:
+    sources, reads, _ = situation
+    t = plan(sources, reads, "float64", links(), ())
+    for pattern in t.patterns:
+        if pattern.comm:
+            source, target = pattern.procs
+            assert source != target
+    alone = [(proc, s.box) for s in sources for proc in s.procs if _is_alone(s, sources)]
+    assert not plan(sources, alone, "float64", links()).patterns if alone else True
+
+
+def _is_alone(source: Source, sources: list[Source]) -> bool:
+    return all(s is source or collectives.intersect(s.box, source.box) is None for s in sources)
+
+
+@settings(max_examples=300)
+@given(situations(), st.randoms(use_true_random=False))
+def test_boxes_of_replicas_lie_alike(situation, random) -> None:
+    sources, reads, held = situation
+    twins = [random.randrange(3) for _ in reads]
+    # replicas read the same box
+    reads = [(proc, next(b for (_, b), other in zip(reads, twins, strict=True) if other == n)) for (proc, _), n in
+             zip(reads, twins, strict=True)]  # fmt: skip
+    t = plan(sources, reads, "float64", links(), twins=twins)
+    for number in set(twins):
+        assert len({t.pieces[p].box for p, n in zip(t.located, twins, strict=True) if n == number}) == 1
+    for found, (_, box) in zip(results(t, held, reads), reads, strict=True):
+        assert np.allclose(found, expected(sources, held, box), rtol=1e-13, atol=1e-13)
+
+
+@settings(max_examples=300)
+@given(situations(), st.randoms(use_true_random=False))
+def test_inputs_lie_where_they_are_read(situation, random) -> None:
+    _, reads, _ = situation
+    twins = [random.randrange(3) for _ in reads]
+    places = filled(reads)
+    assert all(any(p == proc and contains(b, box) for p, b in places) for proc, box in reads)
+    t = plan([Source(box, (proc,)) for proc, box in places], reads, "float64", links(), alike=True)
+    assert not t.patterns
+    same: dict[int, Box] = {}
+    reads = [(proc, same.setdefault(n, box)) for (proc, box), n in zip(reads, twins, strict=True)]
+    places = filled(reads, twins)
+    t = plan([Source(box, (proc,)) for proc, box in places], reads, "float64", links(), alike=True, twins=twins)
+    assert not t.patterns
+    for number in set(twins):
+        assert len({t.pieces[p].box for p, n in zip(t.located, twins, strict=True) if n == number}) == 1
+
+
+# What each form moves, and when it is chosen.
+
+ROWS = [Box((2 * n, 0), (2 * n + 2, 8)) for n in range(4)]
+COLUMNS = [Box((0, 2 * n), (8, 2 * n + 2)) for n in range(4)]
+WHOLE = whole((8, 8))
+N, VOLUME = 4, 64
+SITUATIONS: dict[str, tuple[list[Source], list[Read], int]] = {
+    "all_reduce": ([Source(WHOLE, (p,)) for p in range(N)], [(p, WHOLE) for p in range(N)], 2 * (N - 1) * VOLUME),
+    "reduce_scatter": ([Source(WHOLE, (p,)) for p in range(N)], list(enumerate(ROWS)), (N - 1) * VOLUME),
+    "all_gather": ([Source(r, (p,)) for p, r in enumerate(ROWS)], [(p, WHOLE) for p in range(N)], (N - 1) * VOLUME),
+    "all_to_all": ([Source(r, (p,)) for p, r in enumerate(ROWS)], list(enumerate(COLUMNS)), (N - 1) * VOLUME // N),
+    "broadcast": ([Source(WHOLE, (0,))], [(p, WHOLE) for p in range(1, N)], (N - 1) * VOLUME),
+}
+
+
+@pytest.mark.parametrize("form", SPECIAL_FORMS)
+def test_a_form_is_one_task_that_moves_what_it_must(form: str) -> None:
+    sources, reads, elements = SITUATIONS[form]
+    t = plan(sources, reads, "float64", links())
+    assert moved(t) == [(form, elements)]
+    [task] = [p for p in t.patterns if p.kind >= Kind.MOVE]
+    assert task.kind == Kind.COLLECTIVE and task.key.members == N and set(task.procs) == set(range(N))
+
+
+class Counting(LocalCommunicator):
+    """A rank that counts the bytes it sends to others."""
+
+    sent = 0
+
+    def send(self, array, peer, tag):
+        self.sent += array.nbytes * (peer != self.rank)
+        return super().send(array, peer, tag)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5])
+def test_an_all_reduce_sends_twice_n_minus_one_nths_of_its_bytes(n: int) -> None:
+    volume, world = 60, LocalWorld(n)
+    ranks = [Counting(world, rank) for rank in range(n)]
+    counts = ((volume // n,) * n,) * n
+    data, total = [np.full(volume, 2.0**r) for r in range(n)], np.zeros((n, volume))
+    requests = [
+        rank.collective("all_reduce", range(n), data[r], total[r], np.zeros((n - 1) * (volume // n)), counts, 0)
+        for r, rank in enumerate(ranks)
+    ]
+    while not all([request.poll() for request in requests]):
+        pass
+    assert (total == 2.0**n - 1).all()
+    assert {rank.sent for rank in ranks} == {2 * (n - 1) * (volume // n) * 8}
+
+
+@pytest.mark.parametrize("form", SPECIAL_FORMS)
+def test_a_form_is_chosen_where_it_is_cheaper(form: str) -> None:
+    sources, reads, _ = SITUATIONS[form]
+    dear, free = (plan(sources, reads, "float64", links(seconds)) for seconds in (1.0, 0.0))
+    assert [p.comm.form for p in dear.patterns if p.comm] == [form]
+    priced = Level("link", 8, 1e-6, 1e9)
+    nbytes = {"all_to_all": VOLUME // N * 8}.get(form, VOLUME * 8)
+    [task] = [p for p in dear.patterns if p.comm]
+    assert task.key.nbytes == nbytes
+    assert collectives.seconds(form, nbytes, N, priced) > 0
+    for t in (dear, free):
+        assert len(t.located) == len(reads)
+
+
+def test_a_reader_takes_the_nearest_replica() -> None:
+    # two groups of two; each group has its replica
+    t = plan([Source(WHOLE, (0, 2))], [(1, WHOLE), (3, WHOLE)], "float64", links(group=2), ())
+    assert sorted(p.procs for p in t.patterns) == [(0, 1), (2, 3)]
+
+
+def test_copies_are_no_larger_than_what_is_read_of_them() -> None:
+    sources = [Source(WHOLE, (0,))]
+    reads = [(1, Box((0, 0), (3, 8))), (1, Box((2, 0), (5, 8))), (1, Box((7, 0), (8, 8)))]
+    t = plan(sources, reads, "float64", links())
+    copies = [p.box for p in t.pieces if p.kind == "copy"]
+    assert copies == [bounding([reads[0][1], reads[1][1]]), reads[2][1]]
