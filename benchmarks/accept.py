@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -97,7 +98,7 @@ def run(name: str, check: Check, place: Place, quiet: bool) -> Outcome:
     return Outcome(name, tuple(figures), seconds, load)
 
 
-def summary(outcomes: Sequence[Outcome]) -> dict[str, object]:
+def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """All that was found, and of what: the commit, and whether files differ from it."""
     figures = [figure for outcome in outcomes for figure in outcome.figures]
     counted = Counter(figure.verdict for figure in figures)

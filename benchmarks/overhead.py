@@ -67,7 +67,8 @@ class Meter:
         self.execution = execution
         prepared = execution.prepared
         tasks = prepared.tasks
-        steps = program(tasks, Default().order(tasks, prepared.simulated.timeline, proc), prepared.packing.edges)
+        order = Default().order(tasks, prepared.simulated.timeline, proc).tolist()
+        steps = program(tasks, order, prepared.packing.edges)
         self.num_tasks = len(steps.tasks)
         self.moves = np.array(steps.asynchronous)
         self._waiting = np.array([len(waits) > 0 for waits in steps.waits])

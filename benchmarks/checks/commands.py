@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from benchmarks.figures import Figure
 from benchmarks.place import CheckFailed, Place
@@ -36,7 +37,7 @@ def helps(place: Place) -> list[Figure]:
         if len(out.split()) < 20:
             raise CheckFailed(f"castile {' '.join(words)} --help is too short to explain anything: {out!r}")
 
-    trials = {name: lambda name=name: explains(name) for name in COMMANDS}
+    trials = {name: partial(explains, name) for name in COMMANDS}
     return [_all("commands_with_help", {"castile": explains, **trials})]
 
 
@@ -48,7 +49,7 @@ def json(place: Place) -> list[Figure]:
         own = ("--json", *COMMANDS[name]) if name == "launch" else (*COMMANDS[name], "--json")
         place.run(place.castile, *start, name, *own, user="commands").object()
 
-    return [_all("commands_with_json", {name: lambda name=name: prints(name) for name in COMMANDS})]
+    return [_all("commands_with_json", {name: partial(prints, name) for name in COMMANDS})]
 
 
 def starts(place: Place) -> list[Figure]:
@@ -69,8 +70,7 @@ def starts(place: Place) -> list[Figure]:
         f"mpirun -n {many} castile, more than cores": (many, (mpirun, "-n", str(many), place.castile)),
         f"castile launch -n {many}, more than cores": (many, (place.castile, "launch", "-n", str(many))),
     }
-    trials = {way: lambda ranks=ranks, words=words: trains(ranks, *words) for way, (ranks, words) in ways.items()}
-    return [_all("ways_to_start", trials)]
+    return [_all("ways_to_start", {way: partial(trains, ranks, *words) for way, (ranks, words) in ways.items()})]
 
 
 def _all(name: str, trials: Mapping[str, Callable[[], None]]) -> Figure:
