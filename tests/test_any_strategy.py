@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.vendor.pretty import RepresentationPrinter
@@ -14,6 +16,7 @@ from castile.planner.op import available
 from castile.planner.strategy import Strategy
 from castile.runtime.machine import Machine
 from castile.runtime.task import Kind, TaskGraph
+from tests.mpi import mpirun
 from tests.strategies import Problem, batches, beginnings, machines, problems, strategies, whole_on
 from tests.training import difference, train
 
@@ -39,7 +42,6 @@ class Census:
     def check(self, least_examples: int, operators: set[str]) -> None:
         assert self.examples >= least_examples, self
         assert 2 * self.moving >= self.examples, self
-        print(self)
         rare = {name: self.seen[name] for name in (*sorted(operators), *FORMS) if self.seen[name] < LEAST}
         assert not rare, f"of {self.examples} examples too few hold {rare}"
 
@@ -118,3 +120,10 @@ def test_one_step_on_small_integers_is_bit_equal() -> None:
 
     check()
     census.check(1000, set(available()) - ROUNDING)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_named_plans_train_the_same_under_mpirun(num_ranks: int) -> None:
+    status, output = mpirun(num_ranks, str(Path(__file__).parent / "mpi_cases" / "any_strategy.py"), timeout=120)
+    assert status == 0 and output.count("plans agree") == num_ranks, output

@@ -156,12 +156,17 @@ def _set(corner: tuple[int, ...], axis: int, value: int) -> tuple[int, ...]:
     return (*corner[:axis], value, *corner[axis + 1 :])
 
 
+KINDS = (groups, layouts, boxes)
+
+
 @st.composite
-def situations(draw: st.DrawFn) -> tuple[list[Source], list[Read], list[np.ndarray]]:
+def situations(draw: st.DrawFn, kinds: Sequence = KINDS) -> tuple[list[Source], list[Read], list[np.ndarray]]:
     """Sources, reads, and what each source holds."""
-    shape = tuple(draw(st.lists(st.integers(1, 7), min_size=1, max_size=2)))
+    # sampled evenly: integers would mostly be too small to cut
+    extents = st.sampled_from((4, 5, 6, 7, 3, 2, 1))
+    shape = draw(st.sampled_from((st.tuples(extents), st.tuples(extents, extents))).flatmap(lambda shapes: shapes))
     num_procs = draw(st.sampled_from((3, 2, 4, 1)))
-    kind = draw(st.sampled_from((groups, layouts, boxes)))
+    kind = draw(st.sampled_from(kinds))
     if kind is not boxes:
         placed = draw(kind(shape, num_procs))
         reads = [(proc, box) for box, procs in draw(kind(shape, num_procs)) for proc in procs]
