@@ -201,6 +201,13 @@ def test_a_form_is_chosen_where_it_is_cheaper(form: str) -> None:
         assert len(t.located) == len(reads)
 
 
+def test_a_sum_counts_one_replica_of_each_part() -> None:
+    sources, held = [Source(WHOLE, (0, 1)), Source(WHOLE, (3, 2))], [np.full((8, 8), value) for value in (1.0, 2.0)]
+    for shared in ([(p, WHOLE) for p in range(N)], list(enumerate(ROWS))):
+        for found in results(plan(sources, shared, "float64", links()), held, shared):
+            assert (found == 3).all()
+
+
 def test_a_reader_takes_the_nearest_replica() -> None:
     # two groups of two; each group has its replica
     t = plan([Source(WHOLE, (0, 2))], [(1, WHOLE), (3, WHOLE)], "float64", links(group=2), ())

@@ -1,0 +1,109 @@
+"""Dependence: edges between tasks by brute force, versions by what they must hold, and programs by simple rules."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from castile.runtime.dependence import Contribution, complete, links, scan, version
+from castile.runtime.machine import local
+from castile.runtime.region import Box, contains
+from tests import transfers
+from tests.transfers import situations
+
+few = st.lists(st.integers(0, 4), max_size=3, unique=True)
+
+
+def closure(num_tasks: int, edges) -> list[set[int]]:
+    """All that comes before each task."""
+    before: list[set[int]] = [set() for _ in range(num_tasks)]
+    for a, b in sorted(edges, key=lambda edge: edge[1]):
+        before[b] |= before[a] | {a}
+    return before
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(few, few), max_size=12))
+def test_edges_are_those_of_all_conflicting_pairs(touches) -> None:
+    edges = [tuple(edge) for edge in scan(touches).tolist()]
+    conflicts = []
+    for b, (reads_b, writes_b) in enumerate(touches):
+        for a, (reads_a, writes_a) in enumerate(touches[:b]):
+            if {*writes_a} & {*reads_b, *writes_b} or {*reads_a} & {*writes_b}:
+                conflicts.append((a, b))
+    assert set(edges) <= set(conflicts) and edges == sorted(set(edges))
+    assert closure(len(touches), edges) == closure(len(touches), conflicts)
+
+
+def analysed(situation, **how):
+    sources, reads, _ = situation
+    contributions = [Contribution(s.box, s.procs) for s in sources]
+    return version(contributions, reads, "float64", transfers.links(), **how)
+
+
+@settings(max_examples=200)
+@given(situations(), st.booleans(), st.booleans())
+def test_a_version_numbers_its_ports_in_one_row(situation, carried: bool, overwritten: bool) -> None:
+    sources, reads, _ = situation
+    v = analysed(situation, carried=carried, overwritten=overwritten)
+    makers = sum(len(s.procs) for s in sources)
+    ports = (0 if carried else makers) + len(v.patterns) + len(reads) + (makers if overwritten else 0)
+    assert len(v.made) == len(v.adds) == makers and len(v.located) == len(reads)
+    assert {int(port) for port, _ in v.touched} == set(range(ports))
+    assert (v.edges[:, 0] < v.edges[:, 1]).all() and v.edges.max(initial=0) < ports
+    for (proc, box), piece in zip(reads, v.located, strict=True):
+        assert v.instances[piece].proc == proc and contains(v.instances[piece].box, box)
+
+
+@settings(max_examples=200)
+@given(situations())
+def test_what_is_there_before_begins_with_no_port_and_all_else_with_its_first(situation) -> None:
+    for carried in (False, True):
+        v = analysed(situation, carried=carried)
+        for number, instance in enumerate(v.instances):
+            users = [int(port) for port, piece in v.touched if piece == number]
+            if carried and instance.kind == "source":
+                assert v.first[number] == -1
+            elif users:
+                assert v.first[number] == min(users)
+
+
+@settings(max_examples=200)
+@given(situations())
+def test_overwriters_wait_for_all_who_read_what_they_write(situation) -> None:
+    v = analysed(situation, carried=True, overwritten=True)
+    over = range(int(v.touched[:, 0].max()) + 1 - len(v.made), int(v.touched[:, 0].max()) + 1)
+    before = closure(over[-1] + 1, [tuple(edge) for edge in v.edges.tolist()])
+    for port, piece in zip(over, v.made, strict=True):
+        readers = {int(user) for user, touched in v.touched if touched == piece and user < over[0]}
+        assert readers <= before[port]
+
+
+def test_contributions_to_one_box_share_it_and_those_that_overlap_are_added_on_the_way() -> None:
+    rows, half = Box((0,), (4,)), Box((2,), (4,))
+    made = [Contribution(rows, (0,)), Contribution(rows, (0,)), Contribution(half, (0,))]
+    v = version(made, [(0, rows)], "float64", links(local(1), (0,)))
+    assert v.made.tolist() == [0, 0, 1] and v.adds.tolist() == [False, True, False]
+    assert {p.procs for p in v.patterns} == {(0,)} and v.patterns[-1].name == "fold"
+
+
+@settings(max_examples=200)
+@given(situations())
+def test_what_is_alike_is_read_where_it_lies(situation) -> None:
+    sources, _, _ = situation
+    reads = [(proc, s.box) for s in sources for proc in s.procs]
+    v = version([Contribution(s.box, s.procs) for s in sources], reads, "float64", transfers.links(), True, alike=True)
+    assert not v.patterns and all(v.instances[n].kind == "source" for n in v.located)
+
+
+def test_a_hole_is_named() -> None:
+    complete((4,), [Box((0,), (2,)), Box((2,), (4,))], "x")
+    with pytest.raises(ValueError, match=r"x: nobody writes \[2:3\]"):
+        complete((4,), [Box((0,), (2,)), Box((3,), (4,))], "x")
+
+
+def test_distance_follows_the_processors_of_the_slots() -> None:
+    known = links(local(3), (2, 0))
+    assert known.distance(0, 0) == 0 and known.distance(0, 1) == 1
+    assert known.level((0, 1)) == local(3).link((2, 0))

@@ -1,0 +1,146 @@
+"""Lowering: what a plan's tasks are called and where they run, where parameters live, and which plans are refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from castile.planner.graph import Graph
+from castile.planner.lower import Lowering
+from castile.planner.op import Init
+from castile.planner.strategy import Config, Strategy
+from castile.runtime import machine
+from castile.runtime.region import uncovered, whole
+from castile.runtime.task import NUM_LANES, Kind, Lane
+from tests.strategies import Problem, machines, problems, strategies, whole_on
+from tests.training import SGD
+
+
+def mlp() -> Graph:
+    g = Graph("mlp", "float64")
+    x, label = g.input("x", (8, 6), "b i"), g.input("label", (8,), "b", "int64")
+    logits = g.linear("down", g.relu("act", g.linear("up", x, features=10)), features=5)
+    g.minimise(g.cross_entropy("loss", logits, label))
+    g.outputs = ["down"]
+    return g
+
+
+def lowered(**configs: Config):
+    """One processor but for `configs`, whose names have _ for . and __ for /."""
+    graph = mlp()
+    named = {name.replace("__", "/").replace("_", "."): config for name, config in configs.items()}
+    plan = {name: Config() for name in graph.nodes} | named
+    lowering = Lowering(graph, machine.local(4), SGD)
+    return lowering, lowering.lower(Strategy(plan))
+
+
+def homes(tasks, region: str) -> set[tuple]:
+    return {(b.proc, b.box.shape) for b in tasks.buffers if b.region == region and b.role == "carried"}
+
+
+def test_a_step_on_one_processor_is_its_passes_in_order() -> None:
+    _, tasks = lowered()
+    assert [t.name for t in tasks.tasks] == [
+        "up.F[0]", "act.F[0]", "down.F[0]", "loss.F[0]", "loss.B[0]", "down.B[0]", "down.W[0]", "act.B[0]", "up.W[0]",
+        "up.weight/update.F[0]", "up.bias/update.F[0]", "down.weight/update.F[0]", "down.bias/update.F[0]",
+    ]  # fmt: skip
+
+
+def test_parameters_live_where_they_are_used() -> None:
+    four = (0, 1, 2, 3)
+    _, tasks = lowered(up=Config({"b": 4}, 1, four), down=Config({"o": 2}, 2, four))
+    assert homes(tasks, "up.weight") == {(p, (10, 6)) for p in four}
+    assert homes(tasks, "down.weight") == {(0, (3, 10)), (1, (3, 10)), (2, (2, 10)), (3, (2, 10))}
+    assert homes(tasks, "down.weight/momentum") == homes(tasks, "down.weight")
+
+
+def test_a_fetch_and_an_accumulator_are_tasks_of_their_own() -> None:
+    apart = {"up_weight__fetch": Config({}, 2, (0, 1)), "up_weight__accumulate": Config({"o": 2}, 1, (2, 3))}
+    _, tasks = lowered(**apart, up_weight__update=Config({}, 1, (3,)))
+    where = {t.name: t.procs for t in tasks.tasks}
+    assert where["up.weight/fetch.F[0~1]"] == (1,) and where["up.weight/accumulate.F[1]"] == (3,)
+    assert homes(tasks, "up.weight") == {(3, (10, 6))}
+
+
+def test_a_sum_over_processors_is_one_collective() -> None:
+    _, tasks = lowered(up=Config({"b": 4}, 1, (0, 1, 2, 3)))
+    keys = {key.name for key in tasks.cost_keys}
+    assert keys & {"all_reduce", "move"}
+    split = lowered(up=Config({"b": 4}, 1, (0, 1, 2, 3)), up_weight__update=Config({"o": 2}, 1, (0, 1)))[1]
+    assert homes(split, "up.weight") == {(0, (5, 6)), (1, (5, 6))}
+
+
+REFUSED = {
+    "no axis 'c' to split": {"up": Config({"c": 2}, 1, (0, 1))},
+    "may not be split": {"loss": Config({"v": 2}, 1, (0, 1))},
+    "too few for 9 parts": {"up": Config({"b": 9}, 1, (0,) * 9)},
+    "processor 4 is out of range": {"up": Config({}, 1, (4,))},
+    "replicated twice on one processor": {"up": Config({}, 2, (1, 1))},
+    "2 parts x 1 replicas need 2 processors, 1 are named": {"up": Config({"b": 2}, 1, (0,))},
+    "names a node 'op' that mlp does not have": {"op": Config()},
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_a_plan_that_cannot_be_is_refused_in_words(words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        lowered(**REFUSED[words])
+
+
+def test_a_parameter_without_influence_is_refused() -> None:
+    g = Graph("idle", "float64")
+    x = g.input("x", (2, 2), "b i")
+    g.add("aside", x, g.param("table", (2,), ("i",), Init("zeros")))
+    g.minimise(g.sum("loss", g.linear("used", x, features=2)))
+    with pytest.raises(ValueError, match="parameter 'table' has no influence on the loss 'loss'"):
+        Lowering(g, machine.local(1)).lower(whole_on(g))
+
+
+def test_evaluation_runs_over_the_parameters_that_training_keeps() -> None:
+    graph, on = mlp(), machine.local(4)
+    cut = Strategy({n: Config({"b": 4}, 1, (0, 1, 2, 3)) for n in graph.nodes})
+    train, evaluate = (Lowering(graph, on, SGD, mode).lower(cut) for mode in ("train", "forward"))
+    kept = {(b.region, b.box, b.proc) for b in train.buffers if b.role == "carried"}
+    read = {(b.region, b.box, b.proc) for b in evaluate.buffers if b.role == "carried"}
+    assert read == {each for each in kept if "momentum" not in each[0]}
+    assert {b.region for b in evaluate.buffers if b.role == "output"} == {"down"}
+    assert not [t for t in evaluate.tasks if ".B[" in t.name or ".W[" in t.name]
+
+
+@st.composite
+def plans(draw: st.DrawFn):
+    problem, on = draw(problems()), draw(machines())
+    return problem, on, draw(strategies(problem.graph, on.num_procs))
+
+
+@settings(max_examples=150)
+@given(plans())
+def test_flat_arrays_and_tasks_written_out_say_the_same(plan) -> None:
+    problem, on, strategy = plan
+    lowering = Lowering(problem.graph, on, SGD)
+    tasks = lowering.lower(strategy)
+    configs = lowering.configs(strategy)
+    for task in tasks.tasks:
+        lanes = {(lane // NUM_LANES, Lane(lane % NUM_LANES)) for lane in tasks.lanes_of(task.index).tolist()}
+        assert {proc for proc, _ in lanes} == set(task.procs) and int(task.kind) == tasks.kind[task.index]
+        assert tasks.private_bytes[task.index] == task.body.private_bytes
+        if task.kind == Kind.COMPUTE:
+            assert task.procs[0] in configs[task.name.rpartition(".")[0]].procs
+        for view in task.views:
+            assert tasks.buffers[view.buffer].proc in task.procs
+    assert len(set(tasks.order.tolist())) == tasks.num_tasks
+    check_persistent(problem, tasks)
+
+
+def check_persistent(problem: Problem, tasks) -> None:
+    """Parameters lie whole, each input lies where it is read, the loss is an output."""
+    carried: dict[str, list] = {}
+    for number, buffer in enumerate(tasks.buffers):
+        assert (tasks.buffer_first[number] < 0) == bool(buffer.role)
+        if buffer.role == "carried":
+            carried.setdefault(buffer.region, []).append(buffer.box)
+    for param in problem.graph.params:
+        for region in (param.name, f"{param.name}/momentum"):
+            assert not uncovered(whole(param.shape), carried[region])
+    assert [b.region for b in tasks.buffers if b.role == "output"] == [problem.graph.loss]
