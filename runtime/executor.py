@@ -23,7 +23,7 @@ class Start(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Nothing can start before these tasks have finished."""
+    """Nothing can start before one of these tasks has finished."""
 
     tasks: tuple[int, ...]
 
@@ -32,12 +32,16 @@ class Wait(NamedTuple):
 class Program:
     """A processor's step: its tasks in issue order, which are asynchronous, and what each waits for.
 
-    waits[i] names asynchronous tasks only, each of them once in the program: whoever comes later comes after it.
+    There are two queues, each in issue order: tasks that finish when they are made, and asynchronous ones, which start
+    as early as what they need allows, so that whoever waits for them elsewhere need not wait for our next task.
+    waits[i] names asynchronous tasks only, each once in a queue: whoever comes later in it comes after it.
+    after[i]: so many tasks of the other queue must have finished before the asynchronous task i starts; 0 for others.
     """
 
     tasks: tuple[int, ...]
     asynchronous: tuple[bool, ...]
     waits: tuple[tuple[int, ...], ...]
+    after: tuple[int, ...]
 
 
 def is_transfer(kind: int) -> bool:
@@ -56,15 +60,19 @@ def program(
     position = {int(task): at for at, task in enumerate(order)}
     before = _reuses(edges, position)
     flags = tuple(asynchronous(int(graph.kind[task])) for task in position)
-    waits, seen = [], set[int]()
+    finished_by = np.cumsum([not flag for flag in flags]).tolist()
+    waits, after = [], []
+    seen: tuple[set[int], set[int]] = (set(), set())
     for at, task in enumerate(position):
         sources = [int(a) for a in graph.needs_of(task) if int(a) in position] + before.get(task, [])
         late = [a for a in sources if position[a] >= at]
         assert not late, f"task {task} is issued before {late}, which it must wait for"
-        new = sorted({a for a in sources if flags[position[a]]} - seen)
-        seen.update(new)
+        new = sorted({a for a in sources if flags[position[a]]} - seen[flags[at]])
+        seen[flags[at]].update(new)
         waits.append(tuple(new))
-    return Program(tuple(position), flags, tuple(waits))
+        synchronous = [finished_by[position[a]] for a in sources if not flags[position[a]]]
+        after.append(max(synchronous, default=0) if flags[at] else 0)
+    return Program(tuple(position), flags, tuple(waits), tuple(after))
 
 
 def _reuses(edges: np.ndarray, position: dict[int, int]) -> dict[int, list[int]]:
@@ -80,37 +88,53 @@ def _reuses(edges: np.ndarray, position: dict[int, int]) -> dict[int, list[int]]
 class Executor:
     """Runs a program step by step: `begin`, then `next` until it gives None, with `finished` whenever a task has."""
 
-    __slots__ = ("_at", "_end", "_outstanding", "_starts", "_waits")
+    __slots__ = ("_after", "_at", "_end", "_finished", "_next", "_num", "_outstanding", "_queues", "_waits")
 
     def __init__(self, program: Program) -> None:
-        self._starts = tuple(map(Start, range(len(program.tasks)), program.tasks, program.asynchronous))
-        self._waits = program.waits
-        self._end = len(program.tasks)
+        starts = list(map(Start, range(len(program.tasks)), program.tasks, program.asynchronous))
+        waits = list(zip(starts, program.waits, strict=True))
+        self._queues = tuple(tuple(s for s in starts if s.asynchronous is kind) for kind in (False, True))
+        self._waits = tuple(tuple(w for s, w in waits if s.asynchronous is kind) for kind in (False, True))
+        self._after = tuple(a for s, a in zip(starts, program.after, strict=True) if s.asynchronous)
+        self._num, self._end = len(self._queues[0]), len(self._queues[1])
+        self._at, self._next = self._num, self._end
+        self._finished: set[int] = set()
         self._outstanding: set[int] = set()
-        self._at = self._end
 
     def begin(self) -> None:
         """Begins a step; the one before must have ended."""
-        assert self._at == self._end and not self._outstanding, "a step is still under way"
-        self._at = 0
+        assert self._at == self._num and self._next == self._end and not self._outstanding, "a step is still under way"
+        self._at = self._next = 0
+        self._finished.clear()
 
     def next(self) -> Start | Wait | None:
         """What to do now; None when the step has ended.
 
         A task that is not asynchronous has finished when this is called again.
         """
-        at = self._at
-        if at == self._end:
-            return Wait(tuple(sorted(self._outstanding))) if self._outstanding else None
-        for task in self._waits[at]:
-            if task in self._outstanding:
-                return Wait(tuple(t for t in self._waits[at] if t in self._outstanding))
-        self._at = at + 1
-        start = self._starts[at]
-        if start.asynchronous:
-            self._outstanding.add(start.task)
-        return start
+        at, following = self._at, self._next
+        blocking: tuple[int, ...] = ()
+        if following < self._end and self._after[following] <= at:
+            blocking = self._waits[1][following]
+            if self._finished.issuperset(blocking):
+                self._next = following + 1
+                start = self._queues[1][following]
+                self._outstanding.add(start.task)
+                return start
+        if at < self._num:
+            waits = self._waits[0][at]
+            if not waits or self._finished.issuperset(waits):
+                self._at = at + 1
+                return self._queues[0][at]
+            blocking += waits
+        elif following == self._end:
+            blocking = tuple(sorted(self._outstanding))
+        return self._wait(blocking) if blocking else None
+
+    def _wait(self, tasks: tuple[int, ...]) -> Wait:
+        return Wait(tuple(task for task in dict.fromkeys(tasks) if task not in self._finished))
 
     def finished(self, task: int) -> None:
         """An asynchronous task has finished."""
         self._outstanding.remove(task)
+        self._finished.add(task)

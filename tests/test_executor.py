@@ -116,8 +116,8 @@ def chain() -> TaskGraph:
 
 def test_a_transfer_is_waited_for_once_and_only_where_it_is_needed() -> None:
     sender, receiver = programs(chain())
-    assert sender == Program((0, 1, 3, 4), (False, True, False, False), ((), (), (), (1,)))
-    assert receiver == Program((1, 2), (True, False), ((), (1,)))
+    assert sender == Program((0, 1, 3, 4), (False, True, False, False), ((), (), (), (1,)), (0, 1, 0, 0))
+    assert receiver == Program((1, 2), (True, False), ((), (1,)), (0, 0))
     executor = Executor(sender)
     executor.begin()
     assert [executor.next() for _ in range(3)] == [Start(0, 0, False), Start(1, 1, True), Start(2, 3, False)]
@@ -127,6 +127,17 @@ def test_a_transfer_is_waited_for_once_and_only_where_it_is_needed() -> None:
     assert executor.next() is None
     executor.begin()
     assert executor.next() == Start(0, 0, False)
+
+
+def test_a_transfer_starts_as_soon_as_what_it_needs_allows() -> None:
+    hand = Hand(2)
+    a, b = hand.buffer("a", (3,), 0, "carried"), hand.buffer("a", (3,), 1, "carried")
+    c = hand.buffer("c", (3,), 0, "carried")
+    hand.compute("relu", [c], c)
+    hand.move(a, b)
+    executor = Executor(programs(hand.graph())[0])
+    executor.begin()
+    assert [executor.next() for _ in range(2)] == [Start(1, 1, True), Start(0, 0, False)]
 
 
 def test_memory_that_is_taken_over_is_waited_for() -> None:
