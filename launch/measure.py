@@ -61,11 +61,6 @@ class Trial:
         low, high = np.percentile([s.seconds for s in self.steps], (25, 75))
         return float(high - low) / 2
 
-    def best(self, count: int) -> list[Timeline]:
-        """The steps nearest to the median, which disturbances spared."""
-        middle = self.seconds
-        return sorted(self.steps, key=lambda s: abs(s.seconds - middle))[:count]
-
 
 def trial(session: Session, name: str, plan: Strategy, seed: int) -> Trial:
     """Make a plan ready to be measured."""

@@ -6,6 +6,7 @@ It does not know how predictions are made.
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +20,6 @@ from castile.launch.measure import Trial, measure, sample_feed, trial
 from castile.launch.ranks import UserError
 from castile.launch.session import Session
 from castile.planner.cost import CostModel
-from castile.planner.lower import Lowering
 from castile.planner.search import Evaluator
 from castile.planner.seeds import seeds, stamped
 from castile.planner.space import space_of
@@ -27,7 +27,9 @@ from castile.planner.strategy import Config, Strategy
 
 POOL = 200
 WIDEST = 4.0
-STEP_SECONDS = 0.06
+STEP_SECONDS = 0.022
+MOST_SAMPLES = 65536
+CALIBRATION_ROUNDS = 5
 ROUNDS = 15
 
 
@@ -42,7 +44,7 @@ class Validate:
     plans: options.Number = 16
     """How many plans to measure; every other one is learned from."""
     batch: options.Count = None
-    """Samples a step; by default so many that a step on one processor should take at least 60 ms."""
+    """Samples a step; by default so many that a data-parallel step takes at least 22 ms."""
     rounds: options.Number = ROUNDS
     """How many steps of each plan are timed; the plans take turns."""
     seed: options.Number = 0
@@ -106,17 +108,16 @@ def run(command: Validate) -> int:
 
 
 def _batch(command: Validate) -> int:
-    """Samples that should keep one processor busy for long enough to be timed."""
-    named = models.parse(command.model)
-    batch = named.recipe.batch
-    comm = session.communicator()
-    machine = session.find_machine(command.machine, comm)
-    while batch < 65536:
-        lowering = Lowering(named.graph(batch), machine)
-        plan = seeds(lowering)["one_processor"] if machine.num_procs > 1 else next(iter(seeds(lowering).values()))
-        if Evaluator(lowering, CostModel(machine)).evaluate(plan).seconds >= STEP_SECONDS:
+    """Samples with which a data-parallel step is long enough to be timed, found by timing it."""
+    batch, seconds = models.parse(command.model).recipe.batch, 0.0
+    while batch < MOST_SAMPLES:
+        job = session.start(command.model, command.machine, batch, "")
+        timed = trial(job, "data_parallel", seeds(job.lowering)["data_parallel"], command.seed)
+        measure(job, [timed], sample_feed(job, command.seed), 0.0, CALIBRATION_ROUNDS)
+        seconds = float(job.agree(lambda t=timed: repr(t.seconds).encode()))  # type: ignore[misc]
+        if seconds >= STEP_SECONDS:
             break
-        batch *= 2
+        batch *= 2 ** max(1, round(math.log2(STEP_SECONDS / seconds)))
     return batch
 
 

@@ -5,7 +5,7 @@ Edges run between ports of one version only; where its tasks have come to stand 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -18,7 +18,11 @@ def compose(steps: Sequence[StepInstance], flows: Sequence[FlowInstance], num_pr
     """The task graph of these instances: the tasks of the steps in their order, then those of the flows."""
     layout = _Layout(steps, flows)
     keys: dict[CostKey, int] = {}
-    cost = [_numbered(keys, s.template.keys[0])[s.costs] for s in steps] + [_numbered(keys, f.keys) for f in flows]
+    cost = _join(
+        [_numbered(keys, s.template.keys[0])[s.costs] for s in steps] + [_numbered(keys, f.keys) for f in flows]
+    )
+    for task, key in layout.strided_keys():
+        cost[task] = keys.setdefault(key, len(keys))
     lane_count = [np.ones(s.num_tasks, dtype=np.int64) for s in steps] + [f.lanes[0] for f in flows]
     edges, touched, first = layout.edges()
     need_ptr, needs = _rows(edges[:, 1], edges[:, 0], layout.num_tasks)
@@ -27,7 +31,7 @@ def compose(steps: Sequence[StepInstance], flows: Sequence[FlowInstance], num_pr
     return TaskGraph(
         kind=_join([compute, *(f.kinds for f in flows)], np.int8),
         order=layout.order(),
-        cost=_join(cost),
+        cost=cost,
         cost_keys=tuple(keys),
         lane_ptr=_pointer(_join(lane_count)),
         lanes=_join([s.lanes for s in steps] + [f.lanes[1] for f in flows]),
@@ -92,6 +96,17 @@ class _Layout:
             adds = [port in ports for port in range(len(step.step.outputs))]
             result[self.step_base[slot] + local] = step.private_adding(local, adds)
         return result
+
+    def strided_keys(self) -> Iterator[tuple[int, CostKey]]:
+        """The tasks that read arrays in strides, each with the cost key that says so."""
+        frames: dict[tuple[int, int], dict[int, tuple[int, ...]]] = {}
+        for f in self.flows:
+            for place, port, frame in f.strided:
+                frames.setdefault(place, {})[port] = frame
+        for (slot, local), of_port in frames.items():
+            step = self.steps[slot]
+            part = step.template.parts[local // step.config.replicas]
+            yield int(self.step_base[slot]) + local, part.strided_key(tuple(sorted(of_port.items())))
 
     @cached_property
     def _adding(self) -> dict[tuple[int, int], set[int]]:

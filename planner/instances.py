@@ -135,6 +135,15 @@ class FlowInstance:
         return round_up(sizes)
 
     @cached_property
+    def strided(self) -> list[tuple[tuple[int, int], int, tuple[int, ...]]]:
+        """((slot, task), input port, shape of the array) wherever a step reads an array in strides."""
+        begin = len(self.port_step) - len(self.version.frames)
+        begin -= len(self.version.made) if self.flow.overwriters else 0
+        rows = zip(*(a[begin:].tolist() for a in (self.port_step, self.port_task, self.port_number)), strict=True)
+        seen = zip(rows, self.version.frames, strict=False)
+        return [((step, task), port, frame) for (step, task, port), frame in seen if frame is not None and step >= 0]
+
+    @cached_property
     def slot(self) -> int:
         """The slot that the transfers follow: the last producer's, or the one before the first reader's."""
         of_producers = (slot for slot, _ in self.flow.producers)

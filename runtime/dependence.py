@@ -14,7 +14,7 @@ import numpy as np
 
 from castile.runtime import collectives
 from castile.runtime.machine import Level, Machine
-from castile.runtime.region import Box, uncovered, whole
+from castile.runtime.region import Box, contiguous, uncovered, whole
 from castile.runtime.transfer import Links, Pattern, Source
 
 Touch = tuple[Sequence[int], Sequence[int]]  # the buffers that a task reads, and those that it writes
@@ -66,6 +66,7 @@ class Version:
 
     made[k]        the instance that producer port k writes; adds[k]: it adds to what earlier ports wrote there
     located[j]     the instance that reader j reads
+    frames[j]      the shape of that instance where reader j sees it in strides, None where it reads an unbroken run
     edges          (before, after) between ports
     touched        (port, instance) pairs
     first[i]       the port that begins instance i's life, -1 where it was there before
@@ -76,6 +77,7 @@ class Version:
     made: np.ndarray
     adds: np.ndarray
     located: np.ndarray
+    frames: tuple[tuple[int, ...] | None, ...]
     edges: np.ndarray
     touched: np.ndarray
     first: np.ndarray
@@ -129,10 +131,15 @@ def version(
         np.array(made, dtype=np.int64),
         np.array(added, dtype=bool),
         np.array(t.located, dtype=np.int64),
+        tuple(_frame(box, t.pieces[place].box) for (_, box), place in zip(readers, t.located, strict=True)),
         scan(touches),
         np.array(pairs, dtype=np.int64).reshape(-1, 2),
         first,
     )
+
+
+def _frame(box: Box, held: Box) -> tuple[int, ...] | None:
+    return None if contiguous(box, held) else held.shape
 
 
 def links(machine: Machine, procs: Sequence[int]) -> Links:
