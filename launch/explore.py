@@ -9,15 +9,17 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from castile.launch.execution import Feed, Prepared
 from castile.launch.measure import Trial, measure, trial
 from castile.launch.ranks import UserError
 from castile.launch.session import Session
 from castile.planner.cost import CostModel
-from castile.planner.search import Evaluator, Found, search
+from castile.planner.search import Evaluator, Found, identity, moved_bytes, search
 from castile.planner.seeds import seeds
 from castile.planner.simulate import simulate
-from castile.planner.strategy import Strategy
+from castile.planner.strategy import Predicted, Strategy
 
 ROUNDS = 12
 
@@ -79,7 +81,7 @@ def choose(
     found: list[Found] = []
 
     def look() -> Strategy:
-        found.append(search(name, Evaluator(job.lowering, job.cost), budget, seed))
+        found.append(search(name, Evaluator(job.lowering, job.cost, job.snapshot), budget, seed))
         return found[0].strategy
 
     plan = job.agreed_plan(look)
@@ -95,7 +97,15 @@ def choose(
     taken = next(t for t in trials if t.name == (asked_for[0] if asked_for else best))
     prepared = job.prepare(taken.plan)
     candidates = tuple(_candidate(job, t, untaught) for t in trials) if job.leads else ()
-    return Chosen(taken.plan, prepared, candidates, taken.name if taken.name in known else "", bool(asked_for))
+    plan = _predicted(job, taken.plan, prepared)
+    return Chosen(plan, prepared, candidates, taken.name if taken.name in known else "", bool(asked_for))
+
+
+def _predicted(job: Session, plan: Strategy, prepared: Prepared) -> Strategy:
+    """The plan with what is predicted of it now, and from which measurements."""
+    peak = int(prepared.packing.peak_bytes.max())
+    predicted = Predicted(prepared.simulated.seconds, peak, moved_bytes(prepared.tasks))
+    return msgspec.structs.replace(plan, predicted=predicted, cost_snapshot=identity(job.snapshot))
 
 
 def _fitting(job: Session, plans: dict[str, Strategy], seed: int) -> list[Trial]:

@@ -9,6 +9,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from castile.launch import checks, evaluate, explore, options, session, trace, training_report
 from castile.launch.data import Dataset
 from castile.launch.execution import Execution, Prepared, feed_from
@@ -74,7 +76,8 @@ def run(command: Train) -> int:
     chosen = _choose(command, job, dataset, rate, say)
     say.line(training_report.plan_text(job, chosen))
     if job.leads and command.out:
-        strategies.write(chosen.plan, command.out)
+        # a plan file names its model as the user did, so that it can be simulated from the file alone
+        strategies.write(msgspec.structs.replace(chosen.plan, model=command.model), command.out)
     execution = job.execute(chosen.prepared, command.seed)
     num_steps = command.steps or (command.epochs or job.model.recipe.epochs) * steps_per_epoch
     progress = _train(job, dataset, rate, execution, chosen.prepared, num_steps, say)
