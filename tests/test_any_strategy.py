@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,6 +39,10 @@ class Census:
         self.examples += 1
         self.moving += bool((tasks.kind >= Kind.MOVE).any())
         self.seen.update({key.name.partition(".")[0] for key in tasks.cost_keys})
+
+    def words(self) -> str:
+        seen = ", ".join(f"{name} {count}" for name, count in self.seen.most_common())
+        return f"{self.examples} examples, {self.moving} of them move data; examples that hold {seen}"
 
     def check(self, least_examples: int, operators: set[str]) -> None:
         assert self.examples >= least_examples, self
@@ -82,7 +87,7 @@ def drawn(examples: int):
     )
 
 
-def test_three_steps_equal_one_device() -> None:
+def test_three_steps_equal_one_device(tell: Callable[[str], None]) -> None:
     census = Census()
 
     @drawn(1500)
@@ -100,10 +105,11 @@ def test_three_steps_equal_one_device() -> None:
             assert difference(many.carried[name], expected, moved) < TOLERANCE, name
 
     check()
+    tell(f"three steps equal one device: {census.words()}")
     census.check(1500, set(available()))
 
 
-def test_one_step_on_small_integers_is_bit_equal() -> None:
+def test_one_step_on_small_integers_is_bit_equal(tell: Callable[[str], None]) -> None:
     census = Census()
 
     @drawn(1000)
@@ -119,6 +125,7 @@ def test_one_step_on_small_integers_is_bit_equal() -> None:
             assert np.array_equal(many.carried[name], expected), name
 
     check()
+    tell(f"one exact step is bit-equal: {census.words()}")
     census.check(1000, set(available()) - ROUNDING)
 
 

@@ -5,6 +5,7 @@ A function `from_<operator>` reads a sample as a case of the operator, or says w
 
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 from math import prod
 
@@ -237,7 +238,7 @@ def _in_our_layout(read: Read, pull: np.ndarray, shape: tuple[int, ...]) -> np.n
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))
-def test_the_operator_agrees_with_torch(name: str, capsys):
+def test_the_operator_agrees_with_torch(name: str, tell: Callable[[str], None]):
     info, found = samples(name)
     cases, reasons = [], Counter()
     for sample in found:
@@ -253,9 +254,8 @@ def test_the_operator_agrees_with_torch(name: str, capsys):
         compare(read, expected)
     if len(chosen) < len(cases):
         reasons[f"one in {len(cases) // len(chosen)} is enough"] = len(cases) - len(chosen)
-    with capsys.disabled():
-        skipped = "".join(f"; {count} skipped: {reason}" for reason, count in reasons.most_common())
-        print(f"\n{name}: {len(chosen)} of {len(found)} samples used{skipped}", end="")
+    skipped = "".join(f"; {count} skipped: {reason}" for reason, count in reasons.most_common())
+    tell(f"{name} against PyTorch: {len(chosen)} of {len(found)} samples used{skipped}")
     assert chosen and len(chosen) + reasons.total() == len(found)
 
 
