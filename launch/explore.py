@@ -6,7 +6,7 @@ A plan that was searched for is never taken on the simulator's word alone. It do
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -16,12 +16,13 @@ from castile.launch.measure import Trial, measure, trial
 from castile.launch.ranks import UserError
 from castile.launch.session import Session
 from castile.planner.cost import CostModel
-from castile.planner.search import Evaluator, Found, identity, moved_bytes, search
+from castile.planner.search import Evaluator, identity, moved_bytes, search
 from castile.planner.seeds import seeds
 from castile.planner.simulate import simulate
 from castile.planner.strategy import Predicted, Strategy
 
-ROUNDS = 12
+ROUNDS, LEAST_ROUNDS, ROUND_SECONDS = 12, 3, 4.0
+MOST_TURNS = 4
 
 
 @dataclass(frozen=True)
@@ -67,29 +68,28 @@ def choose(
     rate: float,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Chosen:
-    """Measure the seeds, search with what they taught, measure what was found, and take the fastest on all ranks.
+    """Measure the seeds, search with what they taught, measure what was found, search again; take the fastest measured.
 
-    A search that has a seed's name, such as data_parallel, insists on that seed.
+    A search seeks out what the cost model underrates, and measuring what it found is the cure: it ends when it finds a
+    plan that has been measured, or after a few turns. A search that has a seed's name, such as data_parallel, insists
+    on that seed.
     """
     untaught = CostModel(job.machine)
     progress("measuring the seeds")
     known = seeds(job.lowering)
     trials = _fitting(job, known, seed)
-    measure(job, trials, feed, rate, ROUNDS)
+    measure(job, trials, feed, rate, _rounds(trials))
     _learn(job, trials)
-    progress(f"searching ({name}, {budget})")
-    found: list[Found] = []
-
-    def look() -> Strategy:
-        found.append(search(name, Evaluator(job.lowering, job.cost, job.snapshot), budget, seed))
-        return found[0].strategy
-
-    plan = job.agreed_plan(look)
-    if all(plan.configs != t.plan.configs for t in trials):
+    for turn in range(MOST_TURNS):
+        progress(f"searching ({name}, {budget})")
+        plan = job.agreed_plan(
+            lambda: search(name, Evaluator(job.lowering, job.cost, job.snapshot), budget, seed).strategy
+        )
+        if any(plan.configs == t.plan.configs for t in trials):
+            break
         progress("measuring what was found")
-        new = trial(job, name, plan, seed)
-        fastest = sorted(trials, key=lambda t: t.prepared.simulated.seconds)[:1]
-        measure(job, [*fastest, new], feed, rate, ROUNDS)
+        new = trial(job, f"{name} {turn + 1}", plan, seed)
+        measure(job, [new], feed, rate, _rounds([new]))
         _learn(job, [new])
         trials.append(new)
     asked_for = [t.name for t in trials if t.name == name and t.name in known]
@@ -106,6 +106,11 @@ def _predicted(job: Session, plan: Strategy, prepared: Prepared) -> Strategy:
     peak = int(prepared.packing.peak_bytes.max())
     predicted = Predicted(prepared.simulated.seconds, peak, moved_bytes(prepared.tasks))
     return msgspec.structs.replace(plan, predicted=predicted, cost_snapshot=identity(job.snapshot))
+
+
+def _rounds(trials: Sequence[Trial]) -> int:
+    """As many as a few seconds allow, so that large models do not wait for hours."""
+    return max(LEAST_ROUNDS, min(ROUNDS, round(ROUND_SECONDS / sum(t.prepared.simulated.seconds for t in trials))))
 
 
 def _fitting(job: Session, plans: dict[str, Strategy], seed: int) -> list[Trial]:
