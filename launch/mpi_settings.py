@@ -18,7 +18,7 @@ ROOT_VARIABLES = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
-def library_variables() -> dict[str, str]:
+def process_variables() -> dict[str, str]:
     """What a rank's own MPI library reads, whether or not a launcher started it."""
     return {f"OMPI_MCA_{key}": value for key, value in _LIBRARY.items()}
 
@@ -29,7 +29,7 @@ def variables() -> dict[str, str]:
     # Open MPI 4 has other names for what the launcher reads.
     older = {"OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_hwloc_base_binding_policy": "none"}
     root = dict.fromkeys(ROOT_VARIABLES, "1") if os.geteuid() == 0 else {}
-    return library_variables() | launcher | older | root
+    return process_variables() | launcher | older | root
 
 
 def folder() -> Path:

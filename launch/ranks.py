@@ -67,7 +67,7 @@ def this_world() -> World:
     launched = num_launched()
     if launched == 1:
         return World(rank=0, size=1, local_rank=0, host=socket.gethostname())
-    for name, value in mpi_settings.library_variables().items():
+    for name, value in mpi_settings.process_variables().items():
         os.environ.setdefault(name, value)
     communicator = _communicator(launched)
     if communicator.size == 1:

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from castile.launch import report
 from castile.launch.evaluate import HeldOut
 from castile.launch.execution import Prepared
 from castile.launch.explore import Chosen, simulated
 from castile.launch.session import Session
 from castile.planner.cost import CostModel
-from castile.planner.strategy import Config
 from castile.runtime.memory import written
 from castile.runtime.timeline import Timeline
 
@@ -67,19 +67,8 @@ def plan_text(job: Session, chosen: Chosen) -> str:
         lines.append(
             f"chosen: {chosen.equals}, as asked" if chosen.asked_for else f"chosen: the fastest as measured{equal}"
         )
-    lines += [f"  {names:40} {config}" for names, config in grouped(chosen.plan.configs)]
+    lines += [f"  {line}" for line in report.plan_lines(chosen.plan)]
     return "\n".join(lines)
-
-
-def grouped(configs: dict[str, Config]) -> list[tuple[str, str]]:
-    """Neighbouring nodes with the same Config in one line."""
-    rows: list[tuple[list[str], str]] = []
-    for name, config in configs.items():
-        if rows and rows[-1][1] == str(config):
-            rows[-1][0].append(name)
-        else:
-            rows.append(([name], str(config)))
-    return [(names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}", config) for names, config in rows]
 
 
 def step_line(job: Session, step: int, progress: Progress, prepared: Prepared, last: int) -> str:
