@@ -230,21 +230,19 @@ def gelu_grad(dy: Spec, x: Spec, *, approximate: str) -> Results:
     return gelu(x, approximate=approximate)
 
 
-def _columns_bytes(y: Spec, window: Shape, stride: Pair, pads: Pads) -> int:
-    """Columns of as many whole samples as the cap holds, else of as many rows of one sample, but at least one.
+def _columns_bytes(y: Spec, window: Shape) -> int:
+    """Columns and results of as many whole samples as the cap holds, else of as many rows of one, but at least one.
 
     y [b,o,h,w] is the convolution's result and `window` the channels, height and width that each element looks at.
     """
-    if tuple(window[1:]) == (1, 1) and tuple(stride) == (1, 1) and not any(pads):
-        return 0
-    batch, _, height, width = y.shape
-    row = prod(window) * width * y.itemsize
+    batch, outputs, height, width = y.shape
+    row = (prod(window) + outputs) * width * y.itemsize
     if row * height <= COLUMNS_CAP:
         return row * height * min(batch, COLUMNS_CAP // (row * height))
     return row * max(1, COLUMNS_CAP // row)
 
 
-@_kernel(adds=True, working=lambda outs, _, x, w, **how: _columns_bytes(outs[0], w.shape[1:], **how))
+@_kernel(adds=True, working=lambda outs, _, x, w, **how: _columns_bytes(outs[0], w.shape[1:]))
 def conv2d(x: Spec, w: Spec, *, stride: Pair, pads: Pads) -> Results:
     """[b,o,h,w] of x [b,i,H,W] and w [o,i,r,s]."""
     _four("conv2d", x=x, w=w)
@@ -254,7 +252,7 @@ def conv2d(x: Spec, w: Spec, *, stride: Pair, pads: Pads) -> Results:
     return (Spec((x.shape[0], w.shape[0], *size), x.dtype),)
 
 
-@_kernel(adds=True, working=lambda outs, _, dy, w, shape, **how: _columns_bytes(dy, w.shape[1:], **how))
+@_kernel(adds=True, working=lambda outs, _, dy, w, shape, **how: _columns_bytes(dy, w.shape[1:]))
 def conv2d_grad_input(dy: Spec, w: Spec, *, shape: Shape, stride: Pair, pads: Pads) -> Results:
     """x's shape."""
     x = Spec(tuple(shape), dy.dtype)
@@ -262,7 +260,7 @@ def conv2d_grad_input(dy: Spec, w: Spec, *, shape: Shape, stride: Pair, pads: Pa
     return (x,)
 
 
-@_kernel(adds=True, working=lambda outs, _, dy, x, kernel, **how: _columns_bytes(dy, (x.shape[1], *kernel), **how))
+@_kernel(adds=True, working=lambda outs, _, dy, x, kernel, **how: _columns_bytes(dy, (x.shape[1], *kernel)))
 def conv2d_grad_weight(dy: Spec, x: Spec, *, kernel: Pair, stride: Pair, pads: Pads) -> Results:
     """[o,i,r,s], (r, s) = kernel."""
     _four("conv2d_grad_weight", dy=dy, x=x)

@@ -26,7 +26,8 @@ class Draw:
         return self.random.integers(0, below, shape).astype(dtype)
 
 
-SHAPES = [(1,), (63,), (3, 1), (1, 5, 7), (2, 3, 4, 5), (17, 129)]
+# The last three have short rows, more of them than work at once, and rows too long to work on at once.
+SHAPES = [(1,), (63,), (3, 1), (1, 5, 7), (2, 3, 4, 5), (17, 129), (3, 7, 33, 4), (700, 3), (2, 1030)]
 IMAGES = [
     ((2, 3, 8, 8), 4, (3, 3), (1, 1), (1, 1, 1, 1)),
     ((1, 1, 5, 7), 2, (1, 1), (1, 1), (0, 0, 0, 0)),
@@ -35,6 +36,10 @@ IMAGES = [
     ((1, 2, 3, 1), 3, (3, 1), (1, 1), (2, 2, 0, 0)),
     ((2, 1, 4, 4), 2, (4, 4), (1, 1), (3, 3, 3, 3)),
     ((3, 5, 17, 16), 4, (3, 3), (1, 1), (1, 1, 1, 1)),
+    # Parts of images split along the width, whose rows are longer than those of their results.
+    ((5, 3, 8, 5), 4, (3, 3), (1, 1), (1, 1, 1, 0)),
+    ((2, 3, 6, 40), 2, (3, 3), (1, 1), (0, 1, 0, 1)),
+    ((2, 3, 8, 4), 2, (1, 1), (1, 1), (0, 0, 0, 0)),
 ]
 
 
@@ -80,6 +85,7 @@ def case_sum_over(draw: Draw) -> Iterator[Case]:
     yield (draw(63),), {"dims": (0,)}
     for dims in [(0, 2, 3), (0,)]:
         yield (draw(9, 7, 17, 16),), {"dims": dims}
+        yield (draw(9, 70, 8, 4),), {"dims": dims}
 
 
 def case_reshape(draw: Draw) -> Iterator[Case]:
@@ -146,6 +152,8 @@ def case_max_pool2d(draw: Draw) -> Iterator[Case]:
         ((3, 1, 1, 9), (1, 2), (1, 3), (0, 0, 0, 1)),
         ((1, 1, 1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
         ((3, 5, 17, 16), (2, 2), (2, 2), (0, 1, 1, 1)),
+        ((3, 5, 8, 4), (2, 2), (2, 2), (0, 0, 0, 0)),
+        ((2, 3, 6, 5), (2, 2), (1, 1), (1, 1, 1, 1)),
     ]:
         image = draw(*x)
         # Ties show which of several maxima is taken.

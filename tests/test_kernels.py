@@ -55,12 +55,21 @@ def stepped(x: np.ndarray) -> np.ndarray:
     return sliced(x, 2)
 
 
+def narrow(x: np.ndarray) -> np.ndarray:
+    """x as the left part of an array with longer rows, as a part of an image split along its width lies."""
+    whole = np.full((*x.shape[:-1], *(2 * n for n in x.shape[-1:])), 77 if x.dtype.kind in "iu" else np.nan, x.dtype)
+    view = whole[..., : x.shape[-1]] if x.ndim else whole
+    view[...] = x
+    return view
+
+
 def check(folder: str, name: str, case: Case, place: Any, accumulate: bool) -> None:
     args, params = case
     expected = several(definitions()[name](*args, **params))
     start = [Draw(x.dtype.name, 1)(*x.shape) if accumulate else np.full_like(x, np.nan) for x in expected]
     outs = tuple(map(place, start))
     placed = tuple(place(x) if isinstance(x, np.ndarray) else x for x in args)
+    around = [None if out.base is None else out.base.copy() for out in outs]
     scratch = scratch_of(name, args, params, accumulate)
     call = Table(folder).bind(name, placed, outs, params, scratch, accumulate)
     for _ in range(1 if accumulate else 2):
@@ -73,6 +82,10 @@ def check(folder: str, name: str, case: Case, place: Any, accumulate: bool) -> N
     for x, original in zip(placed, args, strict=True):
         if isinstance(x, np.ndarray):
             np.testing.assert_array_equal(x, original, err_msg=f"{name} wrote to what it reads")
+    for out, before, whole in zip(outs, start, around, strict=True):
+        if whole is not None:
+            out[...] = before
+            np.testing.assert_array_equal(out.base, whole, err_msg=f"{name} wrote beside its result")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -102,7 +115,7 @@ def test_form_takes_the_definitions_parameters(name: str) -> None:
 
 
 @pytest.mark.parametrize("accumulate", [False, True], ids=["write", "add"])
-@pytest.mark.parametrize("place", [dense, sliced, stepped], ids=["dense", "sliced", "stepped"])
+@pytest.mark.parametrize("place", [dense, sliced, narrow, stepped], ids=["dense", "sliced", "narrow", "stepped"])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_form_equals_definition(folder: str, name: str, place: Any, accumulate: bool) -> None:
@@ -130,7 +143,7 @@ def large_case(name: str) -> Case:
     return max(cases(name, "float32"), key=lambda case: sum(x.size for x in case[0] if isinstance(x, np.ndarray)))
 
 
-@pytest.mark.parametrize("place", [dense, sliced])
+@pytest.mark.parametrize("place", [dense, sliced, narrow])
 @pytest.mark.parametrize("name", NAMES)
 def test_form_allocates_nothing(name: str, place: Any) -> None:
     args, params = large_case(name)
@@ -327,3 +340,18 @@ def test_any_contraction_on_any_layout(drawn: Any, accumulate: bool) -> None:
     args = (spec, laid_out(x, orders[0], margins[0]), laid_out(y, orders[1], margins[1]))
     Table("numpy").bind("contract", args, (out,), {}, None, accumulate)()
     np.testing.assert_allclose(out, want + before if accumulate else want, rtol=1e-12, atol=1e-12)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), name=st.sampled_from(["add", "copy", "relu_grad", "sum_over"]), accumulate=st.booleans())
+def test_elementwise_work_on_any_layout(data: st.DataObject, name: str, accumulate: bool) -> None:
+    shape = tuple(data.draw(st.lists(st.integers(1, 5), max_size=6)))
+    draw = Draw("float64", 4)
+    args = tuple(draw(*shape) for _ in range(2 if name in ("add", "relu_grad") else 1))
+    kept = data.draw(st.lists(st.booleans(), min_size=len(shape), max_size=len(shape)))
+    params = {"dims": tuple(dim for dim, keeps in enumerate(kept) if not keeps)} if name == "sum_over" else {}
+
+    def place(x: np.ndarray) -> np.ndarray:
+        return laid_out(x, list(data.draw(st.permutations(range(x.ndim)))), data.draw(st.integers(0, 2)))
+
+    check("numpy", name, (args, params), place, accumulate)

@@ -12,11 +12,16 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-# Sums may be reordered and fused so that they vectorise; NaN, infinities and signed zeros keep their meaning.
-compiled = numba.njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract"})
+# Sums may be reordered and fused so that they vectorise; NaN, infinities and signed zeros keep their meaning. What is
+# not said here a function called by an inlined one would inherit from it.
+_options = {"cache": True, "error_model": "numpy", "fastmath": {"reassoc", "contract"}, "forceinline": False}
+compiled = numba.njit(**_options)
+
+# For a few instructions, which a call would outweigh.
+inlined = numba.njit(**_options | {"forceinline": True})
 
 # Range reduction loses its point when its terms may be reordered.
-_exact_order = numba.njit(cache=True, error_model="numpy", fastmath={"contract"})
+_exact_order = numba.njit(**_options | {"fastmath": {"contract"}})
 
 f32 = np.float32
 

@@ -12,7 +12,9 @@ import numpy as np
 from castile.kernels.form import prepares
 from castile.kernels.numpy.gemm import address
 from castile.kernels.numpy.jit import compiled
-from castile.kernels.numpy.views import chain, elementwise
+from castile.kernels.numpy.lanes import after, pointer, spare
+from castile.kernels.numpy.views import chain
+from castile.kernels.numpy.walk import FIRST, SECOND, THIRD, block_size, elementwise, fetch, num_rows, settle
 
 
 @prepares
@@ -41,11 +43,16 @@ def _same(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 @compiled
-def _sgd(rows, cols, w, sw, g, sg, m, sm, rate, momentum, decay, nesterov):  # type: ignore[no-untyped-def]
+def _sgd(walk, w, g, m, rate, momentum, decay, nesterov):  # type: ignore[no-untyped-def]
     lr = rate[0]
-    for r in range(rows):
-        v, d, u = w[r * sw : r * sw + cols], g[r * sg : r * sg + cols], m[r * sm : r * sm + cols]
-        for j in range(cols):
+    plan, p_w, p_g, p_m = pointer(walk), pointer(w), pointer(g), pointer(m)
+    s_w, s_g, s_m = after(plan, FIRST), after(plan, SECOND), after(plan, THIRD)
+    a, b, c = spare(w), spare(g), spare(m)
+    for first in range(0, num_rows(plan), plan[4]):
+        v, d, u = fetch(plan, s_w, p_w, first, a), fetch(plan, s_g, p_g, first, b), fetch(plan, s_m, p_m, first, c)
+        for j in range(block_size(plan, first)):
             step = d[j] + decay * v[j]
             u[j] = momentum * u[j] + step
             v[j] -= lr * (step + momentum * u[j] if nesterov else u[j])
+        settle(plan, s_w, p_w, first, a)
+        settle(plan, s_m, p_m, first, c)

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from castile.kernels.form import prepares
-from castile.kernels.numpy.jit import compiled
+from castile.kernels.numpy.jit import compiled, inlined
+from castile.kernels.numpy.lanes import after, pointer
+from castile.kernels.numpy.moving import clears
 from castile.kernels.numpy.views import chain, nothing, plane
 
 Pair = tuple[int, int]
@@ -29,7 +31,7 @@ def max_pool2d_grad(
 ) -> Callable[[], Any] | None:
     """See the definition."""
     work = _work(_pool_grad, [dy, x, out], kernel, stride, pads)
-    return work if work is None or accumulate else chain([partial(out.fill, 0), work])
+    return work if work is None or accumulate else chain([clears(out), work])
 
 
 def _work(
@@ -46,41 +48,67 @@ def _work(
     return partial(loop, *flats, *steps, shape, size, tuple(kernel), tuple(stride), (pads[0], pads[2]))
 
 
-# Both loops choose without branching: which of a window's elements is largest is anybody's guess, and a wrong guess of
+# The loops choose without branching: which of a window's elements is largest is anybody's guess, and a wrong guess of
 # the processor costs more than the whole window.
 
 
 @compiled
 def _pool(y, x, step_y, step_x, shape, size, kernel, stride, pads):  # type: ignore[no-untyped-def]
+    p_y, p_x = pointer(y), pointer(x)
+    square = kernel[0] == 2 and kernel[1] == 2
     for b, c, h in np.ndindex(shape[0], shape[1], shape[2]):
-        line = y[b * step_y[0] + c * step_y[1] + h * step_y[2] :][: shape[3]]
+        line = after(p_y, b * step_y[0] + c * step_y[1] + h * step_y[2])
         top = h * stride[0] - pads[0]
-        start = b * step_x[0] + c * step_x[1] + top * step_x[2]
+        start = after(p_x, b * step_x[0] + c * step_x[1] + top * step_x[2])
+        inside = square and top >= 0 and top + 2 <= size[0]
         for w in range(shape[3]):
             left = w * stride[1] - pads[1]
+            if inside and left >= 0 and left + 2 <= size[1]:
+                upper, lower = after(start, left), after(start, left + step_x[2])
+                line[w] = _larger(_larger(upper[0], upper[1]), _larger(lower[0], lower[1]))
+                continue
             best = -np.inf
             for r in range(max(0, -top), min(kernel[0], size[0] - top)):
                 for s in range(max(0, -left), min(kernel[1], size[1] - left)):
-                    value = x[start + r * step_x[2] + left + s]
-                    best = value if (value > best) | (value != value) else best
+                    best = _larger(best, start[r * step_x[2] + left + s])
             line[w] = best
 
 
 @compiled
 def _pool_grad(dy, x, dx, step_y, step_x, step_d, shape, size, kernel, stride, pads):  # type: ignore[no-untyped-def]
+    p_y, p_x, p_d = pointer(dy), pointer(x), pointer(dx)
+    square = kernel[0] == 2 and kernel[1] == 2
     for b, c, h in np.ndindex(shape[0], shape[1], shape[2]):
-        line = dy[b * step_y[0] + c * step_y[1] + h * step_y[2] :][: shape[3]]
+        line = after(p_y, b * step_y[0] + c * step_y[1] + h * step_y[2])
         top = h * stride[0] - pads[0]
-        start = b * step_x[0] + c * step_x[1] + top * step_x[2]
-        target = b * step_d[0] + c * step_d[1] + top * step_d[2]
+        start = after(p_x, b * step_x[0] + c * step_x[1] + top * step_x[2])
+        target = after(p_d, b * step_d[0] + c * step_d[1] + top * step_d[2])
+        inside = square and top >= 0 and top + 2 <= size[0]
         for w in range(shape[3]):
             left = w * stride[1] - pads[1]
+            if inside and left >= 0 and left + 2 <= size[1]:
+                upper, lower = after(start, left), after(start, left + step_x[2])
+                right, right_below = _beats(upper[1], upper[0]), _beats(lower[1], lower[0])
+                below = _beats(lower[right_below], upper[right])
+                target[left + (step_d[2] + right_below if below else right)] += line[w]
+                continue
             best, place = -np.inf, -1
             for r in range(max(0, -top), min(kernel[0], size[0] - top)):
                 for s in range(max(0, -left), min(kernel[1], size[1] - left)):
-                    value = x[start + r * step_x[2] + left + s]
-                    better = (value > best) | ((value != value) & (best == best))
+                    value = start[r * step_x[2] + left + s]
+                    better = _beats(value, best)
                     best = value if better else best
-                    place = target + r * step_d[2] + left + s if better else place
+                    place = r * step_d[2] + left + s if better else place
             if place >= 0:
-                dx[place] += line[w]
+                target[place] += line[w]
+
+
+@inlined
+def _larger(a, b):  # type: ignore[no-untyped-def]
+    return b if (b > a) | (b != b) else a
+
+
+@inlined
+def _beats(later, earlier):  # type: ignore[no-untyped-def]
+    """1 if `later` takes the place of `earlier` as a window's first maximum, which the first NaN is, else 0."""
+    return np.intp((later > earlier) | ((later != later) & (earlier == earlier)))

@@ -49,28 +49,14 @@ def merge(shape: Shape, strides: list[Shape]) -> tuple[Shape, list[Shape]]:
     return tuple(sizes), [tuple(step[a] for step in steps) for a in range(len(strides))]
 
 
-def elementwise(kernel: Callable[..., Any], arrays: list[np.ndarray], *constants: Any) -> Callable[[], Any] | None:
-    """The work of `kernel(rows, cols, flat, stride, ..., *constants)` over arrays of one shape; None if a step is < 0.
-
-    Every array becomes a dense 1-D `flat` and the distance `stride` between its rows, in elements: rows r holds
-    flat[r * stride : r * stride + cols]. So one compiled loop serves dense and sliced arrays.
-    """
-    if arrays[0].size == 0:
-        return nothing
-    shape, strides = merge(arrays[0].shape, [x.strides for x in arrays])
-    if not shape or any(one[-1] != x.itemsize for x, one in zip(arrays, strides, strict=True)):
-        # Elements that are no neighbours are rows of one element.
-        shape, strides = (*shape, 1), [(*one, x.itemsize) for x, one in zip(arrays, strides, strict=True)]
-    views = [as_strided(x, shape, one) for x, one in zip(arrays, strides, strict=True)]
-    return by_rows(kernel, views, *constants)
-
-
 def by_rows(
     kernel: Callable[..., Any], arrays: list[np.ndarray], *constants: Any, bare: list[np.ndarray] | None = None
 ) -> Callable[[], Any] | None:
-    """As `elementwise`, with the last dim of `arrays` as the row, never merged with the others.
+    """The work of `kernel(rows, cols, flat, stride, ..., *constants)` over the last dim of `arrays`, of one shape.
 
-    `bare` arrays have the leading dims only, one element a row; their (flat, stride) follow those of `arrays`.
+    Every array becomes a 1-D `flat` and the distance `stride` between its rows, in elements: rows r holds
+    flat[r * stride : r * stride + cols]. `bare` arrays have the leading dims only, one element a row; their (flat,
+    stride) follow those of `arrays`. None if rows are not dense or a step is < 0.
     """
     lead = arrays[0].shape[:-1]
     everything = [*((x, x.shape[-1], x.strides[:-1]) for x in arrays), *((x, 1, x.strides) for x in bare or [])]
@@ -82,25 +68,25 @@ def by_rows(
     if any(step < 0 or step % x.itemsize for (x, _, _), one in zip(everything, strides, strict=True) for step in one):
         return None
     calls: list[Callable[[], Any]] = []
-    for offsets in _outer(shape[:-1], [one[:-1] for one in strides]):
+    for offsets in outer(shape[:-1], [one[:-1] for one in strides]):
         rows = shape[-1] if shape else 1
         operands: list[Any] = []
         for (x, cols, _), one, offset in zip(everything, strides, offsets, strict=True):
             stride = one[-1] // x.itemsize if one else 0
-            operands += [_flat(x, offset, (rows - 1) * stride + cols), stride]
+            operands += [flat(x, offset // x.itemsize, (rows - 1) * stride + cols), stride]
         calls.append(partial(kernel, rows, arrays[0].shape[-1], *operands, *constants))
     return chain(calls)
 
 
-def _outer(shape: Shape, strides: list[Shape]) -> Iterator[list[int]]:
-    """Byte offsets of every array, for each index of `shape`."""
+def outer(shape: Shape, strides: list[Shape]) -> Iterator[list[int]]:
+    """Offsets of every array, in the unit of its strides, for each index of `shape`."""
     for index in np.ndindex(*shape):
         yield [sum(i * step for i, step in zip(index, one, strict=True)) for one in strides]
 
 
-def _flat(x: np.ndarray, offset: int, length: int) -> np.ndarray:
-    """`length` neighbours in memory, from `offset` bytes after the first element of x on."""
-    start = as_strided(x, (offset // x.itemsize + 1,), (x.itemsize,))[-1:]
+def flat(x: np.ndarray, offset: int, length: int) -> np.ndarray:
+    """`length` neighbours in memory, from `offset` elements after the first element of x on."""
+    start = as_strided(x, (offset + 1,), (x.itemsize,))[-1:]
     return as_strided(start, (length,), (x.itemsize,))
 
 
@@ -134,7 +120,7 @@ def plane(x: np.ndarray) -> np.ndarray | None:
     """x [b,c,H,W] as the 1-D array of everything between its first and last element; None if its rows are not dense."""
     if any(step < 0 or step % x.itemsize for step in x.strides) or (x.shape[3] > 1 and x.strides[3] != x.itemsize):
         return None
-    return _flat(x, 0, sum((size - 1) * step for size, step in zip(x.shape, x.strides, strict=True)) // x.itemsize + 1)
+    return flat(x, 0, sum((size - 1) * step for size, step in zip(x.shape, x.strides, strict=True)) // x.itemsize + 1)
 
 
 def row_span(x: np.ndarray) -> tuple[np.ndarray, int] | None:
@@ -142,4 +128,4 @@ def row_span(x: np.ndarray) -> tuple[np.ndarray, int] | None:
     if min(x.strides) < 0 or x.strides[0] % x.itemsize or (x.shape[1] > 1 and x.strides[1] != x.itemsize):
         return None
     stride = x.strides[0] // x.itemsize
-    return _flat(x, 0, (x.shape[0] - 1) * stride + x.shape[1]), stride
+    return flat(x, 0, (x.shape[0] - 1) * stride + x.shape[1]), stride

@@ -1,0 +1,195 @@
+"""Elementwise work on arrays that lie anyhow: a compiled loop sees dense blocks, whatever the steps of the arrays.
+
+It knows no kernel. A kernel written for it reads
+
+    plan, p_out, p_x = pointer(walk), pointer(out), pointer(x)
+    s_out, s_x = after(plan, FIRST), after(plan, SECOND)
+    a, b = spare(out), spare(x)
+    for first in range(0, num_rows(plan), plan[4]):
+        o, v = room(plan, s_out, p_out, first, a), fetch(plan, s_x, p_x, first, b)
+        for j in range(block_size(plan, first)): ...
+        settle(plan, s_out, p_out, first, a)
+
+Elements that lie dense are worked on where they are; others pass through the stack. `walk` says how, in five numbers
+each: the shape of the four dims walked (missing ones have length 1) and the number of rows in a block; then for each
+array, in the order of the arguments, its four steps in elements and whether it is dense as a whole.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import accumulate
+from math import prod
+from operator import mul
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from castile.kernels.numpy.jit import compiled, inlined
+from castile.kernels.numpy.lanes import BLOCK, after, copy_rows, fill
+from castile.kernels.numpy.views import Shape, chain, flat, merge, nothing, outer
+
+# Where a walk has the steps of its arrays.
+FIRST, SECOND, THIRD = 5, 10, 15
+
+_NUM_DIMS = 4
+# Shorter rows are gathered into blocks: a loop over so few elements costs more to enter than to run.
+_LONG = 64
+
+
+def elementwise(kernel: Callable[..., Any], arrays: list[np.ndarray], *constants: Any) -> Callable[[], Any] | None:
+    """The work of `kernel(walk, *flats, *constants)` over arrays of one shape; None if a step is < 0 or uneven.
+
+    Each array becomes the 1-D array from its first to its last element. Elements of a result must not coincide.
+    """
+    shape, strides = merge(arrays[0].shape, [x.strides for x in arrays])
+    if not shape or shape[-1] <= BLOCK or all(one[-1] == x.itemsize for x, one in zip(arrays, strides, strict=True)):
+        return nest(kernel, arrays, shape, strides, *constants)
+    # Rows that have to pass through the stack are cut to what it holds.
+    views = [as_strided(x, shape, one) for x, one in zip(arrays, strides, strict=True)]
+    num = shape[-1] // BLOCK
+    heads = [x[..., : num * BLOCK].reshape(*shape[:-1], num, BLOCK, copy=False) for x in views]
+    tails = [x[..., num * BLOCK :] for x in views]
+    works = [nest(kernel, part, part[0].shape, [x.strides for x in part], *constants) for part in (heads, tails)]
+    return None if any(work is None for work in works) else chain([work for work in works if work])
+
+
+def nest(
+    kernel: Callable[..., Any], arrays: list[np.ndarray], shape: Shape, strides: list[Shape], *constants: Any
+) -> Callable[[], Any] | None:
+    """As `elementwise`, over dims that are given, with their strides in bytes, and never merged."""
+    if prod(shape) == 0:
+        return nothing
+    if any(step < 0 or step % x.itemsize for x, one in zip(arrays, strides, strict=True) for step in one):
+        return None
+    steps = [tuple(step // x.itemsize for step in one) for x, one in zip(arrays, strides, strict=True)]
+    num_outer = max(0, len(shape) - _NUM_DIMS)
+    walk = _walk(shape[num_outer:], [one[num_outer:] for one in steps])
+    lengths = [_span(shape[num_outer:], one[num_outer:]) for one in steps]
+    calls: list[Callable[[], Any]] = []
+    for offsets in outer(shape[:num_outer], [one[:num_outer] for one in steps]):
+        flats = [flat(x, offset, length) for x, offset, length in zip(arrays, offsets, lengths, strict=True)]
+        calls.append(partial(kernel, walk, *flats, *constants))
+    return chain(calls)
+
+
+def _span(shape: Shape, steps: Shape) -> int:
+    """Elements from the first to the last."""
+    return sum((size - 1) * step for size, step in zip(shape, steps, strict=True)) + 1
+
+
+def _walk(shape: Shape, steps: list[Shape]) -> np.ndarray:
+    shape = (*[1] * (_NUM_DIMS - len(shape)), *shape)
+    packed = tuple(accumulate((1, *shape[:0:-1]), mul))[::-1]
+    table = []
+    for one in steps:
+        one = (*[0] * (_NUM_DIMS - len(one)), *one)
+        # A dim of length 1 is never stepped along.
+        one = tuple(dense if size == 1 else step for size, step, dense in zip(shape, one, packed, strict=True))
+        table.append((*one, one == packed))
+    rows = 1 if shape[-1] >= _LONG and all(one[-2] == 1 for one in table) else max(1, BLOCK // shape[-1])
+    return np.array([(*shape, rows), *table], np.int64).reshape(-1)
+
+
+@inlined
+def num_rows(plan):  # type: ignore[no-untyped-def]
+    """Rows that a walk passes through."""
+    return plan[0] * plan[1] * plan[2]
+
+
+@inlined
+def block_size(plan, first):  # type: ignore[no-untyped-def]
+    """Elements of the block that starts with row `first`."""
+    return _rows(plan, first) * plan[3]
+
+
+@inlined
+def room(plan, steps, x, first, held):  # type: ignore[no-untyped-def]
+    """A place for the block of an array that starts with row `first`: its own if it lies dense, else `held`."""
+    return after(x, _start(plan, steps, first)) if _dense(steps, _rows(plan, first)) else held
+
+
+@inlined
+def fetch(plan, steps, x, first, held):  # type: ignore[no-untyped-def]
+    """As `room`, with the block's elements in it."""
+    rows = _rows(plan, first)
+    if _dense(steps, rows):
+        return after(x, _start(plan, steps, first))
+    _gather(held, x, plan, steps, first, rows)
+    return held
+
+
+@inlined
+def settle(plan, steps, x, first, held):  # type: ignore[no-untyped-def]
+    """Bring a block from `held` to where it belongs, unless it was worked on there."""
+    rows = _rows(plan, first)
+    if not _dense(steps, rows):
+        _scatter(x, held, plan, steps, first, rows)
+
+
+@inlined
+def _rows(plan, first):  # type: ignore[no-untyped-def]
+    return min(plan[4], num_rows(plan) - first)
+
+
+@inlined
+def _dense(steps, rows):  # type: ignore[no-untyped-def]
+    return steps[4] == 1 or (rows == 1 and steps[3] == 1)
+
+
+@inlined
+def _start(plan, steps, row):  # type: ignore[no-untyped-def]
+    if row < plan[2]:
+        return row * steps[2]
+    middle = row // plan[2]
+    place = (row - middle * plan[2]) * steps[2]
+    return place + middle // plan[1] * steps[0] + middle % plan[1] * steps[1]
+
+
+@compiled
+def _gather(held, x, plan, steps, first, rows):  # type: ignore[no-untyped-def]
+    cols, row_step, step = plan[3], steps[2], steps[3]
+    middle, row = first // plan[2], first % plan[2]
+    outer, middle = middle // plan[1], middle % plan[1]
+    while rows > 0:
+        run = min(plan[2] - row, rows)
+        start = after(x, outer * steps[0] + middle * steps[1] + row * row_step)
+        if step == 1:
+            copy_rows(held, cols, start, row_step, run, cols)
+        elif step == 0 and row_step == 0:
+            fill(held, start[0], run * cols)
+        else:
+            _gather_stepped(held, start, row_step, step, run, cols)
+        held, rows, row, middle = after(held, run * cols), rows - run, 0, middle + 1
+        if middle == plan[1]:
+            outer, middle = outer + 1, 0
+
+
+@compiled
+def _gather_stepped(held, x, row_step, step, rows, cols):  # type: ignore[no-untyped-def]
+    for r in range(rows):
+        o, v = after(held, r * cols), after(x, r * row_step)
+        if step == 0:
+            fill(o, v[0], cols)
+        else:
+            for j in range(cols):
+                o[j] = v[j * step]
+
+
+@compiled
+def _scatter(x, held, plan, steps, first, rows):  # type: ignore[no-untyped-def]
+    cols, row_step, step = plan[3], steps[2], steps[3]
+    middle, row = first // plan[2], first % plan[2]
+    outer, middle = middle // plan[1], middle % plan[1]
+    while rows > 0:
+        run = min(plan[2] - row, rows)
+        start = after(x, outer * steps[0] + middle * steps[1] + row * row_step)
+        if step == 1:
+            copy_rows(start, row_step, held, cols, run, cols)
+        else:
+            for r in range(run):
+                for j in range(cols):
+                    start[r * row_step + j * step] = held[r * cols + j]
+        held, rows, row, middle = after(held, run * cols), rows - run, 0, middle + 1
+        if middle == plan[1]:
+            outer, middle = outer + 1, 0
