@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 
 import msgspec
@@ -202,11 +203,9 @@ def environment_of(comm: Communicator) -> Environment:
 
 @cache
 def kernels_hash() -> str:
-    """A hash of the sources of all kernels."""
-    from castile.kernels.table import Table
-
-    table = Table("numpy")
-    return hashlib.sha256("".join(table.source_hash(name) for name in table.names()).encode()).hexdigest()[:16]
+    """A hash of the sources of all kernels, and of what they share."""
+    sources = sorted(Path(str(files("castile.kernels"))).rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
 
 
 def default_profile() -> str:
