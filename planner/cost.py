@@ -48,7 +48,8 @@ class CostModel:
     In this order: the key's own measurement; measured neighbours of its family (name, dtype, link, members), between
     which seconds never fall as the work grows; corrections of the roofline's terms (overhead or latency, flops, bytes)
     learned for the family, else for its class (a pass, or a transfer form on a link), else for all kernels or all
-    transfers of the link; the roofline itself (Williams et al. 2009), on the slowest kind of processor.
+    transfers of the link; the roofline itself (Williams et al. 2009), on the slowest kind of processor. A kernel that
+    reads in strides and was not measured costs as much as on unbroken arrays, times what strides cost its family.
     Kernels' prices include the snapshot's overhead a task, which measured spans leave out.
     """
 
@@ -66,6 +67,7 @@ class CostModel:
         self._families = {family: self._fit(of) for family, of in families.items()}
         self._curves = {family: self._curve(of) for family, of in families.items()}
         self._memo: dict[CostKey, Priced] = {}
+        self._slower = {family: self._stride_factor(of) for family, of in families.items() if of[0].key.dense}
 
     def seconds(self, key: CostKey) -> Priced:
         """What a task of that key takes. Raises ValueError where the machine has no such link."""
@@ -102,6 +104,10 @@ class CostModel:
         overhead = 0.0 if key.link else self._overhead
         if key in self._measured:
             return Priced(self._measured[key] + overhead, "measured")
+        if dense := key.dense:
+            price = self.seconds(dense)
+            slower = self._slower.get(family_of(key), 1.0)
+            return Priced(price.seconds * slower, price.source if price.source == "roofline" else "learned")
         if between := self._interpolate(key):
             return Priced(between + overhead, "interpolated")
         roofline = self.roofline(key)
@@ -110,6 +116,11 @@ class CostModel:
             return Priced(roofline, "roofline")
         learned = sum(scale * term for scale, term in zip(scales, self._basis(key), strict=True))
         return Priced(max(learned, FLOOR * roofline) + overhead, "learned")
+
+    def _stride_factor(self, rows: list[Measured]) -> float:
+        """By how much reading in strides makes a kernel slower: the geometric mean over what was measured."""
+        ratios = [row.seconds / self.seconds(dense).seconds for row in rows if (dense := row.key.dense)]
+        return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
     def _is_here(self, key: CostKey) -> bool:
         """Whether the machine has the links that were measured; a smaller one may not."""

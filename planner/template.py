@@ -6,7 +6,7 @@ One template serves all nodes of the same operator, shapes and split, whatever t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
@@ -35,14 +35,8 @@ class PartTemplate:
     def strided_key(self, frames: tuple[tuple[int, tuple[int, ...]], ...]) -> CostKey:
         """The cost where input ports are read in strides out of arrays of these shapes: (port, shape) each."""
         if frames not in self.strided:
-            shapes, bar, settings = self.key.shapes.partition("|")
-            rows = shapes.split(";")
             touched = [n for n, box in enumerate(self.inputs) if box is not None]
-            for port, shape in frames:
-                rows[touched.index(port)] += "/" + "x".join(map(str, shape))
-            self.strided[frames] = replace(
-                self.key, name=f"{self.key.name} strided", shapes=";".join(rows) + bar + settings
-            )
+            self.strided[frames] = self.key.strided({touched.index(port): shape for port, shape in frames})
         return self.strided[frames]
 
     def body(self, adds: tuple[bool, ...]) -> Body:

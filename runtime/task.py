@@ -6,8 +6,9 @@ It does not know operators, clocks, or how a kernel computes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 from functools import cached_property
 from typing import NamedTuple
@@ -129,6 +130,7 @@ class Comm:
 
 
 NOTHING = Body(())
+STRIDED = " strided"
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,21 @@ class CostKey:
     nbytes: int
     link: str = ""
     members: int = 1
+
+    def strided(self, arrays: Mapping[int, tuple[int, ...]]) -> CostKey:
+        """The same work where operands number n of the shapes are read in strides, out of arrays of shape arrays[n]."""
+        shapes, bar, settings = self.shapes.partition("|")
+        rows = shapes.split(";")
+        for n, shape in arrays.items():
+            rows[n] += "/" + "x".join(map(str, shape))
+        return replace(self, name=self.name + STRIDED, shapes=";".join(rows) + bar + settings)
+
+    @property
+    def dense(self) -> CostKey | None:
+        """The same work on unbroken arrays, where this one reads some in strides."""
+        if not self.name.endswith(STRIDED):
+            return None
+        return replace(self, name=self.name.removesuffix(STRIDED), shapes=re.sub(r"/[0-9x]*", "", self.shapes))
 
 
 @dataclass(frozen=True)

@@ -60,9 +60,10 @@ def test_nodes_set_the_number_of_processors_and_links(nodes):
         assert machine.link((0, 1, 8)).name == "infiniband" and machine.distance(7, 8) == 2
 
 
-def test_local_shares_the_memory_and_runs_one_lane_at_a_time():
+def test_local_shares_the_memory_and_runs_transfers_beside_kernels():
     one, four = parse("local:procs=1"), parse("local:procs=4")
-    assert four.num_procs == 4 and set(four.engines) == {0} and len(four.engines) == NUM_LANES
+    assert four.num_procs == 4 and len(four.engines) == NUM_LANES
+    assert len(set(four.engines)) == 2 and four.engines.count(four.engines[Lane.COMPUTE]) == 1
     assert four.processors[0].memory_bytes == one.processors[0].memory_bytes // 4
     assert parse("local").num_procs == machines.num_cores()
 
