@@ -110,7 +110,8 @@ def _predicted(job: Session, plan: Strategy, prepared: Prepared) -> Strategy:
 
 def _rounds(trials: Sequence[Trial]) -> int:
     """As many as a few seconds allow, so that large models do not wait for hours."""
-    return max(LEAST_ROUNDS, min(ROUNDS, round(ROUND_SECONDS / sum(t.prepared.simulated.seconds for t in trials))))
+    step = sum(t.prepared.simulated.seconds for t in trials)
+    return max(LEAST_ROUNDS, min(ROUNDS, round(ROUND_SECONDS / step))) if trials else 0
 
 
 def _fitting(job: Session, plans: dict[str, Strategy], seed: int) -> list[Trial]:
