@@ -3,7 +3,6 @@
 It knows no kernel by name.
 """
 
-import hashlib
 import importlib
 import inspect
 import pkgutil
@@ -63,12 +62,9 @@ class Table:
         """All kernels, sorted."""
         return sorted(definitions())
 
-    def source_hash(self, name: str) -> str:
-        """16 hex digits that change when the source of a kernel's definition or of its form's module does."""
-        text = inspect.getsource(definitions()[name])
-        if name in self.forms:
-            text += inspect.getsource(inspect.getmodule(self.forms[name]))  # type: ignore[arg-type]
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+    def source(self, name: str) -> str:
+        """The source text of a kernel: its form's where there is one, else its definition."""
+        return inspect.getsource(inspect.unwrap(self.forms.get(name, definitions()[name])))
 
     def bind(
         self,

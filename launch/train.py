@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from castile.launch import checks, evaluate, explore, options, session, trace, training_report
+from castile.kernels.table import Table
+from castile.launch import checks, evaluate, explore, options, report, session, trace, training_report
 from castile.launch.data import Dataset
 from castile.launch.execution import Execution, Prepared, feed_from
 from castile.launch.explore import Chosen
@@ -20,6 +22,7 @@ from castile.launch.session import Session
 from castile.launch.training_report import Progress, Speaker
 from castile.planner import search as searches
 from castile.planner import strategy as strategies
+from castile.runtime import debug
 
 NUM_SAMPLED = 20
 
@@ -75,6 +78,7 @@ def run(command: Train) -> int:
     say = Speaker(job.leads, command.json)
     chosen = _choose(command, job, dataset, rate, say)
     say.line(training_report.plan_text(job, chosen))
+    _explain(job, chosen)
     if job.leads and command.out:
         # a plan file names its model as the user did, so that it can be simulated from the file alone
         strategies.write(msgspec.structs.replace(chosen.plan, model=command.model), command.out)
@@ -104,6 +108,7 @@ def _check(command: Train) -> None:
         raise UserError(f"--steps {command.steps} and --epochs {command.epochs}: give one of the two")
     searches.find(command.search)
     searches.parse_budget(command.budget)
+    debug.level()
 
 
 def _choose(command: Train, job: Session, dataset: Dataset, rate: float, say: Speaker) -> Chosen:
@@ -112,6 +117,14 @@ def _choose(command: Train, job: Session, dataset: Dataset, rate: float, say: Sp
         return explore.given(job, job.plan_of(command.plan), command.plan)
     feed = feed_from(dataset.batch(0, job.graph.batch))
     return explore.choose(job, command.search, command.budget, command.seed, feed, rate, say.note)
+
+
+def _explain(job: Session, chosen: Chosen) -> None:
+    """What the debug ladder asks to see before the first step."""
+    tasks, rank = chosen.prepared.tasks, job.comm.rank
+    debug.show(debug.PLAN, rank, lambda: "\n".join(report.plan_lines(chosen.plan)))
+    debug.show(debug.GRAPH, rank, lambda: debug.graph_table(tasks))
+    debug.show(debug.SOURCES, rank, lambda: debug.kernel_sources(tasks, Table("numpy").source))
 
 
 def _train(
@@ -131,5 +144,6 @@ def _train(
             whole = job.gather(timeline)
             if whole is not None:
                 progress.sampled.append(whole)
+                debug.show(debug.TASKS, job.comm.rank, partial(debug.task_table, prepared.tasks, whole))
             say.line(training_report.step_line(job, step + 1, progress, prepared, every))
     return progress

@@ -89,11 +89,11 @@ def test_only_the_backends_use_kernels():
     def is_wrong(name, other):
         return inside(other, "castile.kernels") and not inside(name, "castile.kernels", "castile.runtime.backends")
 
-    # Profile keys hold the hash of a kernel's source, which the launcher takes from the table.
-    def is_source_hash(name, other):
+    # The debug ladder shows kernels' sources, which the launcher takes from the table.
+    def is_source(name, other):
         return inside(name, "castile.launch") and other == "castile.kernels.table"
 
-    assert offences(lambda name, other: is_wrong(name, other) and not is_source_hash(name, other)) == []
+    assert offences(lambda name, other: is_wrong(name, other) and not is_source(name, other)) == []
 
 
 def test_the_planner_and_the_pure_rooms_use_no_busy_room():

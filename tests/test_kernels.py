@@ -289,10 +289,9 @@ def test_table_refuses_unknown_forms() -> None:
         Table("abacus")
 
 
-def test_source_hash_tells_forms_apart() -> None:
+def test_source_is_that_of_the_form() -> None:
     for name in NAMES:
-        assert Table("numpy").source_hash(name) == Table("numpy").source_hash(name)
-        assert Table("numpy").source_hash(name) != Table("reference").source_hash(name)
+        assert f"def {name}(" in Table("numpy").source(name) != Table("reference").source(name)
 
 
 def test_calls_are_bit_equal_when_repeated() -> None:

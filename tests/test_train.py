@@ -192,3 +192,24 @@ def test_help_speaks_to_people(command, capsys):
     assert f"usage: castile {command}" in out and "MODEL" in out and "FILE" in out
     # Types and empty defaults are words of the program, not of its user.
     assert not re.search(r"\bSTR\b|\bINT\b|\bFLOAT\b|None|''", out)
+
+
+@pytest.mark.parametrize(
+    ("rung", "shown", "hidden"),
+    [
+        ("1", "whole on 0", "GFLOP/s"),
+        ("2", "GFLOP/s", "after 0"),
+        ("3", "update.F[0] after", "def relu("),
+        ("4", "def relu(", "Traceback"),
+    ],
+)
+def test_the_debug_ladder_shows_more_at_each_rung(home, rung, shown, hidden):
+    words = [sys.executable, "-m", "castile", "train", "mlp", "--steps", "1", "--budget", "5"]
+    done = subprocess.run(words, capture_output=True, text=True, env=os.environ | home | {"DEBUG": rung}, timeout=60)
+    assert done.returncode == 0 and shown in done.stderr and hidden not in done.stderr
+
+
+def test_a_rung_that_is_none_is_refused(home):
+    words = [sys.executable, "-m", "castile", "train", "mlp", "--steps", "1"]
+    done = subprocess.run(words, capture_output=True, text=True, env=os.environ | home | {"DEBUG": "9"}, timeout=60)
+    assert done.returncode == 2 and "DEBUG='9'" in done.stderr and "Traceback" not in done.stderr
