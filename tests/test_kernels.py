@@ -354,3 +354,13 @@ def test_elementwise_work_on_any_layout(data: st.DataObject, name: str, accumula
         return laid_out(x, list(data.draw(st.permutations(range(x.ndim)))), data.draw(st.integers(0, 2)))
 
     check("numpy", name, (args, params), place, accumulate)
+
+
+def test_a_window_of_minus_infinities_gives_its_gradient_to_the_first() -> None:
+    x, dy = np.full((1, 1, 5, 5), -np.inf), np.arange(1.0, 10.0).reshape(1, 1, 3, 3)
+    for kernel, stride, pads in (((3, 3), (1, 1), (0, 0, 0, 0)), ((3, 3), (2, 2), (1, 1, 1, 1))):
+        params = {"kernel": kernel, "stride": stride, "pads": pads}
+        out, expected = np.full((1, 1, 5, 5), np.nan), np.full((1, 1, 5, 5), np.nan)
+        for form, result in (("numpy", out), ("reference", expected)):
+            Table(form).bind("max_pool2d_grad", (dy, x), (result,), params)()
+        assert np.array_equal(out, expected)

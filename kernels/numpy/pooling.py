@@ -92,7 +92,8 @@ def _pool_grad(dy, x, dx, step_y, step_x, step_d, shape, size, kernel, stride, p
                 below = _beats(lower[right_below], upper[right])
                 target[left + (step_d[2] + right_below if below else right)] += line[w]
                 continue
-            best, place = -np.inf, -1
+            # where all is -inf the first element is the maximum; padding, if the window begins in it, takes nothing
+            best, place = -np.inf, left if top >= 0 and left >= 0 else -1
             for r in range(max(0, -top), min(kernel[0], size[0] - top)):
                 for s in range(max(0, -left), min(kernel[1], size[1] - left)):
                     value = start[r * step_x[2] + left + s]
