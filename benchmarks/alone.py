@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from castile.launch import data, session
+from castile.launch import data, jobs
 from castile.launch.data import Dataset
 from castile.launch.execution import Execution, Prepared
+from castile.launch.jobs import Job
 from castile.launch.models import Recipe
-from castile.launch.session import Session
 from castile.planner.graph import Graph
 from castile.planner.seeds import seeds
 
@@ -22,7 +22,7 @@ SEED = 0
 class Workload:
     """A job with its data."""
 
-    job: Session
+    job: Job
     dataset: Dataset
 
     @property
@@ -36,7 +36,7 @@ class Workload:
 
 def workload(model: str, batch: int) -> Workload:
     """The model on this job's ranks, with the data of its recipe; nothing that was measured before is used."""
-    job = session.start(model, "local", batch, "")
+    job = jobs.start(model, "local", batch, "")
     lengths = [t.shape[1] for t in (job.graph.tensors[name] for name in job.graph.inputs) if len(t.shape) == 2]
     dataset = data.load(job.model.recipe.data, SEED, **({"seq": lengths[0]} if lengths else {}))
     return Workload(job, dataset)

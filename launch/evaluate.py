@@ -12,7 +12,7 @@ from scipy.special import logsumexp
 
 from castile.launch.data import Dataset
 from castile.launch.execution import feed_from
-from castile.launch.session import Session
+from castile.launch.jobs import Job
 from castile.planner.lower import Lowering
 from castile.planner.strategy import Strategy
 from castile.runtime.backends.base import State
@@ -27,7 +27,7 @@ class HeldOut:
     num_samples: int
 
 
-def held_out(job: Session, plan: Strategy, dataset: Dataset, state: State) -> HeldOut | None:
+def held_out(job: Job, plan: Strategy, dataset: Dataset, state: State) -> HeldOut | None:
     """Evaluate on all held-out samples; rank 0 gets the figures. None where the model names no output to judge."""
     if not job.graph.outputs:
         return None
@@ -52,7 +52,7 @@ def held_out(job: Session, plan: Strategy, dataset: Dataset, state: State) -> He
     return HeldOut(float(np.concatenate(losses).mean()), float(np.concatenate(right).mean()), total)
 
 
-def _labels(job: Session) -> str:
+def _labels(job: Job) -> str:
     """The input that the model's loss compares its output with."""
     loss = next(n for n in job.graph.nodes.values() if job.graph.loss in n.outputs)
     return next(t for t in loss.inputs if t in job.graph.inputs)

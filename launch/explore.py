@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import msgspec
 
 from castile.launch.execution import Feed, Prepared
+from castile.launch.jobs import Job
 from castile.launch.measure import Trial, measure, trial
 from castile.launch.ranks import UserError
-from castile.launch.session import Session
 from castile.planner.cost import CostModel
 from castile.planner.search import Evaluator, identity, moved_bytes, search
 from castile.planner.seeds import seeds
@@ -51,7 +51,7 @@ class Chosen:
     asked_for: bool = False
 
 
-def given(job: Session, plan: Strategy, path: str) -> Chosen:
+def given(job: Job, plan: Strategy, path: str) -> Chosen:
     """The plan that the user brought in a file. Raises UserError where it does not fit graph, machine or memory."""
     try:
         return Chosen(plan, job.prepare(plan))
@@ -60,7 +60,7 @@ def given(job: Session, plan: Strategy, path: str) -> Chosen:
 
 
 def choose(
-    job: Session,
+    job: Job,
     name: str,
     budget: str,
     seed: int,
@@ -101,7 +101,7 @@ def choose(
     return Chosen(plan, prepared, candidates, taken.name if taken.name in known else "", bool(asked_for))
 
 
-def _predicted(job: Session, plan: Strategy, prepared: Prepared) -> Strategy:
+def _predicted(job: Job, plan: Strategy, prepared: Prepared) -> Strategy:
     """The plan with what is predicted of it now, and from which measurements."""
     peak = int(prepared.packing.peak_bytes.max())
     predicted = Predicted(prepared.simulated.seconds, peak, moved_bytes(prepared.tasks))
@@ -114,7 +114,7 @@ def _rounds(trials: Sequence[Trial]) -> int:
     return max(LEAST_ROUNDS, min(ROUNDS, round(ROUND_SECONDS / step))) if trials else 0
 
 
-def _fitting(job: Session, plans: dict[str, Strategy], seed: int) -> list[Trial]:
+def _fitting(job: Job, plans: dict[str, Strategy], seed: int) -> list[Trial]:
     """The plans that fit into memory; what does not fit cannot be measured, but others may still be found."""
     trials = []
     for label, plan in plans.items():
@@ -123,12 +123,12 @@ def _fitting(job: Session, plans: dict[str, Strategy], seed: int) -> list[Trial]
     return trials
 
 
-def _learn(job: Session, trials: list[Trial]) -> None:
+def _learn(job: Job, trials: list[Trial]) -> None:
     for t in trials:
         job.learn(t.prepared, t.steps)
 
 
-def _candidate(job: Session, t: Trial, untaught: CostModel) -> Candidate:
+def _candidate(job: Job, t: Trial, untaught: CostModel) -> Candidate:
     return Candidate(
         t.name, t.plan, simulated(t.prepared, untaught), simulated(t.prepared, job.cost), t.seconds, t.spread_seconds
     )

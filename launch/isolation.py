@@ -12,8 +12,8 @@ from typing import cast
 import numpy as np
 
 from castile.launch.execution import Execution, Feed, Prepared
+from castile.launch.jobs import Job
 from castile.launch.ranks import UserError
-from castile.launch.session import Session
 from castile.planner.strategy import Strategy
 from castile.runtime.comm.messages import Request
 from castile.runtime.executor import is_transfer
@@ -30,7 +30,7 @@ MOST_TRANSFERS = 200
 class Isolated:
     """A prepared plan on this rank after two real steps: every buffer holds the numbers that the step left in it."""
 
-    def __init__(self, job: Session, name: str, plan: Strategy, feed: Feed, rate: float) -> None:
+    def __init__(self, job: Job, name: str, plan: Strategy, feed: Feed, rate: float) -> None:
         """Raises UserError where the buffers do not fit side by side."""
         prepared = job.prepare(plan)
         self.tasks = prepared.tasks

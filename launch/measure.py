@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from castile.launch.execution import Execution, Feed, Prepared, feed_from
-from castile.launch.session import Session
+from castile.launch.jobs import Job
 from castile.planner.strategy import Strategy
 from castile.runtime import rng
 from castile.runtime.region import whole
@@ -21,14 +21,14 @@ from castile.runtime.timeline import Timeline
 WARM_UP = 2
 
 
-def sample_feed(session: Session, seed: int = 0) -> Feed:
+def sample_feed(job: Job, seed: int = 0) -> Feed:
     """Inputs of a step to be timed: real samples, as often as it takes to fill the batch.
 
     Random numbers where the model's data set does not fit it.
     """
-    graph = session.graph
+    graph = job.graph
     with contextlib.suppress(ValueError):
-        dataset = session.dataset("", seed)
+        dataset = job.dataset("", seed)
         arrays = dataset.batch(0, min(graph.batch, dataset.num_samples))
         return feed_from({name: np.resize(arrays[name], graph.tensors[name].shape) for name in graph.inputs})
     arrays = {}
@@ -62,14 +62,14 @@ class Trial:
         return float(high - low) / 2
 
 
-def trial(session: Session, name: str, plan: Strategy, seed: int) -> Trial:
+def trial(job: Job, name: str, plan: Strategy, seed: int) -> Trial:
     """Make a plan ready to be measured."""
-    prepared = session.prepare(plan)
-    return Trial(name, plan, prepared, session.execute(prepared, seed))
+    prepared = job.prepare(plan)
+    return Trial(name, plan, prepared, job.execute(prepared, seed))
 
 
 def measure(
-    session: Session,
+    job: Job,
     trials: Sequence[Trial],
     feed: Feed,
     rate: float,
@@ -87,8 +87,8 @@ def measure(
             # after other plans' steps the caches hold other plans' data
             t.execution.runner.run()
             for _ in range(steps):
-                session.comm.barrier()
-                whole = session.gather(t.execution.step())
+                job.comm.barrier()
+                whole = job.gather(t.execution.step())
                 if whole is not None:
                     t.steps.append(whole)
         progress(number + 1, rounds)

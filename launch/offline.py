@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from castile.launch import models, probe, session
+from castile.launch import jobs, models, probe
 from castile.launch.models import Model
 from castile.launch.ranks import UserError, this_world
 from castile.planner.cost import CostModel
@@ -57,7 +57,7 @@ def known(profile: str, machine: Machine) -> Snapshot:
     if not Path(profile).is_file():
         raise UserError(f"profile database {profile}: no such file; `castile train` and `castile profile` make one")
     database = Database(profile)
-    environment = probe.environment(session.kernels_hash(), machine.num_procs)
+    environment = probe.environment(jobs.kernels_hash(), machine.num_procs)
     if machine.num_procs > 1 and environment.threads == 0:
         # Ranks that share a host have one thread each, unless the user says otherwise.
         environment = msgspec.structs.replace(environment, threads=1)

@@ -15,12 +15,12 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from castile.launch import checks, options, profile_report, session
+from castile.launch import checks, jobs, options, profile_report
 from castile.launch.isolation import LEAST_NANOSECONDS, LEAST_REPETITIONS, MOST_TRANSFERS, Isolated, is_compute
+from castile.launch.jobs import Job
 from castile.launch.measure import sample_feed
 from castile.launch.profile_report import Row
 from castile.launch.ranks import UserError
-from castile.launch.session import Session
 from castile.planner.seeds import seeds
 from castile.planner.snapshot import Measured, snapshot_of
 from castile.planner.strategy import Strategy
@@ -62,8 +62,8 @@ def run(command: Profile) -> int:
     """Measure, keep, tell. Raises ValueError or UserError in one sentence for a user's mistake."""
     begun = time.perf_counter()
     checks.counts(batch=command.batch)
-    path = command.profile or session.default_profile()
-    job = session.start(command.model, command.machine, command.batch, path)
+    path = command.profile or jobs.default_profile()
+    job = jobs.start(command.model, command.machine, command.batch, path)
     known = set() if command.again else {row.key for row in job.snapshot.rows}
     feed = sample_feed(job)
     rows: dict[CostKey, Row] = {}
@@ -85,14 +85,14 @@ def run(command: Profile) -> int:
     return 0
 
 
-def _plans(job: Session, path: str) -> dict[str, Strategy]:
+def _plans(job: Job, path: str) -> dict[str, Strategy]:
     """The plan of the file, or the seeds."""
     if not path:
         return seeds(job.lowering)
     return {path: job.plan_of(path)}
 
 
-def _measure_plan(job: Session, name: str, isolated: Isolated, known: set[CostKey], rows: dict[CostKey, Row]) -> None:
+def _measure_plan(job: Job, name: str, isolated: Isolated, known: set[CostKey], rows: dict[CostKey, Row]) -> None:
     """Measure the plan's keys that are not known, keep each at once, and add a row for each key that has none yet."""
     tasks = isolated.tasks
     counts = np.bincount(tasks.cost, minlength=len(tasks.cost_keys)).tolist()
@@ -112,8 +112,8 @@ def _measure_plan(job: Session, name: str, isolated: Isolated, known: set[CostKe
         rows.setdefault(key, Row(held[key], name, count, spent[key] / total, key in beside, beside.get(key, "")))
 
 
-def _keep(job: Session, row: Measured) -> None:
-    """Into the session's snapshot, in place of an older figure, and at once into the database: it may be the last."""
+def _keep(job: Job, row: Measured) -> None:
+    """Into the job's snapshot, in place of an older figure, and at once into the database: it may be the last."""
     overhead = job.snapshot.overhead_seconds
     others = [r for r in job.snapshot.rows if r.key != row.key]
     job.snapshot = snapshot_of(job.snapshot.environment, [*others, row], overhead)
@@ -121,7 +121,7 @@ def _keep(job: Session, row: Measured) -> None:
         job.database.add(snapshot_of(job.snapshot.environment, [row], overhead))
 
 
-def _measure(job: Session, isolated: Isolated, k: int) -> tuple[Measured, str]:
+def _measure(job: Job, isolated: Isolated, k: int) -> tuple[Measured, str]:
     """What a cost key takes on this machine, the same on every rank, and what ranks without that key did meanwhile.
 
     Rounds are repeated until the repetitions agree; all ranks begin each together.
@@ -170,14 +170,14 @@ def _work(key: CostKey) -> float:
     return key.flops / 10 + key.nbytes
 
 
-def _worst(job: Session, beside: str) -> str:
+def _worst(job: Job, beside: str) -> str:
     """What the rank least busy with the same key does: "same" as the others, something "similar", or it is "idle"."""
     words = job.comm.gather_bytes(beside.encode())
     order = ["idle", "similar", "same"]
     return job.agree(lambda: min((w.decode() for w in words or []), key=order.index).encode()).decode()
 
 
-def _compute_round(job: Session, isolated: Isolated, tasks: list[int], counts: bool) -> list[float]:
+def _compute_round(job: Job, isolated: Isolated, tasks: list[int], counts: bool) -> list[float]:
     """Seconds of each repetition on all ranks that have the key, on rank 0."""
     first = isolated.repeat(tasks, 0)
     slowest = int(np.median(first)) if counts else 0
@@ -189,7 +189,7 @@ def _compute_round(job: Session, isolated: Isolated, tasks: list[int], counts: b
     return (np.concatenate(parts) / 1e9).tolist() if parts else []
 
 
-def _transfer_round(job: Session, isolated: Isolated, tasks: list[int]) -> list[float]:
+def _transfer_round(job: Job, isolated: Isolated, tasks: list[int]) -> list[float]:
     """Seconds of each repetition, on rank 0: from the moment when the last member came to the last member's end."""
     mine = [t for t in tasks if t in isolated.mine]
     first = isolated.exchange(mine, LEAST_REPETITIONS)
@@ -209,7 +209,7 @@ def _stand_by(isolated: Isolated, repetitions: int) -> np.ndarray:
     return np.zeros(0, np.int64)
 
 
-def _gathered(job: Session, numbers: np.ndarray) -> list[np.ndarray]:
+def _gathered(job: Job, numbers: np.ndarray) -> list[np.ndarray]:
     """Every rank's int64 numbers, flat, on rank 0."""
     parts = job.comm.gather_bytes(np.ascontiguousarray(numbers, np.int64).tobytes())
     return [np.frombuffer(part, np.int64) for part in parts or []]
@@ -228,7 +228,7 @@ def _disjoint(tasks: TaskGraph, which: np.ndarray) -> list[int]:
 
 
 @contextlib.contextmanager
-def _progress(job: Session, name: str, total: int) -> Iterator[Callable[[], None]]:
+def _progress(job: Job, name: str, total: int) -> Iterator[Callable[[], None]]:
     """A bar on rank 0's terminal, where there is one."""
     if not job.leads or not sys.stderr.isatty():
         yield lambda: None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from castile.launch import report
-from castile.launch.session import Session
+from castile.launch.jobs import Job
 from castile.planner.cost import CostModel
 from castile.planner.snapshot import Measured
 from castile.runtime.memory import written
@@ -40,7 +40,7 @@ class Row:
     beside: str
 
 
-def facts(job: Session, rows: Sequence[Row], path: str, elapsed_seconds: float) -> dict[str, Any]:
+def facts(job: Job, rows: Sequence[Row], path: str, elapsed_seconds: float) -> dict[str, Any]:
     """Every figure."""
     cost = CostModel(job.machine)
     ordered = sorted(rows, key=lambda row: -row.share)

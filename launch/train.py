@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 
 from castile.kernels.table import Table
-from castile.launch import checks, evaluate, explore, options, report, session, trace, training_report
+from castile.launch import checks, evaluate, explore, jobs, options, report, trace, training_report
 from castile.launch.data import Dataset
 from castile.launch.execution import Execution, Prepared, feed_from
 from castile.launch.explore import Chosen
+from castile.launch.jobs import Job
 from castile.launch.ranks import UserError
-from castile.launch.session import Session
 from castile.launch.training_report import Progress, Speaker
 from castile.planner import search as searches
 from castile.planner import strategy as strategies
@@ -70,8 +70,8 @@ def run(command: Train) -> int:
     """Plan, train, evaluate, learn, report. Raises ValueError or UserError for a user's mistake."""
     begun = time.perf_counter()
     _check(command)
-    profile = command.profile or session.default_profile()
-    job = session.start(command.model, command.machine, command.batch, profile)
+    profile = command.profile or jobs.default_profile()
+    job = jobs.start(command.model, command.machine, command.batch, profile)
     dataset = job.dataset(command.data, command.seed)
     steps_per_epoch = dataset.steps_per_epoch(job.graph.batch)
     rate = command.lr or job.model.recipe.lr
@@ -111,7 +111,7 @@ def _check(command: Train) -> None:
     debug.level()
 
 
-def _choose(command: Train, job: Session, dataset: Dataset, rate: float, say: Speaker) -> Chosen:
+def _choose(command: Train, job: Job, dataset: Dataset, rate: float, say: Speaker) -> Chosen:
     """The plan of the file that the user named, or the one that measures fastest here."""
     if command.plan:
         return explore.given(job, job.plan_of(command.plan), command.plan)
@@ -119,7 +119,7 @@ def _choose(command: Train, job: Session, dataset: Dataset, rate: float, say: Sp
     return explore.choose(job, command.search, command.budget, command.seed, feed, rate, say.note)
 
 
-def _explain(job: Session, chosen: Chosen) -> None:
+def _explain(job: Job, chosen: Chosen) -> None:
     """What the debug ladder asks to see before the first step."""
     tasks, rank = chosen.prepared.tasks, job.comm.rank
     debug.show(debug.PLAN, rank, lambda: "\n".join(report.plan_lines(chosen.plan)))
@@ -128,7 +128,7 @@ def _explain(job: Session, chosen: Chosen) -> None:
 
 
 def _train(
-    job: Session, dataset: Dataset, rate: float, execution: Execution, prepared: Prepared, num_steps: int, say: Speaker
+    job: Job, dataset: Dataset, rate: float, execution: Execution, prepared: Prepared, num_steps: int, say: Speaker
 ) -> Progress:
     """Train; about twenty steps are measured whole, and each tells a line."""
     progress = Progress()

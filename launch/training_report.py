@@ -17,7 +17,7 @@ from castile.launch import report
 from castile.launch.evaluate import HeldOut
 from castile.launch.execution import Prepared
 from castile.launch.explore import Chosen, simulated
-from castile.launch.session import Session
+from castile.launch.jobs import Job
 from castile.planner.cost import CostModel
 from castile.runtime.memory import written
 from castile.runtime.timeline import Timeline
@@ -56,7 +56,7 @@ def ms(seconds: float) -> str:
     return f"{seconds * 1e3:.2f} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"
 
 
-def plan_text(job: Session, chosen: Chosen) -> str:
+def plan_text(job: Job, chosen: Chosen) -> str:
     """The plan in a few lines, and what it was chosen from."""
     num_tasks = chosen.prepared.tasks.num_tasks
     lines = [f"{job.model.name} on {job.machine.name}: batch {job.graph.batch}, {num_tasks} tasks a step"]
@@ -71,7 +71,7 @@ def plan_text(job: Session, chosen: Chosen) -> str:
     return "\n".join(lines)
 
 
-def step_line(job: Session, step: int, progress: Progress, prepared: Prepared, last: int) -> str:
+def step_line(job: Job, step: int, progress: Progress, prepared: Prepared, last: int) -> str:
     """step 120  loss 2.3140 | 41.20 ms (sim 39.80, +3.5 %) | 12.4k samples/s | mem 3.1 GiB/139.0 GiB"""
     seconds, simulated_seconds = float(np.median(progress.seconds[-last:])), prepared.simulated.seconds
     off = 100 * (seconds / simulated_seconds - 1)
@@ -86,7 +86,7 @@ def step_line(job: Session, step: int, progress: Progress, prepared: Prepared, l
     )
 
 
-def facts(job: Session, chosen: Chosen, progress: Progress, judged: HeldOut | None) -> dict[str, Any]:
+def facts(job: Job, chosen: Chosen, progress: Progress, judged: HeldOut | None) -> dict[str, Any]:
     """All figures of a run; call it before the run's own steps are learned, so that predictions are predictions."""
     if not job.leads:
         return {}

@@ -14,11 +14,11 @@ from itertools import combinations
 
 import numpy as np
 
-from castile.launch import checks, models, options, session
+from castile.launch import checks, jobs, models, options
 from castile.launch.explore import simulated
+from castile.launch.jobs import Job
 from castile.launch.measure import Trial, measure, sample_feed, trial
 from castile.launch.ranks import UserError
-from castile.launch.session import Session
 from castile.planner.cost import CostModel
 from castile.planner.search import Evaluator
 from castile.planner.seeds import seeds, stamped
@@ -91,7 +91,7 @@ def run(command: Validate) -> int:
     checks.counts(batch=command.batch, rounds=command.rounds)
     if command.plans < 4:
         raise UserError(f"--plans {command.plans}: at least 4 are needed, half to learn from and half to predict")
-    job = session.start(command.model, command.machine, command.batch or _batch(command), command.profile)
+    job = jobs.start(command.model, command.machine, command.batch or _batch(command), command.profile)
     feed = sample_feed(job, command.seed)
     plans = draw(job, command.plans, command.seed)
     trials = [trial(job, name, plan, command.seed) for name, plan in plans.items()]
@@ -111,7 +111,7 @@ def _batch(command: Validate) -> int:
     """Samples with which a data-parallel step is long enough to be timed, found by timing it."""
     batch, seconds = models.parse(command.model).recipe.batch, 0.0
     while batch < MOST_SAMPLES:
-        job = session.start(command.model, command.machine, batch, "")
+        job = jobs.start(command.model, command.machine, batch, "")
         timed = trial(job, "data_parallel", seeds(job.lowering)["data_parallel"], command.seed)
         measure(job, [timed], sample_feed(job, command.seed), 0.0, CALIBRATION_ROUNDS)
         seconds = float(job.agree(lambda t=timed: repr(t.seconds).encode()))  # type: ignore[misc]
@@ -121,7 +121,7 @@ def _batch(command: Validate) -> int:
     return batch
 
 
-def draw(job: Session, count: int, seed: int) -> dict[str, Strategy]:
+def draw(job: Job, count: int, seed: int) -> dict[str, Strategy]:
     """The seeds, and random plans spread evenly over the logarithm of their simulated times, in that order.
 
     A plan draws a Config for each kind of node, so that repeated layers are alike, and breaks the rule for a few nodes.
@@ -146,7 +146,7 @@ def draw(job: Session, count: int, seed: int) -> dict[str, Strategy]:
     return {name: pool[name] for name in agreed}
 
 
-def _random(job: Session, rng: random.Random) -> dict[str, Config]:
+def _random(job: Job, rng: random.Random) -> dict[str, Config]:
     num_procs = job.machine.num_procs
     of_kind: dict[object, Config] = {}
     configs = {}
@@ -161,7 +161,7 @@ def _random(job: Session, rng: random.Random) -> dict[str, Config]:
     return configs
 
 
-def _row(job: Session, t: Trial, learned_from: bool, untaught: CostModel) -> Row:
+def _row(job: Job, t: Trial, learned_from: bool, untaught: CostModel) -> Row:
     before, after = simulated(t.prepared, untaught), simulated(t.prepared, job.cost)
     return Row(t.name, learned_from, t.seconds, t.spread_seconds, before, after)
 
@@ -180,7 +180,7 @@ def truth(rows: Sequence[Row], after: bool) -> Truth:
     return Truth(float(errors.mean()), float(errors.max()), tau, len(signs), regret)
 
 
-def _report(command: Validate, job: Session, rows: Sequence[Row]) -> None:
+def _report(command: Validate, job: Job, rows: Sequence[Row]) -> None:
     fresh = [r for r in rows if not r.learned_from]
     before, after = truth(fresh, after=False), truth(fresh, after=True)
     seconds = [r.measured_seconds for r in rows]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from castile.launch import models, profile, session
+from castile.launch import jobs, models, profile
 from castile.launch.__main__ import main
 from castile.launch.execution import Execution, Prepared
 from castile.launch.isolation import Isolated, apart, is_compute
@@ -60,7 +60,7 @@ def test_every_kind_of_task_is_measured_once_and_then_priced_by_it(capsys):
     assert all(key["seconds"] > 0 and key["spread_seconds"] >= 0 for key in facts["keys"])
     shares = [key["step_share"] for key in facts["keys"]]
     assert shares == sorted(shares, reverse=True)
-    job = session.start("mlp", "local", None, "here.db")
+    job = jobs.start("mlp", "local", None, "here.db")
     assert CostModel(job.machine, job.snapshot).sources(tasks.cost_keys) == {"measured": len(tasks.cost_keys)}
 
 
@@ -135,7 +135,7 @@ def test_apart_no_two_buffers_share_a_byte(seed, num_procs):
 
 
 def test_a_step_apart_computes_the_same_bits():
-    job = session.start("convnet", "local", None, "")
+    job = jobs.start("convnet", "local", None, "")
     prepared = job.prepare(seeds(job.lowering)["data_parallel"])
     losses = []
     for packing in (prepared.packing, apart(prepared.tasks)):
@@ -150,7 +150,7 @@ def test_a_step_apart_computes_the_same_bits():
 
 @pytest.mark.parametrize("model", ["mlp", "convnet", "gpt:layers=1,width=32,seq=16"])
 def test_repeated_tasks_meet_real_numbers(model):
-    job = session.start(model, "local", 4, "")
+    job = jobs.start(model, "local", 4, "")
     isolated = Isolated(job, "plan", seeds(job.lowering)["data_parallel"], sample_feed(job), 1e-6)
     tasks = isolated.tasks
     kernels = [t for t in range(tasks.num_tasks) if is_compute(tasks, t)]
@@ -166,7 +166,7 @@ def test_repeated_tasks_meet_real_numbers(model):
 
 
 def test_tasks_are_run_in_turns_for_as_long_as_asked():
-    job = session.start("mlp", "local", 4, "")
+    job = jobs.start("mlp", "local", 4, "")
     isolated = Isolated(job, "plan", seeds(job.lowering)["data_parallel"], sample_feed(job), 1e-6)
     two = isolated.mine[:2].tolist()
     assert len(isolated.repeat(two, 0)) == 10

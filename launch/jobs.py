@@ -1,4 +1,4 @@
-"""Sessions: what a command that runs plans needs: the job's ranks, their machine, the model, what was learned.
+"""Jobs: what a command that runs plans needs: the ranks, the machine they make, the model, what was learned.
 
 It does not know what is done with them.
 """
@@ -41,7 +41,7 @@ from castile.runtime.timeline import Timeline
 
 
 @dataclass
-class Session:
+class Job:
     """One job: its communicator, machine, model and graph, how plans of it are lowered, and what has been measured.
 
     Everything that decides comes from rank 0 and is the same on all ranks. procs: the processors of this rank.
@@ -137,8 +137,8 @@ class Session:
             self.database.add(self.snapshot)
 
 
-def start(model: str, machine: str, batch: int | None, profile: str) -> Session:
-    """Begin a session; all ranks call it. Raises ValueError or UserError in one sentence for a user's mistake."""
+def start(model: str, machine: str, batch: int | None, profile: str) -> Job:
+    """Begin a job; all ranks call it. Raises ValueError or UserError in one sentence for a user's mistake."""
     comm = communicator()
     named = models.parse(model)
     graph = named.graph(named.recipe.batch if batch is None else batch)
@@ -149,7 +149,7 @@ def start(model: str, machine: str, batch: int | None, profile: str) -> Session:
     database = _database(profile) if profile and comm.rank == 0 else None
     known = comm.bcast_bytes(snapshots.to_json(database.snapshot(environment) if database else Snapshot(environment))
                              if comm.rank == 0 else None)  # fmt: skip
-    return Session(comm, found, named, graph, lowering, snapshots.from_json(known), database)
+    return Job(comm, found, named, graph, lowering, snapshots.from_json(known), database)
 
 
 def _check_runs_here(machine: Machine, num_ranks: int) -> None:
