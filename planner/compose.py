@@ -124,21 +124,12 @@ class _Layout:
         """For each step the buffer of each port (inputs, then outputs) of each task."""
         tables = [np.full((len(s.step.inputs) + len(s.step.outputs), s.num_tasks), -1) for s in self.steps]
         for f, base in zip(self.flows, self.buffer_base[:-1], strict=True):
-            made, located = base + f.version.made, base + f.version.located
-            for n, buffer in enumerate(made if f.flow.producers else ()):
-                row = f.port_number[n] + len(self.steps[f.port_step[n]].step.inputs)
-                tables[f.port_step[n]][row, f.port_task[n]] = buffer
-            for ports, values, output in (
-                (f.flow.readers, located, False),
-                (f.flow.overwriters, made, True),
-            ):
-                begin = 0
-                for slot, port in ports:
-                    step = self.steps[slot]
-                    tasks = step.touching(port, output)
-                    row = port + (len(step.step.inputs) if output else 0)
-                    tables[slot][row, tasks] = values[begin : begin + len(tasks)]
-                    begin += len(tasks)
+            # what is carried through a forward pass is made, but nobody writes it
+            for (slot, task, port), instance in zip(f.touches(f.writing), f.version.made, strict=False):
+                tables[slot][len(self.steps[slot].step.inputs) + port, task] = base + instance
+            for (slot, task, port), instance in zip(f.touches(f.reading), f.version.located, strict=True):
+                if slot != HOST:
+                    tables[slot][port, task] = base + instance
         return tables
 
     def task(self, number: int) -> Task:

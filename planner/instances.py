@@ -5,7 +5,7 @@ Nothing here has a number of its own: an instance is kept while its Configs stay
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -94,6 +94,21 @@ class FlowInstance:
         return len(self.version.instances)
 
     @cached_property
+    def reading(self) -> slice:
+        """The ports that read, the host's among them."""
+        begin = self.num_tasks + (len(self.version.made) if self.flow.producers else 0)
+        return slice(begin, begin + len(self.version.located))
+
+    @property
+    def writing(self) -> slice:
+        """The ports that write what was made: the producers', or those that overwrite what is carried."""
+        return slice(len(self.version.made)) if self.flow.producers else slice(self.reading.stop, None)
+
+    def touches(self, ports: slice) -> Iterator[tuple[int, int, int]]:
+        """(slot, task, which input or output of the step) of each of these ports."""
+        return zip(*(a[ports].tolist() for a in (self.port_step, self.port_task, self.port_number)), strict=True)
+
+    @cached_property
     def roles(self) -> tuple[str, ...]:
         """What outlives the step: sources of carried and input regions, and what the host reads."""
         role = self.flow.role
@@ -137,10 +152,7 @@ class FlowInstance:
     @cached_property
     def strided(self) -> list[tuple[tuple[int, int], int, tuple[int, ...]]]:
         """((slot, task), input port, shape of the array) wherever a step reads an array in strides."""
-        begin = len(self.port_step) - len(self.version.frames)
-        begin -= len(self.version.made) if self.flow.overwriters else 0
-        rows = zip(*(a[begin:].tolist() for a in (self.port_step, self.port_task, self.port_number)), strict=True)
-        seen = zip(rows, self.version.frames, strict=False)
+        seen = zip(self.touches(self.reading), self.version.frames, strict=True)
         return [((step, task), port, frame) for (step, task, port), frame in seen if frame is not None and step >= 0]
 
     @cached_property
