@@ -27,14 +27,12 @@ MOST_TURNS = 4
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan and its step times: as simulated before anything was measured, as simulated now, as measured."""
+    """A plan's step times: as simulated before anything was measured, as simulated now, as measured."""
 
     name: str
-    plan: Strategy
     untaught_seconds: float
     simulated_seconds: float
     measured_seconds: float
-    spread_seconds: float
 
 
 @dataclass(frozen=True)
@@ -129,9 +127,7 @@ def _learn(job: Job, trials: list[Trial]) -> None:
 
 
 def _candidate(job: Job, t: Trial, untaught: CostModel) -> Candidate:
-    return Candidate(
-        t.name, t.plan, simulated(t.prepared, untaught), simulated(t.prepared, job.cost), t.seconds, t.spread_seconds
-    )
+    return Candidate(t.name, simulated(t.prepared, untaught), simulated(t.prepared, job.cost), t.seconds)
 
 
 def simulated(prepared: Prepared, cost: CostModel) -> float:

@@ -87,7 +87,7 @@ class Job:
 
     def agree(self, make: Callable[[], bytes]) -> bytes:
         """What rank 0 makes, on every rank."""
-        return self.comm.bcast_bytes(make() if self.leads else None)
+        return from_leader(self.comm, make)
 
     def agreed_plan(self, make: Callable[[], Strategy]) -> Strategy:
         """The plan that rank 0 makes or reads, on every rank."""
@@ -147,9 +147,15 @@ def start(model: str, machine: str, batch: int | None, profile: str) -> Job:
     lowering = Lowering(graph, found, find("sgd")(momentum=named.recipe.momentum))
     environment = environment_of(comm)
     database = _database(profile) if profile and comm.rank == 0 else None
-    known = comm.bcast_bytes(snapshots.to_json(database.snapshot(environment) if database else Snapshot(environment))
-                             if comm.rank == 0 else None)  # fmt: skip
+    known = from_leader(
+        comm, lambda: snapshots.to_json(database.snapshot(environment) if database else Snapshot(environment))
+    )
     return Job(comm, found, named, graph, lowering, snapshots.from_json(known), database)
+
+
+def from_leader(comm: Communicator, make: Callable[[], bytes]) -> bytes:
+    """What rank 0 makes, on every rank."""
+    return comm.bcast_bytes(make() if comm.rank == 0 else None)
 
 
 def _check_runs_here(machine: Machine, num_ranks: int) -> None:
@@ -191,14 +197,13 @@ def find_machine(text: str, comm: Communicator) -> Machine:
     """The machine that the user names, as rank 0 sees it; plain `local` has a processor for each rank."""
     text = f"local:procs={comm.size}" if text == "local" else text
     found = probe.find_machine(text, comm if comm.size > 1 else None)
-    return machines.from_json(comm.bcast_bytes(machines.to_json(found) if comm.rank == 0 else None))
+    return machines.from_json(from_leader(comm, lambda: machines.to_json(found)))
 
 
 def environment_of(comm: Communicator) -> Environment:
     """What measurements of this job hold for; rank 0's on every rank."""
     mine = probe.environment(kernels_hash(), comm.size)
-    told = comm.bcast_bytes(msgspec.json.encode(mine) if comm.rank == 0 else None)
-    return msgspec.json.decode(told, type=Environment)
+    return msgspec.json.decode(from_leader(comm, lambda: msgspec.json.encode(mine)), type=Environment)
 
 
 @cache

@@ -6,7 +6,7 @@ It does not know how the plans were found.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -74,21 +74,17 @@ def measure(
     feed: Feed,
     rate: float,
     rounds: int,
-    steps: int = 1,
-    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Run `rounds` rounds of `steps` timed steps of every trial, after a warm-up; rank 0 keeps the timelines."""
+    """Time a step of every trial in each of `rounds` rounds, after a warm-up; rank 0 keeps the timelines."""
     for t in trials:
         t.execution.feed(feed, rate)
         for _ in range(WARM_UP):
             t.execution.runner.run()
-    for number in range(rounds):
+    for _ in range(rounds):
         for t in trials:
             # after other plans' steps the caches hold other plans' data
             t.execution.runner.run()
-            for _ in range(steps):
-                job.comm.barrier()
-                whole = job.gather(t.execution.step())
-                if whole is not None:
-                    t.steps.append(whole)
-        progress(number + 1, rounds)
+            job.comm.barrier()
+            timeline = job.gather(t.execution.step())
+            if timeline is not None:
+                t.steps.append(timeline)

@@ -9,7 +9,6 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from math import prod
 
 from castile.planner import op as operators
 from castile.planner.axes import Alignment
@@ -116,8 +115,3 @@ class Graph:
         nodes = [(n.name, n.op.name, n.op.settings, n.inputs, n.outputs) for n in self.nodes.values()]
         tensors = [(t.name, t.shape, t.dtype, t.param) for t in self.tensors.values()]
         return hashlib.sha256(repr((nodes, tensors, self.loss)).encode()).hexdigest()[:16]
-
-
-def num_parameters(graph: Graph) -> int:
-    """How many numbers the parameters hold."""
-    return sum(prod(t.shape) for t in graph.params)
