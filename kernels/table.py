@@ -22,7 +22,8 @@ Arrays = tuple[np.ndarray, ...]
 @cache
 def definitions() -> dict[str, Callable[..., Any]]:
     """All kernels' definitions by name."""
-    return _functions(reference)
+    public = inspect.getmembers(reference, inspect.isfunction)
+    return {name: f for name, f in public if f.__module__.startswith(reference.__name__ + ".")}
 
 
 def _functions(module: Any) -> dict[str, Callable[..., Any]]:

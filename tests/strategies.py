@@ -5,22 +5,22 @@ They know no test: what a drawn plan should do is said elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
+from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from castile.planner import program
 from castile.planner.graph import Graph, Node
-from castile.planner.op import Init, Tensor, find
-from castile.planner.ops.add import Add
-from castile.planner.ops.linear import Linear
+from castile.planner.op import Tensor, find
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.machine import Level, Machine, Processor
 from castile.runtime.task import NUM_LANES, Lane
+from tests.layers import Canvas, Layer, layers
 
 MOST_PROCS = 4
 MOST_PARTS = 6
@@ -43,152 +43,9 @@ def machines(draw: DrawFn, most: int = MOST_PROCS) -> Machine:
     return Machine("drawn", (processor,) * num_procs, tuple(levels), draw(st.sampled_from(ENGINES)))
 
 
+SOURCES = ("flat", "sequence", "image")
+
 # Graphs: layers are added to tensors drawn from those that are there; every leaf ends in the loss.
-
-
-@dataclass
-class Canvas:
-    """A graph under construction; `exact` leaves out what rounds, `pool` are the tensors that layers may take."""
-
-    draw: DrawFn
-    exact: bool
-    graph: Graph = field(default_factory=lambda: Graph("drawn", "float64"))
-    pool: list[Tensor] = field(default_factory=list)
-    labels: dict[str, int] = field(default_factory=dict)
-
-    def name(self, kind: str) -> str:
-        return f"{kind}{len(self.graph.nodes)}"
-
-    def choose(self, fits: Callable[[Tensor], bool]) -> Tensor | None:
-        found = [t for t in self.pool if fits(t)]
-        # the latest first, so that chains are deep
-        return self.draw(st.sampled_from(found[::-1])) if found else None
-
-    def integer(self, lo: int, hi: int) -> int:
-        return self.draw(st.integers(lo, hi))
-
-
-Layer = Callable[[Canvas], Tensor | None]
-
-
-def _linear(c: Canvas) -> Tensor | None:
-    x = c.choose(lambda t: len(t.shape) >= 2)
-    if x is None:
-        return None
-    shared = [p for p in c.graph.params if len(p.shape) == 2 and p.shape[1] == x.shape[-1]]
-    if shared and c.draw(st.booleans()):
-        return c.graph.apply(Linear(), c.name("shared"), x, c.draw(st.sampled_from(shared)))
-    return c.graph.linear(c.name("linear"), x, features=c.integer(1, 5), bias=c.draw(st.booleans()))
-
-
-def _conv2d(c: Canvas) -> Tensor | None:
-    x = c.choose(lambda t: len(t.shape) == 4)
-    if x is None:
-        return None
-    kernel, stride, padding = _window(c, x)
-    channels, bias = c.integer(1, 4), c.draw(st.booleans())
-    return c.graph.conv2d(c.name("conv"), x, channels, kernel, stride, padding, bias)
-
-
-def _max_pool2d(c: Canvas) -> Tensor | None:
-    x = c.choose(lambda t: len(t.shape) == 4)
-    return None if x is None else c.graph.max_pool2d(c.name("pool"), x, *_window(c, x))
-
-
-def _window(c: Canvas, x: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    kernel = tuple(c.integer(1, min(3, n)) for n in x.shape[2:])
-    stride = tuple(c.integer(1, 3) for _ in kernel)
-    padding = tuple(c.integer(0, min(1, k - 1)) for k in kernel)
-    return kernel, stride, padding
-
-
-def _relu(c: Canvas) -> Tensor | None:
-    return c.graph.relu(c.name("relu"), c.draw(st.sampled_from(c.pool[::-1]))) if c.pool else None
-
-
-def _gelu(c: Canvas) -> Tensor | None:
-    if not c.pool:
-        return None
-    form = c.draw(st.sampled_from(("tanh", "none")))
-    return c.graph.gelu(c.name("gelu"), c.draw(st.sampled_from(c.pool[::-1])), approximate=form)
-
-
-def _layer_norm(c: Canvas) -> Tensor | None:
-    # of a width below 3 it tells little more than signs
-    x = c.choose(lambda t: t.shape[-1] > 2)
-    return None if x is None else c.graph.layer_norm(c.name("norm"), x)
-
-
-def _add(c: Canvas) -> Tensor | None:
-    """A residual, a tensor twice, or a parameter that lacks leading dims."""
-    x = c.draw(st.sampled_from(c.pool[::-1])) if c.pool else None
-    if x is None:
-        return None
-    if c.draw(st.booleans()):
-        other = c.draw(st.sampled_from([t for t in c.pool if t.shape == x.shape]))
-        return c.graph.apply(Add(), c.name("sum"), x, other)
-    shape = x.shape[c.integer(1, len(x.shape)) :]
-    name = c.name("table")
-    axes = tuple(f"t{n}" for n in range(len(shape)))
-    return c.graph.add(c.name("shift"), x, c.graph.param(name, shape, axes, Init("zeros")))
-
-
-def _embedding(c: Canvas) -> Tensor | None:
-    g = c.graph
-    name = c.name("tokens")
-    shape = (c.integer(1, 4), c.integer(1, 4))
-    rows = c.integer(2, 5)
-    c.labels[name] = rows
-    tokens = g.input(name, shape, "b s", "int64")
-    return g.embedding(c.name("embedding"), tokens, rows=rows, features=c.integer(1, 6))
-
-
-FLAT = {2: (), 3: ("a b c -> a (b c)", "a b c -> (a b) c"), 4: ("a b c d -> a (b c d)", "a b c d -> a b (c d)")}
-
-
-def _reshape(c: Canvas) -> Tensor | None:
-    x = c.choose(lambda t: len(t.shape) in (2, 3, 4))
-    if x is None:
-        return None
-    texts = list(FLAT[len(x.shape)])
-    sizes: dict[str, dict[str, int]] = {}
-    if len(x.shape) < 4:
-        inner = [n for n in range(1, x.shape[-1] + 1) if x.shape[-1] % n == 0]
-        letters = "a b" if len(x.shape) == 3 else "a"
-        texts.append(f"{letters} (e f) -> {letters} e f")
-        sizes[texts[-1]] = {"f": c.draw(st.sampled_from(inner))}
-    text = c.draw(st.sampled_from(texts))
-    return c.graph.reshape(c.name("reshape"), x, text, **sizes.get(text, {}))
-
-
-def _attention(c: Canvas) -> Tensor | None:
-    q = c.choose(lambda t: len(t.shape) == 3)
-    if q is None:
-        return None
-    keys = [t for t in c.pool if len(t.shape) == 3 and (t.shape[0], t.shape[2]) == (q.shape[0], q.shape[2])]
-    key = c.draw(st.sampled_from(keys))
-    value = c.draw(st.sampled_from([t for t in keys if t.shape == key.shape]))
-    heads = c.draw(st.sampled_from([n for n in range(1, q.shape[2] + 1) if q.shape[2] % n == 0]))
-    return c.graph.attention(c.name("attention"), q, key, value, heads=heads, causal=c.draw(st.booleans()))
-
-
-EXACT: tuple[Layer, ...] = (_linear, _conv2d, _max_pool2d, _relu, _add, _reshape, _embedding)
-LAYERS: tuple[Layer, ...] = (*EXACT, _gelu, _layer_norm, _attention)
-
-
-def _source(c: Canvas) -> Tensor:
-    kind = c.draw(st.sampled_from(("flat", "sequence", "image", "tokens")))
-    if kind == "tokens":
-        found = _embedding(c)
-        assert found is not None
-        return found
-    axes = {"flat": "b i", "sequence": "b s i", "image": "b c h w"}[kind]
-    shape = {
-        "flat": lambda: (c.integer(1, 6), c.integer(1, 6)),
-        "sequence": lambda: (c.integer(1, 4), c.integer(1, 4), c.integer(1, 6)),
-        "image": lambda: (c.integer(1, 3), c.integer(1, 3), c.integer(2, 5), c.integer(2, 5)),
-    }[kind]()
-    return c.graph.input("x", shape, axes)
 
 
 @dataclass(frozen=True)
@@ -200,27 +57,42 @@ class Problem:
 
 
 @st.composite
-def problems(draw: DrawFn, exact: bool = False, most_layers: int = 6) -> Problem:
-    """A graph with at least one parameter, whose every branch ends in the loss."""
-    c = Canvas(draw, exact)
-    c.pool.append(_source(c))
-    for layer in draw(st.lists(st.sampled_from(EXACT if exact else LAYERS), min_size=1, max_size=most_layers)):
-        made = layer(c)
-        if made is not None and prod(made.shape) <= MOST_ELEMENTS:
-            c.pool.append(made)
+def problems(draw: DrawFn, exact: bool = False, most_layers: int = 6, featured: str = "") -> Problem:
+    """A graph with at least one parameter, whose every branch ends in the loss.
+
+    featured   an operator that it must hold, with layers before it
+    """
+    c = Canvas(draw, exact, draw(st.integers(1, 4)))
+    known = layers(exact)
+    names = draw(st.lists(st.sampled_from(sorted(known)), min_size=1, max_size=most_layers))
+    kinds = draw(st.permutations(SOURCES))
+    c.source(kinds[0])
+    for name in names[: most_layers // 2] if featured else names:
+        _grow(c, known[name])
+    if featured:
+        # a tensor that it takes comes with one source or another
+        while not _grow(c, known[featured]) and len(kinds) > 1:
+            kinds = kinds[1:]
+            c.source(kinds[0])
+        assume(any(n.op.name == featured for n in c.graph.nodes.values()))
     _close(c)
     return Problem(c.graph, c.labels)
+
+
+def _grow(c: Canvas, layer: Layer) -> bool:
+    made = layer(c)
+    if made is not None and prod(made.shape) <= MOST_ELEMENTS:
+        c.pool.append(made)
+    return made is not None
 
 
 def _close(c: Canvas) -> None:
     """Every leaf is summed or compared with labels; the loss is the sum of them all."""
     g = c.graph
-    used = {name for node in g.nodes.values() for name in node.inputs}
-    leaves = [g.tensors[n.outputs[0]] for n in g.nodes.values() if n.outputs[0] not in used]
+    leaves = _leaves(g)
     if not g.params:
-        leaves = [t for t in leaves if t.shape != leaves[-1].shape] + [_last(c, leaves[-1] if leaves else c.pool[-1])]
-        used = {name for node in g.nodes.values() for name in node.inputs}
-        leaves = [g.tensors[n.outputs[0]] for n in g.nodes.values() if n.outputs[0] not in used]
+        c.graph.linear(c.name("linear"), leaves[-1] if leaves else c.pool[-1], features=c.integer(1, 4))
+        leaves = _leaves(g)
     total = None
     for leaf in leaves:
         loss = _loss(c, leaf)
@@ -230,8 +102,11 @@ def _close(c: Canvas) -> None:
     g.outputs = [leaves[-1].name]
 
 
-def _last(c: Canvas, x: Tensor) -> Tensor:
-    return c.graph.linear(c.name("linear"), x, features=c.integer(1, 4))
+def _leaves(g: Graph) -> list[Tensor]:
+    """First results that nobody reads."""
+    used = {name for node in g.nodes.values() for name in node.inputs}
+    found = [g.tensors[n.outputs[0]] for n in g.nodes.values() if n.outputs[0] not in used]
+    return [t for t in found if t.floating]
 
 
 def _loss(c: Canvas, leaf: Tensor) -> Tensor:

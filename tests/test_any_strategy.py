@@ -13,16 +13,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.vendor.pretty import RepresentationPrinter
 
-from castile.planner.op import available
+from castile.planner.op import available, find
 from castile.planner.strategy import Strategy
 from castile.runtime.machine import Machine
 from castile.runtime.task import Kind, TaskGraph
+from tests.layers import layers
 from tests.mpi import mpirun
 from tests.strategies import Problem, batches, beginnings, machines, problems, strategies, whole_on
-from tests.training import difference, train
+from tests.training import Trained, difference, train
 
 FORMS = ("move", "fold", "pack", "unpack", "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
-ROUNDING = {"gelu", "layer_norm", "attention", "cross_entropy"}
 LEAST = 20
 TOLERANCE = 1e-10
 
@@ -74,8 +74,8 @@ class Plan:
 
 
 @st.composite
-def plans(draw: st.DrawFn, exact: bool) -> Plan:
-    problem, machine = draw(problems(exact)), draw(machines())
+def plans(draw: st.DrawFn, exact: bool, featured: str = "") -> Plan:
+    problem, machine = draw(problems(exact, featured=featured)), draw(machines())
     strategy = draw(strategies(problem.graph, machine.num_procs))
     return Plan(problem, machine, strategy, draw(st.integers(1, machine.num_procs)))
 
@@ -90,23 +90,45 @@ def drawn(examples: int):
 def test_three_steps_equal_one_device(tell: Callable[[str], None]) -> None:
     census = Census()
 
-    @drawn(1500)
+    @drawn(1000)
     @given(plans(exact=False))
     def check(plan: Plan) -> None:
-        problem, machine, strategy, size = plan.problem, plan.machine, plan.strategy, plan.size
-        data, values = batches(problem, 3, exact=False), beginnings(problem, exact=False)
-        one = train(problem.graph, whole_on(problem.graph), machine, data, values, rate=2**-7)
-        many = train(problem.graph, strategy, machine, data, values, rate=2**-7, size=size)
-        census.count(many.prepared.tasks)
-        assert difference(many.losses, one.losses) < TOLERANCE
-        for name, expected in one.carried.items():
-            # a gradient may be zero but for rounding: state counts by the parameter that it moves
-            moved = np.abs(one.carried[name.rpartition("/")[0] or name]).max()
-            assert difference(many.carried[name], expected, moved) < TOLERANCE, name
+        census.count(three_steps(plan).prepared.tasks)
 
     check()
     tell(f"three steps equal one device: {census.words()}")
-    census.check(1500, set(available()))
+    census.check(1000, {"cross_entropy", "sum", "sgd", "fetch", "accumulate"})
+
+
+@pytest.mark.parametrize("name", layers())
+def test_three_steps_equal_one_device_with(name: str) -> None:
+    census = Census()
+
+    @drawn(LEAST)
+    @given(plans(exact=False, featured=name))
+    def check(plan: Plan) -> None:
+        census.count(three_steps(plan).prepared.tasks)
+
+    check()
+    assert census.seen[name] >= LEAST, census.words()
+
+
+def test_every_operator_of_graphs_is_drawn() -> None:
+    assert set(layers()) | {"cross_entropy", "sum"} == {n for n in available() if hasattr(find(n), "layer")}
+
+
+def three_steps(plan: Plan) -> Trained:
+    """Asserts that three steps under the plan are three steps on one device."""
+    problem, machine, strategy, size = plan.problem, plan.machine, plan.strategy, plan.size
+    data, values = batches(problem, 3, exact=False), beginnings(problem, exact=False)
+    one = train(problem.graph, whole_on(problem.graph), machine, data, values, rate=2**-7)
+    many = train(problem.graph, strategy, machine, data, values, rate=2**-7, size=size)
+    assert difference(many.losses, one.losses) < TOLERANCE
+    for name, expected in one.carried.items():
+        # a gradient may be zero but for rounding: state counts by the parameter that it moves
+        moved = np.abs(one.carried[name.rpartition("/")[0] or name]).max()
+        assert difference(many.carried[name], expected, moved) < TOLERANCE, name
+    return many
 
 
 def test_one_step_on_small_integers_is_bit_equal(tell: Callable[[str], None]) -> None:
@@ -126,7 +148,7 @@ def test_one_step_on_small_integers_is_bit_equal(tell: Callable[[str], None]) ->
 
     check()
     tell(f"one exact step is bit-equal: {census.words()}")
-    census.check(1000, set(available()) - ROUNDING)
+    census.check(1000, {*layers(exact=True), "sum", "sgd", "fetch", "accumulate"})
 
 
 @pytest.mark.mpi

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from castile.kernels import reference
 from castile.kernels.table import Table, definitions, forms, native_accumulate
 from castile.planner import vocabulary
+from castile.planner.shapes import attention, convolution
 from castile.planner.vocabulary import Spec
 from tests.kernel_cases import Case, Draw, cases, kernels_with_cases
 
@@ -162,81 +163,6 @@ def test_form_allocates_nothing(name: str, place: Any) -> None:
         assert peak - before < 4096, f"{name} allocates {peak - before} bytes"
 
 
-# A kernel's gradients: which results of which kernel, called how, are gradients to which of its operands.
-def grads_contract(dy: np.ndarray, args: tuple[Any, ...], params: dict[str, Any]) -> dict[int, np.ndarray]:
-    if args[0] != "...i,oi->...o":
-        return {}
-    _, x, w = args
-    dx = reference.contract("...o,oi->...i", dy, w)
-    return {1: dx, 2: reference.contract("...o,...i->oi", dy, x)}
-
-
-def grads_relu(dy: np.ndarray, args: tuple[Any, ...], params: dict[str, Any]) -> dict[int, np.ndarray]:
-    return {0: reference.relu_grad(dy, *args)}
-
-
-def grads_gelu(dy: np.ndarray, args: tuple[Any, ...], params: dict[str, Any]) -> dict[int, np.ndarray]:
-    return {0: reference.gelu_grad(dy, *args, **params)}
-
-
-def grads_conv2d(dy: np.ndarray, args: tuple[Any, ...], params: dict[str, Any]) -> dict[int, np.ndarray]:
-    x, w = args
-    dx = reference.conv2d_grad_input(dy, w, shape=x.shape, **params)
-    return {0: dx, 1: reference.conv2d_grad_weight(dy, x, kernel=w.shape[2:], **params)}
-
-
-def grads_max_pool2d(dy: np.ndarray, args: tuple[Any, ...], params: dict[str, Any]) -> dict[int, np.ndarray]:
-    # At a tie the maximum has no derivative.
-    return {} if len(np.unique(args[0])) < args[0].size else {0: reference.max_pool2d_grad(dy, *args, **params)}
-
-
-def grads_layer_norm(dy: np.ndarray, args: tuple[Any, ...], params: dict[str, Any]) -> dict[int, np.ndarray]:
-    x, g, b = args
-    _, mean, rstd = reference.layer_norm(x, g, b, **params)
-    dg, db = reference.layer_norm_grad_params(dy, x, mean, rstd)
-    return {0: reference.layer_norm_grad_input(dy, x, g, mean, rstd), 1: dg, 2: db}
-
-
-def grads_embedding(dy: np.ndarray, args: tuple[Any, ...], params: dict[str, Any]) -> dict[int, np.ndarray]:
-    return {1: reference.embedding_grad(dy, args[0], rows=len(args[1]))}
-
-
-def grads_attention(dy: np.ndarray, args: tuple[Any, ...], params: dict[str, Any]) -> dict[int, np.ndarray]:
-    y, lse = reference.attention(*args, **params)
-    return dict(enumerate(reference.attention_grad(dy, *args, y, lse, **params)))
-
-
-def grads_cross_entropy(dy: np.ndarray, args: tuple[Any, ...], params: dict[str, Any]) -> dict[int, np.ndarray]:
-    lse = reference.cross_entropy(*args, **params)[1]
-    return {0: reference.cross_entropy_grad(dy, *args, lse, **params)}
-
-
-def test_every_gradient_kernel_is_checked() -> None:
-    checked = {name[6:] for name in globals() if name.startswith("grads_")}
-    assert {name.split("_grad")[0] for name in NAMES if "_grad" in name} <= checked
-
-
-@pytest.mark.parametrize("name", sorted(name[6:] for name in globals() if name.startswith("grads_")))
-def test_gradients_against_differences(name: str) -> None:
-    """The derivative along a random direction, by central differences in float64."""
-    draw = Draw("float64", 5)
-    num_checked = 0
-    for args, params in cases(name, "float64"):
-        y = several(definitions()[name](*args, **params))[0]
-        dy = draw(*y.shape)
-        for place, gradient in globals()[f"grads_{name}"](dy, args, params).items():
-            direction, step = draw(*args[place].shape), 1e-6
-            sides = []
-            for sign in (1, -1):
-                moved = [*args]
-                moved[place] = args[place] + sign * step * direction
-                sides.append(several(definitions()[name](*moved, **params))[0])
-            slope = float(np.sum(dy * (sides[0] - sides[1]))) / (2 * step)
-            np.testing.assert_allclose(np.sum(gradient * direction), slope, rtol=1e-5, atol=1e-6, err_msg=f"{name}")
-            num_checked += 1
-    assert num_checked > 0
-
-
 def test_sgd_in_place() -> None:
     for args, params in cases("sgd", "float32"):
         expected = reference.sgd(*args, **params)
@@ -249,8 +175,8 @@ def test_sgd_in_place() -> None:
 def test_scratch_smaller_than_one_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     """Work in pieces: single rows of columns, single rows of scores."""
     for cap in (64, 1024):
-        monkeypatch.setattr(vocabulary, "COLUMNS_CAP", cap)
-        monkeypatch.setattr(vocabulary, "SCORES_CAP", cap)
+        monkeypatch.setattr(convolution, "COLUMNS_CAP", cap)
+        monkeypatch.setattr(attention, "SCORES_CAP", cap)
         for name in NAMES:
             if name.startswith(("conv2d", "attention")):
                 for case in cases(name, "float64"):

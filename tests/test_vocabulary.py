@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from castile.planner import vocabulary
+from castile.planner.shapes.attention import SCORES_CAP
+from castile.planner.shapes.convolution import COLUMNS_CAP
 from castile.planner.vocabulary import Spec, results, workspace
 
 F = "float32"
@@ -60,7 +62,7 @@ def test_columns_hold_a_row_and_stay_under_the_cap(batch: int, channels: int, si
     # Each row of columns has room for the row of 5 results that it is multiplied to.
     row = (channels * 9 + 5) * (size - 2) * x.itemsize
     assert nbytes % 64 == 0
-    assert row <= nbytes <= vocabulary.round_up(max(row, vocabulary.COLUMNS_CAP))
+    assert row <= nbytes <= vocabulary.round_up(max(row, COLUMNS_CAP))
     assert nbytes <= vocabulary.round_up(row * (size - 2) * batch)
 
 
@@ -71,7 +73,7 @@ def test_scores_hold_a_row_and_stay_under_the_cap(batch: int, queries: int, keys
     nbytes = workspace("attention", (q, kk, kk), results("attention", (q, kk, kk), params), params, False)
     row = (keys + 1) * 4
     assert nbytes % 64 == 0
-    assert row <= nbytes <= vocabulary.round_up(max(row, vocabulary.SCORES_CAP))
+    assert row <= nbytes <= vocabulary.round_up(max(row, SCORES_CAP))
 
 
 @given(shape=st.lists(st.integers(1, 50), max_size=3).map(tuple))

@@ -1,0 +1,11 @@
+"""Integers that stand for rows or classes: what is out of range is refused.
+
+They do not know what they stand for.
+"""
+
+import numpy as np
+
+
+def check_ids(what: str, ids: np.ndarray, length: int) -> None:
+    if ids.size and not (0 <= ids.min() and ids.max() < length):
+        raise IndexError(f"{what}: an integer lies outside 0 to {length - 1}")

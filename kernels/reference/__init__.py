@@ -1,0 +1,25 @@
+"""The definitions of all kernels in plain NumPy, slow and obvious: what a kernel means is what is written here.
+
+Each public function of a module of this folder is one, and is found here by its name. They know no fast form. Shapes
+stand in brackets; results have the dtype of the floating inputs.
+"""
+
+import inspect
+from collections.abc import Callable
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+
+def _definitions() -> dict[str, Callable[..., Any]]:
+    found: dict[str, Callable[..., Any]] = {}
+    for info in iter_modules(__path__, __name__ + "."):
+        for name, function in inspect.getmembers(import_module(info.name), inspect.isfunction):
+            if function.__module__ == info.name and not name.startswith("_"):
+                assert name not in found, f"two definitions of {name}"
+                found[name] = function
+    return found
+
+
+# a module may be called like a kernel; the kernel is what is meant
+globals().update(_definitions())

@@ -1,0 +1,53 @@
+"""Definitions of arrays: sums of products, sums, shapes and copies in plain NumPy."""
+
+from string import ascii_letters
+
+import numpy as np
+
+
+def contract(spec: str, *xs: np.ndarray) -> np.ndarray:
+    """Einstein sum of `xs` under `spec`, for example "...i,oi->...o"; what the result does not name is summed.
+
+    `...` stands for the same leading dims wherever it stands, and is summed where the result has none.
+    """
+    left, result = spec.replace(" ", "").split("->")
+    widths = [x.ndim - len(term.replace("...", "")) for term, x in zip(left.split(","), xs, strict=True)]
+    leading = [c for c in ascii_letters if c not in spec][: max(widths)]
+    return np.array(np.einsum(f"{left}->{result}".replace("...", "".join(leading)), *xs))
+
+
+def add(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Sum of x and y, y broadcast to x with shapes aligned at the right."""
+    return x + y
+
+
+def add_bias(x: np.ndarray, b: np.ndarray, *, dim: int) -> np.ndarray:
+    """Sum of x and b [x.shape[dim]], b running along dim `dim` of x."""
+    shape = [1] * x.ndim
+    shape[dim] = b.size
+    return x + b.reshape(shape)
+
+
+def sum_over(x: np.ndarray, *, dims: tuple[int, ...]) -> np.ndarray:
+    """Sum of x over `dims`, which the result lacks; over all dims the result is [] (a 0-d array)."""
+    return np.array(np.sum(x, axis=tuple(dims), dtype=x.dtype))
+
+
+def reshape(x: np.ndarray, *, shape: tuple[int, ...]) -> np.ndarray:
+    """The elements of x in C order, as an array of `shape`."""
+    return np.array(x.reshape(shape))
+
+
+def expand(x: np.ndarray, *, shape: tuple[int, ...]) -> np.ndarray:
+    """The scalar x [] at every place of `shape`."""
+    return np.array(np.broadcast_to(x, shape))
+
+
+def copy(x: np.ndarray) -> np.ndarray:
+    """The same numbers in another array."""
+    return np.array(x)
+
+
+def zero(*, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Zeros."""
+    return np.zeros(shape, dtype)

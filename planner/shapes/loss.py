@@ -1,0 +1,20 @@
+"""What kernels of losses give, work in and refuse."""
+
+from castile.planner.vocabulary import Results, Spec, integers, kernel, like, same
+
+
+@kernel()
+def cross_entropy(logits: Spec, labels: Spec, *, scale: float) -> Results:
+    """loss [], lse."""
+    integers("cross_entropy", labels=labels)
+    same("cross_entropy: shapes", logits=logits.shape[:-1], labels=labels.shape)
+    return Spec((), logits.dtype), Spec(logits.shape[:-1], logits.dtype)
+
+
+@kernel()
+def cross_entropy_grad(dy: Spec, logits: Spec, labels: Spec, lse: Spec, *, scale: float) -> Results:
+    """Like logits."""
+    loss, rows = cross_entropy(logits, labels, scale=scale)
+    like("cross_entropy_grad", dy=dy, loss=loss)
+    like("cross_entropy_grad", lse=lse, cross_entropy=rows)
+    return (logits,)

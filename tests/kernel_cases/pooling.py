@@ -1,0 +1,29 @@
+"""Cases of the kernels of pooling."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from castile.kernels import reference
+from tests.kernel_cases import Case, Draw
+
+
+def case_max_pool2d(draw: Draw) -> Iterator[Case]:
+    for x, kernel, stride, pads in [
+        ((2, 3, 8, 8), (2, 2), (2, 2), (0, 0, 0, 0)),
+        ((1, 2, 7, 5), (3, 3), (2, 1), (1, 1, 1, 0)),
+        ((3, 1, 1, 9), (1, 2), (1, 3), (0, 0, 0, 1)),
+        ((1, 1, 1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
+        ((3, 5, 17, 16), (2, 2), (2, 2), (0, 1, 1, 1)),
+        ((3, 5, 8, 4), (2, 2), (2, 2), (0, 0, 0, 0)),
+        ((2, 3, 6, 5), (2, 2), (1, 1), (1, 1, 1, 1)),
+    ]:
+        image = draw(*x)
+        # Ties show which of several maxima is taken.
+        yield (np.round(image),), {"kernel": kernel, "stride": stride, "pads": pads}
+        yield (image,), {"kernel": kernel, "stride": stride, "pads": pads}
+
+
+def case_max_pool2d_grad(draw: Draw) -> Iterator[Case]:
+    for (x,), params in case_max_pool2d(draw):
+        yield (draw(*reference.max_pool2d(x, **params).shape), x), params
