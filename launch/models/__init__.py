@@ -23,13 +23,26 @@ from castile.runtime.strict import suggestion
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model is trained by default: data set (a name of launch/data), samples a step, rate, momentum, epochs."""
+    """How a model is trained by default, in the words of the command line.
+
+    data        a data set, as --data takes it
+    batch, lr   samples a step, the learning rate's peak
+    momentum    of sgd, where `optimizer` names none
+    optimizer   as --optimizer takes it, such as adamw:decay=0.1
+    schedule    as --schedule takes it, such as cosine:warmup=100
+    clip        the largest norm of the gradient, None for any
+    undecayed   patterns of parameters without weight decay, separated by commas
+    """
 
     data: str
     batch: int
     lr: float
     momentum: float = 0.9
     epochs: int = 1
+    optimizer: str = ""
+    schedule: str = "constant"
+    clip: float | None = None
+    undecayed: str = ""
 
 
 @dataclass(frozen=True)
