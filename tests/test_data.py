@@ -9,67 +9,117 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.launch import data
-from castile.launch.data import digits
+from castile.launch.data import Arrays, Dataset, digits
+from tests.data_files import everything, small
 
-LOADED = {name: data.load(name, 0) for name in data.available()}
 every_set = pytest.mark.parametrize("name", data.available())
 
 
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, Dataset]]:
+    """Every data set, with the words that name it."""
+    texts = {name: small(name, tmp_path_factory.mktemp(name)) for name in data.available()}
+    return {name: (text, data.load(text, 0)) for name, text in texts.items()}
+
+
 @every_set
-def test_training_and_held_out_samples_are_alike(name):
-    d = LOADED[name]
+def test_training_and_held_out_samples_are_alike(loaded, name):
+    d = loaded[name][1]
     assert d.num_samples > d.num_held_out > 0
-    for key, array in d.train.items():
-        held = d.held_out[key]
+    train, held_out = everything(d.train), everything(d.held_out)
+    assert train.keys() == held_out.keys() == d.shapes.keys()
+    for key, array in train.items():
+        held = held_out[key]
         assert len(array) == d.num_samples and len(held) == d.num_held_out
         assert array.shape[1:] == held.shape[1:] == d.shapes[key] and array.dtype == held.dtype
+        assert array.dtype in (np.int32, np.float32)
 
 
 @every_set
-def test_loading_again_gives_the_same(name):
-    again = data.load(name, 0)
-    for key, array in LOADED[name].train.items():
-        np.testing.assert_array_equal(array, again.train[key])
+def test_loading_again_gives_the_same(loaded, name):
+    text, d = loaded[name]
+    again = data.load(text, 0)
+    for one, other in ((d.batch(3, 9), again.batch(3, 9)), (d.held_out_batch(2, 9), again.held_out_batch(2, 9))):
+        for key, array in one.items():
+            np.testing.assert_array_equal(array, other[key])
 
 
-@pytest.mark.parametrize("size", [1, 7, 64])
-def test_an_epoch_takes_each_sample_at_most_once(size):
-    d = LOADED["digits"]
-    steps = d.steps_per_epoch(size)
+@every_set
+@pytest.mark.parametrize("size", [1, 7, 32])
+def test_an_epoch_takes_every_sample_once(loaded, name, size):
+    d = loaded[name][1]
+    n = d.num_samples
+    taken = np.concatenate([d.indices(step, size) for step in range(2 * n // size + 1)])
     for epoch in (0, 1):
-        taken = np.concatenate([d.indices(epoch * steps + s, size) for s in range(steps)])
-        assert len(set(taken.tolist())) == len(taken) == steps * size > d.num_samples - size
-    assert d.indices(0, size).tolist() != d.indices(steps, size).tolist()
+        assert sorted((taken[epoch * n : (epoch + 1) * n] % n).tolist()) == list(range(n))
+    if d.shuffled:
+        assert taken[:n].tolist() != taken[n : 2 * n].tolist()
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 500), st.integers(0, 2**64 - 1))
+def test_the_order_goes_on_at_any_position_and_batch_size(size, other, position, seed):
+    d = Dataset("x", seed, Arrays({"x": np.arange(41)}), Arrays({}))
+    stream = np.concatenate([d.indices(step, size) for step in range((position + other) // size + 1)])
+    step = position // other
+    np.testing.assert_array_equal(d.indices(step, other), stream[step * other : (step + 1) * other])
 
 
 @settings(max_examples=30)
 @given(st.integers(0, 200), st.integers(1, 64), st.data())
 def test_pieces_of_a_batch_are_slices_of_it(step, size, draws):
-    d = LOADED["digits"]
+    d = data.load("digits", 0)
     cut = draws.draw(st.integers(0, size))
-    everything = d.batch(step, size)
+    whole = d.batch(step, size)
     pieces = [d.batch(step, size, (0, cut)), d.batch(step, size, (cut, size))]
-    for key, array in everything.items():
+    for key, array in whole.items():
         np.testing.assert_array_equal(array, np.concatenate([piece[key] for piece in pieces]))
 
 
+def test_only_rows_that_are_taken_are_converted():
+    seen = []
+
+    def convert(rows: np.ndarray) -> np.ndarray:
+        seen.append(len(rows))
+        return rows / np.float32(2)
+
+    samples = Arrays({"x": np.arange(10, dtype=np.uint8)}, np.arange(9, -1, -1), {"x": convert})
+    np.testing.assert_array_equal(samples.take({"x": np.array([0, 3])})["x"], np.array([4.5, 3], np.float32))
+    assert seen == [2]
+
+
+@pytest.mark.parametrize("value", [2**31, -(2**31) - 1, 2**40])
+def test_integers_that_do_not_fit_are_refused(value):
+    samples = Arrays({"id": np.array([1, value])})
+    assert samples.take({"id": np.array([0])})["id"].dtype == np.int32
+    with pytest.raises(ValueError, match="'id' has the whole number"):
+        samples.take({"id": np.array([0, 1])})
+
+
+@given(st.integers(2, 300), st.floats(0.001, 0.999), st.integers(0, 99))
+def test_a_split_takes_every_sample_to_one_side(count, share, seed):
+    train, held_out = data.split(seed, "x", count, share)
+    assert len(train) > 0 and abs(len(held_out) - max(1, count * share)) <= 1
+    assert sorted([*train.tolist(), *held_out.tolist()]) == list(range(count))
+
+
 def test_a_held_out_batch_is_always_full():
-    d = LOADED["digits"]
+    d = data.load("digits", 0)
     last = d.held_out_batch(352, 16)
     assert len(last["label"]) == 16
-    np.testing.assert_array_equal(last["label"][:8], d.held_out["label"][352:])
+    np.testing.assert_array_equal(last["label"][:8], everything(d.held_out)["label"][352:])
 
 
 def test_digits_are_the_whole_data_set():
-    d = LOADED["digits"]
+    d = data.load("digits", 0)
     assert (d.num_samples, d.num_held_out) == (1437, 360)
-    images = np.concatenate([d.train["image"], d.held_out["image"]])
-    labels = np.concatenate([d.train["label"], d.held_out["label"]])
+    train, held_out = everything(d.train), everything(d.held_out)
+    images = np.concatenate([train["image"], held_out["image"]])
+    labels = np.concatenate([train["label"], held_out["label"]])
     assert images.shape == (1797, 1, 8, 8) and images.dtype == np.float32
     assert images.min() == 0 and images.max() == 1
     assert len(np.unique(images.reshape(1797, -1), axis=0)) == 1797
     assert np.bincount(labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
-    assert not np.array_equal(data.load("digits", 1).held_out["label"], d.held_out["label"])
+    assert not np.array_equal(everything(data.load("digits", 1).held_out)["label"], held_out["label"])
 
 
 def test_the_digits_are_attributed():
@@ -82,9 +132,10 @@ def test_text_is_read_byte_by_byte(tmp_path):
     path.write_bytes(bytes(range(101)))
     d = data.load(f"text:file={path},seq=10", 0)
     assert d.shapes == {"tokens": (10,), "targets": (10,)} and d.num_samples + d.num_held_out == 10
-    np.testing.assert_array_equal(d.train["tokens"][3], np.arange(30, 40))
-    np.testing.assert_array_equal(d.train["targets"][3], np.arange(31, 41))
-    np.testing.assert_array_equal(d.held_out["targets"][-1], np.arange(91, 101))
+    train, held_out = everything(d.train), everything(d.held_out)
+    np.testing.assert_array_equal(train["tokens"][3], np.arange(30, 40))
+    np.testing.assert_array_equal(train["targets"][3], np.arange(31, 41))
+    np.testing.assert_array_equal(held_out["targets"][-1], np.arange(91, 101))
     assert d.batch(0, 2)["tokens"].dtype == np.int32
 
 
@@ -142,4 +193,4 @@ def test_wrong_words_are_refused(text, words):
 
 def test_a_batch_larger_than_the_data_is_refused():
     with pytest.raises(ValueError, match="1437 samples, too few for a batch of 2000"):
-        LOADED["digits"].batch(0, 2000)
+        data.load("digits", 0).batch(0, 2000)

@@ -7,11 +7,11 @@ samples a step takes is a pure function of seed, step and batch size, so it is t
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pkgutil import iter_modules
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,63 +20,149 @@ from castile.runtime import rng
 from castile.runtime.strict import suggestion
 
 
-@dataclass(frozen=True, eq=False)
-class Dataset:
-    """Samples for training and samples held out: arrays by the name of the graph's input, sample by sample."""
-
-    name: str
-    seed: int
-    train: Mapping[str, np.ndarray]
-    held_out: Mapping[str, np.ndarray]
-
-    @property
-    def num_samples(self) -> int:
-        """How many samples there are for training."""
-        return len(next(iter(self.train.values())))
-
-    @property
-    def num_held_out(self) -> int:
-        return len(next(iter(self.held_out.values())))
+class Samples(Protocol):
+    """Numbered samples; what a graph's inputs take in of them is made when they are taken."""
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of one sample of each input."""
-        return {name: array.shape[1:] for name, array in self.train.items()}
+
+    def __len__(self) -> int: ...
+
+    def take(self, wanted: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """For each input named, its rows [n, ...] of the n samples of these numbers; integers as int32."""
+
+
+@dataclass(frozen=True, eq=False)
+class Arrays:
+    """Samples that lie in arrays, sample by sample, in memory or in a mapped file.
+
+    columns   an array for each input, all of one length
+    rows      the numbers in the arrays of the samples that are meant, in order; all by default
+    convert   what is done to an input's rows when they are taken, and only then
+    """
+
+    columns: Mapping[str, np.ndarray]
+    rows: np.ndarray | None = None
+    convert: Mapping[str, Callable[[np.ndarray], np.ndarray]] = field(default_factory=dict)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of one sample of each input."""
+        return {name: array.shape[1:] for name, array in self.columns.items()}
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), ())) if self.rows is None else len(self.rows)
+
+    def take(self, wanted: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Rows of the samples of these numbers, converted. Raises ValueError for integers that int32 cannot hold."""
+        return {name: self._rows(name, numbers) for name, numbers in wanted.items()}
+
+    def _rows(self, name: str, numbers: np.ndarray) -> np.ndarray:
+        # np.take lets other threads run meanwhile
+        rows = np.take(self.columns[name], numbers if self.rows is None else self.rows[numbers], axis=0)
+        return as_input(name, self.convert[name](rows) if name in self.convert else rows)
+
+
+def as_input(name: str, array: np.ndarray) -> np.ndarray:
+    """Integers as int32, the rest as it is. Raises ValueError in one sentence for integers that int32 cannot hold."""
+    if array.dtype.kind not in "iu" or array.dtype == np.int32:
+        return array
+    bounds = np.iinfo(np.int32)
+    if array.dtype.itemsize >= 4 and array.size and not (bounds.min <= array.min() and array.max() <= bounds.max):
+        raise ValueError(f"data: input {name!r} has the whole number {array.max()}; int32 ends at {bounds.max}")
+    return array.astype(np.int32)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Samples for training and samples held out.
+
+    shuffled      whether each epoch takes the training samples in an order of its own; else number n is the n-th sample
+                  since the start, and the samples themselves decide what an epoch brings
+    sizes         how many different values an input has that counts them, by column: the rows of embedding tables
+    num_dropped   samples that were left out because something of them is missing
+    """
+
+    name: str
+    seed: int
+    train: Samples
+    held_out: Samples
+    shuffled: bool = True
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    num_dropped: int = 0
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples there are for training."""
+        return len(self.train)
+
+    @property
+    def num_held_out(self) -> int:
+        """How many samples are held out; a data set of the user's own may hold none."""
+        return len(self.held_out)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of one sample of each input."""
+        return self.train.shapes
 
     def steps_per_epoch(self, size: int) -> int:
-        """Steps of `size` samples in an epoch; what is left over at its end is not used in that epoch."""
+        """Steps of `size` samples that an epoch fills; what is left of it begins the next step."""
         steps = self.num_samples // size
         if steps == 0:
             raise ValueError(f"data set {self.name} has {self.num_samples} samples, too few for a batch of {size}")
         return steps
 
     def indices(self, step: int, size: int) -> np.ndarray:
-        """The numbers of the `size` samples of a step [size]; every epoch is shuffled anew."""
-        epoch, within = divmod(step, self.steps_per_epoch(size))
-        return _order(self.seed, self.name, self.num_samples, epoch)[within * size : (within + 1) * size]
+        """The numbers of the `size` samples of a step [size]: samples step * size and on of all that training sees.
+
+        The order depends on the seed alone, so that it goes on unbroken at any position; each epoch has its own.
+        """
+        self.steps_per_epoch(size)
+        positions = np.arange(step * size, (step + 1) * size)
+        if not self.shuffled:
+            return positions
+        epochs, within = np.divmod(positions, self.num_samples)
+        parts = [_order(self.seed, self.name, self.num_samples, int(e))[within[epochs == e]] for e in np.unique(epochs)]
+        return np.concatenate(parts)
+
+    def take(self, step: int, size: int, wanted: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """For each input named, its rows of the samples at these places (0 to size - 1) of a step of `size` samples."""
+        chosen = self.indices(step, size)
+        return self.train.take({name: chosen[places] for name, places in wanted.items()})
 
     def batch(self, step: int, size: int, samples: tuple[int, int] | None = None) -> dict[str, np.ndarray]:
         """The inputs of a step of `size` samples; of these only numbers lo <= n < hi where `samples` is (lo, hi).
 
         Integers come as int32, the rest as it is stored.
         """
-        lo, hi = samples or (0, size)
-        chosen = self.indices(step, size)[lo:hi]
-        return {name: _as_input(array[chosen]) for name, array in self.train.items()}
+        places = np.arange(*(samples or (0, size)))
+        return self.take(step, size, dict.fromkeys(self.shapes, places))
 
     def held_out_batch(self, start: int, size: int) -> dict[str, np.ndarray]:
         """Held-out samples start to start + size; past the end the last one is repeated, so that a batch is full."""
         chosen = np.minimum(np.arange(start, start + size), self.num_held_out - 1)
-        return {name: _as_input(array[chosen]) for name, array in self.held_out.items()}
+        return self.held_out.take(dict.fromkeys(self.held_out.shapes, chosen))
+
+
+def split(seed: int, name: str, num_samples: int, share: float) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of the samples to train on, and of those held out: `share` of all, at least one; drawn by the seed.
+
+    Raises ValueError in one sentence where that leaves nothing to train on.
+    """
+    if not 0 < share < 1:
+        raise ValueError(f"data set {name}: the share that is held out should lie between 0 and 1, got {share}")
+    if num_samples < 2:
+        raise ValueError(f"data set {name}: {num_samples} samples are too few to hold one out")
+    order = rng.permutation(seed, f"{name} split", num_samples)
+    num_train = min(max(num_samples - round(num_samples * share), 1), num_samples - 1)
+    return order[:num_train], order[num_train:]
 
 
 @lru_cache(maxsize=4)
 def _order(seed: int, name: str, num_samples: int, epoch: int) -> np.ndarray:
     return rng.permutation(seed, f"{name} order", num_samples, epoch)
-
-
-def _as_input(array: np.ndarray) -> np.ndarray:
-    return array.astype(np.int32) if array.dtype.kind in "iu" else array
 
 
 def available() -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from castile.launch.data import Dataset
+from castile.launch.data import Arrays, Dataset
 from castile.runtime import rng
 
 FILE = Path(__file__).with_name("digits.npz")
@@ -27,13 +27,11 @@ def load(seed: int, *, file: str = "") -> Dataset:
     """
     images, labels = _read(Path(file) if file else FILE)
     order = rng.permutation(seed, "digits split", len(images))
-    arrays: dict[str, np.ndarray] = {
+    columns: dict[str, np.ndarray] = {
         "image": (images / np.float32(BRIGHTEST))[:, None],
         "label": labels.astype(np.int32),
     }
-    train = {name: array[order[:NUM_TRAIN]] for name, array in arrays.items()}
-    held_out = {name: array[order[NUM_TRAIN:]] for name, array in arrays.items()}
-    return Dataset("digits", seed, train, held_out)
+    return Dataset("digits", seed, Arrays(columns, order[:NUM_TRAIN]), Arrays(columns, order[NUM_TRAIN:]))
 
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from castile.launch.data import Dataset
+from castile.launch.data import Arrays, Dataset
 
 # the standard library's own tests are no text that anyone wrote to be read
 SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3", "ensurepip"}
@@ -34,8 +34,7 @@ def load(seed: int, *, file: str = "", seq: int = 128, most_bytes: int = 4 * 2**
         )
     arrays = {name: data[n : n + windows * seq].reshape(windows, seq) for n, name in enumerate(("tokens", "targets"))}
     split = windows - max(1, round(windows * held_out))
-    train = {name: array[:split] for name, array in arrays.items()}
-    return Dataset("text", seed, train, {name: array[split:] for name, array in arrays.items()})
+    return Dataset("text", seed, Arrays(arrays, np.arange(split)), Arrays(arrays, np.arange(split, windows)))
 
 
 def _file(path: Path, most_bytes: int) -> bytes:

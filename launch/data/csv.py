@@ -1,0 +1,305 @@
+"""A table in a CSV file: columns of categories, columns of numbers and a label, as recommendation models take them.
+
+    csv:file=flights.csv.zip,label=arr_delay,positive=>15,categories=carrier+origin+dest,numbers=distance+dep_delay
+
+It does not know what is learned from it.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import operator
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, cast
+
+import numpy as np
+
+from castile.launch.data import Arrays, Dataset, split
+from castile.runtime.strict import suggestion
+
+if TYPE_CHECKING:
+    from _csv import Reader as _Reader
+
+MISSING = frozenset({"", "NA", "N/A", "NaN", "nan", "null", "NULL"})
+# cells become numbers so many rows at a time: whole columns of text would fill the memory
+ROWS_AT_ONCE = 2**14
+COMPARISONS: dict[str, Callable[[np.ndarray, float], np.ndarray]] = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+}
+
+
+def load(
+    seed: int,
+    *,
+    file: str = "",
+    label: str = "",
+    positive: str = "",
+    classes: bool = False,
+    categories: str = "",
+    numbers: str = "",
+    rare: int = 2,
+    held_out: float = 0.1,
+) -> Dataset:
+    """categories [n] int32, numbers [m] float32 and label: [1] float32, or () int32 where it names classes.
+
+    file         .csv, .csv.gz or .csv.zip, with the columns' names in its first row
+    label        a column: its number; with `positive` 1 or 0; with `classes` its value's number among all, in order
+    positive     what makes the label 1: >15, >=15, <15, <=15 for a column of numbers, or the very text of the cell
+    categories   columns joined by +; a value's number is its rank by frequency among the rows to train on, from 1 on.
+                 0 is for values seen there in fewer than `rare` rows, or never
+    numbers      columns joined by +; each has mean 0 and deviation 1 over the rows to train on
+    held_out     the share of the rows to judge by, drawn by the seed
+    Rows where a used column is missing (empty, NA, N/A, NaN or null) are left out and counted in `num_dropped`. `sizes`
+    holds, by column, how many numbers there are, 0 included.
+    Raises ValueError in one sentence, with the line, for a file that is missing, damaged or not such a table.
+    """
+    _check(file, label, positive, classes, categories, numbers, rare)
+    texts = {name: Texts() for name in _names(categories, "categories")}
+    figures = {name: Figures() for name in _names(numbers, "numbers")}
+    target = _Label.of(label, positive, classes)
+    wanted: list[tuple[str, Texts | Figures]] = [*texts.items(), *figures.items(), (label, target.column)]
+    num_rows, num_dropped = _read(Path(file), wanted)
+    if num_rows < 2:
+        raise ValueError(f"data set csv: {file} has {num_rows} rows with nothing missing ({num_dropped} dropped)")
+    train, rest = split(seed, "csv", num_rows, held_out)
+    sizes, columns = {}, {}
+    if texts:
+        coded = {name: column.numbered(train, rare) for name, column in texts.items()}
+        sizes = {name: size for name, (_, size) in coded.items()}
+        columns["categories"] = np.stack([codes for codes, _ in coded.values()], axis=1)
+    if figures:
+        columns["numbers"] = np.stack([column.standardised(train) for column in figures.values()], axis=1)
+    columns["label"] = target.values()
+    if classes:
+        sizes[label] = int(columns["label"].max()) + 1
+    return Dataset("csv", seed, Arrays(columns, train), Arrays(columns, rest), sizes=sizes, num_dropped=num_dropped)
+
+
+def _check(file: str, label: str, positive: str, classes: bool, categories: str, numbers: str, rare: int) -> None:
+    if not file or not label or not (categories or numbers):
+        raise ValueError("data set csv: give file=PATH, label=COLUMN, and categories=A+B or numbers=C+D or both")
+    if positive and classes:
+        raise ValueError(f"data set csv: positive={positive} makes label {label!r} 0 or 1; leave out classes, or it")
+    if rare < 1:
+        raise ValueError(
+            f"data set csv: rare counts the rows that a value must at least be in; it is 1 or more, not {rare}"
+        )
+
+
+def _names(joined: str, setting: str) -> list[str]:
+    names = joined.split("+") if joined else []
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ValueError(f"data set csv: {setting} names column {twice[0]!r} twice")
+    return names
+
+
+@dataclass
+class Texts:
+    """A column of texts, each as a number of its value in the order of first appearance."""
+
+    seen: dict[str, int] = field(default_factory=dict)
+    parts: list[np.ndarray] = field(default_factory=list)
+
+    def add(self, cells: Sequence[str]) -> None:
+        """Take in the cells of some more rows."""
+        codes = (self.seen.setdefault(cell, len(self.seen)) for cell in cells)
+        self.parts.append(np.fromiter(codes, np.int32, len(cells)))
+
+    def numbered(self, train: np.ndarray, rare: int) -> tuple[np.ndarray, int]:
+        """Each row's number by rank of frequency among the rows `train`, rare and unseen ones 0; how many there are."""
+        codes = np.concatenate(self.parts)
+        counts = np.bincount(codes[train], minlength=len(self.seen))
+        # a stable order: of equally frequent values the one that appears first in the file
+        order = np.argsort(-counts, kind="stable")
+        kept = int((counts >= rare).sum())
+        ranks = np.zeros(len(self.seen), np.int32)
+        ranks[order[:kept]] = np.arange(1, kept + 1)
+        return ranks[codes], kept + 1
+
+    def in_order(self) -> np.ndarray:
+        """Each row's number of its value among all values, in order: of numbers if all are, else of texts; int32."""
+        try:
+            ordered = sorted(self.seen, key=lambda text: (float(text), text))
+        except ValueError:
+            ordered = sorted(self.seen)
+        ranks = {text: rank for rank, text in enumerate(ordered)}
+        return np.array([ranks[text] for text in self.seen], np.int32)[np.concatenate(self.parts)]
+
+    def equal(self, text: str) -> np.ndarray:
+        """Where the cell is this very text."""
+        return np.concatenate(self.parts) == self.seen.get(text, -1)
+
+
+@dataclass
+class Figures:
+    """A column of numbers."""
+
+    parts: list[np.ndarray] = field(default_factory=list)
+
+    def add(self, cells: Sequence[str]) -> None:
+        """Take in the cells of some more rows. Raises ValueError where one is no finite number."""
+        part = np.fromiter(map(float, cells), np.float64, len(cells))
+        if not np.isfinite(part).all():
+            raise ValueError("not finite")
+        self.parts.append(part)
+
+    def values(self) -> np.ndarray:
+        return np.concatenate(self.parts)
+
+    def standardised(self, train: np.ndarray) -> np.ndarray:
+        """The numbers with mean 0 and deviation 1 over the rows `train`, 0 where those are all the same; float32."""
+        values = self.values()
+        mean, deviation = values[train].mean(), values[train].std()
+        return ((values - mean) / (deviation or 1)).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class _Label:
+    """The label's column and what becomes of it."""
+
+    column: Texts | Figures
+    values: Callable[[], np.ndarray]
+
+    @classmethod
+    def of(cls, name: str, positive: str, classes: bool) -> _Label:
+        if classes:
+            texts = Texts()
+            return cls(texts, texts.in_order)
+        compared = re.fullmatch(r"([<>]=?)(.*)", positive)
+        if positive and not compared:
+            texts = Texts()
+            return cls(texts, lambda: _as_label(texts.equal(positive)))
+        figures = Figures()
+        if not compared:
+            return cls(figures, lambda: _as_label(figures.values()))
+        compare, bound = COMPARISONS[compared[1]], _bound(compared[2], positive)
+        return cls(figures, lambda: _as_label(compare(figures.values(), bound)))
+
+
+def _as_label(values: np.ndarray) -> np.ndarray:
+    return values.astype(np.float32)[:, None]
+
+
+def _bound(text: str, positive: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise ValueError(f"data set csv: positive={positive}: {text!r} is not a number") from error
+
+
+def _read(path: Path, wanted: Sequence[tuple[str, Texts | Figures]]) -> tuple[int, int]:
+    """Read the wanted columns; the numbers of rows that were kept, and that lack something."""
+    num_rows, num_dropped = 0, 0
+    with _opened(path) as stream:
+        reader = csv.reader(stream, skipinitialspace=True, strict=True)
+        with _wording_damage(path, reader):
+            header = next(reader, [])
+            places = [_place(path, header, name) for name, _ in wanted]
+            for lines, rows, lacking in _blocks(path, reader, len(header), places):
+                num_rows, num_dropped = num_rows + len(rows), num_dropped + lacking
+                for (name, column), cells in zip(wanted, zip(*rows, strict=True), strict=bool(rows)):
+                    _add(path, name, column, cells, lines)
+    return num_rows, num_dropped
+
+
+def _blocks(
+    path: Path, reader: _Reader, width: int, places: Sequence[int]
+) -> Iterator[tuple[list[int], list[tuple[str, ...]], int]]:
+    """Lines, wanted cells of rows with nothing missing, and the number of other rows, so many rows at a time."""
+    lines: list[int] = []
+    rows: list[tuple[str, ...]] = []
+    lacking = 0
+    for row in reader:
+        if len(row) != width:
+            if not row:
+                continue
+            raise ValueError(
+                f"data set csv: {path}, line {reader.line_num}: {len(row)} cells in a table of {width} columns"
+            )
+        cells = tuple([row[place] for place in places])
+        if MISSING.isdisjoint(cells):
+            lines.append(reader.line_num)
+            rows.append(cells)
+        else:
+            lacking += 1
+        if len(rows) == ROWS_AT_ONCE:
+            yield lines, rows, lacking
+            lines, rows, lacking = [], [], 0
+    yield lines, rows, lacking
+
+
+def _add(path: Path, name: str, column: Texts | Figures, cells: Sequence[str], lines: Sequence[int]) -> None:
+    try:
+        column.add(cells)
+    except ValueError as error:
+        line, cell = next((line, cell) for line, cell in zip(lines, cells, strict=True) if not _is_number(cell))
+        raise ValueError(f"data set csv: {path}, line {line}: column {name!r} has {cell!r}, not a number") from error
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        return bool(np.isfinite(float(cell)))
+    except ValueError:
+        return False
+
+
+def _place(path: Path, header: Sequence[str], name: str) -> int:
+    if header.count(name) != 1:
+        known = sorted(set(header))
+        words = f"{header.count(name)} columns are named" if name in header else "no column is named"
+        raise ValueError(f"data set csv: {path}: {words} {name!r}{suggestion(name, known) or ': ' + ', '.join(known)}")
+    return header.index(name)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[str]]:
+    """The file's text, unpacked as it is read."""
+    try:
+        with path.open("rb") as packed, _unpacked(path, packed) as plain:
+            yield io.TextIOWrapper(plain, encoding="utf-8-sig", newline="")
+    except OSError as error:
+        raise ValueError(f"data set csv: {path}: {error.strerror or error}") from error
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"data set csv: {path} is damaged or no zip file: {error}") from error
+
+
+def _unpacked(path: Path, packed: IO[bytes]) -> IO[bytes]:
+    if path.suffix == ".gz":
+        return cast(IO[bytes], gzip.open(packed))
+    if path.suffix != ".zip":
+        return packed
+    archive = zipfile.ZipFile(packed)
+    tables = [name for name in archive.namelist() if name.endswith(".csv")]
+    if len(tables) != 1:
+        raise ValueError(f"data set csv: {path} holds {len(tables)} files that end in .csv; it should be one")
+    try:
+        return archive.open(tables[0])
+    except (RuntimeError, NotImplementedError) as error:
+        raise ValueError(f"data set csv: {path} cannot be unpacked: {error}") from error
+
+
+@contextmanager
+def _wording_damage(path: Path, reader: _Reader) -> Iterator[None]:
+    """What goes wrong in reading, as one sentence with the line."""
+    try:
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"data set csv: {path} is damaged or cut short after line {reader.line_num}: {error}"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"data set csv: {path} is not UTF-8 text after line {reader.line_num}") from error
+    except csv.Error as error:
+        raise ValueError(f"data set csv: {path}, line {reader.line_num}: {error}") from error

@@ -1,0 +1,97 @@
+"""Arrays of the user's own: an npz file, a folder of npy files or one npy file; their names are the graph's inputs.
+
+It does not know what they hold.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from castile.launch.data import Arrays, Dataset, split
+
+
+def load(seed: int, *, file: str = "", train: str = "", held_out: str = "", share: float = 0.1) -> Dataset:
+    """An input for each array [n, ...], sample by sample: numbers or truth values, integers as int32.
+
+    file              all samples, of which `share` are held out, drawn by the seed
+    train, held_out   or two files: samples to train on, and those to hold out
+    Each is a file.npz; a folder of npy files, each named after its input; or one such NAME.npy. An npy file is mapped,
+    so that it may be larger than the memory; an npz is read whole.
+    Raises ValueError in one sentence for files that are missing, damaged or do not fit together.
+    """
+    if bool(file) == bool(train or held_out) or bool(train) != bool(held_out):
+        raise ValueError("data set numpy: give file=PATH, or both train=PATH and held_out=PATH (npz, npy or a folder)")
+    if file:
+        columns = _read(Path(file))
+        try:
+            chosen, rest = split(seed, "numpy", len(next(iter(columns.values()))), share)
+        except ValueError as error:
+            raise ValueError(f"{error} ({file})") from error
+        return Dataset("numpy", seed, Arrays(columns, chosen), Arrays(columns, rest))
+    parts = Arrays(_read(Path(train))), Arrays(_read(Path(held_out)))
+    if parts[0].shapes != parts[1].shapes:
+        raise ValueError(
+            f"data set numpy: samples of {train} are {_words(parts[0])}, those of {held_out} {_words(parts[1])}"
+        )
+    return Dataset("numpy", seed, *parts)
+
+
+def _words(samples: Arrays) -> str:
+    return ", ".join(f"{name} {list(shape)}" for name, shape in sorted(samples.shapes.items()))
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a path by name, in the order of their names, checked."""
+    arrays = _arrays(path)
+    if not arrays:
+        raise ValueError(f"data set numpy: {path} holds no arrays")
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biuf":
+            raise ValueError(f"data set numpy: {path}: array {name!r} holds {array.dtype}; inputs are numbers")
+        if not array.ndim or not len(array):
+            raise ValueError(f"data set numpy: {path}: array {name!r} has shape {array.shape}; it holds no samples")
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        words = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise ValueError(f"data set numpy: {path}: arrays hold different numbers of samples: {words}")
+    return arrays
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    if path.is_dir():
+        return {file.stem: _stored(file) for file in sorted(path.glob("*.npy"))}
+    if path.suffix == ".npy":
+        return {path.stem: _stored(path)}
+    return _archive(path)
+
+
+def _stored(path: Path) -> np.ndarray:
+    try:
+        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    except OSError as error:
+        raise ValueError(f"data set numpy: {path}: {error.strerror or error}") from error
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"data set numpy: {path} is damaged or not an npy file of numbers") from error
+
+
+def _archive(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return {name: stored[name] for name in sorted(stored)}
+    except FileNotFoundError as error:
+        raise ValueError(f"data set numpy: {path}: {error.strerror}") from error
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        EOFError,
+        AttributeError,
+        TypeError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
+        raise ValueError(f"data set numpy: {path} is damaged or not an npz file of numbers") from error

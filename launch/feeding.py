@@ -1,0 +1,108 @@
+"""Feeding: each rank takes only its own samples out of a data set, the next step's while the current step runs.
+
+It does not know how a step is run, nor what the samples are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from types import TracebackType
+
+import numpy as np
+
+from castile.launch.data import Dataset
+from castile.runtime.region import Box, slices
+
+AHEAD = 2
+
+
+def places(inputs: Sequence[tuple[str, Box]]) -> dict[str, np.ndarray]:
+    """The places in the batch of the samples that these boxes of whole inputs need: rising, by input."""
+    ranges: dict[str, list[np.ndarray]] = {}
+    for name, box in inputs:
+        ranges.setdefault(name, []).append(np.arange(box.lo[0], box.hi[0]))
+    return {name: np.unique(np.concatenate(parts)) for name, parts in ranges.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Some samples of a step, from which boxes are cut: called with an input and a box, it gives the box.
+
+    places   where in the batch they stand, rising, by input; rows: the samples in the same order
+    """
+
+    places: dict[str, np.ndarray]
+    rows: dict[str, np.ndarray]
+
+    def __call__(self, name: str, box: Box) -> np.ndarray:
+        """A box of the whole input; its samples are among those that the feeder was made for."""
+        lo, hi = box.lo[0], box.hi[0]
+        begin, end = np.searchsorted(self.places[name], (lo, hi)).tolist()
+        assert end - begin == hi - lo, f"{name} {box} was not asked for"
+        return self.rows[name][(slice(begin, end), *slices(box)[1:])]
+
+
+class Feeder(Iterator[Rows]):
+    """The feeds of steps first_step to first_step + num_steps, made in a thread that is two steps ahead at most.
+
+    inputs           each input of the graph with a box of the whole input that is to be filled; one may come often
+    batch            samples a step of the whole job
+    waited_seconds   how long the steps had to wait for samples: 0 where loading is hidden
+
+    A context manager: when it ends, and when a step's samples cannot be had, the thread ends too. An error of the
+    thread is raised by `next` with its cause, a ValueError as a ValueError, and names the step.
+    """
+
+    def __init__(
+        self, dataset: Dataset, inputs: Sequence[tuple[str, Box]], batch: int, first_step: int, num_steps: int
+    ) -> None:
+        self.waited_seconds = 0.0
+        self._dataset, self._batch, self._places = dataset, batch, places(inputs)
+        self._steps = iter(range(first_step, first_step + num_steps))
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="castile samples")
+        self._ahead: deque[tuple[int, Future[Rows]]] = deque()
+        self._look_ahead(AHEAD)
+
+    def __next__(self) -> Rows:
+        """The next step's feed. Raises ValueError or RuntimeError where its samples could not be had."""
+        if not self._ahead:
+            self.close()
+            raise StopIteration
+        step, future = self._ahead.popleft()
+        begun = time.perf_counter()
+        try:
+            rows = future.result()
+        except Exception as error:
+            self.close()
+            kind = ValueError if isinstance(error, ValueError) else RuntimeError
+            said = str(error) if kind is ValueError else f"{type(error).__name__}: {error}"
+            raise kind(f"samples of step {step + 1}: {said}") from error
+        self.waited_seconds += time.perf_counter() - begun
+        self._look_ahead(1)
+        return rows
+
+    def __enter__(self) -> Feeder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the thread and forget what it made; there are no more feeds."""
+        self._steps = iter(range(0))
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._ahead.clear()
+
+    def _look_ahead(self, count: int) -> None:
+        for step in islice(self._steps, count):
+            self._ahead.append((step, self._thread.submit(self._rows, step)))
+
+    def _rows(self, step: int) -> Rows:
+        return Rows(self._places, self._dataset.take(step, self._batch, self._places))

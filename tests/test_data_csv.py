@@ -1,0 +1,201 @@
+"""Tables in CSV files: categories by rank, numbers standardised, rows dropped and counted, faults told with a line."""
+
+import csv
+import gzip
+import io
+import zipfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from castile.launch import data
+from castile.launch.data.csv import Texts
+from tests.data_files import everything
+
+PLANES = """carrier,seats,delay,"a, b"
+UA,10,20,x
+AA,20,NA,x
+UA,30,-5,"y
+z"
+DL,40,15,x
+UA,,16,x
+AA,50,16,x
+"""
+
+
+def write(path: Path, text: str) -> Path:
+    content = text.encode()
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(content))
+    elif path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("readme.txt", "a table")
+            archive.writestr("planes.csv", content)
+    else:
+        path.write_bytes(content)
+    return path
+
+
+@pytest.fixture
+def planes(tmp_path: Path) -> Path:
+    return write(tmp_path / "planes.csv", PLANES)
+
+
+def both(d: data.Dataset) -> dict[str, np.ndarray]:
+    """All rows that were kept."""
+    train, held_out = everything(d.train), everything(d.held_out)
+    return {name: np.concatenate([array, held_out[name]]) for name, array in train.items()}
+
+
+@pytest.mark.parametrize("end", [".csv", ".csv.gz", ".csv.zip"])
+@pytest.mark.parametrize(
+    ("positive", "labels"),
+    [
+        ("", [-5, 15, 16, 20]),
+        (",positive=>15", [0, 0, 1, 1]),
+        (",positive=>=15", [0, 1, 1, 1]),
+        (",positive=<0", [0, 0, 0, 1]),
+    ],
+)
+def test_a_table_is_read_whatever_it_is_packed_in(tmp_path, end, positive, labels):
+    path = write(tmp_path / f"planes{end}", "\ufeff" + PLANES)
+    d = data.load(f"csv:file={path},label=delay,categories=carrier,numbers=seats,rare=1{positive}", 0)
+    assert (d.num_samples + d.num_held_out, d.num_dropped) == (4, 2)
+    assert d.shapes == {"categories": (1,), "numbers": (1,), "label": (1,)}
+    rows = both(d)
+    assert sorted(rows["label"][:, 0].tolist()) == labels
+    assert {name: array.dtype.name for name, array in rows.items()} == {
+        "categories": "int32", "numbers": "float32", "label": "float32",
+    }  # fmt: skip
+
+
+def test_a_label_can_be_a_text_or_a_class(planes):
+    d = data.load(f"csv:file={planes},label=carrier,positive=UA,numbers=seats+delay", 0)
+    assert sorted(both(d)["label"][:, 0].tolist()) == [0, 0, 1, 1] and "categories" not in d.shapes
+    d = data.load(f"csv:file={planes},label=seats,classes=true,categories=carrier", 0)
+    assert d.shapes == {"categories": (1,), "label": ()} and d.sizes["seats"] == 5
+    assert sorted(both(d)["label"].tolist()) == [0, 1, 2, 3, 4] and d.num_dropped == 1
+
+
+@settings(max_examples=60)
+@given(st.lists(st.sampled_from("abcdefgh"), min_size=2, max_size=60), st.integers(1, 4), st.data())
+def test_categories_are_ranked_by_the_training_rows(cells, rare, draws):
+    texts = Texts()
+    cut = draws.draw(st.integers(0, len(cells)))
+    texts.add(cells[:cut])
+    texts.add(cells[cut:])
+    train = np.array(draws.draw(st.lists(st.integers(0, len(cells) - 1), unique=True, min_size=1)))
+    codes, size = texts.numbered(train, rare)
+    counts = Counter(cells[n] for n in train)
+    number = dict(zip(cells, codes.tolist(), strict=True))
+    kept = [cell for cell in number if counts[cell] >= rare]
+    assert sorted(number[cell] for cell in kept) == list(range(1, size))
+    assert all(number[cell] == 0 for cell in number if counts[cell] < rare)
+    assert all(counts[a] >= counts[b] for a in kept for b in kept if number[a] < number[b])
+
+
+def table(num_rows: int) -> str:
+    """A table whose label tells every other cell of its row."""
+    written = io.StringIO()
+    csv.writer(written).writerows([("n", "kind", "same"), *((n, f"k{n % 7}", 3) for n in range(num_rows))])
+    return written.getvalue()
+
+
+def test_numbers_are_standardised_by_the_training_rows(tmp_path):
+    path = write(tmp_path / "t.csv", table(1000))
+    d = data.load(f"csv:file={path},label=n,numbers=n+same,held_out=0.2", 5)
+    train, held_out = everything(d.train), everything(d.held_out)
+    assert (d.num_samples, d.num_held_out) == (800, 200)
+    mean, deviation = train["label"].mean(dtype=np.float64), train["label"].std(dtype=np.float64)
+    for part in (train, held_out):
+        np.testing.assert_allclose(part["numbers"][:, 0], (part["label"][:, 0] - mean) / deviation, atol=1e-5)
+        assert not part["numbers"][:, 1].any()
+    assert abs(np.corrcoef(np.arange(800), train["label"][:, 0])[0, 1]) < 0.15
+
+
+def test_rows_stay_whole_across_blocks(tmp_path, monkeypatch):
+    path = write(tmp_path / "t.csv", table(300))
+    plain = both(data.load(f"csv:file={path},label=n,categories=kind", 0))
+    monkeypatch.setattr("castile.launch.data.csv.ROWS_AT_ONCE", 7)
+    again = both(data.load(f"csv:file={path},label=n,categories=kind", 0))
+    for name, array in plain.items():
+        np.testing.assert_array_equal(array, again[name])
+    number = dict(zip((plain["label"][:, 0] % 7).tolist(), plain["categories"][:, 0].tolist(), strict=True))
+    assert sorted(number.values()) == list(range(1, 8))
+    assert all(number[n % 7] == c for n, c in zip(plain["label"][:, 0], plain["categories"][:, 0], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("", "give file=PATH, label=COLUMN, and categories"),
+        (",label=delay", "give file=PATH, label=COLUMN, and categories"),
+        (",label=dely,numbers=seats", r"no column is named 'dely', did you mean 'delay'"),
+        (",label=delay,numbers=seats+seats", "numbers names column 'seats' twice"),
+        (",label=delay,numbers=carrier", r"planes\.csv, line 2: column 'carrier' has 'UA', not a number"),
+        (",label=delay,numbers=seats,positive=>high", "positive=>high: 'high' is not a number"),
+        (",label=delay,numbers=seats,positive=>1,classes=true", "leave out classes"),
+        (",label=delay,numbers=seats,rare=0", "rare counts the rows"),
+        (",label=delay,numbers=seats,held_out=1", "between 0 and 1, got 1"),
+    ],
+)
+def test_wrong_settings_are_refused(planes, given, words):
+    with pytest.raises(ValueError, match=rf"^data set csv: .*{words}") as caught:
+        data.load(f"csv:file={planes}{given}", 0)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a,b\n1,2\n\n1,2,3\n", "line 4: 3 cells in a table of 2 columns"),
+        ('a,b\n1,2\n"1\n\n2",3\n1\n', "line 6: 1 cells in a table of 2 columns"),
+        ("a,b\nNA,2\n1,2\n1,x\n", "line 4: column 'b' has 'x'"),
+        ("a,b\n1,2\n1,inf\n", "line 3: column 'b' has 'inf'"),
+        ('a,b\n1,2\n1,"2\n', "line 3: unexpected end of data"),
+        ("a,b\n1,2\n", "has 1 rows with nothing missing"),
+        ("a,b\nNA,2\n1,\n", r"has 0 rows with nothing missing \(2 dropped\)"),
+        ("a,b,b\n1,2,3\n", "2 columns are named 'b'"),
+        ("", "no column is named 'b'"),
+    ],
+)
+def test_damaged_tables_are_refused_with_the_line(tmp_path, text, words):
+    path = write(tmp_path / "t.csv", text)
+    with pytest.raises(ValueError, match=rf"^data set csv: .*t\.csv.*{words}") as caught:
+        data.load(f"csv:file={path},label=a,numbers=b", 0)
+    assert "\n" not in str(caught.value)
+
+
+def damaged(folder: Path, how: str) -> Path:
+    end = ".csv.zip" if "zip" in how else ".csv" if how in ("missing", "latin") else ".csv.gz"
+    path = write(folder / f"t{end}", table(2000))
+    content = path.read_bytes()
+    if how == "missing":
+        path.unlink()
+    elif how == "latin":
+        path.write_bytes(b"n,kind,same\n1,\xe9\xe8,2\n")
+    elif how == "no zip":
+        path.write_bytes(b"n,kind\n")
+    elif how == "garbled zip":
+        at = content.index(b"planes.csv") + 600
+        path.write_bytes(content[:at] + bytes(8) + content[at + 8 :])
+    elif how == "empty zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("a.txt", "")
+    elif how == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    elif how == "no gzip":
+        path.write_text(table(3))
+    return path
+
+
+@pytest.mark.parametrize("how", ["missing", "latin", "no zip", "garbled zip", "empty zip", "cut", "no gzip"])
+def test_damaged_files_are_refused(tmp_path, how):
+    path = damaged(tmp_path, how)
+    with pytest.raises(ValueError, match=r"^data set csv: .*t\.csv") as caught:
+        data.load(f"csv:file={path},label=n,categories=kind", 0)
+    assert "\n" not in str(caught.value)
