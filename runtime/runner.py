@@ -28,6 +28,7 @@ class Runner:
     procs    the processors of this rank; ranks[p] is the rank of processor p (default: one each, or runs of neighbours)
     state    persistent arrays by (region, box, processor): those found are used, others are made and put there, so that
              graphs given the same `state` share their parameters
+    backend  a name, or a class whose kernels are not those of the product
     poison   memory that no task has written yet holds NaN
     mapper   decides the issue order; raises ValueError where its order breaks a need or moves a transfer
 
@@ -41,7 +42,7 @@ class Runner:
         packing: Packing,
         procs: Sequence[int],
         comm: Communicator,
-        backend: str = "numpy",
+        backend: str | type[Backend] = "numpy",
         state: State | None = None,
         poison: bool = False,
         mapper: Mapper | None = None,
@@ -51,7 +52,8 @@ class Runner:
         self.num_steps = 0
         ranks = rank_of(graph.num_procs, comm.size) if ranks is None else ranks
         state = {} if state is None else state
-        self._backends = [load(backend)(graph, packing, proc, state, poison) for proc in procs]
+        kind = load(backend) if isinstance(backend, str) else backend
+        self._backends = [kind(graph, packing, proc, state, poison) for proc in procs]
         self._workers = []
         self._calls: list[dict[int, Action]] = []
         for proc, memory in zip(procs, self._backends):
