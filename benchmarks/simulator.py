@@ -28,6 +28,7 @@ from castile.planner.op import find
 from castile.planner.seeds import stamped
 from castile.planner.simulate import simulate
 from castile.planner.strategy import Config
+from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 
 LEAST = 10.0
@@ -46,7 +47,7 @@ def main() -> None:
     machine = machines.parse(f"dgx-h100:nodes={-(-num_procs // 8)}")
     model = models.parse(f"gpt:layers={options.layers},width=1024,heads=16,seq=1024,vocab=50304")
     graph = model.graph(4 * options.data)
-    lowering = Lowering(graph, machine, find("sgd")(momentum=0.9))
+    lowering = Lowering(graph, machine, Updates(find("sgd")(momentum=0.9)))
     plan = stamped(lowering, megatron(graph, options.data, options.tensor), "megatron")
     first, again = once(lambda: lowering.lower(plan)), once(lambda: lowering.lower(plan))
     tasks = lowering.lower(plan)

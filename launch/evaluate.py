@@ -31,7 +31,7 @@ def held_out(job: Job, plan: Strategy, dataset: Dataset, state: State) -> HeldOu
     """Evaluate on all held-out samples; rank 0 gets the figures. None where the model names no output to judge."""
     if not job.graph.outputs:
         return None
-    forward = Lowering(job.graph, job.machine, job.lowering.optimizer, mode="forward")
+    forward = Lowering(job.graph, job.machine, job.lowering.updates, mode="forward")
     prepared = job.prepare(plan, forward)
     execution = job.execute(prepared, 0, state)
     labels, logits = _labels(job), job.graph.outputs[0]

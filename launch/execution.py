@@ -14,7 +14,7 @@ from castile.planner.cost import CostModel
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.op import Tensor
-from castile.planner.program import GRADIENT, RATE
+from castile.planner.program import GRADIENT, in_whole
 from castile.planner.simulate import Simulated, simulate
 from castile.planner.strategy import Strategy
 from castile.runtime import memory, rng
@@ -73,6 +73,7 @@ class Execution:
     """This rank's part of a prepared plan: parameters filled in, inputs fed, steps run, outputs read.
 
     state   parameters and optimizer state by (region, box, processor), shared between executions of one training
+    seed    decides, with the number of the step, what the host fills in for "noise"
     """
 
     graph: Graph
@@ -80,6 +81,7 @@ class Execution:
     comm: Communicator
     procs: Sequence[int]
     state: State = field(default_factory=dict)
+    seed: int = 0
     backend: str = "numpy"
     poison: bool = False
 
@@ -88,11 +90,31 @@ class Execution:
         self.runner = Runner(
             p.tasks, p.simulated.timeline, p.packing, self.procs, self.comm, self.backend, self.state, self.poison
         )
-        self._inputs = [(region, box, array) for (region, box, _), array in self.runner.persistent("input").items()]
+        self._inputs: list[tuple[str, Box, np.ndarray]] = []
+        self._scalars: list[tuple[str, np.ndarray]] = []
+        for (region, box, _), array in self.runner.persistent("input").items():
+            name, there = in_whole(self.graph, region, box)
+            if name in self.graph.inputs:
+                self._inputs.append((name, there, array))
+            elif name.endswith(GRADIENT):
+                # the gradient of the loss is one; that of a result that nobody uses is zero
+                array[...] = region == self.graph.loss + GRADIENT
+            else:
+                self._scalars.append((name, array))
+
+    @property
+    def inputs(self) -> list[tuple[str, Box]]:
+        """What this rank must be fed: each input of the graph, and the box of the whole that it holds."""
+        return [(name, box) for name, box, _ in self._inputs]
+
+    @property
+    def carried(self) -> State:
+        """This rank's parameters and state, by (region, box, processor)."""
+        return self.runner.persistent("carried")
 
     def initialise(self, seed: int, values: Mapping[str, np.ndarray] | None = None) -> None:
-        """Fill parameters with their initial numbers, or with `values` by name; optimizer state with zeros."""
-        for (region, box, _), array in self.runner.persistent("carried").items():
+        """Fill parameters and states with their initial numbers, or `values` by name; optimizer state with zeros."""
+        for (region, box, _), array in self.carried.items():
             if values is not None and region in values:
                 array[...] = values[region][slices(box)]
             elif region in self.graph.tensors:
@@ -100,15 +122,18 @@ class Execution:
             else:
                 array[...] = 0
 
-    def feed(self, feed: Feed, rate: float = 0.0) -> None:
-        """Fill this rank's boxes of the inputs, the learning rate, and the gradient of the loss, which is one."""
-        for region, box, array in self._inputs:
-            if region == RATE:
-                array[...] = rate
-            elif region == self.graph.loss + GRADIENT:
-                array[...] = 1
-            else:
-                array[...] = feed(region, box)
+    def restore(self, read: Feed) -> None:
+        """Fill parameters and state with what `read` finds of each (region, box)."""
+        for (region, box, _), array in self.carried.items():
+            array[...] = read(region, box)
+
+    def feed(self, feed: Feed, rate: float = 0.0, step: int = 0) -> None:
+        """Fill this rank's boxes of the inputs, and the numbers of a step (from 0) with that learning rate."""
+        for name, box, array in self._inputs:
+            array[...] = feed(name, box)
+        scalars = {"lr": rate, "step": step + 1, "noise": rng.number(self.seed, "noise", step)}
+        for name, array in self._scalars:
+            array[...] = scalars[name]
 
     def step(self) -> Timeline:
         """Run one step; when each of this rank's tasks ran."""

@@ -16,10 +16,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from castile.launch import data, models, probe
+from castile.launch import data, models, optimizers, probe
 from castile.launch.data import Dataset
 from castile.launch.execution import Execution, Prepared, prepare
-from castile.launch.models import Model
+from castile.launch.models import Model, Recipe
 from castile.launch.ranks import UserError, this_world
 from castile.planner import snapshot as snapshots
 from castile.planner import strategy as strategies
@@ -28,9 +28,9 @@ from castile.planner.database import Database
 from castile.planner.graph import Graph
 from castile.planner.learn import learn
 from castile.planner.lower import Lowering
-from castile.planner.op import find
 from castile.planner.snapshot import Environment, Snapshot
 from castile.planner.strategy import Strategy
+from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 from castile.runtime.backends.base import State
 from castile.runtime.comm.base import Communicator
@@ -113,7 +113,7 @@ class Job:
 
     def execute(self, prepared: Prepared, seed: int, state: State | None = None) -> Execution:
         """This rank's part of a prepared plan, its parameters filled unless they came with `state`."""
-        made = Execution(self.graph, prepared, self.comm, self.procs, {} if state is None else state)
+        made = Execution(self.graph, prepared, self.comm, self.procs, {} if state is None else state, seed)
         if state is None:
             made.initialise(seed)
         return made
@@ -137,20 +137,36 @@ class Job:
             self.database.add(self.snapshot)
 
 
-def start(model: str, machine: str, batch: int | None, profile: str) -> Job:
-    """Begin a job; all ranks call it. Raises ValueError or UserError in one sentence for a user's mistake."""
+def start(
+    model: str,
+    machine: str,
+    batch: int | None,
+    profile: str,
+    updates: Updates | None = None,
+    microbatches: int = 1,
+) -> Job:
+    """Begin a job; all ranks call it. `updates`: by default those of the model's recipe.
+
+    Raises ValueError or UserError in one sentence for a user's mistake.
+    """
     comm = communicator()
     named = models.parse(model)
     graph = named.graph(named.recipe.batch if batch is None else batch)
     found = find_machine(machine, comm)
     _check_runs_here(found, comm.size)
-    lowering = Lowering(graph, found, find("sgd")(momentum=named.recipe.momentum))
+    lowering = Lowering(graph, found, updates or recipe_updates(named.recipe), microbatches=microbatches)
     environment = environment_of(comm)
     database = _database(profile) if profile and comm.rank == 0 else None
     known = from_leader(
         comm, lambda: snapshots.to_json(database.snapshot(environment) if database else Snapshot(environment))
     )
     return Job(comm, found, named, graph, lowering, snapshots.from_json(known), database)
+
+
+def recipe_updates(recipe: Recipe) -> Updates:
+    """What a recipe says of optimizer, clipping and weight decay."""
+    optimizer = optimizers.parse(recipe.optimizer or f"sgd:momentum={recipe.momentum}")
+    return Updates(optimizer, recipe.clip, optimizers.patterns(recipe.undecayed))
 
 
 def from_leader(comm: Communicator, make: Callable[[], bytes]) -> bytes:

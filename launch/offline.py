@@ -16,7 +16,6 @@ from castile.launch.ranks import UserError, this_world
 from castile.planner.cost import CostModel
 from castile.planner.database import Database
 from castile.planner.lower import Lowering
-from castile.planner.op import find
 from castile.planner.search import Evaluator
 from castile.planner.snapshot import Snapshot
 from castile.runtime.machine import Machine
@@ -47,7 +46,7 @@ def desk(model: str, machine: Machine, batch: int | None, profile: str) -> Desk:
     """
     named = models.parse(model)
     graph = named.graph(batch or named.recipe.batch)
-    lowering = Lowering(graph, machine, find("sgd")(momentum=named.recipe.momentum))
+    lowering = Lowering(graph, machine, jobs.recipe_updates(named.recipe))
     snapshot = known(profile, machine) if profile else None
     return Desk(named, machine, Evaluator(lowering, CostModel(machine, snapshot), snapshot))
 

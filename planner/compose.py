@@ -86,7 +86,22 @@ class _Layout:
         first = _join([np.where(f.first >= 0, f.first + o, -1) for f, o in zip(self.flows, offset, strict=True)])
         real = (edges[:, 0] != edges[:, 1]) & (edges >= 0).all(axis=1)
         touched = np.stack([users, buffers], axis=1)
-        return edges[real], touched[users >= 0], task[first]
+        return np.concatenate([edges[real], self._one_by_one()]), touched[users >= 0], task[first]
+
+    def _one_by_one(self) -> np.ndarray:
+        """A processor does one microbatch after the other: else the activations of all would be live."""
+        last: dict[tuple[int, int], int] = {}
+        pairs = []
+        for slot, step in enumerate(self.steps):
+            number, count = step.step.micro.number, step.step.micro.count
+            if count == 1:
+                continue
+            for local, proc in enumerate(step.config.procs):
+                task = int(self.step_base[slot]) + local
+                if number and step.step.which == "F" and (number - 1, proc) in last:
+                    pairs.append((last[number - 1, proc], task))
+                last[number, proc] = task
+        return np.array(pairs, dtype=np.int64).reshape(-1, 2)
 
     def private(self) -> np.ndarray:
         """Private bytes of all tasks; a task that adds to a result may need more than one that writes it."""

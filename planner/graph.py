@@ -35,8 +35,11 @@ class Node:
 class Graph:
     """Nodes in topological order and the tensors between them; layers come by name: g.linear("fc", x, features=10).
 
-    inputs   data that the host provides at each step; their first axis "b" is the sample axis
-    loss     the tensor that training minimises; outputs: what evaluation reads
+    inputs    data that the host provides at each step; their first axis is the sample axis
+    scalars   numbers that the host provides at each step, such as "noise", drawn anew from seed and step
+    states    what is carried from step to step and no optimizer moves (running statistics)
+    updates   the node that renews each state at the end of a training step's forward pass
+    loss      the tensor that training minimises; outputs: what evaluation reads
     """
 
     name: str
@@ -44,6 +47,9 @@ class Graph:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     nodes: dict[str, Node] = field(default_factory=dict)
     inputs: list[str] = field(default_factory=list)
+    scalars: list[str] = field(default_factory=list)
+    states: list[str] = field(default_factory=list)
+    updates: dict[str, Node] = field(default_factory=dict)
     outputs: list[str] = field(default_factory=list)
     loss: str = ""
 
@@ -60,6 +66,39 @@ class Graph:
                 raise ValueError(f"parameter {name!r} is shared with shapes {self.tensors[name].shape} and {shape}")
             return self.tensors[name]
         return self._tensor(tensor)
+
+    def scalar(self, name: str, dtype: str) -> Tensor:
+        """A number () that the host fills in at each step; asking again for a name gives the same one."""
+        if name not in self.tensors:
+            self.scalars.append(name)
+            self._tensor(Tensor(name, (), dtype, ()))
+        return self.tensors[name]
+
+    def state(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        axes: tuple[str, ...],
+        init: Init,
+        update: Op | None = None,
+        *sources: Tensor,
+        dtype: str | None = None,
+    ) -> Tensor:
+        """A carried tensor that no optimizer moves. Nodes that read it see what the step before left.
+
+        update    in training, the operator that makes the new state of (state, *sources); its result bears the state's
+                  own axes. Without one the state stays as it is (evaluation).
+        """
+        tensor = self._tensor(Tensor(name, tuple(shape), dtype or self.dtype, axes, init=init))
+        self.states.append(name)
+        if update is not None:
+            node = Node(
+                f"{name}/update", update, (name, *(t.name for t in sources)), (name,),
+                update.bind((tensor, *sources), f"{name}/update"),
+            )  # fmt: skip
+            assert node.alignment.results[0].axes == axes, f"{name}: {node.alignment.results[0]} should be {axes}"
+            self.updates[name] = node
+        return tensor
 
     def apply(self, op: Op, name: str, *inputs: Tensor) -> Tensor:
         """Add a node and return its first result; the others are `name:label`."""
@@ -113,5 +152,6 @@ class Graph:
     def fingerprint(self) -> str:
         """A hash of nodes, settings, shapes and wiring."""
         nodes = [(n.name, n.op.name, n.op.settings, n.inputs, n.outputs) for n in self.nodes.values()]
+        updates = [(n.name, n.op.name, n.op.settings, n.inputs) for n in self.updates.values()]
         tensors = [(t.name, t.shape, t.dtype, t.param) for t in self.tensors.values()]
-        return hashlib.sha256(repr((nodes, tensors, self.loss)).encode()).hexdigest()[:16]
+        return hashlib.sha256(repr((nodes, updates, tensors, self.loss)).encode()).hexdigest()[:16]

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
-from castile.planner import program as programs
+from castile.planner import passes
 from castile.planner.compose import compose
 from castile.planner.graph import Graph, Node
 from castile.planner.instances import FlowInstance, StepInstance, flow_instance
-from castile.planner.op import Op, find
-from castile.planner.program import Flow, Program
+from castile.planner.op import find
+from castile.planner.program import Flow, Program, Step, update_name
 from castile.planner.strategy import Config, Strategy, check, parts
 from castile.planner.template import Templates
+from castile.planner.updates import Updates
 from castile.planner.versions import Placed, Versions
 from castile.runtime.machine import Machine
 from castile.runtime.region import Box, whole
@@ -30,17 +31,25 @@ KEPT = 200_000
 class Lowering:
     """Lowers many strategies of one graph on one machine, sharing templates among them.
 
-    mode   "train": a whole step with updates;  "forward": to the graph's outputs, over the same parameters
+    mode           "train": a whole step with updates;  "forward": to the graph's outputs, over the same parameters
+    microbatches   into how many pieces plans that are made for this lowering cut the batch in time
     """
 
-    def __init__(self, graph: Graph, machine: Machine, optimizer: Op | None = None, mode: str = "train") -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        machine: Machine,
+        updates: Updates | None = None,
+        mode: str = "train",
+        microbatches: int = 1,
+    ) -> None:
         assert mode in ("train", "forward"), mode
-        self.graph, self.machine, self.mode = graph, machine, mode
-        self.optimizer = optimizer if optimizer is not None else find("sgd")()
-        self.names = programs.names(graph, self.optimizer)
+        self.graph, self.machine, self.mode, self.microbatches = graph, machine, mode, microbatches
+        self.updates = updates if updates is not None else Updates(find("sgd")())
+        self.names = passes.names(graph, self.updates)
         self.templates = Templates()
         self._versions = Versions(machine)
-        self._programs: dict[frozenset[str], Program] = {}
+        self._programs: dict[tuple[frozenset[str], int], Program] = {}
         self._numbers: dict[Config, int] = {}
         self._homes: dict[tuple[str, Config], Config] = {}
         self._steps: dict[tuple[int, int, int], StepInstance] = {}
@@ -48,29 +57,46 @@ class Lowering:
 
     def program(self, strategy: Strategy) -> Program:
         """The passes that a strategy asks for."""
-        chosen = frozenset(n for n in strategy.configs if n in self.names.optional and not n.endswith("/update"))
-        if chosen not in self._programs:
-            make = programs.training if self.mode == "train" else programs.forward
-            self._programs[chosen] = make(self.graph, self.optimizer, chosen)
-        return self._programs[chosen]
+        chosen = frozenset(n for n in strategy.configs if n.endswith(("/fetch", "/accumulate")))
+        key = chosen, strategy.microbatches
+        if key not in self._programs:
+            if self.mode == "train":
+                self._programs[key] = passes.training(self.graph, self.updates, chosen, strategy.microbatches)
+            else:
+                self._programs[key] = passes.forward(self.graph, self.updates, chosen)
+        return self._programs[key]
 
     def configs(self, strategy: Strategy) -> dict[str, Config]:
-        """The strategy's Configs, and for updates that it leaves open the layout in which the parameter is used."""
+        """The strategy's Configs, and for what it leaves open: an update in the layout in which the parameter is used,
+        a state's where what it is made of is used, clipping as the update, its factor wherever there is an update.
+        """
         configs = dict(strategy.configs)
-        for update, param, user in self._users:
+        for update, tensor, user in self._users:
             if update not in configs:
                 key = (update, configs[user])
                 if key not in self._homes:
                     nodes = self.names.optional[update], self.names.nodes[user]
-                    self._homes[key] = _home(*nodes, param, configs[user])
+                    self._homes[key] = _home(*nodes, tensor, configs[user])
                 configs[update] = self._homes[key]
+        if self.updates.clip is not None:
+            for param in self.graph.params:
+                for kind in ("square_sum", "clip"):
+                    configs.setdefault(f"{param.name}/{kind}", configs[update_name(param.name)])
+            procs = {p for param in self.graph.params for p in configs[update_name(param.name)].procs}
+            configs.setdefault(passes.FACTOR, Config({}, len(procs), tuple(sorted(procs))))
         return configs
 
     @cached_property
     def _users(self) -> list[tuple[str, str, str]]:
-        """Each parameter's update, the parameter, and the first node that uses it."""
+        """For each parameter and state its update, and the tensor and node whose layout it takes by default."""
         first = {t: n.name for n in reversed(self.graph.nodes.values()) for t in n.inputs}
-        return [(programs.update_name(p.name), p.name, first[p.name]) for p in self.graph.params]
+        users = [(update_name(p.name), p.name, first[p.name]) for p in self.graph.params]
+        for state in self.graph.states:
+            update = self.names.optional[update_name(state)]
+            seen = [t for t in (*update.inputs[1:], state) if t in first]
+            if seen:
+                users.append((update.name, seen[0], first[seen[0]]))
+        return users
 
     def lower(self, strategy: Strategy) -> TaskGraph:
         """The task graph of a plan. Raises ValueError in one sentence where the plan does not fit graph and machine."""
@@ -81,7 +107,8 @@ class Lowering:
             self._flows.clear()
         numbers = {name: self._numbers.setdefault(config, len(self._numbers)) for name, config in configs.items()}
         steps = self._step_instances(program, configs, numbers)
-        return compose(steps, self._flow_instances(program, configs, numbers, steps), self.machine.num_procs)
+        flows = self._flow_instances(program, configs, numbers, steps)
+        return compose(steps, flows, self.machine.num_procs)
 
     def _step_instances(
         self, program: Program, configs: dict[str, Config], numbers: dict[str, int]
@@ -92,6 +119,7 @@ class Lowering:
             name = step.node.name
             key = (id(program), step.slot, numbers[name])
             if key not in self._steps:
+                _check_micro(step, configs[name])
                 template = self.templates.get(step, configs[name].split, dtypes)
                 self._steps[key] = StepInstance(step, template, configs[name])
             instances.append(self._steps[key])
@@ -119,6 +147,14 @@ class Lowering:
         return flow_instance(flow, version, procs, steps)
 
 
+def _check_micro(step: Step, config: Config) -> None:
+    if step.micro.count > 1 and config.degree(step.axis) > step.node.alignment.extents[step.axis] // step.micro.count:
+        raise ValueError(
+            f"{step.node.name}: one of {step.micro.count} microbatches has fewer samples than axis {step.axis!r} is to "
+            f"have parts, {config.degree(step.axis)}: use fewer microbatches or a smaller degree"
+        )
+
+
 def _at_home(flow: Flow, configs: dict[str, Config]) -> Placed:
     """Where a carried region lies: as its update writes it."""
     assert flow.home is not None
@@ -133,12 +169,12 @@ def _placed(instance: StepInstance, port: int, output: bool) -> Placed:
     return Placed((id(instance.template), port, output), boxes, instance.config)
 
 
-def _home(update: Node, user: Node, param: str, config: Config) -> Config:
+def _home(update: Node, user: Node, tensor: str, config: Config) -> Config:
     """Keep a parameter where its first user needs it: cut as that user cuts it, alike on all who hold a piece."""
-    operand = user.inputs.index(param)
-    dims = user.alignment.operands[operand].dims
-    split = {axis: config.degree(dim[0]) for axis, dim in zip(update.alignment.axes, dims, strict=False)}
-    split = {axis: degree for axis, degree in split.items() if degree > 1}
+    operand = user.inputs.index(tensor)
+    dims, axes = user.alignment.operands[operand].dims, update.alignment.results[0].axes
+    split = {axis: config.degree(dim[0]) for axis, dim in zip(axes, dims, strict=False) if dim}
+    split = {axis: degree for axis, degree in split.items() if degree > 1 and axis not in update.alignment.frozen}
     holders: dict[Box, dict[int, None]] = {p.writes(0): {} for p in parts(update, split)}
     for number, part in enumerate(parts(user, config.split)):
         procs = config.procs[number * config.replicas : (number + 1) * config.replicas]

@@ -61,13 +61,14 @@ class Op:
     grad_inputs(k, dy, *operands)    -> a gradient for each operand that is no parameter (None: has none)
     grad_params(k, dy, *operands)    -> a gradient for each parameter
     A body that asks for `at` gets the Part it computes; a gradient body that asks for `y` gets the tuple of forward's
-    results. A result or gradient of None contributes nothing. Gradients flow through the first result only; the others
-    are kept values.
+    results. A result or gradient of None contributes nothing. Gradients flow through the first `flows` results: where
+    these are several, dy is the tuple of their gradients, zeros for one that nobody uses. The others are kept values.
     """
 
     line: ClassVar[str] = ""
     flops_per_point: ClassVar[float] = 0
     results: ClassVar[tuple[str, ...]] = ("",)
+    flows: ClassVar[int] = 1
 
     def axis_line(self, inputs: tuple[Tensor, ...]) -> str:
         """The axis line for these inputs; override it where it depends on their shapes (broadcasting)."""
@@ -122,13 +123,19 @@ def _names(line: Any) -> frozenset[str]:
 
 
 @dataclass_transform(frozen_default=True)
-def op(line: str, flops_per_point: float = 0, results: tuple[str, ...] = ("",)) -> Callable[[type], type]:
-    """Make a class an operator: frozen, with that axis line. `results` labels its results; the first has no label."""
+def op(
+    line: str, flops_per_point: float = 0, results: tuple[str, ...] = ("",), flows: int = 1
+) -> Callable[[type], type]:
+    """Make a class an operator: frozen, with that axis line.
+
+    results   labels of its results; the first has no label.   flows   how many of them, from the first, have gradients
+    """
 
     def wrap(cls: type) -> type:
         setattr(cls, "line", line)
         setattr(cls, "flops_per_point", flops_per_point)
         setattr(cls, "results", results)
+        setattr(cls, "flows", flows)
         return dataclass(frozen=True)(cls)
 
     return wrap

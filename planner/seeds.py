@@ -34,7 +34,14 @@ def stamped(lowering: Lowering, configs: dict[str, Config], search: str, seed: i
     """The plan of these Configs, which says what it was made for and by which search."""
     graph, machine = lowering.graph, lowering.machine
     return Strategy(
-        configs, graph.name, graph.fingerprint, machine.fingerprint, machine.num_procs, search=search, seed=seed
+        configs,
+        lowering.microbatches,
+        graph.name,
+        graph.fingerprint,
+        machine.fingerprint,
+        machine.num_procs,
+        search,
+        seed,
     )
 
 

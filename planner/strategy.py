@@ -19,7 +19,7 @@ from castile.runtime import strict
 from castile.runtime.machine import Machine
 from castile.runtime.region import blocks
 
-SCHEMA = 1
+SCHEMA = 2
 MAX_FILE_BYTES = 256 * 2**20
 
 
@@ -66,10 +66,12 @@ class Predicted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A Config for every node; updates, accumulators and fetches of parameters may be left to their defaults.
 
+    microbatches     equal pieces of the batch, one after another; their gradients are summed
     graph, machine   fingerprints of what the plan was made for
     """
 
     configs: dict[str, Config]
+    microbatches: int = 1
     model: str = ""
     graph: str = ""
     machine: str = ""
@@ -89,10 +91,19 @@ class Names:
     optional: Mapping[str, Node] = field(default_factory=dict)
 
 
-def parts(node: Node, split: Mapping[str, int]) -> list[Part]:
-    """The pieces of a node cut so, row-major in the order of its axis line."""
+def parts(node: Node, split: Mapping[str, int], axis: str = "", micro: tuple[int, int] = (0, 1)) -> list[Part]:
+    """The pieces of a node cut so, row-major in the order of its axis line.
+
+    axis, micro   of this axis only one of so many equal pieces is cut up: microbatch (index, count)
+    """
     a = node.alignment
-    ranges = [blocks(a.extents[axis], split.get(axis, 1)) for axis in a.axes]
+    index, count = micro
+    lengths = {name: n // count if name == axis else n for name, n in a.extents.items()}
+    first = index * lengths.get(axis, 0)
+    ranges = [
+        [(lo + first, hi + first) if name == axis else (lo, hi) for lo, hi in blocks(lengths[name], split.get(name, 1))]
+        for name in a.axes
+    ]
     return [Part(node.op, a, dict(zip(a.axes, point, strict=True))) for point in product(*ranges)]
 
 
@@ -142,6 +153,8 @@ def check(strategy: Strategy, names: Names, graph: Graph, machine: Machine) -> N
         raise ValueError(
             f"the plan was made for another machine ({strategy.machine}), not for {machine.name}: plan again"
         )
+    if strategy.microbatches < 1:
+        raise ValueError(f"the plan has {strategy.microbatches} microbatches; there is at least 1")
     for name in strategy.configs:
         if name not in names.nodes and name not in names.optional:
             near = strict.suggestion(name, list(names.nodes))

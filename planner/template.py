@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 
 from castile.planner.op import PASSES, Part
-from castile.planner.program import Port, Step
+from castile.planner.program import Micro, Port, Step
 from castile.planner.strategy import parts
 from castile.planner.trace import Recording, record
 from castile.planner.vocabulary import Spec
@@ -86,17 +86,21 @@ class Templates:
         a = step.node.alignment
         ports = tuple((p.role, p.index, dtypes(p.region)) for p in (*step.inputs, *step.outputs))
         cuts = tuple(sorted((axis, d) for axis, d in split.items() if d > 1))
-        key = (step.node.op, tuple(a.extents.items()), a.operands, a.results, step.which, ports, cuts)
+        # where a body does not ask which piece it is, all microbatches are alike
+        micro = step.micro if "at" in step.node.op.asks(step.which) else Micro(0, step.micro.count)
+        kind = (step.which, step.axis, micro, tuple(p.cut for p in (*step.inputs, *step.outputs)))
+        key = (step.node.op, tuple(a.extents.items()), a.operands, a.results, kind, ports, cuts)
         if key not in self._made:
-            pieces = parts(step.node, split)
+            pieces = parts(step.node, split, step.axis, (micro.number, micro.count))
             recordings: dict[object, Recording] = {}
             self._made[key] = StepTemplate(tuple(_part(step, piece, dtypes, recordings) for piece in pieces))
         return self._made[key]
 
 
 def _part(step: Step, part: Part, dtypes: Callable[[str], str], recordings: dict[object, Recording]) -> PartTemplate:
-    inputs = [_box(part, port) for port in step.inputs]
-    outputs = [_box(part, port) for port in step.outputs]
+    axis = step.axis
+    inputs = [_box(part, port, axis, step.micro.count) for port in step.inputs]
+    outputs = [_box(part, port, axis, step.micro.count) for port in step.outputs]
     specs = tuple(Spec(box.shape, dtypes(port.region)) for box, port in zip(inputs, step.inputs, strict=True))
     asks_at = "at" in step.node.op.asks(step.which)
     same = (specs, tuple(part.ranges.items()) if asks_at else ())
@@ -111,15 +115,28 @@ def _part(step: Step, part: Part, dtypes: Callable[[str], str], recordings: dict
     return PartTemplate(tuple(touched), tuple(written), key, recording)
 
 
-def _box(part: Part, port: Port) -> Box:
-    return part.reads(port.index) if port.role in ("x", "dx") else part.writes(port.index)
+def _box(part: Part, port: Port, axis: str, count: int) -> Box:
+    """What a part touches of a port's region; a region that holds one microbatch begins where that begins."""
+    box = part.reads(port.index) if port.role in ("x", "dx") else part.writes(port.index)
+    if port.cut is None:
+        return box
+    a = part.alignment
+    operand = (a.operands if port.role in ("x", "dx") else a.results)[port.index]
+    length = a.shape(operand)[port.cut] // count
+    first = part.ranges[axis][0] // (a.extents[axis] // count) * length
+    lo, hi = list(box.lo), list(box.hi)
+    lo[port.cut] -= first
+    hi[port.cut] -= first
+    return Box(tuple(lo), tuple(hi))
 
 
 def _record(step: Step, part: Part, specs: tuple[Spec, ...]) -> Recording:
     """Run the pass's body on shapes; its inputs are numbered as the step's ports."""
     op, which = step.node.op, step.which
     roles = [p.role for p in step.inputs]
-    positional = [s for s, role in zip(specs, roles, strict=True) if role != "y"]
+    pulled = tuple(s for s, role in zip(specs, roles, strict=True) if role == "dy")
+    operands = [s for s, role in zip(specs, roles, strict=True) if role == "x"]
+    positional = [*(pulled if op.flows == 1 else [pulled] if pulled else []), *operands]
     kept = tuple(s for s, role in zip(specs, roles, strict=True) if role == "y")
     context: dict[str, object] = {"at": part} if "at" in op.asks(which) else {}
     if kept:

@@ -83,21 +83,22 @@ class Recording:
 
 
 def record(
-    body: Callable, inputs: Sequence[Spec], wanted: Sequence[bool] | None = None, **context: object
+    body: Callable, inputs: Sequence[Spec | tuple[Spec, ...]], wanted: Sequence[bool] | None = None, **context: object
 ) -> Recording:
     """Run body(k, *symbols, **context), keep what the wanted results need. Context values that are Specs are inputs.
 
-    Results that are None (no gradient, no contribution) or not wanted are dropped.
+    Inputs are numbered as they come, those of tuples one by one. Results that are None (no gradient, no contribution)
+    or not wanted are dropped.
     """
     k = Recorder()
-    symbols = [Symbol(s.shape, s.dtype) for s in inputs]
+    symbols = [_symbols(s) for s in inputs]
     extra = {name: _symbols(value) for name, value in context.items()}
     result = body(k, *symbols, **extra)
     outputs = list(result) if isinstance(result, tuple) else [result]
     if wanted is not None:
         assert len(wanted) == len(outputs), f"{body}: {len(outputs)} results, {len(wanted)} expected"
         outputs = [o if w else None for o, w in zip(outputs, wanted, strict=True)]
-    everything = symbols + [s for value in extra.values() for s in _flat(value)]
+    everything = [s for value in (*symbols, *extra.values()) for s in _flat(value)]
     steps = _needed(k.steps, outputs)
     used = {id(a) for s in steps for a in s.args} | {id(o) for o in outputs}
     reads = tuple(i for i, s in enumerate(everything) if id(s) in used)

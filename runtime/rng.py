@@ -30,6 +30,11 @@ def normal(seed: int, name: str, shape: Sequence[int], box: Box | None = None, s
     return ndtri(((_words(seed, name, shape, box, step) >> np.uint64(11)) + 0.5) * 2.0**-53)
 
 
+def number(seed: int, name: str, step: int = 0) -> int:
+    """A number in 0 <= n < 2^63."""
+    return int(_words(seed, name, (), None, step)) >> 1
+
+
 def permutation(seed: int, name: str, n: int, epoch: int = 0) -> np.ndarray:
     """The numbers 0 to n - 1 in an order of their own for each name and epoch; int64."""
     return np.argsort(_words(seed, name, (n,), None, epoch), kind="stable")

@@ -14,10 +14,11 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from castile.planner import program
+from castile.planner import passes
 from castile.planner.graph import Graph, Node
 from castile.planner.op import Tensor, find
 from castile.planner.strategy import Config, Strategy
+from castile.planner.updates import Updates
 from castile.runtime.machine import Level, Machine, Processor
 from castile.runtime.task import NUM_LANES, Lane
 from tests.layers import Canvas, Layer, layers
@@ -148,7 +149,7 @@ def placements(draw: DrawFn, num_parts: int, replicas: int, num_procs: int) -> t
 @st.composite
 def strategies(draw: DrawFn, graph: Graph, num_procs: int) -> Strategy:
     """A plan: every node by itself, or most cut along their first or last axis over one group of processors."""
-    names = program.names(graph, find("sgd")())
+    names = passes.names(graph, Updates(find("sgd")()))
     group = tuple(draw(st.permutations(range(num_procs)))[: draw(st.integers(1, num_procs))])
     axes = draw(st.sampled_from((("first",), ("last",), ("first", "last"), ())))
     chosen: dict[str, Config] = {}

@@ -35,7 +35,8 @@ every_case = pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_operator_is_reached(name):
     cases = cases_of(name)
     assert len(cases) >= 2 and all(c.op.name == name for c in cases)
-    assert {len(list(splits(node_of(c)))) > 1 for c in cases} >= {True}, "no case of it can be split"
+    able = [c for c in cases if node_of(c).alignment.axes]
+    assert not able or any(len(list(splits(node_of(c)))) > 1 for c in able), "no case of it can be split"
 
 
 @every_case

@@ -18,6 +18,7 @@ from castile.planner.cost import CostModel
 from castile.planner.lower import Lowering
 from castile.planner.op import find
 from castile.planner.seeds import seeds
+from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 from castile.runtime.memory import ALIGNMENT, pack
 from castile.runtime.task import Kind
@@ -43,7 +44,7 @@ def told(capsys, *words):
 def lowered(model, num_procs, name="data_parallel"):
     named = models.parse(model)
     machine = machines.local(num_procs)
-    lowering = Lowering(named.graph(), machine, find("sgd")(momentum=named.recipe.momentum))
+    lowering = Lowering(named.graph(), machine, Updates(find("sgd")(momentum=named.recipe.momentum)))
     plan = seeds(lowering)[name]
     return plan, lowering.lower(plan)
 

@@ -14,9 +14,9 @@ from castile.launch.execution import Execution, Prepared, feed_from, prepare
 from castile.planner.cost import CostModel
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
-from castile.planner.op import Op
 from castile.planner.ops.sgd import Sgd
 from castile.planner.strategy import Strategy
+from castile.planner.updates import Updates
 from castile.runtime.comm.base import Communicator
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.comm.processors import rank_of
@@ -25,7 +25,7 @@ from castile.runtime.region import slices
 from castile.runtime.runner import run_local
 from castile.runtime.timeline import Timeline
 
-SGD = Sgd(momentum=0.5)
+SGD = Updates(Sgd(momentum=0.5))
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,16 @@ def train(
     values: Mapping[str, np.ndarray],
     rate: float = 0.125,
     size: int = 1,
-    optimizer: Op = SGD,
+    updates: Updates = SGD,
 ) -> Trained:
     """One step for each of `data` on `size` ranks of one process, on poisoned memory, from `values` of parameters."""
-    prepared = prepare(Lowering(graph, machine, optimizer), strategy, CostModel(machine))
+    prepared = prepare(Lowering(graph, machine, updates), strategy, CostModel(machine))
     world = LocalWorld(size)
     executions = [start(graph, prepared, comm, values) for comm in world.communicators]
     losses = []
-    for arrays in data:
+    for step, arrays in enumerate(data):
         for execution in executions:
-            execution.feed(feed_from(arrays), rate)
+            execution.feed(feed_from(arrays), rate, step)
         run_local([execution.runner for execution in executions])
         losses += [float(found) for e in executions if (found := e.output(graph.loss)) is not None]
     assert len(losses) == len(data) and world.quiet
@@ -75,14 +75,20 @@ def start(graph: Graph, prepared: Prepared, comm: Communicator, values: Mapping[
 def gather(graph: Graph, executions: Sequence[Execution]) -> dict[str, np.ndarray]:
     """Every carried region whole; its pieces must cover it, and replicas must agree to the last bit."""
     whole: dict[str, np.ndarray] = {}
-    shapes = {region: graph.tensors[region.rpartition("/")[0] or region].shape for region in _carried(executions)}
+    shapes = {region: extents(executions, region) for region in _carried(executions)}
     for execution in executions:
-        for (region, box, _), array in execution.runner.persistent("carried").items():
+        for (region, box, _), array in execution.carried.items():
             into = whole.setdefault(region, np.full(shapes[region], np.nan))[..., *slices(box)]
             assert np.isnan(into).all() or np.array_equal(into, array), f"replicas of {region} differ"
             into[...] = array
     assert not any(np.isnan(array).any() for array in whole.values())
     return whole
+
+
+def extents(executions: Sequence[Execution], region: str) -> tuple[int, ...]:
+    """The shape of a carried region, from its pieces."""
+    boxes = [box for execution in executions for name, box, _ in execution.carried if name == region]
+    return tuple(max(box.hi[dim] for box in boxes) for dim in range(len(boxes[0].hi)))
 
 
 def _carried(executions: Sequence[Execution]) -> set[str]:

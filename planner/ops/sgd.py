@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from castile.planner.op import Op, op
+from castile.planner.op import op
+from castile.planner.updates import Optimizer
 
 
 @op("..., ..., ..., -> ..., ...", flops_per_point=6, results=("", "momentum"))
-class Sgd(Op):
+class Sgd(Optimizer):
     """parameter, gradient, momentum [...], rate () -> parameter, momentum [...]; `decay` is the weight decay."""
 
     momentum: float = 0.0

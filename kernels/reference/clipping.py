@@ -1,0 +1,19 @@
+"""Definitions of clipping by the global norm in plain NumPy."""
+
+import numpy as np
+
+
+def square_sum(x: np.ndarray) -> np.ndarray:
+    """Sum of the squares of x -> []."""
+    return np.array(np.sum(x * x, dtype=x.dtype))
+
+
+def clip_factor(squares: np.ndarray, *, most: float) -> tuple[np.ndarray, np.ndarray]:
+    """The norm's square [] -> min(1, most / (norm + 1e-6)) as PyTorch's clip_grad_norm_ has it, and the norm; both []."""
+    norm = np.sqrt(squares)
+    return np.array(np.minimum(1, most / (norm + 1e-6)), squares.dtype), np.array(norm)
+
+
+def times(x: np.ndarray, factor: np.ndarray) -> np.ndarray:
+    """x times factor []."""
+    return np.array(x * factor)

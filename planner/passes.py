@@ -1,0 +1,352 @@
+"""The passes of a program: forward, gradients in reverse, clipping, accumulators and updates, microbatch by microbatch.
+
+Everything is an operator with a Config: between a parameter's home and its use may stand a `fetch`, between its
+gradient and its update an `accumulate`, and the update is a node; so is the renewal of a state. It does not know
+strategies, processors or costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from castile.planner import samples
+from castile.planner.graph import Graph, Node
+from castile.planner.op import PASSES, Op, Tensor, find
+from castile.planner.ops.clip_factor import ClipFactor
+from castile.planner.program import (
+    ACCUMULATED,
+    CLIPPED,
+    FETCHED,
+    GRADIENT,
+    WHOLE_BATCH,
+    Flow,
+    Home,
+    Micro,
+    Port,
+    Program,
+    Step,
+    accumulate_name,
+    fetch_name,
+    of_micro,
+    update_name,
+)
+from castile.planner.samples import Samples
+from castile.planner.strategy import Names
+from castile.planner.trace import record
+from castile.planner.updates import Updates
+from castile.planner.vocabulary import Spec
+
+SQUARES, FACTOR, NORM = "gradients/squares", "gradients/factor", "gradients/norm"
+
+
+@dataclass
+class _Draft:
+    """A program under construction; specs: what each region holds."""
+
+    graph: Graph
+    updates: Updates
+    samples: Samples
+    count: int = 1
+    steps: list[Step] = field(default_factory=list)
+    specs: dict[str, Spec] = field(default_factory=dict)
+    homes: dict[str, Home] = field(default_factory=dict)
+    source: dict[str, str] = field(default_factory=dict)
+
+    def add(
+        self, node: Node, which: str, inputs: Iterable[Port], outputs: Iterable[Port], micro: Micro | None = None
+    ) -> None:
+        axis = self.samples.axes.get(node.name, "") if micro else ""
+        step = Step(len(self.steps), node, which, tuple(inputs), tuple(outputs), axis, micro or WHOLE_BATCH)
+        self.steps.append(step)
+
+    def port(self, role: str, index: int, tensor: str, micro: Micro | None) -> Port:
+        """The port of a tensor of the graph, or of its gradient; a parameter is read from where it was fetched to."""
+        suffix = GRADIENT if role in ("dy", "dx") else ""
+        spec, cut = self.specs[tensor], self.samples.dims.get(tensor)
+        if micro is None or cut is None:
+            region = tensor + suffix if suffix else self.source.get(tensor, tensor)
+            cut = None
+        else:
+            region = of_micro(tensor + suffix, micro)
+            length = spec.shape[cut] // micro.count
+            spec = Spec((*spec.shape[:cut], length, *spec.shape[cut + 1 :]), spec.dtype)
+        self.specs[region] = spec
+        return Port(role, index, region, cut)
+
+    def micros(self) -> list[Micro]:
+        return [Micro(k, self.count) for k in range(self.count)]
+
+
+def names(graph: Graph, updates: Updates) -> Names:
+    """The names that a strategy for this graph may and must use."""
+    optional = dict(_state_updates(graph))
+    for param in graph.params:
+        optional[fetch_name(param.name)] = _apart(graph, "fetch", param)
+        optional[accumulate_name(param.name)] = _apart(graph, "accumulate", param)
+        optional[update_name(param.name)] = _update(updates, param)
+    return Names(graph.nodes, {node.name: node for node in (*optional.values(), *clipping(graph, updates).values())})
+
+
+def training(graph: Graph, updates: Updates, chosen: frozenset[str], count: int = 1) -> Program:
+    """The program of one training step in `count` microbatches.
+
+    chosen   the fetch and accumulate nodes that the strategy asks for
+    Raises ValueError where there is nothing to minimise, or the graph cannot be cut into microbatches.
+    """
+    if not graph.loss:
+        raise ValueError(f"{graph.name} has no loss to minimise")
+    draft = _draft(graph, updates, chosen, count)
+    constant = [n for n in graph.nodes.values() if n.name not in draft.samples.axes]
+    tail = [n for n in constant if _follows(n, draft)] if count > 1 else []
+    head = [n for n in constant if n not in tail]
+    each = [n for n in graph.nodes.values() if n.name in draft.samples.axes]
+    _forward(draft, head, None)
+    gradients = _Gradients(draft)
+    wanted = gradients.plan([*tail[::-1], *each[::-1], *head[::-1]])
+    for micro in draft.micros() if count > 1 else []:
+        _forward(draft, each, micro)
+        if micro.number == count - 1:
+            _forward(draft, tail, None)
+        if micro.number == 0:
+            _check_tail(tail, draft)
+            gradients.add(tail, wanted, None)
+        gradients.add(each, wanted, micro)
+    _renew_states(draft)
+    gradients.add(head, wanted, None)
+    _updates(draft, gradients.arriving, chosen)
+    outputs = {graph.loss} | ({NORM} if updates.clip is not None else set())
+    return Program(graph, tuple(draft.steps), _flows(draft, outputs), names(graph, updates))
+
+
+def forward(graph: Graph, updates: Updates, chosen: frozenset[str]) -> Program:
+    """The program of a forward pass to the graph's outputs, over parameters that lie where training keeps them."""
+    needed = _needed(graph, graph.outputs)
+    params = {i for n in needed for i in n.inputs if graph.tensors[i].param}
+    draft = _draft(graph, updates, frozenset(c for c in chosen if c.rpartition("/")[0] in params), 1)
+    _forward(draft, needed, None)
+    return Program(graph, tuple(draft.steps), _flows(draft, set(graph.outputs)), names(graph, updates))
+
+
+def _draft(graph: Graph, updates: Updates, chosen: frozenset[str], count: int) -> _Draft:
+    found = samples.trace(graph, count) if count > 1 else Samples({}, {})
+    draft = _Draft(graph, updates, found, count)
+    draft.specs = {t.name: Spec(t.shape, t.dtype) for t in graph.tensors.values()}
+    for param in graph.params:
+        node = _update(updates, param)
+        for result, region in enumerate(node.outputs):
+            draft.homes[region] = Home(node, result)
+            draft.specs[region] = Spec(node.alignment.shape(node.alignment.results[result]), param.dtype)
+        if fetch_name(param.name) in chosen:
+            fetch = _apart(graph, "fetch", param)
+            draft.source[param.name] = param.name + FETCHED
+            draft.specs[param.name + FETCHED] = draft.specs[param.name]
+            draft.add(fetch, "F", [Port("x", 0, param.name)], [Port("y", 0, param.name + FETCHED)])
+    for state, node in _state_updates(graph).items():
+        draft.homes[state] = Home(node, 0)
+    return draft
+
+
+def _state_updates(graph: Graph) -> dict[str, Node]:
+    """The node in whose layout each state lies: its update, or where nothing updates it one of the same axes."""
+    still = {s: graph.tensors[s] for s in graph.states if s not in graph.updates}
+    fetch: Op = find("fetch")()
+    stay = {
+        s: Node(update_name(s), fetch, (s,), (s,), fetch.bind((tensor,), update_name(s))) for s, tensor in still.items()
+    }
+    return {**graph.updates, **stay}
+
+
+def _needed(graph: Graph, outputs: Iterable[str]) -> list[Node]:
+    wanted = set(outputs)
+    for node in reversed(graph.nodes.values()):
+        if wanted & set(node.outputs):
+            wanted.update(node.inputs)
+    return [n for n in graph.nodes.values() if wanted & set(n.outputs)]
+
+
+def _apart(graph: Graph, kind: str, param: Tensor) -> Node:
+    op = find(kind)()
+    return Node(f"{param.name}/{kind}", op, (param.name,), (f"{param.name}/{kind}ed",), op.bind((param,), param.name))
+
+
+def _update(updates: Updates, param: Tensor) -> Node:
+    optimizer = updates.of(param.name)
+    extents = dict(zip(param.axes, param.shape, strict=True))
+    state = []
+    for label in optimizer.results[1:]:
+        axes = optimizer.state_axes(label, param.axes)
+        state.append(Tensor(f"{param.name}/{label}", tuple(extents[a] for a in axes), param.dtype, axes))
+    scalars = [Tensor(name, (), param.dtype, ()) for name in optimizer.scalars]
+    gradient = Tensor(param.name + GRADIENT, param.shape, param.dtype, param.axes)
+    inputs = (param, gradient, *state, *scalars)
+    name = update_name(param.name)
+    outputs = (param.name, *(t.name for t in state))
+    return Node(name, optimizer, tuple(t.name for t in inputs), outputs, optimizer.bind(inputs, name))
+
+
+def _operands(draft: _Draft, node: Node, micro: Micro | None) -> list[Port]:
+    return [draft.port("x", i, t, micro) for i, t in enumerate(node.inputs)]
+
+
+def _results(draft: _Draft, node: Node, micro: Micro | None) -> list[Port]:
+    return [draft.port("y", j, t, micro) for j, t in enumerate(node.outputs)]
+
+
+def _forward(draft: _Draft, nodes: Iterable[Node], micro: Micro | None) -> None:
+    for node in nodes:
+        draft.add(node, "F", _operands(draft, node, micro), _results(draft, node, micro), micro)
+
+
+def _follows(node: Node, draft: _Draft) -> bool:
+    """Whether a node without samples needs what others compute of samples."""
+    made = {n: node for node in draft.graph.nodes.values() for n in node.outputs}
+    before = [made[t] for t in node.inputs if t in made]
+    return any(b.name in draft.samples.axes or _follows(b, draft) for b in before)
+
+
+def _check_tail(tail: Sequence[Node], draft: _Draft) -> None:
+    """What follows the sums over samples must have gradients that need no values: these come after all microbatches."""
+    for node in tail:
+        if not node.op.has("B"):
+            continue
+        operands = [draft.specs[t] for t in node.inputs]
+        context: dict[str, object] = {"at": node.whole()} if "at" in node.op.asks("B") else {}
+        if "y" in node.op.asks("B"):
+            context["y"] = tuple(draft.specs[t] for t in node.outputs)
+        pulled = [draft.specs[t] for t in node.outputs[: node.op.flows]]
+        given = [*(pulled if node.op.flows == 1 else [tuple(pulled)]), *operands]
+        made = record(getattr(node.op, PASSES["B"]), given, None, **context)
+        if any(n >= node.op.flows for n in made.reads):
+            raise ValueError(
+                f"{node.name} ({node.op.name}) needs what is computed over the whole batch to begin its gradients: "
+                f"this model cannot be trained in {draft.count} microbatches"
+            )
+
+
+class _Gradients:
+    """Gradient passes: which operands of which nodes want one is found once, for all microbatches.
+
+    arriving   the tensors that have a gradient
+    """
+
+    def __init__(self, draft: _Draft) -> None:
+        self.draft = draft
+        self.arriving = {draft.graph.loss}
+
+    def plan(self, nodes: Sequence[Node]) -> dict[tuple[str, str], list[int]]:
+        """(node, pass) -> the operands whose gradients it makes; `nodes` in the order of their gradients."""
+        graph = self.draft.graph
+        learned = {t.name for t in graph.params}
+        for node in graph.nodes.values():
+            if learned & set(node.inputs):
+                learned.update(node.outputs[: node.op.flows])
+        wanted: dict[tuple[str, str], list[int]] = {}
+        for node in nodes:
+            results = set(node.outputs[: node.op.flows])
+            if not results & self.arriving & learned:
+                continue
+            for which, params in (("B", False), ("W", True)):
+                found = [
+                    i for i, t in enumerate(node.inputs)
+                    if node.alignment.operands[i].param == params and t in learned and graph.tensors[t].floating
+                ]  # fmt: skip
+                if found:
+                    wanted[node.name, which] = found
+                    self.arriving.update(node.inputs[i] for i in found)
+        return wanted
+
+    def add(self, nodes: Sequence[Node], wanted: dict[tuple[str, str], list[int]], micro: Micro | None) -> None:
+        """The gradient passes of nodes in reverse."""
+        draft = self.draft
+        for node in reversed(nodes):
+            for which in ("B", "W"):
+                if (node.name, which) not in wanted:
+                    continue
+                inputs = [draft.port("dy", j, t, micro) for j, t in enumerate(node.outputs[: node.op.flows])]
+                inputs += _operands(draft, node, micro)
+                if "y" in node.op.asks(which):
+                    inputs += _results(draft, node, micro)
+                outputs = [draft.port("dx", i, node.inputs[i], micro) for i in wanted[node.name, which]]
+                draft.add(node, which, inputs, outputs, micro)
+
+
+def _renew_states(draft: _Draft) -> None:
+    for state, node in draft.graph.updates.items():
+        if draft.count > 1 and any(t in draft.samples.dims for t in node.inputs):
+            raise ValueError(f"{state!r} is renewed from single samples: it cannot be trained in microbatches")
+        draft.add(node, "F", _operands(draft, node, None), [Port("y", 0, state)])
+
+
+def _updates(draft: _Draft, gradients: set[str], chosen: frozenset[str]) -> None:
+    """Accumulators, clipping and updates of every parameter."""
+    regions = {}
+    for param in draft.graph.params:
+        if param.name not in gradients:
+            raise ValueError(f"parameter {param.name!r} has no influence on the loss {draft.graph.loss!r}")
+        regions[param.name] = param.name + GRADIENT
+        draft.specs[param.name + GRADIENT] = draft.specs[param.name]
+        if accumulate_name(param.name) in chosen:
+            node = _apart(draft.graph, "accumulate", param)
+            draft.specs[param.name + ACCUMULATED] = draft.specs[param.name]
+            draft.add(node, "F", [Port("x", 0, regions[param.name])], [Port("y", 0, param.name + ACCUMULATED)])
+            regions[param.name] = param.name + ACCUMULATED
+    if draft.updates.clip is not None:
+        regions = _clip(draft, regions, draft.updates.clip)
+    for param in draft.graph.params:
+        node = _update(draft.updates, param)
+        inputs = [regions[param.name] if n == 1 else t for n, t in enumerate(node.inputs)]
+        draft.specs.update({name: Spec((), param.dtype) for name in draft.updates.of(param.name).scalars})
+        ports = [Port("x", i, region) for i, region in enumerate(inputs)]
+        draft.add(node, "F", ports, [Port("y", j, t) for j, t in enumerate(node.outputs)])
+
+
+def clipping(graph: Graph, updates: Updates) -> dict[str, Node]:
+    """The nodes of clipping: two of each parameter, and one that finds the factor."""
+    if updates.clip is None:
+        return {}
+    scalar = Tensor(SQUARES, (), graph.dtype, ())
+    factor = ClipFactor(updates.clip)
+    nodes = {FACTOR: Node(FACTOR, factor, (SQUARES,), (FACTOR, NORM), factor.bind((scalar,), FACTOR))}
+    for param in graph.params:
+        gradient = Tensor(param.name + GRADIENT, param.shape, param.dtype, param.axes)
+        for kind, inputs in (("square_sum", (gradient,)), ("clip", (gradient, Tensor(FACTOR, (), graph.dtype, ())))):
+            op, name = find(kind)(), f"{param.name}/{kind}"
+            output = SQUARES if kind == "square_sum" else param.name + CLIPPED
+            nodes[name] = Node(name, op, tuple(t.name for t in inputs), (output,), op.bind(inputs, name))
+    return nodes
+
+
+def _clip(draft: _Draft, regions: dict[str, str], most: float) -> dict[str, str]:
+    """Clip all gradients; gives where each parameter's clipped one is."""
+    nodes = clipping(draft.graph, draft.updates)
+    draft.specs.update({name: Spec((), draft.graph.dtype) for name in (SQUARES, FACTOR, NORM)})
+    for param, region in regions.items():
+        draft.add(nodes[f"{param}/square_sum"], "F", [Port("x", 0, region)], [Port("y", 0, SQUARES)])
+    draft.add(nodes[FACTOR], "F", [Port("x", 0, SQUARES)], [Port("y", 0, FACTOR), Port("y", 1, NORM)])
+    for param, region in regions.items():
+        draft.specs[param + CLIPPED] = draft.specs[param]
+        ports = [Port("x", 0, region), Port("x", 1, FACTOR)]
+        draft.add(nodes[f"{param}/clip"], "F", ports, [Port("y", 0, param + CLIPPED)])
+    return {param: param + CLIPPED for param in regions}
+
+
+def _flows(draft: _Draft, outputs: set[str]) -> tuple[Flow, ...]:
+    """Who produces and who reads each region, in program order."""
+    producers: dict[str, list[tuple[int, int]]] = {}
+    readers: dict[str, list[tuple[int, int]]] = {}
+    for step in draft.steps:
+        for n, port in enumerate(step.outputs):
+            producers.setdefault(port.region, []).append((step.slot, n))
+        for n, port in enumerate(step.inputs):
+            readers.setdefault(port.region, []).append((step.slot, n))
+    flows = []
+    for region in dict.fromkeys((*readers, *producers)):
+        made, read = tuple(producers.get(region, ())), tuple(readers.get(region, ()))
+        spec = draft.specs[region]
+        if region in draft.homes:
+            flows.append(Flow(region, spec.shape, spec.dtype, "carried", (), read, draft.homes[region], made))
+        else:
+            role = "output" if region in outputs else "" if made else "input"
+            flows.append(Flow(region, spec.shape, spec.dtype, role, made, read))
+    return tuple(flows)

@@ -1,0 +1,24 @@
+"""What kernels of clipping by the global norm give, work in and refuse."""
+
+from castile.planner.vocabulary import Results, Spec, kernel, like, need
+
+
+@kernel()
+def square_sum(x: Spec) -> Results:
+    """A scalar."""
+    return (Spec((), x.dtype),)
+
+
+@kernel()
+def clip_factor(squares: Spec, *, most: float) -> Results:
+    """factor [], norm []."""
+    like("clip_factor", squares=squares, scalar=Spec((), squares.dtype))
+    need(most > 0, f"clip_factor: most {most} must be more than 0")
+    return squares, squares
+
+
+@kernel()
+def times(x: Spec, factor: Spec) -> Results:
+    """x's spec."""
+    like("times", factor=factor, scalar=Spec((), x.dtype))
+    return (x,)

@@ -1,0 +1,51 @@
+"""How parameters are updated: an optimizer, which parameters it decays, and by what norm gradients are clipped.
+
+It does not know graphs, strategies or processors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar
+
+from castile.planner.op import Op
+
+
+class Optimizer(Op):
+    """Base of operators that update a parameter.
+
+    Operands: parameter, gradient, a state for each result but the first, and the scalars, each () in the parameter's
+    dtype. Results: parameter and states, new. `scalars` names what the host fills in at each step: "lr", the learning
+    rate, and "step", which counts from 1. State begins as zeros.
+    """
+
+    scalars: ClassVar[tuple[str, ...]] = ("lr",)
+
+    def state_axes(self, label: str, axes: tuple[str, ...]) -> tuple[str, ...]:
+        """Which of the parameter's axes a state bears; all of them by default."""
+        return axes
+
+
+@dataclass(frozen=True)
+class Updates:
+    """What happens to gradients and parameters at the end of a step.
+
+    clip        the most that the norm of all gradients together may be; what is longer is scaled to it
+    undecayed   patterns of the names of parameters whose weight decay is 0 (`*.bias`)
+    """
+
+    optimizer: Optimizer
+    clip: float | None = None
+    undecayed: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.clip is not None and self.clip <= 0:
+            raise ValueError(f"gradients cannot be clipped to a norm of {self.clip}; it should be more than 0")
+
+    def of(self, param: str) -> Optimizer:
+        """The optimizer of a parameter."""
+        optimizer: Any = self.optimizer
+        if any(fnmatchcase(param, pattern) for pattern in self.undecayed) and getattr(optimizer, "decay", None):
+            return replace(optimizer, decay=0.0)
+        return optimizer
