@@ -118,10 +118,12 @@ def test_numbers_are_standardised_by_the_training_rows(tmp_path):
 
 
 def test_rows_stay_whole_across_blocks(tmp_path, monkeypatch):
-    path = write(tmp_path / "t.csv", table(300))
-    plain = both(data.load(f"csv:file={path},label=n,categories=kind", 0))
+    path = write(tmp_path / "t.csv", "n,kind,same\n,k0,3\n" + table(300).partition("\n")[2] + "NA,k1,3\n")
+    loaded = [data.load(f"csv:file={path},label=n,categories=kind", 0)]
     monkeypatch.setattr("castile.launch.data.csv.ROWS_AT_ONCE", 7)
-    again = both(data.load(f"csv:file={path},label=n,categories=kind", 0))
+    loaded.append(data.load(f"csv:file={path},label=n,categories=kind", 0))
+    assert [d.num_dropped for d in loaded] == [2, 2]
+    plain, again = map(both, loaded)
     for name, array in plain.items():
         np.testing.assert_array_equal(array, again[name])
     number = dict(zip((plain["label"][:, 0] % 7).tolist(), plain["categories"][:, 0].tolist(), strict=True))

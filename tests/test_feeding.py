@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from castile.launch import data
 from castile.launch.data import Arrays, Dataset
-from castile.launch.feeding import AHEAD, Feeder, places
+from castile.launch.feeding import Feeder, places
 from castile.runtime.region import Box, blocks, slices
 
 COLUMNS = {
@@ -117,9 +117,9 @@ def test_two_steps_are_made_ahead_and_no_more():
         for step in range(10):
             assert next(feeder)("x", Box((0,), (1,))).tolist() == [step]
             until = time.monotonic() + 10
-            while len(samples.asked) < step + 1 + AHEAD and time.monotonic() < until:
+            while len(samples.asked) < step + 3 and time.monotonic() < until:
                 time.sleep(0.001)
-            assert len(samples.asked) == step + 1 + AHEAD
+            assert len(samples.asked) == step + 3
     assert threads() == []
 
 

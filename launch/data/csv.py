@@ -1,8 +1,8 @@
 """A table in a CSV file: columns of categories, columns of numbers and a label, as recommendation models take them.
 
-    csv:file=flights.csv.zip,label=arr_delay,positive=>15,categories=carrier+origin+dest,numbers=distance+dep_delay
+    --data 'csv:file=flights.csv.zip,label=arr_delay,positive=>15,categories=carrier+dest,numbers=distance+dep_delay'
 
-It does not know what is learned from it.
+(in quotes, for > means something to a shell). It does not know what is learned from it.
 """
 
 from __future__ import annotations
