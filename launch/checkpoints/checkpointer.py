@@ -1,0 +1,297 @@
+"""The checkpointer: copies a rank's state between two steps, and writes it beside the steps that follow.
+
+It does not know training. Only the main thread talks to other ranks: while a save is under way `poll`, which every
+rank calls after every step, exchanges a word, so that all ranks learn in the same step what became of it. The folder
+must be one that all hosts share, and that is tried at the start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from time import perf_counter
+
+import msgspec
+import numpy as np
+
+from castile.launch.checkpoints import folder as folders
+from castile.launch.checkpoints import layout as layouts
+from castile.launch.checkpoints import manifest, writer
+from castile.launch.checkpoints.disk import Disk, free_bytes
+from castile.launch.checkpoints.layout import Layout
+from castile.launch.checkpoints.manifest import Facts, File
+from castile.launch.ranks import UserError
+from castile.runtime.backends.base import Key
+from castile.runtime.comm.base import Communicator
+from castile.runtime.memory import written
+
+
+class Copied(msgspec.Struct, frozen=True):
+    """What a step waited for: this rank's bytes, the seconds of copying them, and those for the save before this."""
+
+    nbytes: int
+    seconds: float
+    waited_seconds: float
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of a save, the same on all ranks: is there a complete checkpoint, and a warning to tell, or ""."""
+
+    step: int
+    path: str
+    nbytes: int
+    seconds: float
+    complete: bool
+    warning: str = ""
+
+
+class _Word(msgspec.Struct, frozen=True):
+    """How far a rank is with its share: nothing yet, done (with its file, if it had any to write), or failed."""
+
+    done: bool = False
+    file: File | None = None
+    error: str = ""
+
+
+class _Save:
+    """The save that is under way on this rank."""
+
+    def __init__(self, step: int, path: Path, samples: int, plan: bytes, share: Future[File | None]) -> None:
+        self.step, self.path, self.samples, self.plan, self.share = step, path, samples, plan, share
+        self.begun = perf_counter()
+        # On rank 0: making a checkpoint of all ranks' files, which gives a warning, or taking them away for an error.
+        self.ending: Future[str] | None = None
+        self.error = ""
+
+
+class Checkpointer:
+    """Saves of one run into `folder`, one at a time; every rank makes one and calls its methods in the same order.
+
+    every_steps   a save is due after so many steps. keep: how many checkpoints stay
+    facts         what is trained
+    begin_step    the step that the run goes on from, 0 for one that begins
+
+    Raises UserError where the folder cannot be written, is not shared by the hosts, is in use by another run, or holds
+    a later checkpoint than the run begins with.
+    """
+
+    def __init__(
+        self, folder: str | Path, comm: Communicator, every_steps: int, keep: int, facts: Facts,
+        begin_step: int = 0, disk: Disk | None = None,
+    ) -> None:  # fmt: skip
+        if every_steps < 1 or keep < 1:
+            raise UserError(f"--checkpoint-every {every_steps}, --keep {keep}: give 1 or more of each")
+        self.folder, self.comm, self.every_steps, self.keep = Path(folder), comm, every_steps, keep
+        self.facts, self.disk = facts, disk or Disk()
+        self._saved_step = begin_step
+        self._save: _Save | None = None
+        self._untold: Outcome | None = None
+        self._layout: tuple[bytes, Layout] | None = None
+        self._copies: list[np.ndarray] = []
+        self._lock = self._open(begin_step)
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+
+    def due(self, step: int) -> bool:
+        """Whether the state after that many steps is to be saved."""
+        return step % self.every_steps == 0 and step > self._saved_step
+
+    def prepare(self, carried: Mapping[Key, np.ndarray], plan: bytes) -> Layout:
+        """Agree who writes what under this plan, make room for the copy, and see that the disk has room; collective.
+
+        `save` does it where it was not done. Raises UserError where the disk has too little room for all that is kept.
+        """
+        layout = layouts.agree(self.comm, carried)
+        self._layout = (plan, layout)
+        # Memory that was never touched would cost the first save ten times the copy: ones are written, not promised.
+        self._copies = [np.ones(entry.box.shape, entry.dtype) for entry in layout.mine]
+        kept = len(folders.checkpoints(self.folder))
+        more = max(self.keep + 1 - kept, 1)
+        free = free_bytes(self.folder)
+        self._agree_or_refuse(
+            f"--checkpoint {self.folder}: a checkpoint takes {written(layout.total_bytes)}, and {more} more come while "
+            f"{self.keep} are kept, {written(more * layout.total_bytes)}; only {written(free)} are free: "
+            "choose another folder, or keep fewer with --keep"
+            if free < more * layout.total_bytes
+            else ""
+        )
+        return layout
+
+    def save(self, step: int, samples: int, carried: Mapping[Key, np.ndarray], plan: bytes) -> Copied:
+        """Copy the state after `step` steps and begin to write it; collective.
+
+        A save that is still under way is waited for. A step that is saved already is not saved again.
+        """
+        begun = perf_counter()
+        if self._save is not None:
+            self._untold = self._finish()
+        waited = perf_counter() - begun
+        if step == self._saved_step:
+            return Copied(0, 0.0, waited)
+        if self._layout is None or self._layout[0] != plan:
+            self.prepare(carried, plan)
+        assert self._layout is not None
+        layout = self._layout[1]
+        begun = perf_counter()
+        arrays = {(region, box): array for (region, box, _), array in carried.items()}
+        for entry, copy in zip(layout.mine, self._copies, strict=True):
+            np.copyto(copy, arrays[entry.region, entry.box])
+        seconds = perf_counter() - begun
+        path = self.folder / folders.name_of(step)
+        share = self._thread.submit(writer.write_share, self.disk, path, self.comm.rank, layout.mine, self._copies)
+        self._save = _Save(step, path, samples, plan, share)
+        return Copied(layout.nbytes, seconds, waited)
+
+    def poll(self) -> Outcome | None:
+        """What became of the last save, told once, as soon as it is known; collective, and at once without a save.
+
+        An error of the disk is an Outcome, and training may go on; any other error of the writer is raised.
+        """
+        told, self._untold = self._untold, None
+        if told is not None or self._save is None:
+            return told
+        return self._exchange(self._save)
+
+    def close(self) -> Outcome | None:
+        """Wait for the save that is under way; what became of it, as `poll` tells it. Collective."""
+        told = self.poll()
+        if self._save is not None:
+            told = self._finish()
+        self._thread.shutdown()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+        return told
+
+    def _finish(self) -> Outcome:
+        """Wait for the save that is under way."""
+        assert self._save is not None
+        while True:
+            with contextlib.suppress(OSError):
+                self._save.share.result()
+            if self._save.ending is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    self._save.ending.result()
+            outcome = self._exchange(self._save)
+            if outcome is not None:
+                return outcome
+
+    def _exchange(self, save: _Save) -> Outcome | None:
+        gathered = self.comm.gather_bytes(msgspec.json.encode(self._word(save)))
+        verdict = None
+        if gathered is not None:
+            verdict = self._judge(save, [msgspec.json.decode(word, type=_Word) for word in gathered])
+        told = msgspec.json.decode(self.comm.bcast_bytes(verdict), type=Outcome | None)
+        if told is not None:
+            self._save = None
+            if told.complete:
+                self._saved_step = told.step
+        return told
+
+    def _word(self, save: _Save) -> _Word:
+        if not save.share.done():
+            return _Word()
+        try:
+            return _Word(True, save.share.result())
+        except OSError as error:
+            return _Word(True, None, self._refusal(error))
+
+    def _judge(self, save: _Save, words: list[_Word]) -> bytes:
+        """Rank 0: begin to end the save when all have written, and tell of it when that is done too."""
+        if save.ending is None:
+            if all(word.done for word in words):
+                save.error = next((word.error for word in words if word.error), "")
+                files = [word.file for word in words if word.file is not None]
+                save.ending = self._thread.submit(self._end, save, files)
+            return b"null"
+        if not save.ending.done():
+            return b"null"
+        warning, error = "", save.error
+        try:
+            warning = save.ending.result()
+        except OSError as refused:
+            error = error or self._refusal(refused)
+        except ValueError as refused:
+            error = str(refused)
+        assert self._layout is not None
+        nbytes, seconds = self._layout[1].total_bytes, perf_counter() - save.begun
+        warning = self._failure(save, nbytes, error) if error else warning
+        return msgspec.json.encode(Outcome(save.step, str(save.path), nbytes, seconds, not error, warning))
+
+    def _end(self, save: _Save, files: list[File]) -> str:
+        """In the background of rank 0: what is left to do when every rank has written, or failed to; a warning."""
+        part = writer.part_of(save.path)
+        if save.error:
+            self.disk.remove_tree(part)
+            return ""
+        assert self._layout is not None
+        regions = self._layout[1].regions
+        try:
+            sealed = manifest.encode(save.step, save.samples, self.facts, save.plan, regions, files)
+            writer.publish(self.disk, save.path, sealed, files)
+        except (OSError, ValueError):
+            self.disk.remove_tree(part)
+            raise
+        try:
+            folders.retire(self.disk, self.folder, self.keep)
+        except OSError as error:
+            return f"{save.path.name} is complete, but an older checkpoint could not be removed: {error}"
+        return ""
+
+    def _failure(self, save: _Save, nbytes: int, error: str) -> str:
+        there = [path.name for step, path in folders.checkpoints(self.folder).items() if step < save.step]
+        stays = f"{there[-1]} stays the latest" if there else "there is none yet"
+        return (
+            f"the checkpoint of step {save.step}, {written(nbytes)}, was not written to {self.folder}: {error}; "
+            f"{stays}, and training goes on"
+        )
+
+    def _refusal(self, error: OSError) -> str:
+        free = written(free_bytes(self.folder))
+        return f"rank {self.comm.rank} on {self.comm.host}: {error.strerror or error}, {free} are free"
+
+    def _open(self, begin_step: int) -> int | None:
+        """Make the folder, lock it and clean it on rank 0; see on all ranks that it is the same one."""
+        descriptor, error = None, ""
+        if self.comm.rank == 0:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                descriptor = folders.lock(self.folder)
+                folders.clean(self.disk, self.folder, begin_step)
+            except OSError as refused:
+                error = f"--checkpoint {self.folder}: {refused.strerror}; choose another folder"
+            except UserError as refused:
+                error = str(refused)
+        try:
+            self._agree_or_refuse(error)
+            self._check_shared()
+        except UserError:
+            if descriptor is not None:
+                os.close(descriptor)
+            raise
+        return descriptor
+
+    def _check_shared(self) -> None:
+        name = self.comm.bcast_bytes(os.urandom(8).hex().encode() if self.comm.rank == 0 else None).decode()
+        probe = self.folder / f".shared-{name}"
+        error = ""
+        if self.comm.rank == 0:
+            with contextlib.suppress(OSError):
+                probe.touch()
+        self.comm.barrier()
+        if not probe.exists():
+            error = f"--checkpoint {self.folder}: {self.comm.host} does not see what rank 0 writes there"
+            error += ": choose a folder that all hosts share"
+        self._agree_or_refuse(error)
+        if self.comm.rank == 0:
+            probe.unlink()
+
+    def _agree_or_refuse(self, error: str) -> None:
+        """Raise the first rank's error on every rank."""
+        gathered = self.comm.gather_bytes(error.encode())
+        first = None if gathered is None else next((text for text in gathered if text), b"")
+        told = self.comm.bcast_bytes(first).decode()
+        if told:
+            raise UserError(told)

@@ -1,0 +1,134 @@
+"""Folders of checkpoints: which there are, the latest that is whole, and what a writer that died has left.
+
+It does not know how a checkpoint is written. Nothing goes by the times of files: a later step is a later checkpoint.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from castile.launch.checkpoints import manifest, writer
+from castile.launch.checkpoints.disk import Disk
+from castile.launch.checkpoints.reader import Damaged, Reader, open_checkpoint
+from castile.launch.checkpoints.writer import PART
+from castile.launch.ranks import UserError
+
+LOCK = ".lock"
+DAMAGED = ".damaged"
+_NAME = re.compile(r"step-(\d{8,18})")
+_LEFT = re.compile(_NAME.pattern + re.escape(PART))
+
+
+@dataclass(frozen=True)
+class Found:
+    """The latest checkpoint that is whole, and a sentence for each later one that is not, told to the user."""
+
+    path: Path
+    step: int
+    warnings: tuple[str, ...] = ()
+
+    def open(self) -> Reader:
+        """Its reader."""
+        return open_checkpoint(self.path)
+
+
+def name_of(step: int) -> str:
+    """The folder of the checkpoint of that step."""
+    return f"step-{step:08d}"
+
+
+def checkpoints(folder: str | Path) -> dict[int, Path]:
+    """All checkpoints of a folder, whole or not, by step in ascending order."""
+    if not Path(folder).is_dir():
+        return {}
+    names = [_NAME.fullmatch(path.name) for path in Path(folder).iterdir()]
+    return {step: Path(folder) / name for step, name in sorted((int(m[1]), m[0]) for m in names if m)}
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a folder is one checkpoint, by its name or its manifest."""
+    return _NAME.fullmatch(path.absolute().name) is not None or (path / manifest.NAME).exists()
+
+
+def latest(folder: str | Path) -> Found | None:
+    """The highest step whose manifest is whole and whose hashes hold, all of it read; None in a folder without any.
+
+    Raises UserError where there are checkpoints and not one of them is whole, or another castile wrote the latest.
+    """
+    failures: list[Damaged] = []
+    for step, path in reversed(checkpoints(folder).items()):
+        try:
+            open_checkpoint(path).verify()
+        except Damaged as error:
+            failures.append(error)
+        else:
+            return Found(path, step, tuple(f"{error}; {path.name} before it is whole: --resume goes on from there"
+                                           for error in failures))  # fmt: skip
+    if failures:
+        raise UserError(f"{failures[0]}; {folder} holds no checkpoint that is whole: begin anew in another folder")
+    return None
+
+
+def before(path: Path) -> Path | None:
+    """The latest checkpoint beside `path`, and before it, that is whole."""
+    own = _NAME.fullmatch(path.name)
+    for step, other in reversed(checkpoints(path.parent).items()):
+        if own is None or step < int(own[1]):
+            try:
+                open_checkpoint(other).verify()
+            except Damaged:
+                continue
+            return other
+    return None
+
+
+def lock(folder: Path) -> int:
+    """Keep other runs from writing here until this process ends or closes the descriptor. Raises UserError."""
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            os.close(descriptor)
+            raise UserError(f"--checkpoint {folder}: another run writes there now; choose another folder") from error
+        # Some file systems keep no locks; two runs in one folder are then the user's own affair.
+    return descriptor
+
+
+def clean(disk: Disk, folder: Path, step: int) -> None:
+    """Make the folder ready for a run that goes on after `step`, 0 for one that begins; the caller holds the lock.
+
+    What dead writers left is removed; later checkpoints that are damaged are set aside as `step-N.damaged`.
+    Raises UserError for a later one that is whole: this run would write another of its name.
+    """
+    for left in sorted(path for path in folder.iterdir() if _LEFT.fullmatch(path.name)):
+        disk.remove_tree(left)
+    for later, path in checkpoints(folder).items():
+        if later > step:
+            _set_aside(disk, path, step)
+
+
+def _set_aside(disk: Disk, path: Path, step: int) -> None:
+    try:
+        open_checkpoint(path).verify()
+    except Damaged:
+        aside = path.with_name(path.name + DAMAGED)
+        if aside.exists():
+            disk.remove_tree(aside)
+        disk.rename(path, aside)
+    else:
+        raise UserError(
+            f"--checkpoint {path.parent}: {path.name} is there, and this run begins after step {step}: "
+            "go on from it with --resume, or choose another folder"
+        )
+
+
+def retire(disk: Disk, folder: Path, keep: int) -> None:
+    """Remove all but the `keep` latest checkpoints. Raises OSError."""
+    for path in list(checkpoints(folder).values())[:-keep]:
+        writer.take_away(disk, path)
