@@ -11,7 +11,7 @@ from time import perf_counter_ns
 
 import numpy as np
 
-from castile.runtime.comm.messages import Request
+from castile.runtime.comm.messages import DONE, Request
 from castile.runtime.executor import Executor, Program, Wait
 
 # A task as a call: an asynchronous one returns the request that tells when it has finished.
@@ -45,7 +45,8 @@ class Worker:
 
     def advance(self) -> bool:
         """Goes on until the step has ended or nothing can go on before something finishes; False where nothing went."""
-        next_, actions, begun, ended = self._executor.next, self._actions, self._begun, self._ended
+        next_, finished, actions = self._executor.next, self._executor.finished, self._actions
+        begun, ended = self._begun, self._ended
         pending, clock = self._pending, perf_counter_ns
         moved = False
         while (instruction := next_()) is not None:
@@ -58,7 +59,10 @@ class Worker:
                 self._idle_since = 0
                 begun[position] = clock()
                 outcome = actions[position]()
-                if asynchronous:
+                if outcome is DONE:
+                    ended[position] = clock()
+                    finished(task)
+                elif asynchronous:
                     self._spent[position] = clock() - begun[position]
                     pending[task] = (position, outcome)  # type: ignore[assignment]
                 else:

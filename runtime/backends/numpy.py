@@ -56,7 +56,7 @@ class Backend(base.Backend):
         comm = task.comm
         assert comm is not None
         send, receive, scratch = self._member(comm)
-        begin = partial(end.collective, comm.form, comm.group, send, receive, scratch, comm.counts, tag)
+        begin = end.prepared(comm.form, comm.group, send, receive, scratch, comm.counts, tag)
         poisoning = self._poisoning(task, self._private(task))
         return _after(_chain(poisoning), begin) if poisoning else begin
 

@@ -6,7 +6,8 @@ It does not know tasks, and not what carries the bytes.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -35,6 +36,23 @@ class End(Messenger):
             return self._move(group, send, receive, tag)
         part = forms.Part(self, group, group.index(self.rank), send, receive, scratch, counts, tag)
         return Staged(forms.steps(form, part))
+
+    def prepared(
+        self,
+        form: str,
+        group: Sequence[int],
+        send: np.ndarray | None,
+        receive: np.ndarray | None,
+        scratch: np.ndarray | None,
+        counts: Sequence[Sequence[int]],
+        tag: int,
+    ) -> Callable[[], Request]:
+        """`collective` as a call, to be made again only when the request it gave before is done."""
+        if form == "move" and group[0] != group[1]:
+            array = send if self.rank == group[0] else receive
+            assert array is not None
+            return self.sender(array, group[1], tag) if array is send else self.receiver(array, group[0], tag)
+        return partial(self.collective, form, group, send, receive, scratch, counts, tag)
 
     def _move(self, group: Sequence[int], send: np.ndarray | None, receive: np.ndarray | None, tag: int) -> Request:
         source, destination = group

@@ -6,7 +6,8 @@ They do not know what carries the bytes, nor who waits.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
@@ -68,3 +69,11 @@ class Messenger(ABC):
     @abstractmethod
     def recv(self, array: np.ndarray, peer: int, tag: int) -> Request:
         """Fills the array with the bytes of the peer's next message of that tag, which must be as long."""
+
+    def sender(self, array: np.ndarray, peer: int, tag: int) -> Callable[[], Request]:
+        """`send` as a call, to be made again only when the request it gave before is done."""
+        return partial(self.send, array, peer, tag)
+
+    def receiver(self, array: np.ndarray, peer: int, tag: int) -> Callable[[], Request]:
+        """`recv` as a call, to be made again only when the request it gave before is done."""
+        return partial(self.recv, array, peer, tag)

@@ -9,13 +9,15 @@ import contextlib
 import os
 import sys
 import time
-from functools import lru_cache
+import weakref
+from collections.abc import Callable
+from functools import lru_cache, partial
 
 import mpi4py
 import numpy as np
 
 from castile.runtime.comm.base import Communicator
-from castile.runtime.comm.messages import Request
+from castile.runtime.comm.messages import DONE, Request
 
 # One thread at a time calls MPI: without the locks of "multiple" each call is cheaper. No effect if MPI already runs.
 mpi4py.rc.thread_level = "serialized"
@@ -30,6 +32,8 @@ POLLS_BEFORE_SLEEP = 500
 POLLS_BEFORE_SLEEP_CROWDED = 20
 SHORTEST_SLEEP_SECONDS = 20e-6
 LONGEST_SLEEP_SECONDS = 500e-6
+# MPI keeps a copy of messages up to about this length, so that they have gone when they are begun.
+EAGER_BYTES = 4096
 
 
 @lru_cache(maxsize=1)
@@ -45,6 +49,33 @@ class _Message(Request):
 
     def __init__(self, request: MPI.Request) -> None:
         self._test = request.Test
+
+    def poll(self) -> bool:
+        return self._test()
+
+
+def _begin(send: Callable[[], MPI.Request]) -> Request:
+    return _Message(send())
+
+
+def _begin_eager(send: Callable[[], MPI.Request]) -> Request:
+    request = send()
+    return DONE if request.Test() else _Message(request)
+
+
+class _Repeated(Request):
+    """A message that MPI was told of once and that is begun again and again, which costs a third of a new one."""
+
+    __slots__ = ("__weakref__", "_start", "_test")
+
+    def __init__(self, request: MPI.Prequest, discarded: list[MPI.Prequest]) -> None:
+        self._start, self._test = request.Start, request.Test
+        # whoever drops us may be any thread, and one at a time calls MPI
+        weakref.finalize(self, discarded.append, request).atexit = False
+
+    def begin(self) -> Request:
+        self._start()
+        return self
 
     def poll(self) -> bool:
         return self._test()
@@ -69,12 +100,23 @@ class MpiCommunicator(Communicator):
         epoch = np.array(time.perf_counter_ns())
         comm.Bcast([epoch, MPI.INT64_T])
         self.epoch_ns = int(epoch) + self.clock_offset_ns()
+        self._discarded: list[MPI.Prequest] = []
 
     def send(self, array: np.ndarray, peer: int, tag: int) -> Request:
         return _Message(self._comm.Isend((array.view(np.uint8), MPI.BYTE), peer, tag % self._num_tags))
 
     def recv(self, array: np.ndarray, peer: int, tag: int) -> Request:
         return _Message(self._comm.Irecv((array.view(np.uint8), MPI.BYTE), peer, tag % self._num_tags))
+
+    def sender(self, array: np.ndarray, peer: int, tag: int) -> Callable[[], Request]:
+        send = partial(self._comm.Isend, (array.view(np.uint8), MPI.BYTE), peer, tag % self._num_tags)
+        return partial(_begin_eager if array.nbytes <= EAGER_BYTES else _begin, send)
+
+    def receiver(self, array: np.ndarray, peer: int, tag: int) -> Callable[[], Request]:
+        while self._discarded:
+            self._discarded.pop().Free()
+        request = self._comm.Recv_init((array.view(np.uint8), MPI.BYTE), peer, tag % self._num_tags)
+        return _Repeated(request, self._discarded).begin
 
     def barrier(self) -> None:
         self._comm.Barrier()

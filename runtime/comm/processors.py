@@ -5,7 +5,7 @@ It does not know tasks; where each rank has one processor, the communicator itse
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -46,6 +46,12 @@ class _ProcessorEnd(End):
 
     def recv(self, array: np.ndarray, peer: int, tag: int) -> Request:
         return self._comm.recv(array, self._ranks[peer], self._tag(tag, peer, self.rank))
+
+    def sender(self, array: np.ndarray, peer: int, tag: int) -> Callable[[], Request]:
+        return self._comm.sender(array, self._ranks[peer], self._tag(tag, self.rank, peer))
+
+    def receiver(self, array: np.ndarray, peer: int, tag: int) -> Callable[[], Request]:
+        return self._comm.receiver(array, self._ranks[peer], self._tag(tag, peer, self.rank))
 
     def _tag(self, tag: int, source: int, destination: int) -> int:
         return (tag * self._stride + self._slot[source]) * self._stride + self._slot[destination]
