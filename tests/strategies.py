@@ -24,6 +24,7 @@ from castile.runtime.task import NUM_LANES, Lane
 from tests.layers import Canvas, Layer, layers
 
 MOST_PROCS = 4
+SGD = Updates(find("sgd")())
 MOST_PARTS = 6
 MOST_ELEMENTS = 160
 
@@ -58,12 +59,15 @@ class Problem:
 
 
 @st.composite
-def problems(draw: DrawFn, exact: bool = False, most_layers: int = 6, featured: str = "") -> Problem:
+def problems(
+    draw: DrawFn, exact: bool = False, most_layers: int = 6, featured: str = "", batch: int | None = None
+) -> Problem:
     """A graph with at least one parameter, whose every branch ends in the loss.
 
     featured   an operator that it must hold, with layers before it
+    batch      samples a step; any by default
     """
-    c = Canvas(draw, exact, draw(st.integers(1, 4)))
+    c = Canvas(draw, exact, batch or draw(st.integers(1, 4)))
     known = layers(exact)
     names = draw(st.lists(st.sampled_from(sorted(known)), min_size=1, max_size=most_layers))
     kinds = draw(st.permutations(SOURCES))
@@ -147,9 +151,9 @@ def placements(draw: DrawFn, num_parts: int, replicas: int, num_procs: int) -> t
 
 
 @st.composite
-def strategies(draw: DrawFn, graph: Graph, num_procs: int) -> Strategy:
+def strategies(draw: DrawFn, graph: Graph, num_procs: int, updates: Updates = SGD) -> Strategy:
     """A plan: every node by itself, or most cut along their first or last axis over one group of processors."""
-    names = passes.names(graph, Updates(find("sgd")()))
+    names = passes.names(graph, updates)
     group = tuple(draw(st.permutations(range(num_procs)))[: draw(st.integers(1, num_procs))])
     axes = draw(st.sampled_from((("first",), ("last",), ("first", "last"), ())))
     chosen: dict[str, Config] = {}

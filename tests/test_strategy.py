@@ -16,7 +16,18 @@ from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.seeds import seeds
 from castile.planner.space import space_of
-from castile.planner.strategy import Config, Predicted, Strategy, check, check_config, decode, encode, parts, read
+from castile.planner.strategy import (
+    SCHEMA,
+    Config,
+    Predicted,
+    Strategy,
+    check,
+    check_config,
+    decode,
+    encode,
+    parts,
+    read,
+)
 from castile.runtime import machine as machines
 
 
@@ -129,7 +140,7 @@ def test_a_value_of_another_kind_is_refused_by_its_path(fields, path):
 
 
 def test_another_schema_is_refused():
-    assert "schema 2, this castile reads schema 1: plan again" in refused(text(schema=2))
+    assert f"schema {SCHEMA + 1}, this castile reads schema {SCHEMA}: plan again" in refused(text(schema=SCHEMA + 1))
 
 
 NO_PLANS = [

@@ -10,16 +10,33 @@ from typing import Any
 import numpy as np
 
 from castile.kernels.form import prepares
+from castile.kernels.numpy.jit import compiled
+from castile.kernels.numpy.lanes import after, pointer, spare
+from castile.kernels.numpy.views import chain
+from castile.kernels.numpy.walk import FIRST, SECOND, block_size, elementwise, fetch, num_rows, room, settle
 
 
 @prepares
 def square_sum(out: np.ndarray, x: np.ndarray) -> Callable[[], Any] | None:
     """See the definition."""
-    return partial(_square_sum, out, x.reshape(-1)) if x.flags.c_contiguous else None
+    if x.flags.c_contiguous:
+        return partial(_dot, out, x.reshape(-1))
+    add = elementwise(_add_squares, [x], out.reshape(1))
+    return add and chain([partial(out.fill, 0), add])
 
 
-def _square_sum(out: np.ndarray, x: np.ndarray) -> None:
+def _dot(out: np.ndarray, x: np.ndarray) -> None:
     out[...] = np.dot(x, x)
+
+
+@compiled
+def _add_squares(walk, x, total):  # type: ignore[no-untyped-def]
+    plan, p_x = pointer(walk), pointer(x)
+    s_x, a = after(plan, FIRST), spare(x)
+    for first in range(0, num_rows(plan), plan[4]):
+        v = fetch(plan, s_x, p_x, first, a)
+        for j in range(block_size(plan, first)):
+            total[0] += v[j] * v[j]
 
 
 def clip_factor(out: tuple[np.ndarray, np.ndarray], squares: np.ndarray, *, most: float) -> None:
@@ -29,6 +46,20 @@ def clip_factor(out: tuple[np.ndarray, np.ndarray], squares: np.ndarray, *, most
     factor[...] = min(1.0, most / (float(norm) + 1e-6))
 
 
-def times(out: np.ndarray, x: np.ndarray, factor: np.ndarray) -> None:
+@prepares
+def times(out: np.ndarray, x: np.ndarray, factor: np.ndarray) -> Callable[[], Any] | None:
     """See the definition."""
-    np.multiply(x, factor, out=out)
+    return elementwise(_times, [out, x], factor.reshape(1))
+
+
+@compiled
+def _times(walk, out, x, factor):  # type: ignore[no-untyped-def]
+    plan, p_out, p_x = pointer(walk), pointer(out), pointer(x)
+    s_out, s_x = after(plan, FIRST), after(plan, SECOND)
+    a, b = spare(out), spare(x)
+    by = factor[0]
+    for first in range(0, num_rows(plan), plan[4]):
+        o, v = room(plan, s_out, p_out, first, a), fetch(plan, s_x, p_x, first, b)
+        for j in range(block_size(plan, first)):
+            o[j] = v[j] * by
+        settle(plan, s_out, p_out, first, a)

@@ -1,0 +1,153 @@
+"""Microbatches are a split of the sample axis in time: they train as the whole batch does, under any plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
+
+from castile.launch import models
+from castile.planner.cost import CostModel
+from castile.planner.graph import Graph
+from castile.planner.lower import Lowering
+from castile.planner.op import Init
+from castile.planner.ops.sgd import Sgd
+from castile.planner.seeds import seeds
+from castile.planner.simulate import simulate
+from castile.planner.updates import Updates
+from castile.runtime import machine
+from tests.strategies import batches, beginnings, machines, problems, strategies, whole_on
+from tests.training import SGD, difference, train
+
+TOLERANCE = 1e-10
+EXAMPLES = 300
+
+
+def test_microbatches_train_as_the_whole_batch(tell: Callable[[str], None]) -> None:
+    seen: Counter[str] = Counter()
+
+    @settings(max_examples=EXAMPLES, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        count = data.draw(st.integers(2, 3))
+        problem = data.draw(problems(batch=count * data.draw(st.integers(1, 2))))
+        on = data.draw(machines())
+        whole = data.draw(strategies(problem.graph, on.num_procs))
+        cut = msgspec.structs.replace(whole, microbatches=count)
+        try:
+            Lowering(problem.graph, on, SGD).lower(cut)
+        except ValueError as error:
+            assert "microbatches" in str(error), error
+            seen["refused"] += 1
+            reject()
+        steps, values = batches(problem, 2, exact=False), beginnings(problem, exact=False)
+        size = data.draw(st.integers(1, on.num_procs))
+        one = train(problem.graph, whole_on(problem.graph), on, steps, values, rate=2**-7)
+        many = train(problem.graph, cut, on, steps, values, rate=2**-7, size=size)
+        assert difference(many.losses, one.losses) < TOLERANCE
+        for name, expected in one.carried.items():
+            moved = np.abs(one.carried[name.rpartition("/")[0] or name]).max()
+            assert difference(many.carried[name], expected, moved) < TOLERANCE, name
+        seen["trained"] += 1
+        seen.update({node.op.name for node in problem.graph.nodes.values()})
+
+    check()
+    tell(f"microbatches train as the whole batch: {', '.join(f'{k} {n}' for k, n in seen.most_common())}")
+    assert seen["trained"] >= EXAMPLES
+
+
+def test_a_processor_holds_the_activations_of_one_microbatch_at_a_time() -> None:
+    graph, on = models.parse("gpt:layers=2,width=32,seq=32").graph(8), machine.local(2)
+    lowering = Lowering(graph, on, SGD)
+    plan = seeds(lowering)["data_parallel"]
+
+    def peak(count: int) -> int:
+        tasks = lowering.lower(msgspec.structs.replace(plan, microbatches=count))
+        return int(simulate(tasks, CostModel(on).picoseconds(tasks.cost_keys), on.engines).peak_bytes.max())
+
+    fixed = 2 * 4 * sum(int(np.prod(t.shape)) for t in graph.params)
+    assert peak(4) - fixed < 0.6 * (peak(1) - fixed)
+
+
+def test_gradients_are_summed_before_they_are_sent() -> None:
+    graph, on = models.parse("mlp").graph(8), machine.local(2)
+    lowering = Lowering(graph, on, SGD)
+    plan = seeds(lowering)["data_parallel"]
+
+    def transfers(count: int) -> int:
+        tasks = lowering.lower(msgspec.structs.replace(plan, microbatches=count)).tasks
+        return sum(t.name.startswith("fc1.weight/grad:all_reduce") for t in tasks)
+
+    assert transfers(1) == transfers(4) == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda g, x: g.sum("loss", g.linear("fc", x, 3)), "8 along the sample axis do not make 3 equal"),
+        (lambda g, x: g.sum("loss", g.linear("fc", g.linear("in", x, 8), 3)), "do not make 3 equal"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused_in_words(make, words) -> None:
+    g = Graph("small", "float64")
+    g.minimise(make(g, g.input("x", (8, 4), "b i")))
+    plan = msgspec.structs.replace(whole_on(g), microbatches=3)
+    with pytest.raises(ValueError, match=words):
+        Lowering(g, machine.local(1), SGD).lower(plan)
+
+
+def test_clipping_is_by_the_norm_of_all_gradients(tell: Callable[[str], None]) -> None:
+    """Under any plan the step is the one that gradients scaled to the norm would make."""
+    lengths: list[float] = []
+
+    @settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        problem, on = data.draw(problems()), data.draw(machines())
+        most = data.draw(st.sampled_from((1e-3, 1.0, 1e6)))
+        clipped = Updates(Sgd(), clip=most)
+        plan = data.draw(strategies(problem.graph, on.num_procs, clipped))
+        steps, values = batches(problem, 1, exact=False), beginnings(problem, exact=False)
+        free = train(problem.graph, whole_on(problem.graph), on, steps, values, rate=1.0, updates=Updates(Sgd()))
+        held = train(problem.graph, plan, on, steps, values, rate=1.0, updates=clipped)
+        gradients = {n: values[n] - free.carried[n] for n in values}
+        norm = np.sqrt(sum(float((g * g).sum()) for g in gradients.values()))
+        lengths.append(norm / most)
+        for name, gradient in gradients.items():
+            expected = values[name] - gradient * min(1.0, most / (norm + 1e-6))
+            assert difference(held.carried[name], expected, np.abs(values[name]).max()) < TOLERANCE, name
+
+    check()
+    assert min(lengths) < 1 < max(lengths)
+    tell(f"clipping: {sum(n > 1 for n in lengths)} of {len(lengths)} draws were clipped")
+
+
+def test_decay_spares_the_parameters_that_are_named() -> None:
+    g = Graph("small", "float64")
+    x = g.input("x", (2, 3), "b i")
+    g.minimise(g.sum("loss", g.linear("fc", x, features=2)))
+    updates = Updates(Sgd(decay=0.5), undecayed=("*.bias",))
+    data, values = [{"x": np.zeros((2, 3))}], {"fc.weight": np.ones((2, 3)), "fc.bias": np.ones(2)}
+    done = train(g, whole_on(g), machine.local(1), data, values, rate=1.0, updates=updates)
+    assert (done.carried["fc.weight"] == 0.5).all()
+    assert (done.carried["fc.bias"] == values["fc.bias"] - 2).all()
+
+
+def test_a_state_is_renewed_once_a_step_and_read_as_it_was() -> None:
+    from castile.planner.op import find
+
+    g = Graph("counting", "float64")
+    x = g.input("x", (4, 3), "b i")
+    y = g.linear("fc", x, features=3, bias=False)
+    total = g.state("total", (3,), ("i",), Init("zeros"), find("add")(), g.param("step", (3,), ("i",), Init("ones")))
+    g.minimise(g.sum("loss", g.add("seen", g.add("moved", y, g.tensors["step"]), total)))
+    data = [{"x": np.zeros((4, 3))} for _ in range(3)]
+    values = {"fc.weight": np.zeros((3, 3)), "step": np.ones(3), "total": np.zeros(3)}
+    done = train(g, whole_on(g), machine.local(1), data, values, rate=0.0)
+    assert done.carried["total"].tolist() == [3.0] * 3
+    assert done.losses.tolist() == [12.0, 24.0, 36.0]
