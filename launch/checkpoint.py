@@ -89,7 +89,8 @@ def _ls(command: Checkpoint) -> Told:
 def _line(row: Mapping[str, Any]) -> str:
     if "why" in row:
         return f"{row['name']}  {row['why']}"
-    told = f"{row['samples']:>10} samples  {written(row['size_bytes']):>9}  {row['model']} on {row['data']}"
+    told = f"{row['samples']:>10} samples  {written(row['size_bytes']):>9}  {row['model']}"
+    told += f" on {row['data']}" if row["data"] else ""
     return f"{row['name']}{told}"
 
 
