@@ -1,0 +1,73 @@
+"""Stopping: a signal that asks a rank to stop becomes a step after which all ranks stop.
+
+It does not know what is saved before the job ends.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterable
+from types import FrameType, TracebackType
+from typing import Any
+
+from castile.runtime.comm.base import Communicator
+
+# SIGUSR1 too, because Open MPI's mpirun passes SIGTERM on and kills the ranks a quarter of a second later.
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+# Agreeing takes some tens of microseconds, so it is done about this often and not after every short step.
+ROUND_SECONDS = 0.1
+MOST_STEPS_A_ROUND = 1000
+
+
+class Stopping:
+    """While it is entered, signals ask to stop; `after(step)` is true on all ranks after the same step."""
+
+    def __init__(self, comm: Communicator, signals: Iterable[signal.Signals] = SIGNALS) -> None:
+        self._comm = comm
+        self._signals = tuple(signals)
+        self._previous: dict[signal.Signals, Any] = {}
+        self.name = ""
+        self._round_step = -1
+        self._round_seconds = 0.0
+        self._last_step = -1
+
+    def __enter__(self) -> Stopping:
+        # Only the main thread may set handlers.
+        if threading.current_thread() is threading.main_thread():
+            self._previous = {number: signal.signal(number, self._note) for number in self._signals}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def after(self, step: int) -> bool:
+        """Whether to stop after this step; every rank calls it after each of the same steps."""
+        if self._comm.size == 1:
+            return bool(self.name)
+        if step < self._round_step:
+            return False
+        told = self._comm.gather_bytes(self.name.encode())
+        answer = self._comm.bcast_bytes(self._answer(step, told) if told is not None else None)
+        if answer[:1] == b"!":
+            self.name = answer[1:].decode()
+            return True
+        self._round_step = step + int(answer)
+        return False
+
+    def _answer(self, step: int, told: list[bytes]) -> bytes:
+        """Rank 0's: the signal that any rank was given, or in how many steps the ranks ask again."""
+        asked = next(filter(None, told), None)
+        if asked is not None:
+            return b"!" + asked
+        now = time.perf_counter()
+        each = (now - self._round_seconds) / max(step - self._last_step, 1)
+        self._round_seconds, self._last_step = now, step
+        return str(min(MOST_STEPS_A_ROUND, max(1, int(ROUND_SECONDS / each)))).encode()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.name = signal.Signals(number).name
