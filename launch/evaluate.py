@@ -1,64 +1,112 @@
-"""Evaluation: a forward pass over held-out samples, under the plan and with the very parameters of training.
+"""Evaluation: a second graph over the very parameters of training, run over held-out samples under the same plan.
 
-It does not know how the model was trained.
+In that graph dropout is off and running statistics stand for those of the batch. It does not know how the model was
+trained.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import logsumexp
+from scipy.special import expit, logsumexp
+from scipy.stats import rankdata
 
 from castile.launch.data import Dataset
-from castile.launch.execution import feed_from
+from castile.launch.execution import Execution, feed_from
 from castile.launch.jobs import Job
+from castile.planner.graph import Graph, Node
 from castile.planner.lower import Lowering
-from castile.planner.strategy import Strategy
+from castile.planner.strategy import Config, Strategy, check_config
 from castile.runtime.backends.base import State
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """How the model does on samples it was not trained on: loss in nats a prediction, share of right predictions."""
+    """How the model does on samples that it was not trained on.
+
+    loss       a prediction's, in nats where it is a cross-entropy, else its squared error
+    accuracy   share of right predictions, None where there is no right and wrong
+    auc        area under the receiver's operating curve, of models that tell two classes apart
+    """
 
     loss: float
-    accuracy: float
     num_samples: int
+    accuracy: float | None = None
+    auc: float | None = None
 
 
 def held_out(job: Job, plan: Strategy, dataset: Dataset, state: State) -> HeldOut | None:
     """Evaluate on all held-out samples; rank 0 gets the figures. None where the model names no output to judge."""
-    if not job.graph.outputs:
+    graph = job.evaluation
+    if not graph.outputs or not dataset.num_held_out:
         return None
-    forward = Lowering(job.graph, job.machine, job.lowering.updates, mode="forward")
-    prepared = job.prepare(plan, forward)
-    execution = job.execute(prepared, 0, state)
-    labels, logits = _labels(job), job.graph.outputs[0]
-    batch, total = job.graph.batch, dataset.num_held_out
-    losses, right = [], []
+    lowering = Lowering(graph, job.machine, job.lowering.updates, mode="forward")
+    prepared = job.prepare(adapted(plan, job.lowering, graph), lowering)
+    execution = job.execute(prepared, 0, state, graph)
+    labels = _labels(graph)
+    pieces = [(scores, arrays[labels][: len(scores)]) for scores, arrays in _scores(graph, dataset, execution)]
+    if not pieces:
+        return None
+    scores, truth = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
+    return _judge(graph, scores.astype(np.float64), truth, dataset.num_held_out)
+
+
+def adapted(plan: Strategy, trained: Lowering, graph: Graph) -> Strategy:
+    """A plan for a graph over parameters that lie as a training plan has them: each node as it is there, if it is."""
+    known = trained.configs(plan)
+    configs = {name: known.get(name, Config()) for name in graph.nodes}
+    configs = {name: config if _legal(graph.nodes[name], config) else Config() for name, config in configs.items()}
+    homes = {name: config for name, config in known.items() if name.endswith("/update")}
+    return Strategy(configs | homes, num_procs=plan.num_procs)
+
+
+def _legal(node: Node, config: Config) -> bool:
+    try:
+        check_config(node, config)
+    except ValueError:
+        return False
+    return True
+
+
+def _scores(graph: Graph, dataset: Dataset, execution: Execution) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
+    """What the model says of each batch of held-out samples, on the rank that holds it, and the batch."""
+    batch, total = graph.batch, dataset.num_held_out
     for begin in range(0, total, batch):
         arrays = dataset.held_out_batch(begin, batch)
         execution.feed(feed_from(arrays))
         execution.runner.run()
-        scores = execution.output(logits)
+        scores = execution.output(graph.outputs[0])
         if scores is not None:
-            taken = min(batch, total - begin)
-            loss, hit = _judge(scores[:taken], arrays[labels][:taken])
-            losses.append(loss)
-            right.append(hit)
-    if not losses:
+            yield scores[: total - begin].copy(), arrays
+
+
+def _labels(graph: Graph) -> str:
+    """The input that the model's output is compared with: the first that only what follows the output reads."""
+    before: set[str] = set(graph.outputs)
+    for node in reversed(graph.nodes.values()):
+        if before & set(node.outputs):
+            before.update(node.inputs)
+    return next(name for name in graph.inputs if name not in before)
+
+
+def _judge(graph: Graph, scores: np.ndarray, truth: np.ndarray, num_samples: int) -> HeldOut:
+    if truth.dtype.kind in "iu" and scores.ndim == truth.ndim + 1:
+        chosen = np.take_along_axis(scores, truth[..., None], axis=-1)[..., 0]
+        loss = float((logsumexp(scores, axis=-1) - chosen).mean())
+        return HeldOut(loss, num_samples, float((scores.argmax(axis=-1) == truth).mean()))
+    truth = truth.reshape(scores.shape)
+    if not any(node.op.name == "bce" for node in graph.nodes.values()):
+        return HeldOut(float(np.square(scores - truth).mean()), num_samples)
+    loss = float((np.logaddexp(0, scores) - truth * scores).mean())
+    return HeldOut(loss, num_samples, float(((expit(scores) > 0.5) == (truth > 0.5)).mean()), auc(scores, truth > 0.5))
+
+
+def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
+    """How often a positive sample scores above a negative one, ties counting half (Hanley and McNeil, 1982)."""
+    ranks, chosen = rankdata(scores.ravel()), positive.ravel()
+    num_positive, num_negative = int(chosen.sum()), int((~chosen).sum())
+    if not num_positive or not num_negative:
         return None
-    return HeldOut(float(np.concatenate(losses).mean()), float(np.concatenate(right).mean()), total)
-
-
-def _labels(job: Job) -> str:
-    """The input that the model's loss compares its output with."""
-    loss = next(n for n in job.graph.nodes.values() if job.graph.loss in n.outputs)
-    return next(t for t in loss.inputs if t in job.graph.inputs)
-
-
-def _judge(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    scores = scores.astype(np.float64)
-    chosen = np.take_along_axis(scores, labels[..., None], axis=-1)[..., 0]
-    return (logsumexp(scores, axis=-1) - chosen).ravel(), (scores.argmax(axis=-1) == labels).ravel()
+    return float((ranks[chosen].sum() - num_positive * (num_positive + 1) / 2) / (num_positive * num_negative))

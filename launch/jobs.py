@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
 
@@ -80,6 +80,11 @@ class Job:
         found.steps_per_epoch(self.graph.batch)
         return found
 
+    @cached_property
+    def evaluation(self) -> Graph:
+        """The model's graph for evaluation, over the parameters of training."""
+        return self.model.graph(self.graph.batch, self.graph.dtype, training=False)
+
     @property
     def cost(self) -> CostModel:
         """The cost model with all that has been learned so far."""
@@ -111,9 +116,11 @@ class Job:
             raise RuntimeError(f"the ranks lowered one plan to different tasks: {[d.decode() for d in digests]}")
         return prepared
 
-    def execute(self, prepared: Prepared, seed: int, state: State | None = None) -> Execution:
-        """This rank's part of a prepared plan, its parameters filled unless they came with `state`."""
-        made = Execution(self.graph, prepared, self.comm, self.procs, {} if state is None else state, seed)
+    def execute(
+        self, prepared: Prepared, seed: int, state: State | None = None, graph: Graph | None = None
+    ) -> Execution:
+        """This rank's part of a prepared plan of a graph, its parameters filled unless they came with `state`."""
+        made = Execution(graph or self.graph, prepared, self.comm, self.procs, {} if state is None else state, seed)
         if state is None:
             made.initialise(seed)
         return made
@@ -144,13 +151,20 @@ def start(
     profile: str,
     updates: Updates | None = None,
     microbatches: int = 1,
+    dataset: str = "",
+    seed: int = 0,
 ) -> Job:
-    """Begin a job; all ranks call it. `updates`: by default those of the model's recipe.
+    """Begin a job; all ranks call it.
 
+    updates         by default those of the model's recipe
+    dataset, seed   whose categories a model counts that has a setting `sizes` and was given none
     Raises ValueError or UserError in one sentence for a user's mistake.
     """
     comm = communicator()
     named = models.parse(model)
+    if named.takes("sizes") and "sizes" not in named.settings:
+        sizes = data.load(dataset or named.recipe.data, seed).sizes
+        named = replace(named, settings={**named.settings, "sizes": "+".join(map(str, sizes.values()))})
     graph = named.graph(named.recipe.batch if batch is None else batch)
     found = find_machine(machine, comm)
     _check_runs_here(found, comm.size)

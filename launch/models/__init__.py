@@ -1,14 +1,16 @@
 """Models by name: `gpt:layers=4,width=128` is the file gpt.py of this folder, or a Python file of the user's own.
 
 A model is a module with `build(batch=None, dtype="float32", **settings) -> Graph`, whose keyword parameters with type
-hints are its settings, and `RECIPE`, how it is trained unless the user says otherwise. It does not know how a model is
-planned or run.
+hints are its settings, and `RECIPE`, how it is trained unless the user says otherwise. A parameter `training` is no
+setting: where it is False the graph is for evaluation, without dropout and with running statistics. It does not know
+how a model is planned or run.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,14 +56,19 @@ class Model:
     recipe: Recipe
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def graph(self, batch: int | None = None, dtype: str = "float32") -> Graph:
-        """The operator graph for that many samples a step (by default the recipe's)."""
+    def takes(self, setting: str) -> bool:
+        """Whether the model's function has a parameter of that name."""
+        return setting in inspect.signature(self.build).parameters
+
+    def graph(self, batch: int | None = None, dtype: str = "float32", training: bool = True) -> Graph:
+        """The operator graph for that many samples a step (by default the recipe's), for training or evaluation."""
         if batch is not None and batch < 1:
             raise ValueError(f"model {self.name}: a batch holds at least 1 sample, got {batch}")
         small = [name for name, value in self.settings.items() if type(value) is int and value < 1]
         if small:
             raise ValueError(f"model {self.name}: {small[0]} should be at least 1, got {self.settings[small[0]]}")
-        graph = self.build(batch=batch, dtype=dtype, **self.settings)
+        mode = {"training": training} if self.takes("training") else {}
+        graph = self.build(batch=batch, dtype=dtype, **mode, **self.settings)
         if not isinstance(graph, Graph):
             raise ValueError(f"model {self.name}: build() gave a {type(graph).__name__}; it should give a Graph")
         return graph
@@ -79,7 +86,7 @@ def parse(text: str) -> Model:
     """
     name, given = settings.split(text)
     module = _from_file(Path(name)) if name.endswith(".py") else _by_name(name)
-    values = settings.typed(module.build, given, f"model {name}", reserved=("batch", "dtype"))
+    values = settings.typed(module.build, given, f"model {name}", reserved=("batch", "dtype", "training"))
     return Model(name, module.build, getattr(module, "RECIPE", Recipe("digits", 32, 0.1)), values)
 
 
