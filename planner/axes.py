@@ -133,12 +133,12 @@ def _leading(
             raise ValueError(f"{who}: operand of shape {shape} does not fit the axis line's leading axes")
         if found is None:
             at = operand.dims.index((LEADING,))
-            found = tuple(_fresh(name, taken) for name in own[at : at + count])
+            found = tuple(fresh(name, taken) for name in own[at : at + count])
     return found or ()
 
 
-def _fresh(name: str, taken: set[str]) -> str:
-    """A leading axis keeps its name unless the line uses that name for another axis."""
+def fresh(name: str, taken: set[str]) -> str:
+    """The name of an axis, unless it is taken: then lengthened until it is not. It is taken from then on."""
     while name in taken:
         name += "_"
     taken.add(name)

@@ -53,17 +53,19 @@ def attention(
     scratch: np.ndarray,
 ) -> Call:
     """See the definition."""
-    y, q, kk, v = (_by_head(x, heads) for x in (out[0], q, kk, v))
+    width = q.shape[2] // heads
+    all_y, all_q, kk, v = (_by_head(x, width) for x in (out[0], q, kk, v))
     calls: list[Call] = []
-    for part in _blocks(q, kk, causal, offset, scratch.size):
-        rows = _take(Scratch(scratch), part, q, kk)
-        scores = rows[..., : part.num_keys]
-        calls += [
-            _contract(scores, "bhsd,bhtd->bhst", part.queries(q), part.keys(kk)),
-            _softmax_call(rows, part, causal, offset, scale),
-            partial(np.copyto, part.queries(out[1]), rows[..., -1]),
-            _contract(part.queries(y), "bhst,bhtd->bhsd", scores, part.keys(v)),
-        ]
+    for y, q, lse in _sharing(kk, all_y, all_q, out[1]):
+        for part in _blocks(q, kk, causal, offset, scratch.size):
+            rows = _take(Scratch(scratch), part, q, kk)
+            scores = rows[..., : part.num_keys]
+            calls += [
+                _contract(scores, "bhsd,bhtd->bhst", part.queries(q), part.keys(kk)),
+                _softmax_call(rows, part, causal, offset, scale),
+                partial(np.copyto, part.queries(lse), rows[..., -1]),
+                _contract(part.queries(y), "bhst,bhtd->bhsd", scores, part.keys(v)),
+            ]
     return chain(calls) if calls else nothing
 
 
@@ -84,15 +86,39 @@ def attention_grad(
     scratch: np.ndarray,
 ) -> Call:
     """See the definition."""
-    dq, dk, dv, dy, q, kk, v, y = (_by_head(x, heads) for x in (*out, dy, q, kk, v, y))
+    width = q.shape[2] // heads
+    dq, dk, dv, dy, q, kk, v, y = (_by_head(x, width) for x in (*out, dy, q, kk, v, y))
+    calls: list[Call] = []
+    for number, queries in enumerate(_sharing(kk, dq, dy, q, y, lse)):
+        calls += _gradients(number > 0, *queries, dk, dv, kk, v, causal, offset, scale, scratch)
+    return chain(calls) if calls else nothing
+
+
+def _gradients(
+    adds: bool,
+    dq: np.ndarray,
+    dy: np.ndarray,
+    q: np.ndarray,
+    y: np.ndarray,
+    lse: np.ndarray,
+    dk: np.ndarray,
+    dv: np.ndarray,
+    kk: np.ndarray,
+    v: np.ndarray,
+    causal: bool,
+    offset: int,
+    scale: float,
+    scratch: np.ndarray,
+) -> list[Call]:
+    """The gradients of as many heads of queries as there are of keys; to keys and values they are added if `adds`."""
     calls: list[Call] = []
     for part in _blocks(q, kk, causal, offset, scratch.size // 2):
         memory = Scratch(scratch)
         rows, d_rows = _take(memory, part, q, kk), _take(memory, part, q, kk)
         p, ds = rows[..., : part.num_keys], d_rows[..., : part.num_keys]
         q_part, dy_part = part.queries(q), part.queries(dy)
-        adds = part.rows.stop < q.shape[2]
-        if not adds:
+        added = adds or part.rows.stop < q.shape[2]
+        if not added:
             calls += [partial(x[part.samples, part.heads, part.num_keys :].fill, 0) for x in (dk, dv)]
         calls += [
             _contract(p, "bhsd,bhtd->bhst", q_part, part.keys(kk)),
@@ -101,15 +127,22 @@ def attention_grad(
             _contract(d_rows[..., -1], "bhsd,bhsd->bhs", dy_part, part.queries(y)),
             _softmax_grad_call(rows, d_rows, part, causal, offset, scale),
             _contract(part.queries(dq), "bhst,bhtd->bhsd", ds, part.keys(kk)),
-            _contract(part.keys(dk), "bhst,bhsd->bhtd", ds, q_part, adds),
-            _contract(part.keys(dv), "bhst,bhsd->bhtd", p, dy_part, adds),
+            _contract(part.keys(dk), "bhst,bhsd->bhtd", ds, q_part, added),
+            _contract(part.keys(dv), "bhst,bhsd->bhtd", p, dy_part, added),
         ]
-    return chain(calls) if calls else nothing
+    return calls
 
 
-def _by_head(x: np.ndarray, heads: int) -> np.ndarray:
-    """x [b,s,heads*d] as a view [b,heads,s,d]."""
-    return x.reshape(*x.shape[:2], heads, x.shape[2] // heads, copy=False).transpose(0, 2, 1, 3)
+def _by_head(x: np.ndarray, width: int) -> np.ndarray:
+    """x [b,s,heads*width] as a view [b,heads,s,width]."""
+    return x.reshape(*x.shape[:2], x.shape[2] // width, width, copy=False).transpose(0, 2, 1, 3)
+
+
+def _sharing(kk: np.ndarray, *queries: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
+    """Of arrays [b,heads,s,...] of queries the heads that come first in their groups of keys, then the second, ..."""
+    shared = queries[0].shape[1] // kk.shape[1]
+    for number in range(shared):
+        yield tuple(x[:, number::shared] for x in queries)
 
 
 def _blocks(q: np.ndarray, kk: np.ndarray, causal: bool, offset: int, nbytes: int) -> Iterator[Blocks]:

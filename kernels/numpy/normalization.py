@@ -1,4 +1,4 @@
-"""Layer normalisation over the last dim and its gradients, row by row.
+"""Layer and root mean square normalisation over the last dim and their gradients, row by row.
 
 It knows no other statistics.
 """
@@ -55,6 +55,34 @@ def layer_norm_grad_params(
     return work if work is None or accumulate else chain([*(partial(one.fill, 0) for one in out), work])
 
 
+@prepares
+def rms_norm(out: tuple[np.ndarray, np.ndarray], x: np.ndarray, g: np.ndarray, *, eps: float) -> Call | None:
+    """See the definition."""
+    if not dense(g):
+        return None
+    real = x.dtype.type
+    return by_rows(_rms, [out[0], x], g, real(1 / x.shape[-1]), real(eps), bare=[out[1]])
+
+
+@prepares
+def rms_norm_grad_input(out: np.ndarray, dy: np.ndarray, x: np.ndarray, g: np.ndarray, rstd: np.ndarray) -> Call | None:
+    """See the definition."""
+    if not dense(g):
+        return None
+    return by_rows(_rms_grad, [out, dy, x], g, x.dtype.type(1 / x.shape[-1]), bare=[rstd])
+
+
+@prepares
+def rms_norm_grad_params(
+    out: np.ndarray, dy: np.ndarray, x: np.ndarray, rstd: np.ndarray, *, accumulate: bool
+) -> Call | None:
+    """See the definition."""
+    if not dense(out):
+        return None
+    work = by_rows(_rms_sums, [dy, x], out, bare=[rstd])
+    return work if work is None or accumulate else chain([partial(out.fill, 0), work])
+
+
 @compiled
 def _normal(rows, cols, y, sy, x, sx, mean, sm, rstd, sr, g, b, per_col, eps):  # type: ignore[no-untyped-def]
     for r in range(rows):
@@ -98,3 +126,38 @@ def _normal_sums(rows, cols, dy, sd, x, sx, mean, sm, rstd, sr, dg, db):  # type
         for j in range(cols):
             dg[j] += d[j] * (v[j] - middle) * scale
             db[j] += d[j]
+
+
+@compiled
+def _rms(rows, cols, y, sy, x, sx, rstd, sr, g, per_col, eps):  # type: ignore[no-untyped-def]
+    for r in range(rows):
+        o, v = y[r * sy : r * sy + cols], x[r * sx : r * sx + cols]
+        total = per_col - per_col
+        for j in range(cols):
+            total += v[j] * v[j]
+        scale = f32(1) / sqrt(total * per_col + eps)
+        for j in range(cols):
+            o[j] = v[j] * scale * g[j]
+        rstd[r * sr] = scale
+
+
+@compiled
+def _rms_grad(rows, cols, out, so, dy, sd, x, sx, rstd, sr, g, per_col):  # type: ignore[no-untyped-def]
+    for r in range(rows):
+        o, d, v = out[r * so : r * so + cols], dy[r * sd : r * sd + cols], x[r * sx : r * sx + cols]
+        scale = rstd[r * sr]
+        along = per_col - per_col
+        for j in range(cols):
+            along += d[j] * g[j] * v[j]
+        along *= per_col * scale * scale
+        for j in range(cols):
+            o[j] = (d[j] * g[j] - v[j] * along) * scale
+
+
+@compiled
+def _rms_sums(rows, cols, dy, sd, x, sx, rstd, sr, dg):  # type: ignore[no-untyped-def]
+    for r in range(rows):
+        d, v = dy[r * sd : r * sd + cols], x[r * sx : r * sx + cols]
+        scale = rstd[r * sr]
+        for j in range(cols):
+            dg[j] += d[j] * v[j] * scale

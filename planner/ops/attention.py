@@ -1,5 +1,6 @@
 """Scaled dot-product attention of several heads (Vaswani et al., 2017), computed without keeping the scores
-(Dao et al., 2022): only the log-sum-exp of each row of scores is kept for the gradient.
+(Dao et al., 2022): only the log-sum-exp of each row of scores is kept for the gradient. Heads of queries may share
+keys and values (Ainslie et al., 2023).
 
 It does not know where keys come from: a split of the queries reads the keys it needs, by the law of its operands.
 """
@@ -14,13 +15,19 @@ from castile.runtime.region import Box
 
 @op("b s (h d!), b t! (h d!), b t! (h d!) -> b s (h d!), b h s", flops_per_point=4, results=("", "lse"))
 class Attention(Op):
-    """q [b, s, h*d], keys and values [b, t, h*d] -> y [b, s, h*d], lse [b, h, s]; h heads.
+    """q [b, s, h*r*d], keys and values [b, t, h*d] -> y like q, lse [b, h*r, s]; h heads of keys.
 
-    causal: query i sees keys 0 to i.
+    causal: query i sees keys 0 to i. r neighbouring heads of queries share a head of keys; only h may be cut.
     """
 
     h: int = 1
     causal: bool = False
+    r: int = 1
+
+    def axis_line(self, inputs: tuple[Tensor, ...]) -> str:
+        if self.r == 1:
+            return self.line
+        return "b s (h r! d!), b t! (h d!), b t! (h d!) -> b s (h r! d!), b (h r!) s"
 
     def reads(self, operand: int, part: Part) -> Box:
         box = super().reads(operand, part)
@@ -35,12 +42,12 @@ class Attention(Op):
         pairs = sum(min(i + 1, keys) for i in range(s0, s1)) if self.causal else (s1 - s0) * keys
         # the gradient recomputes the scores and makes four more products of the same size, forward makes two
         products = 1.0 if which == "F" else 2.5
-        return products * self.flops_per_point * (b1 - b0) * (h1 - h0) * part.extent("d") * pairs
+        return products * self.flops_per_point * (b1 - b0) * (h1 - h0) * self.r * part.extent("d") * pairs
 
     def _local(self, at: Part) -> dict[str, object]:
         h0, h1 = at.range("h")
         first = at.range("s")[0] if self.causal else 0
-        return {"heads": h1 - h0, "causal": self.causal, "offset": first, "scale": 1 / sqrt(at.extent("d"))}
+        return {"heads": (h1 - h0) * self.r, "causal": self.causal, "offset": first, "scale": 1 / sqrt(at.extent("d"))}
 
     def forward(self, k, q, keys, values, *, at):
         return k.attention(q, keys, values, **self._local(at))
@@ -50,6 +57,18 @@ class Attention(Op):
         return k.attention_grad(dy, q, keys, values, out, lse, **self._local(at))
 
     @staticmethod
-    def layer(g, name: str, q: Tensor, keys: Tensor, values: Tensor, heads: int, causal: bool = False) -> Tensor:
-        """Add attention to graph `g`; the last dim of all three holds the heads side by side."""
-        return g.apply(Attention(heads, causal), name, q, keys, values)
+    def layer(
+        g,
+        name: str,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        heads: int,
+        causal: bool = False,
+        kv_heads: int | None = None,
+    ) -> Tensor:
+        """Add attention to graph `g`; the last dims hold the heads side by side, of keys and values `kv_heads`."""
+        groups = kv_heads or heads
+        if groups < 1 or heads % groups:
+            raise ValueError(f"{name}: {heads} heads cannot share {groups} heads of keys evenly")
+        return g.apply(Attention(groups, causal, heads // groups), name, q, keys, values)

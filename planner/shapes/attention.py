@@ -16,8 +16,10 @@ def attention(q: Spec, kk: Spec, v: Spec, *, heads: int, causal: bool, offset: i
     """y like q, and lse [b,heads,s]."""
     need(len(q.shape) == 3 and len(kk.shape) == 3, f"attention: q {q.shape} and kk {kk.shape} must have 3 dims")
     like("attention", kk=kk, v=v)
-    same("attention: samples, width and dtype", q=(q.shape[::2], q.dtype), kk=(kk.shape[::2], kk.dtype))
+    same("attention: samples and dtype", q=(q.shape[0], q.dtype), kk=(kk.shape[0], kk.dtype))
     need(q.shape[2] % heads == 0, f"attention: the width {q.shape[2]} is not a multiple of {heads} heads")
+    shared = kk.shape[2] > 0 and q.shape[2] % kk.shape[2] == 0 and kk.shape[2] % (q.shape[2] // heads) == 0
+    need(shared, f"attention: the width {kk.shape[2]} of kk is no share of {heads} heads of q {q.shape}")
     need(scale > 0 and offset >= 0, f"attention: scale {scale} must be positive and offset {offset} not negative")
     return q, Spec((q.shape[0], heads, q.shape[1]), q.dtype)
 

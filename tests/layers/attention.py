@@ -15,4 +15,10 @@ def layer_attention(c: Canvas) -> Tensor | None:
     key = c.draw(st.sampled_from(keys))
     value = c.draw(st.sampled_from([t for t in keys if t.shape == key.shape]))
     heads = c.draw(st.sampled_from([n for n in range(1, q.shape[2] + 1) if q.shape[2] % n == 0]))
-    return c.graph.attention(c.name("attention"), q, key, value, heads=heads, causal=c.draw(st.booleans()))
+    causal = c.draw(st.booleans())
+    shared = c.draw(st.sampled_from([n for n in range(1, heads + 1) if heads % n == 0]))
+    if shared > 1 and c.draw(st.booleans()):
+        width = q.shape[2] // heads * (heads // shared)
+        key, value = (c.graph.linear(c.name("few"), t, features=width) for t in (key, value))
+        return c.graph.attention(c.name("attention"), q, key, value, heads, causal, kv_heads=heads // shared)
+    return c.graph.attention(c.name("attention"), q, key, value, heads=heads, causal=causal)

@@ -1,0 +1,99 @@
+"""Rotary position embeddings: each pair of a head's features turned by an angle that grows with the position.
+
+It knows no attention. Sines are costly, so those of a position are products of those of earlier ones (angles add up,
+in float64), as many times doubled as it takes.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from castile.kernels.form import prepares
+from castile.kernels.numpy.jit import compiled
+from castile.kernels.numpy.lanes import after, pointer
+from castile.kernels.numpy.views import Scratch, chain, flat, merge, nothing, outer
+
+Call = Callable[[], Any]
+
+
+@prepares
+def rotary(
+    out: np.ndarray,
+    x: np.ndarray,
+    *,
+    heads: int,
+    base: float,
+    offset: int,
+    interleaved: bool,
+    inverse: bool,
+    scratch: np.ndarray,
+) -> Call | None:
+    """See the definition."""
+    if x.size == 0:
+        return nothing
+    apart = [a.reshape(*a.shape[:-1], heads, a.shape[-1] // heads, copy=False) for a in (out, x)]
+    if any(step < 0 or step % a.itemsize for a in apart for step in a.strides):
+        return None
+    if any(a.strides[-1] != a.itemsize for a in apart):
+        return None
+    num, num_heads, width = apart[0].shape[-3:]
+    memory = Scratch(scratch)
+    angles = memory.take((2 * num * (width // 2),), np.dtype("float64"))
+    turn = memory.take((width,), x.dtype)
+    shape, strides = merge(x.shape[:-2], [a.strides[:-2] for a in (out, x)])
+    near = [one[-1] // x.itemsize if one else 0 for one in strides]
+    last = shape[-1] if shape else 1
+    steps = [tuple(step // x.itemsize for step in a.strides[-3:-1]) for a in apart]
+    calls: list[Call] = [partial(_angles, angles, num, width // 2, float(base), offset, inverse)]
+    for offsets in outer(shape[:-1], [one[:-1] for one in strides]):
+        flats = [flat(a, start // x.itemsize, 1) for a, start in zip((out, x), offsets, strict=True)]
+        calls.append(
+            partial(
+                _rotate, *flats, last, *near, num, num_heads, width, *steps[0], *steps[1], angles, turn, interleaved
+            )
+        )
+    return chain(calls)
+
+
+@compiled
+def _angles(angles, num, pairs, base, offset, inverse):  # type: ignore[no-untyped-def]
+    """Cosines, then sines, of every position and pair."""
+    c, s = angles[: num * pairs], angles[num * pairs :]
+    for j in range(pairs):
+        turn = base ** (-j / pairs)
+        if inverse:
+            turn = -turn
+        c[j], s[j] = np.cos(offset * turn), np.sin(offset * turn)
+        done = 1
+        while done < num:
+            by_c, by_s = np.cos(done * turn), np.sin(done * turn)
+            for n in range(min(done, num - done)):
+                u, v = c[n * pairs + j], s[n * pairs + j]
+                c[(done + n) * pairs + j] = u * by_c - v * by_s
+                s[(done + n) * pairs + j] = v * by_c + u * by_s
+            done *= 2
+
+
+@compiled
+def _rotate(out, x, last, out_step, x_step, num, heads, width, o_pos, o_head, x_pos, x_head, angles, turn, interleaved):  # type: ignore[no-untyped-def]
+    half = width // 2
+    c, s = pointer(turn), after(pointer(turn), half)
+    for n in range(num):
+        for j in range(half):
+            c[j], s[j] = angles[n * half + j], angles[(num + n) * half + j]
+        for i in range(last):
+            for h in range(heads):
+                o = after(pointer(out), i * out_step + n * o_pos + h * o_head)
+                v = after(pointer(x), i * x_step + n * x_pos + h * x_head)
+                if interleaved:
+                    for j in range(half):
+                        a, b = v[2 * j], v[2 * j + 1]
+                        o[2 * j] = a * c[j] - b * s[j]
+                        o[2 * j + 1] = b * c[j] + a * s[j]
+                else:
+                    for j in range(half):
+                        a, b = v[j], v[half + j]
+                        o[j] = a * c[j] - b * s[j]
+                        o[half + j] = b * c[j] + a * s[j]

@@ -1,0 +1,78 @@
+"""Concat: arrays side by side along one dim.
+
+A part of the result reads of each operand what it needs, which may be nothing.
+"""
+
+from __future__ import annotations
+
+from castile.planner.axes import Alignment, align, fresh, parse
+from castile.planner.op import Op, Part, Tensor, op
+from castile.runtime.region import Box
+
+
+@op("..., ... -> ...")
+class Concat(Op):
+    """x [..., m, ...], y [..., n, ...], ... -> [..., m + n + ..., ...]; they differ in dim `dim` only."""
+
+    dim: int = 0
+
+    def axis_line(self, inputs: tuple[Tensor, ...]) -> str:
+        ranks = {len(t.shape) for t in inputs}
+        if len(ranks) != 1 or not 0 <= self.dim < min(ranks):
+            shapes = ", ".join(f"{t.name!r} {t.shape}" for t in inputs)
+            raise ValueError(f"concat: {shapes} should have the same number of dims, and a dim {self.dim}")
+        axes = inputs[0].axes
+        return f"{', '.join(self._term(t.param, n, axes) for n, t in enumerate(inputs))} -> {' '.join(axes)}"
+
+    def _term(self, param: bool, number: int, axes: tuple[str, ...]) -> str:
+        own = (*axes[: self.dim], self._own(number, axes) + "!", *axes[self.dim + 1 :])
+        return "*" * param + " ".join(own)
+
+    def _own(self, number: int, axes: tuple[str, ...]) -> str:
+        """The name of an operand's own axis along the dim."""
+        return fresh(f"{axes[self.dim]}_{number}", set(axes))
+
+    def bind(self, inputs: tuple[Tensor, ...], who: str) -> Alignment:
+        line = parse(self.axis_line(inputs))
+        axes = inputs[0].axes
+
+        def together(known: dict[str, int]) -> dict[str, int]:
+            return {axes[self.dim]: sum(known[self._own(n, axes)] for n in range(len(inputs)))}
+
+        shapes, names = [t.shape for t in inputs], [t.axes for t in inputs]
+        return align(line, shapes, names, {}, together, f"{who} (concat)")
+
+    def reads(self, operand: int, part: Part) -> Box:
+        box = part.shard(part.alignment.operands[operand])
+        offset = sum(part.whole(n)[self.dim] for n in range(operand))
+        lo, hi = part.range(part.alignment.results[0].dims[self.dim][0])
+        length = box.hi[self.dim]
+        first, last = (min(max(end - offset, 0), length) for end in (lo, hi))
+        before, behind = slice(None, self.dim), slice(self.dim + 1, None)
+        return Box((*box.lo[before], first, *box.lo[behind]), (*box.hi[before], last, *box.hi[behind]))
+
+    def forward(self, k, *xs):
+        there = [x for x in xs if x.shape[self.dim] > 0]
+        return k.concat(*there, dim=self.dim) if len(there) > 1 else k.copy(there[0])
+
+    def grad_inputs(self, k, dy, *xs, at):
+        return self._pieces(k, dy, xs, at, False)
+
+    def grad_params(self, k, dy, *xs, at):
+        return self._pieces(k, dy, xs, at, True)
+
+    def _pieces(self, k, dy, xs, at, params: bool):
+        found, start = [], 0
+        for x, operand in zip(xs, at.alignment.operands, strict=True):
+            stop = start + x.shape[self.dim]
+            if operand.param == params:
+                found.append(k.cut(dy, dim=self.dim, start=start, stop=stop) if stop > start else None)
+            start = stop
+        return tuple(found)
+
+    @staticmethod
+    def layer(g, name: str, dim: int, *xs: Tensor) -> Tensor:
+        """Add tensors side by side along a dim to graph `g`; a negative dim counts from the last."""
+        if len(xs) < 2:
+            raise ValueError(f"{name}: concat takes two tensors or more, got {len(xs)}")
+        return g.apply(Concat(dim % len(xs[0].shape) if xs[0].shape else 0), name, *xs)

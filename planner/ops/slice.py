@@ -1,0 +1,84 @@
+"""Slice: a range of one dim of an array.
+
+A part of the result reads of the operand only what it needs; the gradient is zero where nobody reads.
+"""
+
+from __future__ import annotations
+
+from castile.planner.axes import Alignment, align, fresh, parse
+from castile.planner.op import Op, Part, Tensor, op
+from castile.runtime.region import Box
+
+
+@op("... -> ...")
+class Slice(Op):
+    """x -> the elements `start` to `stop` - 1 of its dim `dim`; x may be a parameter."""
+
+    dim: int = 0
+    start: int = 0
+    stop: int = 1
+
+    def axis_line(self, inputs: tuple[Tensor, ...]) -> str:
+        x = inputs[0]
+        if not 0 <= self.dim < len(x.shape):
+            raise ValueError(f"slice: {x.name!r} of shape {x.shape} has no dim {self.dim}")
+        if not 0 <= self.start < self.stop <= x.shape[self.dim]:
+            have = f"dim {self.dim} of {x.name!r}, {x.shape[self.dim]} long"
+            raise ValueError(f"slice: {self.start} to {self.stop} should be a range of {have}, and not empty")
+        whole = fresh(x.axes[self.dim], set(x.axes))
+        axes = (*x.axes[: self.dim], whole + "!", *x.axes[self.dim + 1 :])
+        return f"{'*' * x.param}{' '.join(axes)} -> {' '.join(x.axes)}"
+
+    def bind(self, inputs: tuple[Tensor, ...], who: str) -> Alignment:
+        line = parse(self.axis_line(inputs))
+        given = {inputs[0].axes[self.dim]: self.stop - self.start}
+        return align(line, [inputs[0].shape], [inputs[0].axes], given, self.extents, f"{who} (slice)")
+
+    def reads(self, operand: int, part: Part) -> Box:
+        box = part.writes(0)
+        offset = [self.start * (dim == self.dim) for dim in range(len(box.lo))]
+        return Box(
+            tuple(lo + first for lo, first in zip(box.lo, offset, strict=True)),
+            tuple(hi + first for hi, first in zip(box.hi, offset, strict=True)),
+        )
+
+    def forward(self, k, x, *, at):
+        length = at.writes(0).shape[self.dim]
+        if x.shape[self.dim] == length:
+            return k.copy(x)
+        # given the whole operand, not only what it reads, as one that asks for shapes does
+        return k.cut(x, dim=self.dim, start=self.start, stop=self.start + length)
+
+    def grad_inputs(self, k, dy, x, *, at):
+        return () if at.alignment.operands[0].param else (self._slope(k, dy, x),)
+
+    def grad_params(self, k, dy, x, *, at):
+        return (self._slope(k, dy, x),) if at.alignment.operands[0].param else ()
+
+    def _slope(self, k, dy, x):
+        if x.shape == dy.shape:
+            return dy
+        before, behind = x.shape[: self.dim], x.shape[self.dim + 1 :]
+        around = [
+            k.zero(shape=(*before, length, *behind), dtype=x.dtype)
+            for length in (self.start, x.shape[self.dim] - self.stop)
+        ]
+        there = [array for array in (around[0], dy, around[1]) if array.shape[self.dim] > 0]
+        return k.concat(*there, dim=self.dim)
+
+    @staticmethod
+    def layer(g, name: str, x: Tensor, dim: int, start: int, stop: int) -> Tensor:
+        """Add a range of a dim to graph `g`; a negative dim counts from the last."""
+        return g.apply(Slice(dim % len(x.shape) if x.shape else dim, start, stop), name, x)
+
+
+def split(g, name: str, x: Tensor, dim: int, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Add slices `name`.0, `name`.1, ... of these lengths to graph `g`, side by side along a dim of x.
+
+    Raises ValueError unless the lengths add up to the dim's.
+    """
+    if not -len(x.shape) <= dim < len(x.shape) or sum(sizes) != x.shape[dim]:
+        raise ValueError(f"{name}: split into {sizes} does not add up to dim {dim} of {x.name!r}, shape {x.shape}")
+    starts = [sum(sizes[:n]) for n in range(len(sizes))]
+    ranges = enumerate(zip(starts, sizes, strict=True))
+    return tuple(Slice.layer(g, f"{name}.{n}", x, dim, start, start + size) for n, (start, size) in ranges)
