@@ -90,27 +90,22 @@ def attention_grad(
     dq, dk, dv, dy, q, kk, v, y = (_by_head(x, width) for x in (*out, dy, q, kk, v, y))
     calls: list[Call] = []
     for number, queries in enumerate(_sharing(kk, dq, dy, q, y, lse)):
-        calls += _gradients(number > 0, *queries, dk, dv, kk, v, causal, offset, scale, scratch)
+        calls += _gradients(number > 0, queries, (dk, dv, kk, v), causal, offset, scale, scratch)
     return chain(calls) if calls else nothing
 
 
 def _gradients(
     adds: bool,
-    dq: np.ndarray,
-    dy: np.ndarray,
-    q: np.ndarray,
-    y: np.ndarray,
-    lse: np.ndarray,
-    dk: np.ndarray,
-    dv: np.ndarray,
-    kk: np.ndarray,
-    v: np.ndarray,
+    queries: tuple[np.ndarray, ...],
+    keys: tuple[np.ndarray, ...],
     causal: bool,
     offset: int,
     scale: float,
     scratch: np.ndarray,
 ) -> list[Call]:
     """The gradients of as many heads of queries as there are of keys; to keys and values they are added if `adds`."""
+    dq, dy, q, y, lse = queries
+    dk, dv, kk, v = keys
     calls: list[Call] = []
     for part in _blocks(q, kk, causal, offset, scratch.size // 2):
         memory = Scratch(scratch)
