@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
-from castile.planner import passes
+from castile.planner import passes, samples
 from castile.planner.compose import compose
 from castile.planner.graph import Graph, Node
 from castile.planner.instances import FlowInstance, StepInstance, flow_instance
@@ -85,6 +85,11 @@ class Lowering:
             procs = {p for param in self.graph.params for p in configs[update_name(param.name)].procs}
             configs.setdefault(passes.FACTOR, Config({}, len(procs), tuple(sorted(procs))))
         return configs
+
+    @cached_property
+    def piece(self) -> Graph:
+        """The graph as plans may cut it: where there are microbatches, one of them."""
+        return samples.piece(self.graph, self.microbatches)
 
     @cached_property
     def _users(self) -> list[tuple[str, str, str]]:

@@ -6,7 +6,7 @@ A microbatch is a split of that axis in time. It does not know programs, strateg
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from castile.planner.graph import Graph, Node
 
@@ -52,6 +52,19 @@ def trace(graph: Graph, count: int) -> Samples:
             else:
                 summed[tensor] = node.name
     return Samples(dims, axes)
+
+
+def piece(graph: Graph, count: int) -> Graph:
+    """The graph as one of `count` microbatches sees it: its nodes' sample axes are that much shorter."""
+    if count == 1:
+        return graph
+    axes = trace(graph, count).axes
+    nodes = dict(graph.nodes)
+    for name, axis in axes.items():
+        a = nodes[name].alignment
+        shorter = replace(a, extents={**a.extents, axis: a.extents[axis] // count})
+        nodes[name] = replace(nodes[name], alignment=shorter)
+    return replace(graph, nodes=nodes)
 
 
 def _axis(node: Node, dims: Mapping[str, int]) -> str | None:

@@ -78,7 +78,7 @@ class Evaluator:
         self.lowering, self.cost = lowering, cost
         self.cost_snapshot = identity(snapshot)
         self.capacity = np.array([p.memory_bytes - p.reserved_bytes for p in lowering.machine.processors])
-        self._known: dict[frozenset[tuple[str, Config]], Evaluated] = {}
+        self._known: dict[tuple[int, frozenset[tuple[str, Config]]], Evaluated] = {}
         self._work: dict[tuple[str, Config], np.ndarray] = {}
 
     def simulate(self, strategy: Strategy) -> tuple[TaskGraph, Simulated]:
@@ -89,7 +89,7 @@ class Evaluator:
 
     def evaluate(self, strategy: Strategy) -> Evaluated:
         """What a plan is worth. Raises ValueError where it is not one for this graph and machine."""
-        key = frozenset(strategy.configs.items())
+        key = strategy.microbatches, frozenset(strategy.configs.items())
         if key not in self._known:
             tasks, simulated = self.simulate(strategy)
             overflow = max(0.0, float((simulated.peak_bytes / self.capacity).max()) - 1)
@@ -108,7 +108,7 @@ class Evaluator:
     def work(self, name: str, config: Config) -> np.ndarray:
         """int64[P]: picoseconds for which a node's kernels keep each processor busy; transfers are not counted."""
         if (name, config) not in self._work:
-            program = self.lowering.program(Strategy({}))
+            program = self.lowering.program(Strategy({}, self.lowering.microbatches))
             dtypes = {flow.region: flow.dtype for flow in program.flows}.__getitem__
             total = np.zeros(self.lowering.machine.num_procs, np.int64)
             for step in program.steps:

@@ -16,7 +16,7 @@ SAMPLES = "b"
 
 def seeds(lowering: Lowering) -> dict[str, Strategy]:
     """The known plans of a graph on a machine by name, data_parallel first; of equal ones the first."""
-    graph, num_procs = lowering.graph, lowering.machine.num_procs
+    graph, num_procs = lowering.piece, lowering.machine.num_procs
     plans = {"data_parallel": data_parallel(graph, num_procs), "one_processor": one_processor(graph)}
     plans["one_weird_trick"] = one_weird_trick(graph, num_procs)
     fewer = num_procs // 2

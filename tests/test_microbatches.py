@@ -17,6 +17,7 @@ from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.op import Init
 from castile.planner.ops.sgd import Sgd
+from castile.planner.search import Evaluator, search
 from castile.planner.seeds import seeds
 from castile.planner.simulate import simulate
 from castile.planner.updates import Updates
@@ -72,6 +73,16 @@ def test_a_processor_holds_the_activations_of_one_microbatch_at_a_time() -> None
 
     fixed = 2 * 4 * sum(int(np.prod(t.shape)) for t in graph.params)
     assert peak(4) - fixed < 0.6 * (peak(1) - fixed)
+
+
+@pytest.mark.parametrize("name", ["data_parallel", "mcmc"])
+def test_searches_find_plans_for_microbatches(name: str) -> None:
+    on = machine.local(4)
+    lowering = Lowering(models.parse("mlp").graph(8), on, SGD, microbatches=4)
+    found = search(name, Evaluator(lowering, CostModel(on)), "60", 0)
+    assert found.strategy.microbatches == 4
+    # two samples at a time cannot be spread over more processors than two
+    assert found.strategy.configs["fc1"].degree("b") <= 2
 
 
 def test_gradients_are_summed_before_they_are_sent() -> None:

@@ -20,7 +20,7 @@ def search(run: Run) -> None:
 
     Raises ValueError where the space holds more plans than the budget, or a budget of seconds ends before it is done.
     """
-    graph, num_procs = run.lowering.graph, run.lowering.machine.num_procs
+    graph, num_procs = run.lowering.piece, run.lowering.machine.num_procs
     spaces = {name: space_of(node, num_procs) for name, node in graph.nodes.items()}
     size, most = prod(map(len, spaces.values())), run.budget.proposals
     if most is not None and size > most:

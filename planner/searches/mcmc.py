@@ -67,7 +67,7 @@ class Moves:
 
     @classmethod
     def of(cls, lowering: Lowering) -> Moves:
-        graph = lowering.graph
+        graph = lowering.piece
         updates = [update_name(p.name) for p in graph.params]
         nodes = {**graph.nodes, **{name: lowering.names.optional[name] for name in updates}}
         return cls(nodes, list(graph.nodes), updates, lowering.machine.num_procs, _groups(graph), _neighbours(graph))
