@@ -70,6 +70,8 @@ class _Save:
 class Checkpointer:
     """Saves of one run into `folder`, one at a time; every rank makes one and calls its methods in the same order.
 
+    A rank keeps a second copy of what it writes in memory, from `prepare` on.
+
     every_steps   a save is due after so many steps. keep: how many checkpoints stay
     facts         what is trained
     begin_step    the step that the run goes on from, 0 for one that begins
