@@ -21,12 +21,12 @@ compiled = numba.njit(**_options)
 inlined = numba.njit(**_options | {"forceinline": True})
 
 # Range reduction loses its point when its terms may be reordered.
-_exact_order = numba.njit(**_options | {"fastmath": {"contract"}})
+exact_order = numba.njit(**_options | {"fastmath": {"contract"}})
 
 f32 = np.float32
 
 
-@_exact_order
+@exact_order
 def _exp32(x):  # type: ignore[no-untyped-def]
     """exp in float32 to 1e-7 relative, by the range reduction and polynomial of Cephes (Moshier 1989)."""
     n = np.floor(x * f32(1.44269504) + f32(0.5))
@@ -47,7 +47,7 @@ def _exp32(x):  # type: ignore[no-untyped-def]
     return y
 
 
-@_exact_order
+@exact_order
 def _normal_tail32(a, density):  # type: ignore[no-untyped-def]
     """P(Z > a) for a >= 0 in float32 to 1e-7, given exp(-a*a/2) (Abramowitz and Stegun 7.1.26)."""
     t = f32(1) / (f32(1) + f32(0.3275911 * 0.7071067811865476) * a)

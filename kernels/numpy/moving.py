@@ -83,9 +83,13 @@ def _common_shape(a: Shape, b: Shape) -> Shape | None:
     return tuple(outer // inner for inner, outer in reversed(list(pairwise(cuts))))
 
 
-def expand(out: np.ndarray, x: np.ndarray, *, shape: Shape) -> None:
+@prepares
+def expand(out: np.ndarray, x: np.ndarray, *, shape: Shape, dims: Shape | None = None) -> Callable[[], Any]:
     """See the definition."""
-    np.copyto(out, x)
+    gone = {dim % out.ndim for dim in (range(out.ndim) if dims is None else dims)}
+    own = iter(x.strides)
+    steps = tuple(0 if dim in gone else next(own) for dim in range(out.ndim))
+    return moves(out, as_strided(x, shape, steps))
 
 
 @prepares

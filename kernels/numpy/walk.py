@@ -106,7 +106,7 @@ def block_size(plan, first):  # type: ignore[no-untyped-def]
 @inlined
 def room(plan, steps, x, first, held):  # type: ignore[no-untyped-def]
     """A place for the block of an array that starts with row `first`: its own if it lies dense, else `held`."""
-    return after(x, _start(plan, steps, first)) if _dense(steps, _rows(plan, first)) else held
+    return after(x, offset(plan, steps, first)) if _dense(steps, _rows(plan, first)) else held
 
 
 @inlined
@@ -114,7 +114,7 @@ def fetch(plan, steps, x, first, held):  # type: ignore[no-untyped-def]
     """As `room`, with the block's elements in it."""
     rows = _rows(plan, first)
     if _dense(steps, rows):
-        return after(x, _start(plan, steps, first))
+        return after(x, offset(plan, steps, first))
     _gather(held, x, plan, steps, first, rows)
     return held
 
@@ -138,7 +138,8 @@ def _dense(steps, rows):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _start(plan, steps, row):  # type: ignore[no-untyped-def]
+def offset(plan, steps, row):  # type: ignore[no-untyped-def]
+    """Elements from the start of an array to where a row starts."""
     if row < plan[2]:
         return row * steps[2]
     middle = row // plan[2]

@@ -28,19 +28,9 @@ def add_bias(x: np.ndarray, b: np.ndarray, *, dim: int) -> np.ndarray:
     return x + b.reshape(shape)
 
 
-def sum_over(x: np.ndarray, *, dims: tuple[int, ...]) -> np.ndarray:
-    """Sum of x over `dims`, which the result lacks; over all dims the result is [] (a 0-d array)."""
-    return np.array(np.sum(x, axis=tuple(dims), dtype=x.dtype))
-
-
 def reshape(x: np.ndarray, *, shape: tuple[int, ...]) -> np.ndarray:
     """The elements of x in C order, as an array of `shape`."""
     return np.array(x.reshape(shape))
-
-
-def expand(x: np.ndarray, *, shape: tuple[int, ...]) -> np.ndarray:
-    """The scalar x [] at every place of `shape`."""
-    return np.array(np.broadcast_to(x, shape))
 
 
 def copy(x: np.ndarray) -> np.ndarray:

@@ -1,21 +1,19 @@
-"""Sum of all elements."""
+"""Sum over some dims, or of all elements."""
 
 from __future__ import annotations
 
-from castile.planner.op import Op, Tensor, op
+from castile.planner.op import op
+from castile.planner.reduction import Reduction
 
 
 @op("... -> ", flops_per_point=1)
-class Sum(Op):
-    """x [...] -> ()."""
+class Sum(Reduction):
+    """x [...] -> the sums over `dims`, without these; () where no dims are given."""
+
+    dims: tuple[int, ...] | None = None
 
     def forward(self, k, x):
-        return k.sum_over(x, dims=tuple(range(x.ndim)))
+        return k.sum_over(x, dims=self.gone(x.ndim))
 
     def grad_inputs(self, k, dy, x):
-        return (k.expand(dy, shape=x.shape),)
-
-    @staticmethod
-    def layer(g, name: str, x: Tensor) -> Tensor:
-        """Add the sum of everything to graph `g`."""
-        return g.apply(Sum(), name, x)
+        return (k.expand(dy, shape=x.shape, dims=self.gone(x.ndim)),)

@@ -60,25 +60,10 @@ def add_bias(x: Spec, b: Spec, *, dim: int) -> Results:
     return (x,)
 
 
-@kernel(adds=True)
-def sum_over(x: Spec, *, dims: Shape) -> Results:
-    """x without `dims`."""
-    gone = {dim % len(x.shape) for dim in dims if -len(x.shape) <= dim < len(x.shape)}
-    need(len(gone) == len(dims), f"sum_over: dims {dims} are not distinct dims of x {x.shape}")
-    return (Spec(tuple(length for dim, length in enumerate(x.shape) if dim not in gone), x.dtype),)
-
-
 @kernel()
 def reshape(x: Spec, *, shape: Shape) -> Results:
     """As many elements in another shape."""
     need(prod(x.shape) == prod(shape), f"reshape: {x.shape} and {shape} hold different numbers of elements")
-    return (Spec(tuple(shape), x.dtype),)
-
-
-@kernel()
-def expand(x: Spec, *, shape: Shape) -> Results:
-    """A scalar everywhere."""
-    need(x.shape == (), f"expand: x must be a scalar of shape (), not {x.shape}")
     return (Spec(tuple(shape), x.dtype),)
 
 

@@ -41,23 +41,9 @@ def case_add_bias(draw: Draw) -> Iterator[Case]:
             yield (draw(*shape), draw(shape[dim])), {"dim": dim}
 
 
-def case_sum_over(draw: Draw) -> Iterator[Case]:
-    for dims in [(0,), (0, 1), (1, 2), (0, 2, 3), (-1,), (0, 1, 2, 3)]:
-        yield (draw(2, 3, 4, 5),), {"dims": dims}
-    yield (draw(63),), {"dims": (0,)}
-    for dims in [(0, 2, 3), (0,)]:
-        yield (draw(9, 7, 17, 16),), {"dims": dims}
-        yield (draw(9, 70, 8, 4),), {"dims": dims}
-
-
 def case_reshape(draw: Draw) -> Iterator[Case]:
     for a, b in [((2, 3, 4), (2, 12)), ((6, 4), (2, 3, 2, 2)), ((1, 5), (5,)), ((2, 3), (3, 2)), ((40, 60), (20, 120))]:
         yield (draw(*a),), {"shape": b}
-
-
-def case_expand(draw: Draw) -> Iterator[Case]:
-    for shape in [*SHAPES, ()]:
-        yield (draw(),), {"shape": shape}
 
 
 def case_copy(draw: Draw) -> Iterator[Case]:

@@ -1,9 +1,21 @@
-"""Layers of drawn graphs: activation."""
+"""Layers of drawn graphs: functions of one array."""
 
 from hypothesis import strategies as st
 
 from castile.planner.op import Tensor
 from tests.layers import Canvas, layer
+
+
+def bounded(c: Canvas) -> Tensor | None:
+    """A tensor between -1 and 1, so that what follows stays of the size that it has."""
+    x = c.any()
+    return None if x is None else c.graph.tanh(c.name("bound"), x)
+
+
+def positive(c: Canvas) -> Tensor | None:
+    """A tensor between 1/e and e."""
+    x = bounded(c)
+    return None if x is None else c.graph.exp(c.name("positive"), x)
 
 
 @layer(exact=True)
@@ -18,3 +30,85 @@ def layer_gelu(c: Canvas) -> Tensor | None:
     if x is None:
         return None
     return c.graph.gelu(c.name("gelu"), x, approximate=c.draw(st.sampled_from(("tanh", "none"))))
+
+
+@layer(exact=True)
+def layer_leaky_relu(c: Canvas) -> Tensor | None:
+    x = c.any()
+    return None if x is None else c.graph.leaky_relu(c.name("leaky"), x, below=0.5)
+
+
+@layer()
+def layer_elu(c: Canvas) -> Tensor | None:
+    x = c.any()
+    return None if x is None else c.graph.elu(c.name("elu"), x, alpha=1.5)
+
+
+@layer(exact=True)
+def layer_scale(c: Canvas) -> Tensor | None:
+    x = c.any()
+    return None if x is None else c.graph.scale(c.name("scale"), x, factor=-2)
+
+
+@layer()
+def layer_softplus(c: Canvas) -> Tensor | None:
+    x = c.any()
+    return None if x is None else c.graph.softplus(c.name("softplus"), x)
+
+
+@layer()
+def layer_silu(c: Canvas) -> Tensor | None:
+    x = c.any()
+    return None if x is None else c.graph.silu(c.name("silu"), x)
+
+
+@layer()
+def layer_sigmoid(c: Canvas) -> Tensor | None:
+    x = c.any()
+    return None if x is None else c.graph.sigmoid(c.name("sigmoid"), x)
+
+
+@layer()
+def layer_tanh(c: Canvas) -> Tensor | None:
+    return bounded(c)
+
+
+@layer()
+def layer_exp(c: Canvas) -> Tensor | None:
+    return positive(c)
+
+
+@layer()
+def layer_log(c: Canvas) -> Tensor | None:
+    x = positive(c)
+    return None if x is None else c.graph.log(c.name("log"), x)
+
+
+@layer()
+def layer_sqrt(c: Canvas) -> Tensor | None:
+    x = positive(c)
+    return None if x is None else c.graph.sqrt(c.name("sqrt"), x)
+
+
+@layer()
+def layer_rsqrt(c: Canvas) -> Tensor | None:
+    x = positive(c)
+    return None if x is None else c.graph.rsqrt(c.name("rsqrt"), x)
+
+
+@layer()
+def layer_square(c: Canvas) -> Tensor | None:
+    x = bounded(c)
+    return None if x is None else c.graph.square(c.name("square"), x)
+
+
+@layer(exact=True)
+def layer_abs(c: Canvas) -> Tensor | None:
+    x = c.any()
+    return None if x is None else c.graph.abs(c.name("abs"), x)
+
+
+@layer(exact=True)
+def layer_neg(c: Canvas) -> Tensor | None:
+    x = c.any()
+    return None if x is None else c.graph.neg(c.name("neg"), x)

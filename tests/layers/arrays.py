@@ -2,8 +2,7 @@
 
 from hypothesis import strategies as st
 
-from castile.planner.op import Init, Tensor
-from castile.planner.ops.add import Add
+from castile.planner.op import Tensor
 from castile.planner.ops.linear import Linear
 from tests.layers import Canvas, layer
 
@@ -19,21 +18,6 @@ def layer_linear(c: Canvas) -> Tensor | None:
     if shared and c.draw(st.booleans()):
         return c.graph.apply(Linear(), c.name("shared"), x, c.draw(st.sampled_from(shared)))
     return c.graph.linear(c.name("linear"), x, features=c.integer(1, 5), bias=c.draw(st.booleans()))
-
-
-@layer(exact=True)
-def layer_add(c: Canvas) -> Tensor | None:
-    """A residual, a tensor twice, or a parameter that lacks leading dims."""
-    x = c.draw(st.sampled_from(c.pool[::-1])) if c.pool else None
-    if x is None:
-        return None
-    if c.draw(st.booleans()):
-        other = c.draw(st.sampled_from([t for t in c.pool if t.shape == x.shape]))
-        return c.graph.apply(Add(), c.name("sum"), x, other)
-    shape = x.shape[c.integer(1, len(x.shape)) :]
-    name = c.name("table")
-    axes = tuple(f"t{n}" for n in range(len(shape)))
-    return c.graph.add(c.name("shift"), x, c.graph.param(name, shape, axes, Init("zeros")))
 
 
 @layer(exact=True)

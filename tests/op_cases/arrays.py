@@ -1,7 +1,6 @@
 """Cases of operators: arrays."""
 
 from castile.planner.op import find
-from castile.planner.ops.add import Add
 from castile.planner.ops.reshape import Reshape
 from tests.op_cases import case, elementwise
 
@@ -14,16 +13,6 @@ def cases_linear(rng):
         yield case(linear, (x, axes), (w, "*o i"))
 
 
-def cases_add(rng):
-    x = rng.normal(size=(5, 4, 3))
-    yield case(Add(), (x, "b s d"), (rng.normal(size=(5, 4, 3)), "b s d"))
-    yield case(Add(), (x, "b s d"), (rng.normal(size=(4, 3)), "s d"))
-    yield case(Add(), (x, "b s d"), (rng.normal(size=(4, 3)), "*s d"))
-    yield case(Add(), (x, "b s d"), (rng.normal(size=3), "*d"))
-    yield case(Add(), (x, "b s d"), (rng.normal(size=()), ""))
-    yield case(Add(), (rng.normal(size=7), "b"), (rng.normal(size=7), "*d"))
-
-
 def cases_reshape(rng):
     x = rng.normal(size=(5, 3, 2, 4))
     yield case(Reshape("b c h w -> b (c h w)"), (x, "b c h w"))
@@ -31,10 +20,6 @@ def cases_reshape(rng):
     yield case(Reshape("b (c h w) -> b c h w", (("c", 3), ("h", 2))), (x.reshape(5, 24), "b d"))
     yield case(Reshape("(b s) d -> b s d", (("s", 3),)), (x.reshape(15, 8), "t d"))
     yield case(Reshape("... (h d) -> ... h d", (("d", 2),)), (x, "b c h w"))
-
-
-def cases_sum(rng):
-    yield from elementwise(find("sum")(), rng)
 
 
 def cases_fetch(rng):

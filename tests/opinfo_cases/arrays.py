@@ -3,12 +3,9 @@
 from itertools import pairwise
 from math import prod
 
-import torch
-
 from castile.planner.op import find
-from castile.planner.ops.add import Add
 from castile.planner.ops.reshape import Reshape
-from tests.opinfo_cases import LETTERS, Read, Skip, names, refuse, same, torch_name
+from tests.opinfo_cases import LETTERS, Read, Skip, names, same, torch_name
 
 WITHOUT = {"fetch": "belongs to plans", "accumulate": "belongs to plans"}
 
@@ -19,23 +16,6 @@ def from_linear(x, w, b=None):
         raise Skip("a weight without two dims")
     operands = [(x, same, names(x.ndim - 1) + " i"), (w, same, "*o i")]
     return Read(find("linear")(), operands + ([(b, same, "*o")] if b is not None else []))
-
-
-@torch_name("add")
-def from_add(x, other, alpha=1):
-    refuse({"alpha": alpha}, alpha=1)
-    if not torch.is_tensor(other) or other.dtype != x.dtype:
-        raise Skip("the second is a number")
-    if x.shape[x.ndim - other.ndim :] != other.shape or other.ndim > x.ndim:
-        raise Skip("the second is not the last dims of the first")
-    axes = LETTERS[: x.ndim]
-    return Read(Add(), [(x, same, " ".join(axes)), (other, same, " ".join(axes[x.ndim - other.ndim :]))])
-
-
-@torch_name("sum")
-def from_sum(x, dim=None, keepdim=False):
-    refuse({"dim": dim, "keepdim": keepdim}, dim=None, keepdim=False)
-    return Read(find("sum")(), [(x, same, names(x.ndim))])
 
 
 @torch_name("reshape")

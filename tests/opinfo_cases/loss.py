@@ -17,3 +17,19 @@ def from_cross_entropy(logits, labels, **kwargs):
 
     leading = names(logits.ndim - 1)
     return Read(find("cross_entropy")(), [(logits, last, leading + " v"), (labels, same, leading)])
+
+
+@torch_name("nn.functional.mse_loss")
+def from_mse(x, target, reduction="mean"):
+    refuse({"reduction": reduction}, reduction="mean")
+    axes = names(x.ndim)
+    return Read(find("mse")(), [(x, same, axes), (target, same, axes)])
+
+
+@torch_name("nn.functional.binary_cross_entropy_with_logits")
+def from_bce(logits, target, **kwargs):
+    refuse(kwargs, weight=None, pos_weight=None, reduction="mean")
+    if target.shape != logits.shape:
+        raise Skip("targets broadcast")
+    axes = names(logits.ndim)
+    return Read(find("bce")(), [(logits, same, axes), (target, same, axes)])

@@ -1,0 +1,36 @@
+"""Lines of arithmetic, such as "x, y -> x * exp(y)": text that says what is done to each element of some arrays.
+
+They do not know how they are computed. Left of the arrow stand the names of arrays; other names are constants.
+"""
+
+import ast
+from functools import cache
+from typing import NamedTuple
+
+FUNCTIONS = ("abs", "exp", "expm1", "log", "log1p", "maximum", "minimum", "sigmoid", "sqrt", "tanh", "where")
+_PARTS = (
+    *(ast.BinOp, ast.UnaryOp, ast.Compare, ast.Call, ast.Name, ast.Load, ast.Constant),
+    *(ast.Add, ast.Sub, ast.Mult, ast.Div, ast.USub, ast.Gt, ast.GtE, ast.Lt, ast.LtE, ast.Eq),
+)  # fmt: skip
+
+
+class Line(NamedTuple):
+    """A line that is understood: the arrays' names, and what is computed of one element of each."""
+
+    names: tuple[str, ...]
+    value: ast.expr
+
+
+@cache
+def parse(text: str) -> Line:
+    """The line of `text`; it must hold nothing but sums, products, comparisons and FUNCTIONS."""
+    left, arrow, right = text.partition("->")
+    names = tuple(name.strip() for name in left.split(","))
+    value = ast.parse(right.strip(), mode="eval").body
+    assert arrow and len(set(names)) == len(names), f"line {text!r}: it needs names, '->' and a value"
+    for part in ast.walk(value):
+        assert isinstance(part, _PARTS), f"line {text!r}: {ast.unparse(part)!r} is no arithmetic"
+        if isinstance(part, ast.Call):
+            known = isinstance(part.func, ast.Name) and part.func.id in FUNCTIONS
+            assert known and not part.keywords, f"line {text!r}: there is no function {ast.unparse(part.func)!r}"
+    return Line(names, value)

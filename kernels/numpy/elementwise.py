@@ -1,0 +1,80 @@
+"""Arithmetic on each element of arrays that broadcast, written down, summed or compared, in one pass over memory.
+
+It knows no line of arithmetic.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from castile.kernels.form import prepares
+from castile.kernels.numpy.lines import Loop, adds, maxima, sums, writes
+from castile.kernels.numpy.moving import clears
+from castile.kernels.numpy.views import Shape, chain
+from castile.kernels.numpy.walk import elementwise
+
+
+@prepares
+def pointwise(
+    out: np.ndarray, line: str, *xs: np.ndarray, accumulate: bool, **constants: float
+) -> Callable[[], Any] | None:
+    """See the definition."""
+    loop, arrays, numbers = _operands(line, xs, out.shape, constants)
+    return elementwise((adds if accumulate else writes)(loop), [out, *arrays], *numbers)
+
+
+@prepares
+def sum_pointwise(
+    out: np.ndarray, line: str, *xs: np.ndarray, dims: Shape, accumulate: bool, **constants: float
+) -> Callable[[], Any] | None:
+    """See the definition."""
+    work = _fold(sums, out, line, xs, dims, constants)
+    return work if work is None or accumulate else chain([clears(out), work])
+
+
+@prepares
+def max_over(out: np.ndarray, x: np.ndarray, *, dims: Shape) -> Callable[[], Any] | None:
+    """See the definition."""
+    work = _fold(maxima, out, "x -> x", (x,), dims, {})
+    return work and chain([partial(out.fill, -np.inf), work])
+
+
+def _fold(
+    loops: Callable[[Loop], Any],
+    out: np.ndarray,
+    line: str,
+    xs: tuple[np.ndarray, ...],
+    dims: Shape,
+    constants: dict[str, float],
+) -> Callable[[], Any] | None:
+    shape = np.broadcast_shapes(*(x.shape for x in xs))
+    loop, arrays, numbers = _operands(line, xs, shape, constants)
+    return elementwise(loops(loop), [_standing(out, shape, dims), *arrays], *numbers)
+
+
+def _operands(
+    line: str, xs: tuple[np.ndarray, ...], shape: Shape, constants: dict[str, float]
+) -> tuple[Loop, list[np.ndarray], list[Any]]:
+    """The loop, the arrays it runs over, stretched to `shape`, and what is the same for all elements."""
+    single = tuple(x.size == 1 and prod(shape) > 1 for x in xs)
+    many = [_stretched(x, shape) for x, one in zip(xs, single, strict=True) if not one]
+    numbers = [x.reshape(1) for x, one in zip(xs, single, strict=True) if one]
+    real = xs[0].dtype.type
+    loop = Loop(line, single, tuple(constants), xs[0].dtype.name)
+    return loop, many, [*numbers, *(real(value) for value in constants.values())]
+
+
+def _stretched(x: np.ndarray, shape: Shape) -> np.ndarray:
+    own = (0 if size == 1 else step for size, step in zip(x.shape, x.strides, strict=True))
+    return as_strided(x, shape, (*[0] * (len(shape) - x.ndim), *own))
+
+
+def _standing(out: np.ndarray, shape: Shape, dims: Shape) -> np.ndarray:
+    """out in the shape of what is summed: along the summed dims it stands still."""
+    gone = {dim % len(shape) for dim in dims}
+    kept = iter(out.strides)
+    return as_strided(out, shape, tuple(0 if dim in gone else next(kept) for dim in range(len(shape))))

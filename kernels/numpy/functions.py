@@ -1,0 +1,149 @@
+"""Elementary functions for use inside compiled loops, which they do not keep from being vectorised in float32.
+
+They know no kernel. In float64 they are those of the C library, one element at a time. In float32 they are accurate to
+about 1e-7 of the result, by the polynomials of Cephes (Moshier 1989). NaN stays, infinities give their limits.
+"""
+
+import math
+from math import sqrt  # noqa: F401  (one of the functions)
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.extending import overload
+
+from castile.kernels.numpy.jit import exact_order, exp, f32, inlined
+
+
+@exact_order
+def _log32(x):  # type: ignore[no-untyped-def]
+    tiny = x < f32(1.1754944e-38)
+    scaled = x * f32(8388608) if tiny else x
+    bits = np.float32(scaled).view(np.int32)
+    # the power of two nearest to x below sqrt(2) times as much, and what x is of it
+    above = (bits - np.int32(0x3F3504F3)) >> np.int32(23)
+    m = np.int32(bits - (above << np.int32(23))).view(np.float32) - f32(1)
+    n = f32(above) - (f32(23) if tiny else f32(0))
+    z = m * m
+    p = f32(7.0376836292e-2) * m + f32(-1.1514610310e-1)
+    p = p * m + f32(1.1676998740e-1)
+    p = p * m + f32(-1.2420140846e-1)
+    p = p * m + f32(1.4249322787e-1)
+    p = p * m + f32(-1.6668057665e-1)
+    p = p * m + f32(2.0000714765e-1)
+    p = p * m + f32(-2.4999993993e-1)
+    p = p * m + f32(3.3333331174e-1)
+    y = p * m * z + f32(-2.12194440e-4) * n - f32(0.5) * z
+    y = m + y + f32(0.693359375) * n
+    if x == f32(np.inf):
+        y = x
+    if x == f32(0):
+        y = f32(-np.inf)
+    if not x >= f32(0):
+        y = f32(np.nan)
+    return y
+
+
+@exact_order
+def _log1p32(x):  # type: ignore[no-untyped-def]
+    # what 1 + x lost by rounding is made good to first order
+    u = f32(1) + x
+    lost = x - (u - f32(1))
+    y = _log32(u)
+    return y + lost / u if u > f32(0) and u < f32(1e7) else y
+
+
+@exact_order
+def _tanh32(x):  # type: ignore[no-untyped-def]
+    z = x * x
+    p = f32(-5.70498872745e-3) * z + f32(2.06390887954e-2)
+    p = p * z + f32(-5.37397155531e-2)
+    p = p * z + f32(1.33314422036e-1)
+    p = p * z + f32(-3.33332819422e-1)
+    near = p * z * x + x
+    a = abs(x)
+    far = f32(1) - f32(2) / (exp(a + a) + f32(1))
+    far = -far if x < f32(0) else far
+    return near if a < f32(0.625) else far
+
+
+@exact_order
+def _expm132(x):  # type: ignore[no-untyped-def]
+    p = f32(1 / 40320) * x + f32(1 / 5040)
+    p = p * x + f32(1 / 720)
+    p = p * x + f32(1 / 120)
+    p = p * x + f32(1 / 24)
+    p = p * x + f32(1 / 6)
+    p = p * x + f32(1 / 2)
+    near = p * x * x + x
+    return near if abs(x) < f32(0.5) else exp(x) - f32(1)
+
+
+def log(x: Any) -> Any:
+    """Natural logarithm; of 0 it is -inf, of less NaN."""
+    raise NotImplementedError
+
+
+@overload(log)
+def _log(x):  # type: ignore[no-untyped-def]
+    return (lambda x: _log32(x)) if x == types.float32 else (lambda x: math.log(x))
+
+
+def log1p(x: Any) -> Any:
+    """Natural logarithm of 1 + x."""
+    raise NotImplementedError
+
+
+@overload(log1p)
+def _log1p(x):  # type: ignore[no-untyped-def]
+    return (lambda x: _log1p32(x)) if x == types.float32 else (lambda x: math.log1p(x))
+
+
+def expm1(x: Any) -> Any:
+    """e to the x, less 1."""
+    raise NotImplementedError
+
+
+@overload(expm1)
+def _expm1(x):  # type: ignore[no-untyped-def]
+    return (lambda x: _expm132(x)) if x == types.float32 else (lambda x: math.expm1(x))
+
+
+def tanh(x: Any) -> Any:
+    """Hyperbolic tangent."""
+    raise NotImplementedError
+
+
+@overload(tanh)
+def _tanh(x):  # type: ignore[no-untyped-def]
+    return (lambda x: _tanh32(x)) if x == types.float32 else (lambda x: math.tanh(x))
+
+
+@inlined
+def sigmoid(x):  # type: ignore[no-untyped-def]
+    """1 / (1 + e to the -x)."""
+    return f32(1) / (f32(1) + exp(-x))
+
+
+@inlined
+def maximum(a, b):  # type: ignore[no-untyped-def]
+    """The larger one; NaN if one is NaN."""
+    return a if a > b or a != a else b
+
+
+@inlined
+def minimum(a, b):  # type: ignore[no-untyped-def]
+    """The smaller one; NaN if one is NaN."""
+    return a if a < b or a != a else b
+
+
+@inlined
+def where(condition, a, b):  # type: ignore[no-untyped-def]
+    """a where the condition holds, else b."""
+    return a if condition else b
+
+
+@inlined
+def plus(a, b):  # type: ignore[no-untyped-def]
+    """The sum of both."""
+    return a + b

@@ -1,0 +1,140 @@
+"""Lines of arithmetic as compiled loops: one loop is written here, and a line is put into it as text.
+
+It knows no kernel. A loop is compiled once for each line and dtype and kept on disk with the other compiled loops; its
+name tells the text and the functions that it calls, so that a change of either is compiled anew.
+"""
+
+import ast
+import hashlib
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from castile.kernels.arithmetic import FUNCTIONS, parse
+from castile.kernels.numpy import functions, jit, lanes, walk
+
+_WRITE = """
+def {name}(walk, out{arguments}):
+    plan, p_out = pointer(walk), pointer(out)
+    s_out, h_out = after(plan, FIRST), spare(out)
+    {begin}
+    for first in range(0, num_rows(plan), plan[4]):
+        v_out = {find}(plan, s_out, p_out, first, h_out)
+        {fetch}
+        for j in range(block_size(plan, first)):
+            {load}
+            v_out[j] {assign} {value}
+        settle(plan, s_out, p_out, first, h_out)
+"""
+
+# The result stands still along the dims that vanish, so a row falls on one element of it or on as many as it has.
+_FOLD = """
+def {name}(walk, out{arguments}):
+    plan, p_out = pointer(walk), pointer(out)
+    s_out = after(plan, FIRST)
+    {begin}
+    for first in range(0, num_rows(plan), plan[4]):
+        {fetch}
+        start = 0
+        for row in range(first, first + block_size(plan, first) // plan[3]):
+            v_out = after(p_out, offset(plan, s_out, row))
+            if s_out[3] == 0:
+                total = real({neutral})
+                for j in range(start, start + plan[3]):
+                    {load}
+                    total = {combine}(total, {value})
+                v_out[0] = {combine}(v_out[0], total)
+            else:
+                for j in range(start, start + plan[3]):
+                    {load}
+                    k = (j - start) * s_out[3]
+                    v_out[k] = {combine}(v_out[k], {value})
+            start += plan[3]
+"""
+
+
+class Loop(NamedTuple):
+    """What a loop does: the line, which of its arrays are one number everywhere, its constants in order."""
+
+    line: str
+    single: tuple[bool, ...]
+    constants: tuple[str, ...]
+    dtype: str
+
+
+@cache
+def writes(loop: Loop) -> Callable[..., Any]:
+    """The loop out[...] = value; arguments: the walk, out, arrays, arrays of one number, constants."""
+    return _compiled(loop, _WRITE, find="room", assign="=")
+
+
+@cache
+def adds(loop: Loop) -> Callable[..., Any]:
+    """The loop out[...] += value."""
+    return _compiled(loop, _WRITE, find="fetch", assign="+=")
+
+
+@cache
+def sums(loop: Loop) -> Callable[..., Any]:
+    """As `adds`, where out may stand still along some dims."""
+    return _compiled(loop, _FOLD, neutral="0", combine="plus")
+
+
+@cache
+def maxima(loop: Loop) -> Callable[..., Any]:
+    """As `sums`, where out becomes the largest of what it is and of the values."""
+    return _compiled(loop, _FOLD, neutral="-np.inf", combine="maximum")
+
+
+def _compiled(loop: Loop, template: str, **words: str) -> Callable[..., Any]:
+    body = _filled(loop, template, **words)
+    name = f"line_{hashlib.sha256((body + loop.dtype + _environment()).encode()).hexdigest()[:16]}"
+    # Under this file's name, because Numba keeps compiled loops beside the file that they come from.
+    code = compile(body.replace("{name}", name), __file__, "exec")
+    names = {"real": np.dtype(loop.dtype).type, "__name__": __name__}
+    for module in (jit, functions, lanes, walk):
+        names |= {key: value for key, value in vars(module).items() if not key.startswith("_")}
+    exec(code, names)
+    return jit.compiled(names[name])
+
+
+def _filled(loop: Loop, template: str, **words: str) -> str:
+    names, value = parse(loop.line)
+    many = [name for name, one in zip(names, loop.single, strict=True) if not one]
+    single = [name for name in names if name not in many]
+    begin = [f"{x} = a_{x}[0]" for x in single]
+    fetch, load = [], []
+    for number, x in enumerate(many, start=1):
+        begin.append(f"p_{x}, s_{x}, h_{x} = pointer(a_{x}), after(plan, {walk.FIRST * (number + 1)}), spare(a_{x})")
+        fetch.append(f"v_{x} = fetch(plan, s_{x}, p_{x}, first, h_{x})")
+        load.append(f"{x} = v_{x}[j]")
+    parts = {"begin": begin, "fetch": fetch, "load": load}
+    lines = []
+    for line in template.splitlines():
+        key = line.strip().strip("{}")
+        indent = line[: len(line) - len(line.lstrip())]
+        lines += [indent + part for part in parts[key]] if key in parts else [line]
+    arguments = "".join(f", {x}" for x in (*(f"a_{x}" for x in many + single), *loop.constants))
+    return "\n".join(lines).format(name="{name}", arguments=arguments, value=_typed(value), **words)
+
+
+class _Typed(ast.NodeTransformer):
+    """Numbers in the dtype of the loop: a float64 among float32 would make it a loop of float64."""
+
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        return ast.Call(ast.Name("real"), [node], [])
+
+
+def _typed(value: ast.expr) -> str:
+    # Parsed anew, as a transformer changes the tree that it is given.
+    return ast.unparse(_Typed().visit(ast.parse(ast.unparse(value), mode="eval")))
+
+
+@cache
+def _environment() -> str:
+    """What the loops call, as text."""
+    assert all(hasattr(functions, name) or name == "abs" for name in FUNCTIONS)
+    return "".join(Path(str(module.__file__)).read_text() for module in (jit, functions, lanes, walk))

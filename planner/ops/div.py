@@ -1,0 +1,14 @@
+"""Quotient of two arrays that broadcast."""
+
+from __future__ import annotations
+
+from castile.planner.elementwise import Binary
+from castile.planner.op import op
+
+
+@op("..., ... -> ...", flops_per_point=1)
+class Div(Binary):
+    """a [...], b [...] -> y [...]; missing leading dims and dims of one are stretched."""
+
+    value = "a, b -> a / b"
+    slopes = ("d, b -> d / b", "d, b, y -> -d * y / b")

@@ -1,0 +1,14 @@
+"""Exponential function."""
+
+from __future__ import annotations
+
+from castile.planner.elementwise import Unary
+from castile.planner.op import op
+
+
+@op("... -> ...", flops_per_point=8)
+class Exp(Unary):
+    """x [...] -> y [...]."""
+
+    value = "x -> exp(x)"
+    slope = "d, y -> d * y"

@@ -1,0 +1,21 @@
+"""Cases of the kernels of arithmetic on each element."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tests.kernel_cases import SHAPES, Case, Draw
+
+FUNCTIONS = "x -> exp(x) + expm1(x) + tanh(x) + sigmoid(x) + log(sqrt(x * x) + 1) + log1p(abs(x))"
+
+
+def case_pointwise(draw: Draw) -> Iterator[Case]:
+    for shape in SHAPES:
+        yield (FUNCTIONS, draw(*shape)), {}
+        yield ("x, y -> where(x >= y, a * x, y / b)", draw(*shape), draw(*shape)), {"a": 0.1, "b": -3}
+    yield ("x, y -> maximum(x, y) - minimum(x, 2 * y)", draw(2, 3, 4), draw(3, 1)), {}
+    yield ("x, y -> x + y", draw(4, 1, 300), draw(5, 1)), {}
+    yield ("x, y, z -> x * y - z", draw(5, 700), draw(), draw(700)), {}
+    yield ("x, y -> -x * y", draw(), draw(1, 1)), {}
+    # A tie shows that neither comparison takes equals for less.
+    yield ("x, y -> where(x > y, 2, where(x == y, 1, 0)) + where(x < y, 4, 0)", *(np.round(draw(9, 70)),) * 2), {}

@@ -1,0 +1,45 @@
+"""Cases of operators: two arrays that broadcast."""
+
+import numpy as np
+
+from castile.planner.op import find
+from tests.op_cases import case
+
+
+def broadcasts(op, rng, numbers=None):
+    """Either operand smaller, lacking leading dims or with dims of one; either a parameter."""
+    draw = numbers or (lambda *shape: rng.normal(size=shape))
+    x = draw(5, 4, 3)
+    yield case(op, (x, "b s d"), (draw(5, 4, 3), "b s d"))
+    yield case(op, (x, "b s d"), (draw(4, 3), "*s d"))
+    yield case(op, (draw(3), "*d"), (x, "b s d"))
+    yield case(op, (x, "b s d"), (draw(5, 1, 3), "b s d"))
+    yield case(op, (draw(1, 3), "*s d"), (draw(5, 4, 1), "b s e"))
+    yield case(op, (draw(), ""), (draw(7), "*d"))
+
+
+def cases_add(rng):
+    x = rng.normal(size=(5, 4, 3))
+    yield case(find("add")(), (x, "b s d"), (rng.normal(size=()), ""))
+    yield case(find("add")(), (rng.normal(size=7), "b"), (rng.normal(size=7), "*d"))
+    yield from broadcasts(find("add")(), rng)
+
+
+def cases_sub(rng):
+    yield from broadcasts(find("sub")(), rng)
+
+
+def cases_mul(rng):
+    yield from broadcasts(find("mul")(), rng)
+
+
+def cases_div(rng):
+    yield from broadcasts(find("div")(), rng, lambda *shape: np.asarray(rng.uniform(0.5, 2, shape)))
+
+
+def cases_maximum(rng):
+    yield from broadcasts(find("maximum")(), rng)
+
+
+def cases_minimum(rng):
+    yield from broadcasts(find("minimum")(), rng)
