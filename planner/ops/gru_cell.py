@@ -1,0 +1,80 @@
+"""One step of a gated recurrent unit (Cho et al., 2014), its gates in one node.
+
+As in the LSTM's cell the input's share of the gates is made for all positions before, a step reads its own, and hidden
+units may be cut. It does not know what comes before or after the step.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from castile.planner.op import Op, Part, Tensor, op
+from castile.planner.ops.lstm_cell import at_position, cell_flops, cell_operands, own, placed
+from castile.runtime.region import Box
+
+FIRST = "b s! g! h, *g! h, *g! h -> b t h, b t q! h"
+
+
+@op(
+    "b s! g! h, *g! h, *g! h, b t i!, b t h, *g! h i! -> b t h, b t q! h",
+    flops_per_point=2,
+    results=("", "gates"),
+)
+class GruCell(Op):
+    """x [b, s, 3, h], two biases [3, h], state [b, 1, i], again [b, 1, h], w [3, h, i] -> state, gates [b, 1, 4, h].
+
+    x, its part of the gates at all positions, is read at `position`; i is h, in whole, so the state is given twice: for
+    the product and for its own units. The gates are PyTorch's: reset, update, candidate; its weight_hh is w as
+    [3h, i], and its bias_ih and bias_hh are the biases as [3h]. Without state and w the state begins as zeros.
+    """
+
+    position: int = 0
+
+    @cached_property
+    def settings(self) -> tuple[tuple[str, object], ...]:
+        # where a step reads is no part of how: all steps have one cost
+        return ()
+
+    def axis_line(self, inputs: tuple[Tensor, ...]) -> str:
+        if self.position >= inputs[0].shape[1]:
+            raise ValueError(f"gru_cell: {inputs[0].name!r} of shape {inputs[0].shape} has no position {self.position}")
+        return FIRST if len(inputs) == 3 else self.line
+
+    def extents(self, known: dict[str, int]) -> dict[str, int]:
+        return {"t": 1, "q": 4}
+
+    def reads(self, operand: int, part: Part) -> Box:
+        box = super().reads(operand, part)
+        return box if operand else at_position(box, self.position)
+
+    def flops(self, which: str, part: Part) -> float:
+        return cell_flops(part, self.flops_per_point)
+
+    def forward(self, k, x, bias_x, bias_r, whole=None, h=None, w=None):
+        x = own(k, x, self.position)
+        r = k.zero(shape=x.shape, dtype=x.dtype) if whole is None else k.contract("bti,ghi->btgh", whole, w)
+        return k.gru_cell(x, bias_x, r, bias_r, _before(k, x, h))
+
+    def grad_inputs(self, k, dy, x, bias_x, bias_r, whole=None, h=None, w=None, *, y):
+        dx, dr, dh = k.gru_cell_grad(dy, y[1], _before(k, x, h))
+        share = placed(k, dx, x, self.position)
+        return (share,) if h is None else (share, k.contract("btgh,ghi->bti", dr, w), dh)
+
+    def grad_params(self, k, dy, x, bias_x, bias_r, whole=None, h=None, w=None, *, y):
+        dx, dr, _ = k.gru_cell_grad(dy, y[1], _before(k, x, h))
+        biases = tuple(k.sum_over(one, dims=(0, 1)) for one in (dx, dr))
+        return biases if h is None else (*biases, k.contract("btgh,bti->ghi", dr, whole))
+
+    @staticmethod
+    def layer(g, name: str, x: Tensor, position: int, weights: str, state: Tensor | None = None) -> Tensor:
+        """Add a step to graph `g` that shares `weights`, the name of its parameters, with other steps.
+
+        x [b, s, 3, h]; state [b, 1, h] of the step before, zeros for none.
+        """
+        biases = ("input_bias", "bias")
+        states = None if state is None else (state, state)
+        return g.apply(GruCell(position), name, x, *cell_operands(g, weights, x, biases, states))
+
+
+def _before(k, x, h):
+    return k.zero(shape=(x.shape[0], 1, x.shape[3]), dtype=x.dtype) if h is None else h

@@ -1,0 +1,124 @@
+"""One step of long short-term memory (Hochreiter and Schmidhuber, 1997; Gers et al., 2000), its gates in one node.
+
+The input's share of the gates is one product over all positions, made before; a step reads the position that is its
+own. The gates are an axis apart from the units, so hidden units may be cut: a part reads the whole state before and its
+own units of all else. It does not know what comes before or after the step.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from math import sqrt
+
+from castile.planner.op import Init, Op, Part, Tensor, op
+from castile.runtime.region import Box
+
+FIRST = "b s! g! h, *g! h -> b t h, b t h, b t g h"
+
+
+@op(
+    "b s! g! h, *g! h, b t i!, b t h, *g! h i! -> b t h, b t h, b t g h",
+    flops_per_point=2,
+    results=("", "cell", "gates"),
+    flows=2,
+)
+class LstmCell(Op):
+    """x [b, s, 4, h], bias [4, h], state [b, 1, i], cell [b, 1, h], w [4, h, i] -> state, cell, gates [b, 1, 4, h].
+
+    x, its part of the gates at all positions, is read at `position`; i is h, in whole. The gates are PyTorch's: input,
+    forget, candidate, output; its weight_hh is w as [4h, i] and its two biases add up to one. Without state, cell and
+    w both begin as zeros.
+    """
+
+    position: int = 0
+
+    @cached_property
+    def settings(self) -> tuple[tuple[str, object], ...]:
+        # where a step reads is no part of how: all steps have one cost
+        return ()
+
+    def axis_line(self, inputs: tuple[Tensor, ...]) -> str:
+        if self.position >= inputs[0].shape[1]:
+            raise ValueError(
+                f"lstm_cell: {inputs[0].name!r} of shape {inputs[0].shape} has no position {self.position}"
+            )
+        return FIRST if len(inputs) == 2 else self.line
+
+    def extents(self, known: dict[str, int]) -> dict[str, int]:
+        return {"t": 1}
+
+    def reads(self, operand: int, part: Part) -> Box:
+        box = super().reads(operand, part)
+        return box if operand else at_position(box, self.position)
+
+    def flops(self, which: str, part: Part) -> float:
+        return cell_flops(part, self.flops_per_point)
+
+    def forward(self, k, x, bias, h=None, c=None, w=None):
+        x = own(k, x, self.position)
+        if h is None:
+            c = k.zero(shape=(x.shape[0], 1, x.shape[3]), dtype=x.dtype)
+            return k.lstm_cell(x, bias, k.zero(shape=x.shape, dtype=x.dtype), c)
+        return k.lstm_cell(x, bias, k.contract("bti,ghi->btgh", h, w), c)
+
+    def grad_inputs(self, k, dy, x, bias, h=None, c=None, w=None, *, y):
+        dx, dc = self._pulled(k, dy, y, c)
+        share = placed(k, dx, x, self.position)
+        return (share,) if h is None else (share, k.contract("btgh,ghi->bti", dx, w), dc)
+
+    def grad_params(self, k, dy, x, bias, h=None, c=None, w=None, *, y):
+        dx, _ = self._pulled(k, dy, y, c)
+        shift = k.sum_over(dx, dims=(0, 1))
+        return (shift,) if h is None else (shift, k.contract("btgh,bti->ghi", dx, h))
+
+    def _pulled(self, k, dy, y, c):
+        before = k.zero(shape=y[1].shape, dtype=y[1].dtype) if c is None else c
+        return k.lstm_cell_grad(*dy, y[2], before, y[1])
+
+    @staticmethod
+    def layer(
+        g, name: str, x: Tensor, position: int, weights: str, state: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """Add a step to graph `g` that shares `weights`, the name of its parameters, with other steps.
+
+        x [b, s, 4, h]; state: the hidden units and the cell [b, 1, h] of the step before, zeros for none. The new cell
+        is the tensor `name:cell`.
+        """
+        return g.apply(LstmCell(position), name, x, *cell_operands(g, weights, x, ("bias",), state))
+
+
+def own(k, x, position: int):
+    """The position of x that a step reads; x is the whole where shapes are asked for, else only what is read."""
+    return x if x.shape[1] == 1 else k.cut(x, dim=1, start=position, stop=position + 1)
+
+
+def placed(k, dx, x, position: int):
+    """The gradient to x of the position that a step reads; zeros beside it where x is the whole."""
+    if x.shape[1] == 1:
+        return dx
+    lengths = position, x.shape[1] - position - 1
+    before, behind = (k.zero(shape=(x.shape[0], n, *x.shape[2:]), dtype=x.dtype) for n in lengths)
+    return k.concat(*(piece for piece in (before, dx, behind) if piece.shape[1]), dim=1)
+
+
+def at_position(box: Box, position: int) -> Box:
+    """A box of all positions, the second dim, cut to one of them."""
+    return Box((box.lo[0], position, *box.lo[2:]), (box.hi[0], position + 1, *box.hi[2:]))
+
+
+def cell_flops(part: Part, flops_per_point: float) -> float:
+    """Those of the product with the state; a cell that has none before it still has its gates."""
+    of = {axis: hi - lo for axis, (lo, hi) in part.ranges.items()}
+    return flops_per_point * of["b"] * of["g"] * of["h"] * of.get("i", 1)
+
+
+def cell_operands(
+    g, weights: str, x: Tensor, biases: tuple[str, ...], state: tuple[Tensor, ...] | None
+) -> list[Tensor]:
+    """The operands of a cell but x: its biases, the state before, and where there is one the weight that meets it."""
+    gates, units = x.shape[2:]
+    init = Init("uniform", 1 / sqrt(units))
+    operands = [g.param(f"{weights}.{bias}", (gates, units), ("g", "h"), init) for bias in biases]
+    if state is not None:
+        operands += [*state, g.param(f"{weights}.weight", (gates, units, units), ("g", "h", "i"), init)]
+    return operands
