@@ -14,6 +14,8 @@ SMALL = {
     "gpt": "gpt:layers=2,width=8,heads=2,seq=6,vocab=11",
     "mlp": "mlp:layers=1,width=7,size=4",
     "convnet": "convnet:size=4",
+    "lstm": "lstm:layers=2,width=5,seq=4,vocab=11",
+    "seq2seq": "seq2seq:width=5,seq=3,vocab=9",
 }
 
 
@@ -59,7 +61,8 @@ def backward(graph: Graph, env: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
                 continue
             given = {"at": node.whole(), "y": tuple(env[n] for n in node.outputs)}
             context = {name: given[name] for name in node.op.asks(which)}
-            arrays = [gradients[node.outputs[0]], *(env[n] for n in node.inputs)]
+            pulled = [gradients.get(n, np.zeros(graph.tensors[n].shape)) for n in node.outputs[: node.op.flows]]
+            arrays = [pulled[0] if node.op.flows == 1 else tuple(pulled), *(env[n] for n in node.inputs)]
             targets = [n for n in node.inputs if graph.tensors[n].param == (which == "W")]
             for name, piece in zip(targets, listed(getattr(node.op, body)(reference, *arrays, **context)), strict=True):
                 if piece is not None:
