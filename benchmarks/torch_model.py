@@ -12,12 +12,16 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from benchmarks.torch_lstm import TorchLstm
 from castile.launch.execution import initial
 from castile.planner.graph import Graph
 from castile.planner.op import Tensor as Whole
 from castile.runtime.region import whole
 
 T = torch.Tensor
+
+# Models that PyTorch has layers of its own for.
+WHOLE: dict[str, type[TorchLstm]] = {"lstm": TorchLstm}
 
 
 class TorchModel(torch.nn.Module):
@@ -30,7 +34,7 @@ class TorchModel(torch.nn.Module):
         # PyTorch allows no dots in the names of parameters.
         self.held = torch.nn.ParameterList(torch.nn.Parameter(torch.from_numpy(a)) for a in numbers.values())
         self._calls = [
-            (getattr(Calls, node.op.name), node.op, graph.tensors[node.outputs[0]], node.inputs)
+            (getattr(Calls, node.op.name), node.op, graph.tensors[node.outputs[0]], node.inputs, node.outputs)
             for node in graph.nodes.values()
         ]
         self._names = tuple(numbers)
@@ -38,8 +42,10 @@ class TorchModel(torch.nn.Module):
     def forward(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The loss of inputs by name."""
         values = {**inputs, **dict(zip(self._names, self.held))}
-        for call, op, output, names in self._calls:
-            values[output.name] = call(op, output, *(values[name] for name in names))
+        for call, op, output, names, outputs in self._calls:
+            made = call(op, output, *(values[name] for name in names))
+            # what is kept for gradients alone is PyTorch's own affair
+            values.update(zip(outputs, made if isinstance(made, tuple) else (made,)))
         return values[self.graph.loss]
 
 
@@ -47,8 +53,9 @@ class TorchStep:
     """One step of stochastic gradient descent with momentum: zeroed gradients, loss, gradients, update."""
 
     def __init__(self, graph: Graph, seed: int, rate: float, momentum: float) -> None:
-        self.model = TorchModel(graph, seed)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=rate, momentum=momentum)
+        self.model: torch.nn.Module = WHOLE.get(graph.name, TorchModel)(graph, seed)
+        learning = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.SGD(learning, lr=rate, momentum=momentum)
         self.loss = torch.zeros(())
         self._inputs: dict[str, torch.Tensor] = {}
 
@@ -110,6 +117,30 @@ class Calls:
     @staticmethod
     def reshape(op: Any, out: Whole, x: T) -> T:
         return x.reshape(out.shape)
+
+    @staticmethod
+    def contract(op: Any, out: Whole, x: T, y: T) -> T:
+        left, right = op.text.replace(" ", "").split("->")
+        return torch.einsum(f"{left}->{right}", x, y)
+
+    @staticmethod
+    def concat(op: Any, out: Whole, *xs: T) -> T:
+        return torch.cat(xs, op.dim)
+
+    @staticmethod
+    def tanh(op: Any, out: Whole, x: T) -> T:
+        return torch.tanh(x)
+
+    @staticmethod
+    def lstm_cell(
+        op: Any, out: Whole, x: T, bias: T, h: T | None = None, c: T | None = None, w: T | None = None
+    ) -> tuple[T, T]:
+        gates = x[:, op.position : op.position + 1] + bias
+        if h is not None and w is not None:
+            gates = gates + (h @ w.flatten(0, 1).T).unflatten(-1, w.shape[:2])
+        into, forget, candidate, outof = gates.unbind(2)
+        new = into.sigmoid() * candidate.tanh() + (0 if c is None else forget.sigmoid() * c)
+        return outof.sigmoid() * new.tanh(), new
 
     @staticmethod
     def cross_entropy(op: Any, out: Whole, logits: T, labels: T) -> T:

@@ -1,6 +1,6 @@
 """A training step on one rank against the same model in PyTorch, eager on a CPU with one thread, in float32.
 
-    python benchmarks/torch_step.py [gpt] [convnet] [--rounds N] [--profile]
+    python benchmarks/torch_step.py [gpt] [convnet] [lstm] [--rounds N] [--profile]
 
 Both begin with the same parameters, see the same samples and update by momentum; the losses of the first steps must
 agree. Then they take turns, and medians are compared: loss, gradients and update, without reading in the samples.
@@ -45,6 +45,7 @@ class Case:
 CASES = {
     "gpt": Case("gpt:layers=4,width=256,heads=4,seq=128", 8, 40, 1.5),
     "convnet": Case("convnet", 64, 600, 3.0),
+    "lstm": Case("lstm:layers=2,width=256,seq=64", 32, 30, 1.5),
 }
 
 
