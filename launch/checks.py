@@ -16,14 +16,23 @@ def counts(**given: int | None) -> None:
     """Raises UserError, with the option's name, for a number below 1; None stands for an option that was not given."""
     for name, value in given.items():
         if value is not None and value < 1:
-            raise UserError(f"--{name} {value}: give 1 or more, or leave --{name} out")
+            option = _option(name)
+            raise UserError(f"{option} {value}: give 1 or more, or leave {option} out")
 
 
 def rates(**given: float | None) -> None:
     """Raises UserError, with the option's name, for a number that is not above 0 and finite."""
     for name, value in given.items():
         if value is not None and not (math.isfinite(value) and value > 0):
-            raise UserError(f"--{name} {value}: give a number above 0, or leave --{name} out")
+            option = _option(name)
+            raise UserError(f"{option} {value}: give a number above 0, or leave {option} out")
+
+
+def only_with(other: str, **given: object) -> None:
+    """Raises UserError for options that mean nothing without the option `other`, which was not given."""
+    for name, value in given.items():
+        if value:
+            raise UserError(f"{_option(name)} means nothing without {_option(other)}: give that too")
 
 
 def writable(**given: str) -> None:
@@ -33,7 +42,19 @@ def writable(**given: str) -> None:
     """
     for name, path in given.items():
         if path and (why := _hindrance(Path(path))):
-            raise UserError(f"--{name} {path}: {why}; choose another path")
+            raise UserError(f"{_option(name)} {path}: {why}; choose another path")
+
+
+def folders(**given: str) -> None:
+    """Raises UserError, with the option's name, for a path that is no folder and cannot become one; "" is no path."""
+    for name, path in given.items():
+        if path and not Path(path).is_dir() and (why := _hindrance(Path(path) / "x")):
+            raise UserError(f"{_option(name)} {path}: {why}; choose another path")
+
+
+def _option(name: str) -> str:
+    """An option as it is typed."""
+    return "--" + name.replace("_", "-")
 
 
 def _hindrance(path: Path) -> str:

@@ -5,26 +5,49 @@ It does not know how plans are searched, lowered or run; it composes those who d
 
 from __future__ import annotations
 
+import json
 import time
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from castile import __version__
 from castile.kernels.table import Table
-from castile.launch import checks, evaluate, explore, jobs, options, report, trace, training_report
+from castile.launch import (
+    checks,
+    explore,
+    jobs,
+    metrics,
+    models,
+    optimizers,
+    options,
+    rates,
+    report,
+    resume,
+    runfile,
+    trace,
+    training_report,
+)
+from castile.launch.checkpoints.checkpointer import Checkpointer
+from castile.launch.checkpoints.manifest import Facts
+from castile.launch.checkpoints.reader import Reader
 from castile.launch.data import Dataset
-from castile.launch.execution import Execution, Prepared, feed_from
+from castile.launch.execution import Execution, feed_from
 from castile.launch.explore import Chosen
 from castile.launch.jobs import Job
 from castile.launch.ranks import UserError
-from castile.launch.training_report import Progress, Speaker
+from castile.launch.screen import Speaker
+from castile.launch.training import Course, Training
 from castile.planner import search as searches
 from castile.planner import strategy as strategies
+from castile.planner.updates import Updates
 from castile.runtime import debug
 
-NUM_SAMPLED = 20
+RESOLVED = "resolved.toml"
 
 
 @dataclass(frozen=True)
@@ -32,7 +55,8 @@ class Train:
     """Train a model on these ranks, with a plan from a file or one that is searched for and measured first."""
 
     model: options.Model
-    """Its name and settings (convnet, mlp, gpt:layers=4,width=128), or a Python file with a function build()."""
+    """Its name and settings (convnet, mlp, gpt:layers=4,width=128), or a Python file with a function build(); or a run
+    file (run.toml), which says this and any of the options below by name. The command line goes before the file."""
     machine: options.Machine = "local"
     """Where to train: this host, with a processor for each rank; or a TOML file that describes it."""
     plan: options.File = ""
@@ -50,15 +74,46 @@ class Train:
     epochs: options.Count = None
     """Passes over the training samples; the model's own by default."""
     steps: options.Count = None
-    """Train so many steps, instead of whole passes over the samples."""
+    """Train so many steps in all, instead of whole passes over the samples."""
+    optimizer: options.Optimizer = ""
+    """How parameters are updated: a name with settings, sgd:momentum=0.9,decay=0.01; the model's own by default."""
     lr: options.Rate = None
-    """Learning rate; the model's own by default."""
+    """Learning rate, the schedule's peak; the model's own by default."""
+    schedule: options.Schedule = ""
+    """How the rate goes: constant, linear, cosine or wsd, with settings: cosine:warmup=100,floor=0.1 (a share of the
+    peak), wsd:warmup=0.05,decay=0.2; lengths in steps, or below 1 as a share of the run. The model's own by default."""
+    clip: options.Norm = None
+    """Scale the gradient to this norm where it is longer; the model's own by default, 0 for never."""
+    undecayed: options.Patterns = ""
+    """Parameters without weight decay: names with wildcards, separated by commas (*.bias,*norm*); the model's own by
+    default."""
+    accumulate: options.Count = None
+    """Cut each batch into so many pieces in time, one after another, whose gradients are summed: less memory."""
+    weights: options.File = ""
+    """Begin with the parameters of this safetensors file."""
+    evaluate_every: options.Count = None
+    """Evaluate on the held-out samples after so many steps each; without it at the end."""
+    checkpoint: options.Folder = ""
+    """Save the training in this folder: at the end, and when SIGTERM or SIGUSR1 asks to stop, which then ends the job
+    with status 0."""
+    checkpoint_every: options.Count = None
+    """Save after so many steps each, too."""
+    keep: options.Count = None
+    """How many checkpoints stay; 2 by default."""
+    resume: bool = False
+    """Go on from the latest checkpoint in the folder of --checkpoint; where there is none yet, begin."""
+    metrics: options.File = ""
+    """Write a line of JSON for each step, evaluation and checkpoint to this file (.jsonl); when resumed, add to it."""
+    tensorboard: options.Folder = ""
+    """Write the same as TensorBoard's event files into this folder; tensorboardX or tensorboard must be installed."""
     out: options.File = ""
     """Write the plan that was trained with to this file (JSON)."""
     trace: options.File = ""
     """Write a Chrome trace of one step, simulated and measured, to this file (open it in Perfetto)."""
     profile: options.File = ""
     """The profile database to learn from and into; by default ~/.local/share/castile/profile.db."""
+    print: bool = False
+    """Print the run with all that is left open filled in, as a run file, and stop."""
     json: bool = False
     """Print one JSON object."""
 
@@ -66,57 +121,142 @@ class Train:
 COMMAND = Train
 
 
+def parse(args: Sequence[str]) -> Train:
+    """The command in these words and in the run file that they may name."""
+    return runfile.parse(Train, "castile train", args)
+
+
 def run(command: Train) -> int:
     """Plan, train, evaluate, learn, report. Raises ValueError or UserError for a user's mistake."""
     begun = time.perf_counter()
     _check(command)
+    command = resolved(command)
+    if command.print:
+        return _print(command)
     profile = command.profile or jobs.default_profile()
-    job = jobs.start(command.model, command.machine, command.batch, profile)
-    dataset = job.dataset(command.data, command.seed)
-    steps_per_epoch = dataset.steps_per_epoch(job.graph.batch)
-    rate = command.lr or job.model.recipe.lr
+    job = jobs.start(command.model, command.machine, command.batch, profile, _updates(command), command.accumulate or 1)
     say = Speaker(job.leads, command.json)
-    chosen = _choose(command, job, dataset, rate, say)
+    dataset = job.dataset(command.data, command.seed)
+    if command.weights:
+        resume.check_weights(job.graph, command.weights)
+    saved = _saved(command, job, say)
+    chosen = _choose(command, job, dataset, saved, say)
     say.line(training_report.plan_text(job, chosen))
     _explain(job, chosen)
     if job.leads and command.out:
         # a plan file names its model as the user did, so that it can be simulated from the file alone
         strategies.write(msgspec.structs.replace(chosen.plan, model=command.model), command.out)
-    execution = job.execute(chosen.prepared, command.seed)
-    num_steps = command.steps or (command.epochs or job.model.recipe.epochs) * steps_per_epoch
-    progress = _train(job, dataset, rate, execution, chosen.prepared, num_steps, say)
-    judged = evaluate.held_out(job, chosen.plan, dataset, execution.state)
-    if job.leads and command.trace:
+    execution = _begin(command, job, chosen, saved)
+    course = _course(command, job, dataset, chosen, execution, saved)
+    with _log(command, job, course) as log:
+        progress = Training(job, course, log, say).run()
+        log.record("end", step=course.first_step + progress.num_steps, reason=progress.stopped_by or "done")
+    if job.leads and command.trace and progress.sampled:
         Path(command.trace).parent.mkdir(parents=True, exist_ok=True)
         lanes = {"simulated": chosen.prepared.simulated.timeline, "measured": progress.sampled[-1]}
         trace.write(command.trace, chosen.prepared.tasks, lanes)
-    facts = training_report.facts(job, chosen, progress, judged)
-    job.learn(chosen.prepared, progress.sampled)
-    job.keep()
-    facts["files"] = {k: v for k, v in (("plan", command.out), ("profile", profile), ("trace", command.trace)) if v}
+    facts = training_report.facts(job, chosen, progress, course.first_step, _told(command))
+    if progress.num_sampled:
+        job.learn(chosen.prepared, progress.sampled)
+        job.keep()
+    facts["files"] = _files(command, profile)
     facts["total_seconds"] = time.perf_counter() - begun
     say.close(training_report.text, facts)
     return 0
 
 
+def resolved(command: Train) -> Train:
+    """The command with what it leaves open as the model's recipe has it. Raises ValueError for an unknown model."""
+    recipe = models.parse(command.model).recipe
+    return replace(
+        command,
+        batch=recipe.batch if command.batch is None else command.batch,
+        data=command.data or recipe.data,
+        epochs=recipe.epochs if command.epochs is None and command.steps is None else command.epochs,
+        optimizer=command.optimizer or recipe.optimizer or f"sgd:momentum={recipe.momentum}",
+        lr=recipe.lr if command.lr is None else command.lr,
+        schedule=command.schedule or recipe.schedule,
+        clip=recipe.clip if command.clip is None else command.clip,
+        undecayed=command.undecayed or recipe.undecayed,
+        keep=(command.keep or 2) if command.checkpoint else None,
+    )
+
+
 def _check(command: Train) -> None:
     """Raises UserError or ValueError for what can be known to be wrong before the ranks have met."""
-    checks.counts(batch=command.batch, epochs=command.epochs, steps=command.steps)
+    checks.counts(
+        batch=command.batch, epochs=command.epochs, steps=command.steps, evaluate_every=command.evaluate_every,
+        checkpoint_every=command.checkpoint_every, keep=command.keep, accumulate=command.accumulate,
+    )  # fmt: skip
     checks.rates(lr=command.lr)
-    checks.writable(out=command.out, trace=command.trace)
+    if command.clip is not None and not (isfinite(command.clip) and command.clip >= 0):
+        raise UserError(f"--clip {command.clip}: give a norm above 0, or 0 to clip nothing")
+    checks.writable(out=command.out, trace=command.trace, metrics=command.metrics)
+    checks.folders(checkpoint=command.checkpoint, tensorboard=command.tensorboard)
     if command.steps is not None and command.epochs is not None:
         raise UserError(f"--steps {command.steps} and --epochs {command.epochs}: give one of the two")
+    if not command.checkpoint:
+        checks.only_with(
+            "checkpoint", checkpoint_every=command.checkpoint_every, keep=command.keep, resume=command.resume
+        )
+    if command.optimizer:
+        optimizers.parse(command.optimizer)
+    if command.schedule:
+        rates.parse(command.schedule)
+    if command.weights:
+        resume.Weights(command.weights)
     searches.find(command.search)
     searches.parse_budget(command.budget)
     debug.level()
 
 
-def _choose(command: Train, job: Job, dataset: Dataset, rate: float, say: Speaker) -> Chosen:
-    """The plan of the file that the user named, or the one that measures fastest here."""
+def _updates(command: Train) -> Updates:
+    """What happens to gradients and parameters at the end of a step."""
+    undecayed = optimizers.patterns(command.undecayed)
+    return Updates(optimizers.parse(command.optimizer), command.clip or None, undecayed)
+
+
+def _told(command: Train) -> dict[str, Any]:
+    """The run as it is told and written: but for how it is shown."""
+    return runfile.given(command, without=("print", "json"))
+
+
+def _print(command: Train) -> int:
+    text = json.dumps(_told(command)) if command.json else runfile.text(command, without=("print",)).rstrip()
+    if jobs.communicator().rank == 0:
+        print(text)
+    return 0
+
+
+def _saved(command: Train, job: Job, say: Speaker) -> Reader | None:
+    """The checkpoint to go on from, if any. Raises UserError where it is of another training."""
+    if not command.resume:
+        return None
+    saved, warnings = resume.find(job, command.checkpoint)
+    for text in warnings:
+        say.warn(text)
+    if saved is not None:
+        resume.check_same(saved.facts, _facts(command, job), saved.path)
+        say.line(f"going on from {saved.path}: {saved.step} steps are done")
+    return saved
+
+
+def _choose(command: Train, job: Job, dataset: Dataset, saved: Reader | None, say: Speaker) -> Chosen:
+    """The plan of the file that the user named, the one that was trained with before, or what measures fastest here."""
     if command.plan:
-        return explore.given(job, job.plan_of(command.plan), command.plan)
+        plan = job.plan_of(command.plan)
+        if command.accumulate not in (None, plan.microbatches):
+            raise UserError(
+                f"--accumulate {command.accumulate}: plan {command.plan} cuts the batch into {plan.microbatches}; give "
+                "that, or plan again"
+            )
+        return explore.given(job, plan, command.plan)
+    before = resume.plan_of(job, saved, command.accumulate) if saved is not None else None
+    if saved is not None and before is not None:
+        return explore.given(job, before, f"of checkpoint {saved.path}")
+    assert command.lr is not None
     feed = feed_from(dataset.batch(0, job.graph.batch))
-    return explore.choose(job, command.search, command.budget, command.seed, feed, rate, say.note)
+    return explore.choose(job, command.search, command.budget, command.seed, feed, command.lr, say.note)
 
 
 def _explain(job: Job, chosen: Chosen) -> None:
@@ -127,23 +267,62 @@ def _explain(job: Job, chosen: Chosen) -> None:
     debug.show(debug.SOURCES, rank, lambda: debug.kernel_sources(tasks, Table("numpy").source))
 
 
-def _train(
-    job: Job, dataset: Dataset, rate: float, execution: Execution, prepared: Prepared, num_steps: int, say: Speaker
-) -> Progress:
-    """Train; about twenty steps are measured whole, and each tells a line."""
-    progress = Progress()
-    batch, every = job.graph.batch, max(1, num_steps // NUM_SAMPLED)
-    for step in range(num_steps):
-        execution.feed(feed_from(dataset.batch(step, batch)), rate)
-        begun = time.perf_counter()
-        timeline = execution.step()
-        progress.seconds.append(time.perf_counter() - begun)
-        loss = execution.output(job.graph.loss)
-        progress.losses.append(float(loss) if loss is not None else float("nan"))
-        if step % every == every - 1:
-            whole = job.gather(timeline)
-            if whole is not None:
-                progress.sampled.append(whole)
-                debug.show(debug.TASKS, job.comm.rank, partial(debug.task_table, prepared.tasks, whole))
-            say.line(training_report.step_line(job, step + 1, progress, prepared, every))
-    return progress
+def _begin(command: Train, job: Job, chosen: Chosen, saved: Reader | None) -> Execution:
+    """This rank's part of the plan, with the numbers that training begins with."""
+    execution = job.execute(chosen.prepared, command.seed)
+    if saved is not None:
+        resume.check_carried(saved, execution.carried)
+        execution.restore(saved.read)
+    elif command.weights:
+        execution.initialise(command.seed, resume.Weights(command.weights))
+    return execution
+
+
+def _facts(command: Train, job: Job) -> Facts:
+    """What a checkpoint says of this training."""
+    graph = job.graph
+    return Facts(command.model, command.data, graph.batch, command.seed, graph.fingerprint, graph.dtype)
+
+
+def _course(
+    command: Train, job: Job, dataset: Dataset, chosen: Chosen, execution: Execution, saved: Reader | None
+) -> Course:
+    num_steps = command.steps or (command.epochs or 1) * dataset.steps_per_epoch(job.graph.batch)
+    first = saved.step if saved is not None else 0
+    saver = None
+    if command.checkpoint:
+        every = command.checkpoint_every or max(num_steps, 1)
+        saver = Checkpointer(command.checkpoint, job.comm, every, command.keep or 2, _facts(command, job), first)
+        saver.prepare(execution.carried, strategies.encode(chosen.plan))
+    assert command.lr is not None
+    course_rates = rates.parse(command.schedule).rates(command.lr, num_steps)
+    return Course(
+        chosen.plan, chosen.prepared, execution, dataset, course_rates, first, num_steps,
+        command.evaluate_every, saver,
+    )  # fmt: skip
+
+
+def _log(command: Train, job: Job, course: Course) -> metrics.Metrics:
+    """Where records go, on rank 0; the first tells of the run, and the same lies beside them as a run file."""
+    if not job.leads:
+        return metrics.Metrics()
+    log = metrics.start(command.metrics, command.tensorboard, command.resume)
+    text = runfile.text(command, without=("print", "json"))
+    if command.metrics:
+        Path(command.metrics).with_suffix(f".{RESOLVED}").write_text(text, encoding="utf-8")
+    if command.checkpoint:
+        (Path(command.checkpoint) / RESOLVED).write_text(text, encoding="utf-8")
+    log.record(
+        "run", run=_told(command), castile=__version__, num_ranks=job.comm.size,
+        first_step=course.first_step, num_steps=course.num_steps,
+    )  # fmt: skip
+    return log
+
+
+def _files(command: Train, profile: str) -> dict[str, str]:
+    """What was written where."""
+    named = {
+        "plan": command.out, "profile": profile, "trace": command.trace, "metrics": command.metrics,
+        "tensorboard": command.tensorboard, "checkpoints": command.checkpoint,
+    }  # fmt: skip
+    return {name: path for name, path in named.items() if path}

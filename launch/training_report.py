@@ -5,10 +5,8 @@ It does not know how training is done.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,31 +23,36 @@ from castile.runtime.timeline import Timeline
 
 @dataclass
 class Progress:
-    """What training has gone through: losses and wall seconds by step, and some steps' whole timelines (rank 0)."""
+    """What training has gone through so far, by step.
+
+    losses, seconds, waited   of each step: the loss, wall seconds of running it, and of waiting for its samples
+    num_sampled, sampled      how many steps were measured whole, and their timelines (rank 0)
+    evaluations, checkpoints  the facts of each
+    copied_seconds            how long steps waited for the state to be copied before it is saved
+    pace                      samples a second in the last step, its samples' loading included
+    stopped_by                the signal that ended training early, "" for none
+    """
 
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    waited: list[float] = field(default_factory=list)
+    num_sampled: int = 0
     sampled: list[Timeline] = field(default_factory=list)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    checkpoints: list[dict[str, Any]] = field(default_factory=list)
+    copied_seconds: float = 0.0
+    pace: float = 0.0
+    stopped_by: str = ""
 
+    @property
+    def num_steps(self) -> int:
+        return len(self.losses)
 
-@dataclass(frozen=True)
-class Speaker:
-    """Tells people lines as they come, or programs one JSON object at the end; only the leading rank speaks."""
-
-    leads: bool
-    json: bool
-
-    def line(self, text: str) -> None:
-        if self.leads and not self.json:
-            print(text, flush=True)
-
-    def note(self, text: str) -> None:
-        """What is being done, for people who wait; stderr is for what went wrong."""
-        self.line(f"{text} ...")
-
-    def close(self, text: Callable[[dict[str, Any]], str], facts: dict[str, Any]) -> None:
-        if self.leads:
-            print(json.dumps(facts) if self.json else text(facts), flush=True)
+    def add(self, loss: float, seconds: float, waited: float) -> None:
+        """A step is done."""
+        self.losses.append(loss)
+        self.seconds.append(seconds)
+        self.waited.append(waited)
 
 
 def ms(seconds: float) -> str:
@@ -86,27 +89,41 @@ def step_line(job: Job, step: int, progress: Progress, prepared: Prepared, last:
     )
 
 
-def facts(job: Job, chosen: Chosen, progress: Progress, judged: HeldOut | None) -> dict[str, Any]:
+def evaluation(step: int, judged: HeldOut) -> dict[str, Any]:
+    """An evaluation's facts; figures that the model does not have are left out."""
+    facts = {"step": step, **asdict(judged), "loss": finite(judged.loss)}
+    return {name: value for name, value in facts.items() if value is not None or name == "loss"}
+
+
+def evaluation_line(facts: dict[str, Any]) -> str:
+    """step   100  held out: 91.20 % of 360 samples right, loss 0.2931"""
+    return f"step {facts['step']:5d}  {_judged(facts)}"
+
+
+def checkpoint_line(step: int, path: str, nbytes: int, seconds: float) -> str:
+    """step   100  saved in runs/a/step-00000100: 3.2 MiB in 0.04 s"""
+    return f"step {step:5d}  saved in {path}: {written(nbytes)} in {seconds:.2f} s"
+
+
+def facts(job: Job, chosen: Chosen, progress: Progress, first_step: int, run: dict[str, Any]) -> dict[str, Any]:
     """All figures of a run; call it before the run's own steps are learned, so that predictions are predictions."""
     if not job.leads:
         return {}
-    measured = float(np.median([s.seconds for s in progress.sampled]))
-    before = simulated(chosen.prepared, CostModel(job.machine))
-    after = chosen.prepared.simulated.seconds
     result: dict[str, Any] = {
         "model": job.model.name,
         "machine": job.machine.name,
         "num_ranks": job.comm.size,
         "batch": job.graph.batch,
+        "run": run,
         "num_tasks": chosen.prepared.tasks.num_tasks,
-        "num_steps": len(progress.losses),
-        "losses": [_finite(loss) for loss in progress.losses],
-        "step_seconds": float(np.median(progress.seconds)),
-        "measured_step_seconds": measured,
-        "simulated_step_seconds": after,
-        "untaught_step_seconds": before,
-        "error_before_learning": abs(before / measured - 1),
-        "error_after_learning": abs(after / measured - 1),
+        "first_step": first_step,
+        "num_steps": progress.num_steps,
+        "losses": [finite(loss) for loss in progress.losses],
+        "waited_seconds": sum(progress.waited),
+        "copied_seconds": progress.copied_seconds,
+        "stopped_by": progress.stopped_by,
+        "evaluations": progress.evaluations,
+        "checkpoints": progress.checkpoints,
         "peak_bytes": [int(b) for b in chosen.prepared.packing.peak_bytes],
         "equals_seed": chosen.equals,
         "candidates": [
@@ -119,31 +136,64 @@ def facts(job: Job, chosen: Chosen, progress: Progress, judged: HeldOut | None) 
             for c in chosen.candidates
         ],
     }
-    if judged is not None:
-        result["held_out_loss"], result["held_out_accuracy"] = _finite(judged.loss), judged.accuracy
-        result["num_held_out"] = judged.num_samples
+    if progress.sampled:
+        result |= _predictions(job, chosen, progress)
+    if progress.evaluations and not progress.stopped_by:
+        judged = {name: value for name, value in progress.evaluations[-1].items() if name != "step"}
+        result["num_held_out"] = judged.pop("num_samples")
+        result |= {f"held_out_{name}": value for name, value in judged.items()}
     return result
 
 
-def _finite(number: float) -> float | None:
+def _predictions(job: Job, chosen: Chosen, progress: Progress) -> dict[str, Any]:
+    """What a step took, beside what was said before and after learning."""
+    measured = float(np.median([s.seconds for s in progress.sampled]))
+    before = simulated(chosen.prepared, CostModel(job.machine))
+    after = chosen.prepared.simulated.seconds
+    return {
+        "step_seconds": float(np.median(progress.seconds)),
+        "measured_step_seconds": measured,
+        "simulated_step_seconds": after,
+        "untaught_step_seconds": before,
+        "error_before_learning": abs(before / measured - 1),
+        "error_after_learning": abs(after / measured - 1),
+    }
+
+
+def finite(number: float) -> float | None:
     """The number, or None, since JSON knows neither infinity nor NaN."""
     return number if math.isfinite(number) else None
 
 
 def text(facts: dict[str, Any]) -> str:
     """The end of a run in a few lines."""
-    before, after = 100 * facts["error_before_learning"], 100 * facts["error_after_learning"]
-    lines = [
-        f"prediction error over {facts['num_steps']} steps that were not learned from: "
-        f"{before:.1f} % before learning, {after:.1f} % after",
-    ]
-    if None in facts["losses"]:
-        step = facts["losses"].index(None) + 1
-        lines.append(f"the loss is not a finite number from step {step} on: train again with a smaller --lr")
-    if "held_out_accuracy" in facts:
-        right = f"held out: {100 * facts['held_out_accuracy']:.2f} % of {facts['num_held_out']} samples right"
-        loss = facts["held_out_loss"]
-        lines.append(right if loss is None else f"{right}, loss {loss:.4f}")
+    lines = []
+    if "error_before_learning" in facts:
+        before, after = 100 * facts["error_before_learning"], 100 * facts["error_after_learning"]
+        lines.append(
+            f"prediction error over {facts['num_steps']} steps that were not learned from: "
+            f"{before:.1f} % before learning, {after:.1f} % after"
+        )
+    if facts["first_step"] and not facts["num_steps"]:
+        lines.append(f"nothing to train: {facts['first_step']} steps were done already; give more with --steps")
+    if facts["num_steps"]:
+        lines.append(f"steps waited {ms(facts['waited_seconds'])} for samples in all")
+    if facts["stopped_by"]:
+        done = facts["first_step"] + facts["num_steps"]
+        lines.append(f"stopped by {facts['stopped_by']} after step {done}: --resume goes on from there")
+    if "num_held_out" in facts:
+        lines.append(_judged(facts["evaluations"][-1]))
     lines += [f"{what}: {path}" for what, path in facts["files"].items()]
     lines.append(f"{facts['total_seconds']:.1f} s in all")
     return "\n".join(lines)
+
+
+def _judged(facts: dict[str, Any]) -> str:
+    words = []
+    if "accuracy" in facts:
+        words.append(f"{100 * facts['accuracy']:.2f} % of {facts['num_samples']} samples right")
+    if "auc" in facts:
+        words.append(f"area under the curve {facts['auc']:.4f}")
+    if facts["loss"] is not None:
+        words.append(f"loss {facts['loss']:.4f}")
+    return "held out: " + ", ".join(words)

@@ -112,15 +112,6 @@ def test_training_learns_the_digits(alone, capsys):
     assert facts["num_steps"] == 8 * (1437 // 64)
 
 
-def test_a_loss_that_is_no_number_is_told(alone, capsys):
-    with pytest.warns(RuntimeWarning):
-        facts = told(capsys, "mlp", "--steps", "10", "--lr", "1e9")
-    assert facts["losses"][0] is not None and facts["losses"][-1] is None
-    with pytest.warns(RuntimeWarning):
-        assert main(["train", "mlp", "--steps", "10", "--lr", "1e9"]) == 0
-    assert "train again with a smaller --lr" in capsys.readouterr().out
-
-
 @pytest.mark.mpi
 def test_a_written_plan_is_trained_again_to_the_same_bits(home, tmp_path):
     path = tmp_path / "folder" / "plan.json"

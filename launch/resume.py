@@ -1,0 +1,111 @@
+"""With which numbers training begins: the latest checkpoint's, a file's weights, or those that the seed gives.
+
+It does not know how steps are run, nor how checkpoints lie on the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from castile.launch.checkpoints.folder import latest
+from castile.launch.checkpoints.manifest import Facts
+from castile.launch.checkpoints.reader import Reader, open_checkpoint
+from castile.launch.jobs import Job
+from castile.launch.ranks import UserError
+from castile.planner import strategy as strategies
+from castile.planner.graph import Graph
+from castile.planner.strategy import Strategy
+from castile.runtime.backends.base import Key
+
+
+class _Told(msgspec.Struct):
+    """What rank 0 found in the folder: a path, "" for none, and what it has to warn of."""
+
+    path: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def find(job: Job, folder: str) -> tuple[Reader | None, tuple[str, ...]]:
+    """The latest checkpoint that is whole, on every rank, and warnings of later ones; None in a folder without any."""
+
+    def look() -> bytes:
+        found = latest(folder)
+        return msgspec.json.encode(_Told(str(found.path), found.warnings) if found else _Told())
+
+    told = msgspec.json.decode(job.agree(look), type=_Told)
+    return (open_checkpoint(told.path) if told.path else None), told.warnings
+
+
+def check_same(saved: Facts, here: Facts, path: Path) -> None:
+    """Raises UserError where a checkpoint is of another training than this."""
+    if saved.model != here.model and saved.graph != here.graph:
+        raise UserError(f"--resume: {path} is of {saved.model}, and this run trains {here.model}: name that model")
+    for name in ("batch", "seed", "data"):
+        then, now = getattr(saved, name), getattr(here, name)
+        if then != now:
+            raise UserError(
+                f"--resume: {path} was trained with --{name} {then}, and this run has --{name} {now}, so the samples "
+                f"would not go on as they were: give --{name} {then}"
+            )
+    if saved.graph != here.graph:
+        raise UserError(f"--resume: {path} is of {saved.model} as it was, and the model has changed since: begin anew")
+
+
+def plan_of(job: Job, saved: Reader, microbatches: int | None) -> Strategy | None:
+    """The plan of the run that wrote the checkpoint, where it is one for these ranks, this machine and microbatches."""
+    plan = strategies.decode(saved.plan, f"checkpoint {saved.path}")
+    fits = plan.num_procs == job.comm.size and plan.machine == job.machine.fingerprint
+    return plan if fits and microbatches in (None, plan.microbatches) else None
+
+
+def check_carried(saved: Reader, carried: Iterable[Key]) -> None:
+    """Raises UserError where a checkpoint lacks what this run carries from step to step."""
+    for region, _, _ in carried:
+        if region not in saved.regions:
+            raise UserError(
+                f"--resume: {saved.path} has no {region!r}, so it was trained with another optimizer: name it, or "
+                "begin from its weights (castile checkpoint export, and --weights in another folder)"
+            )
+
+
+class Weights(Mapping[str, np.ndarray]):
+    """The tensors of a safetensors file by name; each is read when it is asked for."""
+
+    def __init__(self, path: str) -> None:
+        """Raises UserError for a file that is none."""
+        try:
+            self._file = safe_open(path, framework="np")
+        except (OSError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(f"--weights {path}: {reason}") from error
+        self._names = tuple(self._file.keys())
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._file.get_tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._file.get_slice(name).get_shape())
+
+
+def check_weights(graph: Graph, path: str) -> None:
+    """Raises UserError where a safetensors file lacks a parameter of the graph or has it in another shape."""
+    weights = Weights(path)
+    for param in graph.params:
+        if param.name not in weights:
+            raise UserError(f"--weights {path}: it has no {param.name!r}, a parameter of {graph.name}")
+        if weights.shape(param.name) != param.shape:
+            there = weights.shape(param.name)
+            raise UserError(f"--weights {path}: {param.name!r} is {list(there)} there, and {list(param.shape)} here")

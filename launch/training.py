@@ -1,0 +1,185 @@
+"""The training loop: steps are fed, run, judged, recorded and saved, from the first to the last or to a signal.
+
+It does not know how the plan was chosen, what the options were, nor how its records are shown.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from castile.launch import evaluate, training_report
+from castile.launch.checkpoints.checkpointer import Checkpointer, Outcome
+from castile.launch.data import Dataset
+from castile.launch.execution import Execution, Prepared
+from castile.launch.feeding import Feeder
+from castile.launch.jobs import Job
+from castile.launch.metrics import Metrics
+from castile.launch.ranks import UserError
+from castile.launch.screen import Speaker
+from castile.launch.stopping import SIGNALS, Stopping
+from castile.launch.training_report import Progress
+from castile.planner import strategy as strategies
+from castile.planner.passes import NORM
+from castile.planner.strategy import Strategy
+from castile.runtime import debug
+from castile.runtime.timeline import Timeline
+
+NUM_SAMPLED = 20
+
+
+@dataclass(frozen=True)
+class Course:
+    """What there is to do: steps `first_step` <= step < `num_steps` of a data set, each with its rate.
+
+    evaluate_every   how many steps lie between evaluations on held-out samples, None for one at the end alone
+    saver            saves the state when it is due, after the last step and when a signal asks to stop
+    """
+
+    plan: Strategy
+    prepared: Prepared
+    execution: Execution
+    dataset: Dataset
+    rates: Callable[[int], float]
+    first_step: int
+    num_steps: int
+    evaluate_every: int | None = None
+    saver: Checkpointer | None = None
+
+
+@dataclass
+class Training:
+    """A training under way."""
+
+    job: Job
+    course: Course
+    log: Metrics
+    say: Speaker
+    progress: Progress = field(default_factory=Progress)
+
+    def run(self) -> Progress:
+        """Train. Raises UserError where the loss is no finite number."""
+        course, job = self.course, self.job
+        first, last = course.first_step, max(course.num_steps, course.first_step)
+        with ExitStack() as stack:
+            # without a place to save to a signal ends the job as it ends any program
+            stopping = stack.enter_context(Stopping(job.comm, SIGNALS if course.saver else ()))
+            inputs, batch = course.execution.inputs, job.graph.batch
+            feeder = stack.enter_context(Feeder(course.dataset, inputs, batch, first, last - first))
+            bar = stack.enter_context(self.say.bar(first, last))
+            for step in range(first, last):
+                self._step(step, feeder)
+                bar.step(step + 1, self.progress.losses[-1], self.progress.pace)
+                self._after(step + 1, last)
+                if course.saver is not None and stopping.after(step):
+                    self.progress.stopped_by = stopping.name
+                    break
+            if course.saver is not None:
+                self._save(first + self.progress.num_steps)
+                self._told(course.saver.poll())
+                self._told(course.saver.close())
+        # a job that was asked to stop has little time left
+        if not self.progress.stopped_by:
+            self._evaluate(last)
+        return self.progress
+
+    def _step(self, step: int, feeder: Feeder) -> None:
+        """One step; `step` are done before it."""
+        begun, waited = time.perf_counter(), feeder.waited_seconds
+        execution, progress = self.course.execution, self.progress
+        rate = self.course.rates(step)
+        execution.feed(next(feeder), rate, step)
+        ready = time.perf_counter()
+        timeline = execution.step()
+        done = time.perf_counter()
+        loss = execution.output(self.job.graph.loss)
+        progress.add(float(loss) if loss is not None else math.nan, done - ready, feeder.waited_seconds - waited)
+        progress.pace = self.job.graph.batch / (done - begun)
+        self._record(step + 1, rate)
+        if loss is not None and not math.isfinite(progress.losses[-1]):
+            self.log.record("end", step=step + 1, reason="the loss is not a finite number")
+            raise UserError(f"step {step + 1}: the loss is not a finite number: train again with a smaller --lr")
+        self._sample(step + 1, timeline)
+
+    def _record(self, step: int, rate: float) -> None:
+        prepared, progress, batch = self.course.prepared, self.progress, self.job.graph.batch
+        norm = self.course.execution.output(NORM)
+        clipped = {"norm": float(norm)} if norm is not None else {}
+        self.log.record(
+            "step", step=step, samples=step * batch, loss=progress.losses[-1], rate=rate,
+            step_seconds=progress.seconds[-1], simulated_seconds=prepared.simulated.seconds,
+            samples_per_second=progress.pace, peak_bytes=int(prepared.packing.peak_bytes.max()),
+            waited_seconds=progress.waited[-1], **clipped,
+        )  # fmt: skip
+
+    def _sample(self, step: int, timeline: Timeline) -> None:
+        """Measure about twenty steps whole, and tell a line of each."""
+        course = self.course
+        every = max(1, (course.num_steps - course.first_step) // NUM_SAMPLED)
+        if (step - course.first_step) % every:
+            return
+        self.progress.num_sampled += 1
+        whole = self.job.gather(timeline)
+        if whole is not None:
+            self.progress.sampled.append(whole)
+            debug.show(debug.TASKS, self.job.comm.rank, partial(debug.task_table, course.prepared.tasks, whole))
+        self.say.step_line(lambda: training_report.step_line(self.job, step, self.progress, course.prepared, every))
+
+    def _after(self, step: int, last: int) -> None:
+        """What is due when so many steps are done."""
+        course = self.course
+        if course.saver is not None:
+            if course.saver.due(step):
+                self._save(step)
+            self._told(course.saver.poll())
+        if course.evaluate_every and step % course.evaluate_every == 0 and step < last:
+            self._evaluate(step)
+
+    def _evaluate(self, step: int) -> None:
+        course = self.course
+        judged = evaluate.held_out(self.job, course.plan, course.dataset, course.execution.state)
+        if judged is None:
+            return
+        facts = training_report.evaluation(step, judged)
+        self.progress.evaluations.append(facts)
+        self.log.record("evaluation", **facts)
+        # the last is told at the end of the run
+        if step < course.num_steps:
+            self.say.line(training_report.evaluation_line(facts))
+
+    def _save(self, step: int) -> None:
+        course, carried = self.course, self.course.execution.carried
+        assert course.saver is not None
+        _check_finite(carried, step)
+        copied = course.saver.save(step, step * self.job.graph.batch, carried, strategies.encode(course.plan))
+        self.progress.copied_seconds += copied.seconds + copied.waited_seconds
+
+    def _told(self, outcome: Outcome | None) -> None:
+        """Tell what became of a save."""
+        if outcome is None:
+            return
+        facts = {name: getattr(outcome, name) for name in outcome.__struct_fields__}
+        self.progress.checkpoints.append(facts)
+        self.log.record("checkpoint", **facts)
+        if outcome.warning:
+            self.say.warn(outcome.warning)
+        if outcome.complete:
+            self.say.line(training_report.checkpoint_line(outcome.step, outcome.path, outcome.nbytes, outcome.seconds))
+
+
+def _check_finite(carried: Mapping[Any, np.ndarray], step: int) -> None:
+    """Raises UserError for a state that no run could go on from: the loss of its own step may still look well."""
+    for (region, _, _), array in carried.items():
+        # the extremes of an array are finite where all of it is, and no second array is made
+        if array.size and array.dtype.kind == "f" and not (np.isfinite(array.min()) and np.isfinite(array.max())):
+            raise UserError(
+                f"step {step}: {region} holds numbers that are not finite, which are not saved: train again with a "
+                "smaller --lr"
+            )

@@ -1,0 +1,295 @@
+"""Training that stops and goes on: signals, checkpoints, the same samples and rates, records of all of it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from castile.launch import launch
+from castile.launch.__main__ import main
+from castile.launch.checkpoints.folder import checkpoints, latest
+from castile.launch.execution import initial
+from castile.launch.models import parse
+from castile.launch.stopping import Stopping
+from castile.runtime.comm.local import LocalWorld
+from castile.runtime.region import whole
+from tests import homes
+from tests.mpi import CHECKOUT, mpirun_apart
+
+MLP = ("train", "mlp:width=32", "--search", "data_parallel")
+
+
+@pytest.fixture
+def home(tmp_path):
+    return homes.make(tmp_path / "home")
+
+
+@pytest.fixture
+def alone(home, monkeypatch, tmp_path):
+    """This process as a user of its own."""
+    for name, value in home.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def told(capsys, *words):
+    capsys.readouterr()
+    assert main([*MLP, *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def records(path, kind):
+    return [r for r in map(json.loads, path.read_bytes().splitlines()) if r["kind"] == kind]
+
+
+def losses(path):
+    """The loss of each step, that of the last run of it where it ran twice."""
+    return {r["step"]: r["loss"] for r in records(path, "step")}
+
+
+def when_trained(path, steps, then):
+    """Do something in a thread of its own when so many steps are on record."""
+
+    def watch():
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            if path.exists() and path.read_bytes().count(b'"kind": "step"') > steps:
+                then()
+                break
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread
+
+
+def parameters(folder):
+    found = latest(folder).open()
+    return {name: found.read(name, whole(region.shape)) for name, region in found.regions.items()}
+
+
+def check_equal(left, right):
+    assert left.keys() == right.keys()
+    assert all(np.array_equal(left[name], right[name]) for name in left)
+
+
+def test_a_resumed_run_is_the_unbroken_one_to_the_last_bit(alone, capsys):
+    words = ("--steps", "30", "--schedule", "wsd:warmup=6,decay=8", "--optimizer", "sgd:momentum=0.8,decay=0.01")
+    told(capsys, *words, "--checkpoint", "whole", "--metrics", "whole.jsonl")
+    # The first part ends where its disk does: nothing knows of it but the folder.
+    told(capsys, *words, "--checkpoint", "parts", "--checkpoint-every", "11", "--keep", "9", "--metrics", "a.jsonl")
+    for step, path in checkpoints("parts").items():
+        if step > 11:
+            path.rename(f"away-{step}")
+    facts = told(capsys, *words, "--checkpoint", "parts", "--resume", "--metrics", "a.jsonl")
+    assert (facts["first_step"], facts["num_steps"]) == (11, 19)
+    check_equal(parameters("whole"), parameters("parts"))
+    assert losses(alone / "a.jsonl") == losses(alone / "whole.jsonl")
+    again = records(alone / "a.jsonl", "step")[30:]
+    first = records(alone / "whole.jsonl", "step")[11:]
+    assert [(r["step"], r["samples"], r["rate"]) for r in again] == [
+        (r["step"], r["samples"], r["rate"]) for r in first
+    ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_saves_and_ends_with_status_0(number, alone, capsys):
+    words = ("--steps", "1500", "--checkpoint", "run", "--metrics", "run.jsonl")
+    before = signal.getsignal(number)
+    watcher = when_trained(alone / "run.jsonl", 50, lambda: os.kill(os.getpid(), number))
+    facts = told(capsys, *words)
+    watcher.join()
+    assert signal.getsignal(number) is before
+    done = facts["num_steps"]
+    assert facts["stopped_by"] == number.name and 50 <= done < 1500
+    assert latest("run").step == done and "held_out_loss" not in facts
+    assert records(alone / "run.jsonl", "end") == [{"kind": "end", "step": done, "reason": number.name}]
+    facts = told(capsys, *words, "--resume", "--steps", str(done + 5))
+    assert (facts["first_step"], facts["num_steps"], facts["stopped_by"]) == (done, 5, "")
+
+
+def test_without_checkpoints_sigterm_is_what_it_always_is(alone, home):
+    words = [sys.executable, "-m", "castile", *MLP, "--steps", "1000000", "--metrics", "a.jsonl"]
+    with subprocess.Popen(words, env=os.environ | {"PYTHONPATH": str(CHECKOUT)}, stdout=subprocess.DEVNULL) as process:
+        when_trained(alone / "a.jsonl", 10, process.terminate).join()
+        assert process.wait(20) == -signal.SIGTERM
+
+
+def launched(*words):
+    environment = {**os.environ, **launch.variables(), "PYTHONPATH": str(CHECKOUT)}
+    program = launch.mpirun_words(2, None, [sys.executable, "-m", "castile", *words])
+    return subprocess.Popen(
+        program, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0
+    )
+
+
+@pytest.mark.mpi
+def test_two_ranks_stop_after_the_same_step_and_go_on_as_three(alone, capsys):
+    told(capsys, "--steps", "300", "--metrics", "whole.jsonl")
+    words = (*MLP, "--steps", "300", "--checkpoint", "run", "--metrics", "run.jsonl", "--json")
+    with launched(*words, "--steps", "100000") as process:
+        # mpirun passes this one on and lets the ranks end as they will.
+        when_trained(alone / "run.jsonl", 20, lambda: process.send_signal(signal.SIGUSR1)).join()
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    facts = json.loads(out)
+    done = facts["num_steps"]
+    assert facts["stopped_by"] == "SIGUSR1" and latest("run").step == done
+    status, out, err = mpirun_apart(3, "-m", "castile", *words, "--resume", "--steps", str(done + 20))
+    assert status == 0, err
+    assert (json.loads(out)["first_step"], json.loads(out)["num_steps"]) == (done, 20)
+    seen, expected = losses(alone / "run.jsonl"), losses(alone / "whole.jsonl")
+    assert all(seen[step] == pytest.approx(expected[step], rel=1e-2, abs=1e-3) for step in seen if step < 60)
+    assert sorted(seen) == list(range(1, done + 21))
+
+
+@pytest.mark.mpi
+def test_a_signal_to_one_rank_stops_all(home):
+    code = """
+import os, signal, time
+from castile.launch.jobs import communicator
+from castile.launch.stopping import Stopping
+comm = communicator()
+with Stopping(comm) as stopping:
+    for step in range(100000):
+        if step == 500 and comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if stopping.after(step):
+            break
+        time.sleep(1e-4)
+steps = comm.gather_bytes(f"{step} {stopping.name}".encode())
+if steps is not None:
+    print(*{s.decode() for s in steps})
+"""
+    status, out, err = mpirun_apart(3, "-c", code, **home)
+    assert status == 0, err
+    step, name = out.split()
+    assert 500 <= int(step) < 5000 and name == "SIGTERM"
+
+
+def test_a_rank_alone_stops_at_once():
+    with Stopping(LocalWorld(1).communicators[0]) as stopping:
+        assert not stopping.after(0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stopping.after(1) and stopping.name == "SIGTERM"
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_is_not_saved(alone, capsys):
+    with pytest.warns(RuntimeWarning):
+        status = main([*MLP, "--steps", "10", "--lr", "1e9", "--checkpoint", "run", "--metrics", "a.jsonl"])
+    err = capsys.readouterr().err
+    step = len(losses(alone / "a.jsonl"))
+    assert status == 2 and err.startswith(f"castile: step {step}: the loss is not a finite number")
+    assert records(alone / "a.jsonl", "step")[-1]["loss"] is None
+    assert records(alone / "a.jsonl", "end")[-1]["step"] == step
+    assert not checkpoints("run")
+
+
+def test_numbers_that_are_not_finite_are_not_saved_though_the_loss_is(alone, capsys):
+    # The loss of a step is that of the parameters before it.
+    with pytest.warns(RuntimeWarning):
+        assert main([*MLP, "--steps", "1", "--lr", "1e300", "--checkpoint", "run"]) == 2
+    assert "holds numbers that are not finite" in capsys.readouterr().err
+    assert not checkpoints("run")
+
+
+@pytest.mark.parametrize(
+    "words, reason",
+    [
+        ("train mlp:width=32 --seed 1", r"was trained with --seed 0, and this run has --seed 1"),
+        ("train mlp:width=32 --batch 32", r"was trained with --batch 64, and this run has --batch 32"),
+        ("train mlp:width=16", r"is of mlp:width=32, and this run trains mlp:width=16"),
+    ],
+)
+def test_another_training_is_not_resumed(words, reason, alone, capsys):
+    told(capsys, "--steps", "2", "--checkpoint", "run")
+    assert main([*words.split(), "--steps", "4", "--checkpoint", "run", "--resume"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("castile: --resume: ") and reason in err and err.count("\n") == 1
+
+
+def test_to_resume_where_nothing_is_yet_is_to_begin(alone, capsys):
+    words = ("--steps", "5", "--checkpoint", "run", "--resume")
+    assert told(capsys, *words)["first_step"] == 0
+    facts = told(capsys, *words)
+    assert (facts["first_step"], facts["num_steps"], facts["losses"]) == (5, 0, [])
+    assert main([*MLP, *words]) == 0
+    assert "nothing to train: 5 steps were done already" in capsys.readouterr().out
+
+
+def test_the_resolved_run_lies_beside_its_checkpoints_and_records(alone, capsys):
+    told(capsys, "--steps", "4", "--checkpoint", "run", "--metrics", "logs/a.jsonl")
+    assert (alone / "run/resolved.toml").read_bytes() == (alone / "logs/a.resolved.toml").read_bytes()
+    assert main(["train", "run/resolved.toml", "--resume", "--steps", "6", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["first_step"], facts["num_steps"]) == (4, 2)
+    assert facts["run"] == records(alone / "logs/a.jsonl", "run")[-1]["run"]
+
+
+def test_records_are_what_the_screen_says(alone, capsys):
+    words = ("--steps", "8", "--evaluate-every", "3", "--checkpoint", "run", "--checkpoint-every", "4")
+    facts = told(capsys, *words, "--metrics", "a.jsonl")
+    steps, ends = records(alone / "a.jsonl", "step"), records(alone / "a.jsonl", "evaluation")
+    assert [r["loss"] for r in steps] == facts["losses"]
+    assert [r["samples"] for r in steps] == [64 * step for step in range(1, 9)]
+    numbers = ("rate", "step_seconds", "simulated_seconds", "samples_per_second", "peak_bytes")
+    assert all(r[name] > 0 for r in steps for name in numbers) and all(r["waited_seconds"] >= 0 for r in steps)
+    assert [r["step"] for r in ends] == [3, 6, 8]
+    assert [{"kind": "evaluation", **e} for e in facts["evaluations"]] == ends
+    assert [r["step"] for r in records(alone / "a.jsonl", "checkpoint")] == [4, 8]
+    assert records(alone / "a.jsonl", "end") == [{"kind": "end", "step": 8, "reason": "done"}]
+    assert facts["held_out_loss"] == ends[-1]["loss"]
+
+
+def test_rates_go_as_the_schedule_says(alone, capsys):
+    told(capsys, "--steps", "5", "--lr", "0.5", "--schedule", "linear:warmup=2,floor=0.1", "--metrics", "a.jsonl")
+    rates = [r["rate"] for r in records(alone / "a.jsonl", "step")]
+    assert rates == pytest.approx([0.25, 0.5, 0.35, 0.2, 0.05])
+
+
+def test_training_begins_with_the_weights_of_a_file(alone, capsys):
+    graph = parse("mlp:width=32").graph()
+    save_file({p.name: initial(p, 5, whole(p.shape)) for p in graph.params}, "five.safetensors")
+    words = ("--steps", "3", "--lr", "1e-9")
+    given = told(capsys, *words, "--weights", "five.safetensors")["losses"]
+    assert given != pytest.approx(told(capsys, *words)["losses"], rel=1e-4)
+    save_file({p.name: initial(p, 0, whole(p.shape)) for p in graph.params}, "none.safetensors")
+    assert told(capsys, *words, "--weights", "none.safetensors")["losses"] == told(capsys, *words)["losses"]
+
+
+class Terminal:
+    """A stream that says that it is a terminal."""
+
+    def __init__(self):
+        self.text = ""
+
+    def isatty(self):
+        return True
+
+    def write(self, text):
+        self.text += text
+        return len(text)
+
+    def flush(self):
+        pass
+
+
+def test_a_terminal_shows_a_bar_and_a_pipe_shows_lines(alone, capsys, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    assert main([*MLP, "--steps", "20", "--evaluate-every", "10"]) == 0
+    out = capsys.readouterr().out
+    assert "/20" in shown.text and "samples/s" in shown.text
+    # What is not on the terminal is written down as ever.
+    assert out.count("\nstep ") == 21 and "held out" in out
+    assert main([*MLP, "--steps", "2", "--json"]) == 0
+    json.loads(capsys.readouterr().out)
