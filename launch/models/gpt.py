@@ -1,13 +1,16 @@
-"""A decoder-only transformer language model with normalisation before each block (Radford et al., 2019).
+"""A decoder-only transformer language model with normalisation before each block: GPT-2 (Radford et al., 2019) by
+default, or with settings the blocks of Llama (Touvron et al., 2023).
 
 It does not know how it is cut or trained.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import sqrt
 
 from castile.launch.models import Recipe
+from castile.launch.standard_names import Piece, StandardNames
 from castile.planner.graph import Graph
 from castile.planner.op import Init, Tensor
 from castile.planner.ops.linear import Linear
@@ -15,46 +18,189 @@ from castile.planner.ops.linear import Linear
 RECIPE = Recipe(data="text", batch=8, lr=0.05, momentum=0.9, epochs=1)
 SCALE = 0.02
 
+GPT2 = StandardNames(
+    pieces=(
+        Piece("tok.weight", "wte.weight"),
+        Piece("pos.weight", "wpe.weight"),
+        *(
+            Piece(f"block{{n}}.{part}.{kind}", f"h.{{n}}.attn.c_attn.{kind}", kind == "weight", n, 3)
+            for n, part in enumerate("qkv")
+            for kind in ("weight", "bias")
+        ),
+        *(
+            Piece(f"block{{n}}.{ours}.{kind}", f"h.{{n}}.{theirs}.{kind}", kind == "weight" and "norm" not in ours)
+            for ours, theirs in (
+                ("norm1", "ln_1"),
+                ("o", "attn.c_proj"),
+                ("norm2", "ln_2"),
+                ("up", "mlp.c_fc"),
+                ("down", "mlp.c_proj"),
+            )
+            for kind in ("weight", "bias")
+        ),
+        Piece("norm.weight", "ln_f.weight"),
+        Piece("norm.bias", "ln_f.bias"),
+        Piece("head.weight", "lm_head.weight"),
+    ),
+    prefixes=("transformer.",),
+    copies={"lm_head.weight": "wte.weight"},
+    # causal masks, which some files keep
+    idle=("h.*.attn.bias", "h.*.attn.masked_bias"),
+)
+LLAMA = StandardNames(
+    pieces=(
+        Piece("tok.weight", "embed_tokens.weight"),
+        *(
+            Piece(f"block{{n}}.{ours}.weight", f"layers.{{n}}.{theirs}.weight")
+            for ours, theirs in (
+                ("norm1", "input_layernorm"),
+                ("q", "self_attn.q_proj"),
+                ("k", "self_attn.k_proj"),
+                ("v", "self_attn.v_proj"),
+                ("o", "self_attn.o_proj"),
+                ("norm2", "post_attention_layernorm"),
+                ("gate", "mlp.gate_proj"),
+                ("up", "mlp.up_proj"),
+                ("down", "mlp.down_proj"),
+            )
+        ),
+        Piece("norm.weight", "norm.weight"),
+        Piece("head.weight", "lm_head.weight"),
+    ),
+    prefixes=("model.",),
+    copies={"lm_head.weight": "embed_tokens.weight"},
+    idle=("layers.*.self_attn.rotary_emb.inv_freq",),
+)
+STANDARD_NAMES = (GPT2, LLAMA)
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """What all blocks have in common."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    hidden: int
+    norm: str
+    mlp: str
+    rotary: bool
+    bias: bool
+    dropout: float
+
 
 def build(
     batch: int | None = None,
     dtype: str = "float32",
     *,
+    training: bool = True,
     layers: int = 4,
     width: int = 128,
     heads: int = 4,
     seq: int = 128,
     vocab: int = 256,
     tied: bool = False,
+    dropout: float = 0.0,
+    positions: int = 0,
+    rotary: bool = False,
+    norm: str = "layer",
+    mlp: str = "gelu",
+    kv_heads: int = 0,
+    hidden: int = 0,
+    bias: bool = True,
+    class_blocks: int = 1,
 ) -> Graph:
-    """tokens [b, seq] -> logits [b, seq, vocab]; `tied` uses the token table for the head too."""
-    if width % heads:
-        raise ValueError(f"model gpt: width {width} should be a multiple of heads, {heads}")
+    """tokens [b, seq] -> logits [b, seq, vocab]; `tied` uses the token table for the head too.
+
+    dropout        of the embedding and of what each half of a block adds, in training only
+    positions      rows of the table of positions, by default seq; with `rotary` queries and keys are turned instead
+    norm, mlp      "layer" or "rms"; "gelu" or "silu", which is gated
+    kv_heads       heads of keys and values, by default one for each of queries
+    hidden         features between the two halves of an MLP, by default four times the width
+    class_blocks   how many blocks of the vocabulary the loss may be cut into
+    """
+    blocks = _Blocks(layers, heads, kv_heads or heads, hidden or 4 * width, norm, mlp, rotary, bias,
+                     dropout if training else 0.0)  # fmt: skip
+    _check(blocks, width, seq, positions)
     g = Graph("gpt", dtype)
     b = batch or RECIPE.batch
     tokens = g.input("tokens", (b, seq), "b s", "int32")
     targets = g.input("targets", (b, seq), "b s", "int32")
     x = g.embedding("tok", tokens, rows=vocab, features=width, scale=SCALE)
-    x = g.add("embed", x, g.param("pos.weight", (seq, width), ("s", "d"), Init("normal", SCALE)))
+    if not rotary:
+        x = g.add("embed", x, _positions(g, seq, positions or seq, width))
+    x = _dropped(g, "embed", x, blocks)
     for n in range(layers):
-        x = _block(g, f"block{n + 1}", x, heads, layers)
-    x = g.layer_norm("norm", x)
-    logits = _head(g, x, vocab, tied)
+        x = _block(g, f"block{n + 1}", x, blocks)
+    logits = _head(g, _norm(g, "norm", x, blocks), vocab, tied)
     g.outputs = [logits.name]
-    g.minimise(g.cross_entropy("loss", logits, targets))
+    split = class_blocks > 1
+    g.minimise(
+        g.split_cross_entropy("loss", logits, targets, blocks=class_blocks)
+        if split
+        else g.cross_entropy("loss", logits, targets)
+    )
     return g
 
 
-def _block(g: Graph, name: str, x: Tensor, heads: int, layers: int) -> Tensor:
+def _check(blocks: _Blocks, width: int, seq: int, positions: int) -> None:
+    """Raises ValueError in the user's words for settings that do not go together."""
+    if width % blocks.heads:
+        raise ValueError(f"model gpt: width {width} should be a multiple of heads, {blocks.heads}")
+    if blocks.heads % blocks.kv_heads:
+        raise ValueError(f"model gpt: heads {blocks.heads} should be a multiple of kv_heads, {blocks.kv_heads}")
+    if blocks.rotary and width // blocks.heads % 2:
+        raise ValueError(f"model gpt: rotary turns pairs, and heads of {width // blocks.heads} features are odd")
+    if blocks.rotary and positions:
+        raise ValueError("model gpt: positions is the length of a table, and with rotary=true there is none")
+    if positions and positions < seq:
+        raise ValueError(f"model gpt: positions {positions} should be at least seq, {seq}")
+    for setting, value, known in (("norm", blocks.norm, ("layer", "rms")), ("mlp", blocks.mlp, ("gelu", "silu"))):
+        if value not in known:
+            raise ValueError(f"model gpt: {setting} should be {' or '.join(known)}, got {value!r}")
+    if not 0 <= blocks.dropout < 1:
+        raise ValueError(f"model gpt: dropout should be at least 0 and below 1, got {blocks.dropout}")
+
+
+def _positions(g: Graph, seq: int, rows: int, width: int) -> Tensor:
+    table = g.param("pos.weight", (rows, width), ("s", "d"), Init("normal", SCALE))
+    return table if rows == seq else g.slice("positions", table, 0, 0, seq)
+
+
+def _block(g: Graph, name: str, x: Tensor, blocks: _Blocks) -> Tensor:
     # what is added to the residual stream begins smaller in a deep network, so that the sum keeps its size
-    width, added = x.shape[-1], SCALE / sqrt(2 * layers)
-    a = g.layer_norm(f"{name}.norm1", x)
-    q, k, v = (g.linear(f"{name}.{part}", a, features=width, scale=SCALE) for part in "qkv")
-    a = g.attention(f"{name}.attention", q, k, v, heads=heads, causal=True)
-    x = g.add(f"{name}.add1", x, g.linear(f"{name}.o", a, features=width, scale=added))
-    m = g.layer_norm(f"{name}.norm2", x)
-    m = g.gelu(f"{name}.gelu", g.linear(f"{name}.up", m, features=4 * width, scale=SCALE))
-    return g.add(f"{name}.add2", x, g.linear(f"{name}.down", m, features=width, scale=added))
+    added = SCALE / sqrt(2 * blocks.layers)
+    a = _attention(g, name, _norm(g, f"{name}.norm1", x, blocks), blocks)
+    a = g.linear(f"{name}.o", a, features=x.shape[-1], bias=blocks.bias, scale=added)
+    x = g.add(f"{name}.add1", x, _dropped(g, f"{name}.o", a, blocks))
+    m = _hidden(g, name, _norm(g, f"{name}.norm2", x, blocks), blocks)
+    m = g.linear(f"{name}.down", m, features=x.shape[-1], bias=blocks.bias, scale=added)
+    return g.add(f"{name}.add2", x, _dropped(g, f"{name}.down", m, blocks))
+
+
+def _attention(g: Graph, name: str, a: Tensor, blocks: _Blocks) -> Tensor:
+    width, heads, groups = a.shape[-1], blocks.heads, blocks.kv_heads
+    features = {"q": width, "k": width // heads * groups, "v": width // heads * groups}
+    q, k, v = (g.linear(f"{name}.{part}", a, features=n, bias=blocks.bias, scale=SCALE) for part, n in features.items())
+    if blocks.rotary:
+        q, k = g.rotary(f"{name}.rotary_q", q, heads), g.rotary(f"{name}.rotary_k", k, groups)
+    return g.attention(f"{name}.attention", q, k, v, heads=heads, causal=True, kv_heads=groups)
+
+
+def _hidden(g: Graph, name: str, m: Tensor, blocks: _Blocks) -> Tensor:
+    up = g.linear(f"{name}.up", m, features=blocks.hidden, bias=blocks.bias, scale=SCALE)
+    if blocks.mlp == "gelu":
+        return g.gelu(f"{name}.gelu", up)
+    gate = g.linear(f"{name}.gate", m, features=blocks.hidden, bias=blocks.bias, scale=SCALE)
+    return g.mul(f"{name}.gated", g.silu(f"{name}.silu", gate), up)
+
+
+def _norm(g: Graph, name: str, x: Tensor, blocks: _Blocks) -> Tensor:
+    return g.rms_norm(name, x) if blocks.norm == "rms" else g.layer_norm(name, x)
+
+
+def _dropped(g: Graph, name: str, x: Tensor, blocks: _Blocks) -> Tensor:
+    return g.dropout(f"{name}.dropout", x, blocks.dropout) if blocks.dropout else x
 
 
 def _head(g: Graph, x: Tensor, vocab: int, tied: bool) -> Tensor:
