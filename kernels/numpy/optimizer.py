@@ -3,6 +3,7 @@
 It knows no schedule of learning rates.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,6 +16,8 @@ from castile.kernels.numpy.jit import compiled
 from castile.kernels.numpy.lanes import after, pointer, spare
 from castile.kernels.numpy.views import chain
 from castile.kernels.numpy.walk import FIRST, SECOND, THIRD, block_size, elementwise, fetch, num_rows, settle
+
+_FOURTH = 20
 
 
 @prepares
@@ -34,8 +37,51 @@ def sgd(
     step = elementwise(_sgd, [out[0], g, out[1]], lr.reshape(1), real(momentum), real(decay), nesterov)
     if step is None:
         return None
-    moves = [partial(np.copyto, to, x) for to, x in zip(out, (w, m), strict=True) if not _same(to, x)]
-    return chain([*moves, step])
+    return chain([*_moves(out, (w, m)), step])
+
+
+@prepares
+def adam(
+    out: tuple[np.ndarray, np.ndarray, np.ndarray],
+    w: np.ndarray,
+    g: np.ndarray,
+    m: np.ndarray,
+    v: np.ndarray,
+    lr: np.ndarray,
+    step: np.ndarray,
+    *,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    decay: float,
+    decoupled: bool,
+) -> Callable[[], Any] | None:
+    """See the definition. In place."""
+    arrays = [out[0], g, out[1], out[2]]
+    work = elementwise(_adam, arrays, lr.reshape(1), step.reshape(1), beta1, beta2, eps, decay, decoupled)
+    return work and chain([*_moves(out, (w, m, v)), work])
+
+
+@prepares
+def lion(
+    out: tuple[np.ndarray, np.ndarray],
+    w: np.ndarray,
+    g: np.ndarray,
+    m: np.ndarray,
+    lr: np.ndarray,
+    *,
+    beta1: float,
+    beta2: float,
+    decay: float,
+) -> Callable[[], Any] | None:
+    """See the definition. In place."""
+    work = elementwise(_lion, [out[0], g, out[1]], lr.reshape(1), beta1, beta2, decay)
+    return work and chain([*_moves(out, (w, m)), work])
+
+
+def _moves(out: tuple[np.ndarray, ...], before: tuple[np.ndarray, ...]) -> list[Callable[[], Any]]:
+    """Parameter and states brought to where they are renewed, unless they lie there."""
+    return [partial(np.copyto, to, x) for to, x in zip(out, before, strict=True) if not _same(to, x)]
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> bool:
@@ -54,5 +100,46 @@ def _sgd(walk, w, g, m, rate, momentum, decay, nesterov):  # type: ignore[no-unt
             step = d[j] + decay * v[j]
             u[j] = momentum * u[j] + step
             v[j] -= lr * (step + momentum * u[j] if nesterov else u[j])
+        settle(plan, s_w, p_w, first, a)
+        settle(plan, s_m, p_m, first, c)
+
+
+@compiled
+def _adam(walk, w, g, m, v, rate, count, beta1, beta2, eps, decay, decoupled):  # type: ignore[no-untyped-def]
+    real = w.dtype.type
+    size, spread = real(rate[0] / (1 - beta1 ** count[0])), real(1 / np.sqrt(1 - beta2 ** count[0]))
+    kept, added = real(1 - rate[0] * decay if decoupled else 1), real(0 if decoupled else decay)
+    share, before, now, least = real(1 - beta1), real(beta2), real(1 - beta2), real(eps)
+    plan, p_w, p_g, p_m, p_v = pointer(walk), pointer(w), pointer(g), pointer(m), pointer(v)
+    s_w, s_g, s_m, s_v = after(plan, FIRST), after(plan, SECOND), after(plan, THIRD), after(plan, _FOURTH)
+    a, b, c, d = spare(w), spare(g), spare(m), spare(v)
+    for first in range(0, num_rows(plan), plan[4]):
+        x, y = fetch(plan, s_w, p_w, first, a), fetch(plan, s_g, p_g, first, b)
+        mean, square = fetch(plan, s_m, p_m, first, c), fetch(plan, s_v, p_v, first, d)
+        for j in range(block_size(plan, first)):
+            slope = y[j] + added * x[j]
+            mean[j] += share * (slope - mean[j])
+            square[j] = before * square[j] + now * slope * slope
+            x[j] = kept * x[j] - size * mean[j] / (math.sqrt(square[j]) * spread + least)
+        settle(plan, s_w, p_w, first, a)
+        settle(plan, s_m, p_m, first, c)
+        settle(plan, s_v, p_v, first, d)
+
+
+@compiled
+def _lion(walk, w, g, m, rate, beta1, beta2, decay):  # type: ignore[no-untyped-def]
+    real = w.dtype.type
+    lr, kept, zero = rate[0], real(1 - rate[0] * decay), real(0)
+    old, new, before, now = real(beta1), real(1 - beta1), real(beta2), real(1 - beta2)
+    plan, p_w, p_g, p_m = pointer(walk), pointer(w), pointer(g), pointer(m)
+    s_w, s_g, s_m = after(plan, FIRST), after(plan, SECOND), after(plan, THIRD)
+    a, b, c = spare(w), spare(g), spare(m)
+    for first in range(0, num_rows(plan), plan[4]):
+        x, y, mean = fetch(plan, s_w, p_w, first, a), fetch(plan, s_g, p_g, first, b), fetch(plan, s_m, p_m, first, c)
+        for j in range(block_size(plan, first)):
+            along = old * mean[j] + new * y[j]
+            step = lr if along > zero else (-lr if along < zero else zero)
+            x[j] = kept * x[j] - step
+            mean[j] = before * mean[j] + now * y[j]
         settle(plan, s_w, p_w, first, a)
         settle(plan, s_m, p_m, first, c)

@@ -18,3 +18,82 @@ def sgd(
     m = w.dtype.type(momentum) * m + g
     step = g + w.dtype.type(momentum) * m if nesterov else m
     return w - lr.astype(w.dtype) * step, m
+
+
+def adam(
+    w: np.ndarray,
+    g: np.ndarray,
+    m: np.ndarray,
+    v: np.ndarray,
+    lr: np.ndarray,
+    step: np.ndarray,
+    *,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    decay: float,
+    decoupled: bool,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """One step of Adam (Kingma and Ba 2015) -> new w, new mean m and new mean square v of gradients.
+
+    lr and step [], which counts from 1. The weight decay is added to the gradient, or with `decoupled` taken from w
+    beside it (Loshchilov and Hutter 2019).
+    """
+    real, count = w.dtype.type, float(step)
+    if not decoupled:
+        g = g + real(decay) * w
+    m = m + real(1 - beta1) * (g - m)
+    v = real(beta2) * v + real(1 - beta2) * g * g
+    size = np.sqrt(v) / real(np.sqrt(1 - beta2**count)) + real(eps)
+    kept = real(1 - float(lr) * decay) * w if decoupled else w
+    return kept - real(float(lr) / (1 - beta1**count)) * m / size, m, v
+
+
+def lion(
+    w: np.ndarray, g: np.ndarray, m: np.ndarray, lr: np.ndarray, *, beta1: float, beta2: float, decay: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """One step of Lion (Chen et al. 2023) with decoupled weight decay; lr [] -> new w, new mean m of gradients."""
+    real = w.dtype.type
+    direction = np.sign(real(beta1) * m + real(1 - beta1) * g)
+    kept = real(1 - float(lr) * decay) * w
+    return kept - lr.astype(w.dtype) * direction, real(beta2) * m + real(1 - beta2) * g
+
+
+def adafactor(
+    w: np.ndarray,
+    g: np.ndarray,
+    rows: np.ndarray,
+    columns: np.ndarray,
+    lr: np.ndarray,
+    step: np.ndarray,
+    *,
+    beta2_decay: float,
+    eps1: float,
+    eps2: float,
+    clip: float,
+    decay: float,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """One step of Adafactor (Shazeer and Stern 2018) as PyTorch defines it -> new w, new rows, new columns.
+
+    rows [...,r] and columns [...,c] are mean squares of gradients over the columns and rows of the matrices that the
+    last two dims of w [...,r,c] make. Of a vector w [c] columns [c] are the squares themselves, and rows [c] stay as
+    they are. lr and step [], which counts from 1.
+    """
+    real, count = w.dtype.type, float(step)
+    share, left = real(count**beta2_decay), real(1 - count**beta2_decay)
+    rate = max(eps2, float(np.sqrt(_mean(w * w)))) * min(float(lr), count**-0.5)
+    if w.ndim < 2:
+        columns = left * columns + share * (g * g)
+        squares = columns
+    else:
+        rows = left * rows + share * _mean(g * g, -1)
+        columns = left * columns + share * _mean(g * g, -2)
+        mean = np.maximum(_mean(rows, -1)[..., None], real(eps1))
+        squares = (rows / mean)[..., None] * columns[..., None, :]
+    move = g / np.sqrt(np.maximum(squares, real(eps1 * eps1)))
+    longest = max(1.0, float(np.sqrt(_mean(move * move))) / clip)
+    return np.array(real(1 - float(lr) * decay) * w - real(rate / longest) * move), np.array(rows), np.array(columns)
+
+
+def _mean(x: np.ndarray, dim: int | None = None) -> np.ndarray:
+    return np.asarray(x.mean(axis=dim, dtype=np.float64), x.dtype)

@@ -1,6 +1,8 @@
 """What kernels of optimizers give, work in and refuse."""
 
-from castile.planner.vocabulary import Results, Spec, kernel, like
+from math import prod
+
+from castile.planner.vocabulary import ALIGNMENT, Results, Spec, kernel, like
 
 
 @kernel()
@@ -9,3 +11,60 @@ def sgd(w: Spec, g: Spec, m: Spec, lr: Spec, *, momentum: float, decay: float, n
     like("sgd", w=w, g=g, m=m)
     like("sgd", lr=lr, scalar=Spec((), w.dtype))
     return w, m
+
+
+@kernel()
+def adam(
+    w: Spec,
+    g: Spec,
+    m: Spec,
+    v: Spec,
+    lr: Spec,
+    step: Spec,
+    *,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    decay: float,
+    decoupled: bool,
+) -> Results:
+    """w, m, v."""
+    like("adam", w=w, g=g, m=m, v=v)
+    like("adam", lr=lr, step=step, scalar=Spec((), w.dtype))
+    return w, m, v
+
+
+@kernel()
+def lion(w: Spec, g: Spec, m: Spec, lr: Spec, *, beta1: float, beta2: float, decay: float) -> Results:
+    """w, m."""
+    like("lion", w=w, g=g, m=m)
+    like("lion", lr=lr, scalar=Spec((), w.dtype))
+    return w, m
+
+
+def _adafactor_working(outs: Results, accumulate: bool, *args: Spec, **settings: float) -> int:
+    """Two totals, and a sum for each column in float64."""
+    return ALIGNMENT + 8 * prod(outs[2].shape[-1:])
+
+
+@kernel(working=_adafactor_working)
+def adafactor(
+    w: Spec,
+    g: Spec,
+    rows: Spec,
+    columns: Spec,
+    lr: Spec,
+    step: Spec,
+    *,
+    beta2_decay: float,
+    eps1: float,
+    eps2: float,
+    clip: float,
+    decay: float,
+) -> Results:
+    """w, rows, columns."""
+    like("adafactor", w=w, g=g)
+    like("adafactor", rows=rows, expected=Spec(w.shape[:-1] if len(w.shape) > 1 else w.shape, w.dtype))
+    like("adafactor", columns=columns, expected=Spec(w.shape[:-2] + w.shape[-1:], w.dtype))
+    like("adafactor", lr=lr, step=step, scalar=Spec((), w.dtype))
+    return w, rows, columns

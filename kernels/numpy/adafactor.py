@@ -1,0 +1,149 @@
+"""The update of Adafactor: one pass to measure gradients by row and column, one for the step's size, one to step.
+
+It knows no schedule of learning rates.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from castile.kernels.form import prepares
+from castile.kernels.numpy.gemm import address
+from castile.kernels.numpy.jit import compiled
+from castile.kernels.numpy.views import Scratch, chain, flat, merge, outer
+
+Call = Callable[[], Any]
+
+
+@prepares
+def adafactor(
+    out: tuple[np.ndarray, np.ndarray, np.ndarray],
+    w: np.ndarray,
+    g: np.ndarray,
+    rows: np.ndarray,
+    columns: np.ndarray,
+    lr: np.ndarray,
+    step: np.ndarray,
+    *,
+    beta2_decay: float,
+    eps1: float,
+    eps2: float,
+    clip: float,
+    decay: float,
+    scratch: np.ndarray,
+) -> Call | None:
+    """See the definition. In place."""
+    pieces = _matrices(*_at_least_matrix(out[0], g, *out[1:]))
+    if pieces is None:
+        return None
+    places = Scratch(scratch)
+    totals, sums = places.take((2,), np.dtype("float64")), places.take(columns.shape[-1:] or (1,), np.dtype("float64"))
+    count, rate, vector = step.reshape(1), lr.reshape(1), w.ndim < 2
+    moves = [partial(np.copyto, to, x) for to, x in zip(out, (w, rows, columns), strict=True) if not _same(to, x)]
+    measure = [partial(_measure, *piece, totals, sums, count, beta2_decay, eps1, vector) for piece in pieces]
+    ends = count, rate, w.size, eps1, eps2, clip, decay, vector
+    moving = [partial(_step, *piece, totals, *ends) for piece in pieces]
+    return chain([*moves, partial(totals.fill, 0), *measure, *moving])
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> bool:
+    return address(a) == address(b) and a.strides == b.strides
+
+
+def _at_least_matrix(w: np.ndarray, g: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, ...]:
+    """A scalar or a vector as a matrix of one row, with its state."""
+    if w.ndim > 1:
+        return w, g, rows, columns
+    w, g, rows, columns = (x.reshape(1) if x.ndim == 0 else x for x in (w, g, rows, columns))
+    return w[None], g[None], rows, columns
+
+
+def _matrices(w: np.ndarray, g: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> list[tuple[Any, ...]] | None:
+    """For `_measure` and `_step`: matrices in stacks of equal distance, each array flat with its distances in elements.
+
+    None where an array's last dim is not dense, or a step is uneven.
+    """
+    arrays = w, g, rows, columns
+    if any(x.shape[-1] > 1 and x.strides[-1] != x.itemsize for x in arrays):
+        return None
+    if any(step < 0 or step % x.itemsize for x in arrays for step in x.strides):
+        return None
+    inner = (2, 2, 1, 1)
+    shape, strides = merge(w.shape[:-2], [x.strides[: x.ndim - n] for x, n in zip(arrays, inner, strict=True)])
+    pieces = []
+    for offsets in outer(shape[:-1], [one[:-1] for one in strides]):
+        piece: list[Any] = [shape[-1] if shape else 1, *w.shape[-2:]]
+        for x, n, one, offset in zip(arrays, inner, strides, offsets, strict=True):
+            far = one[-1] // x.itemsize if one else 0
+            near = [x.strides[-2] // x.itemsize] if n == 2 else []
+            length = (piece[0] - 1) * far + sum((size - 1) * s for size, s in zip(x.shape[-2:-1], near)) + x.shape[-1]
+            piece += [flat(x, offset // x.itemsize, length), far, *near]
+        pieces.append(tuple(piece))
+    return pieces
+
+
+@compiled
+def _measure(  # type: ignore[no-untyped-def]
+    num, height, width, w, w_far, w_near, g, g_far, g_near, rows, r_far, columns, c_far,
+    totals, sums, count, beta2_decay, eps1, vector,
+):  # fmt: skip
+    """Renews the state; adds to totals the squares of the parameter and of the step before it is clipped."""
+    real = w.dtype.type
+    share = count[0] ** beta2_decay
+    for n in range(num):
+        state_r, state_c = rows[n * r_far :][:height], columns[n * c_far : n * c_far + width]
+        mean = 0.0
+        sums[:] = 0
+        for i in range(height):
+            x = w[n * w_far + i * w_near :][:width]
+            y = g[n * g_far + i * g_near :][:width]
+            across = whole = 0.0
+            for j in range(width):
+                square = np.float64(y[j]) * np.float64(y[j])
+                sums[j] += square
+                across += square
+                whole += np.float64(x[j]) * np.float64(x[j])
+            totals[0] += whole
+            if not vector:
+                state_r[i] = (1 - share) * state_r[i] + share * (across / width)
+            mean += state_r[i]
+        for j in range(width):
+            state_c[j] = (1 - share) * state_c[j] + share * (sums[j] / height)
+        mean = max(mean / height, eps1)
+        for i in range(height):
+            y = g[n * g_far + i * g_near :][:width]
+            totals[1] += _squares(y, state_c, real(1 if vector else state_r[i] / mean), real(eps1 * eps1))
+
+
+@compiled
+def _squares(y, state, factor, least):  # type: ignore[no-untyped-def]
+    total = least - least
+    for j in range(y.size):
+        total += y[j] * y[j] / max(factor * state[j], least)
+    return total
+
+
+@compiled
+def _step(  # type: ignore[no-untyped-def]
+    num, height, width, w, w_far, w_near, g, g_far, g_near, rows, r_far, columns, c_far,
+    totals, count, lr, size, eps1, eps2, clip, decay, vector,
+):  # fmt: skip
+    real = w.dtype.type
+    rate = max(eps2, math.sqrt(totals[0] / size)) * min(np.float64(lr[0]), 1 / math.sqrt(count[0]))
+    rate = real(rate / max(1.0, math.sqrt(totals[1] / size) / clip))
+    kept, least = real(1 - lr[0] * decay), real(eps1 * eps1)
+    for n in range(num):
+        state_r, state_c = rows[n * r_far :][:height], columns[n * c_far : n * c_far + width]
+        mean = 0.0
+        for i in range(height):
+            mean += state_r[i]
+        mean = max(mean / height, eps1)
+        for i in range(height):
+            x = w[n * w_far + i * w_near :][:width]
+            y = g[n * g_far + i * g_near :][:width]
+            factor = real(1 if vector else state_r[i] / mean)
+            for j in range(width):
+                x[j] = kept * x[j] - rate * y[j] / math.sqrt(max(factor * state_c[j], least))

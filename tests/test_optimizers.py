@@ -1,0 +1,135 @@
+"""Optimizers take PyTorch's steps, or those of the paper, on one device and under random plans."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from castile.launch import optimizers
+from castile.planner.graph import Graph
+from castile.planner.op import Init
+from castile.planner.updates import Updates
+from castile.runtime import machine
+from tests.op_laws import relative
+from tests.strategies import machines, strategies, whole_on
+from tests.training import difference, train
+
+STEPS, RATE = 50, 0.02
+TOLERANCE = 1e-10
+SHAPES = ((), (1,), (7,), (1, 1), (5, 3), (1, 9), (3, 2, 5), (2, 3, 1, 4))
+# our settings; PyTorch's optimizer and its settings
+TORCH = (
+    ("sgd:momentum=0.9,decay=0.01", "SGD", {"momentum": 0.9, "weight_decay": 0.01}),
+    ("adam", "Adam", {}),
+    ("adam:beta1=0.7,beta2=0.9,eps=0.001,decay=0.1", "Adam", {"betas": (0.7, 0.9), "eps": 1e-3, "weight_decay": 0.1}),
+    ("adamw", "AdamW", {}),
+    ("adamw:beta1=0.7,beta2=0.9,eps=0.001,decay=0.1", "AdamW", {"betas": (0.7, 0.9), "eps": 1e-3, "weight_decay": 0.1}),
+    ("adafactor", "Adafactor", {}),
+    (
+        "adafactor:beta2_decay=-0.5,eps1=0.001,eps2=0.01,clip=1.25,decay=0.1",
+        "Adafactor",
+        {"beta2_decay": -0.5, "eps": (1e-3, 1e-2), "d": 1.25, "weight_decay": 0.1},
+    ),
+)
+ALL = ("sgd", "adam", "adamw:decay=0.1", "lion:decay=0.1", "adafactor:decay=0.1")
+
+
+def slopes() -> Graph:
+    """A model whose parameters' gradients are its inputs, summed over two samples."""
+    g = Graph("slopes", "float64")
+    total = None
+    for n, shape in enumerate(SHAPES):
+        axes = tuple(f"a{dim}" for dim in range(len(shape)))
+        x = g.input(f"x{n}", (2, *shape), " ".join(("b", *axes)))
+        moved = g.mul(f"moved{n}", x, g.param(f"w{n}", shape, axes, Init("ones")))
+        loss = g.sum(f"loss{n}", moved)
+        total = loss if total is None else g.add(f"total{n}", total, loss)
+    assert total is not None
+    g.minimise(total)
+    return g
+
+
+def inputs(graph: Graph, num: int) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    return [{name: rng.normal(size=graph.tensors[name].shape) for name in graph.inputs} for _ in range(num)]
+
+
+def beginnings(graph: Graph) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    return {t.name: rng.normal(size=t.shape) for t in graph.params}
+
+
+@pytest.mark.parametrize(("text", "theirs", "words"), TORCH)
+def test_fifty_steps_are_those_of_torch(text: str, theirs: str, words: dict) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: nothing to compare with")
+    graph, on = slopes(), machine.local(1)
+    data, values = inputs(graph, STEPS), beginnings(graph)
+    done = train(graph, whole_on(graph), on, data, values, rate=RATE, updates=Updates(optimizers.parse(text)))
+    weights = {name: torch.tensor(value, requires_grad=True) for name, value in values.items()}
+    optimizer = getattr(torch.optim, theirs)(list(weights.values()), lr=RATE, **words)
+    for arrays in data:
+        for n, weight in enumerate(weights.values()):
+            weight.grad = torch.tensor(arrays[f"x{n}"].sum(axis=0))
+        optimizer.step()
+    for name, weight in weights.items():
+        assert relative(done.carried[name], weight.detach().numpy()) < TOLERANCE, name
+        assert relative(done.carried[name], values[name]) > 1e-6, f"{name} did not move"
+
+
+def test_fifty_steps_of_lion_are_those_of_the_paper() -> None:
+    graph, decay = slopes(), 0.3
+    data, values = inputs(graph, STEPS), beginnings(graph)
+    updates = Updates(optimizers.parse(f"lion:beta1=0.8,beta2=0.95,decay={decay}"))
+    done = train(graph, whole_on(graph), machine.local(1), data, values, rate=RATE, updates=updates)
+    for n, (name, w) in enumerate(values.items()):
+        m = np.zeros_like(w)
+        for arrays in data:
+            g = arrays[f"x{n}"].sum(axis=0)
+            w = w - RATE * (np.sign(0.8 * m + 0.2 * g) + decay * w)
+            m = 0.95 * m + 0.05 * g
+        assert relative(done.carried[name], w) < TOLERANCE
+        assert relative(done.carried[f"{name}/mean"], m) < TOLERANCE
+
+
+@pytest.mark.parametrize("text", ALL)
+def test_steps_are_the_same_under_any_plan(text: str) -> None:
+    graph, updates = slopes(), Updates(optimizers.parse(text))
+    data, values = inputs(graph, 5), beginnings(graph)
+    one = train(graph, whole_on(graph), machine.local(1), data, values, rate=RATE, updates=updates)
+    cut = set()
+
+    @settings(max_examples=25, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.data())
+    def check(draw: st.DataObject) -> None:
+        on = draw.draw(machines())
+        plan = draw.draw(strategies(graph, on.num_procs, updates))
+        size = draw.draw(st.integers(1, on.num_procs))
+        many = train(graph, plan, on, data, values, rate=RATE, size=size, updates=updates)
+        assert difference(many.losses, one.losses) < TOLERANCE
+        for name, expected in one.carried.items():
+            moved = np.abs(one.carried[name.rpartition("/")[0] or name]).max()
+            assert difference(many.carried[name], expected, moved) < TOLERANCE, name
+        cut.update(n for n, c in plan.configs.items() if n.endswith("/update") and c.num_parts > 1)
+
+    check()
+    assert cut, "no update was cut"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("adam:beta1=1.0", "adam: beta1 should be at least 0 and below 1, got 1.0"),
+        ("adamw:beta2=-0.1", "adamw: beta2 should be at least 0 and below 1"),
+        ("adam:decay=-1", "adam: eps and decay should be at least 0"),
+        ("lion:beta2=1", "lion: beta2 should be"),
+        ("lion:decay=-1", "lion: weight decay should be at least 0"),
+        ("adafactor:beta2_decay=0.8", "adafactor: beta2_decay should be at most 0"),
+        ("adafactor:clip=0", "adafactor: clip should be more than 0"),
+        ("adafactor:eps2=-1", "adafactor: eps1, eps2 and decay"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        optimizers.parse(text)
