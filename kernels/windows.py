@@ -10,8 +10,21 @@ Pads = tuple[int, int, int, int]
 
 
 def pad(x: np.ndarray, pads: Pads, value: float) -> np.ndarray:
+    """x with `value` around its rows and columns; a negative number of pads takes rows or columns away."""
+    top, bottom, left, right = (max(0, n) for n in pads)
+    wide = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=value)
+    return inside(wide, tuple(max(0, -n) for n in pads))
+
+
+def inside(x: np.ndarray, pads: tuple[int, ...]) -> np.ndarray:
+    """A view of x without its outer rows and columns."""
     top, bottom, left, right = pads
-    return np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=value)
+    return x[:, :, top : x.shape[2] - bottom, left : x.shape[3] - right]
+
+
+def extents(kernel: tuple[int, ...], dilation: Pair) -> Pair:
+    """Rows and columns from the first to the last that a window meets."""
+    return (kernel[0] - 1) * dilation[0] + 1, (kernel[1] - 1) * dilation[1] + 1
 
 
 def count(padded: tuple[int, ...], kernel: tuple[int, ...], stride: Pair) -> Pair:

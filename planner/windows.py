@@ -1,11 +1,15 @@
-"""Windows that slide over an array dim: what a block of outputs sees of the array, and how much padding.
+"""Windows that slide over array dims: what a block of outputs sees of a dim, how much padding, and how they are cut.
 
 It does not know what is computed inside a window.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from castile.planner.op import Op, Part
+from castile.runtime.region import Box
 
 Pair = tuple[int, int]
 Pads = tuple[int, int, int, int]
@@ -19,15 +23,27 @@ def pair(value: int | Sequence[int]) -> Pair:
     return rows, columns
 
 
-def count(length: int, kernel: int, stride: int, padding: int) -> int:
-    """How many windows fit on a padded dim. Raises ValueError where one could see only padding, or where none fits."""
+def reach(kernel: int, dilation: int) -> int:
+    """Elements from the first to the last that a window sees. Raises ValueError for a dilation below 1."""
+    if dilation < 1:
+        raise ValueError(f"a dilation of {dilation} should be at least 1")
+    return (kernel - 1) * dilation + 1
+
+
+def count(length: int, kernel: int, stride: int, ends: Pair) -> int:
+    """How many windows of `kernel` elements from first to last fit on a dim padded at both ends.
+
+    Raises ValueError where one could see only padding, or none fits.
+    """
     if stride < 1:
         raise ValueError(f"a stride of {stride} does not move: it should be at least 1")
-    if not 0 <= padding < kernel:
-        raise ValueError(f"padding {padding} should be at least 0 and smaller than the kernel, {kernel}")
-    windows = (length + 2 * padding - kernel) // stride + 1
+    for padding in ends:
+        if not 0 <= padding < kernel:
+            raise ValueError(f"padding {padding} should be at least 0 and smaller than the kernel, {kernel}")
+    windows = (length + sum(ends) - kernel) // stride + 1
     if windows < 1:
-        raise ValueError(f"a kernel of {kernel} does not fit {length} elements with padding {padding}")
+        padded = f"padding {ends[0]}" if ends[0] == ends[1] else f"padding {ends[0]} and {ends[1]}"
+        raise ValueError(f"a kernel of {kernel} does not fit {length} elements with {padded}")
     return windows
 
 
@@ -38,6 +54,52 @@ def window(block: Pair, length: int, kernel: int, stride: int, padding: int) -> 
     return (max(lo, 0), min(hi, length)), (max(-lo, 0), max(hi - length, 0))
 
 
-def pads(rows: tuple[Pair, Pair], columns: tuple[Pair, Pair]) -> Pads:
-    """(top, bottom, left, right) of two windows."""
-    return (*rows[1], *columns[1])
+class Sliding(Op):
+    """Base of operators whose windows slide over the last dims of their first operand, one result a window.
+
+    seen, made   the axes that windows slide over, and those that count them
+    Its subclasses have the settings stride, padding and, if they like, dilation: a number for each of those dims.
+    """
+
+    seen: ClassVar[tuple[str, ...]] = ("H", "W")
+    made: ClassVar[tuple[str, ...]] = ("h", "w")
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...] = (1, 1)
+
+    def sizes(self, extents: Mapping[str, int]) -> tuple[int, ...]:
+        """How many elements of each dim a window sees."""
+        raise NotImplementedError
+
+    def ends(self, dim: int) -> Pair:
+        """The padding before and after a dim."""
+        return self.padding[dim], self.padding[dim]
+
+    def extents(self, known: dict[str, int]) -> dict[str, int]:
+        sizes = self.sizes(known)
+        return {
+            made: count(known[seen], reach(sizes[n], self.dilation[n]), self.stride[n], self.ends(n))
+            for n, (seen, made) in enumerate(zip(self.seen, self.made, strict=True))
+        }
+
+    def windows(self, at: Part) -> list[tuple[Pair, Pair]]:
+        """For each dim what a part sees of it, and the padding that it sees before and after."""
+        sizes = self.sizes(at.alignment.extents)
+        return [
+            window(at.range(made), at.extent(seen), reach(sizes[n], self.dilation[n]), self.stride[n], self.ends(n)[0])
+            for n, (seen, made) in enumerate(zip(self.seen, self.made, strict=True))
+        ]
+
+    def pads(self, at: Part) -> Pads:
+        """The padding that a part sees: top, bottom, left, right; none at the top and bottom of a single dim."""
+        found = [n for _, ends in self.windows(at) for n in ends]
+        top, bottom, left, right = [0] * (4 - len(found)) + found
+        return top, bottom, left, right
+
+    def reads(self, operand: int, part: Part) -> Box:
+        box = super().reads(operand, part)
+        if operand > 0:
+            return box
+        ranges = [inside for inside, _ in self.windows(part)]
+        keep = len(box.lo) - len(ranges)
+        return Box((*box.lo[:keep], *(lo for lo, _ in ranges)), (*box.hi[:keep], *(hi for _, hi in ranges)))

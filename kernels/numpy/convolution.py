@@ -1,62 +1,53 @@
-"""Convolution and its gradients: windows are unfolded into columns, some samples at a time, and multiplied by BLAS.
+"""Convolution and its gradients as sliding sums over padded copies of some samples, or of some rows of one.
 
-It knows no pooling. How many columns fit is told by the size of the scratch memory.
+It knows no pooling. How many samples are worked on at once is told by the size of the scratch memory.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from castile.kernels.form import prepares
 from castile.kernels.numpy.contract import contract
-from castile.kernels.numpy.jit import compiled, inlined
-from castile.kernels.numpy.lanes import add_rows, after, copy_rows, copy_run, fill, pointer
-from castile.kernels.numpy.moving import clears, copy
-from castile.kernels.numpy.views import Scratch, chain, dense, nothing, plane
+from castile.kernels.numpy.copies import Copies, Tap, Windows, looking, spreading
+from castile.kernels.numpy.correlation import PLACES_STEP, TAPS, correlate, pack, slopes
+from castile.kernels.numpy.moving import clears
+from castile.kernels.numpy.tiles import ROWS, lanes
+from castile.kernels.numpy.views import Scratch, chain, dense, flat, nothing, plane
+from castile.kernels.windows import Pads, Pair, inside
 
-Pair = tuple[int, int]
-Pads = tuple[int, int, int, int]
 Call = Callable[[], Any]
 
-
-class Piece(NamedTuple):
-    """Samples and output rows that are worked on at once, the columns [b,i,r,s,h,w] that they need, and room [b,o,h,w].
-
-    BLAS sees an image [o,h*w] of the result (or of its gradient) only where its rows follow each other without gaps.
-    An image with gaps passes through the room, where it has none.
-    """
-
-    samples: slice
-    rows: slice
-    columns: np.ndarray
-    room: np.ndarray
-
-    def of(self, y: np.ndarray) -> np.ndarray:
-        """The part of y [b,o,h,w] that belongs to the piece."""
-        return y[self.samples, :, self.rows]
+# Bytes of a channel's places that are multiplied at once: those of ROWS channels stay in the first-level cache.
+_SPAN_BYTES = 4096
 
 
 @prepares
 def conv2d(
-    out: np.ndarray, x: np.ndarray, w: np.ndarray, *, stride: Pair, pads: Pads, scratch: np.ndarray, accumulate: bool
+    out: np.ndarray,
+    x: np.ndarray,
+    w: np.ndarray,
+    *,
+    stride: Pair,
+    pads: Pads,
+    dilation: Pair = (1, 1),
+    groups: int = 1,
+    scratch: np.ndarray,
+    accumulate: bool,
 ) -> Call | None:
     """See the definition."""
     if out.size == 0:
         return nothing
-    if _pointwise(w.shape[2:], stride, pads) and _gapless(x) and _gapless(out):
+    out, x, w = _images(out, x, w)
+    x, pads = _trimmed(x, pads)
+    windows = Windows(w.shape[2:], stride, pads, dilation)
+    if windows.pointwise and groups == 1 and _gapless(x) and _gapless(out):
         return _contract(out, "oi,bihw->bohw", w[:, :, 0, 0], x, accumulate)
     calls: list[Call | None] = []
-    for piece in _pieces(x, w.shape[2:], out, scratch):
-        y, room = piece.of(out), piece.room
-        unfold = _columns(_unfold, piece, x, stride, pads)
-        if _gapless(y):
-            calls += [unfold, _contract(y, "oirs,birshw->bohw", w, piece.columns, accumulate)]
-        else:
-            multiply = _contract(room, "oirs,birshw->bohw", w, piece.columns, False)
-            calls += [unfold, multiply, copy(y, room, accumulate=accumulate)]
+    for y, image, one in zip(_parts(out, 1, groups), _parts(x, 1, groups), _parts(w, 0, groups), strict=True):
+        calls += _forward(y, image, one, windows, scratch, accumulate)
     return _all(calls)
 
 
@@ -69,22 +60,21 @@ def conv2d_grad_input(
     shape: tuple[int, ...],
     stride: Pair,
     pads: Pads,
+    dilation: Pair = (1, 1),
+    groups: int = 1,
     scratch: np.ndarray,
     accumulate: bool,
 ) -> Call | None:
     """See the definition."""
     if out.size == 0:
         return nothing
-    if _pointwise(w.shape[2:], stride, pads) and _gapless(out) and _gapless(dy):
+    out, dy, w = _images(out, dy, w)
+    windows = Windows(w.shape[2:], stride, pads, dilation)
+    if windows.pointwise and groups == 1 and _gapless(out) and _gapless(dy):
         return _contract(out, "oi,bohw->bihw", w[:, :, 0, 0], dy, accumulate)
-    calls: list[Call | None] = [] if accumulate else [clears(out)]
-    for piece in _pieces(out, w.shape[2:], dy, scratch):
-        part, moves = _without_gaps(piece, dy)
-        calls += [
-            *moves,
-            _contract(piece.columns, "oirs,bohw->birshw", w, part, False),
-            _columns(_fold, piece, out, stride, pads),
-        ]
+    calls: list[Call | None] = []
+    for dx, slope, one in zip(_parts(out, 1, groups), _parts(dy, 1, groups), _parts(w, 0, groups), strict=True):
+        calls += _backward(dx, slope, one, windows, scratch, accumulate)
     return _all(calls)
 
 
@@ -94,42 +84,228 @@ def conv2d_grad_weight(
     dy: np.ndarray,
     x: np.ndarray,
     *,
-    kernel: Pair,
+    kernel: tuple[int, ...],
     stride: Pair,
     pads: Pads,
+    dilation: Pair = (1, 1),
+    groups: int = 1,
     scratch: np.ndarray,
     accumulate: bool,
 ) -> Call | None:
     """See the definition."""
     if out.size == 0:
         return nothing
-    if _pointwise(kernel, stride, pads) and _gapless(dy) and _gapless(x):
+    out, dy, x = _images(out, dy, x)
+    x, pads = _trimmed(x, pads)
+    windows = Windows(out.shape[2:], stride, pads, dilation)
+    if windows.pointwise and groups == 1 and _gapless(dy) and _gapless(x):
         return _contract(out[:, :, 0, 0], "bohw,bihw->oi", dy, x, accumulate)
     calls: list[Call | None] = []
-    for piece in _pieces(x, kernel, dy, scratch):
-        part, moves = _without_gaps(piece, dy)
-        adds = accumulate or len(calls) > 0
-        calls += [
-            *moves,
-            _columns(_unfold, piece, x, stride, pads),
-            _contract(out, "bohw,birshw->oirs", part, piece.columns, adds),
-        ]
+    for dw, slope, image in zip(_parts(out, 0, groups), _parts(dy, 1, groups), _parts(x, 1, groups), strict=True):
+        calls += _slopes(dw, slope, image, windows, scratch, accumulate)
     return _all(calls)
 
 
-def _pointwise(kernel: tuple[int, ...], stride: Pair, pads: Pads) -> bool:
-    return tuple(kernel) == (1, 1) and tuple(stride) == (1, 1) and not any(pads)
+class _Weights:
+    """Weights in blocks of the channels of dim `of`, packed anew before each use, and what else a product works in."""
+
+    def __init__(self, w: np.ndarray, of: int, scratch: np.ndarray) -> None:
+        self.w, self.of, self.flat = w, of, plane(w)
+        self.channels, self.others = w.shape[of], w.shape[1 - of]
+        self.lanes = lanes(w.itemsize)
+        memory = Scratch(scratch)
+        blocks = -(-self.channels // ROWS) * ROWS
+        self.packed = memory.take((blocks * self.others * w.shape[2] * w.shape[3],), w.dtype)
+        self.plane = memory.take((ROWS * PLACES_STEP,), w.dtype)
+        self.held = scratch[memory.used :]
+        self.calls: list[Call | None] = []
+        self._places: dict[tuple[Pair, ...], int] = {}
+        self._used = 0
+
+    def place(self, taps: list[Tap]) -> int:
+        """Where the blocks of these elements of the windows lie, each for all others."""
+        elements = tuple(tap.element for tap in taps)
+        if elements not in self._places:
+            self._places[elements] = self._used
+            target = self.packed[self._used :]
+            self._used += -(-self.channels // ROWS) * ROWS * self.others * len(taps)
+            steps = _steps(self.w)
+            table = [i * steps[1 - self.of] + r * steps[2] + s * steps[3]
+                     for i in range(self.others) for r, s in elements]  # fmt: skip
+            work = (target, self.flat, steps[self.of], np.array(table, np.int64), len(table), self.channels)
+            self.calls.append(None if self.flat is None else partial(pack, *work))
+        return self._places[elements]
+
+
+def _forward(
+    out: np.ndarray, x: np.ndarray, w: np.ndarray, windows: Windows, scratch: np.ndarray, accumulate: bool
+) -> list[Call | None]:
+    weights = _Weights(w, 0, scratch)
+    calls = _looked(out, x, weights, windows, accumulate)
+    return [*weights.calls, *calls]
+
+
+def _looked(out: np.ndarray, x: np.ndarray, weights: _Weights, windows: Windows, accumulate: bool) -> list[Call | None]:
+    """Sums over what windows see of x; rows of windows are halved until what they see fits."""
+    if x.size == 0:
+        return [] if accumulate else [clears(out)]
+    copies = looking(x.shape[2:], windows, out.shape[2:])
+    samples = _fitting(copies, weights, x)
+    if samples:
+        return [_correlated(out, x, weights, copies, samples, accumulate)]
+    calls = []
+    for first, last in _halves(out.shape[2]):
+        rows, part = windows.seen(first, last, x.shape[2])
+        calls += _looked(out[:, :, first:last], x[:, :, rows], weights, part, accumulate)
+    return calls
+
+
+def _backward(
+    out: np.ndarray, dy: np.ndarray, w: np.ndarray, windows: Windows, scratch: np.ndarray, accumulate: bool
+) -> list[Call | None]:
+    weights = _Weights(w, 1, scratch)
+    calls = _spread(out, dy, weights, windows, accumulate)
+    return [*weights.calls, *calls]
+
+
+def _spread(
+    out: np.ndarray, dy: np.ndarray, weights: _Weights, windows: Windows, accumulate: bool
+) -> list[Call | None]:
+    """Sums over the windows that see each element of out; its rows are halved until those windows fit."""
+    seen, pads = _trimmed(out, windows.pads)
+    if dy.size == 0 or seen.size == 0:
+        return [] if accumulate else [clears(out)]
+    windows = windows._replace(pads=pads)
+    copies = spreading(seen.shape[2:], windows, dy.shape[2:])
+    samples = _fitting(copies, weights, dy)
+    calls: list[Call | None] = []
+    if not samples:
+        for first, last in _halves(out.shape[2]):
+            rows, part = windows.seeing(first, last, dy.shape[2])
+            calls += _spread(out[:, :, first:last], dy[:, :, rows], weights, part, accumulate)
+        return calls
+    # between the strides of small windows there may be elements that no window sees
+    covered = sum(places.size[0] * places.size[1] for places in copies.places)
+    if not accumulate and covered < out.shape[2] * out.shape[3]:
+        calls.append(clears(out))
+    if copies.places:
+        calls.append(_correlated(seen, dy, weights, copies, samples, accumulate))
+    return calls
+
+
+def _correlated(
+    out: np.ndarray, x: np.ndarray, weights: _Weights, copies: Copies, samples: int, accumulate: bool
+) -> Call | None:
+    to, source = _span(out), plane(x)
+    if to is None or source is None:
+        return None
+    step, phases = copies.step(samples, weights.lanes), copies.stride[0] * copies.stride[1]
+    steps, (batch, channels) = _steps(out), out.shape[:2]
+    offsets: list[int] = []
+    table = []
+    for places in copies.places:
+        num = weights.others * len(places.taps)
+        goal = places.first[0] * steps[2] + places.first[1] * steps[3]
+        table.append((num, len(offsets), weights.place(places.taps), goal, *places.size))
+        offsets += [
+            (i * phases + tap.phase) * step + tap.row * copies.grid[1] + tap.column
+            for i in range(weights.others)
+            for tap in places.taps
+        ]
+    stride = copies.places[0].stride
+    out_steps = (steps[0], steps[1], steps[2] * stride[0], steps[3] * stride[1])
+    return partial(
+        correlate, to, out_steps, source, _steps(x)[:3], x.shape[1:], batch, samples, copies.before, copies.stride,
+        copies.grid, weights.held.view(x.dtype), step, weights.packed, weights.plane, np.array(offsets, np.int64),
+        np.array(table, np.int64), channels, accumulate, weights.lanes,
+    )  # fmt: skip
+
+
+def _fitting(copies: Copies, weights: _Weights, x: np.ndarray) -> int:
+    return copies.fitting(weights.held.size, x.shape[0], x.shape[1] * _num(copies), x.itemsize, weights.lanes)
+
+
+def _slopes(
+    out: np.ndarray, dy: np.ndarray, x: np.ndarray, windows: Windows, scratch: np.ndarray, accumulate: bool
+) -> list[Call | None]:
+    """Sums over all windows of what they see of x times dy; rows of windows are halved until both fit."""
+    if dy.size == 0 or x.size == 0:
+        return [] if accumulate else [clears(out)]
+    memory, vector = Scratch(scratch), lanes(x.itemsize)
+    sums, held = memory.take((ROWS * TAPS,), x.dtype), scratch[memory.used :].view(x.dtype)
+    copies = looking(x.shape[2:], windows, dy.shape[2:])
+    planes = x.shape[1] * _num(copies)
+    samples = copies.fitting(held.nbytes, x.shape[0], planes + dy.shape[1], x.itemsize, vector)
+    if not samples:
+        calls = []
+        for first, last in _halves(dy.shape[2]):
+            rows, part = windows.seen(first, last, x.shape[2])
+            calls += _slopes(out, dy[:, :, first:last], x[:, :, rows], part, scratch, accumulate or first > 0)
+        return calls
+    to, source, slope = _span(out), plane(x), plane(dy)
+    if to is None or source is None or slope is None:
+        return [None]
+    step, steps, taps = copies.step(samples, vector), _steps(out), copies.places[0].taps
+    offsets = [
+        (i * _num(copies) + tap.phase) * step + tap.row * copies.grid[1] + tap.column
+        for i in range(x.shape[1])
+        for tap in taps
+    ]
+    table = [
+        i * steps[1] + r * steps[2] + s * steps[3] for i in range(x.shape[1]) for (r, s) in (t.element for t in taps)
+    ]
+    last = (dy.shape[2] - 1) * copies.grid[1] + dy.shape[3]
+    return [partial(
+        slopes, to, steps[0], np.array(table, np.int64), source, _steps(x)[:3], x.shape[1:], slope, _steps(dy)[:3],
+        dy.shape[1:], x.shape[0], samples, copies.before, copies.stride, copies.grid, held, step,
+        held[planes * step :], step, np.array(offsets, np.int64), sums, accumulate, vector, last,
+        _SPAN_BYTES // (vector * x.itemsize),
+    )]  # fmt: skip
+
+
+def _num(copies: Copies) -> int:
+    """Phases of a channel."""
+    return copies.stride[0] * copies.stride[1]
+
+
+def _halves(rows: int) -> list[Pair]:
+    assert rows > 1, "scratch is smaller than the kernel needs"
+    return [(0, rows // 2), (rows // 2, rows)]
+
+
+def _steps(x: np.ndarray) -> tuple[int, ...]:
+    return tuple(step // x.itemsize for step in x.strides)
+
+
+def _span(x: np.ndarray) -> np.ndarray | None:
+    """x as the 1-D array of everything between its first and last element; None if a step is < 0 or uneven."""
+    if any(step < 0 or step % x.itemsize for step in x.strides):
+        return None
+    return flat(x, 0, sum((size - 1) * step for size, step in zip(x.shape, _steps(x), strict=True)) + 1)
+
+
+def _images(*arrays: np.ndarray) -> list[np.ndarray]:
+    """Images without rows as images of one row."""
+    return [x[:, :, None] if x.ndim == 3 else x for x in arrays]
+
+
+def _trimmed(x: np.ndarray, pads: Pads) -> tuple[np.ndarray, Pads]:
+    """x without what negative pads leave out, and the pads that are none of these."""
+    top, bottom, left, right = pads
+    pads = (max(0, top), max(0, bottom), max(0, left), max(0, right))
+    return inside(x, (max(0, -top), max(0, -bottom), max(0, -left), max(0, -right))), pads
+
+
+def _parts(x: np.ndarray, dim: int, groups: int) -> list[np.ndarray]:
+    """The groups' equal parts of a dim, as views."""
+    size = x.shape[dim] // groups
+    before = (slice(None),) * dim
+    return [x[(*before, slice(n * size, n * size + size))] for n in range(groups)]
 
 
 def _gapless(x: np.ndarray) -> bool:
     """Whether the rows of each image of x [b,c,h,w] follow each other."""
     return dense(x[:1, :1])
-
-
-def _without_gaps(piece: Piece, y: np.ndarray) -> tuple[np.ndarray, list[Call | None]]:
-    """The piece's part of y without gaps in its images, and the work that brings it there."""
-    part = piece.of(y)
-    return (part, []) if _gapless(part) else (piece.room, [copy(piece.room, part, accumulate=False)])
 
 
 def _contract(out: np.ndarray, spec: str, a: np.ndarray, b: np.ndarray, accumulate: bool) -> Call:
@@ -140,100 +316,3 @@ def _all(calls: list[Call | None]) -> Call | None:
     """All of `calls` as one; None if one of them is missing."""
     there = [call for call in calls if call is not None]
     return chain(there) if len(there) == len(calls) else None
-
-
-def _pieces(image: np.ndarray, kernel: tuple[int, ...], y: np.ndarray, scratch: np.ndarray) -> Iterator[Piece]:
-    """Whole samples while one fits into scratch, else rows of one sample."""
-    batch, channels = image.shape[:2]
-    outputs, height, width = y.shape[1:]
-    row = (channels * kernel[0] * kernel[1] + outputs) * width * image.itemsize
-    rows = min(height, scratch.size // row)
-    samples = min(batch, max(1, scratch.size // (row * height)))
-    for b in range(0, batch, samples):
-        for h in range(0, height, rows):
-            num_b, num_h = min(samples, batch - b), min(rows, height - h)
-            shapes = (num_b, channels, *kernel, num_h, width), (num_b, outputs, num_h, width)
-            # Taken as one array, because the start of each array taken is rounded up.
-            both = Scratch(scratch).take((sum(map(prod, shapes)),), image.dtype)
-            columns, room = both[: prod(shapes[0])].reshape(shapes[0]), both[prod(shapes[0]) :].reshape(shapes[1])
-            yield Piece(slice(b, b + num_b), slice(h, h + num_h), columns, room)
-
-
-def _columns(kernel: Callable[..., Any], piece: Piece, image: np.ndarray, stride: Pair, pads: Pads) -> Call | None:
-    """The work of `_unfold` or `_fold` on one piece; None if the image's rows do not lie dense."""
-    flat = plane(image[piece.samples])
-    steps = tuple(step // image.itemsize for step in image.strides[:3])
-    offsets = (pads[0] - piece.rows.start * stride[0], pads[2])
-    return None if flat is None else partial(kernel, piece.columns, flat, steps, image.shape[2:], stride, offsets)
-
-
-@inlined
-def _valid(offset, stride, length, num):  # type: ignore[no-untyped-def]
-    """Which of num windows see an element inside the image when they look at position window * stride + offset."""
-    if stride == 1:
-        # Without the divisions, which would take longer than a small plane.
-        low, high = -offset, length - offset
-    else:
-        low, high = -(offset // stride), (length - 1 - offset) // stride + 1
-    low = min(num, max(0, low))
-    return low, max(low, min(num, high))
-
-
-@compiled
-def _unfold(columns, image, steps, size, stride, pads):  # type: ignore[no-untyped-def]
-    """columns[b,i,r,s,h,w] = image[b,i,h*stride+r-pad,w*stride+s-pad], zero outside."""
-    num_b, num_i, num_r, num_s, num_h, num_w = columns.shape
-    whole = stride[0] == 1 and stride[1] == 1 and num_w == size[1] and steps[2] == size[1]
-    plane, x = pointer(columns), pointer(image)
-    for b, i, r, s in np.ndindex(num_b, num_i, num_r, num_s):
-        top, bottom = _valid(r - pads[0], stride[0], size[0], num_h)
-        low, high = _valid(s - pads[1], stride[1], size[1], num_w)
-        rows, cols, row_step = bottom - top, high - low, stride[0] * steps[2]
-        place = b * steps[0] + i * steps[1] + top * row_step + (r - pads[0]) * steps[2] + low * stride[1] + s - pads[1]
-        seen, source = after(plane, top * num_w + low), after(x, place)
-        fill(plane, 0, top * num_w)
-        fill(after(plane, bottom * num_w), 0, (num_h - bottom) * num_w)
-        if whole and rows > 0 and cols > 0:
-            # Windows and image have rows of one length, so many rows are one copy, whose ends wrap around.
-            copy_run(seen, source, (rows - 1) * num_w + cols)
-        elif stride[1] == 1:
-            copy_rows(seen, num_w, source, row_step, rows, cols)
-        else:
-            for h in range(rows):
-                for w in range(cols):
-                    seen[h * num_w + w] = source[h * row_step + w * stride[1]]
-        _clear_sides(after(plane, top * num_w), rows, num_w, low, high)
-        plane = after(plane, num_h * num_w)
-
-
-@compiled
-def _fold(columns, image, steps, size, stride, pads):  # type: ignore[no-untyped-def]
-    """The transposed of `_unfold`: adds each column element to where it would have been read; spoils columns."""
-    num_b, num_i, num_r, num_s, num_h, num_w = columns.shape
-    whole = stride[0] == 1 and stride[1] == 1 and num_w == size[1] and steps[2] == size[1]
-    plane, x = pointer(columns), pointer(image)
-    for b, i, r, s in np.ndindex(num_b, num_i, num_r, num_s):
-        top, bottom = _valid(r - pads[0], stride[0], size[0], num_h)
-        low, high = _valid(s - pads[1], stride[1], size[1], num_w)
-        rows, cols, row_step = bottom - top, high - low, stride[0] * steps[2]
-        place = b * steps[0] + i * steps[1] + top * row_step + (r - pads[0]) * steps[2] + low * stride[1] + s - pads[1]
-        seen, target = after(plane, top * num_w + low), after(x, place)
-        if whole and rows > 0 and cols > 0:
-            _clear_sides(after(plane, top * num_w), rows, num_w, low, high)
-            add_rows(target, 0, seen, 0, 1, (rows - 1) * num_w + cols)
-        elif stride[1] == 1:
-            add_rows(target, row_step, seen, num_w, rows, cols)
-        else:
-            for h in range(rows):
-                for w in range(cols):
-                    target[h * row_step + w * stride[1]] += seen[h * num_w + w]
-        plane = after(plane, num_h * num_w)
-
-
-@inlined
-def _clear_sides(rows, num, cols, low, high):  # type: ignore[no-untyped-def]
-    for h in range(num):
-        for w in range(low):
-            rows[h * cols + w] = 0
-        for w in range(high, cols):
-            rows[h * cols + w] = 0

@@ -1,33 +1,91 @@
-"""Definitions of convolutions in plain NumPy."""
+"""Definitions of convolutions in plain NumPy.
+
+Images without rows, [b,c,W], are meant where an array has three dims; of stride, pads and dilation the rows' stay.
+"""
+
+from typing import Any
 
 import numpy as np
 
-from castile.kernels.windows import Pads, Pair, count, pad, tap
+from castile.kernels.windows import Pads, Pair, count, extents, pad, tap
 
 
-def conv2d(x: np.ndarray, w: np.ndarray, *, stride: Pair, pads: Pads) -> np.ndarray:
-    """Cross-correlation of x [b,i,H,W] with w [o,i,r,s] -> [b,o,h,w]; pads (top, bottom, left, right) hold zeros."""
+def conv2d(
+    x: np.ndarray, w: np.ndarray, *, stride: Pair, pads: Pads, dilation: Pair = (1, 1), groups: int = 1
+) -> np.ndarray:
+    """Cross-correlation of x [b,i,H,W] with w [o,i/groups,r,s] -> [b,o,h,w]; pads (top, bottom, left, right) are zeros.
+
+    Negative pads leave rows or columns out. The n-th of `groups` equal parts of the outputs o sees the n-th of x's i.
+    """
+    if x.ndim == 3:
+        return _lone(conv2d(_rows(x), _rows(w), stride=stride, pads=pads, dilation=dilation, groups=groups))
     padded = pad(x, pads, 0)
-    height, width = count(padded.shape[2:], w.shape[2:], stride)
-    y = np.zeros((x.shape[0], w.shape[0], height, width), x.dtype)
+    size = count(padded.shape[2:], extents(w.shape[2:], dilation), stride)
+    y = np.zeros((x.shape[0], w.shape[0], *size), x.dtype)
     for r, s in np.ndindex(*w.shape[2:]):
-        y += np.einsum("bihw,oi->bohw", tap(padded, r, s, (height, width), stride), w[:, :, r, s])
+        met = tap(padded, r * dilation[0], s * dilation[1], size, stride)
+        y += _join(np.einsum("bgihw,goi->bgohw", _groups(met, 1, groups), _groups(w[:, :, r, s], 0, groups)))
     return y
 
 
-def conv2d_grad_input(dy: np.ndarray, w: np.ndarray, *, shape: tuple[int, ...], stride: Pair, pads: Pads) -> np.ndarray:
+def conv2d_grad_input(
+    dy: np.ndarray,
+    w: np.ndarray,
+    *,
+    shape: tuple[int, ...],
+    stride: Pair,
+    pads: Pads,
+    dilation: Pair = (1, 1),
+    groups: int = 1,
+) -> np.ndarray:
     """Gradient of `conv2d` to its x [b,i,H,W] = `shape`, from dy [b,o,h,w]; zero where no window reads x."""
-    padded = pad(np.zeros(shape, dy.dtype), pads, 0)
+    how: dict[str, Any] = {"stride": stride, "pads": pads, "dilation": dilation, "groups": groups}
+    if dy.ndim == 3:
+        return _lone(conv2d_grad_input(_rows(dy), _rows(w), shape=(*shape[:2], 1, shape[2]), **how))
+    wide = np.zeros((*shape[:2], *(n + max(0, a) + max(0, b) for n, a, b in zip(shape[2:], pads[::2], pads[1::2]))))
+    wide = wide.astype(dy.dtype)
+    top, left = max(0, pads[0]), max(0, pads[2])
+    seen = wide[:, :, max(0, -pads[0]) :, max(0, -pads[2]) :]
     for r, s in np.ndindex(*w.shape[2:]):
-        met = tap(padded, r, s, dy.shape[2:], stride)
-        met += np.einsum("bohw,oi->bihw", dy, w[:, :, r, s])
-    return np.array(padded[:, :, pads[0] : pads[0] + shape[2], pads[2] : pads[2] + shape[3]])
+        met = tap(seen, r * dilation[0], s * dilation[1], dy.shape[2:], stride)
+        met += _join(np.einsum("bgohw,goi->bgihw", _groups(dy, 1, groups), _groups(w[:, :, r, s], 0, groups)))
+    return np.array(wide[:, :, top : top + shape[2], left : left + shape[3]])
 
 
-def conv2d_grad_weight(dy: np.ndarray, x: np.ndarray, *, kernel: Pair, stride: Pair, pads: Pads) -> np.ndarray:
-    """Gradient of `conv2d` to its w [o,i,r,s], (r, s) = `kernel`, from dy [b,o,h,w] and x [b,i,H,W]."""
+def conv2d_grad_weight(
+    dy: np.ndarray,
+    x: np.ndarray,
+    *,
+    kernel: tuple[int, ...],
+    stride: Pair,
+    pads: Pads,
+    dilation: Pair = (1, 1),
+    groups: int = 1,
+) -> np.ndarray:
+    """Gradient of `conv2d` to its w [o,i/groups,r,s], (r, s) = `kernel`, from dy [b,o,h,w] and x [b,i,H,W]."""
+    how: dict[str, Any] = {"stride": stride, "pads": pads, "dilation": dilation, "groups": groups}
+    if x.ndim == 3:
+        return _lone(conv2d_grad_weight(_rows(dy), _rows(x), kernel=(1, *kernel), **how))
     padded = pad(x, pads, 0)
-    dw = np.zeros((dy.shape[1], x.shape[1], *kernel), x.dtype)
+    dw = np.zeros((dy.shape[1], x.shape[1] // groups, *kernel), x.dtype)
     for r, s in np.ndindex(*kernel):
-        dw[:, :, r, s] = np.einsum("bohw,bihw->oi", dy, tap(padded, r, s, dy.shape[2:], stride))
+        met = _groups(tap(padded, r * dilation[0], s * dilation[1], dy.shape[2:], stride), 1, groups)
+        dw[:, :, r, s] = np.einsum("bgohw,bgihw->goi", _groups(dy, 1, groups), met).reshape(dw.shape[:2])
     return dw
+
+
+def _rows(x: np.ndarray) -> np.ndarray:
+    return x[:, :, None]
+
+
+def _lone(x: np.ndarray) -> np.ndarray:
+    return x[:, :, 0]
+
+
+def _groups(x: np.ndarray, dim: int, groups: int) -> np.ndarray:
+    """The dim as two: groups, and what each holds."""
+    return x.reshape(*x.shape[:dim], groups, x.shape[dim] // groups, *x.shape[dim + 1 :])
+
+
+def _join(x: np.ndarray) -> np.ndarray:
+    return x.reshape(x.shape[0], x.shape[1] * x.shape[2], *x.shape[3:])

@@ -27,3 +27,23 @@ def case_max_pool2d(draw: Draw) -> Iterator[Case]:
 def case_max_pool2d_grad(draw: Draw) -> Iterator[Case]:
     for (x,), params in case_max_pool2d(draw):
         yield (draw(*reference.max_pool2d(x, **params).shape), x), params
+
+
+def case_avg_pool2d(draw: Draw) -> Iterator[Case]:
+    for n, ((x,), params) in enumerate(case_max_pool2d(draw)):
+        yield (draw(*x.shape),), params | {"padded": n % 4 < 2}
+
+
+def case_avg_pool2d_grad(draw: Draw) -> Iterator[Case]:
+    for (x,), params in case_avg_pool2d(draw):
+        yield (draw(*reference.avg_pool2d(x, **params).shape),), params | {"shape": x.shape}
+
+
+def case_global_pool(draw: Draw) -> Iterator[Case]:
+    for shape in [(2, 3, 4, 5), (3, 5), (1, 2, 63), (2, 3, 1, 1), (2, 3, 2, 3, 4), (3, 17, 28, 28)]:
+        yield (draw(*shape),), {"scale": 0.3}
+
+
+def case_global_pool_grad(draw: Draw) -> Iterator[Case]:
+    for (x,), params in case_global_pool(draw):
+        yield (draw(*x.shape[:2]),), params | {"shape": x.shape}

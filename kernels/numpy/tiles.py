@@ -1,0 +1,160 @@
+"""Products in vector registers: small tiles whose sums never leave the registers until they are complete.
+
+It knows no kernel. The compiler would not keep two dozen sums in registers by itself, so the loops are written as
+vectors here. Nothing is checked: pointers must hold what is read, which goes on to the next whole vector.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import binding, ir  # type: ignore[import-untyped]
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+# Bytes of a vector register.
+_WIDTH = 64 if binding.get_host_cpu_features().get("avx512f") else 32
+
+# Rows of a tile: with three vectors each, their sums fill the registers but for what is multiplied.
+ROWS = 8 if _WIDTH == 64 else 4
+
+_FUSED = ("contract", "reassoc")
+
+
+def lanes(itemsize: int) -> int:
+    """Elements of a vector register."""
+    return _WIDTH // itemsize
+
+
+def product(rows: int, vectors: int) -> Callable[..., None]:
+    """A compiled function (out, step, x, offsets, w, num) that computes rows x vectors sums and stores them:
+
+    out[m * step + j] = sum over k < num of w[k * rows + m] * x[offsets[k] + j] for every lane j of `vectors` vectors.
+    """
+
+    @intrinsic
+    def tile(typing: Any, out: Any, step: Any, x: Any, offsets: Any, w: Any, num: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            to, stride, source, places, factors, count = args
+            vector = _vector(context, out)
+            start = [ir.Constant(vector, None)] * (rows * vectors)
+
+            def turn(k: Any, sums: list[Any]) -> list[Any]:
+                here = builder.gep(source, [builder.load(builder.gep(places, [k]))])
+                seen = [_load(builder, here, vector, j) for j in range(vectors)]
+                column = builder.gep(factors, [builder.mul(k, _number(rows))])
+                wide = [_spread(builder, builder.load(_at(builder, column, m)), vector) for m in range(rows)]
+                terms = [(m, j) for m in range(rows) for j in range(vectors)]
+                return [_add(builder, one, wide[m], seen[j]) for one, (m, j) in zip(sums, terms, strict=True)]
+
+            sums = _loop(builder, count, start, turn)
+            for m in range(rows):
+                row = builder.gep(to, [builder.mul(stride, _number(m))])
+                for j in range(vectors):
+                    _store(builder, sums[m * vectors + j], row, vector, j)
+            return context.get_dummy_value()
+
+        return types.none(out, types.intp, x, offsets, w, types.intp), generate
+
+    return tile
+
+
+def inner(rows: int, taps: int) -> Callable[..., None]:
+    """A compiled function (out, a, step, x, offsets, num) that adds rows x taps inner products to out:
+
+    out[m * taps + k] += sum over j < num of a[m * step + j] * x[offsets[k] + j]; num is in whole vectors.
+    """
+
+    @intrinsic
+    def tile(typing: Any, out: Any, a: Any, step: Any, x: Any, offsets: Any, num: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            to, left, stride, source, places, count = args
+            vector = _vector(context, out)
+            ones = [builder.gep(left, [builder.mul(stride, _number(m))]) for m in range(rows)]
+            others = [builder.gep(source, [builder.load(_at(builder, places, k))]) for k in range(taps)]
+            start = [ir.Constant(vector, None)] * (rows * taps)
+
+            def turn(n: Any, sums: list[Any]) -> list[Any]:
+                place = builder.mul(n, _number(vector.count))
+                first = [_load(builder, builder.gep(one, [place]), vector, 0) for one in ones]
+                second = [_load(builder, builder.gep(one, [place]), vector, 0) for one in others]
+                pairs = [(m, k) for m in range(rows) for k in range(taps)]
+                return [_add(builder, one, first[m], second[k]) for one, (m, k) in zip(sums, pairs, strict=True)]
+
+            for n, total in enumerate(_loop(builder, count, start, turn)):
+                place = _at(builder, to, n)
+                builder.store(builder.fadd(builder.load(place), _sum(builder, total, vector)), place)
+            return context.get_dummy_value()
+
+        return types.none(out, a, types.intp, x, offsets, types.intp), generate
+
+    return tile
+
+
+def _loop(builder: Any, count: Any, start: list[Any], turn: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
+    """What `turn` makes of the sums when it is called count times, at least once, with the number of the turn."""
+    before = builder.basic_block
+    body, done = builder.append_basic_block("turn"), builder.append_basic_block("done")
+    builder.branch(body)
+    builder.position_at_end(body)
+    number = builder.phi(count.type)
+    sums = [builder.phi(one.type) for one in start]
+    result = turn(number, sums)
+    following = builder.add(number, _number(1))
+    number.add_incoming(_number(0), before)
+    number.add_incoming(following, builder.basic_block)
+    for phi, first, later in zip(sums, start, result, strict=True):
+        phi.add_incoming(first, before)
+        phi.add_incoming(later, builder.basic_block)
+    builder.cbranch(builder.icmp_signed("<", following, count), body, done)
+    builder.position_at_end(done)
+    return result
+
+
+def _number(value: int) -> Any:
+    return ir.Constant(cgutils.intp_t, value)
+
+
+def _at(builder: Any, place: Any, index: int) -> Any:
+    return builder.gep(place, [_number(index)])
+
+
+def _vector(context: Any, kind: Any) -> Any:
+    return ir.VectorType(context.get_data_type(kind.dtype), lanes(kind.dtype.bitwidth // 8))
+
+
+def _align(vector: Any) -> int:
+    return _WIDTH // vector.count
+
+
+def _load(builder: Any, place: Any, vector: Any, index: int) -> Any:
+    where = builder.bitcast(_at(builder, place, index * vector.count), vector.as_pointer())
+    return builder.load(where, align=_align(vector))
+
+
+def _store(builder: Any, value: Any, place: Any, vector: Any, index: int) -> None:
+    where = builder.bitcast(_at(builder, place, index * vector.count), vector.as_pointer())
+    builder.store(value, where, align=_align(vector))
+
+
+def _spread(builder: Any, value: Any, vector: Any) -> Any:
+    """A vector of one number in all lanes."""
+    single = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
+    everywhere = ir.Constant(ir.VectorType(ir.IntType(32), vector.count), None)
+    return builder.shuffle_vector(single, ir.Constant(vector, ir.Undefined), everywhere)
+
+
+def _add(builder: Any, total: Any, a: Any, b: Any) -> Any:
+    return builder.fadd(total, builder.fmul(a, b, flags=_FUSED), flags=_FUSED)
+
+
+def _sum(builder: Any, value: Any, vector: Any) -> Any:
+    """The sum of a vector's lanes, by halves."""
+    count = vector.count
+    while count > 1:
+        count //= 2
+        half = ir.VectorType(ir.IntType(32), count)
+        parts = [ir.Constant(half, [n + first for n in range(count)]) for first in (0, count)]
+        low, high = (builder.shuffle_vector(value, value, part) for part in parts)
+        value = builder.fadd(low, high)
+    return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
