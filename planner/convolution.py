@@ -65,10 +65,18 @@ def _pair(numbers: tuple[int, ...]) -> Pair:
 
 
 def parameters(
-    g: Any, name: str, shape: tuple[int, ...], axes: tuple[str, ...], channels: int, inputs: int, bias: bool
+    g: Any,
+    name: str,
+    shape: tuple[int, ...],
+    axes: tuple[str, ...],
+    channels: int,
+    inputs: int,
+    bias: bool,
+    scale: float | None = None,
 ) -> list[Tensor]:
-    """A weight of that shape, uniform in +-1/sqrt(inputs of a sum), and the bias of as many channels."""
-    found = [g.param(f"{name}.weight", shape, axes, Init("uniform", 1 / sqrt(inputs)))]
+    """A weight of that shape, uniform in +-1/sqrt(inputs of a sum) or normal, and the bias of as many channels."""
+    init = Init("uniform", 1 / sqrt(inputs)) if scale is None else Init("normal", scale)
+    found = [g.param(f"{name}.weight", shape, axes, init)]
     return [*found, g.param(f"{name}.bias", (channels,), ("o",), Init("zeros"))] if bias else found
 
 

@@ -33,10 +33,14 @@ class Conv2d(Convolution):
         bias: bool = True,
         dilation: int | tuple[int, int] = 1,
         groups: int = 1,
+        scale: float | None = None,
     ) -> Tensor:
-        """Add a convolution with its parameters to graph `g`; weights uniform in +-1/sqrt(inputs of a window)."""
+        """Add a convolution with its parameters to graph `g`.
+
+        Weights are uniform in +-1/sqrt(inputs of a window), or normal of standard deviation `scale`.
+        """
         check_groups(name, groups, inputs=x.shape[1], channels=channels)
         (r, s), inputs = pair(kernel), x.shape[1] // groups
         shape, axes = (channels, inputs, r, s), ("o", "i", "r", "s")
-        params = parameters(g, name, shape, axes, channels, inputs * r * s, bias)
+        params = parameters(g, name, shape, axes, channels, inputs * r * s, bias, scale)
         return g.apply(Conv2d(pair(stride), pair(padding), pair(dilation), groups), name, x, *params)
