@@ -109,6 +109,10 @@ def general(t: Transfer, copy: Wanted, target: int) -> None:
     if len(copy.terms) == 1 and copy.terms[0].box == copy.box and copy.terms[0].proc != copy.proc:
         move(t, packed(t, copy.terms[0], unbroken=True), copy.terms[0].proc, View(target, copy.box), copy.proc)
         return
+    if len(procs := {term.proc for term in copy.terms}) == 1 and copy.proc not in procs:
+        source = copy.terms[0].proc
+        move(t, assembled(t, copy, source), source, View(target, copy.box), copy.proc)
+        return
     arrived = []
     for term in copy.terms:
         view = packed(t, term, unbroken=term.proc != copy.proc)
@@ -118,6 +122,17 @@ def general(t: Transfer, copy: Wanted, target: int) -> None:
             view = landing
         arrived.append((view, term.box))
     add_up(t, Kind.FOLD, "fold", copy.proc, View(target, copy.box), arrived)
+
+
+def assembled(t: Transfer, copy: Wanted, proc: int) -> View:
+    """A copy put together on the one processor that has all its terms, so that it goes in one message."""
+    key = (tuple(source for term in copy.terms for source in term.sources), proc, copy.box)
+    if key not in t.packs:
+        views = [(packed(t, term, unbroken=False), term.box) for term in copy.terms]
+        target = View(t.add("staging", copy.box, proc), copy.box)
+        add_up(t, Kind.PACK, "pack", proc, target, views)
+        t.packs[key] = target
+    return t.packs[key]
 
 
 def packed(t: Transfer, term: Term, unbroken: bool) -> View:

@@ -49,6 +49,12 @@ def test_the_runtime_moves_no_more_than_others_read(name: str) -> None:
     assert moved == kernel.TOKEN * len(needed)
 
 
+def test_all_points_of_a_step_go_to_another_processor_in_one_message() -> None:
+    pattern, procs = Pattern("all_to_all", 6, 12), 2
+    moves = [task for task in lowered(pattern, procs).tasks if task.kind >= Kind.MOVE]
+    assert len(moves) == procs * (procs - 1) * (pattern.num_steps - 1)
+
+
 def _moved(task: Task) -> int:
     return prod(task.comm.send[0].box.shape) if task.comm and task.comm.send[0] else 0
 

@@ -54,6 +54,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--rank", metavar="FILE", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    try:
+        Pattern("stencil", options.width, options.steps)
+    except ValueError as error:
+        parser.error(str(error))
     if options.rank:
         on_this_rank(options)
         return
@@ -131,7 +135,8 @@ def _best(trials: Mapping[Trial, Callable[[int], float]], rounds: int) -> dict[t
 def in_dask(options: argparse.Namespace) -> dict[str, Curve]:
     """Measure Dask, with as many threads of this process, on each pattern."""
     speed = kernel.turns_a_second()
-    systems = {name: OnDask(Pattern(name, options.width, DASK_STEPS), options.ranks) for name in options.only}
+    steps = max(DASK_STEPS, 2 * options.width)
+    systems = {name: OnDask(Pattern(name, options.width, steps), options.ranks) for name in options.only}
 
     def wall(system: OnDask, turns: int) -> float:
         began = perf_counter()
