@@ -6,14 +6,20 @@ It does not know what the step is compared with.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
-from castile.launch import data, jobs
-from castile.launch.data import Dataset
+import numpy as np
+
+from castile.launch import data, jobs, models
+from castile.launch.data import Arrays, Dataset
 from castile.launch.execution import Execution, Prepared
 from castile.launch.jobs import Job
 from castile.launch.models import Recipe
 from castile.planner.graph import Graph
+from castile.planner.ops.sgd import Sgd
 from castile.planner.seeds import seeds
+from castile.planner.updates import Updates
+from castile.runtime import rng
 
 SEED = 0
 
@@ -34,12 +40,30 @@ class Workload:
         return self.job.model.recipe
 
 
-def workload(model: str, batch: int) -> Workload:
-    """The model on this job's ranks, with the data of its recipe; nothing that was measured before is used."""
-    job = jobs.start(model, "local", batch, "")
+def workload(model: str, batch: int, noise: bool = False) -> Workload:
+    """The model on this job's ranks, with the data of its recipe or noise; nothing that was measured before is used.
+
+    Parameters move by momentum alone, whatever else the recipe says.
+    """
+    updates = Updates(Sgd(momentum=models.parse(model).recipe.momentum))
+    job = jobs.start(model, "local", batch, "", updates)
+    if noise:
+        return Workload(job, _noise(job.graph))
     lengths = [t.shape[1] for t in (job.graph.tensors[name] for name in job.graph.inputs) if len(t.shape) == 2]
     dataset = data.load(job.model.recipe.data, SEED, **({"seq": lengths[0]} if lengths else {}))
     return Workload(job, dataset)
+
+
+def _noise(graph: Graph, num: int = 1000) -> Dataset:
+    """Normal numbers, and integers below the number of classes."""
+    classes = graph.tensors[graph.outputs[0]].shape[-1]
+    tensors = {name: graph.tensors[name] for name in graph.inputs}
+    samples = Arrays({
+        name: rng.normal(SEED, name, (num, *t.shape[1:])).astype(np.float32) if t.floating
+        else np.arange(num * prod(t.shape[1:]), dtype=np.int32).reshape(num, *t.shape[1:]) % classes
+        for name, t in tensors.items()
+    })  # fmt: skip
+    return Dataset("noise", SEED, samples, samples)
 
 
 def alone(work: Workload) -> tuple[Prepared, Execution]:

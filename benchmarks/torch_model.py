@@ -38,12 +38,15 @@ class TorchModel(torch.nn.Module):
             for node in graph.nodes.values()
         ]
         self._names = tuple(numbers)
+        # running statistics, which PyTorch's layer renews by itself
+        self._kept = {t: torch.zeros(graph.tensors[t].shape) for t in graph.states}
 
     def forward(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The loss of inputs by name."""
-        values = {**inputs, **dict(zip(self._names, self.held))}
+        values = {**inputs, **self._kept, **dict(zip(self._names, self.held))}
         for call, op, output, names, outputs in self._calls:
-            made = call(op, output, *(values[name] for name in names))
+            kept = [name for name in self._kept if op.name == "batch_norm" and name.startswith(f"{output.name}.")]
+            made = call(op, output, *(values[name] for name in (*names, *kept)))
             # what is kept for gradients alone is PyTorch's own affair
             values.update(zip(outputs, made if isinstance(made, tuple) else (made,)))
         return values[self.graph.loss]
@@ -108,11 +111,28 @@ class Calls:
 
     @staticmethod
     def conv2d(op: Any, out: Whole, x: T, w: T, b: T | None = None) -> T:
-        return F.conv2d(x, w, b, op.stride, op.padding)
+        return F.conv2d(x, w, b, op.stride, op.padding, op.dilation, op.g)
 
     @staticmethod
     def max_pool2d(op: Any, out: Whole, x: T) -> T:
         return F.max_pool2d(x, op.kernel, op.stride, op.padding)
+
+    @staticmethod
+    def global_pool(op: Any, out: Whole, x: T) -> T:
+        return x.mean(tuple(range(2, x.ndim)))
+
+    @staticmethod
+    def batch_moments(op: Any, out: Whole, x: T) -> T:
+        return x
+
+    @staticmethod
+    def batch_factors(op: Any, out: Whole, x: T, gain: T, shift: T) -> list[Any]:
+        return [gain, shift, op.eps]
+
+    @staticmethod
+    def batch_norm(op: Any, out: Whole, x: T, factors: list[Any], mean: T, variance: T) -> T:
+        gain, shift, eps = factors
+        return F.batch_norm(x, mean, variance, gain, shift, training=True, eps=eps)
 
     @staticmethod
     def reshape(op: Any, out: Whole, x: T) -> T:

@@ -1,6 +1,6 @@
 """A training step on one rank against the same model in PyTorch, eager on a CPU with one thread, in float32.
 
-    python benchmarks/torch_step.py [gpt] [convnet] [lstm] [--rounds N] [--profile]
+    python benchmarks/torch_step.py [gpt] [convnet] [lstm] [resnet] [--rounds N] [--profile]
 
 Both begin with the same parameters, see the same samples and update by momentum; the losses of the first steps must
 agree. Then they take turns, and medians are compared: loss, gradients and update, without reading in the samples.
@@ -34,17 +34,22 @@ NO_TORCH = "PyTorch is not installed: pip install torch==2.13.0"
 
 @dataclass(frozen=True)
 class Case:
-    """A model with settings, samples a step, timed steps, and how many times PyTorch's seconds a step may take."""
+    """A model with settings, samples a step, timed steps, and how many times PyTorch's seconds a step may take.
+
+    noise   on numbers drawn at random, where the data of its recipe may not be there
+    """
 
     model: str
     batch: int
     rounds: int
     most: float
+    noise: bool = False
 
 
 CASES = {
     "gpt": Case("gpt:layers=4,width=256,heads=4,seq=128", 8, 40, 1.5),
     "convnet": Case("convnet", 64, 600, 3.0),
+    "resnet": Case("resnet", 64, 40, 3.0, noise=True),
     "lstm": Case("lstm:layers=2,width=256,seq=64", 32, 30, 1.5),
 }
 
@@ -71,7 +76,7 @@ def compare(name: str, case: Case, rounds: int, profile: bool) -> list[Figure]:
     from benchmarks.torch_model import TorchStep
 
     torch.set_num_threads(1)
-    work = workload(case.model, case.batch)
+    work = workload(case.model, case.batch, case.noise)
     prepared, ours = alone(work)
     theirs = TorchStep(work.graph, SEED, work.recipe.lr, work.recipe.momentum)
     difference = agree(work, ours, theirs)

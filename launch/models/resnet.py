@@ -96,7 +96,7 @@ class _Net:
         return self.graph.max_pool2d("maxpool", x, kernel=3, stride=2, padding=1)
 
     def block(self, name: str, x: Tensor, inner: int, stride: int) -> Tensor:
-        """x and what convolutions make of it, rectified; a bottleneck gives four times as many channels as it has inside."""
+        """x and what convolutions make of it, rectified; a bottleneck gives four times its inner channels."""
         channels = inner * (4 if self.bottleneck else 1)
         kernels = (1, 3, 1) if self.bottleneck else (3, 3)
         y = x
