@@ -14,6 +14,7 @@ SMALL = {
     "gpt": "gpt:layers=2,width=8,heads=2,seq=6,vocab=11",
     "mlp": "mlp:layers=1,width=7,size=4",
     "convnet": "convnet:size=4",
+    "resnet": "resnet:size=8,width=2",
     "lstm": "lstm:layers=2,width=5,seq=4,vocab=11",
     "seq2seq": "seq2seq:width=5,seq=3,vocab=9",
 }
@@ -105,7 +106,12 @@ def test_a_model_begins_as_ignorant_as_it_should_be(name):
 def test_a_model_takes_the_samples_of_its_data_set(name):
     model = models.parse(name)
     graph = model.graph()
-    shapes = data.load(model.recipe.data, 0, **model.settings).shapes
+    try:
+        shapes = data.load(model.recipe.data, 0, **model.settings).shapes
+    except ValueError as error:
+        if "no folder" not in str(error):
+            raise
+        pytest.skip("its images are not installed")
     assert {n: graph.tensors[n].shape[1:] for n in graph.inputs} == shapes
 
 
