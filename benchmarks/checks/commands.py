@@ -16,7 +16,8 @@ from castile.runtime.machine import num_cores
 
 # The words that make each command run for a moment.
 COMMANDS = {
-    "train": ("mlp", "--steps", "4", "--budget", "20"),
+    "train": ("mlp", "--steps", "4", "--budget", "20", "--checkpoint", "checkpoints"),
+    "checkpoint": ("ls", "checkpoints"),
     "plan": ("mlp", "--machine", "local:procs=2", "--budget", "50"),
     "simulate": ("mlp", "--machine", "local:procs=2"),
     "profile": ("mlp",),
@@ -47,7 +48,7 @@ def json(place: Place) -> list[Figure]:
     def prints(name: str) -> None:
         start = ("launch", "-n", "2") if name in ON_RANKS else ()
         own = ("--json", *COMMANDS[name]) if name == "launch" else (*COMMANDS[name], "--json")
-        place.run(place.castile, *start, name, *own, user="commands").object()
+        place.run(place.castile, *start, name, *own, user="commands", cwd=place.scratch).object()
 
     return [_all("commands_with_json", {name: partial(prints, name) for name in COMMANDS})]
 
