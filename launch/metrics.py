@@ -5,9 +5,11 @@ It does not know what is measured; who trains says what happened.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -108,13 +110,28 @@ class Events:
 
 def events(folder: str) -> Events:
     """Event files in that folder. Raises UserError where nothing that writes them is installed."""
-    for writer in (_with_tensorboardx, _with_tensorboard):
-        with suppress(ImportError):
-            return writer(folder)
+    check_installed(folder)
+    with suppress(ImportError):
+        return _with_tensorboardx(folder)
+    return _with_tensorboard(folder)
+
+
+def check_installed(folder: str) -> None:
+    """Raises UserError where nothing is installed that could write event files into the folder."""
+    if any(_is_there(name) for name in ("tensorboardX", "tensorboard")):
+        return
     raise UserError(
         f"--tensorboard {folder}: neither tensorboardX nor tensorboard can be imported here: "
         "`pip install tensorboardX`, or take --metrics FILE.jsonl instead"
     )
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ValueError:
+        # it is imported already, and has no spec
+        return sys.modules.get(module) is not None
 
 
 def _with_tensorboardx(folder: str) -> Events:

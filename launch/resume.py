@@ -1,16 +1,14 @@
-"""With which numbers training begins: the latest checkpoint's, a file's weights, or those that the seed gives.
+"""Going on: the latest checkpoint of a folder, whether it is of the same training, and the plan it was trained with.
 
 It does not know how steps are run, nor how checkpoints lie on the disk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
-import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from castile.launch.checkpoints.folder import latest
 from castile.launch.checkpoints.manifest import Facts
@@ -18,7 +16,6 @@ from castile.launch.checkpoints.reader import Reader, open_checkpoint
 from castile.launch.jobs import Job
 from castile.launch.ranks import UserError
 from castile.planner import strategy as strategies
-from castile.planner.graph import Graph
 from castile.planner.strategy import Strategy
 from castile.runtime.backends.base import Key
 
@@ -71,41 +68,3 @@ def check_carried(saved: Reader, carried: Iterable[Key]) -> None:
                 f"--resume: {saved.path} has no {region!r}, so it was trained with another optimizer: name it, or "
                 "begin from its weights (castile checkpoint export, and --weights in another folder)"
             )
-
-
-class Weights(Mapping[str, np.ndarray]):
-    """The tensors of a safetensors file by name; each is read when it is asked for."""
-
-    def __init__(self, path: str) -> None:
-        """Raises UserError for a file that is none."""
-        try:
-            self._file = safe_open(path, framework="np")
-        except (OSError, SafetensorError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise UserError(f"--weights {path}: {reason}") from error
-        self._names = tuple(self._file.keys())
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._file.get_tensor(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._file.get_slice(name).get_shape())
-
-
-def check_weights(graph: Graph, path: str) -> None:
-    """Raises UserError where a safetensors file lacks a parameter of the graph or has it in another shape."""
-    weights = Weights(path)
-    for param in graph.params:
-        if param.name not in weights:
-            raise UserError(f"--weights {path}: it has no {param.name!r}, a parameter of {graph.name}")
-        if weights.shape(param.name) != param.shape:
-            there = weights.shape(param.name)
-            raise UserError(f"--weights {path}: {param.name!r} is {list(there)} there, and {list(param.shape)} here")

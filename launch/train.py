@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from castile import __version__
 from castile.kernels.table import Table
@@ -31,6 +32,7 @@ from castile.launch import (
     runfile,
     trace,
     training_report,
+    weights,
 )
 from castile.launch.checkpoints.checkpointer import Checkpointer
 from castile.launch.checkpoints.manifest import Facts
@@ -90,7 +92,7 @@ class Train:
     accumulate: options.Count = None
     """Cut each batch into so many pieces in time, one after another, whose gradients are summed: less memory."""
     weights: options.File = ""
-    """Begin with the parameters of this safetensors file."""
+    """Begin with the parameters of this safetensors file, under their own or their model's standard names."""
     evaluate_every: options.Count = None
     """Evaluate on the held-out samples after so many steps each; without it at the end."""
     checkpoint: options.Folder = ""
@@ -137,8 +139,7 @@ def run(command: Train) -> int:
     job = jobs.start(command.model, command.machine, command.batch, profile, _updates(command), command.accumulate or 1)
     say = Speaker(job.leads, command.json)
     dataset = job.dataset(command.data, command.seed)
-    if command.weights:
-        resume.check_weights(job.graph, command.weights)
+    values = weights.load(command.weights, job.model, job.graph) if command.weights else None
     saved = _saved(command, job, say)
     chosen = _choose(command, job, dataset, saved, say)
     say.line(training_report.plan_text(job, chosen))
@@ -146,7 +147,7 @@ def run(command: Train) -> int:
     if job.leads and command.out:
         # a plan file names its model as the user did, so that it can be simulated from the file alone
         strategies.write(msgspec.structs.replace(chosen.plan, model=command.model), command.out)
-    execution = _begin(command, job, chosen, saved)
+    execution = _begin(command, job, chosen, saved, values)
     course = _course(command, job, dataset, chosen, execution, saved)
     with _log(command, job, course) as log:
         progress = Training(job, course, log, say).run()
@@ -203,8 +204,8 @@ def _check(command: Train) -> None:
         optimizers.parse(command.optimizer)
     if command.schedule:
         rates.parse(command.schedule)
-    if command.weights:
-        resume.Weights(command.weights)
+    if command.tensorboard:
+        metrics.check_installed(command.tensorboard)
     searches.find(command.search)
     searches.parse_budget(command.budget)
     debug.level()
@@ -267,14 +268,16 @@ def _explain(job: Job, chosen: Chosen) -> None:
     debug.show(debug.SOURCES, rank, lambda: debug.kernel_sources(tasks, Table("numpy").source))
 
 
-def _begin(command: Train, job: Job, chosen: Chosen, saved: Reader | None) -> Execution:
+def _begin(
+    command: Train, job: Job, chosen: Chosen, saved: Reader | None, values: Mapping[str, np.ndarray] | None
+) -> Execution:
     """This rank's part of the plan, with the numbers that training begins with."""
     execution = job.execute(chosen.prepared, command.seed)
     if saved is not None:
         resume.check_carried(saved, execution.carried)
         execution.restore(saved.read)
-    elif command.weights:
-        execution.initialise(command.seed, resume.Weights(command.weights))
+    elif values is not None:
+        execution.initialise(command.seed, values)
     return execution
 
 

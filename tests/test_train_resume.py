@@ -18,11 +18,18 @@ from castile.launch.checkpoints.folder import checkpoints, latest
 from castile.launch.execution import initial
 from castile.launch.models import parse
 from castile.launch.stopping import Stopping
+from castile.planner import strategy as strategies
+from castile.planner.lower import Lowering
+from castile.planner.ops.sgd import Sgd
+from castile.planner.seeds import seeds
+from castile.planner.updates import Updates
+from castile.runtime import machine as machines
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.region import whole
 from tests import homes
 from tests.mpi import CHECKOUT, mpirun_apart
 
+UPDATES = Updates(Sgd(momentum=0.9, decay=0.001))
 MLP = ("train", "mlp:width=32", "--search", "data_parallel")
 
 
@@ -149,6 +156,35 @@ def test_two_ranks_stop_after_the_same_step_and_go_on_as_three(alone, capsys):
     seen, expected = losses(alone / "run.jsonl"), losses(alone / "whole.jsonl")
     assert all(seen[step] == pytest.approx(expected[step], rel=1e-2, abs=1e-3) for step in seen if step < 60)
     assert sorted(seen) == list(range(1, done + 21))
+
+
+DOUBLE = """
+from castile.launch.models import mlp
+RECIPE = mlp.RECIPE
+def build(batch=None, dtype="float32"):
+    return mlp.build(batch, "float64", width=24)
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_ranks_and_plans_may_change_from_one_part_of_a_run_to_the_next(alone):
+    (alone / "double.py").write_text(DOUBLE)
+    graph = parse("double.py").graph()
+    words = ["train", "double.py", "--optimizer", "sgd:momentum=0.9,decay=0.001", "--seed", "3", "--json"]
+    assert main([*words, "--steps", "16", "--metrics", "whole.jsonl", "--search", "data_parallel"]) == 0
+    parts = [(4, "one_weird_trick"), (2, "data_parallel"), (3, "one_weird_trick"), (1, "data_parallel")]
+    for part, (num_ranks, name) in enumerate(parts, start=1):
+        plan = seeds(Lowering(graph, machines.local(num_ranks), updates=UPDATES))[name]
+        strategies.write(plan, "plan.json")
+        more = ["--checkpoint", "run", "--metrics", "run.jsonl", "--resume", "--steps", str(4 * part)]
+        command = ["-m", "castile", *words, *more, "--plan", "plan.json"]
+        status, _, err = mpirun_apart(num_ranks, *command) if num_ranks > 1 else (main(command[2:]), "", "")
+        assert status == 0, err
+    whole, run = losses(alone / "whole.jsonl"), losses(alone / "run.jsonl")
+    assert list(run) == list(range(1, 17))
+    assert [run[step] for step in whole] == pytest.approx(list(whole.values()), rel=1e-10)
+    assert [r["samples"] for r in records(alone / "run.jsonl", "step")] == [64 * step for step in run]
 
 
 @pytest.mark.mpi
