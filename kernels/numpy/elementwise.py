@@ -1,10 +1,9 @@
-"""Arithmetic on each element of arrays that broadcast, written down, summed or compared, in one pass over memory.
+"""Arithmetic on each element of arrays that broadcast, written down or summed, in one pass over memory.
 
 It knows no line of arithmetic.
 """
 
 from collections.abc import Callable
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from castile.kernels.form import prepares
-from castile.kernels.numpy.lines import Loop, adds, maxima, sums, writes
+from castile.kernels.numpy.lines import Loop, adds, sums, writes
 from castile.kernels.numpy.moving import clears
 from castile.kernels.numpy.views import Shape, chain
 from castile.kernels.numpy.walk import elementwise
@@ -32,28 +31,10 @@ def sum_pointwise(
     out: np.ndarray, line: str, *xs: np.ndarray, dims: Shape, accumulate: bool, **constants: float
 ) -> Callable[[], Any] | None:
     """See the definition."""
-    work = _fold(sums, out, line, xs, dims, constants)
-    return work if work is None or accumulate else chain([clears(out), work])
-
-
-@prepares
-def max_over(out: np.ndarray, x: np.ndarray, *, dims: Shape) -> Callable[[], Any] | None:
-    """See the definition."""
-    work = _fold(maxima, out, "x -> x", (x,), dims, {})
-    return work and chain([partial(out.fill, -np.inf), work])
-
-
-def _fold(
-    loops: Callable[[Loop], Any],
-    out: np.ndarray,
-    line: str,
-    xs: tuple[np.ndarray, ...],
-    dims: Shape,
-    constants: dict[str, float],
-) -> Callable[[], Any] | None:
     shape = np.broadcast_shapes(*(x.shape for x in xs))
     loop, arrays, numbers = _operands(line, xs, shape, constants)
-    return elementwise(loops(loop), [_standing(out, shape, dims), *arrays], *numbers)
+    work = elementwise(sums(loop), [standing(out, shape, dims), *arrays], *numbers)
+    return work if work is None or accumulate else chain([clears(out), work])
 
 
 def _operands(
@@ -73,7 +54,7 @@ def _stretched(x: np.ndarray, shape: Shape) -> np.ndarray:
     return as_strided(x, shape, (*[0] * (len(shape) - x.ndim), *own))
 
 
-def _standing(out: np.ndarray, shape: Shape, dims: Shape) -> np.ndarray:
+def standing(out: np.ndarray, shape: Shape, dims: Shape) -> np.ndarray:
     """out in the shape of what is summed: along the summed dims it stands still."""
     gone = {dim % len(shape) for dim in dims}
     kept = iter(out.strides)

@@ -31,28 +31,27 @@ def {name}(walk, out{arguments}):
 """
 
 # The result stands still along the dims that vanish, so a row falls on one element of it or on as many as it has.
-_FOLD = """
+_SUM = """
 def {name}(walk, out{arguments}):
     plan, p_out = pointer(walk), pointer(out)
     s_out = after(plan, FIRST)
+    cols, step = plan[3], s_out[3]
     {begin}
     for first in range(0, num_rows(plan), plan[4]):
         {fetch}
-        start = 0
-        for row in range(first, first + block_size(plan, first) // plan[3]):
+        for row in range(first, first + block_size(plan, first) // cols):
             v_out = after(p_out, offset(plan, s_out, row))
-            if s_out[3] == 0:
-                total = real({neutral})
-                for j in range(start, start + plan[3]):
+            if step == 0:
+                total = real(0)
+                for j in range(cols):
                     {load}
-                    total = {combine}(total, {value})
-                v_out[0] = {combine}(v_out[0], total)
+                    total += {value}
+                v_out[0] += total
             else:
-                for j in range(start, start + plan[3]):
+                for j in range(cols):
                     {load}
-                    k = (j - start) * s_out[3]
-                    v_out[k] = {combine}(v_out[k], {value})
-            start += plan[3]
+                    v_out[j * step] += {value}
+            {advance}
 """
 
 
@@ -80,13 +79,7 @@ def adds(loop: Loop) -> Callable[..., Any]:
 @cache
 def sums(loop: Loop) -> Callable[..., Any]:
     """As `adds`, where out may stand still along some dims."""
-    return _compiled(loop, _FOLD, neutral="0", combine="plus")
-
-
-@cache
-def maxima(loop: Loop) -> Callable[..., Any]:
-    """As `sums`, where out becomes the largest of what it is and of the values."""
-    return _compiled(loop, _FOLD, neutral="-np.inf", combine="maximum")
+    return _compiled(loop, _SUM)
 
 
 def _compiled(loop: Loop, template: str, **words: str) -> Callable[..., Any]:
@@ -106,12 +99,13 @@ def _filled(loop: Loop, template: str, **words: str) -> str:
     many = [name for name, one in zip(names, loop.single, strict=True) if not one]
     single = [name for name in names if name not in many]
     begin = [f"{x} = a_{x}[0]" for x in single]
-    fetch, load = [], []
+    fetch, load, advance = [], [], []
     for number, x in enumerate(many, start=1):
         begin.append(f"p_{x}, s_{x}, h_{x} = pointer(a_{x}), after(plan, {walk.FIRST * (number + 1)}), spare(a_{x})")
         fetch.append(f"v_{x} = fetch(plan, s_{x}, p_{x}, first, h_{x})")
         load.append(f"{x} = v_{x}[j]")
-    parts = {"begin": begin, "fetch": fetch, "load": load}
+        advance.append(f"v_{x} = after(v_{x}, cols)")
+    parts = {"begin": begin, "fetch": fetch, "load": load, "advance": advance}
     lines = []
     for line in template.splitlines():
         key = line.strip().strip("{}")

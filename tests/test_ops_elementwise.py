@@ -1,0 +1,153 @@
+"""Lines of arithmetic, broadcasting, reductions and dropout: what the laws of operators do not say of them."""
+
+import numpy as np
+import pytest
+
+from castile.kernels import reference
+from castile.kernels.arithmetic import FUNCTIONS, parse
+from castile.kernels.numpy import lines
+from castile.kernels.reference.dropout import _philox
+from castile.kernels.table import Table
+from castile.planner.graph import Graph
+from castile.planner.op import Init
+from castile.planner.ops.dropout import Dropout
+
+
+def computed(line: str, *xs: np.ndarray) -> np.ndarray:
+    out = np.full(np.broadcast_shapes(*(x.shape for x in xs)), np.nan, xs[0].dtype)
+    Table("numpy").bind("pointwise", (line, *xs), (out,), {})()
+    return out
+
+
+# The limits of a function, and numbers at which its parts meet.
+SPECIAL = [np.nan, np.inf, -np.inf, 0.0, 1e-30, -1e-3, 0.4999, 0.5, -0.625, 1.0, 1.4142135, -2.0, 80.0, -80.0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", sorted(set(FUNCTIONS) - {"maximum", "minimum", "where"}))
+def test_a_function_is_accurate_everywhere(name: str, dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    x = np.concatenate([SPECIAL, *(rng.normal(size=500) * s for s in (1e-20, 1e-5, 1e-2, 1, 10))]).astype(dtype)
+    want = reference.pointwise(f"x -> {name}(x)", x.astype("float64"))
+    got = computed(f"x -> {name}(x)", x)
+    # below this a float32 may be taken for zero
+    real = np.isfinite(want) & (np.abs(want) > 1e-37)
+    assert (got[np.isnan(want)] != got[np.isnan(want)]).all() and (got[np.isinf(want)] == want[np.isinf(want)]).all()
+    error = np.abs(got[real] - want[real]) / np.abs(want[real])
+    assert error.max() < {"float32": 3e-7, "float64": 1e-15}[dtype]
+
+
+def test_the_larger_of_a_number_and_nan_is_nan() -> None:
+    a, b = np.array([np.nan, 1.0, np.nan]), np.array([1.0, np.nan, np.nan])
+    for name in ("maximum", "minimum"):
+        assert np.isnan(computed(f"a, b -> {name}(a, b)", a, b)).all()
+    top = np.zeros(())
+    Table("numpy").bind("max_over", (np.append(np.arange(200.0), np.nan),), (top,), {"dims": (0,)})()
+    assert np.isnan(top)
+
+
+@pytest.mark.parametrize("text", ["x -> x ** 2", "x -> x.sum()", "x -> sin(x)", "x -> [x]", "x -> x if x else 0"])
+def test_what_is_no_arithmetic_is_refused(text: str) -> None:
+    with pytest.raises(AssertionError, match="line"):
+        parse(text)
+
+
+def test_a_line_is_compiled_once_for_each_dtype() -> None:
+    loops = [lines.Loop("x -> x + 1", (False,), (), dtype) for dtype in ("float32", "float32", "float64")]
+    first, again, other = (lines.writes(loop) for loop in loops)
+    assert first is again and first is not other and first.__name__ != other.__name__
+
+
+def test_numbers_of_a_line_have_the_dtype_of_its_arrays() -> None:
+    x = np.float32([1.0])
+    loop = lines.writes(lines.Loop("x -> 0.1 * x", (False,), (), "float32"))
+    computed("x -> 0.1 * x", x)
+    for form in ("numpy", "reference"):
+        out = np.zeros(1, "float32")
+        Table(form).bind("pointwise", ("x -> 0.1 * x", x), (out,), {})()
+        assert out[0] == np.float32(0.1), form
+    assert "float64" not in str(loop.signatures)
+
+
+def graph(*shapes: tuple[int, ...]) -> tuple[Graph, list]:
+    g = Graph("g", "float64")
+    return g, [g.input(f"x{n}", s, " ".join(f"a{n}{d}" for d in range(len(s)))) for n, s in enumerate(shapes)]
+
+
+def test_the_result_is_named_after_the_longer_operand() -> None:
+    g, (x, y) = graph((3, 1, 5), (4, 5))
+    z = g.mul("z", x, y)
+    assert z.shape == (3, 4, 5) and z.axes == ("a00", "a10", "a02")
+    w = g.param("w", (6, 3, 1, 1), ("g", "b", "c", "d"), Init("ones"))
+    assert g.sub("u", z, w).axes == ("g", "a00", "a10", "a02")
+
+
+def test_axes_of_one_name_that_are_not_aligned_are_told_apart() -> None:
+    g = Graph("g", "float64")
+    x, y = g.input("x", (3, 4), "b d"), g.param("y", (5, 1, 1), ("b", "c", "d"), Init("ones"))
+    assert g.add("z", x, y).axes == ("b", "b_", "d")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda g, x: g.mul("m", x, g.input("y", (4, 2), "b d")), "m|x0.*y.*do not broadcast"),
+        (lambda g, x: g.sum("s", x, dims=2), "sum: dims .2,.*x0"),
+        (lambda g, x: g.mean("s", x, dims=(0, -2)), "distinct dims"),
+        (lambda g, x: g.dropout("d", x, rate=1.0), "below 1, got 1.0"),
+        (lambda g, x: g.mse("e", x, g.input("y", (4, 2), "b d")), "mse"),
+    ],
+)
+def test_operands_that_do_not_fit_are_refused_in_words(make, words: str) -> None:
+    g, (x,) = graph((4, 3))
+    with pytest.raises(ValueError, match=words):
+        make(g, x)
+
+
+# Known answers of Philox 4x32-10: counter of two halves, key, the words.
+KNOWN = [
+    (0, 0, 0, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    (2**64 - 1, 2**64 - 1, 2**64 - 1, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    (0x85A308D3243F6A88, 0x0370734413198A2E, 0x299F31D0A4093822, "d16cfe09 94fdcceb 5001e420 24126ea1"),
+]
+
+
+@pytest.mark.parametrize(("low", "high", "key", "words"), KNOWN)
+def test_philox_gives_its_known_answers(low: int, high: int, key: int, words: str) -> None:
+    found = _philox(np.array([low], np.uint64), np.uint64(high), np.array(key, np.uint64))
+    assert " ".join(f"{int(word[0]):08x}" for word in found) == words
+
+
+def dropped(noise: int, rate: float = 0.25, salt: int = 1, shape: tuple[int, ...] = (200, 300)) -> np.ndarray:
+    out, params = np.empty(shape), {"rate": rate, "salt": salt, "offset": (0,) * len(shape), "whole": shape}
+    Table("numpy").bind("dropout", (np.ones(shape), np.array(noise)), (out,), params)()
+    return out
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.25, 0.9])
+def test_dropout_leaves_out_its_share_and_scales_the_rest(rate: float) -> None:
+    y = dropped(5, rate)
+    assert set(np.unique(y)) <= {0.0, 1 / (1 - rate)}
+    deviation = np.sqrt(rate * (1 - rate) / y.size)
+    assert abs((y == 0).mean() - rate) <= 4 * deviation
+    for dim in (0, 1):
+        share = (y == 0).mean(axis=dim)
+        assert abs(share.std() - np.sqrt(rate * (1 - rate) / y.shape[dim])) <= 0.2 * deviation * np.sqrt(share.size)
+
+
+def test_dropout_differs_from_step_to_step_and_from_node_to_node() -> None:
+    g, (x,) = graph((4, 3))
+    salts = {g.nodes[g.dropout(name, x).name].op.salt for name in ("one", "two")}
+    masks = [dropped(noise, 0.5, salt) == 0 for noise in (1, 2) for salt in salts]
+    for i, a in enumerate(masks):
+        for b in masks[:i]:
+            assert abs((a == b).mean() - 0.5) < 0.02
+
+
+def test_a_gradient_is_dropped_where_its_element_was() -> None:
+    g, (x,) = graph((6, 5))
+    g.dropout("d", x, rate=0.5)
+    node, noise, ones = g.nodes["d"], np.array(3), np.ones((6, 5))
+    assert isinstance(node.op, Dropout)
+    y = node.op.forward(reference, ones, noise, at=node.whole())
+    assert np.array_equal(node.op.grad_inputs(reference, ones, ones, noise, at=node.whole())[0], y)
