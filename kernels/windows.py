@@ -22,6 +22,13 @@ def inside(x: np.ndarray, pads: tuple[int, ...]) -> np.ndarray:
     return x[:, :, top : x.shape[2] - bottom, left : x.shape[3] - right]
 
 
+def unpad(x: np.ndarray, pads: Pads, shape: tuple[int, ...]) -> np.ndarray:
+    """An array of the shape that `pad` made x of: without the padding, with zeros where it took something away."""
+    whole = np.zeros(shape, x.dtype)
+    inside(whole, tuple(max(0, -n) for n in pads))[...] = inside(x, tuple(max(0, n) for n in pads))
+    return whole
+
+
 def extents(kernel: tuple[int, ...], dilation: Pair) -> Pair:
     """Rows and columns from the first to the last that a window meets."""
     return (kernel[0] - 1) * dilation[0] + 1, (kernel[1] - 1) * dilation[1] + 1

@@ -47,10 +47,15 @@ def count(length: int, kernel: int, stride: int, ends: Pair) -> int:
     return windows
 
 
-def window(block: Pair, length: int, kernel: int, stride: int, padding: int) -> tuple[Pair, Pair]:
-    """What a block of outputs sees of a dim: (lo, hi) inside the array, and the padding before and after it."""
+def window(block: Pair, length: int, kernel: int, stride: int, padding: int, last: bool) -> tuple[Pair, Pair]:
+    """What a block of outputs sees of a dim: (lo, hi) inside the array, and the padding before and after it.
+
+    To the last block belongs what no window sees beyond it, as negative padding, so that a whole gradient is one array.
+    """
     lo = block[0] * stride - padding
     hi = (block[1] - 1) * stride - padding + kernel
+    if last:
+        return (max(lo, 0), length), (max(-lo, 0), hi - length)
     return (max(lo, 0), min(hi, length)), (max(-lo, 0), max(hi - length, 0))
 
 
@@ -85,10 +90,12 @@ class Sliding(Op):
     def windows(self, at: Part) -> list[tuple[Pair, Pair]]:
         """For each dim what a part sees of it, and the padding that it sees before and after."""
         sizes = self.sizes(at.alignment.extents)
-        return [
-            window(at.range(made), at.extent(seen), reach(sizes[n], self.dilation[n]), self.stride[n], self.ends(n)[0])
-            for n, (seen, made) in enumerate(zip(self.seen, self.made, strict=True))
-        ]
+        found = []
+        for n, (seen, made) in enumerate(zip(self.seen, self.made, strict=True)):
+            block, kernel = at.range(made), reach(sizes[n], self.dilation[n])
+            last = block[1] == at.extent(made)
+            found.append(window(block, at.extent(seen), kernel, self.stride[n], self.ends(n)[0], last))
+        return found
 
     def pads(self, at: Part) -> Pads:
         """The padding that a part sees: top, bottom, left, right; none at the top and bottom of a single dim."""

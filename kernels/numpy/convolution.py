@@ -199,7 +199,7 @@ def _correlated(
     to, source = _span(out), plane(x)
     if to is None or source is None:
         return None
-    step, phases = copies.step(samples, weights.lanes), copies.stride[0] * copies.stride[1]
+    step, phases = copies.step(samples, weights.lanes), len(copies.phases)
     steps, (batch, channels) = _steps(out), out.shape[:2]
     offsets: list[int] = []
     table = []
@@ -216,13 +216,13 @@ def _correlated(
     out_steps = (steps[0], steps[1], steps[2] * stride[0], steps[3] * stride[1])
     return partial(
         correlate, to, out_steps, source, _steps(x)[:3], x.shape[1:], batch, samples, copies.before, copies.stride,
-        copies.grid, weights.held.view(x.dtype), step, weights.packed, weights.plane, np.array(offsets, np.int64),
-        np.array(table, np.int64), channels, accumulate, weights.lanes,
+        np.array(copies.phases, np.int64), copies.grid, weights.held.view(x.dtype), step, weights.packed, weights.plane,
+        np.array(offsets, np.int64), np.array(table, np.int64), channels, accumulate, weights.lanes,
     )  # fmt: skip
 
 
 def _fitting(copies: Copies, weights: _Weights, x: np.ndarray) -> int:
-    return copies.fitting(weights.held.size, x.shape[0], x.shape[1] * _num(copies), x.itemsize, weights.lanes)
+    return copies.fitting(weights.held.size, x.shape[0], x.shape[1] * len(copies.phases), x.itemsize, weights.lanes)
 
 
 def _slopes(
@@ -234,7 +234,7 @@ def _slopes(
     memory, vector = Scratch(scratch), lanes(x.itemsize)
     sums, held = memory.take((ROWS * TAPS,), x.dtype), scratch[memory.used :].view(x.dtype)
     copies = looking(x.shape[2:], windows, dy.shape[2:])
-    planes = x.shape[1] * _num(copies)
+    planes = x.shape[1] * len(copies.phases)
     samples = copies.fitting(held.nbytes, x.shape[0], planes + dy.shape[1], x.itemsize, vector)
     if not samples:
         calls = []
@@ -247,7 +247,7 @@ def _slopes(
         return [None]
     step, steps, taps = copies.step(samples, vector), _steps(out), copies.places[0].taps
     offsets = [
-        (i * _num(copies) + tap.phase) * step + tap.row * copies.grid[1] + tap.column
+        (i * len(copies.phases) + tap.phase) * step + tap.row * copies.grid[1] + tap.column
         for i in range(x.shape[1])
         for tap in taps
     ]
@@ -257,15 +257,11 @@ def _slopes(
     last = (dy.shape[2] - 1) * copies.grid[1] + dy.shape[3]
     return [partial(
         slopes, to, steps[0], np.array(table, np.int64), source, _steps(x)[:3], x.shape[1:], slope, _steps(dy)[:3],
-        dy.shape[1:], x.shape[0], samples, copies.before, copies.stride, copies.grid, held, step,
+        dy.shape[1:], x.shape[0], samples, copies.before, copies.stride,
+        np.array(copies.phases, np.int64), copies.grid, held, step,
         held[planes * step :], step, np.array(offsets, np.int64), sums, accumulate, vector, last,
         _SPAN_BYTES // (vector * x.itemsize),
     )]  # fmt: skip
-
-
-def _num(copies: Copies) -> int:
-    """Phases of a channel."""
-    return copies.stride[0] * copies.stride[1]
 
 
 def _halves(rows: int) -> list[Pair]:

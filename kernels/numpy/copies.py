@@ -78,11 +78,12 @@ class Places(NamedTuple):
 class Copies(NamedTuple):
     """How images are copied: zeros before the rows and columns, phases, rows and columns of a phase; who sees them.
 
-    Where there are phases, every stride-th row and column begins one.
+    A phase (row, column) has every stride-th row and column from these on; those that nobody sees are left out.
     """
 
     before: Pair
     stride: Pair
+    phases: list[Pair]
     grid: Pair
     places: list[Places]
 
@@ -112,12 +113,15 @@ def looking(size: Pair, windows: Windows, num: Pair) -> Copies:
         length + max(low, high) if step == 1 else -(-(length + low + high) // step)
         for length, step, low, high in zip(size, windows.stride, before, after, strict=True)
     ]
-    taps = []
+    taps: list[Tap] = []
+    phases: dict[Pair, int] = {}
     for r, s in np.ndindex(*windows.kernel):
         row, row_phase = divmod(r * windows.dilation[0], windows.stride[0])
         column, column_phase = divmod(s * windows.dilation[1], windows.stride[1])
-        taps.append(Tap((r, s), row_phase * windows.stride[1] + column_phase, row, column))
-    return Copies((before[0], before[1]), windows.stride, (grid[0], grid[1]), [Places(taps, num, (0, 0), (1, 1))])
+        number = phases.setdefault((row_phase, column_phase), len(phases))
+        taps.append(Tap((r, s), number, row, column))
+    places = [Places(taps, num, (0, 0), (1, 1))]
+    return Copies((before[0], before[1]), windows.stride, list(phases), (grid[0], grid[1]), places)
 
 
 class _Share(NamedTuple):
@@ -143,7 +147,7 @@ def spreading(size: Pair, windows: Windows, num: Pair) -> Copies:
         taps = [Tap((r, s), 0, row, column) for (r, row), (s, column) in product(rows.taps, columns.taps)]
         if taps and rows.num > 0 and columns.num > 0:
             places.append(Places(taps, (rows.num, columns.num), (rows.first, columns.first), windows.stride))
-    return Copies((before[0], before[1]), (1, 1), (grid[0], grid[1]), places)
+    return Copies((before[0], before[1]), (1, 1), [(0, 0)], (grid[0], grid[1]), places)
 
 
 def _share(windows: Windows, dim: int, phase: int, length: int, far: int) -> _Share:

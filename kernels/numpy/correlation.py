@@ -39,18 +39,25 @@ def pack(packed, w, step, table, num, channels):  # type: ignore[no-untyped-def]
                 for k in range(num):
                     to[m * num + k] = source[(first + m) * step + places[k]]
             return
-        for k in range(num):
-            for m in range(ROWS):
-                to[k * ROWS + m] = source[(first + m) * step + places[k]] if m < rest else 0
+        if rest >= ROWS:
+            for k in range(num):
+                here = after(source, first * step + places[k])
+                for m in range(ROWS):
+                    to[k * ROWS + m] = here[m * step]
+        else:
+            for k in range(num):
+                for m in range(ROWS):
+                    to[k * ROWS + m] = source[(first + m) * step + places[k]] if m < rest else 0
         to = after(to, num * ROWS)
 
 
 @compiled
-def _load(held, step, x, steps, size, num, before, stride, grid):  # type: ignore[no-untyped-def]
-    """held[c, row phase, column phase, n, h, w] of num samples [c, row, column], zero where there is no image."""
+def _load(held, step, x, steps, size, num, before, stride, phases, grid):  # type: ignore[no-untyped-def]
+    """held[c, phase, n, h, w] of num samples [c, row, column], zero where there is no image."""
     image = grid[0] * grid[1]
     to = held
-    for c, row, col in np.ndindex(size[0], stride[0], stride[1]):
+    for c, p in np.ndindex(size[0], phases.shape[0]):
+        row, col = phases[p, 0], phases[p, 1]
         place = to
         for n in range(num):
             source = after(x, n * steps[0] + c * steps[1])
@@ -94,12 +101,12 @@ def _place_phase(to, x, row_step, size, before, stride, grid, row, col):  # type
 
 @compiled
 def correlate(  # type: ignore[no-untyped-def]
-    out, out_steps, x, steps, size, batch, samples, before, stride, grid,
-    held, step, packed, plane, offsets, phases, channels, adds, lanes,
+    out, out_steps, x, steps, size, batch, samples, before, stride, phases, grid,
+    held, step, packed, plane, offsets, goals, channels, adds, lanes,
 ):  # fmt: skip
-    """Sums of every phase for all samples, `samples` at once.
+    """Sums of every goal for all samples, `samples` at once.
 
-    phases[p]   number of k, where their offsets and where their weights begin, where in out the first place lies, rows
+    goals[p]    number of k, where their offsets and where their weights begin, where in out the first place lies, rows
                 and columns of places
     out_steps   from sample to sample, channel to channel, and of places from row to row and column to column
     """
@@ -107,10 +114,10 @@ def correlate(  # type: ignore[no-untyped-def]
     p_packed, p_offsets = pointer(packed), pointer(offsets)
     for first in range(0, batch, samples):
         num = min(samples, batch - first)
-        _load(p_held, step, after(source, first * steps[0]), steps, size, num, before, stride, grid)
-        for p in range(phases.shape[0]):
-            num_k, of_k, of_w = phases[p, 0], phases[p, 1], phases[p, 2]
-            goal, rows, cols = phases[p, 3], phases[p, 4], phases[p, 5]
+        _load(p_held, step, after(source, first * steps[0]), steps, size, num, before, stride, phases, grid)
+        for p in range(goals.shape[0]):
+            num_k, of_k, of_w = goals[p, 0], goals[p, 1], goals[p, 2]
+            goal, rows, cols = goals[p, 3], goals[p, 4], goals[p, 5]
             places, w = after(p_offsets, of_k), after(p_packed, of_w)
             total = (rows - 1) * grid[1] + cols
             m = 0
@@ -179,7 +186,7 @@ def _bring_rows(to, row_step, step, x, width, rows, cols, adds):  # type: ignore
 
 @compiled
 def slopes(  # type: ignore[no-untyped-def]
-    out, out_step, table, x, steps, size, dy, dy_steps, dy_size, batch, samples, before, stride, grid,
+    out, out_step, table, x, steps, size, dy, dy_steps, dy_size, batch, samples, before, stride, phases, grid,
     held, step, slope, slope_step, offsets, sums, adds, lanes, last, span,
 ):  # fmt: skip
     """out[m * out_step + table[k]] as the sum over all places of dy's channel m times what k's offset sees there."""
@@ -188,8 +195,19 @@ def slopes(  # type: ignore[no-untyped-def]
     channels, num_k = dy_size[0], offsets.size
     for first in range(0, batch, samples):
         num = min(samples, batch - first)
-        _load(p_held, step, after(p_x, first * steps[0]), steps, size, num, before, stride, grid)
-        _load(p_slope, slope_step, after(p_dy, first * dy_steps[0]), dy_steps, dy_size, num, (0, 0), (1, 1), grid)
+        _load(p_held, step, after(p_x, first * steps[0]), steps, size, num, before, stride, phases, grid)
+        _load(
+            p_slope,
+            slope_step,
+            after(p_dy, first * dy_steps[0]),
+            dy_steps,
+            dy_size,
+            num,
+            (0, 0),
+            (1, 1),
+            phases[:1],
+            grid,
+        )
         vectors = ((num - 1) * grid[0] * grid[1] + last + lanes - 1) // lanes
         for low in range(0, vectors, span):
             few = min(span, vectors - low)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from castile.kernels.windows import Pads, Pair, count, extents, pad, tap
+from castile.kernels.windows import Pads, Pair, count, extents, pad, tap, unpad
 
 
 def conv2d(
@@ -42,14 +42,11 @@ def conv2d_grad_input(
     how: dict[str, Any] = {"stride": stride, "pads": pads, "dilation": dilation, "groups": groups}
     if dy.ndim == 3:
         return _lone(conv2d_grad_input(_rows(dy), _rows(w), shape=(*shape[:2], 1, shape[2]), **how))
-    wide = np.zeros((*shape[:2], *(n + max(0, a) + max(0, b) for n, a, b in zip(shape[2:], pads[::2], pads[1::2]))))
-    wide = wide.astype(dy.dtype)
-    top, left = max(0, pads[0]), max(0, pads[2])
-    seen = wide[:, :, max(0, -pads[0]) :, max(0, -pads[2]) :]
+    wide = pad(np.zeros(shape, dy.dtype), pads, 0)
     for r, s in np.ndindex(*w.shape[2:]):
-        met = tap(seen, r * dilation[0], s * dilation[1], dy.shape[2:], stride)
+        met = tap(wide, r * dilation[0], s * dilation[1], dy.shape[2:], stride)
         met += _join(np.einsum("bgohw,goi->bgihw", _groups(dy, 1, groups), _groups(w[:, :, r, s], 0, groups)))
-    return np.array(wide[:, :, top : top + shape[2], left : left + shape[3]])
+    return unpad(wide, pads, shape)
 
 
 def conv2d_grad_weight(

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from castile.kernels.windows import Pads, Pair, count, inside, pad, tap
+from castile.kernels.windows import Pads, Pair, count, pad, tap, unpad
 
 
 def max_pool2d(x: np.ndarray, *, kernel: Pair, stride: Pair, pads: Pads) -> np.ndarray:
@@ -21,7 +21,7 @@ def max_pool2d_grad(dy: np.ndarray, x: np.ndarray, *, kernel: Pair, stride: Pair
     for number, (r, s) in enumerate(np.ndindex(*kernel)):
         met = tap(dx, r, s, size, stride)
         met += np.where(first == number, dy, dy.dtype.type(0))
-    return np.array(dx[:, :, pads[0] : pads[0] + x.shape[2], pads[2] : pads[2] + x.shape[3]])
+    return unpad(dx, pads, x.shape)
 
 
 def avg_pool2d(x: np.ndarray, *, kernel: Pair, stride: Pair, pads: Pads, padded: bool) -> np.ndarray:
@@ -41,7 +41,7 @@ def avg_pool2d_grad(
     for r, s in np.ndindex(*kernel):
         met = tap(dx, r, s, dy.shape[2:], stride)
         met += share
-    return np.array(inside(dx, pads))
+    return unpad(dx, pads, shape)
 
 
 def _counted(
