@@ -1,0 +1,111 @@
+"""Sums of rows of a table, those that each bag of integers names, and what flows back to rows and weights.
+
+It knows no meaning of the integers. A bag's first id is addressed, with a step; missing weights are one one, with steps
+of zero.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from castile.kernels.form import prepares
+from castile.kernels.numpy.jit import compiled
+from castile.kernels.numpy.lanes import after, pointer
+from castile.kernels.numpy.views import by_rows, chain, row_span
+
+Call = Callable[[], Any]
+
+
+@prepares
+def embedding_bag(
+    out: np.ndarray, ids: np.ndarray, table: np.ndarray, *weights: np.ndarray, scale: float
+) -> Call | None:
+    """See the definition."""
+    return _bags(_look_up, out, ids, table, weights, scale)
+
+
+@prepares
+def embedding_bag_grad(
+    out: np.ndarray, dy: np.ndarray, ids: np.ndarray, *weights: np.ndarray, rows: int, scale: float, accumulate: bool
+) -> Call | None:
+    """See the definition."""
+    work = _bags(_add_rows, dy, ids, out, weights, scale)
+    return work if work is None or accumulate else chain([partial(out.fill, 0), work])
+
+
+@prepares
+def embedding_bag_weights_grad(
+    out: np.ndarray, dy: np.ndarray, ids: np.ndarray, table: np.ndarray, *, scale: float
+) -> Call | None:
+    """See the definition."""
+    return _bags(_dots, dy, ids, table, (out,), scale)
+
+
+def _bags(
+    kernel: Callable[..., Any],
+    rows: np.ndarray,
+    ids: np.ndarray,
+    table: np.ndarray,
+    weights: tuple[np.ndarray, ...],
+    scale: float,
+) -> Call | None:
+    span = row_span(table)
+    weight = weights[0] if weights else np.broadcast_to(np.ones((), table.dtype), ids.shape)
+    bags = ids.shape[-1], ids.strides[-1] // ids.itemsize, weight.strides[-1] // weight.itemsize
+    ends = *bags, table.dtype.type(scale)
+    return span and by_rows(kernel, [rows], *span, len(table), *ends, bare=[ids[..., 0], weight[..., 0]])
+
+
+@compiled
+def _row(ids, n, step, num_ids):  # type: ignore[no-untyped-def]
+    i = ids[n * step]
+    if i < 0 or i >= num_ids:
+        raise IndexError("embedding_bag: an id lies outside the table's rows")
+    return i
+
+
+@compiled
+def _look_up(  # type: ignore[no-untyped-def]
+    rows, cols, out, so, ids, si, weights, sw, table, st, num_ids, size, i_step, w_step, scale
+):
+    for r in range(rows):
+        o, bag, weight = out[r * so : r * so + cols], after(pointer(ids), r * si), after(pointer(weights), r * sw)
+        for n in range(size):
+            i, by = _row(bag, n, i_step, num_ids), weight[n * w_step] * scale
+            v = table[i * st : i * st + cols]
+            if n == 0:
+                for j in range(cols):
+                    o[j] = v[j] * by
+            else:
+                for j in range(cols):
+                    o[j] += v[j] * by
+
+
+@compiled
+def _add_rows(  # type: ignore[no-untyped-def]
+    rows, cols, dy, sd, ids, si, weights, sw, table, st, num_ids, size, i_step, w_step, scale
+):
+    for r in range(rows):
+        d, bag, weight = dy[r * sd : r * sd + cols], after(pointer(ids), r * si), after(pointer(weights), r * sw)
+        for n in range(size):
+            i, by = _row(bag, n, i_step, num_ids), weight[n * w_step] * scale
+            target = table[i * st : i * st + cols]
+            for j in range(cols):
+                target[j] += d[j] * by
+
+
+@compiled
+def _dots(  # type: ignore[no-untyped-def]
+    rows, cols, dy, sd, ids, si, weights, sw, table, st, num_ids, size, i_step, w_step, scale
+):
+    for r in range(rows):
+        d, bag, slope = dy[r * sd : r * sd + cols], after(pointer(ids), r * si), after(pointer(weights), r * sw)
+        for n in range(size):
+            i = _row(bag, n, i_step, num_ids)
+            v = table[i * st : i * st + cols]
+            total = scale - scale
+            for j in range(cols):
+                total += d[j] * v[j]
+            slope[n * w_step] = total * scale

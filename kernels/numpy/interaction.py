@@ -1,0 +1,77 @@
+"""Products of all pairs of each sample's vectors, sample by sample in the cache.
+
+It knows no tables or networks that make the vectors.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from castile.kernels.form import prepares
+from castile.kernels.numpy.jit import compiled
+from castile.kernels.numpy.views import flat
+
+Call = Callable[[], Any]
+
+
+@prepares
+def pair_dots(out: np.ndarray, x: np.ndarray) -> Call | None:
+    """See the definition."""
+    lain = _lain(x, out)
+    return partial(_dots, *x.shape, *lain) if lain else None
+
+
+@prepares
+def pair_dots_grad(out: np.ndarray, dy: np.ndarray, x: np.ndarray) -> Call | None:
+    """See the definition."""
+    lain = _lain(x, dy, out)
+    return partial(_dots_grad, *x.shape, *lain) if lain else None
+
+
+def _lain(*arrays: np.ndarray) -> list[Any] | None:
+    """Each array as its elements in memory, and a step for each dim but the last; None where that is not dense."""
+    found: list[Any] = []
+    for x in arrays:
+        if any(step < 0 or step % x.itemsize for step in x.strides):
+            return None
+        if x.shape[-1] > 1 and x.strides[-1] != x.itemsize:
+            return None
+        steps = [step // x.itemsize for step in x.strides[:-1]]
+        length = x.shape[-1] + sum((size - 1) * step for size, step in zip(x.shape, steps, strict=False))
+        found += [flat(x, 0, length if x.size else 0), *steps]
+    return found
+
+
+@compiled
+def _dots(b, f, d, x, xb, xf, y, yb):  # type: ignore[no-untyped-def]
+    for sample in range(b):
+        o = y[sample * yb :]
+        pair = 0
+        for first in range(f):
+            u = x[sample * xb + first * xf :][:d]
+            for second in range(first):
+                v = x[sample * xb + second * xf :][:d]
+                total = u[0] - u[0]
+                for j in range(d):
+                    total += u[j] * v[j]
+                o[pair] = total
+                pair += 1
+
+
+@compiled
+def _dots_grad(b, f, d, x, xb, xf, dy, db, dx, ob, of):  # type: ignore[no-untyped-def]
+    for sample in range(b):
+        slopes = dy[sample * db :]
+        for first in range(f):
+            o = dx[sample * ob + first * of :][:d]
+            o[:] = 0
+            for second in range(f):
+                if second == first:
+                    continue
+                high, low = max(first, second), min(first, second)
+                slope = slopes[high * (high - 1) // 2 + low]
+                v = x[sample * xb + second * xf :][:d]
+                for j in range(d):
+                    o[j] += slope * v[j]
