@@ -78,7 +78,8 @@ class Train:
     steps: options.Count = None
     """Train so many steps in all, instead of whole passes over the samples."""
     optimizer: options.Optimizer = ""
-    """How parameters are updated: a name with settings, sgd:momentum=0.9,decay=0.01; the model's own by default."""
+    """How parameters are updated: a name with settings, sgd:momentum=0.9 or adamw:beta2=0.95,decay=0.1; the model's own
+    by default."""
     lr: options.Rate = None
     """Learning rate, the schedule's peak; the model's own by default."""
     schedule: options.Schedule = ""
@@ -136,7 +137,10 @@ def run(command: Train) -> int:
     if command.print:
         return _print(command)
     profile = command.profile or jobs.default_profile()
-    job = jobs.start(command.model, command.machine, command.batch, profile, _updates(command), command.accumulate or 1)
+    job = jobs.start(
+        command.model, command.machine, command.batch, profile,
+        _updates(command), command.accumulate or 1, command.data, command.seed,
+    )  # fmt: skip
     say = Speaker(job.leads, command.json)
     dataset = job.dataset(command.data, command.seed)
     values = weights.load(command.weights, job.model, job.graph) if command.weights else None

@@ -88,8 +88,13 @@ def check_equal(left, right):
     assert all(np.array_equal(left[name], right[name]) for name in left)
 
 
-def test_a_resumed_run_is_the_unbroken_one_to_the_last_bit(alone, capsys):
-    words = ("--steps", "30", "--schedule", "wsd:warmup=6,decay=8", "--optimizer", "sgd:momentum=0.8,decay=0.01")
+OPTIMIZERS = ("sgd:momentum=0.8,decay=0.01", "adamw:decay=0.1", "adafactor")
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_resumed_run_is_the_unbroken_one_to_the_last_bit(optimizer, alone, capsys):
+    how = ("--clip", "0.5", "--undecayed", "*.bias", "--accumulate", "2", "--lr", "0.01")
+    words = ("--steps", "30", "--schedule", "wsd:warmup=6,decay=8", "--optimizer", optimizer, *how)
     told(capsys, *words, "--checkpoint", "whole", "--metrics", "whole.jsonl")
     # The first part ends where its disk does: nothing knows of it but the folder.
     told(capsys, *words, "--checkpoint", "parts", "--checkpoint-every", "11", "--keep", "9", "--metrics", "a.jsonl")
