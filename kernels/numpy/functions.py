@@ -102,9 +102,9 @@ def _log64(x):  # type: ignore[no-untyped-def]
     if x == np.inf:
         y = x
     if x == 0.0:
-        y = -np.inf
+        y = np.float64(-np.inf)
     if not x >= 0.0:
-        y = np.nan
+        y = np.float64(np.nan)
     return y
 
 

@@ -18,13 +18,13 @@ def dropout(
     """
     places = np.ravel_multi_index(np.ix_(*(o + np.arange(n) for o, n in zip(offset, x.shape, strict=True))), whole)
     index = np.asarray(places if x.ndim else 0, np.uint64)
-    words = _philox(index // np.uint64(4), np.uint64(salt), noise.astype(np.uint64))
+    words = _philox(index // np.uint64(4), np.asarray(salt, np.uint64), noise.astype(np.uint64))
     word = np.choose((index % np.uint64(4)).astype(np.int64), words)
     keep = np.where(word < np.uint64(round(rate * 2**32)), 0, 1 / (1 - rate))
     return np.array(x * keep.astype(x.dtype))
 
 
-def _philox(low: np.ndarray, high: np.uint64, key: np.ndarray) -> tuple[np.ndarray, ...]:
+def _philox(low: np.ndarray, high: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, ...]:
     """The four words of the counter (low, high) under a key, each below 2^32."""
     a, b, c, d = low & _MASK, low >> np.uint64(32), high & _MASK, high >> np.uint64(32)
     k, m = key & _MASK, key >> np.uint64(32)
