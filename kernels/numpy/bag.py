@@ -71,10 +71,10 @@ def _look_up(  # type: ignore[no-untyped-def]
     rows, cols, out, so, ids, si, weights, sw, table, st, num_ids, size, i_step, w_step, scale
 ):
     for r in range(rows):
-        o, bag, weight = out[r * so : r * so + cols], after(pointer(ids), r * si), after(pointer(weights), r * sw)
+        o, bag, weight = after(pointer(out), r * so), after(pointer(ids), r * si), after(pointer(weights), r * sw)
         for n in range(size):
             i, by = _row(bag, n, i_step, num_ids), weight[n * w_step] * scale
-            v = table[i * st : i * st + cols]
+            v = after(pointer(table), i * st)
             if n == 0:
                 for j in range(cols):
                     o[j] = v[j] * by
@@ -88,10 +88,10 @@ def _add_rows(  # type: ignore[no-untyped-def]
     rows, cols, dy, sd, ids, si, weights, sw, table, st, num_ids, size, i_step, w_step, scale
 ):
     for r in range(rows):
-        d, bag, weight = dy[r * sd : r * sd + cols], after(pointer(ids), r * si), after(pointer(weights), r * sw)
+        d, bag, weight = after(pointer(dy), r * sd), after(pointer(ids), r * si), after(pointer(weights), r * sw)
         for n in range(size):
             i, by = _row(bag, n, i_step, num_ids), weight[n * w_step] * scale
-            target = table[i * st : i * st + cols]
+            target = after(pointer(table), i * st)
             for j in range(cols):
                 target[j] += d[j] * by
 
@@ -101,10 +101,10 @@ def _dots(  # type: ignore[no-untyped-def]
     rows, cols, dy, sd, ids, si, weights, sw, table, st, num_ids, size, i_step, w_step, scale
 ):
     for r in range(rows):
-        d, bag, slope = dy[r * sd : r * sd + cols], after(pointer(ids), r * si), after(pointer(weights), r * sw)
+        d, bag, slope = after(pointer(dy), r * sd), after(pointer(ids), r * si), after(pointer(weights), r * sw)
         for n in range(size):
             i = _row(bag, n, i_step, num_ids)
-            v = table[i * st : i * st + cols]
+            v = after(pointer(table), i * st)
             total = scale - scale
             for j in range(cols):
                 total += d[j] * v[j]

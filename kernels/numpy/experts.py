@@ -11,6 +11,7 @@ import numpy as np
 
 from castile.kernels.form import prepares
 from castile.kernels.numpy.jit import compiled, f32
+from castile.kernels.numpy.lanes import after, pointer
 from castile.kernels.numpy.views import Scratch, chain, flat
 
 Call = Callable[[], Any]
@@ -142,14 +143,14 @@ def _dispatch(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     for sample in range(b):
         for token in range(s):
-            v = x[sample * xb + token * xs :][:d]
+            v = after(pointer(x), sample * xb + token * xs)
             for choice in range(k):
                 expert = experts[sample * eb + token * es + choice * ek] - first_expert
                 taken = slots[sample * sb + token * ss + choice * sk]
                 slot = taken - first_slot
                 if taken >= 0 and 0 <= expert < e and 0 <= slot < c:
                     gate = gates[sample * gb + token * gs + choice * gk]
-                    o = y[expert * ye + sample * yb + slot * yc :][:d]
+                    o = after(pointer(y), expert * ye + sample * yb + slot * yc)
                     for j in range(d):
                         o[j] += v[j] * gate
 
@@ -161,14 +162,14 @@ def _combine(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     for sample in range(b):
         for token in range(s):
-            o = x[sample * xb + token * xs :][:d]
+            o = after(pointer(x), sample * xb + token * xs)
             for choice in range(k):
                 expert = experts[sample * eb + token * es + choice * ek] - first_expert
                 taken = slots[sample * sb + token * ss + choice * sk]
                 slot = taken - first_slot
                 if taken >= 0 and 0 <= expert < e and 0 <= slot < c:
                     gate = gates[sample * gb + token * gs + choice * gk]
-                    v = y[expert * ye + sample * yb + slot * yc :][:d]
+                    v = after(pointer(y), expert * ye + sample * yb + slot * yc)
                     for j in range(d):
                         o[j] += v[j] * gate
 
@@ -180,13 +181,13 @@ def _gate_grad(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     for sample in range(b):
         for token in range(s):
-            slope = dy[sample * xb + token * xs :][:d]
+            slope = after(pointer(dy), sample * xb + token * xs)
             for choice in range(k):
                 expert = experts[sample * eb + token * es + choice * ek] - first_expert
                 taken = slots[sample * sb + token * ss + choice * sk]
                 slot = taken - first_slot
                 if taken >= 0 and 0 <= expert < e and 0 <= slot < c:
-                    v = y[expert * ye + sample * yb + slot * yc :][:d]
+                    v = after(pointer(y), expert * ye + sample * yb + slot * yc)
                     total = v[0] - v[0]
                     for j in range(d):
                         total += slope[j] * v[j]

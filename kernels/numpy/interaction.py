@@ -11,6 +11,7 @@ import numpy as np
 
 from castile.kernels.form import prepares
 from castile.kernels.numpy.jit import compiled
+from castile.kernels.numpy.lanes import after, fill, pointer
 from castile.kernels.numpy.views import flat
 
 Call = Callable[[], Any]
@@ -47,12 +48,12 @@ def _lain(*arrays: np.ndarray) -> list[Any] | None:
 @compiled
 def _dots(b, f, d, x, xb, xf, y, yb):  # type: ignore[no-untyped-def]
     for sample in range(b):
-        o = y[sample * yb :]
+        o = after(pointer(y), sample * yb)
         pair = 0
         for first in range(f):
-            u = x[sample * xb + first * xf :][:d]
+            u = after(pointer(x), sample * xb + first * xf)
             for second in range(first):
-                v = x[sample * xb + second * xf :][:d]
+                v = after(pointer(x), sample * xb + second * xf)
                 total = u[0] - u[0]
                 for j in range(d):
                     total += u[j] * v[j]
@@ -62,16 +63,17 @@ def _dots(b, f, d, x, xb, xf, y, yb):  # type: ignore[no-untyped-def]
 
 @compiled
 def _dots_grad(b, f, d, x, xb, xf, dy, db, dx, ob, of):  # type: ignore[no-untyped-def]
+    zero = x.dtype.type(0)
     for sample in range(b):
-        slopes = dy[sample * db :]
+        slopes = after(pointer(dy), sample * db)
         for first in range(f):
-            o = dx[sample * ob + first * of :][:d]
-            o[:] = 0
+            o = after(pointer(dx), sample * ob + first * of)
+            fill(o, zero, d)
             for second in range(f):
                 if second == first:
                     continue
                 high, low = max(first, second), min(first, second)
                 slope = slopes[high * (high - 1) // 2 + low]
-                v = x[sample * xb + second * xf :][:d]
+                v = after(pointer(x), sample * xb + second * xf)
                 for j in range(d):
                     o[j] += slope * v[j]
