@@ -132,7 +132,8 @@ class _Weights:
             steps = _steps(self.w)
             table = [i * steps[1 - self.of] + r * steps[2] + s * steps[3]
                      for i in range(self.others) for r, s in elements]  # fmt: skip
-            work = (target, self.flat, steps[self.of], np.array(table, np.int64), len(table), self.channels)
+            run = len(table) if self.of == 0 else len(taps)
+            work = (target, self.flat, steps[self.of], np.array(table, np.int64), len(table), self.channels, run)
             self.calls.append(None if self.flat is None else partial(pack, *work))
         return self._places[elements]
 

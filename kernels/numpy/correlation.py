@@ -29,26 +29,28 @@ _lone_inner3, _lone_inner1 = inner(1, 3), inner(1, 1)
 
 
 @compiled
-def pack(packed, w, step, table, num, channels):  # type: ignore[no-untyped-def]
-    """Weights of ROWS channels side by side: w[channel * step + table[k]] for each of num k; few channels alone."""
+def pack(packed, w, step, table, num, channels, run):  # type: ignore[no-untyped-def]
+    """Weights of ROWS channels side by side: w[channel * step + table[k]] for each of num k; few channels alone.
+
+    run   so many k are taken of all channels before the next, because they lie together
+    """
     to, source, places = pointer(packed), pointer(w), pointer(table)
-    for first in range(0, channels, ROWS):
-        rest = channels - first
-        if rest < _FEW:
-            for m in range(rest):
-                for k in range(num):
-                    to[m * num + k] = source[(first + m) * step + places[k]]
-            return
-        if rest >= ROWS:
-            for k in range(num):
-                here = after(source, first * step + places[k])
-                for m in range(ROWS):
-                    to[k * ROWS + m] = here[m * step]
-        else:
-            for k in range(num):
-                for m in range(ROWS):
-                    to[k * ROWS + m] = source[(first + m) * step + places[k]] if m < rest else 0
-        to = after(to, num * ROWS)
+    for start in range(0, num, run):
+        stop = min(num, start + run)
+        for first in range(0, channels, ROWS):
+            rest, block, seen = channels - first, after(to, first * num), after(source, first * step)
+            if rest >= ROWS:
+                for k in range(start, stop):
+                    for m in range(ROWS):
+                        block[k * ROWS + m] = seen[places[k] + m * step]
+            elif rest >= _FEW:
+                for k in range(start, stop):
+                    for m in range(ROWS):
+                        block[k * ROWS + m] = seen[places[k] + m * step] if m < rest else 0
+            else:
+                for m in range(rest):
+                    for k in range(start, stop):
+                        block[m * num + k] = seen[places[k] + m * step]
 
 
 @compiled

@@ -19,7 +19,8 @@ _MARGIN = 96
 def _forward(outs: Results, accumulate: bool, x: Spec, w: Spec, **how: Any) -> int:
     (x, w), how = _images(x, w), _how(**how)
     size, window = _padded(x.shape[2:], how["pads"]), _extents(w.shape[2:], how["dilation"])
-    copied = _copied(x.shape[0], x.shape[1] // how["groups"], size, window[0], how["stride"], x.itemsize)
+    channels = x.shape[1] // how["groups"]
+    copied = _copied(x.shape[0], channels, size, window[0], how["stride"], x.itemsize, COLUMNS_CAP)
     return _weights(w) + copied
 
 
@@ -30,17 +31,20 @@ def _backward(outs: Results, accumulate: bool, dy: Spec, w: Spec, *, shape: Shap
     padded = _padded(image.shape[2:], how["pads"])
     size = [d + max(n, -(-p // s)) for d, n, p, s in zip(reach, dy.shape[2:], padded, how["stride"], strict=True)]
     channels = dy.shape[1] // how["groups"]
-    return _weights(w) + _copied(dy.shape[0], channels, (size[0], size[1]), 2 * reach[0] + 1, (1, 1), dy.itemsize)
+    least, itemsize = 2 * reach[0] + 1, dy.itemsize
+    return _weights(w) + _copied(dy.shape[0], channels, (size[0], size[1]), least, (1, 1), itemsize, COLUMNS_CAP)
 
 
 def _slopes(outs: Results, accumulate: bool, dy: Spec, x: Spec, *, kernel: Shape, **how: Any) -> int:
     (dy, x, w), how = _images(dy, x, outs[0]), _how(**how)
     size, window = _padded(x.shape[2:], how["pads"]), _extents(w.shape[2:], how["dilation"])
     channels = (x.shape[1] + dy.shape[1]) // how["groups"]
-    return _SUMS + _copied(x.shape[0], channels, size, window[0], how["stride"], x.itemsize)
+    # sums of what vectors' lanes hold are worth their while where each channel has many places at once
+    cap = max(COLUMNS_CAP, channels * COLUMNS_CAP // 64)
+    return _SUMS + _copied(x.shape[0], channels, size, window[0], how["stride"], x.itemsize, cap)
 
 
-def _copied(batch: int, channels: int, size: Pair, least: int, stride: Pair, itemsize: int) -> int:
+def _copied(batch: int, channels: int, size: Pair, least: int, stride: Pair, itemsize: int, cap: int) -> int:
     """Bytes of copies of as many padded samples as the cap holds, else of rows of one, but of `least` at least."""
 
     def channel(samples: int, rows: int) -> int:
@@ -49,7 +53,7 @@ def _copied(batch: int, channels: int, size: Pair, least: int, stride: Pair, ite
         return prod(stride) * ((samples * rows + 1) * columns + _MARGIN)
 
     smallest, largest = (channels * itemsize * channel(*one) for one in ((1, least), (batch, size[0])))
-    return max(smallest, min(largest, COLUMNS_CAP))
+    return max(smallest, min(largest, cap))
 
 
 def _weights(w: Spec) -> int:
