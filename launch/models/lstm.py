@@ -9,7 +9,7 @@ from castile.launch.models import Recipe
 from castile.planner.graph import Graph
 from castile.planner.recurrent import lstm
 
-RECIPE = Recipe(data="text", batch=32, lr=0.5, momentum=0.9, epochs=1)
+RECIPE = Recipe(data="text", batch=32, lr=0.5, momentum=0.9, epochs=1, clip=1.0)
 
 
 def build(

@@ -10,7 +10,7 @@ from castile.planner.graph import Graph
 from castile.planner.op import Tensor
 from castile.planner.recurrent import State, lstm
 
-RECIPE = Recipe(data="reverse", batch=64, lr=0.2, momentum=0.9, epochs=4, clip=1.0)
+RECIPE = Recipe(data="reverse", batch=64, lr=0.005, epochs=4, optimizer="adamw", schedule="cosine:warmup=50", clip=1.0)
 
 
 def build(
