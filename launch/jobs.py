@@ -153,6 +153,7 @@ def start(
     microbatches: int = 1,
     dataset: str = "",
     seed: int = 0,
+    dtype: str = "float32",
 ) -> Job:
     """Begin a job; all ranks call it.
 
@@ -165,7 +166,7 @@ def start(
     if named.takes("sizes") and "sizes" not in named.settings:
         sizes = data.load(dataset or named.recipe.data, seed).sizes
         named = replace(named, settings={**named.settings, "sizes": "+".join(map(str, sizes.values()))})
-    graph = named.graph(named.recipe.batch if batch is None else batch)
+    graph = named.graph(named.recipe.batch if batch is None else batch, dtype)
     found = find_machine(machine, comm)
     _check_runs_here(found, comm.size)
     lowering = Lowering(graph, found, updates or recipe_updates(named.recipe), microbatches=microbatches)

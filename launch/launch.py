@@ -11,9 +11,10 @@ import subprocess
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import IO, Annotated
 
 import tyro
@@ -127,7 +128,7 @@ def start(words: Sequence[str], environment: Mapping[str, str]) -> int:
         words, env=dict(environment), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, process_group=0
     ) as process:
         assert process.stderr is not None
-        handlers = {number: signal.signal(number, lambda given, _: process.send_signal(given)) for number in _passed()}
+        handlers = {number: signal.signal(number, _passing(process)) for number in _passed()}
         relay = threading.Thread(target=_relay, args=(process.stderr,), daemon=True)
         relay.start()
         try:
@@ -138,6 +139,19 @@ def start(words: Sequence[str], environment: Mapping[str, str]) -> int:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
     return 128 - status if status < 0 else status
+
+
+def _passing(process: subprocess.Popen[bytes]) -> Callable[[int, FrameType | None], None]:
+    """Passes signals on; the first SIGTERM as SIGUSR1, which mpirun gives its ranks without killing them after it."""
+    asked = False
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        gently = number == signal.SIGTERM and not asked
+        asked = True
+        process.send_signal(signal.SIGUSR1 if gently else number)
+
+    return handler
 
 
 def _passed() -> tuple[signal.Signals, ...]:

@@ -5,7 +5,6 @@ It does not know how steps are run, nor how checkpoints lie on the disk.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -17,7 +16,6 @@ from castile.launch.jobs import Job
 from castile.launch.ranks import UserError
 from castile.planner import strategy as strategies
 from castile.planner.strategy import Strategy
-from castile.runtime.backends.base import Key
 
 
 class _Told(msgspec.Struct):
@@ -58,13 +56,3 @@ def plan_of(job: Job, saved: Reader, microbatches: int | None) -> Strategy | Non
     plan = strategies.decode(saved.plan, f"checkpoint {saved.path}")
     fits = plan.num_procs == job.comm.size and plan.machine == job.machine.fingerprint
     return plan if fits and microbatches in (None, plan.microbatches) else None
-
-
-def check_carried(saved: Reader, carried: Iterable[Key]) -> None:
-    """Raises UserError where a checkpoint lacks what this run carries from step to step."""
-    for region, _, _ in carried:
-        if region not in saved.regions:
-            raise UserError(
-                f"--resume: {saved.path} has no {region!r}, so it was trained with another optimizer: name it, or "
-                "begin from its weights (castile checkpoint export, and --weights in another folder)"
-            )

@@ -50,6 +50,7 @@ from castile.planner.updates import Updates
 from castile.runtime import debug
 
 RESOLVED = "resolved.toml"
+DTYPES = ("float32", "float64")
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,8 @@ class Train:
     default."""
     accumulate: options.Count = None
     """Cut each batch into so many pieces in time, one after another, whose gradients are summed: less memory."""
+    dtype: options.Dtype = "float32"
+    """What is computed with: float32 or float64."""
     weights: options.File = ""
     """Begin with the parameters of this safetensors file, under their own or their model's standard names."""
     evaluate_every: options.Count = None
@@ -139,7 +142,7 @@ def run(command: Train) -> int:
     profile = command.profile or jobs.default_profile()
     job = jobs.start(
         command.model, command.machine, command.batch, profile,
-        _updates(command), command.accumulate or 1, command.data, command.seed,
+        _updates(command), command.accumulate or 1, command.data, command.seed, command.dtype,
     )  # fmt: skip
     say = Speaker(job.leads, command.json)
     dataset = job.dataset(command.data, command.seed)
@@ -151,7 +154,7 @@ def run(command: Train) -> int:
     if job.leads and command.out:
         # a plan file names its model as the user did, so that it can be simulated from the file alone
         strategies.write(msgspec.structs.replace(chosen.plan, model=command.model), command.out)
-    execution = _begin(command, job, chosen, saved, values)
+    execution = _begin(command, job, chosen, values)
     course = _course(command, job, dataset, chosen, execution, saved)
     with _log(command, job, course) as log:
         progress = Training(job, course, log, say).run()
@@ -196,6 +199,8 @@ def _check(command: Train) -> None:
     checks.rates(lr=command.lr)
     if command.clip is not None and not (isfinite(command.clip) and command.clip >= 0):
         raise UserError(f"--clip {command.clip}: give a norm above 0, or 0 to clip nothing")
+    if command.dtype not in DTYPES:
+        raise UserError(f"--dtype {command.dtype}: give one of {', '.join(DTYPES)}")
     checks.writable(out=command.out, trace=command.trace, metrics=command.metrics)
     checks.folders(checkpoint=command.checkpoint, tensorboard=command.tensorboard)
     if command.steps is not None and command.epochs is not None:
@@ -272,15 +277,10 @@ def _explain(job: Job, chosen: Chosen) -> None:
     debug.show(debug.SOURCES, rank, lambda: debug.kernel_sources(tasks, Table("numpy").source))
 
 
-def _begin(
-    command: Train, job: Job, chosen: Chosen, saved: Reader | None, values: Mapping[str, np.ndarray] | None
-) -> Execution:
+def _begin(command: Train, job: Job, chosen: Chosen, values: Mapping[str, np.ndarray] | None) -> Execution:
     """This rank's part of the plan, with the numbers that training begins with."""
     execution = job.execute(chosen.prepared, command.seed)
-    if saved is not None:
-        resume.check_carried(saved, execution.carried)
-        execution.restore(saved.read)
-    elif values is not None:
+    if values is not None:
         execution.initialise(command.seed, values)
     return execution
 
@@ -300,7 +300,10 @@ def _course(
     if command.checkpoint:
         every = command.checkpoint_every or max(num_steps, 1)
         saver = Checkpointer(command.checkpoint, job.comm, every, command.keep or 2, _facts(command, job), first)
-        saver.prepare(execution.carried, strategies.encode(chosen.plan))
+        layout = saver.prepare(execution.carried, strategies.encode(chosen.plan))
+        if saved is not None:
+            saved.check_regions(layout.regions.values())
+            execution.restore(saved.read)
     assert command.lr is not None
     course_rates = rates.parse(command.schedule).rates(command.lr, num_steps)
     return Course(
