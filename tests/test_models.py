@@ -17,6 +17,8 @@ SMALL = {
     "resnet": "resnet:size=8,width=2",
     "lstm": "lstm:layers=2,width=5,seq=4,vocab=11",
     "seq2seq": "seq2seq:width=5,seq=3,vocab=9",
+    "moe": "moe:layers=2,width=8,heads=2,seq=6,vocab=11,experts=3",
+    "dlrm": "dlrm:sizes=9+5+3,numbers=2,features=4,bottom=5,top=7+3",
 }
 
 

@@ -1,0 +1,70 @@
+"""A recommendation model of categories and numbers (DLRM; Naumov et al., 2019): a table of vectors for each category, a
+network that makes one of the numbers, the products of all pairs of vectors, and a network on top.
+
+It does not know how it is cut or trained.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+
+from castile.launch.models import Recipe
+from castile.planner.graph import Graph
+from castile.planner.op import Tensor
+
+RECIPE = Recipe(data="clicks", batch=256, lr=2e-3, epochs=4, optimizer="adam", schedule="cosine:warmup=50")
+
+
+def build(
+    batch: int | None = None,
+    dtype: str = "float32",
+    *,
+    training: bool = True,
+    sizes: str = "1000+200+50+12+7",
+    numbers: int = 4,
+    features: int = 16,
+    bottom: str = "64",
+    top: str = "64+32",
+) -> Graph:
+    """categories [b, m] (integers), numbers [b, n] -> logits [b, 1] of label [b, 1], 0 or 1.
+
+    sizes         how many values each category has, joined by +; those of the data set unless given
+    numbers       how many columns of numbers there are
+    features      the width of the vectors
+    bottom, top   widths of the hidden layers below and above the products, joined by +
+    """
+    tables = _widths("sizes", sizes)
+    g = Graph("dlrm", dtype)
+    b = batch or RECIPE.batch
+    categories = g.input("categories", (b, len(tables)), "b m", "int32")
+    figures = g.input("numbers", (b, numbers), "b i")
+    label = g.input("label", (b, 1), "b o")
+    dense = _network(g, "bottom", figures, [*_widths("bottom", bottom), features])
+    vectors = [g.reshape("bottom.vector", dense, "b (f d) -> b f d", f=1)]
+    for n, rows in enumerate(tables, 1):
+        ids = g.slice(f"table{n}.ids", categories, 1, n - 1, n)
+        vectors.append(g.embedding(f"table{n}", ids, rows=rows, features=features, scale=1 / sqrt(3 * rows)))
+    pairs = g.pair_dots("pairs", g.concat("vectors", 1, *vectors))
+    x = _network(g, "top", g.concat("together", 1, dense, pairs), _widths("top", top))
+    logits = _linear(g, "head", x, 1)
+    g.outputs = [logits.name]
+    g.minimise(g.bce("loss", logits, label))
+    return g
+
+
+def _widths(setting: str, text: str) -> list[int]:
+    widths = [int(word) if word.isdigit() else 0 for word in text.split("+")]
+    if min(widths) < 1:
+        raise ValueError(f"model dlrm: {setting} should be numbers from 1 on joined by +, such as 64+32, got {text!r}")
+    return widths
+
+
+def _network(g: Graph, name: str, x: Tensor, widths: list[int]) -> Tensor:
+    for n, width in enumerate(widths, 1):
+        x = g.relu(f"{name}{n}.relu", _linear(g, f"{name}{n}", x, width))
+    return x
+
+
+def _linear(g: Graph, name: str, x: Tensor, width: int) -> Tensor:
+    # as large as its inputs and its gradients both allow (Glorot and Bengio, 2010)
+    return g.linear(name, x, features=width, scale=sqrt(2 / (x.shape[-1] + width)))
