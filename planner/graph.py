@@ -108,7 +108,7 @@ class Graph:
         node = Node(
             name, op, tuple(t.name for t in inputs), tuple(name + (f":{r}" if r else "") for r in op.results), alignment
         )
-        specs = [Spec(t.shape, t.dtype) for t in inputs]
+        specs = [Spec(node.whole().reads(n).shape, t.dtype) for n, t in enumerate(inputs)]
         context = {"at": node.whole()} if "at" in op.asks("F") else {}
         results = record(op.forward, specs, None, **context).results  # type: ignore[attr-defined]
         for output, operand, spec in zip(node.outputs, alignment.results, results, strict=True):

@@ -210,7 +210,7 @@ def _check_tail(tail: Sequence[Node], draft: _Draft) -> None:
     for node in tail:
         if not node.op.has("B"):
             continue
-        operands = [draft.specs[t] for t in node.inputs]
+        operands = [Spec(node.whole().reads(n).shape, draft.specs[t].dtype) for n, t in enumerate(node.inputs)]
         context: dict[str, object] = {"at": node.whole()} if "at" in node.op.asks("B") else {}
         if "y" in node.op.asks("B"):
             context["y"] = tuple(draft.specs[t] for t in node.outputs)

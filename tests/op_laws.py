@@ -57,22 +57,50 @@ def run(case: Case, which: str, part: Part, arrays, dy, y) -> list[np.ndarray | 
 
 
 class Whole:
-    """A case computed in one piece: results of forward, a gradient of the first result, gradients by operand."""
+    """A case computed in one piece: results of forward, gradients of those that have some, gradients by operand.
+
+    pulls   a gradient of each result that has one; as a body gets them, `dy` is the only one or the tuple of several
+    """
 
     def __init__(self, case: Case) -> None:
         self.case = case
         self.node = node_of(case)
-        part = self.node.whole()
-        self.y = tuple(run(case, "F", part, case.arrays, None, None))
-        self.dy = np.random.default_rng(1).normal(size=self.y[0].shape)
-        self.results: dict[str, list[np.ndarray | None]] = {
-            which: run(case, which, part, case.arrays, self.dy, self.y) for which in passes(case)
+        self.y = tuple(whole_pass(case, "F", case.arrays))
+        rng = np.random.default_rng(1)
+        self.pulls = tuple(rng.normal(size=y.shape) for y in self.y[: case.op.flows])
+        self.results = {
+            which: whole_pass(case, which, case.arrays, as_given(self.pulls), self.y) for which in passes(case)
         }
 
-    def local(self, part: Part) -> tuple[tuple[np.ndarray, ...], np.ndarray, tuple[np.ndarray, ...]]:
+    def local(self, part: Part) -> tuple:
         """What a part has: dense copies of the operands' boxes that it reads, of its dy and its results."""
         arrays = tuple(cut(a, part.reads(n)) for n, a in enumerate(self.case.arrays))
-        return arrays, cut(self.dy, part.writes(0)), tuple(cut(a, part.writes(j)) for j, a in enumerate(self.y))
+        pulls = tuple(cut(a, part.writes(j)) for j, a in enumerate(self.pulls))
+        return arrays, as_given(pulls), tuple(cut(a, part.writes(j)) for j, a in enumerate(self.y))
+
+
+def whole_pass(case: Case, which: str, arrays, dy=None, y=None) -> list[np.ndarray | None]:
+    """One pass in one piece; gradients of operands that are read in part are zero where nobody reads."""
+    part = node_of(case).whole()
+    made = run(case, which, part, [cut(a, part.reads(n)) for n, a in enumerate(arrays)], dy, y)
+    if which == "F":
+        return made
+    return [
+        None if one is None else placed(one, part.reads(n), arrays[n].shape)
+        for n, one in zip(targets(case, which), made, strict=True)
+    ]
+
+
+def as_given(pulls: tuple) -> object:
+    """Gradients of results as a body gets them."""
+    return pulls[0] if len(pulls) == 1 else pulls
+
+
+def placed(array: np.ndarray, box, shape: tuple[int, ...]) -> np.ndarray:
+    """An array of zeros but for a box."""
+    whole = np.zeros(shape, array.dtype)
+    whole[slices(box)] = array
+    return whole
 
 
 def cut(array: np.ndarray, box) -> np.ndarray:
@@ -130,8 +158,11 @@ def recorded(case: Case, which: str, part: Part, arrays, dy, y) -> tuple[Recordi
     """The pass's recording for a part, and the arrays that it numbers."""
     asked = {"at": part, "y": tuple(spec(a) for a in y)}
     context = {name: asked[name] for name in sorted(case.op.asks(which))}
-    inputs = list(arrays if which == "F" else (dy, *arrays))
-    recording = record(getattr(case.op, PASSES[which]), [spec(a) for a in inputs], **context)
+    pulls = () if which == "F" else dy if isinstance(dy, tuple) else (dy,)
+    inputs = [*pulls, *arrays]
+    specs = tuple(spec(a) for a in pulls)
+    given = [as_given(specs)] if pulls else []
+    recording = record(getattr(case.op, PASSES[which]), [*given, *(spec(a) for a in arrays)], **context)
     return recording, [*inputs, *y] if "y" in context else inputs
 
 
@@ -142,7 +173,7 @@ def spec(array: np.ndarray) -> Spec:
 def execute(recording: Recording, inputs: list[np.ndarray], form: str, accumulate: bool) -> list[np.ndarray]:
     """Run a recording's calls on poisoned memory; with `accumulate` its results are added to ones."""
     made = [s for s in recording.results if s is not None]
-    outs = [np.full(s.shape, 1.0 if accumulate else np.nan, s.dtype) for s in made]
+    outs = [np.ones(s.shape, s.dtype) if accumulate else poison(s) for s in made]
     body = recording.body([accumulate] * len(made))
     views = [inputs[n] for n in recording.reads] + outs
     memory = poisoned(body.private_bytes)
@@ -161,6 +192,12 @@ def execute(recording: Recording, inputs: list[np.ndarray], form: str, accumulat
         scratch = memory[call.scratch_offset :][: call.scratch_bytes] if call.scratch_bytes else None
         table.bind(call.kernel, args, results, dict(call.params), scratch, call.accumulate)()
     return outs
+
+
+def poison(of: Spec) -> np.ndarray:
+    """An array that nobody has written."""
+    floating = of.dtype.startswith("float")
+    return np.full(of.shape, np.nan if floating else np.iinfo(of.dtype).min, of.dtype)
 
 
 def poisoned(nbytes: int) -> np.ndarray:

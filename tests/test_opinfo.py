@@ -13,7 +13,7 @@ import pytest
 
 from castile.planner.op import available
 from tests.op_cases import case
-from tests.op_laws import node_of, passes, relative, run, targets
+from tests.op_laws import passes, relative, targets, whole_pass
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: nothing to compare with")
 pytest.importorskip("expecttest", reason="expecttest is not installed: PyTorch's samples need it")
@@ -40,8 +40,7 @@ def numpy(tensor, lay_out) -> np.ndarray:
 def compare(read: Read, expected) -> None:
     """Forward's first result and all gradients of the operator against PyTorch's."""
     c = case(read.op, *((numpy(t, lay_out), axes) for t, lay_out, axes in read.operands))
-    part = node_of(c).whole()
-    y = tuple(run(c, "F", part, c.arrays, None, None))
+    y = tuple(whole_pass(c, "F", c.arrays))
     assert agree(read.result(y[0]), expected.detach().numpy())
     pull = torch.randn_like(expected)
     inputs = [t for t, _, _ in read.operands if t.requires_grad]
@@ -49,7 +48,7 @@ def compare(read: Read, expected) -> None:
     wanted = {n: numpy(next(slopes), lay_out) for n, (t, lay_out, _) in enumerate(read.operands) if t.requires_grad}
     dy = _in_our_layout(read, pull.numpy(), y[0].shape)
     for which in set(passes(c)) - {"F"}:
-        for n, gradient in zip(targets(c, which), run(c, which, part, c.arrays, dy, y), strict=True):
+        for n, gradient in zip(targets(c, which), whole_pass(c, which, c.arrays, dy, y), strict=True):
             if n in wanted:
                 assert agree(gradient, wanted.pop(n)), f"operand {n}"
     assert not wanted, f"no gradient for operands {sorted(wanted)}"
