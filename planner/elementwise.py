@@ -83,7 +83,8 @@ def _gradient(k: Any, line: str, known: dict[str, Any], like: Any) -> Any:
     missing = whole.ndim - like.ndim
     ones = [dim for dim in range(missing, whole.ndim) if like.shape[dim - missing] == 1 != whole.shape[dim]]
     if not missing and not ones:
-        return whole if line == "d -> d" else k.pointwise(line, *arrays)
+        # a copy is a call like another, so gradients of one tensor given twice add up in their order
+        return k.copy(whole) if line == "d -> d" else k.pointwise(line, *arrays)
     dims = (*range(missing), *ones)
     total = k.sum_over(whole, dims=dims) if line == "d -> d" else k.sum_pointwise(line, *arrays, dims=dims)
     return k.reshape(total, shape=like.shape) if ones else total

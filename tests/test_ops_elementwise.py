@@ -9,8 +9,10 @@ from castile.kernels.numpy import lines
 from castile.kernels.reference.dropout import _philox
 from castile.kernels.table import Table
 from castile.planner.graph import Graph
-from castile.planner.op import Init
+from castile.planner.op import Init, find
 from castile.planner.ops.dropout import Dropout
+from tests.op_cases import case
+from tests.op_laws import node_of, recorded, run
 
 
 def computed(line: str, *xs: np.ndarray) -> np.ndarray:
@@ -151,3 +153,23 @@ def test_a_gradient_is_dropped_where_its_element_was() -> None:
     assert isinstance(node.op, Dropout)
     y = node.op.forward(reference, ones, noise, at=node.whole())
     assert np.array_equal(node.op.grad_inputs(reference, ones, ones, noise, at=node.whole())[0], y)
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "maximum", "minimum"])
+def test_gradients_of_one_tensor_given_twice_add_up(name: str) -> None:
+    """Into one array: the first is written, the second added to it."""
+    rng = np.random.default_rng(0)
+    x, d = rng.uniform(1, 2, (2, 3, 4)), rng.normal(size=(2, 3, 4))
+    c = case(find(name)(), (x, "b s d"), (x, "b s d"))
+    part = node_of(c).whole()
+    y = tuple(run(c, "F", part, c.arrays, None, None))
+    first, second = run(c, "B", part, c.arrays, d, y)
+    recording, inputs = recorded(c, "B", part, c.arrays, d, y)
+    shared = np.full(x.shape, np.nan)
+    body = recording.body([False, True])
+    views = [inputs[n] for n in recording.reads] + [shared, shared]
+    for call in body.calls:
+        args = [views[a.index] if hasattr(a, "space") else a for a in call.args]
+        outs = tuple(views[o.index] for o in call.outs)
+        Table("numpy").bind(call.kernel, args, outs, dict(call.params), None, call.accumulate)()
+    np.testing.assert_allclose(shared, first + second, rtol=1e-12, atol=1e-15)
