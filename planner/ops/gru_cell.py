@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from castile.planner.op import Op, Part, Tensor, op
-from castile.planner.ops.lstm_cell import at_position, cell_flops, cell_operands, own, placed
+from castile.planner.ops.lstm_cell import at_position, cell_flops, cell_operands
 from castile.runtime.region import Box
 
 FIRST = "b s! g! h, *g! h, *g! h -> b t h, b t q! h"
@@ -51,14 +51,12 @@ class GruCell(Op):
         return cell_flops(part, self.flops_per_point)
 
     def forward(self, k, x, bias_x, bias_r, whole=None, h=None, w=None):
-        x = own(k, x, self.position)
         r = k.zero(shape=x.shape, dtype=x.dtype) if whole is None else k.contract("bti,ghi->btgh", whole, w)
         return k.gru_cell(x, bias_x, r, bias_r, _before(k, x, h))
 
     def grad_inputs(self, k, dy, x, bias_x, bias_r, whole=None, h=None, w=None, *, y):
         dx, dr, dh = k.gru_cell_grad(dy, y[1], _before(k, x, h))
-        share = placed(k, dx, x, self.position)
-        return (share,) if h is None else (share, k.contract("btgh,ghi->bti", dr, w), dh)
+        return (dx,) if h is None else (dx, k.contract("btgh,ghi->bti", dr, w), dh)
 
     def grad_params(self, k, dy, x, bias_x, bias_r, whole=None, h=None, w=None, *, y):
         dx, dr, _ = k.gru_cell_grad(dy, y[1], _before(k, x, h))

@@ -55,7 +55,6 @@ class LstmCell(Op):
         return cell_flops(part, self.flops_per_point)
 
     def forward(self, k, x, bias, h=None, c=None, w=None):
-        x = own(k, x, self.position)
         if h is None:
             c = k.zero(shape=(x.shape[0], 1, x.shape[3]), dtype=x.dtype)
             return k.lstm_cell(x, bias, k.zero(shape=x.shape, dtype=x.dtype), c)
@@ -63,8 +62,7 @@ class LstmCell(Op):
 
     def grad_inputs(self, k, dy, x, bias, h=None, c=None, w=None, *, y):
         dx, dc = self._pulled(k, dy, y, c)
-        share = placed(k, dx, x, self.position)
-        return (share,) if h is None else (share, k.contract("btgh,ghi->bti", dx, w), dc)
+        return (dx,) if h is None else (dx, k.contract("btgh,ghi->bti", dx, w), dc)
 
     def grad_params(self, k, dy, x, bias, h=None, c=None, w=None, *, y):
         dx, _ = self._pulled(k, dy, y, c)
@@ -85,20 +83,6 @@ class LstmCell(Op):
         is the tensor `name:cell`.
         """
         return g.apply(LstmCell(position), name, x, *cell_operands(g, weights, x, ("bias",), state))
-
-
-def own(k, x, position: int):
-    """The position of x that a step reads; x is the whole where shapes are asked for, else only what is read."""
-    return x if x.shape[1] == 1 else k.cut(x, dim=1, start=position, stop=position + 1)
-
-
-def placed(k, dx, x, position: int):
-    """The gradient to x of the position that a step reads; zeros beside it where x is the whole."""
-    if x.shape[1] == 1:
-        return dx
-    lengths = position, x.shape[1] - position - 1
-    before, behind = (k.zero(shape=(x.shape[0], n, *x.shape[2:]), dtype=x.dtype) for n in lengths)
-    return k.concat(*(piece for piece in (before, dx, behind) if piece.shape[1]), dim=1)
 
 
 def at_position(box: Box, position: int) -> Box:
