@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from castile.launch import data, models
-from castile.planner.graph import Graph
+from castile.planner.graph import Graph, Node
 from castile.runtime import rng
+from castile.runtime.region import slices
 from tests.op_laws import reference, relative
 
 SMALL = {
@@ -46,11 +47,17 @@ def listed(result) -> list:
     return list(result) if isinstance(result, tuple) else [result]
 
 
+def read(node: Node, env: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """What a node reads of its operands."""
+    part = node.whole()
+    return [env[name][slices(part.reads(n))] for n, name in enumerate(node.inputs)]
+
+
 def forward(graph: Graph, env: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     env = dict(env)
     for node in graph.nodes.values():
         context = {"at": node.whole()} if "at" in node.op.asks("F") else {}
-        results = listed(node.op.forward(reference, *[env[n] for n in node.inputs], **context))
+        results = listed(node.op.forward(reference, *read(node, env), **context))
         env.update(zip(node.outputs, results, strict=True))
     return env
 
@@ -65,11 +72,12 @@ def backward(graph: Graph, env: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
             given = {"at": node.whole(), "y": tuple(env[n] for n in node.outputs)}
             context = {name: given[name] for name in node.op.asks(which)}
             pulled = [gradients.get(n, np.zeros(graph.tensors[n].shape)) for n in node.outputs[: node.op.flows]]
-            arrays = [pulled[0] if node.op.flows == 1 else tuple(pulled), *(env[n] for n in node.inputs)]
-            targets = [n for n in node.inputs if graph.tensors[n].param == (which == "W")]
-            for name, piece in zip(targets, listed(getattr(node.op, body)(reference, *arrays, **context)), strict=True):
+            arrays = [pulled[0] if node.op.flows == 1 else tuple(pulled), *read(node, env)]
+            targets = [n for n, name in enumerate(node.inputs) if graph.tensors[name].param == (which == "W")]
+            for n, piece in zip(targets, listed(getattr(node.op, body)(reference, *arrays, **context)), strict=True):
                 if piece is not None:
-                    gradients[name] = gradients[name] + piece if name in gradients else piece
+                    whole = gradients.setdefault(node.inputs[n], np.zeros(graph.tensors[node.inputs[n]].shape))
+                    whole[slices(node.whole().reads(n))] += piece
     return gradients
 
 
