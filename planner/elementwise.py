@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from castile.planner.axes import fresh
 from castile.planner.op import Op, Part, Tensor
 
 
@@ -83,8 +84,7 @@ def _gradient(k: Any, line: str, known: dict[str, Any], like: Any) -> Any:
     missing = whole.ndim - like.ndim
     ones = [dim for dim in range(missing, whole.ndim) if like.shape[dim - missing] == 1 != whole.shape[dim]]
     if not missing and not ones:
-        # a copy is a call like another, so gradients of one tensor given twice add up in their order
-        return k.copy(whole) if line == "d -> d" else k.pointwise(line, *arrays)
+        return whole if line == "d -> d" else k.pointwise(line, *arrays)
     dims = (*range(missing), *ones)
     total = k.sum_over(whole, dims=dims) if line == "d -> d" else k.sum_pointwise(line, *arrays, dims=dims)
     return k.reshape(total, shape=like.shape) if ones else total
@@ -102,16 +102,9 @@ def _aligned(who: str, a: Tensor, b: Tensor) -> tuple[list[str], list[str], list
             raise ValueError(f"{who}: {have} do not broadcast: lengths from the last dims on should be equal or one")
         long = max(n for n in lengths if n is not None)
         first = next(t for t, n in zip((a, b), lengths, strict=True) if n == long)
-        name = _fresh(first.axes[dim], taken)
+        name = fresh(first.axes[dim], taken)
         axes[2].append(name)
         for own, n in zip(axes, lengths, strict=False):
             if n is not None:
-                own.append(name if n == long else _fresh("one", taken))
+                own.append(name if n == long else fresh("one", taken))
     return axes
-
-
-def _fresh(name: str, taken: set[str]) -> str:
-    while name in taken:
-        name += "_"
-    taken.add(name)
-    return name

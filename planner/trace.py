@@ -152,6 +152,7 @@ def _placed_results(
             target = Symbol(symbol.shape, symbol.dtype)
             places[id(target)] = Arg("view", first + j)
             steps.append(_Step("copy", (symbol,), (target,), {}, adds))
+            latest = len(steps) - 1
     return steps, places
 
 

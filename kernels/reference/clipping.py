@@ -9,7 +9,7 @@ def square_sum(x: np.ndarray) -> np.ndarray:
 
 
 def clip_factor(squares: np.ndarray, *, most: float) -> tuple[np.ndarray, np.ndarray]:
-    """The norm's square [] -> min(1, most / (norm + 1e-6)) as PyTorch's clip_grad_norm_ has it, and the norm; both []."""
+    """The norm's square [] -> min(1, most / (norm + 1e-6)), as PyTorch's clip_grad_norm_, and the norm; both []."""
     norm = np.sqrt(squares)
     return np.array(np.minimum(1, most / (norm + 1e-6)), squares.dtype), np.array(norm)
 
