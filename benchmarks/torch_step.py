@@ -18,6 +18,8 @@ from pathlib import Path
 
 # Thread pools read these when their libraries are loaded.
 os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
+# A host may tell OpenBLAS to take its processor for an older one; PyTorch's libraries would not be told.
+os.environ.pop("OPENBLAS_CORETYPE", None)
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np

@@ -175,16 +175,18 @@ def _placed(instance: StepInstance, port: int, output: bool) -> Placed:
 
 
 def _home(update: Node, user: Node, tensor: str, config: Config) -> Config:
-    """Keep a parameter where its first user needs it: cut as that user cuts it, alike on all who hold a piece."""
-    operand = user.inputs.index(tensor)
-    dims, axes = user.alignment.operands[operand].dims, update.alignment.results[0].axes
-    split = {axis: config.degree(dim[0]) for axis, dim in zip(axes, dims, strict=False) if dim}
-    split = {axis: degree for axis, degree in split.items() if degree > 1 and axis not in update.alignment.frozen}
-    holders: dict[Box, dict[int, None]] = {p.writes(0): {} for p in parts(update, split)}
+    """Update a tensor where a user needs it: cut as that user cuts it, alike on all who hold a piece."""
+    mine, theirs = update.inputs.index(tensor), user.inputs.index(tensor)
+    dims = zip(update.alignment.operands[mine].dims, user.alignment.operands[theirs].dims, strict=True)
+    free = set(update.alignment.results[0].axes) - update.alignment.frozen
+    split = {own[0]: config.degree(of[0]) for own, of in dims if own and of and own[0] in free}
+    split = {axis: degree for axis, degree in split.items() if degree > 1}
+    pieces = parts(update, split)
+    holders: dict[Box, dict[int, None]] = {p.reads(mine): {} for p in pieces}
     for number, part in enumerate(parts(user, config.split)):
         procs = config.procs[number * config.replicas : (number + 1) * config.replicas]
-        holders.setdefault(part.reads(operand), {}).update(dict.fromkeys(procs))
-    copies = [tuple(sorted(holders[p.writes(0)])) for p in parts(update, split)]
+        holders.setdefault(part.reads(theirs), {}).update(dict.fromkeys(procs))
+    copies = [tuple(sorted(holders[p.reads(mine)])) for p in pieces]
     replicas = min(len(c) for c in copies) if copies else 0
     if replicas == 0 or len(holders) > len(copies):
         return Config(procs=(config.procs[0],))

@@ -15,6 +15,7 @@ from castile.launch import models
 from castile.launch.execution import Execution, prepare
 from castile.planner.collapse import collapse, expand
 from castile.planner.cost import CostModel
+from castile.planner.graph import Node
 from castile.planner.lower import Lowering
 from castile.planner.simulate import simulate
 from castile.planner.strategy import Config, Strategy
@@ -65,11 +66,16 @@ def test_the_executed_timeline_holds_just_the_simulated_tasks(plan: Lowered, dat
     assert done.prepared.tasks.digest == plan.tasks.digest
 
 
+def in_two(node: Node) -> Config:
+    free = [axis for axis, extent in node.alignment.extents.items() if axis not in node.alignment.frozen and extent > 1]
+    return Config({free[0]: 2}, 1, (0, 0)) if free else Config()
+
+
 @pytest.mark.parametrize("name", models.available())
 def test_a_warm_step_allocates_nothing_and_the_arena_is_the_packers(name: str) -> None:
     graph, on = models.parse(name).graph(), machine.local(2)
     # cut in two on one processor, so that pieces are packed and summed, and no message is kept for a rank to come
-    strategy = Strategy({n.name: Config({n.alignment.axes[0]: 2}, 1, (0, 0)) for n in graph.nodes.values()})
+    strategy = Strategy({n.name: in_two(n) for n in graph.nodes.values()})
     prepared = prepare(Lowering(graph, on, SGD), strategy, CostModel(on))
     execution = Execution(graph, prepared, LocalWorld(1).communicators[0], (0, 1))
     execution.initialise(0)
