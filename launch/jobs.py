@@ -158,24 +158,34 @@ def start(
     """Begin a job; all ranks call it.
 
     updates         by default those of the model's recipe
-    dataset, seed   whose categories a model counts that has a setting `sizes` and was given none
+    dataset, seed   the data that decide settings which were left open
     Raises ValueError or UserError in one sentence for a user's mistake.
     """
     comm = communicator()
-    named = models.parse(model)
-    if named.takes("sizes") and "sizes" not in named.settings:
-        sizes = data.load(dataset or named.recipe.data, seed).sizes
-        named = replace(named, settings={**named.settings, "sizes": "+".join(map(str, sizes.values()))})
+    named = fitted(models.parse(model), dataset, seed)
     graph = named.graph(named.recipe.batch if batch is None else batch, dtype)
-    found = find_machine(machine, comm)
-    _check_runs_here(found, comm.size)
-    lowering = Lowering(graph, found, updates or recipe_updates(named.recipe), microbatches=microbatches)
+    on = find_machine(machine, comm)
+    _check_runs_here(on, comm.size)
+    lowering = Lowering(graph, on, updates or recipe_updates(named.recipe), microbatches=microbatches)
     environment = environment_of(comm)
     database = _database(profile) if profile and comm.rank == 0 else None
     known = from_leader(
         comm, lambda: snapshots.to_json(database.snapshot(environment) if database else Snapshot(environment))
     )
-    return Job(comm, found, named, graph, lowering, snapshots.from_json(known), database)
+    return Job(comm, on, named, graph, lowering, snapshots.from_json(known), database)
+
+
+def fitted(model: Model, dataset: str, seed: int) -> Model:
+    """The model with those settings from its data set that the user left open.
+
+    sizes: rows of each category's table; numbers: how many numbers a sample has
+    """
+    if all(name in model.settings or not model.takes(name) for name in ("sizes", "numbers")):
+        return model
+    found = data.load(dataset or model.recipe.data, seed)
+    known: dict[str, object] = {"sizes": "+".join(map(str, found.sizes.values()))} if found.sizes else {}
+    known |= {"numbers": found.shapes["numbers"][0]} if "numbers" in found.shapes else {}
+    return replace(model, settings={**known, **model.settings})
 
 
 def recipe_updates(recipe: Recipe) -> Updates:

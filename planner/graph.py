@@ -9,7 +9,9 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
+from castile.planner import layers
 from castile.planner import op as operators
 from castile.planner.axes import Alignment
 from castile.planner.op import Init, Op, Part, Tensor
@@ -125,9 +127,12 @@ class Graph:
             raise ValueError(f"the loss {loss.name!r} should be a scalar, its shape is {loss.shape}")
         self.loss = loss.name
 
-    def __getattr__(self, name: str) -> Callable[..., Tensor]:
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name in layers.available():
+            return partial(layers.find(name), self)
         if name.startswith("_") or name not in operators.available():
-            raise AttributeError(f"a graph has no {name!r}; its layers are {', '.join(operators.available())}")
+            known = sorted((*operators.available(), *layers.available()))
+            raise AttributeError(f"a graph has no {name!r}; its layers are {', '.join(known)}")
         layer = getattr(operators.find(name), "layer", None)
         if layer is None:
             raise AttributeError(f"{name} is no layer of a graph: it belongs to updates, which plans add by themselves")

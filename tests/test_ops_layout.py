@@ -5,7 +5,6 @@ import pytest
 
 from castile.planner.graph import Graph
 from castile.planner.op import find
-from castile.planner.ops.slice import split
 from castile.planner.strategy import parts
 from tests.op_cases import case
 from tests.op_laws import node_of
@@ -28,7 +27,7 @@ def test_pieces_put_together_are_the_whole():
     g = Graph("g", "float64")
     x = g.input("x", (3, 6), "b i")
     y = g.linear("fc", x, features=7)
-    q, k, v = split(g, "qkv", y, -1, (2, 1, 4))
+    q, k, v = g.split("qkv", y, -1, (2, 1, 4))
     whole = g.concat("again", -1, q, k, v)
     g.minimise(g.sum("loss", whole))
     rng = np.random.default_rng(0)
@@ -53,7 +52,7 @@ def test_pieces_put_together_are_the_whole():
         (lambda g, x: g.concat("it", 0, x, g.input("z", (3,), "b")), "same number of dims"),
         (lambda g, x: g.slice("it", x, 1, 2, 7), "2 to 7 should be a range of dim 1 of 'x', 6 long"),
         (lambda g, x: g.slice("it", x, 0, 1, 1), "not empty"),
-        (lambda g, x: split(g, "it", x, 1, (2, 3)), "does not add up"),
+        (lambda g, x: g.split("it", x, 1, (2, 3)), "does not add up"),
         (lambda g, x: g.rotary("it", x, heads=2), "no even multiple of 2 heads"),
         (lambda g, x: g.group_norm("it", x, groups=4), "4 groups do not divide"),
     ],

@@ -7,7 +7,6 @@ from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.ops.gru_cell import GruCell
 from castile.planner.ops.lstm_cell import LstmCell
-from castile.planner.recurrent import gru, lstm
 from castile.planner.strategy import Config, Strategy, parts
 from castile.runtime import machine
 from tests.op_cases import Case, case, cases_of
@@ -84,7 +83,7 @@ def test_all_steps_of_a_layer_have_one_cost() -> None:
 def _graph(kind: str, length: int, width: int = 5) -> tuple[Graph, np.ndarray]:
     g = Graph(kind, "float64")
     x = g.input("x", (3, length, 4), "b s i")
-    y, _ = {"lstm": lstm, "gru": gru}[kind](g, "layer", x, width)
+    y, _ = getattr(g, kind)("layer", x, width)
     g.outputs = [y.name]
     g.minimise(g.sum("loss", g.tanh("curve", g.linear("head", y, features=2))))
     return g, np.random.default_rng(3).normal(size=(3, length, 4))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from castile.launch.models import Recipe
 from castile.planner.graph import Graph
-from castile.planner.recurrent import lstm
 
 RECIPE = Recipe(data="text", batch=32, lr=0.5, momentum=0.9, epochs=1, clip=1.0)
 
@@ -28,7 +27,7 @@ def build(
     targets = g.input("targets", (b, seq), "b s", "int32")
     x = g.embedding("tok", tokens, rows=vocab, features=width, scale=1.0)
     for n in range(layers):
-        x, _ = lstm(g, f"lstm{n + 1}", x, width)
+        x, _ = g.lstm(f"lstm{n + 1}", x, width)
     logits = g.linear("head", x, features=vocab)
     g.outputs = [logits.name]
     g.minimise(g.cross_entropy("loss", logits, targets))

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from castile.launch.models import Recipe
 from castile.planner.graph import Graph
+from castile.planner.layers.lstm import State
 from castile.planner.op import Tensor
-from castile.planner.recurrent import State, lstm
 
 RECIPE = Recipe(data="reverse", batch=64, lr=0.005, epochs=4, optimizer="adamw", schedule="cosine:warmup=50", clip=1.0)
 
@@ -51,6 +51,6 @@ def _layers(
     x = g.embedding(f"{name}.tok", tokens, rows=vocab, features=width, scale=1.0)
     last: list[State | None] = []
     for n, state in enumerate(states):
-        x, end = lstm(g, f"{name}{n + 1}", x, width, state)
+        x, end = g.lstm(f"{name}{n + 1}", x, width, state)
         last.append(end)
     return x, last

@@ -55,15 +55,3 @@ class Slice(Op):
     def layer(g, name: str, x: Tensor, dim: int, start: int, stop: int) -> Tensor:
         """Add a range of a dim to graph `g`; a negative dim counts from the last."""
         return g.apply(Slice(dim % len(x.shape) if x.shape else dim, start, stop), name, x)
-
-
-def split(g, name: str, x: Tensor, dim: int, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """Add slices `name`.0, `name`.1, ... of these lengths to graph `g`, side by side along a dim of x.
-
-    Raises ValueError unless the lengths add up to the dim's.
-    """
-    if not -len(x.shape) <= dim < len(x.shape) or sum(sizes) != x.shape[dim]:
-        raise ValueError(f"{name}: split into {sizes} does not add up to dim {dim} of {x.name!r}, shape {x.shape}")
-    starts = [sum(sizes[:n]) for n in range(len(sizes))]
-    ranges = enumerate(zip(starts, sizes, strict=True))
-    return tuple(Slice.layer(g, f"{name}.{n}", x, dim, start, start + size) for n, (start, size) in ranges)
