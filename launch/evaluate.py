@@ -45,12 +45,12 @@ def held_out(job: Job, plan: Strategy, dataset: Dataset, state: State) -> HeldOu
     lowering = Lowering(graph, job.machine, job.lowering.updates, mode="forward")
     prepared = job.prepare(adapted(plan, job.lowering, graph), lowering)
     execution = job.execute(prepared, 0, state, graph)
-    labels = _labels(graph)
+    labels = labels_of(graph)
     pieces = [(scores, arrays[labels][: len(scores)]) for scores, arrays in _scores(graph, dataset, execution)]
     if not pieces:
         return None
     scores, truth = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
-    return _judge(graph, scores.astype(np.float64), truth, dataset.num_held_out)
+    return judge(graph, scores.astype(np.float64), truth, dataset.num_held_out)
 
 
 def adapted(plan: Strategy, trained: Lowering, graph: Graph) -> Strategy:
@@ -82,7 +82,7 @@ def _scores(graph: Graph, dataset: Dataset, execution: Execution) -> Iterator[tu
             yield scores[: total - begin].copy(), arrays
 
 
-def _labels(graph: Graph) -> str:
+def labels_of(graph: Graph) -> str:
     """The input that the model's output is compared with: the first that only what follows the output reads."""
     before: set[str] = set(graph.outputs)
     for node in reversed(graph.nodes.values()):
@@ -91,7 +91,7 @@ def _labels(graph: Graph) -> str:
     return next(name for name in graph.inputs if name not in before)
 
 
-def _judge(graph: Graph, scores: np.ndarray, truth: np.ndarray, num_samples: int) -> HeldOut:
+def judge(graph: Graph, scores: np.ndarray, truth: np.ndarray, num_samples: int) -> HeldOut:
     if truth.dtype.kind in "iu" and scores.ndim == truth.ndim + 1:
         chosen = np.take_along_axis(scores, truth[..., None], axis=-1)[..., 0]
         loss = float((logsumexp(scores, axis=-1) - chosen).mean())

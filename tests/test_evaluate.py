@@ -1,0 +1,101 @@
+"""Evaluation: another graph over the parameters of training, under any plan, with running statistics and no dropout."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from castile.launch import models
+from castile.launch.evaluate import HeldOut, adapted, auc, judge, labels_of
+from castile.launch.execution import Execution, feed_from, prepare
+from castile.planner.cost import CostModel
+from castile.planner.graph import Graph
+from castile.planner.lower import Lowering
+from castile.planner.strategy import Strategy
+from castile.runtime import machine
+from castile.runtime.comm.local import LocalWorld
+from tests.strategies import strategies, whole_on
+from tests.training import SGD, difference
+
+NUM_PROCS = 3
+
+
+def build(training: bool) -> Graph:
+    """Every kind of difference between training and evaluation."""
+    g = Graph("both", "float64")
+    x = g.input("x", (4, 3, 4, 4), "b c h w")
+    label = g.input("label", (4,), "b", "int64")
+    x = g.relu("relu", g.batch_norm("bn", g.conv2d("conv", x, 6, 3, padding=1), training=training))
+    x = g.global_pool("pool", x)
+    x = g.dropout("drop", x, rate=0.5) if training else x
+    logits = g.linear("fc", x, features=5)
+    g.outputs = [logits.name]
+    g.minimise(g.cross_entropy("loss", logits, label))
+    return g
+
+
+def evaluated(plan: Strategy, other: Strategy | None) -> np.ndarray:
+    """What is said of samples after two steps under a plan, evaluated under it or under the Configs of another."""
+    on, comm, rng = machine.local(NUM_PROCS), LocalWorld(1).communicators[0], np.random.default_rng(0)
+    training, evaluation = build(True), build(False)
+    lowering = Lowering(training, on, SGD)
+    execution = Execution(training, prepare(lowering, plan, CostModel(on)), comm, range(NUM_PROCS), seed=5, poison=True)
+    execution.initialise(3)
+    for step in range(2):
+        execution.feed(feed_from(batch(rng)), 0.1, step)
+        execution.runner.run()
+    homes = adapted(plan, lowering, evaluation)
+    configs = {**homes.configs, **({n: other.configs[n] for n in evaluation.nodes} if other else {})}
+    forward = Lowering(evaluation, on, SGD, mode="forward")
+    prepared = prepare(forward, Strategy(configs, num_procs=NUM_PROCS), CostModel(on))
+    judged = Execution(evaluation, prepared, comm, range(NUM_PROCS), execution.state, poison=True)
+    judged.feed(feed_from(batch(rng)))
+    judged.runner.run()
+    scores = judged.output(evaluation.outputs[0])
+    assert scores is not None
+    return scores.copy()
+
+
+def batch(rng: np.random.Generator) -> dict[str, np.ndarray]:
+    return {"x": rng.normal(size=(4, 3, 4, 4)), "label": rng.integers(0, 5, 4)}
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(strategies(build(True), NUM_PROCS), st.one_of(st.none(), strategies(build(False), NUM_PROCS)))
+def test_a_model_says_the_same_whatever_plan_trained_andjudged_it(plan: Strategy, other: Strategy | None) -> None:
+    assert difference(evaluated(plan, other), evaluated(whole_on(build(True)), None)) < 1e-10
+
+
+def test_the_graph_for_evaluation_has_running_statistics_and_no_dropout() -> None:
+    names = {mode: [n.op.name for n in build(mode).nodes.values()] for mode in (True, False)}
+    assert "dropout" in names[True] and "dropout" not in names[False]
+    assert "batch_moments" in names[True] and "batch_moments" not in names[False]
+    assert build(True).states == build(False).states and not build(False).updates
+
+
+@pytest.mark.parametrize("name", models.available())
+def test_every_model_evaluates_over_the_parameters_that_it_trains(name: str) -> None:
+    model = models.parse(name)
+    training, evaluation = model.graph(2), model.graph(2, training=False)
+    assert {t.name: t.shape for t in training.params} == {t.name: t.shape for t in evaluation.params}
+    assert training.states == evaluation.states and training.outputs == evaluation.outputs
+    assert labels_of(evaluation) in evaluation.inputs
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=30))
+def test_the_area_is_how_often_a_positive_scores_above_a_negative(drawn: list[tuple[int, bool]]) -> None:
+    scores, positive = np.array([s for s, _ in drawn], float), np.array([p for _, p in drawn])
+    pairs = [(a > b) + (a == b) / 2 for a in scores[positive] for b in scores[~positive]]
+    assert auc(scores, positive) == (pytest.approx(np.mean(pairs)) if pairs else None)
+
+
+def test_what_is_told_follows_from_what_the_model_says() -> None:
+    classes, g = build(False), Graph("two", "float64")
+    scores, truth = np.array([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]]), np.array([0, 1, 1])
+    judged = judge(classes, scores, truth, 3)
+    assert judged.accuracy == pytest.approx(2 / 3) and judged.auc is None
+    x, y = g.input("x", (3, 1), "b i"), g.input("y", (3, 1), "b i")
+    g.minimise(g.mse("loss", g.linear("fc", x, features=1), y))
+    assert judge(g, np.array([[1.0], [2.0], [3.0]]), np.array([[1.0], [2.0], [5.0]]), 3) == HeldOut(4 / 3, 3)
