@@ -71,7 +71,7 @@ def castile(model: str, batch: int, steps: int, ranks: int, rate: float, momentu
         words = [
             "launch", "-n", str(ranks), "train", model, "--batch", str(batch), "--steps", str(steps),
             "--seed", str(SEED),
-            "--optimizer", f"sgd:momentum={momentum}", "--lr", str(rate), "--budget", "100",
+            "--optimizer", f"sgd:momentum={momentum}", "--lr", str(rate), "--clip", "0", "--budget", "100",
             "--profile", f"{scratch}/profile.db", "--metrics", str(metrics),
         ]  # fmt: skip
         subprocess.run([str(Path(sys.executable).with_name("castile")), *words], check=True, stdout=subprocess.DEVNULL)

@@ -13,19 +13,27 @@ import pytest
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
-LINES = [line.partition(" #")[0].strip() for block in BLOCKS for line in block.splitlines()]
-COMMANDS = [line for line in LINES if line.startswith((".venv/bin/", "make "))]
+LINES = [[line.partition(" #")[0].strip() for line in block.splitlines()] for block in BLOCKS]
+GROUPS = [[line for line in lines if line.startswith((".venv/bin/", "make "))] for lines in LINES]
+GROUPS = [group for group in GROUPS if group]
 PLAN_TEXT = "b:2 on 0,1  conv* relu* pool flat fc* loss"
 
 
 def test_the_commands_are_found() -> None:
-    assert len(COMMANDS) >= 6 and {"make demo", "make test"} <= set(COMMANDS)
+    commands = [command for group in GROUPS for command in group]
+    assert len(commands) >= 9 and {"make demo", "make test"} <= set(commands)
 
 
 @pytest.mark.mpi
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c != "make test"])
-def test_runs(command: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group[0])
+def test_runs(group: list[str], tmp_path: Path) -> None:
+    for command in group:
+        if command != "make test":
+            run(command, tmp_path)
+
+
+def run(command: str, tmp_path: Path) -> None:
     words = shlex.split(command)
     if words[0] == "make" and not (ROOT / ".venv" / "bin" / "castile").exists():
         pytest.skip("castile is not installed in this checkout's .venv")
