@@ -30,7 +30,7 @@ lint: .venv/.castile-test
 	$(BIN)/mypy -p castile
 
 # As `make accept ARGS=--with-tests`, or ARGS="--only helps simulator".
-accept: .venv/.castile-test
+accept: .venv/.castile-bench
 	$(BIN)/python benchmarks/accept.py $(ARGS)
 
 .venv/.castile-mpi: pyproject.toml setup.py
@@ -40,11 +40,15 @@ accept: .venv/.castile-test
 	$(call install,mpi,test)
 	@touch .venv/.castile-mpi
 
+.venv/.castile-bench: pyproject.toml setup.py
+	$(call install,mpi,test,bench)
+	@touch .venv/.castile-mpi .venv/.castile-test
+
 define install
 @$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "castile needs Python 3.11 or newer: make PYTHON=python3.11")'
 @test -x $(BIN)/python || $(PYTHON) -m venv .venv
 @echo "installing castile into .venv"
-@$(BIN)/python -m pip install --quiet --editable '.[$(1)$(if $(2),$(comma)$(2))]'
+@$(BIN)/python -m pip install --quiet --editable '.[$(1)$(if $(2),$(comma)$(2))$(if $(3),$(comma)$(3))]'
 @$(BIN)/castile doctor --write-mpi-settings
 @touch $@
 endef

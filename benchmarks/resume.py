@@ -19,8 +19,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.figures import Figure, tell
+from castile.launch import models
+from castile.planner import strategy as strategies
+from castile.planner.graph import Graph, Node
+from castile.planner.strategy import Config, Strategy
 
-PARTS = ((4, "data_parallel"), (2, "mcmc"), (3, "data_parallel"), (1, "mcmc"))
+# Ranks, and the axes along which nodes are cut there: the first that a node has.
+PARTS = ((4, "b"), (2, "oc"), (3, "hdib"), (1, ""))
+BATCH = 48
 MOST = 1e-10
 
 
@@ -35,9 +41,10 @@ def main() -> None:
 
 def compare(model: str, steps: int, scratch: Path) -> list[Figure]:
     """The largest relative difference of the losses of one step."""
-    train(1, model, steps, scratch / "whole", "data_parallel")
-    for number, (ranks, search) in enumerate(PARTS):
-        train(ranks, model, steps * (number + 1) // len(PARTS), scratch / "parts", search)
+    graph = models.parse(model).graph(BATCH, "float64")
+    train(1, model, steps, scratch / "whole", plan(graph, 1, ""))
+    for number, (ranks, axes) in enumerate(PARTS):
+        train(ranks, model, steps * (number + 1) // len(PARTS), scratch / "parts", plan(graph, ranks, axes))
     one, many = (losses(scratch / name) for name in ("whole", "parts"))
     assert len(one) == len(many) == steps, f"{len(one)} and {len(many)} steps were trained, not {steps}"
     worst = max(abs(b / a - 1) for a, b in zip(one, many, strict=True))
@@ -47,11 +54,23 @@ def compare(model: str, steps: int, scratch: Path) -> list[Figure]:
     ]
 
 
-def train(ranks: int, model: str, steps: int, folder: Path, search: str) -> None:
+def plan(graph: Graph, ranks: int, axes: str) -> Strategy:
+    """Every node cut along one of these axes, or done by all alike."""
+    return Strategy({name: _config(node, ranks, axes) for name, node in graph.nodes.items()}, num_procs=ranks)
+
+
+def _config(node: Node, ranks: int, axes: str) -> Config:
+    a, every = node.alignment, tuple(range(ranks))
+    fits = [axis for axis in axes if axis not in a.frozen and a.extents.get(axis, 0) >= ranks]
+    return Config({fits[0]: ranks}, 1, every) if fits and ranks > 1 else Config({}, ranks, every)
+
+
+def train(ranks: int, model: str, steps: int, folder: Path, chosen: Strategy) -> None:
     """The command line; it goes on from what is in the folder."""
+    strategies.write(chosen, folder / f"plan{ranks}.json")
     words: Sequence[str] = (
         "launch", "-n", str(ranks), "train", model, "--dtype", "float64", "--steps", str(steps), "--resume",
-        "--schedule", "constant", "--search", search, "--budget", "60", "--seed", "3", "--batch", "48",
+        "--schedule", "constant", "--plan", str(folder / f"plan{ranks}.json"), "--seed", "3", "--batch", str(BATCH),
         "--checkpoint", str(folder), "--metrics", str(folder / "metrics.jsonl"),
         "--profile", str(folder / "profile.db"),
     )  # fmt: skip
