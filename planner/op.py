@@ -69,6 +69,8 @@ class Op:
     flops_per_point: ClassVar[float] = 0
     results: ClassVar[tuple[str, ...]] = ("",)
     flows: ClassVar[int] = 1
+    # Settings that say where or which one, and nothing of how much there is to do.
+    costless: ClassVar[tuple[str, ...]] = ()
 
     def axis_line(self, inputs: tuple[Tensor, ...]) -> str:
         """The axis line for these inputs; override it where it depends on their shapes (broadcasting)."""
@@ -93,6 +95,11 @@ class Op:
     @cached_property
     def settings(self) -> tuple[tuple[str, object], ...]:
         return tuple((f.name, getattr(self, f.name)) for f in fields(self))  # type: ignore[arg-type]
+
+    @cached_property
+    def cost_settings(self) -> tuple[tuple[str, object], ...]:
+        """The settings on which the cost depends."""
+        return tuple((name, value) for name, value in self.settings if name not in self.costless)
 
     def bind(self, inputs: tuple[Tensor, ...], who: str) -> Alignment:
         """Fit the axis line to the inputs. Raises ValueError in the user's names where they do not fit."""

@@ -1,14 +1,17 @@
-"""What recurrent layers share: the input's part of all positions' gates, and steps as one sequence.
+"""What recurrent cells and layers share: a step's own position, the input's part of all gates, steps as one sequence.
 
-It does not know what a cell does.
+It does not know what a cell computes.
 """
 
 from __future__ import annotations
 
 from math import sqrt
+from typing import ClassVar
 
+from castile.planner.axes import parse
 from castile.planner.graph import Graph
-from castile.planner.op import Init, Tensor
+from castile.planner.op import Init, Op, Part, Tensor
+from castile.runtime.region import Box
 
 
 def shares_of(g: Graph, name: str, x: Tensor, gates: int, width: int) -> Tensor:
@@ -21,3 +24,43 @@ def shares_of(g: Graph, name: str, x: Tensor, gates: int, width: int) -> Tensor:
 def together(g: Graph, name: str, steps: list[Tensor]) -> Tensor:
     """The hidden units of steps as one sequence [b, s, h]."""
     return g.concat(f"{name}.states", 1, *steps) if len(steps) > 1 else steps[0]
+
+
+class Cell(Op):
+    """Base of recurrent steps: operand 0, x [b, s, g, h], holds the gates' share of all positions; one is read.
+
+    first   the axis line of a step that has none before it
+    """
+
+    first: ClassVar[str]
+    costless = ("position",)
+    position: int
+
+    def axis_line(self, inputs: tuple[Tensor, ...]) -> str:
+        x = inputs[0]
+        if self.position >= x.shape[1]:
+            raise ValueError(f"{self.name}: {x.name!r} of shape {x.shape} has no position {self.position}")
+        return self.first if len(inputs) == len(parse(self.first).operands) else self.line
+
+    def reads(self, operand: int, part: Part) -> Box:
+        box = super().reads(operand, part)
+        if operand:
+            return box
+        return Box((box.lo[0], self.position, *box.lo[2:]), (box.hi[0], self.position + 1, *box.hi[2:]))
+
+    def flops(self, which: str, part: Part) -> float:
+        # those of the product with the state; a step that has none before it still has its gates
+        of = {axis: hi - lo for axis, (lo, hi) in part.ranges.items()}
+        return self.flops_per_point * of["b"] * of["g"] * of["h"] * of.get("i", 1)
+
+
+def cell_operands(
+    g: Graph, weights: str, x: Tensor, biases: tuple[str, ...], state: tuple[Tensor, ...] | None
+) -> list[Tensor]:
+    """The operands of a cell but x: its biases, the state before, and where there is one the weight that meets it."""
+    gates, units = x.shape[2:]
+    init = Init("uniform", 1 / sqrt(units))
+    operands = [g.param(f"{weights}.{bias}", (gates, units), ("g", "h"), init) for bias in biases]
+    if state is not None:
+        operands += [*state, g.param(f"{weights}.weight", (gates, units, units), ("g", "h", "i"), init)]
+    return operands

@@ -166,7 +166,7 @@ def _cost_key(
     ports = zip((*inputs, *outputs), (*step.inputs, *step.outputs), strict=True)
     boxes = [(box, dtypes(port.region)) for box, port in ports if box]
     shapes = ";".join("x".join(map(str, box.shape)) for box, _ in boxes)
-    settings = ",".join(f"{name}={value}" for name, value in op.settings)
+    settings = ",".join(f"{name}={value}" for name, value in op.cost_settings)
     nbytes = sum(prod(box.shape) * np.dtype(dtype).itemsize for box, dtype in boxes)
     dtype = dtypes(step.outputs[0].region)
     return CostKey(f"{op.name}.{step.which}", f"{shapes}|{settings}", dtype, round(op.flops(step.which, part)), nbytes)

@@ -15,6 +15,7 @@ class Dropout(Op):
     and the gradient finds it out anew instead of keeping it. Two nodes of one salt leave out alike.
     """
 
+    costless = ("salt",)
     rate: float = 0.5
     salt: int = 0
 

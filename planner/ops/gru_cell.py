@@ -6,13 +6,8 @@ units may be cut. It does not know what comes before or after the step.
 
 from __future__ import annotations
 
-from functools import cached_property
-
-from castile.planner.op import Op, Part, Tensor, op
-from castile.planner.ops.lstm_cell import at_position, cell_flops, cell_operands
-from castile.runtime.region import Box
-
-FIRST = "b s! g! h, *g! h, *g! h -> b t h, b t q! h"
+from castile.planner.op import Tensor, op
+from castile.planner.recurrent import Cell, cell_operands
 
 
 @op(
@@ -20,7 +15,7 @@ FIRST = "b s! g! h, *g! h, *g! h -> b t h, b t q! h"
     flops_per_point=2,
     results=("", "gates"),
 )
-class GruCell(Op):
+class GruCell(Cell):
     """x [b, s, 3, h], two biases [3, h], state [b, 1, i], again [b, 1, h], w [3, h, i] -> state, gates [b, 1, 4, h].
 
     x, its part of the gates at all positions, is read at `position`; i is h, in whole, so the state is given twice: for
@@ -28,27 +23,11 @@ class GruCell(Op):
     [3h, i], and its bias_ih and bias_hh are the biases as [3h]. Without state and w the state begins as zeros.
     """
 
+    first = "b s! g! h, *g! h, *g! h -> b t h, b t q! h"
     position: int = 0
-
-    @cached_property
-    def settings(self) -> tuple[tuple[str, object], ...]:
-        # where a step reads is no part of how: all steps have one cost
-        return ()
-
-    def axis_line(self, inputs: tuple[Tensor, ...]) -> str:
-        if self.position >= inputs[0].shape[1]:
-            raise ValueError(f"gru_cell: {inputs[0].name!r} of shape {inputs[0].shape} has no position {self.position}")
-        return FIRST if len(inputs) == 3 else self.line
 
     def extents(self, known: dict[str, int]) -> dict[str, int]:
         return {"t": 1, "q": 4}
-
-    def reads(self, operand: int, part: Part) -> Box:
-        box = super().reads(operand, part)
-        return box if operand else at_position(box, self.position)
-
-    def flops(self, which: str, part: Part) -> float:
-        return cell_flops(part, self.flops_per_point)
 
     def forward(self, k, x, bias_x, bias_r, whole=None, h=None, w=None):
         r = k.zero(shape=x.shape, dtype=x.dtype) if whole is None else k.contract("bti,ghi->btgh", whole, w)

@@ -7,13 +7,8 @@ own units of all else. It does not know what comes before or after the step.
 
 from __future__ import annotations
 
-from functools import cached_property
-from math import sqrt
-
-from castile.planner.op import Init, Op, Part, Tensor, op
-from castile.runtime.region import Box
-
-FIRST = "b s! g! h, *g! h -> b t h, b t h, b t g h"
+from castile.planner.op import Tensor, op
+from castile.planner.recurrent import Cell, cell_operands
 
 
 @op(
@@ -22,7 +17,7 @@ FIRST = "b s! g! h, *g! h -> b t h, b t h, b t g h"
     results=("", "cell", "gates"),
     flows=2,
 )
-class LstmCell(Op):
+class LstmCell(Cell):
     """x [b, s, 4, h], bias [4, h], state [b, 1, i], cell [b, 1, h], w [4, h, i] -> state, cell, gates [b, 1, 4, h].
 
     x, its part of the gates at all positions, is read at `position`; i is h, in whole. The gates are PyTorch's: input,
@@ -30,29 +25,11 @@ class LstmCell(Op):
     w both begin as zeros.
     """
 
+    first = "b s! g! h, *g! h -> b t h, b t h, b t g h"
     position: int = 0
-
-    @cached_property
-    def settings(self) -> tuple[tuple[str, object], ...]:
-        # where a step reads is no part of how: all steps have one cost
-        return ()
-
-    def axis_line(self, inputs: tuple[Tensor, ...]) -> str:
-        if self.position >= inputs[0].shape[1]:
-            raise ValueError(
-                f"lstm_cell: {inputs[0].name!r} of shape {inputs[0].shape} has no position {self.position}"
-            )
-        return FIRST if len(inputs) == 2 else self.line
 
     def extents(self, known: dict[str, int]) -> dict[str, int]:
         return {"t": 1}
-
-    def reads(self, operand: int, part: Part) -> Box:
-        box = super().reads(operand, part)
-        return box if operand else at_position(box, self.position)
-
-    def flops(self, which: str, part: Part) -> float:
-        return cell_flops(part, self.flops_per_point)
 
     def forward(self, k, x, bias, h=None, c=None, w=None):
         if h is None:
@@ -83,26 +60,3 @@ class LstmCell(Op):
         is the tensor `name:cell`.
         """
         return g.apply(LstmCell(position), name, x, *cell_operands(g, weights, x, ("bias",), state))
-
-
-def at_position(box: Box, position: int) -> Box:
-    """A box of all positions, the second dim, cut to one of them."""
-    return Box((box.lo[0], position, *box.lo[2:]), (box.hi[0], position + 1, *box.hi[2:]))
-
-
-def cell_flops(part: Part, flops_per_point: float) -> float:
-    """Those of the product with the state; a cell that has none before it still has its gates."""
-    of = {axis: hi - lo for axis, (lo, hi) in part.ranges.items()}
-    return flops_per_point * of["b"] * of["g"] * of["h"] * of.get("i", 1)
-
-
-def cell_operands(
-    g, weights: str, x: Tensor, biases: tuple[str, ...], state: tuple[Tensor, ...] | None
-) -> list[Tensor]:
-    """The operands of a cell but x: its biases, the state before, and where there is one the weight that meets it."""
-    gates, units = x.shape[2:]
-    init = Init("uniform", 1 / sqrt(units))
-    operands = [g.param(f"{weights}.{bias}", (gates, units), ("g", "h"), init) for bias in biases]
-    if state is not None:
-        operands += [*state, g.param(f"{weights}.weight", (gates, units, units), ("g", "h", "i"), init)]
-    return operands

@@ -14,6 +14,7 @@ from castile.runtime.region import Box
 class Slice(Op):
     """x -> the elements `start` to `stop` - 1 of its dim `dim`; x may be a parameter."""
 
+    costless = ("start", "stop")
     dim: int = 0
     start: int = 0
     stop: int = 1

@@ -150,7 +150,7 @@ def _groups(graph: Graph) -> list[list[str]]:
     found: dict[object, list[str]] = {}
     for name, node in graph.nodes.items():
         a = node.alignment
-        kind = (node.op.name, node.op.settings, tuple(a.extents.items()), a.frozen)
+        kind = (node.op.name, node.op.cost_settings, tuple(a.extents.items()), a.frozen)
         found.setdefault(kind, []).append(name)
         found.setdefault((kind, re.sub(r"\d+", "#", name)), []).append(name)
     return list({tuple(group): group for group in found.values() if len(group) > 1}.values())
