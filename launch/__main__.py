@@ -25,10 +25,10 @@ _FOLDER = Path(__file__).parent
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line `argv` (default: the process's own) and returns the exit status: 0, 1 or 2."""
     args = list(sys.argv[1:] if argv is None else argv)
-    if ranks.num_launched() > 1:
-        # Ranks share the cores: a thread pool in each, as large as the machine, would only slow them down.
-        for name in mpi_settings.THREAD_VARIABLES:
-            os.environ.setdefault(name, "1")
+    # A rank is a core. Ranks share the cores, and one alone loses too by pools of threads in its libraries, which spin
+    # between many short products: steps of gpt took three times as long, of lstm seven times.
+    for name in mpi_settings.THREAD_VARIABLES:
+        os.environ.setdefault(name, "1")
     return ranks.main_guard(lambda: _dispatch(args))
 
 
