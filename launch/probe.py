@@ -283,7 +283,9 @@ def fit_link(nbytes: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
     # Columns of one size, or the solver takes the bytes' tiny coefficients for zero.
     scale = rows.max(axis=0)
     latency, per_byte = nnls(rows / scale, np.ones(len(nbytes)))[0] / scale
-    return float(latency), 1.0 / _positive(float(per_byte), "a byte over the link")
+    # On a busy host small messages may have taken as long as large ones: then the largest alone says what a byte costs.
+    largest = seconds[-1] / nbytes[-1]
+    return float(latency), 1.0 / _positive(float(per_byte or largest), "a byte over the link")
 
 
 def _ping(comm: Communicator, peer: int, nbytes: int) -> float:

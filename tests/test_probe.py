@@ -155,6 +155,12 @@ def test_fit_finds_latency_and_rate(latency, rate):
     assert np.array(found[0] + nbytes / found[1]) == pytest.approx(latency + nbytes / rate, rel=1e-3)
 
 
+def test_a_link_whose_small_messages_were_held_up_has_a_rate_all_the_same():
+    nbytes = np.array(probe.PING_BYTES, float)
+    _, rate = probe.fit_link(nbytes, np.linspace(2e-3, 1e-3, len(nbytes)))
+    assert rate == pytest.approx(nbytes[-1] / 1e-3)
+
+
 def test_a_failed_measurement_raises(monkeypatch):
     monkeypatch.setattr(probe.time, "perf_counter", lambda: float("nan"))
     with pytest.raises(RuntimeError, match="clock"):
