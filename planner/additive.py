@@ -1,0 +1,275 @@
+"""The additive cost model: a price for each node's Config and for each pair of Configs that share a tensor.
+
+The sum of Jia, Lin, Qi, Aiken, "Exploring Hidden Dimensions in Parallelizing Convolutional Neural Networks" (ICML
+2018), with prices from the templates of lowering and the cost model. It knows neither overlap nor memory, nor who
+minimises it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from castile.planner.cost import CostModel
+from castile.planner.instances import StepInstance
+from castile.planner.lower import Lowering
+from castile.planner.program import Flow, Program, Step
+from castile.planner.strategy import Config, Strategy, parts
+from castile.planner.versions import Placed, Versions
+from castile.runtime import transfer
+from castile.runtime.dependence import Version
+from castile.runtime.region import whole
+from castile.runtime.task import NUM_LANES, Kind
+
+# Packing, moving and folding of one transfer follow each other.
+PHASES = {Kind.PACK: 0, Kind.MOVE: 1, Kind.COLLECTIVE: 1, Kind.FOLD: 2}
+
+Slots = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Two nodes of the graph in its order, and the flows between them, as if no other node touched these.
+
+    alone   for each flow what one of the two has of it in its own price already, None where that is nothing
+    key     equal for edges that cost the same, whatever their nodes' names
+    """
+
+    nodes: tuple[str, str]
+    flows: tuple[Flow, ...]
+    alone: tuple[Flow | None, ...]
+    key: Hashable
+
+
+class Additive:
+    """Prices, in picoseconds, of one graph's Configs on one machine.
+
+    A node's price is the sum over its passes, with its parameters' updates, of the busiest processor's work, and the
+    transfers that its own Config decides (the sum of its gradients). What else follows from a Config (a default update)
+    belongs to the node that decides it. A pair's price is that of the transfers between the two, less what is in the
+    price of one of them already. Of a tensor with several readers, each is priced as if it were alone with the
+    producer; where no tensor has more than two users, each transfer is thus priced once.
+    """
+
+    def __init__(self, lowering: Lowering, cost: CostModel) -> None:
+        self.lowering, self.cost = lowering, cost
+        self.program: Program = lowering.program(Strategy({}, lowering.microbatches))
+        self._versions = Versions(lowering.machine)
+        self._numbers: dict[Hashable, int] = {}
+        self._decided: dict[tuple[str, Config], dict[str, Config]] = {}
+        self._instances: dict[tuple[int, Config], StepInstance] = {}
+        self._boxes: dict[tuple[int, int, bool, Config], Placed] = {}
+        self._spent: dict[int, int] = {}
+        self._prices: dict[Hashable, int] = {}
+
+    @cached_property
+    def deciders(self) -> dict[str, str]:
+        """For each node of the program the node of the graph whose Config decides its own."""
+        names = list(self.lowering.piece.nodes)
+        marked = {name: Config(procs=(number,)) for number, name in enumerate(names)}
+        found = self.lowering.configs(Strategy(marked, self.lowering.microbatches))
+        # What is done by many at once, such as the factor of clipping, nobody decides alone.
+        return {name: names[config.procs[0]] for name, config in found.items() if len(config.procs) == 1}
+
+    @cached_property
+    def steps(self) -> dict[str, list[Step]]:
+        """By node of the graph: the passes that its Config decides, in the order of the program."""
+        found: dict[str, list[Step]] = {name: [] for name in self.lowering.piece.nodes}
+        for step in self.program.steps:
+            if step.node.name in self.deciders:
+                found[self.deciders[step.node.name]].append(step)
+        return found
+
+    @cached_property
+    def kinds(self) -> dict[str, int]:
+        """By node: a number, equal for nodes whose passes are alike."""
+        return {name: self._number("node", *map(self._kind, steps)) for name, steps in self.steps.items()}
+
+    @cached_property
+    def own(self) -> dict[str, tuple[Flow, ...]]:
+        """By node: the flows that its own Config decides, and its share of those that it decides with others."""
+        found: dict[str, list[Flow]] = {name: [] for name in self.steps}
+        for anchor, _, flow in self._shares:
+            if (alone := self._only(flow, {anchor})) is not None:
+                found[anchor].append(alone)
+        return {name: tuple(flows) for name, flows in found.items()}
+
+    @cached_property
+    def edges(self) -> tuple[Edge, ...]:
+        """The pairs of nodes between which something may have to move, each once."""
+        found: dict[tuple[str, str], list[tuple[Flow, Flow | None]]] = {}
+        place = {name: number for number, name in enumerate(self.steps)}
+        for anchor, others, flow in self._shares:
+            for other in others:
+                if (between := self._only(flow, {anchor, other})) is not None:
+                    a, b = sorted((anchor, other), key=place.__getitem__)
+                    found.setdefault((a, b), []).append((between, self._only(flow, {anchor})))
+        return tuple(self._edge(nodes, rows) for nodes, rows in found.items())
+
+    def _edge(self, nodes: tuple[str, str], rows: Sequence[tuple[Flow, Flow | None]]) -> Edge:
+        flows, alone = (tuple(column) for column in zip(*rows, strict=True))
+        return Edge(nodes, flows, alone, self._key(nodes, (*flows, *(f for f in alone if f is not None))))
+
+    def work(self, name: str, config: Config) -> int:
+        """The work of a node: for each of its passes the busiest processor's, and the sum of these."""
+        key = ("work", self.kinds[name], config)
+        if key not in self._prices:
+            configs = self.decided(name, config)
+            self._prices[key] = sum(self._longest(step, configs[step.node.name]) for step in self.steps[name])
+        return self._prices[key]
+
+    def sync(self, name: str, config: Config) -> int:
+        """The transfers that a node's own Config decides."""
+        key = ("sync", self._own_key(name), config)
+        if key not in self._prices:
+            configs = self.decided(name, config)
+            self._prices[key] = sum(self.moves(flow, configs) for flow in self.own[name])
+        return self._prices[key]
+
+    def move(self, edge: Edge, first: Config, second: Config) -> int:
+        """The transfers between two nodes, less what `sync` of either holds of them."""
+        key = ("move", edge.key, first, second)
+        if key not in self._prices:
+            configs = self.decided(edge.nodes[0], first) | self.decided(edge.nodes[1], second)
+            priced = sum(self.moves(flow, configs) for flow in edge.alone if flow is not None)
+            self._prices[key] = sum(self.moves(flow, configs) for flow in edge.flows) - priced
+        return self._prices[key]
+
+    def price(self, configs: Mapping[str, Config]) -> int:
+        """The price of a plan: of its nodes and of all pairs."""
+        nodes = sum(self.work(name, configs[name]) + self.sync(name, configs[name]) for name in self.steps)
+        return nodes + sum(self.move(edge, *(configs[name] for name in edge.nodes)) for edge in self.edges)
+
+    @cached_property
+    def _shares(self) -> list[tuple[str, tuple[str, ...], Flow]]:
+        """Each flow with the node at its single end, and the other nodes that touch it."""
+        found = []
+        for flow in self.program.flows:
+            if flow.role == "input":
+                continue
+            made, read = self._ends(flow.producers), self._ends((*flow.readers, *flow.overwriters))
+            if flow.home is not None:
+                made = {self.deciders[flow.home.node.name]: None} if flow.home.node.name in self.deciders else {}
+            single = read if len(read) == 1 and len(made) != 1 else made
+            if single:
+                anchor = next(iter(single))
+                found.append((anchor, tuple(name for name in {**made, **read} if name != anchor), flow))
+        return found
+
+    def _ends(self, slots: Slots) -> dict[str, None]:
+        names = (self.program.steps[slot].node.name for slot, _ in slots)
+        return {self.deciders[name]: None for name in names if name in self.deciders}
+
+    def _only(self, flow: Flow, nodes: set[str]) -> Flow | None:
+        """What a flow would be if only these nodes touched it; None where nothing could move."""
+
+        def kept(slots: Slots) -> Slots:
+            return tuple(s for s in slots if self.deciders.get(self.program.steps[s[0]].node.name) in nodes)
+
+        made, read = kept(flow.producers), kept(flow.readers)
+        if not (made or flow.home) or not (read or flow.role == "output"):
+            return None
+        return replace(flow, producers=made, readers=read, overwriters=kept(flow.overwriters))
+
+    def side(self, edge: Edge, slot: int) -> int:
+        """Which of an edge's nodes decides a pass."""
+        return edge.nodes.index(self.deciders[self.program.steps[slot].node.name])
+
+    def home_side(self, edge: Edge, flow: Flow) -> int:
+        """Which of an edge's nodes decides where a carried region lies; -1 where that is neither."""
+        name = self.deciders.get(flow.home.node.name) if flow.home is not None else None
+        return edge.nodes.index(name) if name in edge.nodes else -1
+
+    def made(self, flow: Flow, configs: Mapping[str, Config]) -> list[Placed]:
+        """Where a flow's producers leave their pieces, or where what is carried lies."""
+        if flow.home is None:
+            return [self.placed(slot, port, True, configs) for slot, port in flow.producers]
+        node, config = flow.home.node, configs[flow.home.node.name]
+        boxes = tuple(p.writes(flow.home.result) for p in parts(node, config.split))
+        return [Placed((flow.shape, tuple(sorted(config.split.items()))), boxes, config)]
+
+    def read(self, flow: Flow, configs: Mapping[str, Config]) -> list[Placed]:
+        """What a flow's readers need, and where; the host reads the whole on processor 0."""
+        found = [self.placed(slot, port, False, configs) for slot, port in flow.readers]
+        return found + [Placed(("whole", flow.shape), (whole(flow.shape),), Config())] * (flow.role == "output")
+
+    def moves(self, flow: Flow, configs: Mapping[str, Config]) -> int:
+        """The transfers of a flow between nodes with these Configs."""
+        version, _ = self._versions.get(flow, self.made(flow, configs), self.read(flow, configs))
+        if id(version) not in self._spent:
+            self._spent[id(version)] = self._seconds(version)
+        return self._spent[id(version)]
+
+    def _seconds(self, version: Version) -> int:
+        """Picoseconds of a version's transfers: of each phase the busiest engine's, one phase after the other."""
+        patterns = version.patterns
+        lasts = self.cost.picoseconds([p.key for p in patterns]).tolist()
+        busy: list[dict[tuple[int, int], int]] = [{}, {}, {}]
+        for pattern, seconds in zip(patterns, lasts, strict=True):
+            engines = self.lowering.machine.engines
+            lanes = (divmod(int(lane), NUM_LANES) for lane in transfer.lanes(pattern.kind, pattern.procs))
+            for place in {(slot, engines[lane]) for slot, lane in lanes}:
+                phase = busy[PHASES[pattern.kind]]
+                phase[place] = phase.get(place, 0) + seconds
+        return sum(max(phase.values(), default=0) for phase in busy)
+
+    def _longest(self, step: Step, config: Config) -> int:
+        """Picoseconds of the busiest processor in one pass."""
+        keys, of_part = self._instance(step.slot, config).template.keys
+        lasts = np.repeat(self.cost.picoseconds(keys)[of_part], config.replicas)
+        return int(np.bincount(config.procs, lasts).max())
+
+    def _instance(self, slot: int, config: Config) -> StepInstance:
+        key = (slot, config)
+        if key not in self._instances:
+            step = self.program.steps[slot]
+            template = self.lowering.templates.get(step, config.split, self.program.dtypes.__getitem__)
+            self._instances[key] = StepInstance(step, template, config)
+        return self._instances[key]
+
+    def placed(self, slot: int, port: int, output: bool, configs: Mapping[str, Config]) -> Placed:
+        """The boxes of one port of a pass."""
+        config = configs[self.program.steps[slot].node.name]
+        key = (slot, port, output, config)
+        if key not in self._boxes:
+            template = self._instance(slot, config).template
+            boxes = tuple(template.box(part, port, output) for part in range(len(template.parts)))
+            self._boxes[key] = Placed((id(template), port, output), boxes, config)
+        return self._boxes[key]
+
+    def decided(self, name: str, config: Config) -> dict[str, Config]:
+        """The Configs of a node and of all that it decides."""
+        key = (name, config)
+        if key not in self._decided:
+            others = dict.fromkeys(self.steps, Config())
+            found = self.lowering.configs(Strategy({**others, name: config}, self.lowering.microbatches))
+            self._decided[key] = {n: found[n] for n, decider in self.deciders.items() if decider == name}
+        return self._decided[key]
+
+    def _kind(self, step: Step) -> int:
+        a, dtypes = step.node.alignment, self.program.dtypes
+        ports = tuple((p.role, p.index, p.cut, dtypes[p.region]) for p in (*step.inputs, *step.outputs))
+        shape = (tuple(a.extents.items()), a.operands, a.results, a.frozen)
+        return self._number("step", step.node.op, shape, step.which, step.axis, step.micro, ports)
+
+    def _own_key(self, name: str) -> int:
+        return self._number("own", self._key((name,), self.own[name]))
+
+    def _key(self, nodes: Sequence[str], flows: Sequence[Flow]) -> Hashable:
+        """What prices of flows between these nodes depend on, beside the nodes' Configs."""
+        places = {step.slot: (n, k) for n, name in enumerate(nodes) for k, step in enumerate(self.steps[name])}
+
+        def of(slots: Slots) -> tuple:
+            return tuple((places[slot], port) for slot, port in slots)
+
+        rows = tuple(
+            (f.shape, f.dtype, f.role, f.home and f.home.result, of(f.producers), of(f.readers), of(f.overwriters))
+            for f in flows
+        )
+        return self._number("flows", tuple(self.kinds[name] for name in nodes), rows)
+
+    def _number(self, *what: Hashable) -> int:
+        return self._numbers.setdefault(what, len(self._numbers))

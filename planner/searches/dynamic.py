@@ -1,0 +1,243 @@
+"""The exact optimum of the additive cost model, by elimination of nodes and edges, judged by the simulator.
+
+After Jia, Lin, Qi, Aiken (ICML 2018), who eliminate nodes with one input and one output; here any node is eliminated,
+in an order of little fill, which is a tree decomposition of the graph (Bertele, Brioschi, "Nonserial Dynamic
+Programming", 1972). Pairs of Configs are priced only where the best plan so far would use them. It does not know
+overlap: that is why it finds plans for several weights of transfers, and the simulator chooses.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import cached_property
+from math import prod
+
+import numpy as np
+
+from castile.planner.additive import Additive, Edge
+from castile.planner.missing import least
+from castile.planner.search import Run
+from castile.planner.space import placements, space_of
+from castile.planner.strategy import Config
+
+BUDGET = "100"
+# How many Configs of a node are looked at, in rounds, on few processors; with more of them each costs more to price.
+ROUNDS = (6, 16, 48)
+FEW_PROCS = 8
+LEAST = 4
+# Work counts twice; transfers count fully, or half where the other half is hidden beside work.
+WORK, WEIGHTS = 2, (2, 1)
+# Entries of a table on the way; where the graph needs larger ones, fewer Configs are looked at.
+MOST_ENTRIES = 2**21
+
+Scope = tuple[int, ...]
+Factor = tuple[Scope, np.ndarray]
+
+
+def search(run: Run) -> None:
+    """The optima among more and more Configs of each node, until there are no more or the budget is spent."""
+    model, num_procs, before = Additive(run.lowering, run.evaluator.cost), run.lowering.machine.num_procs, 0
+    for most in ROUNDS:
+        tables = _affordable(run, model, max(LEAST, most * FEW_PROCS // max(FEW_PROCS, num_procs)))
+        if tables.num_configs == before:
+            return
+        before = tables.num_configs
+        for weight in WEIGHTS:
+            found = tables.optimum(weight, lambda: run.spent >= 1)
+            if found is None:
+                return
+            run.propose(found)
+            if run.spent >= 1:
+                return
+
+
+def _affordable(run: Run, model: Additive, most: int) -> Tables:
+    """Tables of at most so many Configs a node, fewer where elimination could not hold what they need."""
+    while True:
+        tables = Tables(model, choices(run, model, most))
+        if most <= LEAST or tables.num_entries <= MOST_ENTRIES:
+            return tables
+        most = most * 3 // 4
+
+
+class Tables:
+    """The Configs of each node, by kind, and what is known of their prices; alike nodes share them."""
+
+    def __init__(self, model: Additive, choices: Mapping[int, Sequence[Config]]) -> None:
+        self.model, self.names = model, list(model.steps)
+        number = {name: n for n, name in enumerate(self.names)}
+        self.scopes: list[Scope] = [(number[a], number[b]) for a, b in (edge.nodes for edge in model.edges)]
+        self.configs = [choices[model.kinds[name]] for name in self.names]
+        self.order = elimination(len(self.names), self.scopes)
+
+    @cached_property
+    def moves(self) -> dict[Hashable, np.ndarray]:
+        """By kind of edge, [C of the one, C of the other]: a bound below each price, later the price itself."""
+        found: dict[Hashable, np.ndarray] = {}
+        for edge, (a, b) in zip(self.model.edges, self.scopes, strict=True):
+            if edge.key not in found:
+                found[edge.key] = least(self.model, edge, self.configs[a], self.configs[b])
+        return found
+
+    @cached_property
+    def known(self) -> dict[Hashable, np.ndarray]:
+        """Which entries of `moves` are prices."""
+        return {key: np.zeros(table.shape, bool) for key, table in self.moves.items()}
+
+    @cached_property
+    def nodes(self) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+        """By node the work and the transfers that its own Configs decide."""
+        return tuple((self._column(self.model.work, name), self._column(self.model.sync, name)) for name in self.names)
+
+    @property
+    def num_configs(self) -> int:
+        return sum(map(len, self.configs))
+
+    @property
+    def num_entries(self) -> int:
+        """Of the largest table that elimination fills."""
+        return largest([len(configs) for configs in self.configs], self.scopes, self.order)
+
+    def _column(self, price: Callable[[str, Config], int], name: str) -> np.ndarray:
+        return np.array([price(name, config) for config in self.configs[self.names.index(name)]], np.int64)
+
+    def optimum(self, weight: int, spent: Callable[[], bool] = lambda: False) -> dict[str, Config] | None:
+        """The plan of the least price, with transfers of that weight; None where the budget is spent before."""
+        nodes: list[Factor] = [((n,), WORK * work + weight * sync) for n, (work, sync) in enumerate(self.nodes)]
+        while True:
+            weighed = {key: weight * table for key, table in self.moves.items()}
+            pairs = [(scope, weighed[edge.key]) for scope, edge in zip(self.scopes, self.model.edges, strict=True)]
+            point, _ = minimise([*nodes, *pairs], self.order)
+            if not self._price(point):
+                return {name: self.configs[n][point[n]] for n, name in enumerate(self.names)}
+            if spent():
+                return None
+
+    def _price(self, point: Sequence[int]) -> bool:
+        """Price the pairs that a plan uses; whether any was not priced before."""
+        news = False
+        for edge, (a, b) in zip(self.model.edges, self.scopes, strict=True):
+            i, j = point[a], point[b]
+            moves, known = self.moves[edge.key], self.known[edge.key]
+            if known[i, j]:
+                continue
+            news, bound = True, moves[i, j]
+            self._set(edge, a, b, i, j)
+            if moves[i, j] < bound:
+                # This bound is none, so none of its table is trusted.
+                for i, j in np.argwhere(~known).tolist():
+                    self._set(edge, a, b, i, j)
+        return news
+
+    def _set(self, edge: Edge, a: int, b: int, i: int, j: int) -> None:
+        self.moves[edge.key][i, j] = self.model.move(edge, self.configs[a][i], self.configs[b][j])
+        self.known[edge.key][i, j] = True
+
+
+def choices(run: Run, model: Additive, most: int) -> dict[int, list[Config]]:
+    """By kind of node the Configs that are looked at: those of the seeds, then the plainest.
+
+    Plain is what cuts few axes and leaves few processors idle. All begin on processor 0: nothing is won by elsewhere
+    where nothing runs beside anything.
+    """
+    found: dict[int, dict[Config, None]] = {}
+    num_procs, nodes = run.lowering.machine.num_procs, run.lowering.piece.nodes
+    for name, kind in model.kinds.items():
+        seeds = [seed.strategy.configs[name] for seed in run.seeds.values()]
+        found.setdefault(kind, {}).update(dict.fromkeys(seeds))
+    for kind in found:
+        name = next(name for name, other in model.kinds.items() if other == kind)
+        plain = [
+            Config(dict(split), placed.replicas, placed.procs)
+            for split in space_of(nodes[name], num_procs).splits
+            for placed in placements(prod(split.values()), num_procs)
+            if placed.procs[0] == 0
+        ]
+        plain.sort(key=lambda config: (len(config.split), num_procs - len(config.procs)))
+        room = max(0, most - len(found[kind]))
+        found[kind].update(dict.fromkeys([config for config in plain if config not in found[kind]][:room]))
+    return {kind: list(configs) for kind, configs in found.items()}
+
+
+def elimination(num_nodes: int, scopes: Iterable[Scope]) -> list[int]:
+    """All nodes, in the order of little fill: first those whose elimination joins the fewest neighbours anew."""
+    near = _neighbours(num_nodes, scopes)
+
+    def fill(node: int) -> int:
+        return sum(b not in near[a] for a in near[node] for b in near[node] if a < b)
+
+    fills = [fill(node) for node in range(num_nodes)]
+    heap = [(count, node) for node, count in enumerate(fills)]
+    heapq.heapify(heap)
+    order: list[int] = []
+    done = [False] * num_nodes
+    while heap:
+        count, node = heapq.heappop(heap)
+        if done[node] or count != fills[node]:
+            continue
+        done[node] = True
+        order.append(node)
+        around = near[node]
+        for other in around:
+            near[other] |= around - {other}
+            near[other].discard(node)
+        for other in sorted(around.union(*(near[other] for other in around))):
+            if fills[other] != (now := fill(other)):
+                fills[other] = now
+                heapq.heappush(heap, (now, other))
+    return order
+
+
+def largest(sizes: Sequence[int], scopes: Iterable[Scope], order: Sequence[int]) -> int:
+    """The entries of the largest table that an elimination in this order fills."""
+    near, most = _neighbours(len(sizes), scopes), 1
+    for node in order:
+        most = max(most, sizes[node] * prod(sizes[other] for other in near[node]))
+        for other in near[node]:
+            near[other] |= near[node] - {other}
+            near[other].discard(node)
+    return most
+
+
+def _neighbours(num_nodes: int, scopes: Iterable[Scope]) -> list[set[int]]:
+    near: list[set[int]] = [set() for _ in range(num_nodes)]
+    for scope in scopes:
+        for node in scope:
+            near[node].update(other for other in scope if other != node)
+    return near
+
+
+def minimise(factors: Iterable[Factor], order: Sequence[int]) -> tuple[list[int], int]:
+    """The point at which the sum of all factors is least, and that sum.
+
+    A factor is a table over its scope, the numbers of the nodes along its axes. A node is eliminated by adding up all
+    tables that know it and taking the least over it, which leaves a table over its neighbours.
+    """
+    place = {node: number for number, node in enumerate(order)}
+    waiting: dict[int, list[Factor]] = {node: [] for node in order}
+    for scope, table in factors:
+        waiting[min(scope, key=place.__getitem__)].append((scope, table))
+    total, decided = 0, []
+    for node in order:
+        rest = tuple(sorted({other for scope, _ in waiting[node] for other in scope} - {node}))
+        summed = _sum(waiting.pop(node), (*rest, node))
+        decided.append((node, rest, summed.argmin(axis=-1)))
+        if rest:
+            waiting[min(rest, key=place.__getitem__)].append((rest, summed.min(axis=-1)))
+        else:
+            total += int(summed.min())
+    point = [0] * len(order)
+    for node, rest, best in reversed(decided):
+        point[node] = int(best[tuple(point[other] for other in rest)])
+    return point, total
+
+
+def _sum(factors: Sequence[Factor], scope: Scope) -> np.ndarray:
+    """The sum of tables over one scope that holds all of theirs."""
+    total: np.ndarray = np.zeros((1,) * len(scope), np.int64)
+    for own, table in factors:
+        axes = sorted(range(len(own)), key=lambda axis: scope.index(own[axis]))
+        lengths = dict(zip(own, table.shape, strict=True))
+        total = total + table.transpose(axes).reshape([lengths.get(node, 1) for node in scope])
+    return total

@@ -1,0 +1,211 @@
+"""Dynamic programming: elimination is brute force, prices are the lowering's own, the simulator has the last word."""
+
+from functools import reduce
+from itertools import combinations, product
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from castile.planner.additive import Additive
+from castile.planner.cost import CostModel
+from castile.planner.lower import Lowering
+from castile.planner.missing import least
+from castile.planner.op import find
+from castile.planner.search import search
+from castile.planner.searches.dynamic import WORK, Tables, choices, elimination, largest, minimise
+from castile.planner.space import space_of
+from castile.planner.strategy import Config, Strategy, encode
+from castile.planner.updates import Updates
+from castile.runtime.timeline import PICOSECONDS
+from tests.little import GRAPHS, evaluator, machine, run, tower
+from tests.strategies import machines, problems
+
+
+@st.composite
+def factor_graphs(draw):
+    """Sizes of up to 6 nodes, and tables over any one, two or three of them, some over the same."""
+    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=6))
+    scopes = [s for k in (1, 2, 3) for s in combinations(range(len(sizes)), k)]
+    drawn = draw(st.lists(st.sampled_from(scopes), max_size=9).map(lambda s: [*s, *s[:1]]))
+    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
+    factors = [
+        (s := tuple(rng.permutation(scope).tolist()), rng.integers(-9, 10, [sizes[n] for n in s])) for scope in drawn
+    ]
+    return sizes, [*factors, *(((n,), np.zeros(size, np.int64)) for n, size in enumerate(sizes))]
+
+
+@given(factor_graphs())
+def test_elimination_finds_the_least_of_all(problem):
+    sizes, factors = problem
+
+    def worth(point):
+        return sum(int(table[tuple(point[n] for n in scope)]) for scope, table in factors)
+
+    order = elimination(len(sizes), [scope for scope, _ in factors])
+    assert sorted(order) == list(range(len(sizes)))
+    point, total = minimise(factors, order)
+    assert worth(point) == total == min(worth(p) for p in product(*map(range, sizes)))
+
+
+def test_elimination_needs_no_more_than_the_width_of_the_graph():
+    chain = [(n, n + 1) for n in range(50)]
+    assert largest([7] * 51, chain, elimination(51, chain)) == 7**2
+    ring = [*chain, (50, 0)]
+    assert largest([7] * 51, ring, elimination(51, ring)) == 7**3
+    ladder = [*((n, n + 2) for n in range(98)), *((n, n + 1) for n in range(0, 98, 2))]
+    assert largest([7] * 100, ladder, elimination(100, ladder)) == 7**3
+
+
+def table_of(model: Additive, configs: dict[int, list[Config]]) -> tuple[list[str], np.ndarray]:
+    """The price of every combination, one axis a node, added up without elimination."""
+    names = list(model.steps)
+    axis = {name: n for n, name in enumerate(names)}
+    of = {name: configs[model.kinds[name]] for name in names}
+    total = np.zeros([len(of[name]) for name in names], np.int64)
+    for name in names:
+        shape = [-1 if n == axis[name] else 1 for n in range(len(names))]
+        total = total + np.array([model.work(name, c) + model.sync(name, c) for c in of[name]]).reshape(shape)
+    for edge in model.edges:
+        a, b = edge.nodes
+        shape = [len(of[name]) if name in edge.nodes else 1 for name in names]
+        total = total + np.array([[model.move(edge, c, d) for d in of[b]] for c in of[a]]).reshape(shape)
+    return names, total
+
+
+@settings(max_examples=40)
+@given(problems(most_layers=4), machines(3), st.data())
+def test_the_optimum_is_that_of_brute_force(problem, on, data):
+    model = Additive(Lowering(problem.graph, on), CostModel(on))
+    kinds = {kind: name for name, kind in model.kinds.items()}
+    most = max(1, int(20000 ** (1 / len(model.kinds))))
+    configs = {}
+    for kind, name in kinds.items():
+        space = space_of(problem.graph.nodes[name], on.num_procs)
+        numbers = data.draw(st.sets(st.integers(0, len(space) - 1), min_size=1, max_size=min(4, most)))
+        configs[kind] = [space[number] for number in sorted(numbers)]
+    found = Tables(model, configs).optimum(WORK)
+    names, total = table_of(model, configs)
+    assert total.size <= 20000 and found is not None
+    assert WORK * model.price(found) == WORK * int(total.min())
+    point = tuple(configs[model.kinds[name]].index(found[name]) for name in names)
+    assert total[point] == total.min()
+
+
+@settings(max_examples=30)
+@given(problems(most_layers=5), machines())
+def test_a_plan_without_transfers_costs_what_the_simulator_says(problem, on):
+    same = evaluator(problem.graph, on)
+    plan = {name: Config() for name in problem.graph.nodes}
+    seconds = Additive(same.lowering, same.cost).price(plan) / PICOSECONDS
+    assert seconds == pytest.approx(same.evaluate(Strategy(plan)).seconds, rel=1e-9)
+
+
+def test_a_chain_is_priced_to_the_last_transfer():
+    """Where no tensor has more than two users every transfer of the lowered plan is in the price once."""
+    same = evaluator(GRAPHS["two"], machine(2, latency=1e-3))
+    model = Additive(same.lowering, same.cost)
+    spaces = [space_of(node, 2).configs[::3] for node in GRAPHS["two"].nodes.values()]
+    for point in product(*spaces):
+        plan = dict(zip(GRAPHS["two"].nodes, point))
+        tasks, _ = same.simulate(Strategy(plan))
+        lasts = same.cost.picoseconds(tasks.cost_keys)[tasks.cost]
+        work = sum(model.work(name, config) for name, config in plan.items())
+        moves = model.price(plan) - work
+        on_links = int(lasts[tasks.kind != 0].sum())
+        assert (moves > 0) == (on_links > 0) and moves <= on_links
+
+
+@settings(max_examples=20)
+@given(st.sampled_from(sorted(GRAPHS)), machines(4))
+def test_the_quick_bound_is_below_the_price(name, on):
+    same = evaluator(GRAPHS[name], on)
+    model = Additive(same.lowering, same.cost)
+    tried = {kind: space_of(GRAPHS[name].nodes[n], on.num_procs).configs[::7] for n, kind in model.kinds.items()}
+    for edge in model.edges:
+        first, second = (tried[model.kinds[n]] for n in edge.nodes)
+        bound = least(model, edge, first, second)
+        for i, j in product(range(len(first)), range(len(second))):
+            assert bound[i, j] <= model.move(edge, first[i], second[j]), (edge.nodes, first[i], second[j])
+
+
+def test_the_quick_bound_knows_what_is_free():
+    same = evaluator(GRAPHS["two"], machine(4))
+    model = Additive(same.lowering, same.cost)
+    edge = next(e for e in model.edges if e.nodes == ("up", "act"))
+    first, second = (space_of(GRAPHS["two"].nodes[n], 4).configs for n in edge.nodes)
+    bound = least(model, edge, first, second)
+    prices = np.array([[model.move(edge, a, b) for b in second[::9]] for a in first])
+    assert ((bound[:, ::9] > 0) <= (prices > 0)).all()
+    assert (bound[:, ::9] > 0).sum() > 0.9 * (prices > 0).sum()
+
+
+def test_equal_layers_share_their_tables():
+    few, many = (Additive(evaluator(tower(n), machine(4)).lowering, CostModel(machine(4))) for n in (4, 12))
+    assert len(few.edges) < len(many.edges)
+    assert len({e.key for e in few.edges}) == len({e.key for e in many.edges})
+    assert len(set(few.kinds.values())) == len(set(many.kinds.values()))
+
+
+@pytest.mark.parametrize("name", sorted(GRAPHS))
+def test_what_shares_a_table_costs_the_same(name):
+    same = evaluator(GRAPHS[name], machine(3))
+    for edge in Additive(same.lowering, same.cost).edges:
+        first, second = (space_of(GRAPHS[name].nodes[n], 3).configs[1] for n in edge.nodes)
+        alone, shared = (Additive(same.lowering, same.cost) for _ in range(2))
+        for other in shared.edges:
+            if other.key == edge.key:
+                shared.move(other, first, second)
+        assert alone.move(edge, first, second) == shared.move(edge, first, second)
+
+
+@settings(max_examples=15)
+@given(st.sampled_from(sorted(GRAPHS)), machines(4))
+def test_it_repeats_and_is_never_behind_a_seed(name, on):
+    found, again = (search("dynamic", evaluator(GRAPHS[name], on)) for _ in range(2))
+    assert encode(found.strategy) == encode(again.strategy)
+    assert all(found.evaluated.seconds <= known.seconds for known in found.seeds.values())
+
+
+def test_it_beats_the_seeds_where_layers_want_different_splits():
+    wide = GRAPHS["one"]
+    found = search("dynamic", evaluator(wide, machine(4, latency=1e-5)))
+    assert found.evaluated.seconds < min(known.seconds for known in found.seeds.values())
+
+
+def test_clipping_states_and_microbatches_are_priced():
+    updates = Updates(find("adam")(), clip=1.0)
+    same = evaluator(GRAPHS["two"], machine(3), updates)
+    assert search("dynamic", same).evaluated.fits
+    pieces = evaluator(GRAPHS["two"], machine(2), microbatches=2)
+    whole, cut = (
+        Additive(e.lowering, e.cost).price({n: Config() for n in GRAPHS["two"].nodes}) for e in (same, pieces)
+    )
+    assert whole > 0 and cut > 0
+    assert search("dynamic", pieces).strategy.microbatches == 2
+
+
+def test_budgets():
+    one = search("dynamic", evaluator(GRAPHS["residual"], machine(4)), "1")
+    assert one.num_proposals == 1
+    late = search("dynamic", evaluator(GRAPHS["residual"], machine(4)), "0.000001s")
+    assert late.num_proposals <= 1
+    best = reduce(min, (k.seconds for k in late.seeds.values()))
+    assert late.evaluated.seconds <= best
+
+
+def test_configs_that_are_looked_at_are_the_seeds_and_the_plainest():
+    same = evaluator(GRAPHS["two"], machine(4))
+    under_way = run(same)
+    model = Additive(same.lowering, same.cost)
+    few, all_of_them = choices(under_way, model, 8), choices(under_way, model, 10**6)
+    for kind, configs in few.items():
+        assert len(configs) == len(set(configs)) <= 8 and set(configs) <= set(all_of_them[kind])
+        name = next(n for n, k in model.kinds.items() if k == kind)
+        assert {seed.strategy.configs[name] for seed in under_way.seeds.values()} <= set(configs)
+    name = "up"
+    beginning = [c for c in space_of(GRAPHS["two"].nodes[name], 4).configs if c.procs[0] == 0]
+    assert set(all_of_them[model.kinds[name]]) == set(beginning)
+    assert prod(map(len, all_of_them.values())) > prod(map(len, few.values()))
