@@ -18,7 +18,9 @@ from castile.runtime.machine import num_cores
 COMMANDS = {
     "train": ("mlp", "--steps", "4", "--budget", "20", "--checkpoint", "checkpoints"),
     "checkpoint": ("ls", "checkpoints"),
-    "plan": ("mlp", "--machine", "local:procs=2", "--budget", "50"),
+    "plan": ("mlp", "--machine", "local:procs=2", "--budget", "50", "--out", "plan.json"),
+    "explain": ("plan.json", "--machine", "local:procs=2", "--why-not", "data_parallel"),
+    "diff": ("plan.json", "plan.json"),
     "simulate": ("mlp", "--machine", "local:procs=2"),
     "profile": ("mlp",),
     "validate": ("mlp", "--plans", "4", "--rounds", "2", "--batch", "64"),

@@ -1,0 +1,163 @@
+"""`castile diff`: what two plans of a model do differently, and what that is worth.
+
+It does not know why; `castile explain` does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import tyro
+from rich.table import Table
+
+from castile.launch import checks, offline, options, ranks, report
+from castile.launch.explain import open_plan
+from castile.launch.explain_report import folded, shortened, signed
+from castile.launch.ranks import UserError
+from castile.planner import strategy as strategies
+from castile.planner.alternatives import differences
+from castile.planner.search import moved_bytes
+from castile.planner.strategy import Config, Predicted, Strategy
+from castile.runtime import memory
+from castile.runtime.machine import Machine
+
+MOST_ROWS = 20
+MOST_LETTERS = 80
+# What plans are made for and with; a difference in one of these is told beside the nodes that moved.
+SETTINGS = ("machine", "num_procs", "microbatches", "search", "seed", "cost_snapshot")
+FIGURES = ("step_seconds", "peak_bytes", "moved_bytes")
+
+
+@dataclass(frozen=True)
+class Diff:
+    """Compare two plans of a model: which nodes lie differently, and what that does to time and memory."""
+
+    a: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="A")]
+    """A plan's file (JSON)."""
+    b: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="B")]
+    """The plan's file that is compared with it."""
+    machine: Annotated[str, tyro.conf.arg(metavar="MACHINE", help_behavior_hint="")] = ""
+    """Simulate both on this machine (dgx-h100:nodes=2), by the same prices; else their files' predictions are told."""
+    batch: options.Count = None
+    """With --machine: samples a step; the model's own by default."""
+    profile: options.File = ""
+    """With --machine: a profile database with measurements of it."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+COMMAND = Diff
+
+
+def run(command: Diff) -> int:
+    """Read, compare, tell; rank 0 alone. Raises ValueError or UserError for a user's mistake."""
+    checks.counts(batch=command.batch)
+    if not command.machine:
+        checks.only_with("machine", batch=command.batch, profile=command.profile)
+    machine = offline.find_machine(command.machine) if command.machine else None
+    if ranks.silent():
+        return 0
+    plans = {path: strategies.read(path) for path in (command.a, command.b)}
+    a, b = plans[command.a], plans[command.b]
+    if a.graph != b.graph:
+        raise UserError(
+            f"plans {command.a} and {command.b} are not of one model and batch ({a.model or a.graph}, "
+            f"{b.model or b.graph}): only such plans can be compared"
+        )
+    facts = {"a": {"file": command.a}, "b": {"file": command.b}, "simulated_on": machine.name if machine else None}
+    if machine is not None:
+        worth = [_simulated(path, machine, command) for path in (command.a, command.b)]
+    else:
+        worth = [a.predicted, b.predicted]
+    facts |= compare(a, b, *worth)
+    if command.json:
+        print(json.dumps(facts, indent=2))
+    else:
+        _tell(facts)
+    return 0
+
+
+def compare(a: Strategy, b: Strategy, worth_a: Predicted | None, worth_b: Predicted | None) -> dict[str, Any]:
+    """What changes from plan a to plan b: settings, figures where both are known, and the nodes that moved.
+
+    Turned round it says the same with a and b exchanged and every difference negated.
+    """
+    moved: dict[tuple[str | None, str | None], list[str]] = {}
+    for (_, here, there), names in differences(a.configs, b.configs).items():
+        moved.setdefault((_told(here), _told(there)), []).extend(names)
+    every = dict.fromkeys((*a.configs, *b.configs))
+    return {
+        "model": a.model,
+        "settings": {
+            name: {"a": getattr(a, name), "b": getattr(b, name)}
+            for name in SETTINGS
+            if getattr(a, name) != getattr(b, name)
+        },
+        "figures": _figures(worth_a, worth_b),
+        "num_nodes": len(every),
+        "num_moved": sum(map(len, moved.values())),
+        "moved": [
+            {"name": folded(names), "nodes": names, "a": here, "b": there} for (here, there), names in moved.items()
+        ],
+    }
+
+
+def _figures(a: Predicted | None, b: Predicted | None) -> dict[str, dict[str, float]] | None:
+    """Each figure of both plans and by how much that of b is larger."""
+    if a is None or b is None:
+        return None
+    return {
+        name: {"a": getattr(a, name), "b": getattr(b, name), "delta": getattr(b, name) - getattr(a, name)}
+        for name in FIGURES
+    }
+
+
+def _told(config: Config | None) -> str | None:
+    return config and str(config)
+
+
+def _simulated(path: str, machine: Machine, command: Diff) -> Predicted:
+    """What a plan takes on a machine, whether it fits there or not."""
+    plan, desk = open_plan(path, machine, "", command.batch, command.profile)
+    tasks, simulated = desk.evaluator.simulate(plan)
+    arenas = memory.pack(tasks, simulated.timeline).peak_bytes
+    return Predicted(simulated.seconds, int(arenas.max()), moved_bytes(tasks))
+
+
+def _tell(facts: Mapping[str, Any]) -> None:
+    out = report.console()
+
+    def say(text: str) -> None:
+        out.print(text, markup=False, soft_wrap=True)
+
+    say(f"{facts['model']}: from {facts['a']['file']} to {facts['b']['file']}")
+    for name, of in facts["settings"].items():
+        say(f"  {name.replace('_', ' ')}: {of['a'] or 'none'} -> {of['b'] or 'none'}")
+    figures = facts["figures"]
+    if figures is None:
+        say("\na file predicts nothing: with --machine both plans are simulated")
+    else:
+        by = f"simulated on {facts['simulated_on']}" if facts["simulated_on"] else "as their files predict"
+        say(f"\n{by}:")
+        out.print(_figure_table(figures))
+    say(f"\n{facts['num_moved']} of {facts['num_nodes']} nodes lie differently" + (":" if facts["moved"] else ""))
+    for row in facts["moved"][:MOST_ROWS]:
+        say(f"  {row['a'] or 'by default'} -> {row['b'] or 'by default'}  {shortened(row['name'], MOST_LETTERS)}")
+    if len(facts["moved"]) > MOST_ROWS:
+        say(f"  and {len(facts['moved']) - MOST_ROWS} more moves")
+
+
+def _figure_table(figures: Mapping[str, Mapping[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in ("", "a", "b", "b is more by"):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    step = figures["step_seconds"]
+    table.add_row("step", *map(report.milliseconds, (step["a"], step["b"])), signed(step["delta"]))
+    for name, words in (("peak_bytes", "memory"), ("moved_bytes", "moved a step")):
+        of = figures[name]
+        delta = ("-" if of["delta"] < 0 else "+") + memory.written(abs(of["delta"]))
+        table.add_row(words, memory.written(of["a"]), memory.written(of["b"]), delta)
+    return table

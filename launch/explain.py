@@ -1,0 +1,271 @@
+"""`castile explain`: why a plan is as it is: what its time goes into, which edges pay, and what else a node could do.
+
+It does not know how a plan is found, nor how to run one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import numpy as np
+import tyro
+
+from castile.launch import checks, explain_report, offline, options, ranks, report
+from castile.launch.explain_report import folded
+from castile.launch.offline import Desk
+from castile.launch.ranks import UserError
+from castile.planner import strategy as strategies
+from castile.planner.alternatives import alternatives, pattern, switches
+from castile.planner.explanation import Edge, Explanation, explain
+from castile.planner.lower import Lowering
+from castile.planner.search import Evaluated, Evaluator, parse_budget
+from castile.planner.seeds import seeds
+from castile.planner.strategy import Config, Strategy
+from castile.runtime.machine import Machine
+from castile.runtime.strict import suggestion
+from castile.runtime.timeline import PICOSECONDS
+
+KINDS = ("compute", "copy", "transfer")
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Explain:
+    """Explain a plan: where the time of a step goes, which edges pay, and what else a node could do."""
+
+    plan: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PLAN")]
+    """The plan's file (JSON), as `castile plan --out` and `castile train` write it."""
+    op: Annotated[str, tyro.conf.arg(metavar="NODE", help_behavior_hint="")] = ""
+    """A node, or an update such as fc.weight/update: tell of it alone, and of its next best layouts, all else equal."""
+    why_not: Annotated[str, tyro.conf.arg(metavar="SEED", help_behavior_hint="")] = ""
+    """A known plan such as data_parallel: tell what makes it slower, or faster, than this one."""
+    machine: options.Machine = "local"
+    """The machine that the plan was made for: local, local:procs=4, a preset such as dgx-h100:nodes=2, a TOML file."""
+    model: Annotated[str, tyro.conf.arg(metavar="MODEL", help_behavior_hint="")] = ""
+    """The model, where the plan's file does not say it."""
+    batch: options.Count = None
+    """Samples a step; the model's own by default."""
+    profile: options.File = ""
+    """A profile database with measurements of this machine; without one the machine's figures are the prices."""
+    budget: options.Budget = "100"
+    """How many other plans to simulate for --op and for --why-not (100), or for how long (10s)."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+COMMAND = Explain
+
+
+def run(command: Explain) -> int:
+    """Simulate, account, tell; rank 0 alone. Raises ValueError or UserError for a user's mistake."""
+    checks.counts(batch=command.batch)
+    budget = parse_budget(command.budget)
+    machine = offline.find_machine(command.machine)
+    if ranks.silent():
+        return 0
+    plan, desk = open_plan(command.plan, machine, command.model, command.batch, command.profile)
+    evaluator = desk.evaluator
+    explanation, worth = explain(evaluator, plan), evaluator.evaluate(plan)
+    facts = _facts(command, desk, plan, explanation, worth)
+    if command.op:
+        found = alternatives(evaluator, plan, command.op, budget)
+        facts["op"] = {
+            "name": found.name,
+            "config": str(found.chosen),
+            "alternatives": [{"config": str(config), **_priced(other, worth)} for config, other in found.best],
+            "num_layouts": found.num_layouts,
+            "num_simulated": found.num_simulated,
+            "num_excluded": found.num_excluded,
+        }
+    if command.why_not:
+        other = _seed(evaluator, command.why_not)
+        found_switches, num_left = switches(evaluator, plan, other, budget)
+        facts["why_not"] = {
+            "name": command.why_not,
+            **_priced(evaluator.evaluate(other), worth),
+            "causes": _compared(explanation, explain(evaluator, other)),
+            "switches": [
+                {"nodes": list(s.names), "here": _told(s.here), "there": _told(s.there)}
+                | {"name": folded(s.names), **_priced(s.evaluated, worth)}
+                for s in found_switches
+            ],
+            "num_switches_left": num_left,
+        }
+    if command.json:
+        print(json.dumps(facts, indent=2))
+    else:
+        explain_report.tell(facts, report.plan_lines(plan))
+    return 0
+
+
+def open_plan(
+    path: str, machine: Machine, model: str = "", batch: int | None = None, profile: str = ""
+) -> tuple[Strategy, Desk]:
+    """The plan of a file, and a desk for its model on the machine with batches cut as the plan cuts them.
+
+    model   where the file does not say it
+    Raises ValueError or UserError where the file is no plan, or one for another model or machine.
+    """
+    plan = strategies.read(path)
+    named = model or plan.model
+    if not named:
+        raise UserError(f"plan {path} does not say its model: give it with --model")
+    desk = offline.desk(named, machine, batch, profile)
+    lowering = desk.evaluator.lowering
+    if plan.graph and plan.graph != lowering.graph.fingerprint:
+        raise UserError(
+            f"plan {path} was made for {plan.model or 'another model'} with another batch or other settings than "
+            f"{named} with {lowering.graph.batch} samples a step: give its --batch and settings, or plan again"
+        )
+    strategies.check(plan, lowering.names, lowering.graph, machine)
+    if plan.microbatches > 1:
+        lowering = Lowering(lowering.graph, machine, lowering.updates, microbatches=plan.microbatches)
+        desk = replace(desk, evaluator=Evaluator(lowering, desk.evaluator.cost))
+    return plan, desk
+
+
+def _seed(evaluator: Evaluator, name: str) -> Strategy:
+    known = seeds(evaluator.lowering)
+    if name not in known:
+        raise UserError(f"--why-not {name}: no such plan{suggestion(name, list(known))}; there are {', '.join(known)}")
+    return known[name]
+
+
+def _facts(command: Explain, desk: Desk, plan: Strategy, found: Explanation, worth: Evaluated) -> dict[str, Any]:
+    """Every figure but those of other plans."""
+    capacity = desk.evaluator.capacity
+    fullest = int(np.argmax(np.array(worth.peak_bytes) / capacity))
+    predicted = plan.predicted.step_seconds if plan.predicted else None
+    return {
+        "model": command.model or plan.model,
+        "plan": command.plan,
+        "search": plan.search,
+        "machine": desk.machine.name,
+        "num_procs": desk.machine.num_procs,
+        "batch_samples": desk.evaluator.lowering.graph.batch,
+        "microbatches": plan.microbatches,
+        "num_tasks": int(found.num_tasks.sum()),
+        "step_seconds": worth.seconds,
+        "predicted_step_seconds": predicted,
+        "moved_bytes": worth.moved_bytes,
+        "live_bytes": worth.peak_bytes[fullest],
+        "capacity_bytes": int(capacity[fullest]),
+        "fits": worth.fits,
+        "layouts": [{"config": row.config, "nodes": row.nodes} for row in report.layouts(plan)],
+        "spans": _spans(_procs(found)),
+        "procs": _procs(found),
+        "causes": _causes(found, command.op),
+    }
+
+
+def _procs(found: Explanation) -> Rows:
+    """What each processor does; the parts add up to the step."""
+    seconds = {kind: found.spent[:, found.of_kind(kind)].sum(axis=1) / PICOSECONDS for kind in KINDS}
+    waiting, idle = found.awaited.sum(axis=1) / PICOSECONDS, found.idle / PICOSECONDS
+    return [
+        {
+            "proc": p,
+            **{f"{kind}_seconds": float(seconds[kind][p]) for kind in KINDS},
+            "waiting_seconds": float(waiting[p]),
+            "idle_seconds": float(idle[p]),
+        }
+        for p in range(len(idle))
+    ]
+
+
+def _spans(procs: Rows) -> Rows:
+    """The same over all processors."""
+    every = {what: [row[what] for row in procs] for what in procs[0] if what != "proc"}
+    step = sum(map(sum, every.values()))
+    return [
+        {
+            "what": what.removesuffix("_seconds"),
+            "mean_seconds": sum(values) / len(procs),
+            "least_seconds": min(values),
+            "most_seconds": max(values),
+            "share": sum(values) / step,
+        }
+        for what, values in every.items()
+    ]
+
+
+def _causes(found: Explanation, op: str = "") -> Rows:
+    """Nodes and edges, those of all layers of a kind in one row, by what they add to the longest chain.
+
+    op   only this node's passes and the edges that it makes or reads
+    """
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for number, cause in enumerate(found.causes):
+        edge = found.edges.get(cause.name, Edge((), ())) if cause.is_transfer else Edge((), ())
+        if not op or op in (*edge.makers, *edge.readers, "" if cause.is_transfer else cause.name):
+            key = (pattern(cause.name), cause.kind, cause.form, cause.link, folded(edge.makers), folded(edge.readers))
+            groups.setdefault(key, []).append(number)
+    rows = [_cause(found, key, numbers) for key, numbers in groups.items()]
+    return sorted(rows, key=lambda row: (-row["chain_seconds"], -row["proc_seconds"]))
+
+
+def _cause(found: Explanation, key: tuple[str, ...], numbers: Sequence[int]) -> dict[str, Any]:
+    def seconds(of: np.ndarray) -> float:
+        return float(of[..., numbers].sum()) / PICOSECONDS
+
+    _, kind, form, link, makers, readers = key
+    total, spent = seconds(found.total), seconds(found.spent)
+    between = {"from": makers, "to": readers} if kind != "compute" else {}
+    return {
+        "name": folded([found.causes[n].name for n in numbers]),
+        "kind": kind,
+        "form": form,
+        "link": link,
+        **between,
+        "num_causes": len(numbers),
+        "num_tasks": int(found.num_tasks[numbers].sum()),
+        "moved_bytes": int(found.moved_bytes[numbers].sum()),
+        "proc_seconds": total,
+        "hidden_share": 1 - spent / total,
+        "awaited_seconds": seconds(found.awaited),
+        "chain_seconds": seconds(found.chain),
+        "chain_share": seconds(found.chain) * PICOSECONDS / found.makespan,
+    }
+
+
+def _compared(here: Explanation, there: Explanation) -> Rows:
+    """How much longer each cause's part of the longest chain is in another plan; they add up to the difference."""
+    lasts: dict[tuple[str, str, str], list[int]] = {}
+    names: dict[tuple[str, str, str], dict[str, None]] = {}
+    for side, found in enumerate((here, there)):
+        for cause, picoseconds in zip(found.causes, found.chain.tolist(), strict=True):
+            key = (pattern(cause.name), cause.form, cause.link)
+            lasts.setdefault(key, [0, 0])[side] += picoseconds
+            names.setdefault(key, {})[cause.name] = None
+    rows = [
+        {
+            "name": folded(list(names[key])),
+            "form": key[1],
+            "link": key[2],
+            "chain_seconds": mine / PICOSECONDS,
+            "other_chain_seconds": theirs / PICOSECONDS,
+            "longer_seconds": (theirs - mine) / PICOSECONDS,
+        }
+        for key, (mine, theirs) in lasts.items()
+        if mine != theirs
+    ]
+    return sorted(rows, key=lambda row: -abs(row["longer_seconds"]))
+
+
+def _told(config: Config | None) -> str:
+    return "by default" if config is None else str(config)
+
+
+def _priced(found: Evaluated, worth: Evaluated) -> dict[str, Any]:
+    """What another plan takes, and how much longer that is."""
+    return {
+        "step_seconds": found.seconds,
+        "longer_seconds": found.seconds - worth.seconds,
+        "times": found.seconds / worth.seconds,
+        "live_bytes": max(found.peak_bytes),
+        "moved_bytes": found.moved_bytes,
+        "fits": found.fits,
+    }

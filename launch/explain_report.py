@@ -1,0 +1,175 @@
+"""What `castile explain` tells people: the figures of its JSON object as sentences and small tables.
+
+It does not know how the figures came about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from castile.launch import report
+from castile.launch.report import milliseconds, percent
+from castile.planner.alternatives import pattern
+from castile.runtime.memory import written
+
+MOST_ROWS = 10
+MOST_LETTERS = 56
+SPANS = {
+    "compute": "computing",
+    "copy": "copies and sums beside it",
+    "transfer": "transfers that no computing hides",
+    "waiting": "waiting for other processors",
+    "idle": "idle after the last task",
+}
+
+
+def tell(facts: Mapping[str, Any], lines: Sequence[str]) -> None:
+    """Print it; lines are the plan's."""
+    out = report.console()
+    _say(
+        out,
+        f"{facts['model']}, {facts['batch_samples']} samples a step, on {facts['machine']} "
+        f"({facts['num_procs']} processors), plan {facts['plan']}:",
+    )
+    op = facts.get("op")
+    for line in [f"{op['config']}  {op['name']}"] if op else lines:
+        _say(out, f"  {line}")
+    _say(out, f"\n{_worth(facts)}\n")
+    if op:
+        _tell_op(out, op)
+    else:
+        out.print(_span_table(facts["spans"]))
+    whose = f"{op['name']} and its edges in the longest chain" if op else "the longest chain"
+    _say(out, f"\n{whose}, of tasks that follow each other without a gap; a step is shorter only if this is:")
+    out.print(_cause_table(facts["causes"]))
+    if "why_not" in facts:
+        _tell_why_not(out, facts["why_not"])
+
+
+def _say(out: Console, text: str) -> None:
+    out.print(text, markup=False, soft_wrap=True)
+
+
+def _worth(facts: Mapping[str, Any]) -> str:
+    """What the plan takes, in a sentence."""
+    before = facts["predicted_step_seconds"]
+    changed = before is not None and milliseconds(before) != milliseconds(facts["step_seconds"])
+    note = f" (by the prices of its file {milliseconds(before)})" if changed else ""
+    over = "" if facts["fits"] else ", too many"
+    return (
+        f"a step takes {milliseconds(facts['step_seconds'])}{note} in {facts['num_tasks']} tasks, moves "
+        f"{written(facts['moved_bytes'])}, and holds {written(facts['live_bytes'])} of "
+        f"{written(facts['capacity_bytes'])}{over}"
+    )
+
+
+def _span_table(spans: Sequence[Mapping[str, Any]]) -> Table:
+    """What processors do."""
+    table = _table("a processor's step", ">mean", ">share", ">least", ">most")
+    for row in spans:
+        seconds = (milliseconds(row[f"{which}_seconds"]) for which in ("mean", "least", "most"))
+        mean, *extremes = seconds
+        table.add_row(SPANS[row["what"]], mean, percent(row["share"]), *extremes)
+    return table
+
+
+def _cause_table(causes: Sequence[Mapping[str, Any]]) -> Table:
+    """Nodes and edges and what they cost."""
+    table = _table("node or edge", ">in the chain", ">share", ">tasks", ">moved", ">time", ">hidden")
+    for row in causes[:MOST_ROWS]:
+        moved = written(row["moved_bytes"]) if row["moved_bytes"] else ""
+        hidden = percent(row["hidden_share"]) if row["kind"] == "transfer" else ""
+        table.add_row(
+            shortened(_cause(row)), milliseconds(row["chain_seconds"]), percent(row["chain_share"]),
+            str(row["num_tasks"]), moved, milliseconds(row["proc_seconds"]), hidden,
+        )  # fmt: skip
+    _add_rest(table, causes)
+    return table
+
+
+def _cause(row: Mapping[str, Any]) -> str:
+    """A cause in words: `fc F`, `all_reduce over nvlink: fc.weight/grad to fc.weight/update`."""
+    if row["kind"] == "compute":
+        return f"{row['name']} {row['form']}"
+    over = f" over {row['link']}" if row["link"] else ""
+    return f"{row['form']}{over}: {row['name']} to {row['to']}"
+
+
+def _tell_op(out: Console, op: Mapping[str, Any]) -> None:
+    """The next best layouts of a node."""
+    _say(
+        out,
+        f"{op['name']} otherwise, all else equal (of {op['num_layouts']} other layouts {op['num_simulated']} were "
+        f"simulated, {op['num_excluded']} ruled out by a bound):",
+    )
+    table = _table("layout", ">step", ">longer by", ">x", ">memory", ">moved a step", "")
+    for row in op["alternatives"]:
+        table.add_row(shortened(row["config"]), *_priced(row))
+    out.print(table)
+
+
+def _tell_why_not(out: Console, why: Mapping[str, Any]) -> None:
+    """What another plan takes, and by what."""
+    _say(
+        out,
+        f"\n{why['name']} takes {milliseconds(why['step_seconds'])}, {signed(why['longer_seconds'])} "
+        f"({why['times']:.2f} times as long); where its longest chain differs:",
+    )
+    table = _table("node or edge", ">here", ">there", ">longer by")
+    for row in why["causes"][:MOST_ROWS]:
+        over = f" over {row['link']}" if row["link"] else ""
+        here, there = milliseconds(row["chain_seconds"]), milliseconds(row["other_chain_seconds"])
+        table.add_row(shortened(f"{row['name']} {row['form']}{over}"), here, there, signed(row["longer_seconds"]))
+    _add_rest(table, why["causes"])
+    out.print(table)
+    _say(out, f"\nthis plan with a part laid out as in {why['name']}, each by itself:")
+    table = _table("nodes", "here", "there", ">step", ">longer by", ">x", ">memory", ">moved a step", "")
+    for row in why["switches"][:MOST_ROWS]:
+        table.add_row(
+            shortened(row["name"], 32), shortened(row["here"], 24), shortened(row["there"], 24), *_priced(row)
+        )
+    _add_rest(table, why["switches"])
+    out.print(table)
+    if why["num_switches_left"]:
+        _say(out, f"{why['num_switches_left']} more parts were not tried: raise --budget")
+
+
+def _priced(row: Mapping[str, Any]) -> tuple[str, ...]:
+    step, longer = milliseconds(row["step_seconds"]), signed(row["longer_seconds"])
+    note = "" if row["fits"] else "does not fit"
+    return step, longer, f"{row['times']:.3f}", written(row["live_bytes"]), written(row["moved_bytes"]), note
+
+
+def signed(seconds: float) -> str:
+    """A difference with its sign."""
+    return f"{'-' if seconds < 0 else '+'}{milliseconds(abs(seconds))}"
+
+
+def folded(names: Sequence[str]) -> str:
+    """Names in a few words, all layers of a kind as one with stars."""
+    kinds: dict[str, list[str]] = {}
+    for name in names:
+        kinds.setdefault(pattern(name), []).append(name)
+    return " ".join(word if len(of) > 1 else of[0] for word, of in kinds.items())
+
+
+def shortened(text: str, most: int = MOST_LETTERS) -> str:
+    """Text of at most so many letters."""
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def _add_rest(table: Table, rows: Sequence[object]) -> None:
+    if len(rows) > MOST_ROWS:
+        table.add_row(f"and {len(rows) - MOST_ROWS} more")
+
+
+def _table(*columns: str) -> Table:
+    """A table without lines; columns that begin with > hold figures."""
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", no_wrap=True)
+    return table

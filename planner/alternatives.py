@@ -1,0 +1,171 @@
+"""Alternatives: what a step would take were one node laid out otherwise, or some as in another plan.
+
+It does not know why; explanations do. Nor does it search: all but what is asked about stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from castile.planner import samples
+from castile.planner.graph import Node
+from castile.planner.search import Budget, Evaluated, Evaluator
+from castile.planner.space import placements, space_of
+from castile.planner.strategy import Config, Strategy
+from castile.runtime.strict import suggestion
+from castile.runtime.timeline import PICOSECONDS
+
+
+@dataclass(frozen=True)
+class Alternatives:
+    """Other layouts of one node, all else equal.
+
+    chosen          as the plan has it
+    best            the best others, each with what the plan with it is worth
+    num_layouts     other layouts that differ in degrees or replicas, each placed as near as it goes
+    num_simulated   of these; a bound rules out num_excluded, which take longer than the best ones
+    """
+
+    name: str
+    chosen: Config
+    best: tuple[tuple[Config, Evaluated], ...]
+    num_layouts: int
+    num_simulated: int
+    num_excluded: int
+
+
+@dataclass(frozen=True)
+class Switch:
+    """Nodes that another plan lays out otherwise, and what the plan is worth with these as there and all else as here.
+
+    here, there   None where a plan leaves an update, accumulator or fetch to its default
+    """
+
+    names: tuple[str, ...]
+    here: Config | None
+    there: Config | None
+    evaluated: Evaluated
+
+
+def alternatives(evaluator: Evaluator, plan: Strategy, name: str, budget: Budget, most: int = 3) -> Alternatives:
+    """The best `most` other layouts of a node by simulation, among those that the budget lets it simulate.
+
+    The evaluator's lowering cuts the batch as the plan does. Raises ValueError where the plan has no such node.
+    """
+    assert plan.microbatches == evaluator.lowering.microbatches
+    configs = evaluator.lowering.configs(plan)
+    if name not in configs:
+        raise ValueError(f"the plan has no node {name!r}{suggestion(name, list(configs))}")
+    chosen = configs[name]
+    layouts = _layouts(_node(evaluator, plan, name), chosen, evaluator.lowering.machine.num_procs)
+    floors = _floors(evaluator, plan, name, layouts)
+    best: list[tuple[Config, Evaluated]] = []
+    run = _Spending(budget)
+    num_excluded = 0
+    for number in np.argsort(floors, kind="stable").tolist():
+        if len(best) == most and best[-1][1].fits and floors[number] > best[-1][1].seconds:
+            num_excluded += 1
+        elif run.take():
+            config = layouts[number]
+            found = _with(evaluator, plan, {name: config})
+            best = sorted([*best, (config, found)], key=lambda pair: pair[1].rank)[:most]
+    return Alternatives(name, chosen, tuple(best), len(layouts), run.num_spent, num_excluded)
+
+
+def switches(evaluator: Evaluator, plan: Strategy, other: Strategy, budget: Budget) -> tuple[list[Switch], int]:
+    """What each difference to another plan does by itself, and how many the budget did not reach.
+
+    Nodes whose names differ in numbers only and that move alike switch together. The first ones make the step shorter.
+    """
+    groups = differences(plan.configs, other.configs)
+    run = _Spending(budget)
+    found = []
+    for (_, here, there), names in groups.items():
+        if run.take():
+            found.append(Switch(tuple(names), here, there, _with(evaluator, plan, dict.fromkeys(names, there))))
+    return sorted(found, key=lambda switch: switch.evaluated.rank), len(groups) - len(found)
+
+
+Difference = tuple[str, Config | None, Config | None]
+
+
+def differences(here: Mapping[str, Config], there: Mapping[str, Config]) -> dict[Difference, list[str]]:
+    """(pattern of names, Config here, Config there) -> the nodes that move so; None where a plan says nothing."""
+    groups: dict[Difference, list[str]] = {}
+    for name in dict.fromkeys((*here, *there)):
+        one, two = here.get(name), there.get(name)
+        if one is None or two is None or plain(one) != plain(two):
+            groups.setdefault((pattern(name), one and plain(one), two and plain(two)), []).append(name)
+    return groups
+
+
+def plain(config: Config) -> Config:
+    """The same layout in one way of writing: without degrees of 1, axes in the order of their names."""
+    return Config({axis: n for axis, n in sorted(config.split.items()) if n > 1}, config.replicas, config.procs)
+
+
+def pattern(name: str) -> str:
+    """A name with a star for every number, alike for all layers of a kind."""
+    return re.sub(r"\d+", "*", name)
+
+
+class _Spending:
+    """A budget that is used up: in proposals, or in seconds from now."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget, self.num_spent, self.began = budget, 0, time.perf_counter()
+
+    def take(self) -> bool:
+        """Whether one more may be simulated, which is spent with that."""
+        if self.budget.proposals is not None:
+            left = self.num_spent < self.budget.proposals
+        else:
+            assert self.budget.seconds is not None
+            left = time.perf_counter() - self.began < self.budget.seconds
+        self.num_spent += left
+        return left
+
+
+def _with(evaluator: Evaluator, plan: Strategy, changes: Mapping[str, Config | None]) -> Evaluated:
+    """What the plan is worth with these Configs instead of its own."""
+    configs = {name: config for name, config in {**plan.configs, **changes}.items() if config is not None}
+    return evaluator.evaluate(msgspec.structs.replace(plan, configs=configs))
+
+
+def _node(evaluator: Evaluator, plan: Strategy, name: str) -> Node:
+    """The node as the plan may cut it: for one microbatch."""
+    piece = samples.piece(evaluator.lowering.graph, plan.microbatches)
+    return piece.nodes.get(name) or evaluator.lowering.names.optional[name]
+
+
+def _layouts(node: Node, chosen: Config, num_procs: int) -> list[Config]:
+    """Layouts with other degrees or replicas, each where it overlaps most with the processors of the chosen one."""
+    here = set(chosen.procs)
+    found = []
+    for split in space_of(node, num_procs).splits:
+        parts = 1
+        for degree in split.values():
+            parts *= degree
+        nearest: dict[int, tuple[int, ...]] = {}
+        for placed in placements(parts, num_procs):
+            known = nearest.get(placed.replicas)
+            if known is None or len(here & set(placed.procs)) > len(here & set(known)):
+                nearest[placed.replicas] = placed.procs
+        found += [Config(dict(split), replicas, procs) for replicas, procs in nearest.items()]
+    own = plain(chosen)
+    return [c for c in found if (plain(c).split, c.replicas) != (own.split, own.replicas)]
+
+
+def _floors(evaluator: Evaluator, plan: Strategy, name: str, layouts: list[Config]) -> np.ndarray:
+    """Seconds below which no step can be with each layout: the kernels of the busiest processor."""
+    rest = sum(
+        (evaluator.work(other, config) for other, config in plan.configs.items() if other != name),
+        np.zeros(evaluator.lowering.machine.num_procs, np.int64),
+    )
+    return np.array([(rest + evaluator.work(name, config)).max() / PICOSECONDS for config in layouts])

@@ -1,0 +1,234 @@
+"""Explanations: what a step's tasks are for, what each processor's time goes into, and the chain that sets its length.
+
+It does not know how plans are found, nor who reads it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from castile.planner.lower import Lowering
+from castile.planner.program import Program
+from castile.planner.search import Evaluator, key_moves
+from castile.planner.strategy import Strategy
+from castile.runtime.task import NUM_LANES, Lane, TaskGraph
+from castile.runtime.timeline import Timeline
+
+# What `program.of_micro` adds to a region of which microbatches hold pieces.
+_MICRO = re.compile(r"@\d+:\d+$")
+HOST = "the host"
+
+
+class Cause(NamedTuple):
+    """What a task is for: a pass of a node, or a transfer of a region.
+
+    form   the pass ("F", "B", "W"), or the transfer's ("all_reduce", "move"; "pack", "fold" on one processor)
+    link   the class of the slowest link that a transfer crosses, "" on one processor
+    """
+
+    name: str
+    form: str
+    link: str = ""
+    is_transfer: bool = False
+
+    @property
+    def kind(self) -> str:
+        """ "compute", "copy" (copies and sums on one processor) or "transfer"."""
+        return "compute" if not self.is_transfer else "transfer" if self.link else "copy"
+
+
+class Edge(NamedTuple):
+    """The nodes between which a region is moved; the host fills inputs, and reads the outputs."""
+
+    makers: tuple[str, ...]
+    readers: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """Where a step's time goes; C causes, P processors, times in picoseconds.
+
+    causes           what tasks are for, in the order in which they first appear
+    edges            by region
+    makespan         of the step
+    num_tasks[C]     tasks of each cause
+    moved_bytes[C]   that its transfers bring from one processor to another
+    total[C]         for how long its tasks run on their processors, all together
+    spent[P, C]      what each processor does: computing goes before transfers beside it, of transfers the earlier one
+    awaited[P, C]    how long nothing runs on a processor before a task that begins when one of that cause ends
+    idle[P]          how long nothing runs there after its last task
+    chain[C]         the longest chain: tasks that follow one another without a gap from the step's begin to its end
+
+    For each processor spent, awaited and idle add up to the makespan; so does the chain.
+    """
+
+    causes: tuple[Cause, ...]
+    edges: Mapping[str, Edge]
+    makespan: int
+    num_tasks: np.ndarray
+    moved_bytes: np.ndarray
+    total: np.ndarray
+    spent: np.ndarray
+    awaited: np.ndarray
+    idle: np.ndarray
+    chain: np.ndarray
+
+    def of_kind(self, kind: str) -> np.ndarray:
+        """bool[C]: the causes of a kind."""
+        return np.array([cause.kind == kind for cause in self.causes], dtype=bool)
+
+
+def explain(evaluator: Evaluator, strategy: Strategy) -> Explanation:
+    """Simulate a plan and account for its step. Raises ValueError where it is none for this graph and machine."""
+    tasks, simulated = evaluator.simulate(strategy)
+    causes, of_task = causes_of(evaluator.lowering, strategy, tasks)
+    engines = evaluator.lowering.machine.engines
+    return account(tasks, simulated.timeline, engines, causes, of_task, edges(evaluator.lowering.program(strategy)))
+
+
+def causes_of(lowering: Lowering, strategy: Strategy, tasks: TaskGraph) -> tuple[tuple[Cause, ...], np.ndarray]:
+    """What the tasks of a lowered plan are for: the causes, and the number of each task's."""
+    program, configs = lowering.program(strategy), lowering.configs(strategy)
+    numbers: dict[Cause, int] = {}
+    found: list[int] = []
+    for step in program.steps:
+        number = numbers.setdefault(Cause(step.node.name, step.which), len(numbers))
+        found += [number] * len(configs[step.node.name].procs)
+    # What is not a step's is a transfer, and its name tells the region.
+    for task in range(len(found), tasks.num_tasks):
+        key = tasks.cost_keys[tasks.cost[task]]
+        region = _MICRO.sub("", tasks.tasks[task].name.rpartition(":")[0])
+        cause = Cause(region, key.name.partition(".")[0], key.link, True)
+        found.append(numbers.setdefault(cause, len(numbers)))
+    return tuple(numbers), np.array(found, dtype=np.int64)
+
+
+def edges(program: Program) -> dict[str, Edge]:
+    """The edges of a program by region, those of all microbatches as one."""
+    found: dict[str, Edge] = {}
+    for flow in program.flows:
+        made = [program.steps[slot].node.name for slot, _ in flow.producers]
+        made += [flow.home.node.name] if flow.home is not None else [HOST] if flow.role == "input" else []
+        read = [program.steps[slot].node.name for slot, _ in flow.readers]
+        read += [HOST] if flow.role == "output" else []
+        region = _MICRO.sub("", flow.region)
+        known = found.get(region, Edge((), ()))
+        found[region] = Edge(
+            tuple(dict.fromkeys((*known.makers, *made))), tuple(dict.fromkeys((*known.readers, *read)))
+        )
+    return found
+
+
+def account(
+    tasks: TaskGraph,
+    timeline: Timeline,
+    engines: Sequence[int],
+    causes: tuple[Cause, ...],
+    of_task: np.ndarray,
+    known: Mapping[str, Edge],
+) -> Explanation:
+    """Account for a simulated timeline; of_task[T] numbers the causes, engines[lane] are a machine's."""
+    num_causes = len(causes)
+    durations = timeline.durations()
+    lanes = np.diff(tasks.lane_ptr)
+    moves = np.array([key_moves(key) for key in tasks.cost_keys], dtype=np.int64)
+    binding = _binding(tasks, timeline, engines)
+    spent, awaited = (np.zeros((tasks.num_procs, num_causes), np.int64) for _ in range(2))
+    makespan = int(timeline.end.max()) if tasks.num_tasks else 0
+    idle = np.full(tasks.num_procs, makespan)
+    owner = np.repeat(np.arange(tasks.num_tasks), lanes)
+    by_proc = np.argsort(tasks.lanes // NUM_LANES, kind="stable")
+    ends = np.cumsum(np.bincount(tasks.lanes // NUM_LANES, minlength=tasks.num_procs))
+    for proc, slots in enumerate(np.split(by_proc, ends[:-1])):
+        mine = owner[slots]
+        if len(mine) == 0:
+            continue
+        share, gap = _shares(timeline.start[mine], timeline.end[mine], tasks.lanes[slots] % NUM_LANES == Lane.COMPUTE)
+        np.add.at(spent[proc], of_task[mine], share)
+        late = gap > 0
+        np.add.at(awaited[proc], of_task[binding[mine[late]]], gap[late])
+        idle[proc] -= timeline.end[mine].max()
+    chain = np.zeros(num_causes, np.int64)
+    links = np.array(_chain(tasks, timeline, binding), dtype=np.int64)
+    np.add.at(chain, of_task[links], durations[links])
+
+    def per_cause(of: np.ndarray) -> np.ndarray:
+        total = np.zeros(num_causes, np.int64)
+        np.add.at(total, of_task, of)
+        return total
+
+    return Explanation(
+        causes, known, makespan, per_cause(np.ones_like(of_task)), per_cause(moves[tasks.cost]),
+        per_cause(durations * lanes), spent, awaited, idle, chain,
+    )  # fmt: skip
+
+
+def _shares(start: np.ndarray, end: np.ndarray, computes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What each task on one processor has of its time, and how long nothing ran there just before it began.
+
+    Tasks that compute have all of theirs; of what is left each moment belongs to the task that began first.
+    """
+    sequence = np.lexsort((~computes, start))
+    begin, done = start[sequence], end[sequence]
+    reach = np.concatenate([[0], np.maximum.accumulate(done)[:-1]])
+    gap = np.empty_like(start)
+    gap[sequence] = np.maximum(0, begin - reach)
+    share = end - start
+    kernels = sequence[computes[sequence]]
+    others = sequence[~computes[sequence]]
+    begin, done = start[others], end[others]
+    reach = np.concatenate([[0], np.maximum.accumulate(done)])[: len(others)]
+    begin = np.minimum(np.maximum(begin, reach), done)
+    computed = _covered(start[kernels], end[kernels])
+    share[others] = done - begin - (computed(done) - computed(begin))
+    return share, gap
+
+
+def _covered(begin, end):  # type: ignore[no-untyped-def]
+    """Of spans that do not overlap, in order: how much of the time before each of some moments they cover."""
+    before = np.concatenate([[0], np.cumsum(end - begin)])
+
+    def until(moments: np.ndarray) -> np.ndarray:
+        started = np.searchsorted(begin, moments, side="right")
+        inside = np.concatenate([[0], end])[started] - moments
+        return before[started] - np.maximum(0, inside)
+
+    return until
+
+
+def _binding(tasks: TaskGraph, timeline: Timeline, engines: Sequence[int]) -> np.ndarray:
+    """int64[T]: the task with whose end each begins, -1 for those that begin the step.
+
+    One that it needs, else the former one of an engine; of several the first in order.
+    """
+    owner = np.repeat(np.arange(tasks.num_tasks), np.diff(tasks.lane_ptr))
+    engine = tasks.lanes // NUM_LANES * NUM_LANES + np.asarray(engines)[tasks.lanes % NUM_LANES]
+    served = np.lexsort((timeline.start[owner], engine))
+    one_engine = engine[served][1:] == engine[served][:-1]
+    after, before = owner[served][1:][one_engine], owner[served][:-1][one_engine]
+    needing = np.repeat(np.arange(tasks.num_tasks), np.diff(tasks.need_ptr))
+    found = np.full(tasks.num_tasks, -1)
+    for later, former in ((after, before), (needing, tasks.needs)):
+        tight = timeline.end[former] == timeline.start[later]
+        later, former = later[tight], former[tight]
+        # Of equal ones the last that is written stays.
+        last_first = np.argsort(-tasks.order[former], kind="stable")
+        found[later[last_first]] = former[last_first]
+    assert ((found >= 0) == (timeline.start > 0)).all(), "a task begins though nothing ends"
+    return found
+
+
+def _chain(tasks: TaskGraph, timeline: Timeline, binding: np.ndarray) -> list[int]:
+    """The tasks of the longest chain, the last first."""
+    if tasks.num_tasks == 0:
+        return []
+    latest = np.flatnonzero(timeline.end == timeline.end.max())
+    links = [int(latest[np.argmin(tasks.order[latest])])]
+    while (former := int(binding[links[-1]])) >= 0:
+        links.append(former)
+    return links

@@ -1,0 +1,214 @@
+"""Pins: what the maker of a plan insists on: degrees of axes, replicas, and the processors that nodes may use.
+
+It does not know searches, nor what a layout costs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from math import prod
+
+from castile.planner.graph import Node
+from castile.planner.strategy import Config, Names, check_config
+from castile.runtime.strict import suggestion
+
+REPLICAS, PROCS = "replicas", "procs"
+_PIN = re.compile(r"\s*(?P<pattern>[^:{}\s]+)\s*:\s*\{(?P<body>[^{}]*)\}\s*")
+_ENTRY = re.compile(r"\s*(?P<key>[A-Za-z_]\w*)\s*:\s*(?P<value>[0-9]{1,9}|[0-9-]{1,19}|\[[0-9, -]*\])\s*")
+_RUN = re.compile(r"\s*(?P<first>[0-9]{1,6})(?:-(?P<last>[0-9]{1,6}))?\s*")
+EXAMPLE = "write what is pinned as in 'h.*.attn: {h: 8}' or 'head: {b: 4, procs: 0-3}'"
+
+
+@dataclass(frozen=True)
+class Pin:
+    """What the nodes of a pattern must have.
+
+    pattern      of names, * stands for anything; without a / it is for nodes of the graph, not for updates and the like
+    degrees      by axis; nodes that lack an axis are not bound by its degree
+    replicas     None for any number
+    procs        the processors that may be used, None for all
+    everywhere   whether updates, accumulators and fetches are bound too where their plan names them
+    """
+
+    pattern: str
+    degrees: Mapping[str, int] = field(default_factory=dict)
+    replicas: int | None = None
+    procs: frozenset[int] | None = None
+    everywhere: bool = False
+
+    def __str__(self) -> str:
+        entries = [f"{axis}: {degree}" for axis, degree in self.degrees.items()]
+        entries += [f"{REPLICAS}: {self.replicas}"] if self.replicas is not None else []
+        entries += [f"{PROCS}: {sorted(self.procs)}"] if self.procs is not None else []
+        return f"{self.pattern}: {{{', '.join(entries)}}}"
+
+    def binds(self, name: str, optional: bool) -> bool:
+        """Whether it is about a node; optional ones are updates, accumulators and fetches."""
+        return (not optional or self.everywhere or "/" in self.pattern) and fnmatchcase(name, self.pattern)
+
+
+def parse(text: str) -> Pin:
+    """The pin that a user writes: `h.*.attn: {h: 8}`, `head: {b: 4, replicas: 2, procs: [0-3, 8-11]}`.
+
+    Raises ValueError in one sentence for anything else.
+    """
+    found = _PIN.fullmatch(text)
+    entries = re.split(r",(?![^\[]*\])", found["body"]) if found else []
+    pairs = [entry and _ENTRY.fullmatch(entry) for entry in entries]
+    if found is None or not all(pairs):
+        raise ValueError(f"pin {text!r}: {EXAMPLE}")
+    values = {pair["key"]: pair["value"] for pair in pairs if pair}
+    if len(values) < len(pairs):
+        raise ValueError(f"pin {text!r}: something is pinned twice")
+    procs = values.pop(PROCS, None)
+    numbers = {key: int(value) for key, value in values.items() if value.isdigit()}
+    for key in values:
+        if numbers.get(key, 0) < 1:
+            raise ValueError(f"pin {text!r}: {key} should be a number of at least 1, not {values[key]}")
+    where = None if procs is None else frozenset(parse_procs(procs.strip("[]"), f"pin {text!r}"))
+    return Pin(found["pattern"], {k: v for k, v in numbers.items() if k != REPLICAS}, numbers.get(REPLICAS), where)
+
+
+def parse_procs(text: str, who: str) -> tuple[int, ...]:
+    """The processors that a user lists: `3,5` or `0-3,8`. Raises ValueError, beginning with `who`, for other text."""
+    runs = [_RUN.fullmatch(run) for run in text.split(",")]
+    procs: list[int] = []
+    for run in runs:
+        last = int(run["last"] or run["first"]) if run else -1
+        if run is None or last < int(run["first"]):
+            raise ValueError(f"{who}: {text!r} are no processors; list them as in 3,5 or 0-3,8")
+        procs += range(int(run["first"]), last + 1)
+    if len(set(procs)) < len(procs):
+        raise ValueError(f"{who}: {text!r} names a processor twice")
+    return tuple(procs)
+
+
+def without(text: str, num_procs: int) -> Pin:
+    """The pin that keeps everything off the processors that a user lists (`3,5`).
+
+    Raises ValueError where they are not of the machine, or none would be left.
+    """
+    frozen = parse_procs(text, "frozen processors")
+    _check_procs(frozen, num_procs, "frozen processors")
+    rest = frozenset(range(num_procs)) - set(frozen)
+    if not rest:
+        raise ValueError(f"frozen processors: {text!r} leaves none of {num_procs} to work on")
+    return Pin("*", procs=rest, everywhere=True)
+
+
+def _check_procs(procs: Iterable[int], num_procs: int, who: str) -> None:
+    if out := [p for p in sorted(procs) if p >= num_procs]:
+        raise ValueError(f"{who}: processor {out[0]} is out of range; the machine has {num_procs}, counted from 0")
+
+
+@dataclass(frozen=True)
+class _Need:
+    """What all pins together ask of one node."""
+
+    degrees: dict[str, int]
+    replicas: int | None
+    procs: tuple[int, ...]
+
+    def met(self, config: Config) -> bool:
+        fits = self.replicas in (None, config.replicas) and set(config.procs) <= set(self.procs)
+        return fits and all(config.degree(axis) == degree for axis, degree in self.degrees.items())
+
+
+class Pins:
+    """Pins on the nodes of a graph and a machine of so many processors.
+
+    Raises ValueError in one sentence where a pin is about no node or no axis, asks for what a node cannot have, or
+    contradicts another.
+    """
+
+    def __init__(self, pins: Sequence[Pin], names: Names, num_procs: int) -> None:
+        self.pins, self.num_procs = tuple(pins), num_procs
+        self._nodes = {**names.optional, **names.nodes}
+        bound: dict[str, list[Pin]] = {}
+        for pin in pins:
+            of_pin = [name for name in self._nodes if pin.binds(name, name not in names.nodes)]
+            self._check(pin, of_pin, names)
+            for name in of_pin:
+                bound.setdefault(name, []).append(pin)
+        self._needs = {name: self._merged(name, of_name) for name, of_name in bound.items()}
+        # Updates lie where their parameters are used, unless somebody asks for something else.
+        self._added = [
+            name for name, of_name in bound.items()
+            if name not in names.nodes and name.endswith("/update") and not all(pin.everywhere for pin in of_name)
+        ]  # fmt: skip
+
+    def allows(self, name: str, config: Config) -> bool:
+        """Whether a node may be laid out so."""
+        need = self._needs.get(name)
+        return need is None or need.met(config)
+
+    def apply(self, configs: Mapping[str, Config]) -> dict[str, Config]:
+        """The Configs, those of pinned nodes made as is asked, near to what they were; others are left as they are.
+
+        An update that is pinned by name is added where it was left to its default.
+        """
+        whole = {name: Config() for name in self._added if name not in configs}
+        return {
+            name: config if self.allows(name, config) else self._fitted(name, config)
+            for name, config in {**configs, **whole}.items()
+        }
+
+    def _check(self, pin: Pin, names: Sequence[str], known: Names) -> None:
+        """Whether a pin is about something."""
+        if not names:
+            near = suggestion(pin.pattern, list(known.nodes))
+            raise ValueError(f"pin '{pin}': no node has a name like {pin.pattern!r}{near}")
+        axes = {axis: None for name in names for axis in self._nodes[name].alignment.axes}
+        for axis in pin.degrees:
+            if axis not in axes:
+                near = suggestion(axis, list(axes))
+                raise ValueError(f"pin '{pin}': {names[0]} has no axis {axis!r}{near}; there are {', '.join(axes)}")
+        _check_procs(pin.procs or (), self.num_procs, f"pin '{pin}'")
+
+    def _merged(self, name: str, pins: Sequence[Pin]) -> _Need:
+        """What pins ask of a node together, if it can have that."""
+        node = self._nodes[name]
+        asked = [(a, d, pin) for pin in pins for a, d in pin.degrees.items() if a in node.alignment.axes]
+        asked += [(REPLICAS, pin.replicas, pin) for pin in pins if pin.replicas is not None]
+        first: dict[str, tuple[int, Pin]] = {}
+        for key, number, pin in asked:
+            known, other = first.setdefault(key, (number, pin))
+            if known != number:
+                raise ValueError(f"{name}: pin '{other}' contradicts pin '{pin}'; leave one of them out")
+        numbers = {key: number for key, (number, _) in first.items()}
+        replicas = numbers.pop(REPLICAS, None)
+        procs = set(range(self.num_procs)).intersection(*(pin.procs for pin in pins if pin.procs is not None))
+        if len(procs) < (replicas or 1):
+            told = " and ".join(f"'{pin}'" for pin in pins)
+            raise ValueError(f"{name}: too few processors are left for {replicas or 1} replicas by pins {told}")
+        need = _Need(numbers, replicas, tuple(sorted(procs)))
+        check_config(node, Config(dict(numbers), 1, (0,) * prod(numbers.values())))
+        return need
+
+    def _fitted(self, name: str, config: Config) -> Config:
+        """A Config near to another that meets the node's need: degrees that are not pinned shrink until all fit."""
+        need = self._needs[name]
+        split = self._split(self._nodes[name], need, config)
+        parts = prod(split.values())
+        replicas = need.replicas or max(1, min(config.replicas, len(need.procs) // parts))
+        if (
+            replicas == config.replicas
+            and len(config.procs) == parts * replicas
+            and set(config.procs) <= set(need.procs)
+        ):
+            return Config(split, replicas, config.procs)
+        # Where there are enough of the processors that the node used, it stays on them.
+        used = [p for p in dict.fromkeys(config.procs) if p in need.procs]
+        pool = used if len(used) >= min(parts * replicas, len(need.procs)) else need.procs
+        return Config(split, replicas, tuple(pool[i % len(pool)] for i in range(parts * replicas)))
+
+    def _split(self, node: Node, need: _Need, config: Config) -> dict[str, int]:
+        split = {axis: need.degrees.get(axis, config.degree(axis)) for axis in node.alignment.axes}
+        room = len(need.procs) // (need.replicas or 1)
+        for axis in reversed(split):
+            if axis not in need.degrees and (parts := prod(split.values())) > room:
+                split[axis] = max(1, min(split[axis], room * split[axis] // parts))
+        return {axis: degree for axis, degree in split.items() if degree > 1}
