@@ -8,15 +8,18 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 from scipy.optimize import nnls
 
+from castile.planner import algorithms
+from castile.planner.algorithms import Way
 from castile.planner.snapshot import Measured, Snapshot
-from castile.runtime import collectives
+from castile.runtime.levels import level_name
 from castile.runtime.machine import Machine, Processor
-from castile.runtime.task import CostKey
+from castile.runtime.task import NUM_LANES, CostKey, TaskGraph
 from castile.runtime.timeline import PICOSECONDS
 
 # Measured neighbours stand at most this far apart in work; between farther ones a chord on log-log paper misleads.
@@ -48,64 +51,117 @@ class CostModel:
     In this order: the key's own measurement; measured neighbours of its family (name, dtype, link, members), between
     which seconds never fall as the work grows; corrections of the roofline's terms (overhead or latency, flops, bytes)
     learned for the family, else for its class (a pass, or a transfer form on a link), else for all kernels or all
-    transfers of the link; the roofline itself (Williams et al. 2009), on the slowest kind of processor. A kernel that
-    reads in strides and was not measured costs as much as on unbroken arrays, times what strides cost its family.
-    Kernels' prices include the snapshot's overhead a task, which measured spans leave out.
+    transfers of the level; the roofline itself (Williams et al. 2009), for a transfer by the cheapest of the machine's
+    algorithms. A kernel that reads in strides and was not measured costs as much as on unbroken arrays, times what
+    strides cost its family. Kernels' prices include the snapshot's overhead a task, which measured spans leave out.
+
+    Where processors are of several kinds, a kernel's price without a kind is that of the slowest; what was measured
+    holds for the kind that the snapshot names as its device, or else for the slowest, and other kinds' prices stand to
+    it as their rooflines do.
     """
 
     def __init__(self, machine: Machine, snapshot: Snapshot | None = None) -> None:
         self.machine = machine
-        self._processors = tuple(dict.fromkeys(machine.processors))
+        measured_on = tuple(p for p in machine.kinds if snapshot and p.kind == snapshot.environment.device)
+        self._processors = measured_on or machine.kinds
         self._overhead = snapshot.overhead_seconds if snapshot else 0.0
         rows = snapshot.rows if snapshot else ()
         self._measured = {row.key: row.seconds for row in rows}
         self._terms = {row.key: self._basis(row.key) for row in rows if self._is_here(row.key)}
         here = [row for row in rows if row.key in self._terms]
-        self._general = {group: self._factor(of) for group, of in _grouped(here, lambda key: key.link).items()}
+        self._general = {
+            group: self._factor(of) for group, of in _grouped(here, lambda key: level_name(key.link)).items()
+        }
         self._classes = {group: self._factor(of) for group, of in _grouped(here, class_of).items()}
         families = _grouped(here, family_of)
         self._families = {family: self._fit(of) for family, of in families.items()}
         self._curves = {family: self._curve(of) for family, of in families.items()}
         self._memo: dict[CostKey, Priced] = {}
+        self._by_kind: dict[int | None, dict[CostKey, Priced]] = defaultdict(dict)
         self._slower = {family: self._stride_factor(of) for family, of in families.items() if of[0].key.dense}
 
-    def seconds(self, key: CostKey) -> Priced:
-        """What a task of that key takes. Raises ValueError where the machine has no such link."""
-        if key not in self._memo:
-            self._memo[key] = self._price(key)
-        return self._memo[key]
+    def seconds(self, key: CostKey, kind: int | None = None) -> Priced:
+        """What a task of that key takes, on the machine's kind of processor of that number or on the slowest.
 
-    def picoseconds(self, keys: Sequence[CostKey]) -> np.ndarray:
+        Raises ValueError where the machine has no such link.
+        """
+        if key.link or len(self.machine.kinds) == 1:
+            return self._reference(key)
+        known = self._by_kind[kind]
+        if key not in known:
+            known[key] = self._on(key, kind)
+        return known[key]
+
+    def picoseconds(self, keys: Sequence[CostKey], kind: int | None = None) -> np.ndarray:
         """int64[K], at least 1 each: the durations that the simulator takes."""
-        seconds = np.fromiter((self.seconds(key).seconds for key in keys), np.float64, len(keys))
+        seconds = np.fromiter((self.seconds(key, kind).seconds for key in keys), np.float64, len(keys))
         return np.maximum(1, np.rint(seconds * PICOSECONDS)).astype(np.int64)
+
+    def by_kind(self, graph: TaskGraph) -> tuple[TaskGraph, np.ndarray]:
+        """A graph that is not collapsed and its durations, each kernel on its own kind of processor.
+
+        For simulation only: where kinds differ the graph has every cost key once a kind.
+        """
+        num_kinds, keys = len(self.machine.kinds), graph.cost_keys
+        if num_kinds == 1:
+            return graph, self.picoseconds(keys)
+        kind = self.machine.kind_of[graph.lanes[graph.lane_ptr[:-1]] // NUM_LANES]
+        cost = (kind * len(keys) + graph.cost).astype(graph.cost.dtype)
+        durations = np.concatenate([self.picoseconds(keys, n) for n in range(num_kinds)])
+        return replace(graph, cost=cost, cost_keys=keys * num_kinds), durations
+
+    def speeds(self, key: CostKey) -> np.ndarray:
+        """float64[P]: how fast each processor does a kernel's work, in shares of the fastest: what shares should be."""
+        seconds = np.array([self.seconds(key, kind).seconds for kind in range(len(self.machine.kinds))])
+        return (seconds.min() / seconds)[self.machine.kind_of]
+
+    def way(self, key: CostKey) -> Way:
+        """The algorithm by which a transfer goes, and what each level takes by the machine's figures.
+
+        The cheapest after corrections. Raises ValueError where the machine has no such link.
+        """
+        scales = self._scales(key) or (1.0, 1.0, 1.0)
+        return min(algorithms.ways(self.machine, key), key=lambda way: _scaled(scales, _raised(_way_terms(way))))
 
     def sources(self, keys: Iterable[CostKey]) -> dict[str, int]:
         """How many of the keys each source prices."""
         return dict(Counter(self.seconds(key).source for key in keys))
 
     def roofline(self, key: CostKey) -> float:
-        """Seconds by the machine's figures alone: max(flops/rate, bytes/bandwidth) + overhead, or alpha + n/beta."""
-        fixed, flops, nbytes = self.terms(key)
-        return fixed + (flops + nbytes if key.link else max(flops, nbytes))
+        """Seconds by the machine alone: max(flops/rate, bytes/bandwidth) + overhead, or the cheapest way's."""
+        return _roofline(self.terms(key), key)
 
     def terms(self, key: CostKey) -> Terms:
         """The roofline's terms, seconds: (overhead or latencies, flops over their rate, bytes over bandwidth)."""
         if key.link:
-            return transfer_terms(self.machine, key)
-        return max((_kernel_terms(p, key) for p in self._processors), key=lambda t: t[0] + max(t[1], t[2]))
+            return _way_terms(algorithms.cheapest(self.machine, key))
+        return _slowest(self._processors, key)
+
+    def _reference(self, key: CostKey) -> Priced:
+        """The price on the kind of processor that was measured."""
+        if key not in self._memo:
+            self._memo[key] = self._price(key)
+        return self._memo[key]
+
+    def _on(self, key: CostKey, kind: int | None) -> Priced:
+        """A kernel's price on a kind, from that on the kind that was measured."""
+        price, kinds = self._reference(key), self.machine.kinds
+        there = _slowest(kinds if kind is None else (kinds[kind],), key)
+        here = self.roofline(key)
+        ratio = _roofline(there, key) / here if here else 1.0
+        source = price.source if ratio == 1 or price.source == "roofline" else "learned"
+        return Priced(price.seconds * ratio, source)
 
     def _basis(self, key: CostKey) -> Terms:
         """The terms that corrections scale; a machine that states no overhead or latency may well have one."""
-        fixed, flops, nbytes = self.terms(key)
-        return (fixed or SMALL_SECONDS, flops, nbytes)
+        return _raised(self.terms(key))
 
     def _price(self, key: CostKey) -> Priced:
         overhead = 0.0 if key.link else self._overhead
         if key in self._measured:
             return Priced(self._measured[key] + overhead, "measured")
         if dense := key.dense:
-            price = self.seconds(dense)
+            price = self._reference(dense)
             slower = self._slower.get(family_of(key), 1.0)
             return Priced(price.seconds * slower, price.source if price.source == "roofline" else "learned")
         if between := self._interpolate(key):
@@ -114,22 +170,26 @@ class CostModel:
         scales = self._scales(key)
         if scales is None:
             return Priced(roofline, "roofline")
-        learned = sum(scale * term for scale, term in zip(scales, self._basis(key), strict=True))
+        basis = _raised(_way_terms(self.way(key))) if key.link else self._basis(key)
+        learned = _scaled(scales, basis)
         return Priced(max(learned, FLOOR * roofline) + overhead, "learned")
 
     def _stride_factor(self, rows: list[Measured]) -> float:
         """By how much reading in strides makes a kernel slower: the geometric mean over what was measured."""
-        ratios = [row.seconds / self.seconds(dense).seconds for row in rows if (dense := row.key.dense)]
+        ratios = [row.seconds / self._reference(dense).seconds for row in rows if (dense := row.key.dense)]
         return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
     def _is_here(self, key: CostKey) -> bool:
         """Whether the machine has the links that were measured; a smaller one may not."""
-        return not key.link or any(level.name == key.link for level in self.machine.levels)
+        try:
+            return not key.link or self.machine.spread(key.link, key.members) is not None
+        except ValueError:
+            return False
 
     def _scales(self, key: CostKey) -> Terms | None:
         if family := self._families.get(family_of(key)):
             return family
-        factor = self._classes.get(class_of(key)) or self._general.get(key.link)
+        factor = self._classes.get(class_of(key)) or self._general.get(level_name(key.link))
         return (factor, factor, factor) if factor else None
 
     def _factor(self, rows: list[Measured]) -> float:
@@ -152,17 +212,21 @@ class CostModel:
         """A family's (log work, log seconds, log intensity), ascending in work, seconds made monotone in it."""
         points: dict[float, list[tuple[float, float]]] = defaultdict(list)
         for row in rows:
-            if (size := sum(self._terms[row.key][1:])) > 0:
+            if (size := self._size(row.key)) > 0:
                 points[math.log(size)].append((math.log(row.seconds), _intensity(row.key)))
         work = np.array(sorted(points))
         means = np.array([np.mean(points[w], axis=0) for w in work]).reshape(-1, 2)
         weights = np.array([len(points[w]) for w in work], dtype=float)
         return work, isotonic(means[:, 0], weights), means[:, 1]
 
+    def _size(self, key: CostKey) -> float:
+        """What a family's members differ in: a kernel's seconds of work, a transfer's bytes, however it goes."""
+        return float(key.nbytes) if key.link else sum(self.terms(key)[1:])
+
     def _interpolate(self, key: CostKey) -> float | None:
         """Seconds by the measured neighbours in work, or None where the key does not stand between two."""
         work, seconds, intensity = self._curves.get(family_of(key), (np.zeros(0),) * 3)
-        size = sum(self.terms(key)[1:])
+        size = self._size(key)
         if len(work) == 0 or size <= 0 or not work[0] <= (x := math.log(size)) <= work[-1]:
             return None
         upper = int(np.searchsorted(work, x))
@@ -173,29 +237,14 @@ class CostModel:
         return math.exp(float(np.interp(x, work[lower : upper + 1], seconds[lower : upper + 1])))
 
 
-def transfer_terms(machine: Machine, key: CostKey) -> Terms:
-    """(latencies, 0, bytes over bandwidth) of a transfer over its link, seconds: the two parts of its alpha-beta time.
-
-    The formulas of the forms are those by which transfers were chosen (`castile.runtime.collectives.seconds`). A link
-    that a node shares is divided among the groups that cross it at once, if the members lie evenly on the nodes.
-    """
-    level = machine.level(key.link)
-    form = key.name.partition(".")[0]
-    latencies = collectives.seconds(form, 0, key.members, level)
-    below = [other.group for other in machine.levels if other.group < level.group]
-    nodes = machine.num_procs / (below[-1] if below else 1)
-    crossing = max(1.0, level.shared_by / math.ceil(key.members / nodes))
-    return (latencies, 0.0, (collectives.seconds(form, key.nbytes, key.members, level) - latencies) * crossing)
-
-
 def family_of(key: CostKey) -> Family:
     """Keys that differ only in size."""
     return (key.name, key.dtype, key.link, key.members)
 
 
 def class_of(key: CostKey) -> tuple[str, str]:
-    """The pass of a kernel (what follows the last dot of its name), or a transfer's form and link."""
-    return (key.name.partition(".")[0] if key.link else key.name.rpartition(".")[2], key.link)
+    """The pass of a kernel (what follows the last dot of its name), or a transfer's form and level."""
+    return (key.name.partition(".")[0] if key.link else key.name.rpartition(".")[2], level_name(key.link))
 
 
 def isotonic(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -212,6 +261,27 @@ def isotonic(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
 def _kernel_terms(processor: Processor, key: CostKey) -> Terms:
     return (processor.task_overhead_seconds, key.flops / processor.flops_rate(key.dtype),
             key.nbytes / processor.bytes_per_second)  # fmt: skip
+
+
+def _slowest(processors: Sequence[Processor], key: CostKey) -> Terms:
+    return max((_kernel_terms(p, key) for p in processors), key=lambda terms: _roofline(terms, key))
+
+
+def _way_terms(way: Way) -> Terms:
+    return (way.latency_seconds, 0.0, way.transfer_seconds)
+
+
+def _roofline(terms: Terms, key: CostKey) -> float:
+    fixed, flops, nbytes = terms
+    return fixed + (flops + nbytes if key.link else max(flops, nbytes))
+
+
+def _raised(terms: Terms) -> Terms:
+    return (terms[0] or SMALL_SECONDS, terms[1], terms[2])
+
+
+def _scaled(scales: Terms, terms: Terms) -> float:
+    return sum(scale * term for scale, term in zip(scales, terms, strict=True))
 
 
 def _intensity(key: CostKey) -> float:

@@ -8,19 +8,26 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
-from castile.runtime import strict
+from castile.runtime import levels, strict
+from castile.runtime.levels import Level, Spread, Users, level_name
 from castile.runtime.task import NUM_LANES, Lane
 
 PRESETS = Path(__file__).parent / "machines"
 
 # Of a host's memory its ranks may fill this share; the rest is the operating system's and the interpreters'.
 HOST_SHARE = 0.8
+
+# How a machine's collectives may be carried out (`castile.planner.algorithms`); the first is the runtime's own over
+# messages, the others are those of NCCL's kind.
+ALGORITHMS = ("exchange", "ring", "tree", "hierarchical")
 
 
 class Processor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,24 +52,13 @@ class Processor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return rates.get(dtype) or self.flops_per_second
 
 
-class Level(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A level of the link hierarchy: processors p and q of one group (p // group == q // group) reach each other so.
-
-    bytes_per_second: one link's, in one direction. shared_by: processors of a node that go through one such link.
-    """
-
-    name: str
-    group: int
-    latency_seconds: float
-    bytes_per_second: float
-    shared_by: int = 1
-
-
 @dataclass(frozen=True)
 class Machine:
     """Processors 0..n-1 and the levels of links between them, the nearest level first.
 
     engines[lane] is the engine that serves a lane: lanes of one engine never run beside each other.
+    algorithms: those by which collectives can be carried out, whichever is cheapest; a file that does not say has all
+    but "exchange".
     Raises ValueError where figures are not positive, or levels do not nest or do not hold all processors.
     """
 
@@ -70,6 +66,7 @@ class Machine:
     processors: tuple[Processor, ...]
     levels: tuple[Level, ...]
     engines: tuple[int, ...] = tuple(int(lane) for lane in Lane)
+    algorithms: tuple[str, ...] = ("exchange",)
 
     def __post_init__(self) -> None:
         if not self.processors:
@@ -78,7 +75,8 @@ class Machine:
             raise ValueError(f"machine {self.name!r}: engines needs {NUM_LANES} entries, one a lane")
         for processor in {id(p): p for p in self.processors}.values():
             _check_processor(self.name, processor)
-        _check_levels(self.name, self.levels, len(self.processors))
+        levels.check(self.name, self.levels, len(self.processors))
+        _check_algorithms(self.name, self.algorithms)
 
     @property
     def num_procs(self) -> int:
@@ -86,22 +84,37 @@ class Machine:
 
     def distance(self, p: int, q: int) -> int:
         """0 on one processor, else 1 + the number of the nearest level that joins them."""
-        if p == q:
-            return 0
-        return 1 + next(i for i, level in enumerate(self.levels) if p // level.group == q // level.group)
+        return levels.distance(self.levels, p, q)
 
-    def link(self, procs: tuple[int, ...]) -> Level:
-        """The slowest level that a transfer over these (at least two different) processors crosses."""
-        farthest = max(self.distance(procs[0], q) for q in procs)
-        assert farthest > 0, f"a transfer over {procs} crosses no link"
-        return self.levels[farthest - 1]
+    def link(self, procs: Sequence[int], among: Users | None = None) -> Level:
+        """The farthest level that a transfer over these processors crosses, as they see it, and how they lie."""
+        return levels.link(self.levels, procs, among)
+
+    def users(self, procs: Sequence[int]) -> Users:
+        """How many of these processors share the links of each group: those `among` whom `link` divides them."""
+        return levels.users(self.levels, procs)
+
+    def spread(self, link: str, members: int) -> Spread:
+        """How members lie by the name of their link. Raises ValueError where the machine has no such link."""
+        return levels.spread(self.levels[: self.levels.index(self.level(link)) + 1], link, members)
 
     def level(self, name: str) -> Level:
-        """The level of that name. Raises ValueError where the machine has none."""
+        """The level of a link's name. Raises ValueError where the machine has none."""
         for level in self.levels:
-            if level.name == name:
+            if level.name == level_name(name):
                 return level
         raise ValueError(f"machine {self.name!r} has no links {name!r}, only {[level.name for level in self.levels]}")
+
+    @cached_property
+    def kinds(self) -> tuple[Processor, ...]:
+        """The different processors, in the order of their first."""
+        return tuple(dict.fromkeys(self.processors))
+
+    @cached_property
+    def kind_of(self) -> np.ndarray:
+        """int32[P]: the number of each processor's kind."""
+        number = {kind: n for n, kind in enumerate(self.kinds)}
+        return np.array([number[p] for p in self.processors], dtype=np.int32)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -144,7 +157,7 @@ def local(procs: int) -> Machine:
     machine = _build(f"local:procs={procs}", _read(str(PRESETS / "local.toml")), procs)
     memory = int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * HOST_SHARE) // procs
     processor = msgspec.structs.replace(machine.processors[0], memory_bytes=memory)
-    return Machine(machine.name, (processor,) * procs, machine.levels, machine.engines)
+    return Machine(machine.name, (processor,) * procs, machine.levels, machine.engines, machine.algorithms)
 
 
 def to_json(machine: Machine) -> bytes:
@@ -174,12 +187,16 @@ class _Level(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A machine's TOML file: a node's processors, the number of nodes, the levels, lanes that share an engine."""
+    """A machine's TOML file: a node's processors, the number of nodes, the levels, lanes that share an engine.
+
+    Nodes are alike; a cluster of unlike ones is written with several of them as one node, between which is a level.
+    """
 
     processor: list[_Processors]
     nodes: int = 1
     level: list[_Level] = []
     shared_lanes: list[list[str]] = []
+    algorithms: tuple[str, ...] = ALGORITHMS[1:]
 
 
 def _split(text: str) -> tuple[Path, dict[str, int]]:
@@ -221,13 +238,13 @@ def _read(path: str) -> _File:
 def _build(name: str, file: _File, nodes: int) -> Machine:
     node = [_plain(group) for group in file.processor for _ in range(_positive(name, "count", group.count))]
     procs = tuple(node) * _positive(name, "nodes", nodes)
-    levels: list[Level] = []
+    joined: list[Level] = []
     for level in file.level:
         # What joins nothing more than the level below it does not exist: one node of a cluster has no network.
-        if (levels[-1].group if levels else 1) < len(procs):
+        if (joined[-1].group if joined else 1) < len(procs):
             group = len(procs) if level.group is None else min(level.group, len(procs))
-            levels.append(Level(level.name, group, level.latency_seconds, level.bytes_per_second, level.shared_by))
-    return Machine(name, procs, tuple(levels), _engines(name, file.shared_lanes))
+            joined.append(Level(level.name, group, level.latency_seconds, level.bytes_per_second, level.shared_by))
+    return Machine(name, procs, tuple(joined), _engines(name, file.shared_lanes), file.algorithms)
 
 
 def _plain(group: _Processors) -> Processor:
@@ -264,19 +281,11 @@ def _check_processor(name: str, p: Processor) -> None:
                          f"memory_bytes {p.memory_bytes}")  # fmt: skip
 
 
-def _check_levels(name: str, levels: tuple[Level, ...], num_procs: int) -> None:
-    inner = 1
-    for i, level in enumerate(levels):
-        where = f"machine {name!r}: level {level.name!r}"
-        if not level.name or level.name in [other.name for other in levels[:i]]:
-            raise ValueError(f"{where}: every level needs a name of its own")
-        if level.group <= inner or (level.group % inner and level.group < num_procs):
-            raise ValueError(f"{where}: group {level.group} must be a multiple of the {inner} below it, and larger")
-        if not (math.isfinite(level.bytes_per_second) and level.bytes_per_second > 0):
-            raise ValueError(f"{where}: bytes_per_second must be above 0 and finite, not {level.bytes_per_second}")
-        if not (math.isfinite(level.latency_seconds) and level.latency_seconds >= 0):
-            raise ValueError(f"{where}: latency_seconds must be at least 0 and finite, not {level.latency_seconds}")
-        _positive(name, f"level {level.name!r}: shared_by", level.shared_by)
-        inner = level.group
-    if num_procs > 1 and inner < num_procs:
-        raise ValueError(f"machine {name!r}: its outermost level must hold all {num_procs} processors")
+def _check_algorithms(name: str, algorithms: tuple[str, ...]) -> None:
+    for algorithm in algorithms:
+        if algorithm not in ALGORITHMS:
+            meant = strict.suggestion(algorithm, list(ALGORITHMS))
+            raise ValueError(f"machine {name!r}: algorithms: unknown {algorithm!r}{meant}; "
+                             f"give {', '.join(ALGORITHMS)}")  # fmt: skip
+    if not {"exchange", "ring"} & set(algorithms):
+        raise ValueError(f"machine {name!r}: algorithms must have 'ring' or 'exchange', which know every collective")

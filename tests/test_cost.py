@@ -1,6 +1,7 @@
 """The cost model and learning: monotone, never without a source, and near the truth on sizes that nobody measured."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from castile.planner.cost import CostModel, isotonic
 from castile.planner.learn import gaps_of, learn
 from castile.planner.snapshot import Environment, Measured, Snapshot, from_json, snapshot_of, to_json
+from castile.runtime.levels import level_name
 from castile.runtime.machine import Level, Machine, Processor, parse
 from castile.runtime.task import CostKey, Kind, Lane
 from castile.runtime.timeline import PICOSECONDS, Timeline
@@ -78,11 +80,82 @@ def test_unequal_processors_are_priced_by_the_slowest():
 
 
 def test_a_shared_link_is_divided_among_those_who_cross_it():
-    price = CostModel(parse("p3.16xlarge:nodes=2")).seconds
+    costs = CostModel(parse("p3.16xlarge:nodes=2"))
     rate = 2.66e9
-    pair, all_16 = price(transfer("move", 10**9, 2, "ethernet")), price(transfer("all_reduce", 10**9, 16, "ethernet"))
-    assert pair.seconds == pytest.approx(8 * 1e9 / rate, rel=1e-3)
-    assert all_16.seconds == pytest.approx(2 * 15 / 16 * 1e9 / rate, rel=1e-2)
+    pair, sum_of_16 = transfer("move", 10**9, 2, "ethernet"), transfer("all_reduce", 10**9, 16, "ethernet")
+    assert costs.seconds(pair).seconds == pytest.approx(8 * 1e9 / rate, rel=1e-3)
+    way = costs.way(sum_of_16)
+    assert costs.seconds(sum_of_16) == (pytest.approx(way.seconds), "roofline")
+    assert (way.algorithm, way.stages[-1].level) == ("hierarchical", "ethernet")
+    assert way.stages[-1].transfer_seconds == pytest.approx(1e9 / rate)
+
+
+CLUSTER = parse("dgx-h100:nodes=4")
+crossing = st.sampled_from([("infiniband", 32), ("infiniband", 4), ("infiniband:8x2", 16), ("nvlink", 8)])
+
+
+@given(st.sampled_from(FORMS), crossing, sizes, sizes, st.lists(sizes, max_size=5, unique=True), st.integers(0, 9))
+def test_corrections_choose_the_algorithm_and_stay_monotone(form, where, nbytes, more, known, seed):
+    link, members = where if form != "move" else (level_name(where[0]), 2)
+    rows = measured([transfer(form, n, members, link) for n in known], noise=1.0, seed=seed)
+    costs = CostModel(CLUSTER, rows)
+    small, large = transfer(form, nbytes, members, link), transfer(form, nbytes + more, members, link)
+    assert costs.way(small).algorithm in ("direct", "ring", "tree", "hierarchical")
+    low, high = costs.seconds(small), costs.seconds(large)
+    assume(low.source == high.source != "measured")
+    assert low.seconds <= high.seconds * (1 + 1e-9)
+
+
+def test_what_was_learned_on_a_level_holds_however_members_lie():
+    known = [transfer("all_reduce", 4**n, 32, "infiniband") for n in range(5, 15)]
+    costs = CostModel(CLUSTER, measured(known))
+    price = costs.seconds(transfer("all_reduce", 10**8, 16, "infiniband:8x2"))
+    uncorrected = CostModel(CLUSTER).seconds(transfer("all_reduce", 10**8, 16, "infiniband:8x2"))
+    assert price.source == "learned" and price.seconds > uncorrected.seconds
+
+
+SLOW = Processor("old", 1e10, 5e9, 2**30, task_overhead_seconds=5e-6)
+MIXED = Machine("m", (CPU, SLOW, CPU, SLOW), MACHINE.levels)
+
+
+@given(sizes, sizes)
+def test_each_processor_is_priced_by_its_own_kind(flops, nbytes):
+    costs, key = CostModel(MIXED), sized(flops, nbytes)
+    alone = [CostModel(Machine("m", (p,), ())).seconds(key).seconds for p in (CPU, SLOW)]
+    assert [costs.seconds(key, kind).seconds for kind in (0, 1)] == pytest.approx(alone)
+    assert costs.seconds(key).seconds == pytest.approx(max(alone))
+    assert costs.speeds(key) == pytest.approx([1, alone[0] / alone[1]] * 2)
+    assert (CostModel(MACHINE).speeds(key) == 1).all()
+
+
+@pytest.mark.parametrize(("device", "slower"), [("test", 1.0), ("cpu", 5.0), ("old", 1.0)])
+def test_what_was_measured_holds_for_its_kind_and_stands_for_the_others(device, slower):
+    key = sized(10**12, 1)
+    costs = CostModel(MIXED, snapshot_of(Environment(device), [Measured(key, 7.0)]))
+    fast, slow = costs.seconds(key, 0), costs.seconds(key, 1)
+    assert slow.seconds / fast.seconds == pytest.approx(5.0, rel=1e-3)
+    assert slow.seconds == costs.seconds(key).seconds == pytest.approx(7.0 * slower, rel=1e-3)
+    assert {fast.source, slow.source} == {"measured", "learned"}
+    assert (fast.source == "measured") == (device == "cpu")
+
+
+def test_a_graph_is_timed_by_kind():
+    draft = Draft(4)
+    for proc in range(4):
+        draft.task([(proc, Lane.COMPUTE)], cost=1)
+    draft.task([(1, Lane.SEND), (2, Lane.RECEIVE)], cost=2, kind=Kind.MOVE)
+    graph, costs = draft.graph(), CostModel(MIXED)
+    keys = tuple(
+        transfer("move", 10**6) if n == graph.cost[4] else sized(10**9, 1) for n in range(len(graph.cost_keys))
+    )
+    graph = replace(graph, cost_keys=keys)
+    timed, durations = costs.by_kind(graph)
+    expected = [costs.seconds(keys[graph.cost[t]], t % 2).seconds * PICOSECONDS for t in range(4)]
+    assert durations[timed.cost[:4]] == pytest.approx(expected) and len(durations) == len(timed.cost_keys)
+    assert durations[timed.cost[4]] == pytest.approx(costs.seconds(transfer("move", 10**6)).seconds * PICOSECONDS)
+    assert [timed.cost_keys[c] for c in timed.cost] == [keys[c] for c in graph.cost]
+    same, plain = CostModel(MACHINE).by_kind(graph)
+    assert same is graph and (plain == CostModel(MACHINE).picoseconds(keys)).all()
 
 
 def test_an_unknown_link_is_refused():

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from castile.runtime import machine as machines
 from castile.runtime import strict
+from castile.runtime.levels import level_name
 from castile.runtime.machine import Level, Machine, Processor, from_json, parse, presets, to_json
 from castile.runtime.task import NUM_LANES, Lane
 
@@ -57,7 +58,7 @@ def test_nodes_set_the_number_of_processors_and_links(nodes):
     assert [level.name for level in machine.levels] == ["nvlink", "infiniband"][: 1 + (nodes > 1)]
     assert machine.distance(0, 7) == 1 and machine.distance(3, 3) == 0
     if nodes > 1:
-        assert machine.link((0, 1, 8)).name == "infiniband" and machine.distance(7, 8) == 2
+        assert level_name(machine.link((0, 1, 8)).name) == "infiniband" and machine.distance(7, 8) == 2
 
 
 def test_local_shares_the_memory_and_runs_transfers_beside_kernels():
@@ -66,6 +67,7 @@ def test_local_shares_the_memory_and_runs_transfers_beside_kernels():
     assert len(set(four.engines)) == 2 and four.engines.count(four.engines[Lane.COMPUTE]) == 1
     assert four.processors[0].memory_bytes == one.processors[0].memory_bytes // 4
     assert parse("local").num_procs == machines.num_cores()
+    assert parse("local:procs=3").algorithms == ("exchange",)
 
 
 def test_file_of_unequal_processors(tmp_path):
@@ -76,6 +78,8 @@ def test_file_of_unequal_processors(tmp_path):
     assert machine.engines[Lane.SEND] == machine.engines[Lane.COLLECTIVE] != machine.engines[Lane.RECEIVE]
     assert parse(f"{path}:nodes=1").levels[-1].name == "board"
     assert parse(f"{path}:nodes=5").num_procs == 15
+    assert machine.algorithms == ("ring", "tree", "hierarchical")
+    assert [machine.kinds[n] for n in machine.kind_of] == list(machine.processors) and len(machine.kinds) == 2
 
 
 @pytest.mark.parametrize(
@@ -92,6 +96,9 @@ def test_file_of_unequal_processors(tmp_path):
         ("group = 3", "group = 1", ["board", "group 1"]),
         ("group = 3", "group = 3\nshared_by = 0", ["board", "shared_by", "at least 1"]),
         ('name = "network"', 'name = "board"', ["board", "name of its own"]),
+        ('name = "network"', 'name = "net:2"', ["net:2", "no colon"]),
+        ("nodes = 2", 'nodes = 2\nalgorithms = ["rings"]', ["algorithms", "'rings'", "'ring'"]),
+        ("nodes = 2", 'nodes = 2\nalgorithms = ["tree"]', ["algorithms", "'ring'", "'exchange'"]),
         ('"send"', '"sent"', ["shared_lanes[0]", "'send'"]),
         ("[[processor]]", "[[processor]", ["TOML"]),
     ],
@@ -150,7 +157,9 @@ def test_distance_is_an_ultrametric_and_link_is_the_farthest(factors, data):
     assert (machine.distance(p, q) == 0) == (p == q)
     farthest = max(machine.distance(a, b) for a in (p, q, r) for b in (p, q, r))
     if farthest:
-        assert machine.link((p, q, r)) is machine.levels[farthest - 1]
+        assert machine.level(machine.link(tuple({p, q, r})).name) is machine.levels[farthest - 1]
+        if p != q:
+            assert machine.link((p, q)) is machine.levels[machine.distance(p, q) - 1]
 
 
 @pytest.mark.parametrize("levels", [(), (Level("a", 2, 1e-6, 1e9),)])

@@ -1,0 +1,180 @@
+"""Collective algorithms: what a transfer takes by each of them, level by level, from latencies and bandwidths.
+
+exchange       the runtime's own over messages: every member to every other, a broadcast by a binomial tree
+ring           rings through all members, one for each link that a group has to itself: the least traffic
+tree           two binary trees, each for half of the data (all-reduce), or one binomial tree (broadcast): few steps
+hierarchical   within the nearest groups first, then between them, each member with its own part of the data
+
+Contention is in the widths of a `Spread`: a shared link is divided evenly among those that may use it at once, as if
+each had a slower one of its own. It does not know which transfers there are, who uses the links, or what was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from castile.runtime import collectives
+from castile.runtime.levels import Level, Spread
+from castile.runtime.machine import Machine
+from castile.runtime.task import CostKey
+
+
+class Stage(NamedTuple):
+    """What a transfer takes on one level: `members` groups of the level below in each group of this one."""
+
+    level: str
+    members: int
+    latency_seconds: float
+    transfer_seconds: float
+
+
+class Way(NamedTuple):
+    """A way to carry out a transfer, and what it takes on each level that it crosses, the nearest first.
+
+    at_once: all levels carry data at the same time, so the slowest sets the pace; otherwise one follows the other.
+    """
+
+    algorithm: str
+    stages: tuple[Stage, ...]
+    at_once: bool = False
+
+    @property
+    def latency_seconds(self) -> float:
+        """Of all steps that follow one another."""
+        return sum(stage.latency_seconds for stage in self.stages)
+
+    @property
+    def transfer_seconds(self) -> float:
+        """Bytes over bandwidth."""
+        times = [stage.transfer_seconds for stage in self.stages]
+        return max(times, default=0.0) if self.at_once else sum(times)
+
+    @property
+    def seconds(self) -> float:
+        return self.latency_seconds + self.transfer_seconds
+
+
+class Transfer(NamedTuple):
+    """A collective to be carried out; nbytes as in CostKey."""
+
+    form: str
+    nbytes: float
+    members: int
+    spread: Spread
+
+    @property
+    def rounds(self) -> int:
+        """How often all of the data goes round: an all-reduce sums it and then spreads it."""
+        return 2 if self.form == "all_reduce" else 1
+
+
+class Crossed(NamedTuple):
+    """A level on which a transfer has something to do.
+
+    fan: groups of the level below that meet in one of this. inner: members in such a group. outer: members in one of
+    this level. rate: bytes per second that such a group can send; one_rate: what one member can.
+    """
+
+    level: Level
+    fan: int
+    inner: int
+    outer: int
+    rate: float
+    one_rate: float
+
+    def stage(self, steps: int, nbytes: float, one: bool = False) -> Stage:
+        """So many steps one after another, and bytes that leave a group, or `one` member, in all."""
+        rate = self.one_rate if one else self.rate
+        return Stage(self.level.name, self.fan, steps * self.level.latency_seconds, nbytes / rate)
+
+
+def ways(machine: Machine, key: CostKey) -> tuple[Way, ...]:
+    """All ways in which the machine can carry out a transfer, in the order in which it names its algorithms.
+
+    Raises ValueError where it has no such link.
+    """
+    spread = machine.spread(key.link, key.members)
+    t = Transfer(key.name.partition(".")[0], key.nbytes, key.members, spread)
+    if t.form == "move":
+        last = crossed(spread, everything=True)[-1]
+        return (Way("direct", (last.stage(1, t.nbytes, one=True),)),)
+    found = (WAYS[algorithm](t) for algorithm in machine.algorithms)
+    return tuple(way for way in found if way is not None)
+
+
+def cheapest(machine: Machine, key: CostKey) -> Way:
+    """The cheapest way; of equal ones the first that the machine names. Raises ValueError where there is no link."""
+    return min(ways(machine, key), key=lambda way: way.seconds)
+
+
+def crossed(spread: Spread, everything: bool = False) -> list[Crossed]:
+    """The levels on which members meet, or `everything` that lies between them."""
+    inner, found = 1, []
+    for level, fan, width in zip(*spread, strict=True):
+        if fan > 1 or everything:
+            rate = level.bytes_per_second
+            found.append(Crossed(level, fan, inner, inner * fan, rate * width, rate * min(1.0, width)))
+        inner *= fan
+    return found
+
+
+def _exchange(t: Transfer) -> Way:
+    """All members at once over the farthest level: the time by which the forms of transfers are chosen."""
+    last = crossed(t.spread, everything=True)[-1]
+    latency = collectives.seconds(t.form, 0, t.members, last.level)
+    moved = collectives.seconds(t.form, t.nbytes, t.members, last.level) - latency
+    contended = last.level.bytes_per_second / last.one_rate
+    return Way("exchange", (Stage(last.level.name, t.members, latency, moved * contended),))
+
+
+def _ring(t: Transfer) -> Way:
+    """Pieces go from member to member; a ring has one edge out of every group that it passes (Patarasuk and Yuan 2009).
+
+    Latencies are counted as in NCCL's model of its rings: each hop by its own level. A broadcast is a chain of small
+    pieces; an all-to-all has members - 1 rounds, in each of which all send to the member so many places on.
+    """
+    levels = crossed(t.spread)
+    if t.form == "all_to_all":
+        return Way("ring", tuple(_apart(t, at) for at in levels))
+    volume = t.nbytes if t.form == "broadcast" else t.rounds * (t.members - 1) / t.members * t.nbytes
+    total = levels[-1].outer if levels else 1
+    stages = (at.stage(t.rounds * (at.fan - 1) * (total // at.outer), volume) for at in levels)
+    return Way("ring", tuple(stages), at_once=True)
+
+
+def _apart(t: Transfer, at: Crossed) -> Stage:
+    """Each member's pieces for those that are as far from it as this level."""
+    others = at.outer - at.inner
+    return at.stage(others, at.inner * others / math.prod(t.spread.counts) * t.nbytes)
+
+
+def _tree(t: Transfer) -> Way | None:
+    """Two trees (Sanders, Speck, Traeff 2009), or a binomial one (Thakur, Rabenseifner, Gropp 2005)."""
+    if t.form not in ("all_reduce", "broadcast"):
+        return None
+    depths = [(at, math.ceil(math.log2(at.fan))) for at in crossed(t.spread)]
+    if t.form == "broadcast":
+        return Way("tree", tuple(at.stage(depth, depth * t.nbytes, one=True) for at, depth in depths))
+    return Way("tree", tuple(at.stage(2 * depth, 2 * t.nbytes) for at, depth in depths), at_once=True)
+
+
+def _hierarchical(t: Transfer) -> Way | None:
+    """A ring on each level: sums are scattered on the way out, gathered on the way back (Cho et al. 2019)."""
+    levels = crossed(t.spread)
+    if t.form == "broadcast" or len(levels) < 2:
+        return None
+    if t.form == "all_to_all":
+        each = tuple(at.stage(at.fan - 1, at.inner * (at.fan - 1) / at.fan * t.nbytes) for at in levels)
+        return Way("hierarchical", each)
+    stages = (at.stage(t.rounds * (at.fan - 1), t.rounds * (at.fan - 1) / at.fan * t.nbytes) for at in levels)
+    return Way("hierarchical", tuple(stages))
+
+
+WAYS: dict[str, Callable[[Transfer], Way | None]] = {
+    "exchange": _exchange,
+    "ring": _ring,
+    "tree": _tree,
+    "hierarchical": _hierarchical,
+}
