@@ -185,7 +185,8 @@ def fitted(model: Model, dataset: str, seed: int) -> Model:
     found = data.load(dataset or model.recipe.data, seed)
     known: dict[str, object] = {"sizes": "+".join(map(str, found.sizes.values()))} if found.sizes else {}
     known |= {"numbers": found.shapes["numbers"][0]} if "numbers" in found.shapes else {}
-    return replace(model, settings={**known, **model.settings})
+    wanted = {name: value for name, value in known.items() if model.takes(name)}
+    return replace(model, settings={**wanted, **model.settings})
 
 
 def recipe_updates(recipe: Recipe) -> Updates:

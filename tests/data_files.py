@@ -47,6 +47,12 @@ def small(name: str, folder: Path) -> str:
     if name == "iterator":
         (folder / "mine.py").write_text(ITERATOR)
         return f"iterator:file={folder / 'mine.py'}"
+    if name == "growth":
+        return "growth:cell=3,descriptors=4,fingerprints=2,samples=60"
+    if name == "masked":
+        return "masked:seq=16,most_bytes=2000"
+    if name == "noise":
+        return "noise:size=3,channels=2,classes=4,samples=60"
     return name
 
 

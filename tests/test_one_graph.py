@@ -28,6 +28,7 @@ from castile.runtime.region import Region
 from castile.runtime.runner import whole_step
 from castile.runtime.task import NOTHING, Arg, Task, TaskGraph, Use
 from tests.strategies import Problem, batches, beginnings, machines, problems, regular, replicated, strategies
+from tests.test_models import scaled
 from tests.training import SGD, train
 
 MANY = settings(max_examples=150)
@@ -73,7 +74,7 @@ def in_two(node: Node) -> Config:
 
 @pytest.mark.parametrize("name", models.available())
 def test_a_warm_step_allocates_nothing_and_the_arena_is_the_packers(name: str) -> None:
-    graph, on = models.parse(name).graph(), machine.local(2)
+    graph, on = models.parse(scaled(name)).graph(), machine.local(2)
     # cut in two on one processor, so that pieces are packed and summed, and no message is kept for a rank to come
     strategy = Strategy({n.name: in_two(n) for n in graph.nodes.values()})
     prepared = prepare(Lowering(graph, on, SGD), strategy, CostModel(on))
@@ -218,7 +219,7 @@ def test_a_lowering_that_has_seen_other_plans_gives_the_same_graph(plan: Lowered
 def test_processors_of_equal_role_are_simulated_once_to_the_same_end(name: str) -> None:
     # without latency sums are all-reduces, in which all take part alike
     links = (Level("links", 4, 0.0, 1e9),)
-    graph, on = models.parse(name).graph(), Machine("four", machine.local(4).processors, links)
+    graph, on = models.parse(scaled(name)).graph(), Machine("four", machine.local(4).processors, links)
     configs = {n.name: regular(n, "first", range(4)) for n in graph.nodes.values()}
     # partial losses would come to processor 0 one after another, each at its own time
     strategy = Strategy(configs | {graph.loss: replicated(range(4))})

@@ -1,5 +1,6 @@
-"""A decoder-only transformer language model with normalisation before each block: GPT-2 (Radford et al., 2019) by
-default, or with settings the blocks of Llama (Touvron et al., 2023).
+"""A decoder-only transformer language model with normalisation before each block: GPT-2 (Radford et al., 2019) and
+GPT-3 (Brown et al., 2020, every block with dense attention) by their sizes, or with settings the blocks of Llama
+(Touvron et al., 2023).
 
 It does not know how it is cut or trained.
 """
@@ -75,6 +76,43 @@ STANDARD_NAMES = (GPT2, LLAMA)
 
 
 @dataclass(frozen=True)
+class Form:
+    """A size: what settings are where the user leaves them open."""
+
+    layers: int
+    width: int
+    heads: int
+    seq: int
+    vocab: int
+    positions: int = 0
+    tied: bool = False
+
+
+def _openai(layers: int, width: int, heads: int, positions: int) -> Form:
+    return Form(layers, width, heads, positions, 50257, positions, True)
+
+
+FORMS = {
+    "small": Form(4, 128, 4, 128, 256),
+    # GPT-2, its own table: what it calls 117M to 1542M is these numbers of parameters
+    "124m": _openai(12, 768, 12, 1024),
+    "355m": _openai(24, 1024, 16, 1024),
+    "774m": _openai(36, 1280, 20, 1024),
+    "1.5b": _openai(48, 1600, 25, 1024),
+    # GPT-3, its table 2.1, but where width is not heads times their features: 1.3b has 24 heads of 128 there, 13b a
+    # width of 5140
+    "125m": _openai(12, 768, 12, 2048),
+    "350m": _openai(24, 1024, 16, 2048),
+    "760m": _openai(24, 1536, 16, 2048),
+    "1.3b": _openai(24, 2048, 16, 2048),
+    "2.7b": _openai(32, 2560, 32, 2048),
+    "6.7b": _openai(32, 4096, 32, 2048),
+    "13b": _openai(40, 5120, 40, 2048),
+    "175b": _openai(96, 12288, 96, 2048),
+}
+
+
+@dataclass(frozen=True)
 class _Blocks:
     """What all blocks have in common."""
 
@@ -94,11 +132,12 @@ def build(
     dtype: str = "float32",
     *,
     training: bool = True,
-    layers: int = 4,
-    width: int = 128,
-    heads: int = 4,
-    seq: int = 128,
-    vocab: int = 256,
+    size: str = "small",
+    layers: int = 0,
+    width: int = 0,
+    heads: int = 0,
+    seq: int = 0,
+    vocab: int = 0,
     tied: bool = False,
     dropout: float = 0.0,
     positions: int = 0,
@@ -112,13 +151,22 @@ def build(
 ) -> Graph:
     """tokens [b, seq] -> logits [b, seq, vocab]; `tied` uses the token table for the head too.
 
+    size           small (4 layers of width 128 with 4 heads, seq 128, vocab 256), or a size of GPT-2 (124m, 355m, 774m,
+                   1.5b) or GPT-3 (125m, 350m, 760m, 1.3b, 2.7b, 6.7b, 13b, 175b), which are tied, with as many
+                   positions as they have; layers, width, heads, seq, vocab and positions are the size's unless given
     dropout        of the embedding and of what each half of a block adds, in training only
-    positions      rows of the table of positions, by default seq; with `rotary` queries and keys are turned instead
+    positions      rows of the table of positions, in a small one seq; with `rotary` queries and keys are turned instead
     norm, mlp      "layer" or "rms"; "gelu" or "silu", which is gated
     kv_heads       heads of keys and values, by default one for each of queries
     hidden         features between the two halves of an MLP, by default four times the width
     class_blocks   how many blocks of the vocabulary the loss may be cut into
     """
+    if size not in FORMS:
+        raise ValueError(f"model gpt: size should be one of {', '.join(FORMS)}, got {size!r}")
+    form = FORMS[size]
+    layers, width, heads = layers or form.layers, width or form.width, heads or form.heads
+    seq, vocab, tied = seq or form.seq, vocab or form.vocab, tied or form.tied
+    positions = positions or (0 if rotary else form.positions)
     blocks = _Blocks(layers, heads, kv_heads or heads, hidden or 4 * width, norm, mlp, rotary, bias,
                      dropout if training else 0.0)  # fmt: skip
     _check(blocks, width, seq, positions)
