@@ -6,7 +6,7 @@ It does not know how a plan is found, nor how to run one.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -19,7 +19,7 @@ from castile.launch.offline import Desk
 from castile.launch.ranks import UserError
 from castile.planner import strategy as strategies
 from castile.planner.alternatives import alternatives, pattern, switches
-from castile.planner.explanation import Edge, Explanation, explain
+from castile.planner.explanation import Crossing, Edge, Explanation, explain
 from castile.planner.lower import Lowering
 from castile.planner.search import Evaluated, Evaluator, parse_budget
 from castile.planner.seeds import seeds
@@ -199,9 +199,10 @@ def _causes(found: Explanation, op: str = "") -> Rows:
     """
     groups: dict[tuple[str, ...], list[int]] = {}
     for number, cause in enumerate(found.causes):
-        edge = found.edges.get(cause.name, Edge((), ())) if cause.is_transfer else Edge((), ())
+        edge = found.labels.edges.get(cause.name, Edge((), ())) if cause.is_transfer else Edge((), ())
         if not op or op in (*edge.makers, *edge.readers, "" if cause.is_transfer else cause.name):
-            key = (pattern(cause.name), cause.kind, cause.form, cause.link, folded(edge.makers), folded(edge.readers))
+            between = (folded(edge.makers), folded(edge.readers))
+            key = (pattern(cause.name), cause.kind, cause.form, cause.link, cause.algorithm, *between)
             groups.setdefault(key, []).append(number)
     rows = [_cause(found, key, numbers) for key, numbers in groups.items()]
     return sorted(rows, key=lambda row: (-row["chain_seconds"], -row["proc_seconds"]))
@@ -211,7 +212,7 @@ def _cause(found: Explanation, key: tuple[str, ...], numbers: Sequence[int]) -> 
     def seconds(of: np.ndarray) -> float:
         return float(of[..., numbers].sum()) / PICOSECONDS
 
-    _, kind, form, link, makers, readers = key
+    _, kind, form, link, algorithm, makers, readers = key
     total, spent = seconds(found.total), seconds(found.spent)
     between = {"from": makers, "to": readers} if kind != "compute" else {}
     return {
@@ -219,7 +220,9 @@ def _cause(found: Explanation, key: tuple[str, ...], numbers: Sequence[int]) -> 
         "kind": kind,
         "form": form,
         "link": link,
+        "algorithm": algorithm,
         **between,
+        "levels": _levels([found.labels.crossings[n] for n in numbers]),
         "num_causes": len(numbers),
         "num_tasks": int(found.num_tasks[numbers].sum()),
         "moved_bytes": int(found.moved_bytes[numbers].sum()),
@@ -229,6 +232,18 @@ def _cause(found: Explanation, key: tuple[str, ...], numbers: Sequence[int]) -> 
         "chain_seconds": seconds(found.chain),
         "chain_share": seconds(found.chain) * PICOSECONDS / found.makespan,
     }
+
+
+def _levels(crossings: Sequence[Mapping[str, Crossing]]) -> Rows:
+    """What transfers take on each level of links, all together."""
+    return [
+        {
+            "level": level,
+            "latency_seconds": sum(of[level].latency_seconds for of in crossings if level in of),
+            "transfer_seconds": sum(of[level].transfer_seconds for of in crossings if level in of),
+        }
+        for level in dict.fromkeys(level for of in crossings for level in of)
+    ]
 
 
 def _compared(here: Explanation, there: Explanation) -> Rows:

@@ -17,7 +17,7 @@ from castile.planner.alternatives import pattern
 from castile.runtime.memory import written
 
 MOST_ROWS = 10
-MOST_LETTERS = 56
+MOST_LETTERS = 58
 SPANS = {
     "compute": "computing",
     "copy": "copies and sums beside it",
@@ -46,6 +46,9 @@ def tell(facts: Mapping[str, Any], lines: Sequence[str]) -> None:
     whose = f"{op['name']} and its edges in the longest chain" if op else "the longest chain"
     _say(out, f"\n{whose}, of tasks that follow each other without a gap; a step is shorter only if this is:")
     out.print(_cause_table(facts["causes"]))
+    if op and any(row["levels"] for row in facts["causes"]):
+        _say(out, "\nits transfers on each level of links, by the machine's figures:")
+        out.print(_level_table(facts["causes"]))
     if "why_not" in facts:
         _tell_why_not(out, facts["why_not"])
 
@@ -91,11 +94,22 @@ def _cause_table(causes: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
+def _level_table(causes: Sequence[Mapping[str, Any]]) -> Table:
+    """What edges take level by level."""
+    table = _table("edge", "level", ">latency", ">bytes")
+    for row in [row for row in causes if row["levels"]][:MOST_ROWS]:
+        for level in row["levels"]:
+            latency, transfer = level["latency_seconds"], level["transfer_seconds"]
+            table.add_row(shortened(_cause(row)), level["level"], milliseconds(latency), milliseconds(transfer))
+    return table
+
+
 def _cause(row: Mapping[str, Any]) -> str:
-    """A cause in words: `fc F`, `all_reduce over nvlink: fc.weight/grad to fc.weight/update`."""
+    """A cause in words: `fc F`, `all_reduce by ring over nvlink: fc.weight/grad to fc.weight/update`."""
     if row["kind"] == "compute":
         return f"{row['name']} {row['form']}"
-    over = f" over {row['link']}" if row["link"] else ""
+    by = f" by {row['algorithm']}" if row["algorithm"] not in ("", "direct") else ""
+    over = f"{by} over {row['link']}" if row["link"] else ""
     return f"{row['form']}{over}: {row['name']} to {row['to']}"
 
 

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from castile.planner.lower import Lowering
 from castile.planner.program import Program
 from castile.planner.search import Evaluator, key_moves
 from castile.planner.strategy import Strategy
+from castile.runtime.levels import level_name
 from castile.runtime.task import NUM_LANES, Lane, TaskGraph
 from castile.runtime.timeline import Timeline
 
@@ -27,13 +27,15 @@ HOST = "the host"
 class Cause(NamedTuple):
     """What a task is for: a pass of a node, or a transfer of a region.
 
-    form   the pass ("F", "B", "W"), or the transfer's ("all_reduce", "move"; "pack", "fold" on one processor)
-    link   the class of the slowest link that a transfer crosses, "" on one processor
+    form        the pass ("F", "B", "W"), or the transfer's ("all_reduce", "move"; "pack", "fold" on one processor)
+    link        the farthest level of links that a transfer crosses, "" on one processor
+    algorithm   by which a transfer goes over the links
     """
 
     name: str
     form: str
     link: str = ""
+    algorithm: str = ""
     is_transfer: bool = False
 
     @property
@@ -49,12 +51,34 @@ class Edge(NamedTuple):
     readers: tuple[str, ...]
 
 
+class Crossing(NamedTuple):
+    """What transfers take on one level of links by the machine's figures, all together."""
+
+    latency_seconds: float = 0.0
+    transfer_seconds: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """What the tasks of a graph are for.
+
+    causes       in the order in which they first appear
+    of_task[T]   the number of each task's cause
+    edges        by region
+    crossings    of each cause's transfers by level, empty where it has none
+    """
+
+    causes: tuple[Cause, ...]
+    of_task: np.ndarray
+    edges: Mapping[str, Edge]
+    crossings: tuple[Mapping[str, Crossing], ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Explanation:
     """Where a step's time goes; C causes, P processors, times in picoseconds.
 
-    causes           what tasks are for, in the order in which they first appear
-    edges            by region
+    labels           what tasks are for
     makespan         of the step
     num_tasks[C]     tasks of each cause
     moved_bytes[C]   that its transfers bring from one processor to another
@@ -67,8 +91,7 @@ class Explanation:
     For each processor spent, awaited and idle add up to the makespan; so does the chain.
     """
 
-    causes: tuple[Cause, ...]
-    edges: Mapping[str, Edge]
+    labels: Labels
     makespan: int
     num_tasks: np.ndarray
     moved_bytes: np.ndarray
@@ -78,6 +101,10 @@ class Explanation:
     idle: np.ndarray
     chain: np.ndarray
 
+    @property
+    def causes(self) -> tuple[Cause, ...]:
+        return self.labels.causes
+
     def of_kind(self, kind: str) -> np.ndarray:
         """bool[C]: the causes of a kind."""
         return np.array([cause.kind == kind for cause in self.causes], dtype=bool)
@@ -86,26 +113,32 @@ class Explanation:
 def explain(evaluator: Evaluator, strategy: Strategy) -> Explanation:
     """Simulate a plan and account for its step. Raises ValueError where it is none for this graph and machine."""
     tasks, simulated = evaluator.simulate(strategy)
-    causes, of_task = causes_of(evaluator.lowering, strategy, tasks)
-    engines = evaluator.lowering.machine.engines
-    return account(tasks, simulated.timeline, engines, causes, of_task, edges(evaluator.lowering.program(strategy)))
+    return account(tasks, simulated.timeline, evaluator.lowering.machine.engines, label(evaluator, strategy, tasks))
 
 
-def causes_of(lowering: Lowering, strategy: Strategy, tasks: TaskGraph) -> tuple[tuple[Cause, ...], np.ndarray]:
-    """What the tasks of a lowered plan are for: the causes, and the number of each task's."""
-    program, configs = lowering.program(strategy), lowering.configs(strategy)
+def label(evaluator: Evaluator, strategy: Strategy, tasks: TaskGraph) -> Labels:
+    """What the tasks of a lowered plan are for."""
+    program, configs = evaluator.lowering.program(strategy), evaluator.lowering.configs(strategy)
+    ways = [evaluator.cost.way(key) if key.link else None for key in tasks.cost_keys]
     numbers: dict[Cause, int] = {}
     found: list[int] = []
+    crossings: dict[int, dict[str, Crossing]] = {}
     for step in program.steps:
         number = numbers.setdefault(Cause(step.node.name, step.which), len(numbers))
         found += [number] * len(configs[step.node.name].procs)
     # What is not a step's is a transfer, and its name tells the region.
     for task in range(len(found), tasks.num_tasks):
-        key = tasks.cost_keys[tasks.cost[task]]
+        key, way = tasks.cost_keys[tasks.cost[task]], ways[tasks.cost[task]]
         region = _MICRO.sub("", tasks.tasks[task].name.rpartition(":")[0])
-        cause = Cause(region, key.name.partition(".")[0], key.link, True)
-        found.append(numbers.setdefault(cause, len(numbers)))
-    return tuple(numbers), np.array(found, dtype=np.int64)
+        form, algorithm = key.name.partition(".")[0], way.algorithm if way else ""
+        number = numbers.setdefault(Cause(region, form, level_name(key.link), algorithm, True), len(numbers))
+        found.append(number)
+        levels = crossings.setdefault(number, {})
+        for stage in way.stages if way else ():
+            latency, transfer = levels.get(stage.level, Crossing())
+            levels[stage.level] = Crossing(latency + stage.latency_seconds, transfer + stage.transfer_seconds)
+    by_cause = tuple(crossings.get(number, {}) for number in range(len(numbers)))
+    return Labels(tuple(numbers), np.array(found, dtype=np.int64), edges(program), by_cause)
 
 
 def edges(program: Program) -> dict[str, Edge]:
@@ -124,16 +157,10 @@ def edges(program: Program) -> dict[str, Edge]:
     return found
 
 
-def account(
-    tasks: TaskGraph,
-    timeline: Timeline,
-    engines: Sequence[int],
-    causes: tuple[Cause, ...],
-    of_task: np.ndarray,
-    known: Mapping[str, Edge],
-) -> Explanation:
-    """Account for a simulated timeline; of_task[T] numbers the causes, engines[lane] are a machine's."""
-    num_causes = len(causes)
+def account(tasks: TaskGraph, timeline: Timeline, engines: Sequence[int], labels: Labels) -> Explanation:
+    """Account for a simulated timeline; engines[lane] are a machine's."""
+    of_task = labels.of_task
+    num_causes = len(labels.causes)
     durations = timeline.durations()
     lanes = np.diff(tasks.lane_ptr)
     moves = np.array([key_moves(key) for key in tasks.cost_keys], dtype=np.int64)
@@ -163,7 +190,7 @@ def account(
         return total
 
     return Explanation(
-        causes, known, makespan, per_cause(np.ones_like(of_task)), per_cause(moves[tasks.cost]),
+        labels, makespan, per_cause(np.ones_like(of_task)), per_cause(moves[tasks.cost]),
         per_cause(durations * lanes), spent, awaited, idle, chain,
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ from castile.launch.explain_report import folded
 from castile.planner import strategy as strategies
 from castile.planner.alternatives import alternatives, differences, plain, switches
 from castile.planner.cost import CostModel
-from castile.planner.explanation import Cause, account, explain
+from castile.planner.explanation import Cause, Labels, account, explain
 from castile.planner.lower import Lowering
 from castile.planner.search import Budget, Evaluator, moved_bytes
 from castile.planner.seeds import seeds
@@ -35,7 +35,8 @@ def accounted(tasks, durations, engines):
     """The account of a task graph in which every task has a cause of its own."""
     made = simulate(tasks, durations, engines, "plain")
     causes = tuple(Cause(f"task{t}", "F") for t in range(tasks.num_tasks))
-    return account(tasks, made.timeline, engines, causes, np.arange(tasks.num_tasks), {}), made
+    labels = Labels(causes, np.arange(tasks.num_tasks), {}, ({},) * tasks.num_tasks)
+    return account(tasks, made.timeline, engines, labels), made
 
 
 def check_sums(found) -> None:
@@ -83,8 +84,9 @@ def test_parts_add_up_on_any_plan(data):
     assert found.num_tasks.sum() == tasks.num_tasks and found.moved_bytes.sum() == moved_bytes(tasks)
     computing = found.of_kind("compute") | found.of_kind("copy")
     np.testing.assert_array_equal(found.spent[:, computing].sum(axis=1), np.rint(simulated.busy_seconds * PICOSECONDS))
-    for cause, moved in zip(found.causes, found.moved_bytes, strict=True):
-        assert (cause.name in found.edges) == cause.is_transfer or cause.name in graph.nodes
+    for cause, moved, levels in zip(found.causes, found.moved_bytes, found.labels.crossings, strict=True):
+        assert bool(levels) == bool(cause.algorithm) == (cause.kind == "transfer") and cause.link in {"", *levels}
+        assert (cause.name in found.labels.edges) == cause.is_transfer or cause.name in graph.nodes
         assert not moved or cause.kind == "transfer"
 
 
@@ -96,9 +98,9 @@ def test_each_task_is_its_nodes_or_its_regions():
     rows = {(c.name, c.form): n for c, n in zip(found.causes, found.num_tasks.tolist(), strict=True)}
     assert rows["fc1", "F"] == rows["fc1", "W"] == rows["fc1.weight/update", "F"] == 8
     assert rows["fc1.weight/grad", "all_reduce"] == 1
-    edge = found.edges["fc1.weight/grad"]
+    edge = found.labels.edges["fc1.weight/grad"]
     assert (edge.makers, edge.readers) == (("fc1",), ("fc1.weight/update",))
-    assert found.edges["fc1.weight"].makers == ("fc1.weight/update",)
+    assert found.labels.edges["fc1.weight"].makers == ("fc1.weight/update",)
 
 
 def test_what_is_computed_hides_what_is_sent():
@@ -230,9 +232,11 @@ def test_explain_accounts_for_the_step(plan, capsys):
     assert sum(row["num_tasks"] for row in facts["causes"]) == facts["num_tasks"]
     assert sum(row["moved_bytes"] for row in facts["causes"]) == facts["moved_bytes"]
     pays = next(row for row in facts["causes"] if row["name"] == "fc1.weight/grad" and row["kind"] == "transfer")
-    assert (pays["from"], pays["to"], pays["form"], pays["link"]) == (
-        "fc1", "fc1.weight/update", "all_reduce", "nvlink",
-    )  # fmt: skip
+    assert (pays["from"], pays["to"]) == ("fc1", "fc1.weight/update")
+    assert (pays["form"], pays["link"], len(pays["levels"])) == ("all_reduce", "nvlink", 1)
+    assert pays["algorithm"] in ("ring", "tree")
+    (level,) = pays["levels"]
+    assert pays["proc_seconds"] / 8 == pytest.approx(level["latency_seconds"] + level["transfer_seconds"])
 
 
 def test_explain_tells_people_the_same(plan, capsys):
