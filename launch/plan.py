@@ -8,16 +8,26 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import msgspec
+import tyro
 
 from castile.launch import checks, offline, options, ranks, report, trace
 from castile.launch.offline import Desk
+from castile.launch.ranks import UserError
 from castile.planner import strategy as strategies
-from castile.planner.search import Evaluated, Found, Progress, search
+from castile.planner.bounds import Bound, lower_bound
+from castile.planner.fronts import Point, search_front
+from castile.planner.lower import Lowering
+from castile.planner.search import Evaluated, Evaluator, Found, Progress, search
+from castile.planner.strategy import Strategy
+
+Objective = Annotated[str, tyro.conf.arg(metavar="time|latency|memory")]
+From = Annotated[str, tyro.conf.arg(name="from", metavar="FILE", help_behavior_hint="")]
 
 
 @dataclass(frozen=True)
@@ -29,7 +39,13 @@ class Plan:
     machine: options.Machine = "local"
     """What to plan for: local, local:procs=4, a preset such as dgx-h100:nodes=2, or a TOML file."""
     search: options.Search = "mcmc"
-    """The search that looks for a plan: mcmc, exhaustive (small cases) or data_parallel."""
+    """The search that looks for a plan: mcmc, another of planner/searches, or a known plan's name (data_parallel)."""
+    objective: Objective = "time"
+    """What to make small: time (of a training step), latency (of a forward pass), memory (of the fullest processor)."""
+    front: bool = False
+    """Also look for plans that need less memory and more time, and tell all that none other beats in both."""
+    from_: From = ""
+    """Start from the plan of this file too; what is found is never behind it."""
     budget: options.BudgetOrOwn = ""
     """How long it looks: a number of proposals (5000), or a time (10s); the search's own by default."""
     seed: options.Number = 0
@@ -39,7 +55,7 @@ class Plan:
     profile: options.File = ""
     """A profile database with measurements of this machine; without one the machine's figures are the prices."""
     out: options.File = ""
-    """Write the plan to this file (JSON)."""
+    """Write the plan to this file (JSON); with --front those of the front beside it, numbered from the fastest."""
     trace: options.File = ""
     """Write a Chrome trace of the simulated step to this file (open it in Perfetto)."""
     json: bool = False
@@ -57,14 +73,19 @@ def run(command: Plan) -> int:
     if ranks.silent():
         return 0
     desk = offline.desk(command.model, machine, command.batch, command.profile)
+    start = _start(command, desk)
+    evaluator = _evaluator(command, desk, start)
     with _progress() as progress:
-        found = search(command.search, desk.evaluator, command.budget, command.seed, progress)
+        found, points = _search(command, evaluator, start, progress)
     # A plan file names its model as the user did, so that it can be simulated from the file alone.
     plan = msgspec.structs.replace(found.strategy, model=command.model)
-    tasks, simulated = desk.evaluator.simulate(plan)
+    tasks, simulated = evaluator.simulate(plan)
     facts = _facts(command, desk, found)
+    facts |= _bound_facts(lower_bound(evaluator), found)
     facts["num_tasks"] = tasks.num_tasks
-    facts["prices"] = desk.evaluator.cost.sources(tasks.cost_keys)
+    facts["prices"] = evaluator.cost.sources(tasks.cost_keys)
+    if command.front:
+        facts["front"] = _front_facts(command, found, points)
     if command.out:
         strategies.write(plan, command.out)
     if command.trace:
@@ -76,6 +97,63 @@ def run(command: Plan) -> int:
     return 0
 
 
+def _start(command: Plan, desk: Desk) -> dict[str, Strategy]:
+    """The plan to start from, if one is given. Raises UserError, with the file's name, where it is not for this."""
+    if not command.from_:
+        return {}
+    plan = strategies.read(command.from_)
+    lowering = desk.evaluator.lowering
+    try:
+        strategies.check(plan, lowering.names, lowering.graph, desk.machine)
+    except ValueError as error:
+        raise UserError(f"plan {command.from_}: {error}") from error
+    return {"given": plan}
+
+
+def _evaluator(command: Plan, desk: Desk, start: dict[str, Strategy]) -> Evaluator:
+    """What measures the objective: training steps, in as many microbatches as the given plan, or forward passes."""
+    mode = "forward" if command.objective == "latency" else "train"
+    count = max((plan.microbatches for plan in start.values()), default=1) if mode == "train" else 1
+    known = desk.evaluator.lowering
+    if (known.mode, known.microbatches) == (mode, count):
+        return desk.evaluator.turned(command.objective)
+    lowering = Lowering(known.graph, known.machine, known.updates, mode, count)
+    return desk.evaluator.turned(command.objective, lowering=lowering)
+
+
+def _search(
+    command: Plan, evaluator: Evaluator, start: dict[str, Strategy], progress: Progress | None
+) -> tuple[Found, list[Point]]:
+    given = (command.search, evaluator, command.budget, command.seed, progress, start)
+    return search_front(*given) if command.front else (search(*given), [])
+
+
+def _bound_facts(bound: Bound | None, found: Found) -> dict[str, Any]:
+    """What no plan can beat, and how far off the plan is; nothing where the bound is not known."""
+    if bound is None:
+        return {"bound_seconds": None, "work_bound_seconds": None, "chain_bound_seconds": None, "gap_share": None}
+    return {
+        "bound_seconds": bound.seconds,
+        "work_bound_seconds": bound.work_seconds,
+        "chain_bound_seconds": bound.chain_seconds,
+        "gap_share": bound.gap(found.evaluated.seconds),
+    }
+
+
+def _front_facts(command: Plan, found: Found, points: list[Point]) -> list[dict[str, Any]]:
+    """The front from the fastest plan to the smallest; each is written if the plan is."""
+    rows = []
+    for number, point in enumerate(points, 1):
+        row = report.facts(point.evaluated, found.seeds["data_parallel"]) | {"arena_bytes": list(point.arena_bytes)}
+        if command.out:
+            out = Path(command.out)
+            path = str(out.with_name(f"{out.stem}-{number}{out.suffix}"))
+            strategies.write(msgspec.structs.replace(point.strategy, model=command.model), path)
+            row["file"] = path
+        rows.append(row)
+    return rows
+
+
 def _facts(command: Plan, desk: Desk, found: Found) -> dict[str, Any]:
     """Every figure of the search."""
     base = found.seeds["data_parallel"]
@@ -85,6 +163,7 @@ def _facts(command: Plan, desk: Desk, found: Found) -> dict[str, Any]:
         "num_procs": desk.machine.num_procs,
         "batch_samples": desk.evaluator.lowering.graph.batch,
         "search": command.search,
+        "objective": command.objective,
         "seed": command.seed,
         "num_proposals": found.num_proposals,
         "elapsed_seconds": found.elapsed_seconds,
@@ -98,13 +177,19 @@ def _facts(command: Plan, desk: Desk, found: Found) -> dict[str, Any]:
 
 def _tell(facts: dict[str, Any], lines: list[str]) -> None:
     out = report.console()
+    what = "forward pass" if facts["objective"] == "latency" else "step"
     out.print(
-        f"{facts['model']}, {facts['batch_samples']} samples a step, on {facts['machine']} "
-        f"({facts['num_procs']} processors); {facts['num_tasks']} tasks a step, prices: "
+        f"{facts['model']}, {facts['batch_samples']} samples a {what}, on {facts['machine']} "
+        f"({facts['num_procs']} processors); {facts['num_tasks']} tasks, prices: "
         f"{report.prices_words(facts['prices'])}\n",
         markup=False, soft_wrap=True,
     )  # fmt: skip
     out.print(report.plan_table({**facts["seeds"], f"found by {facts['search']}": facts["found"]}))
+    if facts["bound_seconds"] is not None:
+        out.print(f"\n{_bound_words(facts)}", markup=False, soft_wrap=True)
+    if facts.get("front"):
+        out.print("\nplans that none other beats in both time and memory:")
+        out.print(report.plan_table({row.get("file", f"{n}"): row for n, row in enumerate(facts["front"], 1)}))
     looked = f"after {facts['num_proposals']} proposals in {facts['elapsed_seconds']:.1f} s"
     same = f"; it equals {facts['equals']}" if facts["equals"] else ""
     out.print(f"\nthe plan, {looked}{same}:", markup=False)
@@ -112,6 +197,13 @@ def _tell(facts: dict[str, Any], lines: list[str]) -> None:
         out.print(f"  {line}", markup=False, soft_wrap=True)
     for name, path in facts["files"].items():
         out.print(f"{name} written to {path}", markup=False, soft_wrap=True)
+
+
+def _bound_words(facts: Mapping[str, Any]) -> str:
+    by_work = facts["work_bound_seconds"] >= facts["chain_bound_seconds"]
+    why = "all processors' work" if by_work else "the longest chain of passes"
+    least, gap = report.milliseconds(facts["bound_seconds"]), report.percent(facts["gap_share"])
+    return f"no plan takes less than {least} ({why}); the plan found takes {gap} more"
 
 
 @contextlib.contextmanager

@@ -10,7 +10,8 @@ import random
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pkgutil import iter_modules
 from types import ModuleType
@@ -20,6 +21,7 @@ import numpy as np
 
 from castile.planner import snapshot as snapshots
 from castile.planner.cost import CostModel
+from castile.planner.frontier import Frontier
 from castile.planner.lower import Lowering
 from castile.planner.seeds import seeds, stamped
 from castile.planner.simulate import Simulated, simulate
@@ -34,6 +36,9 @@ from castile.runtime.timeline import PICOSECONDS
 PENALTY = 100.0
 NUM_FINALISTS = 8
 
+# What a search makes small: seconds of a training step, seconds of a forward pass, or bytes of the fullest processor.
+OBJECTIVES = ("time", "latency", "memory")
+
 Configs = Mapping[str, Config]
 
 
@@ -45,6 +50,7 @@ class Evaluated:
     peak_bytes    of each processor: the most that live at one time, which no arena can undercut
     moved_bytes   over links between processors in a step, all together
     overflow      by which share the fullest processor exceeds its memory; 0 where the plan fits
+    objective     by what it is ranked: "time", "latency" (seconds both) or "memory"
     """
 
     strategy: Strategy
@@ -52,51 +58,77 @@ class Evaluated:
     peak_bytes: tuple[int, ...]
     moved_bytes: int
     overflow: float
+    objective: str = "time"
 
     @property
     def fits(self) -> bool:
         return self.overflow == 0
 
     @property
-    def rank(self) -> tuple[float, float]:
-        """Plans that fit come first, by seconds; then the others, by how much they exceed memory."""
-        return (self.overflow, self.seconds)
+    def rank(self) -> tuple[float, ...]:
+        """Plans that fit come first, by their objective; then the others, by how much they exceed memory."""
+        if self.objective == "memory":
+            return (self.overflow, max(self.peak_bytes), self.seconds)
+        return (self.overflow, self.seconds, max(self.peak_bytes))
 
     @property
     def energy(self) -> float:
-        """Seconds, and for a plan that does not fit a penalty that leads back to those that do."""
-        return self.seconds * (1 + PENALTY * self.overflow)
+        """Seconds or bytes, and for a plan that does not fit a penalty that leads back to those that do."""
+        worth = max(self.peak_bytes) if self.objective == "memory" else self.seconds
+        return worth * (1 + PENALTY * self.overflow)
 
 
 class Evaluator:
     """Lowers and simulates plans of one graph on one machine, each once.
 
-    snapshot   what the cost model was made with, so that plans can say so
+    snapshot    what the cost model was made with, so that plans can say so
+    objective   what plans are ranked by; "latency" takes a lowering of forward passes
     """
 
-    def __init__(self, lowering: Lowering, cost: CostModel, snapshot: Snapshot | None = None) -> None:
-        self.lowering, self.cost = lowering, cost
+    def __init__(
+        self, lowering: Lowering, cost: CostModel, snapshot: Snapshot | None = None, objective: str = "time"
+    ) -> None:
+        assert objective in OBJECTIVES and (objective == "latency") <= (lowering.mode == "forward"), objective
+        self.lowering, self.cost, self.objective = lowering, cost, objective
         self.cost_snapshot = identity(snapshot)
         self.capacity = np.array([p.memory_bytes - p.reserved_bytes for p in lowering.machine.processors])
-        self._known: dict[tuple[int, frozenset[tuple[str, Config]]], Evaluated] = {}
+        self._known: dict[tuple[int, frozenset[tuple[str, Config]]], tuple[float, np.ndarray, int]] = {}
         self._work: dict[tuple[str, Config], np.ndarray] = {}
 
+    def turned(self, objective: str, most_bytes: int | None = None, lowering: Lowering | None = None) -> Evaluator:
+        """The same prices with plans ranked by another objective, with at most so much memory a processor, or lowered
+        otherwise (forward passes, microbatches).
+
+        Raises ValueError for an objective that there is not, or that takes another lowering.
+        """
+        if objective not in OBJECTIVES:
+            hint = suggestion(objective, list(OBJECTIVES))
+            raise ValueError(f"no objective {objective!r}{hint}; there are {', '.join(OBJECTIVES)}")
+        other = copy(self)
+        other.objective = objective
+        if lowering is not None:
+            other.lowering, other._known, other._work = lowering, {}, {}
+        if (objective == "latency") > (other.lowering.mode == "forward"):
+            raise ValueError("objective 'latency' is that of a forward pass: it takes a lowering of mode 'forward'")
+        if most_bytes is not None:
+            other.capacity = np.minimum(self.capacity, most_bytes)
+        return other
+
     def simulate(self, strategy: Strategy) -> tuple[TaskGraph, Simulated]:
-        """The tasks of a plan and when they would run."""
+        """The tasks of a plan and when they would run, each kernel on its own kind of processor."""
         tasks = self.lowering.lower(strategy)
-        durations = self.cost.picoseconds(tasks.cost_keys)
-        return tasks, simulate(tasks, durations, self.lowering.machine.engines)
+        timed, durations = self.cost.by_kind(tasks)
+        return tasks, simulate(timed, durations, self.lowering.machine.engines)
 
     def evaluate(self, strategy: Strategy) -> Evaluated:
         """What a plan is worth. Raises ValueError where it is not one for this graph and machine."""
         key = strategy.microbatches, frozenset(strategy.configs.items())
         if key not in self._known:
             tasks, simulated = self.simulate(strategy)
-            overflow = max(0.0, float((simulated.peak_bytes / self.capacity).max()) - 1)
-            peak = tuple(simulated.peak_bytes.tolist())
-            self._known[key] = Evaluated(strategy, simulated.seconds, peak, moved_bytes(tasks), overflow)
-        found = self._known[key]
-        return found if found.strategy is strategy else _with(found, strategy)
+            self._known[key] = simulated.seconds, simulated.peak_bytes, moved_bytes(tasks)
+        seconds, peak, moved = self._known[key]
+        overflow = max(0.0, float((peak / self.capacity).max()) - 1)
+        return Evaluated(strategy, seconds, tuple(peak.tolist()), moved, overflow, self.objective)
 
     def pack(self, strategy: Strategy) -> tuple[int, ...]:
         """The bytes of each processor's arena. Raises ValueError, naming the largest owners, where one is too long."""
@@ -110,23 +142,25 @@ class Evaluator:
         if (name, config) not in self._work:
             program = self.lowering.program(Strategy({}, self.lowering.microbatches))
             dtypes = {flow.region: flow.dtype for flow in program.flows}.__getitem__
-            total = np.zeros(self.lowering.machine.num_procs, np.int64)
+            machine, procs = self.lowering.machine, np.array(config.procs)
+            total = np.zeros(machine.num_procs, np.int64)
             for step in program.steps:
                 if step.node.name == name:
                     keys, of_part = self.lowering.templates.get(step, config.split, dtypes).keys
-                    lasts = np.repeat(self.cost.picoseconds(keys)[of_part], config.replicas)
-                    np.add.at(total, list(config.procs), lasts)
+                    lasts = np.stack([self.cost.picoseconds(keys, kind) for kind in range(len(machine.kinds))])
+                    np.add.at(total, procs, lasts[machine.kind_of[procs], np.repeat(of_part, config.replicas)])
             self._work[name, config] = total
         return self._work[name, config]
 
     def bound(self, configs: Configs) -> float:
-        """Seconds below which no step with these nodes laid out so can be, whatever the other nodes' Configs are."""
+        """The energy below which no plan with these nodes laid out so can be, whatever the other nodes' Configs are.
+
+        Seconds; where plans are ranked by memory 0, of which this knows nothing.
+        """
+        if self.objective == "memory":
+            return 0.0
         total = sum((self.work(name, config) for name, config in configs.items()), np.zeros(1, np.int64))
         return float(total.max()) / PICOSECONDS
-
-
-def _with(found: Evaluated, strategy: Strategy) -> Evaluated:
-    return Evaluated(strategy, found.seconds, found.peak_bytes, found.moved_bytes, found.overflow)
 
 
 def identity(snapshot: Snapshot | None) -> str:
@@ -175,6 +209,7 @@ class Run:
     """A search under way: what it may spend, what it has seen, and the best of it.
 
     seeds      the known plans, evaluated
+    frontier   keeps the plans that none beats in both time and memory, where someone asks for them
     spent      the share of the budget that is used up, from 0
     history    (number of proposals, seconds) whenever a better plan was found
     """
@@ -184,6 +219,7 @@ class Run:
     rng: random.Random
     seeds: dict[str, Evaluated]
     progress: Progress | None = None
+    frontier: Frontier[Evaluated] | None = None
     num_proposals: int = 0
     history: list[tuple[int, float]] = field(default_factory=list)
     finalists: list[Evaluated] = field(default_factory=list)
@@ -213,18 +249,26 @@ class Run:
         return self.elapsed_seconds / self.budget.seconds
 
     def propose(self, configs: Configs, most: float = float("inf")) -> Evaluated | None:
-        """Evaluate a plan, which costs a proposal; None where a bound shows that it takes more than `most` seconds."""
+        """Evaluate a plan, which costs a proposal; None where a bound shows that its energy is more than `most`."""
         self.num_proposals += 1
         found = None
         if most == float("inf") or self.evaluator.bound(configs) <= most:
-            found = self.evaluator.evaluate(Strategy(dict(configs)))
+            found = self.evaluator.evaluate(Strategy(dict(configs), self.lowering.microbatches))
             self._judge(found)
         if self.progress is not None:
             self.progress(min(1.0, self.spent), self.best)
         return found
 
+    def insist(self, configs: Configs) -> Evaluated:
+        """A plan that is returned whatever it costs: what a search of a known plan's name ends with."""
+        found = self.propose(configs)
+        assert found is not None
+        return found
+
     def _judge(self, found: Evaluated) -> None:
         """Keep the plan if it is among the best few; of equal ones the first comes first."""
+        if self.frontier is not None:
+            self.frontier.add(found)
         if any(found.strategy.configs == known.strategy.configs for known in self.finalists):
             return
         if not self.finalists or found.rank < self.best.rank:
@@ -270,16 +314,18 @@ def find(name: str) -> ModuleType:
 def search(
     name: str,
     evaluator: Evaluator,
-    budget: str = "",
+    budget: str | Budget = "",
     seed: int = 0,
     progress: Progress | None = None,
     start: Mapping[str, Strategy] | None = None,
+    frontier: Frontier[Evaluated] | None = None,
 ) -> Found:
-    """Search for the plan with the shortest simulated step among those that fit into memory.
+    """Search for the best plan by the evaluator's objective among those that fit into memory.
 
     budget     "5000" proposals or "10s"; "" is the search's own. Counted in proposals a search repeats bit for bit.
     progress   told the share of the budget that is spent, and the best plan so far
     start      further plans to start from, by name, which count as seeds
+    frontier   is told of every plan that is evaluated
     The plan is never ranked behind data parallelism or another seed that fits, unless the search returns one that it
     insists on. Raises ValueError in one sentence for an unknown search, a budget that is none, and where no plan fits,
     with the largest owners of memory named.
@@ -287,18 +333,26 @@ def search(
     module = find(name)
     known = {**seeds(evaluator.lowering), **(start or {})}
     worth = {label: evaluator.evaluate(plan) for label, plan in known.items()}
-    run = Run(evaluator, parse_budget(budget or module.BUDGET), random.Random(seed), worth, progress)
+    limits = budget if isinstance(budget, Budget) else parse_budget(budget or module.BUDGET)
+    run = Run(evaluator, limits, random.Random(seed), worth, progress, frontier)
     insisted = module.search(run)
     best, arena = _choose(run, [insisted] if insisted else [*worth.values(), *run.finalists])
-    plan = msgspec.structs.replace(
-        stamped(evaluator.lowering, dict(best.strategy.configs), name, seed),
-        cost_snapshot=evaluator.cost_snapshot,
-        predicted=Predicted(best.seconds, max(arena), best.moved_bytes),
-    )
+    plan = finished(evaluator, best, arena, name, seed)
     return Found(
-        plan, _with(best, plan), arena, worth, _same(run, best), run.num_proposals, run.elapsed_seconds,
+        plan, replace(best, strategy=plan), arena, worth, _same(run, best), run.num_proposals, run.elapsed_seconds,
         tuple(run.history),
     )  # fmt: skip
+
+
+def finished(evaluator: Evaluator, best: Evaluated, arena: tuple[int, ...], name: str, seed: int) -> Strategy:
+    """The plan with what it was made for, by which search, and what is predicted of it."""
+    # A plan foretells its training step; a forward pass says nothing of that.
+    is_step = evaluator.lowering.mode == "train"
+    return msgspec.structs.replace(
+        stamped(evaluator.lowering, dict(best.strategy.configs), name, seed),
+        cost_snapshot=evaluator.cost_snapshot,
+        predicted=Predicted(best.seconds, max(arena), best.moved_bytes) if is_step else None,
+    )
 
 
 def _choose(run: Run, candidates: list[Evaluated]) -> tuple[Evaluated, tuple[int, ...]]:

@@ -5,29 +5,60 @@ It does not know what they cost.
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+from functools import partial
 from math import prod
 
 from castile.planner.graph import Graph, Node
 from castile.planner.lower import Lowering
+from castile.planner.megatron import tensor_cuts
+from castile.planner.program import update_name
+from castile.planner.space import space_of
 from castile.planner.strategy import Config, Strategy
 
 SAMPLES = "b"
 
+Configs = dict[str, Config]
+
 
 def seeds(lowering: Lowering) -> dict[str, Strategy]:
     """The known plans of a graph on a machine by name, data_parallel first; of equal ones the first."""
-    graph, num_procs = lowering.piece, lowering.machine.num_procs
-    plans = {"data_parallel": data_parallel(graph, num_procs), "one_processor": one_processor(graph)}
-    plans["one_weird_trick"] = one_weird_trick(graph, num_procs)
-    fewer = num_procs // 2
-    while fewer > 1:
-        plans[f"data_parallel_{fewer}"] = data_parallel(graph, fewer)
-        fewer //= 2
     distinct: dict[str, Strategy] = {}
-    for name, configs in plans.items():
+    for name, make in _makers(lowering).items():
+        configs = make()
         if all(configs != known.configs for known in distinct.values()):
             distinct[name] = stamped(lowering, configs, name)
     return distinct
+
+
+def seed(name: str, lowering: Lowering) -> Configs:
+    """The known plan of that name, also where it is the same as another."""
+    return _makers(lowering)[name]()
+
+
+def _makers(lowering: Lowering) -> dict[str, Callable[[], Configs]]:
+    """How each known plan is made: those of everyone, then those that do with fewer processors or narrower cuts."""
+    graph, num_procs = lowering.piece, lowering.machine.num_procs
+    # What is cut within a layer talks at every layer, so it stays within a node: all levels but the farthest.
+    near = lowering.machine.levels[-2:][0].group if lowering.machine.levels else 1
+    made: dict[str, Callable[[], Configs]] = {
+        "data_parallel": partial(data_parallel, graph, num_procs),
+        "one_processor": partial(one_processor, graph),
+        "one_weird_trick": partial(one_weird_trick, graph, num_procs),
+        "fsdp": partial(fsdp, lowering),
+        "megatron": partial(megatron, graph, num_procs, near),
+    }
+    for fewer in _halves(num_procs):
+        made[f"data_parallel_{fewer}"] = partial(data_parallel, graph, fewer)
+    for fewer in _halves(near):
+        made[f"megatron_{fewer}"] = partial(megatron, graph, num_procs, fewer)
+    return made
+
+
+def _halves(number: int) -> list[int]:
+    """Half of it, half of that and so on, down to 2."""
+    return [number >> shift for shift in range(1, number.bit_length()) if number >> shift > 1]
 
 
 def stamped(lowering: Lowering, configs: dict[str, Config], search: str, seed: int = 0) -> Strategy:
@@ -45,22 +76,58 @@ def stamped(lowering: Lowering, configs: dict[str, Config], search: str, seed: i
     )
 
 
-def one_processor(graph: Graph) -> dict[str, Config]:
+def one_processor(graph: Graph) -> Configs:
     """Everything on processor 0."""
     return {name: Config() for name in graph.nodes}
 
 
-def data_parallel(graph: Graph, num_procs: int) -> dict[str, Config]:
+def data_parallel(graph: Graph, num_procs: int) -> Configs:
     """Every node cut along the samples, as often as that goes; nodes without samples are done by all alike."""
     return {name: _along(node, SAMPLES, num_procs) for name, node in graph.nodes.items()}
 
 
-def one_weird_trick(graph: Graph, num_procs: int) -> dict[str, Config]:
+def one_weird_trick(graph: Graph, num_procs: int) -> Configs:
     """Nodes with more parameters than results are cut along their output channels, the others along the samples.
 
     Krizhevsky, "One weird trick for parallelizing convolutional neural networks", 2014.
     """
     return {name: _along(node, _weird_axis(graph, node), num_procs) for name, node in graph.nodes.items()}
+
+
+def fsdp(lowering: Lowering) -> Configs:
+    """Data parallelism with every parameter at home in pieces on all processors, gathered where it is used.
+
+    Rajbhandari, Rasley, Ruwase, He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020;
+    Zhao et al., "PyTorch FSDP", VLDB 2023. Updates are cut along the longest axis that is long enough; what was
+    gathered stays until its last use in the step.
+    """
+    num_procs = lowering.machine.num_procs
+    configs = data_parallel(lowering.piece, num_procs)
+    for param in lowering.graph.params:
+        a = lowering.names.optional[update_name(param.name)].alignment
+        free = [axis for axis in a.axes if axis not in a.frozen and a.extents[axis] >= num_procs]
+        if free and num_procs > 1:
+            longest = max(free, key=lambda axis: a.extents[axis])
+            configs[update_name(param.name)] = Config({longest: num_procs}, 1, tuple(range(num_procs)))
+    return configs
+
+
+def megatron(graph: Graph, num_procs: int, width: int) -> Configs:
+    """Pairs of matrices cut so that nothing is sent between the two, `width` ways; the samples as often as that leaves.
+
+    Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", 2019.
+    Processors of one cut lie side by side. Data parallelism where the processors are not a multiple of the width, or
+    no matrices form a pair.
+    """
+    cuts = tensor_cuts(graph, width) if width > 1 and num_procs % width == 0 else {}
+    if not cuts:
+        return data_parallel(graph, num_procs)
+    return {name: _crossed(node, cuts.get(name, ""), num_procs, width) for name, node in graph.nodes.items()}
+
+
+def drawn(graph: Graph, num_procs: int, rng: random.Random) -> Configs:
+    """A plan by chance alone: each node has any Config of its space with equal probability."""
+    return {name: space_of(node, num_procs).draw(rng) for name, node in graph.nodes.items()}
 
 
 def _weird_axis(graph: Graph, node: Node) -> str:
@@ -77,3 +144,20 @@ def _along(node: Node, axis: str, num_procs: int) -> Config:
     if degree > 1:
         return Config({axis: degree}, 1, tuple(range(degree)))
     return Config({}, num_procs, tuple(range(num_procs)))
+
+
+def _crossed(node: Node, axis: str, num_procs: int, width: int) -> Config:
+    """Samples cut across groups of `width` processors, and the axis ("": none, all of a group alike) within them."""
+    a, ways = node.alignment, num_procs // width
+    groups = 1 if SAMPLES in a.frozen else min(ways, a.extents.get(SAMPLES, 1))
+    # Without samples to cut, all groups do the same.
+    copies = ways if groups == 1 else 1
+    degrees = {SAMPLES: groups, axis: width} if axis else {SAMPLES: groups}
+    split = {name: degrees[name] for name in a.axes if degrees.get(name, 1) > 1}
+    procs = range(groups * copies * width)
+    if not axis:
+        return Config(split, len(procs) // groups, tuple(procs))
+    if axis in split and SAMPLES in split and next(iter(split)) == axis:
+        return Config(split, 1, tuple(group * width + member for member in range(width) for group in range(groups)))
+    within = (group * width + member for member in range(width) for group in range(copies))
+    return Config(split, copies, tuple(within) if groups == 1 else tuple(procs))

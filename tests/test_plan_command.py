@@ -90,6 +90,84 @@ def test_plan_says_so_when_the_plan_is_a_seed(capsys):
     assert "it equals data_parallel:" in capsys.readouterr().out
 
 
+def test_plan_says_what_no_plan_can_beat(capsys):
+    words = ["plan", MLP, "--machine", MACHINE, "--budget", "20"]
+    facts = answer(capsys, *words)
+    assert facts["bound_seconds"] == max(facts["work_bound_seconds"], facts["chain_bound_seconds"])
+    assert 0 < facts["bound_seconds"] <= facts["found"]["step_seconds"]
+    assert facts["gap_share"] == pytest.approx(facts["found"]["step_seconds"] / facts["bound_seconds"] - 1)
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert f"no plan takes less than {report.milliseconds(facts['bound_seconds'])}" in out
+    assert f"the plan found takes {report.percent(facts['gap_share'])} more" in out
+
+
+def test_the_objective_decides(capsys):
+    words = ["plan", "mlp:width=256", "--machine", MACHINE, "--budget", "60", "--objective"]
+    time, latency, memory = (answer(capsys, *words, objective) for objective in ("time", "latency", "memory"))
+    assert [facts["objective"] for facts in (time, latency, memory)] == ["time", "latency", "memory"]
+    assert latency["found"]["step_seconds"] < time["found"]["step_seconds"] < memory["found"]["step_seconds"]
+    assert memory["found"]["live_bytes"] < time["found"]["live_bytes"]
+    assert answer(capsys, *words[:-1]) == {**time, "elapsed_seconds": pytest.approx(time["elapsed_seconds"], abs=60)}
+    assert main([*words, "latency"]) == 0
+    assert "samples a forward pass" in capsys.readouterr().out
+
+
+def test_a_plan_of_forward_passes_foretells_no_step(tmp_path, capsys):
+    path = str(tmp_path / "plan.json")
+    answer(capsys, "plan", MLP, "--machine", MACHINE, "--budget", "5", "--objective", "latency", "--out", path)
+    assert strategies.read(path).predicted is None
+    assert answer(capsys, "simulate", path, "--machine", MACHINE)["step_seconds"] > 0
+
+
+def test_the_front_is_told_and_written(tmp_path, capsys):
+    path = tmp_path / "plan.json"
+    words = ["plan", "mlp:width=256", "--machine", MACHINE, "--budget", "70"]
+    assert "front" not in answer(capsys, *words)
+    facts = answer(capsys, *words, "--front", "--out", str(path))
+    front = facts["front"]
+    assert len(front) > 1 and facts["num_proposals"] <= 70
+    assert front[0]["step_seconds"] == facts["found"]["step_seconds"]
+    for number, (row, after) in enumerate(zip(front, front[1:] + front[-1:]), 1):
+        assert row["file"] == str(tmp_path / f"plan-{number}.json")
+        assert row is after or (row["step_seconds"] < after["step_seconds"] and row["live_bytes"] > after["live_bytes"])
+        assert answer(capsys, "simulate", row["file"], "--machine", MACHINE)["step_seconds"] == row["step_seconds"]
+    assert main([*words, "--front"]) == 0
+    table = capsys.readouterr().out.split("plans that none other beats in both time and memory:")[1]
+    assert all(report.milliseconds(row["step_seconds"]) in table for row in front)
+
+
+def test_a_search_goes_on_from_a_plan(tmp_path, capsys):
+    path = str(tmp_path / "plan.json")
+    words = ["plan", MLP, "--machine", MACHINE]
+    small = answer(capsys, *words, "--budget", "80", "--objective", "memory", "--out", path)
+    facts = answer(capsys, *words, "--budget", "1", "--objective", "memory", "--from", path)
+    assert facts["seeds"]["given"]["live_bytes"] == small["found"]["live_bytes"]
+    assert facts["found"]["live_bytes"] <= small["found"]["live_bytes"]
+    assert "given" not in answer(capsys, *words, "--budget", "1", "--objective", "memory")["seeds"]
+    assert answer(capsys, *words, "--budget", "1", "--search", "data_parallel", "--from", path)["equals"] == (
+        "data_parallel"
+    )
+
+
+def test_a_plan_in_microbatches_is_gone_on_from_in_as_many(tmp_path, capsys):
+    path, out = str(tmp_path / "given.json"), str(tmp_path / "found.json")
+    graph = models.parse(MLP).graph(64)
+    strategies.write(Strategy(data_parallel(graph, 8), 2), path)
+    facts = answer(capsys, "plan", MLP, "--machine", MACHINE, "--budget", "5", "--from", path, "--out", out)
+    assert strategies.read(out).microbatches == 2
+    assert answer(capsys, "simulate", out, "--machine", MACHINE)["step_seconds"] == facts["found"]["step_seconds"]
+
+
+@pytest.mark.parametrize("name", ["fsdp", "megatron", "one_weird_trick", "random"])
+def test_every_known_plan_can_be_asked_for(name, capsys):
+    facts = answer(
+        capsys, "plan", "gpt:layers=1,width=32,seq=16", "--machine", MACHINE, "--search", name, "--budget", "3"
+    )
+    assert facts["num_proposals"] == (3 if name == "random" else 1)
+    assert name == "random" or facts["found"]["step_seconds"] == facts["seeds"][name]["step_seconds"]
+
+
 def test_simulate_agrees_with_the_plan(plan, capsys):
     facts = answer(capsys, "simulate", plan, "--machine", MACHINE)
     predicted = strategies.read(plan).predicted
@@ -160,6 +238,8 @@ def test_batch_is_part_of_what_a_plan_is_for(tmp_path, capsys):
             ["plan", MLP, "--machine", MACHINE, "--budget", "ten"],
             "budget 'ten': give a number of proposals such as 5000",
         ),
+        (["plan", MLP, "--machine", MACHINE, "--objective", "speed"], "no objective 'speed'"),
+        (["plan", MLP, "--machine", MACHINE, "--from", "none.json"], "plan none.json: No such file"),
         (["plan", MLP, "--machine", MACHINE, "--batch", "-1"], "--batch -1: give 1 or more"),
         (["plan", MLP, "--machine", MACHINE, "--search", "exhaustive"], "use --search mcmc, or raise --budget"),
         (["plan", MLP, "--machine", MACHINE, "--profile", "none.db"], "profile database none.db: no such file"),
@@ -176,6 +256,8 @@ def test_a_plan_that_is_unfit_is_refused(plan, tmp_path, capsys):
     assert "needs 8 processors" in sentence(capsys, "simulate", plan, "--machine", "local:procs=2")
     assert "another machine" in sentence(capsys, "simulate", plan, "--machine", "dgx-h100:nodes=2")
     assert "give its --batch" in sentence(capsys, "simulate", "mlp:width=32", "--plan", plan, "--machine", MACHINE)
+    other = sentence(capsys, "plan", "mlp:width=32", "--machine", MACHINE, "--from", plan)
+    assert f"plan {plan}: the plan was made for another model" in other
     damaged = tmp_path / "damaged.json"
     damaged.write_text(open(plan).read()[:-40])
     assert "damaged.json is not JSON" in sentence(capsys, "simulate", str(damaged), "--machine", MACHINE)

@@ -13,9 +13,9 @@ from castile.planner import search as searching
 from castile.planner.cost import CostModel
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
+from castile.planner.moves import Moves
 from castile.planner.ops.linear import Linear
 from castile.planner.search import Evaluator, Run, parse_budget, search
-from castile.planner.searches import mcmc
 from castile.planner.seeds import seeds
 from castile.planner.snapshot import Environment, Measured, snapshot_of
 from castile.planner.space import placements, space_of
@@ -96,7 +96,7 @@ def test_no_search_ends_behind_a_seed(name, on, seed, budget):
 @given(st.sampled_from(sorted(GRAPHS)), on_machines, st.integers(0, 10**6))
 def test_every_proposal_is_legal(name, on, seed):
     lowering = Lowering(GRAPHS[name], on)
-    moves, rng = mcmc.Moves.of(lowering), random.Random(seed)
+    moves, rng = Moves.of(lowering), random.Random(seed)
     configs = dict(rng.choice(list(seeds(lowering).values())).configs)
     for _ in range(40):
         configs = moves.change(configs, rng)
@@ -298,7 +298,7 @@ def test_finalists_are_the_best_that_were_seen():
     worth = {name: same.evaluate(plan) for name, plan in seeds(same.lowering).items()}
     run = Run(same, parse_budget("200"), random.Random(0), worth)
     seen = {str(sorted(e.strategy.configs.items())): e for e in worth.values()}
-    moves, begin = mcmc.Moves.of(same.lowering), worth["data_parallel"].strategy.configs
+    moves, begin = Moves.of(same.lowering), worth["data_parallel"].strategy.configs
     for seed in range(60):
         found = run.propose(moves.change(begin, random.Random(seed)))
         assert found is not None

@@ -6,12 +6,11 @@ It does not know other plans.
 from __future__ import annotations
 
 from castile.planner.search import Evaluated, Run
+from castile.planner.seeds import seed
 
 BUDGET = "1"
 
 
 def search(run: Run) -> Evaluated:
     """Insist on data parallelism, whatever it costs."""
-    known = run.seeds["data_parallel"]
-    run.propose(known.strategy.configs)
-    return known
+    return run.insist(seed("data_parallel", run.lowering))

@@ -1,0 +1,114 @@
+"""Fronts: searches under ever other limits of memory, for the plans that none beats in both time and memory.
+
+They do not know how a search moves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from castile.planner.frontier import Frontier
+from castile.planner.search import Budget, Evaluated, Evaluator, Found, Progress, find, finished, parse_budget, search
+from castile.planner.strategy import Strategy
+
+# Limits between the memory of the smallest plan and that of the fastest, each so many times the one before.
+NUM_LIMITS = 5
+# A point of the front needs at least this share less memory than the one before.
+GAIN = 0.02
+
+
+@dataclass(frozen=True)
+class Point:
+    """A plan of the front, what it is worth, and the bytes of each processor's arena."""
+
+    strategy: Strategy
+    evaluated: Evaluated
+    arena_bytes: tuple[int, ...]
+
+
+def search_front(
+    name: str,
+    evaluator: Evaluator,
+    budget: str = "",
+    seed: int = 0,
+    progress: Progress | None = None,
+    start: Mapping[str, Strategy] | None = None,
+) -> tuple[Found, list[Point]]:
+    """What `search` finds for the evaluator's objective, and the front from the fastest plan to the smallest.
+
+    The budget is shared by searches for the fastest plan, for the smallest, and for the fastest within limits between
+    the two; each starts from what those before found. Raises ValueError as `search` does.
+    """
+    frontier: Frontier[Evaluated] = Frontier(evaluator.capacity)
+    turns = _Turns(name, evaluator, budget, seed, progress, dict(start or {}), frontier)
+    fastest = "time" if evaluator.lowering.mode == "train" else "latency"
+    others = [objective for objective in ("memory", fastest) if objective != evaluator.objective]
+    for objective in others:
+        turns.search(evaluator.turned(objective))
+    for limit in _limits(frontier):
+        # Within a limit there may be no plan.
+        with contextlib.suppress(ValueError):
+            turns.search(evaluator.turned(fastest, most_bytes=limit))
+    found = turns.search(evaluator)
+    found = replace(found, num_proposals=turns.num_proposals, elapsed_seconds=turns.elapsed_seconds)
+    return found, _packed(evaluator, frontier, name, seed)
+
+
+@dataclass
+class _Turns:
+    """Searches one after another, each with its share of the budget."""
+
+    name: str
+    evaluator: Evaluator
+    budget: str
+    seed: int
+    progress: Progress | None
+    start: dict[str, Strategy]
+    frontier: Frontier[Evaluated]
+    number: int = 0
+    num_proposals: int = 0
+    elapsed_seconds: float = 0.0
+
+    def search(self, evaluator: Evaluator) -> Found:
+        """One more search, from the plans that are kept."""
+        first, count = self.number, NUM_LIMITS + 2
+        self.number += 1
+
+        def tell(spent: float, best: Evaluated) -> None:
+            if self.progress is not None:
+                self.progress((first + spent) / count, best)
+
+        kept = {f"front {n + 1}": point.strategy for n, point in enumerate(self.frontier.thinned(GAIN))}
+        share = _share(parse_budget(self.budget or find(self.name).BUDGET), count)
+        found = search(self.name, evaluator, share, self.seed, tell, {**self.start, **kept}, self.frontier)
+        self.num_proposals += found.num_proposals
+        self.elapsed_seconds += found.elapsed_seconds
+        seeds = {label: worth for label, worth in found.seeds.items() if label not in kept}
+        return replace(found, seeds=seeds, equals="" if found.equals in kept else found.equals)
+
+
+def _share(budget: Budget, count: int) -> Budget:
+    if budget.proposals is not None:
+        return Budget(proposals=max(1, budget.proposals // count))
+    assert budget.seconds is not None
+    return Budget(seconds=budget.seconds / count)
+
+
+def _limits(frontier: Frontier[Evaluated]) -> list[int]:
+    """Bytes between those of the smallest plan and those of the fastest, from the tightest on."""
+    if len(frontier.points) < 2:
+        return []
+    most, least = (max(frontier.points[n].peak_bytes) for n in (0, -1))
+    return [round(least * (most / least) ** (n / (NUM_LIMITS + 1))) for n in range(1, NUM_LIMITS + 1)]
+
+
+def _packed(evaluator: Evaluator, frontier: Frontier[Evaluated], name: str, seed: int) -> list[Point]:
+    """The points whose arenas fit too."""
+    points = []
+    for worth in frontier.thinned(GAIN):
+        with contextlib.suppress(ValueError):
+            arena = evaluator.pack(worth.strategy)
+            points.append(Point(finished(evaluator, worth, arena, name, seed), worth, arena))
+    return points

@@ -1,0 +1,176 @@
+"""What searches make small: time, latency or memory; and the front between time and memory."""
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from castile.planner import fronts
+from castile.planner.cost import CostModel
+from castile.planner.frontier import Frontier
+from castile.planner.fronts import search_front
+from castile.planner.graph import Graph
+from castile.planner.lower import Lowering
+from castile.planner.op import find
+from castile.planner.search import OBJECTIVES, Budget, Evaluator, search
+from castile.planner.seeds import seeds
+from castile.planner.strategy import decode, encode
+from castile.planner.updates import Updates
+from castile.runtime.machine import Level, Machine, Processor
+
+
+def network(batch: int = 16, width: int = 48) -> Graph:
+    g = Graph("network", "float32")
+    x, y = g.input("x", (batch, width), "b i"), g.input("label", (batch,), "b", "int32")
+    for n in range(2):
+        x = g.relu(f"act{n}", g.linear(f"fc{n}", x, features=width))
+    g.minimise(g.cross_entropy("loss", g.linear("head", x, features=8), y))
+    g.outputs = ["head"]
+    return g
+
+
+def machine(procs: int = 4, latency: float = 3e-6, rate: float = 5e8, memory: int = 2**30) -> Machine:
+    levels = (Level("link", procs, latency, rate),) if procs > 1 else ()
+    return Machine("test", (Processor("p", 1e9, 1e10, memory, 0, 1e-7),) * procs, levels)
+
+
+def evaluator(on: Machine, objective: str = "time", mode: str = "train", microbatches: int = 1) -> Evaluator:
+    lowering = Lowering(network(), on, Updates(find("adam")()), mode, microbatches)
+    return Evaluator(lowering, CostModel(on), objective=objective)
+
+
+def test_memory_takes_less_memory_and_time_less_time():
+    fast, small = (search("mcmc", evaluator(machine(), objective), "150").evaluated for objective in ("time", "memory"))
+    assert max(small.peak_bytes) < max(fast.peak_bytes) and fast.seconds < small.seconds
+    assert small.energy == max(small.peak_bytes) and fast.energy == fast.seconds
+    seeds_too = search("mcmc", evaluator(machine(), "memory"), "5").seeds.values()
+    assert max(small.peak_bytes) <= min(max(seed.peak_bytes) for seed in seeds_too)
+
+
+def test_latency_is_that_of_a_forward_pass():
+    on = machine()
+    stepwise, forward = evaluator(on), evaluator(on, "latency", "forward")
+    found = search("mcmc", forward, "60")
+    assert found.evaluated.seconds < search("mcmc", stepwise, "60").evaluated.seconds
+    # Where links are slow, samples are for evaluation alone: no gradient crosses them.
+    slow = machine(rate=1e7, latency=0.0)
+    wins = [
+        min(seeds(same.lowering), key=lambda n: same.evaluate(seeds(same.lowering)[n]).seconds)
+        for same in (evaluator(slow), evaluator(slow, "latency", "forward"))
+    ]
+    assert wins == ["one_processor", "data_parallel"]
+    assert found.strategy.predicted is None and decode(encode(found.strategy)) == found.strategy
+    stepwise.evaluate(found.strategy)
+
+
+def test_an_evaluator_turns_without_forgetting():
+    same = evaluator(machine())
+    plan = seeds(same.lowering)["megatron"]
+    first = same.evaluate(plan)
+    other = same.turned("memory", most_bytes=max(first.peak_bytes) // 2)
+    other.simulate = None  # type: ignore[method-assign,assignment]
+    again = other.evaluate(plan)
+    assert (again.seconds, again.peak_bytes) == (first.seconds, first.peak_bytes)
+    assert first.fits and again.overflow == pytest.approx(1.0, abs=0.01) and same.evaluate(plan) == first
+    assert again.rank > first.rank and same.turned("time").evaluate(plan) == first
+    assert other.bound(plan.configs) == 0.0 < same.bound(plan.configs)
+
+
+def test_an_objective_that_there_is_not_is_refused():
+    same = evaluator(machine())
+    with pytest.raises(ValueError, match="no objective 'memry', did you mean 'memory'"):
+        same.turned("memry")
+    with pytest.raises(ValueError, match="takes a lowering of mode 'forward'"):
+        same.turned("latency")
+    forward = Lowering(network(), machine(), mode="forward")
+    assert same.turned("latency", lowering=forward).lowering is forward
+    assert set(OBJECTIVES) == {"time", "latency", "memory"}
+
+
+def test_proposals_are_made_for_the_microbatches_of_the_lowering():
+    found = search("mcmc", evaluator(machine(2), microbatches=4), "40")
+    fresh = evaluator(machine(2), microbatches=4).evaluate(found.strategy)
+    assert found.strategy.microbatches == 4 and fresh.seconds == found.evaluated.seconds
+    assert fresh.peak_bytes == found.evaluated.peak_bytes
+
+
+@dataclass(frozen=True)
+class Worth:
+    seconds: float
+    peak_bytes: tuple[int, ...]
+
+
+worths = st.lists(st.builds(Worth, st.integers(0, 12).map(float), st.tuples(st.integers(0, 12), st.integers(0, 12))))
+
+
+@given(worths, st.integers(3, 12))
+def test_the_frontier_is_what_none_beats(seen, capacity):
+    frontier: Frontier[Worth] = Frontier(np.array([capacity, capacity]))
+    for worth in seen:
+        frontier.add(worth)
+    of = {(w.seconds, max(w.peak_bytes)) for w in seen if max(w.peak_bytes) <= capacity}
+    wanted = {a for a in of if not any(b != a and b[0] <= a[0] and b[1] <= a[1] for b in of)}
+    kept = [(w.seconds, max(w.peak_bytes)) for w in frontier.points]
+    assert kept == sorted(wanted)
+
+
+@given(worths, st.floats(0, 0.9))
+def test_a_thinned_frontier_keeps_its_ends(seen, gain):
+    frontier: Frontier[Worth] = Frontier(np.array([100, 100]))
+    for worth in seen:
+        frontier.add(worth)
+    kept = frontier.thinned(gain)
+    assert [p for p in frontier.points if p in kept] == kept and bool(kept) == bool(seen)
+    if kept:
+        assert (kept[0], kept[-1]) == (frontier.points[0], frontier.points[-1])
+    assert frontier.thinned(0.0) == frontier.points
+
+
+@pytest.mark.parametrize("objective", ["time", "memory"])
+def test_the_front_goes_from_the_fastest_to_the_smallest(objective):
+    same = evaluator(machine(), objective)
+    found, points = search_front("mcmc", same, "210", 1)
+    seconds = [point.evaluated.seconds for point in points]
+    nbytes = [max(point.evaluated.peak_bytes) for point in points]
+    assert len(points) > 1 and seconds == sorted(set(seconds)) and nbytes == sorted(set(nbytes), reverse=True)
+    end = points[0] if objective == "time" else points[-1]
+    assert found.evaluated.rank[:2] == (0.0, end.evaluated.seconds if objective == "time" else nbytes[-1])
+    assert found.num_proposals <= 210 and found.seeds.keys() == seeds(same.lowering).keys()
+    for point in points:
+        fresh = evaluator(machine()).evaluate(point.strategy)
+        assert (fresh.seconds, fresh.peak_bytes) == (point.evaluated.seconds, point.evaluated.peak_bytes)
+        assert point.strategy.predicted is not None and max(point.arena_bytes) == point.strategy.predicted.peak_bytes
+        assert max(point.arena_bytes) >= max(point.evaluated.peak_bytes)
+
+
+def test_the_front_is_wider_than_one_search_sees(monkeypatch):
+    def sizes():
+        return len(search_front("mcmc", evaluator(machine()), "420", 2)[1])
+
+    limited = sizes()
+    monkeypatch.setattr(fronts, "NUM_LIMITS", 0)
+    assert limited >= sizes() > 0
+
+
+def test_the_front_keeps_to_the_memory_that_there_is():
+    roomy = search_front("mcmc", evaluator(machine()), "140", 1)[1]
+    most = max(roomy[0].arena_bytes)
+    tight = search_front("mcmc", evaluator(machine(memory=most - 1024)), "140", 1)[1]
+    assert tight and all(max(point.arena_bytes) <= most - 1024 for point in tight)
+
+
+def test_a_front_repeats_and_tells_its_progress():
+    told: list[float] = []
+    first = search_front("mcmc", evaluator(machine(2)), "70", 4, lambda spent, best: told.append(spent))
+    again = search_front("mcmc", evaluator(machine(2)), "70", 4)
+    assert encode(first[0].strategy) == encode(again[0].strategy)
+    assert [encode(p.strategy) for p in first[1]] == [encode(p.strategy) for p in again[1]]
+    assert told == sorted(told) and 0 < told[0] and told[-1] <= 1.0
+
+
+def test_a_budget_may_be_given_as_one():
+    found = search("random", evaluator(machine(2)), Budget(proposals=7), random.Random(0).randrange(10))
+    assert found.num_proposals == 7
