@@ -62,38 +62,36 @@ def build(
     if size not in FORMS:
         raise ValueError(f"model dlrm: size should be one of {', '.join(FORMS)}, got {size!r}")
     form = FORMS[size]
-    tables, numbers, features = (
-        _widths("sizes", sizes or form.sizes),
-        numbers or form.numbers,
-        features or form.features,
-    )
+    tables = widths("model dlrm: sizes", sizes or form.sizes)
+    numbers, features = numbers or form.numbers, features or form.features
     g = Graph("dlrm", dtype)
     b = batch or RECIPE.batch
     categories = g.input("categories", (b, len(tables)), "b m", "int32")
     figures = g.input("numbers", (b, numbers), "b i")
     label = g.input("label", (b, 1), "b o")
-    dense = _network(g, "bottom", figures, [*_widths("bottom", bottom or form.bottom), features])
+    dense = _network(g, "bottom", figures, [*widths("model dlrm: bottom", bottom or form.bottom), features])
     vectors = [g.reshape("bottom.vector", dense, "b (f d) -> b f d", f=1)]
     for n, rows in enumerate(tables, 1):
         ids = g.slice(f"table{n}.ids", categories, 1, n - 1, n)
         vectors.append(g.embedding(f"table{n}", ids, rows=rows, features=features, scale=1 / sqrt(3 * rows)))
     pairs = g.pair_dots("pairs", g.concat("vectors", 1, *vectors))
-    x = _network(g, "top", g.concat("together", 1, dense, pairs), _widths("top", top or form.top))
+    x = _network(g, "top", g.concat("together", 1, dense, pairs), widths("model dlrm: top", top or form.top))
     logits = _linear(g, "head", x, 1)
     g.outputs = [logits.name]
     g.minimise(g.bce("loss", logits, label))
     return g
 
 
-def _widths(setting: str, text: str) -> list[int]:
-    widths = [int(word) if word.isdigit() else 0 for word in text.split("+")]
-    if min(widths) < 1:
-        raise ValueError(f"model dlrm: {setting} should be numbers from 1 on joined by +, such as 64+32, got {text!r}")
-    return widths
+def widths(who: str, text: str) -> list[int]:
+    """The numbers of a text such as 64+32. Raises ValueError in the words of `who` where it is none."""
+    found = [int(word) if word.isdigit() else 0 for word in text.split("+")]
+    if min(found) < 1:
+        raise ValueError(f"{who} should be numbers from 1 on joined by +, such as 64+32, got {text!r}")
+    return found
 
 
-def _network(g: Graph, name: str, x: Tensor, widths: list[int]) -> Tensor:
-    for n, width in enumerate(widths, 1):
+def _network(g: Graph, name: str, x: Tensor, sizes: list[int]) -> Tensor:
+    for n, width in enumerate(sizes, 1):
         x = g.relu(f"{name}{n}.relu", _linear(g, f"{name}{n}", x, width))
     return x
 

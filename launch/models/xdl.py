@@ -10,6 +10,7 @@ from __future__ import annotations
 from math import sqrt
 
 from castile.launch.models import Recipe
+from castile.launch.models.dlrm import widths
 from castile.planner.graph import Graph
 
 RECIPE = Recipe(data="clicks", batch=1024, lr=2e-3, epochs=4, optimizer="adam", schedule="cosine:warmup=50")
@@ -29,7 +30,7 @@ def build(
     features   the width of the vectors
     top        widths of the hidden layers, joined by +
     """
-    tables = _widths("sizes", sizes)
+    tables = widths("model xdl: sizes", sizes)
     if len(tables) < 2:
         raise ValueError(f"model xdl: sizes should name two categories or more, got {sizes!r}")
     g = Graph("xdl", dtype)
@@ -41,7 +42,7 @@ def build(
         ids = g.slice(f"table{n}.ids", categories, 1, n - 1, n)
         vectors.append(g.embedding_bag(f"table{n}", ids, rows=rows, features=features, scale=1 / sqrt(3 * rows)))
     x = g.concat("vectors", 1, *vectors)
-    for n, width in enumerate(_widths("top", top), 1):
+    for n, width in enumerate(widths("model xdl: top", top), 1):
         # as large as its inputs and its gradients both allow (Glorot and Bengio, 2010)
         x = g.linear(f"top{n}", x, features=width, bias=False, scale=sqrt(2 / (x.shape[-1] + width)))
         x = g.relu(f"top{n}.relu", x)
@@ -49,10 +50,3 @@ def build(
     g.outputs = [logits.name]
     g.minimise(g.bce("loss", logits, label))
     return g
-
-
-def _widths(setting: str, text: str) -> list[int]:
-    widths = [int(word) if word.isdigit() else 0 for word in text.split("+")]
-    if min(widths) < 1:
-        raise ValueError(f"model xdl: {setting} should be numbers from 1 on joined by +, such as 64+32, got {text!r}")
-    return widths
