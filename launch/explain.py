@@ -123,14 +123,15 @@ def open_plan(
     strategies.check(plan, lowering.names, lowering.graph, machine)
     if plan.microbatches > 1:
         lowering = Lowering(lowering.graph, machine, lowering.updates, microbatches=plan.microbatches)
-        desk = replace(desk, evaluator=Evaluator(lowering, desk.evaluator.cost))
+        desk = replace(desk, evaluator=desk.evaluator.turned("time", lowering=lowering))
     return plan, desk
 
 
 def _seed(evaluator: Evaluator, name: str) -> Strategy:
     known = seeds(evaluator.lowering)
     if name not in known:
-        raise UserError(f"--why-not {name}: no such plan{suggestion(name, list(known))}; there are {', '.join(known)}")
+        near = suggestion(name, list(known))
+        raise UserError(f"--why-not {name}: no such plan{near}; those that differ here are {', '.join(known)}")
     return known[name]
 
 
