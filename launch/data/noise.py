@@ -38,8 +38,8 @@ def load(
     shape = (channels, size, size)
     line = rng.normal(seed, "noise", (prod(shape) + samples,)).astype(np.float32)
     train, rest = split(seed, "noise", samples, held_out)
-    kinds = np.arange(samples) * classes // samples
-    return Dataset("noise", seed, *(Windows(line, shape, kinds.astype(np.int32), rows) for rows in (train, rest)))
+    kinds = (np.arange(samples) * classes // samples).astype(np.int32)
+    return Dataset("noise", seed, Windows(line, shape, kinds, train), Windows(line, shape, kinds, rest))
 
 
 @dataclass(frozen=True, eq=False)
