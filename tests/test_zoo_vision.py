@@ -271,6 +271,13 @@ def test_the_second_classifier_weighs_less_and_stays_for_evaluation() -> None:
     assert dict(training.nodes["AuxLogits.weighed"].op.settings)["factor"] == 0.4
 
 
+def test_convolutions_have_biases_where_they_are_not_normalised() -> None:
+    normal, plain = (models.parse(f"inception:norm={word}").graph(2) for word in ("true", "false"))
+    scales = [t for t in normal.params if t.name.endswith(".bn.weight")]
+    assert len(scales) == 94 and num_params(plain) == num_params(normal) - sum(prod(t.shape) for t in scales)
+    assert not plain.states and not any(n.op.name.startswith("batch_") for n in plain.nodes.values())
+
+
 def test_the_class_token_is_the_first_of_each_sample() -> None:
     graph = models.parse("vit:size=8,patch=4,layers=1,width=4,heads=2,hidden=8,classes=3").graph(2)
     tokens = graph.nodes["tokens"]

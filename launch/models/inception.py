@@ -1,6 +1,6 @@
-"""Inception-v3 (Szegedy et al., 2016) with batch normalisation, of torchvision's shapes and names.
+"""Inception-v3 (Szegedy et al., 2016), with torchvision's shapes and names.
 
-FlexFlow (Jia et al., 2019) plans it without the second classifier, which is the default here too.
+FlexFlow (Jia et al., 2019) plans it without second classifier and normalisation: `inception:norm=false,dropout=0`.
 It does not know how it is cut or trained.
 """
 
@@ -35,6 +35,7 @@ def build(
     blocks: int = 0,
     classes: int = 1000,
     dropout: float = 0.5,
+    norm: bool = True,
     aux: bool = False,
 ) -> Graph:
     """image [b, channels, size, size] -> logits [b, classes]; 23,834,568 parameters as it is, 27,161,264 with `aux`.
@@ -42,6 +43,7 @@ def build(
     width     channels of the first convolution; all others have as many more or fewer
     blocks    the most modules of each size of image, of 3, 4 and 2; those that shrink it are always there
     dropout   before the classifier, in training only
+    norm      batch normalisation after each convolution; without it convolutions have biases
     aux       a second classifier on the images of middle size, whose loss is added to the first's
     """
     if size < LEAST:
@@ -52,7 +54,7 @@ def build(
     b = batch or RECIPE.batch
     image = g.input("image", (b, channels, size, size), "b c h w")
     label = g.input("label", (b,), "b", "int32")
-    net = _Net(g, training, width, dropout if training else 0.0)
+    net = _Net(g, training, width, dropout if training else 0.0, norm)
     x = net.stem(image)
     for name, pooled in LARGE[: blocks or None]:
         x = net.large(name, x, pooled)
@@ -87,6 +89,7 @@ class _Net:
     training: bool
     width: int
     dropout: float
+    norm: bool
 
     def stem(self, x: Tensor) -> Tensor:
         """What comes before the modules: images shrink to an eighth."""
@@ -189,10 +192,12 @@ class _Net:
         stride: int = 1,
         padding: int | tuple[int, int] = 0,
     ) -> Tensor:
-        """Convolution, normalisation and rectifier."""
+        """Convolution, normalisation if there is any, and rectifier."""
         g, count = self.graph, max(1, channels * self.width // FIRST)
         rows, columns = (kernel, kernel) if isinstance(kernel, int) else kernel
         # as large as keeps the size of gradients through rectifiers (He et al., 2015)
         scale = sqrt(2 / (count * rows * columns))
-        y = g.conv2d(f"{name}.conv", x, count, kernel, stride, padding, bias=False, scale=scale)
-        return g.relu(f"{name}.relu", g.batch_norm(f"{name}.bn", y, eps=1e-3, training=self.training))
+        x = g.conv2d(f"{name}.conv", x, count, kernel, stride, padding, bias=not self.norm, scale=scale)
+        if self.norm:
+            x = g.batch_norm(f"{name}.bn", x, eps=1e-3, training=self.training)
+        return g.relu(f"{name}.relu", x)
