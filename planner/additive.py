@@ -198,10 +198,14 @@ class Additive:
 
     def moves(self, flow: Flow, configs: Mapping[str, Config]) -> int:
         """The transfers of a flow between nodes with these Configs."""
-        version, _ = self._versions.get(flow, self.made(flow, configs), self.read(flow, configs))
+        version, _ = self.version(flow, self.made(flow, configs), self.read(flow, configs))
         if id(version) not in self._spent:
             self._spent[id(version)] = self._seconds(version)
         return self._spent[id(version)]
+
+    def version(self, flow: Flow, made: Sequence[Placed], read: Sequence[Placed]) -> tuple[Version, tuple[int, ...]]:
+        """The analysis of a flow between these layouts, and the processor of each of its slots."""
+        return self._versions.get(flow, made, read)
 
     def _seconds(self, version: Version) -> int:
         """Picoseconds of a version's transfers: of each phase the busiest engine's, one phase after the other."""
@@ -216,13 +220,17 @@ class Additive:
                 phase[place] = phase.get(place, 0) + seconds
         return sum(max(phase.values(), default=0) for phase in busy)
 
+    def lasts(self, slot: int, config: Config) -> np.ndarray:
+        """int64[procs of the Config]: picoseconds of each part and replica of one pass."""
+        keys, of_part = self.instance(slot, config).template.keys
+        return np.repeat(self.cost.picoseconds(keys)[of_part], config.replicas)
+
     def _longest(self, step: Step, config: Config) -> int:
         """Picoseconds of the busiest processor in one pass."""
-        keys, of_part = self._instance(step.slot, config).template.keys
-        lasts = np.repeat(self.cost.picoseconds(keys)[of_part], config.replicas)
-        return int(np.bincount(config.procs, lasts).max())
+        return int(np.bincount(config.procs, self.lasts(step.slot, config)).max())
 
-    def _instance(self, slot: int, config: Config) -> StepInstance:
+    def instance(self, slot: int, config: Config) -> StepInstance:
+        """A pass under a Config of its node."""
         key = (slot, config)
         if key not in self._instances:
             step = self.program.steps[slot]
@@ -235,7 +243,7 @@ class Additive:
         config = configs[self.program.steps[slot].node.name]
         key = (slot, port, output, config)
         if key not in self._boxes:
-            template = self._instance(slot, config).template
+            template = self.instance(slot, config).template
             boxes = tuple(template.box(part, port, output) for part in range(len(template.parts)))
             self._boxes[key] = Placed((id(template), port, output), boxes, config)
         return self._boxes[key]

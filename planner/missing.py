@@ -18,8 +18,9 @@ from castile.planner.versions import Placed
 from castile.runtime.task import CostKey
 from castile.runtime.timeline import PICOSECONDS
 
-# Of what a link takes by its figures alone: forms differ, and measurements correct the figures.
-SURE, SURE_LEARNED = 0.5, 0.05
+# Of what a link's figures say one can be sure of its latency and, as forms round differently, of half of the bytes;
+# of less where measurements correct the figures.
+SURE, SURE_LEARNED = (1.0, 0.5), (0.05, 0.05)
 
 
 class Layouts(NamedTuple):
@@ -32,6 +33,10 @@ class Layouts(NamedTuple):
     hi: np.ndarray
     volume: np.ndarray
     summed: np.ndarray
+
+    def only(self, number: int) -> Layouts:
+        """One of them."""
+        return Layouts(*(column[number : number + 1] for column in self))
 
 
 def least(model: Additive, edge: Edge, first: Sequence[Config], second: Sequence[Config]) -> np.ndarray:
@@ -65,25 +70,30 @@ def _alone(model: Additive, edge: Edge, flow: Flow, alone: Flow, choices: Sequen
 def _bound(model: Additive, edge: Edge, flow: Flow, source: int, choices: Sequence[Sequence[Config]]) -> np.ndarray:
     """[C of the source, C of the reader] picoseconds: the most that any processor waits for what it does not hold."""
     name, other = edge.nodes[source], edge.nodes[1 - source]
-    held = _layouts(model, [model.made(flow, model.decided(name, c))[0] for c in choices[source]])
-    itemsize, missing = np.dtype(flow.dtype).itemsize, np.zeros((len(choices[source]), len(choices[1 - source])))
+    held = layouts(model, [model.made(flow, model.decided(name, c))[0] for c in choices[source]])
+    missing = np.zeros((len(choices[source]), len(choices[1 - source])))
     decided = [model.decided(other, c) for c in choices[1 - source]]
     for slot, port in flow.readers:
-        if model.side(edge, slot) == source:
-            continue
-        needed = _layouts(model, [model.placed(slot, port, False, configs) for configs in decided])
-        common = np.ones((*missing.shape, needed.volume.shape[1]))
-        for d in range(needed.lo.shape[2]):
-            lo = np.maximum(held.lo[:, None, :, d], needed.lo[None, :, :, d])
-            common *= np.maximum(np.minimum(held.hi[:, None, :, d], needed.hi[None, :, :, d]) - lo, 0)
-        common[held.summed] = 0
-        common = np.where(held.volume[:, None, :] > 0, common, 0)
-        missing = np.maximum(missing, (needed.volume[None] - common).max(axis=2))
-    latency, rate = _fastest(model, flow.dtype)
-    return np.where(missing > 0, latency + missing * itemsize * rate, 0) * PICOSECONDS
+        if model.side(edge, slot) != source:
+            needed = layouts(model, [model.placed(slot, port, False, configs) for configs in decided])
+            missing = np.maximum(missing, elements(held, needed).max(axis=2))
+    latency, rate = fastest(model, flow.dtype)
+    return np.where(missing > 0, latency + missing * np.dtype(flow.dtype).itemsize * rate, 0) * PICOSECONDS
 
 
-def _layouts(model: Additive, placed: Sequence[Placed]) -> Layouts:
+def elements(held: Layouts, needed: Layouts) -> np.ndarray:
+    """[C held, C needed, P]: how much of what it needs each processor does not hold, or must have added to."""
+    common = np.ones((len(held.lo), len(needed.lo), held.volume.shape[1]))
+    for d in range(needed.lo.shape[2]):
+        lo = np.maximum(held.lo[:, None, :, d], needed.lo[None, :, :, d])
+        common *= np.maximum(np.minimum(held.hi[:, None, :, d], needed.hi[None, :, :, d]) - lo, 0)
+    common[held.summed] = 0
+    common = np.where(held.volume[:, None, :] > 0, common, 0)
+    return np.maximum(needed.volume[None] - common, 0)
+
+
+def layouts(model: Additive, placed: Sequence[Placed]) -> Layouts:
+    """Where the boxes of some layouts lie, by processor."""
     num_procs = model.lowering.machine.num_procs
     dims = next((len(box.lo) for p in placed for box in p.boxes if box is not None), 0)
     lo, hi = np.zeros((len(placed), num_procs, dims), np.int64), np.zeros((len(placed), num_procs, dims), np.int64)
@@ -99,7 +109,7 @@ def _layouts(model: Additive, placed: Sequence[Placed]) -> Layouts:
     return Layouts(lo, hi, volume, summed)
 
 
-def _fastest(model: Additive, dtype: str) -> tuple[float, float]:
+def fastest(model: Additive, dtype: str) -> tuple[float, float]:
     """The least latency, seconds, and the least seconds a byte of any link, as far as one can be sure of them."""
     levels = model.lowering.machine.levels
     if not levels:
@@ -107,6 +117,6 @@ def _fastest(model: Additive, dtype: str) -> tuple[float, float]:
     keys = [CostKey("move", "", dtype, 0, 2**20, level.name, 2) for level in levels]
     sure = SURE if all(model.cost.seconds(key).source == "roofline" for key in keys) else SURE_LEARNED
     return (
-        sure * min(level.latency_seconds for level in levels),
-        sure / max(level.bytes_per_second for level in levels),
+        sure[0] * min(level.latency_seconds for level in levels),
+        sure[1] / max(level.bytes_per_second for level in levels),
     )

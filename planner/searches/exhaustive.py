@@ -7,40 +7,87 @@ from __future__ import annotations
 
 from math import prod
 
+from castile.planner.additive import Additive
+from castile.planner.relaxed import Relaxed
 from castile.planner.search import Run
-from castile.planner.space import Space, space_of
-from castile.planner.strategy import Config
+from castile.planner.space import space_of
+from castile.runtime.timeline import PICOSECONDS
 
 # Plans, ruled out or not; about ten minutes of them in the worst case.
 BUDGET = "100000"
+# Each limit is so many times the one before.
+RAISE = 1.04
 
 
 def search(run: Run) -> None:
-    """Branch and bound over the nodes in topological order.
+    """Branch and bound over the nodes in topological order, of each node's Configs the most promising first.
 
     Raises ValueError where the space holds more plans than the budget, or a budget of seconds ends before it is done.
     """
     graph, num_procs = run.lowering.piece, run.lowering.machine.num_procs
-    spaces = {name: space_of(node, num_procs) for name, node in graph.nodes.items()}
-    size, most = prod(map(len, spaces.values())), run.budget.proposals
+    spaces = [space_of(node, num_procs).configs for node in graph.nodes.values()]
+    size, most = prod(map(len, spaces)), run.budget.proposals
     if most is not None and size > most:
         raise ValueError(
             f"exhaustive search: {graph.name} has {size:,} plans on {num_procs} processors, more than the budget of "
             f"{most:,}: use --search mcmc, or raise --budget"
         )
-    _descend(run, spaces, list(spaces), {})
+    Descent(run, Relaxed(Additive(run.lowering, run.evaluator.cost), spaces)).run_all()
 
 
-def _descend(run: Run, spaces: dict[str, Space], left: list[str], chosen: dict[str, Config]) -> None:
-    if run.best.fits and run.evaluator.bound(chosen) >= run.best.seconds:
-        return
-    if not left:
-        run.propose(chosen)
-        _refuse_late(run)
-        return
-    name, *others = left
-    for config in spaces[name].configs:
-        _descend(run, spaces, others, {**chosen, name: config})
+class Descent:
+    """Branch and bound, again and again below a higher limit, until no plan under the best one is left.
+
+    A limit little above the least bound keeps the search out of plans that only look good half way.
+    """
+
+    def __init__(self, run: Run, relaxed: Relaxed) -> None:
+        self.run, self.relaxed = run, relaxed
+        self.limit, self.next = 0.0, float("inf")
+        self.done: set[tuple[int, ...]] = set()
+
+    @property
+    def most(self) -> float:
+        """The picoseconds that a plan must stay below to be of interest."""
+        return round(self.run.best.seconds * PICOSECONDS) if self.run.best.fits else float("inf")
+
+    def run_all(self) -> None:
+        """Raise the limit until it reaches the best plan, or cuts nothing off."""
+        self.limit = float(self.relaxed.bounds({}, 0).min())
+        while self.limit < self.most:
+            self.limit, self.next = min(self.limit * RAISE, self.most), float("inf")
+            self.descend({})
+            if self.next == float("inf"):
+                return
+            self.limit = max(self.limit, self.next)
+
+    def descend(self, chosen: dict[int, int]) -> None:
+        """All plans with the Configs chosen so far that are bounded by less than the limit."""
+        _refuse_late(self.run)
+        node, point = len(chosen), tuple(chosen.values())
+        if node == len(self.relaxed.names):
+            if point not in self.done:
+                self.done.add(point)
+                plan = zip(self.relaxed.names, self.relaxed.choices, point, strict=True)
+                self.run.propose({name: configs[number] for name, configs, number in plan})
+            return
+        open_ = []
+        for number, quick in enumerate(self.relaxed.bounds(chosen, node).tolist()):
+            if self.is_open(quick) and self.is_open(bound := self.bound({**chosen, node: number}, quick)):
+                open_.append((bound, number))
+        for bound, number in sorted(open_):
+            # The others are bounded by no less, and meanwhile a better plan may have been found.
+            if self.is_open(bound):
+                self.descend({**chosen, node: number})
+
+    def bound(self, chosen: dict[int, int], quick: int) -> int:
+        return max(quick, self.relaxed.bound(chosen))
+
+    def is_open(self, bound: int) -> bool:
+        """Whether plans bounded so are looked at now; those that the limit alone cuts off are not forgotten."""
+        if self.limit <= bound < self.most:
+            self.next = min(self.next, bound)
+        return bound < min(self.limit, self.most)
 
 
 def _refuse_late(run: Run) -> None:

@@ -28,13 +28,14 @@ def search(run: Run) -> None:
     rng = np.random.default_rng(run.rng.getrandbits(64))
     policy, baseline = Policy(len(names), num_procs), 0.0
     while run.spent < 1:
-        placements, rewards = [], []
+        placements: list[np.ndarray] = []
+        rewards: list[float] = []
         while len(placements) < SAMPLES and run.spent < 1:
             placement = policy.sample(rng)
             found = run.propose({name: Config(procs=(proc,)) for name, proc in zip(names, placement.tolist())})
             assert found is not None
             placements.append(placement)
-            rewards.append(-np.log(found.energy))
+            rewards.append(-float(np.log(found.energy)))
         mean = float(np.mean(rewards))
         baseline = mean if policy.num_steps == 0 else KEEP * baseline + (1 - KEEP) * mean
         policy.learn(np.array(placements), np.array(rewards) - baseline, ENTROPY * max(0.0, 1 - run.spent))

@@ -1,0 +1,136 @@
+"""Exhaustive search: bounds that are bounds, and the optimum of plain enumeration without looking at every plan."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from castile.planner.additive import Additive
+from castile.planner.relaxed import Relaxed
+from castile.planner.search import search
+from castile.planner.space import space_of
+from castile.planner.strategy import Strategy, encode
+from castile.runtime.task import NUM_LANES
+from castile.runtime.timeline import PICOSECONDS
+from tests.little import GRAPHS, evaluator, machine, two_layers
+from tests.strategies import machines, problems
+
+ON = {
+    "two": machine(2),
+    "far": machine(2, latency=1e-4),
+    "near": machine(2, flops=1e6, latency=0.0),
+    "three": machine(3, latency=1e-5),
+}
+
+
+def every(same):
+    """The seconds of all plans of the space, those that fit first."""
+    graph, num_procs = same.lowering.graph, same.lowering.machine.num_procs
+    spaces = [space_of(node, num_procs).configs for node in graph.nodes.values()]
+    return sorted(same.evaluate(Strategy(dict(zip(graph.nodes, point)))).rank for point in product(*spaces))
+
+
+@pytest.mark.parametrize("on", sorted(ON))
+def test_it_is_plain_enumeration(on):
+    ranks = every(evaluator(GRAPHS["one"], ON[on]))
+    found = search("exhaustive", evaluator(GRAPHS["one"], ON[on]))
+    assert found.evaluated.rank == ranks[0]
+    assert found.num_proposals < len(ranks) / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on", ["two", "far"])
+def test_it_is_plain_enumeration_of_a_longer_chain(on):
+    ranks = every(evaluator(GRAPHS["two"], ON[on]))
+    found = search("exhaustive", evaluator(GRAPHS["two"], ON[on]))
+    assert found.evaluated.rank == ranks[0] and found.num_proposals < len(ranks) / 10
+
+
+def test_memory_is_a_hard_limit():
+    roomy = every(evaluator(GRAPHS["one"], machine(2)))
+    same = evaluator(GRAPHS["one"], machine(2))
+    least = min(max(same.evaluate(Strategy(dict(zip(GRAPHS["one"].nodes, p)))).peak_bytes) for p in product(
+        *[space_of(node, 2).configs for node in GRAPHS["one"].nodes.values()]
+    ))  # fmt: skip
+    tight = machine(2, memory=least)
+    ranks = every(evaluator(GRAPHS["one"], tight))
+    assert ranks[0][0] == 0 and ranks[0] > roomy[0]
+    assert search("exhaustive", evaluator(GRAPHS["one"], tight)).evaluated.rank == ranks[0]
+
+
+@settings(max_examples=60)
+@given(problems(most_layers=5), machines(), st.data())
+def test_no_plan_takes_less_than_its_bounds(problem, on, data):
+    same = evaluator(problem.graph, on)
+    spaces = [space_of(node, on.num_procs) for node in problem.graph.nodes.values()]
+    some = [data.draw(st.sets(st.integers(0, len(s) - 1), min_size=1, max_size=3)) for s in spaces]
+    choices = [[space[number] for number in sorted(numbers)] for space, numbers in zip(spaces, some)]
+    relaxed = Relaxed(Additive(same.lowering, same.cost), choices)
+    point = [data.draw(st.integers(0, len(configs) - 1)) for configs in choices]
+    plan = {name: configs[n] for name, configs, n in zip(problem.graph.nodes, choices, point)}
+    seconds = same.evaluate(Strategy(plan)).seconds
+    quick = full = 0
+    for node in range(len(point)):
+        chosen = dict(enumerate(point[:node]))
+        bounds = relaxed.bounds(chosen, node)
+        tighter = max(relaxed.bound({**chosen, node: point[node]}), int(bounds[point[node]]))
+        assert quick <= bounds[point[node]] <= tighter and full <= tighter
+        quick, full = int(bounds[point[node]]), tighter
+    assert 0 < full <= round(seconds * PICOSECONDS)
+
+
+def least_by_hand(same, plan):
+    """The longest path of the lowered plan, and for each engine what starts from some time on, one after the other."""
+    tasks = same.lowering.lower(Strategy(plan))
+    engines = same.lowering.machine.engines
+    lasts = same.cost.picoseconds(tasks.cost_keys)[tasks.cost]
+    start = np.zeros(tasks.num_tasks, np.int64)
+    for _ in range(tasks.num_tasks):
+        before = start.copy()
+        for t in range(tasks.num_tasks):
+            needs = tasks.needs_of(t)
+            start[t] = (start[needs] + lasts[needs]).max(initial=0)
+        if (before == start).all():
+            break
+    served = []
+    for engine in {(lane // NUM_LANES, engines[lane % NUM_LANES]) for lane in tasks.lanes.tolist()}:
+        on = [
+            t for t in range(tasks.num_tasks)
+            if any((lane // NUM_LANES, engines[lane % NUM_LANES]) == engine for lane in tasks.lanes_of(t).tolist())
+        ]  # fmt: skip
+        served += [start[t] + sum(lasts[u] for u in on if start[u] >= start[t]) for t in on]
+    return max(*served, *(start + lasts))
+
+
+@settings(max_examples=30)
+@given(problems(most_layers=4), machines(), st.data())
+def test_the_bound_of_a_whole_plan_leaves_out_nothing_but_the_order(problem, on, data):
+    same = evaluator(problem.graph, on)
+    plan = {name: space_of(n, on.num_procs)[data.draw(st.integers(0, len(space_of(n, on.num_procs)) - 1))]
+            for name, n in problem.graph.nodes.items()}  # fmt: skip
+    relaxed = Relaxed(Additive(same.lowering, same.cost), [[config] for config in plan.values()])
+    assert relaxed.bound(dict.fromkeys(range(len(plan)), 0)) == least_by_hand(same, plan)
+
+
+def test_the_bound_is_the_step_where_nothing_runs_beside_anything():
+    same = evaluator(GRAPHS["two"], machine(2))
+    relaxed = Relaxed(
+        Additive(same.lowering, same.cost), [space_of(n, 2).configs for n in GRAPHS["two"].nodes.values()]
+    )
+    first = {n: next(i for i, c in enumerate(configs) if c.procs == (0,)) for n, configs in enumerate(relaxed.choices)}
+    plan = {name: relaxed.choices[n][first[n]] for n, name in enumerate(relaxed.names)}
+    assert relaxed.bound(first) == round(same.evaluate(Strategy(plan)).seconds * PICOSECONDS)
+
+
+def test_it_repeats():
+    found, again = (search("exhaustive", evaluator(GRAPHS["one"], machine(3))) for _ in range(2))
+    assert encode(found.strategy) == encode(again.strategy) and found.history == again.history
+
+
+def test_what_is_too_large_is_refused():
+    with pytest.raises(ValueError, match=r"two has [\d,]+ plans on 4 processors, more than the budget"):
+        search("exhaustive", evaluator(two_layers(), machine(4)))
+    with pytest.raises(ValueError, match=r"not done after 0\.01 s"):
+        search("exhaustive", evaluator(two_layers(), machine(4)), "0.01s")
