@@ -1,5 +1,6 @@
 """Models of sequences and of recommendation: as many parameters as published or as their layers say, and they learn."""
 
+import json
 from collections import Counter
 from itertools import pairwise
 from math import prod
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from castile.launch import data, jobs, models, optimizers, weights
+from castile.launch.__main__ import main
 from castile.launch.data import Dataset
 from castile.launch.models.dlrm import FORMS
 from castile.planner.graph import Graph
@@ -182,6 +184,13 @@ def test_every_word_counts_in_a_verdict() -> None:
     pooled = graph.nodes["pooled"]
     assert pooled.inputs == ("lstm2.states",) and graph.tensors["pooled"].shape == (2, 16)
     assert graph.tensors[graph.outputs[0]].shape == (2, 2)
+
+
+@pytest.mark.parametrize("name", ["rnnlm", "xdl"])
+def test_a_model_of_full_size_is_planned_for_machines_that_are_not_here(name: str, capsys) -> None:
+    assert main(["plan", name, "--machine", "dgx-h100:nodes=1", "--search", "data_parallel", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["num_procs"] == 8 and facts["found"]["step_seconds"] <= facts["seeds"]["data_parallel"]["step_seconds"]
 
 
 # What it learns.

@@ -69,8 +69,8 @@ def load(
         drug = {f"drug{n}.descriptors": described, f"drug{n}.fingerprints": printed}
         columns |= {f"dose{n}": doses[:, n - 1 : n].astype(np.float32), **dict.fromkeys(drug, which[:, n])}
         tables |= drug
-    parts = (Described(columns, rows, tables=tables) for rows in split(seed, "growth", samples, held_out))
-    return Dataset("growth", seed, *parts)
+    train, rest = split(seed, "growth", samples, held_out)
+    return Dataset("growth", seed, Described(columns, train, tables=tables), Described(columns, rest, tables=tables))
 
 
 def _hidden(seed: int, name: str, features: np.ndarray) -> np.ndarray:
