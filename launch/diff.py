@@ -68,11 +68,10 @@ def run(command: Diff) -> int:
             f"{b.model or b.graph}): only such plans can be compared"
         )
     facts = {"a": {"file": command.a}, "b": {"file": command.b}, "simulated_on": machine.name if machine else None}
-    if machine is not None:
-        worth = [_simulated(path, machine, command) for path in (command.a, command.b)]
+    if machine is None:
+        facts |= compare(a, b, a.predicted, b.predicted)
     else:
-        worth = [a.predicted, b.predicted]
-    facts |= compare(a, b, *worth)
+        facts |= compare(a, b, *(_simulated(path, machine, command) for path in (command.a, command.b)))
     if command.json:
         print(json.dumps(facts, indent=2))
     else:
@@ -116,7 +115,7 @@ def _figures(a: Predicted | None, b: Predicted | None) -> dict[str, dict[str, fl
 
 
 def _told(config: Config | None) -> str | None:
-    return config and str(config)
+    return None if config is None else str(config)
 
 
 def _simulated(path: str, machine: Machine, command: Diff) -> Predicted:
