@@ -22,7 +22,7 @@ from castile.planner.versions import Placed, Versions
 from castile.runtime import transfer
 from castile.runtime.dependence import Version
 from castile.runtime.region import whole
-from castile.runtime.task import NUM_LANES, Kind
+from castile.runtime.task import NUM_LANES, CostKey, Kind
 
 # Packing, moving and folding of one transfer follow each other.
 PHASES = {Kind.PACK: 0, Kind.MOVE: 1, Kind.COLLECTIVE: 1, Kind.FOLD: 2}
@@ -47,6 +47,8 @@ class Edge:
 class Additive:
     """Prices, in picoseconds, of one graph's Configs on one machine.
 
+    Nodes that cost alike are priced as the first of them: layers of one shape, and the steps of a recurrent one.
+
     A node's price is the sum over its passes, with its parameters' updates, of the busiest processor's work, and the
     transfers that its own Config decides (the sum of its gradients). What else follows from a Config (a default update)
     belongs to the node that decides it. A pair's price is that of the transfers between the two, less what is in the
@@ -62,7 +64,7 @@ class Additive:
         self._decided: dict[tuple[str, Config], dict[str, Config]] = {}
         self._instances: dict[tuple[int, Config], StepInstance] = {}
         self._boxes: dict[tuple[int, int, bool, Config], Placed] = {}
-        self._spent: dict[int, int] = {}
+        self._spent: dict[tuple[int, bytes], int] = {}
         self._prices: dict[Hashable, int] = {}
 
     @cached_property
@@ -198,19 +200,21 @@ class Additive:
 
     def moves(self, flow: Flow, configs: Mapping[str, Config]) -> int:
         """The transfers of a flow between nodes with these Configs."""
-        version, _ = self.version(flow, self.made(flow, configs), self.read(flow, configs))
-        if id(version) not in self._spent:
-            self._spent[id(version)] = self._seconds(version)
-        return self._spent[id(version)]
+        version, procs = self.version(flow, self.made(flow, configs), self.read(flow, configs))
+        key = id(version), self.lowering.machine.kind_of[list(procs)].tobytes()
+        if key not in self._spent:
+            self._spent[key] = self._seconds(version, procs)
+        return self._spent[key]
 
     def version(self, flow: Flow, made: Sequence[Placed], read: Sequence[Placed]) -> tuple[Version, tuple[int, ...]]:
         """The analysis of a flow between these layouts, and the processor of each of its slots."""
         return self._versions.get(flow, made, read)
 
-    def _seconds(self, version: Version) -> int:
+    def _seconds(self, version: Version, procs: Sequence[int]) -> int:
         """Picoseconds of a version's transfers: of each phase the busiest engine's, one phase after the other."""
         patterns = version.patterns
-        lasts = self.cost.picoseconds([p.key for p in patterns]).tolist()
+        firsts = [int(transfer.lanes(p.kind, [procs[slot] for slot in p.procs])[0]) // NUM_LANES for p in patterns]
+        lasts = self.prices([p.key for p in patterns], firsts).tolist()
         busy: list[dict[tuple[int, int], int]] = [{}, {}, {}]
         for pattern, seconds in zip(patterns, lasts, strict=True):
             engines = self.lowering.machine.engines
@@ -223,7 +227,14 @@ class Additive:
     def lasts(self, slot: int, config: Config) -> np.ndarray:
         """int64[procs of the Config]: picoseconds of each part and replica of one pass."""
         keys, of_part = self.instance(slot, config).template.keys
-        return np.repeat(self.cost.picoseconds(keys)[of_part], config.replicas)
+        return self.prices(keys, config.procs, np.repeat(of_part, config.replicas))
+
+    def prices(self, keys: Sequence[CostKey], procs: Sequence[int], which: np.ndarray | None = None) -> np.ndarray:
+        """int64[tasks]: picoseconds of tasks with these keys (or of each number of one), on these processors."""
+        kinds = range(len(self.lowering.machine.kinds))
+        table = np.stack([self.cost.picoseconds(keys, kind) for kind in kinds])
+        which = np.arange(len(keys)) if which is None else which
+        return table[self.lowering.machine.kind_of[list(procs)], which]
 
     def _longest(self, step: Step, config: Config) -> int:
         """Picoseconds of the busiest processor in one pass."""
@@ -261,7 +272,8 @@ class Additive:
         a, dtypes = step.node.alignment, self.program.dtypes
         ports = tuple((p.role, p.index, p.cut, dtypes[p.region]) for p in (*step.inputs, *step.outputs))
         shape = (tuple(a.extents.items()), a.operands, a.results, a.frozen)
-        return self._number("step", step.node.op, shape, step.which, step.axis, step.micro, ports)
+        op = step.node.op.name, step.node.op.cost_settings
+        return self._number("step", op, shape, step.which, step.axis, step.micro, ports)
 
     def _own_key(self, name: str) -> int:
         return self._number("own", self._key((name,), self.own[name]))

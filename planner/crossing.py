@@ -52,4 +52,5 @@ def crossing(model: Additive, flow: Flow, configs: Mapping[str, Config]) -> Cros
     columns = lanes // NUM_LANES * NUM_LANES + engines[lanes % NUM_LANES]
     uses = np.unique(np.stack([np.repeat(np.arange(len(counts)), counts), columns], 1), axis=0)
     assert PATTERN < 0
-    return Crossing(rows[real], model.cost.picoseconds(found.keys), uses, found.slot)
+    firsts = lanes[np.cumsum(counts) - counts] // NUM_LANES
+    return Crossing(rows[real], model.prices(found.keys, firsts.tolist()), uses, found.slot)

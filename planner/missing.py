@@ -42,29 +42,19 @@ class Layouts(NamedTuple):
 def least(model: Additive, edge: Edge, first: Sequence[Config], second: Sequence[Config]) -> np.ndarray:
     """int64[len(first), len(second)]: picoseconds below which `model.move` of these Configs seldom is.
 
-    It may be where blocks are very uneven or links were measured much faster than they say: check what is priced.
+    It may be where blocks are very uneven, links were measured much faster than they say, or what one of the two has in
+    its own price changes its form: check what is priced.
     """
     choices = (first, second)
     total = np.zeros((len(first), len(second)))
     for flow, alone in zip(edge.flows, edge.alone, strict=True):
         made = {model.side(edge, slot) for slot, _ in flow.producers} or {model.home_side(edge, flow)}
         read = {model.side(edge, slot) for slot, _ in flow.readers}
-        if alone is not None and flow.role != "output":
-            total -= _alone(model, edge, flow, alone, choices)
-        elif len(made) == 1 and len(flow.producers) <= 1 and read - made:
+        if alone is None and len(made) == 1 and len(flow.producers) <= 1 and read - made:
             (source,) = made
             bound = _bound(model, edge, flow, source, choices)
             total += bound if source == 0 else bound.T
     return np.floor(total).astype(np.int64)
-
-
-def _alone(model: Additive, edge: Edge, flow: Flow, alone: Flow, choices: Sequence[Sequence[Config]]) -> np.ndarray:
-    """What is priced already, [C0, C1]: it depends on one of the two."""
-    slots = [slot for slot, _ in (*alone.producers, *alone.readers)]
-    side = model.side(edge, slots[0])
-    name = edge.nodes[side]
-    prices = np.array([model.moves(alone, model.decided(name, config)) for config in choices[side]], float)
-    return prices[:, None] if side == 0 else prices[None, :]
 
 
 def _bound(model: Additive, edge: Edge, flow: Flow, source: int, choices: Sequence[Sequence[Config]]) -> np.ndarray:

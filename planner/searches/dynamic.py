@@ -23,12 +23,12 @@ from castile.planner.strategy import Config
 
 BUDGET = "100"
 # How many Configs of a node are looked at, in rounds, on few processors; with more of them each costs more to price.
-ROUNDS = (6, 16, 48)
+ROUNDS = (6, 16, 40)
 FEW_PROCS = 8
 LEAST = 4
 # Work counts twice; transfers count fully, or half where the other half is hidden beside work.
 WORK, WEIGHTS = 2, (2, 1)
-# Entries of a table on the way; where the graph needs larger ones, fewer Configs are looked at.
+# Entries of all tables on the way; where the graph needs more, fewer Configs are looked at.
 MOST_ENTRIES = 2**21
 
 Scope = tuple[int, ...]
@@ -96,8 +96,8 @@ class Tables:
 
     @property
     def num_entries(self) -> int:
-        """Of the largest table that elimination fills."""
-        return largest([len(configs) for configs in self.configs], self.scopes, self.order)
+        """Of all tables that elimination fills."""
+        return filled([len(configs) for configs in self.configs], self.scopes, self.order)
 
     def _column(self, price: Callable[[str, Config], int], name: str) -> np.ndarray:
         return np.array([price(name, config) for config in self.configs[self.names.index(name)]], np.int64)
@@ -189,15 +189,15 @@ def elimination(num_nodes: int, scopes: Iterable[Scope]) -> list[int]:
     return order
 
 
-def largest(sizes: Sequence[int], scopes: Iterable[Scope], order: Sequence[int]) -> int:
-    """The entries of the largest table that an elimination in this order fills."""
-    near, most = _neighbours(len(sizes), scopes), 1
+def filled(sizes: Sequence[int], scopes: Iterable[Scope], order: Sequence[int]) -> int:
+    """The entries of all tables that an elimination in this order fills."""
+    near, total = _neighbours(len(sizes), scopes), 0
     for node in order:
-        most = max(most, sizes[node] * prod(sizes[other] for other in near[node]))
+        total += sizes[node] * prod(sizes[other] for other in near[node])
         for other in near[node]:
             near[other] |= near[node] - {other}
             near[other].discard(node)
-    return most
+    return total
 
 
 def _neighbours(num_nodes: int, scopes: Iterable[Scope]) -> list[set[int]]:

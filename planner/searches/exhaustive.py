@@ -45,11 +45,15 @@ class Descent:
         self.run, self.relaxed = run, relaxed
         self.limit, self.next = 0.0, float("inf")
         self.done: set[tuple[int, ...]] = set()
+        # Bounds are of time: of memory they know nothing.
+        self.is_bounded = run.evaluator.objective != "memory"
 
     @property
     def most(self) -> float:
         """The picoseconds that a plan must stay below to be of interest."""
-        return round(self.run.best.seconds * PICOSECONDS) if self.run.best.fits else float("inf")
+        if not self.is_bounded or not self.run.best.fits:
+            return float("inf")
+        return round(self.run.best.seconds * PICOSECONDS)
 
     def run_all(self) -> None:
         """Raise the limit until it reaches the best plan, or cuts nothing off."""
