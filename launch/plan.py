@@ -48,6 +48,8 @@ class Plan:
     """Start from the plan of this file too; what is found is never behind it."""
     budget: options.BudgetOrOwn = ""
     """How long it looks: a number of proposals (5000), or a time (10s); the search's own by default."""
+    processes: options.Number = 1
+    """In how many processes a search may walk side by side (--search tempering); what it finds is the same."""
     seed: options.Number = 0
     """Fixes the search: the same seed and number of proposals give the same plan."""
     batch: options.Count = None
@@ -67,7 +69,7 @@ COMMAND = Plan
 
 def run(command: Plan) -> int:
     """Search, tell, write; rank 0 alone. Raises ValueError or UserError in one sentence for a user's mistake."""
-    checks.counts(batch=command.batch)
+    checks.counts(batch=command.batch, processes=command.processes)
     checks.writable(out=command.out, trace=command.trace)
     machine = offline.find_machine(command.machine)
     if ranks.silent():
@@ -125,7 +127,9 @@ def _search(
     command: Plan, evaluator: Evaluator, start: dict[str, Strategy], progress: Progress | None
 ) -> tuple[Found, list[Point]]:
     given = (command.search, evaluator, command.budget, command.seed, progress, start)
-    return search_front(*given) if command.front else (search(*given), [])
+    if command.front:
+        return search_front(*given, num_processes=command.processes)
+    return search(*given, num_processes=command.processes), []
 
 
 def _bound_facts(bound: Bound | None, found: Found) -> dict[str, Any]:

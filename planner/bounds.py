@@ -219,15 +219,14 @@ def _operand(step: Step, port: Port) -> Operand:
 
 def _best(processors: Sequence[Processor]) -> Processor:
     """A processor that does anything at least as fast as any of these."""
-    dtypes = {"flops_per_second": "float32", "float16_flops_per_second": "float16"}
-    dtypes["float64_flops_per_second"] = "float64"
-    rates = {field: max(p.flops_rate(dtype) for p in processors) for field, dtype in dtypes.items()}
     return Processor(
-        kind="best",
+        "best",
+        flops_per_second=max(p.flops_per_second for p in processors),
         bytes_per_second=max(p.bytes_per_second for p in processors),
         memory_bytes=max(p.memory_bytes for p in processors),
         task_overhead_seconds=min(p.task_overhead_seconds for p in processors),
-        **rates,
+        float16_flops_per_second=max(p.flops_rate("float16") for p in processors),
+        float64_flops_per_second=max(p.flops_rate("float64") for p in processors),
     )
 
 

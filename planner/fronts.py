@@ -35,6 +35,7 @@ def search_front(
     seed: int = 0,
     progress: Progress | None = None,
     start: Mapping[str, Strategy] | None = None,
+    num_processes: int = 1,
 ) -> tuple[Found, list[Point]]:
     """What `search` finds for the evaluator's objective, and the front from the fastest plan to the smallest.
 
@@ -42,7 +43,7 @@ def search_front(
     the two; each starts from what those before found. Raises ValueError as `search` does.
     """
     frontier: Frontier[Evaluated] = Frontier(evaluator.capacity)
-    turns = _Turns(name, evaluator, budget, seed, progress, dict(start or {}), frontier)
+    turns = _Turns(name, evaluator, budget, seed, progress, dict(start or {}), num_processes, frontier)
     fastest = "time" if evaluator.lowering.mode == "train" else "latency"
     others = [objective for objective in ("memory", fastest) if objective != evaluator.objective]
     for objective in others:
@@ -66,6 +67,7 @@ class _Turns:
     seed: int
     progress: Progress | None
     start: dict[str, Strategy]
+    num_processes: int
     frontier: Frontier[Evaluated]
     number: int = 0
     num_proposals: int = 0
@@ -82,7 +84,8 @@ class _Turns:
 
         kept = {f"front {n + 1}": point.strategy for n, point in enumerate(self.frontier.thinned(GAIN))}
         share = _share(parse_budget(self.budget or find(self.name).BUDGET), count)
-        found = search(self.name, evaluator, share, self.seed, tell, {**self.start, **kept}, self.frontier)
+        found = search(self.name, evaluator, share, self.seed, tell, {**self.start, **kept}, self.frontier,
+                       self.num_processes)  # fmt: skip
         self.num_proposals += found.num_proposals
         self.elapsed_seconds += found.elapsed_seconds
         seeds = {label: worth for label, worth in found.seeds.items() if label not in kept}

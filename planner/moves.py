@@ -68,9 +68,10 @@ class Moves:
 
     def change(self, configs: Mapping[str, Config], rng: random.Random) -> Configs:
         """The Configs with one move made; most moves that change nothing are made again."""
+        kinds = self.kinds()
         for _ in range(RETRIES):
             changed = dict(configs)
-            rng.choice(self.kinds())(changed, rng)
+            rng.choice(kinds)(changed, rng)
             if changed != configs:
                 break
         return changed
@@ -78,7 +79,7 @@ class Moves:
     def kinds(self) -> list[Callable[[Configs, random.Random], None]]:
         """The moves that this graph and machine have room for."""
         several = self.num_procs > 1
-        moves = [self.one, self.spread]
+        moves: list[Callable[[Configs, random.Random], None]] = [self.one, self.spread]
         moves += [self.group] if self.groups else []
         moves += [self.use] if self.shared else []
         moves += [self.turn] if several else []

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import random
-import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from math import inf
 from pkgutil import iter_modules
 from types import ModuleType
 
@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from castile.planner import snapshot as snapshots
+from castile.planner.budget import Budget, parse_budget
 from castile.planner.cost import CostModel
 from castile.planner.frontier import Frontier
 from castile.planner.lower import Lowering
@@ -184,23 +185,6 @@ def key_moves(key: CostKey) -> int:
     return rounds * (key.members - 1) * key.nbytes
 
 
-@dataclass(frozen=True)
-class Budget:
-    """How long a search may look: a number of proposals, or seconds."""
-
-    proposals: int | None = None
-    seconds: float | None = None
-
-
-def parse_budget(text: str) -> Budget:
-    """The budget that a user writes: 5000 (proposals) or 10s. Raises ValueError for anything else."""
-    if re.fullmatch(r"[0-9]{1,12}", text) and int(text) > 0:
-        return Budget(proposals=int(text))
-    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?s", text) and float(text[:-1]) > 0:
-        return Budget(seconds=float(text[:-1]))
-    raise ValueError(f"budget {text!r}: give a number of proposals such as 5000, or a time such as 10s")
-
-
 Progress = Callable[[float, Evaluated], None]
 
 
@@ -210,6 +194,7 @@ class Run:
 
     seeds      the known plans, evaluated
     frontier   keeps the plans that none beats in both time and memory, where someone asks for them
+    num_processes   in how many a search may walk side by side
     spent      the share of the budget that is used up, from 0
     history    (number of proposals, seconds) whenever a better plan was found
     """
@@ -220,6 +205,7 @@ class Run:
     seeds: dict[str, Evaluated]
     progress: Progress | None = None
     frontier: Frontier[Evaluated] | None = None
+    num_processes: int = 1
     num_proposals: int = 0
     history: list[tuple[int, float]] = field(default_factory=list)
     finalists: list[Evaluated] = field(default_factory=list)
@@ -248,16 +234,24 @@ class Run:
         assert self.budget.seconds is not None
         return self.elapsed_seconds / self.budget.seconds
 
-    def propose(self, configs: Configs, most: float = float("inf")) -> Evaluated | None:
+    def propose(self, configs: Configs, most: float = inf) -> Evaluated | None:
         """Evaluate a plan, which costs a proposal; None where a bound shows that its energy is more than `most`."""
         self.num_proposals += 1
         found = None
-        if most == float("inf") or self.evaluator.bound(configs) <= most:
+        if most == inf or self.evaluator.bound(configs) <= most:
             found = self.evaluator.evaluate(Strategy(dict(configs), self.lowering.microbatches))
             self._judge(found)
         if self.progress is not None:
             self.progress(min(1.0, self.spent), self.best)
         return found
+
+    def adopt(self, num_proposals: int, best: Sequence[Evaluated]) -> None:
+        """Count proposals that were made elsewhere, and keep the best of them."""
+        self.num_proposals += num_proposals
+        for found in best:
+            self._judge(found)
+        if self.progress is not None:
+            self.progress(min(1.0, self.spent), self.best)
 
     def insist(self, configs: Configs) -> Evaluated:
         """A plan that is returned whatever it costs: what a search of a known plan's name ends with."""
@@ -319,6 +313,7 @@ def search(
     progress: Progress | None = None,
     start: Mapping[str, Strategy] | None = None,
     frontier: Frontier[Evaluated] | None = None,
+    num_processes: int = 1,
 ) -> Found:
     """Search for the best plan by the evaluator's objective among those that fit into memory.
 
@@ -326,6 +321,7 @@ def search(
     progress   told the share of the budget that is spent, and the best plan so far
     start      further plans to start from, by name, which count as seeds
     frontier   is told of every plan that is evaluated
+    num_processes   in how many a search may walk side by side, if it can; what it finds is the same
     The plan is never ranked behind data parallelism or another seed that fits, unless the search returns one that it
     insists on. Raises ValueError in one sentence for an unknown search, a budget that is none, and where no plan fits,
     with the largest owners of memory named.
@@ -334,7 +330,7 @@ def search(
     known = {**seeds(evaluator.lowering), **(start or {})}
     worth = {label: evaluator.evaluate(plan) for label, plan in known.items()}
     limits = budget if isinstance(budget, Budget) else parse_budget(budget or module.BUDGET)
-    run = Run(evaluator, limits, random.Random(seed), worth, progress, frontier)
+    run = Run(evaluator, limits, random.Random(seed), worth, progress, frontier, num_processes)
     insisted = module.search(run)
     best, arena = _choose(run, [insisted] if insisted else [*worth.values(), *run.finalists])
     plan = finished(evaluator, best, arena, name, seed)

@@ -1,0 +1,26 @@
+"""Budgets: how long a search may look, and how people write it.
+
+They do not know searches.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long a search may look: a number of proposals, or seconds."""
+
+    proposals: int | None = None
+    seconds: float | None = None
+
+
+def parse_budget(text: str) -> Budget:
+    """The budget that a user writes: 5000 (proposals) or 10s. Raises ValueError for anything else."""
+    if re.fullmatch(r"[0-9]{1,12}", text) and int(text) > 0:
+        return Budget(proposals=int(text))
+    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?s", text) and float(text[:-1]) > 0:
+        return Budget(seconds=float(text[:-1]))
+    raise ValueError(f"budget {text!r}: give a number of proposals such as 5000, or a time such as 10s")

@@ -1,0 +1,106 @@
+"""Parallel tempering: the same plans in any number of processes, budgets kept, exchanges that help."""
+
+import os
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from castile.planner.budget import Budget
+from castile.planner.cost import CostModel
+from castile.planner.crews import Crew, Leg
+from castile.planner.graph import Graph
+from castile.planner.lower import Lowering
+from castile.planner.search import Evaluated, Evaluator, Run, search
+from castile.planner.searches import tempering
+from castile.planner.seeds import seeds
+from castile.planner.strategy import Strategy, encode
+from castile.runtime.machine import Level, Machine, Processor
+
+LADDER = tempering.LADDER
+
+
+def evaluator(objective: str = "time") -> Evaluator:
+    g = Graph("two", "float32")
+    x, y = g.input("x", (8, 24), "b i"), g.input("label", (8,), "b", "int32")
+    h = g.linear("down", g.relu("act", g.linear("up", x, features=24)), features=4)
+    g.minimise(g.cross_entropy("loss", h, y))
+    g.outputs = ["down"]
+    on = Machine("test", (Processor("p", 1e9, 1e10, 2**30, 0, 1e-7),) * 3, (Level("link", 3, 1e-6, 1e9),))
+    return Evaluator(Lowering(g, on), CostModel(on), objective=objective)
+
+
+@pytest.mark.parametrize("objective", ["time", "memory"])
+def test_processes_change_nothing_but_the_clock(objective):
+    found = [search("tempering", evaluator(objective), "90", 5, num_processes=count) for count in (1, 2, 3)]
+    assert len({encode(one.strategy) for one in found}) == 1 and len({one.history for one in found}) == 1
+    assert all(one.num_proposals == 90 for one in found)
+
+
+@pytest.mark.parametrize("budget", [1, 3, 4, 7, 50, 203])
+def test_a_budget_is_kept_to_the_last_proposal(budget):
+    found = search("tempering", evaluator(), str(budget), 1)
+    assert found.num_proposals == budget
+    assert all(found.evaluated.rank <= known.rank for known in found.seeds.values())
+
+
+def test_progress_is_told_and_seconds_end_it():
+    told: list[float] = []
+    search("tempering", evaluator(), "120", progress=lambda spent, best: told.append(spent))
+    assert told == sorted(told) and told[-1] == 1.0
+    found = search("tempering", evaluator(), "0.2s")
+    assert 0.2 <= found.elapsed_seconds < 20
+
+
+def test_a_crew_walks_each_leg_by_itself():
+    same = evaluator()
+    plan = seeds(same.lowering)["data_parallel"].configs
+    legs = [Leg(plan, 0.1, 12, seed) for seed in (1, 2, 1)]
+    with Crew(same, 1) as alone, Crew(same, 2) as two:
+        first, again = alone.walk(legs), two.walk(legs)
+        assert first == again == alone.walk(legs) and first[0] == first[2] != first[1]
+    assert all(walked.num_proposals == 12 for walked in first)
+    cold = Crew(same, 1).walk([Leg(plan, 0.0, 30, 7)])[0]
+    worth = same.evaluate(Strategy(cold.configs))
+    assert worth.energy == min(same.evaluate(Strategy(configs)).energy for configs in cold.best)
+
+
+def test_processes_end_with_their_crew():
+    same = evaluator()
+    with Crew(same, 2) as crew:
+        members = [member for _, member in crew._members]
+        assert all(member.is_alive() and member.pid != os.getpid() for member in members)
+    assert not any(member.is_alive() for member in members)
+    with pytest.raises(KeyboardInterrupt), Crew(same, 2) as crew:
+        members = [member for _, member in crew._members]
+        raise KeyboardInterrupt
+    assert not any(member.is_alive() for member in members)
+
+
+@given(st.permutations([1.0, 2.0, 3.0, 4.0]), st.integers(0, 100))
+def test_an_exchange_brings_the_best_to_the_coldest(seconds, seed):
+    plan = Strategy({})
+    current = [Evaluated(plan, s, (1,), 0, 0.0) for s in seconds]
+    tempering._exchange(current, 1.0, random.Random(seed).random)
+    assert sorted(e.seconds for e in current) == [1.0, 2.0, 3.0, 4.0]
+    assert current[0].seconds == 1.0
+
+
+def test_alike_walks_swap_now_and_then():
+    plan = Strategy({})
+    swapped = 0
+    for seed in range(200):
+        current = [Evaluated(plan, s, (1,), 0, 0.0) for s in (1.0, 1.001, 5.0, 5.0)]
+        tempering._exchange(current, 1.0, random.Random(seed).random)
+        swapped += current[0].seconds == 1.001
+    # exp(-0.001 (1 / 0.002 - 1 / 0.006))
+    assert 0.6 < swapped / 200 < 0.83
+
+
+def test_what_was_walked_elsewhere_counts():
+    same = evaluator()
+    worth = {name: same.evaluate(plan) for name, plan in seeds(same.lowering).items()}
+    run = Run(same, Budget(proposals=10), random.Random(0), worth)
+    run.adopt(5, list(worth.values()))
+    assert run.num_proposals == 5 and run.spent == 0.5
