@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Annotated, Any
 
 import numpy as np
@@ -200,28 +201,38 @@ def _causes(found: Explanation, op: str = "") -> Rows:
     """
     groups: dict[tuple[str, ...], list[int]] = {}
     for number, cause in enumerate(found.causes):
-        edge = found.labels.edges.get(cause.name, Edge((), ())) if cause.is_transfer else Edge((), ())
+        edge = _edge(found, number)
         if not op or op in (*edge.makers, *edge.readers, "" if cause.is_transfer else cause.name):
-            between = (folded(edge.makers), folded(edge.readers))
+            between = (" ".join(dict.fromkeys(map(pattern, names))) for names in edge)
             key = (pattern(cause.name), cause.kind, cause.form, cause.link, cause.algorithm, *between)
             groups.setdefault(key, []).append(number)
-    rows = [_cause(found, key, numbers) for key, numbers in groups.items()]
+    rows = [_cause(found, numbers) for numbers in groups.values()]
     return sorted(rows, key=lambda row: (-row["chain_seconds"], -row["proc_seconds"]))
 
 
-def _cause(found: Explanation, key: tuple[str, ...], numbers: Sequence[int]) -> dict[str, Any]:
+def _edge(found: Explanation, number: int) -> Edge:
+    """Between which nodes a cause's transfers go; none for what is no transfer."""
+    cause = found.causes[number]
+    return found.labels.edges[cause.name] if cause.is_transfer else Edge((), ())
+
+
+def _cause(found: Explanation, numbers: Sequence[int]) -> dict[str, Any]:
+    """A row: these causes are alike but for their names."""
+
     def seconds(of: np.ndarray) -> float:
         return float(of[..., numbers].sum()) / PICOSECONDS
 
-    _, kind, form, link, algorithm, makers, readers = key
+    first = found.causes[numbers[0]]
+    edges = [_edge(found, number) for number in numbers]
+    makers, readers = (list(dict.fromkeys(chain.from_iterable(names))) for names in zip(*edges, strict=True))
     total, spent = seconds(found.total), seconds(found.spent)
-    between = {"from": makers, "to": readers} if kind != "compute" else {}
+    between = {"from": folded(makers), "to": folded(readers)} if first.is_transfer else {}
     return {
         "name": folded([found.causes[n].name for n in numbers]),
-        "kind": kind,
-        "form": form,
-        "link": link,
-        "algorithm": algorithm,
+        "kind": first.kind,
+        "form": first.form,
+        "link": first.link,
+        "algorithm": first.algorithm,
         **between,
         "levels": _levels([found.labels.crossings[n] for n in numbers]),
         "num_causes": len(numbers),

@@ -105,12 +105,14 @@ def _level_table(causes: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _cause(row: Mapping[str, Any]) -> str:
-    """A cause in words: `fc F`, `all_reduce by ring over nvlink: fc.weight/grad to fc.weight/update`."""
+    """A cause in words: `fc F`, `all_reduce by ring over nvlink: fc.weight/grad`."""
     if row["kind"] == "compute":
         return f"{row['name']} {row['form']}"
     by = f" by {row['algorithm']}" if row["algorithm"] not in ("", "direct") else ""
     over = f"{by} over {row['link']}" if row["link"] else ""
-    return f"{row['form']}{over}: {row['name']} to {row['to']}"
+    # Where a gradient goes is said by its name.
+    to = "" if row["to"] == f"{row['name'].partition('/')[0]}/update" else f" to {row['to']}"
+    return f"{row['form']}{over}: {row['name']}{to}"
 
 
 def _tell_op(out: Console, op: Mapping[str, Any]) -> None:
