@@ -106,6 +106,22 @@ def test_corrections_choose_the_algorithm_and_stay_monotone(form, where, nbytes,
     assert low.seconds <= high.seconds * (1 + 1e-9)
 
 
+@pytest.mark.parametrize(
+    ("known", "source"),
+    [([10**3, 10**4, 10**11], "learned"), ([int(1e6 * 1.4**k) for k in range(24)], "interpolated")],
+)
+def test_prices_rise_where_the_algorithm_changes(known, source):
+    rate = CLUSTER.level("nvlink").bytes_per_second
+    rows = [Measured(transfer("all_reduce", n, 8, "nvlink"), 2 * n / rate) for n in known]
+    costs = CostModel(CLUSTER, snapshot_of(HERE, rows))
+    uncorrected = CostModel(CLUSTER)
+    asked = [transfer("all_reduce", int(n), 8, "nvlink") for n in np.geomspace(1e7 + 1, 1e9, 400)]
+    assert {uncorrected.way(key).algorithm for key in asked} == {"tree", "ring"}
+    prices = [costs.seconds(key) for key in asked]
+    assert {price.source for price in prices} == {source}
+    assert all(a.seconds <= b.seconds * (1 + 1e-12) for a, b in pairwise(prices))
+
+
 def test_what_was_learned_on_a_level_holds_however_members_lie():
     known = [transfer("all_reduce", 4**n, 32, "infiniband") for n in range(5, 15)]
     costs = CostModel(CLUSTER, measured(known))
