@@ -131,8 +131,10 @@ def open_plan(
 def _seed(evaluator: Evaluator, name: str) -> Strategy:
     known = seeds(evaluator.lowering)
     if name not in known:
-        near = suggestion(name, list(known))
-        raise UserError(f"--why-not {name}: no such plan{near}; those that differ here are {', '.join(known)}")
+        near, among = suggestion(name, list(known)), ", ".join(known)
+        raise UserError(
+            f"--why-not {name}: no known plan is called so and differs from the others{near}; there are {among}"
+        )
     return known[name]
 
 
@@ -204,7 +206,7 @@ def _causes(found: Explanation, op: str = "") -> Rows:
         edge = _edge(found, number)
         if not op or op in (*edge.makers, *edge.readers, "" if cause.is_transfer else cause.name):
             between = (" ".join(dict.fromkeys(map(pattern, names))) for names in edge)
-            key = (pattern(cause.name), cause.kind, cause.form, cause.link, cause.algorithm, *between)
+            key = (pattern(cause.name), cause.op, cause.kind, cause.form, cause.link, cause.algorithm, *between)
             groups.setdefault(key, []).append(number)
     rows = [_cause(found, numbers) for numbers in groups.values()]
     return sorted(rows, key=lambda row: (-row["chain_seconds"], -row["proc_seconds"]))
@@ -230,6 +232,7 @@ def _cause(found: Explanation, numbers: Sequence[int]) -> dict[str, Any]:
     return {
         "name": folded([found.causes[n].name for n in numbers]),
         "kind": first.kind,
+        "op": first.op,
         "form": first.form,
         "link": first.link,
         "algorithm": first.algorithm,
@@ -260,18 +263,17 @@ def _levels(crossings: Sequence[Mapping[str, Crossing]]) -> Rows:
 
 def _compared(here: Explanation, there: Explanation) -> Rows:
     """How much longer each cause's part of the longest chain is in another plan; they add up to the difference."""
-    lasts: dict[tuple[str, str, str], list[int]] = {}
-    names: dict[tuple[str, str, str], dict[str, None]] = {}
+    lasts: dict[tuple[str, ...], list[int]] = {}
+    names: dict[tuple[str, ...], dict[str, None]] = {}
     for side, found in enumerate((here, there)):
         for cause, picoseconds in zip(found.causes, found.chain.tolist(), strict=True):
-            key = (pattern(cause.name), cause.form, cause.link)
+            key = (pattern(cause.name), cause.op, cause.form, cause.link)
             lasts.setdefault(key, [0, 0])[side] += picoseconds
             names.setdefault(key, {})[cause.name] = None
     rows = [
         {
             "name": folded(list(names[key])),
-            "form": key[1],
-            "link": key[2],
+            **dict(zip(("op", "form", "link"), key[1:], strict=True)),
             "chain_seconds": mine / PICOSECONDS,
             "other_chain_seconds": theirs / PICOSECONDS,
             "longer_seconds": (theirs - mine) / PICOSECONDS,

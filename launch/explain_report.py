@@ -105,9 +105,9 @@ def _level_table(causes: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _cause(row: Mapping[str, Any]) -> str:
-    """A cause in words: `fc F`, `all_reduce by ring over nvlink: fc.weight/grad`."""
+    """A cause in words: `linear F: fc`, `all_reduce by ring over nvlink: fc.weight/grad`."""
     if row["kind"] == "compute":
-        return f"{row['name']} {row['form']}"
+        return f"{row['op']} {row['form']}: {row['name']}"
     by = f" by {row['algorithm']}" if row["algorithm"] not in ("", "direct") else ""
     over = f"{by} over {row['link']}" if row["link"] else ""
     # Where a gradient goes is said by its name.
@@ -139,7 +139,12 @@ def _tell_why_not(out: Console, why: Mapping[str, Any]) -> None:
     for row in why["causes"][:MOST_ROWS]:
         over = f" over {row['link']}" if row["link"] else ""
         here, there = milliseconds(row["chain_seconds"]), milliseconds(row["other_chain_seconds"])
-        table.add_row(shortened(f"{row['name']} {row['form']}{over}"), here, there, signed(row["longer_seconds"]))
+        table.add_row(
+            shortened(f"{row['op']} {row['form']}{over}: {row['name']}".lstrip()),
+            here,
+            there,
+            signed(row["longer_seconds"]),
+        )
     _add_rest(table, why["causes"])
     out.print(table)
     _say(out, f"\nthis plan with a part laid out as in {why['name']}, each by itself:")

@@ -30,12 +30,14 @@ class Cause(NamedTuple):
     form        the pass ("F", "B", "W"), or the transfer's ("all_reduce", "move"; "pack", "fold" on one processor)
     link        the farthest level of links that a transfer crosses, "" on one processor
     algorithm   by which a transfer goes over the links
+    op          the node's operator
     """
 
     name: str
     form: str
     link: str = ""
     algorithm: str = ""
+    op: str = ""
     is_transfer: bool = False
 
     @property
@@ -124,14 +126,15 @@ def label(evaluator: Evaluator, strategy: Strategy, tasks: TaskGraph) -> Labels:
     found: list[int] = []
     crossings: dict[int, dict[str, Crossing]] = {}
     for step in program.steps:
-        number = numbers.setdefault(Cause(step.node.name, step.which), len(numbers))
+        number = numbers.setdefault(Cause(step.node.name, step.which, op=step.node.op.name), len(numbers))
         found += [number] * len(configs[step.node.name].procs)
     # What is not a step's is a transfer, and its name tells the region.
     for task in range(len(found), tasks.num_tasks):
         key, way = tasks.cost_keys[tasks.cost[task]], ways[tasks.cost[task]]
         region = _MICRO.sub("", tasks.tasks[task].name.rpartition(":")[0])
         form, algorithm = key.name.partition(".")[0], way.algorithm if way else ""
-        number = numbers.setdefault(Cause(region, form, level_name(key.link), algorithm, True), len(numbers))
+        cause = Cause(region, form, level_name(key.link), algorithm, is_transfer=True)
+        number = numbers.setdefault(cause, len(numbers))
         found.append(number)
         levels = crossings.setdefault(number, {})
         for stage in way.stages if way else ():
