@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from math import inf
+from typing import Any, overload
 
 import numpy as np
 
@@ -44,7 +45,19 @@ class Simulated:
         return len(self.timeline.task)
 
 
-def simulate(graph: TaskGraph, durations: np.ndarray, engines: Sequence[int], form: str = "auto") -> Simulated:
+@overload
+def simulate(graph: TaskGraph, durations: np.ndarray, engines: Sequence[int], form: str = "auto") -> Simulated: ...
+
+
+@overload
+def simulate(
+    graph: TaskGraph, durations: np.ndarray, engines: Sequence[int], form: str = "auto", *, limit: float
+) -> Simulated | None: ...
+
+
+def simulate(
+    graph: TaskGraph, durations: np.ndarray, engines: Sequence[int], form: str = "auto", *, limit: float = inf
+) -> Simulated | None:
     """The timeline and the memory of one step, exactly, in integers.
 
     durations[c] are the picoseconds of cost key c; a task takes at least 1. engines[lane] is the engine of its
@@ -54,24 +67,36 @@ def simulate(graph: TaskGraph, durations: np.ndarray, engines: Sequence[int], fo
 
     A transient buffer lives from the start of its first task to the last end of a task that uses it, private memory as
     long as its task; what ends at a time has gone before anything begins at that time. Every task lies on the
-    processors of the buffers that it uses. `form` "numba" compiles the body, "plain" interprets it, "auto" compiles it
-    where numba is installed. Raises ValueError for an unknown form, and for "numba" where it is missing.
+    processors of the buffers that it uses.
+
+    None where the step takes more than `limit` seconds, which is found out as soon as the longest chain of tasks that
+    begins with the one just served, or all that one of its engines has still to do, cannot end in time. `form` "numba"
+    compiles the body, "plain" interprets it, "auto" compiles it where numba is installed. Raises ValueError for an
+    unknown form, and for "numba" where it is missing.
     """
     if form not in FORMS:
         raise ValueError(f"simulator form {form!r} is unknown; choose one of {', '.join(FORMS)}")
     if form == "numba" and not can_compile():
         raise ValueError("simulator form 'numba' needs numba, which is not installed; choose 'auto' or 'plain'")
     assert len(durations) == len(graph.cost_keys) and len(engines) == NUM_LANES
-    bodies: tuple[Callable[..., Any], ...] = (_follow, _serve, _book, _sweep)
-    follow, serve, book, sweep = bodies if form == "plain" else map(compiled, bodies)
+    bodies: tuple[Callable[..., Any], ...] = (_follow, _foresee, _serve, _book, _sweep)
+    follow, foresee, serve, book, sweep = bodies if form == "plain" else map(compiled, bodies)
     num_engines = max(engines) + 1
     engine = _int32(np.arange(graph.num_procs)[:, None] * num_engines + np.asarray(engines)).ravel()
     lane_ptr, lanes, need_ptr = _int32(graph.lane_ptr), _int32(graph.lanes), _int32(graph.need_ptr)
-    follow_ptr, follows = follow(need_ptr, _int32(graph.needs))
+    needs, cost, lasts = _int32(graph.needs), _int32(graph.cost), _int64(durations)
+    follow_ptr, follows = follow(need_ptr, needs)
+    most = latest(limit)
+    tail, load = np.zeros(graph.num_tasks, np.int64), np.zeros(engine.max(initial=-1) + 1, np.int64)
+    if most < NEVER:
+        tail, load = foresee(cost, lasts, lane_ptr, lanes, engine, need_ptr, needs, follow_ptr)
+        if max(tail.max(initial=0), load.max(initial=0)) > most:
+            return None
     served, start, end, busy = serve(
-        _int64(graph.order), _int32(graph.cost), _int64(durations), lane_ptr, lanes, engine, need_ptr, follow_ptr,
-        follows,
+        _int64(graph.order), cost, lasts, lane_ptr, lanes, engine, need_ptr, follow_ptr, follows, most, tail, load
     )  # fmt: skip
+    if most < NEVER and len(served) < graph.num_tasks:
+        return None
     assert len(served) == graph.num_tasks, "the task graph has a cycle"
     persistent, queue_ptr, queue, delta = book(
         served, end, lane_ptr, lanes, engine, _int32(graph.use_ptr), _int32(graph.uses),
@@ -80,6 +105,19 @@ def simulate(graph: TaskGraph, durations: np.ndarray, engines: Sequence[int], fo
     peak = sweep(persistent, queue_ptr, queue, delta, start, end)
     timeline = Timeline(np.arange(graph.num_tasks), start, end)
     return Simulated(timeline, persistent, peak, busy / PICOSECONDS)
+
+
+def latest(limit: float) -> int:
+    """The most picoseconds that a step may take whose seconds shall not exceed `limit`; NEVER without a limit."""
+    if limit * PICOSECONDS >= NEVER:
+        return NEVER
+    # Rounding may have moved the product, and a timeline's seconds are rounded too.
+    found = int(limit * PICOSECONDS)
+    while (found + 1) / PICOSECONDS <= limit:
+        found += 1
+    while found / PICOSECONDS > limit:
+        found -= 1
+    return found
 
 
 def _int32(values: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -106,10 +144,45 @@ def _follow(need_ptr, needs):  # type: ignore[no-untyped-def]
     return follow_ptr, follows
 
 
-def _serve(  # type: ignore[no-untyped-def]
-    order, cost, durations, lane_ptr, lanes, engine, need_ptr, follow_ptr, follows
+def _foresee(  # type: ignore[no-untyped-def]
+    cost, durations, lane_ptr, lanes, engine, need_ptr, needs, follow_ptr
 ):
-    """Serves all tasks: in which order, every task's start and end, and how long each compute lane works."""
+    """Of each task how long the longest chain is that begins with it, and of each engine how long it works."""
+    num_tasks = len(cost)
+    tail, load = np.zeros(num_tasks, np.int64), np.zeros(engine.max() + 1, np.int64)
+    counted = np.full(engine.max() + 1, -1, np.int32)
+    left = follow_ptr[1 : num_tasks + 1] - follow_ptr[:num_tasks]
+    stack, height = np.empty(num_tasks, np.int32), 0
+    for t in range(num_tasks):
+        if left[t] == 0:
+            stack[height] = t
+            height += 1
+        for k in range(lane_ptr[t], lane_ptr[t + 1]):
+            e = engine[lanes[k]]
+            if counted[e] != t:
+                counted[e] = t
+                load[e] += max(durations[cost[t]], 1)
+    while height > 0:
+        height -= 1
+        t = stack[height]
+        tail[t] += max(durations[cost[t]], 1)
+        for k in range(need_ptr[t], need_ptr[t + 1]):
+            n = needs[k]
+            tail[n] = max(tail[n], tail[t])
+            left[n] -= 1
+            if left[n] == 0:
+                stack[height] = n
+                height += 1
+    return tail, load
+
+
+def _serve(  # type: ignore[no-untyped-def]
+    order, cost, durations, lane_ptr, lanes, engine, need_ptr, follow_ptr, follows, limit, tail, load
+):
+    """Serves all tasks: in which order, every task's start and end, and how long each compute lane works.
+
+    With a limit it stops short as soon as a task's chain or an engine's load cannot end in time.
+    """
     num_tasks = len(order)
     waits = need_ptr[1:] - need_ptr[:-1]
     start = np.zeros(num_tasks, np.int64)
@@ -117,17 +190,12 @@ def _serve(  # type: ignore[no-untyped-def]
     free = np.zeros(engine.max() + 1, np.int64)
     busy = np.zeros(len(engine) // NUM_LANES, np.int64)
     served = np.empty(num_tasks, np.int32)
-    num_served = 0
     # A binary heap over (ready, order); until a task is served, start holds its ready time.
     key, rank = np.empty(num_tasks + 1, np.int64), np.empty(num_tasks + 1, np.int64)
     heap = np.empty(num_tasks + 1, np.int32)
-    size, vacant = 0, False
-    fresh = np.empty(num_tasks + 1, np.int32)
-    num_fresh = 0
-    for t in range(num_tasks):
-        if waits[t] == 0:
-            fresh[num_fresh] = t
-            num_fresh += 1
+    fresh, roots = np.empty(num_tasks + 1, np.int32), np.flatnonzero(waits == 0)
+    fresh[: len(roots)] = roots
+    num_fresh, num_served, size, vacant = len(roots), 0, 0, False
     while True:
         # The top is vacant once its task is served: a task that has become ready fills it, else the last entry does.
         if num_fresh == 0:
@@ -161,12 +229,18 @@ def _serve(  # type: ignore[no-untyped-def]
             begin = max(begin, free[engine[lanes[k]]])
         lasts = max(durations[cost[task]], 1)
         done = begin + lasts
+        late = tail[task] > limit - begin
         for k in range(lane_ptr[task], lane_ptr[task + 1]):
-            free[engine[lanes[k]]] = done
+            e = engine[lanes[k]]
+            # Two lanes of a task on one engine count once: the first of them makes it busy.
+            if free[e] < done:
+                late |= load[e] > limit - begin
+                load[e], free[e] = load[e] - lasts, done
             if lanes[k] % NUM_LANES == COMPUTE:
                 busy[lanes[k] // NUM_LANES] += lasts
-        start[task], end[task] = begin, done
-        served[num_served] = task
+        if late:
+            return served[:num_served], start, end, busy
+        start[task], end[task], served[num_served] = begin, done, task
         num_served += 1
         num_fresh = 0
         for k in range(follow_ptr[task], follow_ptr[task + 1]):

@@ -1,18 +1,15 @@
 """The simulator against an oracle that shares no idea with it, its forms against each other, FlexFlow's example."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from castile.planner.simulate import simulate
+from castile.planner.simulate import latest, simulate
 from castile.runtime.task import NUM_LANES, Kind, Lane
+from castile.runtime.timeline import PICOSECONDS
+from tests import flexflow
 from tests.graphs import Draft, engine_maps, task_graphs, timings
-
-FLEXFLOW = Path(__file__).parent / "data" / "flexflow_fig4.json"
 
 
 def served_by_search(graph, durations, engines):
@@ -126,54 +123,59 @@ def test_missing_numba_is_told_only_where_it_was_asked_for(monkeypatch):
     assert simulate(Draft(1).graph(), np.array([]), tuple(Lane)).seconds == 0
 
 
-def flexflow_graph(exe, chains, last_order):
-    """The tasks of FlexFlow's figure 4, each on a device of its own name; every device is one processor here."""
-    tasks = sorted(exe, key=last_order)
-    devices = sorted({device for device, _ in exe.values()})
-    draft = Draft(len(devices))
-    number = {name: i for i, name in enumerate(tasks)}
-    needs = {name: set() for name in tasks}
-    for chain in chains:
-        names = chain.split(">")
-        for a, b in zip(names[:-1], names[1:], strict=True):
-            needs[b].add(a)
-    for name in tasks:
-        device, seconds = exe[name]
-        draft.task([(devices.index(device), Lane.COMPUTE)], [number[n] for n in needs[name]], seconds)
-    return draft.graph(), number
+@settings(deadline=None)
+@given(st.data())
+def test_refused_exactly_when_longer_than_the_limit(data):
+    graph, engines = data.draw(task_graphs(max_tasks=25)), data.draw(engine_maps)
+    durations = data.draw(timings(graph))
+    whole = simulate(graph, durations, engines)
+    # one picosecond less, or as long, or any limit
+    nearby = st.sampled_from([whole.seconds, whole.seconds - 1e-12, whole.seconds + 1e-12])
+    limit = data.draw(nearby | st.floats(0, 2 * whole.seconds))
+    found = simulate(graph, durations, engines, data.draw(st.sampled_from(["auto", "plain"])), limit=limit)
+    assert (found is None) == (whole.seconds > limit)
+    if found is not None:
+        assert found.timeline.end.tolist() == whole.timeline.end.tolist()
+        assert found.peak_bytes.tolist() == whole.peak_bytes.tolist()
 
 
-def check_flexflow(exe, chains, expected, makespan):
-    graph, number = flexflow_graph(exe, chains, list(exe).index)
-    durations = np.array(sorted({seconds for _, seconds in exe.values()}))
+@given(st.floats(0, 1e6), st.integers(-2000, 2000))
+def test_limit_in_picoseconds_is_the_last_that_does_not_pass_it(limit, away):
+    most = latest(limit)
+    assert most / PICOSECONDS <= limit < (most + 1) / PICOSECONDS
+    assert (most + away) / PICOSECONDS <= limit if away <= 0 else (most + away) / PICOSECONDS > limit
+
+
+def test_refused_by_what_is_still_to_come():
+    """Two tasks of one engine, and a chain over two: each alone cannot end in time, and nothing needs to be served."""
+    together, chain = Draft(2), Draft(2)
+    for _ in range(2):
+        together.task([(0, Lane.COMPUTE)])
+        chain.task([(len(chain.kind), Lane.COMPUTE)], range(len(chain.kind)))
+    for draft in (together, chain):
+        assert simulate(draft.graph(), np.array([3]), tuple(Lane), limit=5e-12) is None
+        assert simulate(draft.graph(), np.array([3]), tuple(Lane), limit=6e-12).seconds == 6e-12
+
+
+def test_no_limit_is_reached_without_a_task():
+    assert simulate(Draft(1).graph(), np.array([]), tuple(Lane), limit=0.0).seconds == 0
+
+
+def check_flexflow(figure):
+    graph, durations, number = figure.graph
     result = simulate(graph, durations, tuple(Lane))
-    for name, (ready, start) in expected.items():
+    for name, (ready, start) in figure.expected.items():
         needs = graph.needs_of(number[name])
         assert max(result.timeline.end[needs], default=0) == ready, name
         assert result.timeline.start[number[name]] == start, name
-    assert result.timeline.end.max() == makespan
+    assert result.timeline.end.max() == figure.makespan
 
 
 def test_flexflow_worked_example():
     """Figure 4 of Jia, Zaharia, Aiken, MLSys 2019, before operator o3 drops to degree 1."""
-    before = json.loads(FLEXFLOW.read_text())["before"]
-    exe = {name: (device, before["exe"][device]) for name, (device, _, _) in before["tasks"].items()}
-    expected = {name: (ready, start) for name, (_, ready, start) in before["tasks"].items()}
-    check_flexflow(exe, before["deps"], expected, before["makespan"])
+    check_flexflow(flexflow.before())
 
 
 def test_flexflow_worked_example_after_the_change():
     """The same with t3:1 computing the whole of o3: t3:2 and c3:2 are gone."""
-    figure = json.loads(FLEXFLOW.read_text())
-    before, after = figure["before"], figure["after_o3_degree_1"]
-    changed = {name: times for name, times in after.items() if isinstance(times, dict)}
-    exe, expected = {}, {}
-    for name, (device, ready, start) in before["tasks"].items():
-        if name not in ("t3:2", "c3:2"):
-            times = changed.get(name, {})
-            exe[name] = (device, times.get("exe", before["exe"][device]))
-            expected[name] = (times.get("r", ready), times.get("s", start))
-    kept = [chain for chain in before["deps"] if "t3" not in chain]
-    heads = ["t1:1>c1:1", "t1:2>c1:2"]
-    tails = ["t4:1>c4:1>t6:1", "t4:2>c4:2>t6:1"]
-    check_flexflow(exe, kept + heads + tails + after["deps_changed"], expected, after["makespan"])
+    check_flexflow(flexflow.after())

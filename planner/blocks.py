@@ -1,0 +1,103 @@
+"""Blocks: the tasks of one instance in flat arrays, as they enter any task graph, and what waits there for what.
+
+Steps are blocks by slot, and the transfers of flows follow in the order of the flows. It does not know where in a
+graph a block's tasks stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from castile.planner.cost import CostModel
+from castile.planner.instances import HOST, PATTERN, FlowInstance, StepInstance
+from castile.planner.program import Program
+from castile.runtime.task import NUM_LANES, CostKey
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """The n tasks of an instance.
+
+    order[n], lasts[n]      as in a composed graph: the key that breaks ties, and picoseconds, at least 1
+    lane_count[n], lanes    how many lanes each task occupies, and which
+    into      of a flow, by block: (block, task) pairs, in two arrays, that tasks of that block (a third array) wait for
+    frames    of a flow, by slot: (task, input port, shape of the array) where a step's task reads in strides
+    """
+
+    order: np.ndarray
+    lasts: np.ndarray
+    lane_count: np.ndarray
+    lanes: np.ndarray
+    into: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=dict)
+    frames: dict[int, list[tuple[int, int, tuple[int, ...]]]] = field(default_factory=dict)
+
+    @property
+    def num_tasks(self) -> int:
+        return len(self.order)
+
+
+def of_step(step: StepInstance, slot: int, cost: CostModel) -> Block:
+    """The tasks of a step, where none reads in strides."""
+    count, keys = step.num_tasks, step.template.keys[0]
+    lasts = priced(cost, keys, step.costs, step.lanes)
+    return Block((slot + 1 << 40) + np.arange(count), lasts, np.ones(count, np.int64), step.lanes)
+
+
+def of_flow(flow: FlowInstance, number: int, num_slots: int, cost: CostModel) -> Block:
+    """The transfers of flow number so-and-so of a program of so many steps, and all that waits because of it."""
+    every = np.arange(flow.num_tasks)
+    lane_count, lanes = flow.lanes
+    lasts = priced(cost, flow.keys, every, lanes[np.cumsum(lane_count) - lane_count])
+    frames: dict[int, list[tuple[int, int, tuple[int, ...]]]] = {}
+    for (slot, task), port, frame in flow.strided:
+        frames.setdefault(slot, []).append((task, port, frame))
+    order = (flow.slot + 1 << 40) + (number + 1 << 20) + every
+    return Block(order, lasts, lane_count, lanes, _into(flow, num_slots + number), frames)
+
+
+def priced(cost: CostModel, keys: Sequence[CostKey], number: np.ndarray, lane: np.ndarray) -> np.ndarray:
+    """Picoseconds of tasks, given the number of each one's key and the first of its lanes."""
+    kinds = range(len(cost.machine.kinds))
+    if len(kinds) == 1 or len(keys) == 0:
+        return cost.picoseconds(keys)[number]
+    table = np.stack([cost.picoseconds(keys, kind) for kind in kinds])
+    return table[cost.machine.kind_of[lane // NUM_LANES], number]
+
+
+def _into(flow: FlowInstance, own: int) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """The edges of a flow by the block of the later task."""
+    # port -1 stands for no port
+    block = np.append(np.where(flow.port_step == PATTERN, own, flow.port_step), HOST)
+    task = np.append(flow.port_task, 0)
+    before, after = flow.version.edges.T
+    real = (block[before] >= 0) & (block[after] >= 0)
+    real &= (block[before] != block[after]) | (task[before] != task[after])
+    before, after = before[real], after[real]
+    by_block = np.argsort(block[after], kind="stable")
+    before, after = before[by_block], after[by_block]
+    starts = np.flatnonzero(np.diff(block[after], prepend=-1))
+    pieces = zip(starts.tolist(), [*starts[1:].tolist(), len(after)])
+    return {int(block[after[a]]): (block[before[a:b]], task[before[a:b]], task[after[a:b]]) for a, b in pieces}
+
+
+def strided(step: StepInstance, frames: Sequence[tuple[int, int, tuple[int, ...]]]) -> tuple[list[int], list[CostKey]]:
+    """The tasks of a step that read in strides, given where by (task, input port, shape), and their cost keys."""
+    of_task: dict[int, dict[int, tuple[int, ...]]] = {}
+    for task, port, frame in frames:
+        of_task.setdefault(task, {})[port] = frame
+    parts = step.template.parts
+    keys = [parts[t // step.config.replicas].strided_key(tuple(sorted(f.items()))) for t, f in of_task.items()]
+    return list(of_task), keys
+
+
+def touching(program: Program) -> list[list[int]]:
+    """For each block the blocks of the flows that may make its tasks wait: of a flow itself alone."""
+    num_slots = len(program.steps)
+    found: list[list[int]] = [[] for _ in range(num_slots)]
+    for number, flow in enumerate(program.flows):
+        for slot in {slot for slot, _ in (*flow.producers, *flow.readers, *flow.overwriters)}:
+            found[slot].append(num_slots + number)
+    return found + [[num_slots + n] for n in range(len(program.flows))]

@@ -1,0 +1,97 @@
+"""Plans evaluated by what changes in them, against plans lowered and simulated as a whole."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from castile.launch import models
+from castile.planner import passes
+from castile.planner.cost import CostModel
+from castile.planner.incremental import Incremental
+from castile.planner.lower import Lowering
+from castile.planner.seeds import seeds
+from castile.planner.simulate import simulate
+from castile.planner.space import space_of
+from castile.planner.strategy import Config, Strategy
+from castile.runtime import machine as machines
+from tests.strategies import SGD, configs, problems, strategies
+from tests.strategies import machines as drawn_machines
+
+
+def whole(lowering, cost, strategy):
+    """Lowered and simulated from nothing."""
+    graph, durations = cost.by_kind(lowering.lower(strategy))
+    return simulate(graph, durations, lowering.machine.engines)
+
+
+@given(st.data())
+def test_equals_lowering_and_simulating_the_whole_plan(data):
+    problem, on = data.draw(problems()), data.draw(drawn_machines())
+    lowering, cost = Lowering(problem.graph, on, SGD), CostModel(on)
+    names = passes.names(problem.graph, SGD)
+    nodes = {**names.nodes, **names.optional}
+    plan = data.draw(strategies(problem.graph, on.num_procs))
+    one = Incremental(lowering, cost, plan, data.draw(st.sampled_from(["auto", "plain"])))
+    assert one.seconds == whole(lowering, cost, plan).seconds
+    for _ in range(4):
+        plan = dict(one.strategy.configs)
+        for name in data.draw(st.lists(st.sampled_from(sorted(plan)), max_size=3, unique=True)):
+            plan[name] = data.draw(configs(nodes[name], on.num_procs))
+        if data.draw(st.integers(0, 9)) == 0:
+            plan = data.draw(strategies(problem.graph, on.num_procs)).configs
+        expected = whole(lowering, cost, Strategy(plan))
+        limit = data.draw(st.sampled_from([0.5, 1.0, 2.0])) * expected.seconds
+        found = one.propose(Strategy(plan), limit)
+        assert found == (expected.seconds if expected.seconds <= limit else None)
+        if found is not None and data.draw(st.booleans()):
+            one.accept()
+            assert one.strategy.configs == plan
+            assert one.seconds == expected.seconds
+            assert one.timeline.start.tolist() == expected.timeline.start.tolist()
+            assert one.timeline.end.tolist() == expected.timeline.end.tolist()
+
+
+def mlp(machine="dgx-h100:nodes=1", batch=64, microbatches=1):
+    on = machines.parse(machine)
+    lowering = Lowering(models.parse("mlp").graph(batch), on, SGD, microbatches=microbatches)
+    return lowering, CostModel(on)
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_neighbours_of_a_seed(microbatches):
+    """Moves of one node after the other from data parallelism on eight processors, some of them made."""
+    lowering, cost = mlp(microbatches=microbatches)
+    plan = seeds(lowering)["data_parallel"]
+    one, rng = Incremental(lowering, cost, plan), random.Random(0)
+    for _ in range(20):
+        name, node = rng.choice(list(lowering.piece.nodes.items()))
+        config = space_of(node, lowering.machine.num_procs).draw(rng)
+        plan = Strategy({**one.strategy.configs, name: config}, microbatches)
+        expected = whole(lowering, cost, plan)
+        assert one.propose(plan) == expected.seconds
+        if rng.random() < 0.3:
+            one.accept()
+            assert one.timeline.start.tolist() == expected.timeline.start.tolist()
+
+
+def test_fewer_tasks_are_timed_than_there_are():
+    """An early layer computed by all alike moves what follows, on all processors by as much."""
+    lowering = Lowering(models.parse("gpt").graph(8), machines.parse("dgx-h100:nodes=1"), SGD)
+    plan = seeds(lowering)["data_parallel"]
+    one = Incremental(lowering, CostModel(lowering.machine), plan)
+    assert one.propose(Strategy({**plan.configs, "block1.k": Config({}, 8, tuple(range(8)))})) > one.seconds
+    assert one.num_timed < one.num_tasks / 2
+
+
+def test_plan_that_does_not_fit_is_refused_in_a_sentence():
+    lowering, cost = mlp()
+    plan = seeds(lowering)["data_parallel"]
+    one = Incremental(lowering, cost, plan)
+    name = next(iter(plan.configs))
+    with pytest.raises(ValueError, match="processor 99 is out of range"):
+        one.propose(Strategy({**plan.configs, name: Config({}, 1, (99,))}))
+    with pytest.raises(ValueError, match="no entry for node"):
+        one.propose(Strategy({}))
+    assert one.propose(plan) == one.seconds
