@@ -125,7 +125,7 @@ class Additive:
 
     def sync(self, name: str, config: Config) -> int:
         """The transfers that a node's own Config decides."""
-        key = ("sync", self._own_key(name), config)
+        key = ("sync", self.own_key(name), config)
         if key not in self._prices:
             configs = self.decided(name, config)
             self._prices[key] = sum(self.moves(flow, configs) for flow in self.own[name])
@@ -275,7 +275,8 @@ class Additive:
         op = step.node.op.name, step.node.op.cost_settings
         return self._number("step", op, shape, step.which, step.axis, step.micro, ports)
 
-    def _own_key(self, name: str) -> int:
+    def own_key(self, name: str) -> int:
+        """Equal for nodes whose `sync` is the same."""
         return self._number("own", self._key((name,), self.own[name]))
 
     def _key(self, nodes: Sequence[str], flows: Sequence[Flow]) -> Hashable:

@@ -8,10 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.planner.additive import Additive
+from castile.planner.cost import CostModel
+from castile.planner.lower import Lowering
 from castile.planner.relaxed import Relaxed
-from castile.planner.search import search
+from castile.planner.search import Evaluator, search
 from castile.planner.space import space_of
 from castile.planner.strategy import Strategy, encode
+from castile.runtime.machine import Level, Machine
 from castile.runtime.task import NUM_LANES
 from castile.runtime.timeline import PICOSECONDS
 from tests.little import GRAPHS, evaluator, machine, two_layers
@@ -58,6 +61,28 @@ def test_memory_is_a_hard_limit():
     ranks = every(evaluator(GRAPHS["one"], tight))
     assert ranks[0][0] == 0 and ranks[0] > roomy[0]
     assert search("exhaustive", evaluator(GRAPHS["one"], tight)).evaluated.rank[:2] == ranks[0][:2]
+
+
+@pytest.mark.parametrize("objective", ["latency", "memory"])
+def test_other_objectives_are_enumerated_alike(objective):
+    on = machine(2, latency=1e-5)
+    lowering = Lowering(GRAPHS["one"], on, mode="forward" if objective == "latency" else "train")
+    found = search("exhaustive", Evaluator(lowering, CostModel(on), objective=objective))
+    best = every(Evaluator(lowering, CostModel(on), objective=objective))[0]
+    assert found.evaluated.rank[:2] == best[:2]
+
+
+def test_unequal_processors_are_priced_each_by_its_kind():
+    slow, fast = (machine(1, flops=flops).processors[0] for flops in (1e7, 1e9))
+    on = Machine("unequal", (slow, fast, fast), (Level("link", 3, 1e-6, 1e9),))
+    same = evaluator(GRAPHS["one"], on)
+    assert search("exhaustive", same).evaluated.rank[:2] == every(same)[0][:2]
+    spaces = [space_of(node, 3).configs for node in GRAPHS["one"].nodes.values()]
+    relaxed = Relaxed(Additive(same.lowering, same.cost), spaces)
+    for point in product(*(range(0, len(space), 3) for space in spaces)):
+        plan = {name: space[n] for name, space, n in zip(GRAPHS["one"].nodes, spaces, point)}
+        bound = relaxed.bound(dict(enumerate(point)))
+        assert bound <= round(same.evaluate(Strategy(plan)).seconds * PICOSECONDS)
 
 
 @settings(max_examples=60)

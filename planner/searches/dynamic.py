@@ -44,10 +44,7 @@ def search(run: Run) -> None:
             return
         before = tables.num_configs
         for weight in WEIGHTS:
-            found = tables.optimum(weight, lambda: run.spent >= 1)
-            if found is None:
-                return
-            run.propose(found)
+            run.propose(tables.optimum(weight, lambda: run.spent >= 1))
             if run.spent >= 1:
                 return
 
@@ -86,9 +83,20 @@ class Tables:
         return {key: np.zeros(table.shape, bool) for key, table in self.moves.items()}
 
     @cached_property
-    def nodes(self) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
-        """By node the work and the transfers that its own Configs decide."""
-        return tuple((self._column(self.model.work, name), self._column(self.model.sync, name)) for name in self.names)
+    def work(self) -> list[np.ndarray]:
+        """By node, [C]: the work of each Config."""
+        rows = zip(self.names, self.configs, strict=True)
+        return [np.array([self.model.work(name, config) for config in configs], np.int64) for name, configs in rows]
+
+    @cached_property
+    def own(self) -> list[int]:
+        """By node the number of its kind, of those whose own transfers cost the same."""
+        return [self.model.own_key(name) for name in self.names]
+
+    @cached_property
+    def sync(self) -> dict[int, np.ndarray]:
+        """By such a kind, [C]: the price of the transfers that a Config decides alone; -1 where it is not known."""
+        return {key: np.full(len(configs), -1, np.int64) for key, configs in zip(self.own, self.configs, strict=True)}
 
     @property
     def num_configs(self) -> int:
@@ -99,28 +107,27 @@ class Tables:
         """Of all tables that elimination fills."""
         return filled([len(configs) for configs in self.configs], self.scopes, self.order)
 
-    def _column(self, price: Callable[[str, Config], int], name: str) -> np.ndarray:
-        return np.array([price(name, config) for config in self.configs[self.names.index(name)]], np.int64)
-
-    def optimum(self, weight: int, spent: Callable[[], bool] = lambda: False) -> dict[str, Config] | None:
-        """The plan of the least price, with transfers of that weight; None where the budget is spent before."""
-        nodes: list[Factor] = [((n,), WORK * work + weight * sync) for n, (work, sync) in enumerate(self.nodes)]
+    def optimum(self, weight: int, spent: Callable[[], bool] = lambda: False) -> dict[str, Config]:
+        """The plan of the least price, with transfers of that weight; once `spent`, the best as far as is known."""
         while True:
+            syncs = {key: weight * np.maximum(prices, 0) for key, prices in self.sync.items()}
+            nodes = [((n,), WORK * work + syncs[self.own[n]]) for n, work in enumerate(self.work)]
             weighed = {key: weight * table for key, table in self.moves.items()}
             pairs = [(scope, weighed[edge.key]) for scope, edge in zip(self.scopes, self.model.edges, strict=True)]
             point, _ = minimise([*nodes, *pairs], self.order)
-            if not self._price(point):
+            if not self._price(point, spent) or spent():
                 return {name: self.configs[n][point[n]] for n, name in enumerate(self.names)}
-            if spent():
-                return None
 
-    def _price(self, point: Sequence[int]) -> bool:
-        """Price the pairs that a plan uses; whether any was not priced before."""
+    def _price(self, point: Sequence[int], spent: Callable[[], bool]) -> bool:
+        """Price what a plan uses, as far as the budget goes; whether anything was not priced before."""
         news = False
+        for name, key, configs, i in zip(self.names, self.own, self.configs, point, strict=True):
+            if self.sync[key][i] < 0 and not (news and spent()):
+                news, self.sync[key][i] = True, self.model.sync(name, configs[i])
         for edge, (a, b) in zip(self.model.edges, self.scopes, strict=True):
             i, j = point[a], point[b]
             moves, known = self.moves[edge.key], self.known[edge.key]
-            if known[i, j]:
+            if known[i, j] or (news and spent()):
                 continue
             news, bound = True, moves[i, j]
             self._set(edge, a, b, i, j)
