@@ -50,7 +50,9 @@ class _Pairs:
         return ""
 
     def _matrix(self, node: Node) -> bool:
-        return any(o.param and len(o.dims) > 1 for o in node.alignment.operands)
+        """Whether a parameter has several axes and none that must stay whole, as windows and tables have."""
+        a = node.alignment
+        return any(o.param and len(o.dims) > 1 and not a.frozen.intersection(o.axes) for o in a.operands)
 
     def _has_partner(self, node: Node, axis: str) -> bool:
         """Whether what flows from this cut ends at seconds only, through nodes that can be cut alike."""
@@ -73,7 +75,8 @@ class _Pairs:
         a = node.alignment
         axes = {o.dims[arriving[t]][0] for t, o in zip(node.inputs, a.operands, strict=True) if t in arriving}
         axis = axes.pop() if len(axes) == 1 else ""
-        between = not self._matrix(node) or (axis and self._contracts(node, axis))
+        has_params = any(o.param and len(o.dims) > 1 for o in a.operands)
+        between = not has_params or (axis and self._matrix(node) and self._contracts(node, axis))
         return axis if axis and between and self._is_free(node, axis) else ""
 
     def _contracts(self, node: Node, axis: str) -> bool:

@@ -18,6 +18,8 @@ from castile.planner.space import space_of
 from castile.planner.strategy import Config, Strategy
 
 SAMPLES = "b"
+# Of known plans on fewer processors there are so many, each on half as many as the one before.
+MOST_HALVES = 3
 
 Configs = dict[str, Config]
 
@@ -57,8 +59,8 @@ def _makers(lowering: Lowering) -> dict[str, Callable[[], Configs]]:
 
 
 def _halves(number: int) -> list[int]:
-    """Half of it, half of that and so on, down to 2."""
-    return [number >> shift for shift in range(1, number.bit_length()) if number >> shift > 1]
+    """Half of it, half of that and so on, a few times, down to 2."""
+    return [number >> shift for shift in range(1, MOST_HALVES + 1) if number >> shift > 1]
 
 
 def stamped(lowering: Lowering, configs: dict[str, Config], search: str, seed: int = 0) -> Strategy:
@@ -115,9 +117,10 @@ def fsdp(lowering: Lowering) -> Configs:
 def megatron(graph: Graph, num_procs: int, width: int) -> Configs:
     """Pairs of matrices cut so that nothing is sent between the two, `width` ways; the samples as often as that leaves.
 
-    Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", 2019.
-    Processors of one cut lie side by side. Data parallelism where the processors are not a multiple of the width, or
-    no matrices form a pair.
+    Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", 2019. What
+    lies between the pairs is cut along samples or positions on all processors (Korthikanti et al., "Reducing Activation
+    Recomputation in Large Transformer Models", 2022). Processors of one cut lie side by side. Data parallelism where
+    the processors are not a multiple of the width, or no matrices form a pair.
     """
     cuts = tensor_cuts(graph, width) if width > 1 and num_procs % width == 0 else {}
     if not cuts:
@@ -147,17 +150,27 @@ def _along(node: Node, axis: str, num_procs: int) -> Config:
 
 
 def _crossed(node: Node, axis: str, num_procs: int, width: int) -> Config:
-    """Samples cut across groups of `width` processors, and the axis ("": none, all of a group alike) within them."""
+    """Samples cut across groups of `width` processors, and the axis within them.
+
+    "": samples over all processors, else another axis of the results within groups, else all of a group alike.
+    """
     a, ways = node.alignment, num_procs // width
-    groups = 1 if SAMPLES in a.frozen else min(ways, a.extents.get(SAMPLES, 1))
+    samples = 1 if SAMPLES in a.frozen else a.extents.get(SAMPLES, 1)
+    if not axis and samples >= num_procs:
+        return _along(node, SAMPLES, num_procs)
+    groups = min(ways, samples)
+    axis = axis or next((x for x in a.results[0].axes if x != SAMPLES and _is_free(node, x, width)), "")
     # Without samples to cut, all groups do the same.
     copies = ways if groups == 1 else 1
     degrees = {SAMPLES: groups, axis: width} if axis else {SAMPLES: groups}
     split = {name: degrees[name] for name in a.axes if degrees.get(name, 1) > 1}
-    procs = range(groups * copies * width)
     if not axis:
-        return Config(split, len(procs) // groups, tuple(procs))
-    if axis in split and SAMPLES in split and next(iter(split)) == axis:
-        return Config(split, 1, tuple(group * width + member for member in range(width) for group in range(groups)))
-    within = (group * width + member for member in range(width) for group in range(copies))
-    return Config(split, copies, tuple(within) if groups == 1 else tuple(procs))
+        return Config(split, copies * width, tuple(range(groups * copies * width)))
+    if groups > 1 and next(iter(split)) == SAMPLES:
+        return Config(split, 1, tuple(range(groups * width)))
+    procs = (group * width + member for member in range(width) for group in range(groups * copies))
+    return Config(split, copies, tuple(procs))
+
+
+def _is_free(node: Node, axis: str, degree: int) -> bool:
+    return axis not in node.alignment.frozen and node.alignment.extents[axis] >= degree

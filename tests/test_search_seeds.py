@@ -1,6 +1,7 @@
 """Known plans: what their names say, on models and machines of any size; each is a search of its own too."""
 
 import random
+from collections import Counter
 
 import pytest
 
@@ -73,24 +74,29 @@ def test_megatron_cuts_experts_and_plain_layers_but_nothing_without_a_partner():
     cuts = tensor_cuts(models.parse("moe:layers=2,width=32,heads=4,seq=8").graph(4), 4)
     assert (cuts["block2.up"], cuts["block2.gelu"], cuts["block2.down"]) == ("f", "f", "f")
     assert tensor_cuts(models.parse("mlp:layers=2,width=16").graph(8), 2) == {"fc1": "o", "relu1": "o", "fc2": "i"}
-    assert tensor_cuts(no_pairs(), 2) == {}
+    assert tensor_cuts(no_pairs(), 2) == tensor_cuts(models.parse("resnet:depth=18").graph(4), 2) == {}
 
 
-def test_megatron_sends_two_sums_a_half_block_and_only_within_a_node():
-    graph, on = gpt(batch=4), machine(8, 4)
-    same = evaluator(graph, on)
-    configs = megatron(graph, 8, 4)
+def test_megatron_crosses_samples_with_features_and_positions():
+    configs = megatron(gpt(batch=4), 8, 4)
     assert configs["block1.q"] == Config({"b": 2, "o": 4}, 1, tuple(range(8)))
-    assert configs["block1.norm1"] == Config({"b": 2}, 4, tuple(range(8)))
     assert configs["block2.attention"] == Config({"b": 2, "h": 4}, 1, tuple(range(8)))
-    tasks, _ = same.simulate(Strategy(configs))
-    near = [key for key in tasks.cost_keys if key.link.startswith("near")]
-    # Within a node nothing goes that is larger than a group's residual stream.
-    assert near and all(key.nbytes <= 2 * 8 * 32 * 4 for key in near)
-    one_group = evaluator(graph, machine(4, latency=0.0)).simulate(Strategy(megatron(graph, 4, 4)))[0]
-    sums = [one_group.cost_keys[c].nbytes for c in one_group.cost if one_group.cost_keys[c].name == "all_reduce"]
-    # Forward and backward, of each half of each block: the residual stream, and no gradient.
-    assert sums == [4 * 8 * 32 * 4] * (2 * 2 * 2)
+    # Four samples are too few for eight processors: positions are cut too.
+    assert configs["block1.norm1"] == configs["head"] == Config({"b": 2, "s": 4}, 1, tuple(range(8)))
+    assert megatron(gpt(batch=8), 8, 4)["block1.norm1"] == Config({"b": 8}, 1, tuple(range(8)))
+    experts = megatron(models.parse("moe:layers=2,width=32,heads=4,seq=8").graph(4), 8, 2)
+    assert experts["block2.up"] == Config({"b": 4, "f": 2}, 1, tuple(range(8)))
+
+
+def test_megatron_sends_activations_twice_a_half_block_and_no_gradient_of_what_is_cut():
+    graph = gpt(batch=4)
+    tasks, _ = evaluator(graph, machine(4, latency=0.0)).simulate(Strategy(megatron(graph, 4, 4)))
+    sent = Counter((tasks.cost_keys[c].name, tasks.cost_keys[c].nbytes) for c in tasks.cost if tasks.cost_keys[c].link)
+    stream = 4 * 8 * 32 * 4
+    # Forward and backward, of each half of each block.
+    assert sent["all_gather", stream] == sent["reduce_scatter", stream] == 2 * 2 * 2
+    # What else is summed are the gradients of the tables and the head, and of norms and biases.
+    assert {nbytes for name, nbytes in sent if name == "all_reduce"} == {8192, 1024, 128}
 
 
 def test_fsdp_keeps_pieces_at_home():
