@@ -12,7 +12,7 @@ from benchmarks.place import CHECKOUT, Place
 
 
 def torch_step(place: Place) -> list[Figure]:
-    """A step of gpt and convnet against PyTorch."""
+    """A step of gpt, convnet, resnet and lstm against PyTorch."""
     return _benchmark(place, "torch_step")
 
 
@@ -24,6 +24,11 @@ def scaling(place: Place) -> list[Figure]:
 def simulator(place: Place) -> list[Figure]:
     """Tasks a second of the simulator."""
     return _benchmark(place, "simulator")
+
+
+def delta(place: Place) -> list[Figure]:
+    """Timing again only what a change of a plan moves, against timing all of it."""
+    return _benchmark(place, "delta")
 
 
 def overhead(place: Place) -> list[Figure]:
