@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from castile.planner.simulate import NEVER
+from castile.planner.serving import NEVER
 from castile.planner.solved import NUM_SHIFTS, NUM_SKIPS, STRIDE
 
 

@@ -12,13 +12,14 @@ from typing import Any, overload
 
 import numpy as np
 
+from castile.planner import serving
+from castile.planner.serving import NEVER, Ahead, Tasks
 from castile.runtime.compiled import can_compile, compiled
 from castile.runtime.task import NUM_LANES, Lane, TaskGraph
 from castile.runtime.timeline import PICOSECONDS, Timeline
 
 FORMS = ("auto", "numba", "plain")
 COMPUTE = int(Lane.COMPUTE)
-NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,32 +80,39 @@ def simulate(
     if form == "numba" and not can_compile():
         raise ValueError("simulator form 'numba' needs numba, which is not installed; choose 'auto' or 'plain'")
     assert len(durations) == len(graph.cost_keys) and len(engines) == NUM_LANES
-    bodies: tuple[Callable[..., Any], ...] = (_follow, _foresee, _serve, _book, _sweep)
-    follow, foresee, serve, book, sweep = bodies if form == "plain" else map(compiled, bodies)
-    num_engines = max(engines) + 1
-    engine = _int32(np.arange(graph.num_procs)[:, None] * num_engines + np.asarray(engines)).ravel()
-    lane_ptr, lanes, need_ptr = _int32(graph.lane_ptr), _int32(graph.lanes), _int32(graph.need_ptr)
-    needs, cost, lasts = _int32(graph.needs), _int32(graph.cost), _int64(durations)
-    follow_ptr, follows = follow(need_ptr, needs)
-    most = latest(limit)
-    tail, load = np.zeros(graph.num_tasks, np.int64), np.zeros(engine.max(initial=-1) + 1, np.int64)
+    follow, foresee, serve = serving.BODIES if form == "plain" else serving.compiled_bodies()
+    line_up, book, sweep = BODIES if form == "plain" else map(compiled, BODIES)
+    tasks, num_tasks = _flat(graph, durations, engines), graph.num_tasks
+    load = np.zeros(len(tasks.engine), np.int64)
+    follow(tasks, load)
+    busy, longest, most = load[COMPUTE::NUM_LANES] / PICOSECONDS, int(load.max(initial=0)), latest(limit)
+    queue, num_engines = serving.room(num_tasks), int(tasks.engine.max(initial=-1)) + 1
+    ahead = Ahead(np.zeros(num_tasks if most < NEVER else 0, np.int64), np.zeros(num_engines, np.int64))
     if most < NEVER:
-        tail, load = foresee(cost, lasts, lane_ptr, lanes, engine, need_ptr, needs, follow_ptr)
-        if max(tail.max(initial=0), load.max(initial=0)) > most:
+        foresee(tasks, ahead, queue.waits, queue.heap, np.empty(num_engines, np.int32))
+        if max(ahead.tail.max(initial=0), ahead.load.max(initial=0)) > most:
             return None
-    served, start, end, busy = serve(
-        _int64(graph.order), cost, lasts, lane_ptr, lanes, engine, need_ptr, follow_ptr, follows, most, tail, load
-    )  # fmt: skip
-    if most < NEVER and len(served) < graph.num_tasks:
+    (start, end), served = np.empty((2, num_tasks), np.int64), np.empty(num_tasks, np.int32)
+    num_served = serve(tasks, longest, most, ahead, queue, np.zeros(num_engines, np.int64), served, start, end)
+    if most < NEVER and num_served < num_tasks:
         return None
-    assert len(served) == graph.num_tasks, "the task graph has a cycle"
-    persistent, queue_ptr, queue, delta = book(
-        served, end, lane_ptr, lanes, engine, _int32(graph.use_ptr), _int32(graph.uses),
+    assert num_served == num_tasks, "the task graph has a cycle"
+    queue_ptr, queued, place = line_up(served, tasks.lane_ptr, tasks.lanes, tasks.engine)
+    persistent, delta = book(
+        end, tasks.lane_ptr, tasks.lanes, place, _int32(graph.use_ptr), _int32(graph.uses), graph.num_procs,
         _int32(graph.buffer_proc), _int64(graph.buffer_bytes), _int32(graph.buffer_first), _int64(graph.private_bytes),
     )  # fmt: skip
-    peak = sweep(persistent, queue_ptr, queue, delta, start, end)
-    timeline = Timeline(np.arange(graph.num_tasks), start, end)
-    return Simulated(timeline, persistent, peak, busy / PICOSECONDS)
+    peak = sweep(persistent, queue_ptr, queued, delta, start, end)
+    return Simulated(Timeline(np.arange(num_tasks), start, end), persistent, peak, busy)
+
+
+def _flat(graph: TaskGraph, durations: np.ndarray, engines: Sequence[int]) -> Tasks:
+    engine = np.arange(graph.num_procs)[:, None] * (max(engines) + 1) + np.asarray(engines)
+    return Tasks(
+        _int64(graph.order), _int32(graph.cost), _int64(durations), _int32(graph.lane_ptr), _int32(graph.lanes),
+        _int32(engine.ravel()), _int32(graph.need_ptr), _int32(graph.needs),
+        np.zeros(graph.num_tasks + 2, np.int32), np.empty(len(graph.needs), np.int32),
+    )  # fmt: skip
 
 
 def latest(limit: float) -> int:
@@ -128,188 +136,62 @@ def _int64(values: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(values, dtype=np.int64)
 
 
-def _follow(need_ptr, needs):  # type: ignore[no-untyped-def]
-    """The followers of each task: a counting sort of the needs turned round."""
-    num_tasks = len(need_ptr) - 1
-    follow_ptr = np.zeros(num_tasks + 2, np.int32)
-    for k in range(len(needs)):
-        follow_ptr[needs[k] + 2] += 1
-    for t in range(num_tasks):
-        follow_ptr[t + 2] += follow_ptr[t + 1]
-    follows = np.empty(len(needs), np.int32)
-    for t in range(num_tasks):
-        for k in range(need_ptr[t], need_ptr[t + 1]):
-            follows[follow_ptr[needs[k] + 1]] = t
-            follow_ptr[needs[k] + 1] += 1
-    return follow_ptr, follows
+def _line_up(served, lane_ptr, lanes, engine):  # type: ignore[no-untyped-def]
+    """The tasks of each engine in the order served, queue[i] for queue_ptr[e] <= i < queue_ptr[e + 1].
 
-
-def _foresee(  # type: ignore[no-untyped-def]
-    cost, durations, lane_ptr, lanes, engine, need_ptr, needs, follow_ptr
-):
-    """Of each task how long the longest chain is that begins with it, and of each engine how long it works."""
-    num_tasks = len(cost)
-    tail, load = np.zeros(num_tasks, np.int64), np.zeros(engine.max() + 1, np.int64)
-    counted = np.full(engine.max() + 1, -1, np.int32)
-    left = follow_ptr[1 : num_tasks + 1] - follow_ptr[:num_tasks]
-    stack, height = np.empty(num_tasks, np.int32), 0
-    for t in range(num_tasks):
-        if left[t] == 0:
-            stack[height] = t
-            height += 1
-        for k in range(lane_ptr[t], lane_ptr[t + 1]):
-            e = engine[lanes[k]]
-            if counted[e] != t:
-                counted[e] = t
-                load[e] += max(durations[cost[t]], 1)
-    while height > 0:
-        height -= 1
-        t = stack[height]
-        tail[t] += max(durations[cost[t]], 1)
-        for k in range(need_ptr[t], need_ptr[t + 1]):
-            n = needs[k]
-            tail[n] = max(tail[n], tail[t])
-            left[n] -= 1
-            if left[n] == 0:
-                stack[height] = n
-                height += 1
-    return tail, load
-
-
-def _serve(  # type: ignore[no-untyped-def]
-    order, cost, durations, lane_ptr, lanes, engine, need_ptr, follow_ptr, follows, limit, tail, load
-):
-    """Serves all tasks: in which order, every task's start and end, and how long each compute lane works.
-
-    With a limit it stops short as soon as a task's chain or an engine's load cannot end in time.
+    Also of each slot (task, lane) its place there.
     """
-    num_tasks = len(order)
-    waits = need_ptr[1:] - need_ptr[:-1]
-    start = np.zeros(num_tasks, np.int64)
-    end = np.empty(num_tasks, np.int64)
-    free = np.zeros(engine.max() + 1, np.int64)
-    busy = np.zeros(len(engine) // NUM_LANES, np.int64)
-    served = np.empty(num_tasks, np.int32)
-    # A binary heap over (ready, order); until a task is served, start holds its ready time.
-    key, rank = np.empty(num_tasks + 1, np.int64), np.empty(num_tasks + 1, np.int64)
-    heap = np.empty(num_tasks + 1, np.int32)
-    fresh, roots = np.empty(num_tasks + 1, np.int32), np.flatnonzero(waits == 0)
-    fresh[: len(roots)] = roots
-    num_fresh, num_served, size, vacant = len(roots), 0, 0, False
-    while True:
-        # The top is vacant once its task is served: a task that has become ready fills it, else the last entry does.
-        if num_fresh == 0:
-            size -= 1
-            if size <= 0:
-                return served[:num_served], start, end, busy
-            fresh[0], num_fresh = heap[size], 1
-        for f in range(num_fresh):
-            t = fresh[f]
-            ready, place = start[t], order[t]
-            if vacant:
-                # The hole sinks to a leaf and the entry rises from there, seldom far; choosing the lesser child without
-                # a jump is what makes this fast.
-                hole, low, vacant = 0, 1, False
-                key[size] = NEVER
-                while low < size:
-                    low += (key[low + 1] < key[low]) | ((key[low + 1] == key[low]) & (rank[low + 1] < rank[low]))
-                    key[hole], rank[hole], heap[hole], hole = key[low], rank[low], heap[low], low
-                    low = 2 * hole + 1
-            else:
-                hole = size
-                size += 1
-            while hole > 0:
-                up = (hole - 1) >> 1
-                if key[up] < ready or (key[up] == ready and rank[up] < place):
-                    break
-                key[hole], rank[hole], heap[hole], hole = key[up], rank[up], heap[up], up
-            key[hole], rank[hole], heap[hole] = ready, place, t
-        task, begin, vacant = heap[0], key[0], True
-        for k in range(lane_ptr[task], lane_ptr[task + 1]):
-            begin = max(begin, free[engine[lanes[k]]])
-        lasts = max(durations[cost[task]], 1)
-        done = begin + lasts
-        late = tail[task] > limit - begin
-        for k in range(lane_ptr[task], lane_ptr[task + 1]):
-            e = engine[lanes[k]]
-            # Two lanes of a task on one engine count once: the first of them makes it busy.
-            if free[e] < done:
-                late |= load[e] > limit - begin
-                load[e], free[e] = load[e] - lasts, done
-            if lanes[k] % NUM_LANES == COMPUTE:
-                busy[lanes[k] // NUM_LANES] += lasts
-        if late:
-            return served[:num_served], start, end, busy
-        start[task], end[task], served[num_served] = begin, done, task
-        num_served += 1
-        num_fresh = 0
-        for k in range(follow_ptr[task], follow_ptr[task + 1]):
-            t = follows[k]
-            start[t] = max(start[t], done)
-            waits[t] -= 1
-            if waits[t] == 0:
-                fresh[num_fresh] = t
-                num_fresh += 1
-
-
-def _book(  # type: ignore[no-untyped-def]
-    served, end, lane_ptr, lanes, engine, use_ptr, uses, buffer_proc, buffer_bytes, buffer_first, private_bytes
-):
-    """What comes and goes: bytes that live through the step, and the tasks of each engine in the order served.
-
-    Task queue[i] for queue_ptr[e] <= i < queue_ptr[e + 1] brings delta[2 * i] bytes and takes -delta[2 * i + 1] away.
-    """
-    num_slots, num_buffers, num_procs = len(lanes), len(buffer_proc), len(engine) // NUM_LANES
     queue_ptr = np.zeros(engine.max() + 2, np.int32)
-    for k in range(num_slots):
+    for k in range(len(lanes)):
         queue_ptr[engine[lanes[k]] + 1] += 1
     for e in range(len(queue_ptr) - 1):
         queue_ptr[e + 1] += queue_ptr[e]
     fill = queue_ptr[:-1].copy()
-    queue, place = np.empty(num_slots, np.int32), np.empty(num_slots, np.int32)
-    delta = np.zeros(2 * num_slots, np.int64)
+    queue, place = np.empty(len(lanes), np.int32), np.empty(len(lanes), np.int32)
     for i in range(len(served)):
         t = served[i]
         for k in range(lane_ptr[t], lane_ptr[t + 1]):
             e = engine[lanes[k]]
-            queue[fill[e]], place[k] = t, 2 * fill[e]
+            queue[fill[e]], place[k] = t, fill[e]
             fill[e] += 1
-    # What begins with a task and what ends with it is booked on its first slot (task, lane) of that processor.
-    last_end = np.full(num_buffers, -1, np.int64)
-    last_place = np.empty(num_buffers, np.int32)
-    slot_of = np.full(num_procs, -1, np.int32)
-    persistent = np.zeros(num_procs, np.int64)
-    unborn = 0
-    for b in range(num_buffers):
-        if buffer_first[b] < 0:
-            persistent[buffer_proc[b]] += buffer_bytes[b]
-        else:
-            unborn += 1
-    for t in range(len(served)):
-        lo, hi = lane_ptr[t], lane_ptr[t + 1]
-        for k in range(hi - 1, lo - 1, -1):
-            slot_of[lanes[k] // NUM_LANES] = k
-        if private_bytes[t] > 0:
-            for k in range(lo, hi):
-                if slot_of[lanes[k] // NUM_LANES] == k:
-                    delta[place[k]] += private_bytes[t]
-                    delta[place[k] + 1] -= private_bytes[t]
+    return queue_ptr, queue, place
+
+
+def _book(  # type: ignore[no-untyped-def]
+    end, lane_ptr, lanes, place, use_ptr, uses, num_procs, buffer_proc, buffer_bytes, buffer_first, private_bytes
+):
+    """What comes and goes: bytes that live through the step, and what the task at place i of the engines' queues brings
+    and takes away: delta[2 * i] and -delta[2 * i + 1] bytes, booked on its first slot of that processor.
+    """
+    persistent, delta = np.zeros(num_procs, np.int64), np.zeros(2 * len(lanes), np.int64)
+    last, last_end = np.full(len(buffer_proc), -1, np.int32), np.zeros(len(buffer_proc), np.int64)
+    for t in range(len(end)):
+        done = end[t]
         for u in range(use_ptr[t], use_ptr[t + 1]):
             b = uses[u]
-            if buffer_first[b] < 0:
-                continue
-            k = slot_of[buffer_proc[b]]
-            assert lo <= k < hi
-            if buffer_first[b] == t:
-                delta[place[k]] += buffer_bytes[b]
-                unborn -= 1
-            if end[t] > last_end[b]:
-                last_end[b], last_place[b] = end[t], place[k] + 1
-    assert unborn == 0
-    for b in range(num_buffers):
-        if buffer_first[b] >= 0:
-            delta[last_place[b]] -= buffer_bytes[b]
-    return persistent, queue_ptr, queue, delta
+            if done > last_end[b]:
+                last_end[b], last[b] = done, t
+        for k in range(lane_ptr[t], lane_ptr[t + 1] if private_bytes[t] > 0 else 0):
+            first = lane_ptr[t]
+            while lanes[first] // NUM_LANES != lanes[k] // NUM_LANES:
+                first += 1
+            if first == k:
+                delta[2 * place[k]] += private_bytes[t]
+                delta[2 * place[k] + 1] -= private_bytes[t]
+    for b in range(len(buffer_proc)):
+        if buffer_first[b] < 0:
+            persistent[buffer_proc[b]] += buffer_bytes[b]
+            continue
+        low = buffer_proc[b] * NUM_LANES
+        begin, finish = lane_ptr[buffer_first[b]], lane_ptr[last[b]]
+        while lanes[begin] < low or lanes[begin] >= low + NUM_LANES:
+            begin += 1
+        while lanes[finish] < low or lanes[finish] >= low + NUM_LANES:
+            finish += 1
+        assert begin < lane_ptr[buffer_first[b] + 1] and finish < lane_ptr[last[b] + 1]
+        delta[2 * place[begin]] += buffer_bytes[b]
+        delta[2 * place[finish] + 1] -= buffer_bytes[b]
+    return persistent, delta
 
 
 def _sweep(persistent, queue_ptr, queue, delta, start, end):  # type: ignore[no-untyped-def]
@@ -345,3 +227,6 @@ def _sweep(persistent, queue_ptr, queue, delta, start, end):  # type: ignore[no-
                 num_open -= 1
                 head[q], tail[q], soon[q] = head[num_open], tail[num_open], soon[num_open]
     return peak
+
+
+BODIES: tuple[Callable[..., Any], ...] = (_line_up, _book, _sweep)

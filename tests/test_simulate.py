@@ -1,5 +1,8 @@
 """The simulator against an oracle that shares no idea with it, its forms against each other, FlexFlow's example."""
 
+import random
+from heapq import heapify, heappop, heappush
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -54,6 +57,56 @@ def test_equals_search_over_all_ready_tasks(data):
     assert result.timeline.end.tolist() == end
     assert result.num_tasks == graph.num_tasks
     assert result.seconds == max(end, default=0) / 10**12
+
+
+def served_by_heap(graph, durations, engines):
+    """The same for larger graphs."""
+    waits, ready = np.diff(graph.need_ptr).tolist(), [0] * graph.num_tasks
+    followers = [[] for _ in waits]
+    for t in range(graph.num_tasks):
+        for n in graph.needs_of(t).tolist():
+            followers[n].append(t)
+    heap = [(0, int(graph.order[t]), t) for t in range(graph.num_tasks) if waits[t] == 0]
+    heapify(heap)
+    start, end, free = [0] * graph.num_tasks, [0] * graph.num_tasks, {}
+    while heap:
+        begin, _, t = heappop(heap)
+        places = {(lane // NUM_LANES, engines[lane % NUM_LANES]) for lane in graph.lanes_of(t).tolist()}
+        start[t] = max([begin, *(free.get(place, 0) for place in places)])
+        end[t] = start[t] + max(1, int(durations[graph.cost[t]]))
+        free.update(dict.fromkeys(places, end[t]))
+        for f in followers[t]:
+            ready[f], waits[f] = max(ready[f], end[t]), waits[f] - 1
+            if waits[f] == 0:
+                heappush(heap, (ready[f], int(graph.order[f]), f))
+    return start, end
+
+
+@settings(deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    num_tasks=st.integers(1, 150),
+    num_procs=st.sampled_from([1, 2, 9]),
+    reach=st.sampled_from([1, 3, 1000]),
+    digits=st.sampled_from([0, 1, 6, 13]),
+    engines=engine_maps,
+    form=st.sampled_from(["auto", "plain"]),
+)
+def test_times_of_any_scale_are_served_in_order(seed, num_tasks, num_procs, reach, digits, engines, form):
+    """Chains and crowds, ties and durations many orders of magnitude apart; orders have nothing to do with needs."""
+    rng, draft = random.Random(seed), Draft(num_procs)
+    orders = rng.sample(range(10 * num_tasks), num_tasks)
+    for t in range(num_tasks):
+        procs = rng.sample(range(num_procs), rng.randint(1, min(2, num_procs)))
+        near = range(max(0, t - reach), t)
+        needs = rng.sample(near, min(len(near), rng.randint(0, 2)))
+        draft.task([(p, rng.choice(list(Lane))) for p in procs], needs, rng.randint(0, 9), order=orders[t])
+    graph = draft.graph()
+    durations = np.array([int(10 ** rng.uniform(0, digits)) for _ in graph.cost_keys], np.int64)
+    result = simulate(graph, durations, engines, form)
+    start, end = served_by_heap(graph, durations, engines)
+    assert result.timeline.start.tolist() == start
+    assert result.timeline.end.tolist() == end
 
 
 @settings(deadline=None)
