@@ -9,24 +9,24 @@ It does not know what the regions hold or who produced them. Processors are slot
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from math import ceil, log2
 
-from castile.runtime import transfer
+from castile.runtime import placement, transfer
 from castile.runtime.machine import Level
-from castile.runtime.region import Box, bounding, contains, contiguous, intersect, whole
-from castile.runtime.task import Arg, Call, Kind, View
+from castile.runtime.placement import Read
+from castile.runtime.placement import filled as filled
+from castile.runtime.region import Box, Overlaps, bounding, contiguous, disjoint, intersect, whole
+from castile.runtime.task import Kind, View
 from castile.runtime.transfer import Links, Source, Term, Transfer, Wanted
-
-Read = tuple[int, Box]  # a processor, and what it reads
 
 SPECIAL_FORMS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 
 
 def plan(
     sources: Sequence[Source],
-    reads: Sequence[tuple[int, Box]],
+    reads: Sequence[Read],
     dtype: str,
     links: Links,
     forms: Sequence[str] = SPECIAL_FORMS,
@@ -43,128 +43,126 @@ def plan(
     for i, source in enumerate(sources):
         for proc in source.procs:
             t.instances[i, proc] = t.add("source", source.box, proc)
-    place, around = _placed(t, reads, alike, twins)
+    place, around = placement.placed(t, reads, alike, twins)
     wanted = sorted({(read[0], around[read]) for read, found in place.items() if found is None})
     copies = {(proc, box): t.add("copy", box, proc) for proc, box in wanted}
-    for component in _components(t, wanted):
+    for component in _components(_Members(t).wanted(wanted)) if wanted else ():
         _transfer(t, component, copies)
     t.located = [found if (found := place[read]) is not None else copies[read[0], around[read]] for read in reads]
     return t
 
 
-def _placed(
-    t: Transfer, reads: Sequence[Read], alike: bool, twins: Sequence[Hashable]
-) -> tuple[dict[Read, int | None], dict[Read, Box]]:
-    """For each read the source in which it lies, or None where it needs a copy; and the box of either."""
-    exact: set[Read] = set()
-    while True:
-        place = {read: _in_place(t, *read, alike, read in exact) for read in dict.fromkeys(reads)}
-        around = _around([read for read, found in place.items() if found is None], exact)
-        around.update((read, t.pieces[found].box) for read, found in place.items() if found is not None)
-        apart = _apart(reads, twins, around) - exact
-        if not apart:
-            return place, around
-        exact |= apart
+class _Members:
+    """Who takes part in a copy: sources on the same processors that overlap are summed where they lie, as one."""
 
+    def __init__(self, t: Transfer) -> None:
+        self.t = t
+        self.clusters = _clusters(t.sources)
+        self.frames = [bounding([t.sources[i].box for i in cluster]) for cluster in self.clusters]
+        self.number = {i: n for n, cluster in enumerate(self.clusters) for i in cluster}
+        self._made: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Term, ...]] = {}
+        self._nearest: dict[tuple[int, tuple[int, ...]], list[int]] = {}
 
-def filled(reads: Sequence[Read], twins: Sequence[Hashable] = ()) -> list[Read]:
-    """Where the host puts what is read, so that each read lies in one piece, and those of twins alike."""
-    exact: set[Read] = set()
-    while True:
-        around = _around(reads, exact)
-        apart = _apart(reads, twins, around) - exact
-        if not apart:
-            return sorted({(proc, box) for (proc, _), box in around.items()})
-        exact |= apart
+    def wanted(self, places: Sequence[Read]) -> list[Wanted]:
+        """The copies to be made there."""
+        index = {proc: n for n, proc in enumerate(sorted({proc for proc, _ in places}))}
+        return [Wanted(proc, box, self._members(proc, box, index[proc])) for proc, box in places]
 
+    def _members(self, proc: int, box: Box, index: int) -> tuple[Term, ...]:
+        touched = self.t.overlaps.of(box)
+        if len(self.clusters) < len(self.t.sources):
+            touched = tuple(sorted({self.number[i] for i in touched}))
+        holders = [self.t.sources[self.clusters[n][0]].procs for n in touched]
+        chosen = tuple([h[0] if len(h) == 1 else self._near(proc, h, index) for h in holders])
+        if (touched, chosen) not in self._made:
+            rows = zip(touched, chosen, strict=True)
+            self._made[touched, chosen] = tuple(Term(self.clusters[n], p, self.frames[n]) for n, p in rows)
+        return self._made[touched, chosen]
 
-def _apart(reads: Sequence[Read], twins: Sequence[Hashable], around: Mapping[Read, Box]) -> set[Read]:
-    """The reads of twins that lie in different boxes."""
-    lies: dict[Hashable, set[Box]] = {}
-    for read, number in zip(reads, twins, strict=False):
-        lies.setdefault(number, set()).add(around[read])
-    return {read for read, number in zip(reads, twins, strict=False) if len(lies[number]) > 1}
-
-
-def _in_place(t: Transfer, proc: int, box: Box, alike: bool, exact: bool) -> int | None:
-    """The source that already holds all of a box (or just it) on this processor, where nothing is to be added to it."""
-    touching = [i for i, source in enumerate(t.sources) if intersect(source.box, box) is not None]
-    holding = [i for i in touching if proc in t.sources[i].procs and contains(t.sources[i].box, box)]
-    holding.sort(key=lambda i: t.sources[i].box != box)
-    if not holding or not (alike or len(touching) == 1) or (exact and t.sources[holding[0]].box != box):
-        return None
-    return t.held(holding[0], proc)
-
-
-def _around(reads: Sequence[Read], exact: Collection[Read]) -> dict[Read, Box]:
-    """The box of the copy in which each read lies.
-
-    Reads on a processor that overlap share one where the box around them holds no more than they do; those that are
-    `exact` have one to themselves.
-    """
-    around = {}
-    for proc in {p for p, _ in reads}:
-        mine = {b for p, b in reads if p == proc}
-        boxes = sorted(b for b in mine if (proc, b) not in exact)
-        while (pair := _overlapping(boxes)) is not None:
-            boxes = sorted({bounding(pair), *(b for b in boxes if b not in pair)})
-        for box in mine:
-            around[proc, box] = box if (proc, box) in exact else next(b for b in boxes if contains(b, box))
-    return around
-
-
-def _overlapping(boxes: list[Box]) -> tuple[Box, Box] | None:
-    for n, a in enumerate(boxes):
-        for b in boxes[:n]:
-            if bounding((a, b)).volume <= a.volume + b.volume:
-                return a, b
-    return None
-
-
-def _components(t: Transfer, wanted: list[tuple[int, Box]]) -> list[list[Wanted]]:
-    """The copies to be made, in groups that share no term's processor and sources."""
-    clusters = _clusters(t.sources)
-    procs = sorted({p for p, _ in wanted})
-    copies = [_wanted(t, clusters, proc, box, procs.index(proc)) for proc, box in wanted]
-    groups: list[tuple[set, list[Wanted]]] = []
-    for copy in copies:
-        keys = {(term.sources, term.proc) for term in copy.terms}
-        joined = [g for g in groups if g[0] & keys]
-        groups = [g for g in groups if not g[0] & keys]
-        groups.append((set().union(keys, *(g[0] for g in joined)), [w for g in joined for w in g[1]] + [copy]))
-    return [members for _, members in groups]
+    def _near(self, proc: int, holders: tuple[int, ...], index: int) -> int:
+        """One of the nearest holders; readers that have several take them in turn."""
+        if (proc, holders) not in self._nearest:
+            far = [self.t.links.distance(proc, h) for h in holders]
+            nearest = min(far)
+            self._nearest[proc, holders] = [h for h, d in zip(holders, far, strict=True) if d == nearest]
+        near = self._nearest[proc, holders]
+        return near[index % len(near)]
 
 
 def _clusters(sources: Sequence[Source]) -> list[tuple[int, ...]]:
     """Sources on the same processors whose boxes overlap, in order; these are summed where they lie."""
-    clusters: list[list[int]] = []
+    together: dict[tuple[int, ...], list[int]] = {}
     for i, source in enumerate(sources):
-        touching = [
-            c for c in clusters
-            if sources[c[0]].procs == source.procs and any(intersect(sources[j].box, source.box) for j in c)
-        ]  # fmt: skip
-        clusters = [c for c in clusters if c not in touching]
-        clusters.append([j for c in touching for j in c] + [i])
-    return [tuple(sorted(c)) for c in sorted(clusters, key=min)]
+        together.setdefault(source.procs, []).append(i)
+    found = [cluster for each in together.values() for cluster in _overlapping(sources, each)]
+    return sorted(found, key=min)
 
 
-def _wanted(t: Transfer, clusters: list[tuple[int, ...]], proc: int, box: Box, index: int) -> Wanted:
-    terms = []
-    for cluster in clusters:
-        around = bounding([t.sources[i].box for i in cluster])
-        common = intersect(around, box)
-        if common is None or not any(intersect(t.sources[i].box, box) for i in cluster):
-            continue
-        holders = t.sources[cluster[0]].procs
-        nearest = min(t.links.distance(proc, h) for h in holders)
-        near = [h for h in holders if t.links.distance(proc, h) == nearest]
-        terms.append(Term(cluster, near[index % len(near)], common))
-    return Wanted(proc, box, tuple(terms))
+def _overlapping(sources: Sequence[Source], each: list[int]) -> list[tuple[int, ...]]:
+    """Some sources in groups of those that overlap, also by way of others."""
+    if len(each) == 1 or disjoint([sources[i].box for i in each]):
+        return [(i,) for i in each]
+    overlaps = Overlaps(sources[i].box for i in each)
+    rest, groups = set(range(len(each))), []
+    while rest:
+        group, edge = set(), {min(rest)}
+        while edge:
+            group |= edge
+            edge = {m for n in edge for m in overlaps.of(sources[each[n]].box)} - group
+        rest -= group
+        groups.append(tuple(each[n] for n in sorted(group)))
+    return groups
 
 
-def _transfer(t: Transfer, component: list[Wanted], copies: dict[tuple[int, Box], int]) -> None:
+@dataclass(eq=False)
+class _Group:
+    """Copies that share members, and the number of the last of them."""
+
+    last: int = 0
+    copies: list[Wanted] = field(default_factory=list)
+    into: _Group | None = None
+
+    def found(self) -> _Group:
+        """The group into which this one went."""
+        group = self
+        while group.into is not None:
+            group = group.into
+        return group
+
+
+def _components(wanted: Sequence[Wanted]) -> list[list[Wanted]]:
+    """The copies to be made, in groups that share no member."""
+    of_members: dict[int, _Group] = {}
+    of_member: dict[tuple[tuple[int, ...], int], _Group] = {}
+    groups: list[_Group] = []
+    for number, copy in enumerate(wanted):
+        group = of_members.get(id(copy.members)) if copy.members else None
+        if group is None:
+            keys = [(m.sources, m.proc) for m in copy.members]
+            joined = {id(g): g for key in keys if key in of_member for g in [of_member[key].found()]}
+            group = _joined(sorted(joined.values(), key=lambda g: g.last), groups)
+            of_member.update(dict.fromkeys(keys, group))
+            of_members[id(copy.members)] = group
+        group = group.found()
+        group.last = number
+        group.copies.append(copy)
+    return [g.copies for g in sorted(groups, key=lambda g: g.last) if g.into is None]
+
+
+def _joined(joined: Sequence[_Group], groups: list[_Group]) -> _Group:
+    """One group of these, or a new one."""
+    if len(joined) == 1:
+        return joined[0]
+    group = _Group(copies=[copy for g in joined for copy in g.copies])
+    for other in joined:
+        other.into = group
+    groups.append(group)
+    return group
+
+
+def _transfer(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> None:
     special = _special(component)
-    if special and special.form in t.forms and _form_seconds(t, special) <= _general_seconds(t, component):
+    if special and special.form in t.forms and _is_cheaper(t, special, component):
         _collective(t, special, copies)
         return
     for copy in component:
@@ -186,19 +184,22 @@ class Special:
 
 def _special(component: list[Wanted]) -> Special | None:
     """The special form that a component has, if it has one."""
-    terms = dict.fromkeys(term for copy in component for term in copy.terms)
-    boxes: dict[tuple[tuple[int, ...], int], list[Box]] = {}
-    for term in terms:
-        boxes.setdefault((term.sources, term.proc), []).append(term.box)
-    members = tuple(Term(s, p, bounding(b)) for (s, p), b in sorted(boxes.items()))
     by_proc = {c.proc: c for c in component}
-    if len({m.proc for m in members}) < len(members) or len(by_proc) < len(component):
+    asking: dict[int, list[Wanted]] = {}
+    for copy in component:
+        asking.setdefault(id(copy.members), []).append(copy)
+    keys = dict.fromkeys((m.sources, m.proc) for each in asking.values() for m in each[0].members)
+    procs = {proc for _, proc in keys}
+    if len(procs) < len(keys) or len(by_proc) < len(component):
         return None
+    if len(keys) != 1 and procs != set(by_proc):
+        return None
+    members = _contributed(list(asking.values()))
     around = bounding([c.box for c in component])
     if len(members) == 1:
         alike = len(component) > 1 and {c.box for c in component} == {members[0].box} and members[0].proc not in by_proc
         return Special("broadcast", members, tuple(sorted(component, key=lambda c: c.proc)), around) if alike else None
-    if {m.proc for m in members} != set(by_proc) or not all(_takes_all(copy, members) for copy in component):
+    if len(asking) > 1 and not _take_all(component, members):
         return None
     copies = tuple(by_proc[m.proc] for m in members)
     summed, tiled = {m.box for m in members} == {around}, _tiles([m.box for m in members], around)
@@ -210,18 +211,34 @@ def _special(component: list[Wanted]) -> Special | None:
     return Special("all_gather" if gathered else "all_to_all", members, copies, around)
 
 
-def _takes_all(copy: Wanted, members: Sequence[Term]) -> bool:
-    """Whether a copy is made of all that the members have of its box: of replicas it takes one only."""
-    taken = {(term.sources, term.proc) for term in copy.terms}
-    return all((m.sources, m.proc) in taken for m in members if intersect(m.box, copy.box))
+def _contributed(asking: Sequence[Sequence[Wanted]]) -> tuple[Term, ...]:
+    """Each member with the box around all that it contributes; copies that have the same members come together."""
+    boxes: dict[tuple[tuple[int, ...], int], list[Box]] = {}
+    for copies in asking:
+        around = bounding([copy.box for copy in copies])
+        for m in copies[0].members:
+            # each of them overlaps each member, so the box around what they have in common is this one
+            common = intersect(m.box, around)
+            assert common is not None
+            boxes.setdefault((m.sources, m.proc), []).append(common)
+    return tuple(Term(s, p, bounding(b) if len(b) > 1 else b[0]) for (s, p), b in sorted(boxes.items()))
+
+
+def _take_all(component: Sequence[Wanted], members: Sequence[Term]) -> bool:
+    """Whether copies are made of all that the members have of their boxes: of replicas they take one only."""
+    overlaps = Overlaps(m.box for m in members)
+    for copy in component:
+        taken = {(m.sources, m.proc) for m in copy.members}
+        if any((members[n].sources, members[n].proc) not in taken for n in overlaps.of(copy.box)):
+            return False
+    return True
 
 
 def _tiles(boxes: list[Box], frame: Box) -> bool:
-    overlap = any(intersect(a, b) for n, a in enumerate(boxes) for b in boxes[:n])
-    return not overlap and sum(b.volume for b in boxes) == frame.volume
+    return sum(b.volume for b in boxes) == frame.volume and disjoint(boxes)
 
 
-def _collective(t: Transfer, special: Special, targets: dict[tuple[int, Box], int]) -> None:
+def _collective(t: Transfer, special: Special, targets: dict[Read, int]) -> None:
     form, members, copies = special.form, special.members, special.copies
     ends = [View(targets[c.proc, c.box], c.box) for c in copies]
     if form == "broadcast":
@@ -233,46 +250,66 @@ def _collective(t: Transfer, special: Special, targets: dict[tuple[int, Box], in
         transfer.emit(t, form, group, send, (None, *ends), (None, *nothing), counts, root.box.volume)
         return
     group, n = tuple(m.proc for m in members), len(members)
+    elements = special.around.volume
+    landed: list[tuple[View, list[tuple[View, Box]]]] = [(end, []) for end in ends]
     if form == "all_reduce":
-        volume = special.around.volume
-        counts = (tuple(volume // n + (j < volume % n) for j in range(n)),) * n
+        counts = (tuple(elements // n + (j < elements % n) for j in range(n)),) * n
         send = tuple(transfer.packed(t, m, unbroken=True) for m in members)
-        landed: list[tuple[View, list[tuple[View, Box]]]] = [(end, []) for end in ends]
+    elif form == "reduce_scatter":
+        pieces = [c.box for c in copies]
+        counts = (tuple(p.volume for p in pieces),) * n
+        send = _sent(t, members, [pieces] * n)
+    elif form == "all_gather":
+        pieces = [m.box for m in members]
+        counts = tuple((p.volume,) * n for p in pieces)
+        send = tuple(transfer.packed(t, m, unbroken=True) for m in members)
+        landed = _landed(t, copies, [pieces] * n, ends)
     else:
-        pieces = [[intersect(m.box, c.box) for c in copies] for m in members]
-        counts = tuple(tuple(p.volume if p else 0 for p in row) for row in pieces)
-        send = tuple(_sent(t, form, m, [p for p in row if p]) for m, row in zip(members, pieces, strict=True))
-        columns = [[row[j] for row in pieces] for j in range(n)]
-        landed = [
-            _landed(t, form, c, [p for p in column if p], end)
-            for c, column, end in zip(copies, columns, ends, strict=True)
-        ]
+        rows = [[intersect(m.box, c.box) for c in copies] for m in members]
+        counts = tuple(tuple([p.volume if p else 0 for p in row]) for row in rows)
+        send = _sent(t, members, [[p for p in row if p] for row in rows])
+        landed = _landed(t, copies, [[p for p in column if p] for column in zip(*rows, strict=True)], ends)
+        elements = max(map(sum, counts))
     scratch = tuple(_scratch(t, form, (n - 1) * counts[0][j], p) for j, p in enumerate(group))
-    elements = max(map(sum, counts)) if form == "all_to_all" else special.around.volume
     transfer.emit(t, form, group, send, tuple(view for view, _ in landed), scratch, counts, elements)
     for copy, end, (_, views) in zip(copies, ends, landed, strict=True):
         if views:
             transfer.add_up(t, Kind.FOLD, "unpack", copy.proc, end, views)
 
 
-def _sent(t: Transfer, form: str, member: Term, pieces: list[Box]) -> View:
-    """A member's contribution as one flat array, in the order of the pieces that the others take."""
-    if form == "all_gather" or _end_to_end(pieces, member.box):
-        return transfer.packed(t, member, unbroken=True)
-    source = transfer.packed(t, member, unbroken=False)
-    end_to_end, runs = transfer.flat(t, member.proc, pieces)
-    views = [v for p, run in zip(pieces, runs, strict=True) for v in (View(source.buffer, p), run)]
-    calls = [Call("copy", (Arg("view", n),), (Arg("view", n + 1),)) for n in range(0, len(views), 2)]
-    transfer.local(t, Kind.PACK, "pack", member.proc, views, calls)
-    return end_to_end
+def _sent(t: Transfer, members: Sequence[Term], pieces: Sequence[list[Box]]) -> tuple[View, ...]:
+    """Each member's contribution as one flat array, in the order of the pieces that the others take."""
+    sent = []
+    for member, of_member, dense in zip(members, pieces, _dense(pieces, [m.box for m in members]), strict=True):
+        view = transfer.packed(t, member, unbroken=dense)
+        sent.append(view if dense else transfer.laid_out(t, member.proc, view, of_member))
+    return tuple(sent)
 
 
-def _landed(t: Transfer, form: str, copy: Wanted, pieces: list[Box], end: View) -> tuple[View, list[tuple[View, Box]]]:
-    """Where a member's result lands, and what is then to be unpacked where that is not the copy itself."""
-    if form == "reduce_scatter" or _end_to_end(pieces, copy.box):
-        return end, []
-    end_to_end, runs = transfer.flat(t, copy.proc, pieces)
-    return end_to_end, list(zip(runs, pieces, strict=True))
+def _landed(
+    t: Transfer, copies: Sequence[Wanted], pieces: Sequence[list[Box]], ends: Sequence[View]
+) -> list[tuple[View, list[tuple[View, Box]]]]:
+    """Where each member's result lands, and what is then to be unpacked where that is not the copy itself."""
+    landed: list[tuple[View, list[tuple[View, Box]]]] = []
+    for copy, of_copy, dense, end in zip(copies, pieces, _dense(pieces, [c.box for c in copies]), ends, strict=True):
+        if dense:
+            landed.append((end, []))
+            continue
+        end_to_end, runs = transfer.flat(t, copy.proc, of_copy)
+        landed.append((end_to_end, list(zip(runs, of_copy, strict=True))))
+    return landed
+
+
+def _dense(pieces: Sequence[list[Box]], frames: Sequence[Box]) -> list[bool]:
+    """Whether each list of pieces, end to end, is the dense array over its frame; alike where the list is the same."""
+    known: dict[tuple[int, Box], bool] = {}
+    found = []
+    for each, frame in zip(pieces, frames, strict=True):
+        key = (id(each), frame)
+        if key not in known:
+            known[key] = _end_to_end(each, frame)
+        found.append(known[key])
+    return found
 
 
 def _end_to_end(pieces: list[Box], frame: Box) -> bool:
@@ -282,7 +319,7 @@ def _end_to_end(pieces: list[Box], frame: Box) -> bool:
         start = 0
         for lo, first, extent in zip(piece.lo, frame.lo, frame.shape, strict=True):
             start = start * extent + lo - first
-        if not contiguous(piece, frame) or start != offset:
+        if start != offset or not contiguous(piece, frame):
             return False
         offset += piece.volume
     return offset == frame.volume
@@ -319,18 +356,27 @@ def _form_seconds(t: Transfer, special: Special) -> float:
     return seconds(special.form, nbytes, n, t.links.level(procs)) + folded + t.links.task_seconds
 
 
+def _is_cheaper(t: Transfer, special: Special, component: list[Wanted]) -> bool:
+    """Whether a form takes no longer than the general one."""
+    form = _form_seconds(t, special)
+    # what one of the copies takes decides mostly
+    return form <= _general_seconds(t, component[:1]) or form <= _general_seconds(t, component)
+
+
 def _general_seconds(t: Transfer, component: list[Wanted]) -> float:
     """The busiest processor's sends, or its receives and sums, one after another."""
     sends: dict[int, float] = {}
     receives: dict[int, float] = {}
     for copy in component:
-        for term in copy.terms:
-            nbytes = term.box.volume * t.itemsize
-            if term.proc != copy.proc:
-                cost = seconds("move", nbytes, 2, t.links.level((term.proc, copy.proc))) + t.links.task_seconds
-                sends[term.proc] = sends.get(term.proc, 0.0) + cost
-                receives[copy.proc] = receives.get(copy.proc, 0.0) + cost
-            if len(copy.terms) > 1:
-                folded = 3 * nbytes / t.links.copy_bytes_per_second
-                receives[copy.proc] = receives.get(copy.proc, 0.0) + folded
+        terms = copy.terms
+        received = receives.get(copy.proc, 0.0)
+        for _, proc, box in terms:
+            nbytes = box.volume * t.itemsize
+            if proc != copy.proc:
+                cost = seconds("move", nbytes, 2, t.links.level((proc, copy.proc))) + t.links.task_seconds
+                sends[proc] = sends.get(proc, 0.0) + cost
+                received += cost
+            if len(terms) > 1:
+                received += 3 * nbytes / t.links.copy_bytes_per_second
+        receives[copy.proc] = received
     return max((*sends.values(), *receives.values()), default=0.0)

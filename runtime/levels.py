@@ -75,7 +75,10 @@ def distance(levels: Sequence[Level], p: int, q: int) -> int:
     """0 on one processor, else 1 + the number of the nearest level that joins them."""
     if p == q:
         return 0
-    return 1 + next(i for i, level in enumerate(levels) if p // level.group == q // level.group)
+    for i, level in enumerate(levels):
+        if p // level.group == q // level.group:
+            return 1 + i
+    raise AssertionError(f"no level joins {p} and {q}")
 
 
 def users(levels: Sequence[Level], procs: Sequence[int]) -> Users:

@@ -88,7 +88,17 @@ class Machine:
 
     def link(self, procs: Sequence[int], among: Users | None = None) -> Level:
         """The farthest level that a transfer over these processors crosses, as they see it, and how they lie."""
-        return levels.link(self.levels, procs, among)
+        if among is not None:
+            return levels.link(self.levels, procs, among)
+        # where each may use the links at once, all pairs at one distance are alike
+        key = self.distance(*procs) if len(procs) == 2 else tuple(procs)
+        if key not in self._links:
+            self._links[key] = levels.link(self.levels, procs)
+        return self._links[key]
+
+    @cached_property
+    def _links(self) -> dict[int | tuple[int, ...], Level]:
+        return {}
 
     def users(self, procs: Sequence[int]) -> Users:
         """How many of these processors share the links of each group: those `among` whom `link` divides them."""

@@ -7,10 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from math import prod
+from operator import ge, le, lt, sub
 from typing import NamedTuple
 
 import numpy as np
+
+# So many boxes are compared one by one; more of them together.
+FEW = 8
 
 
 class Box(NamedTuple):
@@ -21,11 +27,11 @@ class Box(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(h - l for l, h in zip(self.lo, self.hi, strict=True))
+        return tuple(map(sub, self.hi, self.lo))
 
     @property
     def volume(self) -> int:
-        return prod(self.shape)
+        return prod(map(sub, self.hi, self.lo))
 
     def __str__(self) -> str:
         return "[" + ", ".join(f"{l}:{h}" for l, h in zip(self.lo, self.hi, strict=True)) + "]"
@@ -57,20 +63,88 @@ def intersect(a: Box, b: Box) -> Box | None:
     """The common part, or None where they do not overlap."""
     lo = tuple(map(max, a.lo, b.lo))
     hi = tuple(map(min, a.hi, b.hi))
-    return Box(lo, hi) if all(l < h for l, h in zip(lo, hi, strict=True)) else None
+    return Box(lo, hi) if all(map(lt, lo, hi)) else None
+
+
+def overlap(a: Box, b: Box) -> bool:
+    """Whether they have an element in common."""
+    return all(map(lt, map(max, a.lo, b.lo), map(min, a.hi, b.hi)))
 
 
 def contains(outer: Box, inner: Box) -> bool:
     """True where every element of `inner` lies in `outer`."""
-    return all(a <= b for a, b in zip(outer.lo, inner.lo, strict=True)) and all(
-        a >= b for a, b in zip(outer.hi, inner.hi, strict=True)
-    )
+    return all(map(le, outer.lo, inner.lo)) and all(map(ge, outer.hi, inner.hi))
 
 
 def bounding(boxes: Iterable[Box]) -> Box:
     """The smallest box that contains them all."""
     los, his = zip(*boxes, strict=True)
     return Box(tuple(map(min, zip(*los, strict=True))), tuple(map(max, zip(*his, strict=True))))
+
+
+class Overlaps:
+    """Which of some boxes overlap a box: found once for each box that is asked for."""
+
+    def __init__(self, boxes: Iterable[Box]) -> None:
+        numbers: dict[Box, list[int]] = {}
+        for number, box in enumerate(boxes):
+            numbers.setdefault(box, []).append(number)
+        self._numbers = {box: tuple(each) for box, each in numbers.items()}
+        self._found: dict[Box, tuple[int, ...]] = {}
+
+    def of(self, box: Box) -> tuple[int, ...]:
+        """The numbers of those boxes, ascending."""
+        found = self._found.get(box)
+        if found is None:
+            found = self._found[box] = self._find(box)
+        return found
+
+    def _find(self, box: Box) -> tuple[int, ...]:
+        if box in self._numbers and self._apart and box.volume:
+            return self._numbers[box]
+        hits = self._hits(box)
+        if len(hits) == 1:
+            return self._numbers[hits[0]]
+        return tuple(sorted(number for hit in hits for number in self._numbers[hit]))
+
+    def _hits(self, box: Box) -> list[Box]:
+        distinct = list(self._numbers)
+        if len(distinct) <= FEW:
+            return [other for other in distinct if overlap(other, box)]
+        return [distinct[n] for n in np.flatnonzero(_overlapping(*self._corners, box)).tolist()]
+
+    @cached_property
+    def _apart(self) -> bool:
+        return disjoint(list(self._numbers))
+
+    @cached_property
+    def _corners(self) -> tuple[np.ndarray, np.ndarray]:
+        return np.array([b.lo for b in self._numbers]), np.array([b.hi for b in self._numbers])
+
+
+def disjoint(boxes: Sequence[Box]) -> bool:
+    """True where no two of the boxes have an element in common."""
+    if len(boxes) > FEW and len(set(boxes)) == len(boxes) and _is_grid(boxes):
+        return True
+    if len(boxes) <= FEW:
+        return not any(overlap(a, b) for n, a in enumerate(boxes) for b in boxes[:n])
+    lo, hi = np.array([b.lo for b in boxes]), np.array([b.hi for b in boxes])
+    return not any(_overlapping(lo[n + 1 :], hi[n + 1 :], box).any() for n, box in enumerate(boxes))
+
+
+def _is_grid(boxes: Sequence[Box]) -> bool:
+    """Whether the boxes' runs along each dim are equal or apart, so that boxes that differ are disjoint."""
+    los, his = zip(*(b.lo for b in boxes), strict=True), zip(*(b.hi for b in boxes), strict=True)
+    return all(
+        last <= first
+        for lo, hi in zip(los, his, strict=True)
+        for (_, last), (first, _) in pairwise(sorted(set(zip(lo, hi, strict=True))))
+    )
+
+
+def _overlapping(lo: np.ndarray, hi: np.ndarray, box: Box) -> np.ndarray:
+    """bool[n]: which of n boxes overlap one."""
+    return (np.maximum(lo, box.lo) < np.minimum(hi, box.hi)).all(axis=1)
 
 
 def minus(a: Box, b: Box) -> list[Box]:

@@ -5,26 +5,26 @@ It does not know which special forms exist, what the regions hold, or who produc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from castile.runtime.machine import Level
-from castile.runtime.region import Box, contiguous, intersect, uncovered, whole
+from castile.runtime.region import Box, Overlaps, contiguous, disjoint, intersect, whole
 from castile.runtime.task import NOTHING, NUM_LANES, Arg, Body, Call, Comm, CostKey, Kind, Lane, Task, View
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """An instance, alike on each of `procs`; instances that overlap are partial sums of what readers want."""
 
     box: Box
     procs: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """A buffer of the plan: `kind` is "source", "copy" (what a reader reads) or "staging"."""
 
     kind: str
@@ -32,9 +32,20 @@ class Piece:
     proc: int
 
 
-@dataclass(frozen=True)
-class Pattern:
-    """A transfer task; processors are slots, buffers are numbers of the plan's pieces."""
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """What all local tasks do that copy and add boxes alike; buffer 0 of the views is written, the others are read."""
+
+    key: CostKey
+    views: tuple[View, ...]
+    body: Body
+
+
+class Pattern(NamedTuple):
+    """A transfer task; processors are slots, buffers are numbers of the plan's pieces.
+
+    how   of a local task its recipe, of a move what is sent and where it lands, of a collective all that it is
+    """
 
     kind: Kind
     name: str
@@ -42,9 +53,28 @@ class Pattern:
     key: CostKey
     reads: tuple[int, ...]
     writes: tuple[int, ...]
-    views: tuple[View, ...] = ()
-    body: Body = NOTHING
-    comm: Comm | None = None
+    how: Recipe | Comm | tuple[View, View]
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        if not isinstance(self.how, Recipe):
+            return ()
+        buffers = (*self.writes, *self.reads)
+        return tuple(View(buffers[v.buffer], v.box, v.shape) for v in self.how.views)
+
+    @property
+    def body(self) -> Body:
+        return self.how.body if isinstance(self.how, Recipe) else NOTHING
+
+    @property
+    def comm(self) -> Comm | None:
+        if isinstance(self.how, Recipe):
+            return None
+        if isinstance(self.how, Comm):
+            return self.how
+        source, target = self.how
+        counts = ((0, source.box.volume), (0, 0))
+        return Comm("move", self.procs, (source, None), (None, target), (None, None), counts)
 
 
 @dataclass(frozen=True)
@@ -70,10 +100,17 @@ class Transfer:
     located: list[int] = field(default_factory=list)
     instances: dict[tuple[int, int], int] = field(default_factory=dict)
     packs: dict[tuple[tuple[int, ...], int, Box], View] = field(default_factory=dict)
+    recipes: dict[Hashable, Recipe] = field(default_factory=dict)
+    keys: dict[Hashable, CostKey] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def itemsize(self) -> int:
         return np.dtype(self.dtype).itemsize
+
+    @cached_property
+    def overlaps(self) -> Overlaps:
+        """Which sources overlap a box."""
+        return Overlaps(source.box for source in self.sources)
 
     def held(self, source: int, proc: int) -> int:
         """The piece that is a source's instance on one of its processors."""
@@ -84,8 +121,7 @@ class Transfer:
         return len(self.pieces) - 1
 
 
-@dataclass(frozen=True)
-class Term:
+class Term(NamedTuple):
     """What one processor contributes to a copy: sources that always lie together, summed over `box`."""
 
     sources: tuple[int, ...]
@@ -93,28 +129,37 @@ class Term:
     box: Box
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """A copy to be made and its terms in the order of their sum."""
+class Wanted(NamedTuple):
+    """A copy to be made; members, in the order of their sum: what takes part, each over the box around its sources.
+
+    Copies with the same members have them as one object.
+    """
 
     proc: int
     box: Box
-    terms: tuple[Term, ...]
+    members: tuple[Term, ...]
+
+    @property
+    def terms(self) -> list[Term]:
+        """What each member contributes."""
+        common = [(m, intersect(m.box, self.box)) for m in self.members]
+        return [Term(m.sources, m.proc, box) for m, box in common if box is not None]
 
 
 # The general form: pieces from point to point, and one fold a copy.
 
 
 def general(t: Transfer, copy: Wanted, target: int) -> None:
-    if len(copy.terms) == 1 and copy.terms[0].box == copy.box and copy.terms[0].proc != copy.proc:
-        move(t, packed(t, copy.terms[0], unbroken=True), copy.terms[0].proc, View(target, copy.box), copy.proc)
+    terms = copy.terms
+    if len(terms) == 1 and terms[0].box == copy.box and terms[0].proc != copy.proc:
+        move(t, packed(t, terms[0], unbroken=True), terms[0].proc, View(target, copy.box), copy.proc)
         return
-    if len(procs := {term.proc for term in copy.terms}) == 1 and copy.proc not in procs:
-        source = copy.terms[0].proc
-        move(t, assembled(t, copy, source), source, View(target, copy.box), copy.proc)
+    if len(procs := {term.proc for term in terms}) == 1 and copy.proc not in procs:
+        source = terms[0].proc
+        move(t, assembled(t, copy, terms), source, View(target, copy.box), copy.proc)
         return
     arrived = []
-    for term in copy.terms:
+    for term in terms:
         view = packed(t, term, unbroken=term.proc != copy.proc)
         if term.proc != copy.proc:
             landing = View(t.add("staging", term.box, copy.proc), term.box)
@@ -124,11 +169,12 @@ def general(t: Transfer, copy: Wanted, target: int) -> None:
     add_up(t, Kind.FOLD, "fold", copy.proc, View(target, copy.box), arrived)
 
 
-def assembled(t: Transfer, copy: Wanted, proc: int) -> View:
+def assembled(t: Transfer, copy: Wanted, terms: Sequence[Term]) -> View:
     """A copy put together on the one processor that has all its terms, so that it goes in one message."""
-    key = (tuple(source for term in copy.terms for source in term.sources), proc, copy.box)
+    proc = terms[0].proc
+    key = (tuple(source for term in terms for source in term.sources), proc, copy.box)
     if key not in t.packs:
-        views = [(packed(t, term, unbroken=False), term.box) for term in copy.terms]
+        views = [(packed(t, term, unbroken=False), term.box) for term in terms]
         target = View(t.add("staging", copy.box, proc), copy.box)
         add_up(t, Kind.PACK, "pack", proc, target, views)
         t.packs[key] = target
@@ -138,9 +184,8 @@ def assembled(t: Transfer, copy: Wanted, proc: int) -> View:
 def packed(t: Transfer, term: Term, unbroken: bool) -> View:
     """A term as one array on its processor: the source itself, or a packed copy where it is a sum or in strides."""
     if len(term.sources) == 1:
-        held = View(t.held(term.sources[0], term.proc), term.box)
         if not unbroken or contiguous(term.box, t.sources[term.sources[0]].box):
-            return held
+            return View(t.instances[term.sources[0], term.proc], term.box)
     key = (term.sources, term.proc, term.box)
     if key not in t.packs:
         target = View(t.add("staging", term.box, term.proc), term.box)
@@ -151,39 +196,69 @@ def packed(t: Transfer, term: Term, unbroken: bool) -> View:
     return t.packs[key]
 
 
-def add_up(t: Transfer, kind: Kind, name: str, proc: int, target: View, sources: list[tuple[View, Box]]) -> None:
-    """A task that writes to `target` the sum of arrays, each over its box, in their order; what none covers is zero."""
-    boxes = [box for _, box in sources]
-    overlapping = any(intersect(a, b) for n, a in enumerate(boxes) for b in boxes[:n])
-    leads = bool(boxes) and boxes[0] == target.box
-    cleared = not leads and (overlapping or bool(uncovered(target.box, boxes)))
+def add_up(t: Transfer, kind: Kind, name: str, proc: int, target: View, sources: Sequence[tuple[View, Box]]) -> None:
+    """A task that writes to `target` the sum of arrays, each over its box inside it, in their order.
+
+    What none covers is zero.
+    """
+    numbers: dict[int, int] = {}
+    operands = [
+        (View(numbers.setdefault(view.buffer, len(numbers) + 1), view.box, view.shape), box) for view, box in sources
+    ]
+    key = (name, target.box, tuple(operands))
+    recipe = t.recipes.get(key)
+    if recipe is None:
+        recipe = t.recipes[key] = _sum(t, name, target.box, operands)
+    # what is empty is written by nobody
+    written = (target.buffer,) if recipe.views else ()
+    t.patterns.append(Pattern(kind, name, (proc,), recipe.key, tuple(numbers), written, recipe))
+
+
+def _sum(t: Transfer, name: str, target: Box, operands: Sequence[tuple[View, Box]]) -> Recipe:
+    boxes = [box for _, box in operands]
+    overlapping = not disjoint(boxes)
+    leads = bool(boxes) and boxes[0] == target
+    cleared = not leads and (overlapping or sum(box.volume for box in boxes) < target.volume)
     adds = [cleared or (overlapping and n > 0) for n in range(len(boxes))]
     views: list[View] = []
     calls: list[Call] = []
     if cleared:
-        views.append(target)
-        calls.append(Call("zero", (), (Arg("view", 0),), (("dtype", t.dtype), ("shape", target.box.shape))))
-    for (source, box), add in zip(sources, adds, strict=True):
-        views += [source, View(target.buffer, box)]
+        views.append(View(0, target))
+        calls.append(Call("zero", (), (Arg("view", 0),), (("dtype", t.dtype), ("shape", target.shape))))
+    for (view, box), add in zip(operands, adds, strict=True):
+        views += [view, View(0, box)]
         calls.append(Call("copy", (Arg("view", len(views) - 2),), (Arg("view", len(views) - 1),), (), add))
-    local(t, kind, name, proc, views, calls)
+    return _recipe(t, name, views, calls)
 
 
-def local(t: Transfer, kind: Kind, name: str, proc: int, views: list[View], calls: list[Call]) -> None:
-    """A task of copies and sums on one processor."""
-    written = {views[c.outs[0].index].buffer for c in calls}
-    volumes = [views[c.outs[0].index].box.volume for c in calls]
+def laid_out(t: Transfer, proc: int, source: View, pieces: Sequence[Box]) -> View:
+    """Pieces of an array copied to staging, end to end."""
+    end_to_end, runs = flat(t, proc, pieces)
+    key = (source.box, *pieces)
+    if key not in t.recipes:
+        views = [v for p, run in zip(pieces, runs, strict=True) for v in (View(1, p), run._replace(buffer=0))]
+        calls = [Call("copy", (Arg("view", n),), (Arg("view", n + 1),)) for n in range(0, len(views), 2)]
+        t.recipes[key] = _recipe(t, "pack", views, calls)
+    recipe = t.recipes[key]
+    read, written = (source.buffer,), (end_to_end.buffer,)
+    t.patterns.append(Pattern(Kind.PACK, "pack", (proc,), recipe.key, read, written, recipe))
+    return end_to_end
+
+
+def _recipe(t: Transfer, name: str, views: Sequence[View], calls: Sequence[Call]) -> Recipe:
+    """Copies and sums on one processor, with what they cost."""
+    boxes = [views[c.outs[0].index].box for c in calls]
+    volumes = [box.volume for box in boxes]
     touched = sum(v * (len(c.args) + 1 + c.accumulate) for v, c in zip(volumes, calls, strict=True)) * t.itemsize
     flops = sum(v for v, c in zip(volumes, calls, strict=True) if c.accumulate)
-    shapes = "+".join("x".join(map(str, views[c.outs[0].index].box.shape)) for c in calls)
-    key = CostKey(name, shapes, t.dtype, flops, touched)
-    reads = tuple(dict.fromkeys(v.buffer for v in views if v.buffer not in written))
-    t.patterns.append(Pattern(kind, name, (proc,), key, reads, tuple(written), tuple(views), Body(tuple(calls))))
+    shapes = "+".join("x".join(map(str, box.shape)) for box in boxes)
+    return Recipe(CostKey(name, shapes, t.dtype, flops, touched), tuple(views), Body(tuple(calls)))
 
 
 def move(t: Transfer, source: View, src: int, target: View, dst: int) -> None:
-    count = source.box.volume
-    emit(t, "move", (src, dst), (source, None), (None, target), (None, None), ((0, count), (0, 0)), count)
+    group = (src, dst)
+    key = _key(t, "move", group, source.box.volume)
+    t.patterns.append(Pattern(Kind.MOVE, "move", group, key, (source.buffer,), (target.buffer,), (source, target)))
 
 
 def emit(
@@ -196,22 +271,28 @@ def emit(
     counts: tuple[tuple[int, ...], ...],
     elements: int,
 ) -> None:
-    comm = Comm(form, group, send, receive, scratch, counts)
-    key = CostKey(form, "", t.dtype, 0, elements * t.itemsize, t.links.level(group).name, len(group))
     reads = tuple(dict.fromkeys(v.buffer for v in send if v))
     writes = tuple(dict.fromkeys(v.buffer for v in (*receive, *scratch) if v))
-    kind = Kind.MOVE if form == "move" else Kind.COLLECTIVE
-    t.patterns.append(Pattern(kind, form, group, key, reads, writes, comm=comm))
+    comm = Comm(form, group, send, receive, scratch, counts)
+    t.patterns.append(Pattern(Kind.COLLECTIVE, form, group, _key(t, form, group, elements), reads, writes, comm))
 
 
-def flat(t: Transfer, proc: int, pieces: list[Box]) -> tuple[View, list[View]]:
+def _key(t: Transfer, form: str, group: tuple[int, ...], elements: int) -> CostKey:
+    known = (form, elements, t.links.level(group).name, len(group))
+    if known not in t.keys:
+        t.keys[known] = CostKey(form, "", t.dtype, 0, elements * t.itemsize, *known[2:])
+    return t.keys[known]
+
+
+def flat(t: Transfer, proc: int, pieces: Sequence[Box]) -> tuple[View, list[View]]:
     """Staging that holds the pieces end to end: all of it, and each piece's run in the piece's shape."""
     total = sum(p.volume for p in pieces)
     buffer = t.add("staging", whole((total,)), proc)
     runs, offset = [], 0
     for p in pieces:
-        runs.append(View(buffer, Box((offset,), (offset + p.volume,)), p.shape))
-        offset += p.volume
+        volume = p.volume
+        runs.append(View(buffer, Box((offset,), (offset + volume,)), p.shape))
+        offset += volume
     return View(buffer, whole((total,))), runs
 
 

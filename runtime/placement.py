@@ -1,0 +1,98 @@
+"""Placement: in which box each read of a version lies, in a source that is there already or in a copy to be made.
+
+It does not know how copies are made, nor what the regions hold. Processors are slots 0..n-1 of a template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping, Sequence
+
+from castile.runtime.region import Box, bounding, contains
+from castile.runtime.transfer import Transfer
+
+Read = tuple[int, Box]  # a processor, and what it reads
+
+
+def placed(
+    t: Transfer, reads: Sequence[Read], alike: bool, twins: Sequence[Hashable]
+) -> tuple[dict[Read, int | None], dict[Read, Box]]:
+    """For each read the source in which it lies, or None where it needs a copy; and the box of either."""
+    exact: set[Read] = set()
+    on: dict[int, list[int]] = {}
+    for number, proc in t.instances if alike else ():
+        on.setdefault(proc, []).append(number)
+    while True:
+        place = {read: _in_place(t, *read, on if alike else None, read in exact) for read in dict.fromkeys(reads)}
+        around = _around([read for read, found in place.items() if found is None], exact)
+        around.update((read, t.pieces[found].box) for read, found in place.items() if found is not None)
+        apart = _apart(reads, twins, around) - exact
+        if not apart:
+            return place, around
+        exact |= apart
+
+
+def filled(reads: Sequence[Read], twins: Sequence[Hashable] = ()) -> list[Read]:
+    """Where the host puts what is read, so that each read lies in one piece, and those of twins alike."""
+    exact: set[Read] = set()
+    while True:
+        around = _around(reads, exact)
+        apart = _apart(reads, twins, around) - exact
+        if not apart:
+            return sorted({(proc, box) for (proc, _), box in around.items()})
+        exact |= apart
+
+
+def _apart(reads: Sequence[Read], twins: Sequence[Hashable], around: Mapping[Read, Box]) -> set[Read]:
+    """The reads of twins that lie in different boxes."""
+    lies: dict[Hashable, set[Box]] = {}
+    for read, number in zip(reads, twins, strict=False):
+        lies.setdefault(number, set()).add(around[read])
+    if all(len(boxes) == 1 for boxes in lies.values()):
+        return set()
+    return {read for read, number in zip(reads, twins, strict=False) if len(lies[number]) > 1}
+
+
+def _in_place(t: Transfer, proc: int, box: Box, on: Mapping[int, list[int]] | None, exact: bool) -> int | None:
+    """The source that already holds all of a box (or just it) on this processor, where nothing is to be added to it.
+
+    on   by processor the sources on it, where those that overlap are alike and nothing is ever added
+    """
+    if on is None:
+        candidates: Sequence[int] = t.overlaps.of(box)
+        if len(candidates) != 1:
+            return None
+    else:
+        candidates = on.get(proc, ()) if box.volume else ()
+    held = t.instances
+    holding = [i for i in candidates if (i, proc) in held and contains(t.sources[i].box, box)]
+    best = next((i for i in holding if t.sources[i].box == box), None)
+    if best is None and holding and not exact:
+        best = holding[0]
+    return held[best, proc] if best is not None else None
+
+
+def _around(reads: Sequence[Read], exact: Collection[Read]) -> dict[Read, Box]:
+    """The box of the copy in which each read lies.
+
+    Reads on a processor that overlap share one where the box around them holds no more than they do; those that are
+    `exact` have one to themselves.
+    """
+    on: dict[int, set[Box]] = {}
+    for proc, box in reads:
+        on.setdefault(proc, set()).add(box)
+    around = {}
+    for proc, mine in on.items():
+        boxes = sorted(b for b in mine if (proc, b) not in exact)
+        while (pair := _overlapping(boxes)) is not None:
+            boxes = sorted({bounding(pair), *(b for b in boxes if b not in pair)})
+        for box in mine:
+            around[proc, box] = box if (proc, box) in exact else next(b for b in boxes if contains(b, box))
+    return around
+
+
+def _overlapping(boxes: list[Box]) -> tuple[Box, Box] | None:
+    for n, a in enumerate(boxes):
+        for b in boxes[:n]:
+            if bounding((a, b)).volume <= a.volume + b.volume:
+                return a, b
+    return None
