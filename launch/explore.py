@@ -40,6 +40,7 @@ class Chosen:
     """The plan to train with, and what it was chosen from (on rank 0); `equals` names the seed that it is, if any.
 
     asked_for   the user named this very seed as the search, so that it was taken whatever was measured
+    num_proposals   how many plans the searches looked at, all together
     """
 
     plan: Strategy
@@ -47,6 +48,7 @@ class Chosen:
     candidates: tuple[Candidate, ...] = ()
     equals: str = ""
     asked_for: bool = False
+    num_proposals: int = 0
 
 
 def given(job: Job, plan: Strategy, path: str) -> Chosen:
@@ -78,11 +80,17 @@ def choose(
     trials = _fitting(job, known, seed)
     measure(job, trials, feed, rate, _rounds(trials))
     _learn(job, trials)
+    num_proposals = 0
+
+    def searched() -> Strategy:
+        nonlocal num_proposals
+        found = search(name, Evaluator(job.lowering, job.cost, job.snapshot), budget, seed)
+        num_proposals += found.num_proposals
+        return found.strategy
+
     for turn in range(MOST_TURNS):
         progress(f"searching ({name}, {budget})")
-        plan = job.agreed_plan(
-            lambda: search(name, Evaluator(job.lowering, job.cost, job.snapshot), budget, seed).strategy
-        )
+        plan = job.agreed_plan(searched)
         if any(plan.configs == t.plan.configs for t in trials):
             break
         progress("measuring what was found")
@@ -96,7 +104,8 @@ def choose(
     prepared = job.prepare(taken.plan)
     candidates = tuple(_candidate(job, t, untaught) for t in trials) if job.leads else ()
     plan = _predicted(job, taken.plan, prepared)
-    return Chosen(plan, prepared, candidates, taken.name if taken.name in known else "", bool(asked_for))
+    equals = taken.name if taken.name in known else ""
+    return Chosen(plan, prepared, candidates, equals, bool(asked_for), num_proposals)
 
 
 def _predicted(job: Job, plan: Strategy, prepared: Prepared) -> Strategy:

@@ -51,6 +51,7 @@ from castile.runtime import debug
 
 RESOLVED = "resolved.toml"
 DTYPES = ("float32", "float64")
+NUM_KEPT = 2
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,7 @@ def resolved(command: Train) -> Train:
         schedule=command.schedule or recipe.schedule,
         clip=recipe.clip if command.clip is None else command.clip,
         undecayed=command.undecayed or recipe.undecayed,
-        keep=(command.keep or 2) if command.checkpoint else None,
+        keep=(command.keep or NUM_KEPT) if command.checkpoint else None,
     )
 
 
@@ -300,7 +301,7 @@ def _course(
     saver = None
     if command.checkpoint:
         every = command.checkpoint_every or max(num_steps, 1)
-        saver = Checkpointer(command.checkpoint, job.comm, every, command.keep or 2, _facts(command, job), first)
+        saver = Checkpointer(command.checkpoint, job.comm, every, command.keep or NUM_KEPT, _facts(command, job), first)
         layout = saver.prepare(execution.carried, strategies.encode(chosen.plan))
         if saved is not None:
             saved.check_regions(layout.regions.values())

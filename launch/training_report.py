@@ -67,9 +67,8 @@ def plan_text(job: Job, chosen: Chosen) -> str:
         lines.append(f"{'plan':24} {'simulated':>12} {'measured':>12}")
         lines += [f"{c.name:24} {ms(c.simulated_seconds):>12} {ms(c.measured_seconds):>12}" for c in chosen.candidates]
         equal = f", which is the seed {chosen.equals}" if chosen.equals else ""
-        lines.append(
-            f"chosen: {chosen.equals}, as asked" if chosen.asked_for else f"chosen: the fastest as measured{equal}"
-        )
+        why = f"{chosen.equals}, as asked" if chosen.asked_for else f"the fastest as measured{equal}"
+        lines.append(f"chosen after {chosen.num_proposals} proposals: {why}")
     lines += [f"  {line}" for line in report.plan_lines(chosen.plan)]
     return "\n".join(lines)
 
@@ -126,6 +125,7 @@ def facts(job: Job, chosen: Chosen, progress: Progress, first_step: int, run: di
         "checkpoints": progress.checkpoints,
         "peak_bytes": [int(b) for b in chosen.prepared.packing.peak_bytes],
         "equals_seed": chosen.equals,
+        "num_proposals": chosen.num_proposals,
         "candidates": [
             {
                 "name": c.name,

@@ -1,4 +1,4 @@
-"""The README's commands do what it says: each one is run, but for `make test`, which runs this."""
+"""The README's commands do what it says: each one is run, but for `make test`, which runs this; its tables are true."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from castile.launch import jobs, models, train
+from castile.launch.explain import Explain
+from castile.launch.validate import STEP_SECONDS
+from tests import documented, test_resnet, test_zoo_sequences, test_zoo_vision
+from tests.command_lines import COMMANDS, options_of
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()
@@ -59,3 +65,61 @@ def test_the_operator_shown_is_the_operator_there_is() -> None:
     for line in filter(None, (line.strip() for line in shown[1].splitlines())):
         for piece in re.split(r":\s{2,}|:\s(?=return)", line):
             assert piece.rstrip(":") in there or piece.startswith("def layer"), piece
+
+
+@pytest.mark.parametrize("path", documented.PAGES, ids=lambda path: path.name)
+def test_tables_are_what_the_code_has(path: Path) -> None:
+    text = path.read_text()
+    assert text == documented.page(text), f"{path.name} is behind the code: run `python -m tests.documented`"
+
+
+def test_every_table_stands_on_a_page() -> None:
+    names = [found["name"] for path in documented.PAGES for found in documented.BLOCK.finditer(path.read_text())]
+    assert sorted(names) == sorted(documented.TABLES)
+
+
+def test_every_model_is_counted_as_the_zoo_is_checked() -> None:
+    assert {text.partition(":")[0] for text in documented.COUNTED} == set(models.available())
+    for text, source in documented.COUNTED.items():
+        if source != documented.OWN:
+            assert CHECKED[text] == documented.num_params(text), f"{text}: nothing says that {source} count is this"
+
+
+def checked() -> dict[str, int]:
+    """The published and derived numbers of parameters that tests of the models hold."""
+    vision = test_zoo_vision.test_the_published_number_of_parameters.pytestmark[0].args[1]
+    residual = test_resnet.test_the_published_number_of_parameters.pytestmark[0].args[1]
+    counts = {text: told for text, (told, _) in test_zoo_sequences.DERIVED.items()}
+    return counts | {text: told for text, told, _ in vision} | {f"resnet:depth={d}": told for d, told in residual}
+
+
+def usual_profile() -> str:
+    """Where measurements are kept by a user who has set nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("XDG_DATA_HOME", raising=False)
+        patch.setenv("HOME", "/home/user")
+        return jobs.default_profile().replace("/home/user", "~")
+
+
+CHECKED = checked()
+# Defaults that are said in words, because the option's own default leaves it open, as the code has them.
+SAID = {
+    ("train", "keep"): f"{train.NUM_KEPT} by default",
+    ("train", "profile"): f"by default {usual_profile()}",
+    ("profile", "profile"): f"by default {usual_profile()}",
+    ("validate", "batch"): f"by default so many that a data-parallel step takes at least {1e3 * STEP_SECONDS:g} ms",
+    ("explain", "budget"): f"({Explain.budget})",
+}
+
+
+@pytest.mark.parametrize(("command", "option"), SAID)
+def test_defaults_in_words_are_those_of_the_code(command: str, option: str) -> None:
+    (found,) = (o for o in options_of(command) if o.field == option)
+    assert SAID[command, option] in found.help
+
+
+def test_no_other_default_is_said_in_words() -> None:
+    for command in COMMANDS:
+        for option in options_of(command):
+            said = re.search(r"[\d~][^;.,]*by default|by default[^;.,]*[\d~]", option.help)
+            assert not said or (command, option.field) in SAID, f"castile {command}: {option}: {option.help}"

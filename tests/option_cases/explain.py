@@ -1,0 +1,32 @@
+"""Cases of the options of `castile explain`."""
+
+from __future__ import annotations
+
+from tests.option_cases import MLP, PRESET, Case, Ran, becomes, fact, json_of
+
+HERE = f"explain dp.json {PRESET}"
+ALONE = "explain one.json --machine local:procs=1 --json"
+
+
+def understood(ran: Ran) -> str | int:
+    """The batch that is explained, or why none is."""
+    return ran.facts["batch_samples"] if ran.status == 0 else ran.err
+
+
+CASES = {
+    "plan": Case(f"{HERE} --json", f"explain fsdp.json {PRESET} --json", fact("layouts")),
+    "op": Case(f"{HERE} --json", f"{HERE} --json --op fc1", lambda ran: ran.facts.get("op", {}).get("name"),
+               becomes("fc1")),
+    "why_not": Case(f"{HERE} --json", f"{HERE} --json --why-not fsdp",
+                    lambda ran: ran.facts.get("why_not", {}).get("name"), becomes("fsdp")),
+    # The plan is one for eight processors.
+    "machine": Case("explain dp.json --json", f"{HERE} --json", lambda ran: ran.status, becomes(0)),
+    "model": Case(f"explain nameless.json {PRESET} --json", f"explain nameless.json {PRESET} --json --model {MLP}",
+                  lambda ran: ran.status, becomes(0)),
+    "batch": Case(f"explain dp24.json {PRESET} --json", f"explain dp24.json {PRESET} --json --batch 24", understood,
+                  becomes(24)),
+    "profile": Case(ALONE, f"{ALONE} --profile known.db", fact("step_seconds")),
+    "budget": Case(f"{HERE} --op fc1 --json", f"{HERE} --op fc1 --json --budget 7", fact("op", "num_simulated"),
+                   becomes(7)),
+    "json": json_of(HERE),
+}  # fmt: skip

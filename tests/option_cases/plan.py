@@ -1,0 +1,36 @@
+"""Cases of the options of `castile plan`."""
+
+from __future__ import annotations
+
+import operator
+
+from tests.option_cases import MLP, PRESET, Case, Ran, becomes, fact, json_of, profile_of, trace_of
+
+HERE = f"plan {MLP} {PRESET} --budget 20"
+# Wide enough that it matters how it is cut.
+WIDE = f"plan mlp:layers=3,width=512 {PRESET} --budget 60 --json"
+
+
+def found(ran: Ran) -> object:
+    """The plan as it is told, and what it takes."""
+    return ran.facts["layouts"], ran.facts["found"]["step_seconds"]
+
+
+CASES = {
+    "model": Case(f"{HERE} --json", f"plan mlp:layers=2,width=16 {PRESET} --budget 20 --json", fact("num_tasks")),
+    "machine": Case(f"plan {MLP} --budget 20 --json", f"{HERE} --json", fact("num_procs"), becomes(8)),
+    "search": Case(WIDE, f"{WIDE} --search data_parallel", fact("equals"), becomes("data_parallel")),
+    "objective": Case(WIDE, f"{WIDE} --objective memory", fact("found", "live_bytes"), operator.gt),
+    "front": Case(WIDE, f"{WIDE} --front", lambda ran: len(ran.facts.get("front", ())), operator.lt),
+    "from_": Case(f"{HERE} --json", f"{HERE} --json --from fsdp.json", lambda ran: "given" in ran.facts["seeds"]),
+    "budget": Case(f"{HERE} --json", f"plan {MLP} {PRESET} --budget 7 --json", fact("num_proposals"), becomes(7)),
+    "processes": Case(f"{HERE} --search tempering --json", f"{HERE} --search tempering --json --processes 2",
+                      lambda ran: ran.child_seconds > 0, becomes(True)),
+    "seed": Case(WIDE, f"{WIDE} --seed 3", found),
+    "batch": Case(f"{HERE} --json", f"{HERE} --json --batch 24", fact("batch_samples"), becomes(24)),
+    "profile": profile_of(f"plan {MLP} --machine local:procs=1 --budget 20 --json"),
+    "out": Case(HERE, f"{HERE} --out new/plan.json", lambda ran: (ran.read("new/plan.json") or {}).get("model"),
+                becomes(MLP)),
+    "trace": trace_of(HERE, {"simulated"}),
+    "json": json_of(HERE),
+}  # fmt: skip

@@ -1,0 +1,24 @@
+"""Cases of the options of `castile profile`."""
+
+from __future__ import annotations
+
+from tests.option_cases import MLP, Case, Ran, becomes, fact, json_of
+
+HERE = f"profile {MLP} --profile new.db"
+KNOWN = f"profile {MLP} --profile known.db --json"
+
+
+def shapes(ran: Ran) -> set[str]:
+    """What is measured."""
+    return {key["shapes"] for key in ran.facts["keys"]}
+
+
+CASES = {
+    "model": Case(f"{HERE} --json", "profile mlp:layers=1,width=24 --profile new.db --json", shapes),
+    "machine": Case(f"{HERE} --json", f"{HERE} --json --machine one.toml", fact("machine"), becomes("one.toml")),
+    "plan": Case(f"{HERE} --json", f"{HERE} --json --plan one.json", fact("plans"), becomes(["one.json"])),
+    "batch": Case(f"{HERE} --json", f"{HERE} --json --batch 24", shapes),
+    "profile": Case(f"profile {MLP} --json", f"{HERE} --json", lambda ran: "new.db" in ran.files, becomes(True)),
+    "again": Case(KNOWN, f"{KNOWN} --again", lambda ran: ran.facts["num_new_keys"] > 0, becomes(True)),
+    "json": json_of(HERE),
+}

@@ -1,0 +1,125 @@
+"""Cases of the options of `castile train`."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from castile.launch import runfile
+from castile.launch.train import Train
+from castile.planner import strategy as strategies
+from tests.option_cases import TRAINED, Case, Ran, becomes, fact, json_of, trace_of
+
+LINE = f"train {TRAINED} --steps 3"
+HERE = f"{LINE} --json"
+RECORDED = f"{HERE} --metrics m.jsonl"
+SAVED = f"{HERE} --checkpoint new"
+DECAYED = f"{HERE} --optimizer sgd:decay=0.5"
+
+
+class Writer:
+    """Of tensorboardX as much as is used, where it is not installed."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+        self._folder.mkdir()
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        with (self._folder / "events").open("a") as file:
+            file.write(f"{tag} {step} {value}\n")
+
+    def close(self) -> None:
+        pass
+
+
+def with_a_writer(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(sys.modules, "tensorboardX", SimpleNamespace(SummaryWriter=Writer))
+
+
+losses = fact("losses")
+
+
+def rates(ran: Ran) -> list[float]:
+    """The learning rate of each step."""
+    return ran.records("m.jsonl", "step", "rate")
+
+
+def chosen(ran: Ran) -> str:
+    """Why this plan."""
+    return next(line for line in ran.out.splitlines() if line.startswith("chosen ")).partition(": ")[2]
+
+
+def evaluated(ran: Ran) -> list[int]:
+    """After which steps it was evaluated."""
+    return [found["step"] for found in ran.facts["evaluations"]]
+
+
+def saved(ran: Ran) -> list[str]:
+    """The checkpoints that stay."""
+    return sorted({name.split("/")[1] for name in ran.files if name.startswith("new/step-")})
+
+
+def begun(ran: Ran) -> int | str:
+    """After which step it began, or why it did not: what is saved there is not trained over."""
+    return int(ran.facts["first_step"]) if ran.status == 0 else ran.err
+
+
+def printed(ran: Ran) -> str:
+    """The model of the run file that it printed, "" where it printed none."""
+    assert ran.status == 0, ran.err
+    try:
+        return runfile.read(ran.out.encode(), Train, "what is printed").model
+    except ValueError:
+        return ""
+
+
+def planned(ran: Ran) -> str:
+    """The model of the plan that it wrote."""
+    return strategies.read(str(ran.folder / "new.json")).model if "new.json" in ran.files else ""
+
+
+CASES = {
+    "model": Case(HERE, "train mlp:width=24 --steps 3 --json", fact("peak_bytes")),
+    "machine": Case(HERE, f"{HERE} --machine one.toml", fact("untaught_step_seconds")),
+    "plan": Case(HERE, f"{HERE} --plan trained.json", lambda ran: len(ran.facts["candidates"]), becomes(0)),
+    "search": Case(LINE, f"{LINE} --search data_parallel", chosen, becomes("data_parallel, as asked")),
+    "budget": Case(HERE, f"{HERE} --budget 7", fact("num_proposals"), becomes(7)),
+    "seed": Case(HERE, f"{HERE} --seed 3", losses),
+    "data": Case(HERE, f"{HERE} --data noise:size=8,channels=1,classes=10", losses),
+    "batch": Case(HERE, f"{HERE} --batch 24", fact("batch"), becomes(24)),
+    "epochs": Case(f"train {TRAINED} --batch 700 --json", f"train {TRAINED} --batch 700 --json --epochs 3",
+                   fact("num_steps"), becomes(6)),
+    "steps": Case(f"train {TRAINED} --batch 700 --json", f"train {TRAINED} --batch 700 --json --steps 3",
+                  fact("num_steps"), becomes(3)),
+    "optimizer": Case(HERE, f"{HERE} --optimizer adamw", losses),
+    "lr": Case(RECORDED, f"{RECORDED} --lr 0.25", rates, becomes([0.25] * 3)),
+    "schedule": Case(RECORDED, f"{RECORDED} --schedule linear", rates,
+                     lambda without, given: min(given) < max(given) and min(without) == max(without)),
+    "clip": Case(RECORDED, f"{RECORDED} --clip 0.01", lambda ran: (ran.records("m.jsonl", "step", "norm"), losses(ran)),
+                 lambda without, given: None not in given[0] and without[1] != given[1]),
+    "undecayed": Case(DECAYED, f"{DECAYED} --undecayed *.weight", losses),
+    "accumulate": Case(HERE, f"{HERE} --accumulate 4", fact("num_tasks"), operator.lt),
+    "dtype": Case(HERE, f"{HERE} --dtype float64", fact("peak_bytes"), operator.lt),
+    "weights": Case(HERE, f"{HERE} --weights weights.safetensors", losses),
+    "evaluate_every": Case(HERE, f"{HERE} --evaluate-every 1", evaluated, becomes([1, 2, 3])),
+    "checkpoint": Case(HERE, SAVED, saved, becomes(["step-00000003"])),
+    "checkpoint_every": Case(SAVED, f"{SAVED} --checkpoint-every 2", saved,
+                             becomes(["step-00000002", "step-00000003"])),
+    "keep": Case(f"{SAVED} --checkpoint-every 1", f"{SAVED} --checkpoint-every 1 --keep 1", saved,
+                 becomes(["step-00000003"])),
+    "resume": Case(f"{HERE} --checkpoint run", f"{HERE} --checkpoint run --resume", begun, becomes(2)),
+    "metrics": Case(HERE, RECORDED, lambda ran: "m.jsonl" in ran.files and ran.records("m.jsonl", "step", "step"),
+                    becomes([1, 2, 3])),
+    "tensorboard": Case(HERE, f"{HERE} --tensorboard events",
+                        lambda ran: "events/events" in ran.files and (ran.folder / "events/events").read_text()[:11],
+                        becomes("step/loss 1"), patch=with_a_writer),
+    "out": Case(HERE, f"{HERE} --out new.json", planned, becomes(TRAINED)),
+    "trace": trace_of(HERE, {"simulated", "measured"}),
+    "profile": Case(HERE, f"{HERE} --profile new.db", lambda ran: "new.db" in ran.files, becomes(True)),
+    "print": Case(LINE, f"{LINE} --print", printed, becomes(TRAINED)),
+    "json": json_of(LINE),
+}  # fmt: skip
