@@ -47,8 +47,7 @@ class StepInstance:
     @cached_property
     def private(self) -> np.ndarray:
         """The private bytes of each task where nothing is added up."""
-        alone = (False,) * len(self.step.outputs)
-        return np.repeat([p.body(alone).private_bytes for p in self.template.parts], self.config.replicas)
+        return np.repeat(self.template.private, self.config.replicas)
 
     def touching(self, port: int, output: bool) -> np.ndarray:
         """The tasks that touch a port, in order."""

@@ -170,7 +170,7 @@ def _at_home(flow: Flow, configs: dict[str, Config]) -> Placed:
 
 def _placed(instance: StepInstance, port: int, output: bool) -> Placed:
     """Where a port's boxes lie: the identity of their layout, the boxes by part, and the Config that places them."""
-    boxes = tuple(instance.template.box(part, port, output) for part in range(len(instance.template.parts)))
+    boxes = instance.template.boxes(port, output)
     return Placed((id(instance.template), port, output), boxes, instance.config)
 
 
