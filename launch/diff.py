@@ -19,7 +19,7 @@ from castile.launch.explain_report import folded, shortened, signed
 from castile.launch.ranks import UserError
 from castile.planner import strategy as strategies
 from castile.planner.alternatives import differences
-from castile.planner.search import moved_bytes
+from castile.planner.evaluator import moved_bytes
 from castile.planner.strategy import Config, Predicted, Strategy
 from castile.runtime import memory
 from castile.runtime.machine import Machine

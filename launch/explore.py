@@ -16,7 +16,8 @@ from castile.launch.jobs import Job
 from castile.launch.measure import Trial, measure, trial
 from castile.launch.ranks import UserError
 from castile.planner.cost import CostModel
-from castile.planner.search import Evaluator, identity, moved_bytes, search
+from castile.planner.evaluator import Evaluator, identity, moved_bytes
+from castile.planner.search import search
 from castile.planner.seeds import seeds
 from castile.planner.simulate import simulate
 from castile.planner.strategy import Predicted, Strategy

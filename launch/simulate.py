@@ -17,7 +17,7 @@ from castile.launch import checks, offline, options, ranks, report, trace
 from castile.launch.offline import Desk
 from castile.launch.ranks import UserError
 from castile.planner import strategy as strategies
-from castile.planner.search import moved_bytes
+from castile.planner.evaluator import moved_bytes
 from castile.planner.seeds import seeds
 from castile.planner.simulate import Simulated
 from castile.planner.strategy import Strategy

@@ -14,7 +14,9 @@ from types import TracebackType
 import msgspec
 
 from castile.planner.moves import Moves
+from castile.planner.pins import Pins
 from castile.planner.search import Budget, Evaluator, Run
+from castile.planner.spaces import Spaces
 from castile.planner.strategy import Config, Strategy
 from castile.planner.walks import walk
 
@@ -43,10 +45,12 @@ class Crew:
     """Walkers in so many processes, or in this one; what they find is the same.
 
     Processes begin as copies of this one, so that they know what the evaluator knows; they hear and tell JSON.
+    pins   what all plans that they walk through must have
     """
 
-    def __init__(self, evaluator: Evaluator, num_processes: int) -> None:
-        self._evaluator, self._moves = evaluator, Moves.of(evaluator.lowering)
+    def __init__(self, evaluator: Evaluator, num_processes: int, pins: Pins | None = None) -> None:
+        self._evaluator, self._pins = evaluator, pins
+        self._moves = Moves.of(evaluator.lowering, Spaces(evaluator.lowering, evaluator.cost, pins))
         self._num_processes = num_processes
         self._members: list[tuple[Connection, multiprocessing.process.BaseProcess]] = []
 
@@ -92,7 +96,8 @@ class Crew:
             connection.send_bytes(msgspec.json.encode([self._walk(leg) for leg in legs]))
 
     def _walk(self, leg: Leg) -> Walked:
-        run = Run(self._evaluator, Budget(proposals=leg.num_proposals), random.Random(leg.seed), {})
+        budget = Budget(proposals=leg.num_proposals)
+        run = Run(self._evaluator, budget, random.Random(leg.seed), {}, pins=self._pins)
         begin = self._evaluator.evaluate(Strategy(leg.configs, run.lowering.microbatches))
         current = walk(run, self._moves, begin, 1.0, lambda left: leg.heat)
         best = [found.strategy.configs for found in run.finalists[:NUM_BEST]]

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from castile.planner.evaluator import Evaluator, key_moves
 from castile.planner.program import Program
-from castile.planner.search import Evaluator, key_moves
 from castile.planner.strategy import Strategy
 from castile.runtime.levels import level_name
 from castile.runtime.task import NUM_LANES, Lane, TaskGraph

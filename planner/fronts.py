@@ -6,11 +6,14 @@ They do not know how a search moves.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from castile.planner.budget import Budget, parse_budget
+from castile.planner.evaluator import Evaluated, Evaluator
 from castile.planner.frontier import Frontier
-from castile.planner.search import Budget, Evaluated, Evaluator, Found, Progress, find, finished, parse_budget, search
+from castile.planner.pins import Pins
+from castile.planner.search import Found, Progress, find, finished, search
 from castile.planner.strategy import Strategy
 
 # Limits between the memory of the smallest plan and that of the fastest, each so many times the one before.
@@ -36,14 +39,17 @@ def search_front(
     progress: Progress | None = None,
     start: Mapping[str, Strategy] | None = None,
     num_processes: int = 1,
+    seeds: Sequence[str] | None = None,
+    pins: Pins | None = None,
 ) -> tuple[Found, list[Point]]:
     """What `search` finds for the evaluator's objective, and the front from the fastest plan to the smallest.
 
     The budget is shared by searches for the fastest plan, for the smallest, and for the fastest within limits between
-    the two; each starts from what those before found. Raises ValueError as `search` does.
+    the two; each starts from what those before found. What else is given is for each of them as for `search`, which
+    raises ValueError.
     """
     frontier: Frontier[Evaluated] = Frontier(evaluator.capacity)
-    turns = _Turns(name, evaluator, budget, seed, progress, dict(start or {}), num_processes, frontier)
+    turns = _Turns(name, budget, seed, progress, dict(start or {}), num_processes, seeds, pins, frontier)
     fastest = "time" if evaluator.lowering.mode == "train" else "latency"
     others = [objective for objective in ("memory", fastest) if objective != evaluator.objective]
     for objective in others:
@@ -62,12 +68,13 @@ class _Turns:
     """Searches one after another, each with its share of the budget."""
 
     name: str
-    evaluator: Evaluator
     budget: str
     seed: int
     progress: Progress | None
     start: dict[str, Strategy]
     num_processes: int
+    seeds: Sequence[str] | None
+    pins: Pins | None
     frontier: Frontier[Evaluated]
     number: int = 0
     num_proposals: int = 0
@@ -85,7 +92,7 @@ class _Turns:
         kept = {f"front {n + 1}": point.strategy for n, point in enumerate(self.frontier.thinned(GAIN))}
         share = _share(parse_budget(self.budget or find(self.name).BUDGET), count)
         found = search(self.name, evaluator, share, self.seed, tell, {**self.start, **kept}, self.frontier,
-                       self.num_processes)  # fmt: skip
+                       self.num_processes, self.seeds, self.pins)  # fmt: skip
         self.num_proposals += found.num_proposals
         self.elapsed_seconds += found.elapsed_seconds
         seeds = {label: worth for label, worth in found.seeds.items() if label not in kept}

@@ -15,6 +15,7 @@ from castile.planner.graph import Graph, Node
 from castile.planner.lower import Lowering
 from castile.planner.program import accumulate_name, fetch_name, update_name
 from castile.planner.space import placements, space_of
+from castile.planner.spaces import Spaces
 from castile.planner.strategy import Config, Strategy
 
 Configs = dict[str, Config]
@@ -37,6 +38,7 @@ KEEPINGS = ("used", "drawn", "pieces", "accumulated", "fetched")
 class Moves:
     """Random changes to the Configs of a graph's nodes.
 
+    spaces       the Configs that nodes may have, with pins or unequal processors; all on equal ones by default
     groups       names of nodes that may change together: of one kind, or at one place of a repeated block
     neighbours   by name: nodes that share a tensor, and the axes that lie along each other
     shared       for each parameter of several users: those, and by name what lies along the parameter's axes
@@ -51,20 +53,26 @@ class Moves:
     neighbours: dict[str, Beside]
     shared: list[dict[str, Beside]]
     families: dict[str, list[str]]
+    spaces: Spaces | None = None
 
     @classmethod
-    def of(cls, lowering: Lowering) -> Moves:
+    def of(cls, lowering: Lowering, spaces: Spaces | None = None) -> Moves:
         graph = lowering.piece
         users = {t: n.name for n in reversed(graph.nodes.values()) for t in n.inputs if graph.tensors[t].param}
         nodes = {**lowering.names.optional, **graph.nodes}
         return cls(
             lowering, nodes, list(graph.nodes), users, _groups(graph), _neighbours(graph), _shared(graph),
-            _families(graph),
+            _families(graph), spaces,
         )  # fmt: skip
 
     @property
     def num_procs(self) -> int:
         return self.lowering.machine.num_procs
+
+    @property
+    def procs(self) -> tuple[int, ...]:
+        """The processors that may be used."""
+        return self.spaces.procs if self.spaces is not None else tuple(range(self.num_procs))
 
     def change(self, configs: Mapping[str, Config], rng: random.Random) -> Configs:
         """The Configs with one move made; most moves that change nothing are made again."""
@@ -72,13 +80,15 @@ class Moves:
         for _ in range(RETRIES):
             changed = dict(configs)
             rng.choice(kinds)(changed, rng)
+            if self.spaces is not None:
+                changed = self.spaces.brought_in(changed)
             if changed != configs:
                 break
         return changed
 
     def kinds(self) -> list[Callable[[Configs, random.Random], None]]:
         """The moves that this graph and machine have room for."""
-        several = self.num_procs > 1
+        several = len(self.procs) > 1
         moves: list[Callable[[Configs, random.Random], None]] = [self.one, self.spread]
         moves += [self.group] if self.groups else []
         moves += [self.use] if self.shared else []
@@ -122,16 +132,16 @@ class Moves:
     def turn(self, configs: Configs, rng: random.Random) -> None:
         """A node, or a group, has two processors swapped or goes some processors on."""
         names = rng.choice(self.groups) if self.groups and rng.random() < COPY else [rng.choice(self.names)]
-        to = list(range(self.num_procs))
+        free = list(self.procs)
         if rng.random() < 0.5:
-            p, q = rng.sample(to, 2)
-            to[p], to[q] = q, p
+            p, q = rng.sample(free, 2)
+            to = {**dict(zip(free, free)), p: q, q: p}
         else:
-            by = rng.randrange(1, self.num_procs)
-            to = to[by:] + to[:by]
+            by = rng.randrange(1, len(free))
+            to = dict(zip(free, free[by:] + free[:by]))
         for name in names:
             old = configs[name]
-            configs[name] = Config(old.split, old.replicas, tuple(to[p] for p in old.procs))
+            configs[name] = Config(old.split, old.replicas, tuple(to.get(p, p) for p in old.procs))
 
     def keep(self, configs: Configs, rng: random.Random) -> None:
         """A parameter, or several, is kept, summed and updated elsewhere: moves of its fetch, accumulate and update."""
@@ -170,7 +180,8 @@ class Moves:
         return Config({axes[axis]: degree for axis, degree in config.split.items()}, config.replicas, config.procs)
 
     def _drawn(self, name: str, rng: random.Random) -> Config:
-        return space_of(self.nodes[name], self.num_procs).draw(rng)
+        space = space_of(self.nodes[name], self.num_procs) if self.spaces is None else self.spaces[name]
+        return space.draw(rng)
 
     def _alike(self, config: Config, other: str, axes: dict[str, str], rng: random.Random) -> Config | None:
         """The Config of `other` that cuts what it shares as `config` does, on the same processors, if there is one."""

@@ -42,7 +42,7 @@ class Pin:
     def __str__(self) -> str:
         entries = [f"{axis}: {degree}" for axis, degree in self.degrees.items()]
         entries += [f"{REPLICAS}: {self.replicas}"] if self.replicas is not None else []
-        entries += [f"{PROCS}: {sorted(self.procs)}"] if self.procs is not None else []
+        entries += [f"{PROCS}: [{_runs(sorted(self.procs))}]"] if self.procs is not None else []
         return f"{self.pattern}: {{{', '.join(entries)}}}"
 
     def binds(self, name: str, optional: bool) -> bool:
@@ -86,6 +86,13 @@ def parse_procs(text: str, who: str) -> tuple[int, ...]:
     return tuple(procs)
 
 
+def _runs(procs: Sequence[int]) -> str:
+    """Ascending processors in words: `0-2, 4`."""
+    known = set(procs)
+    firsts, lasts = ([p for p in procs if p + by not in known] for by in (-1, 1))
+    return ", ".join(f"{a}-{b}" if a < b else f"{a}" for a, b in zip(firsts, lasts, strict=True))
+
+
 def without(text: str, num_procs: int) -> Pin:
     """The pin that keeps everything off the processors that a user lists (`3,5`).
 
@@ -105,8 +112,8 @@ def _check_procs(procs: Iterable[int], num_procs: int, who: str) -> None:
 
 
 @dataclass(frozen=True)
-class _Need:
-    """What all pins together ask of one node."""
+class Need:
+    """What all pins together ask of one node; replicas None for any number."""
 
     degrees: dict[str, int]
     replicas: int | None
@@ -140,6 +147,22 @@ class Pins:
             if name not in names.nodes and name.endswith("/update") and not all(pin.everywhere for pin in of_name)
         ]  # fmt: skip
 
+    @property
+    def procs(self) -> tuple[int, ...]:
+        """The processors that some node may use."""
+        if len(self._needs) < len(self._nodes):
+            return tuple(range(self.num_procs))
+        return tuple(sorted({p for need in self._needs.values() for p in need.procs}))
+
+    def need(self, name: str) -> Need | None:
+        """What is asked of a node, None for nothing."""
+        return self._needs.get(name)
+
+    def meets(self, configs: Mapping[str, Config]) -> bool:
+        """Whether a plan has what is asked."""
+        there = all(name in configs for name in self._added)
+        return there and all(self.allows(name, config) for name, config in configs.items())
+
     def allows(self, name: str, config: Config) -> bool:
         """Whether a node may be laid out so."""
         need = self._needs.get(name)
@@ -168,7 +191,7 @@ class Pins:
                 raise ValueError(f"pin '{pin}': {names[0]} has no axis {axis!r}{near}; there are {', '.join(axes)}")
         _check_procs(pin.procs or (), self.num_procs, f"pin '{pin}'")
 
-    def _merged(self, name: str, pins: Sequence[Pin]) -> _Need:
+    def _merged(self, name: str, pins: Sequence[Pin]) -> Need:
         """What pins ask of a node together, if it can have that."""
         node = self._nodes[name]
         asked = [(a, d, pin) for pin in pins for a, d in pin.degrees.items() if a in node.alignment.axes]
@@ -181,12 +204,14 @@ class Pins:
         numbers = {key: number for key, (number, _) in first.items()}
         replicas = numbers.pop(REPLICAS, None)
         procs = set(range(self.num_procs)).intersection(*(pin.procs for pin in pins if pin.procs is not None))
+        told = " and ".join(f"'{pin}'" for pin in pins)
         if len(procs) < (replicas or 1):
-            told = " and ".join(f"'{pin}'" for pin in pins)
             raise ValueError(f"{name}: too few processors are left for {replicas or 1} replicas by pins {told}")
-        need = _Need(numbers, replicas, tuple(sorted(procs)))
-        check_config(node, Config(dict(numbers), 1, (0,) * prod(numbers.values())))
-        return need
+        try:
+            check_config(node, Config(dict(numbers), 1, (0,) * prod(numbers.values())))
+        except ValueError as error:
+            raise ValueError(f"pin {told}: {error}") from error
+        return Need(numbers, replicas, tuple(sorted(procs)))
 
     def _fitted(self, name: str, config: Config) -> Config:
         """A Config near to another that meets the node's need: degrees that are not pinned shrink until all fit."""
@@ -205,7 +230,7 @@ class Pins:
         pool = used if len(used) >= min(parts * replicas, len(need.procs)) else need.procs
         return Config(split, replicas, tuple(pool[i % len(pool)] for i in range(parts * replicas)))
 
-    def _split(self, node: Node, need: _Need, config: Config) -> dict[str, int]:
+    def _split(self, node: Node, need: Need, config: Config) -> dict[str, int]:
         split = {axis: need.degrees.get(axis, config.degree(axis)) for axis in node.alignment.axes}
         room = len(need.procs) // (need.replicas or 1)
         for axis in reversed(split):

@@ -5,17 +5,19 @@ It does not know what they cost.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
 
+from castile.planner import shares
+from castile.planner.cost import CostModel
 from castile.planner.graph import Graph, Node
 from castile.planner.lower import Lowering
 from castile.planner.megatron import tensor_cuts
+from castile.planner.pins import Pins
 from castile.planner.program import update_name
-from castile.planner.space import space_of
 from castile.planner.strategy import Config, Strategy
+from castile.runtime.strict import suggestion
 
 SAMPLES = "b"
 # Of known plans on fewer processors there are so many, each on half as many as the one before.
@@ -24,28 +26,44 @@ MOST_HALVES = 3
 Configs = dict[str, Config]
 
 
-def seeds(lowering: Lowering) -> dict[str, Strategy]:
-    """The known plans of a graph on a machine by name, data_parallel first; of equal ones the first."""
+def seeds(
+    lowering: Lowering, names: Sequence[str] | None = None, cost: CostModel | None = None, pins: Pins | None = None
+) -> dict[str, Strategy]:
+    """The known plans of a graph on a machine by name, data_parallel first; of equal ones the first.
+
+    names   only those; None for all
+    cost    prices by which unequal processors get their shares; the machine's figures by default
+    pins    what is changed of them
+    Raises ValueError for a name that no known plan has.
+    """
+    makers = _makers(lowering, cost)
+    for name in names or ():
+        if name not in makers:
+            hint = suggestion(name, list(makers))
+            raise ValueError(f"no known plan {name!r}{hint}; there are {', '.join(makers)}")
     distinct: dict[str, Strategy] = {}
-    for name, make in _makers(lowering).items():
-        configs = make()
+    for name, make in makers.items():
+        if names is not None and name not in names:
+            continue
+        configs = make() if pins is None else pins.apply(make())
         if all(configs != known.configs for known in distinct.values()):
             distinct[name] = stamped(lowering, configs, name)
     return distinct
 
 
-def seed(name: str, lowering: Lowering) -> Configs:
+def seed(name: str, lowering: Lowering, cost: CostModel | None = None) -> Configs:
     """The known plan of that name, also where it is the same as another."""
-    return _makers(lowering)[name]()
+    return _makers(lowering, cost)[name]()
 
 
-def _makers(lowering: Lowering) -> dict[str, Callable[[], Configs]]:
+def _makers(lowering: Lowering, cost: CostModel | None) -> dict[str, Callable[[], Configs]]:
     """How each known plan is made: those of everyone, then those that do with fewer processors or narrower cuts."""
     graph, num_procs = lowering.piece, lowering.machine.num_procs
     # What is cut within a layer talks at every layer, so it stays within a node: all levels but the farthest.
     near = lowering.machine.levels[-2:][0].group if lowering.machine.levels else 1
     made: dict[str, Callable[[], Configs]] = {
         "data_parallel": partial(data_parallel, graph, num_procs),
+        "balanced": partial(balanced, lowering, cost),
         "one_processor": partial(one_processor, graph),
         "one_weird_trick": partial(one_weird_trick, graph, num_procs),
         "fsdp": partial(fsdp, lowering),
@@ -88,6 +106,23 @@ def data_parallel(graph: Graph, num_procs: int) -> Configs:
     return {name: _along(node, SAMPLES, num_procs) for name, node in graph.nodes.items()}
 
 
+def balanced(lowering: Lowering, cost: CostModel | None = None) -> Configs:
+    """Data parallelism where fast processors do more parts than slow ones, as many as their speeds say.
+
+    Jia, Zaharia, Aiken (MLSys 2019) name a processor twice in one Config too. Nodes without samples to cut are done by
+    all alike; on equal processors it is data parallelism.
+    """
+    num_procs = lowering.machine.num_procs
+    configs = data_parallel(lowering.piece, num_procs)
+    shared = shares.spread(shares.speeds(lowering, cost or CostModel(lowering.machine)))
+    for name, node in lowering.piece.nodes.items():
+        a = node.alignment
+        room = 1 if SAMPLES in a.frozen else a.extents.get(SAMPLES, 1)
+        if most := max((num_parts for num_parts in shared if 1 < num_parts <= room), default=0):
+            configs[name] = Config({SAMPLES: most}, 1, shared[most])
+    return configs
+
+
 def one_weird_trick(graph: Graph, num_procs: int) -> Configs:
     """Nodes with more parameters than results are cut along their output channels, the others along the samples.
 
@@ -126,11 +161,6 @@ def megatron(graph: Graph, num_procs: int, width: int) -> Configs:
     if not cuts:
         return data_parallel(graph, num_procs)
     return {name: _crossed(node, cuts.get(name, ""), num_procs, width) for name, node in graph.nodes.items()}
-
-
-def drawn(graph: Graph, num_procs: int, rng: random.Random) -> Configs:
-    """A plan by chance alone: each node has any Config of its space with equal probability."""
-    return {name: space_of(node, num_procs).draw(rng) for name, node in graph.nodes.items()}
 
 
 def _weird_axis(graph: Graph, node: Node) -> str:

@@ -1,15 +1,16 @@
 """Spaces: the Configs that a search may give to a node.
 
-It does not know which of them are any good.
+They do not know which of them are any good.
 """
 
 from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections.abc import Mapping
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, lru_cache, partial
 from itertools import accumulate
+from math import prod
 from typing import NamedTuple
 
 from castile.planner.graph import Node
@@ -27,18 +28,16 @@ class Placement(NamedTuple):
 
 
 class Space:
-    """All Configs of a node on `num_procs` processors that a search considers, each once.
+    """Every one of some splits of a node with every placement that there is for so many parts, each Config once.
 
-    A split is any combination of degrees over the axes that may be cut, with a product of at most num_procs. Parts and
-    replicas fill a block of processors: one that divides num_procs and begins at a multiple of its size, or, of an
-    uneven size and without replicas, one that begins at 0. Replicas of a part lie side by side, or a block apart.
+    splits   without degrees of 1
+    placed   where so many parts may lie, those on the first processors first
     """
 
-    def __init__(self, extents: Mapping[str, int], num_procs: int) -> None:
-        self.num_procs = num_procs
-        self.splits = _splits(tuple(extents.items()), num_procs)
-        self._parts = [_product(split) for split in self.splits]
-        self._ends = list(accumulate(len(placements(parts, num_procs)) for parts in self._parts))
+    def __init__(self, splits: Sequence[dict[str, int]], placed: Callable[[int], Sequence[Placement]]) -> None:
+        self.splits, self.placed = list(splits), placed
+        self._parts = [prod(split.values()) for split in self.splits]
+        self._ends = list(accumulate(len(placed(parts)) for parts in self._parts))
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -48,7 +47,7 @@ class Space:
             raise IndexError(number)
         at = bisect_right(self._ends, number)
         first = self._ends[at - 1] if at else 0
-        placed = placements(self._parts[at], self.num_procs)[number - first]
+        placed = self.placed(self._parts[at])[number - first]
         return Config(dict(self.splits[at]), placed.replicas, placed.procs)
 
     def draw(self, rng: random.Random) -> Config:
@@ -62,20 +61,32 @@ class Space:
 
 
 def space_of(node: Node, num_procs: int) -> Space:
-    """The space of a node; nodes with the same axes share one."""
+    """The space of a node on equal processors of which it may use any; nodes with the same axes share one.
+
+    A split is any combination of degrees over the axes that may be cut, with a product of at most num_procs; parts lie
+    as `placements` says.
+    """
+    return _space(free_axes(node), num_procs)
+
+
+def free_axes(node: Node) -> tuple[tuple[str, int], ...]:
+    """The axes that may be cut, with their extents, in the order of the axis line."""
     a = node.alignment
-    free = tuple((axis, a.extents[axis]) for axis in a.axes if axis not in a.frozen and a.extents[axis] > 1)
-    return _space(free, num_procs)
+    return tuple((axis, a.extents[axis]) for axis in a.axes if axis not in a.frozen and a.extents[axis] > 1)
 
 
 @lru_cache(maxsize=1024)
 def _space(free: tuple[tuple[str, int], ...], num_procs: int) -> Space:
-    return Space(dict(free), num_procs)
+    return Space(splits(free, num_procs, degrees(num_procs)), partial(placements, num_procs=num_procs))
 
 
 @lru_cache(maxsize=1024)
 def placements(num_parts: int, num_procs: int) -> tuple[Placement, ...]:
-    """Where that many parts may lie."""
+    """Where that many parts may lie, on as many processors at the least.
+
+    Parts and replicas fill a block of processors: one that divides num_procs and begins at a multiple of its size, or,
+    of an uneven size and without replicas, one that begins at 0. Replicas of a part lie side by side, or a block apart.
+    """
     if num_procs % num_parts:
         return (Placement(1, tuple(range(num_parts))),)
     found: dict[Placement, None] = {}
@@ -88,26 +99,45 @@ def placements(num_parts: int, num_procs: int) -> tuple[Placement, ...]:
     return tuple(found)
 
 
-def _splits(extents: tuple[tuple[str, int], ...], room: int) -> list[dict[str, int]]:
-    """Every combination of degrees whose product is at most `room`, without degrees of 1."""
-    allowed = range(1, room + 1) if room <= MOST_UNEVEN_PROCS else _divisors(room)
-    found: list[tuple[int, dict[str, int]]] = [(1, {})]
+def degrees(num_procs: int) -> list[int]:
+    """Into how many parts an axis may be cut for that many processors."""
+    return list(range(1, num_procs + 1)) if num_procs <= MOST_UNEVEN_PROCS else _divisors(num_procs)
+
+
+def splits(
+    extents: Sequence[tuple[str, int]], room: int, degrees: Sequence[int], fixed: Mapping[str, int] | None = None
+) -> list[dict[str, int]]:
+    """Every combination of these degrees whose product is at most `room`, without degrees of 1.
+
+    fixed   degrees that are given; the others have what room these leave
+    """
+    fixed = fixed or {}
+    found: list[tuple[int, dict[str, int]]] = [(prod(fixed.values()), {})]
     for axis, extent in extents:
         found = [
-            (product * degree, {**split, axis: degree} if degree > 1 else split)
+            (product if axis in fixed else product * degree, {**split, axis: degree} if degree > 1 else split)
             for product, split in found
-            for degree in allowed
-            if degree <= extent and product * degree <= room
+            for degree in ((fixed[axis],) if axis in fixed else degrees)
+            if axis in fixed or degree == 1 or (degree <= extent and product * degree <= room)
         ]
     return [split for _, split in found]
 
 
+def splits_into(
+    extents: Sequence[tuple[str, int]], num_parts: int, fixed: Mapping[str, int] | None = None
+) -> list[dict[str, int]]:
+    """Every combination of degrees whose product is `num_parts`."""
+    fixed = fixed or {}
+    found: list[tuple[int, dict[str, int]]] = [(num_parts, {})]
+    for axis, extent in extents:
+        found = [
+            (left // degree, {**split, axis: degree} if degree > 1 else split)
+            for left, split in found
+            for degree in ((fixed[axis],) if axis in fixed else _divisors(left))
+            if degree <= extent and left % degree == 0
+        ]
+    return [split for left, split in found if left == 1]
+
+
 def _divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
-
-
-def _product(split: Mapping[str, int]) -> int:
-    product = 1
-    for degree in split.values():
-        product *= degree
-    return product

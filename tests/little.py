@@ -8,8 +8,10 @@ from castile.planner.cost import CostModel
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.ops.linear import Linear
-from castile.planner.search import Evaluator, Run, parse_budget
+from castile.planner.search import Evaluator, Run, find, parse_budget
 from castile.planner.seeds import seeds
+from castile.planner.space import space_of
+from castile.planner.strategy import Config
 from castile.planner.updates import Updates
 from castile.runtime.machine import Level, Machine, Processor
 
@@ -91,3 +93,22 @@ def run(same: Evaluator, budget: str = "100", seed: int = 0) -> Run:
     """A search under way that has seen the seeds."""
     known = {name: same.evaluate(plan) for name, plan in seeds(same.lowering).items()}
     return Run(same, parse_budget(budget), random.Random(seed), known)
+
+
+def drawn(graph: Graph, num_procs: int, rng: random.Random) -> dict[str, Config]:
+    """Any plan of equal processors."""
+    return {name: space_of(node, num_procs).draw(rng) for name, node in graph.nodes.items()}
+
+
+def proposed(name: str, same: Evaluator, budget: str) -> list[dict[str, Config]]:
+    """What a search proposes, in order."""
+    under_way, seen = run(same, budget), []
+    propose = under_way.propose
+
+    def watch(configs, most=float("inf")):
+        seen.append(dict(configs))
+        return propose(configs, most)
+
+    under_way.propose = watch  # type: ignore[method-assign]
+    find(name).search(under_way)
+    return seen

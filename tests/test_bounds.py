@@ -15,13 +15,14 @@ from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.op import find
 from castile.planner.search import Evaluator
-from castile.planner.seeds import drawn, one_processor, seeds
+from castile.planner.seeds import one_processor, seeds
 from castile.planner.snapshot import Environment, Measured, snapshot_of
 from castile.planner.strategy import Strategy
 from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 from castile.runtime.machine import Level, Machine, Processor
 from tests import strategies as drawing
+from tests.little import drawn
 
 # A pass of a plan that is drawn may have so many parts, of which some lie on one processor.
 MOST_PARTS = drawing.MOST_PARTS

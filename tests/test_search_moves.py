@@ -14,10 +14,11 @@ from castile.planner.moves import KEEPINGS, Moves
 from castile.planner.op import find
 from castile.planner.ops.linear import Linear
 from castile.planner.program import accumulate_name, fetch_name, update_name
-from castile.planner.seeds import drawn, seeds
+from castile.planner.seeds import seeds
 from castile.planner.strategy import Config, Strategy, check_config
 from castile.planner.updates import Updates
 from castile.runtime.machine import Level, Machine, Processor
+from tests.little import drawn
 
 KINDS = ("one", "group", "use", "spread", "turn", "keep")
 

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from castile.planner import fronts
 from castile.planner.cost import CostModel
+from castile.planner.evaluator import OBJECTIVES, Evaluator
 from castile.planner.frontier import Frontier
 from castile.planner.fronts import search_front
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.op import find
-from castile.planner.search import OBJECTIVES, Budget, Evaluator, search
+from castile.planner.search import Budget, search
 from castile.planner.seeds import seeds
 from castile.planner.strategy import decode, encode
 from castile.planner.updates import Updates

@@ -1,6 +1,5 @@
 """Known plans: what their names say, on models and machines of any size; each is a search of its own too."""
 
-import random
 from collections import Counter
 
 import pytest
@@ -13,11 +12,12 @@ from castile.planner.lower import Lowering
 from castile.planner.megatron import tensor_cuts
 from castile.planner.op import find
 from castile.planner.search import Evaluator, search
-from castile.planner.seeds import data_parallel, drawn, fsdp, megatron, seed, seeds
+from castile.planner.seeds import data_parallel, fsdp, megatron, seed, seeds
 from castile.planner.space import space_of
 from castile.planner.strategy import Config, Strategy, check_config
 from castile.planner.updates import Updates
 from castile.runtime.machine import Level, Machine, Processor
+from tests.little import proposed
 
 GPT = "gpt:layers=2,width=32,heads=4,seq=8,vocab=64"
 PAIRS = {"q": "o", "k": "o", "v": "o", "attention": "h", "o": "i", "up": "o", "gelu": "o", "down": "i"}
@@ -127,7 +127,7 @@ def test_a_known_plan_that_is_another_is_found_under_that_name():
 
 def test_random_search_draws_from_the_whole_space():
     graph = models.parse("mlp:layers=1,width=8").graph(4)
-    plans = [drawn(graph, 4, random.Random(n)) for n in range(300)]
+    plans = proposed("random", evaluator(graph, machine(4)), "300")
     for name, node in graph.nodes.items():
         assert {plan[name] for plan in plans} <= set(space_of(node, 4).configs)
     assert len({plan["fc1"] for plan in plans}) > 0.9 * len(space_of(graph.nodes["fc1"], 4))

@@ -24,15 +24,15 @@ ENTROPY = 0.02
 
 def search(run: Run) -> None:
     """Sample placements, and raise the probability of those that beat the baseline, until the budget is spent."""
-    names, num_procs = list(run.lowering.piece.nodes), run.lowering.machine.num_procs
+    names, procs = list(run.lowering.piece.nodes), run.spaces.procs
     rng = np.random.default_rng(run.rng.getrandbits(64))
-    policy, baseline = Policy(len(names), num_procs), 0.0
+    policy, baseline = Policy(len(names), len(procs)), 0.0
     while run.spent < 1:
         placements: list[np.ndarray] = []
         rewards: list[float] = []
         while len(placements) < SAMPLES and run.spent < 1:
             placement = policy.sample(rng)
-            found = run.propose({name: Config(procs=(proc,)) for name, proc in zip(names, placement.tolist())})
+            found = run.propose({name: Config(procs=(procs[n],)) for name, n in zip(names, placement.tolist())})
             assert found is not None
             placements.append(placement)
             rewards.append(-float(np.log(found.energy)))

@@ -26,7 +26,7 @@ def search(run: Run) -> None:
     """Walks from the best of the seeds, the best of them coldest, until the budget is spent."""
     best = sorted(run.seeds.values(), key=lambda seed: seed.energy)
     current = [best[min(n, len(best) - 1)] for n in range(len(LADDER))]
-    with Crew(run.evaluator, min(run.num_processes, len(LADDER))) as crew:
+    with Crew(run.evaluator, min(run.num_processes, len(LADDER)), run.pins) as crew:
         while run.spent < 1:
             legs = [
                 Leg(found.strategy.configs, heat, count, run.rng.getrandbits(32))

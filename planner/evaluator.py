@@ -1,0 +1,174 @@
+"""Evaluation: what a plan is worth, by simulation, in time and memory.
+
+It does not know how plans are found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import dataclass
+
+import numpy as np
+
+from castile.planner import snapshot as snapshots
+from castile.planner.cost import CostModel
+from castile.planner.lower import Lowering
+from castile.planner.simulate import Simulated, simulate
+from castile.planner.snapshot import Snapshot
+from castile.planner.strategy import Config, Strategy
+from castile.runtime import memory
+from castile.runtime.strict import suggestion
+from castile.runtime.task import CostKey, TaskGraph
+from castile.runtime.timeline import PICOSECONDS
+
+# A plan that needs a hundredth more memory than there is counts as one that takes twice as long.
+PENALTY = 100.0
+
+# What a search makes small: seconds of a training step, seconds of a forward pass, or bytes of the fullest processor.
+OBJECTIVES = ("time", "latency", "memory")
+
+Configs = Mapping[str, Config]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What the simulator says of a plan.
+
+    seconds       of a step
+    peak_bytes    of each processor: the most that live at one time, which no arena can undercut
+    moved_bytes   over links between processors in a step, all together
+    overflow      by which share the fullest processor exceeds its memory; 0 where the plan fits
+    objective     by what it is ranked: "time", "latency" (seconds both) or "memory"
+    """
+
+    strategy: Strategy
+    seconds: float
+    peak_bytes: tuple[int, ...]
+    moved_bytes: int
+    overflow: float
+    objective: str = "time"
+
+    @property
+    def fits(self) -> bool:
+        return self.overflow == 0
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """Plans that fit come first, by their objective; then the others, by how much they exceed memory."""
+        if self.objective == "memory":
+            return (self.overflow, max(self.peak_bytes), self.seconds)
+        return (self.overflow, self.seconds, max(self.peak_bytes))
+
+    @property
+    def energy(self) -> float:
+        """Seconds or bytes, and for a plan that does not fit a penalty that leads back to those that do."""
+        worth = max(self.peak_bytes) if self.objective == "memory" else self.seconds
+        return worth * (1 + PENALTY * self.overflow)
+
+
+class Evaluator:
+    """Lowers and simulates plans of one graph on one machine, each once.
+
+    snapshot    what the cost model was made with, so that plans can say so
+    objective   what plans are ranked by; "latency" takes a lowering of forward passes
+    """
+
+    def __init__(
+        self, lowering: Lowering, cost: CostModel, snapshot: Snapshot | None = None, objective: str = "time"
+    ) -> None:
+        assert objective in OBJECTIVES and (objective == "latency") <= (lowering.mode == "forward"), objective
+        self.lowering, self.cost, self.objective = lowering, cost, objective
+        self.cost_snapshot = identity(snapshot)
+        self.capacity = np.array([p.memory_bytes - p.reserved_bytes for p in lowering.machine.processors])
+        self._known: dict[tuple[int, frozenset[tuple[str, Config]]], tuple[float, np.ndarray, int]] = {}
+        self._work: dict[tuple[str, Config], np.ndarray] = {}
+
+    def turned(self, objective: str, most_bytes: int | None = None, lowering: Lowering | None = None) -> Evaluator:
+        """The same prices with plans ranked by another objective, with at most so much memory a processor, or lowered
+        otherwise (forward passes, microbatches).
+
+        Raises ValueError for an objective that there is not, or that takes another lowering.
+        """
+        if objective not in OBJECTIVES:
+            hint = suggestion(objective, list(OBJECTIVES))
+            raise ValueError(f"no objective {objective!r}{hint}; there are {', '.join(OBJECTIVES)}")
+        other = copy(self)
+        other.objective = objective
+        if lowering is not None:
+            other.lowering, other._known, other._work = lowering, {}, {}
+        if (objective == "latency") > (other.lowering.mode == "forward"):
+            raise ValueError("objective 'latency' is that of a forward pass: it takes a lowering of mode 'forward'")
+        if most_bytes is not None:
+            other.capacity = np.minimum(self.capacity, most_bytes)
+        return other
+
+    def simulate(self, strategy: Strategy) -> tuple[TaskGraph, Simulated]:
+        """The tasks of a plan and when they would run, each kernel on its own kind of processor."""
+        tasks = self.lowering.lower(strategy)
+        timed, durations = self.cost.by_kind(tasks)
+        return tasks, simulate(timed, durations, self.lowering.machine.engines)
+
+    def evaluate(self, strategy: Strategy) -> Evaluated:
+        """What a plan is worth. Raises ValueError where it is not one for this graph and machine."""
+        key = strategy.microbatches, frozenset(strategy.configs.items())
+        if key not in self._known:
+            tasks, simulated = self.simulate(strategy)
+            self._known[key] = simulated.seconds, simulated.peak_bytes, moved_bytes(tasks)
+        seconds, peak, moved = self._known[key]
+        overflow = max(0.0, float((peak / self.capacity).max()) - 1)
+        return Evaluated(strategy, seconds, tuple(peak.tolist()), moved, overflow, self.objective)
+
+    def pack(self, strategy: Strategy) -> tuple[int, ...]:
+        """The bytes of each processor's arena. Raises ValueError, naming the largest owners, where one is too long."""
+        tasks, simulated = self.simulate(strategy)
+        packing = memory.pack(tasks, simulated.timeline)
+        memory.refuse(tasks, simulated.timeline, packing, self.capacity.tolist())
+        return tuple(packing.peak_bytes.tolist())
+
+    def work(self, name: str, config: Config) -> np.ndarray:
+        """int64[P]: picoseconds for which a node's kernels keep each processor busy; transfers are not counted."""
+        if (name, config) not in self._work:
+            program = self.lowering.program(Strategy({}, self.lowering.microbatches))
+            dtypes = {flow.region: flow.dtype for flow in program.flows}.__getitem__
+            machine, procs = self.lowering.machine, np.array(config.procs)
+            total = np.zeros(machine.num_procs, np.int64)
+            for step in program.steps:
+                if step.node.name == name:
+                    keys, of_part = self.lowering.templates.get(step, config.split, dtypes).keys
+                    lasts = np.stack([self.cost.picoseconds(keys, kind) for kind in range(len(machine.kinds))])
+                    np.add.at(total, procs, lasts[machine.kind_of[procs], np.repeat(of_part, config.replicas)])
+            self._work[name, config] = total
+        return self._work[name, config]
+
+    def bound(self, configs: Configs) -> float:
+        """The energy below which no plan with these nodes laid out so can be, whatever the other nodes' Configs are.
+
+        Seconds; where plans are ranked by memory 0, of which this knows nothing.
+        """
+        if self.objective == "memory":
+            return 0.0
+        total = sum((self.work(name, config) for name, config in configs.items()), np.zeros(1, np.int64))
+        return float(total.max()) / PICOSECONDS
+
+
+def identity(snapshot: Snapshot | None) -> str:
+    """A hash of a cost snapshot, "" where nothing was measured."""
+    if snapshot is None or not snapshot.rows:
+        return ""
+    return hashlib.sha256(snapshots.to_json(snapshot)).hexdigest()[:16]
+
+
+def moved_bytes(tasks: TaskGraph) -> int:
+    """The bytes that the transfers of a step bring from one processor to another."""
+    counts = np.bincount(tasks.cost, minlength=len(tasks.cost_keys))
+    return sum(int(count) * key_moves(key) for count, key in zip(counts, tasks.cost_keys, strict=True))
+
+
+def key_moves(key: CostKey) -> int:
+    """The bytes that one transfer of a cost key moves, over all its members; 0 for kernels."""
+    if not key.link:
+        return 0
+    rounds = 2 if key.name == "all_reduce" else 1
+    return rounds * (key.members - 1) * key.nbytes
