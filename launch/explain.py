@@ -21,6 +21,7 @@ from castile.launch.ranks import UserError
 from castile.planner import strategy as strategies
 from castile.planner.alternatives import alternatives, pattern, switches
 from castile.planner.explanation import Crossing, Edge, Explanation, explain
+from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.search import Evaluated, Evaluator, parse_budget
 from castile.planner.seeds import seeds
@@ -116,11 +117,7 @@ def open_plan(
         raise UserError(f"plan {path} does not say its model: give it with --model")
     desk = offline.desk(named, machine, batch, profile)
     lowering = desk.evaluator.lowering
-    if plan.graph and plan.graph != lowering.graph.fingerprint:
-        raise UserError(
-            f"plan {path} was made for {plan.model or 'another model'} with another batch or other settings than "
-            f"{named} with {lowering.graph.batch} samples a step: give its --batch and settings, or plan again"
-        )
+    check_graph(plan, path, named, lowering.graph)
     strategies.check(plan, lowering.names, lowering.graph, machine)
     if plan.microbatches > 1:
         lowering = Lowering(lowering.graph, machine, lowering.updates, microbatches=plan.microbatches)
@@ -128,8 +125,17 @@ def open_plan(
     return plan, desk
 
 
+def check_graph(plan: Strategy, path: str, named: str, graph: Graph) -> None:
+    """Raise UserError where the plan of a file was made for another graph than that of the model that is named."""
+    if plan.graph and plan.graph != graph.fingerprint:
+        raise UserError(
+            f"plan {path} was made for {plan.model or 'another model'} with another batch or other settings than "
+            f"{named} with {graph.batch} samples a step: give its --batch and settings, or plan again"
+        )
+
+
 def _seed(evaluator: Evaluator, name: str) -> Strategy:
-    known = seeds(evaluator.lowering)
+    known = seeds(evaluator.lowering, cost=evaluator.cost)
     if name not in known:
         near, among = suggestion(name, list(known)), ", ".join(known)
         raise UserError(

@@ -17,15 +17,23 @@ import msgspec
 import tyro
 
 from castile.launch import checks, offline, options, ranks, report, trace
+from castile.launch.explain import check_graph
 from castile.launch.offline import Desk
 from castile.launch.ranks import UserError
+from castile.planner import pins
 from castile.planner import strategy as strategies
 from castile.planner.bounds import Bound, lower_bound
+from castile.planner.evaluator import Evaluated, Evaluator
 from castile.planner.fronts import Point, search_front
 from castile.planner.lower import Lowering
-from castile.planner.search import Evaluated, Evaluator, Found, Progress, search
-from castile.planner.strategy import Strategy
+from castile.planner.pins import Pins
+from castile.planner.search import Found, Progress, search
+from castile.planner.spaces import Spaces
+from castile.planner.strategy import Names, Strategy
 
+Pin = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="PIN", help_behavior_hint="")]
+Procs = Annotated[str, tyro.conf.arg(metavar="PROCS", help_behavior_hint="")]
+Seeds = Annotated[str, tyro.conf.arg(metavar="NAMES", help_behavior_hint="")]
 Objective = Annotated[str, tyro.conf.arg(metavar="time|latency|memory")]
 From = Annotated[str, tyro.conf.arg(name="from", metavar="FILE", help_behavior_hint="")]
 
@@ -44,8 +52,14 @@ class Plan:
     """What to make small: time (of a training step), latency (of a forward pass), memory (of the fullest processor)."""
     front: bool = False
     """Also look for plans that need less memory and more time, and tell all that none other beats in both."""
+    pin: Pin = ()
+    """What nodes must have, by name or pattern: 'h.*.attn: {h: 8}', 'head: {b: 4, procs: 0-3}'; give it as often."""
+    without: Procs = ""
+    """Processors that are to do nothing (3,5 or 0-3,8)."""
+    seeds: Seeds = ""
+    """The known plans to start from (data_parallel,megatron); all by default."""
     from_: From = ""
-    """Start from the plan of this file too; what is found is never behind it."""
+    """Start from the plan of this file too; what is found is never behind it, unless a pin changes it."""
     budget: options.BudgetOrOwn = ""
     """How long it looks: a number of proposals (5000), or a time (10s); the search's own by default."""
     processes: options.Number = 1
@@ -77,13 +91,15 @@ def run(command: Plan) -> int:
     desk = offline.desk(command.model, machine, command.batch, command.profile)
     start = _start(command, desk)
     evaluator = _evaluator(command, desk, start)
+    pinned = _pins(command, evaluator)
     with _progress() as progress:
-        found, points = _search(command, evaluator, start, progress)
+        found, points = _search(command, evaluator, start, pinned, progress)
     # A plan file names its model as the user did, so that it can be simulated from the file alone.
     plan = msgspec.structs.replace(found.strategy, model=command.model)
     tasks, simulated = evaluator.simulate(plan)
     facts = _facts(command, desk, found)
-    facts |= _bound_facts(lower_bound(evaluator), found)
+    facts["pinned"] = [str(pin) for pin in pinned.pins] if pinned is not None else []
+    facts |= _bound_facts(_bound(evaluator, pinned, found), found)
     facts["num_tasks"] = tasks.num_tasks
     facts["prices"] = evaluator.cost.sources(tasks.cost_keys)
     if command.front:
@@ -105,6 +121,7 @@ def _start(command: Plan, desk: Desk) -> dict[str, Strategy]:
         return {}
     plan = strategies.read(command.from_)
     lowering = desk.evaluator.lowering
+    check_graph(plan, command.from_, command.model, lowering.graph)
     try:
         strategies.check(plan, lowering.names, lowering.graph, desk.machine)
     except ValueError as error:
@@ -124,12 +141,30 @@ def _evaluator(command: Plan, desk: Desk, start: dict[str, Strategy]) -> Evaluat
 
 
 def _search(
-    command: Plan, evaluator: Evaluator, start: dict[str, Strategy], progress: Progress | None
+    command: Plan, evaluator: Evaluator, start: dict[str, Strategy], pinned: Pins | None, progress: Progress | None
 ) -> tuple[Found, list[Point]]:
     given = (command.search, evaluator, command.budget, command.seed, progress, start)
+    names = [name.strip() for name in command.seeds.split(",")] if command.seeds else None
     if command.front:
-        return search_front(*given, num_processes=command.processes)
-    return search(*given, num_processes=command.processes), []
+        return search_front(*given, num_processes=command.processes, seeds=names, pins=pinned)
+    return search(*given, num_processes=command.processes, seeds=names, pins=pinned), []
+
+
+def _pins(command: Plan, evaluator: Evaluator) -> Pins | None:
+    """What the user insists on, None for nothing."""
+    lowering = evaluator.lowering
+    found = [pins.parse(text) for text in command.pin]
+    if command.without:
+        found.append(pins.without(command.without, lowering.machine.num_procs))
+    names = Names(lowering.piece.nodes, lowering.names.optional)
+    return Pins(found, names, lowering.machine.num_procs) if found else None
+
+
+def _bound(evaluator: Evaluator, pinned: Pins | None, found: Found) -> Bound | None:
+    """What no plan beats that cuts nodes into as many parts as the search may, or as the plan does."""
+    most = Spaces(evaluator.lowering, evaluator.cost, pinned).most_parts
+    parts = (config.num_parts for config in found.strategy.configs.values())
+    return lower_bound(evaluator, max(evaluator.lowering.machine.num_procs, most, *parts))
 
 
 def _bound_facts(bound: Bound | None, found: Found) -> dict[str, Any]:
@@ -188,6 +223,8 @@ def _tell(facts: dict[str, Any], lines: list[str]) -> None:
         f"{report.prices_words(facts['prices'])}\n",
         markup=False, soft_wrap=True,
     )  # fmt: skip
+    if facts["pinned"]:
+        out.print(f"pinned: {'; '.join(facts['pinned'])}\n", markup=False, soft_wrap=True)
     out.print(report.plan_table({**facts["seeds"], f"found by {facts['search']}": facts["found"]}))
     if facts["bound_seconds"] is not None:
         out.print(f"\n{_bound_words(facts)}", markup=False, soft_wrap=True)

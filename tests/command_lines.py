@@ -28,7 +28,7 @@ class Option:
     field     of the command's dataclass
     flag      as it is typed, "" for a word that is known by its place
     metavar   what stands for its value, "" for a switch
-    default   MISSING where the user has to give it; "" and None where it is left open
+    default   MISSING where the user has to give it; "", None and () where it is left open
     help      what it says in --help
     """
 
@@ -43,7 +43,7 @@ class Option:
         words = " ".join(word for word in (self.flag, self.metavar) if word)
         if self.default is MISSING:
             return words
-        left_open = self.default in ("", None) or not self.metavar
+        left_open = self.default in ("", None, ()) or not self.metavar
         return words if left_open else f"{self.flag} {self.default}"
 
 

@@ -90,7 +90,7 @@ def _typed(option: Option) -> str:
 def _default(option: Option) -> str:
     if option.default is MISSING:
         return "has to be given"
-    return "" if option.default in ("", None) or not option.metavar else f"`{option.default}`"
+    return "" if option.default in ("", None, ()) or not option.metavar else f"`{option.default}`"
 
 
 # What there is by name.

@@ -16,12 +16,23 @@ def found(ran: Ran) -> object:
     return ran.facts["layouts"], ran.facts["found"]["step_seconds"]
 
 
+def config_of(ran: Ran, node: str) -> str:
+    """A node's Config in words."""
+    return next(row["config"] for row in ran.facts["layouts"] if node in row["nodes"])
+
+
 CASES = {
     "model": Case(f"{HERE} --json", f"plan mlp:layers=2,width=16 {PRESET} --budget 20 --json", fact("num_tasks")),
     "machine": Case(f"plan {MLP} --budget 20 --json", f"{HERE} --json", fact("num_procs"), becomes(8)),
     "search": Case(WIDE, f"{WIDE} --search data_parallel", fact("equals"), becomes("data_parallel")),
     "objective": Case(WIDE, f"{WIDE} --objective memory", fact("found", "live_bytes"), operator.gt),
     "front": Case(WIDE, f"{WIDE} --front", lambda ran: len(ran.facts.get("front", ())), operator.lt),
+    "pin": Case(f"{HERE} --json", f"{HERE} --json --pin 'fc1: {{o: 2}}' --pin 'head: {{b: 4}}'",
+                lambda ran: [config_of(ran, name).split()[0] for name in ("fc1", "head")], becomes(["o:2", "b:4"])),
+    "without": Case(f"{HERE} --search data_parallel --json", f"{HERE} --search data_parallel --json --without 1,3-4",
+                    lambda ran: config_of(ran, "fc1"), becomes("b:5 on 0,2,5,6,7")),
+    "seeds": Case(f"{HERE} --json", f"{HERE} --json --seeds fsdp", lambda ran: sorted(ran.facts["seeds"]),
+                  becomes(["data_parallel", "fsdp"])),
     "from_": Case(f"{HERE} --json", f"{HERE} --json --from fsdp.json", lambda ran: "given" in ran.facts["seeds"]),
     "budget": Case(f"{HERE} --json", f"plan {MLP} {PRESET} --budget 7 --json", fact("num_proposals"), becomes(7)),
     "processes": Case(f"{HERE} --search tempering --json", f"{HERE} --search tempering --json --processes 2",
