@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from castile.planner import retime, solved
+from castile.planner import agenda, retime, solved
 from castile.planner.simulate import latest
-from castile.planner.solved import Patch, Rows, Solved
-from castile.runtime.compiled import can_compile, compiled
+from castile.planner.solved import STAYS, Patch, Rows, Solved
+from castile.runtime.compiled import compiled
 from castile.runtime.task import NUM_LANES, TaskGraph
 from castile.runtime.timeline import PICOSECONDS, Timeline
 
@@ -59,6 +59,7 @@ class Delta:
     to the next place of the change, and is not looked at. To time again only what moves is the idea of FlexFlow's
     delta simulation (Jia, Zaharia, Aiken, MLSys 2019, algorithm 2), which visits each task that moves.
 
+    size        the numbers of all tasks lie below it; not each must be in use
     num_timed   how many tasks the last proposal served one by one
     """
 
@@ -73,8 +74,9 @@ class Delta:
         self._rows, self._solved = solved.empty(self._num_engines)
         self._num_lanes, self._num_needs, self._epoch = 0, 0, 0
         self._patch, self._work = solved.room(0, self._num_engines)
-        self._proposed: tuple[Change, int, int] | None = None
-        self.num_timed = 0
+        self._agenda = agenda.room(0)
+        self._proposed: tuple[np.ndarray, Rows, int, int] | None = None
+        self.size = self.num_timed = 0
 
     @classmethod
     def of(cls, graph: TaskGraph, durations: np.ndarray, engines: Sequence[int], form: str = "auto") -> Delta:
@@ -89,11 +91,6 @@ class Delta:
     @property
     def num_tasks(self) -> int:
         return len(self._solved.seq)
-
-    @property
-    def size(self) -> int:
-        """The numbers of all tasks lie below it; not each must be in use."""
-        return len(self._solved.pos)
 
     @property
     def seconds(self) -> float:
@@ -113,82 +110,91 @@ class Delta:
     def propose(self, change: Change, limit: float = inf) -> float | None:
         """Seconds of the step after the change; None where they are more than `limit`."""
         removed, most = _int32(change.removed), latest(limit)
-        patch = self._entered(change, removed)
-        longest, num_out, num_skips, num_served, self._epoch = self._bodies.retime(
-            most, self._epoch, self._engine, self._rows, self._solved, patch, self._work
+        come, patch = self._entered(change, removed)
+        bodies, rows, solved = self._bodies, self._rows, self._solved
+        bodies.resolve(self._num_needs, removed, come, self._engine, rows, solved, patch, self._work)
+        # A bucket of time for every two tasks, if the step lasts as long as before.
+        width = int(max(solved.high[-1:], default=0)) // len(self._agenda.first)
+        longest, num_out, num_skips, num_served, self._epoch = bodies.retime(
+            most, self._epoch, width.bit_length(), self._engine, rows, solved, patch, self._agenda, self._work
         )
-        patch.gone[removed] = False
-        patch.row_of[patch.number] = -1
-        patch.head[self._rows.needs[self._num_needs : self._num_needs + len(change.needs)]] = -1
+        bodies.exchange(patch.number, come, rows)
+        patch.fate[removed] = patch.fate[patch.number] = STAYS
+        patch.came[rows.needs[self._num_needs : self._num_needs + len(change.needs)]] = -1
         self._proposed, self.num_timed = None, int(num_out)
         if not 0 <= longest <= most:
             return None
         assert num_served == self.num_tasks - len(removed) + len(patch.number), "the changed task graph has a cycle"
-        self._proposed = change, int(num_out), int(num_skips)
+        self._proposed = patch.number, come, int(num_out), int(num_skips)
         return float(longest) / PICOSECONDS
 
     def accept(self) -> None:
         """Make the change that was proposed last, and not refused."""
         assert self._proposed is not None, "there is no proposal"
-        change, num_out, num_skips = self._proposed
-        old, work, bodies, number = self._solved, self._work, self._bodies, _int32(change.number)
-        size = max(self.size, int(number.max(initial=-1)) + 1)
-        row_seq, ready, end, high = bodies.joined(
-            old.seq, old.ready, old.end, work.out_row[:num_out], work.out_ready, work.out_end, work.skips[:num_skips]
+        number, come, num_out, num_skips = self._proposed
+        old, work, bodies = self._solved, self._work, self._bodies
+        self.size = max(self.size, int(number.max(initial=-1)) + 1)
+        bodies.exchange(number, come, self._rows)
+        seq, ready, end, high = bodies.joined(
+            old.seq, old.ready, old.end, work.out[:num_out], work.ready, work.done, work.skips[:num_skips]
         )
-        seq, rows, self._num_lanes, self._num_needs = bodies.renumbered(size, self.size, number, row_seq, self._rows)
+        rows, self._num_lanes, self._num_needs = bodies.packed(self.size, seq, self._rows)
         self._rows = Rows(*rows)
-        pos, follow_lo, follow_hi, follows, num_roots = bodies.followed(size, self._num_needs, seq, self._rows)
+        pos, follow_lo, follow_hi, follows, num_roots = bodies.followed(self.size, self._num_needs, seq, self._rows)
         loads = bodies.loaded(self._num_engines, self._engine, seq, self._rows)
         self._solved = Solved(seq, pos, ready, end, high, follow_lo, follow_hi, follows, num_roots, loads)
         self._proposed = None
 
-    def _entered(self, change: Change, removed: np.ndarray) -> Patch:
-        """The tasks that come written behind those that are there, and what they need turned into rows."""
+    def _entered(self, change: Change, removed: np.ndarray) -> tuple[Rows, Patch]:
+        """Room for all numbers, the rows of the tasks that come, and what the change does to those that are there."""
         number = _int32(change.number)
-        num_rows = max(self.size, int(number.max(initial=-1)) + 1) + len(number)
-        if num_rows > len(self._patch.gone):
-            self._patch, self._work = solved.room(2 * num_rows, self._num_engines)
-        lane_ptr, need_ptr = np.asarray(change.lane_ptr), np.asarray(change.need_ptr)
-        size, lanes, needs = self.size, self._num_lanes, self._num_needs
-        tail = (
-            (size, change.order), (size, change.lasts), (size, lane_ptr[:-1] + lanes), (size, lane_ptr[1:] + lanes),
-            (lanes, change.lanes), (size, need_ptr[:-1] + needs), (size, need_ptr[1:] + needs), (needs, change.needs),
+        size, lanes, needs = max(self.size, int(number.max(initial=-1)) + 1), self._num_lanes, self._num_needs
+        if size > len(self._patch.fate):
+            self._patch, self._work = solved.room(2 * size, self._num_engines)
+            self._agenda = agenda.room(2 * size)
+        old = self._rows
+        self._rows = Rows(
+            _room(old.order, size), _room(old.lasts, size), _room(old.lane_lo, size), _room(old.lane_hi, size),
+            _put(old.lanes, lanes, change.lanes), _room(old.need_lo, size), _room(old.need_hi, size),
+            _put(old.needs, needs, change.needs),
         )  # fmt: skip
-        self._rows = Rows(*(_put(array, *values) for array, values in zip(self._rows, tail, strict=True)))
-        entries = np.empty(len(change.needs), np.int32), np.empty(len(change.needs), np.int32)
+        known = self._solved
+        self._solved = known._replace(
+            pos=_room(known.pos, size, -1), follow_lo=_room(known.follow_lo, size),
+            follow_hi=_room(known.follow_hi, size),
+        )  # fmt: skip
+        lane_ptr, need_ptr = _int32(change.lane_ptr) + np.int32(lanes), _int32(change.need_ptr) + np.int32(needs)
+        come = Rows(
+            np.array(change.order, np.int64), np.array(change.lasts, np.int64), lane_ptr[:-1].copy(), lane_ptr[1:],
+            self._rows.lanes, need_ptr[:-1].copy(), need_ptr[1:], self._rows.needs,
+        )  # fmt: skip
+        links = np.empty((2, len(change.needs)), np.int32)
         changed = np.sort(self._solved.pos[removed])
-        patch = Patch(size, changed, number, *self._patch[3:6], *entries)
-        self._bodies.resolve(needs, removed, self._rows, self._solved, patch)
-        return patch
+        return come, Patch(changed, number, self._patch.fate, self._patch.came, *links)
 
 
 class _Bodies(NamedTuple):
     """The functions that do the work."""
 
     resolve: Callable[..., Any]
+    exchange: Callable[..., Any]
     retime: Callable[..., Any]
     joined: Callable[..., Any]
-    renumbered: Callable[..., Any]
+    packed: Callable[..., Any]
     followed: Callable[..., Any]
     loaded: Callable[..., Any]
 
 
-BODIES = _Bodies(solved.resolve, retime.retime, solved.joined, solved.renumbered, solved.followed, solved.loaded)
+BODIES = _Bodies(
+    solved.resolve, solved.exchange, retime.retime, solved.joined, solved.packed, solved.followed, solved.loaded
+)
 
 
 @cache
 def _compiled_bodies() -> _Bodies:
     """The same compiled, where numba is installed."""
-    if not can_compile():
-        return BODIES
-    import numba
-    from numba.extending import register_jitable
-
-    for part in retime.PARTS:
-        register_jitable(part)
-    # The loop makes no array. To count references to those that it is given would cost it eight times its own time.
-    return _Bodies(*map(compiled, BODIES))._replace(retime=numba.njit(cache=True, _nrt=False)(retime.retime))
+    alone = agenda.without_arrays(BODIES[:3], (*retime.PARTS, solved.load, solved.exchange))
+    return _Bodies(*alone, *map(compiled, BODIES[3:]))
 
 
 def _put(array: np.ndarray, begin: int, values: np.ndarray) -> np.ndarray:
@@ -198,6 +204,13 @@ def _put(array: np.ndarray, begin: int, values: np.ndarray) -> np.ndarray:
         array = np.concatenate([array[:begin], np.zeros(2 * stop - begin, array.dtype)])
     array[begin:stop] = values
     return array
+
+
+def _room(array: np.ndarray, size: int, value: int = 0) -> np.ndarray:
+    """The array with so many entries at least."""
+    if size <= len(array):
+        return array
+    return np.concatenate([array, np.full(2 * size - len(array), value, array.dtype)])
 
 
 def _int32(values: np.ndarray) -> np.ndarray:

@@ -5,111 +5,195 @@ It is compiled where it can be, and knows arrays only: which tasks these are and
 
 from __future__ import annotations
 
-import numpy as np
+from castile.planner.agenda import NEVER, opened, put, take
+from castile.planner.solved import COMES, GOES, NUM_SKIPS, STAYS, STRIDE, load
 
-from castile.planner.serving import NEVER
-from castile.planner.solved import NUM_SHIFTS, NUM_SKIPS, STRIDE
+# How the march from task to task ends: all are served, the step is too long, or the rest may be as it was.
+ENDED, LATE, ALIKE = 0, 1, 2
+# So many tasks at most must end at another distance than the others did before it is theirs that counts.
+MOST_VOTES = 64
 
 
-def retime(limit, epoch, engine, rows, solved, patch, work):  # type: ignore[no-untyped-def]
+def retime(limit, epoch, width, engine, rows, solved, patch, agenda, work):  # type: ignore[no-untyped-def]
     """The step after a change: its length (-1: more than `limit`), how many tasks were served one by one and how many
     stretches were skipped, how many tasks the step has, and the next epoch.
 
-    Tasks that stay end at a distance from when they ended before. For each of a few distances, all tasks with another
-    and those that come or go are stray: they matter no more when they have ended before anything that is still to come
-    gets ready, in both simulations. Then all else is as it was, at that distance.
+    Tasks that stay end at a distance from when they ended before. All with another distance than most, and those that
+    come or go, are stray: they matter no more when they have ended before anything that is still to come gets ready, in
+    both simulations. Then all else is as it was, at that distance. Buckets of the agenda are 2**width picoseconds wide.
     """
     mine, stretch, num_unserved = epoch + 1, epoch + 1, len(patch.number)
-    prepare(engine, rows, solved, patch, work)
-    # All that stays before place `cursor` was skipped, at distance `skipped`, or bears `mine`; nothing that was served
-    # and stays lies at `place` or behind. Of these places as many as `num_lost` went for good.
-    cursor, skipped, place, num_kept, num_lost, passed, next_try = 0, 0, 0, 0, 0, 0, 0
-    num_heap, num_fresh, num_out, num_skips, num_served, longest = 0, 0, 0, 0, 0, 0
-    finish, shift, resumed = 0, 0, True
+    for k in range(num_unserved):
+        work.unserved[k] = patch.number[k]
+    # All that stays before place `cursor` was skipped, at distance `skipped`, or bears `mine`.
+    cursor, skipped, num_skips, num_served, is_new = 0, 0, 0, 0, True
+    place, num_kept, num_lost, passed, num_out, longest, shift, all_old = 0, 0, 0, 0, 0, 0, 0, -1
+    at = (place, num_kept, num_lost, passed, num_out, longest, shift, 0, -1, -1, all_old, 0, 0, 0, 0, 0, width, 0)
     while True:
-        passed, num_lost = go_past(passed, num_lost, place, solved, patch, work)
-        found = -1
-        if place >= next_try and num_kept == place - num_lost and num_skips < NUM_SKIPS:
-            found = matching(place, solved, work)
-        if found >= 0:
-            shift = work.shifts[found]
-            stop, num_unserved = reach(
-                place, passed, shift, cursor, skipped, mine, num_unserved, rows, solved, patch, work
-            )
-            next_try = stop + 1
-            # Each stretch costs about as much as a few tasks that come.
-            if stop > place and (resumed or stop == len(solved.seq) or 4 * (stop - place) > num_unserved):
-                longest = max(longest, skip(place, stop, shift, num_skips, num_out, engine, rows, solved, work))
-                num_skips, num_served, num_kept = num_skips + 1, num_served + stop - place, num_kept + stop - place
-                place, cursor, skipped, resumed = stop, stop, shift, True
-        if resumed:
-            stretch, num_heap = stretch + 1, 0
-            since = solved.ready[place - 1] + shift if place > 0 else 0
-            # Nothing that is still to come begins before.
-            if longest > limit or heaviest(work) > limit - since:
-                return -1, num_out, 0, 0, max(mine, stretch)
-            num_fresh = resume(place, shift, stretch, num_unserved, engine, rows, solved, patch, work)
-        num_heap = touch(
-            num_fresh, num_heap, resumed, finish, stretch, mine, cursor, skipped, rows, solved, patch, work
+        stop, num_unserved = reach(
+            place, passed, shift, cursor, skipped, mine, num_unserved, rows, solved, patch, work
         )  # fmt: skip
-        if num_heap == 0:
-            return longest, num_out, num_skips, num_served, max(mine, stretch)
-        num_heap, resumed = num_heap - 1, False
-        task, when = pop(num_heap, work)
-        finish = occupy(task, when, limit, engine, rows, work)
-        if finish < 0:
-            return -1, num_out, 0, 0, max(mine, stretch)
-        work.served[task], work.done[task] = mine, finish
-        work.out_row[num_out], work.out_ready[num_out], work.out_end[num_out] = task, when, finish
-        num_out, num_served, longest = num_out + 1, num_served + 1, max(longest, finish)
-        compare(task, finish, num_served, solved, patch, work)
-        number = task if task < patch.size else patch.number[task - patch.size]
-        if number < patch.size and solved.pos[number] >= 0:
-            num_kept, place = num_kept + 1, max(place, solved.pos[number] + 1)
-        num_fresh = follow(task, number, solved, patch, work)
+        # Each stretch costs about as much as a few tasks that come.
+        if stop > place and (is_new or stop == len(solved.seq) or 4 * (stop - place) > num_unserved + 64):
+            latest = skip(place, stop, shift, num_skips, num_out, engine, rows, solved, work)
+            longest, all_old = max(longest, latest), max(all_old, solved.high[stop - 1])
+            num_skips, num_served, num_kept = num_skips + 1, num_served + stop - place, num_kept + stop - place
+            place, cursor, skipped, is_new = stop, stop, shift, True
+        if is_new:
+            is_new, stretch = False, stretch + 1
+            base = solved.ready[place - 1] + shift if place > 0 else 0
+            # Nothing that is still to come begins before.
+            if longest > limit or heaviest(work) > limit - base:
+                return -1, num_out, 0, 0, max(mine, stretch)
+            for b in range(at[14], len(agenda.first)):
+                agenda.first[b] = -1
+            num_fresh = resume(
+                place, shift, stretch, mine, cursor, num_unserved, engine, rows, solved, patch, agenda, work
+            )
+            so_far = (place, num_kept, num_lost, passed, num_out, longest)
+            at = so_far + at[6:10] + (all_old, 0, 0, 0, 0, base, width, num_fresh)
+        next_try = stop + 1 if num_skips < NUM_SKIPS else NEVER
+        how, at = march(at, limit, next_try, mine, stretch, cursor, skipped, engine, rows, solved, patch, agenda, work)
+        place, num_kept, num_lost, passed, num_out, longest, shift = at[:7]
+        all_old = at[10]
+        if how != ALIKE:
+            return longest if how == ENDED else -1, num_out, num_skips, num_served + num_out, max(mine, stretch)
 
 
-def prepare(engine, rows, solved, patch, work):  # type: ignore[no-untyped-def]
-    """Nothing is served; every engine has still to do what it does after the change."""
-    size, num_changed, num_created = patch.size, len(patch.changed), len(patch.number)
-    for c in range(NUM_SHIFTS + 1):
-        work.shifts[c], work.used[c], work.stray_old[c], work.stray_new[c] = 0, 0, -1, -1
-    for e in range(len(work.left)):
-        work.left[e], work.mark[e] = solved.loads[len(solved.loads) - 1, e], -1
-    for k in range(num_changed + num_created):
-        t = solved.seq[patch.changed[k]] if k < num_changed else size + k - num_changed
-        for j in range(rows.lane_lo[t], rows.lane_hi[t]):
-            e = engine[rows.lanes[j]]
-            if work.mark[e] != k:
-                work.mark[e] = k
-                work.left[e] += -rows.lasts[t] if k < num_changed else rows.lasts[t]
-    for k in range(num_created):
-        work.unserved[k] = size + k
+def march(  # type: ignore[no-untyped-def]
+    at, limit, next_try, mine, stretch, cursor, skipped, engine, rows, solved, patch, agenda, work
+):
+    """Serves tasks one by one until the step has ended, is late, or what follows may be as it was.
+
+    Nothing that was served and stays lies at `place` or behind; of these places `num_lost` went for good.
+    """
+    place, num_kept, num_lost, passed, num_out, longest, shift, votes, stray_old, stray_new, all_old = at[:11]
+    size, head, stop, bucket, base, width, num_fresh = at[11:]
+    first, last, chain, row, heap, fresh = agenda
+    order, lasts, lane_lo, lane_hi, lanes, need_lo, need_hi, needs = rows
+    _, pos, was_ready, was_end, _, follow_lo, follow_hi, follows, num_roots, _ = solved
+    served, done, touched, waits, ready, _, out, free, left = work[:9]
+    changed, _, fate, came, link, link_to = patch
+    how = ALIKE
+    while True:
+        size, stop = put(
+            num_fresh, size, head, stop, bucket, base, width, first, last, chain, row, heap, fresh, ready, order
+        )
+        num_fresh = 0
+        if place >= next_try and num_kept == place - num_lost:
+            since = was_ready[place - 1]
+            # What needs nothing is ready at the beginning, at whatever distance the rest is.
+            if stray_old < since and stray_new <= since + shift and (shift == 0 or place >= num_roots):
+                break
+        if head == stop and size == 0:
+            num_fresh, bucket, base, width = opened(bucket, base, width, first, chain, fresh, ready)
+            if num_fresh == 0:
+                how = ENDED
+                break
+            continue
+        task, head, size = take(size, head, stop, row, heap, ready, order)
+        begin, p = ready[task], pos[task]
+        for k in range(lane_lo[task], lane_hi[task]):
+            begin = max(begin, free[engine[lanes[k]]])
+        finish = begin + lasts[task]
+        late = finish > limit
+        for k in range(lane_lo[task], lane_hi[task]):
+            e = engine[lanes[k]]
+            # Two lanes of a task on one engine count once: the first of them makes it busy.
+            if free[e] < finish:
+                late |= left[e] > limit - begin
+                left[e], free[e] = left[e] - lasts[task], finish
+        if late:
+            how = LATE
+            break
+        served[task], done[task], out[num_out], num_out = mine, finish, task, num_out + 1
+        num_fresh = follow(task, fate, follow_lo, follow_hi, follows, came, link, link_to, fresh)
+        num_fresh = touch(
+            num_fresh, finish, mine, stretch, cursor, skipped, need_lo, need_hi, needs, pos, was_end, fate, served,
+            done, touched, waits, ready, fresh,
+        )  # fmt: skip
+        if fate[task] != STAYS:
+            stray_new = max(stray_new, finish)
+        else:
+            shift, votes, stray_old, stray_new = compare(
+                finish, was_end[p], shift, votes, stray_old, stray_new, all_old, longest
+            )
+            all_old = max(all_old, was_end[p])
+        longest = max(longest, finish)
+        if p >= 0:
+            num_kept, place = num_kept + 1, max(place, p + 1)
+            if passed < len(changed) and changed[passed] < place:
+                passed, num_lost, gone = go_past(passed, num_lost, place, solved, patch)
+                stray_old, all_old = max(stray_old, gone), max(all_old, gone)
+    return how, (
+        place, num_kept, num_lost, passed, num_out, longest, shift, votes, stray_old, stray_new, all_old,
+        size, head, stop, bucket, base, width, num_fresh,
+    )  # fmt: skip
 
 
-def go_past(passed, num_lost, place, solved, patch, work):  # type: ignore[no-untyped-def]
-    """What goes or changes before `place` was stray; how many these are, and how many of them went for good."""
+def follow(task, fate, follow_lo, follow_hi, follows, came, link, link_to, fresh):  # type: ignore[no-untyped-def]
+    """All that needs a task, of those that stay and those that come, is fresh: how many."""
+    num_fresh, entry = 0, came[task]
+    for k in range(follow_lo[task], follow_hi[task]):
+        if not fate[follows[k]] & GOES:
+            fresh[num_fresh] = follows[k]
+            num_fresh += 1
+    while entry >= 0:
+        fresh[num_fresh], num_fresh, entry = link_to[entry], num_fresh + 1, link[entry]
+    return num_fresh
+
+
+def touch(  # type: ignore[no-untyped-def]
+    num_fresh, finish, mine, stretch, cursor, skipped, need_lo, need_hi, needs, pos, was_end, fate, served, done,
+    touched, waits, ready, fresh,
+):  # fmt: skip
+    """Each fresh task waits for one less, which ends at `finish`, or is looked at for the first time in this stretch;
+    those that wait no more stay fresh: how many.
+    """
+    num_open = 0
+    for f in range(num_fresh):
+        t = fresh[f]
+        if touched[t] == stretch:
+            waits[t] -= 1
+            ready[t] = max(ready[t], finish)
+        else:
+            count, when = 0, 0
+            for k in range(need_lo[t], need_hi[t]):
+                need = needs[k]
+                if served[need] == mine:
+                    when = max(when, done[need])
+                elif fate[need] < COMES and pos[need] < cursor:
+                    when = max(when, was_end[pos[need]] + skipped)
+                else:
+                    count += 1
+            touched[t], waits[t], ready[t] = stretch, count, when
+        if waits[t] == 0:
+            fresh[num_open] = t
+            num_open += 1
+    return num_open
+
+
+def compare(finish, ended, shift, votes, stray_old, stray_new, all_old, longest):  # type: ignore[no-untyped-def]
+    """The distance of most tasks, and what is stray to it, with a task more that stays.
+
+    A majority vote (Boyer, Moore, 1981); when it turns, all that came before is taken for stray.
+    """
+    if finish - ended == shift:
+        return shift, min(votes + 1, MOST_VOTES), stray_old, stray_new
+    if votes == 0:
+        return finish - ended, 0, all_old, longest
+    return shift, votes - 1, max(stray_old, ended), max(stray_new, finish)
+
+
+def go_past(passed, num_lost, place, solved, patch):  # type: ignore[no-untyped-def]
+    """What goes or changes before `place` was stray: how many these are, how many of them went for good, and the last
+    end of those passed just now.
+    """
+    last = -1
     while passed < len(patch.changed) and patch.changed[passed] < place:
         p = patch.changed[passed]
-        for c in range(NUM_SHIFTS + 1):
-            work.stray_old[c] = max(work.stray_old[c], solved.end[p])
-        num_lost += patch.row_of[solved.seq[p]] < 0
-        passed += 1
-    return passed, num_lost
-
-
-def matching(place, solved, work):  # type: ignore[no-untyped-def]
-    """A distance at which all is as it was at `place`, with nothing stray under way; -1 where there is none."""
-    if place == 0:
-        return 0
-    since = solved.ready[place - 1]
-    for c in range(NUM_SHIFTS):
-        shift = work.shifts[c]
-        if work.stray_old[c] < since and work.stray_new[c] <= since + shift:
-            # What needs nothing is ready at the beginning, at whatever distance the rest is.
-            if shift == 0 or place >= solved.num_roots:
-                return c
-    return -1
+        last, num_lost, passed = max(last, solved.end[p]), num_lost + (patch.fate[solved.seq[p]] == GOES), passed + 1
+    return passed, num_lost, last
 
 
 def reach(  # type: ignore[no-untyped-def]
@@ -127,7 +211,7 @@ def reach(  # type: ignore[no-untyped-def]
             need = rows.needs[k]
             if work.served[need] == mine:
                 when = max(when, work.done[need])
-            elif need >= patch.size:
+            elif patch.fate[need] >= COMES:
                 when = NEVER
                 break
             else:
@@ -148,25 +232,16 @@ def skip(place, stop, shift, num_skips, num_out, engine, rows, solved, work):  #
     """All from `place` to `stop` is as it was, at a distance; when the last of it ends."""
     work.skips[num_skips, 0], work.skips[num_skips, 1] = num_out, place
     work.skips[num_skips, 2], work.skips[num_skips, 3] = stop, shift
-    stride = max(STRIDE, len(work.free))
-    for side in range(2):
-        bound, sign = (place, 1) if side == 0 else (stop, -1)
+    stride, latest = max(STRIDE, len(work.free)), 0
+    # Loads are known at every so many places; what lies before the first of them and after the last is counted.
+    low, high = -(-place // stride), stop // stride
+    if low < high:
         for e in range(len(work.left)):
-            work.left[e], work.mark[e] = work.left[e] + sign * solved.loads[bound // stride, e], -1
-        for p in range(bound // stride * stride, bound):
-            t = solved.seq[p]
-            for k in range(rows.lane_lo[t], rows.lane_hi[t]):
-                e = engine[rows.lanes[k]]
-                if work.mark[e] != t:
-                    work.mark[e] = t
-                    work.left[e] += sign * rows.lasts[t]
-    last, latest = solved.high[stop - 1], np.int64(0)
-    for c in range(NUM_SHIFTS + 1):
-        if c == NUM_SHIFTS or work.shifts[c] != shift:
-            work.stray_old[c] = max(work.stray_old[c], last)
-            work.stray_new[c] = max(work.stray_new[c], last + shift)
+            work.left[e] -= solved.loads[high, e] - solved.loads[low, e]
     for p in range(place, stop):
         latest = max(latest, solved.end[p])
+        if low >= high or p < low * stride or p >= high * stride:
+            load(solved.seq[p], p, -1, engine, rows, work)
     return latest + shift
 
 
@@ -178,8 +253,10 @@ def heaviest(work):  # type: ignore[no-untyped-def]
     return most
 
 
-def resume(place, shift, stretch, num_unserved, engine, rows, solved, patch, work):  # type: ignore[no-untyped-def]
-    """What is under way at `place` occupies its engines; what may wait for that, or has come, is fresh."""
+def resume(  # type: ignore[no-untyped-def]
+    place, shift, stretch, mine, cursor, num_unserved, engine, rows, solved, patch, agenda, work
+):
+    """What is under way at `place` occupies its engines; what may start after that is fresh: how many."""
     for e in range(len(work.free)):
         work.free[e] = 0
     num_fresh, low, stop, since = 0, 0, place, solved.ready[place - 1] if place > 0 else 0
@@ -197,121 +274,22 @@ def resume(place, shift, stretch, num_unserved, engine, rows, solved, patch, wor
                 work.free[e] = max(work.free[e], solved.end[p] + shift)
             for k in range(solved.follow_lo[t], solved.follow_hi[t]):
                 u = solved.follows[k]
-                if solved.pos[u] >= place and not patch.gone[u] and work.touched[u] != stretch:
-                    work.touched[u] = stretch
-                    work.fresh[num_fresh] = u
+                # Whom two of them make wait is fresh once.
+                if solved.pos[u] >= place and not patch.fate[u] & GOES and work.touched[u] != -stretch:
+                    work.touched[u] = -stretch
+                    agenda.fresh[num_fresh] = u
                     num_fresh += 1
     for p in range(place, solved.num_roots):
-        if not patch.gone[solved.seq[p]]:
-            work.fresh[num_fresh] = solved.seq[p]
+        if not patch.fate[solved.seq[p]] & GOES:
+            agenda.fresh[num_fresh] = solved.seq[p]
             num_fresh += 1
     for i in range(num_unserved):
-        work.fresh[num_fresh] = work.unserved[i]
+        agenda.fresh[num_fresh] = work.unserved[i]
         num_fresh += 1
-    return num_fresh
+    return touch(
+        num_fresh, 0, mine, stretch, cursor, shift, rows.need_lo, rows.need_hi, rows.needs, solved.pos, solved.end,
+        patch.fate, work.served, work.done, work.touched, work.waits, work.ready, agenda.fresh,
+    )  # fmt: skip
 
 
-def touch(  # type: ignore[no-untyped-def]
-    num_fresh, num_heap, resumed, finish, stretch, mine, cursor, skipped, rows, solved, patch, work
-):
-    """Each fresh task waits for one less, or is looked at for the first time; those that wait no more are pushed."""
-    for i in range(num_fresh):
-        t = work.fresh[i]
-        if not resumed and work.touched[t] == stretch:
-            work.waits[t] -= 1
-            work.part[t] = max(work.part[t], finish)
-        else:
-            waits, part = 0, np.int64(0)
-            for k in range(rows.need_lo[t], rows.need_hi[t]):
-                need = rows.needs[k]
-                if need < patch.size and patch.gone[need]:
-                    need = patch.row_of[need]
-                if work.served[need] == mine:
-                    part = max(part, work.done[need])
-                elif need < patch.size and solved.pos[need] < cursor:
-                    part = max(part, solved.end[solved.pos[need]] + skipped)
-                else:
-                    waits += 1
-            work.touched[t], work.waits[t], work.part[t] = stretch, waits, part
-        if work.waits[t] == 0:
-            when, by, hole = work.part[t], rows.order[t], num_heap
-            num_heap += 1
-            while hole > 0:
-                up = (hole - 1) >> 1
-                if work.key[up] < when or (work.key[up] == when and work.rank[up] < by):
-                    break
-                work.key[hole], work.rank[hole], work.heap[hole] = work.key[up], work.rank[up], work.heap[up]
-                hole = up
-            work.key[hole], work.rank[hole], work.heap[hole] = when, by, t
-    return num_heap
-
-
-def pop(num_heap, work):  # type: ignore[no-untyped-def]
-    """The least entry of a heap, which has so many others, and when it is ready."""
-    key, rank, heap = work.key, work.rank, work.heap
-    task, when = heap[0], key[0]
-    last, last_key, last_rank, hole, low = heap[num_heap], key[num_heap], rank[num_heap], 0, 1
-    while low < num_heap:
-        if low + 1 < num_heap:
-            low += (key[low + 1] < key[low]) | ((key[low + 1] == key[low]) & (rank[low + 1] < rank[low]))
-        if last_key < key[low] or (last_key == key[low] and last_rank < rank[low]):
-            break
-        key[hole], rank[hole], heap[hole], hole = key[low], rank[low], heap[low], low
-        low = 2 * hole + 1
-    key[hole], rank[hole], heap[hole] = last_key, last_rank, last
-    return task, when
-
-
-def occupy(task, when, limit, engine, rows, work):  # type: ignore[no-untyped-def]
-    """When a task ends that is ready; -1 where it, or what its engines have still to do, cannot end in time."""
-    begin, late = when, False
-    for k in range(rows.lane_lo[task], rows.lane_hi[task]):
-        begin = max(begin, work.free[engine[rows.lanes[k]]])
-    finish = begin + rows.lasts[task]
-    for k in range(rows.lane_lo[task], rows.lane_hi[task]):
-        e = engine[rows.lanes[k]]
-        # Two lanes of a task on one engine count once: the first of them makes it busy.
-        if work.free[e] < finish:
-            late |= work.left[e] > limit - begin
-            work.left[e] -= rows.lasts[task]
-            work.free[e] = finish
-    return -1 if late or finish > limit else finish
-
-
-def compare(task, finish, now, solved, patch, work):  # type: ignore[no-untyped-def]
-    """A task that was served is stray for every distance but its own."""
-    if task < patch.size:
-        ended, known, oldest = solved.end[solved.pos[task]], False, 0
-        for c in range(NUM_SHIFTS):
-            if work.shifts[c] == finish - ended:
-                known, work.used[c] = True, now
-            else:
-                work.stray_old[c] = max(work.stray_old[c], ended)
-                work.stray_new[c] = max(work.stray_new[c], finish)
-                oldest = c if work.used[c] < work.used[oldest] else oldest
-        if not known:
-            work.shifts[oldest], work.used[oldest] = finish - ended, now
-            work.stray_old[oldest], work.stray_new[oldest] = work.stray_old[-1], work.stray_new[-1]
-        work.stray_old[-1] = max(work.stray_old[-1], ended)
-    else:
-        for c in range(NUM_SHIFTS):
-            work.stray_new[c] = max(work.stray_new[c], finish)
-    work.stray_new[-1] = max(work.stray_new[-1], finish)
-
-
-def follow(task, number, solved, patch, work):  # type: ignore[no-untyped-def]
-    """All that needs a task, of those that stay and those that come, is fresh."""
-    num_fresh = 0
-    if number < patch.size:
-        for k in range(solved.follow_lo[number], solved.follow_hi[number]):
-            if not patch.gone[solved.follows[k]]:
-                work.fresh[num_fresh] = solved.follows[k]
-                num_fresh += 1
-    entry = patch.head[task]
-    while entry >= 0:
-        work.fresh[num_fresh] = patch.link_row[entry]
-        num_fresh, entry = num_fresh + 1, patch.link[entry]
-    return num_fresh
-
-
-PARTS = (prepare, go_past, matching, reach, skip, heaviest, resume, touch, pop, occupy, compare, follow)
+PARTS = (march, follow, touch, compare, go_past, reach, skip, heaviest, resume)

@@ -12,8 +12,9 @@ from typing import Any, overload
 
 import numpy as np
 
-from castile.planner import serving
-from castile.planner.serving import NEVER, Ahead, Tasks
+from castile.planner import agenda, serving
+from castile.planner.agenda import NEVER
+from castile.planner.serving import Ahead, Tasks
 from castile.runtime.compiled import can_compile, compiled
 from castile.runtime.task import NUM_LANES, Lane, TaskGraph
 from castile.runtime.timeline import PICOSECONDS, Timeline
@@ -86,14 +87,15 @@ def simulate(
     load = np.zeros(len(tasks.engine), np.int64)
     follow(tasks, load)
     busy, longest, most = load[COMPUTE::NUM_LANES] / PICOSECONDS, int(load.max(initial=0)), latest(limit)
-    queue, num_engines = serving.room(num_tasks), int(tasks.engine.max(initial=-1)) + 1
+    room, num_engines = agenda.room(num_tasks), int(tasks.engine.max(initial=-1)) + 1
     ahead = Ahead(np.zeros(num_tasks if most < NEVER else 0, np.int64), np.zeros(num_engines, np.int64))
+    waits, served = np.empty((2, num_tasks), np.int32)
     if most < NEVER:
-        foresee(tasks, ahead, queue.waits, queue.heap, np.empty(num_engines, np.int32))
+        foresee(tasks, ahead, waits, room.heap, np.empty(num_engines, np.int32))
         if max(ahead.tail.max(initial=0), ahead.load.max(initial=0)) > most:
             return None
-    (start, end), served = np.empty((2, num_tasks), np.int64), np.empty(num_tasks, np.int32)
-    num_served = serve(tasks, longest, most, ahead, queue, np.zeros(num_engines, np.int64), served, start, end)
+    start, end = np.empty((2, num_tasks), np.int64)
+    num_served = serve(tasks, longest, most, ahead, room, waits, np.zeros(num_engines, np.int64), served, start, end)
     if most < NEVER and num_served < num_tasks:
         return None
     assert num_served == num_tasks, "the task graph has a cycle"

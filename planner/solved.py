@@ -11,17 +11,14 @@ import numpy as np
 
 # Into how many stretches a proposal may fall apart at most.
 NUM_SKIPS = 1024
-# How many distances in time are kept in mind at once.
-NUM_SHIFTS = 4
 # Loads of engines are kept for every place that is a multiple of it, or of the number of engines.
 STRIDE = 256
+# What becomes of a number: its task stays, goes, or comes where none was; one that goes and comes is both.
+STAYS, GOES, COMES = 0, 1, 2
 
 
 class Rows(NamedTuple):
-    """Tasks in rows: that of number t in row t, then those that a change brings.
-
-    Lanes and needs of row t lie between lane_lo[t] and lane_hi[t], need_lo[t] and need_hi[t].
-    """
+    """Tasks by number; lanes and needs of t lie between lane_lo[t] and lane_hi[t], need_lo[t] and need_hi[t]."""
 
     order: np.ndarray
     lasts: np.ndarray
@@ -57,53 +54,40 @@ class Solved(NamedTuple):
 
 
 class Patch(NamedTuple):
-    """A change: places of tasks that go (sorted), numbers of those that come, which lie in rows from `size` on.
+    """A change: places of tasks that go (sorted), and numbers of those that come.
 
-    gone, row_of       by number: whether the task goes, and the row of the one that comes, or -1
-    head, link_row     by row the first entry of the list of those that come and need it, -1 for none; the row of each
-    link               entry, and the next
+    fate            by number: whether its task goes and comes
+    came            by number the first entry of the list of those that come and need it, -1 for none
+    link, link_to   of each entry the next one, and who it is that comes
     """
 
-    size: int
     changed: np.ndarray
     number: np.ndarray
-    gone: np.ndarray
-    row_of: np.ndarray
-    head: np.ndarray
+    fate: np.ndarray
+    came: np.ndarray
     link: np.ndarray
-    link_row: np.ndarray
+    link_to: np.ndarray
 
 
 class Work(NamedTuple):
     """Room for a proposal.
 
-    By row: the epoch in which it was served, and when it ended; the epoch since which its waits are counted, how many,
-    and how long they last at least. A heap over (key, rank). What comes and is not served. By engine: when it is free,
-    what it has still to do, and a mark. By distance in time, and at last for all tasks: the distance, when it was used,
-    and the last ends of what has another, before and now. What was served one by one; and what was skipped: after how
-    many of these, from which place to which, at which distance.
+    By number: the epoch in which it was served, and when it ended; the stretch since which its waits are counted, how
+    many, and when it is ready. What comes and is not served; what was served one by one. By engine: when it is free,
+    what it has still to do, and a mark. And what was skipped: after how many that were served one by one, from which
+    place to which, at which distance.
     """
 
     served: np.ndarray
     done: np.ndarray
     touched: np.ndarray
     waits: np.ndarray
-    part: np.ndarray
-    key: np.ndarray
-    rank: np.ndarray
-    heap: np.ndarray
-    fresh: np.ndarray
+    ready: np.ndarray
     unserved: np.ndarray
+    out: np.ndarray
     free: np.ndarray
     left: np.ndarray
     mark: np.ndarray
-    shifts: np.ndarray
-    used: np.ndarray
-    stray_old: np.ndarray
-    stray_new: np.ndarray
-    out_row: np.ndarray
-    out_ready: np.ndarray
-    out_end: np.ndarray
     skips: np.ndarray
 
 
@@ -115,107 +99,125 @@ def empty(num_engines: int) -> tuple[Rows, Solved]:
     return rows, Solved(narrow, narrow, wide, wide, wide, narrow, narrow, narrow, 0, loads)
 
 
-def room(num_rows: int, num_engines: int) -> tuple[Patch, Work]:
-    """Room for changes that lead to at most so many rows: no task goes, comes, or is needed by one that comes."""
+def room(num_tasks: int, num_engines: int) -> tuple[Patch, Work]:
+    """Room for numbers below `num_tasks`: no task goes, comes, or is needed by one that comes."""
 
-    def wide(length: int = num_rows) -> np.ndarray:
+    def wide(length: int = num_tasks) -> np.ndarray:
         return np.zeros(length, np.int64)
 
-    def narrow(length: int = num_rows) -> np.ndarray:
+    def narrow(length: int = num_tasks) -> np.ndarray:
         return np.zeros(length, np.int32)
 
-    none, nothing = np.full(num_rows, -1, np.int32), narrow(0)
-    patch = Patch(0, nothing, nothing, np.zeros(num_rows, np.bool_), none, none.copy(), nothing, nothing)
-    return patch, Work(
-        wide(), wide(), wide(), narrow(), wide(), wide(num_rows + 1), wide(num_rows + 1), narrow(num_rows + 1),
-        narrow(), narrow(), wide(num_engines), wide(num_engines), wide(num_engines), wide(NUM_SHIFTS + 1),
-        wide(NUM_SHIFTS + 1), wide(NUM_SHIFTS + 1), wide(NUM_SHIFTS + 1), narrow(), wide(), wide(),
-        np.zeros((NUM_SKIPS, 4), np.int64),
+    nothing = narrow(0)
+    patch = Patch(nothing, nothing, np.zeros(num_tasks, np.int8), np.full(num_tasks, -1, np.int32), nothing, nothing)
+    work = Work(
+        wide(), wide(), wide(), narrow(), wide(), narrow(), narrow(), wide(num_engines), wide(num_engines),
+        wide(num_engines), np.zeros((NUM_SKIPS, 4), np.int64),
     )  # fmt: skip
+    return patch, work
 
 
-def resolve(first, removed, rows, solved, patch):  # type: ignore[no-untyped-def]
-    """Turns the needs of tasks that come, entries from `first` on, from numbers to rows, and hangs each task into the
-    lists of what it needs.
+def resolve(first, removed, come, engine, rows, solved, patch, work):  # type: ignore[no-untyped-def]
+    """Tasks go, and others come, which hang in the lists of what they need; engines have still to do all of that.
+
+    come    the rows of those that come, which change places with what was there; entries of needs begin at `first`
     """
-    size, number = patch.size, patch.number
+    for e in range(len(work.left)):
+        work.left[e], work.mark[e] = solved.loads[len(solved.loads) - 1, e], -1
+    for i in range(len(removed)):
+        t = removed[i]
+        assert solved.pos[t] >= 0 and patch.fate[t] == STAYS
+        patch.fate[t] = GOES
+        load(t, -2 - i, -1, engine, rows, work)
+    exchange(patch.number, come, rows)
+    for i in range(len(patch.number)):
+        t = patch.number[i]
+        assert patch.fate[t] < COMES
+        patch.fate[t] += COMES
+        load(t, -2 - len(removed) - i, 1, engine, rows, work)
     for t in removed:
-        assert 0 <= t < size and not patch.gone[t]
-        patch.gone[t] = True
-    for k in range(len(number)):
-        assert patch.row_of[number[k]] < 0
-        patch.row_of[number[k]] = size + k
-    for t in removed:
-        if patch.row_of[t] < 0:
+        if patch.fate[t] == GOES:
             for k in range(solved.follow_lo[t], solved.follow_hi[t]):
-                assert patch.gone[solved.follows[k]], "a task that stays needs one that goes"
-    for row in range(size, size + len(number)):
-        for k in range(rows.need_lo[row], rows.need_hi[row]):
+                assert patch.fate[solved.follows[k]] != STAYS, "a task that stays needs one that goes"
+    for t in patch.number:
+        for k in range(rows.need_lo[t], rows.need_hi[t]):
             need = rows.needs[k]
-            if patch.row_of[need] >= 0:
-                rows.needs[k] = need = patch.row_of[need]
-            else:
-                assert not patch.gone[need], "a task that comes needs one that goes"
-            patch.link[k - first], patch.link_row[k - first] = patch.head[need], row
-            patch.head[need] = k - first
+            assert patch.fate[need] != GOES, "a task that comes needs one that goes"
+            patch.link[k - first], patch.link_to[k - first], patch.came[need] = patch.came[need], t, k - first
 
 
-def joined(seq, ready, end, out_row, out_ready, out_end, skips):  # type: ignore[no-untyped-def]
-    """The rows in the order served, when each is ready and ends: what was served one by one, and what was skipped."""
-    num_tasks = len(out_row)
+def exchange(number, come, rows):  # type: ignore[no-untyped-def]
+    """The rows of these numbers change places with others."""
+    for i in range(len(number)):
+        t = number[i]
+        rows.order[t], come.order[i] = come.order[i], rows.order[t]
+        rows.lasts[t], come.lasts[i] = come.lasts[i], rows.lasts[t]
+        rows.lane_lo[t], come.lane_lo[i] = come.lane_lo[i], rows.lane_lo[t]
+        rows.lane_hi[t], come.lane_hi[i] = come.lane_hi[i], rows.lane_hi[t]
+        rows.need_lo[t], come.need_lo[i] = come.need_lo[i], rows.need_lo[t]
+        rows.need_hi[t], come.need_hi[i] = come.need_hi[i], rows.need_hi[t]
+
+
+def load(task, token, sign, engine, rows, work):  # type: ignore[no-untyped-def]
+    """The engines of a task have it more to do, or less; the token is another for every call."""
+    for k in range(rows.lane_lo[task], rows.lane_hi[task]):
+        e = engine[rows.lanes[k]]
+        if work.mark[e] != token:
+            work.mark[e] = token
+            work.left[e] += sign * rows.lasts[task]
+
+
+def joined(seq, ready, end, out, new_ready, new_end, skips):  # type: ignore[no-untyped-def]
+    """The sequence as served, when each task is ready and ends: what was served one by one, and what was skipped."""
+    num_tasks = len(out)
     for s in range(len(skips)):
         num_tasks += skips[s, 2] - skips[s, 1]
-    row_seq, new_ready = np.empty(num_tasks, np.int32), np.empty(num_tasks, np.int64)
-    new_end, high = np.empty(num_tasks, np.int64), np.empty(num_tasks, np.int64)
-    place, out, last = 0, 0, np.int64(0)
+    all_seq, all_ready = np.empty(num_tasks, np.int32), np.empty(num_tasks, np.int64)
+    all_end, high = np.empty(num_tasks, np.int64), np.empty(num_tasks, np.int64)
+    place, k, last = 0, 0, np.int64(0)
     for s in range(len(skips) + 1):
-        stop = skips[s, 0] if s < len(skips) else len(out_row)
-        while out < stop:
-            row_seq[place], new_ready[place], new_end[place] = out_row[out], out_ready[out], out_end[out]
-            place, out = place + 1, out + 1
+        stop = skips[s, 0] if s < len(skips) else len(out)
+        while k < stop:
+            t = out[k]
+            all_seq[place], all_ready[place], all_end[place] = t, new_ready[t], new_end[t]
+            place, k = place + 1, k + 1
         if s < len(skips):
             for p in range(skips[s, 1], skips[s, 2]):
-                row_seq[place], new_ready[place], new_end[place] = seq[p], ready[p] + skips[s, 3], end[p] + skips[s, 3]
+                all_seq[place], all_ready[place], all_end[place] = seq[p], ready[p] + skips[s, 3], end[p] + skips[s, 3]
                 place += 1
     for p in range(num_tasks):
-        last = max(last, new_end[p])
+        last = max(last, all_end[p])
         high[p] = last
-    return row_seq, new_ready, new_end, high
+    return all_seq, all_ready, all_end, high
 
 
-def renumbered(size, old_size, number, row_seq, rows):  # type: ignore[no-untyped-def]
-    """Rows below `size` by number, packed in the order served with room for half as many again, and the sequence.
-
-    Also how many lanes and needs there are.
-    """
-    num_tasks, num_lanes, num_needs = len(row_seq), 0, 0
-    for row in row_seq:
-        num_lanes += rows.lane_hi[row] - rows.lane_lo[row]
-        num_needs += rows.need_hi[row] - rows.need_lo[row]
-    seq, space = np.empty(num_tasks, np.int32), size + size // 2
+def packed(size, seq, rows):  # type: ignore[no-untyped-def]
+    """The rows of these tasks alone, in the order served, with room for half as many; how many lanes and needs."""
+    num_lanes, num_needs, space = 0, 0, size + size // 2
+    for t in seq:
+        num_lanes += rows.lane_hi[t] - rows.lane_lo[t]
+        num_needs += rows.need_hi[t] - rows.need_lo[t]
     order, lasts = np.zeros(space, np.int64), np.zeros(space, np.int64)
     lane_lo, lane_hi = np.zeros(space, np.int32), np.zeros(space, np.int32)
     need_lo, need_hi = np.zeros(space, np.int32), np.zeros(space, np.int32)
     lanes = np.empty(num_lanes + num_lanes // 2, np.int32)
     needs = np.empty(num_needs + num_needs // 2, np.int32)
     num_lanes, num_needs = 0, 0
-    for p in range(num_tasks):
-        row = row_seq[p]
-        t = row if row < old_size else number[row - old_size]
-        seq[p], order[t], lasts[t], lane_lo[t], need_lo[t] = t, rows.order[row], rows.lasts[row], num_lanes, num_needs
-        for k in range(rows.lane_lo[row], rows.lane_hi[row]):
+    for t in seq:
+        order[t], lasts[t], lane_lo[t], need_lo[t] = rows.order[t], rows.lasts[t], num_lanes, num_needs
+        for k in range(rows.lane_lo[t], rows.lane_hi[t]):
             lanes[num_lanes] = rows.lanes[k]
             num_lanes += 1
-        for k in range(rows.need_lo[row], rows.need_hi[row]):
-            need = rows.needs[k]
-            needs[num_needs] = need if need < old_size else number[need - old_size]
+        for k in range(rows.need_lo[t], rows.need_hi[t]):
+            needs[num_needs] = rows.needs[k]
             num_needs += 1
         lane_hi[t], need_hi[t] = num_lanes, num_needs
-    return seq, (order, lasts, lane_lo, lane_hi, lanes, need_lo, need_hi, needs), num_lanes, num_needs
+    return (order, lasts, lane_lo, lane_hi, lanes, need_lo, need_hi, needs), num_lanes, num_needs
 
 
 def followed(size, num_needs, seq, rows):  # type: ignore[no-untyped-def]
-    """Of each number its place and its followers, and how many tasks need none."""
+    """Of each number its place and its followers, with room for half as many, and how many tasks need none."""
+    size += size // 2
     pos, follow_lo, follow_hi = np.full(size, -1, np.int32), np.zeros(size, np.int32), np.zeros(size, np.int32)
     follows, total, num_roots = np.empty(num_needs, np.int32), 0, 0
     for k in range(num_needs):

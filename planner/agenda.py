@@ -1,0 +1,134 @@
+"""The agenda: tasks that are ready and not served, of which the next one by (ready, order) is taken.
+
+Its functions are compiled where they can be, and make no array. It does not know what tasks need or occupy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from castile.runtime.compiled import can_compile
+
+NEVER = np.iinfo(np.int64).max
+
+
+class Agenda(NamedTuple):
+    """Room for tasks that wait in buckets by time, in the order in which they came.
+
+    Those of the bucket under way stand in a row as long as they come in the order in which they are taken, as most do,
+    and the others in a heap. What lies behind the last but one bucket waits in the last.
+
+    first, last   of each bucket the first and the last task, or -1
+    chain         by task the next one of its bucket, or -1
+    row, heap     tasks from row[head] to row[stop - 1]; a heap of `size`
+    fresh         tasks that have just become ready
+    """
+
+    first: np.ndarray
+    last: np.ndarray
+    chain: np.ndarray
+    row: np.ndarray
+    heap: np.ndarray
+    fresh: np.ndarray
+
+
+def room(num_tasks: int) -> Agenda:
+    """An empty agenda for so many tasks, with a bucket for every two of them."""
+    buckets = np.full((2, num_tasks // 2 + 2), -1, np.int32)
+    return Agenda(*buckets, *np.empty((4, num_tasks + 1), np.int32))
+
+
+def put(  # type: ignore[no-untyped-def]
+    num_fresh, size, head, stop, bucket, base, width, first, last, chain, row, heap, fresh, ready, order
+):
+    """Enter so many fresh tasks; the size of the heap and the end of the row after that.
+
+    Bucket number `bucket` is under way, the first begins at `base`, and each is 2**width picoseconds wide.
+    """
+    for f in range(num_fresh):
+        t = fresh[f]
+        slot = min((ready[t] - base) >> width, len(first) - 1)
+        if slot > bucket:
+            if first[slot] < 0:
+                first[slot] = t
+            else:
+                chain[last[slot]] = t
+            last[slot], chain[t] = t, -1
+        elif head == stop or before(row[stop - 1], t, ready, order):
+            row[stop] = t
+            stop += 1
+        else:
+            rise(heap, size, t, ready, order)
+            size += 1
+    return size, stop
+
+
+def opened(bucket, base, width, first, chain, fresh, ready):  # type: ignore[no-untyped-def]
+    """The tasks of the next bucket are fresh: how many (none at the end only), and the buckets from there on."""
+    num_fresh, bucket = 0, bucket + 1
+    while bucket < len(first) and first[bucket] < 0:
+        bucket += 1
+    if bucket < len(first):
+        task, first[bucket] = first[bucket], -1
+        while task >= 0:
+            fresh[num_fresh], num_fresh, task = task, num_fresh + 1, chain[task]
+        if bucket == len(first) - 1:
+            # The buckets begin anew, twice as wide: should they be too narrow, they soon are not.
+            bucket, base, width = 0, NEVER, width + 1
+            for f in range(num_fresh):
+                base = min(base, ready[fresh[f]])
+    return num_fresh, bucket, base, width
+
+
+def take(size, head, stop, row, heap, ready, order):  # type: ignore[no-untyped-def]
+    """The first of the tasks in row and heap, and where the row begins and the size of the heap without it."""
+    if size == 0 or (head < stop and before(row[head], heap[0], ready, order)):
+        return row[head], head + 1, size
+    task = heap[0]
+    sink(heap, size - 1, ready, order)
+    return task, head, size - 1
+
+
+def before(one, other, ready, order):  # type: ignore[no-untyped-def]
+    """Whether one task comes before another."""
+    return ready[one] < ready[other] or (ready[one] == ready[other] and order[one] < order[other])
+
+
+def rise(heap, hole, task, ready, order):  # type: ignore[no-untyped-def]
+    """A task enters a heap of so many."""
+    while hole > 0 and before(task, heap[(hole - 1) >> 1], ready, order):
+        heap[hole], hole = heap[(hole - 1) >> 1], (hole - 1) >> 1
+    heap[hole] = task
+
+
+def sink(heap, size, ready, order):  # type: ignore[no-untyped-def]
+    """The first task leaves a heap, which has so many others."""
+    task, hole, low = heap[size], 0, 1
+    while low < size:
+        if low + 1 < size and before(heap[low + 1], heap[low], ready, order):
+            low += 1
+        if before(task, heap[low], ready, order):
+            break
+        heap[hole], hole, low = heap[low], low, 2 * low + 1
+    heap[hole] = task
+
+
+PARTS = (put, opened, take, before, rise, sink)
+
+
+def without_arrays(bodies: tuple[Callable[..., Any], ...], parts: tuple[Callable[..., Any], ...]) -> tuple[Any, ...]:
+    """Functions that make no array compiled, where numba is installed, with the parts that they call.
+
+    Counting references to the arrays that they are given would take longer than all else, so they do not count.
+    """
+    if not can_compile():
+        return bodies
+    import numba
+    from numba.extending import register_jitable
+
+    for part in (*PARTS, *parts):
+        register_jitable(part)
+    return tuple(numba.njit(cache=True, _nrt=False)(body) for body in bodies)
