@@ -18,8 +18,8 @@ from castile.runtime.machine import Level
 from castile.runtime.placement import Read
 from castile.runtime.placement import filled as filled
 from castile.runtime.region import Box, Overlaps, bounding, contiguous, disjoint, intersect, whole
-from castile.runtime.task import Kind, View
-from castile.runtime.transfer import Links, Source, Term, Transfer, Wanted
+from castile.runtime.task import View
+from castile.runtime.transfer import Links, Run, Source, Term, Transfer, Wanted
 
 SPECIAL_FORMS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 
@@ -61,6 +61,7 @@ class _Members:
         self.frames = [bounding([t.sources[i].box for i in cluster]) for cluster in self.clusters]
         self.number = {i: n for n, cluster in enumerate(self.clusters) for i in cluster}
         self._made: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Term, ...]] = {}
+        self._of_touched: dict[int, tuple[Term, ...]] = {}
         self._nearest: dict[tuple[int, tuple[int, ...]], list[int]] = {}
 
     def wanted(self, places: Sequence[Read]) -> list[Wanted]:
@@ -69,15 +70,22 @@ class _Members:
         return [Wanted(proc, box, self._members(proc, box, index[proc])) for proc, box in places]
 
     def _members(self, proc: int, box: Box, index: int) -> tuple[Term, ...]:
-        touched = self.t.overlaps.of(box)
+        found = self.t.overlaps.of(box)
+        if id(found) in self._of_touched:
+            return self._of_touched[id(found)]
+        touched = found
         if len(self.clusters) < len(self.t.sources):
             touched = tuple(sorted({self.number[i] for i in touched}))
         holders = [self.t.sources[self.clusters[n][0]].procs for n in touched]
         chosen = tuple([h[0] if len(h) == 1 else self._near(proc, h, index) for h in holders])
         if (touched, chosen) not in self._made:
             rows = zip(touched, chosen, strict=True)
-            self._made[touched, chosen] = tuple(Term(self.clusters[n], p, self.frames[n]) for n, p in rows)
-        return self._made[touched, chosen]
+            self._made[touched, chosen] = tuple([Term(self.clusters[n], p, self.frames[n]) for n, p in rows])
+        members = self._made[touched, chosen]
+        if all(len(h) == 1 for h in holders):
+            # no reader has a choice
+            self._of_touched[id(found)] = members
+        return members
 
     def _near(self, proc: int, holders: tuple[int, ...], index: int) -> int:
         """One of the nearest holders; readers that have several take them in turn."""
@@ -251,7 +259,7 @@ def _collective(t: Transfer, special: Special, targets: dict[Read, int]) -> None
         return
     group, n = tuple(m.proc for m in members), len(members)
     elements = special.around.volume
-    landed: list[tuple[View, list[tuple[View, Box]]]] = [(end, []) for end in ends]
+    landed: list[tuple[View, Run | None]] = [(end, None) for end in ends]
     if form == "all_reduce":
         counts = (tuple(elements // n + (j < elements % n) for j in range(n)),) * n
         send = tuple(transfer.packed(t, m, unbroken=True) for m in members)
@@ -272,42 +280,37 @@ def _collective(t: Transfer, special: Special, targets: dict[Read, int]) -> None
         elements = max(map(sum, counts))
     scratch = tuple(_scratch(t, form, (n - 1) * counts[0][j], p) for j, p in enumerate(group))
     transfer.emit(t, form, group, send, tuple(view for view, _ in landed), scratch, counts, elements)
-    for copy, end, (_, views) in zip(copies, ends, landed, strict=True):
-        if views:
-            transfer.add_up(t, Kind.FOLD, "unpack", copy.proc, end, views)
+    for copy, end, (view, run) in zip(copies, ends, landed, strict=True):
+        if run is not None:
+            transfer.unpack(t, copy.proc, run, view, end)
 
 
 def _sent(t: Transfer, members: Sequence[Term], pieces: Sequence[list[Box]]) -> tuple[View, ...]:
     """Each member's contribution as one flat array, in the order of the pieces that the others take."""
     sent = []
-    for member, of_member, dense in zip(members, pieces, _dense(pieces, [m.box for m in members]), strict=True):
-        view = transfer.packed(t, member, unbroken=dense)
-        sent.append(view if dense else transfer.laid_out(t, member.proc, view, of_member))
+    for member, run in zip(members, _runs(t, pieces, [m.box for m in members]), strict=True):
+        view = transfer.packed(t, member, unbroken=run is None)
+        sent.append(view if run is None else transfer.laid_out(t, member.proc, view, run))
     return tuple(sent)
 
 
 def _landed(
     t: Transfer, copies: Sequence[Wanted], pieces: Sequence[list[Box]], ends: Sequence[View]
-) -> list[tuple[View, list[tuple[View, Box]]]]:
+) -> list[tuple[View, Run | None]]:
     """Where each member's result lands, and what is then to be unpacked where that is not the copy itself."""
-    landed: list[tuple[View, list[tuple[View, Box]]]] = []
-    for copy, of_copy, dense, end in zip(copies, pieces, _dense(pieces, [c.box for c in copies]), ends, strict=True):
-        if dense:
-            landed.append((end, []))
-            continue
-        end_to_end, runs = transfer.flat(t, copy.proc, of_copy)
-        landed.append((end_to_end, list(zip(runs, of_copy, strict=True))))
-    return landed
+    runs = _runs(t, pieces, [c.box for c in copies])
+    rows = zip(copies, runs, ends, strict=True)
+    return [(end if run is None else transfer.landing(t, copy.proc, run), run) for copy, run, end in rows]
 
 
-def _dense(pieces: Sequence[list[Box]], frames: Sequence[Box]) -> list[bool]:
-    """Whether each list of pieces, end to end, is the dense array over its frame; alike where the list is the same."""
-    known: dict[tuple[int, Box], bool] = {}
+def _runs(t: Transfer, pieces: Sequence[list[Box]], frames: Sequence[Box]) -> list[Run | None]:
+    """Each list of pieces end to end, None where that is the dense array over its frame; one where the list is one."""
+    known: dict[tuple[int, Box], Run | None] = {}
     found = []
     for each, frame in zip(pieces, frames, strict=True):
         key = (id(each), frame)
         if key not in known:
-            known[key] = _end_to_end(each, frame)
+            known[key] = None if _end_to_end(each, frame) else transfer.run_of(t, each)
         found.append(known[key])
     return found
 

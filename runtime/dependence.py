@@ -15,7 +15,7 @@ import numpy as np
 from castile.runtime import collectives
 from castile.runtime.machine import Level, Machine
 from castile.runtime.region import Box, contiguous, uncovered, whole
-from castile.runtime.transfer import Links, Pattern, Source
+from castile.runtime.transfer import Links, Pattern, Piece, Source
 
 Touch = tuple[Sequence[int], Sequence[int]]  # the buffers that a task reads, and those that it writes
 
@@ -30,9 +30,7 @@ def scan(touches: Iterable[Touch]) -> np.ndarray:
     readers: dict[int, list[int]] = {}
     edges: set[tuple[int, int]] = set()
     for task, (reads, writes) in enumerate(touches):
-        for buffer in reads:
-            if buffer in writer:
-                edges.add((writer[buffer], task))
+        edges.update([(writer[buffer], task) for buffer in reads if buffer in writer])
         for buffer in writes:
             before = readers.get(buffer) or ([writer[buffer]] if buffer in writer else [])
             edges.update((other, task) for other in before if other != task)
@@ -52,15 +50,6 @@ class Contribution:
 
 
 @dataclass(frozen=True)
-class Instance:
-    """A buffer of a version: its box, its processor (a slot) and whether it is a source, a reader's copy or staging."""
-
-    box: Box
-    proc: int
-    kind: str
-
-
-@dataclass(frozen=True)
 class Version:
     """The analysis of one version; ports are numbered producers, patterns, readers, overwriters in one row.
 
@@ -72,7 +61,7 @@ class Version:
     first[i]       the port that begins instance i's life, -1 where it was there before
     """
 
-    instances: tuple[Instance, ...]
+    instances: tuple[Piece, ...]
     patterns: tuple[Pattern, ...]
     made: np.ndarray
     adds: np.ndarray
@@ -120,13 +109,16 @@ def version(
     touches += [((place,), ()) for place in t.located]
     if overwritten:
         touches += [((), (m,)) for m in made]
-    pairs = sorted({(n, b) for n, (reads, writes) in enumerate(touches) for b in (*reads, *writes)})
-    first = np.full(len(t.pieces), -1)
-    for port, (_, writes) in reversed(list(enumerate(touches))):
-        if not (carried and all(t.pieces[b].kind == "source" for b in writes)):
-            first[list(writes)] = port
+    pairs, first = [], [-1] * len(t.pieces)
+    # what was there before begins with no port
+    there = sum(len(source.procs) for source in t.sources) if carried else 0
+    for port, (reads, writes) in enumerate(touches):
+        pairs += [(port, b) for b in sorted({*reads, *writes})]
+        for b in writes:
+            if b >= there and first[b] < 0:
+                first[b] = port
     return Version(
-        tuple(Instance(p.box, p.proc, p.kind) for p in t.pieces),
+        tuple(t.pieces),
         tuple(t.patterns),
         np.array(made, dtype=np.int64),
         np.array(added, dtype=bool),
@@ -134,7 +126,7 @@ def version(
         tuple(_frame(box, t.pieces[place].box) for (_, box), place in zip(readers, t.located, strict=True)),
         scan(touches),
         np.array(pairs, dtype=np.int64).reshape(-1, 2),
-        first,
+        np.array(first, dtype=np.int64),
     )
 
 

@@ -64,10 +64,13 @@ def _in_place(t: Transfer, proc: int, box: Box, on: Mapping[int, list[int]] | No
     else:
         candidates = on.get(proc, ()) if box.volume else ()
     held = t.instances
-    holding = [i for i in candidates if (i, proc) in held and contains(t.sources[i].box, box)]
-    best = next((i for i in holding if t.sources[i].box == box), None)
-    if best is None and holding and not exact:
-        best = holding[0]
+    for i in candidates:
+        if t.sources[i].box == box and (i, proc) in held:
+            return held[i, proc]
+    if exact:
+        return None
+    holding = (i for i in candidates if (i, proc) in held and contains(t.sources[i].box, box))
+    best = next(holding, None)
     return held[best, proc] if best is not None else None
 
 

@@ -41,6 +41,15 @@ class Recipe:
     body: Body
 
 
+@dataclass(frozen=True, eq=False)
+class Run:
+    """Pieces end to end: where each lies in an array of them all, in the piece's shape, and the box of that array."""
+
+    pieces: tuple[Box, ...]
+    views: tuple[View, ...]
+    box: Box
+
+
 class Pattern(NamedTuple):
     """A transfer task; processors are slots, buffers are numbers of the plan's pieces.
 
@@ -101,6 +110,7 @@ class Transfer:
     instances: dict[tuple[int, int], int] = field(default_factory=dict)
     packs: dict[tuple[tuple[int, ...], int, Box], View] = field(default_factory=dict)
     recipes: dict[Hashable, Recipe] = field(default_factory=dict)
+    runs: list[Run] = field(default_factory=list)
     keys: dict[Hashable, CostKey] = field(default_factory=dict)
 
     @cached_property
@@ -231,18 +241,29 @@ def _sum(t: Transfer, name: str, target: Box, operands: Sequence[tuple[View, Box
     return _recipe(t, name, views, calls)
 
 
-def laid_out(t: Transfer, proc: int, source: View, pieces: Sequence[Box]) -> View:
+def laid_out(t: Transfer, proc: int, source: View, run: Run) -> View:
     """Pieces of an array copied to staging, end to end."""
-    end_to_end, runs = flat(t, proc, pieces)
-    key = (source.box, *pieces)
+    key = (source.box, id(run))
     if key not in t.recipes:
-        views = [v for p, run in zip(pieces, runs, strict=True) for v in (View(1, p), run._replace(buffer=0))]
+        views = [
+            v for p, view in zip(run.pieces, run.views, strict=True) for v in (View(1, p), view._replace(buffer=0))
+        ]
         calls = [Call("copy", (Arg("view", n),), (Arg("view", n + 1),)) for n in range(0, len(views), 2)]
         t.recipes[key] = _recipe(t, "pack", views, calls)
-    recipe = t.recipes[key]
-    read, written = (source.buffer,), (end_to_end.buffer,)
+    target, recipe = landing(t, proc, run), t.recipes[key]
+    read, written = (source.buffer,), (target.buffer,)
     t.patterns.append(Pattern(Kind.PACK, "pack", (proc,), recipe.key, read, written, recipe))
-    return end_to_end
+    return target
+
+
+def unpack(t: Transfer, proc: int, run: Run, staging: View, target: View) -> None:
+    """Pieces that lie end to end copied to where they belong."""
+    key = (id(run), target.box)
+    if key not in t.recipes:
+        t.recipes[key] = _sum(t, "unpack", target.box, list(zip(run.views, run.pieces, strict=True)))
+    recipe = t.recipes[key]
+    read, written = (staging.buffer,), (target.buffer,)
+    t.patterns.append(Pattern(Kind.FOLD, "unpack", (proc,), recipe.key, read, written, recipe))
 
 
 def _recipe(t: Transfer, name: str, views: Sequence[View], calls: Sequence[Call]) -> Recipe:
@@ -284,16 +305,19 @@ def _key(t: Transfer, form: str, group: tuple[int, ...], elements: int) -> CostK
     return t.keys[known]
 
 
-def flat(t: Transfer, proc: int, pieces: Sequence[Box]) -> tuple[View, list[View]]:
-    """Staging that holds the pieces end to end: all of it, and each piece's run in the piece's shape."""
-    total = sum(p.volume for p in pieces)
-    buffer = t.add("staging", whole((total,)), proc)
-    runs, offset = [], 0
+def run_of(t: Transfer, pieces: Sequence[Box]) -> Run:
+    """Pieces laid end to end."""
+    views, offset = [], 0
     for p in pieces:
-        volume = p.volume
-        runs.append(View(buffer, Box((offset,), (offset + volume,)), p.shape))
-        offset += volume
-    return View(buffer, whole((total,))), runs
+        begin, offset = offset, offset + p.volume
+        views.append(View(1, Box((begin,), (offset,)), p.shape))
+    t.runs.append(run := Run(tuple(pieces), tuple(views), whole((offset,))))
+    return run
+
+
+def landing(t: Transfer, proc: int, run: Run) -> View:
+    """Staging for pieces end to end."""
+    return View(t.add("staging", run.box, proc), run.box)
 
 
 # Patterns written out.
