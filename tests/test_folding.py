@@ -1,0 +1,201 @@
+"""Folded equals whole exactly: times, ties, memory and arenas; and what a regular plan folds to does not grow."""
+
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from castile.launch import models
+from castile.planner.compose import compose
+from castile.planner.cost import CostModel
+from castile.planner.folding import Folding, expand, fold, timed
+from castile.planner.lower import Lowering
+from castile.planner.op import find
+from castile.planner.seeds import data_parallel, seed
+from castile.planner.simulate import simulate
+from castile.planner.strategy import Config, Strategy
+from castile.planner.updates import Updates
+from castile.runtime.machine import Level, Machine, Processor
+from castile.runtime.memory import pack
+from tests import named_plans
+from tests.little import two_layers
+from tests.strategies import ENGINES, SGD, machines, problems, strategies
+
+MOMENTUM = Updates(find("sgd")(momentum=0.9))
+KNOWN = ("data_parallel", "fsdp", "megatron")
+
+
+def instances(lowering, strategy):
+    program, configs = lowering.program(strategy), lowering.configs(strategy)
+    numbers = {name: lowering._numbers.setdefault(c, len(lowering._numbers)) for name, c in configs.items()}
+    steps = lowering._step_instances(program, configs, numbers)
+    return steps, lowering._flow_instances(program, configs, numbers, steps)
+
+
+def census(graph, count):
+    """How many tasks there are of each cost."""
+    return dict(zip(graph.cost_keys, np.bincount(graph.cost, count, len(graph.cost_keys)).tolist()))
+
+
+def check_exact(graph, folded, cost):
+    """All that the simulation of the folded graph says, against that of the whole one."""
+    engines = cost.machine.engines
+    whole = simulate(*cost.by_kind(graph), engines)
+    small_graph, durations = timed(folded, cost)
+    small = simulate(small_graph, durations, engines)
+    result = expand(folded, small)
+    assert result.seconds == whole.seconds
+    assert result.peak_bytes.tolist() == whole.peak_bytes.tolist()
+    assert result.persistent_bytes.tolist() == whole.persistent_bytes.tolist()
+    assert result.busy_seconds.tolist() == whole.busy_seconds.tolist()
+    assert small.timeline.start.tolist() == whole.timeline.start[folded.number].tolist()
+    assert small.timeline.end.tolist() == whole.timeline.end[folded.number].tolist()
+    assert folded.num_tasks == graph.num_tasks
+    assert census(folded.graph, folded.count) == census(graph, np.ones(graph.num_tasks))
+    reps = folded.representative.tolist()
+    packed, arenas = pack(folded.graph, small.timeline), pack(graph, whole.timeline, reps)
+    assert packed.peak_bytes.tolist() == arenas.peak_bytes[reps].tolist()
+    assert packed.live_bytes.tolist() == arenas.live_bytes[reps].tolist()
+
+
+def check_plan(lowering, strategy):
+    folded = fold(lowering, strategy)
+    check_exact(lowering.lower(strategy), folded, CostModel(lowering.machine))
+    return folded
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_any_plan_folds_exactly(data):
+    count = data.draw(st.sampled_from([1, 1, 1, 2]))
+    problem, on = data.draw(problems(batch=4)), data.draw(machines(most=8))
+    if data.draw(st.booleans()):
+        slow = msgspec.structs.replace(on.processors[0], kind="slow", flops_per_second=1e8)
+        on = replace(on, processors=tuple(data.draw(st.sampled_from([p, slow])) for p in on.processors))
+    lowering = Lowering(problem.graph, on, SGD)
+    for _ in range(2):
+        plan = data.draw(strategies(problem.graph, on.num_procs))
+        plan = msgspec.structs.replace(plan, microbatches=count)
+        try:
+            lowering.lower(plan)
+        except ValueError as error:
+            assert "microbatches" in str(error), error
+            continue
+        check_plan(lowering, plan)
+
+
+@pytest.mark.parametrize("num_procs", [1, 2, 4])
+def test_named_plans_fold_exactly(num_procs):
+    """Every transfer form and every way of keeping parameters, shapes shared from plan to plan."""
+    problem = named_plans.network()
+    lowering = Lowering(problem.graph, named_plans.links(num_procs), MOMENTUM)
+    folding, cost = Folding(lowering), CostModel(lowering.machine)
+    for plan in named_plans.plans(problem, num_procs).values():
+        check_exact(lowering.lower(plan), folding.fold(plan), cost)
+
+
+@pytest.mark.parametrize(
+    ("model", "num_procs", "latency"),
+    [("mlp", 16, 0.0), ("mlp", 16, 1e-5), ("rnntc", 8, 0.0), ("gpt:layers=1,width=16,heads=4,seq=8,vocab=32", 8, 1e-5)],
+)
+def test_known_plans_fold_exactly(model, num_procs, latency):
+    """Partial losses come to processor 0 one after another, and with latency other sums of a few too."""
+    lowering = Lowering(models.parse(model).graph(16), cluster(num_procs, latency=latency), MOMENTUM)
+    for name in KNOWN:
+        check_plan(lowering, Strategy(seed(name, lowering)))
+
+
+def cluster(num_procs, engines=ENGINES[0], latency=0.0):
+    """Nodes of four; without latency sums are all-reduces, in which all take part alike."""
+    processor = Processor("p", 1e12, 1e12, 2**40, 0, 1e-6)
+    near = Level("near", 4, latency, 1e11)
+    return Machine("cluster", (processor,) * num_procs, (near, Level("far", num_procs, latency, 1e10)), engines)
+
+
+GPT = "gpt:width=64,heads=4,seq=64,vocab=64,bias=False,layers="
+
+
+def groups(graph, num_procs, stages=4):
+    """Layers in turn on groups of processors, samples cut within each."""
+    size, names = num_procs // stages, list(graph.nodes)
+    return {
+        name: Config({"b": size}, 1, tuple(range(at * size, (at + 1) * size)))
+        for n, name in enumerate(names)
+        for at in [n * stages // len(names)]
+    }
+
+
+def without_host(lowering, configs):
+    """The graphs of a plan, whole and folded, but for the way of the loss to the host.
+
+    Partial losses come to processor 0 one after another, each at its own time.
+    """
+    steps, flows = instances(lowering, Strategy(configs))
+    flows = [f for f in flows if f.flow.role != "output"]
+    return compose(steps, flows, lowering.machine.num_procs), Folding(lowering).of(steps, flows)
+
+
+@pytest.mark.parametrize("engines", ENGINES)
+@pytest.mark.parametrize("plan", ["data_parallel", "fsdp", "megatron", "groups"])
+def test_what_a_regular_plan_folds_to_does_not_grow(plan, engines):
+    sizes, wholes = [], []
+    for num_procs in (8, 16, 32):
+        on = cluster(num_procs, engines)
+        model = models.parse("mlp" if plan == "groups" else f"{GPT}2")
+        lowering = Lowering(model.graph(64), on, MOMENTUM)
+        configs = groups(lowering.graph, num_procs) if plan == "groups" else seed(plan, lowering)
+        whole, folded = without_host(lowering, configs)
+        check_exact(whole, folded, CostModel(on))
+        sizes.append((folded.graph.num_procs, folded.graph.num_tasks))
+        wholes.append(whole.num_tasks)
+    assert len(set(sizes)) == 1, sizes
+    assert wholes[-1] > 2 * wholes[0] and sizes[0][1] < wholes[0]
+
+
+def test_repeated_layers_are_looked_at_once():
+    shapes = []
+    for layers in (3, 9):
+        lowering = Lowering(models.parse(f"{GPT}{layers}").graph(32), cluster(8), MOMENTUM)
+        folding = Folding(lowering)
+        folding.fold(Strategy(data_parallel(lowering.graph, 8)))
+        shapes.append(len(folding._shapes._made))
+    assert shapes[0] == shapes[1]
+
+
+def test_tasks_are_written_out_as_the_whole_graph_writes_them():
+    lowering = Lowering(models.parse("mlp").graph(16), cluster(8), MOMENTUM)
+    plan = Strategy(seed("data_parallel", lowering))
+    whole, folded = lowering.lower(plan), fold(lowering, plan)
+    for n, number in enumerate(folded.number.tolist()):
+        assert folded.graph.tasks[n] == whole.tasks[number]
+    assert {folded.representative[p] for p in folded.graph.buffer_proc} == {b.proc for b in folded.graph.buffers}
+    sizes = [np.prod(b.box.shape) * np.dtype(b.dtype).itemsize for b in folded.graph.buffers]
+    assert (folded.graph.buffer_bytes >= sizes).all()
+
+
+def test_straggler_is_kept_apart():
+    on = cluster(8)
+    slow = msgspec.structs.replace(on.processors[0], kind="slow", flops_per_second=1e11)
+    on = replace(on, processors=(*on.processors[:5], slow, *on.processors[6:]))
+    lowering = Lowering(models.parse("mlp").graph(64), on, MOMENTUM)
+    whole, folded = without_host(lowering, data_parallel(lowering.graph, 8))
+    check_exact(whole, folded, CostModel(on))
+    assert np.flatnonzero(folded.proc_class == folded.proc_class[5]).tolist() == [5]
+    assert folded.graph.num_procs < 8
+
+
+def test_uneven_work_is_kept_apart_where_memory_is_alike():
+    """Three samples on two processors: arrays of one and of two take as many bytes, sizes being rounded up."""
+    lowering = Lowering(two_layers(3, 2), named_plans.links(2), SGD)
+    whole, folded = without_host(lowering, data_parallel(lowering.graph, 2))
+    check_exact(whole, folded, CostModel(lowering.machine))
+    assert folded.graph.num_procs == 2
+
+
+def test_plan_that_does_not_fit_is_refused_in_a_sentence():
+    lowering = Lowering(models.parse("mlp").graph(16), cluster(8), MOMENTUM)
+    with pytest.raises(ValueError, match="no entry for node"):
+        fold(lowering, Strategy({}))
