@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cached_property
 from math import prod
 
 from castile.planner.graph import Node
@@ -119,8 +120,12 @@ class Need:
     replicas: int | None
     procs: tuple[int, ...]
 
+    @cached_property
+    def allowed(self) -> frozenset[int]:
+        return frozenset(self.procs)
+
     def met(self, config: Config) -> bool:
-        fits = self.replicas in (None, config.replicas) and set(config.procs) <= set(self.procs)
+        fits = self.replicas in (None, config.replicas) and self.allowed.issuperset(config.procs)
         return fits and all(config.degree(axis) == degree for axis, degree in self.degrees.items())
 
 
@@ -141,13 +146,14 @@ class Pins:
             for name in of_pin:
                 bound.setdefault(name, []).append(pin)
         self._needs = {name: self._merged(name, of_name) for name, of_name in bound.items()}
+        self._last: dict[str, Config] = {}
         # Updates lie where their parameters are used, unless somebody asks for something else.
         self._added = [
             name for name, of_name in bound.items()
             if name not in names.nodes and name.endswith("/update") and not all(pin.everywhere for pin in of_name)
         ]  # fmt: skip
 
-    @property
+    @cached_property
     def procs(self) -> tuple[int, ...]:
         """The processors that some node may use."""
         if len(self._needs) < len(self._nodes):
@@ -174,10 +180,13 @@ class Pins:
         An update that is pinned by name is added where it was left to its default.
         """
         whole = {name: Config() for name in self._added if name not in configs}
-        return {
-            name: config if self.allows(name, config) else self._fitted(name, config)
+        # A search changes little from plan to plan.
+        last = self._last
+        self._last = {
+            name: config if config is last.get(name) or self.allows(name, config) else self._fitted(name, config)
             for name, config in {**configs, **whole}.items()
         }
+        return dict(self._last)
 
     def _check(self, pin: Pin, names: Sequence[str], known: Names) -> None:
         """Whether a pin is about something."""
@@ -222,11 +231,11 @@ class Pins:
         if (
             replicas == config.replicas
             and len(config.procs) == parts * replicas
-            and set(config.procs) <= set(need.procs)
+            and need.allowed.issuperset(config.procs)
         ):
             return Config(split, replicas, config.procs)
         # Where there are enough of the processors that the node used, it stays on them.
-        used = [p for p in dict.fromkeys(config.procs) if p in need.procs]
+        used = [p for p in dict.fromkeys(config.procs) if p in need.allowed]
         pool = used if len(used) >= min(parts * replicas, len(need.procs)) else need.procs
         return Config(split, replicas, tuple(pool[i % len(pool)] for i in range(parts * replicas)))
 
