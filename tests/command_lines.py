@@ -40,11 +40,17 @@ class Option:
 
     def __str__(self) -> str:
         """As a user types it, with its default in the place of the value where it has one that says something."""
-        words = " ".join(word for word in (self.flag, self.metavar) if word)
-        if self.default is MISSING:
-            return words
-        left_open = self.default in ("", None, ()) or not self.metavar
-        return words if left_open else f"{self.flag} {self.default}"
+        return self.typed if self.default is MISSING or self.is_open else f"{self.flag} {self.default}"
+
+    @property
+    def typed(self) -> str:
+        """As a user types it, without its default."""
+        return " ".join(word for word in (self.flag, self.metavar) if word)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its default is no value: it is off, or decided by something else."""
+        return self.default in ("", None, ()) or not self.metavar
 
 
 def module_of(command: str) -> ModuleType:

@@ -74,7 +74,7 @@ def options() -> str:
     """For each command a table of all that it takes."""
     return "\n".join(
         f"\n## `castile {_usage(name)}`\n\n{_docstring(module_of(name).COMMAND)}\n"
-        + table("option | default | what it is", ((f"`{_typed(o)}`", _default(o), o.help) for o in options_of(name)))
+        + table("option | default | what it is", ((f"`{o.typed}`", _default(o), o.help) for o in options_of(name)))
         for name in COMMANDS
     )
 
@@ -83,14 +83,10 @@ def _usage(name: str) -> str:
     return " ".join([name, *(str(option) for option in options_of(name) if option.default is MISSING)])
 
 
-def _typed(option: Option) -> str:
-    return " ".join(word for word in (option.flag, option.metavar) if word)
-
-
 def _default(option: Option) -> str:
     if option.default is MISSING:
         return "has to be given"
-    return "" if option.default in ("", None, ()) or not option.metavar else f"`{option.default}`"
+    return "" if option.is_open else f"`{option.default}`"
 
 
 # What there is by name.

@@ -6,7 +6,7 @@ Commands and options are found by walking the code, so an option without a case,
 from __future__ import annotations
 
 import json
-import os
+import resource
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ def test_every_option_is_in_the_help(command, capsys):
     assert main([command, "--help"]) == 0
     out = capsys.readouterr().out
     for option in options_of(command):
-        assert f"{option.flag} {option.metavar}".strip() in out or option.metavar == "ls|verify|export", option
+        assert option.typed in out or option.metavar == "ls|verify|export", option
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def run(given, environment, known, tmp_path_factory, capfd) -> Iterator[Runner]:
 
 def ran(line: str, case: Case, folder: Path, environment: dict[str, str], capfd: pytest.CaptureFixture[str]) -> Ran:
     """What comes of a command line in a folder."""
-    before, began = homes.contents(folder), os.times()
+    before, began = homes.contents(folder), child_seconds()
     words = shlex.split(line)
     capfd.readouterr()
     with pytest.MonkeyPatch.context() as patch:
@@ -114,9 +114,14 @@ def ran(line: str, case: Case, folder: Path, environment: dict[str, str], capfd:
         else:
             status = main(words)
             out, err = capfd.readouterr()
-    ended, new = os.times(), homes.contents(folder).keys() - before.keys()
-    children = ended.children_user + ended.children_system - began.children_user - began.children_system
-    return Ran(status, out, err, folder, frozenset(new), children)
+    new = homes.contents(folder).keys() - before.keys()
+    return Ran(status, out, err, folder, frozenset(new), child_seconds() - began)
+
+
+def child_seconds() -> float:
+    """Processor seconds of all processes that this one has started and waited for; finer than a clock's tick."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def changed(without: str, given: str) -> set[str]:
