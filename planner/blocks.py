@@ -6,8 +6,9 @@ graph a block's tasks stand.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,6 +16,23 @@ from castile.planner.cost import CostModel
 from castile.planner.instances import HOST, PATTERN, FlowInstance, StepInstance
 from castile.planner.program import Program
 from castile.runtime.task import NUM_LANES, CostKey
+
+# (task, input port, shape of the array) of what reads in strides
+Frames = tuple[tuple[int, int, tuple[int, ...]], ...]
+
+
+class Contents(NamedTuple):
+    """What a program's blocks have to do with each other.
+
+    users      for each block the nodes whose Configs decide it
+    blocks     for each node the blocks that it decides
+    touching   for each block the blocks of the flows that may make its tasks wait: of a flow itself alone
+    """
+
+    num_slots: int
+    users: list[tuple[str, ...]]
+    blocks: dict[str, list[int]]
+    touching: list[list[int]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +42,7 @@ class Block:
     order[n], lasts[n]      as in a composed graph: the key that breaks ties, and picoseconds, at least 1
     lane_count[n], lanes    how many lanes each task occupies, and which
     into      of a flow, by block: (block, task) pairs, in two arrays, that tasks of that block (a third array) wait for
-    frames    of a flow, by slot: (task, input port, shape of the array) where a step's task reads in strides
+    frames    of a flow, by slot: where a step's tasks read in strides
     """
 
     order: np.ndarray
@@ -32,7 +50,7 @@ class Block:
     lane_count: np.ndarray
     lanes: np.ndarray
     into: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=dict)
-    frames: dict[int, list[tuple[int, int, tuple[int, ...]]]] = field(default_factory=dict)
+    frames: dict[int, Frames] = field(default_factory=dict)
 
     @property
     def num_tasks(self) -> int:
@@ -55,7 +73,9 @@ def of_flow(flow: FlowInstance, number: int, num_slots: int, cost: CostModel) ->
     for (slot, task), port, frame in flow.strided:
         frames.setdefault(slot, []).append((task, port, frame))
     order = (flow.slot + 1 << 40) + (number + 1 << 20) + every
-    return Block(order, lasts, lane_count, lanes, _into(flow, num_slots + number), frames)
+    return Block(
+        order, lasts, lane_count, lanes, _into(flow, num_slots + number), {s: tuple(rows) for s, rows in frames.items()}
+    )
 
 
 def priced(cost: CostModel, keys: Sequence[CostKey], number: np.ndarray, lane: np.ndarray) -> np.ndarray:
@@ -83,7 +103,7 @@ def _into(flow: FlowInstance, own: int) -> dict[int, tuple[np.ndarray, np.ndarra
     return {int(block[after[a]]): (block[before[a:b]], task[before[a:b]], task[after[a:b]]) for a, b in pieces}
 
 
-def strided(step: StepInstance, frames: Sequence[tuple[int, int, tuple[int, ...]]]) -> tuple[list[int], list[CostKey]]:
+def strided(step: StepInstance, frames: Iterable[tuple[int, int, tuple[int, ...]]]) -> tuple[list[int], list[CostKey]]:
     """The tasks of a step that read in strides, given where by (task, input port, shape), and their cost keys."""
     of_task: dict[int, dict[int, tuple[int, ...]]] = {}
     for task, port, frame in frames:
@@ -93,11 +113,16 @@ def strided(step: StepInstance, frames: Sequence[tuple[int, int, tuple[int, ...]
     return list(of_task), keys
 
 
-def touching(program: Program) -> list[list[int]]:
-    """For each block the blocks of the flows that may make its tasks wait: of a flow itself alone."""
+def contents(program: Program) -> Contents:
+    """What a program's blocks have to do with each other."""
     num_slots = len(program.steps)
-    found: list[list[int]] = [[] for _ in range(num_slots)]
+    users = [(step.node.name,) for step in program.steps] + list(program.users)
+    decided: dict[str, list[int]] = {}
+    for block, names in enumerate(users):
+        for name in names:
+            decided.setdefault(name, []).append(block)
+    touching: list[list[int]] = [[] for _ in range(num_slots)]
     for number, flow in enumerate(program.flows):
         for slot in {slot for slot, _ in (*flow.producers, *flow.readers, *flow.overwriters)}:
-            found[slot].append(num_slots + number)
-    return found + [[num_slots + n] for n in range(len(program.flows))]
+            touching[slot].append(num_slots + number)
+    return Contents(num_slots, users, decided, touching + [[num_slots + n] for n in range(len(program.flows))])

@@ -5,8 +5,8 @@ It does not know which plans are worth a try, nor memory: the peak of a plan is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from math import inf
 from operator import attrgetter
 from typing import NamedTuple
@@ -14,10 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from castile.planner import blocks
-from castile.planner.blocks import Block
+from castile.planner.blocks import Block, Contents, Frames
 from castile.planner.compose import compose
 from castile.planner.cost import CostModel
 from castile.planner.delta import Change, Delta
+from castile.planner.graph import Node
 from castile.planner.instances import FlowInstance, StepInstance
 from castile.planner.lower import KEPT, Lowering
 from castile.planner.program import Program
@@ -29,26 +30,23 @@ EMPTY = np.zeros(0, np.int64)
 
 
 class _Lowered(NamedTuple):
-    """A plan's program and the instances of its blocks."""
+    """A plan's program, every Config and its number, and the instances of its blocks."""
 
     program: Program
-    steps: list[StepInstance]
-    flows: list[FlowInstance]
-
-    @property
-    def instances(self) -> list[Instance]:
-        return [*self.steps, *self.flows]
+    configs: dict[str, Config]
+    numbers: dict[str, int]
+    blocks: list[Instance]
 
 
 @dataclass(frozen=True, eq=False)
 class _Laid:
-    """A plan laid out: the number of each block's first task, and for how many there is room."""
+    """A plan laid out: the number of each block's first task, for how many there is room, and where all of it ends."""
 
     strategy: Strategy
     lowered: _Lowered
-    touching: list[list[int]]
     first: np.ndarray
     room: np.ndarray
+    top: int
     delta: Delta
 
 
@@ -64,7 +62,9 @@ class Incremental:
     def __init__(self, lowering: Lowering, cost: CostModel, strategy: Strategy, form: str = "auto") -> None:
         self.lowering, self._cost, self._form = lowering, cost, form
         self._blocks: dict[Instance, Block] = {}
-        self._laid = self._anew(strategy, self._lower(strategy, {}))
+        self._lasts: dict[tuple[Hashable, ...], np.ndarray] = {}
+        self._contents: dict[int, Contents] = {}
+        self._laid = self._anew(strategy, self._whole(strategy))
         self._proposed: _Laid | None = None
 
     @property
@@ -91,7 +91,7 @@ class Incremental:
     def timeline(self) -> Timeline:
         """When its tasks run, by their numbers in the lowered graph."""
         laid = self._laid
-        counts = np.array([one.num_tasks for one in laid.lowered.instances], np.int64)
+        counts = np.array([one.num_tasks for one in laid.lowered.blocks], np.int64)
         spans = laid.delta.spans(_ranges(laid.first, counts))
         return Timeline(np.arange(counts.sum()), spans.start, spans.end)
 
@@ -101,12 +101,12 @@ class Incremental:
         Raises ValueError in one sentence where the plan does not fit graph and machine.
         """
         self._proposed = None
-        lowered = self._lower(strategy, self.strategy.configs)
-        if lowered.program is not self._laid.lowered.program or strategy.microbatches > 1:
-            laid = self._anew(strategy, lowered)
+        near = self._near(strategy)
+        if near is None:
+            laid = self._anew(strategy, self._whole(strategy))
             found = laid.delta.seconds if laid.delta.seconds <= limit else None
         else:
-            laid, change = self._changed(strategy, lowered)
+            laid, change = self._changed(strategy, *near)
             found = laid.delta.propose(change, limit)
         if found is not None:
             self._proposed = laid
@@ -123,82 +123,139 @@ class Incremental:
                 laid = self._anew(laid.strategy, laid.lowered)
         self._laid = laid
 
-    def _lower(self, strategy: Strategy, known: Mapping[str, Config]) -> _Lowered:
-        """The plan's program and instances. Configs that are known were checked before."""
+    def _whole(self, strategy: Strategy) -> _Lowered:
+        """A plan's program and instances."""
         lowering = self.lowering
-        if not known or not _alike(strategy, self.strategy):
-            check(strategy, lowering.names, lowering.graph, lowering.machine)
+        check(strategy, lowering.names, lowering.graph, lowering.machine)
         for name, config in strategy.configs.items():
-            if known.get(name) is not config:
-                node = lowering.names.nodes.get(name) or lowering.names.optional[name]
-                check_config(node, config, lowering.machine.num_procs)
+            check_config(self._node(name), config, lowering.machine.num_procs)
         program, configs = lowering.program(strategy), lowering.configs(strategy)
-        numbers = {name: lowering._numbers.setdefault(c, len(lowering._numbers)) for name, c in configs.items()}
-        steps = lowering._step_instances(program, configs, numbers)
-        return _Lowered(program, steps, lowering._flow_instances(program, configs, numbers, steps))
+        return self._instances(program, configs, {name: self._number(config) for name, config in configs.items()})
+
+    def _instances(self, program: Program, configs: dict[str, Config], numbers: dict[str, int]) -> _Lowered:
+        """All of a program's instances."""
+        steps = self.lowering._step_instances(program, configs, numbers)
+        flows = self.lowering._flow_instances(program, configs, numbers, steps)
+        return _Lowered(program, configs, numbers, [*steps, *flows])
+
+    def _near(self, strategy: Strategy) -> tuple[_Lowered, list[int]] | None:
+        """A plan's instances, found by way of those of the present one, and which of them may be others.
+
+        None where the two name not the same nodes, cut the batch in time, or clip gradients, on which all updates wait.
+        """
+        lowering, old = self.lowering, self._laid.lowered
+        known = self.strategy.configs
+        if strategy.microbatches > 1 or strategy.configs.keys() != known.keys() or lowering.updates.clip is not None:
+            return None
+        if not _alike(strategy, self.strategy):
+            check(strategy, lowering.names, lowering.graph, lowering.machine)
+        fresh = {name: config for name, config in strategy.configs.items() if known[name] is not config}
+        for name, config in fresh.items():
+            check_config(self._node(name), config, lowering.machine.num_procs)
+        for update, _, user in lowering._users:
+            if user in fresh and update not in known:
+                fresh[update] = self._home(update, user, strategy)
+        numbers = old.numbers | {name: self._number(config) for name, config in fresh.items()}
+        configs, contents = old.configs | fresh, self._contents_of(old.program)
+        changed = sorted({block for name in fresh for block in contents.blocks[name]})
+        instances, program = old.blocks.copy(), id(old.program)
+        try:
+            for block in changed:
+                key = tuple(numbers[name] for name in contents.users[block])
+                if block < contents.num_slots:
+                    instances[block] = lowering._steps[program, block, key[0]]
+                else:
+                    instances[block] = lowering._flows[program, block - contents.num_slots, key]
+        except KeyError:
+            return self._instances(old.program, configs, numbers), changed
+        return _Lowered(old.program, configs, numbers, instances), changed
+
+    def _home(self, update: str, user: str, strategy: Strategy) -> Config:
+        """The Config of an update that the strategy leaves open."""
+        known = self.lowering._homes.get((update, strategy.configs[user]))
+        return known or self.lowering.configs(strategy)[update]
+
+    def _node(self, name: str) -> Node:
+        return self.lowering.names.nodes.get(name) or self.lowering.names.optional[name]
+
+    def _number(self, config: Config) -> int:
+        return self.lowering._numbers.setdefault(config, len(self.lowering._numbers))
+
+    def _contents_of(self, program: Program) -> Contents:
+        if id(program) not in self._contents:
+            self._contents[id(program)] = blocks.contents(program)
+        return self._contents[id(program)]
 
     def _anew(self, strategy: Strategy, lowered: _Lowered) -> _Laid:
         """A plan laid out from nothing: its tasks are numbered as in the lowered graph."""
-        machine = self.lowering.machine
-        graph, durations = self._cost.by_kind(compose(lowered.steps, lowered.flows, machine.num_procs))
-        counts = np.array([one.num_tasks for one in lowered.instances], np.int64)
+        machine, num_slots = self.lowering.machine, len(lowered.program.steps)
+        tasks = compose(lowered.blocks[:num_slots], lowered.blocks[num_slots:], machine.num_procs)  # type: ignore[arg-type]
+        graph, durations = self._cost.by_kind(tasks)
+        counts = np.array([one.num_tasks for one in lowered.blocks], np.int64)
         delta = Delta.of(graph, durations, machine.engines, self._form)
-        return _Laid(strategy, lowered, blocks.touching(lowered.program), _pointer(counts)[:-1], counts, delta)
+        return _Laid(strategy, lowered, _pointer(counts)[:-1], counts, int(counts.sum()), delta)
 
-    def _changed(self, strategy: Strategy, lowered: _Lowered) -> tuple[_Laid, Change]:
+    def _changed(self, strategy: Strategy, lowered: _Lowered, changed: list[int]) -> tuple[_Laid, Change]:
         """Another plan of the same program: new instances and the steps that flows among them touch go and come."""
-        old, num_slots = self._laid, len(lowered.steps)
-        laid = replace(old, strategy=strategy, lowered=lowered, first=old.first.copy(), room=old.room.copy())
-        before, instances = old.lowered.instances, lowered.instances
-        fresh = [b for b, one in enumerate(before) if one is not instances[b]]
+        old, contents = self._laid, self._contents_of(lowered.program)
+        before, instances = old.lowered.blocks, lowered.blocks
+        fresh = [b for b in changed if before[b] is not instances[b]]
         moved = set(fresh)
         for b in fresh:
-            if b >= num_slots:
+            if b >= contents.num_slots:
                 for flow in (before[b], instances[b]):
-                    block = self._block(b, flow, num_slots)
+                    block = self._block(b, flow, contents.num_slots)
                     moved.update(block.into, block.frames)
-        counts = np.array([before[b].num_tasks for b in sorted(moved)], np.int64)
-        removed = _ranges(old.first[sorted(moved)], counts)
-        return laid, self._change(laid, instances, sorted(moved), removed)
+        order = sorted(moved)
+        removed = _ranges(old.first[order], np.array([before[b].num_tasks for b in order], np.int64))
+        first, room, top = old.first.copy(), old.room.copy(), old.top
+        for b in order:
+            if instances[b].num_tasks > room[b]:
+                first[b], room[b] = top, instances[b].num_tasks
+                top += int(room[b])
+        laid = _Laid(strategy, lowered, first, room, top, old.delta)
+        return laid, self._change(laid, contents, order, removed)
 
-    def _change(self, laid: _Laid, instances: list[Instance], moved: list[int], removed: np.ndarray) -> Change:
+    def _change(self, laid: _Laid, contents: Contents, moved: list[int], removed: np.ndarray) -> Change:
         """The tasks of these blocks come: with numbers from where their blocks' tasks had them, or behind all."""
-        num_slots = len(laid.lowered.steps)
-        own = [self._block(b, instances[b], num_slots) for b in moved]
+        instances, num_slots, top = laid.lowered.blocks, contents.num_slots, laid.top
+        near = {f for b in moved for f in contents.touching[b]}
+        found = {b: self._block(b, instances[b], num_slots) for b in near.union(moved)}
+        own = [found[b] for b in moved]
         counts = np.array([block.num_tasks for block in own], np.int64)
-        top = int((laid.first + laid.room).max(initial=0))
-        for b, count in zip(moved, counts.tolist()):
-            if count > laid.room[b]:
-                laid.first[b], laid.room[b], top = top, count, top + count
         begin = _pointer(counts)
-        lasts = _join([block.lasts for block in own])
         edges: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-        begins = []
-        for b, first in zip(moved, begin.tolist()):
-            flows = [self._block(f, instances[f], num_slots) for f in laid.touching[b]]
-            found = [flow.into[b] for flow in flows if b in flow.into]
-            edges += found
-            begins += [first] * len(found)
-            if b < num_slots:
-                self._stride(instances[b], [row for flow in flows for row in flow.frames.get(b, ())], lasts[first:])
-        block, task, after = (_join([e[n] for e in edges]) for n in range(3))
+        begins, lasts = [], []
+        for b, block, at in zip(moved, own, begin.tolist()):
+            flows = [found[f] for f in contents.touching[b]]
+            into = [flow.into[b] for flow in flows if b in flow.into]
+            edges += into
+            begins += [at] * len(into)
+            frames = tuple([flow.frames[b] for flow in flows if b in flow.frames]) if b < num_slots else ()
+            lasts.append(self._strided(instances[b], block, frames) if frames else block.lasts)
+        before, task, after = (_join([e[n] for e in edges]) for n in range(3))
         after = after + np.repeat(np.array(begins, np.int64), [len(e[0]) for e in edges])
         # needs are sorted and unique, as two flows may make a task wait for the same
-        pairs = np.sort(after * (top + 1) + laid.first[block] + task)
+        pairs = np.sort(after * (top + 1) + laid.first[before] + task)
         pairs = pairs[np.diff(pairs, prepend=-1) > 0]
         need_ptr = _pointer(np.bincount(pairs // (top + 1), minlength=int(begin[-1])))
         return Change(
-            removed, _ranges(laid.first[moved], counts), _join([block.order for block in own]), lasts,
+            removed, _ranges(laid.first[moved], counts), _join([block.order for block in own]), _join(lasts),
             _pointer(_join([block.lane_count for block in own])), _join([block.lanes for block in own]),
             need_ptr, pairs % (top + 1),
         )  # fmt: skip
 
-    def _stride(self, step: Instance, frames: list[tuple[int, int, tuple[int, ...]]], lasts: np.ndarray) -> None:
-        """Write how long those tasks of a step take that read in strides."""
-        if frames:
-            assert isinstance(step, StepInstance)
-            tasks, keys = blocks.strided(step, frames)
+    def _strided(self, step: Instance, block: Block, frames: tuple[Frames, ...]) -> np.ndarray:
+        """How long the tasks of a step take, of which some read in strides."""
+        assert isinstance(step, StepInstance)
+        if (step, *frames) not in self._lasts:
+            tasks, keys = blocks.strided(step, [row for rows in frames for row in rows])
+            lasts = block.lasts.copy()
             lasts[tasks] = blocks.priced(self._cost, keys, np.arange(len(keys)), step.lanes[tasks])
+            if len(self._lasts) > KEPT:
+                self._lasts.clear()
+            self._lasts[step, *frames] = lasts
+        return self._lasts[step, *frames]
 
     def _block(self, number: int, instance: Instance, num_slots: int) -> Block:
         if instance not in self._blocks:
@@ -212,9 +269,9 @@ class Incremental:
 
 
 def _alike(one: Strategy, other: Strategy) -> bool:
-    """Whether two plans are made for the same and name the same nodes."""
+    """Whether two plans are made for the same."""
     made_for = attrgetter("microbatches", "graph", "machine", "num_procs")
-    return made_for(one) == made_for(other) and one.configs.keys() == other.configs.keys()
+    return bool(made_for(one) == made_for(other))
 
 
 def _join(arrays: Sequence[np.ndarray]) -> np.ndarray:
