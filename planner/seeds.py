@@ -64,16 +64,28 @@ def _makers(lowering: Lowering, cost: CostModel | None) -> dict[str, Callable[[]
     made: dict[str, Callable[[], Configs]] = {
         "data_parallel": partial(data_parallel, graph, num_procs),
         "balanced": partial(balanced, lowering, cost),
-        "one_processor": partial(one_processor, graph),
+        "one_processor": partial(_on_fastest, partial(one_processor, graph), lowering, cost),
         "one_weird_trick": partial(one_weird_trick, graph, num_procs),
         "fsdp": partial(fsdp, lowering),
         "megatron": partial(megatron, graph, num_procs, near),
     }
     for fewer in _halves(num_procs):
-        made[f"data_parallel_{fewer}"] = partial(data_parallel, graph, fewer)
+        made[f"data_parallel_{fewer}"] = partial(_on_fastest, partial(data_parallel, graph, fewer), lowering, cost)
     for fewer in _halves(near):
         made[f"megatron_{fewer}"] = partial(megatron, graph, num_procs, fewer)
     return made
+
+
+def _on_fastest(make: Callable[[], Configs], lowering: Lowering, cost: CostModel | None) -> Configs:
+    """What is made, on the fastest processors instead of the first; of equal ones these are the first."""
+    configs = make()
+    speeds = shares.speeds(lowering, cost or CostModel(lowering.machine))
+    count = 1 + max(p for config in configs.values() for p in config.procs)
+    fastest = sorted(sorted(range(len(speeds)), key=lambda p: -speeds[p])[:count])
+    return {
+        name: Config(config.split, config.replicas, tuple(fastest[p] for p in config.procs))
+        for name, config in configs.items()
+    }
 
 
 def _halves(number: int) -> list[int]:

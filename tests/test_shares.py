@@ -1,5 +1,6 @@
 """Unequal processors get unequal shares: as their speeds say, never behind equal ones, and with the same results."""
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -119,6 +120,20 @@ def test_equal_processors_get_equal_shares(procs):
     same = evaluator(network(), machine(procs))
     assert balanced(same.lowering) == data_parallel(same.lowering.piece, procs)
     assert "balanced" not in seeds(same.lowering) and search("balanced", same).equals == "data_parallel"
+
+
+def test_what_does_with_few_processors_takes_the_fastest(two_kinds):
+    known = seeds(Lowering(network(), two_kinds))
+    assert known["one_processor"].configs["fc0"] == Config({}, 1, (2,))
+    assert known["data_parallel_2"].configs["fc0"] == Config({"b": 2}, 1, (2, 3))
+    assert known["data_parallel"].configs["fc0"] == Config({"b": 4}, 1, (0, 1, 2, 3))
+
+
+def test_where_links_are_slow_the_slow_processors_are_left_out(two_kinds):
+    far = replace(two_kinds, levels=(Level("wire", 4, 1e-4, 3e7),))
+    same = Evaluator(Lowering(network(256), far), CostModel(far))
+    found = search("mcmc", same, "100")
+    assert {p for name in same.lowering.graph.nodes for p in found.strategy.configs[name].procs} == {2, 3}
 
 
 def work(same: Evaluator, plan: Strategy) -> np.ndarray:
