@@ -19,7 +19,8 @@ def compose(steps: Sequence[StepInstance], flows: Sequence[FlowInstance], num_pr
     layout = _Layout(steps, flows)
     keys: dict[CostKey, int] = {}
     cost = _join(
-        [_numbered(keys, s.template.keys[0])[s.costs] for s in steps] + [_numbered(keys, f.keys) for f in flows]
+        [_numbered(keys, s.template.keys[0])[s.costs] for s in steps]
+        + [_numbered(keys, f.version.keys[0])[f.version.keys[1]] for f in flows]
     )
     for task, key in layout.strided_keys():
         cost[task] = keys.setdefault(key, len(keys))
@@ -201,5 +202,6 @@ def _pointer(counts: np.ndarray) -> np.ndarray:
 def _rows(rows: np.ndarray, values: np.ndarray, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
     """Compressed rows with sorted, unique values."""
     width = int(values.max()) + 1 if len(values) else 1
-    pairs = np.unique(rows * width + values)
+    pairs = np.sort(rows * width + values)
+    pairs = pairs[np.diff(pairs, prepend=-1) > 0]
     return _pointer(np.bincount(pairs // width, minlength=num_rows)), pairs % width

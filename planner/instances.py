@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 
 import numpy as np
 
@@ -108,49 +107,53 @@ class FlowInstance:
         return zip(*(a[ports].tolist() for a in (self.port_step, self.port_task, self.port_number)), strict=True)
 
     @cached_property
-    def roles(self) -> tuple[str, ...]:
-        """What outlives the step: sources of carried and input regions, and what the host reads."""
-        role = self.flow.role
-        if role == "output":
-            return tuple(role if n == self.version.located[-1] else "" for n in range(self.num_buffers))
-        return tuple(role if i.kind == "source" else "" for i in self.version.instances)
+    def outlives(self) -> np.ndarray:
+        """bool: the buffers that outlive the step: sources of carried and input regions, and what the host reads."""
+        if self.flow.role == "output":
+            return np.arange(self.num_buffers) == self.version.located[-1]
+        return self.version.are_sources & bool(self.flow.role)
 
     @cached_property
     def first(self) -> np.ndarray:
         """The port that begins each buffer's life, -1 for what outlives the step."""
-        return np.where([bool(role) for role in self.roles], -1, self.version.first)
+        return np.where(self.outlives, -1, self.version.first)
 
-    @cached_property
+    @property
     def kinds(self) -> np.ndarray:
-        return np.array([p.kind for p in self.version.patterns], dtype=np.int8)
+        return self.version.kinds
 
     @cached_property
     def keys(self) -> tuple[CostKey, ...]:
-        return tuple(p.key for p in self.version.patterns)
+        return tuple([p.key for p in self.version.patterns])
 
     @cached_property
     def private(self) -> np.ndarray:
-        return np.array([p.body.private_bytes for p in self.version.patterns], dtype=np.int64)
+        """Transfers need no memory of their own: staging is among the buffers."""
+        return np.zeros(self.num_tasks, dtype=np.int64)
 
     @cached_property
     def lanes(self) -> tuple[np.ndarray, np.ndarray]:
         """How many lanes each transfer occupies, and which."""
-        each = [transfer.lanes(p.kind, [self.procs[s] for s in p.procs]) for p in self.version.patterns]
-        return np.array([len(x) for x in each], dtype=np.int64), np.array([n for x in each for n in x], dtype=np.int64)
+        counts, lanes = self.version.lanes
+        return counts, self._procs[lanes // NUM_LANES] * NUM_LANES + lanes % NUM_LANES
 
     @cached_property
     def buffer_procs(self) -> np.ndarray:
-        return np.array([self.procs[i.proc] for i in self.version.instances], dtype=np.int64)
+        return self._procs[self.version.slots]
 
     @cached_property
     def buffer_bytes(self) -> np.ndarray:
-        itemsize = np.dtype(self.flow.dtype).itemsize
-        sizes = np.array([prod(i.box.shape) * itemsize for i in self.version.instances], dtype=np.int64)
-        return round_up(sizes)
+        return round_up(self.version.volumes * np.dtype(self.flow.dtype).itemsize)
+
+    @cached_property
+    def _procs(self) -> np.ndarray:
+        return np.array(self.procs, dtype=np.int64)
 
     @cached_property
     def strided(self) -> list[tuple[tuple[int, int], int, tuple[int, ...]]]:
         """((slot, task), input port, shape of the array) wherever a step reads an array in strides."""
+        if not any(self.version.frames):
+            return []
         seen = zip(self.touches(self.reading), self.version.frames, strict=True)
         return [((step, task), port, frame) for (step, task, port), frame in seen if frame is not None and step >= 0]
 
@@ -168,7 +171,8 @@ class FlowInstance:
     def buffer(self, local: int) -> Buffer:
         """The buffer written out."""
         instance = self.version.instances[local]
-        return Buffer(self.flow.region, instance.box, self.flow.dtype, self.procs[instance.proc], self.roles[local])
+        role = self.flow.role if self.outlives[local] else ""
+        return Buffer(self.flow.region, instance.box, self.flow.dtype, self.procs[instance.proc], role)
 
 
 def flow_instance(flow: Flow, version: Version, procs: tuple[int, ...], steps: Sequence[StepInstance]) -> FlowInstance:

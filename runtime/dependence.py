@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from castile.runtime import collectives
+from castile.runtime import collectives, transfer
 from castile.runtime.machine import Level, Machine
 from castile.runtime.region import Box, contiguous, uncovered, whole
+from castile.runtime.task import CostKey
 from castile.runtime.transfer import Links, Pattern, Piece, Source
 
 Touch = tuple[Sequence[int], Sequence[int]]  # the buffers that a task reads, and those that it writes
@@ -70,6 +72,39 @@ class Version:
     edges: np.ndarray
     touched: np.ndarray
     first: np.ndarray
+
+    @cached_property
+    def keys(self) -> tuple[tuple[CostKey, ...], np.ndarray]:
+        """The distinct cost keys of the patterns and the number of each pattern's."""
+        distinct: dict[CostKey, int] = {}
+        numbers = [distinct.setdefault(p.key, len(distinct)) for p in self.patterns]
+        return tuple(distinct), np.array(numbers, dtype=np.int64)
+
+    @cached_property
+    def kinds(self) -> np.ndarray:
+        """int8: what each pattern is."""
+        return np.array([p.kind for p in self.patterns], dtype=np.int8)
+
+    @cached_property
+    def lanes(self) -> tuple[np.ndarray, np.ndarray]:
+        """How many lanes each pattern occupies, and which, by slot."""
+        each = [transfer.lanes(p.kind, p.procs) for p in self.patterns]
+        return np.array([len(x) for x in each], dtype=np.int64), np.array([n for x in each for n in x], dtype=np.int64)
+
+    @cached_property
+    def slots(self) -> np.ndarray:
+        """The slot of each instance."""
+        return np.array([i.proc for i in self.instances], dtype=np.int64)
+
+    @cached_property
+    def volumes(self) -> np.ndarray:
+        """The elements of each instance."""
+        return np.array([i.box.volume for i in self.instances], dtype=np.int64)
+
+    @cached_property
+    def are_sources(self) -> np.ndarray:
+        """bool: which instances are sources."""
+        return np.array([i.kind == "source" for i in self.instances], dtype=bool)
 
 
 def version(
