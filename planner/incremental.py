@@ -141,20 +141,25 @@ class Incremental:
     def _near(self, strategy: Strategy) -> tuple[_Lowered, list[int]] | None:
         """A plan's instances, found by way of those of the present one, and which of them may be others.
 
-        None where the two name not the same nodes, cut the batch in time, or clip gradients, on which all updates wait.
+        None where the two name not the same nodes, or cut the batch in time.
         """
         lowering, old = self.lowering, self._laid.lowered
         known = self.strategy.configs
-        if strategy.microbatches > 1 or strategy.configs.keys() != known.keys() or lowering.updates.clip is not None:
+        if strategy.microbatches > 1 or strategy.configs.keys() != known.keys():
             return None
         if not _alike(strategy, self.strategy):
             check(strategy, lowering.names, lowering.graph, lowering.machine)
         fresh = {name: config for name, config in strategy.configs.items() if known[name] is not config}
         for name, config in fresh.items():
             check_config(self._node(name), config, lowering.machine.num_procs)
-        for update, _, user in lowering._users:
-            if user in fresh and update not in known:
-                fresh[update] = self._home(update, user, strategy)
+        if lowering.updates.clip is None:
+            for update, _, user in lowering._users:
+                if user in fresh and update not in known:
+                    fresh[update] = self._home(update, user, strategy)
+        else:
+            # All updates wait for one factor.
+            every = lowering.configs(strategy)
+            fresh = {name: config for name, config in every.items() if old.configs[name] is not config}
         numbers = old.numbers | {name: self._number(config) for name, config in fresh.items()}
         configs, contents = old.configs | fresh, self._contents_of(old.program)
         changed = sorted({block for name in fresh for block in contents.blocks[name]})

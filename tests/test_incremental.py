@@ -11,10 +11,12 @@ from castile.planner import passes
 from castile.planner.cost import CostModel
 from castile.planner.incremental import Incremental
 from castile.planner.lower import Lowering
+from castile.planner.op import find
 from castile.planner.seeds import seeds
 from castile.planner.simulate import simulate
 from castile.planner.space import space_of
 from castile.planner.strategy import Config, Strategy
+from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 from tests.strategies import SGD, configs, problems, strategies
 from tests.strategies import machines as drawn_machines
@@ -53,16 +55,21 @@ def test_equals_lowering_and_simulating_the_whole_plan(data):
             assert one.timeline.end.tolist() == expected.timeline.end.tolist()
 
 
-def mlp(machine="dgx-h100:nodes=1", batch=64, microbatches=1):
+def mlp(machine="dgx-h100:nodes=1", batch=64, microbatches=1, updates=SGD):
     on = machines.parse(machine)
-    lowering = Lowering(models.parse("mlp").graph(batch), on, SGD, microbatches=microbatches)
+    lowering = Lowering(models.parse("mlp").graph(batch), on, updates, microbatches=microbatches)
     return lowering, CostModel(on)
 
 
-@pytest.mark.parametrize("microbatches", [1, 2])
-def test_neighbours_of_a_seed(microbatches):
-    """Moves of one node after the other from data parallelism on eight processors, some of them made."""
-    lowering, cost = mlp(microbatches=microbatches)
+@pytest.mark.parametrize(
+    ("microbatches", "updates"), [(1, SGD), (2, SGD), (1, Updates(find("sgd")(momentum=0.9), clip=1.0))]
+)
+def test_neighbours_of_a_seed(microbatches, updates):
+    """Moves of one node after the other from data parallelism on eight processors, some of them made.
+
+    Where gradients are clipped, all updates wait for one factor.
+    """
+    lowering, cost = mlp(microbatches=microbatches, updates=updates)
     plan = seeds(lowering)["data_parallel"]
     one, rng = Incremental(lowering, cost, plan), random.Random(0)
     for _ in range(20):
@@ -74,6 +81,19 @@ def test_neighbours_of_a_seed(microbatches):
         if rng.random() < 0.3:
             one.accept()
             assert one.timeline.start.tolist() == expected.timeline.start.tolist()
+
+
+def test_what_stays_is_not_lowered_again(monkeypatch):
+    """Of a plan that differs in one node, and was lowered before, no other instance is asked for."""
+    lowering, cost = mlp()
+    plan = seeds(lowering)["data_parallel"]
+    one, name = Incremental(lowering, cost, plan), next(iter(lowering.piece.nodes))
+    other = Strategy({**plan.configs, name: Config({}, 8, tuple(range(8)))})
+    expected = one.propose(other)
+    for method in ("_step_instances", "_flow_instances"):
+        monkeypatch.setattr(lowering, method, None)
+    assert one.propose(plan) == one.seconds
+    assert one.propose(other) == expected
 
 
 def test_fewer_tasks_are_timed_than_there_are():
