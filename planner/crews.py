@@ -49,7 +49,7 @@ class Crew:
     """
 
     def __init__(self, evaluator: Evaluator, num_processes: int, pins: Pins | None = None) -> None:
-        self._evaluator, self._pins = evaluator, pins
+        self._evaluator = evaluator
         self._moves = Moves.of(evaluator.lowering, Spaces(evaluator.lowering, evaluator.cost, pins))
         self._num_processes = num_processes
         self._members: list[tuple[Connection, multiprocessing.process.BaseProcess]] = []
@@ -96,8 +96,7 @@ class Crew:
             connection.send_bytes(msgspec.json.encode([self._walk(leg) for leg in legs]))
 
     def _walk(self, leg: Leg) -> Walked:
-        budget = Budget(proposals=leg.num_proposals)
-        run = Run(self._evaluator, budget, random.Random(leg.seed), {}, pins=self._pins)
+        run = Run(self._evaluator, Budget(proposals=leg.num_proposals), random.Random(leg.seed), {})
         begin = self._evaluator.evaluate(Strategy(leg.configs, run.lowering.microbatches))
         current = walk(run, self._moves, begin, 1.0, lambda left: leg.heat)
         best = [found.strategy.configs for found in run.finalists[:NUM_BEST]]

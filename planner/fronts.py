@@ -117,7 +117,9 @@ def _limits(frontier: Frontier[Evaluated]) -> list[int]:
 def _packed(evaluator: Evaluator, frontier: Frontier[Evaluated], name: str, seed: int) -> list[Point]:
     """The points whose arenas fit too."""
     points = []
-    for worth in frontier.thinned(GAIN):
+    for found in frontier.thinned(GAIN):
+        # It may have been found within another limit of memory.
+        worth = evaluator.evaluate(found.strategy)
         with contextlib.suppress(ValueError):
             arena = evaluator.pack(worth.strategy)
             points.append(Point(finished(evaluator, worth, arena, name, seed), worth, arena))

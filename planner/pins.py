@@ -242,7 +242,10 @@ class Pins:
     def _split(self, node: Node, need: Need, config: Config) -> dict[str, int]:
         split = {axis: need.degrees.get(axis, config.degree(axis)) for axis in node.alignment.axes}
         room = len(need.procs) // (need.replicas or 1)
+        is_crossed = any(degree > 1 for degree in need.degrees.values())
         for axis in reversed(split):
             if axis not in need.degrees and (parts := prod(split.values())) > room:
-                split[axis] = max(1, min(split[axis], room * split[axis] // parts))
+                most = max(1, min(split[axis], room * split[axis] // parts))
+                # Beside what is pinned parts nest in those of neighbours; else as many as there are processors for.
+                split[axis] = max(n for n in range(1, most + 1) if not is_crossed or split[axis] % n == 0)
         return {axis: degree for axis, degree in split.items() if degree > 1}

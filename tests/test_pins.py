@@ -95,6 +95,9 @@ def test_a_pattern_is_for_nodes_and_those_with_a_stroke_for_updates():
 
 def test_what_is_not_pinned_stays_as_far_as_it_goes():
     assert pins("head: {o: 2}").apply({"head": Config({"b": 2}, 1, (2, 3))})["head"].split == {"b": 2, "o": 2}
+    # Four parts along b are two, not three: so they still hold whole parts of neighbours.
+    crossed = pins("h.0.fc: {o: 2}", num_procs=6).apply({"h.0.fc": Config({"b": 4}, 1, (0, 1, 2, 3))})["h.0.fc"]
+    assert crossed == Config({"b": 2, "o": 2}, 1, (0, 1, 2, 3))
     squeezed = pins("head: {procs: 1-3}").apply({"head": Config({"b": 4}, 1, (0, 1, 2, 3))})["head"]
     assert squeezed.split == {"b": 3} and sorted(squeezed.procs) == [1, 2, 3]
     fewer = pins("head: {b: 2}").apply({"head": Config({"b": 3}, 1, (3, 2, 1))})["head"]

@@ -143,6 +143,7 @@ def test_the_front_goes_from_the_fastest_to_the_smallest(objective):
     for point in points:
         fresh = evaluator(machine()).evaluate(point.strategy)
         assert (fresh.seconds, fresh.peak_bytes) == (point.evaluated.seconds, point.evaluated.peak_bytes)
+        assert point.evaluated.fits and point.evaluated.objective == objective
         assert point.strategy.predicted is not None and max(point.arena_bytes) == point.strategy.predicted.peak_bytes
         assert max(point.arena_bytes) >= max(point.evaluated.peak_bytes)
 
