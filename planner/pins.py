@@ -13,7 +13,7 @@ from functools import cached_property
 from math import prod
 
 from castile.planner.graph import Node
-from castile.planner.strategy import Config, Names, check_config
+from castile.planner.strategy import Config, Names, check_config, runs_of
 from castile.runtime.strict import suggestion
 
 REPLICAS, PROCS = "replicas", "procs"
@@ -43,7 +43,7 @@ class Pin:
     def __str__(self) -> str:
         entries = [f"{axis}: {degree}" for axis, degree in self.degrees.items()]
         entries += [f"{REPLICAS}: {self.replicas}"] if self.replicas is not None else []
-        entries += [f"{PROCS}: [{_runs(sorted(self.procs))}]"] if self.procs is not None else []
+        entries += [f"{PROCS}: [{runs_of(tuple(sorted(self.procs)))}]"] if self.procs is not None else []
         return f"{self.pattern}: {{{', '.join(entries)}}}"
 
     def binds(self, name: str, optional: bool) -> bool:
@@ -85,13 +85,6 @@ def parse_procs(text: str, who: str) -> tuple[int, ...]:
     if len(set(procs)) < len(procs):
         raise ValueError(f"{who}: {text!r} names a processor twice")
     return tuple(procs)
-
-
-def _runs(procs: Sequence[int]) -> str:
-    """Ascending processors in words: `0-2, 4`."""
-    known = set(procs)
-    firsts, lasts = ([p for p in procs if p + by not in known] for by in (-1, 1))
-    return ", ".join(f"{a}-{b}" if a < b else f"{a}" for a, b in zip(firsts, lasts, strict=True))
 
 
 def without(text: str, num_procs: int) -> Pin:

@@ -46,13 +46,18 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     def __str__(self) -> str:
         cuts = " ".join(f"{axis}:{degree}" for axis, degree in self.split.items() if degree > 1) or "whole"
         copies = f" x{self.replicas}" if self.replicas > 1 else ""
-        return f"{cuts}{copies} on {_runs(self.procs)}"
+        return f"{cuts}{copies} on {runs_of(self.procs)}"
 
 
-def _runs(procs: tuple[int, ...]) -> str:
-    if len(procs) > 2 and procs == tuple(range(procs[0], procs[0] + len(procs))):
-        return f"{procs[0]}-{procs[-1]}"
-    return ",".join(map(str, procs))
+def runs_of(procs: tuple[int, ...]) -> str:
+    """Processors in words, three or more in a row as `4-8`."""
+    runs: list[list[int]] = []
+    for p in procs:
+        if runs and p == runs[-1][-1] + 1:
+            runs[-1].append(p)
+        else:
+            runs.append([p])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs)
 
 
 class Predicted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

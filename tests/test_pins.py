@@ -125,6 +125,8 @@ def test_a_pin_is_read_as_it_is_written(pattern, degrees, replicas, procs):
 def test_words_of_pins():
     assert parse("h.*.attn: {h: 8}") == Pin("h.*.attn", {"h": 8})
     assert parse(" head:{ b:4 ,replicas: 2, procs: [0-3, 8] } ") == Pin("head", {"b": 4}, 2, frozenset((0, 1, 2, 3, 8)))
+    assert str(without("3,5-6", 10)) == "*: {procs: [0-2,4,7-9]}"
+    assert str(Config({"b": 5}, 1, (0, 1, 2, 2, 3))) == "b:5 on 0-2,2,3" and str(Config(procs=(0, 1))) == "whole on 0,1"
     assert parse("head: {procs: 2-3}").procs == {2, 3} and parse("head: {procs: 2}").procs == {2}
     assert parse_procs("3,5", "x") == (3, 5) and parse_procs("0-2,7", "x") == (0, 1, 2, 7)
 
