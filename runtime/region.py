@@ -17,6 +17,8 @@ import numpy as np
 
 # So many boxes are compared one by one; more of them together.
 FEW = 8
+# So many pairs of boxes are compared at once.
+MOST_PAIRS = 2**20
 
 
 class Box(NamedTuple):
@@ -124,12 +126,35 @@ class Overlaps:
 
 def disjoint(boxes: Sequence[Box]) -> bool:
     """True where no two of the boxes have an element in common."""
-    if len(boxes) > FEW and len(set(boxes)) == len(boxes) and _is_grid(boxes):
-        return True
     if len(boxes) <= FEW:
         return not any(overlap(a, b) for n, a in enumerate(boxes) for b in boxes[:n])
+    if len(set(boxes)) == len(boxes) and _is_grid(boxes):
+        return True
+    if not boxes[0].lo:
+        return False
     lo, hi = np.array([b.lo for b in boxes]), np.array([b.hi for b in boxes])
-    return not any(_overlapping(lo[n + 1 :], hi[n + 1 :], box).any() for n, box in enumerate(boxes))
+    # only what overlaps along one dim can overlap; the dim along which fewest do is the best to look at first
+    orders = [np.argsort(lo[:, dim]) for dim in range(lo.shape[1])]
+    later = [_later(lo[order, dim], hi[order, dim]) for dim, order in enumerate(orders)]
+    best = min(range(len(orders)), key=lambda dim: later[dim].sum())
+    return _none_meet(lo[orders[best]], hi[orders[best]], later[best])
+
+
+def _later(lo: np.ndarray, hi: np.ndarray) -> np.ndarray:
+    """int[n]: how many runs that follow each of n begin before it ends; lo ascending."""
+    return np.maximum(np.searchsorted(lo, hi) - np.arange(1, len(lo) + 1), 0)
+
+
+def _none_meet(lo: np.ndarray, hi: np.ndarray, later: np.ndarray) -> bool:
+    """Whether no box overlaps one of so many that follow it."""
+    ends = np.cumsum(later)
+    for first in range(0, int(ends[-1]), MOST_PAIRS):
+        pairs = np.arange(first, min(first + MOST_PAIRS, int(ends[-1])))
+        a = np.searchsorted(ends, pairs, side="right")
+        b = pairs - (ends - later)[a] + a + 1
+        if (np.maximum(lo[a], lo[b]) < np.minimum(hi[a], hi[b])).all(axis=1).any():
+            return False
+    return True
 
 
 def _is_grid(boxes: Sequence[Box]) -> bool:

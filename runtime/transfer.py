@@ -16,6 +16,9 @@ from castile.runtime.machine import Level
 from castile.runtime.region import Box, Overlaps, contiguous, disjoint, intersect, whole
 from castile.runtime.task import NOTHING, NUM_LANES, Arg, Body, Call, Comm, CostKey, Kind, Lane, Task, View
 
+# Sums with members of an enumeration are slow.
+COMPUTE, SEND, RECEIVE, COLLECTIVE = map(int, (Lane.COMPUTE, Lane.SEND, Lane.RECEIVE, Lane.COLLECTIVE))
+
 
 class Source(NamedTuple):
     """An instance, alike on each of `procs`; instances that overlap are partial sums of what readers want."""
@@ -272,7 +275,9 @@ def _recipe(t: Transfer, name: str, views: Sequence[View], calls: Sequence[Call]
     volumes = [box.volume for box in boxes]
     touched = sum(v * (len(c.args) + 1 + c.accumulate) for v, c in zip(volumes, calls, strict=True)) * t.itemsize
     flops = sum(v for v, c in zip(volumes, calls, strict=True) if c.accumulate)
-    shapes = "+".join("x".join(map(str, box.shape)) for box in boxes)
+    each = [box.shape for box in boxes]
+    names = {shape: "x".join(map(str, shape)) for shape in set(each)}
+    shapes = "+".join([names[shape] for shape in each])
     return Recipe(CostKey(name, shapes, t.dtype, flops, touched), tuple(views), Body(tuple(calls)))
 
 
@@ -326,8 +331,8 @@ def landing(t: Transfer, proc: int, run: Run) -> View:
 def lanes(kind: Kind, procs: Sequence[int]) -> list[int]:
     """The lanes that a task on these processors occupies."""
     if kind == Kind.MOVE:
-        return [procs[0] * NUM_LANES + Lane.SEND, procs[1] * NUM_LANES + Lane.RECEIVE]
-    lane = Lane.COLLECTIVE if kind == Kind.COLLECTIVE else Lane.COMPUTE
+        return [procs[0] * NUM_LANES + SEND, procs[1] * NUM_LANES + RECEIVE]
+    lane = COLLECTIVE if kind == Kind.COLLECTIVE else COMPUTE
     return [p * NUM_LANES + lane for p in procs]
 
 

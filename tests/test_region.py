@@ -1,0 +1,55 @@
+"""Boxes: what is found of many at once is what the definition of one pair says."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from castile.runtime import region
+from castile.runtime.region import Box, Overlaps, disjoint, intersect, overlap, whole
+
+
+def tiles(rng: random.Random, box: Box, cuts: int) -> list[Box]:
+    """A box cut in two, and so on with its halves: tiles that are seldom a grid."""
+    dim = rng.randrange(len(box.lo)) if box.lo else 0
+    if cuts == 0 or not box.lo or box.shape[dim] < 2:
+        return [box]
+    at = rng.randrange(box.lo[dim] + 1, box.hi[dim])
+    below = Box(box.lo, (*box.hi[:dim], at, *box.hi[dim + 1 :]))
+    above = Box((*box.lo[:dim], at, *box.lo[dim + 1 :]), box.hi)
+    return tiles(rng, below, cuts - 1) + tiles(rng, above, cuts - 1)
+
+
+def situation(rng: random.Random) -> list[Box]:
+    """Tiles, sometimes with one that is empty, larger than it was, or there twice; or a grid."""
+    shape = [rng.choice((5, 9, 30)) for _ in range(rng.randint(0, 3))]
+    boxes = tiles(rng, whole(shape), rng.randint(0, 6))
+    if shape and rng.random() < 0.2:
+        boxes = [Box((lo, *rest.lo), (lo + 1, *rest.hi)) for lo in range(5) for rest in tiles(rng, whole(shape[1:]), 0)]
+    if rng.random() < 0.3:
+        boxes.append(Box(boxes[0].lo, boxes[0].lo))
+    if shape and rng.random() < 0.3:
+        n = rng.randrange(len(boxes))
+        boxes[n] = Box(boxes[n].lo, (*boxes[n].hi[:-1], boxes[n].hi[-1] + 1))
+    if rng.random() < 0.1:
+        boxes.append(rng.choice(boxes))
+    rng.shuffle(boxes)
+    return boxes
+
+
+@pytest.mark.parametrize("most_pairs", [7, region.MOST_PAIRS])
+def test_what_overlaps_among_many_is_what_overlaps_two_by_two(most_pairs: int, monkeypatch) -> None:
+    monkeypatch.setattr(region, "MOST_PAIRS", most_pairs)
+    rng, seen = random.Random(0), {(apart, many): 0 for apart in (False, True) for many in (False, True)}
+    for _ in range(600):
+        boxes = situation(rng)
+        apart = not any(intersect(a, b) for n, a in enumerate(boxes) for b in boxes[:n])
+        assert disjoint(boxes) == apart, boxes
+        seen[apart, len(boxes) > region.FEW] += 1
+        overlaps, near = Overlaps(boxes), rng.choice(boxes)
+        grown = Box(near.lo, tuple(h + rng.randrange(3) for h in near.hi))
+        for asked in (near, grown, near):
+            assert overlaps.of(asked) == tuple(n for n, box in enumerate(boxes) if intersect(box, asked)), asked
+        assert overlap(near, grown) == (intersect(near, grown) is not None)
+    assert min(seen.values()) >= 20, seen
