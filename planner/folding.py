@@ -54,12 +54,16 @@ class Folding:
 
     def fold(self, strategy: Strategy) -> Folded:
         """The folded graph of a plan. Raises ValueError in one sentence where it does not fit graph and machine."""
+        return self.of(*self.instances(strategy))
+
+    def instances(self, strategy: Strategy) -> tuple[list[StepInstance], list[FlowInstance]]:
+        """The instances of a plan: steps by slot, and the flows. Raises ValueError where it does not fit."""
         lowering = self.lowering
         check(strategy, lowering.names, lowering.graph, lowering.machine)
         program, configs = lowering.program(strategy), lowering.configs(strategy)
         numbers = {name: lowering._numbers.setdefault(c, len(lowering._numbers)) for name, c in configs.items()}
         steps = lowering._step_instances(program, configs, numbers)
-        return self.of(steps, lowering._flow_instances(program, configs, numbers, steps))
+        return steps, lowering._flow_instances(program, configs, numbers, steps)
 
     def of(self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> Folded:
         """The folded graph of these instances."""

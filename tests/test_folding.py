@@ -1,6 +1,7 @@
 """Folded equals whole exactly: times, ties, memory and arenas; and what a regular plan folds to does not grow."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -11,28 +12,25 @@ from hypothesis import strategies as st
 from castile.launch import models
 from castile.planner.compose import compose
 from castile.planner.cost import CostModel
-from castile.planner.folding import Folding, expand, fold, timed
+from castile.planner.folding import Folding, _Assembly, _Small, expand, fold, timed
 from castile.planner.lower import Lowering
 from castile.planner.op import find
+from castile.planner.roles import Block, Shape, Shapes, Union, refined
 from castile.planner.seeds import data_parallel, seed
 from castile.planner.simulate import simulate
 from castile.planner.strategy import Config, Strategy
 from castile.planner.updates import Updates
 from castile.runtime.machine import Level, Machine, Processor
 from castile.runtime.memory import pack
+from castile.runtime.task import NUM_LANES, Lane
 from tests import named_plans
+from tests.graphs import Draft, engine_maps, task_graphs, timings
 from tests.little import two_layers
 from tests.strategies import ENGINES, SGD, machines, problems, strategies
+from tests.test_collapse import nearly_symmetric
 
 MOMENTUM = Updates(find("sgd")(momentum=0.9))
 KNOWN = ("data_parallel", "fsdp", "megatron")
-
-
-def instances(lowering, strategy):
-    program, configs = lowering.program(strategy), lowering.configs(strategy)
-    numbers = {name: lowering._numbers.setdefault(c, len(lowering._numbers)) for name, c in configs.items()}
-    steps = lowering._step_instances(program, configs, numbers)
-    return steps, lowering._flow_instances(program, configs, numbers, steps)
 
 
 def census(graph, count):
@@ -46,13 +44,7 @@ def check_exact(graph, folded, cost):
     whole = simulate(*cost.by_kind(graph), engines)
     small_graph, durations = timed(folded, cost)
     small = simulate(small_graph, durations, engines)
-    result = expand(folded, small)
-    assert result.seconds == whole.seconds
-    assert result.peak_bytes.tolist() == whole.peak_bytes.tolist()
-    assert result.persistent_bytes.tolist() == whole.persistent_bytes.tolist()
-    assert result.busy_seconds.tolist() == whole.busy_seconds.tolist()
-    assert small.timeline.start.tolist() == whole.timeline.start[folded.number].tolist()
-    assert small.timeline.end.tolist() == whole.timeline.end[folded.number].tolist()
+    assert_same(folded, whole, small)
     assert folded.num_tasks == graph.num_tasks
     assert census(folded.graph, folded.count) == census(graph, np.ones(graph.num_tasks))
     reps = folded.representative.tolist()
@@ -61,10 +53,84 @@ def check_exact(graph, folded, cost):
     assert packed.live_bytes.tolist() == arenas.live_bytes[reps].tolist()
 
 
+def assert_same(folded, whole, small):
+    result = expand(folded, small)
+    assert result.seconds == whole.seconds
+    assert result.peak_bytes.tolist() == whole.peak_bytes.tolist()
+    assert result.persistent_bytes.tolist() == whole.persistent_bytes.tolist()
+    assert result.busy_seconds.tolist() == whole.busy_seconds.tolist()
+    assert small.timeline.start.tolist() == whole.timeline.start[folded.number].tolist()
+    assert small.timeline.end.tolist() == whole.timeline.end[folded.number].tolist()
+
+
 def check_plan(lowering, strategy):
     folded = fold(lowering, strategy)
     check_exact(lowering.lower(strategy), folded, CostModel(lowering.machine))
     return folded
+
+
+def one_block(graph, engines):
+    """Any task graph as the transfers of a single flow, folded."""
+    owner = np.repeat(np.arange(graph.num_tasks), np.diff(graph.lane_ptr))
+    user, follower = (np.repeat(np.arange(graph.num_tasks), np.diff(p)) for p in (graph.use_ptr, graph.need_ptr))
+    nothing, every = np.zeros(graph.num_tasks, np.uint64), np.arange(graph.num_tasks)
+    shape = Shape(
+        None, 0, graph.num_tasks, 0 * every, every, graph.kind.astype(int), graph.cost, graph.private_bytes, nothing,
+        nothing, owner, graph.lanes, Shapes(engines)._nth(owner, graph.lanes), (), graph.needs, follower,
+        graph.buffer_proc, graph.buffer_bytes, graph.buffer_first, user, graph.uses,
+    )  # fmt: skip
+    union = Union([shape], engines, np.zeros(graph.num_procs, int))
+    flow = SimpleNamespace(slot=0, num_tasks=graph.num_tasks, num_buffers=graph.num_buffers)
+    return _Assembly([], [flow], [Block(shape)], _Small(union, refined(union)), graph.cost_keys).folded()
+
+
+@st.composite
+def marred(draw):
+    """Tasks alike on all processors but for the memory of a few, or any tasks."""
+    graph = draw(st.one_of(task_graphs(), nearly_symmetric()))
+    owner = np.repeat(np.arange(graph.num_tasks), np.diff(graph.lane_ptr))
+    home = np.zeros(graph.num_tasks, int)
+    home[owner] = graph.lanes // NUM_LANES
+    spans = np.isin(np.arange(graph.num_tasks), owner[home[owner] != graph.lanes // NUM_LANES])
+    private = np.where(spans, 0, graph.private_bytes)
+    uses = set(zip(np.repeat(np.arange(graph.num_tasks), np.diff(graph.use_ptr)).tolist(), graph.uses.tolist()))
+    for _ in range(draw(st.integers(0, 2)) if graph.num_tasks else 0):
+        task = draw(st.integers(0, graph.num_tasks - 1))
+        near = np.flatnonzero((graph.buffer_proc == home[task]) & (graph.buffer_first >= 0)).tolist()
+        if near and draw(st.booleans()):
+            uses.add((task, draw(st.sampled_from(near))))
+        elif not spans[task]:
+            private[task] += draw(st.integers(0, 100))
+    user, buffer = np.array(sorted(uses), int).reshape(-1, 2).T
+    use_ptr = np.searchsorted(user, np.arange(graph.num_tasks + 1))
+    return replace(graph, order=np.arange(graph.num_tasks), private_bytes=private, use_ptr=use_ptr, uses=buffer)
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_any_block_of_tasks_folds_exactly(data):
+    """All that tells processors apart, each by itself: costs, kinds, ties, private memory, buffers and their users."""
+    graph = data.draw(marred())
+    engines, durations = data.draw(engine_maps), data.draw(timings(graph))
+    folded = one_block(graph, engines)
+    names = {key: n for n, key in enumerate(graph.cost_keys)}
+    lasts = durations[[names[key] for key in folded.graph.cost_keys]]
+    whole, small = simulate(graph, durations, engines), simulate(folded.graph, lasts, engines)
+    assert_same(folded, whole, small)
+
+
+def test_a_later_user_of_memory_is_kept_apart():
+    draft = Draft(3)
+    for p in range(3):
+        first, last = (draft.task([(p, Lane.COMPUTE)], cost=1) for _ in range(2))
+        early, _ = draft.buffer(p, 100, first), draft.buffer(p, 1000, last)
+        if p == 1:
+            draft.uses[last].append(early)
+    graph = draft.graph()
+    folded = one_block(graph, ENGINES[0])
+    assert folded.proc_class.tolist() == [0, 1, 0]
+    times = (simulate(g, np.array([5]), ENGINES[0]) for g in (graph, folded.graph))
+    assert_same(folded, *times)
 
 
 @settings(max_examples=40)
@@ -133,9 +199,10 @@ def without_host(lowering, configs):
 
     Partial losses come to processor 0 one after another, each at its own time.
     """
-    steps, flows = instances(lowering, Strategy(configs))
+    folding = Folding(lowering)
+    steps, flows = folding.instances(Strategy(configs))
     flows = [f for f in flows if f.flow.role != "output"]
-    return compose(steps, flows, lowering.machine.num_procs), Folding(lowering).of(steps, flows)
+    return compose(steps, flows, lowering.machine.num_procs), folding.of(steps, flows)
 
 
 @pytest.mark.parametrize("engines", ENGINES)
