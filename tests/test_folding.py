@@ -22,7 +22,7 @@ from castile.planner.strategy import Config, Strategy
 from castile.planner.updates import Updates
 from castile.runtime.machine import Level, Machine, Processor
 from castile.runtime.memory import pack
-from castile.runtime.task import NUM_LANES, Lane
+from castile.runtime.task import NUM_LANES, Kind, Lane
 from tests import named_plans
 from tests.graphs import Draft, engine_maps, task_graphs, timings
 from tests.little import two_layers
@@ -103,7 +103,25 @@ def marred(draw):
             private[task] += draw(st.integers(0, 100))
     user, buffer = np.array(sorted(uses), int).reshape(-1, 2).T
     use_ptr = np.searchsorted(user, np.arange(graph.num_tasks + 1))
-    return replace(graph, order=np.arange(graph.num_tasks), private_bytes=private, use_ptr=use_ptr, uses=buffer)
+    graph = replace(graph, order=np.arange(graph.num_tasks), private_bytes=private, use_ptr=use_ptr, uses=buffer)
+    return renumbered(graph, np.argsort(home, kind="stable")) if draw(st.booleans()) else graph
+
+
+def renumbered(graph, sequence):
+    """The same tasks where task number n is what was number sequence[n]."""
+
+    def rows(ptr, values):
+        found = [values[ptr[t] : ptr[t + 1]] for t in sequence]
+        return np.cumsum([0, *map(len, found)]), np.concatenate([values[:0], *found])
+
+    number = np.append(np.argsort(sequence), -1)
+    (lane_ptr, lanes), (need_ptr, needs) = rows(graph.lane_ptr, graph.lanes), rows(graph.need_ptr, graph.needs)
+    use_ptr, uses = rows(graph.use_ptr, graph.uses)
+    return replace(
+        graph, kind=graph.kind[sequence], cost=graph.cost[sequence], private_bytes=graph.private_bytes[sequence],
+        lane_ptr=lane_ptr, lanes=lanes, need_ptr=need_ptr, needs=number[needs], use_ptr=use_ptr, uses=uses,
+        buffer_first=number[graph.buffer_first],
+    )  # fmt: skip
 
 
 @settings(max_examples=200)
@@ -117,6 +135,20 @@ def test_any_block_of_tasks_folds_exactly(data):
     lasts = durations[[names[key] for key in folded.graph.cost_keys]]
     whole, small = simulate(graph, durations, engines), simulate(folded.graph, lasts, engines)
     assert_same(folded, whole, small)
+
+
+def test_sequence_on_an_engine_is_kept_where_memory_differs():
+    """A sum of the one class of pairs comes before the kernels of the other, but behind those of its own."""
+    draft = Draft(4)
+    for pair in ((2, 3), (0, 1)):
+        for p in pair:
+            draft.buffer(p, 100 * (1 + pair[0]), draft.task([(p, Lane.COMPUTE)], cost=1))
+        draft.task([(p, Lane.COLLECTIVE) for p in pair], cost=2, kind=Kind.COLLECTIVE)
+    graph, engines = draft.graph(), (0,) * NUM_LANES
+    folded = one_block(graph, engines)
+    assert folded.proc_class.tolist() == [0, 0, 1, 1]
+    assert folded.graph.num_tasks == 3
+    assert_same(folded, *(simulate(g, np.array([3, 5]), engines) for g in (graph, folded.graph)))
 
 
 def test_a_later_user_of_memory_is_kept_apart():
