@@ -21,6 +21,21 @@ from castile.runtime.task import NUM_LANES, CostKey
 Frames = tuple[tuple[int, int, tuple[int, ...]], ...]
 
 
+class Edges(NamedTuple):
+    """Tasks of one block that wait for others, pair by pair.
+
+    block[n], task[n], after[n]   each waits for that task of that block
+    blocks    those among them
+    identity  equal for equal edges
+    """
+
+    block: np.ndarray
+    task: np.ndarray
+    after: np.ndarray
+    blocks: frozenset[int]
+    identity: bytes
+
+
 class Contents(NamedTuple):
     """What a program's blocks have to do with each other.
 
@@ -41,7 +56,7 @@ class Block:
 
     order[n], lasts[n]      as in a composed graph: the key that breaks ties, and picoseconds, at least 1
     lane_count[n], lanes    how many lanes each task occupies, and which
-    into      of a flow, by block: (block, task) pairs, in two arrays, that tasks of that block (a third array) wait for
+    into      of a flow, by block: what tasks of that block wait for
     frames    of a flow, by slot: where a step's tasks read in strides
     """
 
@@ -49,7 +64,7 @@ class Block:
     lasts: np.ndarray
     lane_count: np.ndarray
     lanes: np.ndarray
-    into: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=dict)
+    into: dict[int, Edges] = field(default_factory=dict)
     frames: dict[int, Frames] = field(default_factory=dict)
 
     @property
@@ -87,7 +102,7 @@ def priced(cost: CostModel, keys: Sequence[CostKey], number: np.ndarray, lane: n
     return table[cost.machine.kind_of[lane // NUM_LANES], number]
 
 
-def _into(flow: FlowInstance, own: int) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def _into(flow: FlowInstance, own: int) -> dict[int, Edges]:
     """The edges of a flow by the block of the later task."""
     # port -1 stands for no port
     block = np.append(np.where(flow.port_step == PATTERN, own, flow.port_step), HOST)
@@ -100,7 +115,11 @@ def _into(flow: FlowInstance, own: int) -> dict[int, tuple[np.ndarray, np.ndarra
     before, after = before[by_block], after[by_block]
     starts = np.flatnonzero(np.diff(block[after], prepend=-1))
     pieces = zip(starts.tolist(), [*starts[1:].tolist(), len(after)])
-    return {int(block[after[a]]): (block[before[a:b]], task[before[a:b]], task[after[a:b]]) for a, b in pieces}
+    return {int(block[after[a]]): _edges(block[before[a:b]], task[before[a:b]], task[after[a:b]]) for a, b in pieces}
+
+
+def _edges(block: np.ndarray, task: np.ndarray, after: np.ndarray) -> Edges:
+    return Edges(block, task, after, frozenset(block.tolist()), np.concatenate([block, task, after]).tobytes())
 
 
 def strided(step: StepInstance, frames: Iterable[tuple[int, int, tuple[int, ...]]]) -> tuple[list[int], list[CostKey]]:

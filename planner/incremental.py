@@ -5,7 +5,7 @@ It does not know which plans are worth a try, nor memory: the peak of a plan is 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from operator import attrgetter
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from castile.planner import blocks
-from castile.planner.blocks import Block, Contents, Frames
+from castile.planner.blocks import Block, Contents, Edges, Frames
 from castile.planner.compose import compose
 from castile.planner.cost import CostModel
 from castile.planner.delta import Change, Delta
@@ -201,23 +201,24 @@ class Incremental:
         return _Laid(strategy, lowered, _pointer(counts)[:-1], counts, int(counts.sum()), delta)
 
     def _changed(self, strategy: Strategy, lowered: _Lowered, changed: list[int]) -> tuple[_Laid, Change]:
-        """Another plan of the same program: new instances and the steps that flows among them touch go and come."""
+        """Another plan of the same program: new instances go and come, and steps that now wait for others or take
+        another time.
+        """
         old, contents = self._laid, self._contents_of(lowered.program)
         before, instances = old.lowered.blocks, lowered.blocks
         fresh = [b for b in changed if before[b] is not instances[b]]
+        first, room, top = old.first.copy(), old.room.copy(), old.top
+        elsewhere = [b for b in fresh if instances[b].num_tasks > room[b]]
+        for b in elsewhere:
+            first[b], room[b] = top, instances[b].num_tasks
+            top += int(room[b])
         moved = set(fresh)
         for b in fresh:
             if b >= contents.num_slots:
-                for flow in (before[b], instances[b]):
-                    block = self._block(b, flow, contents.num_slots)
-                    moved.update(block.into, block.frames)
+                was, now = (self._block(b, one[b], contents.num_slots) for one in (before, instances))
+                moved.update(_differing(was, now, elsewhere))
         order = sorted(moved)
         removed = _ranges(old.first[order], np.array([before[b].num_tasks for b in order], np.int64))
-        first, room, top = old.first.copy(), old.room.copy(), old.top
-        for b in order:
-            if instances[b].num_tasks > room[b]:
-                first[b], room[b] = top, instances[b].num_tasks
-                top += int(room[b])
         laid = _Laid(strategy, lowered, first, room, top, old.delta)
         return laid, self._change(laid, contents, order, removed)
 
@@ -229,7 +230,7 @@ class Incremental:
         own = [found[b] for b in moved]
         counts = np.array([block.num_tasks for block in own], np.int64)
         begin = _pointer(counts)
-        edges: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        edges: list[Edges] = []
         begins, lasts = [], []
         for b, block, at in zip(moved, own, begin.tolist()):
             flows = [found[f] for f in contents.touching[b]]
@@ -238,8 +239,8 @@ class Incremental:
             begins += [at] * len(into)
             frames = tuple([flow.frames[b] for flow in flows if b in flow.frames]) if b < num_slots else ()
             lasts.append(self._strided(instances[b], block, frames) if frames else block.lasts)
-        before, task, after = (_join([e[n] for e in edges]) for n in range(3))
-        after = after + np.repeat(np.array(begins, np.int64), [len(e[0]) for e in edges])
+        before, task, after = (_join([e[n] for e in edges]) for n in range(3))  # type: ignore[misc]
+        after = after + np.repeat(np.array(begins, np.int64), [len(e.after) for e in edges])
         # needs are sorted and unique, as two flows may make a task wait for the same
         pairs = np.sort(after * (top + 1) + laid.first[before] + task)
         pairs = pairs[np.diff(pairs, prepend=-1) > 0]
@@ -277,6 +278,17 @@ def _alike(one: Strategy, other: Strategy) -> bool:
     """Whether two plans are made for the same."""
     made_for = attrgetter("microbatches", "graph", "machine", "num_procs")
     return bool(made_for(one) == made_for(other))
+
+
+def _differing(was: Block, now: Block, elsewhere: Sequence[int]) -> Iterator[int]:
+    """The blocks that a flow makes wait for other tasks, or read otherwise; the tasks of some blocks are elsewhere."""
+    for b in was.into.keys() | now.into.keys():
+        old, new = was.into.get(b), now.into.get(b)
+        if old is None or new is None or old.identity != new.identity or not new.blocks.isdisjoint(elsewhere):
+            yield b
+    for b in was.frames.keys() | now.frames.keys():
+        if was.frames.get(b) != now.frames.get(b):
+            yield b
 
 
 def _join(arrays: Sequence[np.ndarray]) -> np.ndarray:

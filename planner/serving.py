@@ -43,8 +43,11 @@ class Ahead(NamedTuple):
     load: np.ndarray
 
 
-def follow(tasks, busy):  # type: ignore[no-untyped-def]
-    """The followers of each task, by a counting sort of the needs turned round; and how long each lane works."""
+def follow(tasks, busy, count):  # type: ignore[no-untyped-def]
+    """The followers of each task, by a counting sort of the needs turned round.
+
+    Also how long each lane works, and how many slots (task, lane) each engine has.
+    """
     follow_ptr, follows, num_tasks = tasks.follow_ptr, tasks.follows, len(tasks.order)
     for k in range(len(tasks.needs)):
         follow_ptr[tasks.needs[k] + 2] += 1
@@ -54,6 +57,7 @@ def follow(tasks, busy):  # type: ignore[no-untyped-def]
         lasts = max(tasks.durations[tasks.cost[t]], 1)
         for k in range(tasks.lane_ptr[t], tasks.lane_ptr[t + 1]):
             busy[tasks.lanes[k]] += lasts
+            count[tasks.engine[tasks.lanes[k]]] += 1
         for k in range(tasks.need_ptr[t], tasks.need_ptr[t + 1]):
             follows[follow_ptr[tasks.needs[k] + 1]] = t
             follow_ptr[tasks.needs[k] + 1] += 1
@@ -87,8 +91,13 @@ def foresee(tasks, ahead, left, stack, counted):  # type: ignore[no-untyped-def]
                 height += 1
 
 
-def serve(tasks, longest, limit, ahead, agenda, waits, free, served, start, end):  # type: ignore[no-untyped-def]
-    """Serves all tasks: in which order, and every task's start and end; gives how many.
+def serve(  # type: ignore[no-untyped-def]
+    tasks, longest, limit, ahead, agenda, waits, free, start, end, queue, queue_end, place
+):
+    """Serves all tasks: when each starts and ends; gives how many.
+
+    The tasks of each engine stand in its part of the queue as they are served, up to queue_end[engine], which at first
+    is where that part begins; place[k] is where slot (task, lane) number k stands.
 
     With a limit it stops short as soon as a task's chain or an engine's load cannot end in time. Any time of a step
     will do as `longest`; the nearer to all of it, the sooner this ends.
@@ -121,8 +130,10 @@ def serve(tasks, longest, limit, ahead, agenda, waits, free, served, start, end)
         if limit < NEVER and late(task, begin, done, limit, tasks, free, ahead):
             return num_served
         for k in range(tasks.lane_ptr[task], tasks.lane_ptr[task + 1]):
-            free[tasks.engine[tasks.lanes[k]]] = done
-        start[task], end[task], served[num_served] = begin, done, task
+            e = tasks.engine[tasks.lanes[k]]
+            free[e], place[k], queue[queue_end[e]] = done, queue_end[e], task
+            queue_end[e] += 1
+        start[task], end[task] = begin, done
         num_served, num_fresh = num_served + 1, 0
         for k in range(tasks.follow_ptr[task], tasks.follow_ptr[task + 1]):
             t = tasks.follows[k]

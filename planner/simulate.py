@@ -82,29 +82,33 @@ def simulate(
         raise ValueError("simulator form 'numba' needs numba, which is not installed; choose 'auto' or 'plain'")
     assert len(durations) == len(graph.cost_keys) and len(engines) == NUM_LANES
     follow, foresee, serve = serving.BODIES if form == "plain" else serving.compiled_bodies()
-    line_up, book, sweep = BODIES if form == "plain" else map(compiled, BODIES)
+    book, sweep = BODIES if form == "plain" else map(compiled, BODIES)
     tasks, num_tasks = _flat(graph, durations, engines), graph.num_tasks
-    load = np.zeros(len(tasks.engine), np.int64)
-    follow(tasks, load)
+    num_engines, num_slots = int(tasks.engine.max(initial=-1)) + 1, len(tasks.lanes)
+    load, queue_ptr = np.zeros(len(tasks.engine), np.int64), np.zeros(num_engines + 1, np.int32)
+    follow(tasks, load, queue_ptr[1:])
     busy, longest, most = load[COMPUTE::NUM_LANES] / PICOSECONDS, int(load.max(initial=0)), latest(limit)
-    room, num_engines = agenda.room(num_tasks), int(tasks.engine.max(initial=-1)) + 1
+    room = agenda.room(num_tasks)
     ahead = Ahead(np.zeros(num_tasks if most < NEVER else 0, np.int64), np.zeros(num_engines, np.int64))
-    waits, served = np.empty((2, num_tasks), np.int32)
+    waits, (queue, place) = np.empty(num_tasks, np.int32), np.empty((2, num_slots), np.int32)
     if most < NEVER:
         foresee(tasks, ahead, waits, room.heap, np.empty(num_engines, np.int32))
         if max(ahead.tail.max(initial=0), ahead.load.max(initial=0)) > most:
             return None
     start, end = np.empty((2, num_tasks), np.int64)
-    num_served = serve(tasks, longest, most, ahead, room, waits, np.zeros(num_engines, np.int64), served, start, end)
+    np.cumsum(queue_ptr, out=queue_ptr)
+    num_served = serve(
+        tasks, longest, most, ahead, room, waits, np.zeros(num_engines, np.int64), start, end,
+        queue, queue_ptr[:-1].copy(), place,
+    )  # fmt: skip
     if most < NEVER and num_served < num_tasks:
         return None
     assert num_served == num_tasks, "the task graph has a cycle"
-    queue_ptr, queued, place = line_up(served, tasks.lane_ptr, tasks.lanes, tasks.engine)
     persistent, delta = book(
         end, tasks.lane_ptr, tasks.lanes, place, _int32(graph.use_ptr), _int32(graph.uses), graph.num_procs,
         _int32(graph.buffer_proc), _int64(graph.buffer_bytes), _int32(graph.buffer_first), _int64(graph.private_bytes),
     )  # fmt: skip
-    peak = sweep(persistent, queue_ptr, queued, delta, start, end)
+    peak = sweep(persistent, queue_ptr, queue, delta, start, end)
     return Simulated(Timeline(np.arange(num_tasks), start, end), persistent, peak, busy)
 
 
@@ -136,27 +140,6 @@ def _int32(values: Sequence[int] | np.ndarray) -> np.ndarray:
 
 def _int64(values: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(values, dtype=np.int64)
-
-
-def _line_up(served, lane_ptr, lanes, engine):  # type: ignore[no-untyped-def]
-    """The tasks of each engine in the order served, queue[i] for queue_ptr[e] <= i < queue_ptr[e + 1].
-
-    Also of each slot (task, lane) its place there.
-    """
-    queue_ptr = np.zeros(engine.max() + 2, np.int32)
-    for k in range(len(lanes)):
-        queue_ptr[engine[lanes[k]] + 1] += 1
-    for e in range(len(queue_ptr) - 1):
-        queue_ptr[e + 1] += queue_ptr[e]
-    fill = queue_ptr[:-1].copy()
-    queue, place = np.empty(len(lanes), np.int32), np.empty(len(lanes), np.int32)
-    for i in range(len(served)):
-        t = served[i]
-        for k in range(lane_ptr[t], lane_ptr[t + 1]):
-            e = engine[lanes[k]]
-            queue[fill[e]], place[k] = t, fill[e]
-            fill[e] += 1
-    return queue_ptr, queue, place
 
 
 def _book(  # type: ignore[no-untyped-def]
@@ -231,4 +214,4 @@ def _sweep(persistent, queue_ptr, queue, delta, start, end):  # type: ignore[no-
     return peak
 
 
-BODIES: tuple[Callable[..., Any], ...] = (_line_up, _book, _sweep)
+BODIES: tuple[Callable[..., Any], ...] = (_book, _sweep)
