@@ -304,12 +304,22 @@ def _held(union: Union, nodes: np.ndarray) -> np.ndarray:
     users = _sums(union.num_buffers, union.use_buffer, nodes[union.use_node])
     # A first node of -1, for a persistent buffer, finds the zero at the end.
     firsts = np.append(nodes, np.uint64(0))[union.buffer_first]
-    buffers = _mixed(union.buffer_shape, union.buffer_bytes, firsts, users)
+    # Arenas are packed by number where blocks are alike, so the sequence of buffers counts too.
+    buffers = _mixed(union.buffer_shape, _ranks(union), union.buffer_bytes, firsts, users)
     alone = ~union.spans & (union.own | (union.adding > 0))
     # What steps record tells whether adding takes other bytes only where something is added.
     adding = np.where(union.own, 0, union.adding)
     private = _mixed(nodes, union.private, adding)[alone]
     return _sums(num_procs, union.buffer_proc, buffers) + _sums(num_procs, union.home[alone], private)
+
+
+def _ranks(union: Union) -> np.ndarray:
+    """How many buffers of the same shape and processor come before each."""
+    order = np.lexsort((union.buffer_proc, union.buffer_shape))
+    group = union.buffer_shape[order] * len(union.kind_of) + union.buffer_proc[order]
+    rank = np.empty(union.num_buffers, np.int64)
+    rank[order] = np.arange(union.num_buffers) - np.searchsorted(group, group)
+    return rank
 
 
 def _classes(held: np.ndarray, colours: np.ndarray) -> np.ndarray:

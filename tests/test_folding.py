@@ -47,10 +47,9 @@ def check_exact(graph, folded, cost):
     assert_same(folded, whole, small)
     assert folded.num_tasks == graph.num_tasks
     assert census(folded.graph, folded.count) == census(graph, np.ones(graph.num_tasks))
-    reps = folded.representative.tolist()
-    packed, arenas = pack(folded.graph, small.timeline), pack(graph, whole.timeline, reps)
-    assert packed.peak_bytes.tolist() == arenas.peak_bytes[reps].tolist()
-    assert packed.live_bytes.tolist() == arenas.live_bytes[reps].tolist()
+    packed, arenas = pack(folded.graph, small.timeline), pack(graph, whole.timeline)
+    assert packed.peak_bytes[folded.proc_class].tolist() == arenas.peak_bytes.tolist()
+    assert packed.live_bytes[folded.proc_class].tolist() == arenas.live_bytes.tolist()
 
 
 def assert_same(folded, whole, small):
@@ -241,7 +240,7 @@ def without_host(lowering, configs):
 @pytest.mark.parametrize("plan", ["data_parallel", "fsdp", "megatron", "groups"])
 def test_what_a_regular_plan_folds_to_does_not_grow(plan, engines):
     sizes, wholes = [], []
-    for num_procs in (8, 16, 32):
+    for num_procs in (8, 32):
         on = cluster(num_procs, engines)
         model = models.parse("mlp" if plan == "groups" else f"{GPT}2")
         lowering = Lowering(model.graph(64), on, MOMENTUM)
@@ -251,7 +250,7 @@ def test_what_a_regular_plan_folds_to_does_not_grow(plan, engines):
         sizes.append((folded.graph.num_procs, folded.graph.num_tasks))
         wholes.append(whole.num_tasks)
     assert len(set(sizes)) == 1, sizes
-    assert wholes[-1] > 2 * wholes[0] and sizes[0][1] < wholes[0]
+    assert wholes[1] > 2 * wholes[0] and sizes[0][1] < wholes[0]
 
 
 def test_repeated_layers_are_looked_at_once():
