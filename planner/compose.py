@@ -117,7 +117,7 @@ class _Layout:
         """The tasks that read arrays in strides, each with the cost key that says so."""
         frames: dict[tuple[int, int], dict[int, tuple[int, ...]]] = {}
         for f in self.flows:
-            for place, port, frame in f.strided:
+            for place, port, frame in f.strided if f.version.is_strided else ():
                 frames.setdefault(place, {})[port] = frame
         for (slot, local), of_port in frames.items():
             step = self.steps[slot]
@@ -129,7 +129,7 @@ class _Layout:
         """(slot, task) -> the output ports that add to what is there already."""
         adding: dict[tuple[int, int], set[int]] = {}
         for f in self.flows:
-            if not f.version.adds.any():
+            if not f.version.is_sum:
                 continue
             for n in np.flatnonzero(f.version.adds):
                 adding.setdefault((int(f.port_step[n]), int(f.port_task[n])), set()).add(int(f.port_number[n]))

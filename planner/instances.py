@@ -152,7 +152,7 @@ class FlowInstance:
     @cached_property
     def strided(self) -> list[tuple[tuple[int, int], int, tuple[int, ...]]]:
         """((slot, task), input port, shape of the array) wherever a step reads an array in strides."""
-        if not any(self.version.frames):
+        if not self.version.is_strided:
             return []
         seen = zip(self.touches(self.reading), self.version.frames, strict=True)
         return [((step, task), port, frame) for (step, task, port), frame in seen if frame is not None and step >= 0]
@@ -188,6 +188,8 @@ def flow_instance(flow: Flow, version: Version, procs: tuple[int, ...], steps: S
     sizes = [len(tasks) for _, _, tasks in rows]
     step, number = (np.repeat([row[n] for row in rows], sizes) for n in (0, 1))
     task = np.concatenate([tasks for _, _, tasks in rows])
+    if len({slot for slot, _ in flow.producers}) == len(flow.producers):
+        return FlowInstance(flow, version, procs, step, task, number)
     order = np.arange(len(task))
     # A step that makes one region through several ports does so part by part, as its tasks follow each other.
     first = sum(sizes[: len(made)])

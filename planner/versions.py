@@ -32,17 +32,29 @@ class Versions:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._made: dict[Hashable, Version] = {}
+        self._placed: dict[Hashable, tuple[Version, tuple[int, ...]]] = {}
 
     def get(self, flow: Flow, made: Sequence[Placed], read: Sequence[Placed]) -> tuple[Version, tuple[int, ...]]:
         """The analysis of a flow between these layouts, and the processor of each of its slots."""
+        together = tuple([len(list(ports)) for _, ports in groupby(slot for slot, _ in flow.producers)]) or (len(made),)
+        layouts = tuple([(p.layout, p.config) for p in (*made, *read)])
+        key = (together, layouts, flow.dtype, flow.role, bool(flow.overwriters))
+        if key not in self._placed:
+            self._placed[key] = self._get(flow, made, read, together)
+        return self._placed[key]
+
+    def _get(
+        self, flow: Flow, made: Sequence[Placed], read: Sequence[Placed], together: tuple[int, ...]
+    ) -> tuple[Version, tuple[int, ...]]:
         slots: dict[int, int] = {}
         renamed = tuple(
-            (p.layout, p.config.replicas, tuple(slots.setdefault(proc, len(slots)) for proc in _touching(p)))
-            for p in (*made, *read)
+            [
+                (p.layout, p.config.replicas, tuple([slots.setdefault(proc, len(slots)) for proc in _touching(p)]))
+                for p in (*made, *read)
+            ]
         )
         procs = tuple(slots)
         carried, overwritten = flow.role in ("carried", "input"), bool(flow.overwriters)
-        together = tuple(len(list(ports)) for _, ports in groupby(slot for slot, _ in flow.producers)) or (len(made),)
         key = (together, renamed, flow.dtype, flow.role, overwritten, self._apart(procs))
         if key not in self._made:
             rows = [row for number, p in enumerate(read) for row in _readers(p, slots, number)]

@@ -81,6 +81,16 @@ class Version:
         return tuple(distinct), np.array(numbers, dtype=np.int64)
 
     @cached_property
+    def is_sum(self) -> bool:
+        """Whether some producer adds to what others wrote."""
+        return bool(self.adds.any())
+
+    @cached_property
+    def is_strided(self) -> bool:
+        """Whether some reader reads in strides."""
+        return any(frame is not None for frame in self.frames)
+
+    @cached_property
     def kinds(self) -> np.ndarray:
         """int8: what each pattern is."""
         return np.array([p.kind for p in self.patterns], dtype=np.int8)
@@ -166,7 +176,7 @@ def version(
 
 
 def _frame(box: Box, held: Box) -> tuple[int, ...] | None:
-    return None if contiguous(box, held) else held.shape
+    return None if box == held or contiguous(box, held) else held.shape
 
 
 def links(machine: Machine, procs: Sequence[int]) -> Links:
