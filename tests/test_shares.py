@@ -1,5 +1,6 @@
 """Unequal processors get unequal shares: as their speeds say, never behind equal ones, and with the same results."""
 
+import random
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -9,12 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from castile.planner import search as searching
 from castile.planner import shares
 from castile.planner.bounds import lower_bound
 from castile.planner.cost import CostModel
 from castile.planner.evaluator import Evaluator
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
+from castile.planner.moves import Moves
 from castile.planner.search import search
 from castile.planner.seeds import balanced, data_parallel, seed, seeds
 from castile.planner.space import space_of
@@ -113,6 +116,28 @@ def test_spaces_of_unequal_processors_hold_shares_too(data, speeds):
         assert max(config.num_parts for config in configs) <= spaces.most_parts
     for name, config in balanced(same.lowering).items():
         assert config in spaces[name].configs or config.num_parts == 1
+
+
+@settings(max_examples=25)
+@given(some_speeds, st.integers(0, 10**6))
+def test_moves_between_unequal_processors_are_legal(speeds, seed):
+    same, rng = evaluator(GRAPHS["residual"], of_speeds(*speeds)), random.Random(seed)
+    moves = Moves.of(same.lowering, Spaces(same.lowering, same.cost))
+    plan = dict(balanced(same.lowering))
+    for _ in range(10):
+        plan = moves.change(plan, rng)
+        for name, config in plan.items():
+            check_config(moves.nodes[name], config, len(speeds))
+    same.lowering.lower(Strategy(plan))
+
+
+@pytest.mark.parametrize("name", searching.available())
+def test_no_search_ends_behind_shares(name):
+    same = evaluator(GRAPHS["one"], of_speeds(0.5, 1.0))
+    found = search(name, same, "" if name == "exhaustive" else "20")
+    assert "balanced" in found.seeds
+    is_insisted = found.num_proposals == 1
+    assert is_insisted or all(found.evaluated.rank <= known.rank for known in found.seeds.values())
 
 
 @pytest.mark.parametrize("procs", [1, 2, 4])
