@@ -17,17 +17,21 @@ from castile.planner.instances import PATTERN
 from castile.planner.missing import elements, fastest, layouts
 from castile.planner.program import Flow
 from castile.planner.strategy import Config
+from castile.planner.versions import Placed
 from castile.runtime.compiled import can_compile, compiled
 from castile.runtime.region import uncovered, whole
 from castile.runtime.task import NUM_LANES, Lane
 from castile.runtime.timeline import PICOSECONDS
+
+# The delay of a wait that is none: nothing begins the later for it.
+NEVER = -(2**60)
 
 
 class Wait(NamedTuple):
     """A pass follows another: by how many picoseconds any of its parts starts after some part of that one has ended.
 
     before     the number of the earlier pass
-    delay      [C of its node, C of the later one's node]; of one node [C]
+    delay      [C of its node, C of the later one's node]; of one node [C]; NEVER where parts need not wait
     """
 
     before: int
@@ -62,10 +66,7 @@ class Relaxed:
         # An open node's pass stands for the shortest part that it may have, on no engine.
         nowhere = np.zeros((0, 2), np.int64)
         self._open = [(shortest.min(keepdims=True), nowhere) for shortest in self.shortest]
-        self._anyway = [
-            np.array([(before, -1, s, 0, delay.min()) for before, delay in waits], np.int64).reshape(-1, 5)
-            for s, waits in enumerate(self.waits)
-        ]
+        self._anyway: dict[tuple[int | None, ...], np.ndarray] = {}
         self._numbers = np.full(len(model.program.steps), -1)
         self._numbers[list(self.slots)] = np.arange(len(self.slots))
 
@@ -87,7 +88,11 @@ class Relaxed:
         return np.maximum(longest, self._one_by_one(chosen, node, starts))
 
     def bound(self, chosen: Mapping[int, int]) -> int:
-        """Picoseconds below which no step is where these nodes have these Configs: `bounds` with tasks as they are.
+        """Picoseconds below which no step is where these nodes have these Configs: `bounds` with tasks as they are."""
+        return self.served(chosen)[0]
+
+    def served(self, chosen: Mapping[int, int]) -> tuple[int, np.ndarray]:
+        """`bound`, and int64[S]: picoseconds before which no part of a pass ends.
 
         Between nodes that are chosen every part waits for what it needs, and what moves occupies its engines.
         """
@@ -103,12 +108,21 @@ class Relaxed:
         uses = [*(uses for _, uses in known), *(c.uses for c in crossed)]
         columns = np.concatenate(uses) + np.repeat(base[:-1], [len(u) for u in uses])[:, None] * (1, 0)
         rows = [(2 * c.slot + 1, self._placed(c, num + n)) for n, c in enumerate(crossed)]
-        rows += [(2 * self.slots[s], waits) for s, waits in enumerate(self._anyway) if len(waits)]
+        rows += [(2 * self.slots[s], self._rows(s, chosen)) for s, waits in enumerate(self.waits) if waits]
         ordered = np.concatenate(
             [row for _, row in sorted(rows, key=lambda row: row[0])] or [np.zeros((0, 5), np.int64)]
         )
         served = compiled(_served) if can_compile() else _served
-        return int(served(np.concatenate(tasks), base, ordered, columns))
+        latest, ends = served(np.concatenate(tasks), base, ordered, columns)
+        return int(latest), np.minimum.reduceat(ends, base[:num])
+
+    def _rows(self, s: int, chosen: Mapping[int, int]) -> np.ndarray:
+        """What a pass waits for anyway, as rows without tasks."""
+        key = (s, *(chosen.get(self.node[n]) for n in (s, *(before for before, _ in self.waits[s]))))
+        if key not in self._anyway:
+            rows = [(n, -1, s, 0, int(np.min(self._delay(n, s, delay, chosen, -1)))) for n, delay in self.waits[s]]
+            self._anyway[key] = np.array(rows, np.int64).reshape(-1, 5)
+        return self._anyway[key]
 
     def _placed(self, crossed: Crossing, number: int) -> np.ndarray:
         """Its rows, with passes and the transfers themselves by their numbers, and no delay."""
@@ -186,43 +200,66 @@ class Relaxed:
         return shortest, busy
 
     def _add(self, flow: Flow) -> None:
-        """The waits of a flow's readers for its producers, where every part must wait for some part."""
+        """The waits of a flow's readers for its producers, under the Configs where every part waits for some part."""
         for made, port in flow.producers:
-            if made not in self.place or not self._covers(made, port, flow):
-                continue
             for read, wanted in flow.readers:
-                if read in self.place and self._all_touch(read, wanted):
+                if made in self.place and read in self.place:
                     before, after = self.place[made], self.place[read]
-                    self.waits[after].append(Wait(before, self._delays(flow, (made, port), (read, wanted))))
-
-    def _covers(self, slot: int, port: int, flow: Flow) -> bool:
-        """Whether a pass writes all of a region, however its node is cut."""
-        return all(
-            not uncovered(whole(flow.shape), [box for box in boxes if box is not None])
-            for boxes in self._boxes(slot, port, True)
-        )
-
-    def _all_touch(self, slot: int, port: int) -> bool:
-        """Whether all parts of a pass read a region, however its node is cut."""
-        return all(box is not None and box.volume > 0 for boxes in self._boxes(slot, port, False) for box in boxes)
-
-    def _boxes(self, slot: int, port: int, output: bool) -> list:
-        node = self.node[self.place[slot]]
-        return [self.model.placed(slot, port, output, decided).boxes for decided in self.decided[node]]
+                    delays = self._delays(flow, (made, port), (read, wanted))
+                    if delays.max() >= 0:
+                        self.waits[after].append(Wait(before, delays))
 
     def _delays(self, flow: Flow, made: tuple[int, int], read: tuple[int, int]) -> np.ndarray:
+        """NEVER where a part of the reader need not wait."""
         a, b = (self.node[self.place[slot]] for slot, _ in (made, read))
-        held = layouts(self.model, [self.model.placed(*made, True, decided) for decided in self.decided[a]])
-        needed = layouts(self.model, [self.model.placed(*read, False, decided) for decided in self.decided[b]])
+        written = [self.model.placed(*made, True, decided) for decided in self.decided[a]]
+        wanted = [self.model.placed(*read, False, decided) for decided in self.decided[b]]
+        held, needed = layouts(self.model, written), layouts(self.model, wanted)
         if a == b:
             rows = [elements(held.only(c), needed.only(c))[0, 0] for c in range(len(self.choices[a]))]
             missing, reads = np.array(rows), needed.volume > 0
+            met = np.array([_meet([w], [r])[0, 0] for w, r in zip(written, wanted, strict=True)])
         else:
-            missing, reads = elements(held, needed), (needed.volume > 0)[None]
+            missing, reads, met = elements(held, needed), (needed.volume > 0)[None], _meet(written, wanted)
         least = np.where(reads, missing, np.inf).min(axis=-1)
+        # What others write of the region is not waited for here.
+        covers = np.array([_is_apart(p) and _covers(p, flow) for p in written])
+        apart = np.array([_is_apart(p) for p in wanted])
+        least = np.where(covers & apart if a == b else covers[:, None] & apart, least, 0)
         latency, rate = fastest(self.model, flow.dtype)
+        least = np.where(np.isfinite(least), least, 0)
         seconds = np.where(least > 0, latency + least * np.dtype(flow.dtype).itemsize * rate, 0)
-        return np.floor(seconds * PICOSECONDS).astype(np.int64)
+        return np.where(met, np.floor(seconds * PICOSECONDS).astype(np.int64), NEVER)
+
+
+def _covers(placed: Placed, flow: Flow) -> bool:
+    """Whether the parts of a layout are the whole region together."""
+    return not uncovered(whole(flow.shape), [box for box in placed.boxes if box is not None])
+
+
+def _is_apart(placed: Placed) -> bool:
+    """Whether each part lies on processors of its own."""
+    return len(set(placed.config.procs)) == len(placed.config.procs)
+
+
+def _meet(written: Sequence[Placed], wanted: Sequence[Placed]) -> np.ndarray:
+    """bool[C, C]: whether every part of a reader wants something that some part of a producer writes."""
+    (lo, hi), (first, last) = _corners(written), _corners(wanted)
+    lower = np.maximum(lo[:, None, :, None], first[None, :, None])
+    upper = np.minimum(hi[:, None, :, None], last[None, :, None])
+    parts = np.array([[n < len(p.boxes) for n in range(first.shape[1])] for p in wanted])
+    return ((lower < upper).all(axis=-1).any(axis=2) | ~parts).all(axis=-1)
+
+
+def _corners(placed: Sequence[Placed]) -> tuple[np.ndarray, np.ndarray]:
+    """[C, parts, dims + 1] each; the last is empty where a part touches nothing or there is none."""
+    dims = next((len(box.lo) for p in placed for box in p.boxes if box is not None), 0)
+    found = np.zeros((2, len(placed), max(len(p.boxes) for p in placed), dims + 1), np.int64)
+    for n, p in enumerate(placed):
+        for part, box in enumerate(p.boxes):
+            if box is not None:
+                found[:, n, part] = (*box.lo, 0), (*box.hi, 1)
+    return found[0], found[1]
 
 
 def _pick(values: np.ndarray, chosen: Mapping[int, int], own: int, node: int) -> np.ndarray | int:
@@ -233,7 +270,7 @@ def _pick(values: np.ndarray, chosen: Mapping[int, int], own: int, node: int) ->
 
 
 def _served(lasts, base, rows, uses):  # type: ignore[no-untyped-def]
-    """The longest path and the engine that is done last, whichever is later.
+    """The longest path and the engine that is done last, whichever is later; and when each task ends on that path.
 
     lasts[T] of tasks, those of one pass or flow n from base[n] on; rows [R, 5] (pass, task, pass, task, delay) in an
     order in which what comes before is final; a task of -1 stands for the earliest of its pass, and what follows that
@@ -252,11 +289,12 @@ def _served(lasts, base, rows, uses):  # type: ignore[no-untyped-def]
             ready = min(ready, start[t] + lasts[t])
         for t in range(after, base[rows[r, 2] + 1]):
             start[t] = max(start[t], ready + rows[r, 4])
-    latest = (start + lasts).max()
+    ends = start + lasts
+    latest = ends.max()
     busy = np.zeros(uses[:, 1].max() + 1, np.int64) if len(uses) else np.zeros(1, np.int64)
     order = np.argsort(-start[uses[:, 0]])
     for k in range(len(order)):
         task, column = uses[order[k], 0], uses[order[k], 1]
         busy[column] += lasts[task]
         latest = max(latest, start[task] + busy[column])
-    return latest
+    return latest, ends

@@ -1,5 +1,6 @@
 """Dynamic programming: elimination is brute force, prices are the lowering's own, the simulator has the last word."""
 
+from dataclasses import replace
 from functools import reduce
 from itertools import combinations, product
 from math import prod
@@ -14,6 +15,7 @@ from castile.planner.cost import CostModel
 from castile.planner.lower import Lowering
 from castile.planner.missing import least
 from castile.planner.op import find
+from castile.planner.pins import Pins, parse
 from castile.planner.search import Evaluator, search
 from castile.planner.searches.dynamic import WORK, Tables, choices, elimination, filled, minimise
 from castile.planner.space import space_of
@@ -86,7 +88,7 @@ def test_the_optimum_is_that_of_brute_force(problem, on, data):
         space = space_of(problem.graph.nodes[name], on.num_procs)
         numbers = data.draw(st.sets(st.integers(0, len(space) - 1), min_size=1, max_size=min(4, most)))
         configs[kind] = [space[number] for number in sorted(numbers)]
-    found = Tables(model, configs).optimum(WORK)
+    found = Tables(model, {name: configs[kind] for name, kind in model.kinds.items()}).optimum(WORK, WORK)
     names, total = table_of(model, configs)
     assert total.size <= 20000
     assert WORK * model.price(found) == WORK * int(total.min())
@@ -209,15 +211,24 @@ def test_other_objectives_are_judged_alike(objective):
 
 
 def test_configs_that_are_looked_at_are_the_seeds_and_the_plainest():
-    same = evaluator(GRAPHS["two"], machine(4))
-    under_way = run(same)
-    model = Additive(same.lowering, same.cost)
-    few, all_of_them = choices(under_way, model, 8), choices(under_way, model, 10**6)
-    for kind, configs in few.items():
-        assert len(configs) == len(set(configs)) <= 8 and set(configs) <= set(all_of_them[kind])
-        name = next(n for n, k in model.kinds.items() if k == kind)
-        assert {seed.strategy.configs[name] for seed in under_way.seeds.values()} <= set(configs)
-    name = "up"
-    beginning = [c for c in space_of(GRAPHS["two"].nodes[name], 4).configs if c.procs[0] == 0]
-    assert set(all_of_them[model.kinds[name]]) == set(beginning)
+    under_way = run(evaluator(GRAPHS["two"], machine(4)))
+    model = Additive(under_way.lowering, under_way.evaluator.cost)
+    few, all_of_them = choices(under_way, model, 2), choices(under_way, model, 10**6)
+    for name, configs in few.items():
+        known = {seed.strategy.configs[name] for seed in under_way.seeds.values()}
+        assert len(configs) == len(set(configs)) <= len(known) + 2 and known <= set(configs) <= set(all_of_them[name])
+    beginning = [c for c in space_of(GRAPHS["two"].nodes["up"], 4).configs if c.procs[0] == 0]
+    assert set(all_of_them["up"]) == set(beginning)
     assert prod(map(len, all_of_them.values())) > prod(map(len, few.values()))
+
+
+def test_alike_nodes_share_their_configs_unless_pins_tell_them_apart():
+    graph = tower(3)
+    same = evaluator(graph, machine(4))
+    free, model = run(same), Additive(same.lowering, same.cost)
+    pins = Pins([parse("fc1: {o: 2}")], same.lowering.names, 4)
+    looked = choices(free, model, 6)
+    assert looked["fc2"] is looked["fc1"]
+    looked = choices(replace(free, pins=pins), model, 6)
+    assert looked["fc2"] is not looked["fc1"]
+    assert search("dynamic", same, pins=pins).strategy.configs["fc1"].split["o"] == 2

@@ -13,6 +13,7 @@ from castile.planner.lower import Lowering
 from castile.planner.relaxed import Relaxed
 from castile.planner.search import Evaluator, search
 from castile.planner.space import space_of
+from castile.planner.spaces import Spaces
 from castile.planner.strategy import Strategy, encode
 from castile.runtime.machine import Level, Machine
 from castile.runtime.task import NUM_LANES
@@ -30,8 +31,8 @@ ON = {
 
 def every(same):
     """The seconds of all plans of the space, those that fit first."""
-    graph, num_procs = same.lowering.graph, same.lowering.machine.num_procs
-    spaces = [space_of(node, num_procs).configs for node in graph.nodes.values()]
+    graph, known = same.lowering.graph, Spaces(same.lowering, same.cost)
+    spaces = [known[name].configs for name in graph.nodes]
     return sorted(same.evaluate(Strategy(dict(zip(graph.nodes, point)))).rank for point in product(*spaces))
 
 

@@ -15,19 +15,21 @@ from math import prod
 
 import numpy as np
 
-from castile.planner.additive import Additive, Edge
+from castile.planner.additive import Additive
 from castile.planner.missing import least
 from castile.planner.search import Run
-from castile.planner.space import placements, space_of
+from castile.planner.space import Space
 from castile.planner.strategy import Config
 
 BUDGET = "100"
-# How many Configs of a node are looked at, in rounds, on few processors; with more of them each costs more to price.
-ROUNDS = (6, 16, 40)
-FEW_PROCS = 8
+# How many Configs of a node are looked at beside those of the seeds, in rounds, on few processors; with more of them
+# each costs more to price.
+ROUNDS = (4, 12, 36)
+FEW_PROCS = 16
 LEAST = 4
-# Work counts twice; transfers count fully, or half where the other half is hidden beside work.
-WORK, WEIGHTS = 2, (2, 1)
+# Work counts twice; transfers, those of one node and those between two, count fully, or half, or only the latter do:
+# sums of gradients are hidden first beside work.
+WORK, WEIGHTS = 2, ((2, 2), (1, 1), (0, 2))
 # Entries of all tables on the way; where the graph needs more, fewer Configs are looked at.
 MOST_ENTRIES = 2**21
 
@@ -41,10 +43,10 @@ def search(run: Run) -> None:
     for most in ROUNDS:
         tables = _affordable(run, model, max(LEAST, most * FEW_PROCS // max(FEW_PROCS, num_procs)))
         if tables.num_configs == before:
-            return
+            continue
         before = tables.num_configs
-        for weight in WEIGHTS:
-            run.propose(tables.optimum(weight, lambda: run.spent >= 1))
+        for sync, move in WEIGHTS:
+            run.propose(tables.optimum(sync, move, lambda: run.spent >= 1))
             if run.spent >= 1:
                 return
 
@@ -59,22 +61,23 @@ def _affordable(run: Run, model: Additive, most: int) -> Tables:
 
 
 class Tables:
-    """The Configs of each node, by kind, and what is known of their prices; alike nodes share them."""
+    """The Configs of each node, by name, and what is known of their prices; nodes alike in both share them."""
 
-    def __init__(self, model: Additive, choices: Mapping[int, Sequence[Config]]) -> None:
+    def __init__(self, model: Additive, choices: Mapping[str, Sequence[Config]]) -> None:
         self.model, self.names = model, list(model.steps)
         number = {name: n for n, name in enumerate(self.names)}
         self.scopes: list[Scope] = [(number[a], number[b]) for a, b in (edge.nodes for edge in model.edges)]
-        self.configs = [choices[model.kinds[name]] for name in self.names]
+        self.configs = [choices[name] for name in self.names]
+        self.keys = [(edge.key, *(id(choices[name]) for name in edge.nodes)) for edge in model.edges]
         self.order = elimination(len(self.names), self.scopes)
 
     @cached_property
     def moves(self) -> dict[Hashable, np.ndarray]:
         """By kind of edge, [C of the one, C of the other]: a bound below each price, later the price itself."""
         found: dict[Hashable, np.ndarray] = {}
-        for edge, (a, b) in zip(self.model.edges, self.scopes, strict=True):
-            if edge.key not in found:
-                found[edge.key] = least(self.model, edge, self.configs[a], self.configs[b])
+        for key, edge, (a, b) in zip(self.keys, self.model.edges, self.scopes, strict=True):
+            if key not in found:
+                found[key] = least(self.model, edge, self.configs[a], self.configs[b])
         return found
 
     @cached_property
@@ -89,12 +92,12 @@ class Tables:
         return [np.array([self.model.work(name, config) for config in configs], np.int64) for name, configs in rows]
 
     @cached_property
-    def own(self) -> list[int]:
-        """By node the number of its kind, of those whose own transfers cost the same."""
-        return [self.model.own_key(name) for name in self.names]
+    def own(self) -> list[Hashable]:
+        """By node its kind, of those whose own transfers cost the same."""
+        return [(self.model.own_key(name), id(configs)) for name, configs in zip(self.names, self.configs, strict=True)]
 
     @cached_property
-    def sync(self) -> dict[int, np.ndarray]:
+    def sync(self) -> dict[Hashable, np.ndarray]:
         """By such a kind, [C]: the price of the transfers that a Config decides alone; -1 where it is not known."""
         return {key: np.full(len(configs), -1, np.int64) for key, configs in zip(self.own, self.configs, strict=True)}
 
@@ -107,13 +110,16 @@ class Tables:
         """Of all tables that elimination fills."""
         return filled([len(configs) for configs in self.configs], self.scopes, self.order)
 
-    def optimum(self, weight: int, spent: Callable[[], bool] = lambda: False) -> dict[str, Config]:
-        """The plan of the least price, with transfers of that weight; once `spent`, the best as far as is known."""
+    def optimum(self, sync: int, move: int, spent: Callable[[], bool] = lambda: False) -> dict[str, Config]:
+        """The plan of the least price, with transfers weighed so; once `spent`, the best as far as is known.
+
+        sync   the weight of transfers that one Config decides;  move: of those between two nodes
+        """
         while True:
-            syncs = {key: weight * np.maximum(prices, 0) for key, prices in self.sync.items()}
+            syncs = {key: sync * np.maximum(prices, 0) for key, prices in self.sync.items()}
             nodes = [((n,), WORK * work + syncs[self.own[n]]) for n, work in enumerate(self.work)]
-            weighed = {key: weight * table for key, table in self.moves.items()}
-            pairs = [(scope, weighed[edge.key]) for scope, edge in zip(self.scopes, self.model.edges, strict=True)]
+            weighed = {key: move * table for key, table in self.moves.items()}
+            pairs = [(scope, weighed[key]) for scope, key in zip(self.scopes, self.keys, strict=True)]
             point, _ = minimise([*nodes, *pairs], self.order)
             if not self._price(point, spent) or spent():
                 return {name: self.configs[n][point[n]] for n, name in enumerate(self.names)}
@@ -124,47 +130,55 @@ class Tables:
         for name, key, configs, i in zip(self.names, self.own, self.configs, point, strict=True):
             if self.sync[key][i] < 0 and not (news and spent()):
                 news, self.sync[key][i] = True, self.model.sync(name, configs[i])
-        for edge, (a, b) in zip(self.model.edges, self.scopes, strict=True):
+        for number, (a, b) in enumerate(self.scopes):
             i, j = point[a], point[b]
-            moves, known = self.moves[edge.key], self.known[edge.key]
+            moves, known = self.moves[self.keys[number]], self.known[self.keys[number]]
             if known[i, j] or (news and spent()):
                 continue
             news, bound = True, moves[i, j]
-            self._set(edge, a, b, i, j)
+            self._set(number, i, j)
             if moves[i, j] < bound:
                 # This bound is none, so none of its table is trusted.
                 for i, j in np.argwhere(~known).tolist():
-                    self._set(edge, a, b, i, j)
+                    self._set(number, i, j)
         return news
 
-    def _set(self, edge: Edge, a: int, b: int, i: int, j: int) -> None:
-        self.moves[edge.key][i, j] = self.model.move(edge, self.configs[a][i], self.configs[b][j])
-        self.known[edge.key][i, j] = True
+    def _set(self, number: int, i: int, j: int) -> None:
+        """Price an edge."""
+        (a, b), key = self.scopes[number], self.keys[number]
+        self.moves[key][i, j] = self.model.move(self.model.edges[number], self.configs[a][i], self.configs[b][j])
+        self.known[key][i, j] = True
 
 
-def choices(run: Run, model: Additive, most: int) -> dict[int, list[Config]]:
-    """By kind of node the Configs that are looked at: those of the seeds, then the plainest.
+def choices(run: Run, model: Additive, most: int) -> dict[str, list[Config]]:
+    """By name the Configs that are looked at: those of the seeds, then the plainest; one list for nodes alike.
 
-    Plain is what cuts few axes and leaves few processors idle. All begin on processor 0: nothing is won by elsewhere
-    where nothing runs beside anything.
+    Plain is what cuts few axes and leaves few processors idle. All begin on the first processor that they may: nothing
+    is won by elsewhere where nothing runs beside anything.
     """
-    found: dict[int, dict[Config, None]] = {}
-    num_procs, nodes = run.lowering.machine.num_procs, run.lowering.piece.nodes
-    for name, kind in model.kinds.items():
+    kinds = {name: (kind, id(run.spaces[name])) for name, kind in model.kinds.items()}
+    found: dict[Hashable, dict[Config, None]] = {}
+    for name, kind in kinds.items():
         seeds = [seed.strategy.configs[name] for seed in run.seeds.values()]
         found.setdefault(kind, {}).update(dict.fromkeys(seeds))
-    for kind in found:
-        name = next(name for name, other in model.kinds.items() if other == kind)
-        plain = [
-            Config(dict(split), placed.replicas, placed.procs)
-            for split in space_of(nodes[name], num_procs).splits
-            for placed in placements(prod(split.values()), num_procs)
-            if placed.procs[0] == 0
-        ]
-        plain.sort(key=lambda config: (len(config.split), num_procs - len(config.procs)))
-        room = max(0, most - len(found[kind]))
-        found[kind].update(dict.fromkeys([config for config in plain if config not in found[kind]][:room]))
-    return {kind: list(configs) for kind, configs in found.items()}
+    num_procs, lists = len(run.spaces.procs), {}
+    for name, kind in kinds.items():
+        if kind not in lists:
+            plain = [config for config in _plain(run.spaces[name]) if config not in found[kind]]
+            plain.sort(key=lambda config: (len(config.split), num_procs - len(config.procs)))
+            lists[kind] = [*found[kind], *plain[:most]]
+    return {name: lists[kind] for name, kind in kinds.items()}
+
+
+def _plain(space: Space) -> list[Config]:
+    placed = {parts: space.placed(parts) for parts in {prod(split.values()) for split in space.splits}}
+    first = min(placement.procs[0] for places in placed.values() for placement in places)
+    return [
+        Config(dict(split), placement.replicas, placement.procs)
+        for split in space.splits
+        for placement in placed[prod(split.values())]
+        if placement.procs[0] == first
+    ]
 
 
 def elimination(num_nodes: int, scopes: Iterable[Scope]) -> list[int]:

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from math import prod
 
+import numpy as np
+
 from castile.planner.additive import Additive
+from castile.planner.ladder import Ladder
 from castile.planner.relaxed import Relaxed
 from castile.planner.search import Run
-from castile.planner.space import space_of
 from castile.runtime.timeline import PICOSECONDS
 
 # Plans, ruled out or not; about ten minutes of them in the worst case.
 BUDGET = "100000"
 # Each limit is so many times the one before.
-RAISE = 1.04
+RAISE = 1.01
 
 
 def search(run: Run) -> None:
@@ -25,7 +27,7 @@ def search(run: Run) -> None:
     Raises ValueError where the space holds more plans than the budget, or a budget of seconds ends before it is done.
     """
     graph, num_procs = run.lowering.piece, run.lowering.machine.num_procs
-    spaces = [space_of(node, num_procs).configs for node in graph.nodes.values()]
+    spaces = [run.spaces[name].configs for name in graph.nodes]
     size, most = prod(map(len, spaces)), run.budget.proposals
     if most is not None and size > most:
         raise ValueError(
@@ -42,7 +44,7 @@ class Descent:
     """
 
     def __init__(self, run: Run, relaxed: Relaxed) -> None:
-        self.run, self.relaxed = run, relaxed
+        self.run, self.relaxed, self.ladder = run, relaxed, Ladder(relaxed)
         self.limit, self.next = 0.0, float("inf")
         self.done: set[tuple[int, ...]] = set()
         # Bounds are of time: of memory they know nothing.
@@ -76,7 +78,8 @@ class Descent:
                 self.run.propose({name: configs[number] for name, configs, number in plan})
             return
         open_ = []
-        for number, quick in enumerate(self.relaxed.bounds(chosen, node).tolist()):
+        quick_bounds = np.maximum(self.relaxed.bounds(chosen, node), self.ladder.bounds(chosen, node))
+        for number, quick in enumerate(quick_bounds.tolist()):
             if self.is_open(quick) and self.is_open(bound := self.bound({**chosen, node: number}, quick)):
                 open_.append((bound, number))
         for bound, number in sorted(open_):
@@ -85,7 +88,8 @@ class Descent:
                 self.descend({**chosen, node: number})
 
     def bound(self, chosen: dict[int, int], quick: int) -> int:
-        return max(quick, self.relaxed.bound(chosen))
+        bound, ends = self.relaxed.served(chosen)
+        return max(quick, bound, self.ladder.bound(chosen, ends))
 
     def is_open(self, bound: int) -> bool:
         """Whether plans bounded so are looked at now; those that the limit alone cuts off are not forgotten."""
