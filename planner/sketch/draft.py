@@ -1,0 +1,181 @@
+"""A program as a sketch sees it: the passes that nodes decide, and which layouts their flows go between.
+
+It does not know Configs or prices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from castile.planner.additive import Additive
+from castile.planner.graph import Node
+from castile.planner.program import Flow, Port, Step
+from castile.planner.sketch.arrays import Program
+from castile.planner.sketch.layouts import LayoutTable
+from castile.planner.sketch.works import param_of
+
+# An end of a flow: its step (-1: there before), the node that decides it, its layout, whether it may be a sum.
+End = tuple[int, int, int, bool]
+
+
+class Draft:
+    """The steps that are kept, numbered anew, and the flows between them.
+
+    spaces[N]   the space of each node
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        nodes: Mapping[str, Node],
+        additive: Additive,
+        spaces: np.ndarray,
+        layouts: LayoutTable,
+    ) -> None:
+        self._nodes, self._additive, self._spaces, self._layouts = nodes, additive, spaces, layouts
+        self._number = {name: n for n, name in enumerate(names)}
+        self.steps, self._is_ahead = self._ordered([step for step in additive.program.steps if self._is_kept(step)])
+        self._place = {s.slot: n for n, (s, ahead) in enumerate(zip(self.steps, self._is_ahead)) if not ahead}
+        self._params = {p.name: p.shape for p in additive.program.graph.params}
+
+    def _is_kept(self, step: Step) -> bool:
+        if step.node.name in self._nodes:
+            return True
+        return step.node.name in self._additive.deciders and bool(param_of(step, self._additive.program))
+
+    def _ordered(self, kept: Sequence[Step]) -> tuple[list[Step], list[bool]]:
+        """The steps in order, and what updates parameters once more, ahead, where its gradient is made: there it only
+        has it sent on its way, as else all sums would wait for the last gradient."""
+        last = {step.outputs[n].region: step.slot for step in kept for n in range(len(step.outputs))}
+        early: dict[int, list[Step]] = {}
+        for step in kept:
+            if step.node.name not in self._nodes:
+                made = [last[p.region] for p in step.inputs if p.region in last and last[p.region] < step.slot]
+                early.setdefault(max(made, default=step.slot), []).append(step)
+        found = [[(step, False), *((other, True) for other in early.get(step.slot, ()))] for step in kept]
+        flat = [row for of in found for row in of]
+        return [step for step, _ in flat], [ahead for _, ahead in flat]
+
+    def owner(self, step: Step) -> int:
+        """The node that decides a step."""
+        name = step.node.name
+        return self._number[name if name in self._nodes else self._additive.deciders[name]]
+
+    def _layout(self, step: Step, port: Port) -> int | None:
+        """The layout of a port; None where a sketch has none for it."""
+        owner = self.owner(step)
+        space = int(self._spaces[owner])
+        if step.node.name in self._nodes:
+            return self._layouts.number(step.node, space, port.role in ("x", "dx"), port.index)
+        # What updates and clips a parameter lies as the parameter does where it is used.
+        param = param_of(step, self._additive.program)
+        node = self._nodes[self._additive.deciders[step.node.name]]
+        a = step.node.alignment
+        operand = (a.operands if port.role in ("x", "dx") else a.results)[port.index]
+        if a.shape(operand) != self._params[param]:
+            return None
+        return self._layouts.number(node, space, True, node.inputs.index(param))
+
+    def _ends(self, flow: Flow) -> list[End]:
+        """Where a flow's pieces are before they are read."""
+        if flow.home is None:
+            made = [(self._additive.program.steps[slot], port) for slot, port in flow.producers]
+            return [
+                (self._place[step.slot], self.owner(step), layout, self._may_sum(step, layout))
+                for step, port in made
+                if step.slot in self._place and (layout := self._layout(step, step.outputs[port])) is not None
+            ]
+        param = flow.region
+        decider = self._additive.deciders.get(flow.home.node.name)
+        if decider is None or param not in self._nodes[decider].inputs or param not in self._params:
+            return []
+        owner, node = self._number[decider], self._nodes[decider]
+        return [
+            (-1, owner, self._layouts.number(node, int(self._spaces[owner]), True, node.inputs.index(param)), False)
+        ]
+
+    def _may_sum(self, step: Step, layout: int) -> bool:
+        """Whether parts of a step may lie alike, and are then to be summed."""
+        return step.node.name in self._nodes and not self._layouts.bears_all(layout)
+
+    def program(self, kinds: np.ndarray, known_first: np.ndarray, num_splits: np.ndarray) -> tuple[Program, int]:
+        """Flat arrays, and how many rows of seconds there are; kinds[N] of the nodes, num_splits of each space."""
+        reads: list[list[tuple[int, int, list[int]]]] = [[] for _ in self.steps]
+        ends: list[list[End]] = []
+        sizes: list[int] = []
+        ahead = {step.slot: (n,) for n, step in enumerate(self.steps) if self._is_ahead[n]}
+        pairs: dict[tuple[int, int, bool], int] = {}
+        for flow in self._additive.program.flows:
+            made = self._ends(flow)
+            if not made:
+                continue
+            here: set[tuple[int, int]] = set()
+            for slot, port in flow.readers:
+                step = self._additive.program.steps[slot]
+                layout = self._layout(step, step.inputs[port]) if slot in self._place else None
+                if layout is not None:
+                    owner = self.owner(step)
+                    # What a node holds, or has fetched for an earlier pass, is there.
+                    if (owner, layout) in here or all(end[1:] == (owner, layout, False) for end in made):
+                        continue
+                    if slot not in ahead:
+                        here.add((owner, layout))
+                    of = [pairs.setdefault((end[2], layout, end[3]), len(pairs)) for end in made]
+                    for place in (self._place[slot], *ahead.get(slot, ())):
+                        reads[place].append((len(ends), layout, of))
+            ends.append(made)
+            sizes.append(2 if flow.dtype == "bfloat16" else np.dtype(flow.dtype).itemsize)
+        owners = [self.owner(step) for step in self.steps]
+        rows, num_rows = self._rows(owners, kinds, num_splits)
+        every = [read for of in reads for read in of]
+        flat = [end for of in ends for end in of]
+        own: list[list[int]] = [[] for _ in self._number]
+        for s, n in enumerate(owners):
+            if not self._is_ahead[s]:
+                own[n].append(s)
+        program = Program(
+            _array(owners), rows, _pointer(reads), _array([r[0] for r in every]), _array([r[1] for r in every]),
+            _before([r[0] for r in every]),
+            _pointer(ends), _array([end[0] for end in flat]), _array([end[1] for end in flat]),
+            _array([end[2] for end in flat]),
+            np.array([end[3] for end in flat], np.bool_), _pointer([r[2] for r in every])[:-1],
+            _array([p for r in every for p in r[2]]), _array(sizes), _pointer(own),
+            _array([s for of in own for s in of]), self._spaces, known_first[kinds],
+        )  # fmt: skip
+        return program, num_rows
+
+    def _rows(self, owners: Sequence[int], kinds: np.ndarray, num_splits: np.ndarray) -> tuple[np.ndarray, int]:
+        """Where the seconds of each step begin: the passes of nodes of a kind have the same rows."""
+        begins: dict[tuple[int, int], int] = {}
+        seen = [0] * len(self._number)
+        rows, count = np.zeros(len(owners), np.int64), 0
+        for s, n in enumerate(owners):
+            if self._is_ahead[s]:
+                rows[s] = -1
+                continue
+            key = int(kinds[n]), seen[n]
+            seen[n] += 1
+            if key not in begins:
+                begins[key] = count
+                count += int(num_splits[self._spaces[n]])
+            rows[s] = begins[key]
+        return rows, count
+
+
+def _before(flows: Sequence[int]) -> np.ndarray:
+    last: dict[int, int] = {}
+    found = []
+    for number, flow in enumerate(flows):
+        found.append(last.get(flow, -1))
+        last[flow] = number
+    return _array(found)
+
+
+def _array(values: Sequence[int]) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+def _pointer(rows: Sequence[Sequence[object]]) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)

@@ -1,0 +1,230 @@
+"""What a sketch's transfers take: from where the parts of one layout lie to where those of another are needed.
+
+Compiled where it can be. It does not know tasks, nor which collective a transfer would be: it counts what crosses each
+level of links on the way to some of the readers, as if sums and copies went through the nearest groups first.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+# Readers that are looked at; layouts are regular, so that others fare like them.
+MOST_READERS = 8
+MOST_DIMS = 8
+MASK = (1 << 42) - 1
+FETCHED, SUMMED, MIXED = 0, 1, 2
+
+
+def hashed(state, value):  # type: ignore[no-untyped-def]
+    """A hash, of 42 bits, of a number below 2**42 after others."""
+    state = ((state ^ value) * 1000003 + 7) & MASK
+    return state ^ (state >> 19)
+
+
+def content(layout, c, kind_axes, spaces, layouts, coords):  # type: ignore[no-untyped-def]
+    """A hash of which processor holds which box, never 0."""
+    found, replicas = 1, spaces.replicas[c]
+    for part in range(spaces.parts[c]):
+        rest = part
+        for a in range(kind_axes - 1, -1, -1):
+            coords[a] = rest % spaces.degree[c, a]
+            rest //= spaces.degree[c, a]
+        box = 17
+        for d in range(layouts.dims[layout]):
+            a = layouts.axis[layout, d]
+            at = layouts.table[layout, d, spaces.rank[c, a] if a >= 0 else 0] + (coords[a] if a >= 0 else 0)
+            box = hashed(hashed(box, layouts.lo[at]), layouts.hi[at])
+        for r in range(replicas):
+            # A sum: the order of parts does not matter.
+            found = (found + hashed(box, spaces.procs[spaces.proc_ptr[c] + part * replicas + r] + 1)) & MASK
+    return found | 1
+
+
+def alike(layout, c, kind_axes, spaces, layouts, out):  # type: ignore[no-untyped-def]
+    """How many parts hold each box; out: how far on they are, in numbers of parts."""
+    count, stride = 1, 1
+    out[0] = 0
+    for a in range(kind_axes - 1, -1, -1):
+        degree = spaces.degree[c, a]
+        if degree > 1 and not layouts.bears[layout, a]:
+            for more in range(1, degree):
+                for n in range(count):
+                    out[more * count + n] = out[n] + more * stride
+            count *= degree
+        stride *= degree
+    return count
+
+
+def apart(p, q, links):  # type: ignore[no-untyped-def]
+    """0 on one processor, else 1 + the level that joins them."""
+    if p == q:
+        return 0
+    for level in range(len(links.group)):
+        if p // links.group[level] == q // links.group[level]:
+            return level + 1
+    return len(links.group)
+
+
+def nearest(p, c, part, spaces, links):  # type: ignore[no-untyped-def]
+    """How far the nearest replica of a part is."""
+    begin = spaces.proc_ptr[c] + part * spaces.replicas[c]
+    found = len(links.group) + 1
+    for at in range(begin, begin + spaces.replicas[c]):
+        found = min(found, apart(p, spaces.procs[at], links))
+    return found
+
+
+def reach(layout, c, lo, hi, spaces, layouts, first, last):  # type: ignore[no-untyped-def]
+    """first, last: of each dim the blocks that meet lo to hi."""
+    for d in range(layouts.dims[layout]):
+        a = layouts.axis[layout, d]
+        degree = spaces.degree[c, a] if a >= 0 else 1
+        at = layouts.table[layout, d, spaces.rank[c, a] if a >= 0 else 0]
+        whole = layouts.hi[at + degree - 1]
+        n = min(degree - 1, lo[d] * degree // max(whole, 1))
+        while n > 0 and layouts.hi[at + n - 1] > lo[d]:
+            n -= 1
+        while n < degree - 1 and layouts.hi[at + n] <= lo[d]:
+            n += 1
+        first[d] = n
+        while n < degree - 1 and layouts.lo[at + n + 1] < hi[d]:
+            n += 1
+        last[d] = n
+
+
+def spot(part, layout, c, num_axes, spaces, layouts, coords, lo, hi):  # type: ignore[no-untyped-def]
+    """Where a part lies, lo to hi: its volume, and the first part that lies alike."""
+    volume, rest, base = 1.0, part, part
+    for a in range(num_axes - 1, -1, -1):
+        coords[a] = rest % spaces.degree[c, a]
+        rest //= spaces.degree[c, a]
+    turn = 1
+    for a in range(num_axes - 1, -1, -1):
+        if not layouts.bears[layout, a]:
+            base -= coords[a] * turn
+        turn *= spaces.degree[c, a]
+    for d in range(layouts.dims[layout]):
+        a = layouts.axis[layout, d]
+        at = layouts.table[layout, d, spaces.rank[c, a] if a >= 0 else 0] + (coords[a] if a >= 0 else 0)
+        lo[d], hi[d] = layouts.lo[at], layouts.hi[at]
+        volume *= hi[d] - lo[d]
+    return volume, base
+
+
+def meet(p, made, c, partial, copies, spaces, layouts, links, room):  # type: ignore[no-untyped-def]
+    """met, hops: of what processor p reads, how much lies how far away, in how many pieces; of copies the nearest."""
+    lo, hi, first, last, index, stride, met, hops = room.scratch
+    dims, far = layouts.dims[made], len(links.group) + 1
+    reach(made, c, lo, hi, spaces, layouts, first, last)
+    for level in range(far + 1):
+        met[level], hops[level] = 0.0, 0.0
+    for d in range(dims):
+        index[d] = first[d]
+    while True:
+        part, common, near = 0, 1.0, far
+        for d in range(dims):
+            a = layouts.axis[made, d]
+            at = layouts.table[made, d, spaces.rank[c, a] if a >= 0 else 0] + index[d]
+            common *= max(0, min(hi[d], layouts.hi[at]) - max(lo[d], layouts.lo[at]))
+            part += index[d] * stride[d] if a >= 0 else 0
+        for n in range(copies):
+            there = nearest(p, c, part + room.offsets[n], spaces, links)
+            if partial:
+                met[there] += common
+                hops[there] += 1
+            elif there < near:
+                near = there
+            if not partial and near == 0:
+                break
+        if not partial:
+            met[near] += common
+            hops[near] += 1
+        d = dims - 1
+        while d >= 0 and index[d] == last[d]:
+            index[d] = first[d]
+            d -= 1
+        if d < 0:
+            return
+        index[d] += 1
+
+
+def price(made, c, how, read, r, itemsize, axes, spaces, layouts, links, room):  # type: ignore[no-untyped-def]
+    """Seconds of the transfer from layout `made` under Config c to layout `read` under Config r.
+
+    how    FETCHED, SUMMED where parts that lie alike are to be summed, MIXED where others are added to these too
+    axes   how many axes the spaces of the two have
+    A collective goes over one group of processors; else pieces go from each holder to each reader by themselves.
+    """
+    partial, special = how > FETCHED, how < MIXED and spaces.crowd[c] == spaces.crowd[r] and spaces.replicas[c] == 1
+    lo, hi, _, _, index, stride, met, hops = room.scratch
+    copies = alike(made, c, axes[0], spaces, layouts, room.offsets)
+    twins = alike(read, r, axes[1], spaces, layouts, room.others)
+    for d in range(layouts.dims[made]):
+        a = layouts.axis[made, d]
+        stride[d] = 1
+        for other in range(a + 1 if a >= 0 else axes[0], axes[0]):
+            stride[d] *= spaces.degree[c, other]
+    num_readers = spaces.parts[r] * spaces.replicas[r]
+    num_seen = min(num_readers, MOST_READERS)
+    worst, arrived = 0.0, 0.0
+    for s in range(num_seen):
+        task = s * (num_readers - 1) // max(num_seen - 1, 1)
+        p = spaces.procs[spaces.proc_ptr[r] + task]
+        volume, base = spot(task // spaces.replicas[r], read, r, axes[1], spaces, layouts, index, lo, hi)
+        if volume <= 0:
+            continue
+        meet(p, made, c, partial, copies, spaces, layouts, links, room)
+        if partial and special:
+            seconds = summed(volume * itemsize, met, volume, copies, twins * spaces.replicas[r], links)
+        else:
+            seconds = fetched(p, r, base, twins if special else 0, met, hops, itemsize, spaces, links, room)
+        worst, arrived = max(worst, seconds), arrived + seconds / num_seen
+    # What few hold and many need leaves those few one after the other, as far as it is not the same for all.
+    holders = spaces.parts[c] // copies * (1 if partial else copies * spaces.replicas[c])
+    sent = arrived * num_readers / max(holders, 1) / (twins * spaces.replicas[r] if special else 1)
+    return max(worst, sent)
+
+
+def summed(nbytes, met, volume, copies, readers, links):  # type: ignore[no-untyped-def]
+    """Seconds in which a reader of a sum gets it: pieces of it are summed, and gathered where several read the same.
+
+    Level by level: the sum of a group crosses the next level once, spread over the group's members.
+    """
+    share = min(readers, copies)
+    span = nbytes * copies / share
+    here, seconds = max(1.0, met[0] / volume), 0.0
+    for level in range(len(links.group)):
+        more = met[level + 1] / volume
+        if more <= 0:
+            continue
+        groups = (here + more) / here
+        rounds = 1 + (share - 1) / max(copies - 1, 1)
+        crossing = rounds * (groups - 1) / groups * span / here
+        steps = rounds * min(groups - 1, 2 * np.ceil(np.log2(groups)))
+        seconds += crossing * links.per_byte[level] + steps * links.latency[level]
+        here += more
+    return seconds
+
+
+def fetched(p, r, base, twins, met, hops, itemsize, spaces, links, room):  # type: ignore[no-untyped-def]
+    """Seconds in which a reader gets what others hold; so many `twins` of a group fetch it once for all of them."""
+    seconds, replicas = 0.0, spaces.replicas[r]
+    for level in range(len(links.group)):
+        nbytes = met[level + 1] * itemsize
+        if nbytes <= 0:
+            continue
+        together = 1
+        if level > 0 and twins * replicas > 1:
+            together = 0
+            for n in range(twins):
+                begin = spaces.proc_ptr[r] + (base + room.others[n]) * replicas
+                for at in range(begin, begin + replicas):
+                    together += spaces.procs[at] // links.group[level - 1] == p // links.group[level - 1]
+            together = max(together, 1)
+            seconds += nbytes * (together - 1) / together * links.per_byte[level - 1]
+        steps = min(hops[level + 1], 2 * np.ceil(np.log2(1 + hops[level + 1])))
+        seconds += nbytes / together * links.per_byte[level] + steps * links.latency[level]
+    return seconds
+
+
+PARTS = (hashed, content, alike, apart, nearest, reach, spot, meet, price, summed, fetched)

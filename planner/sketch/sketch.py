@@ -1,0 +1,293 @@
+"""Sketches: a graph on a machine as flat arrays, whose plans are worked out and walked through by compiled loops.
+
+A sketch is the execution simulation of FlexFlow (Jia, Zaharia, Aiken, MLSys 2019, section 5) with one task for each
+pass of a node and one for each transfer, in the order of the program: what is left out (pieces of different length,
+several transfers of one processor at once, packing) costs some percent. It ranks plans for a search, and judges none:
+what a plan takes is what `simulate` says. It does not know clipping's factor, fetches, accumulators and states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from castile.planner.additive import Additive
+from castile.planner.cost import CostModel
+from castile.planner.graph import Graph
+from castile.planner.lower import Lowering
+from castile.planner.moves import Moves
+from castile.planner.sketch import loops, prices
+from castile.planner.sketch.arrays import Choices, Links, Prices, Program, Room, Spaces
+from castile.planner.sketch.draft import Draft
+from castile.planner.sketch.layouts import LayoutTable
+from castile.planner.sketch.spaces import SpaceTable
+from castile.planner.sketch.works import Works
+from castile.planner.space import Space
+from castile.planner.strategy import Config
+from castile.runtime.compiled import can_compile
+from castile.runtime.task import CostKey
+
+# Plans that are kept of those that were better than all before.
+NUM_KEPT = 8
+# Draws of a proposal.
+NUM_DRAWS = 12
+# Bytes of the two transfers that say what a link takes.
+SMALL, LARGE = 1 << 10, 1 << 24
+TABLE = 1 << 16
+# Processors that Configs name, all together.
+MOST_NAMED = 1 << 24
+
+
+class Walked(NamedTuple):
+    """What a walk found: the last plans that were better than all before, the best one first; (proposal, seconds)."""
+
+    plans: list[dict[str, Config]]
+    seconds: float
+    history: list[tuple[int, float]]
+
+
+class Sketch:
+    """One graph on one machine; what plans take is found as they are asked for, and kept.
+
+    spaces   the Configs from which it chooses, by node; where these are many, some of them
+    known    plans whose Configs there must be
+    """
+
+    def __init__(
+        self,
+        lowering: Lowering,
+        cost: CostModel,
+        spaces: Mapping[str, Space],
+        known: Sequence[Mapping[str, Config]],
+    ) -> None:
+        assert lowering.microbatches == 1, "a sketch is of a whole batch"
+        self.lowering, self.cost = lowering, cost
+        additive = Additive(lowering, cost)
+        nodes = lowering.piece.nodes
+        self.names = list(nodes)
+        self._steps = additive.steps
+        alike = [(tuple(n.alignment.extents.items()), n.alignment.frozen, id(spaces[n.name])) for n in nodes.values()]
+        self._spaces = _numbered(alike)
+        self._kinds = _numbered([additive.kinds[name] for name in self.names])
+        firsts = [self.names[n] for n in np.unique(self._spaces, return_index=True)[1]]
+        of_space: list[dict[Config, None]] = [{} for _ in firsts]
+        for name, space in zip(self.names, self._spaces.tolist(), strict=True):
+            of_space[space].update(dict.fromkeys(plan[name] for plan in known))
+        num_procs = lowering.machine.num_procs
+        most = max(50, min(1000, MOST_NAMED // (num_procs * len(firsts))))
+        self.table = SpaceTable(
+            [nodes[name] for name in firsts], [spaces[name] for name in firsts], num_procs, of_space, most
+        )
+        self._layouts = LayoutTable(self.table)
+        self._works = Works(lowering, cost, additive.program)
+        self.spaces = self.table.arrays()
+        self.type_of = lowering.machine.kind_of.astype(np.int64)
+        self.axes_of = np.array([len(axes) for axes in self.table.axes], np.int64)
+        splits = np.array([len(splits) for splits in self.table.splits], np.int64)
+        self._first_of_kind = np.unique(self._kinds, return_index=True)[1]
+        self._known_first = _pointer(splits[self._spaces[self._first_of_kind]])
+        self._draft = Draft(self.names, nodes, additive, self._spaces, self._layouts)
+        self.program, num_rows = self._draft.program(self._kinds, self._known_first, splits)
+        self.layouts, num_contents = self._layouts.arrays(self.table.first)
+        self.links = _links(cost)
+        num_types = len(lowering.machine.kinds)
+        self.prices = Prices(
+            np.zeros(self._known_first[-1], np.bool_), np.full((num_rows, num_types), np.nan),
+            np.zeros(self._known_first[-1]), np.zeros(num_contents, np.int64), np.zeros(TABLE, np.int64),
+            np.zeros(TABLE),
+        )  # fmt: skip
+        self.room = _room(num_procs, len(self.links.group), self.program, self.spaces)
+        self.choices = _choices(Moves.of(lowering), lowering.piece, self.names, self._spaces, self.table)
+
+    def number(self, configs: Mapping[str, Config]) -> np.ndarray:
+        """The Configs' numbers. Raises ValueError where one is none of the sketch."""
+        found = [self.table.find(k, configs[name]) for name, k in zip(self.names, self._spaces.tolist(), strict=True)]
+        if None in found:
+            raise ValueError(f"{self.names[found.index(None)]}: the sketch has no such Config")
+        return np.array(found, np.int64)
+
+    def configs(self, plan: np.ndarray) -> dict[str, Config]:
+        """The Configs of numbers."""
+        rows = zip(self.names, self._spaces.tolist(), plan.tolist(), strict=True)
+        return {name: self.table.config(k, c) for name, k, c in rows}
+
+    def seconds(self, configs: Mapping[str, Config]) -> float:
+        """What a plan's step takes. Raises ValueError where a Config is none of the sketch."""
+        plan = self.number(configs)
+        self._load(plan)
+        return self._seconds(plan)
+
+    def walk(
+        self,
+        start: Mapping[str, Config],
+        draws: np.ndarray,
+        heats: np.ndarray,
+        capacity: np.ndarray,
+        penalty: float = 100.0,
+    ) -> Walked:
+        """Metropolis's walk from a plan, a proposal for each row of draws.
+
+        draws[N, NUM_DRAWS]     uniform in [0, 1)
+        heats[N]                by how much more of its seconds the plan that follows another may take, times a draw
+                                whose mean is 1
+        capacity[P]             bytes of each processor
+        """
+        plan = self.number(start)
+        self._load(plan)
+        held = self.room.held
+        energy = self._seconds(plan) * (1 + penalty * max(0.0, float((held / capacity).max()) - 1))
+        best, seen = np.tile(plan, (NUM_KEPT, 1)), np.zeros((NUM_KEPT + 1, 2))
+        seen[0, 0], seen[1] = 1, (0, energy)
+        least, at, why = energy, 0, loops.FULL
+        nodes, old = np.zeros((2, len(plan)), np.int64)
+        while why != loops.DONE:
+            why, at, energy, least = _bodies().walk(
+                at, draws, heats, plan, energy, best, least, capacity, penalty, self.axes_of, self.type_of,
+                self.program, self.spaces, self.layouts, self.links, self.prices, self.choices,
+                self.room, nodes, old, seen,
+            )  # fmt: skip
+            if why == loops.UNKNOWN:
+                self._fill(int(seen[0, 1]))
+            elif why == loops.FULL:
+                self._widen()
+        count = int(seen[0, 0])
+        order = [(n - 1) % NUM_KEPT for n in range(count, max(0, count - NUM_KEPT), -1)]
+        history = [(int(seen[k + 1, 0]), float(seen[k + 1, 1])) for k in reversed(order)]
+        return Walked([self.configs(best[k]) for k in order], least, history)
+
+    def _seconds(self, plan: np.ndarray) -> float:
+        """The step of a plan, worked out from its beginning, and kept."""
+        self.room.marks[0], self.room.longest[0] = 0.0, 0.0
+        seconds, stop = _bodies().step_seconds(
+            0, plan, self.axes_of, self.type_of, self.program, self.spaces, self.layouts, self.links, self.prices,
+            self.room, np.inf,
+        )  # fmt: skip
+        _bodies().keep(0, stop, self.program, self.room)
+        return float(seconds)
+
+    def _load(self, plan: np.ndarray) -> None:
+        """Price the nodes of a plan, and add up what its processors do and hold."""
+        self.room.work[:], self.room.held[:] = 0.0, 0.0
+        for n, c in enumerate(plan.tolist()):
+            number = int(self.program.known[n] + self.spaces.split[c])
+            if not self.prices.known[number]:
+                self._fill(number)
+            _bodies().put(n, c, 1, self.type_of, self.program, self.spaces, self.prices, self.room)
+        self._widen()
+
+    def _fill(self, number: int) -> None:
+        """Price one split of a kind."""
+        kind = int(np.searchsorted(self._known_first, number, side="right")) - 1
+        first = int(self._first_of_kind[kind])
+        name, split = self.names[first], number - int(self._known_first[kind])
+        node = self.lowering.piece.nodes[name]
+        cut = self.table.splits[self._spaces[first]][split]
+        for s in self.program.own[self.program.own_ptr[first] : self.program.own_ptr[first + 1]].tolist():
+            self.prices.seconds[self.program.row[s] + split] = self._works.seconds(node, self._draft.steps[s], cut)
+        self.prices.nbytes[number] = self._works.nbytes(node, self._steps[name], cut)
+        self.prices.known[number] = True
+
+    def _widen(self) -> None:
+        """Make room for as many transfers again, where half of it is used."""
+        used = np.flatnonzero(self.prices.keys)
+        self.room.entries[0] = len(used)
+        if 2 * len(used) > len(self.prices.keys) or len(self.prices.keys) < 8 * len(self.program.flow):
+            size = 4 * len(self.prices.keys)
+            keys, moves = np.zeros(size, np.int64), np.zeros(size)
+            _bodies().rehashed(self.prices.keys[used], self.prices.moves[used], keys, moves)
+            self.prices = self.prices._replace(keys=keys, moves=moves)
+
+
+def _numbered(values: Sequence[object]) -> np.ndarray:
+    numbers: dict[object, int] = {}
+    return np.array([numbers.setdefault(value, len(numbers)) for value in values], np.int64)
+
+
+def _array(values: Sequence[int]) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+def _pointer(counts: Sequence[int] | np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+def _links(cost: CostModel) -> Links:
+    """What each level takes, by the price of a small and a large transfer."""
+    levels = cost.machine.levels if cost.machine.num_procs > 1 else ()
+
+    def seconds(level: str, nbytes: int) -> float:
+        return cost.seconds(CostKey("move", "", "float32", 0, nbytes, level, 2)).seconds
+
+    per_byte = [(seconds(v.name, LARGE) - seconds(v.name, SMALL)) / (LARGE - SMALL) for v in levels]
+    latency = [max(0.0, seconds(v.name, SMALL) - SMALL * b) for v, b in zip(levels, per_byte, strict=True)]
+    return Links(np.array([v.group for v in levels], np.int64), np.array(latency), np.array(per_byte))
+
+
+def _room(num_procs: int, num_levels: int, program: Program, spaces: Spaces) -> Room:
+    most, width = max(int(spaces.parts.max(initial=1)), num_procs), spaces.degree.shape[1]
+    num_steps, num_reads = len(program.node), len(program.flow)
+    num_marks = num_steps // loops.STRIDE + 1
+
+    procs, steps, reads = np.zeros((5, num_procs)), np.zeros((2, num_steps)), np.zeros((2, num_reads))
+    here, marks, longest = (
+        np.zeros((2, num_reads), np.int64),
+        np.zeros((2, num_marks, 3, num_procs)),
+        np.zeros((2, num_marks)),
+    )
+    offsets = np.zeros((2, most + 1), np.int64)
+    scratch = (*np.zeros((6, max(prices.MOST_DIMS, width)), np.int64), *np.zeros((2, num_levels + 2)))
+    return Room(
+        procs[0], procs[1], procs[2], steps[0], here[0], reads[0], steps[1], here[1], reads[1],
+        marks[0], longest[0], marks[1], longest[1], procs[3], procs[4], np.zeros(1, np.int64),
+        offsets[0], offsets[1], scratch,
+    )  # fmt: skip
+
+
+def _choices(moves: Moves, graph: Graph, names: Sequence[str], spaces: np.ndarray, table: SpaceTable) -> Choices:
+    """What a walk may change: as `Moves` does, in groups whose nodes have one space."""
+    number = {name: n for n, name in enumerate(names)}
+    groups: list[list[int]] = []
+    for group in moves.groups:
+        of_space: dict[int, list[int]] = {}
+        for name in group:
+            of_space.setdefault(int(spaces[number[name]]), []).append(number[name])
+        groups += [some for some in of_space.values() if len(some) > 1]
+    rows = [(name, other, along) for name in names for other, along in moves.neighbours[name]]
+    same = np.full((max(len(rows), 1), table.width), -1)
+    for b, (name, other, along) in enumerate(rows):
+        theirs, ours = (table.axes[spaces[number[n]]] for n in (other, name))
+        for of, axis in along.items():
+            if axis in theirs and of in ours:
+                same[b, theirs.index(axis)] = ours.index(of)
+    return Choices(
+        _pointer([len(group) for group in groups]), _array([n for group in groups for n in group]),
+        _pointer([len(moves.neighbours[name]) for name in names]), _array([number[other] for _, other, _ in rows]),
+        same,
+    )  # fmt: skip
+
+
+class _Bodies(NamedTuple):
+    walk: Callable[..., Any]
+    step_seconds: Callable[..., Any]
+    put: Callable[..., Any]
+    keep: Callable[..., Any]
+    rehashed: Callable[..., Any]
+
+
+@cache
+def _bodies() -> _Bodies:
+    """The loops, compiled where numba is installed."""
+    bodies = _Bodies(loops.walk, loops.step_seconds, loops.put, loops.keep, loops.rehashed)
+    if can_compile():
+        from numba.extending import register_jitable
+
+        for part in (*prices.PARTS, *loops.PARTS):
+            register_jitable(part)
+        import numba
+
+        # The loops make no arrays. To count references to those that they are given takes many times their own time.
+        return _Bodies(*(numba.njit(cache=True, _nrt=False)(body) for body in bodies))
+    return bodies
