@@ -5,7 +5,9 @@ Its functions are compiled where they can be, and make no array. It does not kno
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,16 +121,24 @@ def sink(heap, size, ready, order):  # type: ignore[no-untyped-def]
 PARTS = (put, opened, take, before, rise, sink)
 
 
-def without_arrays(bodies: tuple[Callable[..., Any], ...], parts: tuple[Callable[..., Any], ...]) -> tuple[Any, ...]:
-    """Functions that make no array compiled, where numba is installed, with the parts that they call.
+def without_arrays(bodies: Sequence[Callable[..., Any]], parts: Sequence[Callable[..., Any]]) -> tuple[Any, ...]:
+    """Functions that make no array compiled, where numba is installed, with the parts that they call, and those here.
 
     Counting references to the arrays that they are given would take longer than all else, so they do not count.
     """
     if not can_compile():
-        return bodies
+        return tuple(bodies)
     import numba
     from numba.extending import register_jitable
 
     for part in (*PARTS, *parts):
         register_jitable(part)
-    return tuple(numba.njit(cache=True, _nrt=False)(body) for body in bodies)
+    return tuple(numba.njit(cache=True, _nrt=False)(_named(body, (*PARTS, *parts))) for body in bodies)
+
+
+def _named(body: Any, parts: Sequence[Any]) -> FunctionType:
+    """A function with a name that tells what it calls: what was compiled is found again by its name and file alone."""
+    codes = [(p.__code__.co_code, p.__code__.co_consts, p.__code__.co_names) for p in parts]
+    result = FunctionType(body.__code__, body.__globals__, body.__name__, body.__defaults__)
+    result.__qualname__ = f"{body.__qualname__}_{sha256(repr(codes).encode()).hexdigest()[:12]}"
+    return result
