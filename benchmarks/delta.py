@@ -1,6 +1,6 @@
 """Delta over full: how much sooner a plan's step is known when one Config changes in a plan that is known.
 
-    python benchmarks/delta.py [--model NAME ...] [--table] [--machine flexflow-k80:nodes=16] [--proposals 100]
+    python benchmarks/delta.py [--model NAME ...] [--table] [--machine flexflow-k80:nodes=16] [--proposals 60]
                                [--fulls 10]
 
 Metropolis walks as in FlexFlow (Jia, Zaharia, Aiken, "Beyond Data and Model Parallelism for Deep Neural Networks",
@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--model", nargs="+", default=TARGETS)
     parser.add_argument("--table", action="store_true", help="FlexFlow's six networks")
     parser.add_argument("--machine", default="flexflow-k80:nodes=16")
-    parser.add_argument("--proposals", type=int, default=100)
+    parser.add_argument("--proposals", type=int, default=60)
     parser.add_argument("--fulls", type=int, default=10, help="of the proposals, how many are evaluated in full too")
     options = parser.parse_args()
     machine = machines.parse(options.machine)

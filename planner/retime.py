@@ -33,8 +33,9 @@ def retime(limit, epoch, width, engine, rows, solved, patch, agenda, work):  # t
         stop, num_unserved = reach(
             place, passed, shift, cursor, skipped, mine, num_unserved, rows, solved, patch, work
         )  # fmt: skip
-        # Each stretch costs about as much as a few tasks that come.
-        if stop > place and (is_new or stop == len(solved.seq) or 4 * (stop - place) > num_unserved + 64):
+        # To skip a stretch costs about as much as a few tasks that come, and the agenda is cleared.
+        least = (num_unserved + (len(agenda.first) >> 6)) // 4
+        if stop > place and (is_new or stop == len(solved.seq) or stop - place > least):
             latest = skip(place, stop, shift, num_skips, num_out, engine, rows, solved, work)
             longest, all_old = max(longest, latest), max(all_old, solved.high[stop - 1])
             num_skips, num_served, num_kept = num_skips + 1, num_served + stop - place, num_kept + stop - place
