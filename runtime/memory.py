@@ -222,7 +222,7 @@ def _final_users(graph: TaskGraph) -> Callable[[int], np.ndarray]:
     needed = graph.needs[np.repeat(graph.need_ptr[task], needs_of_user) + within]
     name = graph.uses.astype(np.int64) * num_tasks + task
     covered = np.repeat(graph.uses.astype(np.int64), needs_of_user) * num_tasks + needed
-    final = np.sort(name[~np.isin(name, covered)])
+    final = np.sort(_absent(name, covered))
     ptr = np.searchsorted(final, np.arange(graph.num_buffers + 1) * num_tasks)
     return lambda buffer: final[ptr[buffer] : ptr[buffer + 1]] % num_tasks
 
@@ -252,10 +252,16 @@ def _successions(low: np.ndarray, high: np.ndarray, sequence: np.ndarray) -> Ite
         owners[i:j] = [owner for _, owner in parts]
 
 
+def _absent(names: np.ndarray, among: np.ndarray) -> np.ndarray:
+    """The names that are not among others: by a sort, as numpy's sets of millions of numbers take ten times as long."""
+    ordered = np.append(np.sort(among), -1)
+    return names[ordered[np.searchsorted(ordered[:-1], names)] != names]
+
+
 def _new_edges(graph: TaskGraph, edges: np.ndarray) -> np.ndarray:
     """The edges once each, without those that needs already state."""
     task = np.repeat(np.arange(graph.num_tasks, dtype=np.int64), np.diff(graph.need_ptr))
     stated = graph.needs.astype(np.int64) * graph.num_tasks + task
     wanted = np.unique(edges[:, 0] * graph.num_tasks + edges[:, 1])
-    wanted = wanted[~np.isin(wanted, stated)]
+    wanted = _absent(wanted, stated)
     return np.stack(np.divmod(wanted, max(1, graph.num_tasks)), axis=1).astype(np.int32)
