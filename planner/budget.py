@@ -11,16 +11,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Budget:
-    """How long a search may look: a number of proposals, or seconds."""
+    """How long a search may look: a number of proposals, or seconds.
+
+    patient   with a number: a search that still finds better plans in the second half of its proposals goes on
+    """
 
     proposals: int | None = None
     seconds: float | None = None
+    patient: bool = False
 
 
 def parse_budget(text: str) -> Budget:
-    """The budget that a user writes: 5000 (proposals) or 10s. Raises ValueError for anything else."""
-    if re.fullmatch(r"[0-9]{1,12}", text) and int(text) > 0:
-        return Budget(proposals=int(text))
+    """The budget that a user writes: 5000 (proposals), 5000+ (patient) or 10s. Raises ValueError for anything else."""
+    if re.fullmatch(r"[0-9]{1,12}\+?", text) and int(text.rstrip("+")) > 0:
+        return Budget(proposals=int(text.rstrip("+")), patient=text.endswith("+"))
     if re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?s", text) and float(text[:-1]) > 0:
         return Budget(seconds=float(text[:-1]))
     raise ValueError(f"budget {text!r}: give a number of proposals such as 5000, or a time such as 10s")

@@ -29,6 +29,8 @@ from castile.planner.strategy import Config, Predicted, Strategy
 from castile.runtime.strict import suggestion
 
 NUM_FINALISTS = 8
+# What counts as better where a search asks whether it still gets anywhere: a thousandth.
+LEAST_GAIN = 1e-3
 
 Configs = Mapping[str, Config]
 
@@ -88,6 +90,13 @@ class Run:
             return self.num_proposals / self.budget.proposals
         assert self.budget.seconds is not None
         return self.elapsed_seconds / self.budget.seconds
+
+    @property
+    def is_restless(self) -> bool:
+        """Whether a patient search should go on: the plan has become better by a thousandth in its second half."""
+        late = [seconds for number, seconds in self.history if 2 * number > self.num_proposals]
+        early = [seconds for number, seconds in self.history if 2 * number <= self.num_proposals]
+        return self.budget.patient and bool(late) and bool(early) and late[-1] < early[-1] * (1 - LEAST_GAIN)
 
     def propose(self, configs: Configs, most: float = inf) -> Evaluated | None:
         """Evaluate a plan, which costs a proposal; None where a bound shows that its energy is more than `most`."""

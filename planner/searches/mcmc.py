@@ -31,21 +31,24 @@ NUM_JUDGED = 3
 SIMULATED_SHARE, MOST_SIMULATED, MOST_PARTS = 0.25, 30, 200_000
 # A search of fewer proposals does without sketches.
 LEAST = 200
+# By so much a patient search goes on each time.
+FURTHER = 1.3
 # Proposals of a walk whose end is given by time.
 ROUND = 1000
 
 
 def search(run: Run) -> None:
     """A chain from each of the best seeds, then one from the best plan that these found."""
-    moves, heat = Moves.of(run.lowering, run.spaces), TEMPERATURE
+    moves, heat, share = Moves.of(run.lowering, run.spaces), TEMPERATURE, _simulated_share(run)
     if _is_sketchable(run):
-        _Sketched(run).search(1 - _simulated_share(run))
+        _Sketched(run).search(1 - share)
         heat = REFINING
     else:
         starts = _best_seeds(run)
         for number, start in enumerate(starts):
             walk(run, moves, start, SEED_SHARE * (number + 1) / len(starts), lambda left: TEMPERATURE * left)
-    walk(run, moves, run.best, 1.0, lambda left: heat * left)
+    until = run.spent * (1 + share) if run.spent > 1 else 1.0
+    walk(run, moves, run.best, until, lambda left: heat * left)
 
 
 def _is_sketchable(run: Run) -> bool:
@@ -78,6 +81,8 @@ class _Sketched:
         for number, start in enumerate(self.starts):
             self.walk(start, until * SEED_SHARE * (number + 1) / len(self.starts))
         self.walk(self.best, until)
+        while self.run.is_restless:
+            self.walk(self.best, self.run.spent * FURTHER)
 
     def walk(self, start: dict[str, Config], until: float) -> None:
         """A chain from a plan, in one go or in rounds where time says when it ends."""
