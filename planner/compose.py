@@ -25,9 +25,8 @@ def compose(steps: Sequence[StepInstance], flows: Sequence[FlowInstance], num_pr
     for task, key in layout.strided_keys():
         cost[task] = keys.setdefault(key, len(keys))
     lane_count = [np.ones(s.num_tasks, dtype=np.int64) for s in steps] + [f.lanes[0] for f in flows]
-    edges, touched, first = layout.edges()
-    need_ptr, needs = _rows(edges[:, 1], edges[:, 0], layout.num_tasks)
-    use_ptr, uses = _rows(touched[:, 0], touched[:, 1], layout.num_tasks)
+    need_ptr, needs = _rows(*layout.edges(), layout.num_tasks)
+    use_ptr, uses = _rows(*layout.uses(), layout.num_tasks)
     compute = np.full(layout.flow_base[0], Kind.COMPUTE, dtype=np.int8)
     return TaskGraph(
         kind=_join([compute, *(f.kinds for f in flows)], np.int8),
@@ -42,7 +41,7 @@ def compose(steps: Sequence[StepInstance], flows: Sequence[FlowInstance], num_pr
         uses=uses,
         buffer_proc=_join([f.buffer_procs for f in flows]),
         buffer_bytes=_join([f.buffer_bytes for f in flows]),
-        buffer_first=first,
+        buffer_first=layout.first(),
         private_bytes=layout.private(),
         num_procs=num_procs,
         tasks=_Lazy(layout.task, layout.num_tasks),
@@ -70,24 +69,35 @@ class _Layout:
         numbers = np.arange(self.flow_base[0], self.num_tasks) - np.repeat(self.flow_base[:-1], sizes)
         return np.concatenate([of_steps, np.repeat(starts, sizes) + numbers])
 
-    def edges(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """All (before, after) edges, all (task, buffer) uses, and the task that begins each buffer's life."""
+    @cached_property
+    def _ports(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where the ports of each flow begin, and the task of each port, -1 for the host; the last stands for none."""
         num_ports = [len(f.port_step) for f in self.flows]
         offset = _pointer(np.array(num_ports, dtype=np.int64))[:-1]
         step = _join([f.port_step for f in self.flows])
         local = _join([f.port_task for f in self.flows])
         base = np.where(step >= 0, self.step_base[step], np.repeat(self.flow_base[:-1], num_ports))
-        task = np.where(step == HOST, -1, base + local)
-        # port -1 stands for no port
-        task = np.append(task, -1)
+        return offset, np.append(np.where(step == HOST, -1, base + local), -1)
+
+    def edges(self) -> tuple[np.ndarray, np.ndarray]:
+        """All edges: the tasks that wait, and those for which they wait."""
+        offset, task = self._ports
         edges = task[_shifted([f.version.edges for f in self.flows], offset)]
+        edges = edges[(edges[:, 0] != edges[:, 1]) & (edges >= 0).all(axis=1)]
+        turns = self._one_by_one()
+        return np.append(edges[:, 1], turns[:, 1]), np.append(edges[:, 0], turns[:, 0])
+
+    def uses(self) -> tuple[np.ndarray, np.ndarray]:
+        """Tasks, and buffers that they touch."""
+        offset, task = self._ports
         pairs = [f.version.touched for f in self.flows]
         users = task[_shifted([p[:, 0] for p in pairs], offset)]
-        buffers = _shifted([p[:, 1] for p in pairs], self.buffer_base[:-1])
-        first = _join([np.where(f.first >= 0, f.first + o, -1) for f, o in zip(self.flows, offset, strict=True)])
-        real = (edges[:, 0] != edges[:, 1]) & (edges >= 0).all(axis=1)
-        touched = np.stack([users, buffers], axis=1)
-        return np.concatenate([edges[real], self._one_by_one()]), touched[users >= 0], task[first]
+        return users[users >= 0], _shifted([p[:, 1] for p in pairs], self.buffer_base[:-1])[users >= 0]
+
+    def first(self) -> np.ndarray:
+        """The task that begins each buffer's life, -1 for what outlives the step."""
+        offset, task = self._ports
+        return task[_join([np.where(f.first >= 0, f.first + o, -1) for f, o in zip(self.flows, offset, strict=True)])]
 
     def _one_by_one(self) -> np.ndarray:
         """A processor does one microbatch after the other: else the activations of all would be live."""
@@ -192,7 +202,8 @@ def _shifted(arrays: Sequence[np.ndarray], offsets: np.ndarray) -> np.ndarray:
         return np.zeros(0, np.int64)
     shift = np.repeat(offsets, [len(a) for a in arrays])
     joined = np.concatenate(arrays)
-    return joined + (shift[:, None] if joined.ndim == 2 else shift)
+    joined += shift[:, None] if joined.ndim == 2 else shift
+    return joined
 
 
 def _pointer(counts: np.ndarray) -> np.ndarray:
@@ -202,6 +213,8 @@ def _pointer(counts: np.ndarray) -> np.ndarray:
 def _rows(rows: np.ndarray, values: np.ndarray, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
     """Compressed rows with sorted, unique values."""
     width = int(values.max()) + 1 if len(values) else 1
-    pairs = np.sort(rows * width + values)
-    pairs = pairs[np.diff(pairs, prepend=-1) > 0]
+    pairs = rows * width
+    pairs += values
+    pairs.sort()
+    pairs = pairs[np.concatenate([pairs[:1] == pairs[:1], pairs[1:] != pairs[:-1]])]
     return _pointer(np.bincount(pairs // width, minlength=num_rows)), pairs % width

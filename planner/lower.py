@@ -53,7 +53,7 @@ class Lowering:
         self._versions = Versions(machine)
         self._programs: dict[tuple[frozenset[str], int], Program] = {}
         self._numbers: dict[Config, int] = {}
-        self._homes: dict[tuple[str, Config], Config] = {}
+        self._homes: dict[tuple, Config] = {}
         self._steps: dict[tuple[int, int, int], StepInstance] = {}
         self._flows: dict[tuple[int, int, tuple[int, ...]], FlowInstance] = {}
 
@@ -75,9 +75,9 @@ class Lowering:
         configs = dict(strategy.configs)
         for update, tensor, user in self._users:
             if update not in configs:
-                key = (update, configs[user])
+                nodes = self.names.optional[update], self.names.nodes[user]
+                key = (*_kinds(*nodes, tensor), configs[user])
                 if key not in self._homes:
-                    nodes = self.names.optional[update], self.names.nodes[user]
                     self._homes[key] = _home(*nodes, tensor, configs[user])
                 configs[update] = self._homes[key]
         if self.updates.clip is not None:
@@ -187,6 +187,12 @@ def _placed(instance: StepInstance, port: int, output: bool) -> Placed:
     """Where a port's boxes lie: the identity of their layout, the boxes by part, and the Config that places them."""
     boxes = instance.template.boxes(port, output)
     return Placed((id(instance.template), port, output), boxes, instance.config)
+
+
+def _kinds(update: Node, user: Node, tensor: str) -> tuple:
+    """What the home of a tensor depends on beside its user's Config."""
+    places = tuple(node.inputs.index(tensor) for node in (update, user))
+    return *places, *((n.op, tuple(n.alignment.extents.items()), n.alignment.operands) for n in (update, user))
 
 
 def _home(update: Node, user: Node, tensor: str, config: Config) -> Config:
