@@ -28,7 +28,7 @@ MOST_STARTS = 3
 # Of what a walk through sketches finds, so many plans are simulated.
 NUM_JUDGED = 3
 # Of the budget this share at most is for simulated plans, and no more than so many of them, and of parts of nodes.
-SIMULATED_SHARE, MOST_SIMULATED, MOST_PARTS = 0.25, 30, 200_000
+SIMULATED_SHARE, MOST_SIMULATED, MOST_PARTS = 0.25, 10, 50_000
 # A search of fewer proposals does without sketches.
 LEAST = 200
 # By so much a patient search goes on each time.

@@ -92,30 +92,38 @@ class LayoutTable:
     ) -> dict[int, dict[int, Blocks]]:
         """By dim that an axis cuts: the blocks of each degree."""
         a = node.alignment
-        if _is_lawful(node, is_operand):
-            operand = (a.operands if is_operand else a.results)[index]
-            cut = [d for d, dim in enumerate(operand.dims) if dim and dim[0] == axis]
-            inner = {d: whole.hi[d] // a.extents[axis] for d in cut}
-            plain = {degree: blocks(a.extents[axis], degree) for degree in degrees}
+        operand = (a.operands if is_operand else a.results)[index]
+        inner = {d: whole.hi[d] // a.extents[axis] for d, dim in enumerate(operand.dims) if dim and dim[0] == axis}
+
+        def lawful(some: Iterable[int]) -> dict[int, dict[int, Blocks]]:
+            plain = {degree: blocks(a.extents[axis], degree) for degree in some}
             return {
                 d: {g: (tuple(lo * n for lo, _ in of), tuple(hi * n for _, hi in of)) for g, of in plain.items()}
                 for d, n in inner.items()
             }
-        found: dict[int, dict[int, Blocks]] = {}
-        ranges = node.whole().ranges
+
+        # Most axes of operators that read otherwise are as the line says: two halves tell.
+        if _is_lawful(node, is_operand) or _seen(node, index, axis, {2}, whole) == lawful({2}):
+            return lawful(degrees)
+        return _seen(node, index, axis, degrees, whole)
+
+
+def _seen(node: Node, index: int, axis: str, degrees: Iterable[int], whole: Box) -> dict[int, dict[int, Blocks]]:
+    """By dim that an axis cuts: the blocks of each degree, each asked for."""
+    found: dict[int, dict[int, Blocks]] = {}
+    ranges = node.whole().ranges
+    for degree in degrees:
+        pieces = blocks(node.alignment.extents[axis], degree)
+        boxes = [node.op.reads(index, Part(node.op, node.alignment, {**ranges, axis: block})) for block in pieces]
+        for d in range(len(whole.lo)):
+            los, his = tuple(b.lo[d] for b in boxes), tuple(b.hi[d] for b in boxes)
+            if set(los) != {whole.lo[d]} or set(his) != {whole.hi[d]}:
+                found.setdefault(d, {})[degree] = (los, his)
+    for d, of in found.items():
+        # Windows may see all of a dim where it is cut in few, and less where it is cut in many.
         for degree in degrees:
-            boxes = [
-                node.op.reads(index, Part(node.op, a, {**ranges, axis: block}))
-                for block in blocks(a.extents[axis], degree)
-            ]
-            for d in range(len(whole.lo)):
-                los, his = tuple(b.lo[d] for b in boxes), tuple(b.hi[d] for b in boxes)
-                if set(los) != {whole.lo[d]} or set(his) != {whole.hi[d]}:
-                    found.setdefault(d, {})[degree] = (los, his)
-        # An axis that cuts a dim at one degree does so at all.
-        for of in found.values():
-            assert set(of) == set(degrees), f"{node.name}: axis {axis!r} cuts its operand {index} at some degrees only"
-        return found
+            of.setdefault(degree, ((whole.lo[d],) * degree, (whole.hi[d],) * degree))
+    return found
 
 
 def _is_lawful(node: Node, is_operand: bool) -> bool:
