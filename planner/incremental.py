@@ -63,6 +63,7 @@ class Incremental:
         self.lowering, self._cost, self._form = lowering, cost, form
         self._blocks: dict[Instance, Block] = {}
         self._lasts: dict[tuple[Hashable, ...], np.ndarray] = {}
+        self._homes: dict[tuple[str, Config], Config] = {}
         self._contents: dict[int, Contents] = {}
         self._laid = self._anew(strategy, self._whole(strategy))
         self._proposed: _Laid | None = None
@@ -176,9 +177,11 @@ class Incremental:
         return _Lowered(old.program, configs, numbers, instances), changed
 
     def _home(self, update: str, user: str, strategy: Strategy) -> Config:
-        """The Config of an update that the strategy leaves open."""
-        known = self.lowering._homes.get((update, strategy.configs[user]))
-        return known or self.lowering.configs(strategy)[update]
+        """The Config of an update that the strategy leaves open: it follows from that of one user of the parameter."""
+        key = update, strategy.configs[user]
+        if key not in self._homes:
+            self._homes[key] = self.lowering.configs(strategy)[update]
+        return self._homes[key]
 
     def _node(self, name: str) -> Node:
         return self.lowering.names.nodes.get(name) or self.lowering.names.optional[name]

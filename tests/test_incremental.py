@@ -90,7 +90,7 @@ def test_what_stays_is_not_lowered_again(monkeypatch):
     one, name = Incremental(lowering, cost, plan), next(iter(lowering.piece.nodes))
     other = Strategy({**plan.configs, name: Config({}, 8, tuple(range(8)))})
     expected = one.propose(other)
-    for method in ("_step_instances", "_flow_instances"):
+    for method in ("_step_instances", "_flow_instances", "configs"):
         monkeypatch.setattr(lowering, method, None)
     assert one.propose(plan) == one.seconds
     assert one.propose(other) == expected
