@@ -10,10 +10,11 @@ It does not know what the regions hold or who produced them. Processors are slot
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil, log2
 
 from castile.runtime import placement, transfer
+from castile.runtime.components import Members, components
 from castile.runtime.machine import Level
 from castile.runtime.placement import Read
 from castile.runtime.placement import filled as filled
@@ -46,126 +47,10 @@ def plan(
     place, around = placement.placed(t, reads, alike, twins)
     wanted = sorted({(read[0], around[read]) for read, found in place.items() if found is None})
     copies = {(proc, box): t.add("copy", box, proc) for proc, box in wanted}
-    for component in _components(_Members(t).wanted(wanted)) if wanted else ():
+    for component in components(Members(t).wanted(wanted)) if wanted else ():
         _transfer(t, component, copies)
     t.located = [found if (found := place[read]) is not None else copies[read[0], around[read]] for read in reads]
     return t
-
-
-class _Members:
-    """Who takes part in a copy: sources on the same processors that overlap are summed where they lie, as one."""
-
-    def __init__(self, t: Transfer) -> None:
-        self.t = t
-        self.clusters = _clusters(t.sources)
-        self.frames = [bounding([t.sources[i].box for i in cluster]) for cluster in self.clusters]
-        self.number = {i: n for n, cluster in enumerate(self.clusters) for i in cluster}
-        self._made: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Term, ...]] = {}
-        self._of_touched: dict[int, tuple[Term, ...]] = {}
-        self._nearest: dict[tuple[int, tuple[int, ...]], list[int]] = {}
-
-    def wanted(self, places: Sequence[Read]) -> list[Wanted]:
-        """The copies to be made there."""
-        index = {proc: n for n, proc in enumerate(sorted({proc for proc, _ in places}))}
-        return [Wanted(proc, box, self._members(proc, box, index[proc])) for proc, box in places]
-
-    def _members(self, proc: int, box: Box, index: int) -> tuple[Term, ...]:
-        found = self.t.overlaps.of(box)
-        if id(found) in self._of_touched:
-            return self._of_touched[id(found)]
-        touched = found
-        if len(self.clusters) < len(self.t.sources):
-            touched = tuple(sorted({self.number[i] for i in touched}))
-        holders = [self.t.sources[self.clusters[n][0]].procs for n in touched]
-        chosen = tuple([h[0] if len(h) == 1 else self._near(proc, h, index) for h in holders])
-        if (touched, chosen) not in self._made:
-            rows = zip(touched, chosen, strict=True)
-            self._made[touched, chosen] = tuple([Term(self.clusters[n], p, self.frames[n]) for n, p in rows])
-        members = self._made[touched, chosen]
-        if all(len(h) == 1 for h in holders):
-            # no reader has a choice
-            self._of_touched[id(found)] = members
-        return members
-
-    def _near(self, proc: int, holders: tuple[int, ...], index: int) -> int:
-        """One of the nearest holders; readers that have several take them in turn."""
-        if (proc, holders) not in self._nearest:
-            far = [self.t.links.distance(proc, h) for h in holders]
-            nearest = min(far)
-            self._nearest[proc, holders] = [h for h, d in zip(holders, far, strict=True) if d == nearest]
-        near = self._nearest[proc, holders]
-        return near[index % len(near)]
-
-
-def _clusters(sources: Sequence[Source]) -> list[tuple[int, ...]]:
-    """Sources on the same processors whose boxes overlap, in order; these are summed where they lie."""
-    together: dict[tuple[int, ...], list[int]] = {}
-    for i, source in enumerate(sources):
-        together.setdefault(source.procs, []).append(i)
-    found = [cluster for each in together.values() for cluster in _overlapping(sources, each)]
-    return sorted(found, key=min)
-
-
-def _overlapping(sources: Sequence[Source], each: list[int]) -> list[tuple[int, ...]]:
-    """Some sources in groups of those that overlap, also by way of others."""
-    if len(each) == 1 or disjoint([sources[i].box for i in each]):
-        return [(i,) for i in each]
-    overlaps = Overlaps(sources[i].box for i in each)
-    rest, groups = set(range(len(each))), []
-    while rest:
-        group, edge = set(), {min(rest)}
-        while edge:
-            group |= edge
-            edge = {m for n in edge for m in overlaps.of(sources[each[n]].box)} - group
-        rest -= group
-        groups.append(tuple(each[n] for n in sorted(group)))
-    return groups
-
-
-@dataclass(eq=False)
-class _Group:
-    """Copies that share members, and the number of the last of them."""
-
-    last: int = 0
-    copies: list[Wanted] = field(default_factory=list)
-    into: _Group | None = None
-
-    def found(self) -> _Group:
-        """The group into which this one went."""
-        group = self
-        while group.into is not None:
-            group = group.into
-        return group
-
-
-def _components(wanted: Sequence[Wanted]) -> list[list[Wanted]]:
-    """The copies to be made, in groups that share no member."""
-    of_members: dict[int, _Group] = {}
-    of_member: dict[tuple[tuple[int, ...], int], _Group] = {}
-    groups: list[_Group] = []
-    for number, copy in enumerate(wanted):
-        group = of_members.get(id(copy.members)) if copy.members else None
-        if group is None:
-            keys = [(m.sources, m.proc) for m in copy.members]
-            joined = {id(g): g for key in keys if key in of_member for g in [of_member[key].found()]}
-            group = _joined(sorted(joined.values(), key=lambda g: g.last), groups)
-            of_member.update(dict.fromkeys(keys, group))
-            of_members[id(copy.members)] = group
-        group = group.found()
-        group.last = number
-        group.copies.append(copy)
-    return [g.copies for g in sorted(groups, key=lambda g: g.last) if g.into is None]
-
-
-def _joined(joined: Sequence[_Group], groups: list[_Group]) -> _Group:
-    """One group of these, or a new one."""
-    if len(joined) == 1:
-        return joined[0]
-    group = _Group(copies=[copy for g in joined for copy in g.copies])
-    for other in joined:
-        other.into = group
-    groups.append(group)
-    return group
 
 
 def _transfer(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> None:
@@ -173,8 +58,41 @@ def _transfer(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> 
     if special and special.form in t.forms and _is_cheaper(t, special, component):
         _collective(t, special, copies)
         return
+    if _passed_on(t, component, copies):
+        return
     for copy in component:
         transfer.general(t, copy, copies[copy.proc, copy.box])
+
+
+def _passed_on(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> bool:
+    """Where those who contribute want the whole and so do others: it is made once, and passed on from the nearest.
+
+    The others would add the same in the same order, so they get the same bits. Whether that was cheaper, and done.
+    """
+    members = component[0].members
+    holders = {m.proc for m in members}
+    first, others = ([c for c in component if (c.proc in holders) == inside] for inside in (True, False))
+    if len(members) < 2 or not others or len(first) < len(holders):
+        return False
+    if any(c.members is not members or c.box != first[0].box for c in component):
+        return False
+    special = _special(first)
+    if special is None or special.form not in t.forms:
+        return False
+    everything = tuple(source for m in members for source in m.sources)
+    onward = []
+    for index, copy in enumerate(others):
+        far = {h.proc: t.links.distance(copy.proc, h.proc) for h in first}
+        near = [proc for proc, distance in far.items() if distance == min(far.values())]
+        onward.append(Wanted(copy.proc, copy.box, (Term(everything, near[index % len(near)], copy.box),)))
+    if _form_seconds(t, special) + _general_seconds(t, onward) > _general_seconds(t, component):
+        return False
+    _collective(t, special, copies)
+    for copy in first:
+        t.packs[everything, copy.proc, copy.box] = View(copies[copy.proc, copy.box], copy.box)
+    for each in components(onward):
+        _transfer(t, each, copies)
+    return True
 
 
 # The special forms: one task over a group.
@@ -356,7 +274,12 @@ def _form_seconds(t: Transfer, special: Special) -> float:
     volume = max(m.box.volume for m in special.members) if special.form == "all_to_all" else special.around.volume
     nbytes = volume * t.itemsize
     folded = 3 * nbytes / t.links.copy_bytes_per_second if special.form in ("all_reduce", "reduce_scatter") else 0.0
-    return seconds(special.form, nbytes, n, t.links.level(procs)) + folded + t.links.task_seconds
+    level = t.links.level(procs)
+    took = seconds(special.form, nbytes, n, level)
+    if t.links.has_trees and special.form == "all_reduce":
+        # up one tree and down again; a broadcast goes down one anyway
+        took = min(took, 2 * seconds("broadcast", nbytes, n, level))
+    return took + folded + t.links.task_seconds
 
 
 def _is_cheaper(t: Transfer, special: Special, component: list[Wanted]) -> bool:

@@ -191,6 +191,7 @@ def links(machine: Machine, procs: Sequence[int]) -> Links:
         level,
         processor.bytes_per_second,
         processor.task_overhead_seconds,
+        "tree" in machine.algorithms,
     )
 
 

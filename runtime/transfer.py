@@ -91,12 +91,16 @@ class Pattern(NamedTuple):
 
 @dataclass(frozen=True)
 class Links:
-    """What the choice of a form needs to know of the machine, by slot."""
+    """What the choice of a form needs to know of the machine, by slot.
+
+    has_trees   collectives can be carried out along trees, in few steps where there is little to send
+    """
 
     distance: Callable[[int, int], int]
     level: Callable[[tuple[int, ...]], Level]
     copy_bytes_per_second: float
     task_seconds: float
+    has_trees: bool = False
 
 
 @dataclass

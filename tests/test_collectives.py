@@ -15,7 +15,7 @@ from castile.runtime.comm.local import LocalCommunicator, LocalWorld
 from castile.runtime.machine import Level
 from castile.runtime.region import Box, bounding, contains, whole
 from castile.runtime.task import Kind
-from castile.runtime.transfer import Source, Transfer
+from castile.runtime.transfer import Links, Source, Transfer
 from tests.transfers import KINDS, Read, expected, groups, links, results, situations
 
 LEAST = 20
@@ -220,3 +220,26 @@ def test_copies_are_no_larger_than_what_is_read_of_them() -> None:
     t = plan(sources, reads, "float64", links())
     copies = [p.box for p in t.pieces if p.kind == "copy"]
     assert copies == [bounding([reads[0][1], reads[1][1]]), reads[2][1]]
+
+
+def test_where_others_want_a_sum_too_it_is_made_once_and_passed_on() -> None:
+    rng = np.random.default_rng(0)
+    for num_holders, num_readers in ((2, 8), (3, 5), (4, 16)):
+        sources = [Source(WHOLE, (p,)) for p in range(num_holders)]
+        held = [rng.normal(size=WHOLE.shape) for _ in sources]
+        reads = [(p, WHOLE) for p in range(num_readers)]
+        passed, general = (plan(sources, reads, "float64", links(), forms) for forms in (SPECIAL_FORMS, ()))
+        assert [p.comm.group for p in passed.patterns if p.name == "all_reduce"] == [tuple(range(num_holders))]
+        assert sum(n for _, n in moved(passed)) < sum(n for _, n in moved(general))
+        for a, b in zip(results(passed, held, reads), results(general, held, reads), strict=True):
+            assert a.tobytes() == b.tobytes()
+
+
+def test_a_sum_of_little_takes_a_tree_where_there_are_trees() -> None:
+    slow = Level("slow", 8, 1e-3, 1e12)
+    sources, reads, _ = SITUATIONS["all_reduce"]
+    for num, forms in ((4, (["all_reduce"], None)), (2, (None, None))):
+        for has_trees, form in zip((True, False), forms, strict=True):
+            known = Links(lambda a, b: int(a != b), lambda slots: slow, 1e12, 5e-4, has_trees)
+            t = plan(sources[:num], reads[:num], "float64", known)
+            assert [p.name for p in t.patterns if p.comm] == (form or ["move"] * num * (num - 1))

@@ -1,0 +1,129 @@
+"""Components: who takes part in which copy, and which copies must be made together because they share members.
+
+It does not know by which tasks copies are made. Processors are slots 0..n-1 of a template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from castile.runtime.placement import Read
+from castile.runtime.region import Box, Overlaps, bounding, disjoint
+from castile.runtime.transfer import Source, Term, Transfer, Wanted
+
+
+class Members:
+    """Who takes part in a copy: sources on the same processors that overlap are summed where they lie, as one."""
+
+    def __init__(self, t: Transfer) -> None:
+        self.t = t
+        self.clusters = _clusters(t.sources)
+        self.frames = [bounding([t.sources[i].box for i in cluster]) for cluster in self.clusters]
+        self.number = {i: n for n, cluster in enumerate(self.clusters) for i in cluster}
+        self._made: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Term, ...]] = {}
+        self._of_touched: dict[int, tuple[Term, ...]] = {}
+        self._nearest: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+
+    def wanted(self, places: Sequence[Read]) -> list[Wanted]:
+        """The copies to be made there."""
+        index = {proc: n for n, proc in enumerate(sorted({proc for proc, _ in places}))}
+        return [Wanted(proc, box, self._members(proc, box, index[proc])) for proc, box in places]
+
+    def _members(self, proc: int, box: Box, index: int) -> tuple[Term, ...]:
+        found = self.t.overlaps.of(box)
+        if id(found) in self._of_touched:
+            return self._of_touched[id(found)]
+        touched = found
+        if len(self.clusters) < len(self.t.sources):
+            touched = tuple(sorted({self.number[i] for i in touched}))
+        holders = [self.t.sources[self.clusters[n][0]].procs for n in touched]
+        chosen = tuple([h[0] if len(h) == 1 else self._near(proc, h, index) for h in holders])
+        if (touched, chosen) not in self._made:
+            rows = zip(touched, chosen, strict=True)
+            self._made[touched, chosen] = tuple([Term(self.clusters[n], p, self.frames[n]) for n, p in rows])
+        members = self._made[touched, chosen]
+        if all(len(h) == 1 for h in holders):
+            # no reader has a choice
+            self._of_touched[id(found)] = members
+        return members
+
+    def _near(self, proc: int, holders: tuple[int, ...], index: int) -> int:
+        """One of the nearest holders; readers that have several take them in turn."""
+        if (proc, holders) not in self._nearest:
+            far = [self.t.links.distance(proc, h) for h in holders]
+            nearest = min(far)
+            self._nearest[proc, holders] = [h for h, d in zip(holders, far, strict=True) if d == nearest]
+        near = self._nearest[proc, holders]
+        return near[index % len(near)]
+
+
+def _clusters(sources: Sequence[Source]) -> list[tuple[int, ...]]:
+    """Sources on the same processors whose boxes overlap, in order; these are summed where they lie."""
+    together: dict[tuple[int, ...], list[int]] = {}
+    for i, source in enumerate(sources):
+        together.setdefault(source.procs, []).append(i)
+    found = [cluster for each in together.values() for cluster in _overlapping(sources, each)]
+    return sorted(found, key=min)
+
+
+def _overlapping(sources: Sequence[Source], each: list[int]) -> list[tuple[int, ...]]:
+    """Some sources in groups of those that overlap, also by way of others."""
+    if len(each) == 1 or disjoint([sources[i].box for i in each]):
+        return [(i,) for i in each]
+    overlaps = Overlaps(sources[i].box for i in each)
+    rest, groups = set(range(len(each))), []
+    while rest:
+        group, edge = set(), {min(rest)}
+        while edge:
+            group |= edge
+            edge = {m for n in edge for m in overlaps.of(sources[each[n]].box)} - group
+        rest -= group
+        groups.append(tuple(each[n] for n in sorted(group)))
+    return groups
+
+
+@dataclass(eq=False)
+class _Group:
+    """Copies that share members, and the number of the last of them."""
+
+    last: int = 0
+    copies: list[Wanted] = field(default_factory=list)
+    into: _Group | None = None
+
+    def found(self) -> _Group:
+        """The group into which this one went."""
+        group = self
+        while group.into is not None:
+            group = group.into
+        return group
+
+
+def components(wanted: Sequence[Wanted]) -> list[list[Wanted]]:
+    """The copies to be made, in groups that share no member."""
+    of_members: dict[int, _Group] = {}
+    of_member: dict[tuple[tuple[int, ...], int], _Group] = {}
+    groups: list[_Group] = []
+    for number, copy in enumerate(wanted):
+        group = of_members.get(id(copy.members)) if copy.members else None
+        if group is None:
+            keys = [(m.sources, m.proc) for m in copy.members]
+            joined = {id(g): g for key in keys if key in of_member for g in [of_member[key].found()]}
+            group = _joined(sorted(joined.values(), key=lambda g: g.last), groups)
+            of_member.update(dict.fromkeys(keys, group))
+            of_members[id(copy.members)] = group
+        group = group.found()
+        group.last = number
+        group.copies.append(copy)
+    return [g.copies for g in sorted(groups, key=lambda g: g.last) if g.into is None]
+
+
+def _joined(joined: Sequence[_Group], groups: list[_Group]) -> _Group:
+    """One group of these, or a new one."""
+    if len(joined) == 1:
+        return joined[0]
+    group = _Group(copies=[copy for g in joined for copy in g.copies])
+    for other in joined:
+        other.into = group
+    groups.append(group)
+    return group
