@@ -14,6 +14,7 @@ import numpy as np
 
 from castile.planner import snapshot as snapshots
 from castile.planner.cost import CostModel
+from castile.planner.folding import Folded, Folding, expand, timed
 from castile.planner.lower import Lowering
 from castile.planner.simulate import Simulated, simulate
 from castile.planner.snapshot import Snapshot
@@ -25,6 +26,9 @@ from castile.runtime.timeline import PICOSECONDS
 
 # A plan that needs a hundredth more memory than there is counts as one that takes twice as long.
 PENALTY = 100.0
+
+# From so many processors on a plan is evaluated through one of each role.
+FOLDED_FROM = 64
 
 # What a search makes small: seconds of a training step, seconds of a forward pass, or bytes of the fullest processor.
 OBJECTIVES = ("time", "latency", "memory")
@@ -84,6 +88,7 @@ class Evaluator:
         self.capacity = np.array([p.memory_bytes - p.reserved_bytes for p in lowering.machine.processors])
         self._known: dict[tuple[int, frozenset[tuple[str, Config]]], tuple[float, np.ndarray, int]] = {}
         self._work: dict[tuple[str, Config], np.ndarray] = {}
+        self._folding: Folding | None = None
 
     def turned(self, objective: str, most_bytes: int | None = None, lowering: Lowering | None = None) -> Evaluator:
         """The same prices with plans ranked by another objective, with at most so much memory a processor, or lowered
@@ -110,10 +115,22 @@ class Evaluator:
         timed, durations = self.cost.by_kind(tasks)
         return tasks, simulate(timed, durations, self.lowering.machine.engines)
 
+    def folded(self, strategy: Strategy) -> tuple[Folded, TaskGraph, Simulated]:
+        """The plan through one processor of each role: the folded tasks, priced, and when they would run."""
+        if self._folding is None or self._folding.lowering is not self.lowering:
+            self._folding = Folding(self.lowering)
+        folded = self._folding.fold(strategy)
+        tasks, durations = timed(folded, self.cost)
+        return folded, tasks, simulate(tasks, durations, self.lowering.machine.engines)
+
     def evaluate(self, strategy: Strategy) -> Evaluated:
         """What a plan is worth. Raises ValueError where it is not one for this graph and machine."""
         key = strategy.microbatches, frozenset(strategy.configs.items())
-        if key not in self._known:
+        if key not in self._known and self.lowering.machine.num_procs >= FOLDED_FROM:
+            folded, tasks, simulated = self.folded(strategy)
+            peak = expand(folded, simulated).peak_bytes
+            self._known[key] = simulated.seconds, peak, moved_bytes(tasks, folded.count)
+        elif key not in self._known:
             tasks, simulated = self.simulate(strategy)
             self._known[key] = simulated.seconds, simulated.peak_bytes, moved_bytes(tasks)
         seconds, peak, moved = self._known[key]
@@ -122,10 +139,17 @@ class Evaluator:
 
     def pack(self, strategy: Strategy) -> tuple[int, ...]:
         """The bytes of each processor's arena. Raises ValueError, naming the largest owners, where one is too long."""
-        tasks, simulated = self.simulate(strategy)
+        if self.lowering.machine.num_procs < FOLDED_FROM:
+            tasks, simulated = self.simulate(strategy)
+            packing = memory.pack(tasks, simulated.timeline)
+            memory.refuse(tasks, simulated.timeline, packing, self.capacity.tolist())
+            return tuple(packing.peak_bytes.tolist())
+        folded, tasks, simulated = self.folded(strategy)
         packing = memory.pack(tasks, simulated.timeline)
-        memory.refuse(tasks, simulated.timeline, packing, self.capacity.tolist())
-        return tuple(packing.peak_bytes.tolist())
+        # Processors of one role are of one kind, so they have as much memory as the one that stands for them.
+        reps = folded.representative
+        memory.refuse(tasks, simulated.timeline, packing, self.capacity[reps].tolist(), reps.tolist())
+        return tuple(packing.peak_bytes[folded.proc_class].tolist())
 
     def work(self, name: str, config: Config) -> np.ndarray:
         """int64[P]: picoseconds for which a node's kernels keep each processor busy; transfers are not counted."""
@@ -160,9 +184,9 @@ def identity(snapshot: Snapshot | None) -> str:
     return hashlib.sha256(snapshots.to_json(snapshot)).hexdigest()[:16]
 
 
-def moved_bytes(tasks: TaskGraph) -> int:
-    """The bytes that the transfers of a step bring from one processor to another."""
-    counts = np.bincount(tasks.cost, minlength=len(tasks.cost_keys))
+def moved_bytes(tasks: TaskGraph, count: np.ndarray | None = None) -> int:
+    """The bytes that the transfers of a step bring from one processor to another; tasks may stand for `count` each."""
+    counts = np.bincount(tasks.cost, count, len(tasks.cost_keys))
     return sum(int(count) * key_moves(key) for count, key in zip(counts, tasks.cost_keys, strict=True))
 
 

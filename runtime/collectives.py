@@ -54,9 +54,10 @@ def plan(
 
 
 def _transfer(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> None:
-    special = _special(component)
+    special = _special(component) or _sum_for_one(t, component)
     if special and special.form in t.forms and _is_cheaper(t, special, component):
-        _collective(t, special, copies)
+        others = {(c.proc, c.box) for c in special.copies} - copies.keys()
+        _collective(t, special, copies | {read: t.add("staging", read[1], read[0]) for read in sorted(others)})
         return
     if _passed_on(t, component, copies):
         return
@@ -93,6 +94,18 @@ def _passed_on(t: Transfer, component: list[Wanted], copies: dict[Read, int]) ->
     for each in components(onward):
         _transfer(t, each, copies)
     return True
+
+
+def _sum_for_one(t: Transfer, component: list[Wanted]) -> Special | None:
+    """An all-reduce for the sake of one of its members: up and down a tree it takes fewer turns than one by one."""
+    if not t.links.has_trees or len(component) > 1:
+        return None
+    copy = component[0]
+    procs = {term.proc for term in copy.terms}
+    if copy.proc not in procs or len(procs) < len(copy.terms) or any(term.box != copy.box for term in copy.terms):
+        return None
+    members = tuple(sorted(copy.terms))
+    return Special("all_reduce", members, tuple(copy._replace(proc=m.proc) for m in members), copy.box)
 
 
 # The special forms: one task over a group.

@@ -94,15 +94,20 @@ def largest(graph: TaskGraph, timeline: Timeline, proc: int, n: int = 5) -> list
     return sorted(owners.items(), key=lambda owner: (-owner[1], owner[0]))[:n]
 
 
-def refuse(graph: TaskGraph, timeline: Timeline, packing: Packing, capacities: Sequence[int]) -> None:
-    """Raises ValueError where a processor's arena exceeds its capacity in bytes, with the largest owners named."""
+def refuse(
+    graph: TaskGraph, timeline: Timeline, packing: Packing, capacities: Sequence[int], names: Sequence[int] = ()
+) -> None:
+    """Raises ValueError where a processor's arena exceeds its capacity in bytes, with the largest owners named.
+
+    names   what the processors of a folded graph are called on the whole machine
+    """
     excess = packing.peak_bytes - np.asarray(capacities)
     proc = int(excess.argmax())
     if excess[proc] > 0:
         owners = ", ".join(f"{name} ({written(size)})" for name, size in largest(graph, timeline, proc))
         need, have = written(int(packing.peak_bytes[proc])), written(int(capacities[proc]))
         raise ValueError(
-            f"processor {proc} needs {need} but has {have}; most of it is {owners}: "
+            f"processor {names[proc] if names else proc} needs {need} but has {have}; most of it is {owners}: "
             "split these over more processors or take a smaller batch"
         )
 
