@@ -23,7 +23,7 @@ from castile.launch.ranks import UserError
 from castile.planner import pins
 from castile.planner import strategy as strategies
 from castile.planner.bounds import Bound, lower_bound
-from castile.planner.evaluator import Evaluated, Evaluator
+from castile.planner.evaluator import FOLDED_FROM, Evaluated, Evaluator
 from castile.planner.fronts import Point, search_front
 from castile.planner.lower import Lowering
 from castile.planner.pins import Pins
@@ -96,23 +96,31 @@ def run(command: Plan) -> int:
         found, points = _search(command, evaluator, start, pinned, progress)
     # A plan file names its model as the user did, so that it can be simulated from the file alone.
     plan = msgspec.structs.replace(found.strategy, model=command.model)
-    tasks, simulated = evaluator.simulate(plan)
     facts = _facts(command, desk, found)
     facts["pinned"] = [str(pin) for pin in pinned.pins] if pinned is not None else []
     facts |= _bound_facts(_bound(evaluator, pinned, found), found)
-    facts["num_tasks"] = tasks.num_tasks
-    facts["prices"] = evaluator.cost.sources(tasks.cost_keys)
+    facts |= _task_facts(evaluator, plan)
     if command.front:
         facts["front"] = _front_facts(command, found, points)
     if command.out:
         strategies.write(plan, command.out)
     if command.trace:
+        tasks, simulated = evaluator.simulate(plan)
         trace.write(command.trace, tasks, {"simulated": simulated.timeline})
     if command.json:
         print(json.dumps(facts, indent=2))
     else:
         _tell(facts, report.plan_lines(plan))
     return 0
+
+
+def _task_facts(evaluator: Evaluator, plan: Strategy) -> dict[str, Any]:
+    """How many tasks a step has, and where their prices come from; those of large machines are counted by roles."""
+    if evaluator.lowering.machine.num_procs >= FOLDED_FROM:
+        folded, tasks, _ = evaluator.folded(plan)
+        return {"num_tasks": folded.num_tasks, "prices": evaluator.cost.sources(tasks.cost_keys)}
+    tasks = evaluator.lowering.lower(plan)
+    return {"num_tasks": tasks.num_tasks, "prices": evaluator.cost.sources(tasks.cost_keys)}
 
 
 def _start(command: Plan, desk: Desk) -> dict[str, Strategy]:

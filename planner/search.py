@@ -24,6 +24,7 @@ from castile.planner.lower import Lowering
 from castile.planner.pins import Pins
 from castile.planner.seeds import seeds as known_plans
 from castile.planner.seeds import stamped
+from castile.planner.sketch.sieve import promising
 from castile.planner.spaces import Spaces
 from castile.planner.strategy import Config, Predicted, Strategy
 from castile.runtime.strict import suggestion
@@ -196,6 +197,7 @@ def search(
     num_processes   in how many a search may walk side by side, if it can; what it finds is the same
     seeds      the known plans to start from, by name; all by default. Data parallelism counts even where it is not one.
     pins       what every plan must have, known ones too, which are made so
+    Known plans that a sketch puts far behind others are left out where simulating takes seconds.
     The plan is never ranked behind data parallelism or another seed that fits, unless the search returns one that it
     insists on. Raises ValueError in one sentence for an unknown search or seed, a budget that is none, and where no
     plan fits, with the largest owners of memory named.
@@ -204,7 +206,8 @@ def search(
     limits = budget if isinstance(budget, Budget) else parse_budget(budget or module.BUDGET)
     lowering, cost = evaluator.lowering, evaluator.cost
     base = known_plans(lowering, ["data_parallel"], cost, pins)
-    begin = {**known_plans(lowering, seeds, cost, pins), **{n: _met(plan, pins) for n, plan in (start or {}).items()}}
+    begin = promising(evaluator, known_plans(lowering, seeds, cost, pins), Spaces(lowering, cost, pins))
+    begin |= {n: _met(plan, pins) for n, plan in (start or {}).items()}
     worth = {label: evaluator.evaluate(plan) for label, plan in {**base, **begin}.items()}
     starts = {label: worth[label] for label in begin or base}
     run = Run(evaluator, limits, random.Random(seed), starts, progress, frontier, num_processes, pins)

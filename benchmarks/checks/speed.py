@@ -31,6 +31,11 @@ def delta(place: Place) -> list[Figure]:
     return _benchmark(place, "delta")
 
 
+def search_time(place: Place) -> list[Figure]:
+    """Searches beside FlexFlow's published times."""
+    return _benchmark(place, "search_time")
+
+
 def overhead(place: Place) -> list[Figure]:
     """The runtime's overhead per task."""
     return _benchmark(place, "overhead")

@@ -12,6 +12,7 @@ import numpy as np
 
 from castile.planner.moves import Moves
 from castile.planner.search import Evaluated, Run
+from castile.planner.sketch.sieve import DEAR, num_parts
 from castile.planner.sketch.sketch import NUM_DRAWS, Sketch
 from castile.planner.strategy import Config
 from castile.planner.walks import walk
@@ -47,22 +48,23 @@ def search(run: Run) -> None:
         starts = _best_seeds(run)
         for number, start in enumerate(starts):
             walk(run, moves, start, SEED_SHARE * (number + 1) / len(starts), lambda left: TEMPERATURE * left)
-    until = run.spent * (1 + share) if run.spent > 1 else 1.0
-    walk(run, moves, run.best, until, lambda left: heat * left)
+    if num_parts(run.evaluator) < DEAR:
+        until = run.spent * (1 + share) if run.spent > 1 else 1.0
+        walk(run, moves, run.best, until, lambda left: heat * left)
 
 
 def _is_sketchable(run: Run) -> bool:
     """Whether sketches help: they know whole batches, rank by time, and know roughly what memory a plan takes."""
     is_long = run.budget.proposals is None or run.budget.proposals >= LEAST
-    is_roomy = run.frontier is None and any(seed.fits for seed in run.seeds.values())
+    is_roomy = run.frontier is None and (num_parts(run.evaluator) > DEAR or any(s.fits for s in run.seeds.values()))
     return is_long and is_roomy and run.evaluator.objective != "memory" and run.lowering.microbatches == 1
 
 
 def _simulated_share(run: Run) -> float:
     if run.budget.proposals is None:
         return SIMULATED_SHARE
-    parts = len(run.lowering.piece.nodes) * run.lowering.machine.num_procs
-    return min(SIMULATED_SHARE, min(MOST_SIMULATED, MOST_PARTS / parts) / run.budget.proposals)
+    most = max(1.0, min(MOST_SIMULATED, MOST_PARTS / num_parts(run.evaluator)))
+    return min(SIMULATED_SHARE, most / run.budget.proposals)
 
 
 class _Sketched:
@@ -74,7 +76,7 @@ class _Sketched:
         self.starts = [{n: seed.strategy.configs[n] for n in names} for seed in _best_seeds(run)]
         self.sketch = Sketch(run.lowering, run.evaluator.cost, run.spaces, self.starts)
         self.rng = np.random.default_rng(run.rng.getrandbits(64))
-        self.best, self.seconds = self.starts[0], self.sketch.seconds(self.starts[0])
+        self.best, self.energy = self.starts[0], float("inf")
 
     def search(self, until: float) -> None:
         """Walk until that share of the budget is spent."""
@@ -83,6 +85,8 @@ class _Sketched:
         self.walk(self.best, until)
         while self.run.is_restless:
             self.walk(self.best, self.run.spent * FURTHER)
+        if num_parts(self.run.evaluator) >= DEAR:
+            self.run.propose(self.best)
 
     def walk(self, start: dict[str, Config], until: float) -> None:
         """A chain from a plan, in one go or in rounds where time says when it ends."""
@@ -94,12 +98,13 @@ class _Sketched:
             heats = TEMPERATURE * left * np.linspace(1, 0, count)
             walked = self.sketch.walk(start, self.rng.random((count, NUM_DRAWS)), heats, self.run.evaluator.capacity)
             self.run.adopt(count, [])
-            for configs in walked.plans[:NUM_JUDGED]:
+            # Where a plan takes seconds to simulate, only the best of all is.
+            for configs in walked.plans[:NUM_JUDGED] if num_parts(self.run.evaluator) < DEAR else ():
                 if self.run.spent < until:
                     self.run.propose(configs)
             start = walked.plans[0]
-            if walked.seconds < self.seconds:
-                self.best, self.seconds = start, walked.seconds
+            if walked.energy < self.energy:
+                self.best, self.energy = start, walked.energy
 
 
 def _best_seeds(run: Run) -> list[Evaluated]:

@@ -42,10 +42,13 @@ MOST_NAMED = 1 << 24
 
 
 class Walked(NamedTuple):
-    """What a walk found: the last plans that were better than all before, the best one first; (proposal, seconds)."""
+    """What a walk found: the last plans that were better than all before, the best one first; (proposal, energy).
+
+    energy   seconds, and for a plan that does not fit a penalty
+    """
 
     plans: list[dict[str, Config]]
-    seconds: float
+    energy: float
     history: list[tuple[int, float]]
 
 
