@@ -12,8 +12,8 @@ from castile.planner.sketch.sketch import Sketch
 from castile.planner.spaces import Spaces
 from castile.planner.strategy import Strategy
 
-# From so many parts of nodes on a plan takes seconds to simulate for the first time.
-DEAR = 100_000
+# From so many parts of nodes on a plan takes seconds to simulate for the first time, and from so many a second.
+DEAR, SLOW = 100_000, 2_000
 # A plan that a sketch puts so many times behind another, memory that it lacks counted in, is not simulated.
 FAR = 3.0
 
@@ -25,7 +25,7 @@ def num_parts(evaluator: Evaluator) -> int:
 
 def promising(evaluator: Evaluator, plans: Mapping[str, Strategy], spaces: Spaces) -> dict[str, Strategy]:
     """The plans without those that are far behind; all of them where simulating is cheap, or sketches do not help."""
-    if num_parts(evaluator) < DEAR or evaluator.objective == "memory" or evaluator.lowering.microbatches > 1:
+    if num_parts(evaluator) < SLOW or evaluator.objective == "memory" or evaluator.lowering.microbatches > 1:
         return dict(plans)
     nodes = evaluator.lowering.piece.nodes
     configs = {name: {n: plan.configs[n] for n in nodes} for name, plan in plans.items()}
