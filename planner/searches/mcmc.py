@@ -30,8 +30,8 @@ MOST_STARTS = 3
 NUM_JUDGED = 3
 # Of the budget this share at most is for simulated plans, and no more than so many of them, and of parts of nodes.
 SIMULATED_SHARE, MOST_SIMULATED, MOST_PARTS = 0.25, 10, 50_000
-# A search of fewer proposals does without sketches.
-LEAST = 200
+# A search of fewer proposals does without sketches: compiling them takes longer than it.
+LEAST = 1000
 # By so much a patient search goes on each time.
 FURTHER = 1.3
 # Proposals of a walk whose end is given by time.
