@@ -1,7 +1,5 @@
 """Differences of plans: none from a plan to itself, negated when turned round, and told to people and programs."""
 
-import json
-
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -16,6 +14,7 @@ from castile.planner.seeds import seeds
 from castile.planner.strategy import Config, Predicted, Strategy
 from castile.runtime import machine as machines
 from tests import strategies as drawn
+from tests.answers import answer, sentence
 
 MLP = "mlp:layers=1,width=16"
 MACHINE = "dgx-h100:nodes=1"
@@ -86,18 +85,6 @@ def files(tmp_path) -> dict[str, str]:
         paths[name] = str(tmp_path / f"{name}.json")
         strategies.write(msgspec.structs.replace(plan, model=MLP), paths[name])
     return paths
-
-
-def answer(capsys, *words) -> dict:
-    assert main([*words, "--json"]) == 0, capsys.readouterr().err
-    return json.loads(capsys.readouterr().out)
-
-
-def sentence(capsys, *words) -> str:
-    assert main(list(words)) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("castile: ") and err.count("\n") == 1, err
-    return err
 
 
 def test_both_are_simulated_by_the_same_prices(files, capsys):

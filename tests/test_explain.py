@@ -1,7 +1,5 @@
 """Explanations: their parts add up to the step; the command tells people and programs the same."""
 
-import json
-
 import msgspec
 import numpy as np
 import pytest
@@ -26,6 +24,7 @@ from castile.runtime import machine as machines
 from castile.runtime.task import Kind, Lane
 from castile.runtime.timeline import PICOSECONDS
 from tests import strategies as drawn
+from tests.answers import answer, sentence
 from tests.graphs import Draft, engine_maps, task_graphs, timings
 
 MLP = "mlp:layers=1,width=16"
@@ -204,20 +203,6 @@ def plan(tmp_path, capsys) -> str:
     path = tmp_path / "plan.json"
     strategies.write(msgspec.structs.replace(known, model=MLP), path)
     return str(path)
-
-
-def answer(capsys, *words) -> dict:
-    """The JSON object that a command prints."""
-    assert main([*words, "--json"]) == 0, capsys.readouterr().err
-    return json.loads(capsys.readouterr().out)
-
-
-def sentence(capsys, *words) -> str:
-    """The one sentence with which a command refuses."""
-    assert main(list(words)) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("castile: ") and err.count("\n") == 1, err
-    return err
 
 
 def test_explain_accounts_for_the_step(plan, capsys):

@@ -15,26 +15,13 @@ from castile.planner.simulate import simulate as simulated
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.task import Kind, Lane
 from castile.runtime.timeline import PICOSECONDS
+from tests.answers import answer, sentence
 from tests.graphs import Draft
 from tests.mpi import CHECKOUT, mpirun_apart
 
 MLP = "mlp:layers=1,width=16"
 # Figures of a preset never depend on the host that the tests run on.
 MACHINE = "dgx-h100:nodes=1"
-
-
-def answer(capsys, *words) -> dict:
-    """The JSON object that a command prints."""
-    assert main([*words, "--json"]) == 0, capsys.readouterr().err
-    return json.loads(capsys.readouterr().out)
-
-
-def sentence(capsys, *words) -> str:
-    """The one sentence with which a command refuses."""
-    assert main(list(words)) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("castile: ") and err.count("\n") == 1, err
-    return err
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from castile.planner.cost import CostModel
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.moves import Moves
-from castile.planner.ops.linear import Linear
 from castile.planner.search import Evaluator, Run, parse_budget, search
 from castile.planner.seeds import seeds
 from castile.planner.snapshot import Environment, Measured, snapshot_of
@@ -22,40 +21,7 @@ from castile.planner.space import placements, space_of
 from castile.planner.strategy import Config, Strategy, check_config, decode, encode
 from castile.runtime import machine as machines
 from castile.runtime.machine import Level, Machine, Processor
-
-
-def two_layers(batch: int = 6, width: int = 8) -> Graph:
-    g = Graph("two", "float64")
-    x = g.input("x", (batch, 6), "b i")
-    y = g.input("label", (batch,), "b", "int64")
-    h = g.linear("down", g.relu("act", g.linear("up", x, features=width)), features=4)
-    g.minimise(g.cross_entropy("loss", h, y))
-    g.outputs = [h.name]
-    return g
-
-
-def one_layer() -> Graph:
-    g = Graph("one", "float64")
-    x = g.input("x", (4, 40), "b i")
-    y = g.input("label", (4,), "b", "int64")
-    h = g.linear("fc", x, features=30)
-    g.minimise(g.cross_entropy("loss", h, y))
-    g.outputs = [h.name]
-    return g
-
-
-def residual() -> Graph:
-    """Shared input, a branch, and a parameter that two nodes use."""
-    g = Graph("residual", "float64")
-    x = g.input("x", (4, 8), "b i")
-    y = g.input("label", (4,), "b", "int64")
-    a = g.linear("block1.fc", x, features=8)
-    b = g.relu("block1.act", a)
-    c = g.apply(Linear(), "block2.fc", b, g.tensors["block1.fc.weight"])
-    h = g.add("sum", g.relu("block2.act", c), a)
-    g.minimise(g.cross_entropy("loss", h, y))
-    g.outputs = [h.name]
-    return g
+from tests.little import one_layer, residual, two_layers
 
 
 def machine(procs: int, latency: float = 1e-6, rate: float = 1e9, memory: int = 2**30, flops: float = 1e8) -> Machine:

@@ -183,8 +183,8 @@ def put(n, c, sign, type_of, program, spaces, prices, room):  # type: ignore[no-
             room.work[p] += sign * prices.seconds[program.row[program.own[k]] + split, type_of[p]]
 
 
-def likened(c, n, other, b, program, spaces, choices):  # type: ignore[no-untyped-def]
-    """The Config of `other` that cuts what it shares with n as c does, on the same processors; -1 if there is none."""
+def likened(c, other, b, program, spaces, choices):  # type: ignore[no-untyped-def]
+    """The Config of `other`, a neighbour, that cuts what they share as c does, on the same processors; -1 for none."""
     kind = program.space[other]
     size = spaces.proc_ptr[c + 1] - spaces.proc_ptr[c]
     for d in range(spaces.first[kind], spaces.first[kind + 1]):
@@ -243,7 +243,7 @@ def changed(i, draws, plan, program, spaces, choices, nodes, old):  # type: igno
         draw = draws[i, 3 + hop] * size
         b = choices.beside_ptr[n] + min(int(draw), size - 1)
         other = choices.beside[b]
-        c = likened(plan[n], n, other, b, program, spaces, choices)
+        c = likened(plan[n], other, b, program, spaces, choices)
         if c < 0:
             break
         for k in range(count):
