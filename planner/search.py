@@ -63,7 +63,7 @@ class Run:
     num_proposals: int = 0
     history: list[tuple[int, float]] = field(default_factory=list)
     finalists: list[Evaluated] = field(default_factory=list)
-    began: float = field(default_factory=time.perf_counter)
+    began: float = field(default_factory=lambda: time.perf_counter())
 
     def __post_init__(self) -> None:
         for seed in self.seeds.values():

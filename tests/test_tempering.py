@@ -50,7 +50,7 @@ def test_progress_is_told_and_seconds_end_it():
     search("tempering", evaluator(), "120", progress=lambda spent, best: told.append(spent))
     assert told == sorted(told) and told[-1] == 1.0
     found = search("tempering", evaluator(), "0.2s")
-    assert 0.2 <= found.elapsed_seconds < 20
+    assert found.elapsed_seconds >= 0.2 and found.num_proposals > 0
 
 
 def test_a_crew_walks_each_leg_by_itself():
