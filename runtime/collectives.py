@@ -102,7 +102,9 @@ def _sum_for_one(t: Transfer, component: list[Wanted]) -> Special | None:
         return None
     copy = component[0]
     procs = {term.proc for term in copy.terms}
-    if copy.proc not in procs or len(procs) < len(copy.terms) or any(term.box != copy.box for term in copy.terms):
+    if len(procs) < 2 or copy.proc not in procs:
+        return None
+    if len(procs) < len(copy.terms) or any(term.box != copy.box for term in copy.terms):
         return None
     members = tuple(sorted(copy.terms))
     return Special("all_reduce", members, tuple(copy._replace(proc=m.proc) for m in members), copy.box)

@@ -35,10 +35,10 @@ def moved(t: Transfer) -> list[tuple[str, int]]:
 
 
 @settings(max_examples=600)
-@given(situations(), st.sampled_from(((), SPECIAL_FORMS, *((form,) for form in SPECIAL_FORMS))))
-def test_every_reader_gets_the_sum_of_all_sources(situation, forms) -> None:
+@given(situations(), st.sampled_from(((), SPECIAL_FORMS, *((form,) for form in SPECIAL_FORMS))), st.booleans())
+def test_every_reader_gets_the_sum_of_all_sources(situation, forms, has_trees: bool) -> None:
     sources, reads, held = situation
-    t = plan(sources, reads, "float64", links(), forms)
+    t = plan(sources, reads, "float64", links(has_trees=has_trees), forms)
     for found, (_, box) in zip(results(t, held, reads), reads, strict=True):
         assert np.allclose(found, expected(sources, held, box), rtol=1e-13, atol=1e-13)
 
