@@ -180,10 +180,15 @@ def _frame(box: Box, held: Box) -> tuple[int, ...] | None:
 
 
 def links(machine: Machine, procs: Sequence[int]) -> Links:
-    """The machine as a template sees it: slot i is processor procs[i]."""
+    """The machine as a template sees it: slot i is processor procs[i].
+
+    Transfers of one version come at one time, so all of its processors may use the links that they share at once.
+    """
+    users = machine.users(procs)
+    among = users if any(users) else None
 
     def level(slots: tuple[int, ...]) -> Level:
-        return machine.link(tuple(procs[s] for s in slots))
+        return machine.link(tuple(procs[s] for s in slots), among)
 
     processor = machine.processors[0]
     return Links(

@@ -89,6 +89,11 @@ def users(levels: Sequence[Level], procs: Sequence[int]) -> Users:
     ]
 
 
+def crowd(levels: Sequence[Level], p: int, among: Users) -> tuple[int, ...]:
+    """How many share the links of each level that lead away from a processor, itself included; 0 where none does."""
+    return tuple([users.get(p // _sharing(levels, k), 0) for k, users in enumerate(among)])
+
+
 def link(levels: Sequence[Level], procs: Sequence[int], among: Users | None = None) -> Level:
     """The farthest level that a transfer over these (at least two different) processors crosses, as they see it.
 

@@ -87,17 +87,19 @@ class Machine:
         return levels.distance(self.levels, p, q)
 
     def link(self, procs: Sequence[int], among: Users | None = None) -> Level:
-        """The farthest level that a transfer over these processors crosses, as they see it, and how they lie."""
-        if among is not None:
-            return levels.link(self.levels, procs, among)
-        # where each may use the links at once, all pairs at one distance are alike
-        key = self.distance(*procs) if len(procs) == 2 else tuple(procs)
+        """The farthest level that a transfer over these processors crosses, as they see it, and how they lie.
+
+        among: those that may use the links at once, as `users` tells; every processor where it is not given.
+        """
+        crowds = tuple([levels.crowd(self.levels, p, among) for p in procs]) if among is not None else ()
+        # all pairs at one distance are alike, where as many share the links of both
+        key = (self.distance(*procs) if len(procs) == 2 else tuple(procs), crowds)
         if key not in self._links:
-            self._links[key] = levels.link(self.levels, procs)
+            self._links[key] = levels.link(self.levels, procs, among)
         return self._links[key]
 
     @cached_property
-    def _links(self) -> dict[int | tuple[int, ...], Level]:
+    def _links(self) -> dict[tuple[int | tuple[int, ...], tuple[tuple[int, ...], ...]], Level]:
         return {}
 
     def users(self, procs: Sequence[int]) -> Users:

@@ -35,14 +35,15 @@ ENGINES = (tuple(int(lane) for lane in Lane), (0,) * NUM_LANES, (0, 1, 1, 1, 0))
 
 @st.composite
 def machines(draw: DrawFn, most: int = MOST_PROCS) -> Machine:
-    """One to four processors with one or two levels of links."""
+    """One to four processors with one or two levels of links, some of them shared."""
     # one processor has nothing to send: most draws have more
     num_procs = draw(st.sampled_from((*range(2, most + 1), *range(1, most + 1))))
     processor = Processor("p", 1e9, draw(st.sampled_from((1e9, 1e14))), 2**30, 0, draw(st.sampled_from((0.0, 1e-6))))
     groups = [num_procs] if num_procs > 1 else []
     if num_procs > 2 and draw(st.booleans()):
         groups = [2, num_procs + num_procs % 2]
-    levels = [Level(f"level{n}", group, *draw(st.sampled_from(LINKS))) for n, group in enumerate(groups)]
+    drawn = [(group, *draw(st.sampled_from(LINKS)), draw(st.sampled_from((1, 1, 2)))) for group in groups]
+    levels = [Level(f"level{n}", *figures) for n, figures in enumerate(drawn)]
     return Machine("drawn", (processor,) * num_procs, tuple(levels), draw(st.sampled_from(ENGINES)))
 
 
