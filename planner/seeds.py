@@ -9,11 +9,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
 
+import numpy as np
+
 from castile.planner import shares
 from castile.planner.cost import CostModel
 from castile.planner.graph import Graph, Node
 from castile.planner.lower import Lowering
 from castile.planner.megatron import tensor_cuts
+from castile.planner.pieces import in_pieces
 from castile.planner.pins import Pins
 from castile.planner.program import update_name
 from castile.planner.strategy import Config, Strategy
@@ -22,6 +25,8 @@ from castile.runtime.strict import suggestion
 SAMPLES = "b"
 # Of known plans on fewer processors there are so many, each on half as many as the one before.
 MOST_HALVES = 3
+# What leaves less than this share of memory free beside parameters, gradients and states may not fit.
+ROOMY = 0.5
 
 Configs = dict[str, Config]
 
@@ -73,7 +78,47 @@ def _makers(lowering: Lowering, cost: CostModel | None) -> dict[str, Callable[[]
         made[f"data_parallel_{fewer}"] = partial(_on_fastest, partial(data_parallel, graph, fewer), lowering, cost)
     for fewer in _halves(near):
         made[f"megatron_{fewer}"] = partial(megatron, graph, num_procs, fewer)
+    return made | _for_large(lowering, near)
+
+
+def _for_large(lowering: Lowering, near: int) -> dict[str, Callable[[], Configs]]:
+    """Known plans for models of which little else fits: cut wider than `near`, and with updates in pieces.
+
+    Both send more. Wider is offered where cutting half as wide leaves too little room, and only where heads, features
+    and processors all divide; pieces where the cut does, unless what is gathered for a step has no room either.
+    """
+    graph, num_procs = lowering.piece, lowering.machine.num_procs
+    room = min(p.memory_bytes - p.reserved_bytes for p in lowering.machine.processors)
+    once, all_bytes = _param_bytes(lowering)
+    made: dict[str, Callable[[], Configs]] = {}
+    for width in [near, *_halves(near), *_doubles(near, num_procs)]:
+        held, gathered = all_bytes / width, once / width
+        if width > near and (2 * held <= ROOMY * room or not _cuts_evenly(graph, near, width)):
+            break
+        name = "megatron" if width == near else f"megatron_{width}"
+        if width > near and held - gathered <= room:
+            made[name] = partial(megatron, graph, num_procs, width)
+        if held > ROOMY * room and gathered <= room:
+            made[f"{name}_zero"] = partial(megatron_zero, lowering, width)
     return made
+
+
+def _param_bytes(lowering: Lowering) -> tuple[int, int]:
+    """Of all parameters once, and with their gradients and what updates keep."""
+    once = several = 0
+    for param in lowering.graph.params:
+        operands = lowering.names.optional[update_name(param.name)].alignment.operands
+        nbytes = prod(param.shape) * np.dtype(param.dtype).itemsize
+        once += nbytes
+        several += nbytes * sum(o.dims == operands[0].dims for o in operands)
+    return once, several
+
+
+def _cuts_evenly(graph: Graph, near: int, width: int) -> bool:
+    """Whether what is cut `near` ways is cut into equal parts `width` ways too."""
+    cuts = tensor_cuts(graph, near)
+    extents = (graph.nodes[name].alignment.extents[axis] for name, axis in cuts.items())
+    return tensor_cuts(graph, width) == cuts and all(n % width == 0 for n in extents)
 
 
 def _on_fastest(make: Callable[[], Configs], lowering: Lowering, cost: CostModel | None) -> Configs:
@@ -91,6 +136,12 @@ def _on_fastest(make: Callable[[], Configs], lowering: Lowering, cost: CostModel
 def _halves(number: int) -> list[int]:
     """Half of it, half of that and so on, a few times, down to 2."""
     return [number >> shift for shift in range(1, MOST_HALVES + 1) if number >> shift > 1]
+
+
+def _doubles(number: int, most: int) -> list[int]:
+    """Twice it, twice that and so on, below `most`, as long as they divide it."""
+    found = [number << shift for shift in range(1, most.bit_length()) if number << shift < most]
+    return [n for n in found if most % n == 0]
 
 
 def stamped(lowering: Lowering, configs: dict[str, Config], search: str, seed: int = 0) -> Strategy:
@@ -144,21 +195,12 @@ def one_weird_trick(graph: Graph, num_procs: int) -> Configs:
 
 
 def fsdp(lowering: Lowering) -> Configs:
-    """Data parallelism with every parameter at home in pieces on all processors, gathered where it is used.
+    """Data parallelism with every parameter at home in pieces on all who use it, gathered where it is used.
 
     Rajbhandari, Rasley, Ruwase, He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020;
-    Zhao et al., "PyTorch FSDP", VLDB 2023. Updates are cut along the longest axis that is long enough; what was
-    gathered stays until its last use in the step.
+    Zhao et al., "PyTorch FSDP", VLDB 2023. What was gathered stays until its last use in the step.
     """
-    num_procs = lowering.machine.num_procs
-    configs = data_parallel(lowering.piece, num_procs)
-    for param in lowering.graph.params:
-        a = lowering.names.optional[update_name(param.name)].alignment
-        free = [axis for axis in a.axes if axis not in a.frozen and a.extents[axis] >= num_procs]
-        if free and num_procs > 1:
-            longest = max(free, key=lambda axis: a.extents[axis])
-            configs[update_name(param.name)] = Config({longest: num_procs}, 1, tuple(range(num_procs)))
-    return configs
+    return in_pieces(lowering, data_parallel(lowering.piece, lowering.machine.num_procs))
 
 
 def megatron(graph: Graph, num_procs: int, width: int) -> Configs:
@@ -173,6 +215,15 @@ def megatron(graph: Graph, num_procs: int, width: int) -> Configs:
     if not cuts:
         return data_parallel(graph, num_procs)
     return {name: _crossed(node, cuts.get(name, ""), num_procs, width) for name, node in graph.nodes.items()}
+
+
+def megatron_zero(lowering: Lowering, width: int) -> Configs:
+    """Matrices cut in pairs `width` ways, and each update in pieces over all who hold the same.
+
+    Rajbhandari, Rasley, Ruwase, He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020,
+    section 8, together with Megatron-LM.
+    """
+    return in_pieces(lowering, megatron(lowering.piece, lowering.machine.num_procs, width))
 
 
 def _weird_axis(graph: Graph, node: Node) -> str:
@@ -192,26 +243,30 @@ def _along(node: Node, axis: str, num_procs: int) -> Config:
 
 
 def _crossed(node: Node, axis: str, num_procs: int, width: int) -> Config:
-    """Samples cut across groups of `width` processors, and the axis within them.
+    """Samples cut across groups of `width` processors, and the axis within them; where samples are fewer than groups,
+    another axis of the results (positions) across those that are left.
 
-    "": samples over all processors, else another axis of the results within groups, else all of a group alike.
+    "": samples over all processors, else such another axis within groups too, else all of a group alike.
     """
     a, ways = node.alignment, num_procs // width
     samples = 1 if SAMPLES in a.frozen else a.extents.get(SAMPLES, 1)
     if not axis and samples >= num_procs:
         return _along(node, SAMPLES, num_procs)
     groups = min(ways, samples)
-    axis = axis or next((x for x in a.results[0].axes if x != SAMPLES and _is_free(node, x, width)), "")
+    others = [x for result in a.results for x in result.axes if x not in (SAMPLES, axis)]
+    of_params = {x for o in a.operands if o.param for x in o.axes}
+    within, left = 1 if axis else width, ways // groups if SAMPLES in a.axes else 1
+    wished = [(x, left * within) for x in others if x not in of_params] + [(x, within) for x in others]
+    second, degree = next(((x, n) for x, n in wished if n > 1 and _is_free(node, x, n)), ("", 1))
     # Without samples to cut, all groups do the same.
-    copies = ways if groups == 1 else 1
-    degrees = {SAMPLES: groups, axis: width} if axis else {SAMPLES: groups}
-    split = {name: degrees[name] for name in a.axes if degrees.get(name, 1) > 1}
-    if not axis:
-        return Config(split, copies * width, tuple(range(groups * copies * width)))
-    if groups > 1 and next(iter(split)) == SAMPLES:
-        return Config(split, 1, tuple(range(groups * width)))
-    procs = (group * width + member for member in range(width) for group in range(groups * copies))
-    return Config(split, copies, tuple(procs))
+    copies = ways if groups == 1 and degree <= within else 1
+    # From the farthest processors to neighbours; what cuts nothing are copies.
+    rows = [("", copies), (SAMPLES if groups > 1 else "", groups), (second, degree)]
+    rows += [(axis, width)] if axis or not second else []
+    inner = sorted(range(len(rows)), key=lambda n: a.axes.index(rows[n][0]) if rows[n][0] else len(a.axes))
+    procs = np.arange(prod(n for _, n in rows)).reshape([n for _, n in rows]).transpose(inner)
+    split = {name: rows[n][1] for n in inner if (name := rows[n][0])}
+    return Config(split, procs.size // prod(split.values()), tuple(procs.reshape(-1).tolist()))
 
 
 def _is_free(node: Node, axis: str, degree: int) -> bool:

@@ -1,6 +1,7 @@
 """Known plans: what their names say, on models and machines of any size; each is a search of its own too."""
 
 from collections import Counter
+from math import prod
 
 import pytest
 
@@ -11,12 +12,14 @@ from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.megatron import tensor_cuts
 from castile.planner.op import find
+from castile.planner.pieces import in_pieces
 from castile.planner.search import Evaluator, search
 from castile.planner.seeds import data_parallel, fsdp, megatron, seed, seeds
 from castile.planner.space import space_of
-from castile.planner.strategy import Config, Strategy, check_config
+from castile.planner.strategy import Config, Strategy, check_config, parts
 from castile.planner.updates import Updates
 from castile.runtime.machine import Level, Machine, Processor
+from castile.runtime.region import intersect
 from tests.little import proposed
 
 GPT = "gpt:layers=2,width=32,heads=4,seq=8,vocab=64"
@@ -84,6 +87,11 @@ def test_megatron_crosses_samples_with_features_and_positions():
     # Four samples are too few for eight processors: positions are cut too.
     assert configs["block1.norm1"] == configs["head"] == Config({"b": 2, "s": 4}, 1, tuple(range(8)))
     assert megatron(gpt(batch=8), 8, 4)["block1.norm1"] == Config({"b": 8}, 1, tuple(range(8)))
+    # Two samples are too few for four groups: positions are cut across these too, and the loss as its scores.
+    few = megatron(gpt(batch=2), 8, 2)
+    assert few["block1.q"] == Config({"b": 2, "s": 2, "o": 2}, 1, tuple(range(8)))
+    assert few["block1.o"] == Config({"b": 2, "s": 2, "i": 2}, 1, tuple(range(8)))
+    assert few["block1.norm1"] == few["head"] == few["loss"] == Config({"b": 2, "s": 4}, 1, tuple(range(8)))
     experts = megatron(models.parse("moe:layers=2,width=32,heads=4,seq=8").graph(4), 8, 2)
     assert experts["block2.up"] == Config({"b": 4, "f": 2}, 1, tuple(range(8)))
 
@@ -106,8 +114,85 @@ def test_fsdp_keeps_pieces_at_home():
     assert kept[1].max() < 0.3 * kept[0].max()
     configs = fsdp(same.lowering)
     assert configs["block1.up.weight/update"] == Config({"o": 4}, 1, (0, 1, 2, 3))
+    # Small ones of which all together make little are not worth the messages.
+    assert "block1.norm1.weight/update" not in configs and "head.weight/update" in configs
     assert {n: c for n, c in configs.items() if "/" not in n} == data_parallel(graph, 4)
     assert fsdp(Lowering(graph, machine(1))) == data_parallel(graph, 1)
+
+
+def holders(config: Config) -> list[set[int]]:
+    return [set(config.procs[n * config.replicas : (n + 1) * config.replicas]) for n in range(config.num_parts)]
+
+
+@pytest.mark.parametrize("model", [GPT, "convnet", "moe:layers=2,width=32,seq=8", "dlrm", "resnet:depth=18"])
+@pytest.mark.parametrize("procs", [1, 6, 8])
+def test_pieces_are_shares_of_what_the_same_processors_held_alike(model, procs):
+    lowering = Lowering(models.parse(model).graph(6), machine(procs), Updates(find("adam")()))
+    num_cut = 0
+    for name, plan in seeds(lowering).items():
+        configs = in_pieces(lowering, plan.configs)
+        before, after = (
+            lowering.configs(Strategy(c)) for c in ({n: plan.configs[n] for n in lowering.graph.nodes}, configs)
+        )
+        assert {n: before[n] for n in lowering.graph.nodes} == {n: after[n] for n in lowering.graph.nodes}, name
+        for update in (f"{p.name}/update" for p in lowering.graph.params):
+            node, old, new = lowering.names.optional[update], before[update], after[update]
+            num_cut += new != old
+            assert new.num_parts * new.replicas == old.num_parts * old.replicas
+            assert all(node.alignment.extents[axis] % n == 0 for axis, n in new.split.items() if n != old.degree(axis))
+            boxes = [[part.writes(0) for part in parts(node, config.split)] for config in (old, new)]
+            for box, procs_of in zip(boxes[1], holders(new), strict=True):
+                around = [n for n, other in enumerate(boxes[0]) if intersect(other, box) == box]
+                assert len(around) == 1 and procs_of <= holders(old)[around[0]]
+    assert procs == 1 or num_cut > 0
+
+
+def test_pieces_of_one_processor_each_where_that_divides_and_little_stays_whole():
+    lowering = Lowering(gpt(), machine(8))
+    configs = in_pieces(lowering, megatron(lowering.graph, 8, 2))
+    # Halves by Megatron, of each of which four processors have a share.
+    assert configs["block1.up.weight/update"] == Config({"o": 8}, 1, (0, 2, 4, 6, 1, 3, 5, 7))
+    assert "block1.norm1.weight/update" not in configs
+    # Six processors share eight rows or 32 features by twos.
+    assert in_pieces(lowering, data_parallel(lowering.graph, 6))["pos.weight/update"].degree("d") == 2
+
+
+def short(memory: int, node: int = 4, procs: int = 16) -> Machine:
+    levels = (Level("near", node, 1e-6, 1e10), Level("far", procs, 1e-5, 1e9))
+    return Machine("short", (Processor("p", 1e10, 1e11, memory, 0, 1e-7),) * procs, levels)
+
+
+def test_wider_and_in_pieces_only_where_memory_is_short():
+    graph = models.parse("gpt:layers=2,width=64,heads=8,seq=8,vocab=64").graph(4)
+    weights = sum(4 * prod(p.shape) for p in graph.params)
+    large = {}
+    for share in (16.0, 2.2, 1.2, 0.6, 0.1):
+        known = seeds(Lowering(graph, short(int(share * weights)), Updates(find("adam")())))
+        large[share] = [name for name in known if name.endswith("_zero") or name == "megatron_8"]
+    # Adam keeps four times the weights: a quarter on each processor of a node, an eighth on those of two.
+    assert large[16.0] == []
+    assert large[2.2] == ["megatron_2_zero"]
+    assert large[1.2] == ["megatron_zero", "megatron_2_zero", "megatron_8"]
+    assert large[0.6] == ["megatron_zero", "megatron_2_zero", "megatron_8", "megatron_8_zero"]
+    assert large[0.1] == []
+
+
+def test_a_wide_cut_that_divides_nothing_evenly_is_not_known():
+    graph = models.parse("gpt:layers=2,width=96,heads=12,seq=8,vocab=64").graph(4)
+    weights = sum(4 * prod(p.shape) for p in graph.params)
+    assert not any(name.startswith("megatron_8") for name in seeds(Lowering(graph, short(weights))))
+
+
+def test_of_a_wide_plan_pieces_need_less_memory():
+    graph = models.parse("gpt:layers=2,width=64,heads=8,seq=8,vocab=64").graph(4)
+    same = evaluator(graph, short(250_000))
+    wide, zero = (
+        same.simulate(Strategy(c))[1] for c in (megatron(graph, 16, 8), seed("megatron_8_zero", same.lowering))
+    )
+    assert (
+        zero.persistent_bytes.max() < 0.7 * wide.persistent_bytes.max()
+        and zero.peak_bytes.max() < wide.peak_bytes.max()
+    )
 
 
 @pytest.mark.parametrize("name", INSISTING)
