@@ -38,9 +38,13 @@ class Agenda(NamedTuple):
 
 
 def room(num_tasks: int) -> Agenda:
-    """An empty agenda for so many tasks, with a bucket for every two of them."""
-    buckets = np.full((2, num_tasks // 2 + 2), -1, np.int32)
-    return Agenda(*buckets, *np.empty((4, num_tasks + 1), np.int32))
+    """An empty agenda for so many tasks, with a bucket for every two of them.
+
+    Numbers that are never below 0 are unsigned: compiled code looks whether any other index counts from the end.
+    """
+    first, last = np.full((2, num_tasks // 2 + 2), -1, np.int32)
+    row, heap, fresh = np.empty((3, num_tasks + 1), np.uint32)
+    return Agenda(first, last, np.empty(num_tasks + 1, np.int32), row, heap, fresh)
 
 
 def put(  # type: ignore[no-untyped-def]
@@ -124,7 +128,8 @@ PARTS = (put, opened, take, before, rise, sink)
 def without_arrays(bodies: Sequence[Callable[..., Any]], parts: Sequence[Callable[..., Any]]) -> tuple[Any, ...]:
     """Functions that make no array compiled, where numba is installed, with the parts that they call, and those here.
 
-    Counting references to the arrays that they are given would take longer than all else, so they do not count.
+    Counting references to the arrays that they are given would take longer than all else, so they do not count; and to
+    hand so many arrays on takes longer than most parts do, so these are put in where they are called.
     """
     if not can_compile():
         return tuple(bodies)
@@ -132,7 +137,7 @@ def without_arrays(bodies: Sequence[Callable[..., Any]], parts: Sequence[Callabl
     from numba.extending import register_jitable
 
     for part in (*PARTS, *parts):
-        register_jitable(part)
+        register_jitable(forceinline=True)(part)
     return tuple(numba.njit(cache=True, _nrt=False)(_named(body, (*PARTS, *parts))) for body in bodies)
 
 

@@ -84,13 +84,13 @@ def simulate(
     follow, foresee, serve = serving.BODIES if form == "plain" else serving.compiled_bodies()
     book, sweep = BODIES if form == "plain" else map(compiled, BODIES)
     tasks, num_tasks = _flat(graph, durations, engines), graph.num_tasks
-    num_engines, num_slots = int(tasks.engine.max(initial=-1)) + 1, len(tasks.lanes)
+    num_engines, num_slots = graph.num_procs * (max(engines) + 1), len(tasks.lanes)
     load, queue_ptr = np.zeros(len(tasks.engine), np.int64), np.zeros(num_engines + 1, np.int32)
     follow(tasks, load, queue_ptr[1:])
     busy, longest, most = load[COMPUTE::NUM_LANES] / PICOSECONDS, int(load.max(initial=0)), latest(limit)
     room = agenda.room(num_tasks)
     ahead = Ahead(np.zeros(num_tasks if most < NEVER else 0, np.int64), np.zeros(num_engines, np.int64))
-    waits, (queue, place) = np.empty(num_tasks, np.int32), np.empty((2, num_slots), np.int32)
+    waits, (queue, place) = np.empty(num_tasks, np.int32), np.empty((2, num_slots), np.uint32)
     if most < NEVER:
         foresee(tasks, ahead, waits, room.heap, np.empty(num_engines, np.int32))
         if max(ahead.tail.max(initial=0), ahead.load.max(initial=0)) > most:
@@ -105,8 +105,8 @@ def simulate(
         return None
     assert num_served == num_tasks, "the task graph has a cycle"
     persistent, delta = book(
-        end, tasks.lane_ptr, tasks.lanes, place, _int32(graph.use_ptr), _int32(graph.uses), graph.num_procs,
-        _int32(graph.buffer_proc), _int64(graph.buffer_bytes), _int32(graph.buffer_first), _int64(graph.private_bytes),
+        end, tasks.lane_ptr, tasks.lanes, place, _uint32(graph.use_ptr), _uint32(graph.uses), graph.num_procs,
+        _uint32(graph.buffer_proc), _int64(graph.buffer_bytes), _int32(graph.buffer_first), _int64(graph.private_bytes),
     )  # fmt: skip
     peak = sweep(persistent, queue_ptr, queue, delta, start, end)
     return Simulated(Timeline(np.arange(num_tasks), start, end), persistent, peak, busy)
@@ -115,9 +115,9 @@ def simulate(
 def _flat(graph: TaskGraph, durations: np.ndarray, engines: Sequence[int]) -> Tasks:
     engine = np.arange(graph.num_procs)[:, None] * (max(engines) + 1) + np.asarray(engines)
     return Tasks(
-        _int64(graph.order), _int32(graph.cost), _int64(durations), _int32(graph.lane_ptr), _int32(graph.lanes),
-        _int32(engine.ravel()), _int32(graph.need_ptr), _int32(graph.needs),
-        np.zeros(graph.num_tasks + 2, np.int32), np.empty(len(graph.needs), np.int32),
+        _int64(graph.order), _uint32(graph.cost), _int64(durations), _uint32(graph.lane_ptr), _uint32(graph.lanes),
+        _uint32(engine.ravel()), _uint32(graph.need_ptr), _uint32(graph.needs),
+        np.zeros(graph.num_tasks + 2, np.uint32), np.empty(len(graph.needs), np.uint32),
     )  # fmt: skip
 
 
@@ -136,6 +136,11 @@ def latest(limit: float) -> int:
 
 def _int32(values: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(values, dtype=np.int32)
+
+
+def _uint32(values: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Numbers that are never below 0, as compiled code reads them fastest: others might count from an array's end."""
+    return np.ascontiguousarray(values, dtype=np.uint32)
 
 
 def _int64(values: Sequence[int] | np.ndarray) -> np.ndarray:
