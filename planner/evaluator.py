@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from castile.planner import snapshot as snapshots
 from castile.planner.cost import CostModel
 from castile.planner.folding import Folded, Folding, expand, timed
 from castile.planner.lower import Lowering
+from castile.planner.program import Program, Step
 from castile.planner.simulate import Simulated, simulate
 from castile.planner.snapshot import Snapshot
 from castile.planner.strategy import Config, Strategy
@@ -34,6 +36,7 @@ FOLDED_FROM = 64
 OBJECTIVES = ("time", "latency", "memory")
 
 Configs = Mapping[str, Config]
+Key = tuple[int, frozenset[tuple[str, Config]]]
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,15 @@ class Evaluated:
         return worth * (1 + PENALTY * self.overflow)
 
 
+class _Seen(NamedTuple):
+    """A plan that was simulated: its tasks, folded where that is how plans are evaluated, and when they would run."""
+
+    key: Key
+    folded: Folded | None
+    tasks: TaskGraph
+    simulated: Simulated
+
+
 class Evaluator:
     """Lowers and simulates plans of one graph on one machine, each once.
 
@@ -86,9 +98,11 @@ class Evaluator:
         self.lowering, self.cost, self.objective = lowering, cost, objective
         self.cost_snapshot = identity(snapshot)
         self.capacity = np.array([p.memory_bytes - p.reserved_bytes for p in lowering.machine.processors])
-        self._known: dict[tuple[int, frozenset[tuple[str, Config]]], tuple[float, np.ndarray, int]] = {}
+        self._known: dict[Key, tuple[float, np.ndarray, int]] = {}
         self._work: dict[tuple[str, Config], np.ndarray] = {}
+        self._steps: dict[str, list[Step]] = {}
         self._folding: Folding | None = None
+        self._best: tuple[tuple[float, ...], _Seen] | None = None
 
     def turned(self, objective: str, most_bytes: int | None = None, lowering: Lowering | None = None) -> Evaluator:
         """The same prices with plans ranked by another objective, with at most so much memory a processor, or lowered
@@ -100,9 +114,9 @@ class Evaluator:
             hint = suggestion(objective, list(OBJECTIVES))
             raise ValueError(f"no objective {objective!r}{hint}; there are {', '.join(OBJECTIVES)}")
         other = copy(self)
-        other.objective = objective
+        other.objective, other._best = objective, None
         if lowering is not None:
-            other.lowering, other._known, other._work = lowering, {}, {}
+            other.lowering, other._known, other._work, other._steps = lowering, {}, {}, {}
         if (objective == "latency") > (other.lowering.mode == "forward"):
             raise ValueError("objective 'latency' is that of a forward pass: it takes a lowering of mode 'forward'")
         if most_bytes is not None:
@@ -125,27 +139,40 @@ class Evaluator:
 
     def evaluate(self, strategy: Strategy) -> Evaluated:
         """What a plan is worth. Raises ValueError where it is not one for this graph and machine."""
-        key = strategy.microbatches, frozenset(strategy.configs.items())
-        if key not in self._known and self.lowering.machine.num_procs >= FOLDED_FROM:
-            folded, tasks, simulated = self.folded(strategy)
-            peak = expand(folded, simulated).peak_bytes
-            self._known[key] = simulated.seconds, peak, moved_bytes(tasks, folded.count)
-        elif key not in self._known:
-            tasks, simulated = self.simulate(strategy)
-            self._known[key] = simulated.seconds, simulated.peak_bytes, moved_bytes(tasks)
+        key = _key(strategy)
+        if key in self._known:
+            return self._evaluated(strategy, key)
+        seen = self._see(strategy, key)
+        if seen.folded is None:
+            self._known[key] = seen.simulated.seconds, seen.simulated.peak_bytes, moved_bytes(seen.tasks)
+        else:
+            peak = expand(seen.folded, seen.simulated).peak_bytes
+            self._known[key] = seen.simulated.seconds, peak, moved_bytes(seen.tasks, seen.folded.count)
+        found = self._evaluated(strategy, key)
+        if self._best is None or found.rank < self._best[0]:
+            self._best = found.rank, seen
+        return found
+
+    def _evaluated(self, strategy: Strategy, key: Key) -> Evaluated:
         seconds, peak, moved = self._known[key]
         overflow = max(0.0, float((peak / self.capacity).max()) - 1)
         return Evaluated(strategy, seconds, tuple(peak.tolist()), moved, overflow, self.objective)
 
+    def _see(self, strategy: Strategy, key: Key) -> _Seen:
+        """The plan simulated; the best one so far is kept, as it is the one that is asked for again."""
+        if self._best is not None and self._best[1].key == key:
+            return self._best[1]
+        if self.lowering.machine.num_procs >= FOLDED_FROM:
+            return _Seen(key, *self.folded(strategy))
+        return _Seen(key, None, *self.simulate(strategy))
+
     def pack(self, strategy: Strategy) -> tuple[int, ...]:
         """The bytes of each processor's arena. Raises ValueError, naming the largest owners, where one is too long."""
-        if self.lowering.machine.num_procs < FOLDED_FROM:
-            tasks, simulated = self.simulate(strategy)
-            packing = memory.pack(tasks, simulated.timeline)
+        _, folded, tasks, simulated = self._see(strategy, _key(strategy))
+        packing = memory.pack(tasks, simulated.timeline)
+        if folded is None:
             memory.refuse(tasks, simulated.timeline, packing, self.capacity.tolist())
             return tuple(packing.peak_bytes.tolist())
-        folded, tasks, simulated = self.folded(strategy)
-        packing = memory.pack(tasks, simulated.timeline)
         # Processors of one role are of one kind, so they have as much memory as the one that stands for them.
         reps = folded.representative
         memory.refuse(tasks, simulated.timeline, packing, self.capacity[reps].tolist(), reps.tolist())
@@ -158,13 +185,19 @@ class Evaluator:
             dtypes = {flow.region: flow.dtype for flow in program.flows}.__getitem__
             machine, procs = self.lowering.machine, np.array(config.procs)
             total = np.zeros(machine.num_procs, np.int64)
-            for step in program.steps:
-                if step.node.name == name:
-                    keys, of_part = self.lowering.templates.get(step, config.split, dtypes).keys
-                    lasts = np.stack([self.cost.picoseconds(keys, kind) for kind in range(len(machine.kinds))])
-                    np.add.at(total, procs, lasts[machine.kind_of[procs], np.repeat(of_part, config.replicas)])
+            for step in self._of_node(program).get(name, ()):
+                keys, of_part = self.lowering.templates.get(step, config.split, dtypes).keys
+                lasts = np.stack([self.cost.picoseconds(keys, kind) for kind in range(len(machine.kinds))])
+                np.add.at(total, procs, lasts[machine.kind_of[procs], np.repeat(of_part, config.replicas)])
             self._work[name, config] = total
         return self._work[name, config]
+
+    def _of_node(self, program: Program) -> dict[str, list[Step]]:
+        """The steps of a program by the names of their nodes."""
+        if not self._steps:
+            for step in program.steps:
+                self._steps.setdefault(step.node.name, []).append(step)
+        return self._steps
 
     def bound(self, configs: Configs) -> float:
         """The energy below which no plan with these nodes laid out so can be, whatever the other nodes' Configs are.
@@ -175,6 +208,10 @@ class Evaluator:
             return 0.0
         total = sum((self.work(name, config) for name, config in configs.items()), np.zeros(1, np.int64))
         return float(total.max()) / PICOSECONDS
+
+
+def _key(strategy: Strategy) -> Key:
+    return strategy.microbatches, frozenset(strategy.configs.items())
 
 
 def identity(snapshot: Snapshot | None) -> str:

@@ -257,6 +257,18 @@ def test_where_no_plan_fits_the_largest_owners_are_named():
         search("mcmc", evaluator(GRAPHS["two"], machine(2, memory=128)), "20")
 
 
+@pytest.mark.parametrize("name", sorted(GRAPHS))
+def test_packing_is_of_what_was_simulated(name, monkeypatch):
+    same, fresh = evaluator(GRAPHS[name], machine(3)), evaluator(GRAPHS[name], machine(3))
+    worth = [same.evaluate(plan) for plan in seeds(same.lowering).values()]
+    wanted = [fresh.pack(found.strategy) for found in worth]
+    best = min(range(len(worth)), key=lambda n: worth[n].rank)
+    assert [same.pack(found.strategy) for found in worth] == wanted
+    lowered = []
+    monkeypatch.setattr(Lowering, "lower", lambda self, strategy: lowered.append(strategy))
+    assert same.pack(worth[best].strategy) == wanted[best] and not lowered
+
+
 def test_moved_bytes_follow_from_the_layouts():
     same = evaluator(GRAPHS["one"], machine(2))
     assert same.evaluate(seeds(same.lowering)["one_processor"]).moved_bytes == 0
