@@ -10,37 +10,35 @@ from functools import cached_property
 
 import numpy as np
 
-from castile.planner.instances import HOST, FlowInstance, StepInstance
+from castile.planner.instances import HOST, NONE, PATTERN, FlowInstance, FlowTemplate, StepInstance
 from castile.runtime.task import Buffer, CostKey, Kind, Task, TaskGraph
+
+# Where the host's tasks begin: no number of a task makes it the number of one.
+NOWHERE = -(2**62)
 
 
 def compose(steps: Sequence[StepInstance], flows: Sequence[FlowInstance], num_procs: int) -> TaskGraph:
     """The task graph of these instances: the tasks of the steps in their order, then those of the flows."""
     layout = _Layout(steps, flows)
-    keys: dict[CostKey, int] = {}
-    cost = _join(
-        [_numbered(keys, s.template.keys[0])[s.costs] for s in steps]
-        + [_numbered(keys, f.version.keys[0])[f.version.keys[1]] for f in flows]
-    )
-    for task, key in layout.strided_keys():
-        cost[task] = keys.setdefault(key, len(keys))
-    lane_count = [np.ones(s.num_tasks, dtype=np.int64) for s in steps] + [f.lanes[0] for f in flows]
+    templates = layout.templates
+    cost, keys = layout.costs()
     need_ptr, needs = _rows(*layout.edges(), layout.num_tasks)
     use_ptr, uses = _rows(*layout.uses(), layout.num_tasks)
     compute = np.full(layout.flow_base[0], Kind.COMPUTE, dtype=np.int8)
+    one_lane = np.ones(layout.flow_base[0], dtype=np.int64)
     return TaskGraph(
-        kind=_join([compute, *(f.kinds for f in flows)], np.int8),
+        kind=_join([compute, *[t.version.kinds for t in templates]], np.int8),
         order=layout.order(),
         cost=cost,
-        cost_keys=tuple(keys),
-        lane_ptr=_pointer(_join(lane_count)),
-        lanes=_join([s.lanes for s in steps] + [f.lanes[1] for f in flows]),
+        cost_keys=keys,
+        lane_ptr=_pointer(_join([one_lane, *[t.lanes[0] for t in templates]])),
+        lanes=_join([*[s.lanes for s in steps], *[t.lanes[1] for t in templates]]),
         need_ptr=need_ptr,
         needs=needs,
         use_ptr=use_ptr,
         uses=uses,
-        buffer_proc=_join([f.buffer_procs for f in flows]),
-        buffer_bytes=_join([f.buffer_bytes for f in flows]),
+        buffer_proc=_join([t.buffer_procs for t in templates]),
+        buffer_bytes=_join([t.buffer_bytes for t in templates]),
         buffer_first=layout.first(),
         private_bytes=layout.private(),
         num_procs=num_procs,
@@ -54,10 +52,26 @@ class _Layout:
 
     def __init__(self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> None:
         self.steps, self.flows = steps, flows
-        self.step_base = _pointer(np.array([s.num_tasks for s in steps], dtype=np.int64))
+        self.step_base = _pointer(np.array([len(s.config.procs) for s in steps], dtype=np.int64))
         self.flow_base = self.step_base[-1] + _pointer(np.array([f.num_tasks for f in flows], dtype=np.int64))
         self.buffer_base = _pointer(np.array([f.num_buffers for f in flows], dtype=np.int64))
         self.num_tasks, self.num_buffers = int(self.flow_base[-1]), int(self.buffer_base[-1])
+
+    @cached_property
+    def templates(self) -> list[FlowTemplate]:
+        return [f.template for f in self.flows]
+
+    def costs(self) -> tuple[np.ndarray, tuple[CostKey, ...]]:
+        """What each task costs: the number of its key, and the keys."""
+        keys: dict[CostKey, int] = {}
+        numbers = {template: _numbered(keys, template.keys[0]) for template in {s.template: None for s in self.steps}}
+        of_steps = [numbers[s.template][s.costs] for s in self.steps]
+        versions = {t.version: None for t in self.templates}
+        of_flows = {v: _numbered(keys, v.keys[0])[v.keys[1]] for v in versions}
+        cost = _join([*of_steps, *[of_flows[t.version] for t in self.templates]])
+        for task, key in self.strided_keys():
+            cost[task] = keys.setdefault(key, len(keys))
+        return cost, tuple(keys)
 
     def order(self) -> np.ndarray:
         """(slot in the program, transfers after computation, number): unique, and the same whatever was made first."""
@@ -72,32 +86,41 @@ class _Layout:
     @cached_property
     def _ports(self) -> tuple[np.ndarray, np.ndarray]:
         """Where the ports of each flow begin, and the task of each port, -1 for the host; the last stands for none."""
-        num_ports = [len(f.port_step) for f in self.flows]
-        offset = _pointer(np.array(num_ports, dtype=np.int64))[:-1]
-        step = _join([f.port_step for f in self.flows])
-        local = _join([f.port_task for f in self.flows])
-        base = np.where(step >= 0, self.step_base[step], np.repeat(self.flow_base[:-1], num_ports))
-        return offset, np.append(np.where(step == HOST, -1, base + local), -1)
+        num_ports = np.array([len(t.port_step) for t in self.templates], dtype=np.int64)
+        # of each flow where its own tasks begin, where the host's would, then where those of each of its steps do
+        slots = np.array([slot for f in self.flows for slot in (PATTERN, HOST, *f.slots)], dtype=np.int64)
+        begin = np.where(slots >= 0, self.step_base[slots], NOWHERE)
+        table = _pointer(np.array([2 + len(f.slots) for f in self.flows], dtype=np.int64))[:-1]
+        begin[table] = self.flow_base[:-1]
+        step = _join([t.port_step for t in self.templates])
+        step = np.where(step >= 0, step + 2, -1 - step)
+        task = begin[step + np.repeat(table, num_ports)] + _join([t.port_task for t in self.templates])
+        return _pointer(num_ports)[:-1], np.append(np.maximum(task, -1), -1)
 
     def edges(self) -> tuple[np.ndarray, np.ndarray]:
         """All edges: the tasks that wait, and those for which they wait."""
         offset, task = self._ports
-        edges = task[_shifted([f.version.edges for f in self.flows], offset)]
-        edges = edges[(edges[:, 0] != edges[:, 1]) & (edges >= 0).all(axis=1)]
+        before, after = task[_shifted([t.version.edges for t in self.templates], offset)].T
+        real = (before != after) & (before >= 0) & (after >= 0)
         turns = self._one_by_one()
-        return np.append(edges[:, 1], turns[:, 1]), np.append(edges[:, 0], turns[:, 0])
+        return np.append(after[real], turns[:, 1]), np.append(before[real], turns[:, 0])
 
     def uses(self) -> tuple[np.ndarray, np.ndarray]:
         """Tasks, and buffers that they touch."""
         offset, task = self._ports
-        pairs = [f.version.touched for f in self.flows]
-        users = task[_shifted([p[:, 0] for p in pairs], offset)]
-        return users[users >= 0], _shifted([p[:, 1] for p in pairs], self.buffer_base[:-1])[users >= 0]
+        pairs = [t.version.touched for t in self.templates]
+        if not pairs:
+            return NONE, NONE
+        ports, buffers = np.concatenate(pairs).T
+        counts = [len(p) for p in pairs]
+        users = task[ports + np.repeat(offset, counts)]
+        return users[users >= 0], (buffers + np.repeat(self.buffer_base[:-1], counts))[users >= 0]
 
     def first(self) -> np.ndarray:
         """The task that begins each buffer's life, -1 for what outlives the step."""
         offset, task = self._ports
-        return task[_join([np.where(f.first >= 0, f.first + o, -1) for f, o in zip(self.flows, offset, strict=True)])]
+        first = _join([t.first for t in self.templates])
+        return task[np.where(first >= 0, first + np.repeat(offset, np.diff(self.buffer_base)), -1)]
 
     def _one_by_one(self) -> np.ndarray:
         """A processor does one microbatch after the other: else the activations of all would be live."""
@@ -115,12 +138,21 @@ class _Layout:
         return np.array(pairs, dtype=np.int64).reshape(-1, 2)
 
     def private(self) -> np.ndarray:
-        """Private bytes of all tasks; a task that adds to a result may need more than one that writes it."""
-        result = _join([s.private for s in self.steps] + [f.private for f in self.flows])
-        for (slot, local), ports in self._adding.items():
+        """Private bytes of all tasks; a task that adds to a result may need more than one that writes it.
+
+        Transfers need no memory of their own: staging is among the buffers.
+        """
+        of_flows = np.zeros(self.num_tasks - int(self.flow_base[0]), dtype=np.int64)
+        result = _join([*[s.private for s in self.steps], of_flows])
+        for slot, of_slot in self._adding.items():
             step = self.steps[slot]
-            adds = [port in ports for port in range(len(step.step.outputs))]
-            result[self.step_base[slot] + local] = step.private_adding(local, adds)
+            kinds: dict[frozenset[int], list[int]] = {}
+            for local, ports in of_slot.items():
+                kinds.setdefault(frozenset(ports), []).append(local)
+            for added, tasks in kinds.items():
+                adds = tuple([port in added for port in range(len(step.step.outputs))])
+                where = np.array(tasks, dtype=np.int64)
+                result[self.step_base[slot] + where] = step.template.private_adding(adds)[where // step.config.replicas]
         return result
 
     def strided_keys(self) -> Iterator[tuple[int, CostKey]]:
@@ -135,14 +167,13 @@ class _Layout:
             yield int(self.step_base[slot]) + local, part.strided_key(tuple(sorted(of_port.items())))
 
     @cached_property
-    def _adding(self) -> dict[tuple[int, int], set[int]]:
-        """(slot, task) -> the output ports that add to what is there already."""
-        adding: dict[tuple[int, int], set[int]] = {}
+    def _adding(self) -> dict[int, dict[int, set[int]]]:
+        """slot -> task -> the output ports that add to what is there already."""
+        adding: dict[int, dict[int, set[int]]] = {}
         for f in self.flows:
-            if not f.version.is_sum:
-                continue
-            for n in np.flatnonzero(f.version.adds):
-                adding.setdefault((int(f.port_step[n]), int(f.port_task[n])), set()).add(int(f.port_number[n]))
+            if f.version.is_sum:
+                for step, task, port in zip(*[row.tolist() for row in f.template.adding]):
+                    adding.setdefault(f.slots[step], {}).setdefault(task, set()).add(port)
         return adding
 
     @cached_property
@@ -151,9 +182,9 @@ class _Layout:
         tables = [np.full((len(s.step.inputs) + len(s.step.outputs), s.num_tasks), -1) for s in self.steps]
         for f, base in zip(self.flows, self.buffer_base[:-1], strict=True):
             # what is carried through a forward pass is made, but nobody writes it
-            for (slot, task, port), instance in zip(f.touches(f.writing), f.version.made, strict=False):
+            for (slot, task, port), instance in zip(f.touches(f.template.writing), f.version.made, strict=False):
                 tables[slot][len(self.steps[slot].step.inputs) + port, task] = base + instance
-            for (slot, task, port), instance in zip(f.touches(f.reading), f.version.located, strict=True):
+            for (slot, task, port), instance in zip(f.touches(f.template.reading), f.version.located, strict=True):
                 if slot != HOST:
                     tables[slot][port, task] = base + instance
         return tables
@@ -164,7 +195,7 @@ class _Layout:
             return self.flows[flow].task(number, number - int(self.flow_base[flow]), int(self.buffer_base[flow]))
         slot = int(np.searchsorted(self.step_base, number, side="right")) - 1
         local = number - int(self.step_base[slot])
-        ports = self._adding.get((slot, local), set())
+        ports = self._adding.get(slot, {}).get(local, set())
         adds = [port in ports for port in range(len(self.steps[slot].step.outputs))]
         return self.steps[slot].task(number, local, self._buffers[slot][:, local].tolist(), adds)
 

@@ -14,10 +14,10 @@ from castile.planner.collapse import _grouped, _mixed
 from castile.planner.compose import _Layout, _Lazy
 from castile.planner.cost import CostModel
 from castile.planner.instances import FlowInstance, StepInstance
-from castile.planner.lower import Lowering
+from castile.planner.lower import Lowering, uncollected
 from castile.planner.roles import Block, Roles, Shapes, Union, pointer, refined
 from castile.planner.simulate import Simulated
-from castile.planner.strategy import Strategy, check
+from castile.planner.strategy import Strategy
 from castile.runtime.task import NUM_LANES, TaskGraph
 
 
@@ -54,16 +54,12 @@ class Folding:
 
     def fold(self, strategy: Strategy) -> Folded:
         """The folded graph of a plan. Raises ValueError in one sentence where it does not fit graph and machine."""
-        return self.of(*self.instances(strategy))
+        with uncollected():
+            return self.of(*self.instances(strategy))
 
     def instances(self, strategy: Strategy) -> tuple[list[StepInstance], list[FlowInstance]]:
         """The instances of a plan: steps by slot, and the flows. Raises ValueError where it does not fit."""
-        lowering = self.lowering
-        check(strategy, lowering.names, lowering.graph, lowering.machine)
-        program, configs = lowering.program(strategy), lowering.configs(strategy)
-        numbers = {name: lowering._numbers.setdefault(c, len(lowering._numbers)) for name, c in configs.items()}
-        steps = lowering._step_instances(program, configs, numbers)
-        return steps, lowering._flow_instances(program, configs, numbers, steps)
+        return self.lowering.instances(strategy)
 
     def of(self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> Folded:
         """The folded graph of these instances."""
@@ -277,7 +273,8 @@ class _Assembly:
         for task, ports in adding.items():
             step = self.steps[block[task]]
             adds = [port in ports for port in range(len(step.step.outputs))]
-            private[task] = step.private_adding(int(self.union.task[node[task]]), adds)
+            part = int(self.union.task[node[task]]) // step.config.replicas
+            private[task] = step.template.private_adding(tuple(adds))[part]
         return private
 
     def _at_ports(self, rows: Sequence[Sequence[tuple]]) -> list[tuple]:

@@ -131,12 +131,13 @@ class Incremental:
         for name, config in strategy.configs.items():
             check_config(self._node(name), config, lowering.machine.num_procs)
         program, configs = lowering.program(strategy), lowering.configs(strategy)
-        return self._instances(program, configs, {name: self._number(config) for name, config in configs.items()})
+        return self._instances(
+            program, configs, {name: self.lowering.number(config) for name, config in configs.items()}
+        )
 
     def _instances(self, program: Program, configs: dict[str, Config], numbers: dict[str, int]) -> _Lowered:
         """All of a program's instances."""
-        steps = self.lowering._step_instances(program, configs, numbers)
-        flows = self.lowering._flow_instances(program, configs, numbers, steps)
+        steps, flows = self.lowering.instances_of(program, configs, numbers)
         return _Lowered(program, configs, numbers, [*steps, *flows])
 
     def _near(self, strategy: Strategy) -> tuple[_Lowered, list[int]] | None:
@@ -161,7 +162,7 @@ class Incremental:
             # All updates wait for one factor.
             every = lowering.configs(strategy)
             fresh = {name: config for name, config in every.items() if old.configs[name] is not config}
-        numbers = old.numbers | {name: self._number(config) for name, config in fresh.items()}
+        numbers = old.numbers | {name: self.lowering.number(config) for name, config in fresh.items()}
         configs, contents = old.configs | fresh, self._contents_of(old.program)
         changed = sorted({block for name in fresh for block in contents.blocks[name]})
         instances, program = old.blocks.copy(), id(old.program)
@@ -185,9 +186,6 @@ class Incremental:
 
     def _node(self, name: str) -> Node:
         return self.lowering.names.nodes.get(name) or self.lowering.names.optional[name]
-
-    def _number(self, config: Config) -> int:
-        return self.lowering._numbers.setdefault(config, len(self.lowering._numbers))
 
     def _contents_of(self, program: Program) -> Contents:
         if id(program) not in self._contents:

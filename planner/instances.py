@@ -20,6 +20,7 @@ from castile.runtime.dependence import Version
 from castile.runtime.task import NUM_LANES, Buffer, CostKey, Kind, Lane, Task, View
 
 PATTERN, HOST = -1, -2
+NONE = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,23 +39,19 @@ class StepInstance:
     def lanes(self) -> np.ndarray:
         return np.array(self.config.procs, dtype=np.int64) * NUM_LANES + Lane.COMPUTE
 
-    @cached_property
+    @property
     def costs(self) -> np.ndarray:
         """The number of each task's cost key among the template's."""
-        return np.repeat(self.template.keys[1], self.config.replicas)
+        return self.template.of_tasks(self.config.replicas)[0]
 
-    @cached_property
+    @property
     def private(self) -> np.ndarray:
         """The private bytes of each task where nothing is added up."""
-        return np.repeat(self.template.private, self.config.replicas)
+        return self.template.of_tasks(self.config.replicas)[1]
 
     def touching(self, port: int, output: bool) -> np.ndarray:
         """The tasks that touch a port, in order."""
         return self.template.touching(port, output, self.config.replicas)
-
-    def private_adding(self, local: int, adds: Sequence[bool]) -> int:
-        """The private bytes of a task that adds to some of its results."""
-        return self.template.parts[local // self.config.replicas].body(tuple(adds)).private_bytes
 
     def task(self, number: int, local: int, buffers: Sequence[int], adds: Sequence[bool]) -> Task:
         """The task written out; buffers by port, -1 where a port is not touched."""
@@ -68,17 +65,20 @@ class StepInstance:
 
 
 @dataclass(frozen=True, eq=False)
-class FlowInstance:
-    """A version of a region between instances of steps; procs[slot of the version] is a processor.
+class FlowTemplate:
+    """A version of a region between steps of these templates and Configs, wherever in a program they stand.
 
-    port_step, port_task, port_number   for each port of the version the slot of its step, its task there, and which
-                                        input or output of the step it is; PATTERN and HOST stand for the version's own
-                                        transfers and for the host
+    procs[slot of the version] is a processor. Of each port of the version:
+    port_step     which of the steps that the flow touches it is, in the sequence of `touched`
+    port_task, port_number   its task there, and which input or output of the step it is
+    PATTERN and HOST stand for the version's own transfers and for the host.
     """
 
-    flow: Flow
     version: Version
     procs: tuple[int, ...]
+    role: str
+    dtype: str
+    is_made: bool
     port_step: np.ndarray
     port_task: np.ndarray
     port_number: np.ndarray
@@ -94,42 +94,30 @@ class FlowInstance:
     @cached_property
     def reading(self) -> slice:
         """The ports that read, the host's among them."""
-        begin = self.num_tasks + (len(self.version.made) if self.flow.producers else 0)
+        begin = self.num_tasks + (len(self.version.made) if self.is_made else 0)
         return slice(begin, begin + len(self.version.located))
 
     @property
     def writing(self) -> slice:
         """The ports that write what was made: the producers', or those that overwrite what is carried."""
-        return slice(len(self.version.made)) if self.flow.producers else slice(self.reading.stop, None)
-
-    def touches(self, ports: slice) -> Iterator[tuple[int, int, int]]:
-        """(slot, task, which input or output of the step) of each of these ports."""
-        return zip(*(a[ports].tolist() for a in (self.port_step, self.port_task, self.port_number)), strict=True)
+        return slice(len(self.version.made)) if self.is_made else slice(self.reading.stop, None)
 
     @cached_property
     def outlives(self) -> np.ndarray:
         """bool: the buffers that outlive the step: sources of carried and input regions, and what the host reads."""
-        if self.flow.role == "output":
+        if self.role == "output":
             return np.arange(self.num_buffers) == self.version.located[-1]
-        return self.version.are_sources & bool(self.flow.role)
+        return self.version.are_sources & bool(self.role)
 
     @cached_property
     def first(self) -> np.ndarray:
         """The port that begins each buffer's life, -1 for what outlives the step."""
         return np.where(self.outlives, -1, self.version.first)
 
-    @property
-    def kinds(self) -> np.ndarray:
-        return self.version.kinds
-
     @cached_property
     def keys(self) -> tuple[CostKey, ...]:
+        """What each transfer costs."""
         return tuple([p.key for p in self.version.patterns])
-
-    @cached_property
-    def private(self) -> np.ndarray:
-        """Transfers need no memory of their own: staging is among the buffers."""
-        return np.zeros(self.num_tasks, dtype=np.int64)
 
     @cached_property
     def lanes(self) -> tuple[np.ndarray, np.ndarray]:
@@ -143,7 +131,7 @@ class FlowInstance:
 
     @cached_property
     def buffer_bytes(self) -> np.ndarray:
-        return round_up(self.version.volumes * np.dtype(self.flow.dtype).itemsize)
+        return round_up(self.version.volumes * np.dtype(self.dtype).itemsize)
 
     @cached_property
     def _procs(self) -> np.ndarray:
@@ -151,17 +139,79 @@ class FlowInstance:
 
     @cached_property
     def strided(self) -> list[tuple[tuple[int, int], int, tuple[int, ...]]]:
-        """((slot, task), input port, shape of the array) wherever a step reads an array in strides."""
+        """((step, task), input port, shape of the array) wherever a step reads an array in strides."""
         if not self.version.is_strided:
             return []
-        seen = zip(self.touches(self.reading), self.version.frames, strict=True)
+        ports = zip(*(a[self.reading].tolist() for a in (self.port_step, self.port_task, self.port_number)))
+        seen = zip(ports, self.version.frames, strict=True)
         return [((step, task), port, frame) for (step, task, port), frame in seen if frame is not None and step >= 0]
+
+    @cached_property
+    def adding(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Step, task and output port wherever a step adds to what is there already."""
+        at = np.flatnonzero(self.version.adds) if self.version.is_sum and self.is_made else NONE
+        return self.port_step[at], self.port_task[at], self.port_number[at]
+
+
+@dataclass(frozen=True, eq=False)
+class FlowInstance:
+    """A flow between instances of steps, and the slots of these, in the sequence of `touched`."""
+
+    flow: Flow
+    template: FlowTemplate
+    slots: tuple[int, ...]
+
+    @property
+    def version(self) -> Version:
+        return self.template.version
+
+    @property
+    def procs(self) -> tuple[int, ...]:
+        return self.template.procs
+
+    @property
+    def num_tasks(self) -> int:
+        return len(self.template.version.patterns)
+
+    @property
+    def num_buffers(self) -> int:
+        return len(self.template.version.instances)
+
+    @property
+    def lanes(self) -> tuple[np.ndarray, np.ndarray]:
+        """How many lanes each transfer occupies, and which."""
+        return self.template.lanes
+
+    @property
+    def keys(self) -> tuple[CostKey, ...]:
+        """What each transfer costs."""
+        return self.template.keys
+
+    @property
+    def port_task(self) -> np.ndarray:
+        """The task of each port in its step."""
+        return self.template.port_task
+
+    @property
+    def port_step(self) -> np.ndarray:
+        """The slot of each port's step, or PATTERN or HOST."""
+        return np.array([*self.slots, HOST, PATTERN])[self.template.port_step]
+
+    def touches(self, ports: slice) -> Iterator[tuple[int, int, int]]:
+        """(slot, task, which input or output of the step) of each of these ports."""
+        rows = (self.port_step, self.template.port_task, self.template.port_number)
+        return zip(*(row[ports].tolist() for row in rows), strict=True)
+
+    @cached_property
+    def strided(self) -> list[tuple[tuple[int, int], int, tuple[int, ...]]]:
+        """((slot, task), input port, shape of the array) wherever a step reads an array in strides."""
+        return [((self.slots[step], task), port, frame) for (step, task), port, frame in self.template.strided]
 
     @cached_property
     def slot(self) -> int:
         """The slot that the transfers follow: the last producer's, or the one before the first reader's."""
-        of_producers = (slot for slot, _ in self.flow.producers)
-        return max(of_producers, default=min((slot for slot, _ in self.flow.readers), default=0) - 1)
+        of_producers = [slot for slot, _ in self.flow.producers]
+        return max(of_producers, default=min([slot for slot, _ in self.flow.readers], default=0) - 1)
 
     def task(self, number: int, local: int, first_buffer: int) -> Task:
         """The transfer written out."""
@@ -171,28 +221,39 @@ class FlowInstance:
     def buffer(self, local: int) -> Buffer:
         """The buffer written out."""
         instance = self.version.instances[local]
-        role = self.flow.role if self.outlives[local] else ""
+        role = self.flow.role if self.template.outlives[local] else ""
         return Buffer(self.flow.region, instance.box, self.flow.dtype, self.procs[instance.proc], role)
 
 
-def flow_instance(flow: Flow, version: Version, procs: tuple[int, ...], steps: Sequence[StepInstance]) -> FlowInstance:
+def touched(flow: Flow) -> tuple[int, ...]:
+    """The slots of the steps that a flow touches, each once: as they make it, read it and write it anew."""
+    return tuple(dict.fromkeys([slot for slot, _ in (*flow.producers, *flow.readers, *flow.overwriters)]))
+
+
+def flow_template(flow: Flow, version: Version, procs: tuple[int, ...], steps: Sequence[StepInstance]) -> FlowTemplate:
     """Find the task of each port of a version."""
+    place = {slot: n for n, slot in enumerate(touched(flow))}
 
     def ports(of: Sequence[tuple[int, int]], output: bool) -> list[tuple[int, int, np.ndarray]]:
-        return [(slot, port, steps[slot].touching(port, output)) for slot, port in of]
+        return [(place[slot], port, steps[slot].touching(port, output)) for slot, port in of]
 
     made = ports(flow.producers, True)
     transfers = (PATTERN, 0, np.arange(len(version.patterns)))
     host = [(HOST, 0, np.zeros(1, dtype=np.int64))] if flow.role == "output" else []
     rows = [*made, transfers, *ports(flow.readers, False), *host, *ports(flow.overwriters, True)]
     sizes = [len(tasks) for _, _, tasks in rows]
-    step, number = (np.repeat([row[n] for row in rows], sizes) for n in (0, 1))
+    step, number = np.repeat([row[:2] for row in rows], sizes, axis=0).T
     task = np.concatenate([tasks for _, _, tasks in rows])
-    if len({slot for slot, _ in flow.producers}) == len(flow.producers):
-        return FlowInstance(flow, version, procs, step, task, number)
-    order = np.arange(len(task))
-    # A step that makes one region through several ports does so part by part, as its tasks follow each other.
-    first = sum(sizes[: len(made)])
-    part = task[:first] // np.array([steps[slot].config.replicas for slot in step[:first]], dtype=np.int64)
-    order[:first] = np.lexsort((task[:first], number[:first], part, step[:first]))
-    return FlowInstance(flow, version, procs, step[order], task[order], number[order])
+    if len({slot for slot, _ in flow.producers}) < len(flow.producers):
+        # A step that makes one region through several ports does so part by part, as its tasks follow each other.
+        first, order = sum(sizes[: len(made)]), np.arange(len(task))
+        replicas = np.array([steps[slot].config.replicas for slot in place], dtype=np.int64)
+        part = task[:first] // replicas[step[:first]]
+        order[:first] = np.lexsort((task[:first], number[:first], part, step[:first]))
+        step, task, number = step[order], task[order], number[order]
+    return FlowTemplate(version, procs, flow.role, flow.dtype, bool(flow.producers), step, task, number)
+
+
+def flow_instance(flow: Flow, version: Version, procs: tuple[int, ...], steps: Sequence[StepInstance]) -> FlowInstance:
+    """A flow of its own, whose template nobody shares."""
+    return FlowInstance(flow, flow_template(flow, version, procs, steps), touched(flow))

@@ -8,14 +8,15 @@ It does not know time: the order of tasks is the simulator's affair.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 
 from castile.planner import passes, samples
 from castile.planner.compose import compose
 from castile.planner.graph import Graph, Node
-from castile.planner.instances import FlowInstance, StepInstance, flow_instance
+from castile.planner.instances import FlowInstance, FlowTemplate, StepInstance, flow_template
+from castile.planner.kinds import Kinds
 from castile.planner.op import find
 from castile.planner.program import Flow, Program, Step, update_name
 from castile.planner.strategy import Config, Strategy, check, parts
@@ -56,6 +57,9 @@ class Lowering:
         self._homes: dict[tuple, Config] = {}
         self._steps: dict[tuple[int, int, int], StepInstance] = {}
         self._flows: dict[tuple[int, int, tuple[int, ...]], FlowInstance] = {}
+        self._kinds: dict[int, Kinds] = {}
+        self._kind_numbers: dict[Hashable, int] = {}
+        self._flow_templates: dict[tuple[int, tuple[int, ...]], FlowTemplate] = {}
 
     def program(self, strategy: Strategy) -> Program:
         """The passes that a strategy asks for."""
@@ -107,44 +111,66 @@ class Lowering:
 
     def lower(self, strategy: Strategy) -> TaskGraph:
         """The task graph of a plan. Raises ValueError in one sentence where the plan does not fit graph and machine."""
+        with uncollected():
+            return compose(*self.instances(strategy), self.machine.num_procs)
+
+    def instances(self, strategy: Strategy) -> tuple[list[StepInstance], list[FlowInstance]]:
+        """A plan's instances, steps by slot, and flows by number. Raises ValueError as `lower` does."""
         check(strategy, self.names, self.graph, self.machine)
         program, configs = self.program(strategy), self.configs(strategy)
         if len(self._flows) > KEPT:
             self._steps.clear()
             self._flows.clear()
-        numbers = {name: self._numbers.setdefault(config, len(self._numbers)) for name, config in configs.items()}
-        with _uncollected():
-            steps = self._step_instances(program, configs, numbers)
-            flows = self._flow_instances(program, configs, numbers, steps)
-            return compose(steps, flows, self.machine.num_procs)
+            self._flow_templates.clear()
+        return self.instances_of(program, configs, {name: self.number(config) for name, config in configs.items()})
+
+    def number(self, config: Config) -> int:
+        """The same for equal Configs."""
+        return self._numbers.setdefault(config, len(self._numbers))
+
+    def instances_of(
+        self, program: Program, configs: dict[str, Config], numbers: dict[str, int]
+    ) -> tuple[list[StepInstance], list[FlowInstance]]:
+        """The instances of a program whose nodes have these Configs, and numbers of them."""
+        steps = self._step_instances(program, configs, numbers)
+        return steps, self._flow_instances(program, configs, numbers, steps)
 
     def _step_instances(
         self, program: Program, configs: dict[str, Config], numbers: dict[str, int]
     ) -> list[StepInstance]:
-        dtypes = program.dtypes.__getitem__
+        dtypes, known, name_of = program.dtypes.__getitem__, self._steps, id(program)
         instances = []
         for step in program.steps:
             name = step.node.name
-            key = (id(program), step.slot, numbers[name])
-            if key not in self._steps:
+            key = (name_of, step.slot, numbers[name])
+            found = known.get(key)
+            if found is None:
                 _check_micro(step, configs[name])
                 template = self.templates.get(step, configs[name].split, dtypes)
-                self._steps[key] = StepInstance(step, template, configs[name])
-            instances.append(self._steps[key])
+                found = known[key] = StepInstance(step, template, configs[name])
+            instances.append(found)
         return instances
 
     def _flow_instances(
         self, program: Program, configs: dict[str, Config], numbers: dict[str, int], steps: Sequence[StepInstance]
     ) -> list[FlowInstance]:
+        if id(program) not in self._kinds:
+            self._kinds[id(program)] = Kinds(program, self.templates, self._kind_numbers)
+        kinds, known, templates, name_of = self._kinds[id(program)], self._flows, self._flow_templates, id(program)
         instances = []
-        for number, (flow, users) in enumerate(zip(program.flows, program.users, strict=True)):
-            key = (id(program), number, tuple(numbers[name] for name in users))
-            if key not in self._flows:
-                self._flows[key] = self._flow_instance(flow, configs, steps)
-            instances.append(self._flows[key])
+        for number, flow in enumerate(program.flows):
+            chosen = kinds.of_users[number](numbers)
+            key = (name_of, number, chosen)
+            found = known.get(key)
+            if found is None:
+                alike = (kinds.flow[number], chosen)
+                if alike not in templates:
+                    templates[alike] = self._flow_template(flow, configs, steps)
+                found = known[key] = FlowInstance(flow, templates[alike], kinds.slots[number])
+            instances.append(found)
         return instances
 
-    def _flow_instance(self, flow: Flow, configs: dict[str, Config], steps: Sequence[StepInstance]) -> FlowInstance:
+    def _flow_template(self, flow: Flow, configs: dict[str, Config], steps: Sequence[StepInstance]) -> FlowTemplate:
         made = [_placed(steps[slot], port, True) for slot, port in flow.producers]
         read = [_placed(steps[slot], port, False) for slot, port in flow.readers]
         if flow.role == "output":
@@ -152,18 +178,24 @@ class Lowering:
         if flow.home is not None:
             made = [_at_home(flow, configs)]
         version, procs = self._versions.get(flow, made, read)
-        return flow_instance(flow, version, procs, steps)
+        return flow_template(flow, version, procs, steps)
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """No garbage is looked for: all that is made here stays, and to look at it again and again takes half the time."""
+def uncollected() -> Iterator[None]:
+    """No garbage is looked for: all that is made here stays, and to look at it again and again takes half the time.
+
+    Nor when this ends: what was made goes to the oldest generation unseen (`gc.freeze` and back).
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if was_enabled:
+            if gc.get_freeze_count() == 0:
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 

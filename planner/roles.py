@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from castile.planner.collapse import _mixed, _sums
-from castile.planner.instances import HOST, PATTERN, FlowInstance, StepInstance
+from castile.planner.instances import HOST, FlowInstance, FlowTemplate, StepInstance
 from castile.planner.lower import KEPT
 from castile.runtime.task import NUM_LANES, CostKey, Kind
 
@@ -111,7 +111,7 @@ class Shapes:
         count, every = step.num_tasks, np.arange(step.num_tasks)
         lane = step.lanes
         numbers: dict[int, int] = {}
-        recordings = [numbers.setdefault(id(p.recording), len(numbers)) for p in step.template.parts]
+        recordings = [numbers.setdefault(id(p.work.recording), len(numbers)) for p in step.template.parts]
         return Shape(
             step, len(self._made), count, np.zeros(count, np.int64), every, np.full(count, int(Kind.COMPUTE)),
             self._numbered(step.template.keys[0])[step.costs], step.private, np.zeros(count, np.uint64),
@@ -119,23 +119,19 @@ class Shapes:
         )  # fmt: skip
 
     def _block(self, flow: FlowInstance, steps: Sequence[Block]) -> Block:
-        rows = (*flow.flow.producers, (PATTERN, 0), *flow.flow.readers, (HOST, 0), *flow.flow.overwriters)
-        rels = {slot: n for n, slot in enumerate(dict.fromkeys(slot for slot, _ in rows if slot >= 0), 1)}
-        shapes = [steps[slot].shape for slot in rels]
-        ports = tuple((rels.get(slot, slot), port) for slot, port in rows)
+        shapes = [steps[slot].shape for slot in flow.slots]
         # A version and its processors say all of the transfers and buffers, shapes and ports all of what touches them.
-        key = (id(flow.version), flow.procs, flow.flow.role, tuple(s.number for s in shapes), ports)
+        key = (flow.template, tuple([s.number for s in shapes]))
         if key not in self._made:
-            self._made[key] = self._flow(flow, rels, shapes)
-        return Block(self._made[key], tuple(rels))
+            self._made[key] = self._flow(flow, shapes)
+        return Block(self._made[key], flow.slots)
 
-    def _flow(self, flow: FlowInstance, rels: dict[int, int], steps: Sequence[Shape]) -> Shape:
-        rel = np.full(max(rels, default=0) + 1, 0)
-        rel[list(rels)] = list(rels.values())
-        is_port = flow.port_step != HOST
-        port_rel = np.where(flow.port_step >= 0, rel[np.maximum(flow.port_step, 0)], 0)
+    def _flow(self, flow: FlowInstance, steps: Sequence[Shape]) -> Shape:
+        template = flow.template
+        is_port = template.port_step != HOST
+        port_rel = np.maximum(template.port_step + 1, 0)
         stride = max([flow.num_tasks, *(s.own for s in steps)]) + 1
-        named, inverse = np.unique((port_rel * stride + flow.port_task)[is_port], return_inverse=True)
+        named, inverse = np.unique((port_rel * stride + template.port_task)[is_port], return_inverse=True)
         # port -1 stands for no port, as the host's do
         node = np.full(len(is_port) + 1, -1)
         node[:-1][is_port] = inverse
@@ -145,12 +141,12 @@ class Shapes:
         pairs = np.unique((after * len(named) + before)[(before >= 0) & (after >= 0) & (before != after)])
         use_node, use_buffer = node[flow.version.touched[:, 0]], flow.version.touched[:, 1]
         lanes = self._flow_lanes(flow, steps, node_rel, task)
-        ported, adding, strided, adds = self._marks(flow, steps, rel, node, node_rel, task)
+        ported, adding, strided, adds = self._marks(template, steps, node, node_rel, task)
         return Shape(
-            flow, len(self._made), flow.num_tasks, node_rel, task, flow.kinds.astype(np.int64),
-            self._numbered(flow.keys), flow.private, ported, adding, *lanes, tuple(s.number for s in steps),
-            pairs % max(1, len(named)), pairs // max(1, len(named)),
-            flow.buffer_procs, flow.buffer_bytes, node[flow.first],
+            flow, len(self._made), flow.num_tasks, node_rel, task, flow.version.kinds.astype(np.int64),
+            self._numbered(flow.keys), np.zeros(flow.num_tasks, np.int64), ported, adding, *lanes,
+            tuple(s.number for s in steps), pairs % max(1, len(named)), pairs // max(1, len(named)),
+            template.buffer_procs, template.buffer_bytes, node[template.first],
             use_node[use_node >= 0], use_buffer[use_node >= 0], strided, adds,
         )  # fmt: skip
 
@@ -169,9 +165,8 @@ class Shapes:
         return np.concatenate(nodes), np.concatenate(lanes), np.concatenate(nths)
 
     def _marks(
-        self, flow: FlowInstance, steps: Sequence[Shape], rel: np.ndarray, node: np.ndarray, node_rel: np.ndarray,
-        task: np.ndarray,
-    ) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int, tuple[int, ...]]], list[tuple[int, int]]]:  # fmt: skip
+        self, flow: FlowTemplate, steps: Sequence[Shape], node: np.ndarray, node_rel: np.ndarray, task: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int, tuple[int, ...]]], list[tuple[int, int]]]:
         """By which ports steps' tasks are touched, where they read in strides, and where they add."""
         step_ports = np.flatnonzero(flow.port_step >= 0)
         place = np.searchsorted([flow.reading.start, flow.reading.stop], step_ports, side="right")
@@ -179,11 +174,11 @@ class Shapes:
         ported = _sums(len(node_rel), node[step_ports], marks)
         frames: dict[tuple[int, ...], int] = {}
         named = {(r, t): n for n, (r, t) in enumerate(zip(node_rel.tolist(), task.tolist()))} if flow.strided else {}
-        strided = [(named[int(rel[slot]), t], port, frame) for (slot, t), port, frame in flow.strided]
+        strided = [(named[step + 1, t], port, frame) for (step, t), port, frame in flow.strided]
         rows = [(n, port, frames.setdefault(frame, len(frames) + 3)) for n, port, frame in strided]
         at, port, frame = np.array(rows, np.int64).reshape(-1, 3).T
         ported += _sums(len(node_rel), at, _mixed(port, frame))
-        at = np.flatnonzero(flow.version.adds) if flow.flow.producers else _none()
+        at = np.flatnonzero(flow.version.adds) if flow.is_made else _none()
         adds = list(zip(node[at].tolist(), flow.port_number[at].tolist()))
         recording = [steps[node_rel[n] - 1].adding[task[n]] for n, _ in adds]
         adding = _sums(len(node_rel), node[at], _mixed(flow.port_number[at], np.array(recording, np.uint64)))

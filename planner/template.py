@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -23,35 +23,50 @@ from castile.runtime.region import Box
 from castile.runtime.task import Body, CostKey
 
 Bodies = dict[tuple[bool, ...], Body]
+Cuts = tuple[tuple[str, int], ...]
+Frames = tuple[tuple[int, tuple[int, ...]], ...]  # input ports, and the shapes of arrays that they read in strides
 
 
 @dataclass(frozen=True, eq=False)
-class PartTemplate:
-    """One part: the box of each port (None: not touched), inputs then outputs, its cost and its recorded body.
+class Work:
+    """What parts that compute alike have in common: their cost, what they record, and which ports they touch.
 
-    bodies   those made of the recording, which parts that share it have in common
+    bodies   those made of the recording, which works that share it have in common
     """
 
-    inputs: tuple[Box | None, ...]
-    outputs: tuple[Box | None, ...]
     key: CostKey
     recording: Recording
     bodies: Bodies
-    strided: dict[tuple[tuple[int, tuple[int, ...]], ...], CostKey] = field(default_factory=dict)
+    touched: tuple[bool, ...]
+    strided: dict[Frames, CostKey] = field(default_factory=dict)
 
-    def strided_key(self, frames: tuple[tuple[int, tuple[int, ...]], ...]) -> CostKey:
-        """The cost where input ports are read in strides out of arrays of these shapes: (port, shape) each."""
-        if frames not in self.strided:
+
+class PartTemplate(NamedTuple):
+    """One part: the box of each port (None: not touched), inputs then outputs, and its work."""
+
+    inputs: tuple[Box | None, ...]
+    outputs: tuple[Box | None, ...]
+    work: Work
+
+    @property
+    def key(self) -> CostKey:
+        return self.work.key
+
+    def strided_key(self, frames: Frames) -> CostKey:
+        """The cost where input ports are read in strides out of arrays of these shapes."""
+        known = self.work.strided
+        if frames not in known:
             touched = [n for n, box in enumerate(self.inputs) if box is not None]
-            self.strided[frames] = self.key.strided({touched.index(port): shape for port, shape in frames})
-        return self.strided[frames]
+            known[frames] = self.key.strided({touched.index(port): shape for port, shape in frames})
+        return known[frames]
 
     def body(self, adds: tuple[bool, ...]) -> Body:
         """The kernel calls, where output port j is added to where adds[j]."""
-        made = tuple(a for a, box in zip(adds, self.outputs, strict=True) if box is not None)
-        if made not in self.bodies:
-            self.bodies[made] = self.recording.body(made)
-        return self.bodies[made]
+        bodies = self.work.bodies
+        made = tuple([a for a, box in zip(adds, self.outputs, strict=True) if box is not None])
+        if made not in bodies:
+            bodies[made] = self.work.recording.body(made)
+        return bodies[made]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,12 +89,16 @@ class StepTemplate:
     def _boxes(self) -> dict[tuple[int, bool], tuple[Box | None, ...]]:
         return {}
 
+    def private_adding(self, adds: tuple[bool, ...]) -> np.ndarray:
+        """The private bytes of each part where output port j is added to if adds[j]."""
+        if adds not in self._private:
+            found = {p.work: p.body(adds).private_bytes for p in {p.work: p for p in self.parts}.values()}
+            self._private[adds] = np.array([found[p.work] for p in self.parts])
+        return self._private[adds]
+
     @cached_property
-    def private(self) -> np.ndarray:
-        """The private bytes of each part where nothing is added up."""
-        alone = (False,) * len(self.parts[0].outputs)
-        made = {id(p.bodies): p.body(alone).private_bytes for p in {id(p.bodies): p for p in self.parts}.values()}
-        return np.array([made[id(p.bodies)] for p in self.parts])
+    def _private(self) -> dict[tuple[bool, ...], np.ndarray]:
+        return {}
 
     def touching(self, port: int, output: bool, replicas: int) -> np.ndarray:
         """The tasks that touch a port when each part has that many replicas, in order."""
@@ -93,34 +112,67 @@ class StepTemplate:
     def _touching(self) -> dict[tuple[int, bool, int], np.ndarray]:
         return {}
 
+    def of_tasks(self, replicas: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of the tasks when each part has that many replicas the numbers of their cost keys, and their private bytes
+        where nothing is added up.
+        """
+        if replicas not in self._of_tasks:
+            alone = self.private_adding((False,) * len(self.parts[0].outputs))
+            self._of_tasks[replicas] = np.repeat(self.keys[1], replicas), np.repeat(alone, replicas)
+        return self._of_tasks[replicas]
+
+    @cached_property
+    def _of_tasks(self) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        return {}
+
     @cached_property
     def keys(self) -> tuple[tuple[CostKey, ...], np.ndarray]:
         """The distinct cost keys and the number of each part's."""
-        distinct = {key: n for n, key in enumerate(dict.fromkeys(p.key for p in self.parts))}
-        return tuple(distinct), np.array([distinct[p.key] for p in self.parts], dtype=np.int64)
+        distinct: dict[CostKey, int] = {}
+        numbers = {work: distinct.setdefault(work.key, len(distinct)) for work in {p.work: None for p in self.parts}}
+        return tuple(distinct), np.array([numbers[p.work] for p in self.parts], dtype=np.int64)
 
 
 class Templates:
     """The templates made so far; a search shares one of these over all its proposals."""
 
     def __init__(self) -> None:
-        self._made: dict[object, StepTemplate] = {}
+        self._made: dict[tuple[int, Cuts], StepTemplate] = {}
         self._pieces: dict[object, Pieces] = {}
+        self._numbers: dict[object, int] = {}
+        # by identity, each with what keeps its identity its own
+        self._nodes: dict[int, tuple[Node, int]] = {}
+        self._steps: dict[int, tuple[Step, int, Micro]] = {}
 
     def get(self, step: Step, split: dict[str, int], dtypes: Callable[[str], str]) -> StepTemplate:
         """The template of a step under a split; dtypes(region) names what a region's elements are."""
-        a = step.node.alignment
-        ports = tuple((p.role, p.index, dtypes(p.region)) for p in (*step.inputs, *step.outputs))
-        cuts = tuple(sorted((axis, d) for axis, d in split.items() if d > 1))
-        # where a body does not ask which piece it is, all microbatches are alike
-        micro = step.micro if "at" in step.node.op.asks(step.which) else Micro(0, step.micro.count)
-        node = (step.node.op, tuple(a.extents.items()), a.operands, a.results, step.axis, cuts)
-        key = (node, step.which, micro, tuple(p.cut for p in (*step.inputs, *step.outputs)), ports)
+        cuts = tuple(sorted([(axis, d) for axis, d in split.items() if d > 1]))
+        key = (self.kind(step, dtypes), cuts)
         if key not in self._made:
-            if (node, micro) not in self._pieces:
-                self._pieces[node, micro] = Pieces(step.node, split, step.axis, micro)
-            self._made[key] = StepTemplate(_Draft(step, self._pieces[node, micro], dtypes).parts())
+            micro = self._steps[id(step)][2]
+            pieces = (self.node_kind(step.node), step.axis, micro, cuts)
+            if pieces not in self._pieces:
+                self._pieces[pieces] = Pieces(step.node, split, step.axis, micro)
+            self._made[key] = StepTemplate(_Draft(step, self._pieces[pieces], dtypes).parts())
         return self._made[key]
+
+    def kind(self, step: Step, dtypes: Callable[[str], str]) -> int:
+        """The same number for steps that have the same template under every split."""
+        if id(step) not in self._steps:
+            # where a body does not ask which piece it is, all microbatches are alike
+            micro = step.micro if "at" in step.node.op.asks(step.which) else Micro(0, step.micro.count)
+            ports = tuple([(p.role, p.index, dtypes(p.region), p.cut) for p in (*step.inputs, *step.outputs)])
+            key = (self.node_kind(step.node), step.which, step.axis, micro, ports)
+            self._steps[id(step)] = step, self._numbers.setdefault(key, len(self._numbers)), micro
+        return self._steps[id(step)][1]
+
+    def node_kind(self, node: Node) -> int:
+        """The same number for nodes of the same operator and shapes."""
+        if id(node) not in self._nodes:
+            a = node.alignment
+            key = (node.op, tuple(a.extents.items()), a.operands, a.results)
+            self._nodes[id(node)] = node, self._numbers.setdefault(key, len(self._numbers))
+        return self._nodes[id(node)][1]
 
 
 Result = TypeVar("Result")
@@ -165,18 +217,39 @@ class Pieces:
     """The parts of a node under a split, in one microbatch, and what they touch: alike for all its passes."""
 
     def __init__(self, node: Node, split: Mapping[str, int], axis: str, micro: Micro) -> None:
-        self.axis, self.count = axis, micro.count
+        self.node, self.axis, self.count = node, axis, micro.count
         self.parts = parts(node, split, axis, (micro.number, micro.count))
-        self._boxes: dict[tuple[bool, int], list[Box]] = {}
+        self.lengths = [tuple([hi - lo for lo, hi in part.ranges.values()]) for part in self.parts]
+        self._boxes: dict[tuple[bool, int], tuple[list[Box], list[tuple[int, ...]]]] = {}
 
-    def boxes(self, port: Port) -> list[Box]:
-        """What each part touches of a port's region; one that holds one microbatch begins where that begins."""
+    def boxes(self, port: Port) -> tuple[list[Box], list[tuple[int, ...]]]:
+        """What each part touches of a port's region, and its shape; one that holds one microbatch begins where that
+        begins.
+        """
         key = (port.role in ("x", "dx"), port.index)
         if key not in self._boxes:
-            found: Shared[Box] = Shared(lambda part: part.reads(key[1]) if key[0] else part.writes(key[1]))
-            self._boxes[key] = [found.of(part) for part in self.parts]
-        boxes = self._boxes[key]
-        return boxes if port.cut is None else [self._moved(*each, port.cut, key) for each in zip(self.parts, boxes)]
+            boxes = self._find(*key)
+            self._boxes[key] = boxes, [box.shape for box in boxes]
+        boxes, shapes = self._boxes[key]
+        if port.cut is None:
+            return boxes, shapes
+        return [self._moved(*each, port.cut, key) for each in zip(self.parts, boxes)], shapes
+
+    def _find(self, is_operand: bool, index: int) -> list[Box]:
+        node = self.node
+        if is_operand and type(node.op).reads is not Op.reads:
+            found: Shared[Box] = Shared(lambda part: part.reads(index))
+            return [found.of(part) for part in self.parts]
+        operand = (node.alignment.operands if is_operand else node.alignment.results)[index]
+        axes = tuple(dict.fromkeys([dim[0] for dim in operand.dims if dim]))
+        known: dict[tuple[tuple[int, int], ...], Box] = {}
+        boxes = []
+        for part in self.parts:
+            ranges = tuple([part.ranges[axis] for axis in axes])
+            if ranges not in known:
+                known[ranges] = part.shard(operand)
+            boxes.append(known[ranges])
+        return boxes
 
     def _moved(self, part: Part, box: Box, cut: int, key: tuple[bool, int]) -> Box:
         a = part.alignment
@@ -193,47 +266,49 @@ class _Draft:
 
     def __init__(self, step: Step, pieces: Pieces, dtypes: Callable[[str], str]) -> None:
         self.step, self.pieces = step, pieces
-        self.ports = (*step.inputs, *step.outputs)
-        self.dtypes = [dtypes(port.region) for port in self.ports]
-        self._recordings: dict[tuple[Spec, ...], Shared[tuple[Recording, Bodies]]] = {}
+        self.dtypes = [dtypes(port.region) for port in (*step.inputs, *step.outputs)]
+        self._has_own_flops = type(step.node.op).flops is not Op.flops
+        self._recordings: dict[tuple[tuple[int, ...], ...], Shared[tuple[Recording, Bodies]]] = {}
         self._flops: dict[tuple[int, ...], float] = {}
-        self._keys: dict[object, CostKey] = {}
+        self._works: dict[object, Work] = {}
 
     def parts(self) -> tuple[PartTemplate, ...]:
-        rows = zip(*(self.pieces.boxes(port) for port in self.ports), strict=True)
-        return tuple([self._part(part, boxes) for part, boxes in zip(self.pieces.parts, rows, strict=True)])
+        step, pieces = self.step, self.pieces
+        boxes, shapes = zip(*[pieces.boxes(port) for port in (*step.inputs, *step.outputs)], strict=True)
+        rows = zip(pieces.parts, zip(*boxes, strict=True), zip(*shapes, strict=True), pieces.lengths, strict=True)
+        return tuple([self._part(*row) for row in rows])
 
-    def _part(self, part: Part, boxes: Sequence[Box]) -> PartTemplate:
+    def _part(
+        self, part: Part, boxes: tuple[Box, ...], shapes: tuple[tuple[int, ...], ...], lengths: tuple[int, ...]
+    ) -> PartTemplate:
+        num_inputs, flops = len(self.step.inputs), self._work(part, lengths)
+        given = shapes[:num_inputs]
+        if given not in self._recordings:
+            specs = tuple(map(Spec, given, self.dtypes))
+            self._recordings[given] = Shared(lambda like: (_record(self.step, like, specs), {}))
+        recording, bodies = self._recordings[given].of(part)
+        known = (shapes, flops, id(bodies))
+        if known not in self._works:
+            self._works[known] = self._common(recording, bodies, shapes, flops)
+        work = self._works[known]
+        if not all(work.touched):
+            boxes = tuple([box if touched else None for box, touched in zip(boxes, work.touched)])  # type: ignore[misc]
+        return PartTemplate(boxes[:num_inputs], boxes[num_inputs:], work)
+
+    def _common(self, recording: Recording, bodies: Bodies, shapes: tuple[tuple[int, ...], ...], flops: float) -> Work:
         step, num_inputs = self.step, len(self.step.inputs)
-        shapes = tuple([box.shape for box in boxes])
-        specs = tuple(map(Spec, shapes[:num_inputs], self.dtypes))
-        if specs not in self._recordings:
-            self._recordings[specs] = Shared(lambda like: (_record(step, like, specs), {}))
-        recording, bodies = self._recordings[specs].of(part)
         wanted = _wanted(step, recording)
         for shape, spec, port in zip(shapes[num_inputs:], wanted, step.outputs, strict=True):
             assert spec is None or spec.shape == shape, f"{step.name}: {port} is {spec}, its box has shape {shape}"
-        inputs = tuple([box if i in recording.reads else None for i, box in enumerate(boxes[:num_inputs])])
-        outputs = tuple(
-            [box if spec is not None else None for box, spec in zip(boxes[num_inputs:], wanted, strict=True)]
-        )
-        touched = tuple([box is not None for box in (*inputs, *outputs)])
-        return PartTemplate(inputs, outputs, self._key(part, touched, shapes), recording, bodies)
+        touched = (*(i in recording.reads for i in range(num_inputs)), *(spec is not None for spec in wanted))
+        rows = [(s, d) for s, d, t in zip(shapes, self.dtypes, touched, strict=True) if t]
+        return Work(_cost_key(step, rows, flops, self.dtypes), recording, bodies, touched)
 
-    def _key(self, part: Part, touched: tuple[bool, ...], shapes: tuple[tuple[int, ...], ...]) -> CostKey:
-        known = (touched, shapes, flops := self._work(part))
-        if known not in self._keys:
-            rows = zip(shapes, self.dtypes, touched, strict=True)
-            self._keys[known] = _cost_key(self.step, [(s, d) for s, d, t in rows if t], flops, self.dtypes)
-        return self._keys[known]
-
-    def _work(self, part: Part) -> float:
-        op = self.step.node.op
-        if type(op).flops is not Op.flops:
-            return op.flops(self.step.which, part)
-        lengths = tuple([hi - lo for lo, hi in part.ranges.values()])
+    def _work(self, part: Part, lengths: tuple[int, ...]) -> float:
+        if self._has_own_flops:
+            return self.step.node.op.flops(self.step.which, part)
         if lengths not in self._flops:
-            self._flops[lengths] = op.flops(self.step.which, part)
+            self._flops[lengths] = self.step.node.op.flops(self.step.which, part)
         return self._flops[lengths]
 
 

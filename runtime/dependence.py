@@ -51,7 +51,7 @@ class Contribution:
     procs: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Version:
     """The analysis of one version; ports are numbered producers, patterns, readers, overwriters in one row.
 

@@ -1,0 +1,50 @@
+"""Kinds: which steps and flows of a program are alike, so that what is made for one serves all.
+
+It does not know strategies: flows of one kind are lowered alike where their users' Configs are equal one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from operator import itemgetter
+
+from castile.planner.instances import touched
+from castile.planner.program import Flow, Program
+from castile.planner.template import Templates
+
+
+class Kinds:
+    """The kinds of a program's steps and flows, by slot and by number.
+
+    slots      the steps that each flow touches
+    of_users   for each flow what picks its users' numbers out of those of all nodes
+    numbers    of the kinds met so far, in any program
+    """
+
+    def __init__(self, program: Program, templates: Templates, numbers: dict[Hashable, int]) -> None:
+        self._program, self._templates = program, templates
+        dtypes = program.dtypes.__getitem__
+        self._step = [templates.kind(step, dtypes) for step in program.steps]
+        self.slots = [touched(flow) for flow in program.flows]
+        rows = zip(program.flows, self.slots, program.users, strict=True)
+        self.flow = [numbers.setdefault(self._key(*row), len(numbers)) for row in rows]
+        self.of_users = [_chosen(users) for users in program.users]
+
+    def _key(self, flow: Flow, slots: tuple[int, ...], users: tuple[str, ...]) -> Hashable:
+        place = {slot: n for n, slot in enumerate(slots)}
+        ports = [
+            tuple([(place[slot], port) for slot, port in of]) for of in (flow.producers, flow.readers, flow.overwriters)
+        ]
+        steps = tuple([(self._step[slot], users.index(self._program.steps[slot].node.name)) for slot in slots])
+        home = flow.home and (
+            self._templates.node_kind(flow.home.node),
+            flow.home.result,
+            users.index(flow.home.node.name),
+        )
+        return (flow.role, flow.dtype, flow.shape, *ports, steps, home)
+
+
+def _chosen(names: tuple[str, ...]) -> Callable[[Mapping[str, int]], tuple[int, ...]]:
+    if len(names) > 1:
+        return itemgetter(*names)
+    return lambda numbers: (numbers[names[0]],)
