@@ -6,8 +6,8 @@ alexnet   convolutions by sample, dense layers by channel (Krizhevsky, "One weir
           finds too: 64 images for each of 4 K80 processors
 mlp2      784-512-10 with 64 samples on 2 processors, where a plan that sums partial results moves 131,072 elements and
           data parallelism 813,056 (Unger et al., "Unity", OSDI 2022, figure 2)
-gpt bert  two blocks of width 1024 on 4 P100 processors: heads and the columns of the wide layer cut (Shoeybi et al.,
-          "Megatron-LM", 2019)
+gpt bert  GPT-2 of 124 million parameters (12 blocks) and BERT-Large (24), 8 texts of 128 words on 4 P100 processors: in
+          each block heads and the columns of the wide layer cut (Shoeybi et al., "Megatron-LM", 2019)
 wide      eight layers of width 2304 with 16,384 samples on 4 processors, where FlexFlow's plan was slower than data
           parallelism (issue 217 of flexflow-train)
 Each is searched by `dynamic` with its own budget, then by `mcmc` with so many proposals from what that found; budgets
@@ -38,7 +38,6 @@ from castile.runtime import machine as machines
 from castile.runtime.machine import Level, Machine
 
 DATA_PARALLEL = "data_parallel"
-BLOCKS = "layers=2,width=1024,heads=16,seq=128,vocab=1024"
 
 
 def main() -> None:
@@ -76,11 +75,11 @@ def mlp2(proposals: int) -> list[Figure]:
 
 
 def gpt(proposals: int) -> list[Figure]:
-    return _transformer("gpt", proposals)
+    return _transformer("gpt:size=124m,seq=128", proposals)
 
 
 def bert(proposals: int) -> list[Figure]:
-    return _transformer("bert", proposals)
+    return _transformer("bert:size=large,seq=128", proposals)
 
 
 def wide(proposals: int) -> list[Figure]:
@@ -107,10 +106,11 @@ def same_op(same: Evaluator, name: str, op: str) -> bool:
     return node is not None and node.op.name == op
 
 
-def _transformer(name: str, proposals: int) -> list[Figure]:
-    same = evaluator(f"{name}:{BLOCKS}", 8, machines.parse("flexflow-p100:nodes=1"))
+def _transformer(model: str, proposals: int) -> list[Figure]:
+    same, name = evaluator(model, 8, machines.parse("flexflow-p100:nodes=1")), model.partition(":")[0]
     found = best(same, proposals)
-    cut = [_is_paired(found.strategy.configs, f"block{block}.") for block in (1, 2)]
+    blocks = {node.partition(".")[0] for node in found.strategy.configs if node.startswith("block")}
+    cut = [_is_paired(found.strategy.configs, f"{block}.") for block in sorted(blocks)]
     return [
         Figure(f"patterns_{name}_paired_share", float(np.mean(cut)), least=1.0, note="of half layers"),
         _beside(f"patterns_{name}_over_megatron", same, found, "megatron"),
