@@ -7,15 +7,18 @@ template's key. It does not know passes or operators.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from functools import cache
 from itertools import groupby
 from typing import NamedTuple
 
 from castile.planner.program import Flow
 from castile.planner.strategy import Config
 from castile.runtime import collectives
-from castile.runtime.dependence import Contribution, Version, links, version
+from castile.runtime.dependence import Contribution, Version, in_place, links, version
 from castile.runtime.machine import Machine
-from castile.runtime.region import Box
+from castile.runtime.region import Box, disjoint
+from castile.runtime.transfer import Links
 
 
 class Placed(NamedTuple):
@@ -33,6 +36,8 @@ class Versions:
         self._machine = machine
         self._made: dict[Hashable, Version] = {}
         self._placed: dict[Hashable, tuple[Version, tuple[int, ...]]] = {}
+        self._layouts: dict[tuple[Box | None, ...], tuple[int, bool]] = {}
+        self._among: dict[tuple[int, ...], tuple[Links, Hashable]] = {}
 
     def get(self, flow: Flow, made: Sequence[Placed], read: Sequence[Placed]) -> tuple[Version, tuple[int, ...]]:
         """The analysis of a flow between these layouts, and the processor of each of its slots."""
@@ -49,32 +54,54 @@ class Versions:
         slots: dict[int, int] = {}
         renamed = tuple(
             [
-                (p.layout, p.config.replicas, tuple([slots.setdefault(proc, len(slots)) for proc in _touching(p)]))
+                (self._layout(p)[0], p.config.replicas, tuple([slots.setdefault(q, len(slots)) for q in _touching(p)]))
                 for p in (*made, *read)
             ]
         )
         procs = tuple(slots)
+        among, apart = self._links(procs)
         carried, overwritten = flow.role in ("carried", "input"), bool(flow.overwriters)
-        key = (together, renamed, flow.dtype, flow.role, overwritten, self._apart(procs))
+        key = (together, renamed, flow.dtype, flow.role, overwritten, apart)
         if key not in self._made:
-            rows = [row for number, p in enumerate(read) for row in _readers(p, slots, number)]
-            readers, twins = [row[:2] for row in rows], [row[2] for row in rows]
-            contributions = _contributions(made, together, slots)
-            if flow.role == "input":
-                contributions = [Contribution(box, (slot,)) for slot, box in collectives.filled(readers, twins)]
-            known = links(self._machine, procs)
-            self._made[key] = version(
-                contributions, readers, flow.dtype, known, carried, overwritten, flow.role == "input", twins=twins
-            )
+            if len(made) == 1 and len(set(renamed)) == 1 and self._layout(made[0])[1]:
+                held = [(slots[proc], box) for _, box, procs_of in _each(made[0]) for proc in procs_of]
+                self._made[key] = in_place(held, len(read), carried, overwritten)
+            else:
+                self._made[key] = _analysed(flow, made, read, together, slots, among, carried, overwritten)
         return self._made[key], procs
 
-    def _apart(self, procs: tuple[int, ...]) -> Hashable:
-        """How far the slots are from each other: their groups at each level, renamed."""
-        levels = []
-        for level in self._machine.levels if len(procs) > 1 else ():
-            groups: dict[int, int] = {}
-            levels.append(tuple(groups.setdefault(p // level.group, len(groups)) for p in procs))
-        return tuple(levels)
+    def _layout(self, placed: Placed) -> tuple[int, bool]:
+        """The number of a layout, the same for equal boxes, and whether all parts have one and no two overlap."""
+        found = self._layouts.get(placed.boxes)
+        if found is None:
+            boxes = [box for box in placed.boxes if box is not None and box.volume]
+            alone = len(boxes) == len(placed.boxes) and disjoint(boxes)
+            found = self._layouts[placed.boxes] = len(self._layouts), alone
+        return found
+
+    def _links(self, procs: tuple[int, ...]) -> tuple[Links, Hashable]:
+        """What joins these processors, and how far they are from each other: their groups at each level, renamed."""
+        if procs not in self._among:
+            levels = []
+            for level in self._machine.levels if len(procs) > 1 else ():
+                groups: dict[int, int] = {}
+                levels.append(tuple([groups.setdefault(p // level.group, len(groups)) for p in procs]))
+            known = links(self._machine, procs)
+            self._among[procs] = replace(known, level=cache(known.level)), tuple(levels)
+        return self._among[procs]
+
+
+def _analysed(
+    flow: Flow, made: Sequence[Placed], read: Sequence[Placed], together: tuple[int, ...], slots: dict[int, int],
+    among: Links, carried: bool, overwritten: bool,
+) -> Version:  # fmt: skip
+    rows = [row for number, p in enumerate(read) for row in _readers(p, slots, number)]
+    readers, twins = [row[:2] for row in rows], [row[2] for row in rows]
+    contributions = _contributions(made, together, slots)
+    if flow.role == "input":
+        contributions = [Contribution(box, (slot,)) for slot, box in collectives.filled(readers, twins)]
+    is_input = flow.role == "input"
+    return version(contributions, readers, flow.dtype, among, carried, overwritten, is_input, twins=twins)
 
 
 def _each(placed: Placed) -> list[tuple[int, Box, tuple[int, ...]]]:
@@ -86,7 +113,9 @@ def _each(placed: Placed) -> list[tuple[int, Box, tuple[int, ...]]]:
 
 def _touching(placed: Placed) -> tuple[int, ...]:
     """The processors of all parts that touch it."""
-    return tuple(proc for _, _, procs in _each(placed) for proc in procs)
+    if None not in placed.boxes:
+        return placed.config.procs
+    return tuple([proc for _, _, procs in _each(placed) for proc in procs])
 
 
 def _contributions(made: Sequence[Placed], together: Sequence[int], slots: dict[int, int]) -> list[Contribution]:

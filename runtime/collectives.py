@@ -44,6 +44,9 @@ def plan(
     for i, source in enumerate(sources):
         for proc in source.procs:
             t.instances[i, proc] = t.add("source", source.box, proc)
+    if (located := placement.standing(t, reads, alike)) is not None:
+        t.located = located
+        return t
     place, around = placement.placed(t, reads, alike, twins)
     wanted = sorted({(read[0], around[read]) for read, found in place.items() if found is None})
     copies = {(proc, box): t.add("copy", box, proc) for proc, box in wanted}

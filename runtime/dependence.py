@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -55,9 +55,9 @@ class Contribution:
 class Version:
     """The analysis of one version; ports are numbered producers, patterns, readers, overwriters in one row.
 
+    frames[j]      the shape of what reader j reads where it sees it in strides, None where that is an unbroken run
     made[k]        the instance that producer port k writes; adds[k]: it adds to what earlier ports wrote there
     located[j]     the instance that reader j reads
-    frames[j]      the shape of that instance where reader j sees it in strides, None where it reads an unbroken run
     edges          (before, after) between ports
     touched        (port, instance) pairs
     first[i]       the port that begins instance i's life, -1 where it was there before
@@ -65,10 +65,10 @@ class Version:
 
     instances: tuple[Piece, ...]
     patterns: tuple[Pattern, ...]
+    frames: tuple[tuple[int, ...] | None, ...]
     made: np.ndarray
     adds: np.ndarray
     located: np.ndarray
-    frames: tuple[tuple[int, ...] | None, ...]
     edges: np.ndarray
     touched: np.ndarray
     first: np.ndarray
@@ -145,30 +145,59 @@ def version(
         adds = source in sources
         ports += [(sources.setdefault(source, len(sources)), proc, adds) for proc in c.procs]
     t = collectives.plan(list(sources), readers, dtype, links, forms, alike, twins)
-    made = [t.held(s, proc) for s, proc, _ in ports]
-    added = [a for _, _, a in ports]
-    touches: list[Touch] = []
-    if not carried:
-        touches += [((m,) if a else (), (m,)) for m, a in zip(made, added, strict=True)]
-    touches += [(p.reads, p.writes) for p in t.patterns]
-    touches += [((place,), ()) for place in t.located]
-    if overwritten:
-        touches += [((), (m,)) for m in made]
-    pairs, first = [], [-1] * len(t.pieces)
     # what was there before begins with no port
     there = sum(len(source.procs) for source in t.sources) if carried else 0
+    order = _ordered(
+        tuple([t.held(s, proc) for s, proc, _ in ports]), tuple([adds for _, _, adds in ports]),
+        tuple([(p.reads, p.writes) for p in t.patterns]), tuple(t.located), len(t.pieces), there, carried, overwritten,
+    )  # fmt: skip
+    frames = tuple([_frame(box, t.pieces[place].box) for (_, box), place in zip(readers, t.located, strict=True)])
+    return Version(tuple(t.pieces), tuple(t.patterns), frames, *order)
+
+
+def in_place(held: Sequence[tuple[int, Box]], num_readers: int, carried: bool, overwritten: bool) -> Version:
+    """The version of which each part is made by one producer, and read where it lies by so many readers of each.
+
+    held   processor (slot) and box of each, of which no two have an element in common
+    """
+    every = tuple(range(len(held)))
+    order = _ordered(
+        every, (False,) * len(held), (), every * num_readers, len(held), len(held) * carried, carried, overwritten
+    )
+    pieces = tuple([Piece("source", box, slot) for slot, box in held])
+    return Version(pieces, (), (None,) * (len(held) * num_readers), *order)
+
+
+# Versions of other shapes have the same order: so many orders are remembered.
+@lru_cache(maxsize=1024)
+def _ordered(
+    made: tuple[int, ...],
+    adds: tuple[bool, ...],
+    patterns: tuple[Touch, ...],
+    located: tuple[int, ...],
+    num_pieces: int,
+    there: int,
+    carried: bool,
+    overwritten: bool,
+) -> tuple[np.ndarray, ...]:
+    """made, adds, located, edges, touched and first of a version: what follows from who touches which piece."""
+    touches: list[Touch] = []
+    if not carried:
+        touches += [((m,) if a else (), (m,)) for m, a in zip(made, adds, strict=True)]
+    touches += patterns
+    touches += [((place,), ()) for place in located]
+    if overwritten:
+        touches += [((), (m,)) for m in made]
+    pairs, first = [], [-1] * num_pieces
     for port, (reads, writes) in enumerate(touches):
         pairs += [(port, b) for b in sorted({*reads, *writes})]
         for b in writes:
             if b >= there and first[b] < 0:
                 first[b] = port
-    return Version(
-        tuple(t.pieces),
-        tuple(t.patterns),
+    return (
         np.array(made, dtype=np.int64),
-        np.array(added, dtype=bool),
-        np.array(t.located, dtype=np.int64),
-        tuple(_frame(box, t.pieces[place].box) for (_, box), place in zip(readers, t.located, strict=True)),
+        np.array(adds, dtype=bool),
+        np.array(located, dtype=np.int64),
         scan(touches),
         np.array(pairs, dtype=np.int64).reshape(-1, 2),
         np.array(first, dtype=np.int64),

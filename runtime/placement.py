@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 
-from castile.runtime.region import Box, bounding, contains
+from castile.runtime.region import Box, bounding, contains, disjoint
 from castile.runtime.transfer import Transfer
 
 Read = tuple[int, Box]  # a processor, and what it reads
@@ -29,6 +29,18 @@ def placed(
         if not apart:
             return place, around
         exact |= apart
+
+
+def standing(t: Transfer, reads: Sequence[Read], alike: bool) -> list[int] | None:
+    """The source of each read, where each is just what lies on its processor and to none is anything added."""
+    held: dict[Read, int] = {}
+    for (number, proc), piece in t.instances.items():
+        held.setdefault((proc, t.sources[number].box), piece)
+    located = [held[read] for read in reads if read in held]
+    boxes = [source.box for source in t.sources]
+    if len(located) < len(reads) or not all([box.volume for box in boxes]) or not (alike or disjoint(boxes)):
+        return None
+    return located
 
 
 def filled(reads: Sequence[Read], twins: Sequence[Hashable] = ()) -> list[Read]:
