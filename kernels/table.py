@@ -45,9 +45,9 @@ def forms(folder: str) -> dict[str, Callable[..., Any]]:
 
 
 class Table:
-    """The kernels in one form: "reference" (the definitions) or a folder of forms such as "numpy".
+    """The kernels in one form: "reference" (the definitions) or a folder of forms, "numpy" or "triton".
 
-    A definition without a form is run as it is. ValueError for a folder that is not there.
+    A definition without a form is run as it is. ValueError for a folder that is not there, or whose library is not.
     """
 
     def __init__(self, form: str) -> None:
@@ -55,9 +55,12 @@ class Table:
         try:
             self.forms = {} if form == "reference" else forms(form)
         except ModuleNotFoundError as error:
+            if error.name == form:
+                raise ValueError(f'kernels: the forms "{form}" need the library {form}, which is not there') from None
             if error.name != f"castile.kernels.{form}":
                 raise
-            raise ValueError(f'kernels: there are no forms "{form}"; use "reference" or "numpy"') from None
+            known = '"reference", "numpy" or "triton"'
+            raise ValueError(f'kernels: there are no forms "{form}"; use {known}') from None
 
     def names(self) -> list[str]:
         """All kernels, sorted."""

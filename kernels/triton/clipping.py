@@ -1,0 +1,34 @@
+"""Clipping by the global norm.
+
+It knows no optimizer.
+"""
+
+from typing import Any
+
+from castile.kernels.triton.launch import Plan, planned, takes
+from castile.kernels.triton.lines import Text, each, folded, text
+from castile.kernels.triton.views import View, view
+
+_SQUARE = text("x -> x * x")
+_TIMES = text("x, y -> x * y")
+_FACTOR = Text(("squares",), ("most",), ("norm = sqrt(squares)",), ("minimum(1.0, most / (norm + 1e-6))", "norm"))
+
+
+@planned
+def square_sum(out: Any, x: Any) -> Plan | None:
+    """See the definition."""
+    return folded(_SQUARE, [view(out)], [view(x)], tuple(range(x.ndim)), {}) if takes(out, x) else None
+
+
+@planned
+def clip_factor(out: tuple[Any, Any], squares: Any, *, most: float) -> Plan | None:
+    """See the definition."""
+    return each(_FACTOR, [*map(view, out)], [view(squares)], {"most": most}) if takes(*out, squares) else None
+
+
+@planned
+def times(out: Any, x: Any, factor: Any) -> Plan | None:
+    """See the definition."""
+    if not takes(out, x, factor):
+        return None
+    return each(_TIMES, [view(out)], [view(x), View(factor, tuple(x.shape), (0,) * x.ndim)], {})

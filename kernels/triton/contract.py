@@ -1,0 +1,240 @@
+"""The contraction: as products of matrices where two operands have what those need, else as a fold of products.
+
+It knows nothing of what is contracted. Nothing is packed: labels merge where steps allow, and others are walked.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+from string import ascii_letters
+from typing import Any, NamedTuple
+
+import triton
+from triton import language as tl
+
+from castile.kernels.triton.functions import places
+from castile.kernels.triton.launch import Launch, Plan, Room, planned, takes
+from castile.kernels.triton.lines import Text, each, folded, packed, text
+from castile.kernels.triton.views import Nest, View, nest, ordered, power_of_two, view, wide
+
+# Programs that fill the largest chip once; fewer tiles share out what is summed.
+_FILL = 148
+_MOST_PARTS = 16
+
+
+class Tile(NamedTuple):
+    """How a product is cut: rows, columns and summed elements of a step; `precision` is what float32 is multiplied in.
+
+    "ieee" rounds like NumPy; "tf32x3" is a product of three on tensor cores, about as good.
+    """
+
+    m: int
+    n: int
+    k: int
+    warps: int
+    stages: int
+    precision: str = "ieee"
+
+
+_HALF = (
+    Tile(128, 256, 64, 8, 3),
+    Tile(128, 128, 64, 8, 3),
+    Tile(128, 128, 64, 4, 3),
+    Tile(256, 128, 64, 8, 3),
+    Tile(64, 256, 64, 8, 3),
+    Tile(128, 64, 64, 4, 4),
+    Tile(64, 64, 64, 4, 4),
+)
+_FULL = (
+    Tile(128, 128, 16, 8, 3),
+    Tile(64, 64, 32, 4, 3),
+    Tile(128, 64, 32, 4, 3, "tf32x3"),
+    Tile(128, 128, 32, 8, 3, "tf32x3"),
+)
+
+
+class Product(NamedTuple):
+    """The labels by who bears them: m first operand and result, n second and result, k both operands, l all three.
+
+    Steps are those of the result, the first and the second operand, as far as these bear the label.
+    """
+
+    m: Nest
+    n: Nest
+    k: Nest
+    l: Nest
+
+
+@planned
+def contract(out: Any, spec: str, *xs: Any, scratch: Any, accumulate: bool) -> Plan | None:
+    """See the definition. Sums are in float32."""
+    if not takes(out, *xs):
+        return None
+    terms, result = _parse(spec, [x.ndim for x in xs])
+    sizes = {label: size for term, x in zip(terms, xs, strict=True) for label, size in zip(term, x.shape, strict=True)}
+    if 0 not in sizes.values() and len(xs) == 2 and all(len(set(term)) == len(term) for term in terms):
+        product = _product(sizes, [view(out), *map(view, xs)], [result, *terms])
+        if product is not None and min(product.m.extent, product.n.extent, product.k.extent) > 1:
+            return _by_tiles(product, out, *xs, accumulate)
+    return _by_folding(sizes, out, xs, result, terms, accumulate)
+
+
+def _parse(spec: str, num_dims: list[int]) -> tuple[list[str], str]:
+    """The labels of each operand and of the result, one letter a dim, `...` replaced by letters not used otherwise."""
+    left, result = spec.replace(" ", "").split("->")
+    terms = left.split(",")
+    widths = [dims - len(term.replace("...", "")) for term, dims in zip(terms, num_dims, strict=True)]
+    leading = "".join([c for c in ascii_letters if c not in spec][: max(widths)])
+    return [term.replace("...", leading) for term in terms], result.replace("...", leading)
+
+
+def _by_folding(
+    sizes: dict[str, int], out: Any, xs: tuple[Any, ...], result: str, terms: list[str], accumulate: bool
+) -> Plan:
+    """Every operand seen along all labels; those that the result lacks are summed."""
+    labels = [*result, *(label for label in sizes if label not in result)]
+    shape = tuple(sizes[label] for label in labels)
+    views = []
+    for x, term in zip(xs, terms, strict=True):
+        steps = view(x).steps
+        along = (sum(step for one, step in zip(term, steps, strict=True) if one == label) for label in labels)
+        views.append(View(x, shape, tuple(along)))
+    names = tuple(f"x{n}" for n in range(len(xs)))
+    what = text(f"{', '.join(names)} -> {' * '.join(names)}")
+    gone = tuple(range(len(result), len(labels)))
+    if not gone:
+        return each(what, [view(out)], views, {}, accumulate)
+    return folded(what, [view(out)], views, gone, {}, adds=accumulate)
+
+
+def _product(sizes: dict[str, int], views: list[View], terms: list[str]) -> Product | None:
+    """None where an operand alone bears a label."""
+    sorts: dict[str, list[View]] = {}
+    for sort, bearers in {"m": (0, 1), "n": (0, 2), "k": (1, 2), "l": (0, 1, 2)}.items():
+        labels = [x for x in sizes if tuple(n for n, term in enumerate(terms) if x in term) == bearers]
+        shape = tuple(sizes[label] for label in labels)
+        steps = ([views[n].steps[terms[n].index(label)] for label in labels] for n in bearers)
+        sorts[sort] = [View(views[n].array, shape, tuple(one)) for n, one in zip(bearers, steps, strict=True)]
+    if sum(len(one[0].shape) for one in sorts.values()) < len(sizes):
+        return None
+    return Product(**{sort: nest(ordered(one)) for sort, one in sorts.items()})
+
+
+def _by_tiles(product: Product, out: Any, x: Any, y: Any, accumulate: bool) -> Plan | None:
+    half = x.dtype.itemsize == 2
+    m, n, k = (power_of_two(one.extent) for one in (product.m, product.n, product.k))
+
+    def fitting(tile: Tile) -> Tile:
+        return tile._replace(m=min(tile.m, max(16, m)), n=min(tile.n, max(16, n)), k=min(tile.k, max(16, k)))
+
+    def suits(tile: Tile) -> bool:
+        """Whether each processor gets one, and registers last: places of several dims and masks take some."""
+        num = -(-product.m.extent // tile.m) * -(-product.n.extent // tile.n) * product.l.extent
+        sides = ((product.m, tile.m), (product.n, tile.n), (product.k, tile.k))
+        plain = all(len(one.sizes) == 1 and one.extent % size == 0 for one, size in sides)
+        return num >= _FILL and (plain or tile.m * tile.n <= 64 * 32 * tile.warps)
+
+    tiles = list(dict.fromkeys(fitting(tile) for tile in (_HALF if half else _FULL)))
+    # The first that suits is the likeliest; of those that do not, the smallest are.
+    tiles = [*filter(suits, tiles), *(tile for tile in reversed(tiles) if not suits(tile))]
+    return Plan(tuple(tiles), lambda tile: _launches(product, tile, out, x, y, accumulate))
+
+
+def _launches(product: Product, tile: Tile, out: Any, x: Any, y: Any, accumulate: bool) -> list[Launch]:
+    m, n, k, l = (one.extent for one in product)
+    tiles, steps = -(-m // tile.m) * -(-n // tile.n), -(-k // tile.k)
+    parts = min(max(1, _FILL // (tiles * l)), max(1, steps // 8), _MOST_PARTS)
+    span = -(-steps // parts) * tile.k
+    parts = -(-k // span)
+    if parts == 1:
+        return [_launch(product, tile, (tiles, l, 1), span, 0, out, x, y, accumulate)]
+    # Each part is summed on its own, and then the parts in their order.
+    room = Room(parts * l * m * n)
+    dense = _dense(product)
+    first = _launch(dense, tile, (tiles, l, parts), span, l * m * n, room, x, y, False)
+    shape = (*product.l.sizes, *product.m.sizes, *product.n.sizes)
+    total = View(out, shape, (*product.l.steps[0], *product.m.steps[0], *product.n.steps[0]))
+    pieces = View(room, (parts, *shape), packed((parts, *shape)))
+    whole = folded(Text(("x",), (), (), ("x",)), [total], [pieces], (0,), {}, adds=accumulate)
+    return [first, *whole.launches(whole.settings[0])]
+
+
+def _dense(product: Product) -> Product:
+    """The product with a result that lies dense: l, m, n."""
+    shape = (*product.l.sizes, *product.m.sizes, *product.n.sizes)
+    steps, start, found = packed(shape), 0, {}
+    for sort in ("l", "m", "n"):
+        one: Nest = getattr(product, sort)
+        found[sort] = Nest(one.sizes, (steps[start : start + len(one.sizes)], *one.steps[1:]))
+        start += len(one.sizes)
+    return product._replace(**found)
+
+
+def _launch(
+    product: Product, tile: Tile, grid: tuple[int, ...], span: int, part: int, out: Any, x: Any, y: Any, adds: bool
+) -> Launch:
+    m, n, k, l = product
+    operands = [View(None, one.sizes, steps) for one in product for steps in one.steps]
+    args = (out, x, y, m.sizes, *m.steps, n.sizes, *n.steps, k.sizes, *k.steps, l.sizes, *l.steps)
+    counts = (m.extent, n.extent, k.extent, span, part)
+    constants = {
+        "PRECISION": tile.precision,
+        "WIDE": wide([_joined(m, n, 0, 0), _joined(m, k, 1, 0), _joined(n, k, 1, 1), *operands]),
+        "EVEN_M": m.extent % tile.m == 0,
+        "EVEN_N": n.extent % tile.n == 0,
+        "EVEN_K": k.extent % tile.k == 0,
+        "ADDS": adds,
+        "M": tile.m,
+        "N": tile.n,
+        "K": tile.k,
+    }
+    flops = 2 * m.extent * n.extent * k.extent * l.extent
+    in_products = x.dtype.itemsize == 2 or tile.precision != "ieee"
+    return Launch(_product_tiles, grid, (*args, *counts), constants, tile.warps, tile.stages, flops, in_products)
+
+
+def _joined(one: Nest, other: Nest, a: int, b: int) -> View:
+    """What a program reaches of an array from where its batch begins."""
+    return View(None, (*one.sizes, *other.sizes), (*one.steps[a], *other.steps[b]))
+
+
+@triton.jit
+def _product_tiles(c, a, b, m_sizes, c_m, a_m, n_sizes, c_n, b_n, k_sizes, a_k, b_k, l_sizes, c_l, a_l, b_l,
+                   num_m, num_n, num_k, span, part_step, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+                   EVEN_M: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, ADDS: tl.constexpr,
+                   M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):  # fmt: skip
+    # Programs that run together take tiles of 8 rows of tiles, column by column, which share operands in the cache.
+    down, across = tl.cdiv(num_m, M), tl.cdiv(num_n, N)
+    group = tl.program_id(0) // (8 * across)
+    height = tl.minimum(down - group * 8, 8)
+    row = group * 8 + tl.program_id(0) % (8 * across) % height
+    col = tl.program_id(0) % (8 * across) // height
+    batch, part = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    first = tl.program_id(2) * span
+    m = row * M + tl.arange(0, M)
+    n = col * N + tl.arange(0, N)
+    k = tl.arange(0, K)
+    in_m, in_n = (m < num_m)[:, None], (n < num_n)[None, :]
+    if WIDE:
+        m, n, k = m.to(tl.int64), n.to(tl.int64), k.to(tl.int64)
+    a += places(batch, l_sizes, a_l) + places(m, m_sizes, a_m)[:, None]
+    b += places(batch, l_sizes, b_l) + places(n, n_sizes, b_n)[None, :]
+    total = tl.zeros((M, N), tl.float32)
+    for start in range(first, tl.minimum(first + span, num_k), K):
+        here = start + k
+        # A mask that is true everywhere still costs registers and keeps loads apart.
+        mask_a, mask_b = in_m & (here < num_k)[None, :], (here < num_k)[:, None] & in_n
+        at_a, at_b = a + places(here, k_sizes, a_k)[None, :], b + places(here, k_sizes, b_k)[:, None]
+        if EVEN_M and EVEN_K:
+            x = tl.load(at_a)
+        else:
+            x = tl.load(at_a, mask=mask_a, other=0.0)
+        if EVEN_N and EVEN_K:
+            y = tl.load(at_b)
+        else:
+            y = tl.load(at_b, mask=mask_b, other=0.0)
+        total = tl.dot(x, y, total, input_precision=PRECISION)
+    c += places(batch, l_sizes, c_l) + part * part_step
+    at = c + places(m, m_sizes, c_m)[:, None] + places(n, n_sizes, c_n)[None, :]
+    if ADDS:
+        total += tl.load(at, mask=in_m & in_n, other=0.0).to(tl.float32)
+    tl.store(at, total.to(c.dtype.element_ty), mask=in_m & in_n)

@@ -1,0 +1,128 @@
+"""Triton on CuPy: launches follow CuPy's current device and stream, and are frozen into one call of Triton's launcher.
+
+It knows no kernel. CuPy is imported when the first launch is made, so that a machine without a GPU can read the forms.
+None of what needs a device has run on one: see docs/decisions/0029-triton.md.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from math import prod
+from typing import Any
+
+import triton
+from triton.backends.nvidia.driver import CudaDriver, CudaLauncher, CudaUtils
+
+_MAJOR, _MINOR = 75, 76  # cudaDevAttrComputeCapabilityMajor and Minor
+
+
+class DevicePointer:
+    """A CuPy array as Triton wants a tensor: an address and a dtype."""
+
+    __slots__ = ("address", "array", "dtype")
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+        self.address = array.data.ptr
+        # The dtype itself: its name would be made anew at each launch.
+        self.dtype = array.dtype
+
+    def data_ptr(self) -> int:
+        """Where the first element lies."""
+        return int(self.address)
+
+
+class CupyDriver(CudaDriver):
+    """Triton's driver for NVIDIA GPUs with CuPy's runtime for torch's; for Triton 3.6 to 3.9."""
+
+    def __init__(self) -> None:
+        # Not that of the parent, which imports torch.
+        cuda = import_module("cupy").cuda
+        self.utils = CudaUtils()
+        self.launcher_cls = CudaLauncher
+        self.get_current_device = cuda.runtime.getDevice
+        self.set_current_device = cuda.runtime.setDevice
+        self.get_device_capability = cache(lambda device: _capability(cuda, device))
+        self.get_current_stream = lambda device: cuda.get_current_stream().ptr
+
+    @staticmethod
+    def is_active() -> bool:
+        return bool(import_module("cupy").cuda.is_available())
+
+    def get_active_torch_device(self) -> Any:
+        raise RuntimeError("there is no torch in this process")
+
+    get_device_interface = get_active_torch_device
+
+    def allocate_default_profile_scratch(self, size: int, alignment: int, stream: int) -> Any:
+        """Asked for by Triton from 3.8 on."""
+        return _allocate(size, alignment, stream)
+
+
+class Frozen:
+    """A launch with everything settled but where its arrays lie, and that settled too: one call of the launcher."""
+
+    __slots__ = ("args", "kept", "run")
+
+    def __init__(self, kernel: Any, grid: tuple[int, ...], stream: int, args: tuple[Any, ...], kept: Any) -> None:
+        # `run` loads the module, so it is read before `function`.
+        self.run = kernel.run
+        # Without launch metadata and without the hooks that profilers set.
+        self.args = (*(*grid, 1, 1)[:3], stream, kernel.function, kernel.packed_metadata, None, None, None, *args)
+        self.kept = kept
+
+    def __call__(self) -> None:
+        self.run(*self.args)
+
+
+def call(launch: Any, args: tuple[Any, ...]) -> Callable[[], None]:
+    """The frozen call of a Launch with args on CuPy's current device and stream; compiles the kernel if need be.
+
+    ValueError for a grid that the device does not take.
+    """
+    active = _driver()
+    if prod(launch.grid) >= 2**31 or any(n >= 2**16 for n in launch.grid[1:]):
+        raise ValueError(f"{launch.kernel.__name__}: a GPU takes no grid of {launch.grid}")
+    pointers = tuple(DevicePointer(arg) if hasattr(arg, "strides") else arg for arg in args)
+    options = {"num_warps": launch.warps, "num_stages": launch.stages, "grid": launch.grid}
+    compiled = launch.kernel.warmup(*pointers, **launch.constants, **options)
+    addresses = tuple(arg.address if isinstance(arg, DevicePointer) else arg for arg in pointers)
+    constants = tuple(launch.constants[name] for name in launch.kernel.arg_names[len(args) :])
+    stream = active.get_current_stream(active.get_current_device())
+    return Frozen(compiled, launch.grid, stream, addresses + constants, args)
+
+
+# One piece of working memory a device, stream and number: launches of one stream run one after the other.
+_rooms: dict[tuple[int, int, int], Any] = {}
+
+
+def room(number: int, size: int, dtype: str) -> Any:
+    """Working memory of a form: `size` elements that the next form on this device and stream may overwrite.
+
+    A longer one replaces a shorter; launches that were frozen with the shorter keep it.
+    """
+    cupy = import_module("cupy")
+    which = (cupy.cuda.runtime.getDevice(), cupy.cuda.get_current_stream().ptr, number)
+    nbytes = size * cupy.dtype(dtype).itemsize
+    if which not in _rooms or _rooms[which].size < nbytes:
+        _rooms[which] = cupy.empty(1 << (nbytes - 1).bit_length(), "uint8")
+    return _rooms[which][:nbytes].view(dtype)
+
+
+@cache
+def _driver() -> CupyDriver:
+    """The driver, which from now on is Triton's."""
+    active = CupyDriver()
+    triton.runtime.driver.set_active(active)
+    triton.set_allocator(_allocate)
+    return active
+
+
+def _allocate(size: int, alignment: int, stream: int) -> DevicePointer:
+    """Memory that a compiled kernel asks for, such as that of descriptors which it makes itself."""
+    return DevicePointer(import_module("cupy").empty(size, "int8"))
+
+
+def _capability(cuda: Any, device: int) -> tuple[int, int]:
+    attribute = cuda.runtime.deviceGetAttribute
+    return attribute(_MAJOR, device), attribute(_MINOR, device)

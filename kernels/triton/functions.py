@@ -1,0 +1,158 @@
+"""Functions for use inside kernels: where the elements of arrays lie, and elementary functions in float32.
+
+They know no kernel. exp, log and the error function are those of Triton, to about 2e-7 of the result; the others are
+made of them, by the polynomials of Cephes (Moshier 1989) where a difference would lose digits. NaN stays.
+"""
+
+# Annotations of a @triton.jit function mean something to Triton, and it knows no others.
+# mypy: disable-error-code="no-untyped-def"
+
+import triton
+from triton import language as tl
+
+
+@triton.jit
+def places(index, sizes, steps):
+    """How far from the first element those lie whose row-major numbers in an array of `sizes` are `index`."""
+    offset = index * 0
+    for dim in tl.static_range(len(sizes) - 1, 0, -1):
+        offset += index % sizes[dim] * steps[dim]
+        index = index // sizes[dim]
+    return offset + index * steps[0]
+
+
+@triton.jit
+def abs(x):
+    """Without its sign."""
+    return tl.abs(x)
+
+
+@triton.jit
+def exp(x):
+    """e to the x."""
+    return tl.exp(x)
+
+
+@triton.jit
+def log(x):
+    """Natural logarithm."""
+    return tl.log(x)
+
+
+@triton.jit
+def sqrt(x):
+    """Square root, correctly rounded."""
+    return tl.sqrt_rn(x)
+
+
+@triton.jit
+def erf(x):
+    """Error function."""
+    return tl.erf(x)
+
+
+@triton.jit
+def sigmoid(x):
+    """1 / (1 + e to the -x)."""
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def expm1(x):
+    """e to the x, less 1."""
+    p = x * (1.0 / 40320) + 1.0 / 5040
+    p = p * x + 1.0 / 720
+    p = p * x + 1.0 / 120
+    p = p * x + 1.0 / 24
+    p = p * x + 1.0 / 6
+    p = p * x + 0.5
+    return tl.where(tl.abs(x) < 0.5, p * x * x + x, tl.exp(x) - 1.0)
+
+
+@triton.jit
+def log1p(x):
+    """Natural logarithm of 1 + x; what 1 + x lost by rounding is made good to first order."""
+    u = 1.0 + x
+    y = tl.log(u)
+    return tl.where((u > 0.0) & (u < 1e7), y + (x - (u - 1.0)) / u, y)
+
+
+@triton.jit
+def tanh(x):
+    """Hyperbolic tangent."""
+    z = x * x
+    p = z * -5.70498872745e-3 + 2.06390887954e-2
+    p = p * z - 5.37397155531e-2
+    p = p * z + 1.33314422036e-1
+    p = p * z - 3.33332819422e-1
+    a = tl.abs(x)
+    far = 1.0 - 2.0 / (tl.exp(a + a) + 1.0)
+    return tl.where(a < 0.625, p * z * x + x, tl.where(x < 0.0, -far, far))
+
+
+@triton.jit
+def sign(x):
+    """-1, 0 or 1."""
+    return tl.where(x > 0.0, 1.0, tl.where(x < 0.0, -1.0, x))
+
+
+@triton.jit
+def maximum(a, b):
+    """The larger one; NaN if one is NaN."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def minimum(a, b):
+    """The smaller one; NaN if one is NaN."""
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def where(condition, a, b):
+    """a where the condition holds, else b."""
+    return tl.where(condition, a, b)
+
+
+@triton.jit
+def plus(a, b):
+    """The sum."""
+    return a + b
+
+
+@triton.jit
+def all_plus(x):
+    """The sum of each row."""
+    return tl.sum(x, 1)
+
+
+@triton.jit
+def all_maximum(x):
+    """The largest element of each row; NaN if one is NaN."""
+    odd = tl.max((x != x).to(tl.int32), 1)
+    return tl.where(odd > 0, float("nan"), tl.max(x, 1))
+
+
+@triton.jit
+def block(here, start, NUM: tl.constexpr, BLOCK: tl.constexpr):
+    """The columns of a block of rows, as [1, BLOCK], and where there are any, as [rows, BLOCK]."""
+    col = (start + tl.arange(0, BLOCK))[None, :]
+    return col, here[:, None] & (col < NUM)
+
+
+@triton.jit
+def fetch(x, col, step: tl.constexpr, mask, other: tl.constexpr):
+    """A block of rows in float32; x points to where the rows begin."""
+    return tl.load(x[:, None] + col * step, mask=mask, other=other).to(tl.float32)
+
+
+@triton.jit
+def fetch_vector(x, col, step: tl.constexpr, NUM: tl.constexpr):
+    """The same elements of a vector for each row, as [1, BLOCK] in float32."""
+    return tl.load(x + col * step, mask=col < NUM, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def put(out, col, step: tl.constexpr, value, mask):
+    """Write a block of rows."""
+    tl.store(out[:, None] + col * step, value.to(out.dtype.element_ty), mask=mask)

@@ -1,0 +1,103 @@
+"""Triton on NumPy arrays in place, by its interpreter, for checks of numbers without a GPU.
+
+TRITON_INTERPRET=1 must be in the environment before Triton is imported. It knows no kernel.
+"""
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+from triton import knobs
+from triton import language as tl
+
+
+class HostPointer:
+    """A NumPy array as the interpreter wants a tensor: an address, a dtype, and itself where a copy is asked for."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+        self.dtype = array.dtype.name
+
+    def data_ptr(self) -> int:
+        """Where the first element lies."""
+        return int(self.array.__array_interface__["data"][0])
+
+    # The interpreter copies tensors to the host and back; these are there already.
+
+    def untyped_storage(self) -> "HostPointer":
+        return self
+
+    def cpu(self) -> "HostPointer":
+        return self
+
+    def copy_(self, other: Any) -> "HostPointer":
+        return self
+
+    def new_empty(self, *shape: Any, device: Any = None) -> "HostPointer":
+        return self
+
+    def set_(self, *what: Any) -> "HostPointer":
+        return self
+
+    def storage_offset(self) -> int:
+        return 0
+
+    def size(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    def stride(self) -> tuple[int, ...]:
+        return tuple(step // self.array.itemsize for step in self.array.strides)
+
+
+def call(launch: Any, args: tuple[Any, ...]) -> Callable[[], None]:
+    """The call that interprets a Launch on args. ValueError if Triton was imported to compile."""
+    if not knobs.runtime.interpret:
+        raise ValueError("kernels in Triton run on arrays of CuPy; on NumPy's they need TRITON_INTERPRET=1")
+    _mend()
+    pointers = tuple(HostPointer(arg) if isinstance(arg, np.ndarray) else arg for arg in args)
+    return partial(_run, launch.kernel[launch.grid], pointers, launch.constants)
+
+
+def _run(kernel: Callable[..., Any], args: tuple[Any, ...], constants: dict[str, Any]) -> None:
+    with np.errstate(all="ignore"):
+        kernel(*args, **constants)
+
+
+@cache
+def _mend() -> None:
+    """Repairs of the interpreter: one of Triton 3.6 with NumPy from 2.4 on, and bfloat16 of every Triton until 3.9."""
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        # int() of an array of one element is refused by newer NumPy.
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(np.asarray(self.handle.data).reshape(-1)[0]))
+
+    interpreter._patch_lang_tensor = patched
+    builder = interpreter.InterpreterBuilder
+    cast, dot = builder.cast_impl, builder.create_dot
+
+    def widened(handle: Any) -> Any:
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def rounded(self: Any, handle: Any, to: Any) -> Any:
+        # NumPy lacks bfloat16: its bits are integers, which were cut off, not rounded, and taken for numbers.
+        if to.scalar != tl.bfloat16:
+            return cast(self, widened(handle), to)
+        wide = np.asarray(widened(handle).data, np.float32)
+        return interpreter.TensorHandle(_upper_half(wide), tl.bfloat16)
+
+    builder.cast_impl = rounded
+    builder.create_dot = lambda self, a, b, *rest: dot(self, widened(a), widened(b), *rest)
+
+
+def _upper_half(x: np.ndarray) -> np.ndarray:
+    """The bits of x in bfloat16, rounded to the nearest, or to the even one of two; NaN stays NaN."""
+    bits = x.view(np.uint32)
+    near = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    return np.where(np.isnan(x), np.uint32(0x7FC0), near).astype(np.uint16)

@@ -1,0 +1,135 @@
+"""What a form in Triton says of its work, and how that becomes a call: in the interpreter or on a GPU.
+
+A form is a function marked `@planned` that looks at shapes and steps and returns a Plan: the settings that are worth
+trying, the likeliest first, and for each the launches it stands for. What it says can thus be compiled for a chip that
+is not there, or tuned, without any array of that size. It knows no kernel.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from functools import partial, wraps
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from castile.kernels.form import prepares
+from castile.kernels.triton import driver, interpreter
+from castile.kernels.triton.views import View
+
+Call = Callable[[], Any]
+FLOATS = ("float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True, eq=False)
+class Room:
+    """Working memory of `size` elements that lives while the launches of one form run, one after the other."""
+
+    size: int
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a kernel.
+
+    args: in the kernel's order, arrays, Views and Rooms for pointers, numbers, and tuples of numbers; constants are
+    those of its parameters that are `tl.constexpr`, by name, and come last in its signature. `flops` counts what the
+    whole launch computes, most of it on tensor cores if `tensor_cores`; `nbytes` is what it has to move, where that is
+    not each array of args once.
+    """
+
+    kernel: Any
+    grid: tuple[int, ...]
+    args: tuple[Any, ...]
+    constants: dict[str, Any] = field(default_factory=dict)
+    warps: int = 4
+    stages: int = 2
+    flops: int = 0
+    tensor_cores: bool = False
+    nbytes: int | None = None
+
+
+class Plan(NamedTuple):
+    """The work of a form on arrays of certain shapes: settings worth trying, and what each would launch."""
+
+    settings: tuple[Any, ...]
+    launches: Callable[[Any], list[Launch]]
+
+
+def always(*launches: Launch) -> Plan:
+    """The plan that leaves nothing to choose."""
+    return Plan((None,), lambda _: list(launches))
+
+
+# What tuning found, by `key`.
+_found: dict[Hashable, Any] = {}
+
+
+def planned(form: Callable[..., Plan | None]) -> Callable[..., Call | None]:
+    """Mark a form, of the same arguments as a prepared one, that returns a Plan, or None for what it cannot do."""
+
+    @prepares
+    @wraps(form)
+    def bind(out: Any, *args: Any, **keywords: Any) -> Call | None:
+        plan = form(out, *args, **keywords)
+        if plan is None:
+            return None
+        return bound(plan, _found.get(key(form.__name__, out, args, keywords), plan.settings[0]))
+
+    return bind
+
+
+def key(name: str, out: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Hashable:
+    """What a tuned setting depends on but for the device and the kernel's text: shapes, strides, dtypes, literals."""
+
+    def told(x: Any) -> Any:
+        if isinstance(x, tuple | list):
+            return tuple(map(told, x))
+        return (tuple(x.shape), tuple(x.strides), x.dtype.name) if hasattr(x, "strides") else x
+
+    kept = {word: value for word, value in keywords.items() if word != "scratch"}
+    return name, told(out), told(args), tuple(sorted((word, told(value)) for word, value in kept.items()))
+
+
+def remember(which: Hashable, setting: Any) -> None:
+    """From now on the form that `which`, a `key`, names takes this setting."""
+    _found[which] = setting
+
+
+def bound(plan: Plan, setting: Any) -> Call:
+    """The call that runs the launches of one setting. It keeps the arrays alive and may be repeated."""
+    launches = plan.launches(setting)
+    if not launches:
+        return _nothing
+    on_host = isinstance(next(arrays_of(launches)), np.ndarray)
+    call = interpreter.call if on_host else driver.call
+    rooms: dict[Room, Any] = {}
+    works = []
+    for launch in launches:
+        args = tuple(arg.array if isinstance(arg, View) else arg for arg in launch.args)
+        for room in args:
+            if isinstance(room, Room) and room not in rooms:
+                find = np.empty if on_host else partial(driver.room, len(rooms))
+                rooms[room] = find(room.size, room.dtype)
+        works.append(call(launch, tuple(rooms[arg] if isinstance(arg, Room) else arg for arg in args)))
+    return works[0] if len(works) == 1 else partial(_run_all, works)
+
+
+def arrays_of(launches: list[Launch]) -> Any:
+    """Every array that the launches name, as often as they do."""
+    named = (arg.array if isinstance(arg, View) else arg for launch in launches for arg in launch.args)
+    return (one for one in named if hasattr(one, "strides"))
+
+
+def takes(*arrays: Any) -> bool:
+    """Whether all arrays hold floating numbers that the forms compute with in float32."""
+    return all(x.dtype.name in FLOATS for x in arrays)
+
+
+def _nothing() -> None:
+    """The work of a kernel on empty arrays."""
+
+
+def _run_all(works: list[Call]) -> None:
+    for work in works:
+        work()

@@ -1,0 +1,91 @@
+"""Arrays copied, filled and laid out anew, of any dtype; and sums of two.
+
+It knows no arithmetic but addition.
+"""
+
+from typing import Any
+
+from castile.kernels.triton.launch import Plan, Room, planned, takes
+from castile.kernels.triton.lines import MOVE, Text, each, packed, text
+from castile.kernels.triton.views import Shape, View, broadcast, permuted, split, view
+
+_ALONE = text("x -> x")
+_ADD = text("x, y -> x + y")
+_ZERO = Text((), (), (), ("0.0",))
+_NOTHING = Plan((None,), lambda _: [])
+
+
+@planned
+def copy(out: Any, x: Any, *, accumulate: bool) -> Plan | None:
+    """See the definition."""
+    return _moved(view(out), view(x), accumulate)
+
+
+@planned
+def zero(out: Any, *, shape: Shape, dtype: str, accumulate: bool) -> Plan:
+    """See the definition."""
+    return _NOTHING if accumulate else each(_ZERO, [view(out)], [], {})
+
+
+@planned
+def add(out: Any, x: Any, y: Any) -> Plan | None:
+    """See the definition."""
+    return each(_ADD, [view(out)], [view(x), broadcast(view(y), x.shape)], {}) if takes(out, x, y) else None
+
+
+@planned
+def add_bias(out: Any, x: Any, b: Any, *, dim: int) -> Plan | None:
+    """See the definition."""
+    if not takes(out, x, b):
+        return None
+    steps = [0] * x.ndim
+    steps[dim] = view(b).steps[0]
+    return each(_ADD, [view(out)], [view(x), View(b, tuple(x.shape), tuple(steps))], {})
+
+
+@planned
+def reshape(out: Any, x: Any, *, shape: Shape) -> Plan | None:
+    """See the definition. Where neither lies dense, x passes through memory in which it does."""
+    to, source = view(out), view(x)
+    if to.steps == packed(to.shape):
+        return each(MOVE, [View(out, source.shape, packed(source.shape))], [source], {})
+    if source.steps == packed(source.shape):
+        return each(MOVE, [to], [View(x, to.shape, packed(to.shape))], {})
+    room = Room(max(1, x.size), x.dtype.name)
+    there = each(MOVE, [View(room, source.shape, packed(source.shape))], [source], {})
+    back = each(MOVE, [to], [View(room, to.shape, packed(to.shape))], {})
+    return Plan(there.settings, lambda setting: [*there.launches(setting), *back.launches(setting)])
+
+
+@planned
+def rearrange(out: Any, x: Any, *, apart: Shape, dims: Shape, shape: Shape, accumulate: bool) -> Plan | None:
+    """See the definition."""
+    moved = permuted(split(view(x), apart), dims)
+    return _moved(split(view(out), moved.shape), moved, accumulate)
+
+
+@planned
+def concat(out: Any, *xs: Any, dim: int, accumulate: bool) -> Plan | None:
+    """See the definition."""
+    plans, start = [], 0
+    for x in xs:
+        stop = start + x.shape[dim]
+        plans.append(_moved(view(out[(slice(None),) * dim + (slice(start, stop),)]), view(x), accumulate))
+        start = stop
+    made = [plan for plan in plans if plan is not None]
+    if len(made) < len(plans):
+        return None
+    return Plan(made[0].settings, lambda setting: [one for plan in made for one in plan.launches(setting)])
+
+
+@planned
+def cut(out: Any, x: Any, *, dim: int, start: int, stop: int, accumulate: bool) -> Plan | None:
+    """See the definition."""
+    return _moved(view(out), view(x[(slice(None),) * dim + (slice(start, stop),)]), accumulate)
+
+
+def _moved(out: View, x: View, accumulate: bool) -> Plan | None:
+    """x copied to out bit by bit, or added to it."""
+    if not accumulate:
+        return each(MOVE, [out], [x], {})
+    return each(_ALONE, [out], [x], {}, True) if takes(out.array, x.array) else None

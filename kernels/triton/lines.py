@@ -1,0 +1,299 @@
+"""Arithmetic on each element, written down or folded over dims, as kernels: a line is put as text into one of two.
+
+It knows no form. `Text` may set names on its way, so that several results share what they have in common.
+"""
+
+import ast
+import linecache
+from functools import cache
+from hashlib import sha256
+from math import inf, prod
+from typing import Any, NamedTuple
+
+import triton
+from triton import language as tl
+
+from castile.kernels.arithmetic import FUNCTIONS, parse
+from castile.kernels.triton import functions
+from castile.kernels.triton.launch import Launch, Plan, Room
+from castile.kernels.triton.views import Nest, Shape, View, nest, ordered, permuted, power_of_two, wide
+
+# Programs that are enough for every chip, as a fold is cut into parts until there are so many.
+_FILL = 512
+
+_EACH = """
+def {name}({pointers}rows, cols, lead, {constants}{last}ROWS: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr):
+    blocks = tl.cdiv(cols, COLS)
+    row, col = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    if WIDE:
+        row, col = row.to(tl.int64), col.to(tl.int64)
+    row = row * ROWS + tl.arange(0, ROWS)
+    col = (col * COLS + tl.arange(0, COLS))[None, :]
+    here = (row < rows)[:, None] & (col < cols)
+    {load}
+    {body}
+    {store}
+"""
+
+# The dims of the results are walked by rows, those that vanish by columns, of which each part folds its own.
+_FOLD = """
+def {name}({pointers}rows, cols, kept, gone, span, {constants}ROWS: tl.constexpr, COLS: tl.constexpr,
+           WIDE: tl.constexpr):
+    row, part = tl.program_id(0), tl.program_id(1)
+    if WIDE:
+        row, part = row.to(tl.int64), part.to(tl.int64)
+    row = row * ROWS + tl.arange(0, ROWS)
+    {begin}
+    for start in range(part * span, tl.minimum(part * span + span, cols), COLS):
+        col = start + tl.arange(0, COLS)
+        here = (row < rows)[:, None] & (col < cols)[None, :]
+        {load}
+        {body}
+        {fold}
+    {store}
+"""
+
+
+class Text(NamedTuple):
+    """What is computed of one element of each array in `names`: statements in order, and a value for each result.
+
+    Other names are constants. With `moves` the values are the elements themselves, of any dtype.
+    """
+
+    names: tuple[str, ...]
+    constants: tuple[str, ...]
+    statements: tuple[str, ...]
+    values: tuple[str, ...]
+    moves: bool = False
+
+
+class Fold(NamedTuple):
+    """How values are folded: a function of `functions`, which has one of rows too, and a number that it leaves out."""
+
+    function: str
+    start: float
+
+
+PLUS, MAXIMUM = Fold("plus", 0.0), Fold("maximum", -inf)
+MOVE = Text(("x",), (), (), ("x",), moves=True)
+
+
+def text(line: str, *constants: str) -> Text:
+    """The Text of a line as `pointwise` takes it; "x, y -> x * y; x" gives two results."""
+    left, _, right = line.partition("->")
+    values = [parse(f"{left}->{value}").value for value in right.split(";")]
+    written = (ast.unparse(_Floats().visit(ast.parse(ast.unparse(value), mode="eval"))) for value in values)
+    return Text(parse(f"{left}->0").names, constants, (), tuple(written))
+
+
+class _Floats(ast.NodeTransformer):
+    """Numbers as floats: a quotient of two integers would be one of integers."""
+
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        assert isinstance(node.value, int | float)
+        return ast.Constant(float(node.value))
+
+
+def each(what: Text, outs: list[View], xs: list[View], constants: dict[str, float], adds: bool = False) -> Plan:
+    """The work of writing `what` of xs, all of the shape of outs, into outs, or adding it to them."""
+    views = ordered([*outs, *xs])
+    walk = nest(views)
+    if walk.extent == 0:
+        return Plan((None,), lambda _: [])
+    single = tuple(walk.extent > 1 and not any(steps) for steps in walk.steps[len(outs) :])
+    kernel = _each(what, len(outs), single, adds)
+    cols, lead = walk.sizes[-1], walk.sizes[:-1] or (1,)
+    rows = walk.extent // cols
+    operands = [part for one, steps in zip(views, walk.steps, strict=True) for part in (one, steps[:-1] or (0,))]
+    numbers = [float(constants[name]) for name in what.constants]
+    last: dict[str, Any] = {f"t{n}": steps[-1] for n, steps in enumerate(walk.steps)}
+
+    def launches(setting: tuple[int, int]) -> list[Launch]:
+        tile, warps = setting
+        across = min(tile, power_of_two(cols))
+        down = min(tile // across, power_of_two(rows))
+        grid = (-(-rows // down) * -(-cols // across),)
+        blocks = {"ROWS": down, "COLS": across, "WIDE": _far(views, walk)}
+        args = (*operands, rows, cols, lead, *numbers)
+        return [Launch(kernel, grid, args, last | blocks, warps, flops=walk.extent * _operations(what))]
+
+    return Plan(((1024, 4), (2048, 4), (4096, 8), (512, 2)), launches)
+
+
+def folded(
+    what: Text,
+    outs: list[View],
+    xs: list[View],
+    dims: Shape,
+    constants: dict[str, float],
+    fold: Fold = PLUS,
+    adds: bool = False,
+) -> Plan:
+    """The work of folding `what` of xs, all of one shape, over `dims`, which outs lack, into outs or onto them.
+
+    In an order that depends on the shapes alone.
+    """
+    num_dims = len(xs[0].shape)
+    away = tuple(dim for dim in range(num_dims) if dim in {dim % num_dims for dim in dims})
+    stay = tuple(dim for dim in range(num_dims) if dim not in away)
+    kept = nest(ordered([*outs, *(permuted(x, stay) for x in xs)]))
+    gone = nest(ordered([permuted(x, away) for x in xs]))
+    if kept.extent == 0:
+        return Plan((None,), lambda _: [])
+    # Neighbours in memory are to be read together, be they those that stay or those that vanish.
+    stays = any(a[-1] < b[-1] for a, b in zip(kept.steps[len(outs) :], gone.steps, strict=True) if b[-1])
+    settings = ((64, 32, 4), (128, 16, 4), (32, 32, 4)) if stays else ((2, 1024, 4), (1, 2048, 4), (8, 256, 4))
+    far = _far([*outs, *(permuted(x, stay) for x in xs)], kept) or _far(xs, Nest((kept.extent * gone.extent,), ()))
+    plan = _Folding(what, tuple(outs), tuple(xs), kept, gone, tuple(constants[c] for c in what.constants), fold, adds)
+    return Plan(settings, lambda setting: plan.launches(setting, far))
+
+
+class _Folding(NamedTuple):
+    """A fold whose dims are known; steps of kept are those of outs and xs, steps of gone those of xs."""
+
+    what: Text
+    outs: tuple[View, ...]
+    xs: tuple[View, ...]
+    kept: Nest
+    gone: Nest
+    numbers: tuple[float, ...]
+    fold: Fold
+    adds: bool
+
+    def launches(self, setting: tuple[int, int, int], far: bool) -> list[Launch]:
+        """One launch, or one for the parts and one that folds those; a setting is rows, columns and warps."""
+        down, across, warps = setting
+        rows, cols = self.kept.extent, self.gone.extent
+        tile, across = down * across, min(across, power_of_two(max(1, cols)))
+        down = min(tile // across, power_of_two(rows))
+        across = min(tile // down, power_of_two(max(1, cols)))
+        programs, blocks = -(-rows // down), max(1, -(-cols // across))
+        parts = max(1, min(_FILL // programs, blocks // 4))
+        span = -(-blocks // parts) * across
+        parts = max(1, -(-cols // span))
+        block = {"ROWS": down, "COLS": across, "WIDE": far}
+        if parts == 1:
+            return [self._launch((programs, 1), span, block, warps, self.outs, self.kept.steps, self.adds)]
+        rooms = [View(Room(parts * rows), (parts, rows), (rows, 1)) for _ in self.outs]
+        dense = packed(self.kept.sizes)
+        steps = (*(dense for _ in rooms), *self.kept.steps[len(rooms) :])
+        first = self._launch((programs, parts), span, block, warps, tuple(rooms), steps, False)
+        names = tuple(f"x{n}" for n in range(len(rooms)))
+        kept = Nest(self.kept.sizes, (*self.kept.steps[: len(rooms)], *(dense for _ in rooms)))
+        gone = Nest((parts,), tuple((rows,) for _ in rooms))
+        plain = Text(names, (), (), names)
+        second = _Folding(plain, self.outs, tuple(rooms), kept, gone, (), self.fold, self.adds)
+        block = {"ROWS": min(32, power_of_two(rows)), "COLS": min(32, power_of_two(parts)), "WIDE": far}
+        grid = (-(-rows // block["ROWS"]), 1)
+        return [first, second._launch(grid, parts, block, 4, self.outs, kept.steps, self.adds)]
+
+    def _launch(
+        self,
+        grid: tuple[int, int],
+        span: int,
+        block: dict[str, int],
+        warps: int,
+        outs: tuple[View, ...],
+        steps: tuple[Shape, ...],
+        adds: bool,
+    ) -> Launch:
+        kernel = _fold(self.what, len(outs), self.fold, adds)
+        operands: list[Any] = []
+        for out, own in zip(outs, steps, strict=False):
+            operands += [out, own, self.kept.extent]
+        for x, own, along in zip(self.xs, steps[len(outs) :], self.gone.steps, strict=True):
+            operands += [x, own, along]
+        counts = (self.kept.extent, self.gone.extent, self.kept.sizes, self.gone.sizes, span)
+        flops = self.kept.extent * self.gone.extent * (_operations(self.what) + len(outs))
+        return Launch(kernel, grid, (*operands, *counts, *self.numbers), dict(block), warps, flops=flops)
+
+
+def packed(sizes: Shape) -> Shape:
+    """The steps of an array of these sizes that lies dense."""
+    return tuple(prod(sizes[dim + 1 :]) for dim in range(len(sizes)))
+
+
+def _far(views: list[View], walk: Nest) -> bool:
+    """Whether places need 64 bits."""
+    return wide([*views, View(None, walk.sizes, (0,) * len(walk.sizes))])
+
+
+def _operations(what: Text) -> int:
+    """Operations on one element."""
+    trees = [ast.parse(one) for one in (*what.statements, *what.values)]
+    return sum(
+        isinstance(part, ast.BinOp | ast.UnaryOp | ast.Compare | ast.Call) for t in trees for part in ast.walk(t)
+    )
+
+
+@cache
+def _each(what: Text, num_outs: int, single: tuple[bool, ...], adds: bool) -> Any:
+    number = len(single) + num_outs
+    operands = [*(f"o{n}" for n in range(num_outs)), *what.names]
+    load, store = [], []
+    for n, x in enumerate(what.names, start=num_outs):
+        place = f"p_{x}" if single[n - num_outs] else f"p_{x} + places(row, lead, s_{x})[:, None] + col * t{n}"
+        load.append(f"{x} = tl.load({place}{'' if single[n - num_outs] else ', mask=here'}){_real(what)}")
+    for n, value in enumerate(what.values):
+        store.append(f"a{n} = p_o{n} + places(row, lead, s_o{n})[:, None] + col * t{n}")
+        store += _stored(n, value if what.moves else f"tl.where(here, {value}, 0.0)", "here", adds)
+    parts = {"load": load, "body": list(what.statements), "store": store}
+    words = {
+        "pointers": "".join(f"p_{x}, s_{x}, " for x in operands),
+        "constants": "".join(f"{name}, " for name in what.constants),
+        "last": "".join(f"t{n}: tl.constexpr, " for n in range(number)),
+    }
+    return _compiled(_EACH, parts, words)
+
+
+@cache
+def _fold(what: Text, num_outs: int, fold: Fold, adds: bool) -> Any:
+    start = f"float('{fold.start}')"
+    begin, load, folding, store = [], [], [], []
+    for x in what.names:
+        begin.append(f"p_{x} = p_{x} + places(row, kept, s_{x})[:, None]")
+        load.append(f"{x} = tl.load(p_{x} + places(col, gone, t_{x})[None, :], mask=here){_real(what)}")
+    for n, value in enumerate(what.values):
+        begin.append(f"v{n} = tl.full((ROWS, COLS), {start}, tl.float32)")
+        folding.append(f"v{n} = {fold.function}(v{n}, tl.where(here, {value}, {start}))")
+        store.append(f"a{n} = p_o{n} + places(row, kept, s_o{n}) + part * d_o{n}")
+        store += _stored(n, f"all_{fold.function}(v{n})", "row < rows", adds)
+    parts = {"begin": begin, "load": load, "body": list(what.statements), "fold": folding, "store": store}
+    outs = "".join(f"p_o{n}, s_o{n}, d_o{n}, " for n in range(num_outs))
+    words = {
+        "pointers": outs + "".join(f"p_{x}, s_{x}, t_{x}, " for x in what.names),
+        "constants": "".join(f"{name}, " for name in what.constants),
+    }
+    return _compiled(_FOLD, parts, words)
+
+
+def _real(what: Text) -> str:
+    return "" if what.moves else ".to(tl.float32)"
+
+
+def _stored(n: int, value: str, mask: str, adds: bool) -> list[str]:
+    """What writes a value to the places a<n>, or adds it to what is there."""
+    real = f".to(p_o{n}.dtype.element_ty)"
+    if not adds:
+        return [f"tl.store(a{n}, ({value}){real}, mask={mask})"]
+    return [f"tl.store(a{n}, (tl.load(a{n}, mask={mask}).to(tl.float32) + {value}){real}, mask={mask})"]
+
+
+def _compiled(template: str, parts: dict[str, list[str]], words: dict[str, str]) -> Any:
+    """The kernel of a template: lines of `parts` where a line of it names them alone, `words` within its lines."""
+    lines: list[str] = []
+    for line in template.strip().splitlines():
+        part = parts.get(line.strip().strip("{}"))
+        indent = line[: len(line) - len(line.lstrip())]
+        lines += [line] if part is None else [indent + one for one in part]
+    body = "\n".join(lines)
+    name = f"line_{sha256(body.encode()).hexdigest()[:12]}"
+    body = body.format(name=name, **words)
+    # Triton reads the text of what it compiles, and finds it here.
+    file = f"<castile {name}>"
+    linecache.cache[file] = (len(body), None, body.splitlines(keepends=True), file)
+    names: dict[str, Any] = {"tl": tl, "__name__": __name__}
+    names |= {key: value for key, value in vars(functions).items() if not key.startswith("_")}
+    assert all(word in names for word in FUNCTIONS)
+    exec(compile(body, file, "exec"), names)
+    return triton.jit(names[name])

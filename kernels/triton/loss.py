@@ -1,0 +1,75 @@
+"""Cross-entropy of rows of logits at integer labels, which never stores probabilities.
+
+It knows no classes. A label that is out of range, which the definition refuses, gives NaN: a GPU raises nothing.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+from typing import Any
+
+import triton
+from triton import language as tl
+
+from castile.kernels.triton.functions import block, fetch, places, put
+from castile.kernels.triton.launch import Plan, Room, planned, takes
+from castile.kernels.triton.lines import folded, packed, text
+from castile.kernels.triton.rows import by_rows
+from castile.kernels.triton.softmax import top_and_total
+from castile.kernels.triton.views import View, view
+
+_SCALED = text("x -> scale * x", "scale")
+
+
+@planned
+def cross_entropy(out: tuple[Any, Any], logits: Any, labels: Any, *, scale: float) -> Plan | None:
+    """See the definition."""
+    loss, lse = out
+    if not takes(loss, lse, logits):
+        return None
+    lead = tuple(labels.shape)
+    each = View(Room(max(1, labels.size)), lead, packed(lead))
+    rows = by_rows(_cross_entropy, [view(logits)], [view(lse), each, view(labels)], flops=4)
+    total = folded(_SCALED, [view(loss)], [each], tuple(range(len(lead))), {"scale": scale})
+    if rows is None:
+        return None
+    return Plan(rows.settings, lambda setting: [*rows.launches(setting), *total.launches(total.settings[0])])
+
+
+@planned
+def cross_entropy_grad(out: Any, dy: Any, logits: Any, labels: Any, lse: Any, *, scale: float) -> Plan | None:
+    """See the definition."""
+    if not takes(out, dy, logits, lse):
+        return None
+    arrays, bare = [view(out), view(logits)], [view(lse), view(labels)]
+    return by_rows(_cross_entropy_grad, arrays, bare, scalars=(dy,), numbers=(scale,), flops=4)
+
+
+@triton.jit
+def _cross_entropy(x, s_x, lse, s_lse, each, s_each, labels, s_labels, rows, lead, t_x: tl.constexpr,
+                   NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    here = row < rows
+    x += places(row, lead, s_x)
+    label = tl.load(labels + places(row, lead, s_labels), mask=here, other=0)
+    top, total = top_and_total(x, here, t_x, NUM, ROWS, BLOCK)
+    found = top + tl.log(total)
+    known = here & (label >= 0) & (label < NUM)
+    picked = tl.load(x + label.to(tl.int64) * t_x, mask=known, other=float("nan")).to(tl.float32)
+    tl.store(lse + places(row, lead, s_lse), found.to(lse.dtype.element_ty), mask=here)
+    tl.store(each + places(row, lead, s_each), found - picked, mask=here)
+
+
+@triton.jit
+def _cross_entropy_grad(out, s_out, x, s_x, lse, s_lse, labels, s_labels, dy, rows, lead, scale, t_out: tl.constexpr,
+                        t_x: tl.constexpr, NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    here = row < rows
+    out += places(row, lead, s_out)
+    x += places(row, lead, s_x)
+    below = tl.load(lse + places(row, lead, s_lse), mask=here, other=0.0).to(tl.float32)[:, None]
+    label = tl.load(labels + places(row, lead, s_labels), mask=here, other=-1)[:, None]
+    share = tl.load(dy).to(tl.float32) * scale
+    for start in range(0, NUM, BLOCK):
+        col, mask = block(here, start, NUM, BLOCK)
+        p = tl.exp(fetch(x, col, t_x, mask, float("-inf")) - below)
+        put(out, col, t_out, (p - (col == label).to(tl.float32)) * share, mask)

@@ -1,0 +1,191 @@
+"""What checks of the Triton forms share: their plans on arrays that are there or not, shapes of real networks."""
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes  # noqa: F401  (makes "bfloat16" a dtype of NumPy)
+import numpy as np
+
+from castile.kernels.table import forms
+from castile.kernels.triton.launch import Launch, Plan
+from castile.planner import vocabulary
+from castile.planner.vocabulary import Spec
+from tests.kernel_cases import Case, cases
+from tests.triton_arrays import array
+
+NAMES = sorted(forms("triton"))
+TOKENS, WIDTH, WORDS = (8, 1024), 768, 50257
+
+
+def specs(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arrays as the vocabulary sees them."""
+    return tuple(Spec(x.shape, x.dtype.name) if hasattr(x, "strides") else x for x in args)
+
+
+def results(name: str, args: tuple[Any, ...], params: dict[str, Any]) -> tuple[Spec, ...]:
+    """What a kernel gives, as Specs."""
+    return vocabulary.results(name, specs(args), params)
+
+
+def cast(case: Case, dtype: str) -> Case:
+    """A case with its floating arrays in another dtype."""
+    args, params = case
+    return tuple(_cast(x, dtype) for x in args), {word: dtype if word == "dtype" else x for word, x in params.items()}
+
+
+def _cast(x: Any, dtype: str) -> Any:
+    with np.errstate(over="ignore"):
+        return x.astype(dtype) if isinstance(x, np.ndarray) and x.dtype.kind not in "iub" else x
+
+
+def plan(name: str, outs: tuple[Any, ...], case: Case, accumulate: bool = False) -> Plan | None:
+    """What a form says of its work, before anything is bound."""
+    args, params = case
+    form = forms("triton")[name]
+    extra = {"accumulate": accumulate, "scratch": None}
+    known = inspect.signature(form).parameters
+    words = params | {word: value for word, value in extra.items() if word in known}
+    return inspect.unwrap(form)(outs[0] if len(outs) == 1 else outs, *args, **words)
+
+
+def fake_plan(name: str, case: Case) -> Plan | None:
+    """The plan on arrays like those of a case, with results that lie dense."""
+    outs = tuple(array(one.shape, one.dtype) for one in results(name, *case))
+    return plan(name, outs, case)
+
+
+def launches(made: Plan) -> list[Launch]:
+    """What the likeliest setting would launch."""
+    return made.launches(made.settings[0])
+
+
+def has_network_shapes(name: str) -> bool:
+    """Whether `large` has more than the small cases."""
+    return f"large_{name}" in globals()
+
+
+def large(name: str, dtype: str) -> Iterator[Case]:
+    """Cases of a GPT-2 of 124 million parameters and batch 8; small ones where none is named."""
+    make = globals().get(f"large_{name}")
+    if make is None:
+        yield from (cast(case, dtype) for case in cases(name, "float32")[-2:])
+        return
+
+    def draw(*shape: int) -> np.ndarray:
+        return array(shape, dtype)
+
+    yield from make(draw)
+
+
+def ids(*shape: int) -> np.ndarray:
+    """Integers that are not there."""
+    return array(shape, "int64")
+
+
+def large_pointwise(draw: Any) -> Iterator[Case]:
+    yield ("x, y -> x + tanh(y)", draw(*TOKENS, WIDTH), draw(*TOKENS, WIDTH)), {}
+    yield ("x, y -> a * x + y", draw(*TOKENS, WIDTH), draw(WIDTH)), {"a": 0.5}
+
+
+def large_gelu_grad(draw: Any) -> Iterator[Case]:
+    for how in ("none", "tanh"):
+        yield (draw(*TOKENS, 4 * WIDTH), draw(*TOKENS, 4 * WIDTH)), {"approximate": how}
+
+
+def large_copy(draw: Any) -> Iterator[Case]:
+    yield (draw(*TOKENS, WIDTH)[:, :512],), {}
+
+
+def large_rearrange(draw: Any) -> Iterator[Case]:
+    yield (draw(*TOKENS, WIDTH),), {"apart": (*TOKENS, 12, 64), "dims": (0, 2, 1, 3), "shape": (96, 1024, 64)}
+
+
+def large_sum_over(draw: Any) -> Iterator[Case]:
+    for dims in ((0, 1), (2,), (0, 1, 2)):
+        yield (draw(*TOKENS, 4 * WIDTH),), {"dims": dims}
+
+
+def large_max_over(draw: Any) -> Iterator[Case]:
+    yield (draw(*TOKENS, WIDTH),), {"dims": (0, 1)}
+
+
+def large_square_sum(draw: Any) -> Iterator[Case]:
+    yield (draw(WORDS, WIDTH),), {}
+
+
+def large_contract(draw: Any) -> Iterator[Case]:
+    yield ("...i,oi->...o", draw(*TOKENS, WIDTH), draw(4 * WIDTH, WIDTH)), {}
+    yield ("...o,oi->...i", draw(*TOKENS, 4 * WIDTH), draw(4 * WIDTH, WIDTH)), {}
+    yield ("...o,...i->oi", draw(*TOKENS, 4 * WIDTH), draw(*TOKENS, WIDTH)), {}
+    yield ("bshd,bthd->bhst", draw(*TOKENS, 12, 64), draw(*TOKENS, 12, 64)), {}
+    yield ("...i,oi->...o", draw(*TOKENS, WIDTH), draw(WORDS, WIDTH)), {}
+
+
+def large_layer_norm(draw: Any) -> Iterator[Case]:
+    yield (draw(*TOKENS, WIDTH), draw(WIDTH), draw(WIDTH)), {"eps": 1e-5}
+    yield (draw(2, 20000), draw(20000), draw(20000)), {"eps": 1e-5}
+
+
+def large_layer_norm_grad_input(draw: Any) -> Iterator[Case]:
+    yield (draw(*TOKENS, WIDTH), draw(*TOKENS, WIDTH), draw(WIDTH), draw(*TOKENS), draw(*TOKENS)), {}
+    yield (draw(512, 16384), draw(512, 16384), draw(16384), draw(512), draw(512)), {}
+
+
+def large_layer_norm_grad_params(draw: Any) -> Iterator[Case]:
+    yield (draw(*TOKENS, WIDTH), draw(*TOKENS, WIDTH), draw(*TOKENS), draw(*TOKENS)), {}
+
+
+def large_rms_norm(draw: Any) -> Iterator[Case]:
+    yield (draw(*TOKENS, 4096), draw(4096)), {"eps": 1e-5}
+
+
+def large_rms_norm_grad_input(draw: Any) -> Iterator[Case]:
+    yield (draw(*TOKENS, 4096), draw(*TOKENS, 4096), draw(4096), draw(*TOKENS)), {}
+
+
+def large_rms_norm_grad_params(draw: Any) -> Iterator[Case]:
+    yield (draw(*TOKENS, 4096), draw(*TOKENS, 4096), draw(*TOKENS)), {}
+
+
+def large_softmax(draw: Any) -> Iterator[Case]:
+    yield (draw(8, 12, 1024, 1024),), {}
+    yield (draw(*TOKENS, WORDS),), {}
+
+
+def large_softmax_grad(draw: Any) -> Iterator[Case]:
+    yield (draw(8, 12, 1024, 1024), draw(8, 12, 1024, 1024)), {}
+
+
+def large_log_softmax(draw: Any) -> Iterator[Case]:
+    yield from large_softmax(draw)
+
+
+def large_log_softmax_grad(draw: Any) -> Iterator[Case]:
+    yield (draw(*TOKENS, WORDS), draw(*TOKENS, WORDS)), {}
+
+
+def large_cross_entropy(draw: Any) -> Iterator[Case]:
+    yield (draw(*TOKENS, WORDS), ids(*TOKENS)), {"scale": 0.5}
+
+
+def large_cross_entropy_grad(draw: Any) -> Iterator[Case]:
+    yield (draw(), draw(*TOKENS, WORDS), ids(*TOKENS), draw(*TOKENS)), {"scale": 0.5}
+
+
+def large_embedding(draw: Any) -> Iterator[Case]:
+    yield (ids(*TOKENS), draw(WORDS, WIDTH)), {}
+
+
+def large_embedding_grad(draw: Any) -> Iterator[Case]:
+    yield (draw(*TOKENS, WIDTH), ids(*TOKENS)), {"rows": WORDS}
+
+
+def large_dropout(draw: Any) -> Iterator[Case]:
+    params = {"rate": 0.1, "salt": 7, "offset": (0, 0, 0), "whole": (*TOKENS, WIDTH)}
+    yield (draw(*TOKENS, WIDTH), array((), "int64")), params
+
+
+def large_adam(draw: Any) -> Iterator[Case]:
+    params = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "decay": 0.1, "decoupled": True}
+    yield (*(draw(WORDS, WIDTH) for _ in range(4)), draw(), draw()), params

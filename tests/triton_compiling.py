@@ -1,0 +1,109 @@
+"""Every Triton form compiled for chips that are not there: no spills, shared memory that fits, and estimates.
+
+Run by `make test` in a process of its own without TRITON_INTERPRET; `make kernels` also tries what is marked slow.
+"""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import triton
+
+from tests.kernel_cases import cases
+from tests.triton_arrays import array
+from tests.triton_cases import NAMES, cast, fake_plan, has_network_shapes, large, launches
+from tests.triton_chips import CHIPS, Compiled, compiled, least_seconds, told
+
+assert not triton.knobs.runtime.interpret, "these checks compile, which TRITON_INTERPRET forbids"
+
+
+def fits(made: Compiled) -> None:
+    assert made.stack == 0, f"{made.name} for sm_{made.chip} spills registers: {made.stack} bytes of stack"
+    limit = CHIPS[made.chip].shared_bytes
+    assert made.shared <= limit, f"{made.name} for sm_{made.chip}: {made.shared} bytes of shared memory of {limit}"
+
+
+def of_networks(name: str, dtype: str) -> Iterator[tuple[str, list]]:
+    """Shapes of a network in words, and what the default setting launches on them."""
+    for case in large(name, dtype):
+        made = fake_plan(name, case)
+        assert made is not None, f"{name} falls back to its definition"
+        shapes = " ".join(str(list(x.shape)) if hasattr(x, "shape") else str(x) for x in case[0])
+        yield shapes, launches(made)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_default_setting_fits_a_chip(name: str, chip: int, tell: Callable[[str], None]) -> None:
+    for dtype in ("bfloat16", "float32") if chip == 90 else ("bfloat16",):
+        for shapes, parts in of_networks(name, dtype):
+            for launch in parts:
+                made = compiled(launch, chip)
+                fits(made)
+                if chip == 90 and dtype == "bfloat16" and has_network_shapes(name):
+                    tell(f"{name} {shapes}: {told(launch, made)}")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_odd_shapes_compile(name: str) -> None:
+    # A length of 1 is a constant to the compiler, though not to the interpreter.
+    for case in cases(name, "float32"):
+        made = fake_plan(name, cast(case, "float16"))
+        assert made is not None
+        for launch in launches(made):
+            fits(compiled(launch, 90))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_setting_fits_a_chip(name: str, dtype: str, chip: int) -> None:
+    """What spills may still be worth trying; what does not fit would be refused by a launch."""
+    for case in large(name, dtype):
+        made = fake_plan(name, case)
+        assert made is not None
+        for setting in made.settings:
+            for launch in made.launches(setting):
+                found = compiled(launch, chip)
+                assert found.shared <= CHIPS[chip].shared_bytes, f"{name} {setting}: {found.shared} bytes"
+                assert found.warps_at_once >= found.warps, f"{name} {setting}: {found.registers} registers"
+
+
+def of(name: str, *shapes: tuple[int, ...], dtype: str = "bfloat16", **params: float) -> list:
+    made = fake_plan(name, (tuple(array(shape, dtype) for shape in shapes), params))
+    assert made is not None
+    return launches(made)
+
+
+def test_a_row_that_fits_into_registers_is_read_once() -> None:
+    for name, num, params in (("softmax", 1, {}), ("log_softmax", 1, {}), ("softmax_grad", 2, {})):
+        (launch,) = of(name, *[(4096, 1024)] * num, **params)
+        made = compiled(launch, 90)
+        loads = [line for line in made.ptx.splitlines() if "ld.global" in line]
+        assert all(".v4.b32" in line for line in loads)
+        assert len(loads) * 16 * 32 * made.warps == num * 1024 * 2, f"{name} reads a row more than once"
+
+
+def test_products_of_halves_run_on_tensor_cores() -> None:
+    case = ("ik,jk->ij", *(array((4096, 4096), "bfloat16") for _ in range(2))), {}
+    made = fake_plan("contract", case)
+    assert made is not None
+    (launch,) = launches(made)
+    for chip, word in {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}.items():
+        assert word in compiled(launch, chip).ptx, f"sm_{chip} does without {word}"
+    assert least_seconds(launch, 90) == pytest.approx(2 * 4096**3 / CHIPS[90].bf16_flops_per_second)
+
+
+def test_places_beyond_32_bits_are_counted_in_64() -> None:
+    far = (70000, 40000)
+    for name, num in (("relu", 1), ("add", 2)):
+        (launch,) = of(name, *[far] * num)
+        assert launch.constants["WIDE"]
+        fits(compiled(launch, 90))
+        (near,) = of(name, *[(700, 400)] * num)
+        assert not near.constants["WIDE"]
+    for launch in of("sum_over", far, dims=(0,)):
+        assert launch.constants["WIDE"]
+    made = fake_plan("contract", (("ik,jk->ij", array(far, "bfloat16"), array((64, 40000), "bfloat16")), {}))
+    assert made is not None
+    assert all(launch.constants["WIDE"] for launch in launches(made))

@@ -1,0 +1,121 @@
+"""Every Triton form against its definition, in Triton's interpreter; forms and cases are found, not listed.
+
+Run by `make test` in a process of its own with TRITON_INTERPRET=1, as Triton interprets or compiles, never both.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import triton
+
+from castile.kernels.table import Table, definitions
+from castile.kernels.triton.launch import bound
+from tests.kernel_cases import Case, Draw, cases
+from tests.test_kernels import check, dense, several, stepped, unwritten
+from tests.triton_cases import NAMES, cast, plan, results
+
+assert triton.knobs.runtime.interpret, "these checks need TRITON_INTERPRET=1"
+
+# What the common cases lack: a fold in parts, rows longer than a program holds, a product summed in parts.
+LONG: dict[str, list[Case]] = {
+    "sum_over": [((Draw("float32")(9000, 3),), {"dims": (0,)}), ((Draw("float32")(40000),), {"dims": (0,)})],
+    "max_over": [((Draw("float32")(9000, 3),), {"dims": (0,)})],
+    "softmax": [((Draw("float32")(2, 16500),), {})],
+    "contract": [(("ki,kj->ij", Draw("float32")(2100, 17), Draw("float32")(2100, 20)), {})],
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("place", [dense, stepped], ids=["dense", "stepped"])
+def test_form_equals_definition(name: str, place: Any) -> None:
+    for number, case in enumerate([*cases(name, "float32"), *LONG.get(name, [])]):
+        outs = tuple(place(unwritten(np.empty(one.shape, one.dtype))) for one in results(name, *case))
+        assert plan(name, outs, case) is not None, f"{name} {case[1]} falls back to its definition"
+        # Adding differs from writing in the last line of a kernel only.
+        check("triton", name, case, place, number % 3 == 1)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", NAMES)
+def test_low_precision_loses_no_more_than_it_must(name: str, dtype: str) -> None:
+    for case in cases(name, "float32")[::3]:
+        low = cast(case, dtype)
+        exact = several(_define(name, cast(low, "float64")))
+        plain = [np.asarray(x).astype(dtype) for x in several(_define(name, cast(low, "float32")))]
+        outs = tuple(unwritten(x if x.dtype.kind in "iu" else x.astype(dtype)) for x in exact)
+        made = plan(name, outs, low)
+        assert made is not None, f"{name} does not take {dtype}"
+        bound(made, made.settings[0])()
+        for got, rounded, want in zip(outs, plain, exact, strict=True):
+            scale = max(1.0, float(np.abs(want).max(initial=0)))
+            most = 2 * _error(rounded, want) + 2e-6 * scale
+            assert _error(got, want) <= most, f"{name} {low[1]}: {_error(got, want)} where {most} is allowed"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_setting_computes_the_same(name: str) -> None:
+    case = max(cases(name, "float32"), key=lambda case: sum(x.size for x in case[0] if isinstance(x, np.ndarray)))
+    wanted = several(_define(name, case))
+    for number in range(_num_settings(name, case)):
+        outs = tuple(map(unwritten, wanted))
+        made = plan(name, outs, case)
+        assert made is not None
+        bound(made, made.settings[number])()
+        for got, want in zip(outs, wanted, strict=True):
+            scale = max(1.0, float(np.abs(want).max(initial=0)))
+            np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * scale, err_msg=str(made.settings[number]))
+
+
+def test_infinities_and_nan_pass() -> None:
+    odd = np.array([[np.nan, 1.0, 2.0], [np.inf, 1.0, 2.0], [-np.inf, 90.0, -90.0]], "float32")
+    with np.errstate(all="ignore"):
+        for name, params in [("relu", {}), ("gelu", {"approximate": "tanh"}), ("gelu", {"approximate": "none"})]:
+            out = np.empty((3, 3), "float32")
+            Table("triton").bind(name, (odd,), (out,), params)()
+            assert np.isnan(out[0, 0]) and out[1, 0] == np.inf, name
+        top = np.empty(3, "float32")
+        Table("triton").bind("max_over", (odd,), (top,), {"dims": (1,)})()
+        assert np.isnan(top[0]) and top[1] == np.inf and top[2] == 90
+        loss, lse = np.empty((), "float32"), np.empty(3, "float32")
+        Table("triton").bind("cross_entropy", (odd, np.array([0, 1, 1])), (loss, lse), {"scale": 1.0})()
+    assert np.isnan(loss) and np.isnan(lse[0]) and not np.isfinite(lse[1]) and lse[2] == 90
+
+
+def test_integers_out_of_range_give_nan_and_no_gradient() -> None:
+    ids, table = np.array([0, -1, 4, 3]), np.ones((4, 5), "float32")
+    out, slope = np.empty((4, 5), "float32"), np.empty((4, 5), "float32")
+    Table("triton").bind("embedding", (ids, table), (out,), {})()
+    assert (np.isnan(out).all(axis=1) == [False, True, True, False]).all()
+    Table("triton").bind("embedding_grad", (table, ids), (slope,), {"rows": 4})()
+    assert (slope == np.array([1, 0, 0, 1])[:, None]).all()
+    loss, lse = np.empty((), "float32"), np.empty(4, "float32")
+    Table("triton").bind("cross_entropy", (table, np.array([0, 1, 2, 5])), (loss, lse), {"scale": 1.0})()
+    assert np.isnan(loss) and np.isfinite(lse).all()
+
+
+def test_results_may_be_written_over_what_they_are_made_of() -> None:
+    for name, places in (("sgd", (0, 2)), ("adam", (0, 2, 3)), ("lion", (0, 2))):
+        for args, params in cases(name, "float32"):
+            wanted = several(definitions()[name](*args, **params))
+            held = [x.copy() for x in args]
+            Table("triton").bind(name, tuple(held), tuple(held[n] for n in places), params)()
+            for n, want in zip(places, wanted, strict=True):
+                np.testing.assert_allclose(held[n], want, rtol=1e-5, atol=1e-6)
+
+
+def _define(name: str, case: Case) -> Any:
+    with np.errstate(all="ignore"):
+        return definitions()[name](*case[0], **case[1])
+
+
+def _error(got: np.ndarray, want: np.ndarray) -> float:
+    one, other = got.astype(np.float64), want.astype(np.float64)
+    # Infinities that are the same are no error.
+    return float(np.abs(np.subtract(one, other, where=one != other, out=np.zeros_like(one))).max(initial=0))
+
+
+def _num_settings(name: str, case: Case) -> int:
+    made = plan(name, tuple(np.empty(one.shape, one.dtype) for one in results(name, *case)), case)
+    assert made is not None
+    return len(made.settings)
