@@ -14,8 +14,9 @@ from castile.planner.evaluator import Evaluator
 from castile.planner.lower import Lowering
 from castile.planner.op import find
 from castile.planner.seeds import seeds
-from castile.planner.sketch import sieve
+from castile.planner.sketch import loops, sieve
 from castile.planner.sketch import sketch as sketches
+from castile.planner.sketch.arrays import Classes
 from castile.planner.sketch.layouts import LayoutTable
 from castile.planner.sketch.sketch import NUM_DRAWS, Sketch
 from castile.planner.sketch.spaces import SpaceTable
@@ -23,12 +24,14 @@ from castile.planner.spaces import Spaces
 from castile.planner.strategy import Config, Strategy, parts
 from castile.planner.updates import Updates
 from castile.runtime import machine as machines
+from castile.runtime.machine import Level, Machine, Processor
 
 SMALL = {
     "mlp": 64,
     "lenet": 64,
     "gpt:layers=2,width=64,heads=4,seq=32,vocab=256": 16,
     "lstm:layers=1,width=32,seq=4,vocab=64": 32,
+    "lstm:layers=2,width=32,seq=8,vocab=64": 32,
     "moe:layers=1,width=32,heads=2,experts=4,seq=16,vocab=64": 16,
 }
 # Where kernels take longer than messages' latencies, of which a sketch knows little.
@@ -42,13 +45,18 @@ LARGE = {
 MACHINES = ["flexflow-k80:nodes=1", "flexflow-p100:nodes=2"]
 
 
-def lowered(model: str, machine: str = MACHINES[0]) -> tuple[Lowering, CostModel]:
-    on = machines.parse(machine)
+# Two fast processors and two slow ones, so that Configs name the fast ones for more parts.
+FAST, SLOW = (Processor(f"x{rate}", rate * 1e12, 1e11, 2**33) for rate in (3, 1))
+UNEQUAL = Machine("unequal", (FAST, SLOW, FAST, SLOW), (Level("link", 4, 1e-6, 1e10),))
+
+
+def lowered(model: str, machine: Machine | str = MACHINES[0]) -> tuple[Lowering, CostModel]:
+    on = machines.parse(machine) if isinstance(machine, str) else machine
     graph = models.parse(model).graph((SMALL | LARGE)[model])
     return Lowering(graph, on, Updates(find("sgd")(momentum=0.9))), CostModel(on)
 
 
-def sketched(model: str, machine: str = MACHINES[0]) -> tuple[Sketch, dict[str, Config]]:
+def sketched(model: str, machine: Machine | str = MACHINES[0]) -> tuple[Sketch, dict[str, Config]]:
     lowering, cost = lowered(model, machine)
     start = dict(seeds(lowering)["data_parallel"].configs)
     return Sketch(lowering, cost, Spaces(lowering, cost), [start]), start
@@ -102,6 +110,51 @@ def test_what_a_walk_says_of_a_plan_is_what_it_takes_from_the_beginning(model: s
     assert found.energy == found.history[-1][1] == pytest.approx(sketch.seconds(found.plans[0]), rel=1e-9)
     assert found.energy <= sketch.seconds(start)
     assert [seconds for _, seconds in found.history] == sorted((s for _, s in found.history), reverse=True)
+
+
+@pytest.mark.parametrize("model", ["lstm:layers=2,width=32,seq=8,vocab=64", "mlp"])
+@pytest.mark.parametrize("heat", [0.01, 0.3])
+def test_what_a_long_walk_keeps_is_what_its_last_plan_gives(model: str, heat: float) -> None:
+    sketch, start = sketched(model)
+    plan, draws = sketch.number(start), np.random.default_rng(0).random((4000, NUM_DRAWS))
+    sketch._walked(plan, draws, np.full(len(draws), heat), capacity(sketch), 100.0)
+    kept, weighed = kept_by(sketch), [sketch.room.work.copy(), sketch.room.held.copy()]
+    sketch.seconds(sketch.configs(plan))
+    assert all(map(np.array_equal, kept, kept_by(sketch)))
+    np.testing.assert_allclose(weighed, [sketch.room.work, sketch.room.held], rtol=1e-9)
+
+
+def kept_by(sketch: Sketch) -> list[np.ndarray]:
+    """What the next proposal begins with."""
+    room, classes = sketch.room, sketch.classes
+    found = (room.kept_done, room.kept_since, room.toll, room.shared < 0, room.marks[:, :2])
+    return [a.copy() for a in (*found, classes.sign, classes.first[classes.side[0]])]
+
+
+def alone(side: int, classes: Classes) -> None:
+    """As if no two processors fared alike."""
+    procs = np.arange(len(classes.sign))
+    classes.first[side], classes.each[side], classes.num_first[side] = procs, procs, len(procs)
+    classes.state[side] += 1
+
+
+@pytest.mark.parametrize("machine", [*MACHINES, UNEQUAL])
+def test_classes_of_processors_stand_for_all_of_them(machine: Machine | str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (sketch, start), rng = sketched("mlp", machine), random.Random(2)
+    plans = [start, *(shaken(sketch, start, rng) for _ in range(10))]
+    few, fast = [], []
+    for plan in plans:
+        fast.append(sketch.seconds(plan))
+        few.append(sketch.classes.num_first[0] < len(sketch.type_of))
+    found = walked(sketch, start, 100, 0.2)
+    monkeypatch.setattr(sketches, "can_compile", lambda: False)
+    monkeypatch.setattr(loops, "classed", alone)
+    sketches._bodies.cache_clear()
+    assert [sketch.seconds(plan) for plan in plans] == pytest.approx(fast, rel=1e-12)
+    again = walked(sketch, start, 100, 0.2)
+    sketches._bodies.cache_clear()
+    assert again.plans == found.plans and again.energy == pytest.approx(found.energy, rel=1e-12)
+    assert sum(few) > 3
 
 
 def test_a_walk_repeats_and_does_not_depend_on_what_is_known() -> None:

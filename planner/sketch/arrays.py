@@ -17,6 +17,9 @@ class Spaces(NamedTuple):
     split[C]        the number of its split in its space
     parts[C], replicas[C]
     crowd[C]        the number of the set of its processors
+    crew[C]         the number of these with how often it names each
+    crew_ptr[W+1]   so many names before those of each crew
+    salt[W]         a random number of each crew
     proc_ptr[C+1], procs    as in a Config
     degree[C, A]    by axis, in the order of the axis line; 1 where there is none
     rank[C, A]      the place of that degree among all degrees
@@ -27,6 +30,9 @@ class Spaces(NamedTuple):
     parts: np.ndarray
     replicas: np.ndarray
     crowd: np.ndarray
+    crew: np.ndarray
+    crew_ptr: np.ndarray
+    salt: np.ndarray
     proc_ptr: np.ndarray
     procs: np.ndarray
     degree: np.ndarray
@@ -99,11 +105,27 @@ class Program(NamedTuple):
     known: np.ndarray
 
 
+class Uses(NamedTuple):
+    """Which reads have to do with which nodes.
+
+    reader[E]       the node that reads
+    flow_ptr[N+1], flow     the flows that a node makes or reads, if any reads them
+    read_ptr[F+1], read     the reads of a flow
+    """
+
+    reader: np.ndarray
+    flow_ptr: np.ndarray
+    flow: np.ndarray
+    read_ptr: np.ndarray
+    read: np.ndarray
+
+
 class Prices(NamedTuple):
     """What is known so far; all else is found when it is asked for.
 
     known[Q]            whether a split of a kind has its seconds and bytes
     seconds[rows, T]    of a step's largest part, by the type of processor
+    total[Q, T]         of all steps that a node of the kind decides
     nbytes[Q]           that a part of a node keeps through a step
     content[...]        a hash of where a layout's parts lie, by layout and Config; 0 where unknown
     keys[H], moves[H]   a hash table of transfers' seconds by (pair, Config, Config)
@@ -111,6 +133,7 @@ class Prices(NamedTuple):
 
     known: np.ndarray
     seconds: np.ndarray
+    total: np.ndarray
     nbytes: np.ndarray
     content: np.ndarray
     keys: np.ndarray
@@ -121,8 +144,10 @@ class Room(NamedTuple):
     """Where a sketch is worked out.
 
     free[P], link[P], rest[P]   when a processor and its links are free, and how much of its work is still to be done
-    done[S], here[E], since[E]  when steps end, and what each read has brought (a content), since when
-    kept_...                    the same of the plan that was kept
+    done[S], since[E]           when steps end, and since when what each read brings is there
+    toll[E], shared[E]          seconds of its transfers, UNFOUND before they are found; the read before it of the same
+                                flow that brings the same, -1 where none does
+    kept_done, kept_since       the same of the plan that was kept
     marks[M, 3, P], longest[M]  before each STRIDE-th step of that plan: free, link, work done; the longest so far
     drafts, drafted_longest     the same of the plan that is worked out
     work[P], held[P]            seconds of kernels in the whole step, and bytes
@@ -134,10 +159,10 @@ class Room(NamedTuple):
     link: np.ndarray
     rest: np.ndarray
     done: np.ndarray
-    here: np.ndarray
     since: np.ndarray
+    toll: np.ndarray
+    shared: np.ndarray
     kept_done: np.ndarray
-    kept_here: np.ndarray
     kept_since: np.ndarray
     marks: np.ndarray
     longest: np.ndarray
@@ -151,12 +176,58 @@ class Room(NamedTuple):
     scratch: tuple[np.ndarray, ...]
 
 
+class Classes(NamedTuple):
+    """Processors that all Configs of a plan name alike fare alike: only the first of each class is looked at.
+
+    sign[P]         equal for processors of one class: the sum of the salts of the crews that nodes lie on
+    side[0]         which of two sides is of the plan that was kept, 0 or 1; the other is for one that is tried
+    first[2, P]     the first processor of the class of each
+    each[2, P], num_first[2]    all that are the first of their class, in order; how many they are
+    listed[2, ...], size[2, W]  the first processors among those of a crew, from crew_ptr on; how many they are
+    state[2], listed_in[2, W]   a number that changes with the classes, and that with which a crew was listed
+    """
+
+    sign: np.ndarray
+    side: np.ndarray
+    first: np.ndarray
+    each: np.ndarray
+    num_first: np.ndarray
+    listed: np.ndarray
+    size: np.ndarray
+    state: np.ndarray
+    listed_in: np.ndarray
+
+
+class Log(NamedTuple):
+    """What a proposal changes, and what it was before.
+
+    work[P], held[P], sign[P]
+    num_reads[0]                of reads whose tolls are not known any more
+    read[E], toll[E], shared[E] these, and what was known
+    turn[0]                     the number of the proposal
+    turned[N], seen[F]          the last proposal that changed a node, or had to do with a flow
+    """
+
+    work: np.ndarray
+    held: np.ndarray
+    sign: np.ndarray
+    num_reads: np.ndarray
+    read: np.ndarray
+    toll: np.ndarray
+    shared: np.ndarray
+    turn: np.ndarray
+    turned: np.ndarray
+    seen: np.ndarray
+
+
 class Choices(NamedTuple):
     """What a walk may change: groups of nodes, and the nodes beside each.
 
     group_ptr[G+1], group   nodes that may change together, all of one kind
     beside_ptr[N+1], beside     neighbours of a node
     same[B, A]      for an axis of the neighbour the axis of the node that runs along it, -1 where none does
+    like_ptr[B], like   2 + the Config of the neighbour that is like a Config of the node, which is to be added to
+                    like_ptr; 1 where none is, 0 before it is looked for
     """
 
     group_ptr: np.ndarray
@@ -164,3 +235,5 @@ class Choices(NamedTuple):
     beside_ptr: np.ndarray
     beside: np.ndarray
     same: np.ndarray
+    like_ptr: np.ndarray
+    like: np.ndarray

@@ -1,189 +1,64 @@
-"""The loops of a sketch: a plan's step worked out in the order of the program, and a walk through plans.
+"""The walk of a sketch through plans: changes to a plan, of which those are kept that Metropolis keeps.
 
-Compiled where it can be; which nodes, operators and collectives these are is not told. Steps begin when what they read
-has arrived and their processors are free; transfers wait for their links, and go on beside kernels.
+Compiled where it can be. Which nodes and operators these are is not told, nor how a plan's step is worked out.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from castile.planner.sketch.prices import FETCHED, MASK, MIXED, SUMMED, content, hashed, price
+from castile.planner.sketch.sweep import NEVER, STRIDE, classed, doubt, forget, keep, step_seconds
 
-NEVER = np.inf
 # What a walk is told by: done, a split is not known yet, the table of transfers is full.
 DONE, UNKNOWN, FULL = 0, 1, 2
-# Steps from mark to mark, from which working out can begin.
-STRIDE = 16
 
 
-def contents(layout, c, kind_axes, spaces, layouts, prices, room):  # type: ignore[no-untyped-def]
-    """The hash of where a layout's parts lie, found once."""
-    at = layouts.base[layout] + c
-    if prices.content[at] == 0:
-        prices.content[at] = content(layout, c, kind_axes, spaces, layouts, room.scratch[4])
-    return prices.content[at]
-
-
-def move(pair, made, c, how, read, r, itemsize, axes, spaces, layouts, links, prices, room):  # type: ignore[no-untyped-def]
-    """Seconds of a transfer, found once."""
-    key = (pair * 3 + how << 42) + (c << 21) + r + 1
-    slot = hashed(hashed(1, key & MASK), key >> 42) % len(prices.keys)
-    while prices.keys[slot] != 0 and prices.keys[slot] != key:
-        slot = (slot + 1) % len(prices.keys)
-    if prices.keys[slot] == 0:
-        prices.moves[slot] = price(made, c, how, read, r, itemsize, axes, spaces, layouts, links, room)
-        prices.keys[slot] = key
-        room.entries[0] += 1
-    return prices.moves[slot]
-
-
-def arrival(e, n, plan, axes_of, program, spaces, layouts, links, prices, room):  # type: ignore[no-untyped-def]
-    """When what node n reads by read e is there, under the plan's Configs."""
-    flow, read, r = program.flow[e], program.layout[e], plan[n]
-    reader_axes = axes_of[program.space[n]]
-    mine = contents(read, r, reader_axes, spaces, layouts, prices, room)
-    room.here[e] = mine
-    # Who has fetched the same before has fetched it for all.
-    other = program.before[e]
-    while other >= 0:
-        if room.here[other] == mine:
-            room.since[e] = room.since[other]
-            return room.since[e]
-        other = program.before[other]
-    ready, seconds, last_layout, last_c = 0.0, 0.0, -1, -1
-    begin, num_groups, most, replicated = program.made_ptr[flow], 0, 0, False
-    for m in range(begin, program.made_ptr[flow + 1]):
-        c, made = plan[program.owner[m]], program.made[m]
-        num_groups += c != last_c or made != last_layout
-        most, replicated = max(most, spaces.parts[c]), replicated or spaces.replicas[c] > 1
-        last_c, last_layout = c, made
-    last_layout, last_c = -1, -1
-    for m in range(begin, program.made_ptr[flow + 1]):
-        if program.step[m] >= 0:
-            ready = max(ready, room.done[program.step[m]])
-        c, made = plan[program.owner[m]], program.made[m]
-        if c == last_c and made == last_layout:
-            continue
-        last_c, last_layout = c, made
-        # Sums that lie on single processors are added up there before they go on their way.
-        if program.partial[m] and num_groups > 1 and not replicated and spaces.parts[c] < most:
-            continue
-        axes = (axes_of[program.space[program.owner[m]]], reader_axes)
-        pair = program.pair[program.pair_ptr[e] + m - begin]
-        how = FETCHED
-        if program.partial[m] and summands(made, c, axes[0], spaces, layouts) > 1:
-            how = MIXED if num_groups > 1 and replicated else SUMMED
-        if how != FETCHED or contents(made, c, axes[0], spaces, layouts, prices, room) != mine:
-            seconds += move(
-                pair, made, c, how, read, r, program.itemsize[flow], axes, spaces, layouts, links, prices, room
-            )
-    if seconds > 0:
-        arrived = 0.0
-        for at in range(spaces.proc_ptr[r], spaces.proc_ptr[r + 1]):
-            p = spaces.procs[at]
-            room.link[p] = max(room.link[p], ready)
-            arrived = max(arrived, room.link[p])
-        ready = arrived + seconds
-        for at in range(spaces.proc_ptr[r], spaces.proc_ptr[r + 1]):
-            room.link[spaces.procs[at]] = ready
-    room.since[e] = ready
-    return ready
-
-
-def rehashed(old_keys, old_moves, keys, moves):  # type: ignore[no-untyped-def]
-    """Put a table's entries into another."""
-    for k in range(len(old_keys)):
-        key = old_keys[k]
-        slot = hashed(hashed(1, key & MASK), key >> 42) % len(keys)
-        while keys[slot] != 0:
-            slot = (slot + 1) % len(keys)
-        keys[slot], moves[slot] = key, old_moves[k]
-
-
-def summands(layout, c, kind_axes, spaces, layouts):  # type: ignore[no-untyped-def]
-    """How many parts are to be summed where parts lie alike."""
-    count = 1
-    for a in range(kind_axes):
-        if not layouts.bears[layout, a]:
-            count *= spaces.degree[c, a]
-    return count
-
-
-def step_seconds(begin, plan, axes_of, type_of, program, spaces, layouts, links, prices, room, limit):  # type: ignore[no-untyped-def]
-    """How long the step of a plan takes, NEVER where that is more than `limit`, as soon as it shows; how far it went.
-
-    Steps before `begin`, which follows a mark, are as they were when all was last worked out.
-    """
-    num_procs, mark = len(room.free), begin // STRIDE
-    for p in range(num_procs):
-        room.free[p], room.link[p] = room.marks[mark, 0, p], room.marks[mark, 1, p]
-        room.rest[p] = room.work[p] - room.marks[mark, 2, p]
-    longest = room.longest[mark]
-    for s in range(begin, len(program.node)):
-        if s % STRIDE == 0:
-            mark = s // STRIDE
-            room.drafted_longest[mark] = longest
-            for p in range(num_procs):
-                room.drafts[mark, 0, p], room.drafts[mark, 1, p] = room.free[p], room.link[p]
-                room.drafts[mark, 2, p] = room.work[p] - room.rest[p]
-        n = program.node[s]
-        c = plan[n]
-        ready = 0.0
-        for e in range(program.read_ptr[s], program.read_ptr[s + 1]):
-            ready = max(ready, arrival(e, n, plan, axes_of, program, spaces, layouts, links, prices, room))
-        if program.row[s] < 0:
-            continue
-        row = program.row[s] + spaces.split[c]
-        done = 0.0
-        for at in range(spaces.proc_ptr[c], spaces.proc_ptr[c + 1]):
-            p = spaces.procs[at]
-            lasts = prices.seconds[row, type_of[p]]
-            room.free[p] = max(room.free[p], ready) + lasts
-            room.rest[p] -= lasts
-            done = max(done, room.free[p])
-            if room.free[p] + room.rest[p] > limit:
-                return NEVER, s + 1
-        room.done[s] = done
-        longest = max(longest, done)
-    for p in range(num_procs):
-        longest = max(longest, room.link[p])
-    return longest if longest <= limit else NEVER, len(program.node)
-
-
-def keep(begin, stop, program, room):  # type: ignore[no-untyped-def]
-    """What was worked out from step `begin` on is what later plans may begin with."""
-    for s in range(begin, stop):
-        room.kept_done[s] = room.done[s]
-        for e in range(program.read_ptr[s], program.read_ptr[s + 1]):
-            room.kept_here[e], room.kept_since[e] = room.here[e], room.since[e]
-        if s % STRIDE == 0:
-            mark = s // STRIDE
-            room.longest[mark] = room.drafted_longest[mark]
-            for k in range(3):
-                for p in range(len(room.free)):
-                    room.marks[mark, k, p] = room.drafts[mark, k, p]
-
-
-def forget(begin, stop, program, room):  # type: ignore[no-untyped-def]
-    """What was worked out from step `begin` on is as it was kept."""
-    for s in range(begin, stop):
-        room.done[s] = room.kept_done[s]
-        for e in range(program.read_ptr[s], program.read_ptr[s + 1]):
-            room.here[e], room.since[e] = room.kept_here[e], room.kept_since[e]
-
-
-def put(n, c, sign, type_of, program, spaces, prices, room):  # type: ignore[no-untyped-def]
+def put(n, c, sign, type_of, program, spaces, prices, classes, room):  # type: ignore[no-untyped-def]
     """Add (or take away) what node n under Config c has its processors do and hold."""
-    split = spaces.split[c]
+    number, crew = program.known[n] + spaces.split[c], spaces.crew[c]
+    salt, nbytes = sign * spaces.salt[crew], sign * prices.nbytes[number]
     for at in range(spaces.proc_ptr[c], spaces.proc_ptr[c + 1]):
         p = spaces.procs[at]
-        room.held[p] += sign * prices.nbytes[program.known[n] + split]
-        for k in range(program.own_ptr[n], program.own_ptr[n + 1]):
-            room.work[p] += sign * prices.seconds[program.row[program.own[k]] + split, type_of[p]]
+        room.held[p] += nbytes
+        room.work[p] += sign * prices.total[number, type_of[p]]
+        classes.sign[p] += salt
+
+
+def put_all(plan, type_of, program, spaces, prices, classes, room):  # type: ignore[no-untyped-def]
+    """What all nodes of a plan have their processors do and hold."""
+    for p in range(len(room.work)):
+        # Processors of different types fare differently on the same crew.
+        room.work[p], room.held[p], classes.sign[p] = 0.0, 0.0, type_of[p]
+    for n in range(len(plan)):
+        put(n, plan[n], 1, type_of, program, spaces, prices, classes, room)
+
+
+def shortage(capacity, room):  # type: ignore[no-untyped-def]
+    """By what share of its memory a processor lacks memory, the one that lacks most of it."""
+    found = 0.0
+    for p in range(len(capacity)):
+        found = max(found, room.held[p] / capacity[p] - 1)
+    return found
+
+
+def load(count, nodes, old, plan, type_of, program, spaces, prices, classes, room, log):  # type: ignore[no-untyped-def]
+    """Note what processors do and hold, then have changed nodes go over from their old Configs to the plan's."""
+    for p in range(len(room.work)):
+        log.work[p], log.held[p], log.sign[p] = room.work[p], room.held[p], classes.sign[p]
+    for k in range(count):
+        put(nodes[k], old[k], -1, type_of, program, spaces, prices, classes, room)
+        put(nodes[k], plan[nodes[k]], 1, type_of, program, spaces, prices, classes, room)
 
 
 def likened(c, other, b, program, spaces, choices):  # type: ignore[no-untyped-def]
+    """The Config of `other`, a neighbour, that cuts what they share as c does, on the same processors; -1 for none."""
+    at = choices.like_ptr[b] + c
+    if choices.like[at] == 0:
+        choices.like[at] = 2 + likeness(c, other, b, program, spaces, choices)
+    return choices.like[at] - 2
+
+
+def likeness(c, other, b, program, spaces, choices):  # type: ignore[no-untyped-def]
     """The Config of `other`, a neighbour, that cuts what they share as c does, on the same processors; -1 for none."""
     kind = program.space[other]
     size = spaces.proc_ptr[c + 1] - spaces.proc_ptr[c]
@@ -262,15 +137,25 @@ def changed(i, draws, plan, program, spaces, choices, nodes, old):  # type: igno
 
 def walk(  # type: ignore[no-untyped-def]
     begin, draws, heats, plan, energy, best, best_energy, capacity, penalty, axes_of, type_of,
-    program, spaces, layouts, links, prices, choices, room, nodes, old, seen,
+    program, uses, spaces, layouts, links, prices, choices, classes, room, log, nodes, old, seen,
 ):  # fmt: skip
     """Metropolis's walk from proposal number `begin`: (why it ends, the number reached, energy, least energy).
 
     plan         the Configs of the present plan
+    energy       its energy, not a number where it is not worked out yet
     best[B, N]   the last plans that were better than all before, in a ring
     seen         seen[0, 0] of them there were: which proposals, and their energies, in a ring; seen[0, 1]: the split
                  that is not known
     """
+    if np.isnan(energy):
+        put_all(plan, type_of, program, spaces, prices, classes, room)
+        classed(0, classes)
+        seconds, _ = step_seconds(
+            0, 0, plan, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, NEVER
+        )
+        keep(0, 0, program, classes, room, log)
+        energy = seconds * (1 + penalty * shortage(capacity, room))
+        seen[1, 1] = best_energy = energy
     for i in range(begin, len(draws)):
         if room.entries[0] * 2 > len(prices.keys):
             return FULL, i, energy, best_energy
@@ -284,24 +169,28 @@ def walk(  # type: ignore[no-untyped-def]
                     plan[nodes[j]] = old[j]
                 seen[0, 1] = missing
                 return UNKNOWN, i, energy, best_energy
-        for k in range(count):
-            put(nodes[k], old[k], -1, type_of, program, spaces, prices, room)
-            put(nodes[k], plan[nodes[k]], 1, type_of, program, spaces, prices, room)
+        load(count, nodes, old, plan, type_of, program, spaces, prices, classes, room, log)
         most = energy * (1 - heats[i] * np.log(1 - draws[i, draws.shape[1] - 1]))
-        overflow, busiest = 0.0, 0.0
+        overflow, busiest = shortage(capacity, room), 0.0
         for p in range(len(capacity)):
-            overflow, busiest = max(overflow, room.held[p] / capacity[p] - 1), max(busiest, room.work[p])
+            busiest = max(busiest, room.work[p])
         limit = most / (1 + penalty * overflow)
-        seconds, first, stop = NEVER, len(program.node), 0
+        seconds, first, stop, side = NEVER, 0, 0, classes.side[0]
         if busiest <= limit:
+            first, is_turned = len(program.node), False
             for k in range(count):
                 first = min(first, program.own[program.own_ptr[nodes[k]]])
+                is_turned = is_turned or spaces.crew[old[k]] != spaces.crew[plan[nodes[k]]]
+            if is_turned:
+                side = 1 - side
+                classed(side, classes)
             first -= first % STRIDE
+            doubt(first, nodes, count, program, uses, room, log)
             seconds, stop = step_seconds(
-                first, plan, axes_of, type_of, program, spaces, layouts, links, prices, room, limit
+                first, side, plan, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, limit
             )
         if seconds <= limit:
-            keep(first, stop, program, room)
+            keep(first, side, program, classes, room, log)
             energy = seconds * (1 + penalty * overflow)
             if energy < best_energy:
                 k = int(seen[0, 0]) % len(best)
@@ -311,12 +200,12 @@ def walk(  # type: ignore[no-untyped-def]
                 seen[0, 0] += 1
                 seen[k + 1, 0], seen[k + 1, 1] = i, energy
         else:
-            forget(first, stop, program, room)
+            forget(first, stop, program, room, log)
+            for p in range(len(capacity)):
+                room.work[p], room.held[p], classes.sign[p] = log.work[p], log.held[p], log.sign[p]
             for k in range(count - 1, -1, -1):
-                put(nodes[k], plan[nodes[k]], -1, type_of, program, spaces, prices, room)
-                put(nodes[k], old[k], 1, type_of, program, spaces, prices, room)
                 plan[nodes[k]] = old[k]
     return DONE, len(draws), energy, best_energy
 
 
-PARTS = (contents, move, arrival, summands, step_seconds, keep, forget, put, likened, drawn, changed)
+PARTS = (put, put_all, shortage, load, likened, likeness, drawn, changed)

@@ -227,4 +227,46 @@ def fetched(p, r, base, twins, met, hops, itemsize, spaces, links, room):  # typ
     return seconds
 
 
+def contents(layout, c, kind_axes, spaces, layouts, prices, room):  # type: ignore[no-untyped-def]
+    """The hash of where a layout's parts lie, found once."""
+    at = layouts.base[layout] + c
+    if prices.content[at] == 0:
+        prices.content[at] = content(layout, c, kind_axes, spaces, layouts, room.scratch[4])
+    return prices.content[at]
+
+
+def move(pair, made, c, how, read, r, itemsize, axes, spaces, layouts, links, prices, room):  # type: ignore[no-untyped-def]
+    """Seconds of a transfer, found once."""
+    key = (pair * 3 + how << 42) + (c << 21) + r + 1
+    slot = hashed(hashed(1, key & MASK), key >> 42) & (len(prices.keys) - 1)
+    while prices.keys[slot] != 0 and prices.keys[slot] != key:
+        slot = (slot + 1) & (len(prices.keys) - 1)
+    if prices.keys[slot] == 0:
+        prices.moves[slot] = price(made, c, how, read, r, itemsize, axes, spaces, layouts, links, room)
+        prices.keys[slot] = key
+        room.entries[0] += 1
+    return prices.moves[slot]
+
+
+def rehashed(old_keys, old_moves, keys, moves):  # type: ignore[no-untyped-def]
+    """Put a table's entries into another."""
+    for k in range(len(old_keys)):
+        key = old_keys[k]
+        slot = hashed(hashed(1, key & MASK), key >> 42) & (len(keys) - 1)
+        while keys[slot] != 0:
+            slot = (slot + 1) & (len(keys) - 1)
+        keys[slot], moves[slot] = key, old_moves[k]
+
+
+def summands(layout, c, kind_axes, spaces, layouts):  # type: ignore[no-untyped-def]
+    """How many parts are to be summed where parts lie alike."""
+    count = 1
+    for a in range(kind_axes):
+        if not layouts.bears[layout, a]:
+            count *= spaces.degree[c, a]
+    return count
+
+
+# To hand so many arrays to a function takes longer than what these do.
+INLINED = (contents, move, summands)
 PARTS = (hashed, content, alike, apart, nearest, reach, spot, meet, price, summed, fetched)

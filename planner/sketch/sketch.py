@@ -19,10 +19,11 @@ from castile.planner.cost import CostModel
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.moves import Moves
-from castile.planner.sketch import loops, prices
-from castile.planner.sketch.arrays import Choices, Links, Prices, Program, Room, Spaces
+from castile.planner.sketch import loops, prices, sweep
+from castile.planner.sketch.arrays import Choices, Links, Prices
 from castile.planner.sketch.draft import Draft
 from castile.planner.sketch.layouts import LayoutTable
+from castile.planner.sketch.room import classes_for, log_for, room_for, uses_of
 from castile.planner.sketch.spaces import SpaceTable
 from castile.planner.sketch.works import Works
 from castile.planner.space import Space
@@ -99,10 +100,13 @@ class Sketch:
         num_types = len(lowering.machine.kinds)
         self.prices = Prices(
             np.zeros(self._known_first[-1], np.bool_), np.full((num_rows, num_types), np.nan),
-            np.zeros(self._known_first[-1]), np.zeros(num_contents, np.int64), np.zeros(TABLE, np.int64),
-            np.zeros(TABLE),
+            np.zeros((self._known_first[-1], num_types)), np.zeros(self._known_first[-1]),
+            np.zeros(num_contents, np.int64), np.zeros(TABLE, np.int64), np.zeros(TABLE),
         )  # fmt: skip
-        self.room = _room(num_procs, len(self.links.group), self.program, self.spaces)
+        self.uses = uses_of(self.program)
+        self.room = room_for(num_procs, len(self.links.group), self.program, self.spaces)
+        self.classes = classes_for(num_procs, self.spaces)
+        self.log = log_for(num_procs, self.program)
         self.choices = _choices(Moves.of(lowering), lowering.piece, self.names, self._spaces, self.table)
 
     def number(self, configs: Mapping[str, Config]) -> np.ndarray:
@@ -119,9 +123,8 @@ class Sketch:
 
     def seconds(self, configs: Mapping[str, Config]) -> float:
         """What a plan's step takes. Raises ValueError where a Config is none of the sketch."""
-        plan = self.number(configs)
-        self._load(plan)
-        return self._seconds(plan)
+        nothing = np.zeros((0, NUM_DRAWS))
+        return self._walked(self.number(configs), nothing, nothing[:, 0], np.full(len(self.type_of), np.inf), 0.0)[0]
 
     def walk(
         self,
@@ -138,48 +141,36 @@ class Sketch:
                                 whose mean is 1
         capacity[P]             bytes of each processor
         """
-        plan = self.number(start)
-        self._load(plan)
-        held = self.room.held
-        energy = self._seconds(plan) * (1 + penalty * max(0.0, float((held / capacity).max()) - 1))
-        best, seen = np.tile(plan, (NUM_KEPT, 1)), np.zeros((NUM_KEPT + 1, 2))
-        seen[0, 0], seen[1] = 1, (0, energy)
-        least, at, why = energy, 0, loops.FULL
-        nodes, old = np.zeros((2, len(plan)), np.int64)
-        while why != loops.DONE:
-            why, at, energy, least = _bodies().walk(
-                at, draws, heats, plan, energy, best, least, capacity, penalty, self.axes_of, self.type_of,
-                self.program, self.spaces, self.layouts, self.links, self.prices, self.choices,
-                self.room, nodes, old, seen,
-            )  # fmt: skip
-            if why == loops.UNKNOWN:
-                self._fill(int(seen[0, 1]))
-            elif why == loops.FULL:
-                self._widen()
+        least, best, seen = self._walked(self.number(start), draws, heats, capacity, penalty)
         count = int(seen[0, 0])
         order = [(n - 1) % NUM_KEPT for n in range(count, max(0, count - NUM_KEPT), -1)]
         history = [(int(seen[k + 1, 0]), float(seen[k + 1, 1])) for k in reversed(order)]
         return Walked([self.configs(best[k]) for k in order], least, history)
 
-    def _seconds(self, plan: np.ndarray) -> float:
-        """The step of a plan, worked out from its beginning, and kept."""
-        self.room.marks[0], self.room.longest[0] = 0.0, 0.0
-        seconds, stop = _bodies().step_seconds(
-            0, plan, self.axes_of, self.type_of, self.program, self.spaces, self.layouts, self.links, self.prices,
-            self.room, np.inf,
-        )  # fmt: skip
-        _bodies().keep(0, stop, self.program, self.room)
-        return float(seconds)
-
-    def _load(self, plan: np.ndarray) -> None:
-        """Price the nodes of a plan, and add up what its processors do and hold."""
-        self.room.work[:], self.room.held[:] = 0.0, 0.0
-        for n, c in enumerate(plan.tolist()):
-            number = int(self.program.known[n] + self.spaces.split[c])
+    def _walked(
+        self, plan: np.ndarray, draws: np.ndarray, heats: np.ndarray, capacity: np.ndarray, penalty: float
+    ) -> tuple[float, np.ndarray, np.ndarray]:
+        """The least energy of a walk, `best` and `seen`; plan: its first one, which it changes."""
+        for number in np.unique(self.program.known + self.spaces.split[plan]).tolist():
             if not self.prices.known[number]:
                 self._fill(number)
-            _bodies().put(n, c, 1, self.type_of, self.program, self.spaces, self.prices, self.room)
         self._widen()
+        self.room.marks[0], self.room.longest[0], self.room.toll[:] = 0.0, 0.0, sweep.UNFOUND
+        best, seen = np.tile(plan, (NUM_KEPT, 1)), np.zeros((NUM_KEPT + 1, 2))
+        seen[0, 0] = 1
+        energy, least, at, why = np.nan, np.nan, 0, loops.FULL
+        nodes, old = np.zeros((2, len(plan)), np.int64)
+        while why != loops.DONE:
+            why, at, energy, least = _bodies().walk(
+                at, draws, heats, plan, energy, best, least, capacity, penalty, self.axes_of, self.type_of,
+                self.program, self.uses, self.spaces, self.layouts, self.links, self.prices, self.choices,
+                self.classes, self.room, self.log, nodes, old, seen,
+            )  # fmt: skip
+            if why == loops.UNKNOWN:
+                self._fill(int(seen[0, 1]))
+            elif why == loops.FULL:
+                self._widen()
+        return float(least), best, seen
 
     def _fill(self, number: int) -> None:
         """Price one split of a kind."""
@@ -188,8 +179,11 @@ class Sketch:
         name, split = self.names[first], number - int(self._known_first[kind])
         node = self.lowering.piece.nodes[name]
         cut = self.table.splits[self._spaces[first]][split]
+        self.prices.total[number] = 0.0
         for s in self.program.own[self.program.own_ptr[first] : self.program.own_ptr[first + 1]].tolist():
-            self.prices.seconds[self.program.row[s] + split] = self._works.seconds(node, self._draft.steps[s], cut)
+            row = self.program.row[s] + split
+            self.prices.seconds[row] = self._works.seconds(node, self._draft.steps[s], cut)
+            self.prices.total[number] += self.prices.seconds[row]
         self.prices.nbytes[number] = self._works.nbytes(node, self._steps[name], cut)
         self.prices.known[number] = True
 
@@ -229,26 +223,6 @@ def _links(cost: CostModel) -> Links:
     return Links(np.array([v.group for v in levels], np.int64), np.array(latency), np.array(per_byte))
 
 
-def _room(num_procs: int, num_levels: int, program: Program, spaces: Spaces) -> Room:
-    most, width = max(int(spaces.parts.max(initial=1)), num_procs), spaces.degree.shape[1]
-    num_steps, num_reads = len(program.node), len(program.flow)
-    num_marks = num_steps // loops.STRIDE + 1
-
-    procs, steps, reads = np.zeros((5, num_procs)), np.zeros((2, num_steps)), np.zeros((2, num_reads))
-    here, marks, longest = (
-        np.zeros((2, num_reads), np.int64),
-        np.zeros((2, num_marks, 3, num_procs)),
-        np.zeros((2, num_marks)),
-    )
-    offsets = np.zeros((2, most + 1), np.int64)
-    scratch = (*np.zeros((6, max(prices.MOST_DIMS, width)), np.int64), *np.zeros((2, num_levels + 2)))
-    return Room(
-        procs[0], procs[1], procs[2], steps[0], here[0], reads[0], steps[1], here[1], reads[1],
-        marks[0], longest[0], marks[1], longest[1], procs[3], procs[4], np.zeros(1, np.int64),
-        offsets[0], offsets[1], scratch,
-    )  # fmt: skip
-
-
 def _choices(moves: Moves, graph: Graph, names: Sequence[str], spaces: np.ndarray, table: SpaceTable) -> Choices:
     """What a walk may change: as `Moves` does, in groups whose nodes have one space."""
     number = {name: n for n, name in enumerate(names)}
@@ -261,33 +235,43 @@ def _choices(moves: Moves, graph: Graph, names: Sequence[str], spaces: np.ndarra
     rows = [(name, other, along) for name in names for other, along in moves.neighbours[name]]
     same = np.full((max(len(rows), 1), table.width), -1)
     for b, (name, other, along) in enumerate(rows):
-        theirs, ours = (table.axes[spaces[number[n]]] for n in (other, name))
+        there, here = (table.axes[spaces[number[n]]] for n in (other, name))
         for of, axis in along.items():
-            if axis in theirs and of in ours:
-                same[b, theirs.index(axis)] = ours.index(of)
+            if axis in there and of in here:
+                same[b, there.index(axis)] = here.index(of)
+    tables: dict[object, int] = {}
+    like_ptr: list[int] = []
+    size = 0
+    for b, (name, other, _) in enumerate(rows):
+        ours = int(spaces[number[name]])
+        key = ours, int(spaces[number[other]]), same[b].tobytes()
+        if key not in tables:
+            tables[key] = size - int(table.first[ours])
+            size += int(table.first[ours + 1] - table.first[ours])
+        like_ptr.append(tables[key])
     return Choices(
         _pointer([len(group) for group in groups]), _array([n for group in groups for n in group]),
         _pointer([len(moves.neighbours[name]) for name in names]), _array([number[other] for _, other, _ in rows]),
-        same,
+        same, _array(like_ptr), np.zeros(size, np.int64),
     )  # fmt: skip
 
 
 class _Bodies(NamedTuple):
     walk: Callable[..., Any]
-    step_seconds: Callable[..., Any]
-    put: Callable[..., Any]
-    keep: Callable[..., Any]
     rehashed: Callable[..., Any]
 
 
 @cache
 def _bodies() -> _Bodies:
     """The loops, compiled where numba is installed."""
-    bodies = _Bodies(loops.walk, loops.step_seconds, loops.put, loops.keep, loops.rehashed)
+    bodies = _Bodies(loops.walk, prices.rehashed)
     if can_compile():
         from numba.extending import register_jitable
 
-        for part in (*prices.PARTS, *loops.PARTS):
+        inlined: tuple[Callable[..., Any], ...] = (*prices.INLINED, *sweep.INLINED)
+        for part in inlined:
+            register_jitable(inline="always")(part)
+        for part in (*prices.PARTS, *sweep.PARTS, *loops.PARTS):
             register_jitable(part)
         import numba
 

@@ -15,6 +15,8 @@ from castile.planner.sketch.arrays import Spaces
 from castile.planner.space import Space
 from castile.planner.strategy import Config
 
+# Sums of as many salts as there are names in a plan fit into 64 bits.
+MOST_SALT = 1 << 44
 Entry = tuple[int, int, tuple[int, ...]]  # the number of a split, replicas, procs
 
 
@@ -93,12 +95,30 @@ class SpaceTable:
         sizes = np.array([len(entry[2]) for entry in every], np.int64)
         crowds: dict[frozenset[int], int] = {}
         crowd = [crowds.setdefault(frozenset(entry[2]), len(crowds)) for entry in every]
+        crew, crew_sizes = _crews(crowd, [entry[2] for entry in every])
         return Spaces(
             self.first, np.array([entry[0] for entry in every], np.int64), sizes // replicas, replicas,
-            np.array(crowd, np.int64), np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+            np.array(crowd, np.int64), np.array(crew, np.int64),
+            np.concatenate([[0], np.cumsum(crew_sizes)]).astype(np.int64),
+            np.random.default_rng(0).integers(MOST_SALT, size=len(crew_sizes)),
+            np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
             np.fromiter((p for entry in every for p in entry[2]), np.int64, int(sizes.sum())), every_degree,
             rank[every_degree],
         )  # fmt: skip
+
+
+def _crews(crowd: Sequence[int], procs: Sequence[tuple[int, ...]]) -> tuple[list[int], list[int]]:
+    """Numbers of the sets of processors, apart where one is named several times; how many names each has."""
+    numbers: dict[object, int] = {}
+    sizes: list[int] = []
+    found = []
+    for of, named in zip(crowd, procs, strict=True):
+        key = of if len(set(named)) == len(named) else tuple(sorted(named))
+        if key not in numbers:
+            numbers[key] = len(sizes)
+            sizes.append(len(named))
+        found.append(numbers[key])
+    return found, sizes
 
 
 def _key(split: dict[str, int]) -> tuple[tuple[str, int], ...]:

@@ -1,0 +1,64 @@
+"""Where a sketch is worked out: arrays of the sizes that a program and its Configs ask for, and which reads are whose.
+
+It does not know what is worked out in them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from castile.planner.sketch.arrays import Classes, Log, Program, Room, Spaces, Uses
+from castile.planner.sketch.prices import MOST_DIMS
+from castile.planner.sketch.sweep import STRIDE
+
+
+def room_for(num_procs: int, num_levels: int, program: Program, spaces: Spaces) -> Room:
+    """Room for one plan that is kept and one that is tried."""
+    most, width = max(int(spaces.parts.max(initial=1)), num_procs), spaces.degree.shape[1]
+    num_steps, num_reads = len(program.node), len(program.flow)
+    num_marks = num_steps // STRIDE + 1
+    procs, steps, reads = np.zeros((5, num_procs)), np.zeros((2, num_steps)), np.zeros((3, num_reads))
+    marks, longest = np.zeros((2, num_marks, 3, num_procs)), np.zeros((2, num_marks))
+    offsets = np.zeros((2, most + 1), np.int64)
+    scratch = (*np.zeros((6, max(MOST_DIMS, width)), np.int64), *np.zeros((2, num_levels + 2)))
+    return Room(
+        procs[0], procs[1], procs[2], steps[0], reads[0], reads[1], np.zeros(num_reads, np.int64), steps[1], reads[2],
+        marks[0], longest[0], marks[1], longest[1], procs[3], procs[4], np.zeros(1, np.int64),
+        offsets[0], offsets[1], scratch,
+    )  # fmt: skip
+
+
+def classes_for(num_procs: int, spaces: Spaces) -> Classes:
+    """Room for the classes of two plans."""
+    num_crews, num_names = len(spaces.salt), int(spaces.crew_ptr[-1])
+    first, each = np.zeros((2, 2, num_procs), np.int64)
+    size, listed_in = np.zeros((2, 2, num_crews), np.int64)
+    num_first, state = np.zeros((2, 2), np.int64)
+    sign, side, listed = np.zeros(num_procs, np.int64), np.zeros(1, np.int64), np.zeros((2, num_names), np.int64)
+    return Classes(sign, side, first, each, num_first, listed, size, state, listed_in)
+
+
+def log_for(num_procs: int, program: Program) -> Log:
+    """Room for what one proposal changes."""
+    num_reads, num_flows = len(program.flow), len(program.made_ptr) - 1
+    procs, reads = np.zeros((2, num_procs)), np.zeros((2, num_reads), np.int64)
+    ones, turned = np.zeros((2, 1), np.int64), np.zeros(len(program.space), np.int64)
+    return Log(
+        procs[0], procs[1], np.zeros(num_procs, np.int64), ones[0], reads[0], np.zeros(num_reads), reads[1], ones[1],
+        turned, np.zeros(num_flows, np.int64),
+    )  # fmt: skip
+
+
+def uses_of(program: Program) -> Uses:
+    """Which nodes read, and by node the flows, by flow the reads."""
+    num_flows, num_nodes = len(program.made_ptr) - 1, len(program.space)
+    reader = np.repeat(program.node, np.diff(program.read_ptr))
+    made = np.repeat(np.arange(num_flows), np.diff(program.made_ptr))
+    counts = np.bincount(program.flow, minlength=num_flows)
+    nodes, flows = np.concatenate([program.owner, reader]), np.concatenate([made, program.flow])
+    is_read = counts[flows] > 0
+    pairs = np.unique(nodes[is_read] * num_flows + flows[is_read])
+    flow_ptr = np.searchsorted(pairs, np.arange(num_nodes + 1) * num_flows)
+    read_ptr = np.concatenate([[0], np.cumsum(counts)])
+    read = np.argsort(program.flow, kind="stable")
+    return Uses(*(a.astype(np.int64) for a in (reader, flow_ptr, pairs % max(num_flows, 1), read_ptr, read)))
