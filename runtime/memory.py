@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -195,72 +195,99 @@ def _place(blocks: _Blocks, live: int) -> np.ndarray:
 
 def _best_fit(size, begin, end, sequence):  # type: ignore[no-untyped-def]
     """Places blocks in that sequence, each in the tightest gap that its contemporaries leave."""
-    places = np.empty(len(sequence), np.int64)
-    # The blocks placed so far, ascending by offset.
-    placed = np.empty(len(sequence), np.int64)
-    for count in range(len(sequence)):
+    num_blocks = len(sequence)
+    places = np.empty(num_blocks, np.int64)
+    # Of the blocks placed so far, ascending by offset: offset, end, and from when till when they live.
+    low, high = np.empty(num_blocks, np.int64), np.empty(num_blocks, np.int64)
+    since, until = np.empty(num_blocks, np.int64), np.empty(num_blocks, np.int64)
+    for count in range(num_blocks):
         block = sequence[count]
+        need, first, last = size[block], begin[block], end[block]
         top, offset, tightest = 0, 0, -1
         for i in range(count):
-            other = placed[i]
-            if begin[other] < end[block] and end[other] > begin[block]:
-                gap = places[other] - top
-                if gap >= size[block] and (tightest < 0 or gap < tightest):
+            if since[i] < last and until[i] > first:
+                gap = low[i] - top
+                if gap >= need and (tightest < 0 or gap < tightest):
                     offset, tightest = top, gap
-                top = max(top, places[other] + size[other])
-        places[block] = offset if tightest >= 0 else top
+                    if gap == need:
+                        # none is tighter
+                        break
+                top = max(top, high[i])
+        place = offset if tightest >= 0 else top
+        places[block] = place
         hole = count
-        while hole > 0 and places[placed[hole - 1]] > places[block]:
-            placed[hole], hole = placed[hole - 1], hole - 1
-        placed[hole] = block
+        while hole > 0 and low[hole - 1] > place:
+            low[hole], high[hole] = low[hole - 1], high[hole - 1]
+            since[hole], until[hole] = since[hole - 1], until[hole - 1]
+            hole -= 1
+        low[hole], high[hole], since[hole], until[hole] = place, place + need, first, last
     return places
 
 
-def _final_users(graph: TaskGraph) -> Callable[[int], np.ndarray]:
-    """For a buffer the users that no other user needs: when these have ended, all have."""
-    num_tasks = graph.num_tasks
-    counts = np.diff(graph.use_ptr)
-    task = np.repeat(np.arange(num_tasks), counts)
-    needs_of_user = np.diff(graph.need_ptr)[task]
-    # Every need of every use, as (buffer, needed task): uses of that name are not final.
-    within = np.arange(needs_of_user.sum()) - np.repeat(np.cumsum(needs_of_user) - needs_of_user, needs_of_user)
-    needed = graph.needs[np.repeat(graph.need_ptr[task], needs_of_user) + within]
-    name = graph.uses.astype(np.int64) * num_tasks + task
-    covered = np.repeat(graph.uses.astype(np.int64), needs_of_user) * num_tasks + needed
-    final = np.sort(_absent(name, covered))
-    ptr = np.searchsorted(final, np.arange(graph.num_buffers + 1) * num_tasks)
-    return lambda buffer: final[ptr[buffer] : ptr[buffer + 1]] % num_tasks
+def _final_users(graph: TaskGraph) -> tuple[np.ndarray, np.ndarray]:
+    """For all buffers the users that no other user needs (when these have ended, all have), and where each's begin."""
+    num_tasks, counts = graph.num_tasks, np.diff(graph.use_ptr)
+    uses = graph.uses.astype(np.int64)
+    name = uses * num_tasks + np.repeat(np.arange(num_tasks), counts)
+    after, before = np.repeat(np.arange(num_tasks), np.diff(graph.need_ptr)), graph.needs.astype(np.int64)
+    # A use is not final where another user of the buffer needs that user. Of a need's two tasks the one that uses
+    # fewer buffers is asked for them, and the other whether it uses one too.
+    fewer = counts[before] <= counts[after]
+    edge, at = _every(graph.use_ptr, np.where(fewer, before, after))
+    of_other = uses[at] * num_tasks + np.where(fewer, after, before)[edge]
+    both = ~_is_absent(of_other, name)
+    covered = uses[at[both]] * num_tasks + before[edge[both]]
+    final = np.sort(name[_is_absent(name, covered)])
+    return final % max(1, num_tasks), np.searchsorted(final, np.arange(graph.num_buffers + 1) * num_tasks)
 
 
-def _reuse(blocks: _Blocks, places: np.ndarray, finals: Callable[[int], np.ndarray]) -> np.ndarray:
+def _every(ptr: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """All places of these compressed rows, one row after the other, and of which of the rows each is."""
+    counts = np.diff(ptr)[rows]
+    row = np.repeat(np.arange(len(rows)), counts)
+    return row, np.arange(len(row)) - (np.cumsum(counts) - counts - ptr[rows])[row]
+
+
+def _reuse(blocks: _Blocks, places: np.ndarray, finals: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
     """(user, first task) for every block and the blocks whose bytes it takes over from them directly."""
-    pairs: list[tuple[int, int]] = []
-    for old, new in _successions(places, places + blocks.size, np.lexsort((places, blocks.begin))):
-        users = finals(blocks.buffer[old]) if blocks.buffer[old] >= 0 else blocks.first[old : old + 1]
-        assert blocks.end[old] <= blocks.begin[new], "blocks alive together share bytes"
-        pairs.extend((int(user), int(blocks.first[new])) for user in users)
-    return np.array(pairs, np.int64).reshape(-1, 2)
+    pairs = _successions(places, places + blocks.size, np.lexsort((places, blocks.begin)))
+    old, new = np.array(pairs, np.int64).reshape(-1, 2).T
+    assert (blocks.end[old] <= blocks.begin[new]).all(), "blocks alive together share bytes"
+    buffer, first = blocks.buffer[old], blocks.first[new]
+    is_buffer = buffer >= 0
+    users, ptr = finals
+    row, at = _every(ptr, buffer[is_buffer])
+    return np.concatenate(
+        [
+            np.stack([users[at], first[is_buffer][row]], axis=1),
+            np.stack([blocks.first[old[~is_buffer]], first[~is_buffer]], axis=1),
+        ]
+    )
 
 
-def _successions(low: np.ndarray, high: np.ndarray, sequence: np.ndarray) -> Iterator[tuple[int, int]]:
+def _successions(low: np.ndarray, high: np.ndarray, sequence: np.ndarray) -> list[tuple[int, int]]:
     """Former and new owner, wherever a block takes bytes over; what a block in between took over is implied by it."""
-    starts, owners = [0], [-1]
-    for new in sequence.tolist():
-        lo, hi = int(low[new]), int(high[new])
+    starts, owners, pairs = [0], [-1], []
+    for new, lo, hi in zip(sequence.tolist(), low[sequence].tolist(), high[sequence].tolist()):
         i, j = bisect_right(starts, lo) - 1, bisect_left(starts, hi)
-        for old in set(owners[i:j]) - {-1}:
-            yield old, new
-        above = [(hi, owners[j - 1])] if j == len(starts) or starts[j] > hi else []
-        below = [(starts[i], owners[i])] if starts[i] < lo else []
-        parts = [*below, (lo, new), *above]
-        starts[i:j] = [start for start, _ in parts]
-        owners[i:j] = [owner for _, owner in parts]
+        pairs += [(old, new) for old in owners[i:j] if old >= 0]
+        begins, theirs = [lo], [new]
+        if starts[i] < lo:
+            begins, theirs = [starts[i], lo], [owners[i], new]
+        if j == len(starts) or starts[j] > hi:
+            begins.append(hi)
+            theirs.append(owners[j - 1])
+        starts[i:j] = begins
+        owners[i:j] = theirs
+    return pairs
 
 
-def _absent(names: np.ndarray, among: np.ndarray) -> np.ndarray:
-    """The names that are not among others: by a sort, as numpy's sets of millions of numbers take ten times as long."""
+def _is_absent(names: np.ndarray, among: np.ndarray) -> np.ndarray:
+    """bool: which names are not among others: by a sort, as numpy's sets of millions of numbers take ten times as
+    long.
+    """
     ordered = np.append(np.sort(among), -1)
-    return names[ordered[np.searchsorted(ordered[:-1], names)] != names]
+    return ordered[np.searchsorted(ordered[:-1], names)] != names
 
 
 def _new_edges(graph: TaskGraph, edges: np.ndarray) -> np.ndarray:
@@ -268,5 +295,5 @@ def _new_edges(graph: TaskGraph, edges: np.ndarray) -> np.ndarray:
     task = np.repeat(np.arange(graph.num_tasks, dtype=np.int64), np.diff(graph.need_ptr))
     stated = graph.needs.astype(np.int64) * graph.num_tasks + task
     wanted = np.unique(edges[:, 0] * graph.num_tasks + edges[:, 1])
-    wanted = _absent(wanted, stated)
+    wanted = wanted[_is_absent(wanted, stated)]
     return np.stack(np.divmod(wanted, max(1, graph.num_tasks)), axis=1).astype(np.int32)
