@@ -24,7 +24,7 @@ from castile.planner.lower import Lowering
 from castile.planner.pins import Pins
 from castile.planner.seeds import seeds as known_plans
 from castile.planner.seeds import stamped
-from castile.planner.sketch.sieve import promising
+from castile.planner.sketch.sieve import FAR, NEAR, Sieve, helps, is_long
 from castile.planner.spaces import Spaces
 from castile.planner.strategy import Config, Predicted, Strategy
 from castile.runtime.strict import suggestion
@@ -34,6 +34,7 @@ NUM_FINALISTS = 8
 LEAST_GAIN = 1e-3
 
 Configs = Mapping[str, Config]
+Plans = Mapping[str, Strategy]
 
 
 Progress = Callable[[float, Evaluated], None]
@@ -44,6 +45,7 @@ class Run:
     """A search under way: what it may spend, what it has seen, and the best of it.
 
     seeds      the known plans to start from, evaluated
+    sieve      what a sketch says of these and of others that it puts far behind, None where it was not asked
     frontier   keeps the plans that none beats in both time and memory, where someone asks for them
     num_processes   in how many a search may walk side by side
     pins       what every plan must have: what is proposed without it is made so
@@ -60,6 +62,7 @@ class Run:
     frontier: Frontier[Evaluated] | None = None
     num_processes: int = 1
     pins: Pins | None = None
+    sieve: Sieve | None = None
     num_proposals: int = 0
     history: list[tuple[int, float]] = field(default_factory=list)
     finalists: list[Evaluated] = field(default_factory=list)
@@ -75,7 +78,7 @@ class Run:
 
     @cached_property
     def spaces(self) -> Spaces:
-        return Spaces(self.lowering, self.evaluator.cost, self.pins)
+        return Spaces(self.lowering, self.evaluator.cost, self.pins) if self.sieve is None else self.sieve.spaces
 
     @property
     def best(self) -> Evaluated:
@@ -102,12 +105,17 @@ class Run:
     def propose(self, configs: Configs, most: float = inf) -> Evaluated | None:
         """Evaluate a plan, which costs a proposal; None where a bound shows that its energy is more than `most`."""
         self.num_proposals += 1
-        found, configs = None, self._met(configs)
-        if most == inf or self.evaluator.bound(configs) <= most:
-            found = self.evaluator.evaluate(Strategy(configs, self.lowering.microbatches))
-            self._judge(found)
+        found = None
+        if most == inf or self.evaluator.bound(configs := self._met(configs)) <= most:
+            found = self.judge(configs, self.num_proposals)
         if self.progress is not None:
             self.progress(min(1.0, self.spent), self.best)
+        return found
+
+    def judge(self, configs: Configs, number: int) -> Evaluated:
+        """Evaluate a plan that was proposed elsewhere, and counted there as proposal `number`."""
+        found = self.evaluator.evaluate(Strategy(self._met(configs), self.lowering.microbatches))
+        self._judge(found, number)
         return found
 
     def adopt(self, num_proposals: int, best: Sequence[Evaluated]) -> None:
@@ -130,14 +138,14 @@ class Run:
         """The plan as pins ask."""
         return dict(configs) if self.pins is None else self.pins.apply(configs)
 
-    def _judge(self, found: Evaluated) -> None:
+    def _judge(self, found: Evaluated, number: int | None = None) -> None:
         """Keep the plan if it is among the best few; of equal ones the first comes first."""
         if self.frontier is not None:
             self.frontier.add(found)
         if any(found.strategy.configs == known.strategy.configs for known in self.finalists):
             return
         if not self.finalists or found.rank < self.best.rank:
-            self.history.append((self.num_proposals, found.seconds))
+            self.history.append((self.num_proposals if number is None else number, found.seconds))
         self.finalists = sorted([*self.finalists, found], key=lambda e: e.rank)[:NUM_FINALISTS]
 
 
@@ -148,7 +156,7 @@ class Found:
     strategy           the plan, complete with what it was made for and what is predicted of it
     evaluated          the same as the simulator saw it
     arena_bytes        of each processor, as they will be allocated
-    seeds              the known plans, evaluated alike; none that fits is ranked before the plan found
+    seeds              the known plans that were evaluated too; none that fits is ranked before the plan found
     equals             the seed that the plan is the same as, "" where it is none
     history            (number of proposals, seconds) whenever a better plan was found
     """
@@ -197,7 +205,8 @@ def search(
     num_processes   in how many a search may walk side by side, if it can; what it finds is the same
     seeds      the known plans to start from, by name; all by default. Data parallelism counts even where it is not one.
     pins       what every plan must have, known ones too, which are made so
-    Known plans that a sketch puts far behind others are left out where simulating takes seconds.
+    Known plans that a sketch puts far behind others are left out where a search walks through sketches anyway, and
+    where simulating takes seconds.
     The plan is never ranked behind data parallelism or another seed that fits, unless the search returns one that it
     insists on. Raises ValueError in one sentence for an unknown search or seed, a budget that is none, and where no
     plan fits, with the largest owners of memory named.
@@ -206,11 +215,15 @@ def search(
     limits = budget if isinstance(budget, Budget) else parse_budget(budget or module.BUDGET)
     lowering, cost = evaluator.lowering, evaluator.cost
     base = known_plans(lowering, ["data_parallel"], cost, pins)
-    begin = promising(evaluator, known_plans(lowering, seeds, cost, pins), Spaces(lowering, cost, pins))
-    begin |= {n: _met(plan, pins) for n, plan in (start or {}).items()}
-    worth = {label: evaluator.evaluate(plan) for label, plan in {**base, **begin}.items()}
-    starts = {label: worth[label] for label in begin or base}
-    run = Run(evaluator, limits, random.Random(seed), starts, progress, frontier, num_processes, pins)
+    given = {n: _met(plan, pins) for n, plan in (start or {}).items()}
+    begin = known_plans(lowering, seeds, cost, pins) | given or base
+    # What is asked for by name is evaluated whatever a sketch says of it.
+    given = given if seeds is None else begin
+    is_sketched = getattr(module, "WALKS_SKETCHES", False) and is_long(limits)
+    sieve = Sieve(evaluator, begin, Spaces(lowering, cost, pins)) if helps(evaluator, is_sketched) else None
+    worth = _evaluated(evaluator, base, given, begin, sieve, NEAR if frontier is None else FAR)
+    starts = {label: found for label, found in worth.items() if label in begin}
+    run = Run(evaluator, limits, random.Random(seed), starts, progress, frontier, num_processes, pins, sieve)
     insisted = module.search(run)
     best, arena = _choose(run, [insisted] if insisted else [*worth.values(), *run.finalists])
     plan = finished(evaluator, best, arena, name, seed)
@@ -219,6 +232,17 @@ def search(
         plan, replace(best, strategy=plan), arena, worth, equals, run.num_proposals, run.elapsed_seconds,
         tuple(run.history),
     )  # fmt: skip
+
+
+def _evaluated(
+    evaluator: Evaluator, base: Plans, given: Plans, known: Plans, sieve: Sieve | None, times: float
+) -> dict[str, Evaluated]:
+    """The known plans that no sketch puts far behind; where none of them fits, others that are not very far."""
+    wanted = {*base, *given, *(known if sieve is None else sieve.within(times))}
+    found = {name: evaluator.evaluate(plan) for name, plan in {**base, **known}.items() if name in wanted}
+    if sieve is None or times == FAR or any(plan.fits for plan in found.values()):
+        return found
+    return _evaluated(evaluator, base, given, known, sieve, FAR)
 
 
 def finished(evaluator: Evaluator, best: Evaluated, arena: tuple[int, ...], name: str, seed: int) -> Strategy:

@@ -14,7 +14,7 @@ from castile.planner.evaluator import Evaluator
 from castile.planner.lower import Lowering
 from castile.planner.op import find
 from castile.planner.seeds import seeds
-from castile.planner.sketch import loops, sieve
+from castile.planner.sketch import loops
 from castile.planner.sketch import sketch as sketches
 from castile.planner.sketch.arrays import Classes
 from castile.planner.sketch.layouts import LayoutTable
@@ -199,15 +199,3 @@ def test_memory_that_is_short_turns_a_walk_to_plans_that_fit() -> None:
     found = sketch.walk(wide.plans[0], draws, np.full(2000, 0.01), np.full(4, most * 0.6))
     sketch.seconds(found.plans[0])
     assert sketch.room.held.max() <= most * 0.6
-
-
-def test_known_plans_far_behind_are_not_simulated_where_that_is_dear(monkeypatch: pytest.MonkeyPatch) -> None:
-    lowering, cost = lowered("gpt:layers=2,width=1024,heads=16,seq=256,vocab=8192")
-    evaluator, known, spaces = Evaluator(lowering, cost), seeds(lowering), Spaces(lowering, cost)
-    assert sieve.promising(evaluator, known, spaces) == known
-    monkeypatch.setattr(sieve, "SLOW", 0)
-    left = sieve.promising(evaluator, known, spaces)
-    worth = {name: evaluator.evaluate(plan).seconds for name, plan in known.items()}
-    best = min(worth, key=worth.__getitem__)
-    assert best in left and "one_processor" not in left
-    assert all(worth[name] > 1.5 * worth[best] for name in known if name not in left)

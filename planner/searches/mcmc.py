@@ -1,111 +1,150 @@
 """Metropolis search: random changes to a plan, kept when they shorten the step or, now and then, when they do not.
 
 After Jia, Zaharia, Aiken, "Beyond Data and Model Parallelism for Deep Neural Networks", MLSys 2019, section 6, with the
-temperature relative to the plan's own time, moves over several nodes, and starts from the best seeds. Most of the walk
-goes through sketches of plans (`planner/sketch`), which take microseconds; what it finds is simulated, and a last part
-of the walk goes on with simulated plans. It does not know what a step takes, nor which moves there are.
+temperature relative to the plan's own time, moves over several nodes, and starts from the best seeds. A long search
+makes many short walks through sketches of plans (`planner/sketch`), which take microseconds, and simulates the plans
+that these end with: sketches err by some percent, so the best of several ends is worth more than a longer walk. Where
+plans are small, or time is left, a last walk goes on with simulated plans. It does not know what a step takes, nor
+which moves there are.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from castile.planner.moves import Moves
-from castile.planner.search import Evaluated, Run
-from castile.planner.sketch.sieve import DEAR, num_parts
-from castile.planner.sketch.sketch import NUM_DRAWS, Sketch
+from castile.planner.search import LEAST_GAIN, Run
+from castile.planner.sketch.sieve import Sieve, is_long, num_parts
+from castile.planner.sketch.sketch import NUM_DRAWS
 from castile.planner.strategy import Config
 from castile.planner.walks import walk
 
 BUDGET = "20000"
+# A long search asks what sketches say of known plans before it simulates them.
+WALKS_SKETCHES = True
 # Of a plan's own time: at first, a plan that takes so much longer is kept with probability 1/e.
 TEMPERATURE = 0.02
 # The same for plans that are good already.
 REFINING = 0.002
-# The chains from the seeds share this part of the budget; one from the best plan found has the rest.
-SEED_SHARE = 0.5
-# Chains begin at so many of the seeds: with more, each is too short.
+# Chains begin at so many of the seeds in turn: with more, each has too little.
 MOST_STARTS = 3
-# Of what a walk through sketches finds, so many plans are simulated.
-NUM_JUDGED = 3
-# Of the budget this share at most is for simulated plans, and no more than so many of them, and of parts of nodes.
-SIMULATED_SHARE, MOST_SIMULATED, MOST_PARTS = 0.25, 10, 50_000
-# A search of fewer proposals does without sketches: compiling them takes longer than it.
-LEAST = 1000
+# Of simulated plans, the chains from the seeds share this part of the budget; one from the best found has the rest.
+SEED_SHARE = 0.5
+# Through sketches so many chains are of so many proposals, as many are twice as long, and so on.
+NUM_CHAINS, CHAIN = 10, 2000
+# Of what chains end with, so many parts of nodes are simulated, all plans together.
+JUDGED_PARTS = 30_000
+# Where no plan is known to fit, sketches are walked through all the same if plans have more parts than this.
+DEAR = 100_000
+# After sketches, this share of a budget is for simulated plans: where the budget is proposals no more than so many, and
+# only where plans have no more parts than that, as each takes as long as thousands of sketches.
+SIMULATED_SHARE, MOST_SIMULATED, MOST_PARTS = 0.25, 100, 64
 # By so much a patient search goes on each time.
 FURTHER = 1.3
-# Proposals of a walk whose end is given by time.
-ROUND = 1000
+
+Configs = dict[str, Config]
 
 
 def search(run: Run) -> None:
-    """A chain from each of the best seeds, then one from the best plan that these found."""
-    moves, heat, share = Moves.of(run.lowering, run.spaces), TEMPERATURE, _simulated_share(run)
-    if _is_sketchable(run):
-        _Sketched(run).search(1 - share)
-        heat = REFINING
-    else:
-        starts = _best_seeds(run)
-        for number, start in enumerate(starts):
-            walk(run, moves, start, SEED_SHARE * (number + 1) / len(starts), lambda left: TEMPERATURE * left)
-    if num_parts(run.evaluator) < DEAR:
-        until = run.spent * (1 + share) if run.spent > 1 else 1.0
-        walk(run, moves, run.best, until, lambda left: heat * left)
+    """Chains from the best seeds, then one from the best plan that these found."""
+    if (sieve := _sieve(run)) is not None:
+        share = _simulated_share(run)
+        _Sketched(run, sieve).search(1 - share)
+        if share:
+            until = run.spent * (1 + share) if run.spent > 1 else 1.0
+            walk(run, Moves.of(run.lowering, run.spaces), run.best, until, lambda left: REFINING * left)
+        return
+    moves = Moves.of(run.lowering, run.spaces)
+    starts = sorted(run.seeds.values(), key=lambda seed: seed.energy)[:MOST_STARTS]
+    for number, start in enumerate(starts):
+        walk(run, moves, start, SEED_SHARE * (number + 1) / len(starts), lambda left: TEMPERATURE * left)
+    walk(run, moves, run.best, 1.0, lambda left: TEMPERATURE * left)
 
 
-def _is_sketchable(run: Run) -> bool:
-    """Whether sketches help: they know whole batches, rank by time, and know roughly what memory a plan takes."""
-    is_long = run.budget.proposals is None or run.budget.proposals >= LEAST
-    is_roomy = run.frontier is None and (num_parts(run.evaluator) > DEAR or any(s.fits for s in run.seeds.values()))
-    return is_long and is_roomy and run.evaluator.objective != "memory" and run.lowering.microbatches == 1
+def _sieve(run: Run) -> Sieve | None:
+    """What knows sketches, where walking through them helps: they know but roughly what memory a plan takes."""
+    is_roomy = num_parts(run.evaluator) > DEAR or any(seed.fits for seed in run.seeds.values())
+    return run.sieve if is_long(run.budget) and run.frontier is None and is_roomy else None
 
 
 def _simulated_share(run: Run) -> float:
+    """Of the budget what is for simulated plans after sketches."""
     if run.budget.proposals is None:
         return SIMULATED_SHARE
-    most = max(1.0, min(MOST_SIMULATED, MOST_PARTS / num_parts(run.evaluator)))
-    return min(SIMULATED_SHARE, most / run.budget.proposals)
+    is_small = num_parts(run.evaluator) <= MOST_PARTS
+    return min(SIMULATED_SHARE, MOST_SIMULATED / run.budget.proposals) if is_small else 0.0
+
+
+class _Start(NamedTuple):
+    """Where chains begin.
+
+    kept   Configs of which sketches know nothing, such as of updates in pieces: plans that are found have them too
+    """
+
+    configs: Configs
+    energy: float
+    kept: Configs
+
+
+class _End(NamedTuple):
+    """The best plan of a chain, and which proposal it was."""
+
+    energy: float
+    number: int
+    plan: Configs
 
 
 class _Sketched:
     """Walks through sketches."""
 
-    def __init__(self, run: Run) -> None:
-        names = run.lowering.piece.nodes
-        self.run = run
-        self.starts = [{n: seed.strategy.configs[n] for n in names} for seed in _best_seeds(run)]
-        self.sketch = Sketch(run.lowering, run.evaluator.cost, run.spaces, self.starts)
+    def __init__(self, run: Run, sieve: Sieve) -> None:
+        self.run, self.sketch = run, sieve.sketch
         self.rng = np.random.default_rng(run.rng.getrandbits(64))
-        self.best, self.energy = self.starts[0], float("inf")
+        self.starts = _starts(run, sieve)
+        self.num_chains = 0
+        self.ends: dict[frozenset[tuple[str, Config]], _End] = {}
 
     def search(self, until: float) -> None:
-        """Walk until that share of the budget is spent."""
-        for number, start in enumerate(self.starts):
-            self.walk(start, until * SEED_SHARE * (number + 1) / len(self.starts))
-        self.walk(self.best, until)
+        """Walk until that share of the budget is spent, and simulate the best that was found."""
+        self.walk(until)
+        self.judge((1 + until) / 2)
         while self.run.is_restless:
-            self.walk(self.best, self.run.spent * FURTHER)
-        if num_parts(self.run.evaluator) >= DEAR:
-            self.run.propose(self.best)
+            self.walk(self.run.spent * FURTHER)
+            self.judge(self.run.spent)
 
-    def walk(self, start: dict[str, Config], until: float) -> None:
-        """A chain from a plan, in one go or in rounds where time says when it ends."""
-        begun = self.run.spent
+    def walk(self, until: float) -> None:
+        """Chains from the seeds in turn."""
         while self.run.spent < until:
-            count, left = ROUND, (until - self.run.spent) / (until - begun)
+            start, count = self.starts[self.num_chains % len(self.starts)], CHAIN << self.num_chains // NUM_CHAINS
             if self.run.budget.proposals is not None:
-                count = max(1, round((until - self.run.spent) * self.run.budget.proposals) - NUM_JUDGED)
-            heats = TEMPERATURE * left * np.linspace(1, 0, count)
-            walked = self.sketch.walk(start, self.rng.random((count, NUM_DRAWS)), heats, self.run.evaluator.capacity)
+                count = min(count, round((until - self.run.spent) * self.run.budget.proposals) or 1)
+            heats, draws = TEMPERATURE * np.linspace(1, 0, count), self.rng.random((count, NUM_DRAWS))
+            walked = self.sketch.walk(start.configs, draws, heats, self.run.evaluator.capacity)
+            if walked.energy < start.energy * (1 - LEAST_GAIN):
+                plan = start.kept | walked.plans[0]
+                found = _End(walked.energy, self.run.num_proposals + walked.history[-1][0], plan)
+                self.ends.setdefault(frozenset(plan.items()), found)
+            self.num_chains += 1
             self.run.adopt(count, [])
-            # Where a plan takes seconds to simulate, only the best of all is.
-            for configs in walked.plans[:NUM_JUDGED] if num_parts(self.run.evaluator) < DEAR else ():
-                if self.run.spent < until:
-                    self.run.propose(configs)
-            start = walked.plans[0]
-            if walked.energy < self.energy:
-                self.best, self.energy = start, walked.energy
+
+    def judge(self, until: float) -> None:
+        """Simulate the best of the chains' ends, as many as a budget of seconds leaves time for."""
+        most = max(1, JUDGED_PARTS // num_parts(self.run.evaluator))
+        best = sorted(self.ends.values(), key=lambda end: end.energy)[:most]
+        for end in sorted(best, key=lambda end: end.number):
+            if self.run.budget.proposals is not None or self.run.spent < until:
+                self.run.judge(end.plan, end.number)
 
 
-def _best_seeds(run: Run) -> list[Evaluated]:
-    return sorted(run.seeds.values(), key=lambda seed: seed.energy)[:MOST_STARTS]
+def _starts(run: Run, sieve: Sieve) -> list[_Start]:
+    """The best seeds whose nodes differ; of those that differ in other Configs the one without these, if it fits."""
+    found: dict[frozenset[tuple[str, Config]], _Start] = {}
+    for name in sorted(run.seeds, key=lambda name: run.seeds[name].energy):
+        configs, seed = sieve.configs[name], run.seeds[name]
+        kept = {node: config for node, config in seed.strategy.configs.items() if node not in configs}
+        key = frozenset(configs.items())
+        if key not in found or (seed.fits and not kept):
+            found[key] = _Start(configs, sieve.energy[name], kept)
+    return list(found.values())[:MOST_STARTS]

@@ -1,0 +1,78 @@
+"""Known plans through a sketch: those left out are behind what a search finds, and what is asked for stays."""
+
+from __future__ import annotations
+
+import pytest
+
+from castile.launch import models
+from castile.planner.cost import CostModel
+from castile.planner.evaluator import Evaluator
+from castile.planner.lower import Lowering
+from castile.planner.op import find
+from castile.planner.search import search
+from castile.planner.seeds import seeds
+from castile.planner.sketch import sieve
+from castile.planner.strategy import encode
+from castile.planner.updates import Updates
+from castile.runtime import machine as machines
+
+# Where messages' latencies rule, of which sketches know least.
+SMALL = {
+    "mlp": 64,
+    "lenet": 64,
+    "gpt:layers=2,width=64,heads=4,seq=32,vocab=256": 16,
+    "lstm:layers=1,width=32,seq=4,vocab=64": 32,
+}
+LARGE = "gpt:layers=2,width=1024,heads=16,seq=256,vocab=8192"
+LONG = str(sieve.LEAST)
+
+
+def lowered(model: str, samples: int, machine: str) -> tuple[Lowering, CostModel]:
+    on = machines.parse(machine)
+    return Lowering(models.parse(model).graph(samples), on, Updates(find("sgd")(momentum=0.9))), CostModel(on)
+
+
+@pytest.mark.parametrize("model", SMALL)
+@pytest.mark.parametrize("machine", ["flexflow-k80:nodes=1", "dgx-h100:nodes=1"])
+def test_a_search_through_sketches_ends_behind_no_known_plan(model: str, machine: str) -> None:
+    lowering, cost = lowered(model, SMALL[model], machine)
+    found, fresh = search("mcmc", Evaluator(lowering, cost), LONG), Evaluator(lowering, cost)
+    for name, plan in seeds(lowering, cost=cost).items():
+        known = fresh.evaluate(plan)
+        assert found.evaluated.rank <= known.rank, name
+        assert name not in found.seeds or found.seeds[name].seconds == known.seconds
+    assert "data_parallel" in found.seeds
+
+
+def test_known_plans_far_behind_are_left_out_of_long_searches() -> None:
+    lowering, cost = lowered(LARGE, 32, "flexflow-k80:nodes=1")
+    known, same = seeds(lowering, cost=cost), Evaluator(lowering, cost)
+    worth = {name: same.evaluate(plan).seconds for name, plan in known.items()}
+    long, short = search("mcmc", same, LONG), search("mcmc", same, "1")
+    assert short.seeds.keys() == known.keys() > long.seeds.keys()
+    assert all(worth[name] > 1.2 * long.evaluated.seconds for name in known if name not in long.seeds)
+
+
+def test_other_searches_leave_out_nothing_that_is_cheap_to_simulate() -> None:
+    lowering, cost = lowered(LARGE, 32, "flexflow-k80:nodes=1")
+    assert search("one_weird_trick", Evaluator(lowering, cost), LONG).seeds.keys() == seeds(lowering, cost=cost).keys()
+
+
+def test_what_is_asked_for_is_evaluated_however_far_behind() -> None:
+    lowering, cost = lowered(LARGE, 32, "flexflow-k80:nodes=1")
+    slow = {"mine": seeds(lowering, cost=cost)["one_processor"]}
+    found = search("mcmc", Evaluator(lowering, cost), LONG, start=slow, seeds=["data_parallel_2"])
+    assert found.seeds.keys() == {"data_parallel", "data_parallel_2", "mine"}
+    assert max(found.seeds.values(), key=lambda plan: plan.seconds) is found.seeds["mine"]
+
+
+def test_a_long_search_repeats_bit_for_bit() -> None:
+    def run(seed: int) -> tuple[bytes, tuple[tuple[int, float], ...], int]:
+        lowering, cost = lowered("alexnet", 512, "flexflow-p100:nodes=1")
+        found = search("mcmc", Evaluator(lowering, cost), "2500+", seed)
+        return encode(found.strategy), found.history, found.num_proposals
+
+    first = run(1)
+    assert first == run(1) and first[2] >= 2500
+    numbers, seconds = zip(*first[1], strict=True)
+    assert list(numbers) == sorted(numbers) and list(seconds) == sorted(seconds, reverse=True)
