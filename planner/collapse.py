@@ -104,7 +104,7 @@ def _refined(graph: TaskGraph, slots: _Slots, tasks: np.ndarray, procs: np.ndarr
         held = _sums(graph.num_procs, graph.buffer_proc, buffers)
         served = _sums(graph.num_procs, slots.proc, _mixed(slots.role, tasks[slots.task]))
         procs = _mixed(procs, held, served)
-        former, classes = classes, len(np.unique(tasks)) + len(np.unique(procs))
+        former, classes = classes, len(distinct(tasks)) + len(distinct(procs))
         if classes == former:
             return tasks, procs
 
@@ -171,8 +171,16 @@ def _rows(ptr: np.ndarray, values: np.ndarray, rows: np.ndarray) -> tuple[np.nda
 def _grouped(size: int, row: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """A flat table of the (row, value) pairs, each pair once, values ascending."""
     width = int(value.max(initial=0)) + 1
-    row, value = np.divmod(np.unique(row.astype(np.int64) * width + value), width)
+    row, value = np.divmod(distinct(row.astype(np.int64) * width + value), width)
     return np.searchsorted(row, np.arange(size + 1)).astype(np.int32), value.astype(np.int32)
+
+
+def distinct(values: np.ndarray) -> np.ndarray:
+    """The numbers ascending, each once: by a sort, as numpy's `unique` hashes, ten times slower where most differ."""
+    values = np.sort(values)
+    first = np.ones(len(values), np.bool_)
+    np.not_equal(values[1:], values[:-1], out=first[1:])
+    return values[first]
 
 
 class _Picked(Sequence[T], Generic[T]):

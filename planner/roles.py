@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from castile.planner.collapse import _mixed, _sums
+from castile.planner.collapse import _mixed, _sums, distinct
 from castile.planner.instances import HOST, FlowInstance, FlowTemplate, StepInstance
 from castile.planner.lower import KEPT
 from castile.runtime.task import NUM_LANES, CostKey, Kind
@@ -138,7 +138,7 @@ class Shapes:
         node_rel, task = np.divmod(named, stride)
         assert (task[: flow.num_tasks] == np.arange(flow.num_tasks)).all()
         before, after = node[flow.version.edges].T
-        pairs = np.unique((after * len(named) + before)[(before >= 0) & (after >= 0) & (before != after)])
+        pairs = distinct((after * len(named) + before)[(before >= 0) & (after >= 0) & (before != after)])
         use_node, use_buffer = node[flow.version.touched[:, 0]], flow.version.touched[:, 1]
         lanes = self._flow_lanes(flow, steps, node_rel, task)
         ported, adding, strided, adds = self._marks(template, steps, node, node_rel, task)
@@ -286,7 +286,7 @@ def refined(union: Union) -> Roles:
     while True:
         lanes = _sums(union.num_nodes, union.lane_node, _mixed(union.role, colours[union.engine]))
         nodes = _mixed(ident, lanes)
-        if count == (count := len(np.unique(colours))):
+        if count == (count := len(distinct(colours))):
             return Roles(nodes, _classes(_held(union, nodes), colours))
         needs = _sums(union.num_nodes, union.after, nodes[union.before])
         tasks = _mixed(static, nodes, needs)
