@@ -39,6 +39,12 @@ def _cast(x: Any, dtype: str) -> Any:
         return x.astype(dtype) if isinstance(x, np.ndarray) and x.dtype.kind not in "iub" else x
 
 
+def error(got: np.ndarray, want: np.ndarray) -> float:
+    """The largest difference; infinities that are the same are none."""
+    one, other = got.astype(np.float64), want.astype(np.float64)
+    return float(np.abs(np.subtract(one, other, where=one != other, out=np.zeros_like(one))).max(initial=0))
+
+
 def plan(name: str, outs: tuple[Any, ...], case: Case, accumulate: bool = False) -> Plan | None:
     """What a form says of its work, before anything is bound."""
     args, params = case
@@ -189,3 +195,27 @@ def large_dropout(draw: Any) -> Iterator[Case]:
 def large_adam(draw: Any) -> Iterator[Case]:
     params = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "decay": 0.1, "decoupled": True}
     yield (*(draw(WORDS, WIDTH) for _ in range(4)), draw(), draw()), params
+
+
+def large_rotary(draw: Any) -> Iterator[Case]:
+    for interleaved in (False, True):
+        params = {"heads": 32, "base": 1e4, "offset": 0, "interleaved": interleaved, "inverse": False}
+        yield (draw(*TOKENS, 4096),), params
+
+
+def large_lstm_cell(draw: Any) -> Iterator[Case]:
+    yield (draw(256, 1, 4, 1024), draw(4, 1024), draw(256, 1, 4, 1024), draw(256, 1, 1024)), {}
+
+
+def large_lstm_cell_grad(draw: Any) -> Iterator[Case]:
+    state = [draw(256, 1, 1024) for _ in range(4)]
+    yield (*state[:2], draw(256, 1, 4, 1024), *state[2:]), {}
+
+
+def large_gru_cell(draw: Any) -> Iterator[Case]:
+    gates, bias = draw(256, 1, 3, 1024), draw(3, 1024)
+    yield (gates, bias, gates, bias, draw(256, 1, 1024)), {}
+
+
+def large_gru_cell_grad(draw: Any) -> Iterator[Case]:
+    yield (draw(256, 1, 1024), draw(256, 1, 4, 1024), draw(256, 1, 1024)), {}
