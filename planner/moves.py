@@ -204,9 +204,10 @@ class Moves:
 def _groups(graph: Graph) -> list[list[str]]:
     """Nodes of one kind, and nodes whose names differ in numbers only; groups of two or more."""
     found: dict[object, list[str]] = {}
+    kinds: dict[object, int] = {}
     for name, node in graph.nodes.items():
         a = node.alignment
-        kind = (node.op.name, node.op.cost_settings, tuple(a.extents.items()), a.frozen)
+        kind = kinds.setdefault((node.op.name, node.op.cost_settings, tuple(a.extents.items()), a.frozen), len(kinds))
         found.setdefault(kind, []).append(name)
         found.setdefault((kind, re.sub(r"\d+", "#", name)), []).append(name)
     return list({tuple(group): group for group in found.values() if len(group) > 1}.values())
@@ -223,8 +224,13 @@ def _neighbours(graph: Graph) -> dict[str, Beside]:
                 touching.setdefault(tensor, []).append((name, tuple(dim[0] for dim in operand.dims if dim)))
     found: dict[str, Beside] = {name: [] for name in graph.nodes}
     for users in touching.values():
-        for name, dims in users:
-            found[name] += [(other, dict(zip(dims, theirs))) for other, theirs in users if other != name]
+        ways = {dims: number for number, dims in enumerate(dict.fromkeys(dims for _, dims in users))}
+        # Those who touch a tensor alike share what lies along what: a recurrent layer has many of them.
+        along = [[dict(zip(dims, theirs)) for theirs in ways] for dims in ways]
+        numbered = [(name, ways[dims]) for name, dims in users]
+        for name, mine in numbered:
+            of = along[mine]
+            found[name] += [(other, of[way]) for other, way in numbered if other != name]
     return found
 
 
@@ -235,20 +241,26 @@ def _shared(graph: Graph) -> list[dict[str, Beside]]:
         for tensor, operand in zip(node.inputs, node.alignment.operands, strict=True):
             if graph.tensors[tensor].param:
                 users.setdefault(tensor, {})[name] = tuple(dim[0] for dim in operand.dims)
+    kinds: dict[object, int] = {}
     several = {tuple(of): of for of in users.values() if len(of) > 1}
-    return [
-        {name: [(other, _along(graph, name, other, dims, theirs)) for other, theirs in of.items() if other != name]
-         for name, dims in of.items()}
-        for of in several.values()
-    ]  # fmt: skip
+    return [_beside_each(graph, of, kinds) for of in several.values()]
 
 
-def _along(graph: Graph, name: str, other: str, dims: tuple[str, ...], theirs: tuple[str, ...]) -> dict[str, str]:
-    """Axes that lie along each other: all of them where the two are of one kind, else those of what they share."""
-    here, there = graph.nodes[name].alignment, graph.nodes[other].alignment
-    if graph.nodes[name].op == graph.nodes[other].op and here.extents == there.extents:
-        return {axis: axis for axis in here.axes}
-    return dict(zip(dims, theirs, strict=True))
+def _beside_each(graph: Graph, users: Mapping[str, tuple[str, ...]], kinds: dict[object, int]) -> dict[str, Beside]:
+    """By user of a parameter the others, and which axes lie along each other: all of them where the two are of one
+    kind, which get a number in `kinds`, else those of the parameter."""
+    ways = {dims: number for number, dims in enumerate(dict.fromkeys(users.values()))}
+    along = [[dict(zip(dims, theirs, strict=True)) for theirs in ways] for dims in ways]
+    every, axes = [], {}
+    for name, dims in users.items():
+        a = graph.nodes[name].alignment
+        kind = kinds.setdefault((graph.nodes[name].op, tuple(a.extents.items())), len(kinds))
+        axes[kind] = {axis: axis for axis in a.axes}
+        every.append((name, kind, ways[dims]))
+    return {
+        name: [(other, axes[kind] if kind == like else along[way][how]) for other, like, how in every if other != name]
+        for name, kind, way in every
+    }
 
 
 def _families(graph: Graph) -> dict[str, list[str]]:

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from typing import NamedTuple
 
 from castile.planner import samples
+from castile.planner.axes import Alignment
 from castile.planner.graph import Graph, Node
 from castile.planner.op import PASSES, Op, Tensor, find
 from castile.planner.ops.clip_factor import ClipFactor
@@ -42,7 +45,7 @@ SQUARES, FACTOR, NORM = "gradients/squares", "gradients/factor", "gradients/norm
 
 @dataclass
 class _Draft:
-    """A program under construction; specs: what each region holds."""
+    """A program under construction; specs: what each region holds; renewals: the update of each parameter."""
 
     graph: Graph
     updates: Updates
@@ -52,6 +55,7 @@ class _Draft:
     specs: dict[str, Spec] = field(default_factory=dict)
     homes: dict[str, Home] = field(default_factory=dict)
     source: dict[str, str] = field(default_factory=dict)
+    renewals: dict[str, Node] = field(default_factory=dict)
 
     def add(
         self, node: Node, which: str, inputs: Iterable[Port], outputs: Iterable[Port], micro: Micro | None = None
@@ -82,8 +86,8 @@ def names(graph: Graph, updates: Updates) -> Names:
     """The names that a strategy for this graph may and must use."""
     optional = dict(_state_updates(graph))
     for param in graph.params:
-        optional[fetch_name(param.name)] = _apart(graph, "fetch", param)
-        optional[accumulate_name(param.name)] = _apart(graph, "accumulate", param)
+        optional[fetch_name(param.name)] = _apart("fetch", param)
+        optional[accumulate_name(param.name)] = _apart("accumulate", param)
         optional[update_name(param.name)] = _update(updates, param)
     return Names(graph.nodes, {node.name: node for node in (*optional.values(), *clipping(graph, updates).values())})
 
@@ -116,7 +120,7 @@ def training(graph: Graph, updates: Updates, chosen: frozenset[str], count: int 
     gradients.add(head, wanted, None)
     _updates(draft, gradients.arriving, chosen)
     outputs = {graph.loss} | ({NORM} if updates.clip is not None else set())
-    return Program(graph, tuple(draft.steps), _flows(draft, outputs), names(graph, updates))
+    return Program(graph, tuple(draft.steps), _flows(draft, outputs))
 
 
 def forward(graph: Graph, updates: Updates, chosen: frozenset[str]) -> Program:
@@ -125,7 +129,7 @@ def forward(graph: Graph, updates: Updates, chosen: frozenset[str]) -> Program:
     params = {i for n in needed for i in n.inputs if graph.tensors[i].param}
     draft = _draft(graph, updates, frozenset(c for c in chosen if c.rpartition("/")[0] in params), 1)
     _forward(draft, needed, None)
-    return Program(graph, tuple(draft.steps), _flows(draft, set(graph.outputs)), names(graph, updates))
+    return Program(graph, tuple(draft.steps), _flows(draft, set(graph.outputs)))
 
 
 def _draft(graph: Graph, updates: Updates, chosen: frozenset[str], count: int) -> _Draft:
@@ -133,12 +137,12 @@ def _draft(graph: Graph, updates: Updates, chosen: frozenset[str], count: int) -
     draft = _Draft(graph, updates, found, count)
     draft.specs = {t.name: Spec(t.shape, t.dtype) for t in graph.tensors.values()}
     for param in graph.params:
-        node = _update(updates, param)
+        node = draft.renewals[param.name] = _update(updates, param)
         for result, region in enumerate(node.outputs):
             draft.homes[region] = Home(node, result)
             draft.specs[region] = Spec(node.alignment.shape(node.alignment.results[result]), param.dtype)
         if fetch_name(param.name) in chosen:
-            fetch = _apart(graph, "fetch", param)
+            fetch = _apart("fetch", param)
             draft.source[param.name] = param.name + FETCHED
             draft.specs[param.name + FETCHED] = draft.specs[param.name]
             draft.add(fetch, "F", [Port("x", 0, param.name)], [Port("y", 0, param.name + FETCHED)])
@@ -150,7 +154,7 @@ def _draft(graph: Graph, updates: Updates, chosen: frozenset[str], count: int) -
 def _state_updates(graph: Graph) -> dict[str, Node]:
     """The node in whose layout each state lies: its update, or where nothing updates it one of the same axes."""
     still = {s: graph.tensors[s] for s in graph.states if s not in graph.updates}
-    fetch: Op = find("fetch")()
+    fetch = _plain("fetch")
     stay = {
         s: Node(update_name(s), fetch, (s,), (s,), fetch.bind((tensor,), update_name(s))) for s, tensor in still.items()
     }
@@ -165,24 +169,50 @@ def _needed(graph: Graph, outputs: Iterable[str]) -> list[Node]:
     return [n for n in graph.nodes.values() if wanted & set(n.outputs)]
 
 
-def _apart(graph: Graph, kind: str, param: Tensor) -> Node:
-    op = find(kind)()
-    return Node(f"{param.name}/{kind}", op, (param.name,), (f"{param.name}/{kind}ed",), op.bind((param,), param.name))
+def _apart(kind: str, param: Tensor) -> Node:
+    op = _plain(kind)
+    alignment = _fitted(op, (_like(param),))
+    return Node(f"{param.name}/{kind}", op, (param.name,), (f"{param.name}/{kind}ed",), alignment)
 
 
 def _update(updates: Updates, param: Tensor) -> Node:
     optimizer = updates.of(param.name)
     extents = dict(zip(param.axes, param.shape, strict=True))
-    state = []
+    state, like = [], _like(param)
+    operands = [like, like._replace(param=False)]
     for label in optimizer.results[1:]:
         axes = optimizer.state_axes(label, param.axes)
-        state.append(Tensor(f"{param.name}/{label}", tuple(extents[a] for a in axes), param.dtype, axes))
-    scalars = [Tensor(name, (), param.dtype, ()) for name in optimizer.scalars]
-    gradient = Tensor(param.name + GRADIENT, param.shape, param.dtype, param.axes)
-    inputs = (param, gradient, *state, *scalars)
-    name = update_name(param.name)
-    outputs = (param.name, *(t.name for t in state))
-    return Node(name, optimizer, tuple(t.name for t in inputs), outputs, optimizer.bind(inputs, name))
+        state.append(f"{param.name}/{label}")
+        operands.append(_Like(tuple(extents[a] for a in axes), param.dtype, axes))
+    operands += [_Like((), param.dtype, ())] * len(optimizer.scalars)
+    inputs = (param.name, param.name + GRADIENT, *state, *optimizer.scalars)
+    alignment = _fitted(optimizer, tuple(operands))
+    return Node(update_name(param.name), optimizer, inputs, (param.name, *state), alignment)
+
+
+class _Like(NamedTuple):
+    """A tensor but for its name."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    axes: tuple[str, ...]
+    param: bool = False
+
+
+def _like(tensor: Tensor) -> _Like:
+    return _Like(tensor.shape, tensor.dtype, tensor.axes, tensor.param)
+
+
+@cache
+def _plain(kind: str) -> Op:
+    return find(kind)()
+
+
+@lru_cache(maxsize=4096)
+def _fitted(op: Op, operands: tuple[_Like, ...]) -> Alignment:
+    """The alignment of an operator beside the graph's own: one for all parameters of a shape."""
+    tensors = tuple(Tensor(f"{op.name}.{n}", *like) for n, like in enumerate(operands))
+    return op.bind(tensors, op.name)
 
 
 def _operands(draft: _Draft, node: Node, micro: Micro | None) -> list[Port]:
@@ -287,14 +317,14 @@ def _updates(draft: _Draft, gradients: set[str], chosen: frozenset[str]) -> None
         regions[param.name] = param.name + GRADIENT
         draft.specs[param.name + GRADIENT] = draft.specs[param.name]
         if accumulate_name(param.name) in chosen:
-            node = _apart(draft.graph, "accumulate", param)
+            node = _apart("accumulate", param)
             draft.specs[param.name + ACCUMULATED] = draft.specs[param.name]
             draft.add(node, "F", [Port("x", 0, regions[param.name])], [Port("y", 0, param.name + ACCUMULATED)])
             regions[param.name] = param.name + ACCUMULATED
     if draft.updates.clip is not None:
         regions = _clip(draft, regions, draft.updates.clip)
     for param in draft.graph.params:
-        node = _update(draft.updates, param)
+        node = draft.renewals[param.name]
         inputs = [regions[param.name] if n == 1 else t for n, t in enumerate(node.inputs)]
         draft.specs.update({name: Spec((), param.dtype) for name in draft.updates.of(param.name).scalars})
         ports = [Port("x", i, region) for i, region in enumerate(inputs)]
@@ -309,11 +339,14 @@ def clipping(graph: Graph, updates: Updates) -> dict[str, Node]:
     factor = ClipFactor(updates.clip)
     nodes = {FACTOR: Node(FACTOR, factor, (SQUARES,), (FACTOR, NORM), factor.bind((scalar,), FACTOR))}
     for param in graph.params:
-        gradient = Tensor(param.name + GRADIENT, param.shape, param.dtype, param.axes)
-        for kind, inputs in (("square_sum", (gradient,)), ("clip", (gradient, Tensor(FACTOR, (), graph.dtype, ())))):
-            op, name = find(kind)(), f"{param.name}/{kind}"
-            output = SQUARES if kind == "square_sum" else param.name + CLIPPED
-            nodes[name] = Node(name, op, tuple(t.name for t in inputs), (output,), op.bind(inputs, name))
+        gradient = _like(param)._replace(param=False)
+        number = _Like((), graph.dtype, ())
+        for kind, inputs, output, operands in (
+            ("square_sum", (param.name + GRADIENT,), SQUARES, (gradient,)),
+            ("clip", (param.name + GRADIENT, FACTOR), param.name + CLIPPED, (gradient, number)),
+        ):
+            op, name = _plain(kind), f"{param.name}/{kind}"
+            nodes[name] = Node(name, op, inputs, (output,), _fitted(op, operands))
     return nodes
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from castile.planner.graph import Graph, Node
-from castile.planner.strategy import Names
 from castile.runtime.region import Box
 
 GRADIENT, FETCHED, ACCUMULATED, CLIPPED = "/grad", "/fetched", "/accumulated", "/clipped"
@@ -91,7 +90,11 @@ class Program:
     graph: Graph
     steps: tuple[Step, ...]
     flows: tuple[Flow, ...]
-    names: Names
+
+    @cached_property
+    def params(self) -> frozenset[str]:
+        """The names of the graph's parameters."""
+        return frozenset(p.name for p in self.graph.params)
 
     @cached_property
     def dtypes(self) -> dict[str, str]:

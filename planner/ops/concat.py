@@ -43,11 +43,12 @@ class Concat(Op):
         return align(line, shapes, names, {}, together, f"{who} (concat)")
 
     def reads(self, operand: int, part: Part) -> Box:
-        box = part.shard(part.alignment.operands[operand])
-        offset = sum(part.whole(n)[self.dim] for n in range(operand))
-        lo, hi = part.range(part.alignment.results[0].dims[self.dim][0])
-        length = box.hi[self.dim]
-        first, last = (min(max(end - offset, 0), length) for end in (lo, hi))
+        a, own = part.alignment, part.alignment.operands[operand]
+        box = part.shard(own)
+        # Where an operand begins: its own axis is all that it bears along the dim.
+        offset = sum([a.extents[o.dims[self.dim][0]] for o in a.operands[:operand]])
+        length = a.extents[own.dims[self.dim][0]]
+        first, last = (_within(end - offset, length) for end in part.range(a.results[0].dims[self.dim][0]))
         before, behind = slice(None, self.dim), slice(self.dim + 1, None)
         return Box((*box.lo[before], first, *box.lo[behind]), (*box.hi[before], last, *box.hi[behind]))
 
@@ -76,3 +77,9 @@ class Concat(Op):
         if len(xs) < 2:
             raise ValueError(f"{name}: concat takes two tensors or more, got {len(xs)}")
         return g.apply(Concat(dim % len(xs[0].shape) if xs[0].shape else 0), name, *xs)
+
+
+def _within(at, length: int):
+    """The nearest number from 0 to a length, by arithmetic: of arrays too."""
+    at = at * (at > 0)
+    return at - (at - length) * (at > length)

@@ -1,23 +1,35 @@
 """Where the parts of a port lie in its array: for each dim the axis that cuts it, and its blocks by degree.
 
-Operators may read more than their axis line says (halos, offsets): such blocks are asked for one by one, each axis by
-itself. It does not know processors.
+Operators may read more than their axis line says (halos, offsets): such blocks are asked for, each axis by itself. It
+does not know processors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
 from castile.planner.graph import Node
 from castile.planner.op import Op, Part
 from castile.planner.sketch.arrays import Layouts
+from castile.planner.sketch.many import Pairs, all_blocks, asked
 from castile.planner.sketch.prices import MOST_DIMS
 from castile.planner.sketch.spaces import SpaceTable
-from castile.runtime.region import Box, blocks
+from castile.runtime.region import Box
 
-Blocks = tuple[tuple[int, ...], tuple[int, ...]]
+# By dim the blocks of an axis, one degree after the other.
+Seen = dict[int, Pairs]
+
+
+class Dim(NamedTuple):
+    """The axis that cuts a dim, -1 for none, and where its blocks begin and end: uncut, then degree after degree."""
+
+    axis: int
+    lo: np.ndarray
+    hi: np.ndarray
 
 
 class LayoutTable:
@@ -25,24 +37,32 @@ class LayoutTable:
 
     def __init__(self, table: SpaceTable) -> None:
         self._table = table
+        self._kinds: dict[object, int] = {}
+        self._kind_of: dict[str, int] = {}
         self._numbers: dict[object, int] = {}
-        self._rows: list[tuple[int, list[tuple[int, dict[int, Blocks]]], list[bool]]] = []
+        self._seen: dict[object, Seen] = {}
+        self._rows: list[tuple[int, list[Dim], list[bool]]] = []
 
     def number(self, node: Node, space: int, is_operand: bool, index: int) -> int:
         """The layout of a node's operand or result."""
-        a = node.alignment
-        operand = (a.operands if is_operand else a.results)[index]
-        # What follows the law is told by its axes; other operators may read otherwise with other settings.
-        who = () if _is_lawful(node, is_operand) else (node.op, index)
-        key = (who, operand.dims, tuple(a.extents.items()), space)
-        if key not in self._numbers:
-            rows, borne = self._made(node, space, is_operand, index)
-            same = (space, tuple((axis, tuple(sorted(of.items()))) for axis, of in rows), tuple(borne))
-            if same not in self._numbers:
-                self._numbers[same] = len(self._rows)
-                self._rows.append((space, rows, borne))
-            self._numbers[key] = self._numbers[same]
-        return self._numbers[key]
+        asker = (self._kind(node), space, is_operand, index)
+        if asker not in self._numbers:
+            a = node.alignment
+            dims = (a.operands if is_operand else a.results)[index].dims
+            # What follows the law is told by its axes; other operators may read otherwise with other settings.
+            key = (dims, tuple(a.extents.items()), space) if _is_lawful(node, is_operand) else asker
+            if key not in self._numbers:
+                self._numbers[key] = self._new(node, space, is_operand, index)
+            self._numbers[asker] = self._numbers[key]
+        return self._numbers[asker]
+
+    def _new(self, node: Node, space: int, is_operand: bool, index: int) -> int:
+        rows, borne = self._made(node, space, is_operand, index)
+        same = (space, tuple((dim.axis, dim.lo.tobytes(), dim.hi.tobytes()) for dim in rows), tuple(borne))
+        if same not in self._numbers:
+            self._numbers[same] = len(self._rows)
+            self._rows.append((space, rows, borne))
+        return self._numbers[same]
 
     def bears_all(self, number: int) -> bool:
         """Whether every axis that may be cut cuts the array."""
@@ -51,84 +71,113 @@ class LayoutTable:
     def arrays(self, first: np.ndarray) -> tuple[Layouts, int]:
         """All of it, flat, and how many contents there may be; first: where the Configs of each space begin."""
         degrees, width = self._table.degrees, self._table.width
-        rank = {degree: n for n, degree in enumerate(degrees)}
+        ranks = [[np.searchsorted(degrees, (1, *of)) for of in axes] for axes in self._table.cuts]
+        starts = [[np.concatenate([[0, 1], 1 + np.cumsum(of)[:-1]]) for of in axes] for axes in self._table.cuts]
         count = len(self._rows)
         base, dims = np.zeros(count, np.int64), np.zeros(count, np.int64)
         axis, bears = np.full((count, MOST_DIMS), -1), np.zeros((count, width), np.bool_)
         table = np.zeros((count, MOST_DIMS, len(degrees)), np.int64)
-        lo: list[int] = []
-        hi: list[int] = []
-        offset = 0
+        lo: list[np.ndarray] = []
+        hi: list[np.ndarray] = []
+        offset, begin = 0, 0
         for n, (space, rows, borne) in enumerate(self._rows):
             base[n], dims[n], bears[n, : len(borne)] = offset - first[space], len(rows), borne
             offset += int(first[space + 1] - first[space])
-            for d, (a, of) in enumerate(rows):
-                axis[n, d] = a
-                for degree, (los, his) in of.items():
-                    table[n, d, rank[degree]] = len(lo)
-                    lo += los
-                    hi += his
-        return Layouts(base, dims, axis, table, bears, np.array(lo, np.int64), np.array(hi, np.int64)), offset
+            for d, dim in enumerate(rows):
+                axis[n, d] = dim.axis
+                if dim.axis < 0:
+                    table[n, d, 0] = begin
+                else:
+                    table[n, d, ranks[space][dim.axis]] = begin + starts[space][dim.axis]
+                lo.append(dim.lo)
+                hi.append(dim.hi)
+                begin += len(dim.lo)
+        return Layouts(base, dims, axis, table, bears, _joined(lo), _joined(hi)), offset
 
-    def _made(
-        self, node: Node, space: int, is_operand: bool, index: int
-    ) -> tuple[list[tuple[int, dict[int, Blocks]]], list[bool]]:
+    def seen(self, node: Node, is_operand: bool, index: int, axis: str, degrees: tuple[int, ...], whole: Box) -> Seen:
+        """What the blocks of an axis see of an operand, or make of a result, by the dims that it cuts; whole: all."""
+        key = (self._kind(node), is_operand, index, axis, degrees)
+        if key not in self._seen:
+            self._seen[key] = _seen(node, is_operand, index, axis, degrees, whole)
+        return self._seen[key]
+
+    def _kind(self, node: Node) -> int:
+        """Equal for nodes whose parts lie alike."""
+        if node.name not in self._kind_of:
+            a = node.alignment
+            kind = (node.op, tuple(a.extents.items()), a.operands, a.results)
+            self._kind_of[node.name] = self._kinds.setdefault(kind, len(self._kinds))
+        return self._kind_of[node.name]
+
+    def _made(self, node: Node, space: int, is_operand: bool, index: int) -> tuple[list[Dim], list[bool]]:
         axes = self._table.axes[space]
         whole = _box(node.whole(), is_operand, index)
         assert len(whole.shape) <= MOST_DIMS, f"{node.name}: arrays of {len(whole.shape)} dims are too many"
-        rows: list[tuple[int, dict[int, Blocks]]] = [
-            (-1, {1: ((lo,), (hi,))}) for lo, hi in zip(whole.lo, whole.hi, strict=True)
-        ]
+        rows = [Dim(-1, np.array([lo]), np.array([hi])) for lo, hi in zip(whole.lo, whole.hi, strict=True)]
         borne = [False] * len(axes)
-        for number, axis in enumerate(axes):
-            degrees = {split.get(axis, 1) for split in self._table.splits[space]} - {1}
-            for d, of in self._cut(node, is_operand, index, axis, degrees, whole).items():
+        for number, (axis, degrees) in enumerate(zip(axes, self._table.cuts[space], strict=True)):
+            for d, (lo, hi) in self.seen(node, is_operand, index, axis, degrees, whole).items():
                 borne[number] = True
-                rows[d] = (number, {**rows[d][1], **of})
+                rows[d] = Dim(number, np.concatenate([rows[d].lo[:1], lo]), np.concatenate([rows[d].hi[:1], hi]))
         return rows, borne
 
-    def _cut(
-        self, node: Node, is_operand: bool, index: int, axis: str, degrees: Iterable[int], whole: Box
-    ) -> dict[int, dict[int, Blocks]]:
-        """By dim that an axis cuts: the blocks of each degree."""
-        a = node.alignment
-        operand = (a.operands if is_operand else a.results)[index]
-        inner = {d: whole.hi[d] // a.extents[axis] for d, dim in enumerate(operand.dims) if dim and dim[0] == axis}
 
-        def lawful(some: Iterable[int]) -> dict[int, dict[int, Blocks]]:
-            plain = {degree: blocks(a.extents[axis], degree) for degree in some}
-            return {
-                d: {g: (tuple(lo * n for lo, _ in of), tuple(hi * n for _, hi in of)) for g, of in plain.items()}
-                for d, n in inner.items()
-            }
-
-        # Most axes of operators that read otherwise are as the line says: two halves tell.
-        if _is_lawful(node, is_operand) or _seen(node, index, axis, {2}, whole) == lawful({2}):
-            return lawful(degrees)
-        return _seen(node, index, axis, degrees, whole)
-
-
-def _seen(node: Node, index: int, axis: str, degrees: Iterable[int], whole: Box) -> dict[int, dict[int, Blocks]]:
-    """By dim that an axis cuts: the blocks of each degree, each asked for."""
-    found: dict[int, dict[int, Blocks]] = {}
-    ranges = node.whole().ranges
-    for degree in degrees:
-        pieces = blocks(node.alignment.extents[axis], degree)
-        boxes = [node.op.reads(index, Part(node.op, node.alignment, {**ranges, axis: block})) for block in pieces]
-        for d in range(len(whole.lo)):
-            los, his = tuple(b.lo[d] for b in boxes), tuple(b.hi[d] for b in boxes)
-            if set(los) != {whole.lo[d]} or set(his) != {whole.hi[d]}:
-                found.setdefault(d, {})[degree] = (los, his)
-    for d, of in found.items():
+def _seen(node: Node, is_operand: bool, index: int, axis: str, degrees: tuple[int, ...], whole: Box) -> Seen:
+    blocks = all_blocks(node.alignment.extents[axis], degrees)
+    if _is_lawful(node, is_operand):
+        return _by_law(node, is_operand, index, axis, blocks)
+    part = _where(node, axis, blocks)
+    box = asked(lambda: part.reads(index)) or _one_by_one(node, index, axis, degrees)
+    found: Seen = {}
+    for d, (lo, hi, first, last) in enumerate(zip(*box, *whole, strict=True)):
         # Windows may see all of a dim where it is cut in few, and less where it is cut in many.
-        for degree in degrees:
-            of.setdefault(degree, ((whole.lo[d],) * degree, (whole.hi[d],) * degree))
+        if np.count_nonzero(lo != first) or np.count_nonzero(hi != last):
+            found[d] = np.broadcast_to(lo, len(blocks[0])), np.broadcast_to(hi, len(blocks[0]))
     return found
+
+
+def _by_law(node: Node, is_operand: bool, index: int, axis: str, blocks: Pairs) -> Seen:
+    a, (lo, hi) = node.alignment, blocks
+    dims = (a.operands if is_operand else a.results)[index].dims
+    inner = {d: prod(a.extents[x] for x in dim[1:]) for d, dim in enumerate(dims) if dim and dim[0] == axis}
+    return {d: (lo * n, hi * n) for d, n in inner.items()}
 
 
 def _is_lawful(node: Node, is_operand: bool) -> bool:
     return not is_operand or type(node.op).reads is Op.reads
 
 
+def _one_by_one(node: Node, index: int, axis: str, degrees: tuple[int, ...]) -> Box:
+    """The boxes of an operand that blocks of an axis read, dim by dim, where each is asked for by itself."""
+    operand, extent = node.alignment.operands[index], node.alignment.extents[axis]
+
+    def law(some: tuple[int, ...]) -> Box:
+        return _where(node, axis, all_blocks(extent, some)).shard(operand)
+
+    def each(some: tuple[int, ...]) -> Box:
+        lo, hi = all_blocks(extent, some)
+        every = list(zip(lo.tolist(), hi.tolist(), strict=True))
+        known = {block: node.op.reads(index, _where(node, axis, block)) for block in dict.fromkeys(every)}
+        los, his = (np.array([box[end] for box in map(known.__getitem__, every)]).T for end in (0, 1))
+        return Box(tuple(los), tuple(his))
+
+    # Most axes of operators that read otherwise are as the line says: the coarsest and the finest cut tell.
+    is_lawful = all(_are_same(each(few), law(few)) for few in (degrees[:1], degrees[-1:]))
+    return law(degrees) if is_lawful else each(degrees)
+
+
+def _are_same(one: Box, other: Box) -> bool:
+    return all(np.all(a == b) for a, b in zip((*one.lo, *one.hi), (*other.lo, *other.hi), strict=True))
+
+
+def _where(node: Node, axis: str, block: tuple[int, int] | Pairs) -> Part:
+    """The part that has only this of an axis."""
+    return Part(node.op, node.alignment, {**node.whole().ranges, axis: block})  # type: ignore[dict-item]
+
+
 def _box(part: Part, is_operand: bool, index: int) -> Box:
     return part.reads(index) if is_operand else part.writes(index)
+
+
+def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.zeros(0, np.int64), *arrays])

@@ -23,6 +23,7 @@ from castile.planner.sketch import loops, prices, sweep
 from castile.planner.sketch.arrays import Choices, Links, Prices
 from castile.planner.sketch.draft import Draft
 from castile.planner.sketch.layouts import LayoutTable
+from castile.planner.sketch.many import Cut
 from castile.planner.sketch.room import classes_for, log_for, room_for, uses_of
 from castile.planner.sketch.spaces import SpaceTable
 from castile.planner.sketch.works import Works
@@ -86,7 +87,7 @@ class Sketch:
             [nodes[name] for name in firsts], [spaces[name] for name in firsts], num_procs, of_space, most
         )
         self._layouts = LayoutTable(self.table)
-        self._works = Works(lowering, cost, additive.program)
+        self._works = Works(lowering, cost, additive.program, self._layouts)
         self.spaces = self.table.arrays()
         self.type_of = lowering.machine.kind_of.astype(np.int64)
         self.axes_of = np.array([len(axes) for axes in self.table.axes], np.int64)
@@ -173,19 +174,24 @@ class Sketch:
         return float(least), best, seen
 
     def _fill(self, number: int) -> None:
-        """Price one split of a kind."""
+        """Price one split of a kind; all of them, where that is done at once."""
         kind = int(np.searchsorted(self._known_first, number, side="right")) - 1
-        first = int(self._first_of_kind[kind])
-        name, split = self.names[first], number - int(self._known_first[kind])
-        node = self.lowering.piece.nodes[name]
-        cut = self.table.splits[self._spaces[first]][split]
-        self.prices.total[number] = 0.0
-        for s in self.program.own[self.program.own_ptr[first] : self.program.own_ptr[first + 1]].tolist():
-            row = self.program.row[s] + split
-            self.prices.seconds[row] = self._works.seconds(node, self._draft.steps[s], cut)
-            self.prices.total[number] += self.prices.seconds[row]
-        self.prices.nbytes[number] = self._works.nbytes(node, self._steps[name], cut)
-        self.prices.known[number] = True
+        first, begin = int(self._first_of_kind[kind]), int(self._known_first[kind])
+        name, space = self.names[first], int(self._spaces[first])
+        node, axes, splits = self.lowering.piece.nodes[name], self.table.axes[space], self.table.splits[space]
+        cut: Cut = splits[number - begin]
+        which = slice(number - begin, number - begin + 1)
+        if self._works.is_plain:
+            cut, which = dict(zip(axes, self.table.degree[space].T, strict=True)), slice(0, len(splits))
+        of = self.program.own[self.program.own_ptr[first] : self.program.own_ptr[first + 1]].tolist()
+        seconds = self._works.seconds(node, [self._draft.steps[s] for s in of], cut, which.stop - which.start)
+        for s, lasts in zip(of, seconds, strict=True):
+            row = int(self.program.row[s])
+            self.prices.seconds[row + which.start : row + which.stop] = lasts
+        here = slice(begin + which.start, begin + which.stop)
+        self.prices.total[here] = sum(seconds)
+        self.prices.nbytes[here] = self._works.many_nbytes(node, self._steps[name], splits[which], cut)
+        self.prices.known[here] = True
 
     def _widen(self) -> None:
         """Make room for as many transfers again, where half of it is used."""
@@ -232,27 +238,29 @@ def _choices(moves: Moves, graph: Graph, names: Sequence[str], spaces: np.ndarra
         for name in group:
             of_space.setdefault(int(spaces[number[name]]), []).append(number[name])
         groups += [some for some in of_space.values() if len(some) > 1]
-    rows = [(name, other, along) for name in names for other, along in moves.neighbours[name]]
-    same = np.full((max(len(rows), 1), table.width), -1)
-    for b, (name, other, along) in enumerate(rows):
-        there, here = (table.axes[spaces[number[n]]] for n in (other, name))
-        for of, axis in along.items():
-            if axis in there and of in here:
-                same[b, there.index(axis)] = here.index(of)
+    rows = [(n, number[other], along) for n, name in enumerate(names) for other, along in moves.neighbours[name]]
+    # Most neighbours share what lies along what, and their spaces.
+    ways: dict[tuple[int, int, int], int] = {}
+    of = spaces.tolist()
+    way = [ways.setdefault((of[n], of[other], id(along)), len(ways)) for n, other, along in rows]
+    first = dict(zip(reversed(way), reversed(rows)))
+    same = np.full((max(len(ways), 1), table.width), -1)
     tables: dict[object, int] = {}
-    like_ptr: list[int] = []
-    size = 0
-    for b, (name, other, _) in enumerate(rows):
-        ours = int(spaces[number[name]])
-        key = ours, int(spaces[number[other]]), same[b].tobytes()
+    like_ptr, size = [0] * max(len(ways), 1), 0
+    for k, (here, there, _) in enumerate(ways):
+        ours, theirs = table.axes[here], table.axes[there]
+        for mine, axis in first[k][2].items():
+            if axis in theirs and mine in ours:
+                same[k, theirs.index(axis)] = ours.index(mine)
+        key = here, there, same[k].tobytes()
         if key not in tables:
-            tables[key] = size - int(table.first[ours])
-            size += int(table.first[ours + 1] - table.first[ours])
-        like_ptr.append(tables[key])
+            tables[key] = size - int(table.first[here])
+            size += int(table.first[here + 1] - table.first[here])
+        like_ptr[k] = tables[key]
     return Choices(
         _pointer([len(group) for group in groups]), _array([n for group in groups for n in group]),
-        _pointer([len(moves.neighbours[name]) for name in names]), _array([number[other] for _, other, _ in rows]),
-        same, _array(like_ptr), np.zeros(size, np.int64),
+        _pointer([len(moves.neighbours[name]) for name in names]), _array([other for _, other, _ in rows]),
+        same[way or [0]], _array(like_ptr)[way], np.zeros(size, np.int64),
     )  # fmt: skip
 
 

@@ -1,0 +1,38 @@
+"""Many parts of a node at once: ranges that are arrays, with an entry for each part.
+
+Operators tell boxes and flops by arithmetic, which arrays do as well as numbers; those that look at single numbers
+refuse arrays, and are asked for one part after the other. It does not know nodes, layouts or prices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import numpy as np
+
+# By axis how often it is cut: a degree, or one for each of many splits.
+Cut = Mapping[str, Any]
+# Where blocks begin and end.
+Pairs = tuple[np.ndarray, np.ndarray]
+Answer = TypeVar("Answer")
+
+
+def asked(what: Callable[[], Answer]) -> Answer | None:
+    """What an operator says of a part whose ranges are arrays; None where it takes numbers only."""
+    try:
+        return what()
+    except (TypeError, ValueError):
+        return None
+
+
+@lru_cache(maxsize=1024)
+def all_blocks(extent: int, degrees: Sequence[int]) -> Pairs:
+    """int64[sum of the degrees] each: where the blocks of an axis begin and end, one degree after the other."""
+    bounds = []
+    for degree in degrees:
+        size, longer = divmod(extent, degree)
+        at = np.arange(degree + 1)
+        bounds.append(at * size + np.minimum(at, longer))
+    return np.concatenate([b[:-1] for b in bounds]), np.concatenate([b[1:] for b in bounds])

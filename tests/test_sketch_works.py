@@ -1,0 +1,164 @@
+"""What sketches are made of: many parts at once are as each by itself, and prices are those of templates' first parts.
+
+Held for every operator that is found, cut in any way.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from castile.launch import models
+from castile.planner.cost import CostModel
+from castile.planner.graph import Node
+from castile.planner.lower import Lowering
+from castile.planner.op import PASSES, available, find
+from castile.planner.program import Port
+from castile.planner.seeds import seeds
+from castile.planner.sketch.layouts import LayoutTable
+from castile.planner.sketch.sketch import Sketch
+from castile.planner.sketch.spaces import SpaceTable
+from castile.planner.sketch.works import _Largest
+from castile.planner.snapshot import Environment, Measured, snapshot_of
+from castile.planner.space import space_of
+from castile.planner.spaces import Spaces
+from castile.planner.strategy import Config, parts
+from castile.planner.updates import Updates
+from castile.runtime import machine as machines
+from castile.runtime.machine import Machine
+from castile.runtime.timeline import PICOSECONDS
+from tests.op_cases import Case, cases_of
+from tests.op_laws import node_of
+
+NUM_PROCS = 6
+CASES = [c for name in available() for c in cases_of(name)]
+every_case = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+def tables(node: Node) -> tuple[SpaceTable, LayoutTable]:
+    table = SpaceTable([node], [space_of(node, NUM_PROCS)], NUM_PROCS, [[]], 50)
+    return table, LayoutTable(table)
+
+
+@every_case
+def test_the_largest_parts_of_all_splits_at_once_are_those_of_each(case: Case) -> None:
+    node = node_of(case)
+    table, layouts = tables(node)
+    cut = dict(zip(table.axes[0], table.degree[0].T, strict=True))
+    every = _Largest(node, cut, len(table.splits[0]), layouts)
+    first = [parts(node, split)[0] for split in table.splits[0]]
+
+    def of_each(found: object) -> list:
+        return np.broadcast_to(np.asarray(found), len(first)).tolist()
+
+    for role, count in (("x", len(node.inputs)), ("y", len(node.outputs))):
+        for index in range(count):
+            shapes = [(p.reads(index) if role == "x" else p.writes(index)).shape for p in first]
+            found = [of_each(length) for length in every.shape(Port(role, index, ""))]
+            assert list(zip(*found, strict=True)) == shapes or (not found and set(shapes) == {()})
+    for which in PASSES:
+        if case.op.has(which):
+            assert of_each(every.flops(which)) == [case.op.flops(which, part) for part in first]
+
+
+@every_case
+def test_layouts_have_the_blocks_of_every_axis(case: Case) -> None:
+    node = node_of(case)
+    table, layouts = tables(node)
+    ports = [(True, n) for n in range(len(node.inputs))] + [(False, n) for n in range(len(node.outputs))]
+    numbers = [layouts.number(node, 0, *port) for port in ports]
+    arrays, rank = layouts.arrays(table.first)[0], {degree: n for n, degree in enumerate(table.degrees)}
+    for a, axis in enumerate(table.axes[0]):
+        for degree in table.cuts[0][a]:
+            pieces = parts(node, {axis: degree})
+            for (is_operand, index), number in zip(ports, numbers, strict=True):
+                for n, part in enumerate(pieces):
+                    box = part.reads(index) if is_operand else part.writes(index)
+                    for d, pair in enumerate(zip(box.lo, box.hi, strict=True)):
+                        mine = arrays.axis[number, d] == a
+                        at = arrays.table[number, d, rank[degree] if mine else 0] + (n if mine else 0)
+                        assert (arrays.lo[at], arrays.hi[at]) == pair, (axis, degree, is_operand, index, d)
+
+
+MODELS = {
+    "lenet": 64,
+    "gpt:layers=2,width=64,heads=4,seq=32,vocab=256": 16,
+    "lstm:layers=1,width=32,seq=4,vocab=64": 32,
+    "moe:layers=1,width=32,heads=2,experts=4,seq=16,vocab=64": 16,
+}
+
+
+def measured(lowering: Lowering) -> CostModel:
+    """A cost model of a machine on which some kernels were measured, of others nothing but what these tell."""
+    machine, rng = lowering.machine, random.Random(2)
+    tasks, plain = lowering.lower(seeds(lowering)["data_parallel"]), CostModel(machine)
+    keys = [key for key in tasks.cost_keys if not key.link and rng.random() < 0.5]
+    rows = [Measured(key, plain.seconds(key).seconds * rng.uniform(0.5, 2)) for key in keys]
+    return CostModel(machine, snapshot_of(Environment(machine.kinds[0].kind), rows, 1e-6))
+
+
+@pytest.mark.parametrize("is_measured", [False, True])
+@pytest.mark.parametrize("model", MODELS)
+def test_seconds_are_the_price_of_a_templates_first_part(model: str, is_measured: bool) -> None:
+    on = machines.parse("flexflow-k80:nodes=1")
+    lowering = Lowering(models.parse(model).graph(MODELS[model]), on, Updates(find("adam")()))
+    cost = measured(lowering) if is_measured else CostModel(on)
+    start = dict(seeds(lowering)["data_parallel"].configs)
+    sketch, rng = Sketch(lowering, cost, Spaces(lowering, cost), [start]), random.Random(1)
+    dtypes = sketch._works._program.dtypes.__getitem__
+    for kind, first in enumerate(sketch._first_of_kind.tolist()):
+        node = lowering.piece.nodes[sketch.names[first]]
+        splits = sketch.table.splits[sketch.program.space[first]]
+        for split in rng.sample(range(len(splits)), min(3, len(splits))):
+            sketch._fill(int(sketch._known_first[kind]) + split)
+            for s in sketch.program.own[sketch.program.own_ptr[first] : sketch.program.own_ptr[first + 1]].tolist():
+                step, config = sketch._draft.steps[s], Config(splits[split])
+                of = config.split if step.node is node else sketch._works.of_param(node, step, config.split)
+                key = lowering.templates.get(step, dict(of), dtypes).parts[0].key
+                lasts = cost.picoseconds([key], 0)[0] / PICOSECONDS
+                assert sketch.prices.seconds[sketch.program.row[s] + split, 0] == lasts, (step.name, splits[split])
+
+
+def test_only_what_nothing_is_known_of_is_priced_at_once() -> None:
+    on = machines.parse("flexflow-k80:nodes=1")
+    lowering = Lowering(models.parse("lenet").graph(64), on, Updates(find("sgd")()))
+    start = dict(seeds(lowering)["data_parallel"].configs)
+    for cost, at_once in ((CostModel(on), True), (measured(lowering), False)):
+        sketch = Sketch(lowering, cost, Spaces(lowering, cost), [start])
+        assert sketch._works.is_plain == at_once
+        sketch._fill(0)
+        assert (sketch.prices.known.sum() > 1) == at_once
+
+
+def placed(machine: Machine, model: str, most: int) -> SpaceTable:
+    lowering = Lowering(models.parse(model).graph(MODELS[model]), machine, Updates(find("sgd")()))
+    nodes = list(lowering.piece.nodes.values())
+    spaces = Spaces(lowering, CostModel(machine))
+    known = [[seed.configs[node.name] for seed in seeds(lowering).values()] for node in nodes]
+    known = [[*of, Config({}, 1, (machine.num_procs - 1,))] for of in known]
+    table = SpaceTable(nodes, [spaces[node.name] for node in nodes], machine.num_procs, known, most)
+    for space, of in enumerate(known):
+        found = [table.find(space, config) for config in of]
+        assert None not in found and [table.config(space, number) for number in found] == of
+    return table
+
+
+@pytest.mark.parametrize("most", [1, 40, 1000])
+@pytest.mark.parametrize("procs", [1, 2])
+def test_configs_have_numbers_and_numbers_configs(procs: int, most: int) -> None:
+    table = placed(machines.parse(f"flexflow-p100:nodes={procs}"), "lenet", most)
+    arrays = table.arrays()
+    for space, axes in enumerate(table.axes):
+        every = [table.config(space, n) for n in range(table.first[space], table.first[space + 1])]
+        assert len(set(every)) == len(every)
+        for number, config in enumerate(every, int(table.first[space])):
+            assert table.find(space, config) == number
+            procs_of = arrays.procs[arrays.proc_ptr[number] : arrays.proc_ptr[number + 1]]
+            assert tuple(procs_of.tolist()) == config.procs and arrays.replicas[number] == config.replicas
+            assert arrays.degree[number, : len(axes)].tolist() == [config.degree(axis) for axis in axes]
+            assert arrays.parts[number] == config.num_parts
+    crowd = {n: frozenset(table.config(0, n).procs) for n in range(table.first[1])}
+    assert all((arrays.crowd[n] == arrays.crowd[m]) == (crowd[n] == crowd[m]) for n in crowd for m in list(crowd)[:9])
+    assert table.find(0, Config({}, 1, (10**6,))) is None and table.find(0, Config({"none": 2}, 1, (0, 1))) is None
