@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from castile.planner.moves import Moves
+from castile.planner.pieces import in_pieces
 from castile.planner.search import LEAST_GAIN, Run
 from castile.planner.sketch.sieve import Sieve, is_long, num_parts
 from castile.planner.sketch.sketch import NUM_DRAWS
@@ -80,12 +81,14 @@ def _simulated_share(run: Run) -> float:
 class _Start(NamedTuple):
     """Where chains begin.
 
-    kept   Configs of which sketches know nothing, such as of updates in pieces: plans that are found have them too
+    kept        Configs of which sketches know nothing: plans that are found have them too
+    in_pieces   whether these are of updates in pieces, as are those of the plans that are found then
     """
 
     configs: Configs
     energy: float
     kept: Configs
+    in_pieces: bool
 
 
 class _End(NamedTuple):
@@ -94,6 +97,7 @@ class _End(NamedTuple):
     energy: float
     number: int
     plan: Configs
+    in_pieces: bool
 
 
 class _Sketched:
@@ -120,11 +124,12 @@ class _Sketched:
             start, count = self.starts[self.num_chains % len(self.starts)], CHAIN << self.num_chains // NUM_CHAINS
             if self.run.budget.proposals is not None:
                 count = min(count, round((until - self.run.spent) * self.run.budget.proposals) or 1)
+            self.sketch.update(start.in_pieces)
             heats, draws = TEMPERATURE * np.linspace(1, 0, count), self.rng.random((count, NUM_DRAWS))
             walked = self.sketch.walk(start.configs, draws, heats, self.run.evaluator.capacity)
             if walked.energy < start.energy * (1 - LEAST_GAIN):
                 plan = start.kept | walked.plans[0]
-                found = _End(walked.energy, self.run.num_proposals + walked.history[-1][0], plan)
+                found = _End(walked.energy, self.run.num_proposals + walked.history[-1][0], plan, start.in_pieces)
                 self.ends.setdefault(frozenset(plan.items()), found)
             self.num_chains += 1
             self.run.adopt(count, [])
@@ -135,7 +140,7 @@ class _Sketched:
         best = sorted(self.ends.values(), key=lambda end: end.energy)[:most]
         for end in sorted(best, key=lambda end: end.number):
             if self.run.budget.proposals is not None or self.run.spent < until:
-                self.run.judge(end.plan, end.number)
+                self.run.judge(in_pieces(self.run.lowering, end.plan) if end.in_pieces else end.plan, end.number)
 
 
 def _starts(run: Run, sieve: Sieve) -> list[_Start]:
@@ -146,5 +151,5 @@ def _starts(run: Run, sieve: Sieve) -> list[_Start]:
         kept = {node: config for node, config in seed.strategy.configs.items() if node not in configs}
         key = frozenset(configs.items())
         if key not in found or (seed.fits and not kept):
-            found[key] = _Start(configs, sieve.energy[name], kept)
+            found[key] = _Start(configs, sieve.energy[name], kept, name in sieve.in_pieces)
     return list(found.values())[:MOST_STARTS]

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from castile.planner.budget import Budget
 from castile.planner.evaluator import PENALTY, Evaluator
+from castile.planner.pieces import in_pieces
 from castile.planner.sketch.sketch import Sketch
 from castile.planner.spaces import Spaces
 from castile.planner.strategy import Config, Strategy
@@ -27,6 +28,7 @@ class Sieve:
     spaces    from which the sketch chooses
     sketch    in which all of their Configs are
     configs   of their nodes, by name of the plan
+    in_pieces which have their updates in pieces, of which a sketch knows what memory they take
     energy    seconds, and for plans that do not fit a penalty
     """
 
@@ -35,9 +37,15 @@ class Sieve:
         self.configs: dict[str, dict[str, Config]] = {
             name: {node: plan.configs[node] for node in nodes} for name, plan in plans.items()
         }
+        self.in_pieces = {
+            name
+            for name, plan in plans.items()
+            if len(plan.configs) > len(nodes) and plan.configs == in_pieces(evaluator.lowering, plan.configs)
+        }
         self.sketch = Sketch(evaluator.lowering, evaluator.cost, spaces, list(self.configs.values()))
         self.energy: dict[str, float] = {}
         for name, configs in self.configs.items():
+            self.sketch.update(name in self.in_pieces)
             seconds = self.sketch.seconds(configs)
             overflow = max(0.0, float((self.sketch.room.held / evaluator.capacity).max()) - 1)
             self.energy[name] = seconds * (1 + PENALTY * overflow)

@@ -99,9 +99,11 @@ class Sketch:
         self.layouts, num_contents = self._layouts.arrays(self.table.first)
         self.links = _links(cost)
         num_types = len(lowering.machine.kinds)
+        # What parts of nodes keep where updates are whole, and where they are in pieces.
+        self._nbytes = np.zeros((2, self._known_first[-1]))
         self.prices = Prices(
             np.zeros(self._known_first[-1], np.bool_), np.full((num_rows, num_types), np.nan),
-            np.zeros((self._known_first[-1], num_types)), np.zeros(self._known_first[-1]),
+            np.zeros((self._known_first[-1], num_types)), self._nbytes[0],
             np.zeros(num_contents, np.int64), np.zeros(TABLE, np.int64), np.zeros(TABLE),
         )  # fmt: skip
         self.uses = uses_of(self.program)
@@ -121,6 +123,10 @@ class Sketch:
         """The Configs of numbers."""
         rows = zip(self.names, self._spaces.tolist(), plan.tolist(), strict=True)
         return {name: self.table.config(k, c) for name, k, c in rows}
+
+    def update(self, in_pieces: bool) -> None:
+        """From now on plans keep what they do with their updates in pieces (`planner/pieces`), or whole as at first."""
+        self.prices = self.prices._replace(nbytes=self._nbytes[int(in_pieces)])
 
     def seconds(self, configs: Mapping[str, Config]) -> float:
         """What a plan's step takes. Raises ValueError where a Config is none of the sketch."""
@@ -190,7 +196,7 @@ class Sketch:
             self.prices.seconds[row + which.start : row + which.stop] = lasts
         here = slice(begin + which.start, begin + which.stop)
         self.prices.total[here] = sum(seconds)
-        self.prices.nbytes[here] = self._works.many_nbytes(node, self._steps[name], splits[which], cut)
+        self._nbytes[:, here] = self._works.many_nbytes(node, self._steps[name], splits[which], cut)
         self.prices.known[here] = True
 
     def _widen(self) -> None:

@@ -83,24 +83,34 @@ class Works:
         return {own[0]: cut.get(of[0], 1) for own, of in along if own and of and own[0] not in mine.frozen}
 
     def many_nbytes(self, node: Node, steps: Sequence[Step], splits: Sequence[Mapping[str, int]], cut: Cut) -> Any:
-        """float64[splits]: what `nbytes` says of each."""
+        """float64[2, splits]: what `nbytes` says of each."""
         found = asked(lambda: self.nbytes(node, steps, cut))
-        return [self.nbytes(node, steps, split) for split in splits] if found is None else found
+        if found is None:
+            return np.array([self.nbytes(node, steps, split) for split in splits]).T
+        return np.stack([np.broadcast_to(nbytes, len(splits)) for nbytes in found])
 
-    def nbytes(self, node: Node, steps: Sequence[Step], split: Mapping[str, int]) -> float:
-        """What a part of a node keeps: its results till their gradients, and its parameters with what updates need."""
+    def nbytes(self, node: Node, steps: Sequence[Step], split: Mapping[str, int]) -> tuple[float, float]:
+        """What a part of a node keeps: its results till their gradients, and its parameters with what updates need.
+
+        The second number holds where updates are in pieces: of what they need, those who hold a parameter alike have
+        a share each.
+        """
         part, total = _largest(node, split), 0.0
         for result, name in enumerate(node.outputs):
             total += prod(part.writes(result).shape) * _itemsize(self._dtype(name))
+        in_pieces = total
         for step in steps:
             param = param_of(step, self._program)
             if not param or not step.node.name.endswith("/update"):
                 continue
             index = node.inputs.index(param)
-            box, dtype = part.reads(index), self._dtype(node.inputs[index])
+            nbytes = prod(part.reads(index).shape) * _itemsize(self._dtype(node.inputs[index]))
+            borne = node.alignment.operands[index].axes
+            alike = prod(degree for axis, degree in split.items() if axis not in borne)
             like = sum(o.dims == step.node.alignment.operands[0].dims for o in step.node.alignment.operands)
-            total += prod(box.shape) * _itemsize(dtype) * like
-        return total
+            total += nbytes * like
+            in_pieces += nbytes * np.minimum(like, 1 + like / alike)
+        return total, in_pieces
 
     def _dtype(self, tensor: str) -> str:
         return self._lowering.graph.tensors[tensor].dtype
