@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
 from castile.planner.instances import HOST, NONE, PATTERN, FlowInstance, FlowTemplate, StepInstance
-from castile.runtime.task import Buffer, CostKey, Kind, Task, TaskGraph
+from castile.runtime.task import NUM_LANES, Buffer, CostKey, Kind, Lane, Task, TaskGraph
 
 # Where the host's tasks begin: no number of a task makes it the number of one.
 NOWHERE = -(2**62)
+COMPUTE = int(Lane.COMPUTE)
 
 
 def compose(steps: Sequence[StepInstance], flows: Sequence[FlowInstance], num_procs: int) -> TaskGraph:
@@ -32,7 +34,7 @@ def compose(steps: Sequence[StepInstance], flows: Sequence[FlowInstance], num_pr
         cost=cost,
         cost_keys=keys,
         lane_ptr=_pointer(_join([one_lane, *[t.lanes[0] for t in templates]])),
-        lanes=_join([*[s.lanes for s in steps], *[t.lanes[1] for t in templates]]),
+        lanes=_join([layout.step_lanes(), *[t.lanes[1] for t in templates]]),
         need_ptr=need_ptr,
         needs=needs,
         use_ptr=use_ptr,
@@ -66,12 +68,17 @@ class _Layout:
         keys: dict[CostKey, int] = {}
         numbers = {template: _numbered(keys, template.keys[0]) for template in {s.template: None for s in self.steps}}
         of_steps = [numbers[s.template][s.costs] for s in self.steps]
-        versions = {t.version: None for t in self.templates}
+        versions = {t.version: None for t in self.templates if t.version.patterns}
         of_flows = {v: _numbered(keys, v.keys[0])[v.keys[1]] for v in versions}
-        cost = _join([*of_steps, *[of_flows[t.version] for t in self.templates]])
+        cost = _join([*of_steps, *[of_flows[t.version] for t in self.templates if t.version.patterns]])
         for task, key in self.strided_keys():
             cost[task] = keys.setdefault(key, len(keys))
         return cost, tuple(keys)
+
+    def step_lanes(self) -> np.ndarray:
+        """The lane of each task of a step."""
+        procs = chain.from_iterable([s.config.procs for s in self.steps])
+        return np.fromiter(procs, np.int64, int(self.step_base[-1])) * NUM_LANES + COMPUTE
 
     def order(self) -> np.ndarray:
         """(slot in the program, transfers after computation, number): unique, and the same whatever was made first."""

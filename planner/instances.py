@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -112,6 +112,8 @@ class FlowTemplate:
     @cached_property
     def first(self) -> np.ndarray:
         """The port that begins each buffer's life, -1 for what outlives the step."""
+        if not self.role:
+            return self.version.first
         return np.where(self.outlives, -1, self.version.first)
 
     @cached_property
@@ -122,6 +124,8 @@ class FlowTemplate:
     @cached_property
     def lanes(self) -> tuple[np.ndarray, np.ndarray]:
         """How many lanes each transfer occupies, and which."""
+        if not self.version.patterns:
+            return NONE, NONE
         counts, lanes = self.version.lanes
         return counts, self._procs[lanes // NUM_LANES] * NUM_LANES + lanes % NUM_LANES
 
@@ -242,7 +246,7 @@ def flow_template(flow: Flow, version: Version, procs: tuple[int, ...], steps: S
     host = [(HOST, 0, np.zeros(1, dtype=np.int64))] if flow.role == "output" else []
     rows = [*made, transfers, *ports(flow.readers, False), *host, *ports(flow.overwriters, True)]
     sizes = [len(tasks) for _, _, tasks in rows]
-    step, number = np.repeat([row[:2] for row in rows], sizes, axis=0).T
+    step, number = _spread(tuple([row[0] for row in rows]), tuple([row[1] for row in rows]), tuple(sizes))
     task = np.concatenate([tasks for _, _, tasks in rows])
     if len({slot for slot, _ in flow.producers}) < len(flow.producers):
         # A step that makes one region through several ports does so part by part, as its tasks follow each other.
@@ -252,6 +256,13 @@ def flow_template(flow: Flow, version: Version, procs: tuple[int, ...], steps: S
         order[:first] = np.lexsort((task[:first], number[:first], part, step[:first]))
         step, task, number = step[order], task[order], number[order]
     return FlowTemplate(version, procs, flow.role, flow.dtype, bool(flow.producers), step, task, number)
+
+
+# Most flows are of few patterns: so many are remembered.
+@lru_cache(maxsize=1024)
+def _spread(steps: tuple[int, ...], numbers: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """The step and number of each port, given those of each row of so many ports."""
+    return np.repeat(steps, sizes), np.repeat(numbers, sizes)
 
 
 def flow_instance(flow: Flow, version: Version, procs: tuple[int, ...], steps: Sequence[StepInstance]) -> FlowInstance:

@@ -80,7 +80,7 @@ class Lowering:
         for update, tensor, user in self._users:
             if update not in configs:
                 nodes = self.names.optional[update], self.names.nodes[user]
-                key = (*_kinds(*nodes, tensor), configs[user])
+                key = (*self._alike(*nodes, tensor), configs[user])
                 if key not in self._homes:
                     self._homes[key] = _home(*nodes, tensor, configs[user])
                 configs[update] = self._homes[key]
@@ -91,6 +91,11 @@ class Lowering:
             procs = {p for param in self.graph.params for p in configs[update_name(param.name)].procs}
             configs.setdefault(passes.FACTOR, Config({}, len(procs), tuple(sorted(procs))))
         return configs
+
+    def _alike(self, update: Node, user: Node, tensor: str) -> tuple[int, ...]:
+        """What the home of a tensor depends on beside its user's Config."""
+        kinds = (self.templates.node_kind(node) for node in (update, user))
+        return *kinds, update.inputs.index(tensor), user.inputs.index(tensor)
 
     @cached_property
     def piece(self) -> Graph:
@@ -219,12 +224,6 @@ def _placed(instance: StepInstance, port: int, output: bool) -> Placed:
     """Where a port's boxes lie: the identity of their layout, the boxes by part, and the Config that places them."""
     boxes = instance.template.boxes(port, output)
     return Placed((id(instance.template), port, output), boxes, instance.config)
-
-
-def _kinds(update: Node, user: Node, tensor: str) -> tuple:
-    """What the home of a tensor depends on beside its user's Config."""
-    places = tuple(node.inputs.index(tensor) for node in (update, user))
-    return *places, *((n.op, tuple(n.alignment.extents.items()), n.alignment.operands) for n in (update, user))
 
 
 def _home(update: Node, user: Node, tensor: str, config: Config) -> Config:

@@ -104,8 +104,11 @@ class StepTemplate:
         """The tasks that touch a port when each part has that many replicas, in order."""
         key = (port, output, replicas)
         if key not in self._touching:
-            touched = [box is not None for box in self.boxes(port, output)]
-            self._touching[key] = np.flatnonzero(np.repeat(touched, replicas))
+            boxes = self.boxes(port, output)
+            every = np.arange(len(boxes) * replicas)
+            if None in boxes:
+                every = every[np.repeat([box is not None for box in boxes], replicas)]
+            self._touching[key] = every
         return self._touching[key]
 
     @cached_property

@@ -52,20 +52,22 @@ class Versions:
         self, flow: Flow, made: Sequence[Placed], read: Sequence[Placed], together: tuple[int, ...]
     ) -> tuple[Version, tuple[int, ...]]:
         slots: dict[int, int] = {}
-        renamed = tuple(
-            [
-                (self._layout(p)[0], p.config.replicas, tuple([slots.setdefault(q, len(slots)) for q in _touching(p)]))
-                for p in (*made, *read)
-            ]
-        )
+        known: dict[tuple[int, ...], tuple[int, ...]] = {}
+        renamed = []
+        for p in (*made, *read):
+            of = _touching(p)
+            if of not in known:
+                known[of] = tuple([slots.setdefault(proc, len(slots)) for proc in of])
+            renamed.append((self._layout(p)[0], p.config.replicas, known[of]))
         procs = tuple(slots)
         among, apart = self._links(procs)
         carried, overwritten = flow.role in ("carried", "input"), bool(flow.overwriters)
-        key = (together, renamed, flow.dtype, flow.role, overwritten, apart)
+        key = (together, tuple(renamed), flow.dtype, flow.role, overwritten, apart)
         if key not in self._made:
-            if len(made) == 1 and len(set(renamed)) == 1 and self._layout(made[0])[1]:
-                held = [(slots[proc], box) for _, box, procs_of in _each(made[0]) for proc in procs_of]
-                self._made[key] = in_place(held, len(read), carried, overwritten)
+            held = _held(made[0], slots) if len(made) == 1 and self._layout(made[0])[1] else None
+            wanted = [held if of == renamed[0] else _held(p, slots) for p, of in zip(read, renamed[len(made) :])]
+            if held is not None and all(each == held for each in wanted if each):
+                self._made[key] = in_place(held, sum(map(bool, wanted)), carried, overwritten)
             else:
                 self._made[key] = _analysed(flow, made, read, together, slots, among, carried, overwritten)
         return self._made[key], procs
@@ -116,6 +118,11 @@ def _touching(placed: Placed) -> tuple[int, ...]:
     if None not in placed.boxes:
         return placed.config.procs
     return tuple([proc for _, _, procs in _each(placed) for proc in procs])
+
+
+def _held(placed: Placed, slots: dict[int, int]) -> list[tuple[int, Box]]:
+    """Where each part and replica touches what, in their order."""
+    return [(slots[proc], box) for _, box, procs in _each(placed) for proc in procs]
 
 
 def _contributions(made: Sequence[Placed], together: Sequence[int], slots: dict[int, int]) -> list[Contribution]:

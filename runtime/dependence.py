@@ -19,6 +19,7 @@ from castile.runtime.region import Box, contiguous, uncovered, whole
 from castile.runtime.task import CostKey
 from castile.runtime.transfer import Links, Pattern, Piece, Source
 
+NO_KINDS = np.zeros(0, dtype=np.int8)
 Touch = tuple[Sequence[int], Sequence[int]]  # the buffers that a task reads, and those that it writes
 
 
@@ -93,6 +94,8 @@ class Version:
     @cached_property
     def kinds(self) -> np.ndarray:
         """int8: what each pattern is."""
+        if not self.patterns:
+            return NO_KINDS
         return np.array([p.kind for p in self.patterns], dtype=np.int8)
 
     @cached_property

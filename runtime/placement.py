@@ -56,6 +56,8 @@ def filled(reads: Sequence[Read], twins: Sequence[Hashable] = ()) -> list[Read]:
 
 def _apart(reads: Sequence[Read], twins: Sequence[Hashable], around: Mapping[Read, Box]) -> set[Read]:
     """The reads of twins that lie in different boxes."""
+    if len(set(around.values())) == 1:
+        return set()
     lies: dict[Hashable, set[Box]] = {}
     for read, number in zip(reads, twins, strict=False):
         lies.setdefault(number, set()).add(around[read])
@@ -92,8 +94,11 @@ def _around(reads: Sequence[Read], exact: Collection[Read]) -> dict[Read, Box]:
     Reads on a processor that overlap share one where the box around them holds no more than they do; those that are
     `exact` have one to themselves.
     """
+    distinct = set(reads)
+    if len({proc for proc, _ in distinct}) == len(distinct):
+        return {read: read[1] for read in distinct}
     on: dict[int, set[Box]] = {}
-    for proc, box in reads:
+    for proc, box in distinct:
         on.setdefault(proc, set()).add(box)
     around = {}
     for proc, mine in on.items():
