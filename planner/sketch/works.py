@@ -95,10 +95,10 @@ class Works:
         The second number holds where updates are in pieces: of what they need, those who hold a parameter alike have
         a share each.
         """
-        part, total = _largest(node, split), 0.0
-        for result, name in enumerate(node.outputs):
-            total += prod(part.writes(result).shape) * _itemsize(self._dtype(name))
-        in_pieces = total
+        part = _largest(node, split)
+        total = in_pieces = sum(
+            prod(part.writes(result).shape) * _itemsize(self._dtype(name)) for result, name in enumerate(node.outputs)
+        )
         for step in steps:
             param = param_of(step, self._program)
             if not param or not step.node.name.endswith("/update"):
@@ -108,8 +108,9 @@ class Works:
             borne = node.alignment.operands[index].axes
             alike = prod(degree for axis, degree in split.items() if axis not in borne)
             like = sum(o.dims == step.node.alignment.operands[0].dims for o in step.node.alignment.operands)
-            total += nbytes * like
-            in_pieces += nbytes * np.minimum(like, 1 + like / alike)
+            # Arrays where many splits are asked about: what both numbers begin with is not to be changed.
+            total = total + nbytes * like
+            in_pieces = in_pieces + nbytes * np.minimum(like, 1 + like / alike)
         return total, in_pieces
 
     def _dtype(self, tensor: str) -> str:
