@@ -11,19 +11,41 @@ export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-plain test-mpi lint accept clean
+.PHONY: demo test test-plain test-kernels test-mpi kernels gpu lint accept clean
 
 demo: .venv/.castile-mpi
 	$(BIN)/castile launch -n 2 train convnet --seed $(SEED) --out build/plan.json --trace build/trace.json
 
-test: lint test-plain test-mpi
+test: lint test-plain test-kernels test-mpi
 
 test-plain: .venv/.castile-test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not mpi"
 
+# Triton interprets or compiles in one process, never both.
+test-kernels: .venv/.castile-test
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/triton_numerics.py
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" tests/triton_compiling.py
+
 # Tests that start ranks measure nothing and fail by timeout only, yet they want the cores to themselves.
 test-mpi: .venv/.castile-test
 	$(BIN)/python -m pytest -m mpi
+
+# Every setting of every kernel, with the oldest and the newest Triton that castile works with.
+kernels: kernels-3.6.0 kernels-3.9.0
+
+kernels-%: build/triton-%/.installed
+	TRITON_INTERPRET=1 $(<D)/bin/python -m pytest -n $(WORKERS) tests/triton_numerics.py
+	$(<D)/bin/python -m pytest -n $(WORKERS) tests/triton_compiling.py tests/test_triton.py
+
+build/triton-%/.installed: pyproject.toml
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --editable '.[test]'
+	$(@D)/bin/python -m pip install --quiet triton==$*
+	@touch $@
+
+# On a machine with a GPU.
+gpu: .venv/.castile-gpu
+	$(BIN)/python -m pytest -m gpu
 
 lint: .venv/.castile-test
 	$(BIN)/ruff check .
@@ -39,6 +61,10 @@ accept: .venv/.castile-bench
 .venv/.castile-test: pyproject.toml setup.py
 	$(call install,mpi,test)
 	@touch .venv/.castile-mpi
+
+.venv/.castile-gpu: pyproject.toml setup.py
+	$(call install,mpi,test,gpu)
+	@touch .venv/.castile-mpi .venv/.castile-test
 
 .venv/.castile-bench: pyproject.toml setup.py
 	$(call install,mpi,test,bench)

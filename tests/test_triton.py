@@ -1,0 +1,144 @@
+"""What the Triton forms promise without a GPU, and their launches against a driver that runs nothing."""
+
+import inspect
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("triton")
+
+from triton.runtime.errors import OutOfResources
+
+from castile.kernels.table import Table, definitions, forms
+from castile.kernels.triton import launch
+from castile.kernels.triton.tuning import tune
+from castile.kernels.triton.views import View, broadcast, nest, ordered, permuted, power_of_two, split, view
+from castile.planner import vocabulary
+from tests.kernel_cases import cases
+from tests.triton_cases import NAMES, fake_plan, results, specs
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_form_takes_the_definitions_parameters(name: str) -> None:
+    def keywords(f: object) -> set[str]:
+        return {p.name for p in inspect.signature(f).parameters.values() if p.kind is p.KEYWORD_ONLY}  # type: ignore
+
+    form = forms("triton")[name]
+    assert keywords(form) - {"scratch", "accumulate"} == keywords(definitions()[name])
+    args, params = cases(name, "float32")[0]
+    outs = results(name, args, params)
+    held = vocabulary.workspace(name, specs(args), outs, params, True)
+    # What the vocabulary has no room for when adding, the form must do itself.
+    assert "accumulate" in keywords(form) or held >= sum(vocabulary.round_up(out.nbytes) for out in outs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_settings_are_distinct_and_all_launch_the_same_work(name: str) -> None:
+    for case in cases(name, "float32"):
+        made = fake_plan(name, case)
+        assert made is not None
+        assert len(set(made.settings)) == len(made.settings) > 0
+        for setting in made.settings:
+            for one in made.launches(setting):
+                last = one.kernel.arg_names[len(one.args) :]
+                assert set(one.constants) == set(last), f"{name}: constants must come last"
+                assert all(n >= 1 for n in one.grid)
+
+
+def test_a_setting_that_tuning_found_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+    monkeypatch.setattr(launch, "_found", {})
+    monkeypatch.setattr(launch, "bound", lambda plan, setting: taken.append(setting))
+    x, y = np.ones((4, 64), "float32"), np.ones((4, 65), "float32")
+    launch.remember(launch.key("softmax", x, (x,), {}), (1, 64, 1))
+    for one in (x, x.copy(), y):
+        Table("triton").bind("softmax", (one,), (one,), {})
+    assert taken[:2] == [(1, 64, 1)] * 2 and taken[2] != (1, 64, 1)
+    assert launch.key("sum_over", x, (x,), {"dims": (0,)}) != launch.key("sum_over", x, (x,), {"dims": (1,)})
+
+
+def test_without_a_gpu_or_the_interpreter_binding_says_so() -> None:
+    x = np.ones((4, 64), "float32")
+    with pytest.raises(ValueError, match="TRITON_INTERPRET=1"):
+        Table("triton").bind("relu", (x,), (np.empty_like(x),), {})
+
+
+@given(data=st.data())
+def test_views_walk_what_numpy_walks(data: st.DataObject) -> None:
+    shape = tuple(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))
+    whole = np.arange(np.prod([2 * n for n in shape])).reshape([2 * n for n in shape])
+    x = whole[tuple(slice(0, 2 * n, data.draw(st.sampled_from([1, 2]))) for n in shape)]
+    x = x[tuple(slice(0, n) for n in shape)].transpose(data.draw(st.permutations(range(len(shape)))))
+    y = np.broadcast_to(x, (3, *x.shape))
+    for one, want in ((view(x), x), (broadcast(view(x), (3, *x.shape)), y)):
+        assert np.array_equal(walked(one, whole), want.reshape(-1))
+        walk = nest([one])
+        assert np.array_equal(walked(View(x, walk.sizes, walk.steps[0]), whole), want.reshape(-1))
+    assert sorted(walked(ordered([view(x)])[0], whole)) == sorted(x.reshape(-1))
+    dims = tuple(data.draw(st.permutations(range(x.ndim))))
+    assert np.array_equal(walked(permuted(view(x), dims), whole), x.transpose(dims).reshape(-1))
+
+
+@given(data=st.data())
+def test_split_views_walk_the_same(data: st.DataObject) -> None:
+    apart = data.draw(st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=3), min_size=1, max_size=3))
+    shape = tuple(int(np.prod(one)) for one in apart)
+    whole = np.arange(np.prod(shape) * 2 ** len(shape)).reshape([2 * n for n in shape])
+    x = whole[tuple(slice(0, n) for n in shape)]
+    pieces = tuple(size for one in apart for size in one)
+    assert np.array_equal(walked(split(view(x), pieces), whole), x.reshape(-1))
+
+
+def walked(one: View, whole: np.ndarray) -> np.ndarray:
+    """The elements of `whole`, from its first on, that a view walks, in order."""
+    places = sum(np.arange(size).reshape(-1, *[1] * (len(one.shape) - dim - 1)) * step
+                 for dim, (size, step) in enumerate(zip(one.shape, one.steps, strict=True)))  # fmt: skip
+    return whole.reshape(-1)[np.asarray(places).reshape(-1)]
+
+
+@given(st.integers(1, 10**6))
+def test_power_of_two(least: int) -> None:
+    found = power_of_two(least)
+    assert found >= least > found // 2 and found & (found - 1) == 0
+
+
+def test_launches_reach_the_driver_as_planned(tmp_path: Path) -> None:
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("Triton builds its launcher with a C compiler, and there is none")
+    words = [compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(tmp_path / "libcuda.so.1")]
+    subprocess.run([*words, str(HERE / "triton_stub.c")], check=True)
+    unset = ("TRITON_INTERPRET", "PYTEST_XDIST_WORKER")
+    env = {name: value for name, value in os.environ.items() if name not in unset}
+    env |= {"LD_LIBRARY_PATH": str(tmp_path), "TRITON_LIBCUDA_PATH": str(tmp_path)}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "triton_launching.py")]
+    ended = subprocess.run(command, cwd=HERE.parent, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_tuning_keeps_the_fastest_setting_that_a_device_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.ones((4, 4096), "float32")
+    made = fake_plan("softmax", ((x,), {}))
+    assert made is not None
+    refused, *rest = made.settings
+    assert rest
+
+    def bound(plan: launch.Plan, setting: object) -> object:
+        if setting == refused:
+            raise OutOfResources(2**20, 2**18, "shared memory")
+        return setting
+
+    monkeypatch.setattr(launch, "bound", bound)
+    monkeypatch.setattr(launch, "_found", {})
+    spent = {setting: 1.0 / (1 + number) for number, setting in enumerate(rest)}
+    assert tune(forms("triton")["softmax"], x, (x,), {}, lambda setting: spent[setting]) == spent
+    assert Table("triton").bind("softmax", (x,), (x,), {}) == rest[-1]
