@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from castile.planner.evaluator import Evaluator
 from castile.planner.lower import Lowering
 from castile.planner.op import find
 from castile.planner.seeds import seeds
-from castile.planner.sketch import loops
+from castile.planner.sketch import changes, loops
 from castile.planner.sketch import sketch as sketches
 from castile.planner.sketch.arrays import Classes
 from castile.planner.sketch.layouts import LayoutTable
@@ -187,6 +189,60 @@ def test_plans_rank_as_when_they_are_simulated(model: str, machine: str) -> None
     # Of 22 plans most have a third of their nodes laid out by chance; as found: tau 0.57 to 0.95, errors 3 to 30 %.
     tau, error = kendalltau(rough, exact).statistic, np.median(np.abs(rough / exact - 1))
     assert tau > 0.5 and error < 0.35, (tau, error)
+
+
+@pytest.mark.parametrize("model", SMALL)
+@pytest.mark.parametrize("machine", [*MACHINES, UNEQUAL])
+def test_a_move_gives_nodes_configs_of_their_own_and_tells_which(model: str, machine: Machine | str) -> None:
+    sketch, start = sketched(model, machine)
+    draws, first, counts = np.random.default_rng(5).random((300, NUM_DRAWS)), sketch.spaces.first, set()
+    plan, (nodes, old) = sketch.number(start), np.zeros((2, len(start)), np.int64)
+    for i in range(len(draws)):
+        before = plan.copy()
+        count = changes.changed(i, draws, plan, sketch.program, sketch.spaces, sketch.choices, nodes, old)
+        assert sorted(nodes[:count]) == np.flatnonzero(plan != before).tolist()
+        assert np.array_equal(before[nodes[:count]], old[:count])
+        assert np.all((first[sketch.program.space] <= plan) & (plan < first[sketch.program.space + 1]))
+        counts.add(count)
+    assert {0, 1, 2} <= counts
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_configs_that_go_elsewhere_are_cut_alike_but_for_one_axis(machine: str) -> None:
+    sketch, _ = sketched("gpt:layers=2,width=64,heads=4,seq=32,vocab=256", machine)
+    found: Counter[int] = Counter()
+    for kind in range(len(sketch.spaces.first) - 1):
+        every = range(sketch.spaces.first[kind], sketch.spaces.first[kind + 1])
+        for c, turn in itertools.product(every, range(changes.NUM_TURNS)):
+            d, where = changes.turned(c, turn, kind, sketch.spaces, sketch.choices), turn // changes.NUM_WAYS
+            if d >= 0:
+                here, there = (sketch.table.config(kind, x) for x in (c, d))
+                mine, theirs = sorted(here.procs), sorted(there.procs)
+                half = len(mine) // 2
+                wanted = {changes.LOWER: mine[:half], changes.UPPER: mine[half:]}
+                assert theirs == wanted.get(where, theirs) and (where != changes.TWICE or set(mine) < set(theirs))
+                assert where != changes.OTHERS or not set(mine) & set(theirs)
+                degrees = [(*(x.degree(a) for a in sketch.table.axes[kind]), x.replicas) for x in (here, there)]
+                ratios = sorted(b / a for a, b in zip(*degrees) if a != b)
+                assert ratios == {changes.OTHERS: [], changes.TWICE: [2]}.get(where, [0.5])
+                found[where] += 1
+    assert min(found[where] for where in range(4)) > 20
+
+
+def test_a_region_goes_where_its_first_node_goes() -> None:
+    sketch, start = sketched("lenet")
+    draws, sizes = np.random.default_rng(6).random((400, NUM_DRAWS)), set()
+    draws[:, 0] = 0.999
+    nodes, old = np.zeros((2, len(start)), np.int64)
+    for i in range(len(draws)):
+        plan = sketch.number(start)
+        count = changes.changed(i, draws, plan, sketch.program, sketch.spaces, sketch.choices, nodes, old)
+        places = {
+            frozenset(config.procs) for n, config in enumerate(sketch.configs(plan).values()) if n in nodes[:count]
+        }
+        assert len(places) == (count > 0)
+        sizes.add(count)
+    assert {1, 2} <= sizes and max(sizes) > len(start) // 2
 
 
 def test_memory_that_is_short_turns_a_walk_to_plans_that_fit() -> None:

@@ -228,6 +228,7 @@ class Choices(NamedTuple):
     same[B, A]      for an axis of the neighbour the axis of the node that runs along it, -1 where none does
     like_ptr[B], like   2 + the Config of the neighbour that is like a Config of the node, which is to be added to
                     like_ptr; 1 where none is, 0 before it is looked for
+    turned[NUM_TURNS * C]   the same of Configs on other processors, by the way there and the Config
     """
 
     group_ptr: np.ndarray
@@ -237,3 +238,4 @@ class Choices(NamedTuple):
     same: np.ndarray
     like_ptr: np.ndarray
     like: np.ndarray
+    turned: np.ndarray

@@ -19,7 +19,7 @@ from castile.planner.cost import CostModel
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.moves import Moves
-from castile.planner.sketch import loops, prices, sweep
+from castile.planner.sketch import changes, loops, prices, sweep
 from castile.planner.sketch.arrays import Choices, Links, Prices
 from castile.planner.sketch.draft import Draft
 from castile.planner.sketch.layouts import LayoutTable
@@ -267,6 +267,7 @@ def _choices(moves: Moves, graph: Graph, names: Sequence[str], spaces: np.ndarra
         _pointer([len(group) for group in groups]), _array([n for group in groups for n in group]),
         _pointer([len(moves.neighbours[name]) for name in names]), _array([other for _, other, _ in rows]),
         same[way or [0]], _array(like_ptr)[way], np.zeros(size, np.int64),
+        np.zeros(changes.NUM_TURNS * int(table.first[-1]), np.int64),
     )  # fmt: skip
 
 
@@ -285,7 +286,7 @@ def _bodies() -> _Bodies:
         inlined: tuple[Callable[..., Any], ...] = (*prices.INLINED, *sweep.INLINED)
         for part in inlined:
             register_jitable(inline="always")(part)
-        for part in (*prices.PARTS, *sweep.PARTS, *loops.PARTS):
+        for part in (*prices.PARTS, *sweep.PARTS, *changes.PARTS, *loops.PARTS):
             register_jitable(part)
         import numba
 
