@@ -29,6 +29,8 @@ GO_ON = 0.75
 COPY = 0.5
 # The probabilities with which all parameters move, or those of one place in repeated blocks; else it is one.
 ALL, FAMILY = 0.2, 0.4
+# Where nodes go from their processors: to a half of them, to others, to them and as many others.
+ELSEWHERE = ("lower", "upper", "others", "twice")
 # What is kept where of a parameter: as it is used (all-reduce); its update cut in any way; its update and state in
 # pieces (ZeRO-1); its gradient too (ZeRO-2); itself in pieces, and fetched for its uses once a step.
 KEEPINGS = ("used", "drawn", "pieces", "accumulated", "fetched")
@@ -92,7 +94,7 @@ class Moves:
         moves: list[Callable[[Configs, random.Random], None]] = [self.one, self.spread]
         moves += [self.group] if self.groups else []
         moves += [self.use] if self.shared else []
-        moves += [self.turn] if several else []
+        moves += [self.turn, self.region] if several else []
         moves += [self.keep] if several and self.families else []
         return moves
 
@@ -143,6 +145,16 @@ class Moves:
             old = configs[name]
             configs[name] = Config(old.split, old.replicas, tuple(to.get(p, p) for p in old.procs))
 
+    def region(self, configs: Configs, rng: random.Random) -> None:
+        """Nodes that follow a node in the graph's order, as far as they are on its processors, go elsewhere with it."""
+        first = rng.randrange(len(self.names))
+        last = first + int(len(self.names) ** rng.random())
+        where, way, away = rng.choice(ELSEWHERE), rng.random(), rng.random()
+        procs = set(configs[self.names[first]].procs)
+        for name in self.names[first:last]:
+            if set(configs[name].procs) == procs:
+                configs[name] = self._elsewhere(name, configs[name], where, way, away)
+
     def keep(self, configs: Configs, rng: random.Random) -> None:
         """A parameter, or several, is kept, summed and updated elsewhere: moves of its fetch, accumulate and update."""
         every = list(self.families)
@@ -164,6 +176,35 @@ class Moves:
                     configs[accumulate_name(name)] = self._apart(name, accumulate_name(name), pieces)
                 if keeping == "fetched":
                     configs[fetch_name(name)] = self._apart(name, fetch_name(name), used[update_name(name)])
+
+    def _elsewhere(self, name: str, old: Config, where: str, way: float, away: float) -> Config:
+        """A Config on half of the processors, on others or on twice as many, cut alike but for one axis; else the old.
+
+        way, away   which axis is cut less or more, and which of the others, in [0, 1)
+        """
+        here, free = sorted(set(old.procs)), list(self.procs)
+        # Where processors are named several times, or not all may be used, what is half of them is not told.
+        if len(here) < len(old.procs) or len(here) > len(free) or not set(here) <= set(free):
+            return old
+        blocks = [free[n : n + len(here)] for n in range(0, len(free) - len(here) + 1, len(here))]
+        others = [block for block in blocks if not set(block) & set(here)]
+        if where == "others":
+            to = dict(zip(here, others[int(away * len(others))])) if others else {p: p for p in here}
+            return Config(old.split, old.replicas, tuple(to[p] for p in old.procs))
+        by = 2 if where == "twice" else 1 / 2
+        degrees = {**old.split, "": old.replicas}
+        a = self.nodes[name].alignment
+        able = [x for x, n in degrees.items() if n > 1 and n * by % 1 == 0 and n * by <= a.extents.get(x, n * by)]
+        if not able or (where == "twice" and not others):
+            return old
+        axis = able[int(way * len(able))]
+        degrees[axis] = int(degrees[axis] * by)
+        half = len(here) // 2
+        procs = {"lower": here[:half], "upper": here[half:]}.get(where) or sorted(
+            here + others[int(away * len(others))]
+        )
+        replicas = degrees.pop("")
+        return Config({x: n for x, n in degrees.items() if n > 1}, replicas, tuple(procs))
 
     def _pieces(self, param: str, procs: tuple[int, ...]) -> Config:
         """A parameter's update in as many pieces as its users' processors, along its longest axis that may be cut."""

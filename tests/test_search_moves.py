@@ -20,7 +20,7 @@ from castile.planner.updates import Updates
 from castile.runtime.machine import Level, Machine, Processor
 from tests.little import drawn
 
-KINDS = ("one", "group", "use", "spread", "turn", "keep")
+KINDS = ("one", "group", "use", "spread", "turn", "region", "keep")
 
 
 def machine(procs: int) -> Machine:
@@ -82,7 +82,7 @@ def test_a_move_is_any_of_those_that_there_is_room_for():
     x = alone.input("x", (8, 6), "b i")
     alone.minimise(alone.sum("loss", alone.linear("head", x, features=4)))
     alone.outputs = ["head"]
-    assert {move.__name__ for move in moves(2, alone).kinds()} == {"one", "spread", "turn", "keep"}
+    assert {move.__name__ for move in moves(2, alone).kinds()} == {"one", "spread", "turn", "region", "keep"}
 
 
 def test_one_changes_one_node():
@@ -138,6 +138,35 @@ def test_turning_keeps_cuts_and_renames_processors():
             seen["shift"] += len(moved) > 2 and len(steps) == 1 and steps != {0}
             seen["swap"] += sum(here != there for here, there in moved.items()) == 2 and len(moved) > 2
     assert seen["shift"] > 3 and seen["swap"] > 3
+
+
+@settings(max_examples=60)
+@given(st.integers(2, 8), st.integers(0, 10**6))
+def test_a_region_goes_to_one_place_and_is_cut_alike_but_for_one_axis(procs, seed):
+    some, rng = moves(procs), random.Random(seed)
+    configs = begin(some, seed)
+    before = dict(configs)
+    some.region(configs, rng)
+    changed = [name for name in some.names if configs[name] != before[name]]
+    assert len({frozenset(before[name].procs) for name in changed}) <= 1
+    # Twice as many cannot be had of an axis that is too short: such nodes, and those in between, stay.
+    assert len({frozenset(configs[name].procs) for name in changed}) <= 1
+    for name in changed:
+        old, new = before[name], configs[name]
+        ratios = [new.degree(a) / old.degree(a) for a in some.nodes[name].alignment.axes]
+        ratios = [n for n in (*ratios, new.replicas / old.replicas) if n != 1]
+        assert ratios == ([] if len(new.procs) == len(old.procs) else [len(new.procs) / len(old.procs)])
+        assert ratios in ([], [2], [0.5])
+
+
+def test_regions_go_everywhere():
+    some, rng = moves(), random.Random(7)
+    seen = Counter()
+    for _ in range(200):
+        configs = dict.fromkeys(some.names, Config({"b": 2}, 1, (0, 1)))
+        some.region(configs, rng)
+        seen.update({(config.procs, config.num_parts) for config in configs.values()})
+    assert set(seen) == {((0, 1), 2), ((0,), 1), ((1,), 1), ((2, 3), 2), ((0, 1, 2, 3), 4)} and min(seen.values()) > 20
 
 
 def kept(configs: dict[str, Config], param: str) -> str:
