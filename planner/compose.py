@@ -151,15 +151,15 @@ class _Layout:
         """
         of_flows = np.zeros(self.num_tasks - int(self.flow_base[0]), dtype=np.int64)
         result = _join([*[s.private for s in self.steps], of_flows])
-        for slot, of_slot in self._adding.items():
-            step = self.steps[slot]
-            kinds: dict[frozenset[int], list[int]] = {}
-            for local, ports in of_slot.items():
-                kinds.setdefault(frozenset(ports), []).append(local)
-            for added, tasks in kinds.items():
-                adds = tuple([port in added for port in range(len(step.step.outputs))])
-                where = np.array(tasks, dtype=np.int64)
-                result[self.step_base[slot] + where] = step.template.private_adding(adds)[where // step.config.replicas]
+        for slot, rows in self._adding.items():
+            step, base = self.steps[slot], self.step_base[slot]
+            ports = np.zeros(step.num_tasks, dtype=np.int64)
+            for port, tasks in rows:
+                ports[tasks] |= 1 << port
+            for added in set(ports.tolist()) - {0}:
+                tasks = np.flatnonzero(ports == added)
+                adds = tuple([bool(added >> port & 1) for port in range(len(step.step.outputs))])
+                result[base + tasks] = step.template.private_adding(adds)[tasks // step.config.replicas]
         return result
 
     def strided_keys(self) -> Iterator[tuple[int, CostKey]]:
@@ -174,13 +174,12 @@ class _Layout:
             yield int(self.step_base[slot]) + local, part.strided_key(tuple(sorted(of_port.items())))
 
     @cached_property
-    def _adding(self) -> dict[int, dict[int, set[int]]]:
-        """slot -> task -> the output ports that add to what is there already."""
-        adding: dict[int, dict[int, set[int]]] = {}
+    def _adding(self) -> dict[int, list[tuple[int, np.ndarray]]]:
+        """By slot the output ports that add to what is there already, and in which tasks they do."""
+        adding: dict[int, list[tuple[int, np.ndarray]]] = {}
         for f in self.flows:
-            if f.version.is_sum:
-                for step, task, port in zip(*[row.tolist() for row in f.template.adding]):
-                    adding.setdefault(f.slots[step], {}).setdefault(task, set()).add(port)
+            for step, port, tasks in f.template.adding:
+                adding.setdefault(f.slots[step], []).append((port, tasks))
         return adding
 
     @cached_property
@@ -202,7 +201,7 @@ class _Layout:
             return self.flows[flow].task(number, number - int(self.flow_base[flow]), int(self.buffer_base[flow]))
         slot = int(np.searchsorted(self.step_base, number, side="right")) - 1
         local = number - int(self.step_base[slot])
-        ports = self._adding.get(slot, {}).get(local, set())
+        ports = {port for port, tasks in self._adding.get(slot, ()) if local in tasks}
         adds = [port in ports for port in range(len(self.steps[slot].step.outputs))]
         return self.steps[slot].task(number, local, self._buffers[slot][:, local].tolist(), adds)
 

@@ -151,10 +151,14 @@ class FlowTemplate:
         return [((step, task), port, frame) for (step, task, port), frame in seen if frame is not None and step >= 0]
 
     @cached_property
-    def adding(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Step, task and output port wherever a step adds to what is there already."""
-        at = np.flatnonzero(self.version.adds) if self.version.is_sum and self.is_made else NONE
-        return self.port_step[at], self.port_task[at], self.port_number[at]
+    def adding(self) -> list[tuple[int, int, np.ndarray]]:
+        """(step, output port, tasks) wherever tasks of a step add to what is there already."""
+        if not self.version.is_sum or not self.is_made:
+            return []
+        at = np.flatnonzero(self.version.adds)
+        step, number, task = self.port_step[at], self.port_number[at], self.port_task[at]
+        pairs = dict.fromkeys(zip(step.tolist(), number.tolist()))
+        return [(s, n, task[(step == s) & (number == n)]) for s, n in pairs]
 
 
 @dataclass(frozen=True, eq=False)

@@ -294,6 +294,7 @@ def _new_edges(graph: TaskGraph, edges: np.ndarray) -> np.ndarray:
     """The edges once each, without those that needs already state."""
     task = np.repeat(np.arange(graph.num_tasks, dtype=np.int64), np.diff(graph.need_ptr))
     stated = graph.needs.astype(np.int64) * graph.num_tasks + task
-    wanted = np.unique(edges[:, 0] * graph.num_tasks + edges[:, 1])
+    wanted = np.sort(edges[:, 0] * graph.num_tasks + edges[:, 1])
+    wanted = wanted[np.diff(wanted, prepend=-1) > 0]
     wanted = wanted[_is_absent(wanted, stated)]
     return np.stack(np.divmod(wanted, max(1, graph.num_tasks)), axis=1).astype(np.int32)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from castile.runtime.dependence import Contribution, complete, links, scan, version
+from castile.runtime.dependence import Contribution, complete, in_place, links, scan, version
 from castile.runtime.machine import local
 from castile.runtime.region import Box, contains
 from tests import transfers
@@ -40,6 +41,21 @@ def analysed(situation, **how):
     sources, reads, _ = situation
     contributions = [Contribution(s.box, s.procs) for s in sources]
     return version(contributions, reads, "float64", transfers.links(), **how)
+
+
+@settings(max_examples=100)
+@given(transfers.layouts((6, 4), 4), st.integers(0, 3), st.booleans(), st.booleans())
+def test_what_is_read_where_it_is_made_needs_no_analysis(layout, num_readers, carried: bool, overwritten: bool) -> None:
+    apart = list(dict(layout).items())
+    held = [(proc, box) for box, procs in apart for proc in procs]
+    contributions = [Contribution(box, procs) for box, procs in apart]
+    known = transfers.links()
+    found = in_place(held, num_readers, carried, overwritten)
+    analysed = version(contributions, held * num_readers, "float64", known, carried, overwritten)
+    assert found.instances == analysed.instances and found.patterns == analysed.patterns == ()
+    assert found.frames == analysed.frames
+    for name in ("made", "adds", "located", "edges", "touched", "first"):
+        assert np.array_equal(getattr(found, name), getattr(analysed, name)), name
 
 
 @settings(max_examples=200)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -106,6 +108,21 @@ def test_evaluation_runs_over_the_parameters_that_training_keeps() -> None:
     assert read == {each for each in kept if "momentum" not in each[0]}
     assert {b.region for b in evaluate.buffers if b.role == "output"} == {"down"}
     assert not [t for t in evaluate.tasks if ".B[" in t.name or ".W[" in t.name]
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_lowering_leaves_the_garbage_collector_as_it_was(collects: bool) -> None:
+    was = gc.isenabled()
+    try:
+        gc.enable() if collects else gc.disable()
+        lowered()
+        assert gc.isenabled() == collects and gc.get_freeze_count() == 0
+        gc.freeze()
+        lowered()
+        assert gc.get_freeze_count() > 0, "what somebody else froze is thawed"
+    finally:
+        gc.unfreeze()
+        gc.enable() if was else gc.disable()
 
 
 @st.composite
