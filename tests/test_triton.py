@@ -119,7 +119,7 @@ def test_launches_reach_the_driver_as_planned(tmp_path: Path) -> None:
     subprocess.run([*words, str(HERE / "triton_stub.c")], check=True)
     unset = ("TRITON_INTERPRET", "PYTEST_XDIST_WORKER")
     env = {name: value for name, value in os.environ.items() if name not in unset}
-    env |= {"LD_LIBRARY_PATH": str(tmp_path), "TRITON_LIBCUDA_PATH": str(tmp_path)}
+    env |= {"LD_LIBRARY_PATH": str(tmp_path), "TRITON_LIBCUDA_PATH": str(tmp_path), "TRITON_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "triton_launching.py")]
     ended = subprocess.run(command, cwd=HERE.parent, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -38,6 +38,14 @@ class DeviceArray:
         return DeviceArray((self.size * self.itemsize // np.dtype(dtype).itemsize,), dtype, self.data.ptr)
 
 
+class NoTorch:
+    """Refuses to find torch."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name.split(".")[0] == "torch":
+            raise ImportError("torch is wanted")
+
+
 class Record(ctypes.Structure):
     """What the stub wrote down of a launch."""
 
@@ -61,7 +69,8 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
     made = types.SimpleNamespace(cuda=cuda, dtype=np.dtype, empty=lambda size, dtype: DeviceArray((size,), dtype))
     monkeypatch.setitem(sys.modules, "cupy", made)
     # Whoever imports torch fails, though it may be installed.
-    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [NoTorch(), *sys.meta_path])
     return made
 
 

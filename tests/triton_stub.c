@@ -58,6 +58,11 @@ Result cuFuncSetAttribute(void *function, int which, int value) { return 0; }
 Result cuFuncSetCacheConfig(void *function, int which) { return 0; }
 Result cuGetErrorString(Result error, const char **text) { *text = "an error of the stub"; return 0; }
 Result cuPointerGetAttribute(void *value, int which, uint64_t pointer) { *(uint64_t *)value = pointer; return 0; }
+Result cuPointerGetAttributes(unsigned count, void *which, void **values, uint64_t pointer) {
+    for (unsigned n = 0; n < count; n++) *(uint64_t *)values[n] = pointer;
+    return 0;
+}
+Result cuStreamIsCapturing(void *stream, int *status) { *status = 0; return 0; }
 Result cuOccupancyMaxActiveClusters(int *count, void *function, void *config) { *count = 1; return 0; }
 Result cuTensorMapEncodeTiled(void) { return 0; }
 Result cuTensorMapEncodeIm2col(void) { return 0; }
