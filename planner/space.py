@@ -37,7 +37,8 @@ class Space:
     def __init__(self, splits: Sequence[dict[str, int]], placed: Callable[[int], Sequence[Placement]]) -> None:
         self.splits, self.placed = list(splits), placed
         self._parts = [prod(split.values()) for split in self.splits]
-        self._ends = list(accumulate(len(placed(parts)) for parts in self._parts))
+        counts = {parts: len(placed(parts)) for parts in set(self._parts)}
+        self._ends = list(accumulate(map(counts.__getitem__, self._parts)))
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -114,11 +115,18 @@ def splits(
     fixed = fixed or {}
     found: list[tuple[int, dict[str, int]]] = [(prod(fixed.values()), {})]
     for axis, extent in extents:
+        if axis in fixed:
+            cut = {axis: fixed[axis]} if fixed[axis] > 1 else {}
+            found = [(product, {**split, **cut}) for product, split in found]
+            continue
+        fitting = {
+            product: [d for d in degrees if d == 1 or (d <= extent and product * d <= room)]
+            for product in {product for product, _ in found}
+        }
         found = [
-            (product if axis in fixed else product * degree, {**split, axis: degree} if degree > 1 else split)
+            (product * degree, {**split, axis: degree} if degree > 1 else split)
             for product, split in found
-            for degree in ((fixed[axis],) if axis in fixed else degrees)
-            if axis in fixed or degree == 1 or (degree <= extent and product * degree <= room)
+            for degree in fitting[product]
         ]
     return [split for _, split in found]
 

@@ -5,7 +5,9 @@ Held for every operator that is found, cut in any way.
 
 from __future__ import annotations
 
+import itertools
 import random
+from math import prod
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ from castile.planner.sketch.sketch import Sketch
 from castile.planner.sketch.spaces import SpaceTable
 from castile.planner.sketch.works import _Largest
 from castile.planner.snapshot import Environment, Measured, snapshot_of
-from castile.planner.space import space_of
+from castile.planner.space import space_of, splits
 from castile.planner.spaces import Spaces
 from castile.planner.strategy import Config, parts
 from castile.planner.updates import Updates
@@ -110,15 +112,15 @@ def test_seconds_are_the_price_of_a_templates_first_part(model: str, is_measured
     dtypes = sketch._works._program.dtypes.__getitem__
     for kind, first in enumerate(sketch._first_of_kind.tolist()):
         node = lowering.piece.nodes[sketch.names[first]]
-        splits = sketch.table.splits[sketch.program.space[first]]
-        for split in rng.sample(range(len(splits)), min(3, len(splits))):
+        cuts = sketch.table.splits[sketch.program.space[first]]
+        for split in rng.sample(range(len(cuts)), min(3, len(cuts))):
             sketch._fill(int(sketch._known_first[kind]) + split)
             for s in sketch.program.own[sketch.program.own_ptr[first] : sketch.program.own_ptr[first + 1]].tolist():
-                step, config = sketch._draft.steps[s], Config(splits[split])
+                step, config = sketch._draft.steps[s], Config(cuts[split])
                 of = config.split if step.node is node else sketch._works.of_param(node, step, config.split)
                 key = lowering.templates.get(step, dict(of), dtypes).parts[0].key
                 lasts = cost.picoseconds([key], 0)[0] / PICOSECONDS
-                assert sketch.prices.seconds[sketch.program.row[s] + split, 0] == lasts, (step.name, splits[split])
+                assert sketch.prices.seconds[sketch.program.row[s] + split, 0] == lasts, (step.name, cuts[split])
 
 
 def test_only_what_nothing_is_known_of_is_priced_at_once() -> None:
@@ -130,6 +132,17 @@ def test_only_what_nothing_is_known_of_is_priced_at_once() -> None:
         assert sketch._works.is_plain == at_once
         sketch._fill(0)
         assert (sketch.prices.known.sum() > 1) == at_once
+
+
+@pytest.mark.parametrize("fixed", [{}, {"i": 3}, {"b": 2, "o": 1}])
+@pytest.mark.parametrize("room", [1, 4, 6, 12])
+def test_splits_are_all_combinations_that_there_is_room_for(room: int, fixed: dict[str, int]) -> None:
+    extents = [("b", 6), ("i", 3), ("o", 12)]
+    of = {axis: (fixed[axis],) if axis in fixed else range(1, min(room, n) + 1) for axis, n in extents}
+    every = [dict(zip(of, degrees, strict=True)) for degrees in itertools.product(*of.values())]
+    free = [split for split in every if prod(split.values()) <= room or split == {axis: 1 for axis in of} | fixed]
+    found = splits(extents, room, range(1, room + 1), fixed)
+    assert found == [{axis: degree for axis, degree in split.items() if degree > 1} for split in free]
 
 
 def placed(machine: Machine, model: str, most: int) -> SpaceTable:

@@ -36,7 +36,11 @@ class Draft:
     ) -> None:
         self._nodes, self._additive, self._spaces, self._layouts = nodes, additive, spaces, layouts
         self._number = {name: n for n, name in enumerate(names)}
-        self.steps, self._is_ahead = self._ordered([step for step in additive.program.steps if self._is_kept(step)])
+        self._known: dict[tuple[str, bool, int], int | None] = {}
+        kept = [step for step in additive.program.steps if self._is_kept(step)]
+        # The node that decides each step.
+        self._owner = {step.slot: self._number[additive.deciders[step.node.name]] for step in kept}
+        self.steps, self._is_ahead = self._ordered(kept)
         self._place = {s.slot: n for n, (s, ahead) in enumerate(zip(self.steps, self._is_ahead)) if not ahead}
         self._params = {p.name: p.shape for p in additive.program.graph.params}
 
@@ -58,15 +62,15 @@ class Draft:
         flat = [row for of in found for row in of]
         return [step for step, _ in flat], [ahead for _, ahead in flat]
 
-    def owner(self, step: Step) -> int:
-        """The node that decides a step."""
-        name = step.node.name
-        return self._number[name if name in self._nodes else self._additive.deciders[name]]
-
     def _layout(self, step: Step, port: Port) -> int | None:
         """The layout of a port; None where a sketch has none for it."""
-        owner = self.owner(step)
-        space = int(self._spaces[owner])
+        key = step.node.name, port.role in ("x", "dx"), port.index
+        if key not in self._known:
+            self._known[key] = self._found(step, port)
+        return self._known[key]
+
+    def _found(self, step: Step, port: Port) -> int | None:
+        space = int(self._spaces[self._owner[step.slot]])
         if step.node.name in self._nodes:
             return self._layouts.number(step.node, space, port.role in ("x", "dx"), port.index)
         # What updates and clips a parameter lies as the parameter does where it is used.
@@ -83,7 +87,7 @@ class Draft:
         if flow.home is None:
             made = [(self._additive.program.steps[slot], port) for slot, port in flow.producers]
             return [
-                (self._place[step.slot], self.owner(step), layout, self._may_sum(step, layout))
+                (self._place[step.slot], self._owner[step.slot], layout, self._may_sum(step, layout))
                 for step, port in made
                 if step.slot in self._place and (layout := self._layout(step, step.outputs[port])) is not None
             ]
@@ -112,13 +116,14 @@ class Draft:
             if not made:
                 continue
             here: set[tuple[int, int]] = set()
+            ways = {end[1:] for end in made}
             for slot, port in flow.readers:
                 step = self._additive.program.steps[slot]
                 layout = self._layout(step, step.inputs[port]) if slot in self._place else None
                 if layout is not None:
-                    owner = self.owner(step)
+                    owner = self._owner[slot]
                     # What a node holds, or has fetched for an earlier pass, is there.
-                    if (owner, layout) in here or all(end[1:] == (owner, layout, False) for end in made):
+                    if (owner, layout) in here or ways == {(owner, layout, False)}:
                         continue
                     if slot not in ahead:
                         here.add((owner, layout))
@@ -127,7 +132,7 @@ class Draft:
                         reads[place].append((len(ends), layout, of))
             ends.append(made)
             sizes.append(2 if flow.dtype == "bfloat16" else np.dtype(flow.dtype).itemsize)
-        owners = [self.owner(step) for step in self.steps]
+        owners = [self._owner[step.slot] for step in self.steps]
         rows, num_rows = self._rows(owners, kinds, num_splits)
         every = [read for of in reads for read in of]
         flat = [end for of in ends for end in of]

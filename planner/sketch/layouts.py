@@ -149,7 +149,8 @@ def _is_lawful(node: Node, is_operand: bool) -> bool:
 
 def _one_by_one(node: Node, index: int, axis: str, degrees: tuple[int, ...]) -> Box:
     """The boxes of an operand that blocks of an axis read, dim by dim, where each is asked for by itself."""
-    operand, extent = node.alignment.operands[index], node.alignment.extents[axis]
+    a, ranges = node.alignment, node.whole().ranges
+    operand, extent = a.operands[index], a.extents[axis]
 
     def law(some: tuple[int, ...]) -> Box:
         return _where(node, axis, all_blocks(extent, some)).shard(operand)
@@ -157,7 +158,8 @@ def _one_by_one(node: Node, index: int, axis: str, degrees: tuple[int, ...]) -> 
     def each(some: tuple[int, ...]) -> Box:
         lo, hi = all_blocks(extent, some)
         every = list(zip(lo.tolist(), hi.tolist(), strict=True))
-        known = {block: node.op.reads(index, _where(node, axis, block)) for block in dict.fromkeys(every)}
+        parts = {block: Part(node.op, a, {**ranges, axis: block}) for block in every}
+        known = {block: node.op.reads(index, part) for block, part in parts.items()}
         los, his = (np.array([box[end] for box in map(known.__getitem__, every)]).T for end in (0, 1))
         return Box(tuple(los), tuple(his))
 
@@ -170,9 +172,9 @@ def _are_same(one: Box, other: Box) -> bool:
     return all(np.all(a == b) for a, b in zip((*one.lo, *one.hi), (*other.lo, *other.hi), strict=True))
 
 
-def _where(node: Node, axis: str, block: tuple[int, int] | Pairs) -> Part:
-    """The part that has only this of an axis."""
-    return Part(node.op, node.alignment, {**node.whole().ranges, axis: block})  # type: ignore[dict-item]
+def _where(node: Node, axis: str, blocks: Pairs) -> Part:
+    """The parts that have only this of an axis."""
+    return Part(node.op, node.alignment, {**node.whole().ranges, axis: blocks})  # type: ignore[dict-item]
 
 
 def _box(part: Part, is_operand: bool, index: int) -> Box:

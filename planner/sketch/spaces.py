@@ -190,7 +190,8 @@ def _crews(crowd: Sequence[int], procs: Sequence[tuple[int, ...]]) -> tuple[list
 
 def _table(splits: Sequence[dict[str, int]], axes: Sequence[str]) -> np.ndarray:
     """int64[splits, axes]: degrees."""
-    return np.array([[split.get(axis, 1) for axis in axes] for split in splits], np.int64)
+    flat = [split.get(axis, 1) for axis in axes for split in splits]
+    return np.array(flat, np.int64).reshape(len(axes), len(splits)).T
 
 
 def _pairs(which: Sequence[np.ndarray], of_split: np.ndarray) -> np.ndarray:
