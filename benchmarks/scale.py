@@ -1,6 +1,6 @@
 """How evaluating one plan grows with the machine: dgx-h100 nodes of 8 processors, from 1 to 512 of them.
 
-    python benchmarks/scale.py [--nodes 1 8 32 128 512] [--models gpt:layers=4,... gpt:size=175b,bias=False]
+    python benchmarks/scale.py [--nodes 1 8 32 128 512] [--models gpt:layers=4,... gpt:size=175b]
                                [--plans data_parallel megatron] [--limit 120]
 
 A plan is lowered to instances, folded to one processor of each role (`castile.planner.folding`), priced and simulated,
@@ -8,10 +8,8 @@ its memory included; the batch has a sample for each processor. First: nothing i
 instances are known, as for a search that comes back to a plan; folding is done anew. Each row is a process of its own,
 whose peak memory is told. Where a row takes longer than the limit, larger machines are left out.
 
-Two things are left out, since they differ on each processor, so that nothing can fold them: the way of the partial
-losses to the host (they come to processor 0 one after another), and biases (the sum of a few bytes over a few groups is
-sent from each to each in turns). The last figures are exponents: of the time that evaluating again takes against the
-number of processors, and against the size of the folded graph from the small model to the large one.
+The last figures are exponents: of the time that evaluating again takes against the number of processors, and against
+the size of the folded graph from the small model to the large one.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ from castile.planner.strategy import Strategy
 from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 
-MODELS = ("gpt:layers=4,width=2048,heads=16,seq=1024,vocab=50304,bias=False", "gpt:size=175b,bias=False")
+MODELS = ("gpt:layers=4,width=2048,heads=16,seq=1024,vocab=50304", "gpt:size=175b")
 TARGET = 1024
 MOST_FIRST, MOST_AGAIN, MOST_GIB = 15.0, 1.0, 4.0
 
@@ -116,7 +114,6 @@ def measured(model: str, plan: str, nodes: int) -> Row:
     for _ in range(2):
         began = process_time()
         steps, flows = folding.instances(strategy)
-        flows = [flow for flow in flows if flow.flow.role != "output"]
         lowered = process_time()
         folded = folding.of(steps, flows)
         seconds += [lowered - began, process_time() - lowered]
