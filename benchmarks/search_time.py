@@ -4,7 +4,8 @@
 
 Published: Jia, Zaharia, Aiken, MLSys 2019, table 5, seconds with full and with delta simulation. Ours: `mcmc` on
 flexflow-k80 until half of its proposals (by a thousandth) have brought no better plan, and at least 20,000 proposals:
-all that it does from the graph on, known plans simulated and the plan's memory packed; loops are compiled before.
+all that it does from the graph on: known plans sketched, those near the best simulated, chains walked, what they end
+with simulated and the plan's memory packed; loops are compiled before. "to best": until the sketch of the plan was met.
 Batches as in the paper: 64 samples a GPU, AlexNet 256, 40 steps. With --longer each cell is searched ten times longer
 too, and the figure is how much more its plan takes than that one's. The last figure: cells that meet their targets.
 """

@@ -39,9 +39,10 @@ NUM_CHAINS, CHAIN = 10, 2000
 JUDGED_PARTS = 30_000
 # Where no plan is known to fit, sketches are walked through all the same if plans have more parts than this.
 DEAR = 100_000
-# After sketches, this share of a budget is for simulated plans: where the budget is proposals no more than so many, and
-# only where plans have no more parts than that, as each takes as long as thousands of sketches.
-SIMULATED_SHARE, MOST_SIMULATED, MOST_PARTS = 0.25, 100, 64
+# After sketches, this share of a budget of seconds is for simulated plans. Where plans have at most so many parts it is
+# the other one, and of a budget of proposals so many are simulated: of larger plans each takes as long as thousands
+# of sketches.
+SIMULATED_SHARE, SMALL_PARTS, SMALL_SHARE, MOST_SIMULATED = 0.25, 64, 0.75, 100
 # By so much a patient search goes on each time.
 FURTHER = 1.3
 
@@ -72,9 +73,9 @@ def _sieve(run: Run) -> Sieve | None:
 
 def _simulated_share(run: Run) -> float:
     """Of the budget what is for simulated plans after sketches."""
+    is_small = num_parts(run.evaluator) <= SMALL_PARTS
     if run.budget.proposals is None:
-        return SIMULATED_SHARE
-    is_small = num_parts(run.evaluator) <= MOST_PARTS
+        return SMALL_SHARE if is_small else SIMULATED_SHARE
     return min(SIMULATED_SHARE, MOST_SIMULATED / run.budget.proposals) if is_small else 0.0
 
 
