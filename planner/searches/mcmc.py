@@ -55,7 +55,8 @@ def search(run: Run) -> None:
         share = _simulated_share(run)
         _Sketched(run, sieve).search(1 - share)
         if share:
-            until = run.spent * (1 + share) if run.spent > 1 else 1.0
+            # A patient search has gone on for longer than its budget.
+            until = run.spent * (1 + share) if run.budget.patient and run.spent > 1 else 1.0
             walk(run, Moves.of(run.lowering, run.spaces), run.best, until, lambda left: REFINING * left)
         return
     moves = Moves.of(run.lowering, run.spaces)
