@@ -17,7 +17,7 @@ import numpy as np
 from castile.planner.additive import Additive
 from castile.planner.cost import CostModel
 from castile.planner.graph import Graph
-from castile.planner.lower import Lowering
+from castile.planner.lower import Lowering, uncollected
 from castile.planner.moves import Moves
 from castile.planner.sketch import changes, loops, prices, sweep
 from castile.planner.sketch.arrays import Choices, Links, Prices
@@ -61,6 +61,7 @@ class Sketch:
     known    plans whose Configs there must be
     """
 
+    @uncollected()
     def __init__(
         self,
         lowering: Lowering,
