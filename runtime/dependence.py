@@ -31,17 +31,22 @@ def scan(touches: Iterable[Touch]) -> np.ndarray:
     """
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
-    edges: set[tuple[int, int]] = set()
+    before: list[int] = []
+    ends: list[int] = []
     for task, (reads, writes) in enumerate(touches):
-        edges.update([(writer[buffer], task) for buffer in reads if buffer in writer])
+        before += [writer[buffer] for buffer in reads if buffer in writer]
         for buffer in writes:
-            before = readers.get(buffer) or ([writer[buffer]] if buffer in writer else [])
-            edges.update((other, task) for other in before if other != task)
+            others = readers.get(buffer) or ([writer[buffer]] if buffer in writer else [])
+            before += [other for other in others if other != task]
             writer[buffer], readers[buffer] = task, []
         for buffer in reads:
             if buffer not in writes:
                 readers.setdefault(buffer, []).append(task)
-    return np.array(sorted(edges), dtype=np.int64).reshape(-1, 2)
+        ends.append(len(before))
+    after = np.repeat(np.arange(len(ends)), np.diff(np.array(ends, dtype=np.int64), prepend=0))
+    edges = np.sort(np.array(before, dtype=np.int64) * len(ends) + after)
+    edges = edges[np.diff(edges, prepend=-1) > 0]
+    return np.stack(np.divmod(edges, max(1, len(ends))), axis=1)
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,10 @@ class Version:
     def keys(self) -> tuple[tuple[CostKey, ...], np.ndarray]:
         """The distinct cost keys of the patterns and the number of each pattern's."""
         distinct: dict[CostKey, int] = {}
-        numbers = [distinct.setdefault(p.key, len(distinct)) for p in self.patterns]
+        # most patterns share their key with others, as one object
+        keys = {id(p.key): p.key for p in self.patterns}
+        of_key = {name: distinct.setdefault(key, len(distinct)) for name, key in keys.items()}
+        numbers = [of_key[id(p.key)] for p in self.patterns]
         return tuple(distinct), np.array(numbers, dtype=np.int64)
 
     @cached_property
@@ -193,7 +201,8 @@ def _ordered(
         touches += [((), (m,)) for m in made]
     pairs, first = [], [-1] * num_pieces
     for port, (reads, writes) in enumerate(touches):
-        pairs += [(port, b) for b in sorted({*reads, *writes})]
+        touched = (*reads, *writes)
+        pairs += [(port, b) for b in (sorted({*touched}) if len(touched) > 1 else touched)]
         for b in writes:
             if b >= there and first[b] < 0:
                 first[b] = port

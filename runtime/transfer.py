@@ -201,7 +201,8 @@ def assembled(t: Transfer, copy: Wanted, terms: Sequence[Term]) -> View:
 def packed(t: Transfer, term: Term, unbroken: bool) -> View:
     """A term as one array on its processor: the source itself, or a packed copy where it is a sum or in strides."""
     if len(term.sources) == 1:
-        if not unbroken or contiguous(term.box, t.sources[term.sources[0]].box):
+        held = t.sources[term.sources[0]].box
+        if not unbroken or term.box == held or contiguous(term.box, held):
             return View(t.instances[term.sources[0], term.proc], term.box)
     key = (term.sources, term.proc, term.box)
     if key not in t.packs:
@@ -233,8 +234,9 @@ def add_up(t: Transfer, kind: Kind, name: str, proc: int, target: View, sources:
 
 def _sum(t: Transfer, name: str, target: Box, operands: Sequence[tuple[View, Box]]) -> Recipe:
     boxes = [box for _, box in operands]
-    overlapping = not disjoint(boxes)
     leads = bool(boxes) and boxes[0] == target
+    # all lie inside the target
+    overlapping = len(boxes) > 1 and (leads or not disjoint(boxes))
     cleared = not leads and (overlapping or sum(box.volume for box in boxes) < target.volume)
     adds = [cleared or (overlapping and n > 0) for n in range(len(boxes))]
     views: list[View] = []
