@@ -32,7 +32,8 @@ def embedding(out: Any, ids: Any, table: Any) -> Plan | None:
         return None
     step, across = view(table).steps
     vectors = [View(table, (table.shape[1],), (across,))]
-    return by_rows(_embedding, [view(out)], [view(ids)], vectors, numbers=(step, table.shape[0]))
+    nbytes = 2 * out.size * out.itemsize + ids.size * ids.itemsize
+    return by_rows(_embedding, [view(out)], [view(ids)], vectors, numbers=(step, table.shape[0]), nbytes=nbytes)
 
 
 @planned

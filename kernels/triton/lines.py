@@ -18,8 +18,9 @@ from castile.kernels.triton import functions
 from castile.kernels.triton.launch import Launch, Plan, Room
 from castile.kernels.triton.views import Nest, Shape, View, nest, ordered, permuted, power_of_two, wide
 
-# Programs that are enough for every chip, as a fold is cut into parts until there are so many.
-_FILL = 512
+# A fold is cut into parts until there are so many programs: about as many as the largest chip holds at once, since the
+# loads of one are few.
+_FILL = 2048
 
 _EACH = """
 def {name}({pointers}rows, cols, lead, {constants}{last}ROWS: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr):

@@ -29,10 +29,12 @@ def by_rows(
     scalars: tuple[Any, ...] = (),
     numbers: tuple[float, ...] = (),
     flops: int = 0,
+    nbytes: int | None = None,
 ) -> Plan | None:
     """The work of `kernel` on the last dim of `arrays`, of one shape, and the elements of `bare`, of its leading dims.
 
-    flops: operations on one element of an array. None where a row is longer than 32 bits can count.
+    flops: operations on one element of an array; nbytes: as Launch has it. None where a row is longer than 32 bits can
+    count.
     """
     shape = arrays[0].shape
     cols, dims = shape[-1], tuple(range(len(shape) - 1))
@@ -51,7 +53,7 @@ def by_rows(
         rows, block, warps = setting
         grid = (-(-walk.extent // rows),)
         sizes = {"ROWS": rows, "BLOCK": block}
-        return [Launch(kernel, grid, args, constants | sizes, warps, flops=flops * walk.extent * cols)]
+        return [Launch(kernel, grid, args, constants | sizes, warps, flops=flops * walk.extent * cols, nbytes=nbytes)]
 
     return Plan(_settings(walk.extent, cols), launches)
 
