@@ -32,8 +32,9 @@ def scan(touches: Iterable[Touch]) -> np.ndarray:
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     before: list[int] = []
-    ends: list[int] = []
+    counts: list[int] = []
     for task, (reads, writes) in enumerate(touches):
+        known = len(before)
         before += [writer[buffer] for buffer in reads if buffer in writer]
         for buffer in writes:
             others = readers.get(buffer) or ([writer[buffer]] if buffer in writer else [])
@@ -42,11 +43,12 @@ def scan(touches: Iterable[Touch]) -> np.ndarray:
         for buffer in reads:
             if buffer not in writes:
                 readers.setdefault(buffer, []).append(task)
-        ends.append(len(before))
-    after = np.repeat(np.arange(len(ends)), np.diff(np.array(ends, dtype=np.int64), prepend=0))
-    edges = np.sort(np.array(before, dtype=np.int64) * len(ends) + after)
+        counts.append(len(before) - known)
+    num_tasks = len(counts)
+    after = np.repeat(np.arange(num_tasks), np.array(counts, dtype=np.int64))
+    edges = np.sort(np.array(before, dtype=np.int64) * num_tasks + after)
     edges = edges[np.diff(edges, prepend=-1) > 0]
-    return np.stack(np.divmod(edges, max(1, len(ends))), axis=1)
+    return np.stack(np.divmod(edges, max(1, num_tasks)), axis=1)
 
 
 @dataclass(frozen=True)
