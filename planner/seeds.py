@@ -27,6 +27,9 @@ SAMPLES = "b"
 MOST_HALVES = 3
 # What leaves less than this share of memory free beside parameters, gradients and states may not fit.
 ROOMY = 0.5
+# Keys of earlier positions are passed on one by one: where that makes more messages a layer than this, to lower a plan
+# takes gigabytes, so positions are not cut across groups of processors then.
+MOST_PASSED = 1024
 
 Configs = dict[str, Config]
 
@@ -256,6 +259,8 @@ def _crossed(node: Node, axis: str, num_procs: int, width: int) -> Config:
     others = [x for result in a.results for x in result.axes if x not in (SAMPLES, axis)]
     of_params = {x for o in a.operands if o.param for x in o.axes}
     within, left = 1 if axis else width, ways // groups if SAMPLES in a.axes else 1
+    if num_procs * left > MOST_PASSED:
+        left = 1
     wished = [(x, left * within) for x in others if x not in of_params] + [(x, within) for x in others]
     second, degree = next(((x, n) for x, n in wished if n > 1 and _is_free(node, x, n)), ("", 1))
     # Without samples to cut, all groups do the same.
