@@ -37,6 +37,7 @@ kernels-%: build/triton-%/.installed
 	TRITON_INTERPRET=1 $(<D)/bin/python -m pytest -n $(WORKERS) tests/triton_numerics.py
 	$(<D)/bin/python -m pytest -n $(WORKERS) tests/triton_compiling.py tests/test_triton.py
 
+.PRECIOUS: build/triton-%/.installed
 build/triton-%/.installed: pyproject.toml
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --editable '.[test]'
