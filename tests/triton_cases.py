@@ -219,3 +219,73 @@ def large_gru_cell(draw: Any) -> Iterator[Case]:
 
 def large_gru_cell_grad(draw: Any) -> Iterator[Case]:
     yield (draw(256, 1, 1024), draw(256, 1, 4, 1024), draw(256, 1, 1024)), {}
+
+
+# x, output channels, kernel, stride, pads and groups of ResNet-50 and of MobileNet.
+_LAYERS = (
+    ((64, 64, 56, 56), 64, 3, 1, 1, 1),
+    ((64, 128, 56, 56), 128, 3, 2, 1, 1),
+    ((64, 256, 56, 56), 64, 1, 1, 0, 1),
+    ((64, 1024, 14, 14), 256, 1, 1, 0, 1),
+    ((64, 3, 224, 224), 64, 7, 2, 3, 1),
+    ((64, 96, 112, 112), 96, 3, 1, 1, 96),
+)
+
+
+def large_conv2d(draw: Any) -> Iterator[Case]:
+    for x, o, size, stride, pad, groups in _LAYERS:
+        yield (draw(*x), draw(o, x[1] // groups, size, size)), _windows(stride, pad) | {"groups": groups}
+
+
+def large_conv2d_grad_input(draw: Any) -> Iterator[Case]:
+    for (x, w), params in large_conv2d(draw):
+        yield (_convolved(draw, x, w, params), w), params | {"shape": x.shape}
+
+
+def large_conv2d_grad_weight(draw: Any) -> Iterator[Case]:
+    for (x, w), params in large_conv2d(draw):
+        yield (_convolved(draw, x, w, params), x), params | {"kernel": w.shape[2:]}
+
+
+def _windows(stride: int, pad: int) -> dict[str, Any]:
+    return {"stride": (stride,) * 2, "pads": (pad,) * 4, "dilation": (1, 1)}
+
+
+def _convolved(draw: Any, x: Any, w: Any, params: dict[str, Any]) -> Any:
+    return draw(*results("conv2d", (x, w), params)[0].shape)
+
+
+def large_max_pool2d(draw: Any) -> Iterator[Case]:
+    yield (draw(64, 64, 112, 112),), {"kernel": (3, 3), "stride": (2, 2), "pads": (1, 1, 1, 1)}
+
+
+def large_max_pool2d_grad(draw: Any) -> Iterator[Case]:
+    for (x,), params in large_max_pool2d(draw):
+        yield (draw(64, 64, 56, 56), x), params
+
+
+def large_avg_pool2d(draw: Any) -> Iterator[Case]:
+    for padded in (False, True):
+        for (x,), params in large_max_pool2d(draw):
+            yield (x,), params | {"padded": padded}
+
+
+def large_avg_pool2d_grad(draw: Any) -> Iterator[Case]:
+    for (x,), params in large_avg_pool2d(draw):
+        yield (draw(64, 64, 56, 56),), params | {"shape": x.shape}
+
+
+def large_global_pool(draw: Any) -> Iterator[Case]:
+    yield (draw(64, 2048, 7, 7),), {"scale": 1 / 49}
+
+
+def large_global_pool_grad(draw: Any) -> Iterator[Case]:
+    yield (draw(64, 2048),), {"scale": 1 / 49, "shape": (64, 2048, 7, 7)}
+
+
+def large_attention(draw: Any) -> Iterator[Case]:
+    # Those of GPT-2, and Llama's wider ones, of which four share a head of keys; the last is a part of a sequence.
+    for heads, groups, width, offset in ((12, 12, 64, 0), (32, 8, 128, 0), (32, 8, 128, 1024)):
+        params = {"heads": heads, "causal": True, "offset": offset, "scale": width**-0.5}
+        keys = (TOKENS[0], TOKENS[1] + offset, groups * width)
+        yield (draw(*TOKENS, heads * width), draw(*keys), draw(*keys)), params
