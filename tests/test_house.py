@@ -28,7 +28,7 @@ OWNERS = {
 # Folders in which a file's name is all the registration there is.
 REGISTERED = (
     "planner/ops", "planner/searches", "planner/schedules", "planner/rewrites", "runtime/backends", "runtime/comm",
-    "launch/models", "launch/data", "launch/importers", "kernels/numpy",
+    "launch/models", "launch/data", "launch/importers", "kernels/numpy", "kernels/triton",
 )  # fmt: skip
 MOST_LINES_OF_A_FILE = 400
 MOST_LINES_OF_A_FUNCTION = 70

@@ -191,6 +191,20 @@ def test_plans_rank_as_when_they_are_simulated(model: str, machine: str) -> None
     assert tau > 0.5 and error < 0.35, (tau, error)
 
 
+@pytest.mark.parametrize("model", LARGE)
+@pytest.mark.parametrize("machine", MACHINES)
+def test_known_plans_take_what_they_take_when_simulated(model: str, machine: str) -> None:
+    """Sums that scatter, summands that are added where they lie, updates in the order in which gradients come."""
+    lowering, cost = lowered(model, machine)
+    evaluator = Evaluator(lowering, cost)
+    plans = [{n: plan.configs[n] for n in lowering.piece.nodes} for plan in seeds(lowering, None, cost).values()]
+    sketch = Sketch(lowering, cost, Spaces(lowering, cost), plans)
+    ratios = np.array([sketch.seconds(plan) / evaluator.evaluate(Strategy(plan)).seconds for plan in plans])
+    # As found: 0.95 to 1.07, and 1.37 of AlexNet cut as Megatron's, whose halves go from node to node.
+    assert ratios.min() > 0.93 and ratios.max() < (1.4 if model == "alexnet" else 1.08), ratios
+    assert np.median(np.abs(ratios - 1)) < 0.05
+
+
 @pytest.mark.parametrize("model", SMALL)
 @pytest.mark.parametrize("machine", [*MACHINES, UNEQUAL])
 def test_a_move_gives_nodes_configs_of_their_own_and_tells_which(model: str, machine: Machine | str) -> None:

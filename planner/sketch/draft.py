@@ -54,10 +54,15 @@ class Draft:
         has it sent on its way, as else all sums would wait for the last gradient."""
         last = {step.outputs[n].region: step.slot for step in kept for n in range(len(step.outputs))}
         early: dict[int, list[Step]] = {}
+        due: dict[int, int] = {}
         for step in kept:
             if step.node.name not in self._nodes:
                 made = [last[p.region] for p in step.inputs if p.region in last and last[p.region] < step.slot]
-                early.setdefault(max(made, default=step.slot), []).append(step)
+                due[step.slot] = max(made, default=step.slot)
+                early.setdefault(due[step.slot], []).append(step)
+        # As their gradients come, the last layer's first: none waits for one that comes later.
+        waiting = iter(sorted((step for step in kept if step.slot in due), key=lambda step: due[step.slot]))
+        kept = [next(waiting) if step.slot in due else step for step in kept]
         found = [[(step, False), *((other, True) for other in early.get(step.slot, ()))] for step in kept]
         flat = [row for of in found for row in of]
         return [step for step, _ in flat], [ahead for _, ahead in flat]
@@ -110,11 +115,12 @@ class Draft:
         ends: list[list[End]] = []
         sizes: list[int] = []
         ahead = {step.slot: (n,) for n, step in enumerate(self.steps) if self._is_ahead[n]}
-        pairs: dict[tuple[int, int, bool], int] = {}
+        pairs: dict[tuple[int, int, bool, int], int] = {}
         for flow in self._additive.program.flows:
             made = self._ends(flow)
             if not made:
                 continue
+            itemsize = 2 if flow.dtype == "bfloat16" else np.dtype(flow.dtype).itemsize
             here: set[tuple[int, int]] = set()
             ways = {end[1:] for end in made}
             for slot, port in flow.readers:
@@ -127,11 +133,11 @@ class Draft:
                         continue
                     if slot not in ahead:
                         here.add((owner, layout))
-                    of = [pairs.setdefault((end[2], layout, end[3]), len(pairs)) for end in made]
+                    of = [pairs.setdefault((end[2], layout, end[3], itemsize), len(pairs)) for end in made]
                     for place in (self._place[slot], *ahead.get(slot, ())):
                         reads[place].append((len(ends), layout, of))
             ends.append(made)
-            sizes.append(2 if flow.dtype == "bfloat16" else np.dtype(flow.dtype).itemsize)
+            sizes.append(itemsize)
         owners = [self._owner[step.slot] for step in self.steps]
         rows, num_rows = self._rows(owners, kinds, num_splits)
         every = [read for of in reads for read in of]

@@ -179,8 +179,9 @@ def price(made, c, how, read, r, itemsize, axes, spaces, layouts, links, room): 
         else:
             seconds = fetched(p, r, base, twins if special else 0, met, hops, itemsize, spaces, links, room)
         worst, arrived = max(worst, seconds), arrived + seconds / num_seen
-    # What few hold and many need leaves those few one after the other, as far as it is not the same for all.
-    holders = spaces.parts[c] // copies * (1 if partial else copies * spaces.replicas[c])
+    # What few hold and many need leaves those few one after the other, as far as it is not the same for all. The pieces
+    # of a sum that no collective makes come from one of its summands after the other.
+    holders = spaces.parts[c] // (1 if special or not partial else copies) * (1 if partial else spaces.replicas[c])
     sent = arrived * num_readers / max(holders, 1) / (twins * spaces.replicas[r] if special else 1)
     return max(worst, sent)
 

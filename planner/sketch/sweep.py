@@ -36,13 +36,19 @@ def toll(e, plan, axes_of, program, uses, spaces, layouts, links, prices, room):
     begin, num_groups, most, replicated = program.made_ptr[flow], 0, 0, False
     for m in range(begin, program.made_ptr[flow + 1]):
         c, made = plan[program.owner[m]], program.made[m]
-        num_groups += c != last_c or made != last_layout
+        if c == last_c and made == last_layout:
+            continue
+        if is_added(m, begin, plan, axes_of, program, spaces, layouts, prices, room):
+            continue
+        num_groups += 1
         most, replicated = max(most, spaces.parts[c]), replicated or spaces.replicas[c] > 1
         last_c, last_layout = c, made
     last_layout, last_c = -1, -1
     for m in range(begin, program.made_ptr[flow + 1]):
         c, made = plan[program.owner[m]], program.made[m]
         if c == last_c and made == last_layout:
+            continue
+        if is_added(m, begin, plan, axes_of, program, spaces, layouts, prices, room):
             continue
         last_c, last_layout = c, made
         # Sums that lie on single processors are added up there before they go on their way.
@@ -58,6 +64,19 @@ def toll(e, plan, axes_of, program, uses, spaces, layouts, links, prices, room):
                 pair, made, c, how, read, r, program.itemsize[flow], axes, spaces, layouts, links, prices, room
             )
     room.toll[e] = seconds
+
+
+def is_added(m, begin, plan, axes_of, program, spaces, layouts, prices, room):  # type: ignore[no-untyped-def]
+    """Whether a summand lies as another one before it, to which it is added there."""
+    if not program.partial[m]:
+        return False
+    who = program.owner[m]
+    mine = contents(program.made[m], plan[who], axes_of[program.space[who]], spaces, layouts, prices, room)
+    for other in range(begin, m):
+        who = program.owner[other]
+        if mine == contents(program.made[other], plan[who], axes_of[program.space[who]], spaces, layouts, prices, room):
+            return True
+    return False
 
 
 def step_seconds(  # type: ignore[no-untyped-def]
@@ -213,4 +232,4 @@ def forget(begin, stop, program, room, log):  # type: ignore[no-untyped-def]
 
 # To hand so many arrays to a function takes longer than what these do.
 INLINED = (toll,)
-PARTS = (step_seconds, draft, classed, enlist, doubt, keep, forget)
+PARTS = (is_added, step_seconds, draft, classed, enlist, doubt, keep, forget)
