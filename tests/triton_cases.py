@@ -289,3 +289,53 @@ def large_attention(draw: Any) -> Iterator[Case]:
         params = {"heads": heads, "causal": True, "offset": offset, "scale": width**-0.5}
         keys = (TOKENS[0], TOKENS[1] + offset, groups * width)
         yield (draw(*TOKENS, heads * width), draw(*keys), draw(*keys)), params
+
+
+# x of batch norms of ResNet-50: few wide channels, many narrow ones.
+_BATCHES = ((64, 64, 112, 112), (64, 256, 56, 56), (64, 2048, 7, 7), (8192, 1024))
+
+
+def large_moments(draw: Any) -> Iterator[Case]:
+    for x in _BATCHES:
+        yield (draw(*x),), {"scale": 1e-5}
+
+
+def large_moments_grad(draw: Any) -> Iterator[Case]:
+    for x in _BATCHES:
+        yield (array((2, x[1]), "float64"), draw(*x)), {"scale": 1e-5}
+
+
+def large_norm(draw: Any) -> Iterator[Case]:
+    for x in _BATCHES:
+        yield (draw(*x), draw(3, x[1])), {}
+
+
+def large_norm_grad(draw: Any) -> Iterator[Case]:
+    for x in _BATCHES:
+        yield (draw(*x), draw(*x), draw(3, x[1])), {}
+
+
+def large_norm_factors(draw: Any) -> Iterator[Case]:
+    yield (draw(2048), draw(2048), array((2, 2048), "float64")), {"eps": 1e-5}
+
+
+def large_norm_factors_grad(draw: Any) -> Iterator[Case]:
+    yield (draw(3, 2048), draw(2048), array((2, 2048), "float64")), {"eps": 1e-5}
+
+
+def large_block_entropy(draw: Any) -> Iterator[Case]:
+    # A GPT-2's classes over four processors.
+    yield (draw(*TOKENS, 12576), ids(*TOKENS)), {"blocks": 1, "first": 12576, "classes": WORDS}
+
+
+def large_block_entropy_grad(draw: Any) -> Iterator[Case]:
+    parts = (draw(*TOKENS, 1, 2), draw(*TOKENS, 12576), ids(*TOKENS), draw(*TOKENS, 1, 2))
+    yield parts, {"first": 12576, "classes": WORDS}
+
+
+def large_split_cross_entropy(draw: Any) -> Iterator[Case]:
+    yield (draw(*TOKENS, 4, 2),), {"scale": 1e-4}
+
+
+def large_split_cross_entropy_grad(draw: Any) -> Iterator[Case]:
+    yield (draw(), draw(*TOKENS, 4, 2), draw(*TOKENS)), {"scale": 1e-4}

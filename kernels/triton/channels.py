@@ -1,0 +1,54 @@
+"""Copies of images whose channels lie next to each other, and images seen in groups of channels.
+
+Windows over such a copy meet whole vectors of channels, which lie inside or outside together. Where columns lie next to
+each other a window begins anywhere, and each number is fetched alone. It knows no convolution.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+from math import prod
+
+import triton
+from triton import language as tl
+
+from castile.kernels.triton.functions import places
+from castile.kernels.triton.launch import Launch, Room
+from castile.kernels.triton.views import View, nest, power_of_two, wide
+
+_TILE = 64
+
+
+def grouped(one: View, dim: int, groups: int) -> View:
+    """The dim as two: groups, and what each holds."""
+    size, step = one.shape[dim] // groups, one.steps[dim]
+    shape = (*one.shape[:dim], groups, size, *one.shape[dim + 1 :])
+    return View(one.array, shape, (*one.steps[:dim], step * size, step, *one.steps[dim + 1 :]))
+
+
+def channels_last(one: View) -> tuple[View, Launch]:
+    """[..., c, h, w] as a copy with channels next to each other in working memory, and the launch that makes it."""
+    *lead, num, high, across = one.shape
+    room = Room(prod(one.shape), one.array.dtype.name)
+    steps = tuple(prod(lead[dim + 1 :]) * num * high * across for dim in range(len(lead)))
+    copy = View(room, one.shape, (*steps, 1, across * num, num))
+    before = nest([View(one.array, tuple(lead), one.steps[:-3])])
+    rest = nest([View(one.array, (high, across), one.steps[-2:])])
+    c, n = (min(_TILE, power_of_two(size)) for size in (num, rest.extent))
+    grid = (before.extent * -(-num // c) * -(-rest.extent // n),)
+    args = (copy, one, before.sizes, *before.steps, one.steps[-3], rest.sizes, *rest.steps, rest.extent, num)
+    return copy, Launch(_channels_last, grid, args, {"WIDE": wide([one]), "C": c, "N": n})
+
+
+@triton.jit
+def _channels_last(out, x, lead, x_lead, x_c, rest, x_rest, num, num_c, WIDE: tl.constexpr, C: tl.constexpr,
+                   N: tl.constexpr):  # fmt: skip
+    tiles, across = tl.cdiv(num_c, C), tl.cdiv(num, N)
+    block = tl.program_id(0) // across
+    c = (block % tiles * C + tl.arange(0, C))[:, None]
+    n = tl.program_id(0) % across * N + tl.arange(0, N)
+    image = (block // tiles).to(tl.int64)
+    if WIDE:
+        c, n = c.to(tl.int64), n.to(tl.int64)
+    here = (c < num_c) & (n < num)[None, :]
+    value = tl.load(x + places(image, lead, x_lead) + c * x_c + places(n, rest, x_rest)[None, :], mask=here)
+    tl.store(out + image * num * num_c + n[None, :] * num_c + c, value, mask=here)
