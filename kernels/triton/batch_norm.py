@@ -1,0 +1,277 @@
+"""Batch normalisation: moments, what x meets, and the gradients, one pass over x each.
+
+It knows no layer. What decides over means and deviations is computed in float64, as moments are kept.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+import triton
+from triton import language as tl
+
+from castile.kernels.triton.functions import places
+from castile.kernels.triton.launch import FLOATS, Launch, Plan, Room, planned, takes
+from castile.kernels.triton.lines import Text, each, text
+from castile.kernels.triton.views import Nest, Shape, View, nest, permuted, power_of_two, view, wide
+
+# Sums are cut into parts of the batch until there are so many programs, as `folded` does.
+_FILL = 2048
+
+_NORM = text("x, mean, scale, shift -> (x - mean) * scale + shift")
+# Numbers reach a kernel in float32: those that must be exact come as two.
+_DEVIATION = (
+    "mean = mean.to(tl.float64)",
+    "second = second.to(tl.float64)",
+    "gain = gain.to(tl.float32)",
+)
+_EPS = ("eps", "less")
+_RATE = "rate = 1.0 / tl.sqrt(tl.where(variance > 0.0, variance, 0.0) + eps + less)"
+
+
+@planned
+def moments(out: Any, x: Any, *, scale: float, accumulate: bool) -> Plan | None:
+    """See the definition."""
+    planes = _planes([view(x)])
+    if not _takes(out, x) or planes is None:
+        return None
+    return planes.sums(_moments, (), _join_moments, (view(out).steps, *_two(scale)), out, "float64", accumulate)
+
+
+@planned
+def moments_grad(out: Any, dm: Any, x: Any, *, scale: float, accumulate: bool) -> Plan | None:
+    """See the definition. A large mean and its deviation cancel: these are added in float64."""
+    if not _takes(out, dm, x):
+        return None
+    statements = ("value = first.to(tl.float64) + 2.0 * second.to(tl.float64) * x.to(tl.float64)",)
+    values = ("(value * scale + value * less).to(tl.float32)",)
+    what = Text(("x", "first", "second"), ("scale", "less"), statements, values, moves=True)
+    xs = [view(x), *(_stretched(one, x.shape) for one in (dm[0], dm[1]))]
+    return each(what, [view(out)], xs, dict(zip(what.constants, _two(scale), strict=True)), accumulate)
+
+
+@planned
+def norm(out: Any, x: Any, factors: Any) -> Plan | None:
+    """See the definition."""
+    if not takes(out, x, factors):
+        return None
+    return each(_NORM, [view(out)], [view(x), *(_stretched(factors[n], x.shape) for n in range(3))], {})
+
+
+@planned
+def norm_grad(out: tuple[Any, Any], dy: Any, x: Any, factors: Any) -> Plan | None:
+    """See the definition."""
+    planes = _planes([view(dy), view(x), view(out[0])])
+    if not takes(*out, dy, x, factors) or planes is None:
+        return None
+    given = (factors, view(factors).steps)
+    return planes.sums(_norm_grad, given, _join_slopes, (*given, view(out[1]).steps), out[1], "float32", False)
+
+
+@planned
+def norm_factors(out: Any, gain: Any, shift: Any, *statistics: Any, eps: float) -> Plan | None:
+    """See the definition."""
+    if not _takes(out, gain, shift, *statistics):
+        return None
+    statements = (*_DEVIATION, _variance(statistics), _RATE)
+    values = ("mean.to(tl.float32)", "(gain * rate).to(tl.float32)", "shift")
+    what = Text(("gain", "shift", "mean", "second"), _EPS, statements, values, moves=True)
+    xs = [view(gain), view(shift), *map(view, _pair(statistics))]
+    return each(what, [view(out[n]) for n in range(3)], xs, dict(zip(_EPS, _two(eps), strict=True)))
+
+
+@planned
+def norm_factors_grad(out: tuple[Any, ...], df: Any, gain: Any, *statistics: Any, eps: float) -> Plan | None:
+    """See the definition."""
+    if not _takes(*out, df, gain, *statistics):
+        return None
+    statements = (
+        *_DEVIATION,
+        "d_mean = d_mean.to(tl.float64)",
+        "d_scale = d_scale.to(tl.float64)",
+        _variance(statistics),
+        _RATE,
+        "spread = tl.where(variance >= 0.0, -0.5 * d_scale * gain * rate * rate * rate, 0.0)",
+    )
+    d_mean = "d_mean" if len(statistics) == 2 else "d_mean - 2.0 * mean * spread"
+    values = ("(d_scale * rate).to(tl.float32)", "d_shift", d_mean, "spread")
+    what = Text(("gain", "mean", "second", "d_mean", "d_scale", "d_shift"), _EPS, statements, values, moves=True)
+    xs = [gain, *_pair(statistics), *(df[n] for n in range(3))]
+    outs = [*out[:2], *_pair(out[2:])]
+    return each(what, [*map(view, outs)], [*map(view, xs)], dict(zip(_EPS, _two(eps), strict=True)))
+
+
+@planned
+def running_moment(out: Any, old: Any, m: Any, *, momentum: float, count: int, variance: bool) -> Plan | None:
+    """See the definition."""
+    if not _takes(out, old, m):
+        return None
+    statements = ("mean = mean.to(tl.float64)", "second = second.to(tl.float64)")
+    new = "(second - mean * mean) * unbiased" if variance else "mean"
+    constants = {"kept": 1 - momentum, "momentum": momentum, "unbiased": count / (count - 1)}
+    values = (f"(kept * old.to(tl.float32) + momentum * ({new})).to(tl.float32)",)
+    what = Text(("old", "mean", "second"), tuple(constants), statements, values, moves=True)
+    return each(what, [view(out)], [view(old), view(m[0]), view(m[1])], constants)
+
+
+def _takes(*arrays: Any) -> bool:
+    """Whether all arrays hold floating numbers, moments' among them."""
+    return all(x.dtype.name in (*FLOATS, "float64") for x in arrays)
+
+
+def _two(x: float) -> tuple[float, float]:
+    """A number as the sum of one of float32 and a small one."""
+    near = float(np.float32(x))
+    return near, x - near
+
+
+def _pair(statistics: tuple[Any, ...]) -> tuple[Any, Any]:
+    """Mean, and variance or mean of the square."""
+    first, second = statistics if len(statistics) == 2 else (statistics[0][0], statistics[0][1])
+    return first, second
+
+
+def _variance(statistics: tuple[Any, ...]) -> str:
+    return "variance = second" if len(statistics) == 2 else "variance = second - mean * mean"
+
+
+def _stretched(one: Any, shape: Shape) -> View:
+    """What has one element a channel, seen for each element of [b,c,...]."""
+    return View(one, tuple(shape), tuple(view(one).steps[0] if dim == 1 else 0 for dim in range(len(shape))))
+
+
+class _Planes(NamedTuple):
+    """Arrays of one shape [b,c,...], of which `walk` has the places of one channel of one sample."""
+
+    views: list[View]
+    walk: Nest
+
+    def sums(
+        self, kernel: Any, given: tuple[Any, ...], join: Any, told: tuple[Any, ...], out: Any, dtype: str, adds: bool
+    ) -> Plan:
+        """The work of `kernel` on parts of the batch, each of which gives two sums a channel, and `join` on those.
+
+        A program takes some channels, which lie side by side, of one sample after the other: no place is divided.
+        """
+        batch, channels = self.views[0].shape[:2]
+        cols = self.walk.extent
+        operands = [part for one, along in zip(self.views, self.walk.steps, strict=True)
+                    for part in (one, one.steps[:2], along)]  # fmt: skip
+        last = {"ADDS": adds} if "ADDS" in join.arg_names else {}
+
+        def launches(setting: tuple[int, int]) -> list[Launch]:
+            tile, warps = setting
+            across = min(tile, power_of_two(cols))
+            down = min(tile // across, power_of_two(channels))
+            programs = -(-channels // down)
+            span = -(-batch // max(1, min(batch, _FILL // programs)))
+            parts = -(-batch // span)
+            room = Room(parts * 2 * channels, dtype)
+            blocks = {"ROWS": down, "BLOCK": across}
+            args = (*operands, *given, room, batch, channels, cols, self.walk.sizes, span)
+            flops = 4 * batch * channels * cols
+            wide = min(32, power_of_two(channels))
+            ends = {"ROWS": wide, "PARTS": min(32, power_of_two(parts))}
+            return [
+                Launch(kernel, (programs, parts), args, blocks, warps, flops=flops),
+                Launch(join, (-(-channels // wide),), (room, out, *told, channels, parts), ends | last, 4),
+            ]
+
+        return Plan(((1024, 4), (2048, 4), (2048, 8), (4096, 8)), launches)
+
+
+def _planes(views: list[View]) -> _Planes | None:
+    """None where a sample is longer than 32 bits can count, or there is nothing."""
+    dims = tuple(range(1, len(views[0].shape)))
+    if wide([permuted(one, dims) for one in views]) or not prod(views[0].shape):
+        return None
+    return _Planes(views, nest([permuted(one, dims[1:]) for one in views]))
+
+
+@triton.jit
+def _moments(x, s_x, t_x, room, batch, channels, cols, inner, span, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    part = tl.program_id(1).to(tl.int64)
+    first = tl.zeros((ROWS, BLOCK), tl.float64)
+    second = tl.zeros((ROWS, BLOCK), tl.float64)
+    for sample in range(part * span, tl.minimum(part * span + span, batch)):
+        for start in range(0, cols, BLOCK):
+            col = start + tl.arange(0, BLOCK)
+            here = (row < channels)[:, None] & (col < cols)[None, :]
+            place = x + sample * s_x[0] + ((row * s_x[1])[:, None] + places(col, inner, t_x)[None, :])
+            v = tl.load(place, mask=here, other=0.0).to(tl.float64)
+            first += v
+            second += v * v
+    to = room + part * 2 * channels + row
+    tl.store(to, tl.sum(first, 1), mask=row < channels)
+    tl.store(to + channels, tl.sum(second, 1), mask=row < channels)
+
+
+@triton.jit
+def _norm_grad(dy, s_dy, t_dy, x, s_x, t_x, dx, s_dx, t_dx, factors, s_factors, room, batch, channels, cols, inner,
+               span, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    part = tl.program_id(1).to(tl.int64)
+    known = row < channels
+    mean = tl.load(factors + row * s_factors[1], mask=known, other=0.0).to(tl.float32)[:, None]
+    scale = tl.load(factors + s_factors[0] + row * s_factors[1], mask=known, other=0.0).to(tl.float32)[:, None]
+    first = tl.zeros((ROWS, BLOCK), tl.float32)
+    second = tl.zeros((ROWS, BLOCK), tl.float32)
+    for sample in range(part * span, tl.minimum(part * span + span, batch)):
+        for start in range(0, cols, BLOCK):
+            col = start + tl.arange(0, BLOCK)
+            here = known[:, None] & (col < cols)[None, :]
+            place = x + sample * s_x[0] + ((row * s_x[1])[:, None] + places(col, inner, t_x)[None, :])
+            v = tl.load(place, mask=here, other=0.0).to(tl.float32)
+            place = dy + sample * s_dy[0] + ((row * s_dy[1])[:, None] + places(col, inner, t_dy)[None, :])
+            slope = tl.load(place, mask=here, other=0.0).to(tl.float32)
+            first += slope
+            second += slope * (v - mean)
+            place = dx + sample * s_dx[0] + ((row * s_dx[1])[:, None] + places(col, inner, t_dx)[None, :])
+            tl.store(place, (slope * scale).to(dx.dtype.element_ty), mask=here)
+    to = room + part * 2 * channels + row
+    tl.store(to, tl.sum(first, 1), mask=known)
+    tl.store(to + channels, tl.sum(second, 1), mask=known)
+
+
+@triton.jit
+def _joined(room, row, channels, parts, ROWS: tl.constexpr, PARTS: tl.constexpr):
+    """The sums of the parts of both sums of some channels."""
+    first = tl.zeros((PARTS, ROWS), room.dtype.element_ty)
+    second = tl.zeros((PARTS, ROWS), room.dtype.element_ty)
+    for start in range(0, parts, PARTS):
+        part = (start + tl.arange(0, PARTS))[:, None]
+        here = (part < parts) & (row < channels)[None, :]
+        first += tl.load(room + part * 2 * channels + row[None, :], mask=here, other=0.0)
+        second += tl.load(room + part * 2 * channels + channels + row[None, :], mask=here, other=0.0)
+    return tl.sum(first, 0), tl.sum(second, 0)
+
+
+@triton.jit
+def _join_moments(room, out, s_out, scale, less, channels, parts, ADDS: tl.constexpr,
+                  ROWS: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    here = row < channels
+    first, second = _joined(room, row, channels, parts, ROWS, PARTS)
+    first = first * scale + first * less
+    second = second * scale + second * less
+    to = out + row * s_out[1]
+    if ADDS:
+        first += tl.load(to, mask=here).to(tl.float64)
+        second += tl.load(to + s_out[0], mask=here).to(tl.float64)
+    tl.store(to, first.to(out.dtype.element_ty), mask=here)
+    tl.store(to + s_out[0], second.to(out.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def _join_slopes(room, out, factors, s_factors, s_out, channels, parts, ROWS: tl.constexpr, PARTS: tl.constexpr):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    here = row < channels
+    total, along = _joined(room, row, channels, parts, ROWS, PARTS)
+    scale = tl.load(factors + s_factors[0] + row * s_factors[1], mask=here, other=0.0).to(tl.float32)
+    to = out + row * s_out[1]
+    tl.store(to, (-scale * total).to(out.dtype.element_ty), mask=here)
+    tl.store(to + s_out[0], along.to(out.dtype.element_ty), mask=here)
+    tl.store(to + 2 * s_out[0], total.to(out.dtype.element_ty), mask=here)
