@@ -1,0 +1,128 @@
+"""The two halves of a cross-entropy over blocks of classes: what each block tells, and what becomes of that.
+
+It knows no processors. A label that is out of range, which the definition refuses, gives NaN: a GPU raises nothing.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+from typing import Any
+
+import triton
+from triton import language as tl
+
+from castile.kernels.triton.functions import block, fetch, places, put
+from castile.kernels.triton.launch import Plan, Room, planned, takes
+from castile.kernels.triton.lines import each, folded, packed, text
+from castile.kernels.triton.rows import by_rows
+from castile.kernels.triton.softmax import top_and_total
+from castile.kernels.triton.views import View, split, view
+
+_SCALED = text("x -> scale * x", "scale")
+_SLOPES = text("dy, part, lse -> exp(part - lse) * (dy * scale); -dy * scale", "scale")
+
+
+@planned
+def block_entropy(out: Any, logits: Any, labels: Any, *, blocks: int, first: int, classes: int) -> Plan | None:
+    """See the definition."""
+    if not takes(out, logits):
+        return None
+    bare = [view(out[..., 0]), view(out[..., 1]), _for_blocks(labels, blocks)]
+    numbers = (blocks, first, classes)
+    return by_rows(_block_entropy, [_apart(logits, labels, blocks)], bare, numbers=numbers, flops=4)
+
+
+@planned
+def block_entropy_grad(out: Any, dy: Any, logits: Any, labels: Any, y: Any, *, first: int, classes: int) -> Plan | None:
+    """See the definition."""
+    if not takes(out, dy, logits, y):
+        return None
+    blocks = y.shape[-2]
+    arrays = [_apart(x, labels, blocks) for x in (out, logits)]
+    bare = [view(dy[..., 0]), view(dy[..., 1]), view(y[..., 0]), _for_blocks(labels, blocks)]
+    return by_rows(_block_entropy_grad, arrays, bare, numbers=(blocks, first), flops=4)
+
+
+@planned
+def split_cross_entropy(out: tuple[Any, Any], parts: Any, *, scale: float) -> Plan | None:
+    """See the definition."""
+    loss, lse = out
+    if not takes(loss, lse, parts):
+        return None
+    lead = tuple(lse.shape)
+    alone = View(Room(max(1, lse.size)), lead, packed(lead))
+    rows = by_rows(_whole, [view(parts[..., 0]), view(parts[..., 1])], [view(lse), alone], flops=3)
+    if rows is None:
+        return None
+    total = folded(_SCALED, [view(loss)], [alone], tuple(range(len(lead))), {"scale": scale})
+    return Plan(rows.settings, lambda setting: [*rows.launches(setting), *total.launches(total.settings[0])])
+
+
+@planned
+def split_cross_entropy_grad(out: Any, dy: Any, parts: Any, lse: Any, *, scale: float) -> Plan | None:
+    """See the definition."""
+    if not takes(out, dy, parts, lse):
+        return None
+    shape = tuple(parts.shape[:-1])
+    xs = [View(dy, shape, (0,) * len(shape)), view(parts[..., 0]), View(lse, shape, (*view(lse).steps, 0))]
+    return each(_SLOPES, [view(out[..., 0]), view(out[..., 1])], xs, {"scale": scale})
+
+
+def _apart(logits: Any, labels: Any, blocks: int) -> View:
+    """Logits as [...,blocks,c]."""
+    return split(view(logits), (*labels.shape, blocks, logits.shape[-1] // blocks))
+
+
+def _for_blocks(labels: Any, blocks: int) -> View:
+    """Labels, seen for each block."""
+    return View(labels, (*labels.shape, blocks), (*view(labels).steps, 0))
+
+
+@triton.jit
+def _block_entropy(x, s_x, lse, s_lse, hit, s_hit, labels, s_labels, rows, lead, blocks, first, classes,
+                   t_x: tl.constexpr, NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    here = row < rows
+    x += places(row, lead, s_x)
+    label = tl.load(labels + places(row, lead, s_labels), mask=here, other=0).to(tl.int64)
+    top, total = top_and_total(x, here, t_x, NUM, ROWS, BLOCK)
+    place = label - first - row % blocks * NUM
+    picked = tl.load(x + place * t_x, mask=here & (place >= 0) & (place < NUM), other=0.0).to(tl.float32)
+    picked = tl.where((label >= 0) & (label < classes), picked, float("nan"))
+    tl.store(lse + places(row, lead, s_lse), (top + tl.log(total)).to(lse.dtype.element_ty), mask=here)
+    tl.store(hit + places(row, lead, s_hit), picked.to(hit.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def _block_entropy_grad(out, s_out, x, s_x, dlse, s_dlse, dhit, s_dhit, lse, s_lse, labels, s_labels, rows, lead,
+                        blocks, first, t_out: tl.constexpr, t_x: tl.constexpr,
+                        NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    here = row < rows
+    out += places(row, lead, s_out)
+    x += places(row, lead, s_x)
+    share = tl.load(dlse + places(row, lead, s_dlse), mask=here, other=0.0).to(tl.float32)[:, None]
+    extra = tl.load(dhit + places(row, lead, s_dhit), mask=here, other=0.0).to(tl.float32)[:, None]
+    below = tl.load(lse + places(row, lead, s_lse), mask=here, other=0.0).to(tl.float32)[:, None]
+    label = tl.load(labels + places(row, lead, s_labels), mask=here, other=0).to(tl.int64)
+    place = (label - first - row % blocks * NUM)[:, None]
+    for start in range(0, NUM, BLOCK):
+        col, mask = block(here, start, NUM, BLOCK)
+        slope = share * tl.exp(fetch(x, col, t_x, mask, float("-inf")) - below)
+        put(out, col, t_out, slope + tl.where(col == place, extra, 0.0), mask)
+
+
+@triton.jit
+def _whole(x, s_x, hits, s_hits, lse, s_lse, alone, s_alone, rows, lead, t_x: tl.constexpr, t_hits: tl.constexpr,
+           NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    here = row < rows
+    x += places(row, lead, s_x)
+    hits += places(row, lead, s_hits)
+    top, total = top_and_total(x, here, t_x, NUM, ROWS, BLOCK)
+    picked = tl.zeros((ROWS,), tl.float32)
+    for start in range(0, NUM, BLOCK):
+        col, mask = block(here, start, NUM, BLOCK)
+        picked += tl.sum(fetch(hits, col, t_hits, mask, 0.0), 1)
+    found = top + tl.log(total)
+    tl.store(lse + places(row, lead, s_lse), found.to(lse.dtype.element_ty), mask=here)
+    tl.store(alone + places(row, lead, s_alone), found - picked, mask=here)
