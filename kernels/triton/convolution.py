@@ -21,8 +21,8 @@ from castile.kernels.windows import Pads, Pair
 
 # Programs that fill the largest chip once.
 _FILL = 148
-# Elements of a copy of images: so few that what is written is still in the cache (50 MB) when it is read.
-_COPIED = 2**24
+# Elements of a copy of images, so that working memory is bounded, and much of what is written is read from the cache.
+_COPIED = 2**25
 
 
 class Way(NamedTuple):
@@ -164,8 +164,9 @@ def _correlated(images: Images, windows: Windows, back: bool, adds: bool) -> Pla
     to, of = (images.x, images.y) if back else (images.y, images.x)
     if prod(to.shape) == 0:
         return Plan((None,), lambda _: [])
-    batch, groups, num_m, *size = to.shape
-    num_n, num_c = batch * prod(size), of.shape[2]
+    _, groups, num_m, *size = to.shape
+    piece = next(_samples(to, of, True))[0]
+    num_n, num_c = prod(size) * piece.shape[0], of.shape[2]
 
     def fit(way: Way) -> Way:
         num_k = num_c if way.copies else num_c * prod(windows.kernel)

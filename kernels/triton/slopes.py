@@ -18,8 +18,8 @@ from castile.kernels.triton.launch import Launch, Room
 from castile.kernels.triton.lines import Text, folded, packed
 from castile.kernels.triton.views import View, wide
 
-# Programs that fill the largest chip twice: each has long sums, and few are left to its end.
-_FILL = 296
+# Sums that the largest chip holds at once twice over: programs of small tiles are many.
+_FILL = 296 * 64 * 128
 
 
 class Parts(NamedTuple):
@@ -33,7 +33,8 @@ def divided(dw: View, places: int, tile: Tile) -> Parts:
     """The parts of a sum over so many places for dw [g,m,c,r,s]."""
     tiles = dw.shape[0] * -(-dw.shape[1] // tile.m) * -(-prod(dw.shape[2:]) // tile.n)
     steps = -(-places // tile.k)
-    span = -(-steps // max(1, min(_FILL // tiles, steps // 8)))
+    most = _FILL // (tiles * min(64 * 128, tile.m * tile.n))
+    span = -(-steps // max(1, min(most, steps // 8)))
     return Parts(-(-steps // span), span * tile.k)
 
 
