@@ -360,3 +360,38 @@ def large_group_norm_grad_input(draw: Any) -> Iterator[Case]:
 def large_group_norm_grad_params(draw: Any) -> Iterator[Case]:
     for x, groups in _GROUPED:
         yield (draw(*x), draw(*x), draw(x[0], groups), draw(x[0], groups)), {}
+
+
+def _routed(*shape: int) -> tuple[Any, Any]:
+    return array(shape, "int32"), array(shape, "int32")
+
+
+def large_queue(draw: Any) -> Iterator[Case]:
+    yield (_routed(*TOKENS, 2)[0],), {"num_experts": 64, "capacity": 64}
+
+
+def large_dispatch(draw: Any) -> Iterator[Case]:
+    params = {"num_experts": 64, "capacity": 64, "first_expert": 0, "first_slot": 0}
+    yield (draw(*TOKENS, 2048), *_routed(*TOKENS, 2)), params
+
+
+def large_combine(draw: Any) -> Iterator[Case]:
+    params = {"first_expert": 0, "first_slot": 0}
+    yield (draw(64, TOKENS[0], 64, 2048), *_routed(*TOKENS, 2), draw(*TOKENS, 2)), params
+
+
+def large_gate_grad(draw: Any) -> Iterator[Case]:
+    for (y, experts, slots, _), params in large_combine(draw):
+        yield (draw(*TOKENS, 2048), y, experts, slots), params
+
+
+def large_top_k(draw: Any) -> Iterator[Case]:
+    yield (draw(*TOKENS, 64),), {"count": 2}
+
+
+def large_pick(draw: Any) -> Iterator[Case]:
+    yield (draw(*TOKENS, 64), _routed(*TOKENS, 2)[0]), {}
+
+
+def large_pick_grad(draw: Any) -> Iterator[Case]:
+    yield (draw(*TOKENS, 2), _routed(*TOKENS, 2)[0]), {"size": 64}
