@@ -19,10 +19,12 @@ from castile.planner.strategy import Config, Strategy
 
 # The smallest parameters, so much of all together, are updated by all alike: to gather them takes longer than they do.
 LITTLE = 0.01
+# Pieces of different length have no collective and go from each to each: as many messages as this squared may be.
+MOST_UNEVEN = 64
 
 
 def in_pieces(lowering: Lowering, configs: Mapping[str, Config]) -> dict[str, Config]:
-    """The plan with its nodes as they are and its updates in pieces, as many as divide an axis evenly."""
+    """The plan with its nodes as they are and its updates in pieces."""
     nodes = {name: config for name, config in configs.items() if name in lowering.names.nodes}
     homes = lowering.configs(Strategy(nodes, lowering.microbatches))
     found, known = dict(nodes), dict[tuple, Config]()
@@ -47,15 +49,19 @@ def _large(graph: Graph) -> list[str]:
 
 
 def _shared(update: Node, home: Config) -> Config:
-    """Each piece of a home cut further for those who hold it, along the axis that is cut into most pieces so.
+    """Each piece of a home cut further for those who hold it, along the axis that is cut into most equal pieces so.
 
-    Neighbours among the holders have different shares, so that what is gathered first comes from near.
+    Where holders are few and none is cut into as many equal pieces, the longest whole one is cut unequally. Neighbours
+    among the holders have different shares, so that what is gathered first comes from near.
     """
     a = update.alignment
     axes = [axis for axis in a.axes if axis not in a.frozen and a.extents[axis] % home.degree(axis) == 0]
     lengths = {axis: a.extents[axis] // home.degree(axis) for axis in axes}
     axis = max(axes, key=lambda axis: (gcd(lengths[axis], home.replicas), lengths[axis]), default="")
     count = gcd(lengths[axis], home.replicas) if axis else 1
+    whole = [x for x in axes if home.degree(x) == 1 and lengths[x] >= home.replicas]
+    if count < home.replicas <= MOST_UNEVEN and whole:
+        axis, count = max(whole, key=lambda x: lengths[x]), home.replicas
     if count == 1:
         return home
     degrees = [home.degree(x) for x in a.axes]

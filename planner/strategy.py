@@ -133,7 +133,7 @@ def check_config(node: Node, config: Config, num_procs: int | None = None) -> No
             f"{node.name}: {config.num_parts} parts x {config.replicas} replicas need {need} processors, "
             f"{len(config.procs)} are named"
         )
-    for part in range(config.num_parts):
+    for part in range(config.num_parts if config.replicas > 1 else 0):
         copies = config.procs[part * config.replicas : (part + 1) * config.replicas]
         if len(set(copies)) < len(copies):
             raise ValueError(f"{node.name}: part {part} is replicated twice on one processor: {copies}")

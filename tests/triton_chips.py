@@ -12,7 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
-from castile.kernels.triton.launch import Launch, Room, arrays_of
+from castile.kernels.triton.launch import Launch, Room
 from castile.kernels.triton.views import View
 
 
@@ -130,7 +130,8 @@ def least_seconds(launch: Launch, chip: int) -> float:
     about = CHIPS[chip]
     rate = about.fp32_flops_per_second
     if launch.tensor_cores:
-        half = next(arrays_of([launch])).dtype.itemsize == 2
+        inner = (arg.array if isinstance(arg, View) else arg for arg in launch.args)
+        half = np.dtype(next(one.dtype for one in inner if hasattr(one, "dtype"))).itemsize == 2
         rate = about.bf16_flops_per_second if half else about.tf32_flops_per_second
     return max(moved_bytes(launch) / about.bytes_per_second, launch.flops / rate)
 

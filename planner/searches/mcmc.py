@@ -16,7 +16,7 @@ import numpy as np
 
 from castile.planner.moves import Moves
 from castile.planner.pieces import in_pieces
-from castile.planner.search import LEAST_GAIN, Run
+from castile.planner.search import Run
 from castile.planner.sketch.sieve import Sieve, is_long, num_parts
 from castile.planner.sketch.sketch import NUM_DRAWS
 from castile.planner.strategy import Config
@@ -129,7 +129,7 @@ class _Sketched:
             self.sketch.update(start.in_pieces)
             heats, draws = TEMPERATURE * np.linspace(1, 0, count), self.rng.random((count, NUM_DRAWS))
             walked = self.sketch.walk(start.configs, draws, heats, self.run.evaluator.capacity)
-            if walked.energy < start.energy * (1 - LEAST_GAIN):
+            if walked.energy < start.energy:
                 plan = start.kept | walked.plans[0]
                 found = _End(walked.energy, self.run.num_proposals + walked.history[-1][0], plan, start.in_pieces)
                 self.ends.setdefault(frozenset(plan.items()), found)

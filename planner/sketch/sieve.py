@@ -19,7 +19,7 @@ from castile.planner.strategy import Config, Strategy
 LEAST, SLOW = 1000, 2_000
 # A plan that a sketch puts so many times behind another, memory that it lacks counted in, is not simulated; where plans
 # are wanted that are slow but small, that many times.
-NEAR, FAR = 1.25, 3.0
+NEAR, FAR = 1.1, 3.0
 
 
 class Sieve:
