@@ -68,9 +68,9 @@ def embedding_bag_grad(
         return [Launch(_bag_grad, grid, (*args, *numbers), sizes, warps, flops=2 * walk.extent * cols)]
 
     wide = max(16, min(128, power_of_two(cols)))
-    few, many = (16, wide, 128, 4), (128, min(64, wide), 64, 8)
+    few, many = (16, wide, 64, 4), (128, min(64, wide), 64, 8)
     # Every program looks at all integers: of a long table it takes more rows.
-    return Plan((few, many, (16, wide, 64, 4)) if rows < 2**16 else (many, (64, wide, 64, 8), few), launches)
+    return Plan((few, many, (16, wide, 128, 8)) if rows < 2**16 else (many, (64, wide, 64, 8), few), launches)
 
 
 @triton.jit
