@@ -56,7 +56,8 @@ def main() -> None:
     found: list[Figure] = []
     for machine in options.machine:
         for case in options.case:
-            search("mcmc", evaluator(case, machine), "20")
+            # Long enough that it compiles what a search of a second uses.
+            search("mcmc", evaluator(case, machine), "1000")
             found += figures(case, machine, 0.0 if options.no_proof else options.seconds)
     tell(found)
 

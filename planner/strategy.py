@@ -21,6 +21,8 @@ from castile.runtime.region import blocks
 
 SCHEMA = 2
 MAX_FILE_BYTES = 256 * 2**20
+# Of processors that are not in a row, so many are told one by one.
+MOST_RUNS = 16
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -46,18 +48,32 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     def __str__(self) -> str:
         cuts = " ".join(f"{axis}:{degree}" for axis, degree in self.split.items() if degree > 1) or "whole"
         copies = f" x{self.replicas}" if self.replicas > 1 else ""
-        return f"{cuts}{copies} on {runs_of(self.procs)}"
+        return f"{cuts}{copies} on {_briefly(self.procs)}"
 
 
 def runs_of(procs: tuple[int, ...]) -> str:
     """Processors in words, three or more in a row as `4-8`."""
+    return ",".join(_runs(procs))
+
+
+def _briefly(procs: tuple[int, ...]) -> str:
+    """Processors in words; where these are many, all of them and how they begin."""
+    runs = _runs(procs)
+    if len(runs) <= MOST_RUNS:
+        return ",".join(runs)
+    every = _runs(tuple(sorted(set(procs))))
+    more = ",..." if len(every) > MOST_RUNS else ""
+    return f"{','.join(every[:MOST_RUNS])}{more} in the order {','.join(map(str, procs[:4]))},..."
+
+
+def _runs(procs: tuple[int, ...]) -> list[str]:
     runs: list[list[int]] = []
     for p in procs:
         if runs and p == runs[-1][-1] + 1:
             runs[-1].append(p)
         else:
             runs.append([p])
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs)
+    return [f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs]
 
 
 class Predicted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -236,6 +236,13 @@ def test_a_node_that_is_missing_unknown_or_misspelt_is_refused():
     checked(with_config("fc.weight/update", Config({"o": 2}, 1, (1, 0))))
 
 
+def test_many_processors_out_of_order_are_told_briefly():
+    in_turn = tuple(32 * j + i for i in range(32) for j in range(8))
+    assert str(Config({"o": 256}, 1, in_turn)) == "o:256 on 0-255 in the order 0,32,64,96,..."
+    assert len(str(Config({"o": 500}, 1, tuple(range(0, 1000, 2))))) < 120
+    assert str(Config({"o": 6}, 1, (0, 1, 2, 5, 7, 8))) == "o:6 on 0-2,5,7,8"
+
+
 @pytest.mark.parametrize(
     ("node", "config", "pattern"),
     [
