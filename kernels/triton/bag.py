@@ -10,10 +10,11 @@ from typing import Any
 import triton
 from triton import language as tl
 
+from castile.kernels.triton.embedding import Sweep, table_grad, width_for
 from castile.kernels.triton.functions import block, fetch, places, put
-from castile.kernels.triton.launch import Launch, Plan, planned, takes
+from castile.kernels.triton.launch import Plan, planned, takes
 from castile.kernels.triton.rows import by_rows
-from castile.kernels.triton.views import View, nest, power_of_two, view
+from castile.kernels.triton.views import View, view
 
 
 @planned
@@ -51,26 +52,12 @@ def embedding_bag_grad(
     """See the definition. A program sums some rows of the table, and reads of dy what its rows need."""
     if not takes(out, dy, *weights):
         return None
-    cols, last = dy.shape[-1], len(dy.shape) - 1
-    steps = view(dy).steps
-    bags = View(dy, tuple(ids.shape), (*steps[:last], 0))
-    walk = nest([bags, view(ids), view(weights[0] if weights else ids)])
-    if out.size == 0 or (walk.extent == 0 and accumulate):
-        return Plan((None,), lambda _: [])
-    gate = weights[0] if weights else dy
-    args = (out, *view(out).steps, dy, walk.steps[0], steps[last], ids, walk.steps[1], gate, walk.steps[2])
-    numbers = (walk.extent, walk.sizes, rows, cols, scale)
-
-    def launches(sweep: tuple[int, int, int, int]) -> list[Launch]:
-        down, across, many, warps = sweep
-        sizes = {"ROWS": down, "COLS": across, "IDS": many, "WEIGHS": bool(weights), "ADDS": accumulate}
-        grid = (-(-rows // down), -(-cols // across))
-        return [Launch(_bag_grad, grid, (*args, *numbers), sizes, warps, flops=2 * walk.extent * cols)]
-
-    wide = max(16, min(128, power_of_two(cols)))
-    few, many = (16, wide, 64, 4), (128, min(64, wide), 64, 8)
+    each = View(dy, tuple(ids.shape), (*view(dy).steps[:-1], 0))
+    wide = width_for(dy)
+    few, many = Sweep(16, wide, 64, 4), Sweep(128, min(64, wide), 64, 8)
     # Every program looks at all integers: of a long table it takes more rows.
-    return Plan((few, many, (16, wide, 128, 8)) if rows < 2**16 else (many, (64, wide, 64, 8), few), launches)
+    settings = (few, many, Sweep(16, wide, 128, 8)) if rows < 2**16 else (many, Sweep(64, wide, 64, 8), few)
+    return table_grad(out, dy, each, ids, weights[0] if weights else None, rows, scale, accumulate, settings)
 
 
 @triton.jit
@@ -114,34 +101,3 @@ def _weights_grad(dy, s_dy, out, s_out, ids, s_ids, table, rows, lead, count, k_
             total += tl.sum(value * fetch(dy, col, t_dy, mask, 0.0), 1)
         total = tl.where(found, total * scale, float("nan"))
         tl.store(out + number * k_out, total.to(out.dtype.element_ty), mask=here)
-
-
-@triton.jit
-def _bag_grad(out, s_out, t_out, dy, s_dy, t_dy, ids, s_ids, weights, s_weights, num_ids, lead, rows, cols, scale,
-              ROWS: tl.constexpr, COLS: tl.constexpr, IDS: tl.constexpr, WEIGHS: tl.constexpr,
-              ADDS: tl.constexpr):  # fmt: skip
-    first = tl.program_id(0).to(tl.int64) * ROWS
-    col = tl.program_id(1) * COLS + tl.arange(0, COLS)
-    in_cols = (col < cols)[None, :]
-    row = first + tl.arange(0, ROWS)
-    total = tl.zeros((ROWS, COLS), tl.float32)
-    for start in range(0, num_ids, IDS):
-        one = start + tl.arange(0, IDS).to(tl.int64)
-        number = tl.load(ids + places(one, lead, s_ids), mask=one < num_ids, other=-1).to(tl.int64)
-        hit = (number >= first) & (number < first + ROWS)
-        # Most rows of a table are named by few integers: what is not, is not read.
-        if tl.max(hit.to(tl.int32), 0) > 0:
-            at = dy + places(one, lead, s_dy)[:, None] + col[None, :] * t_dy
-            slope = tl.load(at, mask=hit[:, None] & in_cols, other=0.0)
-            if WEIGHS:
-                share = tl.load(weights + places(one, lead, s_weights), mask=hit, other=0.0).to(tl.float32)
-                slope = slope.to(tl.float32) * share[:, None]
-            near = tl.where(hit, number - first, -1).to(tl.int32)
-            which = (near[None, :] == tl.arange(0, ROWS)[:, None]).to(slope.dtype)
-            total = tl.dot(which, slope, total, input_precision="ieee")
-    total *= scale
-    at = out + row[:, None] * s_out + col[None, :] * t_out
-    mask = (row < rows)[:, None] & in_cols
-    if ADDS:
-        total += tl.load(at, mask=mask, other=0.0).to(tl.float32)
-    tl.store(at, total.to(out.dtype.element_ty), mask=mask)

@@ -41,21 +41,42 @@ def embedding_grad(out: Any, dy: Any, ids: Any, *, rows: int, accumulate: bool) 
     """See the definition."""
     if not takes(out, dy):
         return None
-    whole, last = view(dy), len(dy.shape) - 1
-    walk = nest([permuted(whole, tuple(range(last))), view(ids)])
+    wide = width_for(dy)
+    settings = Sweep(16, wide, 128, 4), Sweep(32, wide, 128, 4), Sweep(16, wide, 64, 4)
+    each = permuted(view(dy), tuple(range(len(dy.shape) - 1)))
+    return table_grad(out, dy, each, ids, None, rows, 1.0, accumulate, settings)
+
+
+def width_for(dy: Any) -> int:
+    """Columns of a program's piece of a table whose gradients are these."""
+    return max(16, min(128, power_of_two(dy.shape[-1])))
+
+
+def table_grad(
+    out: Any, dy: Any, each: View, ids: Any, weights: Any | None, rows: int, scale: float, accumulate: bool,
+    settings: tuple[Sweep, ...],
+) -> Plan:  # fmt: skip
+    """The gradient to a table: each row is scale times the sum of the rows of dy whose integers name it.
+
+    each      where for each integer its row of dy begins
+    weights   one for each integer; all 1 where None
+    """
+    gate = ids if weights is None else weights
+    walk = nest([each, view(ids), view(gate)])
     cols = dy.shape[-1]
     if out.size == 0 or (walk.extent == 0 and accumulate):
         return Plan((None,), lambda _: [])
-    args = (out, *view(out).steps, dy, walk.steps[0], whole.steps[last], ids, walk.steps[1], walk.extent, walk.sizes)
+    args = (out, *view(out).steps, dy, walk.steps[0], view(dy).steps[-1], ids, walk.steps[1])
+    shares = (gate, walk.steps[2], walk.extent, walk.sizes, rows, cols, scale)
 
     def launches(sweep: Sweep) -> list[Launch]:
-        sizes = {"ROWS": sweep.rows, "COLS": sweep.cols, "IDS": sweep.ids, "ADDS": accumulate}
+        sizes = {"ROWS": sweep.rows, "COLS": sweep.cols, "IDS": sweep.ids}
+        how = {"WEIGHS": weights is not None, "ADDS": accumulate}
         grid = (-(-rows // sweep.rows), -(-cols // sweep.cols))
         flops = 2 * walk.extent * cols
-        return [Launch(_embedding_grad, grid, (*args, rows, cols), sizes, sweep.warps, flops=flops)]
+        return [Launch(_table_grad, grid, (*args, *shares), sizes | how, sweep.warps, flops=flops)]
 
-    wide = max(16, min(128, power_of_two(cols)))
-    return Plan((Sweep(16, wide, 128, 4), Sweep(32, wide, 128, 4), Sweep(16, wide, 64, 4)), launches)
+    return Plan(settings, launches)
 
 
 @triton.jit
@@ -74,8 +95,9 @@ def _embedding(out, s_out, ids, s_ids, table, rows, lead, step, known, t_out: tl
 
 
 @triton.jit
-def _embedding_grad(out, s_out, t_out, dy, s_dy, t_dy, ids, s_ids, num_ids, lead, rows, cols,
-                    ROWS: tl.constexpr, COLS: tl.constexpr, IDS: tl.constexpr, ADDS: tl.constexpr):  # fmt: skip
+def _table_grad(out, s_out, t_out, dy, s_dy, t_dy, ids, s_ids, weights, s_weights, num_ids, lead, rows, cols, scale,
+                ROWS: tl.constexpr, COLS: tl.constexpr, IDS: tl.constexpr, WEIGHS: tl.constexpr,
+                ADDS: tl.constexpr):  # fmt: skip
     first = tl.program_id(0).to(tl.int64) * ROWS
     col = tl.program_id(1) * COLS + tl.arange(0, COLS)
     in_cols = (col < cols)[None, :]
@@ -89,8 +111,12 @@ def _embedding_grad(out, s_out, t_out, dy, s_dy, t_dy, ids, s_ids, num_ids, lead
         if tl.max(hit.to(tl.int32), 0) > 0:
             at = dy + places(one, lead, s_dy)[:, None] + col[None, :] * t_dy
             slope = tl.load(at, mask=hit[:, None] & in_cols, other=0.0)
+            if WEIGHS:
+                share = tl.load(weights + places(one, lead, s_weights), mask=hit, other=0.0).to(tl.float32)
+                slope = slope.to(tl.float32) * share[:, None]
             which = (number[None, :] == row[:, None]).to(slope.dtype)
             total = tl.dot(which, slope, total, input_precision="ieee")
+    total *= scale
     at = out + row[:, None] * s_out + col[None, :] * t_out
     mask = (row < rows)[:, None] & in_cols
     if ADDS:
