@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -53,6 +54,20 @@ class End(Messenger):
             assert array is not None
             return self.sender(array, group[1], tag) if array is send else self.receiver(array, group[0], tag)
         return partial(self.collective, form, group, send, receive, scratch, counts, tag)
+
+    def streamed(
+        self, form: str, group: Sequence[int], send: Any, receive: Any, scratch: Any, counts: Sequence[Sequence[int]],
+        tag: int, stream: Any,
+    ) -> Callable[[], None] | None:  # fmt: skip
+        """`collective` on a device's arrays, as a call that puts it onto a stream of that device and returns at once.
+
+        Every member asks for its transfers in the one order that all share, once each, before the first step: they may
+        meet here. None where this end can only be polled.
+        """
+        return None
+
+    def check(self) -> None:
+        """Raises RuntimeError where something that was put onto a stream has failed, which nobody else would notice."""
 
     def _move(self, group: Sequence[int], send: np.ndarray | None, receive: np.ndarray | None, tag: int) -> Request:
         source, destination = group
