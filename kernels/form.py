@@ -12,12 +12,20 @@ Two manners, told apart by a mark:
 hold NaN before the call, and never overlap inputs, except that `sgd` may write over its own w and m. A form that needs
 working memory takes the keyword `scratch` (1-D uint8, 64-byte aligned, of the bytes that the planner's vocabulary
 declares); a form that can add into its result takes the keyword `accumulate`.
+
+A prepared form that leaves something to choose has an attribute `settings`, which gives the settings worth trying, as
+text and the likeliest first, for the same arguments; it then takes the keyword `setting`, and raises Refused for one
+that the device cannot run.
 """
 
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 Form = TypeVar("Form", bound=Callable[..., Any])
+
+
+class Refused(Exception):
+    """The device cannot run a form with this setting, as where it has too little shared memory; another may do."""
 
 
 def prepares(form: Form) -> Form:

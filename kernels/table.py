@@ -13,10 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from castile.kernels import reference
+from castile.kernels import choice, reference
+from castile.kernels.choice import Choice
 
 Call = Callable[[], Any]
 Arrays = tuple[np.ndarray, ...]
+# Forms that calls of a library may do better than, and the folder of these.
+LIBRARIES = {"triton": "cupy"}
 
 
 @cache
@@ -47,13 +50,15 @@ def forms(folder: str) -> dict[str, Callable[..., Any]]:
 class Table:
     """The kernels in one form: "reference" (the definitions) or a folder of forms, "numpy" or "triton".
 
-    A definition without a form is run as it is. ValueError for a folder that is not there, or whose library is not.
+    A definition without a form is run as it is. For a call that `choice` remembers something of, that is taken: a
+    setting of its form, or the form of a library. ValueError for a folder that is not there, or whose library is not.
     """
 
     def __init__(self, form: str) -> None:
         self.form = form
         try:
             self.forms = {} if form == "reference" else forms(form)
+            self.library = forms(LIBRARIES[form]) if form in LIBRARIES else {}
         except ModuleNotFoundError as error:
             if error.name == form:
                 raise ValueError(f'kernels: the forms "{form}" need the library {form}, which is not there') from None
@@ -78,15 +83,50 @@ class Table:
         params: dict[str, Any],
         scratch: np.ndarray | None = None,
         accumulate: bool = False,
+        chosen: Choice | None = None,
     ) -> Call:
         """The call that computes kernel `name` of `args` (arrays and literals) into `outs`, or adds it to them.
 
         scratch: 1-D uint8, 64-byte aligned, of the bytes that the planner's vocabulary declares, or None for none.
+        chosen: one of `ways`, by default what is remembered. Raises Refused where the device cannot run it.
         The call keeps what it needs of the arrays alive and may be repeated; it reads the arrays anew each time.
         """
         assert name in definitions(), f"no kernel {name}"
-        call = self._formed(name, args, outs, params, scratch, accumulate)
-        return call or partial(_define, definitions()[name], args, outs, params, accumulate)
+        call = self._formed(name, args, outs, params, scratch, accumulate, chosen)
+        return call or self.defined(name, args, outs, params, scratch, accumulate)
+
+    def defined(
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        outs: Arrays,
+        params: dict[str, Any],
+        scratch: np.ndarray | None,
+        accumulate: bool,
+    ) -> Call:
+        """As `bind`, by the definition; a table for arrays that NumPy cannot read does it in its own way."""
+        return partial(_define, definitions()[name], args, outs, params, accumulate)
+
+    def adds(self, name: str) -> bool:
+        """Whether a kernel's form adds into results by itself; if not, what is chosen is how it fills its results."""
+        return name in self.forms and native_accumulate(self.forms[name])
+
+    def ways(self, name: str, args: tuple[Any, ...], outs: Arrays, params: dict[str, Any], adds: bool) -> list[Choice]:
+        """All ways in which a call could be bound, the likeliest first; none where there is nothing to choose from.
+
+        adds: whether it adds into its results, which its form then does by itself.
+        """
+        found = []
+        for folder, those in ((self.form, self.forms), (LIBRARIES.get(self.form, ""), self.library)):
+            form = those.get(name)
+            if form is None or (adds and not native_accumulate(form)):
+                continue
+            work = _given(form, args, outs, params, None, adds)
+            if hasattr(form, "settings"):
+                found += [Choice(folder, text) for text in form.settings(*work.args, **work.keywords)]
+            elif folder != self.form and work() is not None:
+                found.append(Choice(folder))
+        return found if len(found) > 1 else []
 
     def _formed(
         self,
@@ -96,20 +136,40 @@ class Table:
         params: dict[str, Any],
         scratch: np.ndarray | None,
         accumulate: bool,
+        chosen: Choice | None,
     ) -> Call | None:
-        """As `bind`, by the form alone; None if there is none or it cannot."""
-        form = self.forms.get(name)
-        if form is None:
+        """As `bind`, by a form alone; None if there is none or it cannot."""
+        if name not in self.forms:
             return None
+        form, in_library = self.forms[name], self.library.get(name)
+        taken = chosen or choice.find(name, outs, args, params, accumulate)
+        if in_library and taken and taken.form == LIBRARIES[self.form]:
+            form, in_library, taken = in_library, None, None
         if accumulate and not native_accumulate(form):
             held, scratch = _held(outs, scratch)
-            work = self._formed(name, args, held, params, scratch, False)
+            work = self._formed(name, args, held, params, scratch, False, chosen)
             adds = [self.bind("copy", (part,), (out,), {}, None, True) for out, part in zip(outs, held, strict=True)]
             return work and partial(_run_all, [work, *adds])
-        extra: dict[str, Any] = {"scratch": scratch, "accumulate": accumulate}
-        keywords = params | {key: value for key, value in extra.items() if key in _keywords(form)}
-        work = partial(form, outs[0] if len(outs) == 1 else outs, *args, **keywords)
-        return work() if getattr(form, "prepares", False) else work
+        call = _given(form, args, outs, params, scratch, accumulate)
+        if taken and taken.form == self.form and taken.setting:
+            call = partial(call, setting=taken.setting)
+        made = call() if getattr(form, "prepares", False) else call
+        # A library may know what the form does not, such as products of float64.
+        return made or (in_library and _given(in_library, args, outs, params, scratch, accumulate)())
+
+
+def _given(
+    form: Callable[..., Any],
+    args: tuple[Any, ...],
+    outs: Arrays,
+    params: dict[str, Any],
+    scratch: np.ndarray | None,
+    accumulate: bool,
+) -> partial[Any]:
+    """The form with all that it takes."""
+    extra: dict[str, Any] = {"scratch": scratch, "accumulate": accumulate}
+    keywords = params | {key: value for key, value in extra.items() if key in _keywords(form)}
+    return partial(form, outs[0] if len(outs) == 1 else outs, *args, **keywords)
 
 
 @cache

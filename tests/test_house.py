@@ -29,6 +29,7 @@ OWNERS = {
 REGISTERED = (
     "planner/ops", "planner/searches", "planner/schedules", "planner/rewrites", "runtime/backends", "runtime/comm",
     "launch/models", "launch/data", "launch/importers", "kernels/numpy", "kernels/triton",
+    "kernels/cupy",
 )  # fmt: skip
 MOST_LINES_OF_A_FILE = 400
 MOST_LINES_OF_A_FUNCTION = 70

@@ -16,9 +16,11 @@ pytest.importorskip("triton")
 
 from triton.runtime.errors import OutOfResources
 
+from castile.kernels import choice
+from castile.kernels.choice import Choice, setting_text
+from castile.kernels.form import Refused
 from castile.kernels.table import Table, definitions, forms
 from castile.kernels.triton import launch
-from castile.kernels.triton.tuning import tune
 from castile.kernels.triton.views import View, broadcast, nest, ordered, permuted, power_of_two, split, view
 from castile.planner import vocabulary
 from tests.kernel_cases import cases
@@ -54,16 +56,29 @@ def test_settings_are_distinct_and_all_launch_the_same_work(name: str) -> None:
                 assert all(n >= 1 for n in one.grid)
 
 
-def test_a_setting_that_tuning_found_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setting_that_was_chosen_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
-    monkeypatch.setattr(launch, "_found", {})
+    monkeypatch.setattr(choice, "_chosen", {})
     monkeypatch.setattr(launch, "bound", lambda plan, setting: taken.append(setting))
-    x, y = np.ones((4, 64), "float32"), np.ones((4, 65), "float32")
-    launch.remember(launch.key("softmax", x, (x,), {}), (1, 64, 1))
+    x, y = np.ones((4, 4096), "float32"), np.ones((4, 4097), "float32")
+    made = fake_plan("softmax", ((x,), {}))
+    assert made is not None and len(made.settings) > 1
+    last = Choice("triton", setting_text(made.settings[-1]))
+    choice.remember(choice.key(choice.wanted("softmax", (x,), (x,), {}, False)), last)
     for one in (x, x.copy(), y):
         Table("triton").bind("softmax", (one,), (one,), {})
-    assert taken[:2] == [(1, 64, 1)] * 2 and taken[2] != (1, 64, 1)
-    assert launch.key("sum_over", x, (x,), {"dims": (0,)}) != launch.key("sum_over", x, (x,), {"dims": (1,)})
+    assert taken[:2] == [made.settings[-1]] * 2 and taken[2] != taken[0]
+    with pytest.raises(ValueError, match="has no setting"):
+        Table("triton").bind("softmax", (x,), (x,), {}, chosen=Choice("triton", "[1]"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_settings_are_told_apart_as_text(name: str) -> None:
+    for case in cases(name, "float32"):
+        made = fake_plan(name, case)
+        assert made is not None
+        texts = list(map(setting_text, made.settings))
+        assert len(set(texts)) == len(texts), "and so the database can hold them"
 
 
 def test_without_a_gpu_or_the_interpreter_binding_says_so() -> None:
@@ -125,20 +140,11 @@ def test_launches_reach_the_driver_as_planned(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
-def test_tuning_keeps_the_fastest_setting_that_a_device_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setting_for_which_the_device_has_too_little_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(launches: object) -> None:
+        raise OutOfResources(2**20, 2**18, "shared memory")
+
+    monkeypatch.setattr(launch, "_bound", short)
     x = np.ones((4, 4096), "float32")
-    made = fake_plan("softmax", ((x,), {}))
-    assert made is not None
-    refused, *rest = made.settings
-    assert rest
-
-    def bound(plan: launch.Plan, setting: object) -> object:
-        if setting == refused:
-            raise OutOfResources(2**20, 2**18, "shared memory")
-        return setting
-
-    monkeypatch.setattr(launch, "bound", bound)
-    monkeypatch.setattr(launch, "_found", {})
-    spent = {setting: 1.0 / (1 + number) for number, setting in enumerate(rest)}
-    assert tune(forms("triton")["softmax"], x, (x,), {}, lambda setting: spent[setting]) == spent
-    assert Table("triton").bind("softmax", (x,), (x,), {}) == rest[-1]
+    with pytest.raises(Refused, match="shared memory"):
+        Table("triton").bind("softmax", (x,), (x,), {})

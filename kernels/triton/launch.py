@@ -5,14 +5,16 @@ trying, the likeliest first, and for each the launches it stands for. What it sa
 is not there, or tuned, without any array of that size. It knows no kernel.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any, NamedTuple
 
 import numpy as np
+from triton.runtime.errors import OutOfResources, PTXASError
 
-from castile.kernels.form import prepares
+from castile.kernels.choice import setting_text
+from castile.kernels.form import Refused, prepares
 from castile.kernels.triton import driver, interpreter
 from castile.kernels.triton.views import View
 
@@ -61,44 +63,45 @@ def always(*launches: Launch) -> Plan:
     return Plan((None,), lambda _: list(launches))
 
 
-# What tuning found, by `key`.
-_found: dict[Hashable, Any] = {}
-
-
 def planned(form: Callable[..., Plan | None]) -> Callable[..., Call | None]:
     """Mark a form, of the same arguments as a prepared one, that returns a Plan, or None for what it cannot do."""
 
     @prepares
     @wraps(form)
-    def bind(out: Any, *args: Any, **keywords: Any) -> Call | None:
+    def bind(out: Any, *args: Any, setting: str = "", **keywords: Any) -> Call | None:
         plan = form(out, *args, **keywords)
         if plan is None:
             return None
-        return bound(plan, _found.get(key(form.__name__, out, args, keywords), plan.settings[0]))
+        return bound(plan, _named(form.__name__, plan, setting) if setting else plan.settings[0])
 
+    def settings(out: Any, *args: Any, **keywords: Any) -> list[str]:
+        plan = form(out, *args, **keywords)
+        return [] if plan is None else list(map(setting_text, plan.settings))
+
+    setattr(bind, "settings", settings)
     return bind
 
 
-def key(name: str, out: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Hashable:
-    """What a tuned setting depends on but for the device and the kernel's text: shapes, strides, dtypes, literals."""
-
-    def told(x: Any) -> Any:
-        if isinstance(x, tuple | list):
-            return tuple(map(told, x))
-        return (tuple(x.shape), tuple(x.strides), x.dtype.name) if hasattr(x, "strides") else x
-
-    kept = {word: value for word, value in keywords.items() if word != "scratch"}
-    return name, told(out), told(args), tuple(sorted((word, told(value)) for word, value in kept.items()))
-
-
-def remember(which: Hashable, setting: Any) -> None:
-    """From now on the form that `which`, a `key`, names takes this setting."""
-    _found[which] = setting
+def _named(name: str, plan: Plan, text: str) -> Any:
+    """The setting of that text. ValueError where the plan has none such."""
+    for setting in plan.settings:
+        if setting_text(setting) == text:
+            return setting
+    raise ValueError(f"kernel {name}: its form in Triton has no setting {text} for these shapes")
 
 
 def bound(plan: Plan, setting: Any) -> Call:
-    """The call that runs the launches of one setting. It keeps the arrays alive and may be repeated."""
-    launches = plan.launches(setting)
+    """The call that runs the launches of one setting. It keeps the arrays alive and may be repeated.
+
+    Raises Refused where the device has too little of something for it.
+    """
+    try:
+        return _bound(plan.launches(setting))
+    except (OutOfResources, PTXASError) as error:
+        raise Refused(str(error)) from error
+
+
+def _bound(launches: list[Launch]) -> Call:
     if not launches:
         return _nothing
     on_host = isinstance(next(arrays_of(launches)), np.ndarray)

@@ -1,0 +1,133 @@
+"""Choices: which form of a kernel, with which setting, is taken for arrays of certain shapes, as text that can be kept.
+
+A call is named by its `key`: the kernel, shapes, strides and dtypes, and literals. Device, sources and libraries, on
+which a choice depends too, belong to whoever keeps it. It knows no kernel and no form.
+"""
+
+import json
+from collections.abc import Iterator
+from math import prod
+from typing import Any, NamedTuple
+
+
+class Choice(NamedTuple):
+    """A folder of forms, and the setting of the form there, as text; "" where the form leaves nothing to choose."""
+
+    form: str
+    setting: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.form} {self.setting}".rstrip()
+
+
+class Array(NamedTuple):
+    """What a choice depends on of an array; strides are in bytes."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes from the first element to the end of the last."""
+        return (1 + sum((n - 1) * step for n, step in zip(self.shape, self.strides, strict=True)) // self.itemsize
+                ) * self.itemsize if prod(self.shape) else 0  # fmt: skip
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element, by the digits with which names of dtypes end."""
+        return max(1, int("".join(filter(str.isdigit, self.dtype)) or 8) // 8)
+
+
+class Wanted(NamedTuple):
+    """A kernel call without its data: arrays are `Array`s. Only kernels that add by themselves accumulate."""
+
+    kernel: str
+    outs: tuple[Array, ...]
+    args: tuple[Any, ...]
+    params: dict[str, Any]
+    accumulate: bool = False
+
+
+# What has been measured and is taken from now on in this process, by key.
+_chosen: dict[str, Choice] = {}
+
+
+def setting_text(setting: Any) -> str:
+    """A setting, made of numbers, words and tuples, as text: the same for equal ones."""
+    return "" if setting is None else json.dumps(setting, separators=(",", ":"))
+
+
+def wanted(name: str, outs: tuple[Any, ...], args: tuple[Any, ...], params: dict[str, Any], accumulate: bool) -> Wanted:
+    """A call upon arrays of any library, without its data."""
+    bare = {word: _bare(value) for word, value in params.items()}
+    return Wanted(name, tuple(map(_bare, outs)), tuple(map(_bare, args)), bare, accumulate)
+
+
+def key(call: Wanted) -> str:
+    """The call as text; `wanted_of` gives it back."""
+    told = [call.kernel, _told(call.outs), _told(call.args), _told(call.params), call.accumulate]
+    return json.dumps(told, sort_keys=True, separators=(",", ":"))
+
+
+def wanted_of(text: str) -> Wanted:
+    """The call that a `key` names. ValueError in one sentence for what is none."""
+    try:
+        kernel, outs, args, params, accumulate = json.loads(text)
+        params = {word: _read(value) for word, value in params.items()}
+        call = Wanted(str(kernel), tuple(map(_read, outs)), tuple(map(_read, args)), params, bool(accumulate))
+        # Whatever else stands in the text would be lost.
+        if key(call) == text:
+            return call
+    except (ValueError, TypeError, KeyError, AttributeError):
+        pass
+    raise ValueError(f"no kernel call is named {text!r}")
+
+
+def remember(which: str, choice: Choice) -> None:
+    """From now on the call of that key is bound so."""
+    _chosen[which] = choice
+
+
+def forget() -> None:
+    """As if nothing had been measured."""
+    _chosen.clear()
+
+
+def find(
+    name: str, outs: tuple[Any, ...], args: tuple[Any, ...], params: dict[str, Any], accumulate: bool
+) -> Choice | None:
+    """What was remembered for a call upon these arrays."""
+    return _chosen.get(key(wanted(name, outs, args, params, accumulate))) if _chosen else None
+
+
+def arrays_of(call: Wanted) -> Iterator[Array]:
+    """All arrays that a call touches."""
+    yield from call.outs
+    yield from (arg for arg in call.args if isinstance(arg, Array))
+
+
+def _bare(x: Any) -> Any:
+    if isinstance(x, Array):
+        return x
+    if hasattr(x, "strides"):
+        # Along a dim of one element there is no step, whatever a library says.
+        steps = tuple(int(step) if size > 1 else 0 for size, step in zip(x.shape, x.strides, strict=True))
+        return Array(tuple(map(int, x.shape)), steps, x.dtype.name)
+    if isinstance(x, tuple | list):
+        return tuple(map(_bare, x))
+    return x.item() if hasattr(x, "item") else x
+
+
+def _told(x: Any) -> Any:
+    if isinstance(x, Array):
+        return {"dtype": x.dtype, "shape": x.shape, "strides": x.strides}
+    if isinstance(x, tuple | list):
+        return [_told(one) for one in x]
+    return {word: _told(value) for word, value in x.items()} if isinstance(x, dict) else x
+
+
+def _read(x: Any) -> Any:
+    if isinstance(x, dict):
+        return Array(tuple(map(int, x["shape"])), tuple(map(int, x["strides"])), str(x["dtype"]))
+    return tuple(map(_read, x)) if isinstance(x, list) else x

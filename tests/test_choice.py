@@ -1,0 +1,256 @@
+"""Choices between forms: named by the call, kept as text, taken when bound; and what the libraries' forms compute."""
+
+import ctypes
+import sys
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton")
+
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.lib.stride_tricks import as_strided
+
+from castile.kernels import choice
+from castile.kernels.choice import Choice
+from castile.kernels.cupy.contract import products
+from castile.kernels.form import Refused, prepares
+from castile.kernels.table import Table, definitions, forms, native_accumulate
+from castile.kernels.triton.views import view
+from castile.kernels.tuning import Operands, tune
+from tests.kernel_cases import cases
+from tests.test_kernels import dense, sliced, stepped, unwritten
+
+CODES = {0: "float32", 1: "float64", 2: "float16"}
+
+
+class DeviceArray:
+    """As much of a CuPy array as the forms look at, over NumPy's memory."""
+
+    def __init__(self, host: np.ndarray) -> None:
+        self.host, self.shape, self.strides, self.dtype = host, host.shape, host.strides, host.dtype
+        self.ndim, self.size, self.itemsize, self.flags = host.ndim, host.size, host.itemsize, host.flags
+        self.data = types.SimpleNamespace(ptr=host.__array_interface__["data"][0])
+
+
+class Stream:
+    """The stream that is current."""
+
+    ptr = 7
+    depth = 0
+
+    def __enter__(self) -> None:
+        Stream.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        Stream.depth -= 1
+
+
+def memory(address: int, dtype: str, shape: tuple[int, ...], steps: tuple[int, ...]) -> np.ndarray:
+    """The elements at an address."""
+    size = np.dtype(dtype).itemsize
+    nbytes = (1 + sum((n - 1) * step for n, step in zip(shape, steps, strict=True))) * size
+    raw = (ctypes.c_byte * nbytes).from_address(address)
+    return as_strided(np.frombuffer(raw, dtype), shape, tuple(size * step for step in steps))
+
+
+def gemm(handle: int, turned_a: int, turned_b: int, m: int, n: int, k: int, alpha: int, a: int, of_a: int, lda: int,
+         step_a: int, b: int, of_b: int, ldb: int, step_b: int, beta: int, c: int, of_c: int, ldc: int, step_c: int,
+         count: int, compute: int, algorithm: int) -> None:  # fmt: skip
+    """cublasGemmStridedBatchedEx as its manual has it: columns lie together."""
+    assert (handle, algorithm, of_a, of_b) == (11, -1, of_c, of_c) and Stream.depth == 1
+    assert lda >= (k if turned_a else m) and ldb >= (n if turned_b else k) and ldc >= m
+    dtype = CODES[of_c]
+    one, add = (memory(at, "float64" if dtype == "float64" else "float32", (1,), (1,))[0] for at in (alpha, beta))
+    x = memory(a, dtype, (count, m, k), (step_a, *((lda, 1) if turned_a else (1, lda))))
+    y = memory(b, dtype, (count, k, n), (step_b, *((ldb, 1) if turned_b else (1, ldb))))
+    z = memory(c, dtype, (count, m, n), (step_c, 1, ldc))
+    products = one * np.matmul(x.astype("float64"), y.astype("float64"))
+    z[...] = products + add * z if add else products
+
+
+def move(to: int, source: int, nbytes: int, kind: int, stream: int) -> None:
+    assert (kind, stream) == (3, Stream.ptr)
+    ctypes.memmove(to, source, nbytes)
+
+
+def stand_in() -> types.SimpleNamespace:
+    """As much of CuPy as the forms call."""
+    cuda = types.SimpleNamespace(
+        device=types.SimpleNamespace(get_cublas_handle=lambda: 11),
+        cublas=types.SimpleNamespace(gemmStridedBatchedEx=gemm),
+        runtime=types.SimpleNamespace(memcpyAsync=move),
+        get_current_stream=Stream,
+    )
+    return types.SimpleNamespace(cuda=cuda)
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", stand_in())
+
+
+@pytest.fixture(autouse=True)
+def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_chosen", {})
+
+
+def on_device(x: Any) -> Any:
+    return DeviceArray(x) if isinstance(x, np.ndarray) else x
+
+
+@pytest.mark.parametrize("lay", [dense, sliced, stepped])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", sorted(forms("cupy")))
+def test_what_a_library_takes_it_computes_as_defined(name: str, dtype: str, lay: Any, cupy: None) -> None:
+    num_taken, form = 0, forms("cupy")[name]
+    for args, params in cases(name, dtype):
+        want = definitions()[name](*args, **params)
+        operands = tuple(on_device(lay(x) if isinstance(x, np.ndarray) else x) for x in args)
+        out = lay(unwritten(want))
+        for times in (1, 2) if native_accumulate(form) else (1,):
+            words = {"accumulate": times > 1, "scratch": None} if native_accumulate(form) else {}
+            call = form(on_device(out), *operands, **params, **words)
+            num_taken += call is not None
+            if call is not None:
+                call()
+                np.testing.assert_allclose(out, times * want, rtol=1e-5, atol=1e-5)
+    assert num_taken or lay is not dense
+
+
+@given(data=st.data())
+def test_products_are_the_contraction_or_are_refused(data: st.DataObject) -> None:
+    labels = "abcdef"
+    sizes = {label: data.draw(st.integers(1, 4), label) for label in labels}
+    terms = [data.draw(st.lists(st.sampled_from(labels), min_size=1, max_size=4, unique=True)) for _ in "xy"]
+    result = data.draw(st.permutations(sorted({*terms[0], *terms[1]})))[: data.draw(st.integers(0, 5))]
+    terms, rng = [*terms, result], np.random.default_rng(0)
+    x, y, out = (np.asarray(rng.normal(size=[sizes[label] for label in term])) for term in terms)
+    lays = [data.draw(st.sampled_from([dense, sliced, stepped])) for _ in "xyz"]
+    x, y, out = (lay(one) for lay, one in zip(lays, (x, y, out), strict=True))
+    spec = ",".join("".join(one) for one in terms[:2]) + "->" + "".join(result)
+    found = products([view(one) for one in (x, y, out)], ["".join(term) for term in terms])
+    if found is None:
+        return
+    want = np.einsum(spec, x, y)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "cupy", stand_in())
+        xs = (on_device(x), on_device(y))
+        call = forms("cupy")["contract"](on_device(out), spec, *xs, scratch=None, accumulate=False)
+        call()
+    np.testing.assert_allclose(out, want, rtol=1e-9, atol=1e-12)
+
+
+def test_linear_layers_are_one_call_in_all_passes() -> None:
+    x, w, y = (np.empty(shape, "float32") for shape in ((8, 16, 24), (40, 24), (8, 16, 40)))
+    for spec, one, other, out in (("xyi,oi->xyo", x, w, y), ("xyo,oi->xyi", y, w, x), ("xyo,xyi->oi", y, x, w)):
+        terms, result = spec.split("->")
+        found = products([view(part) for part in (one, other, out)], [*terms.split(","), result])
+        assert found is not None and found.loops == () and found.batch.size == 1
+
+
+scalars = st.one_of(st.integers(-5, 5), st.floats(allow_nan=False), st.booleans(), st.text(max_size=3), st.none())
+literals = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=5)
+arrays = st.builds(
+    lambda shape, dtype: np.zeros(shape, dtype),
+    st.lists(st.integers(0, 3), max_size=3), st.sampled_from(["float32", "float16", "int64", "bool"]),
+)  # fmt: skip
+
+
+@given(
+    st.lists(st.one_of(arrays, literals), max_size=3),
+    arrays,
+    st.dictionaries(st.text(max_size=3), literals),
+    st.booleans(),
+)
+def test_a_key_gives_its_call_back(args: list[Any], out: Any, params: dict[str, Any], adds: bool) -> None:
+    call = choice.wanted("softmax", (out,), tuple(args), params, adds)
+    assert choice.wanted_of(choice.key(call)) == call
+    assert [a.nbytes for a in choice.arrays_of(call)] == [x.nbytes for x in (out, *args) if hasattr(x, "strides")]
+    others = (call._replace(accumulate=not adds), call._replace(outs=(*call.outs, *call.outs)),
+              call._replace(kernel="relu"), call._replace(params={**params, "more": 1}))  # fmt: skip
+    assert len({choice.key(one) for one in (call, *others)}) == 5
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", "null", '["relu",[],[],{}]', '["relu",[],[],[],true]', '["relu",[{}],[],{},true]']
+)
+def test_what_is_no_key_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no kernel call is named"):
+        choice.wanted_of(text)
+
+
+def test_dims_of_one_element_have_no_steps() -> None:
+    x = np.zeros((4, 1, 3), "float32")
+    keys = {choice.key(choice.wanted("relu", (one,), (one,), {}, False)) for one in (x, x[:, :1][:, ::2], x.copy("F"))}
+    assert len(keys) == 2
+
+
+@prepares
+def fancy(out: Any, x: Any, *, setting: str = "first", accumulate: bool) -> Any:
+    """A form with settings, of which a device takes but two."""
+    if setting == "second":
+        raise Refused("too much memory")
+    return lambda: np.copyto(out, ["first", "second", "third", "library"].index(setting))
+
+
+setattr(fancy, "settings", lambda out, x, *, accumulate: ["first", "second", "third"])
+
+
+@prepares
+def library(out: Any, x: Any) -> Any:
+    """The form of a library, for long arrays."""
+    return (lambda: np.copyto(out, 3)) if out.size > 4 else None
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> Table:
+    made = Table("triton")
+    monkeypatch.setattr(made, "forms", {"relu": fancy})
+    monkeypatch.setattr(made, "library", {"relu": library})
+    return made
+
+
+def run(table: Table, size: int, adds: bool = False, chosen: Choice | None = None) -> int:
+    out, x = np.zeros(size), np.zeros(size)
+    table.bind("relu", (x,), (out,), {}, None, adds, chosen)()
+    return int(out[0])
+
+
+def test_what_is_remembered_is_bound_for_its_call_alone(table: Table) -> None:
+    assert run(table, 8) == 0
+    for taken, value in ((Choice("triton", "third"), 2), (Choice("cupy"), 3), (Choice("triton", "first"), 0)):
+        x = np.zeros(8)
+        choice.remember(choice.key(choice.wanted("relu", (x,), (x,), {}, False)), taken)
+        assert run(table, 8) == value and run(table, 9) == run(table, 8, adds=True) == 0
+    choice.forget()
+    assert run(table, 8) == 0
+    assert run(table, 8, chosen=Choice("triton", "third")) == 2
+    # Another table has no such forms and goes its own way.
+    choice.remember(choice.key(choice.wanted("relu", (x,), (x,), {}, False)), Choice("cupy"))
+    out = np.zeros(8)
+    Table("numpy").bind("relu", (x + 5,), (out,), {})()
+    assert out[0] == 5
+
+
+def test_tuning_times_each_way_that_the_device_takes(table: Table) -> None:
+    spent = {0: 3.0, 2: 1.0, 3: 2.0}
+    timed: list[int] = []
+
+    def seconds(calls: list[Any]) -> float:
+        for call, one in zip(calls, operands, strict=True):
+            call()
+            timed.append(int(one.outs[0][0]))
+        return spent[timed[-1]]
+
+    for size, adds, ways in ((8, False, [0, 2, 3]), (4, False, [0, 2]), (8, True, [0, 2])):
+        operands = [Operands((np.zeros(size),), (np.zeros(size),)) for _ in range(2)]
+        found = tune(table, "relu", operands, {}, adds, seconds)
+        assert [spent[way] for way in ways] == list(found.values())
+        assert timed == [way for way in ways for _ in operands], "each on all operands"
+        assert all(str(way).split()[0] in ("triton", "cupy") for way in found)
+        timed.clear()
+    assert tune(Table("numpy"), "relu", operands, {}, False, seconds) == {} and not timed
