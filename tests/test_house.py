@@ -21,7 +21,10 @@ BUSY_ROOMS = {"executor", "runner", "worker", "mapper", "debug", "watchdog", "ba
 # Who may import a package that is not there everywhere, as module names or their beginnings.
 OWNERS = {
     "mpi4py": ("castile.runtime.comm.mpi",),
-    "cupy": ("castile.runtime.comm.nccl", "castile.runtime.backends.cuda", "castile.kernels.triton"),
+    "cupy": (
+        "castile.runtime.comm.nccl", "castile.runtime.comm.staged", "castile.runtime.backends.cuda",
+        "castile.kernels.triton",
+    ),  # fmt: skip
     "cupyx": ("castile.runtime.comm.nccl", "castile.runtime.backends.cuda", "castile.kernels.triton"),
     "triton": ("castile.kernels.triton",),
 }

@@ -1,0 +1,349 @@
+"""NCCL: transfers between GPUs as calls that put them onto a stream; one NCCL communicator for each group.
+
+Words and messages of the host go where they went before. It knows arrays by their addresses only, and not what the
+transfers are for. It cannot tell a peer that is slow from one that hangs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import Any, NoReturn
+
+import cupy
+import numpy as np
+
+with warnings.catch_warnings():
+    # CuPy's word where NCCL is missing; `choose` has its own
+    warnings.simplefilter("ignore")
+    from cupy.cuda import nccl
+
+from castile.runtime.comm.base import Communicator
+from castile.runtime.comm.messages import Request
+
+# What NCCL reads when the first communicator is made; what the user has set stays. One algorithm: a sum has the same
+# bits in every run. Streams meet in the order of the calls: communicators that run side by side cannot lock each other.
+ENVIRONMENT = {"NCCL_ALGO": "Ring", "NCCL_LAUNCH_ORDER_IMPLICIT": "1"}
+SHARING_SWITCH = "NCCL_MULTI_RANK_GPU_ENABLE"
+FIRST_TO_SHARE = 23003
+# The kinds of number that NCCL adds; bytes of any kind travel.
+SUMMED = {
+    "int8": "INT8", "uint8": "UINT8", "int32": "INT32", "uint32": "UINT32", "int64": "INT64", "uint64": "UINT64",
+    "float16": "FLOAT16", "float32": "FLOAT32", "float64": "FLOAT64", "bfloat16": "BFLOAT16",
+}  # fmt: skip
+# Transfers are numbered from one, so that nothing else is sent under this tag.
+IDENTITY_TAG = 0
+IDENTITY_BYTES = 128
+
+
+class TransferError(RuntimeError):
+    """NCCL has failed: which rank, which transfer over which ranks, and what NCCL said."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a rank sits: its host, its GPU's name on the bus, the NCCL it found (0: none), whether GPUs are shared."""
+
+    host: str
+    gpu: str
+    version: int
+    may_share: bool
+
+
+def choose(comm: Communicator) -> tuple[Communicator, str]:
+    """The communicator for transfers between GPUs, and why; every rank must call it after it chose its device.
+
+    NCCL over `comm`, or `comm` itself, through which arrays then travel by way of the host.
+    """
+    seat = [comm.host, cupy.cuda.Device().pci_bus_id, version(), os.environ.get(SHARING_SWITCH) == "1"]
+    seats = comm.gather_bytes(json.dumps(seat).encode())
+    told = json.dumps(verdict([Seat(*json.loads(each)) for each in seats])).encode() if seats else None
+    is_nccl, why = json.loads(comm.bcast_bytes(told))
+    return NcclCommunicator(comm) if is_nccl else comm, why
+
+
+def verdict(seats: Sequence[Seat]) -> tuple[bool, str]:
+    """Whether NCCL can carry what these ranks send to each other, and why."""
+    if len(seats) == 1:
+        return False, "one rank: nothing travels"
+    versions = sorted({seat.version for seat in seats})
+    if not versions[0]:
+        lacking = next(seat.host for seat in seats if not seat.version)
+        return False, f"through the host: no NCCL on {lacking} (pip install nvidia-nccl-cu13)"
+    if len(versions) > 1:
+        return False, f"through the host: NCCL differs between ranks ({', '.join(map(spelt, versions))})"
+    if len({(seat.host, seat.gpu) for seat in seats}) == len(seats):
+        return True, f"NCCL {spelt(versions[0])}, a GPU for each rank"
+    return shared(versions[0], all(seat.may_share for seat in seats))
+
+
+def shared(version: int, is_switched_on: bool) -> tuple[bool, str]:
+    """Whether that NCCL takes several ranks on one GPU, and why."""
+    name = f"NCCL {spelt(version)}"
+    if version < FIRST_TO_SHARE:
+        return False, f"through the host: ranks share a GPU, which {name} refuses ({spelt(FIRST_TO_SHARE)} can)"
+    if not is_switched_on:
+        return False, f"through the host: ranks share a GPU, which {name} does with {SHARING_SWITCH}=1 only"
+    return True, f"{name}, ranks share a GPU ({SHARING_SWITCH}=1)"
+
+
+def version() -> int:
+    """NCCL's version as one number (23007 is 2.30.7), 0 where there is none."""
+    return int(nccl.get_version()) if nccl.available else 0
+
+
+def spelt(version: int) -> str:
+    """The version as people write it."""
+    return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
+
+
+class NcclCommunicator(Communicator):
+    """A rank whose arrays lie on a GPU of its own (or its share of one); processor p is rank p of `comm`.
+
+    Sums are made along a ring of which each piece begins elsewhere: alike on every member, alike in every run over the
+    same machines, equal to rounding to sums in group order.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        self._comm = comm
+        self.rank, self.size, self.host = comm.rank, comm.size, comm.host
+        self.local_rank, self.local_size, self.epoch_ns = comm.local_rank, comm.local_size, comm.epoch_ns
+        self._groups: dict[tuple[int, ...], Any] = {}
+        self._begun: dict[tuple[int, ...], str] = {}
+        self._failure = ""
+        # in the order in which they were made, which is one on all ranks
+        weakref.finalize(self, _destroy, self._groups)
+
+    def streamed(
+        self, form: str, group: Sequence[int], send: Any, receive: Any, scratch: Any, counts: Sequence[Sequence[int]],
+        tag: int, stream: Any,
+    ) -> Callable[[], None] | None:  # fmt: skip
+        """See `End.streamed`; raises ValueError where numbers are to be added of a kind that NCCL does not add."""
+        ranks, some = tuple(sorted(group)), receive if send is None else send
+        words = f"{form} of {some.dtype} over ranks {', '.join(map(str, group))} (transfer {tag})"
+        if form in _SUMS and str(some.dtype) not in SUMMED:
+            raise ValueError(f"NCCL does not add {some.dtype}: {words}")
+        part = _Part(
+            self._communicator(ranks), tuple(ranks.index(rank) for rank in group), group.index(self.rank),
+            _address(send), _address(receive), counts, str(some.dtype), some.dtype.itemsize, stream.ptr,
+        )  # fmt: skip
+        return partial(self._begin, ranks, words, _FORMS[form](part))
+
+    def check(self) -> None:
+        for ranks, comm in self._groups.items():
+            try:
+                comm.check_async_error()
+            except _FAULTS as fault:
+                begun = self._begun.get(ranks, "nothing")
+                self._fail(f"a transfer over ranks {', '.join(map(str, ranks))} (begun last: {begun})", fault)
+
+    def send(self, array: np.ndarray, peer: int, tag: int) -> Request:
+        return self._comm.send(array, peer, tag)
+
+    def recv(self, array: np.ndarray, peer: int, tag: int) -> Request:
+        return self._comm.recv(array, peer, tag)
+
+    def sender(self, array: np.ndarray, peer: int, tag: int) -> Callable[[], Request]:
+        return self._comm.sender(array, peer, tag)
+
+    def receiver(self, array: np.ndarray, peer: int, tag: int) -> Callable[[], Request]:
+        return self._comm.receiver(array, peer, tag)
+
+    def barrier(self) -> None:
+        self._comm.barrier()
+
+    def bcast_bytes(self, data: bytes | None, root: int = 0) -> bytes:
+        return self._comm.bcast_bytes(data, root)
+
+    def gather_bytes(self, data: bytes, root: int = 0) -> list[bytes] | None:
+        return self._comm.gather_bytes(data, root)
+
+    def relax(self, empty_polls: int) -> None:
+        self._comm.relax(empty_polls)
+
+    def clock_offset_ns(self) -> int:
+        return self._comm.clock_offset_ns()
+
+    def abort(self, status: int) -> None:
+        self._abort_groups()
+        self._comm.abort(status)
+
+    def _communicator(self, ranks: tuple[int, ...]) -> Any:
+        """The group's NCCL communicator; where it is not there yet its members meet, the first with its identity."""
+        if ranks not in self._groups:
+            identity = np.zeros(IDENTITY_BYTES, np.uint8)
+            try:
+                if self.rank == ranks[0]:
+                    identity[:] = np.frombuffer(nccl.get_unique_id(), np.uint8)
+                    self._comm.wait(*(self._comm.send(identity, peer, IDENTITY_TAG) for peer in ranks[1:]))
+                else:
+                    self._comm.wait(self._comm.recv(identity, ranks[0], IDENTITY_TAG))
+                self._groups[ranks] = nccl.NcclCommunicator(len(ranks), identity.tobytes(), ranks.index(self.rank))
+            except _FAULTS as fault:
+                self._fail(f"the meeting of ranks {', '.join(map(str, ranks))}", fault)
+        return self._groups[ranks]
+
+    def _begin(self, ranks: tuple[int, ...], words: str, calls: Sequence[Callable[[], None]]) -> None:
+        if self._failure:
+            raise TransferError(self._failure)
+        self._begun[ranks] = words
+        try:
+            if len(calls) == 1:
+                calls[0]()
+            elif calls:
+                _together(calls)
+        except _FAULTS as fault:
+            self._fail(words, fault)
+
+    def _fail(self, what: str, fault: Exception) -> NoReturn:
+        """Ends all kernels that wait for a peer, so that the device can be left, and says what happened."""
+        said = f"NCCL status {fault}" if isinstance(fault, KeyError) else str(fault)
+        self._failure = f"rank {self.rank}: {what} failed: {said}"
+        self._abort_groups()
+        raise TransferError(self._failure) from fault
+
+    def _abort_groups(self) -> None:
+        for comm in self._groups.values():
+            with contextlib.suppress(*_FAULTS):
+                comm.abort()
+
+
+def _destroy(groups: dict[tuple[int, ...], Any]) -> None:
+    for comm in groups.values():
+        comm.destroy()
+
+
+def _together(calls: Sequence[Callable[[], None]]) -> None:
+    """One group of NCCL calls: none waits for another."""
+    nccl.groupStart()
+    try:
+        for call in calls:
+            call()
+    except BaseException:
+        # an open group would swallow what comes after it
+        with contextlib.suppress(*_FAULTS):
+            nccl.groupEnd()
+        raise
+    nccl.groupEnd()
+
+
+# The forms as NCCL calls: several are made together.
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One member's part: `peers` are the NCCL ranks in group order; addresses are 0 where the member has no array."""
+
+    comm: Any
+    peers: tuple[int, ...]
+    me: int
+    send: int
+    receive: int
+    counts: Sequence[Sequence[int]]
+    dtype: str
+    itemsize: int
+    stream: int
+
+    @property
+    def in_order(self) -> bool:
+        """Whether pieces in group order are pieces in NCCL's order."""
+        return self.peers == tuple(range(len(self.peers)))
+
+    def to(self, member: int, element: int, count: int) -> Callable[[], None]:
+        nbytes, start = count * self.itemsize, self.send + element * self.itemsize
+        return partial(self.comm.send, start, nbytes, nccl.NCCL_UINT8, self.peers[member], self.stream)
+
+    def from_(self, member: int, element: int, count: int) -> Callable[[], None]:
+        nbytes, start = count * self.itemsize, self.receive + element * self.itemsize
+        return partial(self.comm.recv, start, nbytes, nccl.NCCL_UINT8, self.peers[member], self.stream)
+
+
+Calls = list[Callable[[], None]]
+
+
+def _address(array: Any) -> int:
+    return 0 if array is None else int(array.data.ptr)
+
+
+def _starts(sizes: Sequence[int]) -> list[int]:
+    return [end - size for size, end in zip(sizes, accumulate(sizes))]
+
+
+def _kind(part: _Part) -> int:
+    return int(getattr(nccl, f"NCCL_{SUMMED[part.dtype]}"))
+
+
+def _all_reduce(part: _Part) -> Calls:
+    count = sum(part.counts[0])
+    call = partial(part.comm.allReduce, part.send, part.receive, count, _kind(part), nccl.NCCL_SUM, part.stream)
+    return [call] if count else []
+
+
+def _reduce_scatter(part: _Part) -> Calls:
+    """Equal pieces at once; others as a reduction to each member of its own."""
+    sizes, kind = part.counts[part.me], _kind(part)
+    if part.in_order and len(set(sizes)) == 1:
+        call = partial(part.comm.reduceScatter, part.send, part.receive, sizes[0], kind, nccl.NCCL_SUM, part.stream)
+        return [call] if sizes[0] else []
+    return [
+        partial(part.comm.reduce, part.send + start * part.itemsize, part.receive if j == part.me else 0, size, kind,
+                nccl.NCCL_SUM, part.peers[j], part.stream)
+        for j, (size, start) in enumerate(zip(sizes, _starts(sizes))) if size
+    ]  # fmt: skip
+
+
+def _all_gather(part: _Part) -> Calls:
+    """Equal pieces at once; others from each to each."""
+    sizes = {count for row in part.counts for count in row}
+    if part.in_order and len(sizes) == 1:
+        nbytes = sizes.pop() * part.itemsize
+        call = partial(part.comm.allGather, part.send, part.receive, nbytes, nccl.NCCL_UINT8, part.stream)
+        return [call] if nbytes else []
+    return _exchange(part, [0] * len(part.peers))
+
+
+def _all_to_all(part: _Part) -> Calls:
+    return _exchange(part, _starts(part.counts[part.me]))
+
+
+def _exchange(part: _Part, starts: Sequence[int]) -> Calls:
+    """To each member what begins at starts[member]; what comes lies in group order."""
+    sent, received = part.counts[part.me], [row[part.me] for row in part.counts]
+    calls = [part.to(j, start, count) for j, (start, count) in enumerate(zip(starts, sent)) if count]
+    calls += [part.from_(j, start, n) for j, (start, n) in enumerate(zip(_starts(received), received)) if n]
+    return calls
+
+
+def _broadcast(part: _Part) -> Calls:
+    nbytes = part.counts[0][0] * part.itemsize
+    # a root that wants no copy sends in place, and the others' first address is not looked at
+    send, receive = part.send or part.receive, part.receive or part.send
+    call = partial(part.comm.broadcast, send, receive, nbytes, nccl.NCCL_UINT8, part.peers[0], part.stream)
+    return [call] if nbytes else []
+
+
+def _move(part: _Part) -> Calls:
+    count = part.counts[0][1]
+    return [part.from_(0, 0, count) if part.me else part.to(1, 0, count)] if count else []
+
+
+_SUMS = ("all_reduce", "reduce_scatter")
+_FORMS: dict[str, Callable[[_Part], Calls]] = {
+    "move": _move,
+    "all_reduce": _all_reduce,
+    "reduce_scatter": _reduce_scatter,
+    "all_gather": _all_gather,
+    "all_to_all": _all_to_all,
+    "broadcast": _broadcast,
+}
+# CuPy 14 knows NCCL's first seven words for what went wrong by name; of the others it raises the bare number.
+_FAULTS: tuple[type[Exception], ...] = (nccl.NcclError, KeyError) if nccl.available else (KeyError,)
