@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -61,6 +62,7 @@ def initial(tensor: Tensor, seed: int, box: Box) -> np.ndarray:
 
 
 Feed = Callable[[str, Box], np.ndarray]
+Fill = Callable[[np.ndarray | float], None]
 
 
 def feed_from(arrays: Mapping[str, np.ndarray]) -> Feed:
@@ -90,17 +92,18 @@ class Execution:
         self.runner = Runner(
             p.tasks, p.simulated.timeline, p.packing, self.procs, self.comm, self.backend, self.state, self.poison
         )
-        self._inputs: list[tuple[str, Box, np.ndarray]] = []
-        self._scalars: list[tuple[str, np.ndarray]] = []
-        for (region, box, _), array in self.runner.persistent("input").items():
+        self._inputs: list[tuple[str, Box, Fill]] = []
+        self._scalars: list[tuple[str, Fill]] = []
+        for (region, box, proc), array in self.runner.persistent("input").items():
             name, there = in_whole(self.graph, region, box)
+            fill = partial(self.runner.backend(proc).fill, array)
             if name in self.graph.inputs:
-                self._inputs.append((name, there, array))
+                self._inputs.append((name, there, fill))
             elif name.endswith(GRADIENT):
                 # the gradient of the loss is one; that of a result that nobody uses is zero
-                array[...] = region == self.graph.loss + GRADIENT
+                fill(region == self.graph.loss + GRADIENT)
             else:
-                self._scalars.append((name, array))
+                self._scalars.append((name, fill))
 
     @property
     def inputs(self) -> list[tuple[str, Box]]:
@@ -114,26 +117,35 @@ class Execution:
 
     def initialise(self, seed: int, values: Mapping[str, np.ndarray] | None = None) -> None:
         """Fill parameters and states with their initial numbers, or `values` by name; optimizer state with zeros."""
-        for (region, box, _), array in self.carried.items():
+        for (region, box, proc), array in self.carried.items():
+            fill = partial(self.runner.backend(proc).fill, array)
             if values is not None and region in values:
-                array[...] = values[region][slices(box)]
+                fill(values[region][slices(box)])
             elif region in self.graph.tensors:
-                array[...] = initial(self.graph.tensors[region], seed, box)
+                fill(initial(self.graph.tensors[region], seed, box))
             else:
-                array[...] = 0
+                fill(0)
 
     def restore(self, read: Feed) -> None:
         """Fill parameters and state with what `read` finds of each (region, box)."""
-        for (region, box, _), array in self.carried.items():
-            array[...] = read(region, box)
+        for (region, box, proc), array in self.carried.items():
+            self.runner.backend(proc).fill(array, read(region, box))
+
+    def saved(self) -> State:
+        """What `carried` holds, on the host, to be read before the next step."""
+        return {key: self.runner.backend(key[2]).read(array) for key, array in self.carried.items()}
 
     def feed(self, feed: Feed, rate: float = 0.0, step: int = 0) -> None:
         """Fill this rank's boxes of the inputs, and the numbers of a step (from 0) with that learning rate."""
-        for name, box, array in self._inputs:
-            array[...] = feed(name, box)
+        for name, box, fill in self._inputs:
+            fill(feed(name, box))
         scalars = {"lr": rate, "step": step + 1, "noise": rng.number(self.seed, "noise", step)}
-        for name, array in self._scalars:
-            array[...] = scalars[name]
+        for name, fill in self._scalars:
+            fill(scalars[name])
+
+    def run(self) -> None:
+        """Run one step as fast as it goes."""
+        self.runner.run()
 
     def step(self) -> Timeline:
         """Run one step; when each of this rank's tasks ran."""
@@ -141,5 +153,7 @@ class Execution:
 
     def output(self, region: str) -> np.ndarray | None:
         """What the last step left of an output, whole; None on ranks that do not hold it."""
-        found = [a for (r, _, _), a in self.runner.persistent("output").items() if r == region]
-        return found[0] if found else None
+        for (name, _, proc), array in self.runner.persistent("output").items():
+            if name == region:
+                return self.runner.backend(proc).read(array)
+        return None

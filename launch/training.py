@@ -97,7 +97,11 @@ class Training:
         rate = self.course.rates(step)
         execution.feed(next(feeder), rate, step)
         ready = time.perf_counter()
-        timeline = execution.step()
+        timeline = None
+        if self._is_sampled(step):
+            timeline = execution.step()
+        else:
+            execution.run()
         done = time.perf_counter()
         loss = execution.output(self.job.graph.loss)
         progress.add(float(loss) if loss is not None else math.nan, done - ready, feeder.waited_seconds - waited)
@@ -106,7 +110,8 @@ class Training:
         if loss is not None and not math.isfinite(progress.losses[-1]):
             self.log.record("end", step=step + 1, reason="the loss is not a finite number")
             raise UserError(f"step {step + 1}: the loss is not a finite number: train again with a smaller --lr")
-        self._sample(step + 1, timeline)
+        if timeline is not None:
+            self._sample(step + 1, timeline)
 
     def _record(self, step: int, rate: float) -> None:
         prepared, progress, batch = self.course.prepared, self.progress, self.job.graph.batch
@@ -119,12 +124,17 @@ class Training:
             waited_seconds=progress.waited[-1], **clipped,
         )  # fmt: skip
 
+    @property
+    def _every(self) -> int:
+        """So many steps lie between two that are measured whole, of which there are about twenty."""
+        return max(1, (self.course.num_steps - self.course.first_step) // NUM_SAMPLED)
+
+    def _is_sampled(self, step: int) -> bool:
+        return (step + 1 - self.course.first_step) % self._every == 0
+
     def _sample(self, step: int, timeline: Timeline) -> None:
-        """Measure about twenty steps whole, and tell a line of each."""
-        course = self.course
-        every = max(1, (course.num_steps - course.first_step) // NUM_SAMPLED)
-        if (step - course.first_step) % every:
-            return
+        """Gather a step that was measured whole, and tell a line of it."""
+        course, every = self.course, self._every
         self.progress.num_sampled += 1
         whole = self.job.gather(timeline)
         if whole is not None:
@@ -155,7 +165,7 @@ class Training:
             self.say.line(training_report.evaluation_line(facts))
 
     def _save(self, step: int) -> None:
-        course, carried = self.course, self.course.execution.carried
+        course, carried = self.course, self.course.execution.saved()
         assert course.saver is not None
         _check_finite(carried, step)
         copied = course.saver.save(step, step * self.job.graph.batch, carried, strategies.encode(course.plan))

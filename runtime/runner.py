@@ -12,7 +12,7 @@ import numpy as np
 from castile.runtime.backends.base import Backend, State, load
 from castile.runtime.comm.base import Communicator
 from castile.runtime.comm.processors import end_of, rank_of
-from castile.runtime.executor import is_transfer, program
+from castile.runtime.executor import program
 from castile.runtime.mapper import Default, Mapper, check
 from castile.runtime.memory import Packing
 from castile.runtime.task import Kind, TaskGraph
@@ -54,14 +54,17 @@ class Runner:
         state = {} if state is None else state
         kind = load(backend) if isinstance(backend, str) else backend
         self._backends = [kind(graph, packing, proc, state, poison) for proc in procs]
-        self._workers = []
-        self._calls: list[dict[int, Action]] = []
+        self._workers: list[Worker] = []
+        # A transfer's tag is its number among the transfers of the graph.
+        tags = np.cumsum(graph.kind >= Kind.MOVE).tolist()
         for proc, memory in zip(procs, self._backends):
             order = _order(graph, timeline, packing, proc, mapper)
             steps = program(graph, order, packing.edges)
-            actions = _bind(graph, steps.tasks, memory, comm, proc, ranks)
-            self._workers.append(Worker(steps, actions))
-            self._calls.append(dict(zip(steps.tasks, actions)))
+            tasks = [graph.tasks[task] for task in steps.tasks]
+            end = end_of(comm, proc, ranks)
+            self._workers.append(memory.worker(steps, tasks, [tags[task] for task in steps.tasks], end))
+        self._calls = [dict(zip(worker.program.tasks, worker.actions)) for worker in self._workers]
+        self._backend_of = dict(zip(procs, self._backends))
 
     @property
     def nbytes(self) -> int:
@@ -84,11 +87,15 @@ class Runner:
         """This rank's arrays of that role ("input", "carried", "output") by (region, box, processor)."""
         return {key: array for memory in self._backends for key, array in memory.persistent.get(role, {}).items()}
 
-    def begin(self) -> None:
-        """Begins a step, which `advance` then carries on."""
+    def backend(self, proc: int) -> Backend:
+        """The backend of one of this rank's processors, which fills and reads its persistent arrays."""
+        return self._backend_of[proc]
+
+    def begin(self, timed: bool = True) -> None:
+        """Begins a step, which `advance` then carries on; `timed` where `timeline` will be asked for."""
         self.num_steps += 1
         for worker in self._workers:
-            worker.begin()
+            worker.begin(timed)
 
     def advance(self) -> bool:
         """Goes as far as is possible without waiting; False where nothing could go on."""
@@ -104,9 +111,9 @@ class Runner:
                 raise
         return moved
 
-    def run(self) -> None:
+    def run(self, timed: bool = False) -> None:
         """Runs one step."""
-        self.begin()
+        self.begin(timed)
         empty_polls = 0
         while not self.done:
             if self.advance():
@@ -117,7 +124,7 @@ class Runner:
 
     def step(self) -> Timeline:
         """Runs one step and tells when each of this rank's tasks ran."""
-        self.run()
+        self.run(timed=True)
         return self.timeline()
 
     def timeline(self) -> Timeline:
@@ -159,17 +166,3 @@ def _order(graph: TaskGraph, timeline: Timeline, packing: Packing, proc: int, ma
     if mapper is not None:
         check(graph, timeline, proc, order, packing.edges)
     return tuple(int(task) for task in order)
-
-
-def _bind(
-    graph: TaskGraph, tasks: Sequence[int], memory: Backend, comm: Communicator, proc: int, ranks: Sequence[int]
-) -> list[Action]:
-    """The processor's tasks as calls; a transfer's tag is its number among the transfers of the graph."""
-    end = end_of(comm, proc, ranks)
-    tags = np.cumsum(graph.kind >= Kind.MOVE).tolist()
-    return [
-        memory.transfer(graph.tasks[task], end, tags[task])
-        if is_transfer(int(graph.kind[task]))
-        else memory.compute(graph.tasks[task])
-        for task in tasks
-    ]

@@ -23,6 +23,7 @@ class Worker:
 
     done      whether the step has ended
     position  where in the program the task stands that was touched last
+    actions   the calls, in the program's order
 
     A transfer's span ends when it is seen to have finished, and is as long as the processor was occupied with it: in
     calls, and waiting with nothing else to do. Kernels that ran while it was under way do not count.
@@ -32,20 +33,21 @@ class Worker:
         self.program = steps
         self.done = True
         self.position = 0
-        self._actions = tuple(actions)
+        self.actions = tuple(actions)
         self._executor = Executor(steps)
         self._pending: dict[int, tuple[int, Request]] = {}
         nothing = bytes(8 * len(steps.tasks))
         self._begun, self._ended, self._spent = array("q", nothing), array("q", nothing), array("q", nothing)
         self._idle_since = 0
 
-    def begin(self) -> None:
+    def begin(self, timed: bool = True) -> None:
+        """Begins a step; `timed` where its times will be asked for, which this worker always knows."""
         self._executor.begin()
         self.done = False
 
     def advance(self) -> bool:
         """Goes on until the step has ended or nothing can go on before something finishes; False where nothing went."""
-        next_, finished, actions = self._executor.next, self._executor.finished, self._actions
+        next_, finished, actions = self._executor.next, self._executor.finished, self.actions
         begun, ended = self._begun, self._ended
         pending, clock = self._pending, perf_counter_ns
         moved = False

@@ -196,7 +196,7 @@ def test_an_exception_names_step_task_and_rank() -> None:
     def fail() -> None:
         raise ZeroDivisionError("boom")
 
-    victim._actions = (*victim._actions[:at], fail, *victim._actions[at + 1 :])
+    victim.actions = (*victim.actions[:at], fail, *victim.actions[at + 1 :])
     with pytest.raises(ZeroDivisionError) as caught:
         run_local(world)
     name = graph.tasks[victim.program.tasks[at]].name

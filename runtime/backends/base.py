@@ -8,16 +8,18 @@ from __future__ import annotations
 import difflib
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from castile.runtime.comm.base import End
 from castile.runtime.comm.messages import Request
+from castile.runtime.executor import Program
 from castile.runtime.memory import Packing
 from castile.runtime.region import Box
 from castile.runtime.task import Task, TaskGraph
+from castile.runtime.worker import Worker
 
 # A persistent array: its region, the box it holds, and the processor it lies on.
 Key = tuple[str, Box, int]
@@ -46,17 +48,36 @@ class Backend(ABC):
     def transfer(self, task: Task, end: End, tag: int) -> Callable[[], Request]:
         """This processor's part of a transfer as a call that begins it."""
 
+    def worker(self, steps: Program, tasks: Sequence[Task], tags: Sequence[int], end: End) -> Worker:
+        """Whoever carries out a program of this processor; its tasks, and their tags as transfers, in its order."""
+        parts = zip(tasks, tags, steps.asynchronous, strict=True)
+        return Worker(steps, [self.transfer(t, end, tag) if moves else self.compute(t) for t, tag, moves in parts])
+
+    def fill(self, array: np.ndarray, values: np.ndarray | float) -> None:
+        """Gives a persistent array its numbers, between two steps."""
+        array[...] = values
+
+    def read(self, array: np.ndarray) -> np.ndarray:
+        """The numbers of a persistent array on the host, right until the next step."""
+        return array
+
 
 def names() -> list[str]:
-    """The backends there are: the files beside this one."""
-    files = {path.stem for path in Path(__file__).parent.glob("*.py")}
+    """The backends there are: the files and folders beside this one."""
+    here = Path(__file__).parent
+    files = {path.stem for path in here.glob("*.py")} | {path.parent.name for path in here.glob("*/__init__.py")}
     return sorted(files - {"__init__", Path(__file__).stem})
 
 
 def load(name: str) -> type[Backend]:
-    """The backend of that name. Raises ValueError where there is none."""
+    """The backend of that name. Raises ValueError where there is none, or its library is not there."""
     if name not in names():
         close = difflib.get_close_matches(name, names(), 1)
         raise ValueError(f"no backend {name!r}: " + (f"did you mean {close[0]!r}?" if close else ", ".join(names())))
-    found: type[Backend] = importlib.import_module(f"castile.runtime.backends.{name}").Backend
+    try:
+        found: type[Backend] = importlib.import_module(f"castile.runtime.backends.{name}").Backend
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("castile"):
+            raise
+        raise ValueError(f"backend {name!r} needs the library {error.name}, which is not there") from error
     return found

@@ -33,7 +33,7 @@ class Backend(base.Backend):
         lasting = mine[graph.buffer_first[mine] < 0]
         # Persistent arrays lie outside the arena, so that several graphs can share them; the packer puts them lowest.
         self._floor = int((packing.offset[lasting] + _aligned(graph.buffer_bytes[lasting])).max(initial=0))
-        self._arena = _allocate(int(packing.peak_bytes[proc]) - self._floor, poison)
+        self._arena = self._allocate(int(packing.peak_bytes[proc]) - self._floor)
         self._arrays: dict[int, np.ndarray] = {}
         self.nbytes = self._arena.nbytes
         self.persistent = {}
@@ -50,22 +50,22 @@ class Backend(base.Backend):
         temps = [_array(private, temp.offset, temp.dtype, temp.shape) for temp in task.body.temps]
         operands = {"view": [self._view(view) for view in task.views], "temp": temps}
         calls = [self._bind(call, operands, private) for call in task.body.calls]
-        return _chain([*self._poisoning(task, private), *calls])
+        return chain([*map(self._poisoning, self._begun_by(task, private)), *calls])
 
     def transfer(self, task: Task, end: End, tag: int) -> Callable[[], Request]:
         comm = task.comm
         assert comm is not None
         send, receive, scratch = self._member(comm)
         begin = end.prepared(comm.form, comm.group, send, receive, scratch, comm.counts, tag)
-        poisoning = self._poisoning(task, self._private(task))
-        return _after(_chain(poisoning), begin) if poisoning else begin
+        poisoning = [*map(self._poisoning, self._begun_by(task, self._private(task)))]
+        return _after(chain(poisoning), begin) if poisoning else begin
 
     def _add_persistent(self, index: int, state: base.State) -> None:
         """Takes the buffer's array from `state`, or makes it and puts it there."""
         buffer = self._graph.buffers[index]
         key = (buffer.region, buffer.box, buffer.proc)
         if key not in state:
-            memory = _allocate(_aligned(buffer.box.volume * np.dtype(buffer.dtype).itemsize), self._poison)
+            memory = self._allocate(_aligned(buffer.box.volume * np.dtype(buffer.dtype).itemsize))
             self.nbytes += memory.nbytes
             state[key] = _array(memory, 0, buffer.dtype, buffer.box.shape)
         array = state[key]
@@ -123,15 +123,28 @@ class Backend(base.Backend):
             return None
         return _reshaped(self._view(view), (-1,))
 
-    def _poisoning(self, task: Task, private: np.ndarray) -> list[Callable[[], object]]:
-        """Calls that fill with NaN what begins its life with this task."""
+    def _begun_by(self, task: Task, private: np.ndarray) -> list[np.ndarray]:
+        """The memory that is to be poisoned when this task begins: its own, and that of buffers born with it."""
         if not self._poison:
             return []
         memories = [private] if private.nbytes else []
         for index in self._born.get(task.index, ()):
             offset = int(self._packing.offset[index]) - self._floor
             memories.append(self._arena[offset : offset + int(self._graph.buffer_bytes[index])])
-        return [partial(memory.fill, POISON) for memory in memories]
+        return memories
+
+    def _poisoning(self, memory: np.ndarray) -> Callable[[], object]:
+        """The call that fills memory with NaN."""
+        return partial(memory.fill, POISON)
+
+    def _allocate(self, nbytes: np.ndarray | int) -> np.ndarray:
+        """Aligned bytes: zeros, or poison."""
+        raw = np.zeros(int(nbytes) + ALIGNMENT, np.uint8)
+        begin = -raw.ctypes.data % ALIGNMENT
+        memory = raw[begin : begin + int(nbytes)]
+        if self._poison:
+            memory.fill(POISON)
+        return memory
 
 
 @cache
@@ -141,16 +154,6 @@ def _table() -> Table:
 
 def _aligned(nbytes: np.ndarray | int) -> np.ndarray | int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
-
-
-def _allocate(nbytes: np.ndarray | int, poison: bool) -> np.ndarray:
-    """Aligned bytes: zeros, or poison."""
-    raw = np.zeros(int(nbytes) + ALIGNMENT, np.uint8)
-    begin = -raw.ctypes.data % ALIGNMENT
-    memory = raw[begin : begin + int(nbytes)]
-    if poison:
-        memory.fill(POISON)
-    return memory
 
 
 def _array(memory: np.ndarray, offset: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -168,7 +171,7 @@ def _reshaped(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return array.reshape(shape)
 
 
-def _chain(calls: list[Callable[[], object]]) -> Callable[[], object]:
+def chain(calls: list[Callable[[], object]]) -> Callable[[], object]:
     """One call that makes them all in order."""
     if len(calls) == 1:
         return calls[0]

@@ -1,0 +1,72 @@
+"""Kernels on a device: those with a form run there, the others by NumPy on the host, through copies.
+
+It does not know tasks. What runs on the host is right but slow, and its names are told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import cupy
+import numpy as np
+
+from castile.kernels.table import Table
+
+
+class DeviceTable(Table):
+    """The table of kernels for CuPy arrays; on_host: the kernels that were bound so far and run on the host."""
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__("triton")
+        self.on_host: set[str] = set()
+        self._stream = stream
+
+    def defined(
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        outs: tuple[Any, ...],
+        params: dict[str, Any],
+        scratch: Any,
+        accumulate: bool,
+    ) -> Callable[[], Any]:
+        """The kernel on the host: its arrays are copied there and back each time."""
+        self.on_host.add(name)
+        there = tuple(_host(arg) if isinstance(arg, cupy.ndarray) else arg for arg in args)
+        results = tuple(map(_host, outs))
+        room = np.empty(scratch.shape, scratch.dtype) if scratch is not None else None
+        work = _host_table().bind(name, there, results, params, room, accumulate)
+        taken = [(arg, copy) for arg, copy in zip(args, there, strict=True) if isinstance(arg, cupy.ndarray)]
+        if accumulate:
+            taken += zip(outs, results, strict=True)
+
+        def run() -> None:
+            for array, copy in taken:
+                copy[...] = array.get(stream=self._stream)
+            work()
+            for array, copy in zip(outs, results, strict=True):
+                _put(array, copy, self._stream)
+
+        return run
+
+
+@cache
+def _host_table() -> Table:
+    return Table("numpy")
+
+
+def _host(array: Any) -> np.ndarray:
+    return np.empty(array.shape, array.dtype)
+
+
+def _put(array: Any, values: np.ndarray, stream: Any) -> None:
+    """Fills an array of the device, which may be strided."""
+    if array.flags.c_contiguous:
+        array.set(values, stream=stream)
+    else:
+        with stream:
+            array[...] = cupy.asarray(values)
+    # The values may be overwritten from here on.
+    stream.synchronize()
