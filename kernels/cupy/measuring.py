@@ -1,0 +1,117 @@
+"""Measuring on a GPU: random operands of a call's shapes, as many as outgrow the caches, and the seconds that it takes.
+
+It knows no kernel. Streams are CuPy's current one.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib import import_module
+from itertools import cycle, islice
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from castile.kernels.choice import Array, Wanted, arrays_of
+from castile.kernels.table import Call
+from castile.kernels.tuning import Operands
+
+# Operands together are so many times as large as the device's last cache, but no more than so many, nor a share of what
+# memory is free.
+OUTGROWN, MOST_COPIES, MOST_SHARE = 3, 32, 0.5
+# A sample lasts about so long; the median of so many is taken.
+SAMPLE_SECONDS, NUM_SAMPLES = 4e-3, 5
+# Kernels shorter than this take less time than their launches, which a graph of them does not count.
+SHORT_SECONDS = 3e-5
+LAUNCHES_OF_A_GRAPH = 64
+
+
+def operands(call: Wanted) -> list[Operands]:
+    """Random arrays for a call, never zeros; integers are small enough to be an index of any array.
+
+    MemoryError where not even one fits.
+    """
+    cupy = import_module("cupy")
+    nbytes = sum(one.nbytes for one in arrays_of(call))
+    free, _ = cupy.cuda.runtime.memGetInfo()
+    fitting = int(MOST_SHARE * (free + cupy.get_default_memory_pool().free_bytes())) // max(1, nbytes)
+    if not fitting:
+        raise MemoryError(f"kernel {call.kernel}: its arrays take {nbytes} bytes, and {free} are free")
+    cache = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())["l2CacheSize"]
+    copies = min(fitting, MOST_COPIES, max(2, -(-OUTGROWN * cache // max(1, nbytes))))
+    return [_operands(cupy, call, cupy.random.RandomState(seed)) for seed in range(copies)]
+
+
+def seconds(calls: Sequence[Call]) -> float:
+    """What one of the calls takes, in turns on the current stream, which is not the default one."""
+    cuda = import_module("cupy").cuda
+    stream = cuda.get_current_stream()
+    for call in calls:
+        call()
+    stream.synchronize()
+    once = _timed(cuda, stream, lambda: _run(calls), 1) / len(calls)
+    work, each = calls, 1
+    if once < SHORT_SECONDS and (graph := _graph(cuda, stream, calls)):
+        work, each = [graph], LAUNCHES_OF_A_GRAPH
+        once = _timed(cuda, stream, graph, 1) / each
+    count = max(1, int(SAMPLE_SECONDS / max(once, 1e-7) / each))
+    turns = list(islice(cycle(work), count))
+    return float(np.median([_timed(cuda, stream, lambda: _run(turns), count * each) for _ in range(NUM_SAMPLES)]))
+
+
+def _operands(cupy: Any, call: Wanted, random: Any) -> Operands:
+    extents = [n for one in arrays_of(call) if "float" in one.dtype for n in one.shape if n > 1]
+    below = min(extents, default=2)
+
+    def made(x: Any) -> Any:
+        return _random(cupy, x, random, below) if isinstance(x, Array) else x
+
+    return Operands(tuple(map(made, call.outs)), tuple(map(made, call.args)))
+
+
+def _random(cupy: Any, one: Array, random: Any, below: int) -> Any:
+    """An array with those steps over memory of its own."""
+    size = one.nbytes // one.itemsize
+    if "float" in one.dtype:
+        flat = random.standard_normal(max(size, 1), dtype="float32").astype(np.dtype(one.dtype))
+    else:
+        flat = random.randint(0, 2 if one.dtype == "bool" else below, max(size, 1)).astype(one.dtype)
+    # Where a dim has no steps since it has one element, dense ones are as good and what kernels expect.
+    steps = list(one.strides)
+    for dim, extent in enumerate(one.shape):
+        if extent == 1:
+            steps[dim] = one.itemsize * prod(one.shape[dim + 1 :])
+    return cupy.ndarray(one.shape, flat.dtype, memptr=flat.data, strides=tuple(steps))
+
+
+def _run(calls: Sequence[Call]) -> None:
+    for call in calls:
+        call()
+
+
+def _timed(cuda: Any, stream: Any, work: Callable[[], object], count: int) -> float:
+    """Seconds of one of the `count` calls that `work` makes, by events on the device."""
+    begin, end = cuda.Event(), cuda.Event()
+    begin.record(stream)
+    work()
+    end.record(stream)
+    end.synchronize()
+    return max(float(cuda.get_elapsed_time(begin, end)), 1e-6) / 1e3 / count
+
+
+def _graph(cuda: Any, stream: Any, calls: Sequence[Call]) -> Call | None:
+    """Many of the calls as one launch; None where they cannot be captured."""
+    captured = None
+    # What some call allocates or waits for cannot be captured; it is timed with its launches then.
+    with suppress(cuda.runtime.CUDARuntimeError):
+        stream.begin_capture()
+        try:
+            _run(list(islice(cycle(calls), LAUNCHES_OF_A_GRAPH)))
+        finally:
+            captured = stream.end_capture()
+    if captured is None:
+        return None
+    captured.launch(stream)
+    stream.synchronize()
+    launch: Call = lambda: captured.launch(stream)  # noqa: E731
+    return launch
