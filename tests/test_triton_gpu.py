@@ -8,9 +8,9 @@ import pytest
 pytest.importorskip("triton")
 
 from castile.kernels.table import Table, definitions
-from tests.kernel_cases import Case, cases
+from tests.kernel_cases import cases
 from tests.test_kernels import several, unwritten
-from tests.triton_cases import NAMES, cast, error
+from tests.triton_cases import NAMES, cast, error, plain
 
 pytestmark = pytest.mark.gpu
 
@@ -24,17 +24,14 @@ def test_form_equals_definition_on_a_gpu(name: str, dtype: str) -> None:
         return cupy.asarray(x) if isinstance(x, np.ndarray) else x
 
     for case in cases(name, "float32"):
-        low = cast(case, dtype)
+        low = cast(name, case, dtype)
+        args, params = cast(name, low, "float64")
         with np.errstate(all="ignore"):
-            exact, plain = (several(definitions()[name](*xs, **params)) for xs, params in both(low))
-        outs = tuple(moved(unwritten(x if x.dtype.kind in "iu" else x.astype(dtype))) for x in exact)
+            exact = several(definitions()[name](*args, **params))
+        rounded = plain(name, low, dtype)
+        outs = tuple(moved(unwritten(x)) for x in rounded)
         Table("triton").bind(name, tuple(map(moved, low[0])), outs, low[1], None, False)()
-        for out, rounded, want in zip(outs, plain, exact, strict=True):
+        for out, near, want in zip(outs, rounded, exact, strict=True):
             scale = max(1.0, float(np.abs(want).max(initial=0)))
-            most = 2 * error(np.asarray(rounded).astype(out.dtype), want) + 4e-6 * scale
+            most = 2 * error(near, want) + 4e-6 * scale
             assert error(out.get(), want) <= most, f"{name} {low[1]}"
-
-
-def both(low: Case) -> tuple[Case, Case]:
-    """A case in float64 and in float32."""
-    return cast(low, "float64"), cast(low, "float32")

@@ -2,12 +2,15 @@
 
 import inspect
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import chain, combinations
 from typing import Any
+from unittest import mock
 
 import ml_dtypes  # noqa: F401  (makes "bfloat16" a dtype of NumPy)
 import numpy as np
 
-from castile.kernels.table import forms
+from castile.kernels.table import definitions, forms
 from castile.kernels.triton.launch import Launch, Plan
 from castile.planner import vocabulary
 from castile.planner.vocabulary import Spec
@@ -28,10 +31,32 @@ def results(name: str, args: tuple[Any, ...], params: dict[str, Any]) -> tuple[S
     return vocabulary.results(name, specs(args), params)
 
 
-def cast(case: Case, dtype: str) -> Case:
-    """A case with its floating arrays in another dtype."""
+def cast(name: str, case: Case, dtype: str) -> Case:
+    """A case with its floating arrays in another dtype, but for those that its kernel wants wide."""
     args, params = case
-    return tuple(_cast(x, dtype) for x in args), {word: dtype if word == "dtype" else x for word, x in params.items()}
+    words = {word: dtype if word == "dtype" else x for word, x in params.items()}
+    for wide in chain(*(combinations(range(len(args)), num) for num in range(len(args) + 1))):
+        low = tuple(x if n in wide else _cast(x, dtype) for n, x in enumerate(args))
+        with suppress(ValueError):
+            results(name, low, words)
+            return low, words
+    raise ValueError(f"{name} takes no {dtype}")
+
+
+def plain(name: str, case: Case, dtype: str) -> list[np.ndarray]:
+    """The results of a case in dtype by the definition in float32, but for operands of products, which are rounded to
+    dtype: what comes of units that multiply numbers of dtype and add in float32.
+    """
+    einsum = np.einsum
+
+    def rounding(spec: str, *xs: np.ndarray) -> np.ndarray:
+        return np.asarray(einsum(spec, *(x.astype(dtype).astype(x.dtype) for x in xs)))
+
+    args, params = cast(name, case, "float32")
+    with mock.patch.object(np, "einsum", rounding), np.errstate(all="ignore"):
+        made = definitions()[name](*args, **params)
+    every = zip(made if isinstance(made, tuple) else (made,), results(name, *case), strict=True)
+    return [np.asarray(x).astype(spec.dtype) for x, spec in every]
 
 
 def _cast(x: Any, dtype: str) -> Any:
@@ -77,7 +102,7 @@ def large(name: str, dtype: str) -> Iterator[Case]:
     """Cases of a GPT-2 of 124 million parameters and batch 8; small ones where none is named."""
     make = globals().get(f"large_{name}")
     if make is None:
-        yield from (cast(case, dtype) for case in cases(name, "float32")[-2:])
+        yield from (cast(name, case, dtype) for case in cases(name, "float32")[-2:])
         return
 
     def draw(*shape: int) -> np.ndarray:

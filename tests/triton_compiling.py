@@ -47,7 +47,7 @@ def test_the_default_setting_fits_a_chip(name: str, chip: int, tell: Callable[[s
 def test_odd_shapes_compile(name: str) -> None:
     # A length of 1 is a constant to the compiler, though not to the interpreter.
     for case in cases(name, "float32"):
-        made = fake_plan(name, cast(case, "float16"))
+        made = fake_plan(name, cast(name, case, "float16"))
         assert made is not None
         for launch in launches(made):
             fits(compiled(launch, 90))

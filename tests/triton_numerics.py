@@ -13,7 +13,7 @@ from castile.kernels.table import Table, definitions
 from castile.kernels.triton.launch import bound
 from tests.kernel_cases import Case, Draw, cases
 from tests.test_kernels import check, dense, several, stepped, unwritten
-from tests.triton_cases import NAMES, cast, error, plan, results
+from tests.triton_cases import NAMES, cast, error, plain, plan, results
 
 assert triton.knobs.runtime.interpret, "these checks need TRITON_INTERPRET=1"
 
@@ -41,16 +41,16 @@ def test_form_equals_definition(name: str, place: Any) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_low_precision_loses_no_more_than_it_must(name: str, dtype: str) -> None:
     for case in cases(name, "float32")[::3]:
-        low = cast(case, dtype)
-        exact = several(_define(name, cast(low, "float64")))
-        plain = [np.asarray(x).astype(dtype) for x in several(_define(name, cast(low, "float32")))]
-        outs = tuple(unwritten(x if x.dtype.kind in "iu" else x.astype(dtype)) for x in exact)
+        low = cast(name, case, dtype)
+        exact = several(_define(name, cast(name, low, "float64")))
+        rounded = plain(name, low, dtype)
+        outs = tuple(map(unwritten, rounded))
         made = plan(name, outs, low)
         assert made is not None, f"{name} does not take {dtype}"
         bound(made, made.settings[0])()
-        for got, rounded, want in zip(outs, plain, exact, strict=True):
+        for got, near, want in zip(outs, rounded, exact, strict=True):
             scale = max(1.0, float(np.abs(want).max(initial=0)))
-            most = 2 * error(rounded, want) + 2e-6 * scale
+            most = 2 * error(near, want) + 2e-6 * scale
             assert error(got, want) <= most, f"{name} {low[1]}: {error(got, want)} where {most} is allowed"
 
 
