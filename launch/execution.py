@@ -18,6 +18,7 @@ from castile.planner.op import Tensor
 from castile.planner.program import GRADIENT, in_whole
 from castile.planner.simulate import Simulated, simulate
 from castile.planner.strategy import Strategy
+from castile.planner.vocabulary import wide
 from castile.runtime import memory, rng
 from castile.runtime.backends.base import State
 from castile.runtime.comm.base import Communicator
@@ -49,16 +50,16 @@ def prepare(lowering: Lowering, strategy: Strategy, cost: CostModel) -> Prepared
 
 
 def initial(tensor: Tensor, seed: int, box: Box) -> np.ndarray:
-    """The numbers with which a box of a parameter begins; the same under every plan."""
-    init = tensor.init
+    """The numbers with which a box of a parameter begins, not rounded to 16 bits; the same under every plan."""
+    init, dtype = tensor.init, wide(tensor.dtype)
     if init is None or init.kind == "zeros":
-        return np.zeros(box.shape, tensor.dtype)
+        return np.zeros(box.shape, dtype)
     if init.kind == "ones":
-        return np.ones(box.shape, tensor.dtype)
+        return np.ones(box.shape, dtype)
     if init.kind == "normal":
-        return (rng.normal(seed, tensor.name, tensor.shape, box) * init.scale).astype(tensor.dtype)
+        return (rng.normal(seed, tensor.name, tensor.shape, box) * init.scale).astype(dtype)
     assert init.kind == "uniform", init.kind
-    return ((2 * rng.uniform(seed, tensor.name, tensor.shape, box) - 1) * init.scale).astype(tensor.dtype)
+    return ((2 * rng.uniform(seed, tensor.name, tensor.shape, box) - 1) * init.scale).astype(dtype)
 
 
 Feed = Callable[[str, Box], np.ndarray]

@@ -16,6 +16,7 @@ from castile.planner import op as operators
 from castile.planner.axes import Alignment
 from castile.planner.op import Init, Op, Part, Tensor
 from castile.planner.trace import Spec, record
+from castile.planner.vocabulary import wide
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Graph:
         update    in training, the operator that makes the new state of (state, *sources); its result bears the state's
                   own axes. Without one the state stays as it is (evaluation).
         """
-        tensor = self._tensor(Tensor(name, tuple(shape), dtype or self.dtype, axes, init=init))
+        tensor = self._tensor(Tensor(name, tuple(shape), dtype or wide(self.dtype), axes, init=init))
         self.states.append(name)
         if update is not None:
             node = Node(

@@ -154,12 +154,12 @@ class Incremental:
         fresh = {name: config for name, config in strategy.configs.items() if known[name] is not config}
         for name, config in fresh.items():
             check_config(self._node(name), config, lowering.machine.num_procs)
-        if lowering.updates.clip is None:
+        if lowering.updates.clip is None and not lowering._cast:
             for update, _, user in lowering._users:
                 if user in fresh and update not in known:
                     fresh[update] = self._home(update, user, strategy)
         else:
-            # All updates wait for one factor.
+            # All updates wait for one factor, and casts lie as updates do.
             every = lowering.configs(strategy)
             fresh = {name: config for name, config in every.items() if old.configs[name] is not config}
         numbers = old.numbers | {name: self.lowering.number(config) for name, config in fresh.items()}

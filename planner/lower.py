@@ -18,7 +18,7 @@ from castile.planner.graph import Graph, Node
 from castile.planner.instances import FlowInstance, FlowTemplate, StepInstance, flow_template
 from castile.planner.kinds import Kinds
 from castile.planner.op import find
-from castile.planner.program import Flow, Program, Step, update_name
+from castile.planner.program import Flow, Program, Step, fetch_name, update_name
 from castile.planner.strategy import Config, Strategy, check, parts
 from castile.planner.template import Templates
 from castile.planner.updates import Updates
@@ -74,7 +74,8 @@ class Lowering:
 
     def configs(self, strategy: Strategy) -> dict[str, Config]:
         """The strategy's Configs, and for what it leaves open: an update in the layout in which the parameter is used,
-        a state's where what it is made of is used, clipping as the update, its factor wherever there is an update.
+        a state's where what it is made of is used, casts and clipping as the update, the factor of the latter wherever
+        there is an update.
         """
         configs = dict(strategy.configs)
         for update, tensor, user in self._users:
@@ -84,6 +85,8 @@ class Lowering:
                 if key not in self._homes:
                     self._homes[key] = _home(*nodes, tensor, configs[user])
                 configs[update] = self._homes[key]
+        for name in self._cast:
+            configs.setdefault(fetch_name(name), configs[update_name(name)])
         if self.updates.clip is not None:
             for param in self.graph.params:
                 for kind in ("square_sum", "clip"):
@@ -101,6 +104,11 @@ class Lowering:
     def piece(self) -> Graph:
         """The graph as plans may cut it: where there are microbatches, one of them."""
         return samples.piece(self.graph, self.microbatches)
+
+    @cached_property
+    def _cast(self) -> list[str]:
+        """The parameters that every plan fetches."""
+        return sorted(name.rpartition("/")[0] for name in passes.cast(self.graph, self.updates))
 
     @cached_property
     def _users(self) -> list[tuple[str, str, str]]:

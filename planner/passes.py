@@ -67,10 +67,10 @@ class _Draft:
     def port(self, role: str, index: int, tensor: str, micro: Micro | None) -> Port:
         """The port of a tensor of the graph, or of its gradient; a parameter is read from where it was fetched to."""
         suffix = GRADIENT if role in ("dy", "dx") else ""
+        tensor = tensor if suffix else self.source.get(tensor, tensor)
         spec, cut = self.specs[tensor], self.samples.dims.get(tensor)
         if micro is None or cut is None:
-            region = tensor + suffix if suffix else self.source.get(tensor, tensor)
-            cut = None
+            region, cut = tensor + suffix, None
         else:
             region = of_micro(tensor + suffix, micro)
             length = spec.shape[cut] // micro.count
@@ -92,6 +92,11 @@ def names(graph: Graph, updates: Updates) -> Names:
     return Names(graph.nodes, {node.name: node for node in (*optional.values(), *clipping(graph, updates).values())})
 
 
+def cast(graph: Graph, updates: Updates) -> frozenset[str]:
+    """The fetches that every plan has: those of parameters that are kept in another dtype than they are used in."""
+    return frozenset(fetch_name(p.name) for p in graph.params if updates.kept(p.dtype) != p.dtype)
+
+
 def training(graph: Graph, updates: Updates, chosen: frozenset[str], count: int = 1) -> Program:
     """The program of one training step in `count` microbatches.
 
@@ -100,7 +105,7 @@ def training(graph: Graph, updates: Updates, chosen: frozenset[str], count: int 
     """
     if not graph.loss:
         raise ValueError(f"{graph.name} has no loss to minimise")
-    draft = _draft(graph, updates, chosen, count)
+    draft = _draft(graph, updates, chosen | cast(graph, updates), count)
     constant = [n for n in graph.nodes.values() if n.name not in draft.samples.axes]
     tail = [n for n in constant if _follows(n, draft)] if count > 1 else []
     head = [n for n in constant if n not in tail]
@@ -127,7 +132,8 @@ def forward(graph: Graph, updates: Updates, chosen: frozenset[str]) -> Program:
     """The program of a forward pass to the graph's outputs, over parameters that lie where training keeps them."""
     needed = _needed(graph, graph.outputs)
     params = {i for n in needed for i in n.inputs if graph.tensors[i].param}
-    draft = _draft(graph, updates, frozenset(c for c in chosen if c.rpartition("/")[0] in params), 1)
+    asked = chosen | cast(graph, updates)
+    draft = _draft(graph, updates, frozenset(c for c in asked if c.rpartition("/")[0] in params), 1)
     _forward(draft, needed, None)
     return Program(graph, tuple(draft.steps), _flows(draft, set(graph.outputs)))
 
@@ -140,11 +146,12 @@ def _draft(graph: Graph, updates: Updates, chosen: frozenset[str], count: int) -
         node = draft.renewals[param.name] = _update(updates, param)
         for result, region in enumerate(node.outputs):
             draft.homes[region] = Home(node, result)
-            draft.specs[region] = Spec(node.alignment.shape(node.alignment.results[result]), param.dtype)
+            shape = node.alignment.shape(node.alignment.results[result])
+            draft.specs[region] = Spec(shape, updates.kept(param.dtype))
         if fetch_name(param.name) in chosen:
             fetch = _apart("fetch", param)
             draft.source[param.name] = param.name + FETCHED
-            draft.specs[param.name + FETCHED] = draft.specs[param.name]
+            draft.specs[param.name + FETCHED] = Spec(param.shape, param.dtype)
             draft.add(fetch, "F", [Port("x", 0, param.name)], [Port("y", 0, param.name + FETCHED)])
     for state, node in _state_updates(graph).items():
         draft.homes[state] = Home(node, 0)
@@ -326,7 +333,8 @@ def _updates(draft: _Draft, gradients: set[str], chosen: frozenset[str]) -> None
     for param in draft.graph.params:
         node = draft.renewals[param.name]
         inputs = [regions[param.name] if n == 1 else t for n, t in enumerate(node.inputs)]
-        draft.specs.update({name: Spec((), param.dtype) for name in draft.updates.of(param.name).scalars})
+        kept = draft.specs[param.name].dtype
+        draft.specs.update({name: Spec((), kept) for name in draft.updates.of(param.name).scalars})
         ports = [Port("x", i, region) for i, region in enumerate(inputs)]
         draft.add(node, "F", ports, [Port("y", j, t) for j, t in enumerate(node.outputs)])
 
@@ -353,7 +361,8 @@ def clipping(graph: Graph, updates: Updates) -> dict[str, Node]:
 def _clip(draft: _Draft, regions: dict[str, str], most: float) -> dict[str, str]:
     """Clip all gradients; gives where each parameter's clipped one is."""
     nodes = clipping(draft.graph, draft.updates)
-    draft.specs.update({name: Spec((), draft.graph.dtype) for name in (SQUARES, FACTOR, NORM)})
+    kept = draft.updates.kept(draft.graph.dtype)
+    draft.specs.update({name: Spec((), kept) for name in (SQUARES, FACTOR, NORM)})
     for param, region in regions.items():
         draft.add(nodes[f"{param}/square_sum"], "F", [Port("x", 0, region)], [Port("y", 0, SQUARES)])
     draft.add(nodes[FACTOR], "F", [Port("x", 0, SQUARES)], [Port("y", 0, FACTOR), Port("y", 1, NORM)])

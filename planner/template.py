@@ -32,12 +32,14 @@ class Work:
     """What parts that compute alike have in common: their cost, what they record, and which ports they touch.
 
     bodies   those made of the recording, which works that share it have in common
+    dtypes   of what is made, in the regions where it goes
     """
 
     key: CostKey
     recording: Recording
     bodies: Bodies
     touched: tuple[bool, ...]
+    dtypes: tuple[str, ...]
     strided: dict[Frames, CostKey] = field(default_factory=dict)
 
 
@@ -65,7 +67,7 @@ class PartTemplate(NamedTuple):
         bodies = self.work.bodies
         made = tuple([a for a, box in zip(adds, self.outputs, strict=True) if box is not None])
         if made not in bodies:
-            bodies[made] = self.work.recording.body(made)
+            bodies[made] = self.work.recording.body(made, self.work.dtypes)
         return bodies[made]
 
 
@@ -305,7 +307,8 @@ class _Draft:
             assert spec is None or spec.shape == shape, f"{step.name}: {port} is {spec}, its box has shape {shape}"
         touched = (*(i in recording.reads for i in range(num_inputs)), *(spec is not None for spec in wanted))
         rows = [(s, d) for s, d, t in zip(shapes, self.dtypes, touched, strict=True) if t]
-        return Work(_cost_key(step, rows, flops, self.dtypes), recording, bodies, touched)
+        made = tuple(d for d, t in zip(self.dtypes[num_inputs:], touched[num_inputs:], strict=True) if t)
+        return Work(_cost_key(step, rows, flops, self.dtypes), recording, bodies, touched, made)
 
     def _work(self, part: Part, lengths: tuple[int, ...]) -> float:
         if self._has_own_flops:
@@ -352,5 +355,9 @@ def _cost_key(
     shapes = ";".join("x".join(map(str, shape)) for shape, _ in arrays)
     settings = ",".join(f"{name}={value}" for name, value in op.cost_settings)
     nbytes = sum(prod(shape) * np.dtype(dtype).itemsize for shape, dtype in arrays)
-    dtype = dtypes[len(step.inputs)]
-    return CostKey(f"{op.name}.{step.which}", f"{shapes}|{settings}", dtype, round(flops), nbytes)
+    return CostKey(f"{op.name}.{step.which}", f"{shapes}|{settings}", priced(step, dtypes), round(flops), nbytes)
+
+
+def priced(step: Step, dtypes: Sequence[str]) -> str:
+    """The dtype that a pass computes with: parameters' gradients may be summed in a wider one."""
+    return dtypes[0 if step.which == "W" else len(step.inputs)]

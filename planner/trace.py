@@ -74,11 +74,14 @@ class Recording:
     def results(self) -> tuple[Spec | None, ...]:
         return tuple(o.spec if o is not None else None for o in self.outputs)
 
-    def body(self, accumulate: Sequence[bool]) -> Body:
-        """The calls; result j is added to its view where accumulate[j]. Views: inputs read, then results made."""
-        made = [o for o in self.outputs if o is not None]
+    def body(self, accumulate: Sequence[bool], dtypes: Sequence[str]) -> Body:
+        """The calls; result j is added to its view where accumulate[j], and is of dtypes[j] there.
+
+        Views: inputs read, then results made.
+        """
+        made = list(zip([o for o in self.outputs if o is not None], accumulate, dtypes, strict=True))
         views = {id(self.inputs[i]): Arg("view", n) for n, i in enumerate(self.reads)}
-        steps, places = _placed_results(list(self.steps), made, list(accumulate), views, len(self.reads))
+        steps, places = _placed_results(list(self.steps), made, views, len(self.reads))
         return _allocate(steps, {**views, **places})
 
 
@@ -129,30 +132,37 @@ def _needed(steps: list[_Step], outputs: Sequence[Symbol | None]) -> list[_Step]
 
 
 def _placed_results(
-    steps: list[_Step], made: list[Symbol], accumulate: list[bool], views: dict[int, Arg], first: int
+    steps: list[_Step], made: Sequence[tuple[Symbol, bool, str]], views: dict[int, Arg], first: int
 ) -> tuple[list[_Step], dict[int, Arg]]:
-    """Let each result be written straight into its view where its last call can; else copy it there."""
+    """Let each result, told with whether it is added and its dtype, be written straight into its view where its last
+    call can; else copy it there.
+    """
     read = {id(a) for s in steps for a in s.args}
-    maker = {id(o): s for s in steps for o in s.outs}
+    maker = {id(o): n for n, s in enumerate(steps) for o in s.outs}
     places: dict[int, Arg] = {}
     latest = -1
-    for j, (symbol, adds) in enumerate(zip(made, accumulate, strict=True)):
-        step = maker.get(id(symbol))
-        direct = step is not None and id(symbol) not in places and id(symbol) not in views
-        at = steps.index(step) if step is not None else -1
-        if step is not None and direct and adds:
+    for j, (symbol, adds, dtype) in enumerate(made):
+        at = maker.get(id(symbol), -1)
+        direct = at >= 0 and id(symbol) not in places and id(symbol) not in views
+        if direct and adds:
             # two results may share a view: the one that adds must come after the one that writes
-            direct = len(step.outs) == 1 and id(symbol) not in read and at > latest
-        if step is not None and direct:
-            places[id(symbol)] = Arg("view", first + j)
+            direct = len(steps[at].outs) == 1 and id(symbol) not in read and at > latest
+        target = symbol
+        if symbol.dtype != dtype:
+            # nobody else may see what is there
+            alone = id(symbol) not in read and sum(other is symbol for other, _, _ in made) == 1
+            direct = direct and alone and vocabulary.casts(steps[at].kernel)
+            target = Symbol(symbol.shape, dtype)
+        if direct:
+            step = steps[at]
+            outs = tuple(target if o is symbol else o for o in step.outs)
+            steps[at] = _Step(step.kernel, step.args, outs, step.params, adds)
             latest = max(latest, at)
-            if adds:
-                steps[at] = _Step(step.kernel, step.args, step.outs, step.params, True)
         else:
-            target = Symbol(symbol.shape, symbol.dtype)
-            places[id(target)] = Arg("view", first + j)
+            target = Symbol(symbol.shape, dtype)
             steps.append(_Step("copy", (symbol,), (target,), {}, adds))
             latest = len(steps) - 1
+        places[id(target)] = Arg("view", first + j)
     return steps, places
 
 

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
 from castile.planner.op import Op
+from castile.planner.vocabulary import wide
 
 
 class Optimizer(Op):
@@ -33,15 +34,23 @@ class Updates:
 
     clip        the most that the norm of all gradients together may be; what is longer is scaled to it
     undecayed   patterns of the names of parameters whose weight decay is 0 (`*.bias`)
+    master      the dtype in which parameters and optimizer state are kept and gradients summed: by default the graph's,
+                or float32 where that has 16 bits; where it is another, each step computes with copies of the parameters
+                in the graph's own (Micikevicius et al., 2018)
     """
 
     optimizer: Optimizer
     clip: float | None = None
     undecayed: tuple[str, ...] = ()
+    master: str = ""
 
     def __post_init__(self) -> None:
         if self.clip is not None and self.clip <= 0:
             raise ValueError(f"gradients cannot be clipped to a norm of {self.clip}; it should be more than 0")
+
+    def kept(self, dtype: str) -> str:
+        """The dtype in which parameters are kept that are used in `dtype`."""
+        return self.master or wide(dtype)
 
     def of(self, param: str) -> Optimizer:
         """The optimizer of a parameter."""

@@ -19,6 +19,7 @@ Pair = tuple[int, int]
 Pads = tuple[int, int, int, int]
 
 ALIGNMENT = 64
+NARROW = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,15 @@ Results = tuple[Spec, ...]
 
 @dataclass(frozen=True)
 class Entry:
-    """One kernel: its result specs, the bytes it works in, and whether it can add into its result by itself."""
+    """One kernel: its result specs, the bytes it works in, and whether it can add into its result by itself.
+
+    casts   whether it writes results of another floating dtype as gladly, rounded or widened
+    """
 
     results: Callable[..., Results]
     working: Callable[..., int]
     adds: bool
+    casts: bool
 
 
 _ENTRIES: dict[str, Entry] = {}
@@ -70,6 +75,31 @@ def workspace(
     entry = _entry(name)
     held = sum(round_up(out.nbytes) for out in outs) if accumulate and not entry.adds else 0
     return round_up(entry.working(outs, accumulate, *args, **params)) + held
+
+
+def casts(name: str) -> bool:
+    """Whether kernel `name` also writes its results in another floating dtype than `results` says."""
+    return _entry(name).casts
+
+
+def wide(dtype: str) -> str:
+    """In what sums and statistics of numbers of a dtype are kept: float32 for those of 16 bits, else the dtype."""
+    return "float32" if dtype in NARROW else dtype
+
+
+def total(shape: Shape, dtype: str) -> Spec:
+    """A sum of numbers of a dtype; of all of them it is wide, as it costs nothing and many follow from it."""
+    return Spec(shape, dtype if shape else wide(dtype))
+
+
+def computed(what: str, **dtypes: str) -> str:
+    """The dtype of what is computed of arrays of these; ValueError unless they are one, or 16 bits meet wide ones."""
+    narrow = [dtype for dtype in dtypes.values() if dtype in NARROW]
+    if not narrow:
+        same(what, **dtypes)
+        return next(iter(dtypes.values()))
+    same(what, **{name: wide(dtype) for name, dtype in dtypes.items()})
+    return narrow[0]
 
 
 def names() -> list[str]:
@@ -98,13 +128,13 @@ def _entries() -> dict[str, Entry]:
 
 
 def kernel(
-    adds: bool = False, working: Callable[..., int] = lambda *args, **params: 0
+    adds: bool = False, working: Callable[..., int] = lambda *args, **params: 0, casts: bool = False
 ) -> Callable[[Callable[..., Results]], Callable[..., Results]]:
     """Enters the decorated function, which gives the result specs, under its name."""
 
     def enter(function: Callable[..., Results]) -> Callable[..., Results]:
         assert function.__name__ not in _ENTRIES, f"two entries of {function.__name__}"
-        _ENTRIES[function.__name__] = Entry(function, working, adds)
+        _ENTRIES[function.__name__] = Entry(function, working, adds, casts)
         return function
 
     return enter

@@ -4,3 +4,5 @@ Reading order: region, task, machine, timeline (the words); dependence, collecti
 mapper, executor (in which order); backends and comm (by what means); worker, runner, debug. It knows no operator,
 layer or gradient.
 """
+
+import ml_dtypes  # noqa: F401  NumPy has no bfloat16 of its own

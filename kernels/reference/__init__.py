@@ -1,7 +1,8 @@
 """The definitions of all kernels in plain NumPy, slow and obvious: what a kernel means is what is written here.
 
 Each public function of a module of this folder is one, and is found here by its name. They know no fast form. Shapes
-stand in brackets; results have the dtype of the floating inputs.
+stand in brackets; results have the dtype of the floating inputs, or float32 where those have 16 bits: who keeps them
+rounds them.
 """
 
 import inspect
@@ -10,6 +11,8 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
+from castile.kernels.narrow import widened
+
 
 def _definitions() -> dict[str, Callable[..., Any]]:
     found: dict[str, Callable[..., Any]] = {}
@@ -17,7 +20,7 @@ def _definitions() -> dict[str, Callable[..., Any]]:
         for name, function in inspect.getmembers(import_module(info.name), inspect.isfunction):
             if function.__module__ == info.name and not name.startswith("_"):
                 assert name not in found, f"two definitions of {name}"
-                found[name] = function
+                found[name] = widened(function)
     return found
 
 

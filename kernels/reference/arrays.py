@@ -4,7 +4,10 @@ from string import ascii_letters
 
 import numpy as np
 
+from castile.kernels.narrow import casts
 
+
+@casts
 def contract(spec: str, *xs: np.ndarray) -> np.ndarray:
     """Einstein sum of `xs` under `spec`, for example "...i,oi->...o"; what the result does not name is summed.
 
@@ -33,6 +36,7 @@ def reshape(x: np.ndarray, *, shape: tuple[int, ...]) -> np.ndarray:
     return np.array(x.reshape(shape))
 
 
+@casts
 def copy(x: np.ndarray) -> np.ndarray:
     """The same numbers in another array."""
     return np.array(x)

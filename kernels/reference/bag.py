@@ -3,6 +3,7 @@
 import numpy as np
 
 from castile.kernels.ids import check_ids
+from castile.kernels.narrow import casts
 
 
 def embedding_bag(ids: np.ndarray, table: np.ndarray, *weights: np.ndarray, scale: float) -> np.ndarray:
@@ -15,6 +16,7 @@ def embedding_bag(ids: np.ndarray, table: np.ndarray, *weights: np.ndarray, scal
     return np.array(found.sum(axis=-2, dtype=table.dtype) * table.dtype.type(scale))
 
 
+@casts
 def embedding_bag_grad(dy: np.ndarray, ids: np.ndarray, *weights: np.ndarray, rows: int, scale: float) -> np.ndarray:
     """Gradient of `embedding_bag` to its table [rows,d]."""
     check_ids("embedding_bag_grad", ids, rows)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from castile.kernels.narrow import casts
 from castile.kernels.windows import Pads, Pair, count, extents, pad, tap, unpad
 
 
@@ -49,6 +50,7 @@ def conv2d_grad_input(
     return unpad(wide, pads, shape)
 
 
+@casts
 def conv2d_grad_weight(
     dy: np.ndarray,
     x: np.ndarray,

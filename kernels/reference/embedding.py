@@ -3,6 +3,7 @@
 import numpy as np
 
 from castile.kernels.ids import check_ids
+from castile.kernels.narrow import casts
 
 
 def embedding(ids: np.ndarray, table: np.ndarray) -> np.ndarray:
@@ -11,6 +12,7 @@ def embedding(ids: np.ndarray, table: np.ndarray) -> np.ndarray:
     return table[ids]
 
 
+@casts
 def embedding_grad(dy: np.ndarray, ids: np.ndarray, *, rows: int) -> np.ndarray:
     """Gradient of `embedding` to its table [rows, d]: rows of dy added in the order of the ids."""
     check_ids("embedding_grad", ids, rows)

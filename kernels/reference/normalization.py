@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from castile.kernels.narrow import casts
+
 
 def layer_norm(x: np.ndarray, g: np.ndarray, b: np.ndarray, *, eps: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Layer normalisation (Ba et al. 2016) over the last dim: y like x, mean and 1 / deviation x.shape[:-1]."""
@@ -19,6 +21,7 @@ def layer_norm_grad_input(
     return inner * rstd[..., None]
 
 
+@casts
 def layer_norm_grad_params(
     dy: np.ndarray, x: np.ndarray, mean: np.ndarray, rstd: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -39,6 +42,7 @@ def rms_norm_grad_input(dy: np.ndarray, x: np.ndarray, g: np.ndarray, rstd: np.n
     return (dz - z * (dz * z).mean(axis=-1, keepdims=True)) * rstd[..., None]
 
 
+@casts
 def rms_norm_grad_params(dy: np.ndarray, x: np.ndarray, rstd: np.ndarray) -> np.ndarray:
     """Gradient of `rms_norm` to its g [x.shape[-1]]."""
     return np.array((dy * x * rstd[..., None]).sum(axis=tuple(range(x.ndim - 1))))
@@ -68,6 +72,7 @@ def group_norm_grad_input(
     return (inner * rstd[..., None]).reshape(x.shape)
 
 
+@casts
 def group_norm_grad_params(
     dy: np.ndarray, x: np.ndarray, mean: np.ndarray, rstd: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:

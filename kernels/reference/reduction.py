@@ -2,14 +2,17 @@
 
 import numpy as np
 
+from castile.kernels.narrow import casts
 from castile.kernels.reference.elementwise import pointwise
 
 
+@casts
 def sum_over(x: np.ndarray, *, dims: tuple[int, ...]) -> np.ndarray:
     """Sum of x over `dims`, which the result lacks; over all dims the result is [] (a 0-d array)."""
     return np.array(np.sum(x, axis=tuple(dims), dtype=x.dtype))
 
 
+@casts
 def sum_pointwise(line: str, *xs: np.ndarray, dims: tuple[int, ...], **constants: float) -> np.ndarray:
     """Sum over `dims`, which the result lacks, of `pointwise`."""
     return sum_over(pointwise(line, *xs, **constants), dims=dims)

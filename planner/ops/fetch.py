@@ -1,4 +1,4 @@
-"""Fetch: brings a parameter from its home to where it is used."""
+"""Fetch: brings a parameter from its home to where it is used, and into the dtype that is computed with."""
 
 from __future__ import annotations
 

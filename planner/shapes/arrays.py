@@ -12,7 +12,7 @@ def _contract_working(outs: Results, accumulate: bool, spec: str, *xs: Spec) -> 
     return outs[0].nbytes if accumulate and not (by_blas and once) else 0
 
 
-@kernel(adds=True, working=_contract_working)
+@kernel(adds=True, casts=True, working=_contract_working)
 def contract(spec: str, *xs: Spec) -> Results:
     """Lengths of the labels, each of which must be one."""
     left, arrow, right = spec.replace(" ", "").partition("->")
@@ -67,9 +67,9 @@ def reshape(x: Spec, *, shape: Shape) -> Results:
     return (Spec(tuple(shape), x.dtype),)
 
 
-@kernel(adds=True)
+@kernel(adds=True, casts=True)
 def copy(x: Spec) -> Results:
-    """x's spec."""
+    """x's spec, or in another dtype."""
     return (x,)
 
 

@@ -11,7 +11,7 @@ def embedding_bag(ids: Spec, table: Spec, *weights: Spec, scale: float) -> Resul
     return (Spec((*ids.shape[:-1], table.shape[1]), table.dtype),)
 
 
-@kernel(adds=True)
+@kernel(adds=True, casts=True)
 def embedding_bag_grad(dy: Spec, ids: Spec, *weights: Spec, rows: int, scale: float) -> Results:
     """[rows, d]."""
     _check("embedding_bag_grad", ids, weights)

@@ -1,6 +1,6 @@
 """What kernels of batch normalisation give, work in and refuse."""
 
-from castile.planner.vocabulary import Results, Spec, kernel, like, need
+from castile.planner.vocabulary import Results, Spec, kernel, like, need, wide
 
 WIDE = "float64"
 
@@ -21,12 +21,12 @@ def moments_grad(dm: Spec, x: Spec, *, scale: float) -> Results:
 
 @kernel()
 def norm_factors(gain: Spec, shift: Spec, *statistics: Spec, eps: float) -> Results:
-    """[3,c] like gain."""
+    """[3,c], wide."""
     like("norm_factors", gain=gain, shift=shift)
     shapes = [one.shape for one in statistics]
     fits = shapes in ([(2, *gain.shape)], [gain.shape, gain.shape])
     need(fits, f"norm_factors: statistics {shapes} must hold two numbers for each of gain {gain.shape}")
-    return (Spec((3, *gain.shape), gain.dtype),)
+    return (Spec((3, *gain.shape), wide(gain.dtype)),)
 
 
 @kernel()
@@ -39,7 +39,7 @@ def norm_factors_grad(df: Spec, gain: Spec, *statistics: Spec, eps: float) -> Re
 @kernel()
 def norm(x: Spec, factors: Spec) -> Results:
     """x's spec."""
-    like("norm", factors=factors, **{"three of x's channels": Spec((3, *x.shape[1:2]), x.dtype)})
+    like("norm", factors=factors, **{"three of x's channels": Spec((3, *x.shape[1:2]), wide(x.dtype))})
     return (x,)
 
 

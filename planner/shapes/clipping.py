@@ -1,12 +1,12 @@
 """What kernels of clipping by the global norm give, work in and refuse."""
 
-from castile.planner.vocabulary import Results, Spec, kernel, like, need
+from castile.planner.vocabulary import Results, Spec, kernel, like, need, total
 
 
 @kernel()
 def square_sum(x: Spec) -> Results:
     """A scalar."""
-    return (Spec((), x.dtype),)
+    return (total((), x.dtype),)
 
 
 @kernel()
@@ -20,5 +20,5 @@ def clip_factor(squares: Spec, *, most: float) -> Results:
 @kernel()
 def times(x: Spec, factor: Spec) -> Results:
     """x's spec."""
-    like("times", factor=factor, scalar=Spec((), x.dtype))
+    like("times", factor=factor, scalar=total((), x.dtype))
     return (x,)

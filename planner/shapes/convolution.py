@@ -108,7 +108,7 @@ def conv2d_grad_input(
     return (x,)
 
 
-@kernel(adds=True, working=_slopes)
+@kernel(adds=True, casts=True, working=_slopes)
 def conv2d_grad_weight(
     dy: Spec, x: Spec, *, kernel: Shape, stride: Pair, pads: Pads, dilation: Pair = (1, 1), groups: int = 1
 ) -> Results:

@@ -1,6 +1,6 @@
 """What kernels of arithmetic on each element give, work in and refuse."""
 
-from castile.planner.vocabulary import Results, Shape, Spec, kernel, need, same
+from castile.planner.vocabulary import Results, Shape, Spec, computed, kernel, need
 
 
 @kernel(adds=True)
@@ -9,8 +9,8 @@ def pointwise(line: str, *xs: Spec, **constants: float) -> Results:
     names, arrow, _ = line.partition("->")
     fits = bool(arrow) and len(names.split(",")) == len(xs) > 0
     need(fits, f'pointwise "{line}": it needs a name for each of its {len(xs)} arrays, "->" and a value')
-    same(f'pointwise "{line}": dtypes', **{f"array {i}": x.dtype for i, x in enumerate(xs)})
-    return (Spec(_broadcast(line, [x.shape for x in xs]), xs[0].dtype),)
+    dtype = computed(f'pointwise "{line}": dtypes', **{f"array {i}": x.dtype for i, x in enumerate(xs)})
+    return (Spec(_broadcast(line, [x.shape for x in xs]), dtype),)
 
 
 def _broadcast(line: str, shapes: list[Shape]) -> Shape:

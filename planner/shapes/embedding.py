@@ -11,7 +11,7 @@ def embedding(ids: Spec, table: Spec) -> Results:
     return (Spec((*ids.shape, table.shape[1]), table.dtype),)
 
 
-@kernel(adds=True)
+@kernel(adds=True, casts=True)
 def embedding_grad(dy: Spec, ids: Spec, *, rows: int) -> Results:
     """[rows, d]."""
     integers("embedding_grad", ids=ids)

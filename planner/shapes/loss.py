@@ -1,6 +1,6 @@
 """What kernels of losses give, work in and refuse."""
 
-from castile.planner.vocabulary import Results, Spec, integers, kernel, like, same
+from castile.planner.vocabulary import Results, Spec, integers, kernel, like, same, total, wide
 
 
 @kernel()
@@ -8,7 +8,7 @@ def cross_entropy(logits: Spec, labels: Spec, *, scale: float) -> Results:
     """loss [], lse."""
     integers("cross_entropy", labels=labels)
     same("cross_entropy: shapes", logits=logits.shape[:-1], labels=labels.shape)
-    return Spec((), logits.dtype), Spec(logits.shape[:-1], logits.dtype)
+    return total((), logits.dtype), Spec(logits.shape[:-1], wide(logits.dtype))
 
 
 @kernel()

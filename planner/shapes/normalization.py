@@ -1,13 +1,13 @@
 """What kernels of normalisations give, work in and refuse."""
 
-from castile.planner.vocabulary import Results, Spec, kernel, like, need
+from castile.planner.vocabulary import Results, Spec, kernel, like, need, wide
 
 
 @kernel()
 def layer_norm(x: Spec, g: Spec, b: Spec, *, eps: float) -> Results:
     """y, mean, rstd."""
     like("layer_norm", g=g, b=b, **{"x's last dim": Spec(x.shape[-1:], x.dtype)})
-    rows = Spec(x.shape[:-1], x.dtype)
+    rows = Spec(x.shape[:-1], wide(x.dtype))
     return x, rows, rows
 
 
@@ -16,15 +16,15 @@ def layer_norm_grad_input(dy: Spec, x: Spec, g: Spec, mean: Spec, rstd: Spec) ->
     """x's spec."""
     like("layer_norm_grad_input", dy=dy, x=x)
     like("layer_norm_grad_input", g=g, **{"x's last dim": Spec(x.shape[-1:], x.dtype)})
-    like("layer_norm_grad_input", mean=mean, rstd=rstd, **{"x's rows": Spec(x.shape[:-1], x.dtype)})
+    like("layer_norm_grad_input", mean=mean, rstd=rstd, **{"x's rows": Spec(x.shape[:-1], wide(x.dtype))})
     return (x,)
 
 
-@kernel(adds=True)
+@kernel(adds=True, casts=True)
 def layer_norm_grad_params(dy: Spec, x: Spec, mean: Spec, rstd: Spec) -> Results:
     """dg, db."""
     like("layer_norm_grad_params", dy=dy, x=x)
-    like("layer_norm_grad_params", mean=mean, rstd=rstd, **{"x's rows": Spec(x.shape[:-1], x.dtype)})
+    like("layer_norm_grad_params", mean=mean, rstd=rstd, **{"x's rows": Spec(x.shape[:-1], wide(x.dtype))})
     params = Spec(x.shape[-1:], x.dtype)
     return params, params
 
@@ -33,7 +33,7 @@ def layer_norm_grad_params(dy: Spec, x: Spec, mean: Spec, rstd: Spec) -> Results
 def rms_norm(x: Spec, g: Spec, *, eps: float) -> Results:
     """y, rstd."""
     like("rms_norm", g=g, **{"x's last dim": Spec(x.shape[-1:], x.dtype)})
-    return x, Spec(x.shape[:-1], x.dtype)
+    return x, Spec(x.shape[:-1], wide(x.dtype))
 
 
 @kernel()
@@ -41,15 +41,15 @@ def rms_norm_grad_input(dy: Spec, x: Spec, g: Spec, rstd: Spec) -> Results:
     """x's spec."""
     like("rms_norm_grad_input", dy=dy, x=x)
     like("rms_norm_grad_input", g=g, **{"x's last dim": Spec(x.shape[-1:], x.dtype)})
-    like("rms_norm_grad_input", rstd=rstd, **{"x's rows": Spec(x.shape[:-1], x.dtype)})
+    like("rms_norm_grad_input", rstd=rstd, **{"x's rows": Spec(x.shape[:-1], wide(x.dtype))})
     return (x,)
 
 
-@kernel(adds=True)
+@kernel(adds=True, casts=True)
 def rms_norm_grad_params(dy: Spec, x: Spec, rstd: Spec) -> Results:
     """dg."""
     like("rms_norm_grad_params", dy=dy, x=x)
-    like("rms_norm_grad_params", rstd=rstd, **{"x's rows": Spec(x.shape[:-1], x.dtype)})
+    like("rms_norm_grad_params", rstd=rstd, **{"x's rows": Spec(x.shape[:-1], wide(x.dtype))})
     return (Spec(x.shape[-1:], x.dtype),)
 
 
@@ -58,7 +58,7 @@ def group_norm(x: Spec, g: Spec, b: Spec, *, groups: int, eps: float) -> Results
     """y, mean, rstd."""
     _grouped("group_norm", x, groups)
     like("group_norm", g=g, b=b, **{"x's channels": Spec(x.shape[1:2], x.dtype)})
-    stats = Spec((x.shape[0], groups), x.dtype)
+    stats = Spec((x.shape[0], groups), wide(x.dtype))
     return x, stats, stats
 
 
@@ -71,7 +71,7 @@ def group_norm_grad_input(dy: Spec, x: Spec, g: Spec, mean: Spec, rstd: Spec) ->
     return (x,)
 
 
-@kernel(adds=True)
+@kernel(adds=True, casts=True)
 def group_norm_grad_params(dy: Spec, x: Spec, mean: Spec, rstd: Spec) -> Results:
     """dg, db."""
     like("group_norm_grad_params", dy=dy, x=x)
@@ -88,4 +88,4 @@ def _grouped(what: str, x: Spec, groups: int) -> None:
 def _statistics(what: str, x: Spec, mean: Spec, rstd: Spec) -> None:
     groups = mean.shape[-1]
     _grouped(what, x, groups)
-    like(what, mean=mean, rstd=rstd, groups=Spec((x.shape[0], groups), x.dtype))
+    like(what, mean=mean, rstd=rstd, groups=Spec((x.shape[0], groups), wide(x.dtype)))

@@ -1,20 +1,20 @@
 """What kernels that take sums and maxima over dims give, and what the way back gives; what they refuse."""
 
 from castile.planner.shapes.elementwise import pointwise
-from castile.planner.vocabulary import Results, Shape, Spec, kernel, need
+from castile.planner.vocabulary import Results, Shape, Spec, kernel, need, total
 
 
-@kernel(adds=True)
+@kernel(adds=True, casts=True)
 def sum_over(x: Spec, *, dims: Shape) -> Results:
-    """x without `dims`."""
-    return (Spec(_without("sum_over", x.shape, dims), x.dtype),)
+    """x without `dims`; wide where nothing else is left."""
+    return (total(_without("sum_over", x.shape, dims), x.dtype),)
 
 
-@kernel(adds=True)
+@kernel(adds=True, casts=True)
 def sum_pointwise(line: str, *xs: Spec, dims: Shape, **constants: float) -> Results:
     """The shape that xs broadcast to, without `dims`."""
     (terms,) = pointwise(line, *xs)
-    return (Spec(_without("sum_pointwise", terms.shape, dims), terms.dtype),)
+    return (total(_without("sum_pointwise", terms.shape, dims), terms.dtype),)
 
 
 @kernel()

@@ -1,6 +1,6 @@
 """What kernels of a cross-entropy over blocks of classes give, work in and refuse."""
 
-from castile.planner.vocabulary import Results, Spec, integers, kernel, like, need, same
+from castile.planner.vocabulary import Results, Spec, integers, kernel, like, need, same, wide
 
 
 @kernel()
@@ -11,7 +11,7 @@ def block_entropy(logits: Spec, labels: Spec, *, blocks: int, first: int, classe
     width = logits.shape[-1]
     need(blocks > 0 and width % blocks == 0, f"block_entropy: {width} classes do not divide into {blocks} blocks")
     need(0 <= first <= classes - width, f"block_entropy: {first} to {first + width} lie not within {classes} classes")
-    return (Spec((*labels.shape, blocks, 2), logits.dtype),)
+    return (Spec((*labels.shape, blocks, 2), wide(logits.dtype)),)
 
 
 @kernel()

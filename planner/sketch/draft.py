@@ -120,7 +120,7 @@ class Draft:
             made = self._ends(flow)
             if not made:
                 continue
-            itemsize = 2 if flow.dtype == "bfloat16" else np.dtype(flow.dtype).itemsize
+            itemsize = np.dtype(flow.dtype).itemsize
             here: set[tuple[int, int]] = set()
             ways = {end[1:] for end in made}
             for slot, port in flow.readers:

@@ -16,20 +16,20 @@ from castile.planner.cost import CostModel
 from castile.planner.graph import Node
 from castile.planner.lower import Lowering
 from castile.planner.op import Part
-from castile.planner.program import Port, Program, Step
+from castile.planner.program import FETCHED, Port, Program, Step
 from castile.planner.sketch.layouts import LayoutTable
 from castile.planner.sketch.many import Cut, asked
-from castile.planner.template import PartTemplate, _cost_key
+from castile.planner.template import PartTemplate, _cost_key, priced
 from castile.runtime.machine import Processor
 from castile.runtime.task import CostKey
 from castile.runtime.timeline import PICOSECONDS
 
-# What updates and clipping of a parameter are called behind its name.
-OF_PARAMS = ("update", "square_sum", "clip")
+# What casts, updates and clipping of a parameter are called behind its name.
+OF_PARAMS = ("fetch", "update", "square_sum", "clip")
 
 
 def param_of(step: Step, program: Program) -> str:
-    """The parameter that a step updates or clips, "" where it is none of these."""
+    """The parameter that a step casts, updates or clips, "" where it is none of these."""
     name, _, what = step.node.name.rpartition("/")
     return name if what in OF_PARAMS and name in program.params else ""
 
@@ -69,8 +69,8 @@ class Works:
         every = [dtypes(port.region) for port in (*step.inputs, *step.outputs)]
         kinds = self._lowering.machine.kinds
         if self.is_plain:
-            nbytes = sum(prod(shape) * _itemsize(dtype) for shape, dtype in rows)
-            seconds = _roofline(kinds[0], every[len(step.inputs)], np.rint(of.flops(step.which)), nbytes)
+            nbytes = sum(prod(shape) * np.dtype(dtype).itemsize for shape, dtype in rows)
+            seconds = _roofline(kinds[0], priced(step, every), np.rint(of.flops(step.which)), nbytes)
             return np.broadcast_to(seconds, count)[:, None]
         key = _cost_key(step, rows, of.flops(step.which), every)
         return np.array([self._cost.picoseconds([key], kind) for kind in range(len(kinds))]).T / PICOSECONDS
@@ -95,26 +95,26 @@ class Works:
         The second number holds where updates are in pieces: of what they need, those who hold a parameter alike have
         a share each.
         """
-        part = _largest(node, split)
+        part, tensors = _largest(node, split), self._lowering.graph.tensors
         total = in_pieces = sum(
-            prod(part.writes(result).shape) * _itemsize(self._dtype(name)) for result, name in enumerate(node.outputs)
+            prod(part.writes(result).shape) * np.dtype(tensors[name].dtype).itemsize
+            for result, name in enumerate(node.outputs)
         )
         for step in steps:
             param = param_of(step, self._program)
             if not param or not step.node.name.endswith("/update"):
                 continue
             index = node.inputs.index(param)
-            nbytes = prod(part.reads(index).shape) * _itemsize(self._dtype(node.inputs[index]))
+            size, dtypes = prod(part.reads(index).shape), self._program.dtypes
+            nbytes = size * np.dtype(dtypes[param]).itemsize
+            cast = size * np.dtype(dtypes[param + FETCHED]).itemsize if param + FETCHED in dtypes else 0
             borne = node.alignment.operands[index].axes
             alike = prod(degree for axis, degree in split.items() if axis not in borne)
             like = sum(o.dims == step.node.alignment.operands[0].dims for o in step.node.alignment.operands)
             # Arrays where many splits are asked about: what both numbers begin with is not to be changed.
-            total = total + nbytes * like
-            in_pieces = in_pieces + nbytes * np.minimum(like, 1 + like / alike)
+            total = total + nbytes * like + cast
+            in_pieces = in_pieces + nbytes * np.minimum(like, 1 + like / alike) + cast
         return total, in_pieces
-
-    def _dtype(self, tensor: str) -> str:
-        return self._lowering.graph.tensors[tensor].dtype
 
 
 class _Largest:
@@ -156,10 +156,6 @@ class _Largest:
                 lengths[list(degrees)] = (hi - lo)[firsts]
                 shape[d] = lengths[degree]
         return tuple(shape)
-
-
-def _itemsize(dtype: str) -> int:
-    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
 def _largest(node: Node, cut: Cut) -> Part:
