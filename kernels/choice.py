@@ -21,7 +21,7 @@ class Choice(NamedTuple):
 
 
 class Array(NamedTuple):
-    """What a choice depends on of an array; strides are in bytes."""
+    """What a choice depends on of an array; strides are in bytes, and 0 along dims of one element."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -34,9 +34,22 @@ class Array(NamedTuple):
                 ) * self.itemsize if prod(self.shape) else 0  # fmt: skip
 
     @property
+    def laid(self) -> tuple[int, ...]:
+        """The strides of an array that is made like this one: along dims of one element as if it lay dense."""
+        dense = (self.itemsize * prod(self.shape[dim + 1 :]) for dim in range(len(self.shape)))
+        return tuple(own if n > 1 else step for n, own, step in zip(self.shape, self.strides, dense, strict=True))
+
+    @property
     def itemsize(self) -> int:
         """Bytes of one element, by the digits with which names of dtypes end."""
         return max(1, int("".join(filter(str.isdigit, self.dtype)) or 8) // 8)
+
+
+class Operands(NamedTuple):
+    """Arrays and literals of a call."""
+
+    outs: tuple[Any, ...]
+    args: tuple[Any, ...]
 
 
 class Wanted(NamedTuple):
@@ -108,12 +121,10 @@ def arrays_of(call: Wanted) -> Iterator[Array]:
 
 
 def _bare(x: Any) -> Any:
-    if isinstance(x, Array):
-        return x
     if hasattr(x, "strides"):
         # Along a dim of one element there is no step, whatever a library says.
         steps = tuple(int(step) if size > 1 else 0 for size, step in zip(x.shape, x.strides, strict=True))
-        return Array(tuple(map(int, x.shape)), steps, x.dtype.name)
+        return Array(tuple(map(int, x.shape)), steps, x.dtype if isinstance(x, Array) else x.dtype.name)
     if isinstance(x, tuple | list):
         return tuple(map(_bare, x))
     return x.item() if hasattr(x, "item") else x

@@ -13,9 +13,10 @@ hold NaN before the call, and never overlap inputs, except that `sgd` may write 
 working memory takes the keyword `scratch` (1-D uint8, 64-byte aligned, of the bytes that the planner's vocabulary
 declares); a form that can add into its result takes the keyword `accumulate`.
 
-A prepared form that leaves something to choose has an attribute `settings`, which gives the settings worth trying, as
-text and the likeliest first, for the same arguments; it then takes the keyword `setting`, and raises Refused for one
-that the device cannot run.
+A prepared form that one may choose has an attribute `settings`: of the same arguments it gives the settings worth
+trying, as text and the likeliest first, [""] where it leaves nothing to choose and [] where it cannot; of the arrays it
+looks at shapes, strides and dtypes alone. Such a form takes the keyword `setting`, unless all that it offers is [""],
+and raises Refused for one that the device cannot run.
 """
 
 from collections.abc import Callable
@@ -26,6 +27,16 @@ Form = TypeVar("Form", bound=Callable[..., Any])
 
 class Refused(Exception):
     """The device cannot run a form with this setting, as where it has too little shared memory; another may do."""
+
+
+def offers(settings: Callable[..., list[str]]) -> Callable[[Form], Form]:
+    """Give a prepared form its `settings`."""
+
+    def mark(form: Form) -> Form:
+        setattr(form, "settings", settings)
+        return form
+
+    return mark
 
 
 def prepares(form: Form) -> Form:

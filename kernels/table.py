@@ -15,14 +15,11 @@ import numpy as np
 
 from castile.kernels import choice, reference
 from castile.kernels.choice import Choice
-from castile.kernels.narrow import is_plain
 
 Call = Callable[[], Any]
 Arrays = tuple[np.ndarray, ...]
 # Forms that calls of a library may do better than, and the folder of these.
 LIBRARIES = {"triton": "cupy"}
-# Forms that leave numbers of 16 bits, and casts, to the definitions.
-PLAIN = ("numpy",)
 
 
 @cache
@@ -117,7 +114,8 @@ class Table:
     def ways(self, name: str, args: tuple[Any, ...], outs: Arrays, params: dict[str, Any], adds: bool) -> list[Choice]:
         """All ways in which a call could be bound, the likeliest first; none where there is nothing to choose from.
 
-        adds: whether it adds into its results, which its form then does by itself.
+        adds: whether it adds into its results, which its form then does by itself. Of the arrays only shapes, strides
+        and dtypes are looked at.
         """
         found = []
         for folder, those in ((self.form, self.forms), (LIBRARIES.get(self.form, ""), self.library)):
@@ -127,8 +125,6 @@ class Table:
             work = _given(form, args, outs, params, None, adds)
             if hasattr(form, "settings"):
                 found += [Choice(folder, text) for text in form.settings(*work.args, **work.keywords)]
-            elif folder != self.form and work() is not None:
-                found.append(Choice(folder))
         return found if len(found) > 1 else []
 
     def _formed(
@@ -142,7 +138,7 @@ class Table:
         chosen: Choice | None,
     ) -> Call | None:
         """As `bind`, by a form alone; None if there is none or it cannot."""
-        if name not in self.forms or (self.form in PLAIN and not is_plain(definitions()[name], args, outs)):
+        if name not in self.forms:
             return None
         form, in_library = self.forms[name], self.library.get(name)
         taken = chosen or choice.find(name, outs, args, params, accumulate)

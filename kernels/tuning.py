@@ -1,42 +1,90 @@
-"""Tuning: of all ways to run a kernel call each is bound to arrays and timed; the fastest is to be remembered.
+"""Tuning: all ways to run a kernel call are bound to arrays and timed, so that the fastest can be taken from then on.
 
-It knows no kernel, no device and no clock.
+It knows no kernel; a meter makes arrays on a device and reads its clock, by default that of the GPU.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, Protocol, cast
 
-from castile.kernels.choice import Choice
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from castile.kernels import choice
+from castile.kernels.choice import Array, Choice, Operands, Wanted
 from castile.kernels.form import Refused
 from castile.kernels.table import Call, Table
 
 
-class Operands(NamedTuple):
-    """Arrays and literals of a call."""
+class Meter(Protocol):
+    """Where calls are timed."""
 
-    outs: tuple[Any, ...]
-    args: tuple[Any, ...]
+    def operands(self, call: Wanted) -> list[Operands]:
+        """Arrays for a call, as many as it takes to outgrow the caches."""
+
+    def seconds(self, calls: Sequence[Call]) -> float:
+        """What one of the calls takes; they compute alike, each on arrays of its own."""
 
 
-def tune(
-    table: Table,
-    name: str,
-    operands: Sequence[Operands],
-    params: dict[str, Any],
-    adds: bool,
-    seconds: Callable[[list[Call]], float],
-) -> dict[Choice, float]:
-    """Seconds of each way that the device takes, the likeliest first; nothing is timed where there is only one.
+def gpu() -> Meter:
+    """The current GPU, by CuPy."""
+    return cast(Meter, import_module("castile.kernels.cupy.measuring"))
 
-    operands: arrays of the same shapes, of which results are written over; as many as it takes to outgrow the caches.
-    seconds: what a call takes of these, one for each of `operands`, which compute alike.
+
+def named(
+    table: Table, name: str, outs: Sequence[Array], args: Sequence[Any], params: dict[str, Any], accumulate: bool
+) -> str:
+    """What a call is looked up by when the table binds it; arrays are given as `Array`s.
+
+    A call that adds, of a kernel whose form cannot, fills memory that lies dense and is added then.
     """
-    outs, args = operands[0]
-    found = {}
-    for way in table.ways(name, args, outs, params, adds):
+    if accumulate and not table.adds(name):
+        accumulate, outs = False, [dense(out.shape, out.dtype) for out in outs]
+    return choice.key(choice.wanted(name, tuple(outs), tuple(args), params, accumulate))
+
+
+def dense(shape: tuple[int, ...], dtype: str) -> Array:
+    """An array that is one run of memory."""
+    itemsize, steps = np.dtype(dtype).itemsize, []
+    step = itemsize
+    for extent in reversed(shape):
+        steps.append(step)
+        step *= extent
+    return Array(shape, tuple(reversed(steps)), dtype)
+
+
+def ways(table: Table, which: str) -> list[Choice]:
+    """All ways to run the call of that name, the likeliest first; none where there is nothing to choose from."""
+    call = choice.wanted_of(which)
+    outs, args = (tuple(_hollow(x) if isinstance(x, Array) else x for x in xs) for xs in (call.outs, call.args))
+    return table.ways(call.kernel, args, outs, call.params, call.accumulate)
+
+
+def tune(table: Table, which: str, meter: Meter) -> dict[Choice, float]:
+    """Seconds of each way to run the call of that name that the device takes, the likeliest first.
+
+    Nothing is timed where there is only one. Raises ValueError for a name that `named` did not give, and MemoryError
+    where the device has no room for the arrays.
+    """
+    found: dict[Choice, float] = {}
+    possible, call = ways(table, which), choice.wanted_of(which)
+    operands = meter.operands(call) if possible else []
+    for way in possible:
         try:
-            calls = [table.bind(name, one.args, one.outs, params, None, adds, way) for one in operands]
+            calls = [table.bind(call.kernel, one.args, one.outs, call.params, None, call.accumulate, way)
+                     for one in operands]  # fmt: skip
         except Refused:
             continue
-        found[way] = seconds(calls)
+        found[way] = meter.seconds(calls)
     return found
+
+
+def take(found: dict[str, Choice]) -> None:
+    """From now on every table binds the calls of these names so."""
+    for which, way in found.items():
+        choice.remember(which, way)
+
+
+def _hollow(one: Array) -> np.ndarray:
+    """An array of which one element is there, for what looks at shapes and steps only."""
+    return as_strided(np.zeros(1, one.dtype), one.shape, one.laid)

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
-from castile.kernels import choice
-from castile.kernels.choice import Choice
+from castile.kernels import choice, tuning
+from castile.kernels.choice import Choice, Operands
 from castile.kernels.cupy.contract import products
-from castile.kernels.form import Refused, prepares
+from castile.kernels.form import Refused, offers, prepares
 from castile.kernels.table import Table, definitions, forms, native_accumulate
 from castile.kernels.triton.views import view
-from castile.kernels.tuning import Operands, tune
+from castile.kernels.tuning import dense as dense_array
 from tests.kernel_cases import cases
 from tests.test_kernels import dense, sliced, stepped, unwritten
 
@@ -189,7 +189,12 @@ def test_dims_of_one_element_have_no_steps() -> None:
     assert len(keys) == 2
 
 
+def offered(out: Any, x: Any, *, accumulate: bool) -> list[str]:
+    return ["first", "second", "third"]
+
+
 @prepares
+@offers(offered)
 def fancy(out: Any, x: Any, *, setting: str = "first", accumulate: bool) -> Any:
     """A form with settings, of which a device takes but two."""
     if setting == "second":
@@ -197,10 +202,8 @@ def fancy(out: Any, x: Any, *, setting: str = "first", accumulate: bool) -> Any:
     return lambda: np.copyto(out, ["first", "second", "third", "library"].index(setting))
 
 
-setattr(fancy, "settings", lambda out, x, *, accumulate: ["first", "second", "third"])
-
-
 @prepares
+@offers(lambda out, x: [""] if out.size > 4 else [])
 def library(out: Any, x: Any) -> Any:
     """The form of a library, for long arrays."""
     return (lambda: np.copyto(out, 3)) if out.size > 4 else None
@@ -209,7 +212,7 @@ def library(out: Any, x: Any) -> Any:
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> Table:
     made = Table("triton")
-    monkeypatch.setattr(made, "forms", {"relu": fancy})
+    monkeypatch.setattr(made, "forms", {"relu": fancy, "clip": library})
     monkeypatch.setattr(made, "library", {"relu": library})
     return made
 
@@ -220,37 +223,64 @@ def run(table: Table, size: int, adds: bool = False, chosen: Choice | None = Non
     return int(out[0])
 
 
+def relu(table: Table, size: int, adds: bool = False) -> str:
+    x = dense_array((size,), "float64")
+    return tuning.named(table, "relu", [x], [x], {}, adds)
+
+
 def test_what_is_remembered_is_bound_for_its_call_alone(table: Table) -> None:
     assert run(table, 8) == 0
     for taken, value in ((Choice("triton", "third"), 2), (Choice("cupy"), 3), (Choice("triton", "first"), 0)):
-        x = np.zeros(8)
-        choice.remember(choice.key(choice.wanted("relu", (x,), (x,), {}, False)), taken)
+        tuning.take({relu(table, 8): taken})
         assert run(table, 8) == value and run(table, 9) == run(table, 8, adds=True) == 0
     choice.forget()
     assert run(table, 8) == 0
     assert run(table, 8, chosen=Choice("triton", "third")) == 2
     # Another table has no such forms and goes its own way.
-    choice.remember(choice.key(choice.wanted("relu", (x,), (x,), {}, False)), Choice("cupy"))
-    out = np.zeros(8)
-    Table("numpy").bind("relu", (x + 5,), (out,), {})()
+    tuning.take({relu(table, 8): Choice("cupy")})
+    out, x = np.zeros(8), np.full(8, 5.0)
+    Table("numpy").bind("relu", (x,), (out,), {})()
     assert out[0] == 5
 
 
-def test_tuning_times_each_way_that_the_device_takes(table: Table) -> None:
-    spent = {0: 3.0, 2: 1.0, 3: 2.0}
-    timed: list[int] = []
+class Meter:
+    """Two pairs of arrays, and a clock that says what was written."""
 
-    def seconds(calls: list[Any]) -> float:
-        for call, one in zip(calls, operands, strict=True):
+    def __init__(self, spent: dict[int, float]) -> None:
+        self.spent, self.timed = spent, []
+
+    def operands(self, call: choice.Wanted) -> list[Operands]:
+        (size,) = call.outs[0].shape
+        self.made = [Operands((np.zeros(size),), (np.zeros(size),)) for _ in range(2)]
+        return self.made
+
+    def seconds(self, calls: Any) -> float:
+        for call, one in zip(calls, self.made, strict=True):
             call()
-            timed.append(int(one.outs[0][0]))
-        return spent[timed[-1]]
+            self.timed.append(int(one.outs[0][0]))
+        return self.spent[self.timed[-1]]
 
+
+def test_tuning_times_each_way_that_the_device_takes(table: Table) -> None:
+    meter = Meter({0: 3.0, 2: 1.0, 3: 2.0})
     for size, adds, ways in ((8, False, [0, 2, 3]), (4, False, [0, 2]), (8, True, [0, 2])):
-        operands = [Operands((np.zeros(size),), (np.zeros(size),)) for _ in range(2)]
-        found = tune(table, "relu", operands, {}, adds, seconds)
-        assert [spent[way] for way in ways] == list(found.values())
-        assert timed == [way for way in ways for _ in operands], "each on all operands"
+        found = tuning.tune(table, relu(table, size, adds), meter)
+        assert [meter.spent[way] for way in ways] == list(found.values())
+        assert meter.timed == [way for way in ways for _ in "ab"], "each on all operands"
         assert all(str(way).split()[0] in ("triton", "cupy") for way in found)
-        timed.clear()
-    assert tune(Table("numpy"), "relu", operands, {}, False, seconds) == {} and not timed
+        meter.timed.clear()
+    assert tuning.tune(Table("numpy"), relu(table, 8), meter) == {} and not meter.timed
+
+
+def test_a_kernel_that_cannot_add_is_tuned_as_it_fills_what_is_added(table: Table) -> None:
+    wide = choice.Array((3, 4), (64, 8), "float64")
+    texts = [tuning.named(table, "clip", [out], [], {}, adds)
+             for out in (wide, dense_array((3, 4), "float64")) for adds in (True, False)]  # fmt: skip
+    assert texts[0] == texts[2] == texts[3] != texts[1]
+
+
+def test_calls_are_named_as_arrays_name_them() -> None:
+    for shape, dtype in (((3, 4, 5), "float32"), ((), "int64"), ((1, 2, 1), "float16"), ((7,), "bool")):
+        x = np.zeros(shape, dtype)
+        bare = choice.wanted("relu", (dense_array(shape, dtype),), (), {}, False)
+        assert choice.key(bare) == choice.key(choice.wanted("relu", (x,), (), {}, False))

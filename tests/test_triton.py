@@ -68,8 +68,8 @@ def test_a_setting_that_was_chosen_is_taken(monkeypatch: pytest.MonkeyPatch) -> 
     for one in (x, x.copy(), y):
         Table("triton").bind("softmax", (one,), (one,), {})
     assert taken[:2] == [made.settings[-1]] * 2 and taken[2] != taken[0]
-    with pytest.raises(ValueError, match="has no setting"):
-        Table("triton").bind("softmax", (x,), (x,), {}, chosen=Choice("triton", "[1]"))
+    Table("triton").bind("softmax", (x,), (x,), {}, chosen=Choice("triton", "[1]"))
+    assert taken[3] == made.settings[0], "what a form does not offer is passed over"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from castile.kernels.form import prepares
+from castile.kernels.form import offers, prepares
 from castile.kernels.numpy.contract import parse
 from castile.kernels.numpy.gemm import Matrix, matrix
 from castile.kernels.triton.views import View, nest, ordered, view
@@ -49,17 +49,26 @@ class Products(NamedTuple):
     loops: tuple[Dim, ...]
 
 
+def _settings(out: Any, spec: str, *xs: Any, scratch: Any, accumulate: bool) -> list[str]:
+    return [""] if _seen(out, spec, xs) else []
+
+
 @prepares
+@offers(_settings)
 def contract(out: Any, spec: str, *xs: Any, scratch: Any, accumulate: bool) -> Callable[[], Any] | None:
     """See the definition. Follows CuPy's current device and stream at the time when it is bound."""
-    one_dtype = all(x.dtype == out.dtype for x in xs)
-    if isinstance(out, np.ndarray) or len(xs) != 2 or not one_dtype or out.dtype.name not in _TYPES:
+    found = None if isinstance(out, np.ndarray) else _seen(out, spec, xs)
+    return found and _calls(found, out, xs, accumulate)
+
+
+def _seen(out: Any, spec: str, xs: tuple[Any, ...]) -> Products | None:
+    """The products of a contraction; None where they are not for cuBLAS."""
+    if len(xs) != 2 or any(x.dtype != out.dtype for x in xs) or out.dtype.name not in _TYPES:
         return None
     terms, result = parse(spec, [x.ndim for x in xs])
     if 0 in (out.size, *(x.size for x in xs)) or any(len(set(term)) < len(term) for term in terms):
         return None
-    found = products([*map(view, xs), view(out)], [*terms, result])
-    return found and _calls(found, out, xs, accumulate)
+    return products([*map(view, xs), view(out)], [*terms, result])
 
 
 def products(views: list[View], terms: list[str]) -> Products | None:

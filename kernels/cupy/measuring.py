@@ -7,14 +7,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from itertools import cycle, islice
-from math import prod
 from typing import Any
 
 import numpy as np
 
-from castile.kernels.choice import Array, Wanted, arrays_of
+from castile.kernels.choice import Array, Operands, Wanted, arrays_of
 from castile.kernels.table import Call
-from castile.kernels.tuning import Operands
 
 # Operands together are so many times as large as the device's last cache, but no more than so many, nor a share of what
 # memory is free.
@@ -76,12 +74,7 @@ def _random(cupy: Any, one: Array, random: Any, below: int) -> Any:
         flat = random.standard_normal(max(size, 1), dtype="float32").astype(np.dtype(one.dtype))
     else:
         flat = random.randint(0, 2 if one.dtype == "bool" else below, max(size, 1)).astype(one.dtype)
-    # Where a dim has no steps since it has one element, dense ones are as good and what kernels expect.
-    steps = list(one.strides)
-    for dim, extent in enumerate(one.shape):
-        if extent == 1:
-            steps[dim] = one.itemsize * prod(one.shape[dim + 1 :])
-    return cupy.ndarray(one.shape, flat.dtype, memptr=flat.data, strides=tuple(steps))
+    return cupy.ndarray(one.shape, flat.dtype, memptr=flat.data, strides=one.laid)
 
 
 def _run(calls: Sequence[Call]) -> None:

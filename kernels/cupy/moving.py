@@ -3,20 +3,27 @@
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from castile.kernels.form import prepares
+from castile.kernels.form import offers, prepares
+from castile.kernels.triton.views import view
 
 _ON_DEVICE = 3  # cudaMemcpyDeviceToDevice
 
 
+def _settings(out: Any, x: Any) -> list[str]:
+    is_run = out.shape == x.shape and out.dtype == x.dtype and out.size > 0 and _lies_dense(out) and _lies_dense(x)
+    return [""] if is_run else []
+
+
 @prepares
+@offers(_settings)
 def copy(out: Any, x: Any) -> Callable[[], Any] | None:
     """See the definition. Follows CuPy's current device and stream at the time when it is bound."""
-    dense = out.shape == x.shape and not isinstance(out, np.ndarray) and _lies_dense(out) and _lies_dense(x)
-    if not dense or out.dtype != x.dtype or out.size == 0:
+    if isinstance(out, np.ndarray) or not _settings(out, x):
         return None
     cuda = import_module("cupy").cuda
     words = (out.data.ptr, x.data.ptr, out.size * out.itemsize, _ON_DEVICE, cuda.get_current_stream().ptr)
@@ -27,4 +34,5 @@ def copy(out: Any, x: Any) -> Callable[[], Any] | None:
 
 
 def _lies_dense(x: Any) -> bool:
-    return bool(x.flags.c_contiguous)
+    shape, steps = view(x).shape, view(x).steps
+    return all(n == 1 or step == prod(shape[dim + 1 :]) for dim, (n, step) in enumerate(zip(shape, steps, strict=True)))

@@ -14,7 +14,7 @@ import numpy as np
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from castile.kernels.choice import setting_text
-from castile.kernels.form import Refused, prepares
+from castile.kernels.form import Refused, offers, prepares
 from castile.kernels.triton import driver, interpreter
 from castile.kernels.triton.views import View
 
@@ -66,28 +66,21 @@ def always(*launches: Launch) -> Plan:
 def planned(form: Callable[..., Plan | None]) -> Callable[..., Call | None]:
     """Mark a form, of the same arguments as a prepared one, that returns a Plan, or None for what it cannot do."""
 
+    def settings(out: Any, *args: Any, **keywords: Any) -> list[str]:
+        plan = form(out, *args, **keywords)
+        return [] if plan is None else list(map(setting_text, plan.settings))
+
     @prepares
+    @offers(settings)
     @wraps(form)
     def bind(out: Any, *args: Any, setting: str = "", **keywords: Any) -> Call | None:
         plan = form(out, *args, **keywords)
         if plan is None:
             return None
-        return bound(plan, _named(form.__name__, plan, setting) if setting else plan.settings[0])
+        # One that is not offered here was found for steps along dims of one element that were others.
+        return bound(plan, next((one for one in plan.settings if setting_text(one) == setting), plan.settings[0]))
 
-    def settings(out: Any, *args: Any, **keywords: Any) -> list[str]:
-        plan = form(out, *args, **keywords)
-        return [] if plan is None else list(map(setting_text, plan.settings))
-
-    setattr(bind, "settings", settings)
     return bind
-
-
-def _named(name: str, plan: Plan, text: str) -> Any:
-    """The setting of that text. ValueError where the plan has none such."""
-    for setting in plan.settings:
-        if setting_text(setting) == text:
-            return setting
-    raise ValueError(f"kernel {name}: its form in Triton has no setting {text} for these shapes")
 
 
 def bound(plan: Plan, setting: Any) -> Call:
