@@ -15,11 +15,14 @@ import numpy as np
 
 from castile.kernels import choice, reference
 from castile.kernels.choice import Choice
+from castile.kernels.narrow import is_plain
 
 Call = Callable[[], Any]
 Arrays = tuple[np.ndarray, ...]
 # Forms that calls of a library may do better than, and the folder of these.
 LIBRARIES = {"triton": "cupy"}
+# Forms that leave numbers of 16 bits, and casts, to the definitions.
+PLAIN = ("numpy",)
 
 
 @cache
@@ -138,7 +141,7 @@ class Table:
         chosen: Choice | None,
     ) -> Call | None:
         """As `bind`, by a form alone; None if there is none or it cannot."""
-        if name not in self.forms:
+        if name not in self.forms or (self.form in PLAIN and not is_plain(definitions()[name], args, outs)):
             return None
         form, in_library = self.forms[name], self.library.get(name)
         taken = chosen or choice.find(name, outs, args, params, accumulate)
