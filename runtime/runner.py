@@ -11,6 +11,7 @@ import numpy as np
 
 from castile.runtime.backends.base import Backend, State, load
 from castile.runtime.comm.base import Communicator
+from castile.runtime.comm.local import PATIENCE
 from castile.runtime.comm.processors import end_of, rank_of
 from castile.runtime.executor import program
 from castile.runtime.mapper import Default, Mapper, check
@@ -143,13 +144,15 @@ class Runner:
         return spans[0] if len(spans) == 1 else merge(spans)
 
 
-def run_local(runners: Sequence[Runner]) -> None:
+def run_local(runners: Sequence[Runner], timed: bool = True) -> None:
     """Runs one step of all ranks of one process, in turns. Raises RuntimeError where all would wait for ever."""
     for runner in runners:
-        runner.begin()
+        runner.begin(timed)
+    empty_polls = 0
     while not all(runner.done for runner in runners):
         moved = [runner.advance() for runner in runners if not runner.done]
-        if not any(moved):
+        empty_polls = 0 if any(moved) else empty_polls + 1
+        if empty_polls >= PATIENCE:
             stuck = [str(runner.comm.rank) for runner in runners if not runner.done]
             raise RuntimeError(f"ranks {', '.join(stuck)} wait for each other")
 

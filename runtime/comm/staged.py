@@ -71,6 +71,11 @@ class StagedEnd(End):
 
         return begin
 
+    @property
+    def copies(self) -> bool:
+        """Whether copies are under way, which end without anybody's help."""
+        return not (self._down.done and self._up.done)
+
     def check(self) -> None:
         self._end.check()
 

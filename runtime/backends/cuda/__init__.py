@@ -16,10 +16,13 @@ import numpy as np
 from castile.runtime.backends import base, numpy
 from castile.runtime.backends.cuda.issuer import Issuer
 from castile.runtime.backends.cuda.kernels import DeviceTable
+from castile.runtime.backends.cuda.polled import Polled
 from castile.runtime.comm.base import End
+from castile.runtime.comm.messages import DONE, Request
+from castile.runtime.comm.staged import StagedEnd
 from castile.runtime.executor import Program
 from castile.runtime.memory import Packing
-from castile.runtime.task import Task, TaskGraph
+from castile.runtime.task import Comm, Task, TaskGraph
 from castile.runtime.worker import Action, Worker
 
 
@@ -46,10 +49,24 @@ class Backend(numpy.Backend):
     def worker(self, steps: Program, tasks: Sequence[Task], tags: Sequence[int], end: End) -> Worker:
         pool = cupy.get_default_memory_pool()
         before = pool.total_bytes()
-        parts = zip(tasks, tags, steps.asynchronous, strict=True)
-        actions = [self._streamed(task, end, tag) if moves else self.compute(task) for task, tag, moves in parts]
+        parts = list(zip(tasks, tags, steps.asynchronous, strict=True))
+        streamed = {task.index: self._streamed(task, end, tag) for task, tag, moves in parts if moves}
+        actions = {task.index: self.compute(task) for task, _, moves in parts if not moves}
         self.workspace_bytes = pool.total_bytes() - before
-        return Issuer(steps, actions, self.compute_stream, self.traffic, end.check, self._kernels.on_host)
+        if None in streamed.values():
+            staged = StagedEnd(end, self.compute_stream, self.traffic)
+            actions |= {task.index: self.transfer(task, staged, tag) for task, tag, moves in parts if moves}
+            return Polled(steps, [actions[task] for task in steps.tasks], self.compute_stream, staged)
+        actions |= {task: call for task, call in streamed.items() if call is not None}
+        ordered = [actions[task] for task in steps.tasks]
+        return Issuer(steps, ordered, self.compute_stream, self.traffic, end.check, self._kernels.on_host)
+
+    def transfer(self, task: Task, end: End, tag: int) -> Callable[[], Request]:
+        comm = task.comm
+        assert comm is not None
+        if not _stays(comm):
+            return super().transfer(task, end, tag)
+        return partial(_done, self._copy(task, comm, self.compute_stream))
 
     def fill(self, array: Any, values: np.ndarray | float) -> None:
         """As for others; inputs of the graph go by way of pinned memory, and the step waits for them on the device."""
@@ -75,22 +92,25 @@ class Backend(numpy.Backend):
             self._staged[id(array)] = memory.view(array.dtype).reshape(array.shape)
         return self._staged[id(array)]
 
-    def _streamed(self, task: Task, end: End, tag: int) -> Action:
-        """This processor's part of a transfer as a call that puts it onto the stream of transfers."""
+    def _streamed(self, task: Task, end: End, tag: int) -> Action | None:
+        """This processor's part of a transfer as a call that puts it onto the stream of transfers, if that can be."""
         comm = task.comm
         assert comm is not None
+        if _stays(comm):
+            return self._copy(task, comm, self.traffic)
+        begin = end.streamed(comm.form, comm.group, *self._member(comm), comm.counts, tag, self.traffic)
+        return begin and self._after_poisoning(task, begin, self.traffic)
+
+    def _copy(self, task: Task, comm: Comm, stream: Any) -> Action:
+        """A transfer from this processor to itself."""
         send: Any
         receive: Any
-        send, receive, scratch = self._member(comm)
-        if comm.form == "move" and comm.group[0] == comm.group[1]:
-            assert send is not None and receive is not None
-            begin: Action = partial(receive.data.copy_from_device_async, send.data, send.nbytes, self.traffic)
-        else:
-            found = end.streamed(comm.form, comm.group, send, receive, scratch, comm.counts, tag, self.traffic)
-            assert found is not None, "transfers between GPUs need a communicator that puts them onto streams"
-            begin = found
-        poisoned = self._begun_by(task, self._private(task))
-        return numpy.chain([*(_set(memory, numpy.POISON, self.traffic) for memory in poisoned), begin])
+        send, receive, _ = self._member(comm)
+        return self._after_poisoning(task, partial(_put, receive, send, stream), stream)
+
+    def _after_poisoning(self, task: Task, begin: Action, stream: Any) -> Action:
+        memories = self._begun_by(task, self._private(task))
+        return numpy.chain([*(_set(memory, numpy.POISON, stream) for memory in memories), begin])
 
     def _poisoning(self, memory: Any) -> Callable[[], object]:
         return _set(memory, numpy.POISON, self.compute_stream)
@@ -106,3 +126,18 @@ class Backend(numpy.Backend):
 def _set(memory: Any, value: int, stream: Any) -> Callable[[], object]:
     """The call that sets all bytes to a value."""
     return partial(memory.data.memset_async, value, memory.nbytes, stream)
+
+
+def _put(target: Any, source: Any, stream: Any) -> None:
+    """Puts a copy of one array to another onto the stream."""
+    target.data.copy_from_device_async(source.data, source.nbytes, stream)
+
+
+def _stays(comm: Comm) -> bool:
+    """Whether a transfer leads from a processor to itself."""
+    return comm.form == "move" and comm.group[0] == comm.group[1]
+
+
+def _done(begin: Action) -> Request:
+    begin()
+    return DONE

@@ -1,0 +1,39 @@
+"""Stand-ins for libraries that need a GPU: they keep to the rules, do the work lazily on the host, and refuse misuse.
+
+`installed()` puts them where castile's rooms for GPUs import them from.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from unittest.mock import patch
+
+from tests.stand_in import cupy
+
+# What imports CuPy, below which nothing may survive that saw another CuPy.
+ROOMS = ("castile.runtime.backends.cuda", "castile.runtime.comm.nccl", "castile.runtime.comm.staged")
+
+
+@contextmanager
+def installed(seed: int = 0) -> Iterator[ModuleType]:
+    """The stand-in of CuPy in place of any other, on a device that has seen nothing; streams take turns by the seed."""
+    cupy.cuda.renew(seed)
+    with patch.dict(sys.modules, {"cupy": cupy, "cupy.cuda": cupy.cuda}):
+        _forget()
+        try:
+            yield cupy
+        finally:
+            _forget()
+
+
+def _forget() -> None:
+    """The rooms are imported anew by whoever asks for them next."""
+    for name in [name for name in sys.modules if name.startswith(ROOMS)]:
+        del sys.modules[name]
+        above, _, own = name.rpartition(".")
+        if above in sys.modules:
+            vars(importlib.import_module(above)).pop(own, None)

@@ -1,0 +1,366 @@
+"""A stand-in for cupy.cuda: devices, memory, streams that do their work late and in turns, events, graphs.
+
+Work that is put onto a stream is done when somebody waits: then streams take turns at random, each in its order, so
+that a wait that is missing shows in the numbers. It refuses what CUDA refuses.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+# Work: False where it cannot go on yet, as a transfer whose peer has not come.
+Work = Callable[[], object]
+NUM_DEVICES = 2
+STUCK = 2000
+
+
+class CUDARuntimeError(RuntimeError):
+    """What CUDA says."""
+
+
+class _World:
+    """All that there is on the host."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.device = 0
+        self.streams: list[Stream] = []
+        self.live: WeakValueDictionary[int, Memory] = WeakValueDictionary()
+        self.pinned: dict[int, np.ndarray] = {}
+        self.clock = 0
+        self.idle_looks = 0
+        # every piece of work as it was done: (stream, name)
+        self.done: list[tuple[Stream, str]] = []
+        self.current: list[Stream] = []
+
+
+world = _World(0)
+
+
+def renew(seed: int) -> None:
+    """Devices that have seen nothing."""
+    global world
+    world = _World(seed)
+    world.current.append(Stream())
+
+
+def take_turns() -> bool:
+    """Lets every stream go on by a random share of what it has; whether anything was done."""
+    moved = False
+    for stream in world.random.sample(world.streams, len(world.streams)):
+        for _ in range(world.random.randint(1, 4)):
+            if not stream.do_one():
+                break
+            moved = True
+    world.idle_looks = 0 if moved else world.idle_looks + 1
+    if world.idle_looks > STUCK:
+        raise RuntimeError(
+            f"streams would wait for ever: {[(s.name, s.queue[0][1]) for s in world.streams if s.queue]}"
+        )
+    return moved
+
+
+class Device:
+    """A device by number."""
+
+    def __init__(self, number: int | None = None) -> None:
+        self.id = world.device if number is None else int(number)
+        if not 0 <= self.id < NUM_DEVICES:
+            raise CUDARuntimeError("cudaErrorInvalidDevice: invalid device ordinal")
+
+    def use(self) -> None:
+        world.device = self.id
+
+    def synchronize(self) -> None:
+        while any(stream.queue for stream in world.streams):
+            take_turns()
+
+
+class Memory:
+    """Bytes of the current device. They are gone when nobody holds them any more."""
+
+    def __init__(self, size: int) -> None:
+        refuse_in_capture("memory cannot be allocated")
+        self.size, self.device_id = size, world.device
+        self.host = np.random.default_rng(0).integers(0, 256, size + 512, dtype=np.uint8)
+        self._begin = -self.host.ctypes.data % 512 if size else 0
+        self.ptr = self.host.ctypes.data + self._begin if size else 0
+        world.live[self.ptr] = self
+
+    def bytes(self, offset: int, nbytes: int) -> np.ndarray:
+        assert 0 <= offset and offset + nbytes <= self.size, f"{nbytes} bytes at {offset} of {self.size}"
+        return self.host[self._begin + offset : self._begin + offset + nbytes]
+
+
+class MemoryPointer:
+    """A place in memory."""
+
+    def __init__(self, mem: Memory, offset: int) -> None:
+        self.mem, self.offset = mem, offset
+        self.ptr, self.device_id = mem.ptr + offset, mem.device_id
+
+    def bytes(self, nbytes: int) -> np.ndarray:
+        return self.mem.bytes(self.offset, nbytes)
+
+    def memset_async(self, value: int, size: int, stream: Stream | None = None) -> None:
+        bytes_ = self.bytes(size)
+        (stream or get_current_stream()).enqueue(lambda: bytes_.fill(value), "memset", self)
+
+    def copy_from_host_async(self, source: int, size: int, stream: Stream | None = None) -> None:
+        """The bytes are read when the copy is made, not when it is asked for."""
+        runtime.memcpyAsync(self.ptr, source, size, 1, (stream or get_current_stream()).ptr)
+
+    def copy_from_device_async(self, source: MemoryPointer, size: int, stream: Stream | None = None) -> None:
+        runtime.memcpyAsync(self.ptr, source.ptr, size, 3, (stream or get_current_stream()).ptr)
+
+
+def alloc_pinned_memory(size: int) -> np.ndarray:
+    """Memory of the host that a device may read and write."""
+    refuse_in_capture("pinned memory cannot be allocated")
+    made = np.full(size, 0xFF, np.uint8)
+    world.pinned[made.ctypes.data] = made
+    return made
+
+
+def memory(ptr: int, nbytes: int) -> np.ndarray:
+    """The bytes at an address of a device or of pinned memory. Raises CUDARuntimeError where none are, or no more."""
+    for begin, held in world.live.items():
+        if begin <= ptr and ptr + nbytes <= begin + held.size:
+            return held.bytes(ptr - begin, nbytes)
+    for begin, pinned in world.pinned.items():
+        if begin <= ptr and ptr + nbytes <= begin + pinned.size:
+            return pinned[ptr - begin : ptr - begin + nbytes]
+    raise CUDARuntimeError(f"cudaErrorIllegalAddress: {nbytes} bytes at {ptr:#x} are not allocated")
+
+
+class Marker:
+    """A moment of a stream: one recording of an event."""
+
+    def __init__(self) -> None:
+        self.done, self.time = False, 0
+        self.capture: Capture | None = None
+
+    def mark(self) -> None:
+        world.clock += 1
+        self.done, self.time = True, world.clock
+
+
+class Capture:
+    """Work that is recorded: (work, name, what it comes after), one list for all streams that take part."""
+
+    def __init__(self, origin: Stream) -> None:
+        self.origin = origin
+        self.nodes: list[tuple[Work, str, set[int]]] = []
+        self.heads: dict[Stream, set[int]] = {origin: set()}
+        self.marks: dict[Marker, set[int]] = {}
+
+    def add(self, stream: Stream, work: Work, name: str) -> None:
+        self.nodes.append((work, name, self.heads[stream]))
+        self.heads[stream] = {len(self.nodes) - 1}
+
+    def before(self, heads: set[int]) -> set[int]:
+        """All nodes that have ended when these have."""
+        found, todo = set(), list(heads)
+        while todo:
+            node = todo.pop()
+            if node not in found:
+                found.add(node)
+                todo += self.nodes[node][2]
+        return found
+
+
+class Graph:
+    """A captured step; a launch does its nodes in any order that their needs allow."""
+
+    def __init__(self, nodes: list[tuple[Work, str, set[int]]], device: int) -> None:
+        self.nodes, self._device = nodes, device
+
+    def launch(self, stream: Stream | None = None) -> None:
+        stream = stream or get_current_stream()
+        left, ended = dict(enumerate(self.nodes)), set[int]()
+
+        def go_on() -> bool:
+            ready = [n for n, (_, _, needs) in left.items() if needs <= ended]
+            for n in world.random.sample(ready, len(ready)):
+                work, name, _ = left[n]
+                if work() is not False:
+                    world.done.append((stream, name))
+                    del left[n]
+                    ended.add(n)
+            return not left
+
+        def run() -> bool:
+            before = len(left)
+            while not go_on():
+                if len(left) == before:
+                    return False
+                before = len(left)
+            return True
+
+        stream.enqueue(run, "graph")
+
+
+class Stream:
+    """A queue of work on the device that was current when it was made."""
+
+    def __init__(self, null: bool = False, non_blocking: bool = False) -> None:
+        self.device_id = world.device
+        self.queue: deque[tuple[Work, str]] = deque()
+        self.capture: Capture | None = None
+        world.streams.append(self)
+        self.name = f"stream {len(world.streams)}"
+        self.ptr = 1000 + len(world.streams)
+
+    def __enter__(self) -> Stream:
+        world.current.append(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        world.current.pop()
+
+    def enqueue(self, work: Work, name: str, *places: MemoryPointer) -> None:
+        """Puts work onto the stream. CUDARuntimeError where another device is current, or the memory is another's."""
+        if world.device != self.device_id:
+            raise CUDARuntimeError(f"cudaErrorInvalidResourceHandle: {name} on a stream of device {self.device_id}")
+        for place in places:
+            if place.device_id != self.device_id:
+                raise CUDARuntimeError(f"cudaErrorIllegalAddress: {name} on memory of device {place.device_id}")
+        if self.capture is not None:
+            self.capture.add(self, work, name)
+        else:
+            self.queue.append((work, name))
+
+    def do_one(self) -> bool:
+        """Does the first piece of work; False where there is none or it cannot go on."""
+        if not self.queue or self.queue[0][0]() is False:
+            return False
+        world.done.append((self, self.queue.popleft()[1]))
+        return True
+
+    def no_capture(self, what: str) -> None:
+        if self.capture is not None:
+            raise CUDARuntimeError(f"cudaErrorStreamCaptureUnsupported: {what}")
+
+    def synchronize(self) -> None:
+        self.no_capture("a wait of the host")
+        while self.queue:
+            take_turns()
+
+    @property
+    def done(self) -> bool:
+        self.no_capture("a look")
+        take_turns()
+        return not self.queue
+
+    def wait_event(self, event: Event) -> None:
+        marker = event.marker
+        if marker is None:
+            return
+        if marker.capture is not None:
+            if self.capture is None:
+                self.capture = marker.capture
+                self.capture.heads[self] = set()
+            assert self.capture is marker.capture
+            self.capture.heads[self] = self.capture.heads[self] | self.capture.marks[marker]
+            return
+        if self.capture is not None:
+            raise CUDARuntimeError("cudaErrorStreamCaptureIsolation: an event of outside the capture")
+        self.enqueue(lambda: marker.done, "wait")
+
+    def begin_capture(self, mode: Any = None) -> None:
+        self.no_capture("another capture")
+        self.capture = Capture(self)
+
+    def end_capture(self) -> Graph:
+        capture = self.capture
+        if capture is None or capture.origin is not self:
+            raise CUDARuntimeError("cudaErrorStreamCaptureUnmatched: no capture began here")
+        for stream in capture.heads:
+            stream.capture = None
+        joined = capture.before(capture.heads[self])
+        if len(joined) < len(capture.nodes):
+            raise CUDARuntimeError("cudaErrorStreamCaptureUnjoined: work of another stream is not waited for")
+        return Graph(capture.nodes, self.device_id)
+
+
+class Event:
+    """A place on a stream that others can wait for."""
+
+    def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
+        self.timed = not disable_timing
+        self.marker: Marker | None = None
+
+    def record(self, stream: Stream | None = None) -> None:
+        stream = stream or get_current_stream()
+        marker = self.marker = Marker()
+        if stream.capture is not None:
+            marker.capture = stream.capture
+            stream.capture.marks[marker] = set(stream.capture.heads[stream])
+        else:
+            stream.enqueue(marker.mark, "record")
+
+    @property
+    def done(self) -> bool:
+        marker = self._outside()
+        if marker is None or marker.done:
+            return True
+        take_turns()
+        return marker.done
+
+    def synchronize(self) -> None:
+        while not self.done:
+            pass
+
+    def _outside(self) -> Marker | None:
+        if self.marker is not None and self.marker.capture is not None:
+            raise CUDARuntimeError("cudaErrorCapturedEvent: the event belongs to a capture")
+        return self.marker
+
+
+def get_elapsed_time(first: Event, second: Event) -> float:
+    """Milliseconds: one for each recording in between."""
+    moments = [event._outside() for event in (first, second)]
+    if not (first.timed and second.timed) or any(m is None or not m.done for m in moments):
+        raise CUDARuntimeError("cudaErrorInvalidResourceHandle: events without times")
+    return float(moments[1].time - moments[0].time)  # type: ignore[union-attr]
+
+
+def get_current_stream() -> Stream:
+    return world.current[-1]
+
+
+def stream_of(ptr: int) -> Stream:
+    """The stream of that address."""
+    return next(stream for stream in world.streams if stream.ptr == ptr)
+
+
+def refuse_in_capture(what: str) -> None:
+    if any(stream.capture is not None for stream in world.streams):
+        raise CUDARuntimeError(f"cudaErrorStreamCaptureUnsupported: {what} while a stream is captured")
+
+
+def is_available() -> bool:
+    return True
+
+
+def _memcpy_async(target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
+    to, of = memory(target, nbytes), memory(source, nbytes)
+    stream_of(stream).enqueue(lambda: np.copyto(to, of), "copy")
+
+
+runtime = SimpleNamespace(
+    CUDARuntimeError=CUDARuntimeError,
+    getDevice=lambda: world.device,
+    setDevice=lambda number: Device(number).use(),
+    getDeviceCount=lambda: NUM_DEVICES,
+    memcpyAsync=_memcpy_async,
+    memGetInfo=lambda: (2**30, 2**31),
+    getDeviceProperties=lambda number: {"name": b"stand-in", "totalGlobalMem": 2**31, "multiProcessorCount": 4},
+)
