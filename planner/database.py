@@ -1,20 +1,24 @@
 """The profile database: measurements of many environments in one SQLite file, shared by runs.
 
-It does not know how measurements are made or used; it takes snapshots in and gives snapshots out.
+It does not know how measurements are made or used; it takes snapshots in and gives snapshots out. Beside them it holds
+what each way to run a kernel call took, where there are several.
 """
 
 from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
+
+import msgspec
 
 from castile.planner.snapshot import Environment, Measured, Snapshot, snapshot_of
 from castile.runtime.task import CostKey
 
-SCHEMA = 1
+SCHEMA = 2
 # "cast" in ASCII, where SQLite keeps the number of the application that a file belongs to.
 APPLICATION = 0x63617374
 WAIT_SECONDS = 30.0
@@ -30,9 +34,33 @@ _TABLES = (
         members INTEGER NOT NULL, seconds REAL NOT NULL CHECK (seconds > 0), spread_seconds REAL NOT NULL,
         count INTEGER NOT NULL, measured_at REAL NOT NULL,
         PRIMARY KEY (environment, name, shapes, dtype, flops, nbytes, link, members)) WITHOUT ROWID""",
+    # Schema 2. Neither neighbours nor threads of the host change which way is fastest on a device.
+    """CREATE TABLE way (
+        device TEXT NOT NULL, kernels TEXT NOT NULL, libraries TEXT NOT NULL, call TEXT NOT NULL, form TEXT NOT NULL,
+        setting TEXT NOT NULL, seconds REAL NOT NULL CHECK (seconds > 0), measured_at REAL NOT NULL,
+        PRIMARY KEY (device, kernels, libraries, call, form, setting)) WITHOUT ROWID""",
 )
+# How many of the tables a file of each schema has.
+_NUM_TABLES = {0: 0, 1: 2, SCHEMA: len(_TABLES)}
 _FIND = """SELECT id, overhead_seconds FROM environment
     WHERE device = ? AND threads = ? AND active_ranks = ? AND kernels = ? AND libraries = ?"""
+
+
+class Way(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a kernel call took with one form and setting; `call` names the kernel, and its operands without their data.
+
+    Both texts are those of the kernels' own.
+    """
+
+    call: str
+    form: str
+    setting: str
+    seconds: float
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.seconds) and self.seconds > 0):
+            raise ValueError(f"{self.form} {self.setting} of {self.call} took {self.seconds} seconds; "
+                             "a failed measurement is not a choice")  # fmt: skip
 
 
 class Database:
@@ -77,6 +105,25 @@ class Database:
                 FROM measurement WHERE environment = ?""", found[:1]).fetchall()  # fmt: skip
         return snapshot_of(environment, (Measured(CostKey(*row[:7]), *row[7:]) for row in rows), found[1])
 
+    def add_ways(self, environment: Environment, ways: Iterable[Way]) -> None:
+        """Keep what ways to run kernel calls took, in place of all older ones of these calls; all of them or none."""
+        now, where = time.time(), _device(environment)
+        rows = [(*where, w.call, w.form, w.setting, w.seconds, now) for w in ways]
+        with self._connection() as connection, _transaction(connection):
+            connection.executemany(
+                "DELETE FROM way WHERE device = ? AND kernels = ? AND libraries = ? AND call = ?",
+                {row[:4] for row in rows},
+            )
+            connection.executemany("INSERT INTO way VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+
+    def ways(self, environment: Environment) -> tuple[Way, ...]:
+        """What was timed on that device with these kernels and libraries; of each call the fastest first."""
+        with self._connection() as connection:
+            rows = connection.execute(
+                """SELECT call, form, setting, seconds FROM way WHERE device = ? AND kernels = ? AND libraries = ?
+                ORDER BY call, seconds, form, setting""", _device(environment)).fetchall()  # fmt: skip
+        return tuple(Way(*row) for row in rows)
+
     def num_others(self, environment: Environment) -> int:
         """How many measurements `snapshot` leaves out because they were made in other environments."""
         with self._connection() as connection:
@@ -112,19 +159,26 @@ def _refuse_foreign(path: Path) -> None:
         raise ValueError(f"{path} is no profile database, or a damaged one; move it away or choose another path")
     if int.from_bytes(header[68:72], "big") != APPLICATION:
         raise ValueError(f"{path} is a database of another program; choose another path")
-    if (schema := int.from_bytes(header[60:64], "big")) != SCHEMA:
-        raise ValueError(f"profile database {path} has schema {schema}, this castile reads {SCHEMA}; "
+    if (schema := int.from_bytes(header[60:64], "big")) not in _NUM_TABLES:
+        raise ValueError(f"profile database {path} has schema {schema}, this castile reads up to {SCHEMA}; "
                          "choose another path, or the castile that made it")  # fmt: skip
 
 
 def _create(connection: sqlite3.Connection) -> None:
+    """Make the tables that are missing; one of an older schema keeps what it holds."""
+    if _schema(connection) == SCHEMA:
+        return
     with _transaction(connection):
         # Asked inside the transaction: another process may have made the tables just before.
-        if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
-            for table in _TABLES:
+        if (schema := _schema(connection)) != SCHEMA:
+            for table in _TABLES[_NUM_TABLES[schema] :]:
                 connection.execute(table)
             connection.execute(f"PRAGMA application_id = {APPLICATION}")
             connection.execute(f"PRAGMA user_version = {SCHEMA}")
+
+
+def _schema(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
 @contextmanager
@@ -154,6 +208,10 @@ def _environment(connection: sqlite3.Connection, snapshot: Snapshot) -> int:
 def _identity(environment: Environment) -> tuple[str, int, int, str, str]:
     e = environment
     return (e.device, e.threads, e.active_ranks, e.kernels, e.libraries)
+
+
+def _device(environment: Environment) -> tuple[str, str, str]:
+    return (environment.device, environment.kernels, environment.libraries)
 
 
 def _fields(key: CostKey) -> tuple[str, str, str, int, int, str, int]:

@@ -1,15 +1,17 @@
 """The profile database: what goes in comes out, a crash loses only what was not finished, faulty files are kept."""
 
+import itertools
 import sqlite3
 import subprocess
 import sys
 import textwrap
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from castile.planner.database import Database
+from castile.planner import database as databases
+from castile.planner.database import Database, Way
 from castile.planner.snapshot import Environment, Measured, Snapshot, snapshot_of
 from castile.runtime.task import CostKey
 
@@ -51,6 +53,52 @@ def test_newer_measurement_replaces_the_older_and_adding_twice_changes_nothing(t
     assert [row.seconds for row in once.rows] == [2.0, 2.0, 1.0]
     database.add(once)
     assert database.snapshot(HERE) == once
+
+
+ways = st.lists(
+    st.builds(Way, texts, texts, texts, st.floats(1e-9, 1e6)), max_size=8,
+    unique_by=lambda way: (way.call, way.form, way.setting))  # fmt: skip
+
+
+@settings(max_examples=20)
+@given(ways, ways)
+def test_ways_are_kept_by_device_and_a_call_timed_again_replaces_all_of_it(tmp_path_factory, first, second):
+    path = tmp_path_factory.mktemp("db") / "profile.db"
+    database, other = Database(path), Environment("gpu", 1, 2, "abc", "numpy 2")
+    database.add_ways(other, second)
+    database.add_ways(HERE, first)
+    assert set(database.ways(HERE)) == set(first) and set(database.ways(other)) == set(second)
+    database.add_ways(HERE, second)
+    anew = {way.call for way in second}
+    found = database.ways(HERE)
+    assert set(found) == {*second, *(way for way in first if way.call not in anew)}
+    for one, two in itertools.pairwise(found):
+        assert one.call < two.call or (one.call == two.call and one.seconds <= two.seconds)
+    # Which way is fastest on a device does not hang on its neighbours; on sources and libraries it does.
+    assert database.ways(ELSEWHERE) == found
+    parts = {name: getattr(HERE, name) for name in HERE.__struct_fields__}
+    assert not any(database.ways(Environment(**parts | {name: "?"})) for name in ("device", "kernels", "libraries"))
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_failed_measurement_is_no_way(seconds):
+    with pytest.raises(ValueError, match="not a choice"):
+        Way("call", "form", "", seconds)
+
+
+def test_an_older_file_keeps_what_it_holds_and_learns_of_ways(tmp_path, monkeypatch):
+    path = tmp_path / "profile.db"
+    with monkeypatch.context() as patch:
+        patch.setattr(databases, "SCHEMA", 1)
+        patch.setattr(databases, "_NUM_TABLES", {0: 0, 1: 2})
+        patch.setattr(databases, "_TABLES", databases._TABLES[:2])
+        Database(path).add(some(3))
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+    database = Database(path)
+    assert database.snapshot(HERE) == some(3) and database.ways(HERE) == ()
+    database.add_ways(HERE, [Way("call", "form", "", 1.0)])
+    assert Database(path).snapshot(HERE) == some(3) and len(Database(path).ways(HERE)) == 1
 
 
 @pytest.mark.parametrize("field", ["device", "threads", "active_ranks", "kernels", "libraries"])
