@@ -1,0 +1,152 @@
+"""Kernels on this GPU beside the libraries', and the figures that are promised of them.
+
+    python -m benchmarks.gpu [KIND ...] [--out FILE]
+
+About five minutes on an H200. Prints a table, then each figure beside its target; FILE (by default
+benchmarks/results/kernels-DEVICE.json) holds every number, the device and the versions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import Figure, tell
+from benchmarks.gpu import cases
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+PACKAGES = ("castile", "triton", "cupy-cuda13x", "numpy", "torch")
+PEERS = ("attentions", "convolutions", "losses", "updates")
+Row = dict[str, Any]
+
+
+def main() -> int:
+    """Measure, tell, keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="*", default=list(cases.KINDS), help=", ".join(cases.KINDS))
+    parser.add_argument("--out", default="", help="where the numbers go")
+    parser.add_argument("--json", action="store_true", help="print them as one JSON object instead of tables")
+    arguments = parser.parse_args()
+    rows = measured(arguments.kinds)
+    found = figures(rows)
+    facts = {"device": device(), "versions": versions(), "figures": [vars(f) for f in found], "rows": rows}
+    out = Path(arguments.out or RESULTS / f"kernels-{facts['device']['name'].split()[-1].lower()}.json")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(facts, indent=1) + "\n")
+    if arguments.json:
+        print(json.dumps(facts))
+    else:
+        print("\n".join(map(line, rows)))
+        tell(found)
+    return 0
+
+
+def measured(kinds: list[str]) -> list[Row]:
+    """What ours takes and what theirs take, by case."""
+    rows: dict[str, Row] = {}
+    for row in (*_told("ours", kinds), *_told("theirs", [kind for kind in kinds if kind in PEERS])):
+        mine = rows.setdefault(row["name"], {"kind": row["kind"], "name": row["name"]})
+        mine |= {key: value for key, value in row.items() if key not in mine or key == "failed"}
+    return list(rows.values())
+
+
+def _told(side: str, kinds: list[str]) -> list[Row]:
+    words = [sys.executable, "-m", f"benchmarks.gpu.{side}", *kinds]
+    ran = subprocess.run(words, capture_output=True, text=True)
+    rows = [json.loads(text) for text in ran.stdout.splitlines() if text.startswith("{")]
+    if ran.returncode:
+        sys.stderr.write(ran.stderr[-2000:])
+        rows.append({"kind": "", "name": side, "failed": ran.stderr.strip().splitlines()[-1:]})
+    return rows
+
+
+def best_peer(row: Row) -> float | None:
+    """Seconds of the fastest of the others."""
+    others = [value for key, value in row.items() if key.endswith("_seconds") and key != "forward_seconds"]
+    return min(others, default=None)
+
+
+def line(row: Row) -> str:
+    """A case, our time, each of the others', and the share of the best of them that ours reaches."""
+    if "seconds" not in row:
+        return f"{row['name']:62} {row.get('failed', 'nothing')}"
+    told = [f"{row['seconds'] * 1e6:9.1f} us"]
+    told += [f"{key.removesuffix('_seconds')} {row[key] * 1e6:.1f}" for key in row if key.endswith("_seconds")]
+    peer = best_peer(row)
+    share = f"{peer / row['seconds']:6.2f}" if peer else ""
+    error = f"error {row['error']:.1e}" if "error" in row else ""
+    return f"{row['name']:62} {share:6} {'  '.join(told)}  {error}"
+
+
+def figures(rows: list[Row]) -> list[Figure]:
+    """The figures of the kinds that were measured."""
+    by_kind: dict[str, list[Row]] = {}
+    for row in rows:
+        by_kind.setdefault(row["kind"], []).append(row)
+    promised = {case.name for case in cases.products() if cases.promised(case)}
+    squares = [row for row in by_kind.get("products", []) if row["name"] in promised]
+    forward = [row for row in by_kind.get("attentions", []) if "forward" in row["name"]]
+    backward = [row for row in by_kind.get("attentions", []) if "backward" in row["name"]]
+    told = [
+        _least("product_over_cublas_ratio", squares, 0.9, best_peer),
+        _least("attention_forward_over_best_sdpa_ratio", forward, 0.75, best_peer),
+        _least("attention_backward_over_best_sdpa_ratio", backward, 0.65, best_peer),
+        _least("memory_bound_over_copy_ratio", by_kind.get("streams", []), 0.9, best_peer),
+        _least("cross_entropy_over_compiled_ratio", by_kind.get("losses", []), 1.0, _key("compiled_seconds")),
+        _least("adamw_over_compiled_ratio", by_kind.get("updates", []), 1.0, _key("compiled_seconds")),
+        *_convolutions(by_kind.get("convolutions", [])),
+    ]
+    return [figure for figure in told if figure is not None]
+
+
+def _key(name: str) -> Callable[[Row], float | None]:
+    return lambda row: row.get(name)
+
+
+def _least(name: str, rows: list[Row], target: float, peer: Callable[[Row], float | None]) -> Figure | None:
+    """The worst share of a peer that any of the rows reaches."""
+    if not rows:
+        return None
+    shares = {row["name"]: (peer(row) or 0.0) / row["seconds"] for row in rows if "seconds" in row}
+    failed = [row["name"] for row in rows if "seconds" not in row]
+    if failed:
+        return Figure(name, None, least=target, note=f"failed: {', '.join(failed)[:200]}")
+    worst = min(shares, key=lambda one: shares[one])
+    return Figure(name, shares[worst], least=target, note=f"worst of {len(shares)}: {worst}")
+
+
+def _convolutions(rows: list[Row]) -> list[Figure]:
+    """Of all convolutions of a ResNet-50 step together, and the worst one."""
+    if not rows or any("seconds" not in row for row in rows):
+        return [figure for figure in [_least("convolution_over_cudnn_ratio", rows, 0.7, best_peer)] if figure]
+    counts = {case.name: case.count for case in cases.convolutions()}
+    total = sum(row["seconds"] * counts[row["name"]] for row in rows)
+    found = []
+    for layout in ("nchw", "nhwc"):
+        peer = sum(row[f"{layout}_seconds"] * counts[row["name"]] for row in rows)
+        found.append(Figure(f"convolutions_of_a_step_over_cudnn_{layout}_ratio", peer / total, least=0.7))
+    worst = _least("convolution_over_cudnn_nchw_ratio", rows, 0.7, _key("nchw_seconds"))
+    return [*found, *([worst] if worst else [])]
+
+
+def device() -> dict[str, Any]:
+    """What this GPU calls itself, its driver, and its memory's bytes."""
+    words = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader,nounits"]
+    name, driver, memory = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip().split(", ")
+    return {"name": name, "driver": driver, "memory_bytes": int(memory) * 2**20}
+
+
+def versions() -> dict[str, str]:
+    """Of the libraries that decide the numbers."""
+    known = {name.metadata["Name"] for name in metadata.distributions()}
+    return {name: metadata.version(name) for name in PACKAGES if name in known}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

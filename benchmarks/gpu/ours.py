@@ -1,0 +1,293 @@
+"""castile's kernels on the cases: `python -m benchmarks.gpu.ours`, one JSON line a case; PyTorch is not there.
+
+Every way to run a kernel is timed, as `castile profile` does; `seconds` is that of the fastest Triton form,
+`library_seconds` that of the library beside it where there is one. What the fastest computes is compared with the same
+work in float32 on the device where that is cheap.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial, singledispatch
+from multiprocessing import get_context
+from typing import Any, NamedTuple
+
+import cupy
+import ml_dtypes  # noqa: F401  (makes "bfloat16" a dtype)
+import numpy as np
+
+from benchmarks.gpu import cases
+from castile.kernels import tuning
+from castile.kernels.choice import Choice, wanted_of
+from castile.kernels.cupy import measuring
+from castile.kernels.form import Refused
+from castile.kernels.table import Table
+from castile.planner import vocabulary
+from castile.planner.vocabulary import Spec
+
+ADAMW: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "decay": 0.1, "decoupled": True}
+
+
+class Call(NamedTuple):
+    """A kernel call on operands that are not there yet: Specs and literals."""
+
+    kernel: str
+    args: tuple[Any, ...]
+    params: dict[str, Any]
+
+    @property
+    def outs(self) -> tuple[Spec, ...]:
+        return vocabulary.results(self.kernel, self.args, self.params)
+
+    @property
+    def named(self) -> str:
+        """What choices know it by."""
+        args, outs = ([_array(x) for x in xs] for xs in (self.args, self.outs))
+        return tuning.named(Table("triton"), self.kernel, outs, args, self.params, False)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it must move: each array once."""
+        arrays = [x for x in (*self.args, *self.outs) if isinstance(x, Spec)]
+        return sum(int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize for x in arrays)
+
+
+def _array(x: Any) -> Any:
+    return tuning.dense(x.shape, x.dtype) if isinstance(x, Spec) else x
+
+
+@singledispatch
+def calls(case: Any) -> list[Call]:
+    """The kernel calls of a case, one after the other."""
+    raise NotImplementedError(type(case).__name__)
+
+
+@calls.register
+def _(case: cases.Product) -> list[Call]:
+    straight = [letter == "n" for letter in case.layout]
+    spec = f"{'mk' if straight[0] else 'km'},{'kn' if straight[1] else 'nk'}->mn"
+    a = Spec((case.m, case.k) if straight[0] else (case.k, case.m), case.dtype)
+    b = Spec((case.k, case.n) if straight[1] else (case.n, case.k), case.dtype)
+    return [Call("contract", (spec, a, b), {})]
+
+
+@calls.register
+def _(case: cases.Attention) -> list[Call]:
+    q = Spec((case.batch, case.length, case.heads * case.width), "bfloat16")
+    k = Spec((case.batch, case.length, case.groups * case.width), "bfloat16")
+    params = {"heads": case.heads, "causal": case.causal, "offset": 0, "scale": case.width**-0.5}
+    forward = Call("attention", (q, k, k), params)
+    return [Call("attention_grad", (q, q, k, k, *forward.outs), params)] if case.backward else [forward]
+
+
+@calls.register
+def _(case: cases.Convolution) -> list[Call]:
+    x = Spec((case.batch, case.channels, case.size, case.size), "bfloat16")
+    w = Spec((case.outputs, case.channels // case.groups, case.kernel, case.kernel), "bfloat16")
+    y = Spec((case.batch, case.outputs, case.result, case.result), "bfloat16")
+    params: dict[str, Any] = {"stride": (case.stride,) * 2, "pads": (case.pad,) * 4, "dilation": (1, 1)}
+    params["groups"] = case.groups
+    made = {
+        "forward": Call("conv2d", (x, w), params),
+        "input": Call("conv2d_grad_input", (y, w), params | {"shape": x.shape}),
+        "weight": Call("conv2d_grad_weight", (y, x), params | {"kernel": w.shape[2:]}),
+    }
+    return [made[case.which]]
+
+
+@calls.register
+def _(case: cases.Loss) -> list[Call]:
+    logits, ids = Spec((case.rows, case.classes), "bfloat16"), Spec((case.rows,), "int64")
+    forward = Call("cross_entropy", (logits, ids), {"scale": 1 / case.rows})
+    loss, lse = forward.outs
+    return [forward, Call("cross_entropy_grad", (loss, logits, ids, lse), forward.params)]
+
+
+@calls.register
+def _(case: cases.Update) -> list[Call]:
+    number = Spec((), "float32")
+    return [Call("adam", (*[Spec(shape, "float32")] * 4, number, number), ADAMW) for shape in case.shapes]
+
+
+@calls.register
+def _(case: cases.Stream) -> list[Call]:
+    line = (case.line,) if case.line else ()
+    operands = (Spec(shape, case.dtype_of(number)) for number, shape in enumerate(case.shapes))
+    return [Call(case.kernel, (*line, *operands), dict(case.params))]
+
+
+def fastest(call: Call) -> dict[str, float]:
+    """Seconds of the fastest Triton form, and of the library's; the fastest of all is taken from then on."""
+    table = Table("triton")
+    found = tuning.tune(table, call.named, tuning.gpu())
+    if not found:
+        every = measuring.operands(wanted_of(call.named))
+        bound = [table.bind(call.kernel, one.args, one.outs, call.params) for one in every]
+        return {"seconds": measuring.seconds(bound)}
+    tuning.take({call.named: min(found, key=lambda way: found[way])})
+    best = {form: min(found[way] for way in found if way.form == form) for form in {way.form for way in found}}
+    return {("seconds" if form == "triton" else "library_seconds"): took for form, took in best.items()}
+
+
+def measure(case: Any) -> dict[str, float]:
+    """What one case takes, and what else there is to tell."""
+    if isinstance(case, cases.Update):
+        return {"seconds": updated(calls(case))}
+    told = [fastest(call) for call in calls(case)]
+    found = {"seconds": sum(one["seconds"] for one in told)}
+    if isinstance(case, cases.Stream):
+        (call,) = calls(case)
+        return found | {"nbytes": call.nbytes, "library_seconds": copied(call.nbytes)}
+    if "library_seconds" in told[0]:
+        found["library_seconds"] = told[0]["library_seconds"]
+    return found | error(case)
+
+
+def updated(every: Sequence[Call]) -> float:
+    """Seconds of all updates of a step, as one graph of launches."""
+    fastest(every[0])
+    stream, bound = cupy.cuda.get_current_stream(), []
+    for call in every:
+        (one, *_) = measuring.operands(wanted_of(call.named))
+        w, _, m, v, *_ = one.args
+        v[...] = abs(v)
+        bound.append(Table("triton").bind("adam", one.args, (w, m, v), call.params))
+    for run in bound:
+        run()
+    stream.begin_capture()
+    for run in bound:
+        run()
+    graph = stream.end_capture()
+    return measuring.seconds([partial(graph.launch, stream)])
+
+
+def copied(nbytes: int) -> float:
+    """Seconds of a plain copy that reads and writes so many bytes together."""
+    half = Spec((max(512, nbytes // 2),), "uint8")
+    stream = cupy.cuda.get_current_stream()
+
+    def copy(to: Any, source: Any) -> None:
+        cupy.cuda.runtime.memcpyAsync(to.data.ptr, source.data.ptr, half.shape[0], 3, stream.ptr)
+
+    every = measuring.operands(wanted_of(Call("copy", (half,), {}).named))
+    return measuring.seconds([partial(copy, one.outs[0], one.args[0]) for one in every])
+
+
+@singledispatch
+def error(case: Any) -> dict[str, float]:
+    """How far the fastest is from the same in float32: the norm of the difference over the norm."""
+    return {}
+
+
+def _run(call: Call, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The results of the fastest way, in memory that was NaN."""
+    outs = tuple(cupy.full(one.shape, np.nan, np.dtype(one.dtype)) for one in call.outs)
+    Table("triton").bind(call.kernel, args, outs, call.params)()
+    return outs
+
+
+def _operands(call: Call) -> tuple[Any, ...]:
+    return measuring.operands(wanted_of(call.named))[0].args
+
+
+def _distance(got: Sequence[Any], want: Sequence[Any]) -> dict[str, float]:
+    pairs = [(x.astype("float32"), y) for x, y in zip(got, want, strict=True)]
+    return {"error": max(float(cupy.linalg.norm((x - y).ravel()) / cupy.linalg.norm(y.ravel())) for x, y in pairs)}
+
+
+@error.register
+def _(case: cases.Product) -> dict[str, float]:
+    (call,) = calls(case)
+    spec, a, b = _operands(call)
+    got = _run(call, (spec, a, b))
+    straight = (a if case.layout[0] == "n" else a.T), (b if case.layout[1] == "n" else b.T)
+    return _distance(got, [cupy.matmul(*(x.astype("float32") for x in straight))])
+
+
+@error.register
+def _(case: cases.Attention) -> dict[str, float]:
+    if case.length > 1024:
+        return {}
+    forward = calls(cases.Attention(*(*case_fields(case)[:-1], False)))[0]
+    q, k, v = _operands(forward)
+    got = _run(forward, (q, k, v))
+    dy = _operands(Call("copy", (Spec(q.shape, "bfloat16"),), {}))[0]
+    y, dq, dk, dv = _in_float32(case, q, k, v, dy)
+    if not case.backward:
+        return _distance(got[:1], [y])
+    return _distance(_run(calls(case)[0], (dy, q, k, v, *got)), [dq, dk, dv])
+
+
+def case_fields(case: cases.Attention) -> tuple[Any, ...]:
+    """The fields in their order."""
+    return tuple(getattr(case, name) for name in case.__dataclass_fields__)
+
+
+def _in_float32(case: cases.Attention, q: Any, k: Any, v: Any, dy: Any) -> tuple[Any, ...]:
+    """Attention and its gradients with all scores in memory."""
+    shape, shared = (case.batch, case.length, -1, case.width), case.heads // case.groups
+    q, k, v, dy = (x.astype("float32").reshape(shape).transpose(0, 2, 1, 3) for x in (q, k, v, dy))
+    k, v = (cupy.repeat(x, shared, 1) for x in (k, v))
+    scale = case.width**-0.5
+    s = cupy.matmul(q, k.transpose(0, 1, 3, 2)) * scale
+    if case.causal:
+        s = cupy.where(cupy.tri(case.length, dtype=bool), s, -cupy.inf)
+    p = cupy.exp(s - s.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    y = cupy.matmul(p, v)
+    ds = p * (cupy.matmul(dy, v.transpose(0, 1, 3, 2)) - (dy * y).sum(-1, keepdims=True)) * scale
+
+    def flat(x: Any) -> Any:
+        return x.transpose(0, 2, 1, 3).reshape(case.batch, case.length, -1)
+
+    def gathered(x: Any) -> Any:
+        return flat(x.reshape(case.batch, case.groups, shared, case.length, case.width).sum(2))
+
+    dk, dv = cupy.matmul(ds.transpose(0, 1, 3, 2), q), cupy.matmul(p.transpose(0, 1, 3, 2), dy)
+    return flat(y), flat(cupy.matmul(ds, k)), gathered(dk), gathered(dv)
+
+
+@error.register
+def _(case: cases.Loss) -> dict[str, float]:
+    forward = calls(case)[0]
+    logits, ids = _operands(forward)
+    _, lse = _run(forward, (logits, ids))
+    some = logits[:512].astype("float32")
+    top = some.max(-1, keepdims=True)
+    return _distance([lse[:512]], [cupy.log(cupy.exp(some - top).sum(-1)) + top[:, 0]])
+
+
+def compile_ways(named: str) -> None:
+    """Compile all ways of one call into Triton's cache: by launching, since that is what the cache knows."""
+    table, call = Table("triton"), wanted_of(named)
+    with cupy.cuda.Stream(non_blocking=True), suppress(cupy.cuda.memory.OutOfMemoryError):
+        (one, *_) = measuring.operands(call)
+        for way in tuning.ways(table, named) or [Choice("triton")]:
+            with suppress(Refused):
+                table.bind(call.kernel, one.args, one.outs, call.params, None, False, way)
+    cupy.get_default_memory_pool().free_all_blocks()
+
+
+def main(kinds: Sequence[str]) -> None:
+    """Measure the cases of the functions of `cases` that are named."""
+    every = [(kind, case) for kind in kinds for case in getattr(cases, kind)()]
+    names = sorted({call.named for _, case in every for call in calls(case)})
+    with get_context("spawn").Pool(max(1, len(os.sched_getaffinity(0)) - 2)) as pool:
+        pool.map(compile_ways, names, chunksize=1)
+    with cupy.cuda.Stream(non_blocking=True):
+        for kind, case in every:
+            try:
+                found: dict[str, Any] = measure(case)
+            except Exception as problem:
+                # One case that fails costs its own figure only.
+                found = {"failed": f"{type(problem).__name__}: {problem}"[:300]}
+            print(json.dumps({"kind": kind, "name": case.name} | found), flush=True)
+            cupy.get_default_memory_pool().free_all_blocks()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

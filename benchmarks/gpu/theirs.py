@@ -1,0 +1,133 @@
+"""PyTorch on the same cases: `python -m benchmarks.gpu.theirs`, one JSON line a case."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial, singledispatch
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from benchmarks.gpu import cases, clock
+
+HALF: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
+
+
+def seconds(calls: Sequence[Callable[[], Any]]) -> float:
+    """Seconds of one of the calls."""
+
+    def events(number: int) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for n in range(number):
+            calls[n % len(calls)]()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / 1e3
+
+    return clock.seconds(calls, events)
+
+
+@singledispatch
+def measure(case: Any) -> dict[str, float]:
+    """What one case takes by each way that PyTorch has, in keys that end in `_seconds`."""
+    raise NotImplementedError(type(case).__name__)
+
+
+@measure.register
+def _(case: cases.Attention) -> dict[str, float]:
+    found = {}
+    ways = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
+    copies = clock.num_copies(8 * case.batch * case.length * case.heads * case.width)
+    for name, backend in ways.items():
+        calls = [_attention(case, backend) for _ in range(copies)]
+        found[f"{name}_seconds"] = seconds(calls)
+    return found
+
+
+def _attention(case: cases.Attention, backend: Any) -> Callable[[], Any]:
+    def draw(heads: int) -> torch.Tensor:
+        # Heads lie side by side in a row of the sequence, as a product leaves them.
+        x = torch.randn(case.batch, case.length, heads, case.width, **HALF)
+        return x.transpose(1, 2).requires_grad_(case.backward)
+
+    q, k, v = draw(case.heads), draw(case.groups), draw(case.groups)
+
+    def forward() -> torch.Tensor:
+        with sdpa_kernel(backend):
+            grouped = case.heads != case.groups
+            return F.scaled_dot_product_attention(q, k, v, is_causal=case.causal, enable_gqa=grouped)
+
+    if not case.backward:
+        return forward
+    y = forward()
+    return partial(torch.autograd.grad, y, (q, k, v), torch.randn_like(y), retain_graph=True)
+
+
+@measure.register
+def _(case: cases.Convolution) -> dict[str, float]:
+    torch.backends.cudnn.benchmark = True
+    copies = clock.num_copies(2 * case.batch * (case.channels * case.size**2 + case.outputs * case.result**2))
+    layouts = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
+    return {
+        f"{name}_seconds": seconds([_convolution(case, layout) for _ in range(copies)])
+        for name, layout in layouts.items()
+    }
+
+
+def _convolution(case: cases.Convolution, layout: Any) -> Callable[[], Any]:
+    x = torch.randn(case.batch, case.channels, case.size, case.size, **HALF).to(memory_format=layout)
+    w = torch.randn(case.outputs, case.channels // case.groups, case.kernel, case.kernel, **HALF)
+    w = w.to(memory_format=layout)
+    forward = partial(F.conv2d, x, w, stride=case.stride, padding=case.pad, groups=case.groups)
+    if case.which == "forward":
+        return forward
+    dy = torch.randn_like(forward())
+    how = ([case.stride] * 2, [case.pad] * 2, [1, 1], False, [0, 0], case.groups)
+    wanted = [case.which == "input", case.which == "weight", False]
+    return partial(torch.ops.aten.convolution_backward, dy, x, w, None, *how, wanted)
+
+
+@measure.register
+def _(case: cases.Loss) -> dict[str, float]:
+    x = torch.randn(case.rows, case.classes, **HALF, requires_grad=True)
+    ids = torch.randint(0, case.classes, (case.rows,), device="cuda")
+
+    def step(loss: Callable[..., Any]) -> None:
+        x.grad = None
+        loss(x, ids).backward()
+
+    return {
+        "eager_seconds": seconds([partial(step, F.cross_entropy)]),
+        "compiled_seconds": seconds([partial(step, torch.compile(F.cross_entropy))]),
+    }
+
+
+@measure.register
+def _(case: cases.Update) -> dict[str, float]:
+    held = [torch.randn(shape, device="cuda", requires_grad=True) for shape in case.shapes]
+    for one in held:
+        one.grad = torch.randn_like(one)
+    fused, plain = torch.optim.AdamW(held, fused=True), torch.optim.AdamW(held, capturable=True)
+    return {"fused_seconds": seconds([fused.step]), "compiled_seconds": seconds([torch.compile(plain.step)])}
+
+
+def main(kinds: Sequence[str]) -> None:
+    """Measure the cases of the functions of `cases` that are named."""
+    for kind in kinds:
+        for case in getattr(cases, kind)():
+            try:
+                found = measure(case)
+            except Exception as error:
+                # One case that fails costs its own figure only.
+                found = {"failed": f"{type(error).__name__}: {error}"[:300]}  # type: ignore[dict-item]
+            print(json.dumps({"kind": kind, "name": case.name} | found), flush=True)
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
