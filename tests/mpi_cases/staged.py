@@ -1,0 +1,44 @@
+"""Run by tests on several ranks: every form by way of the host, on a stand-in of the device, many at once."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from castile.runtime.comm.mpi import world
+from tests import stand_in
+from tests.collective_cases import DTYPES, FORMS, random_case
+
+comm = world()
+with stand_in.installed(comm.rank) as cupy:
+    from castile.runtime.comm.staged import StagedEnd
+
+    compute, traffic = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+    end = StagedEnd(comm, compute, traffic)
+    requests, results = [], []
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        group = rng.permutation(comm.size)[: int(rng.integers(2, comm.size + 1))].tolist()
+        form = FORMS[seed % len(FORMS)]
+        group = group[:2] if form == "move" else group
+        case = random_case(rng, form, len(group), DTYPES[seed % len(DTYPES)], group)
+        if comm.rank not in group:
+            continue
+        member = group.index(comm.rank)
+        with compute:
+            send, receive, scratch = (
+                None if values is None else cupy.asarray(values)
+                for values in (case.send[member], case.receive[member], case.scratch[member])
+            )
+        wants = receive.size or not send.size
+        begin = end.prepared(form, group, send if send.size else None, receive if wants else None, scratch, case.counts,
+                             seed + 1)  # fmt: skip
+        requests.append(begin())
+        results.append((seed, receive if wants else None, case.expected[member]))
+    comm.wait(*requests)
+    for seed, receive, expected in results:
+        assert receive is None or receive.get(compute).tobytes() == expected.tobytes(), f"case {seed}"
+comm.barrier()
+print("staged transfers agree", flush=True)

@@ -1,0 +1,391 @@
+"""Transfers between GPUs by NCCL, on a stand-in: every form, one order on all ranks, and what is said when it fails.
+
+Nothing here has seen a GPU: that the real library adds and moves as the stand-in does is shown by tests marked gpu.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from castile.runtime.comm.local import LocalCommunicator, LocalWorld
+from tests.collective_cases import DTYPES, FORMS, Case, draw, random_case
+from tests.stand_in import cupy
+from tests.stand_in import nccl as fake
+
+SIZES = (1, 2, 3, 4)
+SUMS = ("all_reduce", "reduce_scatter")
+# Of what is summed in another order, the largest of a thousandth: float16 has ten bits.
+CLOSE = {"float16": 2e-2, "float32": 1e-5, "float64": 1e-13}
+
+
+class Ranks:
+    """The ranks of a world, each with a device and a stream of its own."""
+
+    def __init__(self, size: int) -> None:
+        from castile.runtime.comm.nccl import NcclCommunicator
+
+        self.world = LocalWorld(size)
+        self.ends, self.streams = [], []
+        # A call keeps addresses only: whoever makes it keeps the memory.
+        self.kept: list[Any] = []
+        for rank, comm in enumerate(self.world.communicators):
+            cupy.cuda.Device(rank).use()
+            self.ends.append(NcclCommunicator(comm))
+            self.streams.append(cupy.cuda.Stream(non_blocking=True))
+
+    def bound(self, rank: int, case: Case, tag: int) -> tuple[Callable[[], None], Any]:
+        """The rank's part of the case as a call, and the array that is to hold its result."""
+        cupy.cuda.Device(rank).use()
+        member = case.group.index(rank)
+        send, receive = (self.on_device(rank, arrays[member]) for arrays in (case.send, case.receive))
+        receive = receive if receive.size or not send.size else None
+        call = self.ends[rank].streamed(
+            case.form, case.group, send if send.size else None, receive, None, case.counts, tag, self.streams[rank]
+        )
+        assert call is not None
+        return call, receive
+
+    def on_device(self, rank: int, values: np.ndarray) -> Any:
+        with self.streams[rank]:
+            self.kept.append(cupy.asarray(values))
+        return self.kept[-1]
+
+    def found(self, rank: int, array: Any) -> np.ndarray:
+        cupy.cuda.Device(rank).use()
+        return array.get(stream=self.streams[rank])
+
+
+def run(ranks: Ranks, cases: Sequence[Case], rng: random.Random) -> None:
+    """Every rank takes its part in all cases, in their order, and its results are compared; which goes on is drawn."""
+    todo: dict[int, list[Callable[[], None]]] = {}
+    results = []
+    for rank in range(ranks.world.size):
+        mine = [(tag, case) for tag, case in enumerate(cases, 1) if rank in case.group]
+        bound = [(case, *ranks.bound(rank, case, tag)) for tag, case in mine]
+        todo[rank] = [call for _, call, _ in bound]
+        results += [(case, rank, receive) for case, _, receive in bound]
+    while any(todo.values()):
+        rank = rng.choice([rank for rank, calls in todo.items() if calls])
+        cupy.cuda.Device(rank).use()
+        todo[rank].pop(0)()
+    for case, rank, receive in results:
+        if receive is not None:
+            check(case, rank, ranks.found(rank, receive))
+    assert ranks.world.quiet
+
+
+def check(case: Case, rank: int, found: np.ndarray) -> None:
+    expected = case.expected[case.group.index(rank)]
+    where = (
+        f"{case.form} of {found.dtype} over {case.group}, rank {rank}, counts {case.counts}: {found}, not {expected}"
+    )
+    if case.form in SUMS and found.dtype.kind == "f":
+        most = max((float(np.abs(part).max(initial=0)) for part in case.send), default=0.0)
+        gap = np.abs(found.astype("f8") - expected.astype("f8")).max(initial=0)
+        assert gap <= CLOSE[found.dtype.name] * most, where
+    else:
+        assert found.tobytes() == expected.tobytes(), where
+
+
+@pytest.fixture
+def journal() -> Iterator[fake.Journal]:
+    with fake.installed() as made:
+        yield made
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("form", FORMS)
+def test_form_equals_its_definition(form: str, size: int) -> None:
+    for seed in range(4 * len(DTYPES)):
+        rng = np.random.default_rng([seed, size])
+        group = rng.permutation(size)[: 2 if form == "move" else size].tolist()
+        case = random_case(rng, form, size, DTYPES[seed % len(DTYPES)], group)
+        with fake.installed(seed):
+            run(Ranks(size), [case], random.Random(seed))
+
+
+@settings(max_examples=100)
+@given(st.data(), st.integers(0, 2**32 - 1))
+def test_transfers_in_one_order_end_whoever_goes_first(data: st.DataObject, seed: int) -> None:
+    size = data.draw(st.integers(2, 4))
+    cases = data.draw(st.lists(draw(size), min_size=2, max_size=8))
+    with fake.installed(seed) as journal:
+        run(Ranks(size), cases, random.Random(seed))
+        assert is_one_order(journal) and not journal.hanging_ends
+
+
+def is_one_order(journal: fake.Journal) -> bool:
+    """Whether all calls of all ranks fit into one order, in which each communicator's are the same for its members."""
+    after: dict[tuple[int, int], set[tuple[int, int]]] = {}
+    seen: dict[tuple[int, int], int] = {}
+    last: dict[int, tuple[int, int]] = {}
+    for stream, number, rank, _ in journal.calls:
+        nth = seen[number, rank] = seen.get((number, rank), -1) + 1
+        event = (number, nth)
+        after.setdefault(event, set())
+        if stream in last:
+            after[last[stream]].add(event)
+        last[stream] = event
+    while free := [e for e in after if not any(e in others for others in after.values())]:
+        for event in free:
+            del after[event]
+    return not after
+
+
+def test_another_order_on_one_rank_is_noticed(journal: fake.Journal) -> None:
+    ranks = Ranks(2)
+    cases = [random_case(np.random.default_rng(n), "all_reduce", 2, "float32", (0, 1)) for n in (1, 2)]
+    calls = [[ranks.bound(rank, case, tag)[0] for tag, case in enumerate(cases, 1)] for rank in range(2)]
+    assert sum(cases[0].counts[0]) != sum(cases[1].counts[0])
+    with pytest.raises(fake.Refused, match="rank 1 calls"):
+        for rank, mine in enumerate((calls[0], calls[1][::-1])):
+            cupy.cuda.Device(rank).use()
+            for call in mine:
+                call()
+        cupy.cuda.Device().synchronize()
+
+
+def test_moves_in_another_order_wait_for_ever(journal: fake.Journal) -> None:
+    ranks = Ranks(2)
+    there, back = (random_case(np.random.default_rng(1), "move", 2, "float32", group) for group in ((0, 1), (1, 0)))
+    calls = [[ranks.bound(rank, case, tag)[0] for tag, case in enumerate((there, back), 1)] for rank in range(2)]
+    for rank, mine in enumerate((calls[0], calls[1][::-1])):
+        cupy.cuda.Device(rank).use()
+        for call in mine:
+            call()
+    with pytest.raises(RuntimeError, match="wait for ever"):
+        cupy.cuda.Device().synchronize()
+
+
+def test_a_group_meets_once_whatever_its_order(journal: fake.Journal) -> None:
+    ranks = Ranks(3)
+    cases = [random_case(np.random.default_rng(n), form, len(group), "float32", group)
+             for n, (form, group) in enumerate([("move", (0, 1)), ("move", (1, 0)), ("all_gather", (0, 1)),
+                                                ("all_reduce", (2, 1, 0)), ("all_to_all", (0, 1, 2))])]  # fmt: skip
+    run(ranks, cases, random.Random(0))
+    assert len({number for _, number, _, _ in journal.calls}) == 2
+
+
+def test_a_captured_transfer_is_made_at_every_launch(journal: fake.Journal) -> None:
+    ranks = Ranks(2)
+    case = random_case(np.random.default_rng(3), "all_reduce", 2, "int64", (0, 1))
+    graphs, results = [], []
+    for rank in range(2):
+        call, receive = ranks.bound(rank, case, 1)
+        ranks.found(rank, receive)
+        ranks.streams[rank].begin_capture()
+        call()
+        graphs.append(ranks.streams[rank].end_capture())
+        results.append(receive)
+    for _ in range(3):
+        for rank in range(2):
+            cupy.cuda.Device(rank).use()
+            results[rank].data.memset_async(0, results[rank].nbytes, ranks.streams[rank])
+            graphs[rank].launch(ranks.streams[rank])
+        for rank in range(2):
+            check(case, rank, ranks.found(rank, results[rank]))
+
+
+def test_numbers_that_nccl_does_not_add_are_refused_in_words(journal: fake.Journal) -> None:
+    end, stream = Ranks(1).ends[0], cupy.cuda.Stream()
+    cupy.cuda.Device(0).use()
+    array = cupy.asarray(np.zeros(3, np.int16))
+    with pytest.raises(ValueError, match=r"does not add int16: all_reduce of int16 over ranks 0 \(transfer 7\)"):
+        end.streamed("all_reduce", (0,), array, array, None, ((3,),), 7, stream)
+
+
+# What fails.
+
+
+def transfers(journal: fake.Journal, form: str) -> None:
+    """Two ranks, a transfer twice each, and a look for errors."""
+    ranks = Ranks(2)
+    case = random_case(np.random.default_rng(5), form, 2, "float32", (1, 0))
+    calls = [ranks.bound(rank, case, 9)[0] for rank in range(2)]
+    for _ in range(2):
+        for rank, call in enumerate(calls):
+            cupy.cuda.Device(rank).use()
+            call()
+    for end in ranks.ends:
+        end.check()
+    cupy.cuda.Device().synchronize()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_fault_at_any_call_is_told_with_rank_and_group(form: str) -> None:
+    with fake.installed() as journal:
+        transfers(journal, form)
+        num_calls = journal.num_calls
+    assert num_calls >= 8
+    for at in range(1, num_calls + 1):
+        with fake.installed() as journal:
+            from castile.runtime.comm.nccl import TransferError
+
+            journal.fails_at = at
+            with pytest.raises(
+                TransferError, match=r"^rank [01]: .*ranks (0, 1|1, 0).* failed: NCCL_ERROR_SYSTEM_ERROR"
+            ):
+                transfers(journal, form)
+
+
+def test_after_a_fault_the_devices_are_free_and_every_call_says_the_same(journal: fake.Journal) -> None:
+    from castile.runtime.comm.nccl import TransferError
+
+    ranks = Ranks(2)
+    case = random_case(np.random.default_rng(1), "all_gather", 2, "float32", (0, 1))
+    calls = [ranks.bound(rank, case, 4)[0] for rank in range(2)]
+    cupy.cuda.Device(0).use()
+    calls[0]()
+    # Rank 0 waits for rank 1, which never comes.
+    assert not [cupy.cuda.take_turns() for _ in range(50)][-1] and ranks.streams[0].queue
+    ranks.ends[0]._groups[0, 1]._error = fake.REMOTE_ERROR
+    words = r"begun last: all_gather of float32 over ranks 0, 1 \(transfer 4\)\) failed: .*REMOTE_ERROR"
+    with pytest.raises(TransferError, match=words):
+        ranks.ends[0].check()
+    ranks.streams[0].synchronize()
+    with pytest.raises(TransferError, match="REMOTE_ERROR"):
+        calls[0]()
+
+
+def test_a_status_that_cupy_has_no_name_for_is_told_too(journal: fake.Journal) -> None:
+    from castile.runtime.comm.nccl import TransferError
+
+    ranks = Ranks(1)
+    call, _ = ranks.bound(0, random_case(np.random.default_rng(1), "all_gather", 1, "float32", (0,)), 4)
+    journal.fails_at, journal.status = journal.num_calls + 1, 8
+    with pytest.raises(TransferError, match="failed: NCCL status 8"):
+        call()
+
+
+def test_an_open_group_is_closed_when_a_call_in_it_fails(journal: fake.Journal) -> None:
+    from castile.runtime.comm.nccl import TransferError
+
+    ranks = Ranks(2)
+    cupy.cuda.Device(0).use()
+    one = ranks.on_device(0, np.zeros(16, np.float32))
+    begin = ranks.ends[0].streamed(
+        "all_to_all", (0, 1), one[:3], one[8:12], None, ((1, 2), (3, 4)), 1, ranks.streams[0]
+    )
+    journal.fails_at = journal.num_calls + 3
+    with pytest.raises(TransferError, match="all_to_all"):
+        begin()
+    fake.groupStart()
+
+
+def test_ending_the_job_ends_the_transfers_first(journal: fake.Journal) -> None:
+    ranks = Ranks(2)
+    call, _ = ranks.bound(0, random_case(np.random.default_rng(1), "broadcast", 2, "float32", (0, 1)), 4)
+    call()
+    with pytest.raises(SystemExit):
+        ranks.ends[0].abort(1)
+    ranks.streams[0].synchronize()
+
+
+def test_destroyed_with_their_owner(journal: fake.Journal) -> None:
+    ranks = Ranks(2)
+    [run(ranks, [random_case(np.random.default_rng(1), "all_gather", 2, "int32", (0, 1))], random.Random(1))]
+    comm = ranks.ends[0]._groups[0, 1]
+    ranks.ends.clear()
+    with pytest.raises(fake.NcclError, match="INVALID_ARGUMENT"):
+        comm.check_async_error()
+
+
+# The choice.
+
+
+class Words(LocalCommunicator):
+    """The first of several ranks, to which the others have said where they sit."""
+
+    def gather_bytes(self, data: bytes, root: int = 0) -> list[bytes]:
+        return [data, *self.others]
+
+    def bcast_bytes(self, data: bytes | None, root: int = 0) -> bytes:
+        assert data is not None
+        return data
+
+
+def test_choice(journal: fake.Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    from castile.runtime.comm import nccl
+
+    monkeypatch.delenv(nccl.SHARING_SWITCH, raising=False)
+    for others, is_nccl, words in (
+        ([], False, "one rank"),
+        (['["b", "0000:00:00.0", 22809, false]'], True, "NCCL 2.28.9, a GPU for each rank"),
+        (['["HOST", "0000:00:00.0", 22809, false]'], False, "share a GPU, which NCCL 2.28.9 refuses"),
+        (['["b", "0000:00:00.0", 0, false]'], False, "no NCCL on b"),
+        (['["b", "0000:00:00.0", 23007, false]'], False, "differs between ranks (2.28.9, 2.30.7"),
+    ):  # fmt: skip
+        comm = Words(LocalWorld(1), 0)
+        comm.others = [other.replace("HOST", comm.host).encode() for other in others]
+        chosen, why = nccl.choose(comm)
+        assert isinstance(chosen, nccl.NcclCommunicator) == is_nccl and (chosen is comm) != is_nccl
+        assert words in why
+
+
+@pytest.mark.parametrize(
+    ("version", "is_on", "is_nccl", "words"),
+    [(22809, True, False, "refuses"), (23002, True, False, "refuses"), (23003, False, False, "with NCCL_MULTI_RANK"),
+     (23003, True, True, "2.30.3"), (23203, True, True, "2.32.3")],
+)  # fmt: skip
+def test_shared_gpus(version: int, is_on: bool, is_nccl: bool, words: str) -> None:
+    with fake.installed():
+        from castile.runtime.comm.nccl import Seat, shared, verdict
+
+        assert shared(version, is_on) == verdict([Seat("a", "0", version, is_on)] * 2)
+        found, why = shared(version, is_on)
+        assert found == is_nccl and words in why
+
+
+def test_settings_of_the_user_stay(journal: fake.Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    monkeypatch.setenv("NCCL_ALGO", "Tree")
+    monkeypatch.delenv("NCCL_LAUNCH_ORDER_IMPLICIT", raising=False)
+    Ranks(1)
+    assert os.environ["NCCL_ALGO"] == "Tree" and os.environ["NCCL_LAUNCH_ORDER_IMPLICIT"] == "1"
+
+
+# What the stand-in refuses.
+
+
+def test_the_stand_in_refuses_what_nccl_refuses(journal: fake.Journal) -> None:
+    ranks = Ranks(2)
+    cupy.cuda.Device(0).use()
+    array, stream = cupy.asarray(np.zeros(64, np.float32)), cupy.cuda.Stream()
+    comm = fake.NcclCommunicator(2, fake.get_unique_id(), 0)
+    at, s = array.data.ptr, stream.ptr
+    f4, add = fake.NCCL_FLOAT32, fake.NCCL_SUM
+    other = ranks.streams[1].ptr
+    for call, status in (
+        (lambda: comm.allReduce(at, at, -1, f4, add, s), 4),
+        (lambda: comm.allReduce(at, at, 4, 99, add, s), 4),
+        (lambda: comm.allReduce(at, at, 4, f4, 99, s), 4),
+        (lambda: comm.broadcast(at, at, 4, f4, 2, s), 4),
+        (lambda: comm.send(at, 4, f4, 5, s), 4),
+        (lambda: comm.send(at, 4, f4, 0, s), 5),
+        (lambda: comm.allGather(at, at, 4, f4, other), 1),
+        (fake.groupEnd, 5),
+        (lambda: fake.NcclCommunicator(2, fake.get_unique_id(), 2), 4),
+    ):
+        with pytest.raises(fake.NcclError) as caught:
+            call()
+        assert caught.value.status == status
+    with pytest.raises(cupy.cuda.runtime.CUDARuntimeError, match="not allocated"):
+        comm.allReduce(at, at + 4 * 63, 4, f4, add, s)
+    with pytest.raises(fake.Refused, match="overlap"):
+        comm.allReduce(at, at + 8, 4, f4, add, s)
+    identity = fake.get_unique_id()
+    fake.NcclCommunicator(2, identity, 0)
+    with pytest.raises(fake.NcclError, match="INVALID_USAGE"):
+        # a second rank on the same device
+        fake.NcclCommunicator(2, identity, 1)
+    comm.abort()
+    with pytest.raises(fake.NcclError, match="INVALID_ARGUMENT"):
+        comm.allReduce(at, at, 4, f4, add, s)
