@@ -5,7 +5,7 @@ What they cannot show: that a real device does as the stand-in does, and how lon
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from castile.kernels.table import Table
@@ -26,12 +26,15 @@ from castile.runtime.backends import base
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.comm.processors import rank_of
 from castile.runtime.machine import Machine, Processor
-from castile.runtime.runner import run_local, whole_step
+from castile.runtime.runner import whole_step
 from castile.runtime.timeline import Timeline
 from castile.runtime.worker import Worker
-from tests import stand_in
+from tests.stand_in import nccl
 from tests.strategies import SGD, Problem, batches, beginnings, machines, problems, strategies, whole_on
+from tests.training import difference
 
+# what fails is told as it was drawn: to make it smaller takes minutes
+SHORT = (Phase.explicit, Phase.generate)
 ONE = Machine("one", (Processor("p", 1e9, 1e9, 2**30),), ())
 
 
@@ -53,7 +56,9 @@ class LateTable(Table):
 @contextmanager
 def device(seed: int = 0) -> Iterator[ModuleType]:
     """A stand-in of CuPy on which the definitions run."""
-    with stand_in.installed(seed) as cupy:
+    with nccl.installed(seed):
+        import cupy
+
         base.load("cuda")
         with patch("castile.runtime.backends.cuda.DeviceTable", LateTable):
             yield cupy
@@ -69,30 +74,53 @@ class Trained:
     prepared: Prepared
 
 
-def trained(
-    problem: Problem, strategy: Strategy, machine: Machine, size: int, backend: str, steps: int, timed: bool = False
-) -> Trained:
-    """Some steps on poisoned memory, on ranks of one process that take turns."""
-    graph = problem.graph
-    prepared = prepare(Lowering(graph, machine, SGD), strategy, CostModel(machine))
-    ranks = rank_of(machine.num_procs, size)
-    executions = []
-    for comm in LocalWorld(size).communicators:
-        procs = [proc for proc, rank in enumerate(ranks) if rank == comm.rank]
-        executions.append(Execution(graph, prepared, comm, procs, backend=backend, poison=True))
-        executions[-1].initialise(0, beginnings(problem, exact=False))
-    losses = []
-    for step, arrays in enumerate(batches(problem, steps, exact=False)):
-        for execution in executions:
-            execution.feed(feed_from(arrays), 2**-7, step)
-        run_local([execution.runner for execution in executions], timed)
-        losses += [float(found) for e in executions if (found := e.output(graph.loss)) is not None]
-        if timed:
-            check_times(prepared, [execution.runner.timeline() for execution in executions])
-    carried: dict[Any, np.ndarray] = {}
-    for (region, box, _), values in (item for e in executions for item in e.saved().items()):
-        assert np.array_equal(carried.setdefault((region, box), values), values), f"replicas of {region} differ"
-    return Trained(losses, carried, [worker for e in executions for worker in e.runner._workers], prepared)
+class Ranks:
+    """The ranks of a plan in one process, which take turns; each uses a device of its own where `places` says so."""
+
+    def __init__(
+        self, plan: Plan, backend: str, reach: Callable[[Any], Any] = lambda comm: comm, places: Any = None
+    ) -> None:
+        self.plan, self._use = plan, places or (lambda rank: None)
+        lowering = Lowering(plan.problem.graph, plan.machine, SGD)
+        self.prepared = prepare(lowering, plan.strategy, CostModel(plan.machine))
+        ranks = rank_of(plan.machine.num_procs, plan.size)
+        self.executions = []
+        for comm in LocalWorld(plan.size).communicators:
+            self._use(comm.rank)
+            procs = [proc for proc, rank in enumerate(ranks) if rank == comm.rank]
+            made = Execution(plan.problem.graph, self.prepared, reach(comm), procs, backend=backend, poison=True)
+            made.initialise(0, beginnings(plan.problem, exact=False))
+            self.executions.append(made)
+
+    def train(self, steps: int, timed: bool = False) -> Trained:
+        """Some steps on poisoned memory."""
+        graph = self.plan.problem.graph
+        losses = []
+        for step, arrays in enumerate(batches(self.plan.problem, steps, exact=False)):
+            for execution in self._turns():
+                execution.feed(feed_from(arrays), 2**-7, step)
+                execution.runner.begin(timed)
+            self._run()
+            losses += [float(found) for e in self._turns() if (found := e.output(graph.loss)) is not None]
+            if timed:
+                check_times(self.prepared, [execution.runner.timeline() for execution in self.executions])
+        carried: dict[Any, np.ndarray] = {}
+        for (region, box, _), values in (item for e in self._turns() for item in e.saved().items()):
+            assert np.array_equal(carried.setdefault((region, box), values), values), f"replicas of {region} differ"
+        workers = [worker for e in self.executions for worker in e.runner._workers]
+        return Trained(losses, carried, workers, self.prepared)
+
+    def _run(self) -> None:
+        idle = 0
+        while not all(execution.runner.done for execution in self.executions):
+            moved = [e.runner.advance() for e in self._turns() if not e.runner.done]
+            idle = 0 if any(moved) else idle + 1
+            assert idle < 4, "ranks wait for each other"
+
+    def _turns(self) -> Iterator[Execution]:
+        for rank, execution in enumerate(self.executions):
+            self._use(rank)
+            yield execution
 
 
 def check_times(prepared: Prepared, timelines: list[Timeline]) -> None:
@@ -102,31 +130,60 @@ def check_times(prepared: Prepared, timelines: list[Timeline]) -> None:
     assert (whole.end >= whole.start).all()
 
 
-def same(a: Trained, b: Trained) -> None:
-    assert np.allclose(a.losses, b.losses, 1e-12)
-    assert a.carried.keys() == b.carried.keys()
-    for key, values in b.carried.items():
-        assert np.allclose(a.carried[key], values, 1e-10, 1e-14), key
+def same(found: Trained, host: Trained) -> None:
+    """To the last bit."""
+    assert found.losses == host.losses
+    assert found.carried.keys() == host.carried.keys()
+    for key, values in host.carried.items():
+        assert np.array_equal(found.carried[key], values), key
+
+
+def close(found: Trained, host: Trained) -> None:
+    """But for the order of sums; what is zero but for rounding counts by the parameter that it moves."""
+    assert difference(np.array(found.losses), np.array(host.losses)) < 1e-10
+    for (region, box), values in host.carried.items():
+        parameter = region.rpartition("/")[0] or region
+        moved = max(np.abs(array).max(initial=0) for (name, _), array in host.carried.items() if name == parameter)
+        assert difference(found.carried[region, box], values, moved) < 1e-10, region
+
+
+def on_host(plan: Plan, steps: int) -> Trained:
+    """The same with NumPy, by the definitions."""
+    with patch("castile.runtime.backends.numpy._table", lambda: Table("reference")):
+        return Ranks(plan, "numpy").train(steps)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A graph, how it is cut, the machine, and on how many ranks."""
+
+    problem: Problem
+    strategy: Strategy
+    machine: Machine
+    size: int
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> tuple[Problem, Strategy, Machine, int]:
+def plans(draw: st.DrawFn, each: bool = False) -> Plan:
+    """each: a rank for each processor."""
     problem, machine = draw(problems()), draw(machines())
     strategy = draw(strategies(problem.graph, machine.num_procs))
-    return problem, strategy, machine, draw(st.integers(1, machine.num_procs))
+    return Plan(problem, strategy, machine, machine.num_procs if each else draw(st.integers(1, machine.num_procs)))
 
 
 def drawn(examples: int) -> Any:
-    return settings(max_examples=examples, derandomize=True, suppress_health_check=list(HealthCheck), deadline=None)
+    return settings(
+        max_examples=examples, derandomize=True, suppress_health_check=list(HealthCheck), deadline=None, phases=SHORT
+    )
 
 
 @drawn(30)
 @given(problems(), st.integers(0, 2**16), st.booleans())
 def test_one_device_trains_as_the_host_does(problem: Problem, seed: int, timed: bool) -> None:
-    plan = problem, whole_on(problem.graph), ONE, 1
-    host = trained(*plan, "numpy", 4)
+    plan = Plan(problem, whole_on(problem.graph), ONE, 1)
+    host = on_host(plan, 4)
     with device(seed):
-        found = trained(*plan, "cuda", 4, timed)
+        found = Ranks(plan, "cuda").train(4, timed)
     same(found, host)
     (worker,) = found.workers
     assert worker.uncaptured == "" and (worker._graph is None) == timed
@@ -134,7 +191,20 @@ def test_one_device_trains_as_the_host_does(problem: Problem, seed: int, timed: 
 
 @drawn(30)
 @given(plans(), st.integers(0, 2**16), st.booleans())
-def test_any_strategy_by_way_of_the_host(plan: Any, seed: int, timed: bool) -> None:
-    host = trained(*plan, "numpy", 3)
+def test_any_strategy_by_way_of_the_host(plan: Plan, seed: int, timed: bool) -> None:
+    host = on_host(plan, 3)
     with device(seed):
-        same(trained(*plan, "cuda", 3, timed), host)
+        same(Ranks(plan, "cuda").train(3, timed), host)
+
+
+@drawn(40)
+@given(plans(each=True), st.integers(0, 2**16), st.booleans())
+def test_any_strategy_on_streams(plan: Plan, seed: int, timed: bool) -> None:
+    host = on_host(plan, 3)
+    with device(seed) as cupy:
+        from castile.runtime.comm.nccl import NcclCommunicator
+
+        found = Ranks(plan, "cuda", NcclCommunicator, lambda rank: cupy.cuda.Device(rank).use()).train(3, timed)
+    close(found, host)
+    assert all(worker.uncaptured == "" for worker in found.workers)
+    assert all((worker._graph is None) == timed for worker in found.workers)
