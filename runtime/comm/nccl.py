@@ -139,6 +139,7 @@ class NcclCommunicator(Communicator):
         return partial(self._begin, ranks, words, _FORMS[form](part))
 
     def check(self) -> None:
+        self._refuse()
         for ranks, comm in self._groups.items():
             try:
                 comm.check_async_error()
@@ -193,8 +194,7 @@ class NcclCommunicator(Communicator):
         return self._groups[ranks]
 
     def _begin(self, ranks: tuple[int, ...], words: str, calls: Sequence[Callable[[], None]]) -> None:
-        if self._failure:
-            raise TransferError(self._failure)
+        self._refuse()
         self._begun[ranks] = words
         try:
             if len(calls) == 1:
@@ -203,6 +203,11 @@ class NcclCommunicator(Communicator):
                 _together(calls)
         except _FAULTS as fault:
             self._fail(words, fault)
+
+    def _refuse(self) -> None:
+        """After one failure nothing is as it was: it is what is said from then on."""
+        if self._failure:
+            raise TransferError(self._failure)
 
     def _fail(self, what: str, fault: Exception) -> NoReturn:
         """Ends all kernels that wait for a peer, so that the device can be left, and says what happened."""

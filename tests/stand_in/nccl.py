@@ -1,8 +1,9 @@
 """What `from cupy.cuda import nccl` gives in tests: NCCL with all ranks in one process, on the stand-in's streams.
 
-It refuses what NCCL refuses, by the same status, and (`Refused`) what NCCL would not see: calls that do not match, and
-so hang or corrupt. Work of a call is done when its stream and those of all members have come to it. Nothing here shows
-how fast NCCL is, in which order it adds, or that its kernels find room beside others.
+It refuses what NCCL refuses, as NCCL 2.28.9 and 2.30.7 under CuPy 14.2 were seen to on an H200 (but for streams and
+addresses of another device), and (`Refused`) what NCCL would not see: calls that do not match, and so hang or corrupt.
+Work of a call is done when its stream and those of all members have come to it. Nothing here shows how fast NCCL is, in
+which order it adds, or that its kernels find room beside others.
 """
 
 from __future__ import annotations
@@ -251,9 +252,11 @@ class NcclCommunicator:
         """Checks a call and launches it, or leaves it to the group that is open."""
         _called()
         size = self._there().size
-        if op.count < 0 or not 0 <= op.dtype < len(DTYPES) or not -1 <= op.other < size:
+        if op.count < 0:
+            raise OverflowError("can't convert negative value to size_t")
+        if not 0 <= op.dtype < len(DTYPES) or not -1 <= op.other < size:
             raise NcclError(INVALID_ARGUMENT)
-        if cuda.stream_of(stream).device_id != self.device:
+        if cuda.stream_of(stream).device_id != self.device or (sent and not op.send) or (received and not op.receive):
             raise NcclError(CUDA_ERROR)
         itemsize = DTYPES[op.dtype].itemsize
         for address, count in ((op.send, sent), (op.receive, received)):

@@ -1,0 +1,81 @@
+"""Plans on several ranks with NCCL, on a stand-in: one order of transfers on all ranks, and faults that are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests import named_plans
+from tests.named_plans import links, network
+from tests.stand_in import nccl as fake
+from tests.test_cuda import Plan, Ranks, device, drawn, plans, same
+from tests.test_nccl import is_one_order
+
+
+def shells(plan: Plan, cupy: Any) -> Ranks:
+    """The ranks of a plan, each with a device of its own and NCCL."""
+    from castile.runtime.comm.nccl import NcclCommunicator
+
+    return Ranks(plan, "cuda", NcclCommunicator, lambda rank: cupy.cuda.Device(rank).use())
+
+
+def in_one_order(plan: Plan, seed: int) -> set[str]:
+    """Trains, and looks at the order of all that NCCL was asked for; the names of the calls."""
+    host = Ranks(plan, "numpy").train(2)
+    with device(seed) as cupy:
+        # timed steps are put onto streams task by task, so that each call is seen
+        found = shells(plan, cupy).train(2, timed=True)
+        same(found, host)
+        assert is_one_order(fake.journal) and not fake.journal.hanging_ends
+        streams = {stream for stream, *_ in fake.journal.calls}
+        names = {name for *_, words in fake.journal.calls for name in words.split() if name.isalpha()}
+    assert len(streams) <= plan.size, "a rank's transfers lie on one stream"
+    groups = [set(task.comm.group) for task in found.prepared.tasks.tasks if task.comm]
+    assert bool(streams) == any(len(group) > 1 for group in groups)
+    return names
+
+
+@drawn(15)
+@given(plans(each=True), st.integers(0, 2**16))
+def test_transfers_of_any_plan_come_in_one_order_on_all_ranks(plan: Plan, seed: int) -> None:
+    in_one_order(plan, seed)
+
+
+@pytest.mark.parametrize("size", [3])
+def test_named_plans_come_in_one_order_and_use_all_that_there_is(size: int) -> None:
+    problem, seen = network(), set[str]()
+    for strategy in named_plans.plans(problem, size).values():
+        seen |= in_one_order(Plan(problem, strategy, links(size), size), size)
+    wanted = {"send", "recv", "allReduce", "reduce", "reduceScatter", "allGather"}
+    assert wanted | ({"broadcast"} if size > 2 else set()) <= seen, seen
+
+
+@drawn(25)
+@given(plans(each=True), st.integers(0, 2**16), st.floats(0, 1))
+def test_a_fault_at_any_call_ends_the_step_in_words(plan: Plan, seed: int, share: float) -> None:
+    with device(seed) as cupy:
+        shells(plan, cupy).train(2)
+        num_calls = fake.journal.num_calls
+    if not num_calls:
+        return
+    with device(seed) as cupy:
+        from castile.runtime.comm.nccl import TransferError
+
+        fake.journal.fails_at = 1 + int(share * (num_calls - 1))
+        with pytest.raises(TransferError, match=r"^rank \d: .* over ranks .*|^rank \d: the meeting of ranks") as caught:
+            shells(plan, cupy).train(2)
+        assert "failed: NCCL_ERROR_SYSTEM_ERROR" in str(caught.value)
+
+
+@drawn(10)
+@given(plans(each=True), st.integers(0, 2**16))
+def test_the_same_plan_has_the_same_bits(plan: Plan, seed: int) -> None:
+    found = []
+    for turns in (seed, seed + 1):
+        with device(turns) as cupy:
+            found.append(shells(plan, cupy).train(2))
+    same(*found)
+    assert found[0].losses == found[1].losses
