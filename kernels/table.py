@@ -205,7 +205,9 @@ def _define(
 ) -> None:
     results = definition(*args, **params)
     for out, result in zip(outs, results if isinstance(results, tuple) else (results,), strict=True):
-        if accumulate:
-            np.add(out, result, out=out)
-        else:
-            np.copyto(out, result)
+        # what overflows 16 bits is infinite there
+        with np.errstate(over="ignore"):
+            if accumulate:
+                np.add(out, result, out=out)
+            else:
+                np.copyto(out, result)

@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 
+from castile.planner.beside import BEGINNINGS
 from castile.planner.cost import CostModel
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
@@ -117,7 +118,7 @@ class Execution:
         return self.runner.persistent("carried")
 
     def initialise(self, seed: int, values: Mapping[str, np.ndarray] | None = None) -> None:
-        """Fill parameters and states with their initial numbers, or `values` by name; optimizer state with zeros."""
+        """Fill parameters and states with their initial numbers, or `values` by name, and what updates carry."""
         for (region, box, proc), array in self.carried.items():
             fill = partial(self.runner.backend(proc).fill, array)
             if values is not None and region in values:
@@ -125,7 +126,7 @@ class Execution:
             elif region in self.graph.tensors:
                 fill(initial(self.graph.tensors[region], seed, box))
             else:
-                fill(0)
+                fill(BEGINNINGS.get(region, 0))
 
     def restore(self, read: Feed) -> None:
         """Fill parameters and state with what `read` finds of each (region, box)."""

@@ -154,7 +154,7 @@ class Incremental:
         fresh = {name: config for name, config in strategy.configs.items() if known[name] is not config}
         for name, config in fresh.items():
             check_config(self._node(name), config, lowering.machine.num_procs)
-        if lowering.updates.clip is None and not lowering._cast:
+        if not lowering._together and not lowering._cast:
             for update, _, user in lowering._users:
                 if user in fresh and update not in known:
                     fresh[update] = self._home(update, user, strategy)

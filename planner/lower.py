@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 
-from castile.planner import passes, samples
+from castile.planner import beside, passes, samples
 from castile.planner.compose import compose
 from castile.planner.graph import Graph, Node
 from castile.planner.instances import FlowInstance, FlowTemplate, StepInstance, flow_template
@@ -49,7 +49,7 @@ class Lowering:
         assert mode in ("train", "forward"), mode
         self.graph, self.machine, self.mode, self.microbatches = graph, machine, mode, microbatches
         self.updates = updates if updates is not None else Updates(find("sgd")())
-        self.names = passes.names(graph, self.updates)
+        self.names = beside.names(graph, self.updates)
         self.templates = Templates()
         self._versions = Versions(machine)
         self._programs: dict[tuple[frozenset[str], int], Program] = {}
@@ -74,8 +74,8 @@ class Lowering:
 
     def configs(self, strategy: Strategy) -> dict[str, Config]:
         """The strategy's Configs, and for what it leaves open: an update in the layout in which the parameter is used,
-        a state's where what it is made of is used, casts and clipping as the update, the factor of the latter wherever
-        there is an update.
+        a state's where what it is made of is used, casts and clipping as the update, the factor of the latter and the
+        loss's scale wherever there is an update.
         """
         configs = dict(strategy.configs)
         for update, tensor, user in self._users:
@@ -87,12 +87,13 @@ class Lowering:
                 configs[update] = self._homes[key]
         for name in self._cast:
             configs.setdefault(fetch_name(name), configs[update_name(name)])
-        if self.updates.clip is not None:
+        if self._together:
             for param in self.graph.params:
                 for kind in ("square_sum", "clip"):
                     configs.setdefault(f"{param.name}/{kind}", configs[update_name(param.name)])
             procs = {p for param in self.graph.params for p in configs[update_name(param.name)].procs}
-            configs.setdefault(passes.FACTOR, Config({}, len(procs), tuple(sorted(procs))))
+            for name in {beside.FACTOR, update_name(beside.SCALE)} & self._together.keys():
+                configs.setdefault(name, Config({}, len(procs), tuple(sorted(procs))))
         return configs
 
     def _alike(self, update: Node, user: Node, tensor: str) -> tuple[int, ...]:
@@ -108,7 +109,12 @@ class Lowering:
     @cached_property
     def _cast(self) -> list[str]:
         """The parameters that every plan fetches."""
-        return sorted(name.rpartition("/")[0] for name in passes.cast(self.graph, self.updates))
+        return sorted(name.rpartition("/")[0] for name in beside.cast(self.graph, self.updates))
+
+    @cached_property
+    def _together(self) -> dict[str, Node]:
+        """The nodes that see all gradients."""
+        return beside.whole(self.graph, self.updates)
 
     @cached_property
     def _users(self) -> list[tuple[str, str, str]]:

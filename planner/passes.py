@@ -7,16 +7,13 @@ strategies, processors or costs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
-from typing import NamedTuple
 
-from castile.planner import samples
-from castile.planner.axes import Alignment
+from castile.planner import beside, samples
+from castile.planner.beside import FACTOR, NORM, NUMBER, SCALE, SQUARES, apart, cast, is_scaled, state_updates, update
 from castile.planner.graph import Graph, Node
-from castile.planner.op import PASSES, Op, Tensor, find
-from castile.planner.ops.clip_factor import ClipFactor
+from castile.planner.op import PASSES
 from castile.planner.program import (
     ACCUMULATED,
     CLIPPED,
@@ -35,17 +32,17 @@ from castile.planner.program import (
     update_name,
 )
 from castile.planner.samples import Samples
-from castile.planner.strategy import Names
 from castile.planner.trace import record
 from castile.planner.updates import Updates
 from castile.planner.vocabulary import Spec
 
-SQUARES, FACTOR, NORM = "gradients/squares", "gradients/factor", "gradients/norm"
-
 
 @dataclass
 class _Draft:
-    """A program under construction; specs: what each region holds; renewals: the update of each parameter."""
+    """A program under construction; specs: what each region holds; renewals: the update of each parameter.
+
+    source   where parameters are read from that were fetched. slope: where the loss's gradient is, if it has a place
+    """
 
     graph: Graph
     updates: Updates
@@ -55,6 +52,7 @@ class _Draft:
     specs: dict[str, Spec] = field(default_factory=dict)
     homes: dict[str, Home] = field(default_factory=dict)
     source: dict[str, str] = field(default_factory=dict)
+    slope: str = ""
     renewals: dict[str, Node] = field(default_factory=dict)
 
     def add(
@@ -66,6 +64,8 @@ class _Draft:
 
     def port(self, role: str, index: int, tensor: str, micro: Micro | None) -> Port:
         """The port of a tensor of the graph, or of its gradient; a parameter is read from where it was fetched to."""
+        if role == "dy" and tensor == self.graph.loss and self.slope:
+            return Port(role, index, self.slope)
         suffix = GRADIENT if role in ("dy", "dx") else ""
         tensor = tensor if suffix else self.source.get(tensor, tensor)
         spec, cut = self.specs[tensor], self.samples.dims.get(tensor)
@@ -82,21 +82,6 @@ class _Draft:
         return [Micro(k, self.count) for k in range(self.count)]
 
 
-def names(graph: Graph, updates: Updates) -> Names:
-    """The names that a strategy for this graph may and must use."""
-    optional = dict(_state_updates(graph))
-    for param in graph.params:
-        optional[fetch_name(param.name)] = _apart("fetch", param)
-        optional[accumulate_name(param.name)] = _apart("accumulate", param)
-        optional[update_name(param.name)] = _update(updates, param)
-    return Names(graph.nodes, {node.name: node for node in (*optional.values(), *clipping(graph, updates).values())})
-
-
-def cast(graph: Graph, updates: Updates) -> frozenset[str]:
-    """The fetches that every plan has: those of parameters that are kept in another dtype than they are used in."""
-    return frozenset(fetch_name(p.name) for p in graph.params if updates.kept(p.dtype) != p.dtype)
-
-
 def training(graph: Graph, updates: Updates, chosen: frozenset[str], count: int = 1) -> Program:
     """The program of one training step in `count` microbatches.
 
@@ -106,6 +91,8 @@ def training(graph: Graph, updates: Updates, chosen: frozenset[str], count: int 
     if not graph.loss:
         raise ValueError(f"{graph.name} has no loss to minimise")
     draft = _draft(graph, updates, chosen | cast(graph, updates), count)
+    if is_scaled(graph, updates):
+        _scale(draft)
     constant = [n for n in graph.nodes.values() if n.name not in draft.samples.axes]
     tail = [n for n in constant if _follows(n, draft)] if count > 1 else []
     head = [n for n in constant if n not in tail]
@@ -124,7 +111,7 @@ def training(graph: Graph, updates: Updates, chosen: frozenset[str], count: int 
     _renew_states(draft)
     gradients.add(head, wanted, None)
     _updates(draft, gradients.arriving, chosen)
-    outputs = {graph.loss} | ({NORM} if updates.clip is not None else set())
+    outputs = {graph.loss} | ({NORM} if beside.whole(graph, updates) else set())
     return Program(graph, tuple(draft.steps), _flows(draft, outputs))
 
 
@@ -143,29 +130,19 @@ def _draft(graph: Graph, updates: Updates, chosen: frozenset[str], count: int) -
     draft = _Draft(graph, updates, found, count)
     draft.specs = {t.name: Spec(t.shape, t.dtype) for t in graph.tensors.values()}
     for param in graph.params:
-        node = draft.renewals[param.name] = _update(updates, param)
+        node = draft.renewals[param.name] = update(graph, updates, param)
         for result, region in enumerate(node.outputs):
             draft.homes[region] = Home(node, result)
             shape = node.alignment.shape(node.alignment.results[result])
             draft.specs[region] = Spec(shape, updates.kept(param.dtype))
         if fetch_name(param.name) in chosen:
-            fetch = _apart("fetch", param)
+            fetch = apart("fetch", param)
             draft.source[param.name] = param.name + FETCHED
             draft.specs[param.name + FETCHED] = Spec(param.shape, param.dtype)
             draft.add(fetch, "F", [Port("x", 0, param.name)], [Port("y", 0, param.name + FETCHED)])
-    for state, node in _state_updates(graph).items():
+    for state, node in state_updates(graph).items():
         draft.homes[state] = Home(node, 0)
     return draft
-
-
-def _state_updates(graph: Graph) -> dict[str, Node]:
-    """The node in whose layout each state lies: its update, or where nothing updates it one of the same axes."""
-    still = {s: graph.tensors[s] for s in graph.states if s not in graph.updates}
-    fetch = _plain("fetch")
-    stay = {
-        s: Node(update_name(s), fetch, (s,), (s,), fetch.bind((tensor,), update_name(s))) for s, tensor in still.items()
-    }
-    return {**graph.updates, **stay}
 
 
 def _needed(graph: Graph, outputs: Iterable[str]) -> list[Node]:
@@ -176,58 +153,21 @@ def _needed(graph: Graph, outputs: Iterable[str]) -> list[Node]:
     return [n for n in graph.nodes.values() if wanted & set(n.outputs)]
 
 
-def _apart(kind: str, param: Tensor) -> Node:
-    op = _plain(kind)
-    alignment = _fitted(op, (_like(param),))
-    return Node(f"{param.name}/{kind}", op, (param.name,), (f"{param.name}/{kind}ed",), alignment)
-
-
-def _update(updates: Updates, param: Tensor) -> Node:
-    optimizer = updates.of(param.name)
-    extents = dict(zip(param.axes, param.shape, strict=True))
-    state, like = [], _like(param)
-    operands = [like, like._replace(param=False)]
-    for label in optimizer.results[1:]:
-        axes = optimizer.state_axes(label, param.axes)
-        state.append(f"{param.name}/{label}")
-        operands.append(_Like(tuple(extents[a] for a in axes), param.dtype, axes))
-    operands += [_Like((), param.dtype, ())] * len(optimizer.scalars)
-    inputs = (param.name, param.name + GRADIENT, *state, *optimizer.scalars)
-    alignment = _fitted(optimizer, tuple(operands))
-    return Node(update_name(param.name), optimizer, inputs, (param.name, *state), alignment)
-
-
-class _Like(NamedTuple):
-    """A tensor but for its name."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    axes: tuple[str, ...]
-    param: bool = False
-
-
-def _like(tensor: Tensor) -> _Like:
-    return _Like(tensor.shape, tensor.dtype, tensor.axes, tensor.param)
-
-
-@cache
-def _plain(kind: str) -> Op:
-    return find(kind)()
-
-
-@lru_cache(maxsize=4096)
-def _fitted(op: Op, operands: tuple[_Like, ...]) -> Alignment:
-    """The alignment of an operator beside the graph's own: one for all parameters of a shape."""
-    tensors = tuple(Tensor(f"{op.name}.{n}", *like) for n, like in enumerate(operands))
-    return op.bind(tensors, op.name)
-
-
 def _operands(draft: _Draft, node: Node, micro: Micro | None) -> list[Port]:
     return [draft.port("x", i, t, micro) for i, t in enumerate(node.inputs)]
 
 
 def _results(draft: _Draft, node: Node, micro: Micro | None) -> list[Port]:
     return [draft.port("y", j, t, micro) for j, t in enumerate(node.outputs)]
+
+
+def _scale(draft: _Draft) -> None:
+    """The gradient of the loss is its scale, which is carried from step to step."""
+    node = beside.whole(draft.graph, draft.updates)[update_name(SCALE)]
+    for result, region in enumerate(node.outputs):
+        draft.homes[region] = Home(node, result)
+        draft.specs[region] = draft.specs[draft.graph.loss]
+    draft.slope = SCALE
 
 
 def _forward(draft: _Draft, nodes: Iterable[Node], micro: Micro | None) -> None:
@@ -324,12 +264,13 @@ def _updates(draft: _Draft, gradients: set[str], chosen: frozenset[str]) -> None
         regions[param.name] = param.name + GRADIENT
         draft.specs[param.name + GRADIENT] = draft.specs[param.name]
         if accumulate_name(param.name) in chosen:
-            node = _apart("accumulate", param)
+            node = apart("accumulate", param)
             draft.specs[param.name + ACCUMULATED] = draft.specs[param.name]
             draft.add(node, "F", [Port("x", 0, regions[param.name])], [Port("y", 0, param.name + ACCUMULATED)])
             regions[param.name] = param.name + ACCUMULATED
-    if draft.updates.clip is not None:
-        regions = _clip(draft, regions, draft.updates.clip)
+    together = beside.whole(draft.graph, draft.updates)
+    if together:
+        regions = _clip(draft, regions, together)
     for param in draft.graph.params:
         node = draft.renewals[param.name]
         inputs = [regions[param.name] if n == 1 else t for n, t in enumerate(node.inputs)]
@@ -339,37 +280,19 @@ def _updates(draft: _Draft, gradients: set[str], chosen: frozenset[str]) -> None
         draft.add(node, "F", ports, [Port("y", j, t) for j, t in enumerate(node.outputs)])
 
 
-def clipping(graph: Graph, updates: Updates) -> dict[str, Node]:
-    """The nodes of clipping: two of each parameter, and one that finds the factor."""
-    if updates.clip is None:
-        return {}
-    scalar = Tensor(SQUARES, (), graph.dtype, ())
-    factor = ClipFactor(updates.clip)
-    nodes = {FACTOR: Node(FACTOR, factor, (SQUARES,), (FACTOR, NORM), factor.bind((scalar,), FACTOR))}
-    for param in graph.params:
-        gradient = _like(param)._replace(param=False)
-        number = _Like((), graph.dtype, ())
-        for kind, inputs, output, operands in (
-            ("square_sum", (param.name + GRADIENT,), SQUARES, (gradient,)),
-            ("clip", (param.name + GRADIENT, FACTOR), param.name + CLIPPED, (gradient, number)),
-        ):
-            op, name = _plain(kind), f"{param.name}/{kind}"
-            nodes[name] = Node(name, op, inputs, (output,), _fitted(op, operands))
-    return nodes
-
-
-def _clip(draft: _Draft, regions: dict[str, str], most: float) -> dict[str, str]:
-    """Clip all gradients; gives where each parameter's clipped one is."""
-    nodes = clipping(draft.graph, draft.updates)
+def _clip(draft: _Draft, regions: dict[str, str], together: Mapping[str, Node]) -> dict[str, str]:
+    """Clip all gradients and take the loss's scale out of them; gives where each parameter's is then."""
     kept = draft.updates.kept(draft.graph.dtype)
-    draft.specs.update({name: Spec((), kept) for name in (SQUARES, FACTOR, NORM)})
+    draft.specs.update({name: Spec((), kept) for name in (SQUARES, FACTOR, NORM, NUMBER)})
     for param, region in regions.items():
-        draft.add(nodes[f"{param}/square_sum"], "F", [Port("x", 0, region)], [Port("y", 0, SQUARES)])
-    draft.add(nodes[FACTOR], "F", [Port("x", 0, SQUARES)], [Port("y", 0, FACTOR), Port("y", 1, NORM)])
+        draft.add(together[f"{param}/square_sum"], "F", [Port("x", 0, region)], [Port("y", 0, SQUARES)])
+    for node in (together[name] for name in (FACTOR, update_name(SCALE)) if name in together):
+        ports = [Port("x", i, region) for i, region in enumerate(node.inputs)]
+        draft.add(node, "F", ports, [Port("y", j, region) for j, region in enumerate(node.outputs)])
     for param, region in regions.items():
         draft.specs[param + CLIPPED] = draft.specs[param]
         ports = [Port("x", 0, region), Port("x", 1, FACTOR)]
-        draft.add(nodes[f"{param}/clip"], "F", ports, [Port("y", 0, param + CLIPPED)])
+        draft.add(together[f"{param}/clip"], "F", ports, [Port("y", 0, param + CLIPPED)])
     return {param: param + CLIPPED for param in regions}
 
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Any, ClassVar
 
-from castile.planner.op import Op
+from castile.planner.op import Op, Part, Tensor
 from castile.planner.vocabulary import wide
+from castile.runtime.region import Box
 
 
 class Optimizer(Op):
@@ -29,6 +31,55 @@ class Optimizer(Op):
 
 
 @dataclass(frozen=True)
+class Guarded(Optimizer):
+    """An optimizer with one more operand, a number (): where it is 0 parameter and states stay as they are."""
+
+    inner: Any
+
+    def __post_init__(self) -> None:
+        for name in ("results", "scalars", "flops_per_point"):
+            object.__setattr__(self, name, getattr(self.inner, name))
+
+    @property
+    def name(self) -> str:
+        return str(self.inner.name)
+
+    @cached_property
+    def settings(self) -> tuple[tuple[str, object], ...]:
+        return (*self.inner.settings, ("guarded", True))
+
+    def axis_line(self, inputs: tuple[Tensor, ...]) -> str:
+        operands, arrow, results = self.inner.axis_line(inputs[:-1]).partition("->")
+        return f"{operands}, {arrow}{results}"
+
+    def reads(self, operand: int, part: Part) -> Box:
+        is_flag = operand == len(part.alignment.operands) - 1
+        return super().reads(operand, part) if is_flag else self.inner.reads(operand, part)
+
+    def state_axes(self, label: str, axes: tuple[str, ...]) -> tuple[str, ...]:
+        found: tuple[str, ...] = self.inner.state_axes(label, axes)
+        return found
+
+    def asks(self, which: str) -> frozenset[str]:
+        return frozenset(self.inner.asks(which))
+
+    def forward(self, k: Any, *operands: Any, **context: Any) -> Any:
+        made = self.inner.forward(k, *operands[:-1], **context)
+        before = (operands[0], *operands[2 : 1 + len(made)])
+        kept = [_like(k, old, new, context, n) for n, (old, new) in enumerate(zip(before, made, strict=True))]
+        line = "f, new, old -> where(f > 0, new, old)"
+        return tuple(k.pointwise(line, operands[-1], new, old) for new, old in zip(made, kept, strict=True))
+
+
+def _like(k: Any, old: Any, new: Any, context: Any, result: int) -> Any:
+    """Of what was read the piece that is made."""
+    if old.shape == new.shape:
+        return old
+    own = context["at"].writes(result)
+    return k.cut(old, dim=0, start=own.lo[0], stop=own.hi[0])
+
+
+@dataclass(frozen=True)
 class Updates:
     """What happens to gradients and parameters at the end of a step.
 
@@ -37,12 +88,17 @@ class Updates:
     master      the dtype in which parameters and optimizer state are kept and gradients summed: by default the graph's,
                 or float32 where that has 16 bits; where it is another, each step computes with copies of the parameters
                 in the graph's own (Micikevicius et al., 2018)
+    scaled      whether the loss is scaled so that small gradients do not vanish, and a step is skipped whose gradients
+                overflow: by default where the graph computes in float16
+    growth      after so many good steps in a row the scale doubles
     """
 
     optimizer: Optimizer
     clip: float | None = None
     undecayed: tuple[str, ...] = ()
     master: str = ""
+    scaled: bool | None = None
+    growth: int = 2000
 
     def __post_init__(self) -> None:
         if self.clip is not None and self.clip <= 0:

@@ -14,7 +14,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from castile.planner import passes
+from castile.planner import beside
 from castile.planner.graph import Graph, Node
 from castile.planner.op import Tensor, find
 from castile.planner.strategy import Config, Strategy
@@ -155,7 +155,7 @@ def placements(draw: DrawFn, num_parts: int, replicas: int, num_procs: int) -> t
 @st.composite
 def strategies(draw: DrawFn, graph: Graph, num_procs: int, updates: Updates = SGD) -> Strategy:
     """A plan: every node by itself, or most cut along their first or last axis over one group of processors."""
-    names = passes.names(graph, updates)
+    names = beside.names(graph, updates)
     group = tuple(draw(st.permutations(range(num_procs)))[: draw(st.integers(1, num_procs))])
     axes = draw(st.sampled_from((("first",), ("last",), ("first", "last"), ())))
     chosen: dict[str, Config] = {}

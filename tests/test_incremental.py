@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from castile.launch import models
-from castile.planner import passes
+from castile.planner import beside
 from castile.planner.cost import CostModel
 from castile.planner.incremental import Incremental
 from castile.planner.lower import Lowering
@@ -32,7 +32,7 @@ def whole(lowering, cost, strategy):
 def test_equals_lowering_and_simulating_the_whole_plan(data):
     problem, on = data.draw(problems()), data.draw(drawn_machines())
     lowering, cost = Lowering(problem.graph, on, SGD), CostModel(on)
-    names = passes.names(problem.graph, SGD)
+    names = beside.names(problem.graph, SGD)
     nodes = {**names.nodes, **names.optional}
     plan = data.draw(strategies(problem.graph, on.num_procs))
     one = Incremental(lowering, cost, plan, data.draw(st.sampled_from(["auto", "plain"])))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from castile.planner import passes
+from castile.planner import beside
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.pins import Pin, Pins, parse, parse_procs, without
@@ -27,7 +27,7 @@ def layers() -> Graph:
 
 
 GRAPH = layers()
-NAMES = passes.names(GRAPH, drawn.SGD)
+NAMES = beside.names(GRAPH, drawn.SGD)
 
 
 def pins(*texts: str, num_procs: int = NUM_PROCS) -> Pins:
@@ -44,7 +44,7 @@ def drawn_pins(draw, graph: Graph, num_procs: int) -> Pins:
         procs = frozenset(draw(st.permutations(range(num_procs)))[: draw(st.integers(1, num_procs))])
         replicas = draw(st.none() | st.integers(1, len(procs)))
         found.append(Pin(name, degrees, replicas, draw(st.sampled_from((None, procs)))))
-    return Pins(found, passes.names(graph, drawn.SGD), num_procs)
+    return Pins(found, beside.names(graph, drawn.SGD), num_procs)
 
 
 @settings(max_examples=60)
@@ -54,7 +54,7 @@ def test_what_is_pinned_is_so(data):
     pinned = data.draw(drawn_pins(graph, NUM_PROCS))
     plan = data.draw(drawn.strategies(graph, NUM_PROCS))
     made = pinned.apply(plan.configs)
-    names = passes.names(graph, drawn.SGD)
+    names = beside.names(graph, drawn.SGD)
     for name, config in made.items():
         assert pinned.allows(name, config)
         check_config(names.nodes.get(name) or names.optional[name], config, NUM_PROCS)
@@ -73,7 +73,7 @@ def test_what_is_pinned_is_so(data):
 def test_frozen_processors_do_nothing(data):
     graph = data.draw(drawn.problems(most_layers=3)).graph
     frozen = data.draw(st.lists(st.integers(0, NUM_PROCS - 1), min_size=1, max_size=NUM_PROCS - 1, unique=True))
-    pinned = Pins([without(",".join(map(str, frozen)), NUM_PROCS)], passes.names(graph, drawn.SGD), NUM_PROCS)
+    pinned = Pins([without(",".join(map(str, frozen)), NUM_PROCS)], beside.names(graph, drawn.SGD), NUM_PROCS)
     plan = data.draw(drawn.strategies(graph, NUM_PROCS))
     machine = Machine("m", (Processor("p", 1e9, 1e9, 2**30),) * NUM_PROCS, (Level("link", NUM_PROCS, 1e-6, 1e9),))
     lowering = Lowering(graph, machine)

@@ -1,0 +1,181 @@
+"""Models that compute in 16 bits: what is kept, summed and scaled in more, under any plan, on any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from castile.launch import models, optimizers
+from castile.launch.execution import prepare
+from castile.planner.beside import BEGINNINGS, SCALE, STREAK, TAKEN
+from castile.planner.cost import CostModel
+from castile.planner.graph import Graph
+from castile.planner.lower import Lowering
+from castile.planner.op import Init
+from castile.planner.ops.sgd import Sgd
+from castile.planner.program import FETCHED, GRADIENT
+from castile.planner.seeds import seeds
+from castile.planner.strategy import Config, Strategy
+from castile.planner.updates import Updates
+from castile.runtime import machine
+from tests.strategies import batches, beginnings, strategies, whole_on
+from tests.test_any_strategy import Plan, drawn, plans
+from tests.training import SGD, Trained, difference, train
+
+NARROW = ("bfloat16", "float16")
+GPT = "gpt:layers=1,width=16,heads=2,seq=8,vocab=16"
+MOVING = ("sgd:momentum=0.5", "adamw:decay=0.1", "lion", "adafactor")
+
+
+def same(one: Trained, other: Trained, but: Sequence[str] = ()) -> None:
+    """Asserts that two trainings are alike to the last bit."""
+    assert (one.losses == other.losses).all()
+    assert one.carried.keys() - {*but} == other.carried.keys() - {*but}
+    for name in one.carried.keys() - {*but}:
+        assert np.array_equal(one.carried[name], other.carried[name]), name
+
+
+@drawn(50)
+@given(plans(exact=True))
+def test_masters_in_another_dtype_leave_the_same_bits_where_nothing_is_rounded(plan: Plan) -> None:
+    graph, on = plan.problem.graph, plan.machine
+    data, values = batches(plan.problem, 1, exact=True), beginnings(plan.problem, exact=True)
+    one = train(graph, whole_on(graph), on, data, values)
+    masters = Updates(SGD.optimizer, master="float32")
+    same(train(graph, plan.strategy, on, data, values, size=plan.size, updates=masters), one)
+
+
+@drawn(25)
+@given(plans(exact=False), st.sampled_from(MOVING))
+def test_scaling_by_powers_of_two_changes_no_bit(plan: Plan, text: str) -> None:
+    graph, on, optimizer = plan.problem.graph, plan.machine, optimizers.parse(text)
+    data, values = batches(plan.problem, 3, exact=False), beginnings(plan.problem, exact=False)
+    known = Lowering(graph, on, Updates(optimizer)).names
+    # Adafactor may not be cut as the plan would have it.
+    free = {n: c for n, c in plan.strategy.configs.items() if n in known.nodes or text != "adafactor"}
+    strategy = msgspec.structs.replace(plan.strategy, configs=free)
+    plain, scaled = (
+        train(graph, strategy, on, data, values, rate=2**-7, size=plan.size, updates=updates)
+        for updates in (Updates(optimizer), Updates(optimizer, scaled=True, growth=2))
+    )
+    same(scaled, plain, (SCALE, STREAK, TAKEN))
+    found = [float(scaled.carried[name]) for name in (SCALE, STREAK, TAKEN)]
+    assert found == [2 * BEGINNINGS[SCALE], 1, 3]
+
+
+def by_hand(values: dict[str, np.ndarray], data: Any, count: int, rate: float, optimizer: Any) -> dict[str, np.ndarray]:
+    """Steps of `two` in plain NumPy: computed in float32, kept and summed over microbatches in float64."""
+    kept = {name: value.astype("float64") for name, value in values.items()}
+    states = {name: (np.zeros_like(value), np.zeros_like(value)) for name, value in kept.items()}
+    for step, arrays in enumerate(data, start=1):
+        up, bias, down = (kept[name].astype("float32") for name in ("up.weight", "up.bias", "down.weight"))
+        sums = {name: np.zeros_like(value) for name, value in kept.items()}
+        for x, t in zip(np.split(arrays["x"], count), np.split(arrays["t"], count), strict=True):
+            x, t = x.astype("float32"), t.astype("float32")
+            before = x @ up.T + bias
+            h = np.maximum(before, 0)
+            dy = np.float32(2 / arrays["t"].size) * (h @ down.T - t)
+            dh = (dy @ down) * (before > 0)
+            for name, slope in (("down.weight", dy.T @ h), ("up.weight", dh.T @ x), ("up.bias", dh.sum(axis=0))):
+                sums[name] += slope
+        for name in kept:
+            m, v = states[name]
+            m = optimizer.beta1 * m + (1 - optimizer.beta1) * sums[name]
+            v = optimizer.beta2 * v + (1 - optimizer.beta2) * sums[name] ** 2
+            states[name] = m, v
+            size = np.sqrt(v / (1 - optimizer.beta2**step)) + optimizer.eps
+            kept[name] = kept[name] - rate * m / (1 - optimizer.beta1**step) / size
+    return kept
+
+
+def two(dtype: str) -> Graph:
+    g = Graph("two", dtype)
+    x, t = g.input("x", (12, 6), "b i"), g.input("t", (12, 4), "b o")
+    h = g.relu("act", g.linear("up", x, features=8))
+    g.minimise(g.mse("loss", g.linear("down", h, features=4, bias=False), t))
+    return g
+
+
+@drawn(30)
+@given(strategies(two("float32"), 3), st.sampled_from((1, 2, 3)))
+def test_training_is_mixed_as_by_hand(strategy: Strategy, count: int) -> None:
+    """Each parameter moves by as much; rounding in the order of float32's sums shows in the sixth digit."""
+    graph, on, adam = two("float32"), machine.local(3), optimizers.parse("adam:eps=0.1")
+    strategy = msgspec.structs.replace(strategy, microbatches=count)
+    if any(c.degree("b") * count > 12 for c in strategy.configs.values()):
+        return
+    rng = np.random.default_rng(0)
+    data = [{"x": rng.normal(size=(12, 6)), "t": rng.normal(size=(12, 4))} for _ in range(3)]
+    values = {p.name: rng.normal(size=p.shape) for p in graph.params}
+    wanted = by_hand(values, data, count, 0.125, adam)
+    made = train(graph, strategy, on, data, values, rate=0.125, size=3, updates=Updates(adam, master="float64"))
+    for name, value in wanted.items():
+        assert difference(made.carried[name] - values[name], value - values[name]) < 1e-5, name
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_steps_too_small_for_16_bits_add_up(dtype: str) -> None:
+    g = Graph("slope", dtype)
+    x = g.input("x", (4, 3), "b i")
+    g.minimise(g.sum("loss", g.mul("moved", x, g.param("w", (3,), ("i",), Init("ones")))))
+    data = [{"x": np.ones((4, 3))}] * 64
+    made = train(g, whole_on(g), machine.local(1), data, {}, rate=2**-14, updates=Updates(Sgd(), scaled=False))
+    assert (made.carried["w"] == 1 - 64 * 4 * 2**-14).all()
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("name", ["data_parallel", "fsdp"])
+def test_a_little_gpt_learns_as_in_float32(dtype: str, name: str) -> None:
+    on, updates = machine.local(2), Updates(optimizers.parse("adamw"), clip=1.0)
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 16, (4, 9))
+    data = [{"tokens": tokens[:, :-1], "targets": tokens[:, 1:]}] * 30
+
+    def losses(dtype: str) -> np.ndarray:
+        graph = models.parse(GPT).graph(4, dtype)
+        plan = seeds(Lowering(graph, on, updates))[name]
+        return train(graph, plan, on, data, {}, rate=0.01, size=2, updates=updates).losses
+
+    wide, narrow = losses("float32"), losses(dtype)
+    assert wide[-1] < 0.6 * wide[0]
+    assert difference(narrow, wide) < 0.02
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_a_plan_counts_masters_and_their_copies(dtype: str) -> None:
+    on, updates = machine.local(1), Updates(optimizers.parse("adam"))
+    graph = models.parse(GPT).graph(4, dtype)
+    tasks = prepare(Lowering(graph, on, updates), whole_on(graph), CostModel(on)).tasks
+    held = {b.region: (b.dtype, b.box.volume, int(n)) for b, n in zip(tasks.buffers, tasks.buffer_bytes, strict=True)}
+    for param in graph.params:
+        size = int(np.prod(param.shape))
+        for region in (param.name, f"{param.name}/mean", f"{param.name}/square", param.name + GRADIENT):
+            assert held[region][:2] == ("float32", size) and held[region][2] >= 4 * size
+        assert held[param.name + FETCHED][:2] == (dtype, size) and held[param.name + FETCHED][2] >= 2 * size
+
+
+def test_a_step_that_overflows_anywhere_is_skipped_everywhere() -> None:
+    g = Graph("slope", "float16")
+    x, k = g.input("x", (4, 3), "b i"), g.input("k", (4, 3), "b i")
+    moved = g.mul("moved", x, g.param("w", (3,), ("i",), Init("ones")))
+    g.minimise(g.sum("loss", g.mul("times", moved, k)))
+    both = Config({"b": 2}, 1, (0, 1))
+    plan = Strategy({name: both for name in g.nodes}, num_procs=2)
+    ones, large = np.ones((4, 3)), np.ones((4, 3))
+    # 2^16 is more than float16 holds; of what is less only the second rank's samples make too much
+    large[3, 1] = 3.0
+    data = [{"x": ones, "k": k} for k in (ones, large, large, ones, ones)]
+    adam = optimizers.parse("adam")
+    made = train(g, plan, machine.local(2), data, {}, rate=0.125, size=2, updates=Updates(adam, growth=3))
+    # two steps are skipped, and after three good ones the scale grows
+    found = [float(made.carried[name]) for name in (SCALE, STREAK, TAKEN)]
+    assert found == [BEGINNINGS[SCALE] / 4 * 2, 0, 3]
+    alone = train(g, plan, machine.local(2), data[2:], {}, rate=0.125, size=2, updates=Updates(adam, scaled=False))
+    for name, value in alone.carried.items():
+        assert np.array_equal(made.carried[name], value), name
