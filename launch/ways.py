@@ -1,0 +1,25 @@
+"""Ways to run kernel calls, as the profile database holds them: of those that were timed the fastest are taken.
+
+It does not know what the calls are, nor how they were timed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from castile.kernels import tuning
+from castile.planner.database import Way
+
+
+def take(ways: Iterable[Way]) -> None:
+    """From now on this process runs calls by the fastest of these ways."""
+    tuning.take({call: tuning.Choice(timed[0].form, timed[0].setting) for call, timed in by_call(ways).items()})
+
+
+def by_call(ways: Iterable[Way]) -> dict[str, tuple[Way, ...]]:
+    """The ways of each call, the fastest first."""
+    found: dict[str, list[Way]] = defaultdict(list)
+    for way in ways:
+        found[way.call].append(way)
+    return {call: tuple(sorted(timed, key=lambda way: way.seconds)) for call, timed in found.items()}
