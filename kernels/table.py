@@ -143,10 +143,10 @@ class Table:
         """As `bind`, by a form alone; None if there is none or it cannot."""
         if name not in self.forms or (self.form in PLAIN and not is_plain(definitions()[name], args, outs)):
             return None
-        form, in_library = self.forms[name], self.library.get(name)
+        form = self.forms[name]
         taken = chosen or choice.find(name, outs, args, params, accumulate)
-        if in_library and taken and taken.form == LIBRARIES[self.form]:
-            form, in_library, taken = in_library, None, None
+        if taken and name in self.library and taken.form == LIBRARIES[self.form]:
+            form, taken = self.library[name], None
         if accumulate and not native_accumulate(form):
             held, scratch = _held(outs, scratch)
             work = self._formed(name, args, held, params, scratch, False, chosen)
@@ -155,9 +155,7 @@ class Table:
         call = _given(form, args, outs, params, scratch, accumulate)
         if taken and taken.form == self.form and taken.setting:
             call = partial(call, setting=taken.setting)
-        made = call() if getattr(form, "prepares", False) else call
-        # A library may know what the form does not, such as products of float64.
-        return made or (in_library and _given(in_library, args, outs, params, scratch, accumulate)())
+        return call() if getattr(form, "prepares", False) else call
 
 
 def _given(

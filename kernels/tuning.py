@@ -4,6 +4,7 @@ It knows no kernel; a meter makes arrays on a device and reads its clock, by def
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any, Protocol, cast
 
@@ -18,6 +19,9 @@ from castile.kernels.table import Call, Table
 
 class Meter(Protocol):
     """Where calls are timed."""
+
+    def place(self) -> AbstractContextManager[object]:
+        """Within which operands are made, and calls bound and timed."""
 
     def operands(self, call: Wanted) -> list[Operands]:
         """Arrays for a call, as many as it takes to outgrow the caches."""
@@ -66,9 +70,16 @@ def tune(table: Table, which: str, meter: Meter) -> dict[Choice, float]:
     Nothing is timed where there is only one. Raises ValueError for a name that `named` did not give, and MemoryError
     where the device has no room for the arrays.
     """
+    possible = ways(table, which)
+    if not possible:
+        return {}
+    with meter.place():
+        return _timed(table, choice.wanted_of(which), possible, meter)
+
+
+def _timed(table: Table, call: Wanted, possible: Sequence[Choice], meter: Meter) -> dict[Choice, float]:
     found: dict[Choice, float] = {}
-    possible, call = ways(table, which), choice.wanted_of(which)
-    operands = meter.operands(call) if possible else []
+    operands = meter.operands(call)
     for way in possible:
         try:
             calls = [table.bind(call.kernel, one.args, one.outs, call.params, None, call.accumulate, way)

@@ -3,6 +3,7 @@
 import ctypes
 import sys
 import types
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -247,14 +248,22 @@ class Meter:
     """Two pairs of arrays, and a clock that says what was written."""
 
     def __init__(self, spent: dict[int, float]) -> None:
-        self.spent, self.timed = spent, []
+        self.spent, self.timed, self.depth = spent, [], 0
+
+    @contextmanager
+    def place(self):
+        self.depth += 1
+        yield
+        self.depth -= 1
 
     def operands(self, call: choice.Wanted) -> list[Operands]:
+        assert self.depth == 1
         (size,) = call.outs[0].shape
         self.made = [Operands((np.zeros(size),), (np.zeros(size),)) for _ in range(2)]
         return self.made
 
     def seconds(self, calls: Any) -> float:
+        assert self.depth == 1
         for call, one in zip(calls, self.made, strict=True):
             call()
             self.timed.append(int(one.outs[0][0]))

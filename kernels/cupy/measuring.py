@@ -1,10 +1,11 @@
 """Measuring on a GPU: random operands of a call's shapes, as many as outgrow the caches, and the seconds that it takes.
 
-It knows no kernel. Streams are CuPy's current one.
+It knows no kernel. Nothing of it has run on a GPU.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
 from importlib import import_module
 from itertools import cycle, islice
 from typing import Any
@@ -24,6 +25,22 @@ SHORT_SECONDS = 3e-5
 LAUNCHES_OF_A_GRAPH = 64
 
 
+@contextmanager
+def place() -> Iterator[None]:
+    """A stream of the current device for all that is measured on it; memory is given back after each use."""
+    cupy = import_module("cupy")
+    with _stream(cupy.cuda.runtime.getDevice()) as stream:
+        yield
+        stream.synchronize()
+    cupy.get_default_memory_pool().free_all_blocks()
+
+
+@cache
+def _stream(device: int) -> Any:
+    # One that is not the default, which graphs cannot be captured on; forms keep working memory by stream.
+    return import_module("cupy").cuda.Stream(non_blocking=True)
+
+
 def operands(call: Wanted) -> list[Operands]:
     """Random arrays for a call, never zeros; integers are small enough to be an index of any array.
 
@@ -41,7 +58,7 @@ def operands(call: Wanted) -> list[Operands]:
 
 
 def seconds(calls: Sequence[Call]) -> float:
-    """What one of the calls takes, in turns on the current stream, which is not the default one."""
+    """What one of the calls takes, in turns; within `place`."""
     cuda = import_module("cupy").cuda
     stream = cuda.get_current_stream()
     for call in calls:
