@@ -141,7 +141,7 @@ def test_a_transfer_can_be_made_again(installed: None) -> None:
 def test_polling_never_waits(installed: None) -> None:
     staged = Staged([0, 1], 2)
     array = late(np.zeros(3), staged.compute[1])
-    request = staged.ends[1].prepared("move", (0, 1), None, array, None, ((0, 3), (0, 0)), 1)()
+    request = staged.ends[1].collective("move", (0, 1), None, array, None, ((0, 3), (0, 0)), 1)
     assert not any(request.poll() for _ in range(100))
 
 
