@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from castile import __version__
-from castile.launch import launch, mpi_settings, ranks
+from castile.launch import gpus, launch, mpi_settings, ranks
 
 _MPI_LINE = "pip install 'castile[mpi]'"
 _GPU_LINE = "pip install 'castile[gpu]'"
@@ -74,6 +74,7 @@ def examine(num_ranks: int = 0) -> list[Finding]:
     """Looks at everything; starts `num_ranks` MPI ranks as a test when that is above 0."""
     looks = [_castile(), _cores(), _memory(), _blas(), _mpi(), _settings(), _root(), _gpu()]
     looks += [_package(name, package, _GPU_LINE) for name, package in _GPU_PACKAGES.items()]
+    looks.append(_transfers())
     return [*looks, _start(num_ranks)] if num_ranks else looks
 
 
@@ -204,6 +205,15 @@ def _package(name: str, package: str, line: str) -> Finding:
     if version is None:
         return Finding(name, False, f"{package} is not installed (needed on a GPU only)", {"version": None}, line)
     return Finding(name, True, f"{package} {version}", {"version": version})
+
+
+def _transfers() -> Finding:
+    num_gpus = gpus.count()
+    if not num_gpus:
+        return Finding("GPUs used", False, "none: ranks compute on the cores of this host", {"num_gpus": 0})
+    talk = gpus.ways_to_talk()
+    whom = "a rank on each" if num_gpus > 1 else "two ranks on it"
+    return Finding("GPUs used", True, f"{num_gpus}; {whom}: {talk}", {"num_gpus": num_gpus, "talk": talk})
 
 
 def _start(num_ranks: int) -> Finding:

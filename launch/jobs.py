@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from castile.launch import data, models, optimizers, probe
+from castile.launch import data, gpus, models, optimizers, probe
 from castile.launch.data import Dataset
 from castile.launch.execution import Execution, Prepared, prepare
 from castile.launch.models import Model, Recipe
@@ -35,7 +35,7 @@ from castile.runtime import machine as machines
 from castile.runtime.backends.base import State
 from castile.runtime.comm.base import Communicator
 from castile.runtime.comm.local import LocalWorld
-from castile.runtime.machine import Machine
+from castile.runtime.machine import Machine, parse
 from castile.runtime.runner import whole_step
 from castile.runtime.timeline import Timeline
 
@@ -45,6 +45,7 @@ class Job:
     """One job: its communicator, machine, model and graph, how plans of it are lowered, and what has been measured.
 
     Everything that decides comes from rank 0 and is the same on all ranks. procs: the processors of this rank.
+    travel: by which way arrays go from GPU to GPU, "" where they do not.
     """
 
     comm: Communicator
@@ -54,6 +55,7 @@ class Job:
     lowering: Lowering
     snapshot: Snapshot
     database: Database | None
+    travel: str = ""
     procs: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -63,6 +65,11 @@ class Job:
     def leads(self) -> bool:
         """Whether this is the rank that decides and speaks."""
         return self.comm.rank == 0
+
+    @property
+    def backend(self) -> str:
+        """What runs the processors' tasks."""
+        return "cuda" if gpus.is_on(self.machine) else "numpy"
 
     def dataset(self, text: str, seed: int) -> Dataset:
         """The data set that the user named, "" for the model's own; its samples are what the graph takes in.
@@ -120,7 +127,8 @@ class Job:
         self, prepared: Prepared, seed: int, state: State | None = None, graph: Graph | None = None
     ) -> Execution:
         """This rank's part of a prepared plan of a graph, its parameters filled unless they came with `state`."""
-        made = Execution(graph or self.graph, prepared, self.comm, self.procs, {} if state is None else state, seed)
+        held = {} if state is None else state
+        made = Execution(graph or self.graph, prepared, self.comm, self.procs, held, seed, self.backend)
         if state is None:
             made.initialise(seed)
         return made
@@ -164,15 +172,16 @@ def start(
     comm = communicator()
     named = fitted(models.parse(model), dataset, seed)
     graph = named.graph(named.recipe.batch if batch is None else batch, dtype)
-    on = find_machine(machine, comm)
+    on = find_machine(machine, comm, dtype)
     _check_runs_here(on, comm.size)
     lowering = Lowering(graph, on, updates or recipe_updates(named.recipe), microbatches=microbatches)
-    environment = environment_of(comm)
+    comm, travel = _joined(comm, on)
+    holds_for = environment_of(comm, on)
     database = _database(profile) if profile and comm.rank == 0 else None
     known = from_leader(
-        comm, lambda: snapshots.to_json(database.snapshot(environment) if database else Snapshot(environment))
+        comm, lambda: snapshots.to_json(database.snapshot(holds_for) if database else Snapshot(holds_for))
     )
-    return Job(comm, on, named, graph, lowering, snapshots.from_json(known), database)
+    return Job(comm, on, named, graph, lowering, snapshots.from_json(known), database, travel)
 
 
 def fitted(model: Model, dataset: str, seed: int) -> Model:
@@ -200,11 +209,17 @@ def from_leader(comm: Communicator, make: Callable[[], bytes]) -> bytes:
     return comm.bcast_bytes(make() if comm.rank == 0 else None)
 
 
+def _joined(comm: Communicator, on: Machine) -> tuple[Communicator, str]:
+    """The communicator for processors of that kind, and by which way arrays travel where that was to be chosen."""
+    return gpus.joined(comm) if gpus.is_on(on) and comm.size > 1 else (comm, "")
+
+
 def _check_runs_here(machine: Machine, num_ranks: int) -> None:
-    foreign = next((p.kind for p in machine.processors if p.kind != "cpu"), None)
+    here = gpus.KIND if gpus.is_on(machine) and gpus.count() else "cpu"
+    foreign = next((p.kind for p in machine.processors if p.kind != here), None)
     if foreign:
         raise UserError(
-            f"--machine {machine.name}: its processors are of kind {foreign!r}, and steps run on this host's cpu: "
+            f"--machine {machine.name}: its processors are of kind {foreign!r}, and steps run on this host's {here}: "
             "leave --machine out here, or let `castile plan` think about that machine"
         )
     if machine.num_procs != num_ranks:
@@ -235,17 +250,32 @@ def communicator() -> Communicator:
     return this_world().communicator or LocalWorld(1).communicators[0]
 
 
-def find_machine(text: str, comm: Communicator) -> Machine:
-    """The machine that the user names, as rank 0 sees it; plain `local` has a processor for each rank."""
+def find_machine(text: str, comm: Communicator, dtype: str) -> Machine:
+    """The machine that the user names, as rank 0 sees it; plain `local` has a processor for each rank.
+
+    Where it is one of GPUs, this rank's is in use from here on.
+    """
     text = f"local:procs={comm.size}" if text == "local" else text
-    found = probe.find_machine(text, comm if comm.size > 1 else None)
+    if gpus.is_meant(text, dtype):
+        gpus.use(comm.local_rank)
+        found = gpus.machine(parse(text).num_procs, comm.local_size)
+    else:
+        found = probe.find_machine(text, comm if comm.size > 1 else None)
+        if gpus.is_on(found) and gpus.count():
+            gpus.use(comm.local_rank)
     return machines.from_json(from_leader(comm, lambda: machines.to_json(found)))
 
 
-def environment_of(comm: Communicator) -> Environment:
+def environment_of(comm: Communicator, on: Machine) -> Environment:
     """What measurements of this job hold for; rank 0's on every rank."""
-    mine = probe.environment(kernels_hash(), comm.size)
+    mine = environment(on)
     return msgspec.json.decode(from_leader(comm, lambda: msgspec.json.encode(mine)), type=Environment)
+
+
+def environment(on: Machine) -> Environment:
+    """What measurements of this process hold for, with a rank at work for each processor of that machine."""
+    measures = gpus.environment if gpus.is_on(on) and gpus.count() else probe.environment
+    return measures(kernels_hash(), on.num_procs)
 
 
 @cache

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from castile.launch import jobs, models, probe
+from castile.launch import gpus, jobs, models, probe
 from castile.launch.models import Model
 from castile.launch.ranks import UserError, this_world
 from castile.planner.cost import CostModel
@@ -18,7 +18,7 @@ from castile.planner.database import Database
 from castile.planner.lower import Lowering
 from castile.planner.search import Evaluator
 from castile.planner.snapshot import Snapshot
-from castile.runtime.machine import Machine
+from castile.runtime.machine import Machine, parse
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,16 @@ class Desk:
 
 
 def find_machine(text: str) -> Machine:
-    """The machine that the user names; every rank calls it. `local` has a processor for each rank, alone one a core."""
+    """The machine that the user names; every rank calls it. `local` has a processor for each rank, alone one a core or,
+    where there are any, one a GPU.
+    """
     comm = this_world().communicator
     if text == "local" and comm is not None:
         text = f"local:procs={comm.size}"
+    if gpus.is_meant(text, "float32"):
+        gpus.use(comm.local_rank if comm is not None else 0)
+        procs = gpus.count() if text == "local" else parse(text).num_procs
+        return gpus.machine(procs, comm.local_size if comm is not None else 1)
     return probe.find_machine(text, comm)
 
 
@@ -56,8 +62,8 @@ def known(profile: str, machine: Machine) -> Snapshot:
     if not Path(profile).is_file():
         raise UserError(f"profile database {profile}: no such file; `castile train` and `castile profile` make one")
     database = Database(profile)
-    environment = probe.environment(jobs.kernels_hash(), machine.num_procs)
-    if machine.num_procs > 1 and environment.threads == 0:
+    environment = jobs.environment(machine)
+    if machine.num_procs > 1 and environment.threads == 0 and not gpus.is_on(machine):
         # Ranks that share a host have one thread each, unless the user says otherwise.
         environment = msgspec.structs.replace(environment, threads=1)
     found = database.snapshot(environment)

@@ -62,7 +62,8 @@ def ms(seconds: float) -> str:
 def plan_text(job: Job, chosen: Chosen) -> str:
     """The plan in a few lines, and what it was chosen from."""
     num_tasks = chosen.prepared.tasks.num_tasks
-    lines = [f"{job.model.name} on {job.machine.name}: batch {job.graph.batch}, {num_tasks} tasks a step"]
+    travel = f", transfers: {job.travel}" if job.travel else ""
+    lines = [f"{job.model.name} on {job.machine.name}: batch {job.graph.batch}, {num_tasks} tasks a step{travel}"]
     if chosen.candidates:
         lines.append(f"{'plan':24} {'simulated':>12} {'measured':>12}")
         lines += [f"{c.name:24} {ms(c.simulated_seconds):>12} {ms(c.measured_seconds):>12}" for c in chosen.candidates]

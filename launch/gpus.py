@@ -1,0 +1,131 @@
+"""GPUs of this host: the machine `local` where there are any, and how ranks that use them talk.
+
+It does not know plans. Without CuPy and a driver it finds none, and nothing else here is called.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from types import ModuleType
+
+import msgspec
+
+from castile.launch import probe
+from castile.planner.snapshot import Environment
+from castile.runtime.comm.base import Communicator
+from castile.runtime.machine import Level, Machine, Processor
+
+KIND = "gpu"
+# What the device computes; other kinds of numbers would take their way through the host.
+DTYPES = ("float32", "float16", "bfloat16")
+PACKAGES = ("cupy-cuda13x", "triton")
+# Of each device's memory, besides what is taken already: libraries, NCCL's buffers, what kernels want for themselves.
+LIBRARIES_BYTES = 2**30
+# Between GPUs of a host, until transfers have been measured: assumed, low for NVLink, high for ways through the host.
+LATENCY_SECONDS = 1e-5
+LINK_BYTES_PER_SECOND = 5e10
+
+
+class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was measured of a GPU."""
+
+    name: str
+    memory_bytes: int
+    reserved_bytes: int
+    float32_flops_per_second: float
+    float16_flops_per_second: float
+    float64_flops_per_second: float
+    bytes_per_second: float
+    task_overhead_seconds: float
+
+
+def is_meant(text: str, dtype: str) -> bool:
+    """Whether a machine's name means GPUs of this host: `local`, where there are any that compute with the dtype."""
+    return text.partition(":")[0] == "local" and dtype in DTYPES and count() > 0
+
+
+def is_on(machine: Machine) -> bool:
+    """Whether its processors are GPUs."""
+    return all(processor.kind == KIND for processor in machine.processors)
+
+
+def count() -> int:
+    """GPUs that this process may use: those that the driver shows, or 0 where CuPy or Triton is missing."""
+    return _devices().count() if find_spec("cupy") and find_spec("triton") else 0
+
+
+def use(local_rank: int) -> None:
+    """Takes the GPU of a rank of this host for all that follows."""
+    _devices().use(local_rank)
+
+
+def environment(kernels: str, active_ranks: int) -> Environment:
+    """The environment in which the GPU in use is measured; `kernels` is the hash of their sources."""
+    here = probe.environment(kernels, active_ranks)
+    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    name = _devices().current().name
+    return msgspec.structs.replace(here, device=name, libraries=f"{here.libraries}, {versions}")
+
+
+def measure() -> Figures:
+    """Figures of the GPU in use, in about a second."""
+    device, rates = _devices().current(), _devices().rates()
+    return Figures(
+        device.name,
+        device.memory_bytes,
+        device.reserved_bytes,
+        rates.float32_flops_per_second,
+        rates.float16_flops_per_second,
+        rates.float64_flops_per_second,
+        rates.bytes_per_second,
+        rates.task_overhead_seconds,
+    )
+
+
+@cache
+def machine(procs: int, local_size: int) -> Machine:
+    """`procs` processors like the GPU in use; of `local_size` ranks on this host some share a GPU where there are more.
+
+    Sharers have equal parts of its memory and its rates.
+    """
+    figures = measure()
+    sharers = -(-local_size // count())
+    memory = figures.memory_bytes // sharers
+    processor = Processor(
+        KIND,
+        figures.float32_flops_per_second / sharers,
+        figures.bytes_per_second / sharers,
+        memory,
+        min(figures.reserved_bytes // sharers + LIBRARIES_BYTES, memory // 2),
+        figures.task_overhead_seconds,
+        figures.float16_flops_per_second / sharers,
+        figures.float64_flops_per_second / sharers,
+    )
+    links = (Level("gpus", procs, LATENCY_SECONDS, LINK_BYTES_PER_SECOND),) if procs > 1 else ()
+    return Machine(f"local:procs={procs}", (processor,) * procs, links)
+
+
+def joined(comm: Communicator) -> tuple[Communicator, str]:
+    """The communicator for ranks that all have their GPU in use, and by which way arrays travel; collective."""
+    from castile.runtime.comm import nccl
+
+    chosen: tuple[Communicator, str] = nccl.choose(comm)
+    return chosen
+
+
+def ways_to_talk() -> str:
+    """How ranks on the GPUs of this host would talk, one on each or, where there is one GPU, two on it."""
+    from castile.runtime.comm import nccl
+
+    num_gpus, may_share = count(), os.environ.get(nccl.SHARING_SWITCH) == "1"
+    seats = [nccl.Seat("", str(rank % num_gpus), nccl.version(), may_share) for rank in range(max(2, num_gpus))]
+    return str(nccl.verdict(seats)[1])
+
+
+def _devices() -> ModuleType:
+    from castile.runtime.backends.cuda import devices
+
+    return devices
