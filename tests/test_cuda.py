@@ -6,10 +6,7 @@ What they cannot show: that a real device does as the stand-in does, and how lon
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -22,46 +19,19 @@ from castile.launch.execution import Execution, Prepared, feed_from, prepare
 from castile.planner.cost import CostModel
 from castile.planner.lower import Lowering
 from castile.planner.strategy import Strategy
-from castile.runtime.backends import base
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.comm.processors import rank_of
 from castile.runtime.machine import Machine, Processor
 from castile.runtime.runner import whole_step
 from castile.runtime.timeline import Timeline
 from castile.runtime.worker import Worker
-from tests.stand_in import nccl
+from tests.late import device
 from tests.strategies import SGD, Problem, batches, beginnings, machines, problems, strategies, whole_on
 from tests.training import difference
 
 # what fails is told as it was drawn: to make it smaller takes minutes
 SHORT = (Phase.explicit, Phase.generate)
 ONE = Machine("one", (Processor("p", 1e9, 1e9, 2**30),), ())
-
-
-class LateTable(Table):
-    """The definitions, each done when the stream comes to it on which it was bound."""
-
-    def __init__(self, stream: Any) -> None:
-        super().__init__("reference")
-        self.on_host: set[str] = set()
-
-    def bind(self, name: str, args: Any, outs: Any, params: Any, scratch: Any = None, accumulate: bool = False) -> Any:
-        from cupy.cuda import get_current_stream
-
-        there = tuple(arg.on_device if hasattr(arg, "on_device") else arg for arg in args)
-        work = super().bind(name, there, tuple(out.on_device for out in outs), params, None, accumulate)
-        return partial(get_current_stream().enqueue, work, name, *(out.data for out in outs))
-
-
-@contextmanager
-def device(seed: int = 0) -> Iterator[ModuleType]:
-    """A stand-in of CuPy on which the definitions run."""
-    with nccl.installed(seed):
-        import cupy
-
-        base.load("cuda")
-        with patch("castile.runtime.backends.cuda.DeviceTable", LateTable):
-            yield cupy
 
 
 @dataclass(frozen=True)
@@ -197,7 +167,7 @@ def test_any_strategy_by_way_of_the_host(plan: Plan, seed: int, timed: bool) -> 
         same(Ranks(plan, "cuda").train(3, timed), host)
 
 
-@drawn(40)
+@drawn(25)
 @given(plans(each=True), st.integers(0, 2**16), st.booleans())
 def test_any_strategy_on_streams(plan: Plan, seed: int, timed: bool) -> None:
     host = on_host(plan, 3)

@@ -1,0 +1,113 @@
+"""Commands on a host with GPUs, on a stand-in of CuPy: which machine they find, what they run on, what they tell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from castile.launch import doctor, gpus, jobs, offline, train
+from castile.launch.ranks import UserError
+from castile.runtime.comm.local import LocalWorld
+from tests.late import device
+
+RATES = (5e13, 7e14, 6e13, 4e12, 1e-6)
+
+
+@contextmanager
+def host_with_gpus() -> Iterator[None]:
+    with device():
+        from castile.runtime.backends.cuda import devices
+
+        gpus.machine.cache_clear()
+        with patch.object(devices, "rates", lambda: devices.Rates(*RATES)):
+            yield
+    gpus.machine.cache_clear()
+
+
+def test_without_gpus_local_means_the_cores() -> None:
+    assert gpus.count() == 0
+    assert not gpus.is_on(jobs.find_machine("local", LocalWorld(1).communicators[0], "float32"))
+
+
+def test_local_means_a_gpu_for_each_rank() -> None:
+    with host_with_gpus():
+        found = jobs.find_machine("local", LocalWorld(1).communicators[0], "float32")
+        assert [p.kind for p in found.processors] == ["gpu"]
+        (processor,) = found.processors
+        assert (processor.flops_rate("float32"), processor.flops_rate("bfloat16")) == RATES[:2]
+        assert processor.memory_bytes == 2**31 and 2**30 <= processor.reserved_bytes <= 2**31
+        assert offline.find_machine("local").num_procs == gpus.count()
+        assert gpus.is_on(offline.find_machine("local:procs=3"))
+
+
+def test_ranks_that_share_a_gpu_have_parts_of_it() -> None:
+    with host_with_gpus():
+        num_gpus = gpus.count()
+        whole, half = gpus.machine(4, num_gpus).processors[0], gpus.machine(4, 2 * num_gpus).processors[0]
+        assert half.memory_bytes == whole.memory_bytes // 2
+        assert half.flops_per_second == whole.flops_per_second / 2
+
+
+def test_numbers_that_no_gpu_computes_with_stay_on_the_cores() -> None:
+    with host_with_gpus():
+        assert not gpus.is_on(jobs.find_machine("local", LocalWorld(1).communicators[0], "float64"))
+
+
+def test_each_rank_of_a_host_takes_its_gpu() -> None:
+    with host_with_gpus():
+        import cupy
+
+        taken = []
+        for comm in LocalWorld(2 * gpus.count()).communicators:
+            gpus.use(comm.local_rank)
+            taken.append(cupy.cuda.runtime.getDevice())
+        assert taken == [*range(gpus.count())] * 2
+
+
+def test_what_is_measured_holds_for_the_gpu() -> None:
+    with host_with_gpus(), patch.object(gpus, "version", lambda name: "1.0"):
+        found = jobs.environment(gpus.machine(1, 1))
+        assert found.device == "stand-in" and "triton 1.0" in found.libraries
+    assert jobs.environment(offline.find_machine("local")).device != "stand-in"
+
+
+def trained(words: str, folder: str, capsys: pytest.CaptureFixture[str]) -> dict:
+    train.run(train.parse([*words.split(), "--json", "--profile", f"{folder}/profile.db", "--steps", "30"]))
+    return json.loads(capsys.readouterr().out)
+
+
+def test_training_there_learns_what_training_on_cores_does(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    words = f"mlp:layers=2,width=16 --search data_parallel --checkpoint {tmp_path}/saved --evaluate-every 20"
+    on_cores = trained(words.replace("saved", "cores"), str(tmp_path), capsys)
+    with host_with_gpus(), patch.object(gpus, "version", lambda name: "1.0"):
+        found = trained(words, str(tmp_path), capsys)
+    assert np.allclose(found["losses"], on_cores["losses"], 1e-4)
+    assert found["held_out_loss"] == pytest.approx(on_cores["held_out_loss"], 1e-3)
+    assert found["checkpoints"][-1]["complete"]
+    # what it was planned with were the GPU's rates
+    assert found["untaught_step_seconds"] < on_cores["untaught_step_seconds"]
+
+
+def test_a_machine_of_gpus_needs_them_here(tmp_path) -> None:
+    text = (
+        "[[processor]]\nkind = 'gpu'\nflops_per_second = 1e13\nbytes_per_second = 1e12\nmemory_bytes = 1_000_000_000\n"
+    )
+    (tmp_path / "mine.toml").write_text(text)
+    with pytest.raises(UserError, match="kind 'gpu', and steps run on this host's cpu"):
+        jobs.start("mlp", str(tmp_path / "mine.toml"), None, "")
+    with host_with_gpus(), patch.object(gpus, "version", lambda name: "1.0"):
+        assert jobs.start("mlp", str(tmp_path / "mine.toml"), None, "").backend == "cuda"
+
+
+def test_doctor_tells_how_ranks_would_talk() -> None:
+    (none,) = (finding for finding in doctor.examine() if finding.name == "GPUs used")
+    assert not none.found
+    with host_with_gpus():
+        (some,) = (finding for finding in doctor.examine() if finding.name == "GPUs used")
+    assert some.found and some.facts["num_gpus"] > 1 and "a GPU for each rank" in some.facts["talk"]
