@@ -35,12 +35,17 @@ def cast(name: str, case: Case, dtype: str) -> Case:
     """A case with its floating arrays in another dtype, but for those that its kernel wants wide."""
     args, params = case
     words = {word: dtype if word == "dtype" else x for word, x in params.items()}
-    for wide in chain(*(combinations(range(len(args)), num) for num in range(len(args) + 1))):
-        low = tuple(x if n in wide else _cast(x, dtype) for n, x in enumerate(args))
+    return _taken(name, tuple(_cast(x, dtype) for x in args), args, words), words
+
+
+def _taken(name: str, low: tuple[Any, ...], wide: tuple[Any, ...], params: dict[str, Any]) -> tuple[Any, ...]:
+    """`low` with as few arguments of `wide` as the vocabulary wants."""
+    for kept in chain(*(combinations(range(len(low)), num) for num in range(len(low) + 1))):
+        mixed = tuple(wide[n] if n in kept else x for n, x in enumerate(low))
         with suppress(ValueError):
-            results(name, low, words)
-            return low, words
-    raise ValueError(f"{name} takes no {dtype}")
+            results(name, mixed, params)
+            return mixed
+    raise ValueError(f"{name} takes no such dtypes")
 
 
 def plain(name: str, case: Case, dtype: str) -> list[np.ndarray]:
@@ -108,7 +113,9 @@ def large(name: str, dtype: str) -> Iterator[Case]:
     def draw(*shape: int) -> np.ndarray:
         return array(shape, dtype)
 
-    yield from make(draw)
+    for args, params in make(draw):
+        wide = tuple(array(x.shape, "float32") if getattr(x, "dtype", None) == dtype else x for x in args)
+        yield _taken(name, args, wide, params), params
 
 
 def ids(*shape: int) -> np.ndarray:
@@ -316,6 +323,12 @@ def large_attention(draw: Any) -> Iterator[Case]:
         params = {"heads": heads, "causal": True, "offset": offset, "scale": width**-0.5}
         keys = (TOKENS[0], TOKENS[1] + offset, groups * width)
         yield (draw(*TOKENS, heads * width), draw(*keys), draw(*keys)), params
+
+
+def large_attention_grad(draw: Any) -> Iterator[Case]:
+    for (q, kk, v), params in large_attention(draw):
+        lse = array((q.shape[0], params["heads"], q.shape[1]), "float32")
+        yield (q, q, kk, v, q, lse), params
 
 
 # x of batch norms of ResNet-50: few wide channels, many narrow ones.
