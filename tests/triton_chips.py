@@ -11,8 +11,9 @@ import numpy as np
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from castile.kernels.triton.launch import Launch, Room
+from castile.kernels.triton.launch import Blocks, Launch, Room
 from castile.kernels.triton.views import View
 
 
@@ -108,6 +109,8 @@ def compiled(launch: Launch, chip: int) -> Compiled:
 
 
 def _argument(arg: Any) -> Any:
+    if isinstance(arg, Blocks):
+        return TensorDescriptor(Pointer(arg.array.dtype), list(arg.shape), list(arg.steps), list(arg.block))
     inner = arg.array if isinstance(arg, View) else arg
     return Pointer(inner.dtype) if isinstance(inner, Room) or hasattr(inner, "strides") else arg
 

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from castile.kernels.choice import Choice
+from castile.kernels.form import Refused
 from castile.kernels.table import Table
 from castile.kernels.triton import driver
 from tests.triton_arrays import array
@@ -63,7 +65,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
     runtime = types.SimpleNamespace(
         getDevice=lambda: 0,
         setDevice=lambda device: None,
-        deviceGetAttribute=lambda which, device: {75: 9, 76: 0}[which],
+        deviceGetAttribute=lambda which, device: {75: 9, 76: 0, 16: 132}[which],
     )
     cuda = types.SimpleNamespace(runtime=runtime, get_current_stream=lambda: STREAM, is_available=lambda: True)
     made = types.SimpleNamespace(cuda=cuda, dtype=np.dtype, empty=lambda size, dtype: DeviceArray((size,), dtype))
@@ -136,7 +138,26 @@ def test_products_ask_for_their_shared_memory(library: ctypes.CDLL) -> None:
     assert list(made[-1].words[:1]) == [address(out)]
 
 
+def test_programs_that_walk_are_no_more_than_processors(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y, out = (DeviceArray(shape, "bfloat16") for shape in ((4096, 1024), (2048, 1024), (4096, 2048)))
+    # Descriptors begin at multiples of 16 bytes: from elsewhere on another setting is taken.
+    odd = DeviceArray(x.shape, "bfloat16", address(x) + 2)
+
+    def launched(x: DeviceArray, way: Choice) -> Record:
+        call = Table("triton").bind("contract", ("ik,jk->ij", x, y), (out,), {}, None, False, way)
+        return recorded(library, call, 3)[0]
+
+    ways = Table("triton").ways("contract", ("ik,jk->ij", x, y), (out,), {}, False)
+    pointers, walks = ([way for way in ways if way.form == "triton" and ('"' in way.setting) == there]
+                       for there in (True, False))  # fmt: skip
+    assert (132, 1, 1) in {tuple(launched(x, way).grid) for way in walks}
+    assert {launched(odd, way).function for way in walks} == {launched(odd, pointers[0]).function}
+    monkeypatch.setattr(driver, "capability", lambda: 80)
+    with pytest.raises(Refused, match="too old"):
+        launched(x, walks[0])
+
+
 def test_a_grid_that_no_device_takes_is_refused() -> None:
-    launch = types.SimpleNamespace(grid=(1, 70000), kernel=types.SimpleNamespace(__name__="some"))
+    launch = types.SimpleNamespace(grid=(1, 70000), kernel=types.SimpleNamespace(__name__="some"), walks=False)
     with pytest.raises(ValueError, match="no grid"):
         driver.call(launch, ())

@@ -68,6 +68,33 @@ def test_every_setting_computes_the_same(name: str) -> None:
             np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * scale, err_msg=str(made.settings[number]))
 
 
+def test_products_by_blocks_equal_the_definition() -> None:
+    """Settings that fetch whole blocks in turn, of shapes that tiles do not divide, in each order of dims."""
+    draw, rng, launched = Draw("float32"), np.random.default_rng(1), 0
+    for number, spec in enumerate(
+        ("ik,jk->ij", "ik,kj->ji", "ki,jk->ij", "ki,kj->ij", "bki,jbk->bij", "bisk,bksj->sbij")
+    ):
+        dtype = ("float16", "bfloat16")[number % 2]
+        size = {"i": int(rng.integers(16, 20)) * 8, "j": int(rng.integers(32, 36)) * 8, "k": 72, "b": 2, "s": 2}
+        # One is summed in parts.
+        size["k"] = 2056 if spec == "ki,kj->ij" else size["k"]
+        xs = tuple(draw(*(size[label] for label in term)) for term in spec.split("->")[0].split(","))
+        case = cast("contract", ((spec, *xs), {}), dtype)
+        want = _define("contract", cast("contract", case, "float32"))
+        adds = number % 3 == 1
+        out = np.ones(want.shape, dtype) if adds else unwritten(want.astype(dtype))
+        made = plan("contract", (out,), case, adds)
+        assert made is not None
+        walks = [one for one in made.settings if made.launches(one)[0].since >= 90]
+        assert walks, f"{spec} is not fetched in blocks"
+        setting = walks[number % len(walks)]
+        launched += len(made.launches(setting))
+        bound(made, setting)()
+        least = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
+        assert error(out.astype("float32"), want + adds) <= 2 * least * float(np.abs(want).max()), f"{spec} {setting}"
+    assert launched == 7
+
+
 def test_infinities_and_nan_pass() -> None:
     odd = np.array([[np.nan, 1.0, 2.0], [np.inf, 1.0, 2.0], [-np.inf, 90.0, -90.0]], "float32")
     with np.errstate(all="ignore"):

@@ -14,11 +14,9 @@ from triton import language as tl
 from castile.kernels.triton.functions import places
 from castile.kernels.triton.launch import Launch, Plan, Room, planned, takes
 from castile.kernels.triton.lines import Text, each, folded, packed, text
+from castile.kernels.triton.product import WALKS, Product, Walk, operands, walk
 from castile.kernels.triton.views import Nest, View, nest, ordered, power_of_two, view, wide
-
-# Programs that fill the largest chip once; fewer tiles share out what is summed.
-_FILL = 148
-_MOST_PARTS = 16
+from castile.kernels.triton.waves import Cut, best_parts, microseconds
 
 
 class Tile(NamedTuple):
@@ -50,18 +48,6 @@ _FULL = (
     Tile(128, 64, 32, 4, 3, "tf32x3"),
     Tile(128, 128, 32, 8, 3, "tf32x3"),
 )
-
-
-class Product(NamedTuple):
-    """The labels by who bears them: m first operand and result, n second and result, k both operands, l all three.
-
-    Steps are those of the result, the first and the second operand, as far as these bear the label.
-    """
-
-    m: Nest
-    n: Nest
-    k: Nest
-    l: Nest
 
 
 @planned
@@ -121,36 +107,49 @@ def _product(sizes: dict[str, int], views: list[View], terms: list[str]) -> Prod
 
 def _by_tiles(product: Product, out: Any, x: Any, y: Any, accumulate: bool) -> Plan | None:
     half = x.dtype.itemsize == 2
-    m, n, k = (power_of_two(one.extent) for one in (product.m, product.n, product.k))
+    m, n, k, l = (one.extent for one in product)
+    high, long, deep = map(power_of_two, (m, n, k))
 
     def fitting(tile: Tile) -> Tile:
-        return tile._replace(m=min(tile.m, max(16, m)), n=min(tile.n, max(16, n)), k=min(tile.k, max(16, k)))
+        return tile._replace(m=min(tile.m, max(16, high)), n=min(tile.n, max(16, long)), k=min(tile.k, max(16, deep)))
 
-    def suits(tile: Tile) -> bool:
-        """Whether each processor gets one, and registers last: places of several dims and masks take some."""
-        num = -(-product.m.extent // tile.m) * -(-product.n.extent // tile.n) * product.l.extent
+    def likely(tile: Tile) -> tuple[bool, bool, float]:
+        """Registers and exact products first, and then time; places of several dims and masks take registers."""
         sides = ((product.m, tile.m), (product.n, tile.n), (product.k, tile.k))
         plain = all(len(one.sizes) == 1 and one.extent % size == 0 for one, size in sides)
-        return num >= _FILL and (plain or tile.m * tile.n <= 64 * 32 * tile.warps)
+        cut = _cut(tile, half)
+        spent = microseconds(cut, m, n, k, l, best_parts(cut, m, n, k, l))
+        return not plain and tile.m * tile.n > 64 * 32 * tile.warps, not half and tile.precision != "ieee", spent
 
-    tiles = list(dict.fromkeys(fitting(tile) for tile in (_HALF if half else _FULL)))
-    # The first that suits is the likeliest; of those that do not, the smallest are.
-    tiles = [*filter(suits, tiles), *(tile for tile in reversed(tiles) if not suits(tile))]
-    return Plan(tuple(tiles), lambda tile: _launches(product, tile, out, x, y, accumulate))
+    tiles = sorted(dict.fromkeys(fitting(tile) for tile in (_HALF if half else _FULL)), key=likely)
+    both = operands(product, x, y)
+    walks = [one for one in WALKS if both and one.m <= high and one.n <= long and one.k <= deep]
+    return Plan((*tiles, *walks), lambda cut: _launches(product, cut, both, out, x, y, accumulate))
 
 
-def _launches(product: Product, tile: Tile, out: Any, x: Any, y: Any, accumulate: bool) -> list[Launch]:
+def _cut(one: Tile | Walk, half: bool) -> Cut:
+    return Cut(one.m, one.n, one.k, one.warps, one.precision if isinstance(one, Tile) and not half else "half")
+
+
+def _launches(
+    product: Product, cut: Tile | Walk, both: Any, out: Any, x: Any, y: Any, accumulate: bool
+) -> list[Launch]:
     m, n, k, l = (one.extent for one in product)
-    tiles, steps = -(-m // tile.m) * -(-n // tile.n), -(-k // tile.k)
-    parts = min(max(1, _FILL // (tiles * l)), max(1, steps // 8), _MOST_PARTS)
-    span = -(-steps // parts) * tile.k
+    tiles = -(-m // cut.m) * -(-n // cut.n)
+    parts = best_parts(_cut(cut, x.dtype.itemsize == 2), m, n, k, l)
+    span = -(-k // (cut.k * parts)) * cut.k
     parts = -(-k // span)
+
+    def launch(product: Product, out: Any, adds: bool) -> Launch:
+        if isinstance(cut, Walk):
+            return walk(product, cut, both, span, (out, x, y), adds)
+        return _launch(product, cut, (tiles, l, parts), span, out, x, y, adds)
+
     if parts == 1:
-        return [_launch(product, tile, (tiles, l, 1), span, 0, out, x, y, accumulate)]
+        return [launch(product, out, accumulate)]
     # Each part is summed on its own, and then the parts in their order.
     room = Room(parts * l * m * n)
-    dense = _dense(product)
-    first = _launch(dense, tile, (tiles, l, parts), span, l * m * n, room, x, y, False)
+    first = launch(_dense(product), room, False)
     shape = (*product.l.sizes, *product.m.sizes, *product.n.sizes)
     total = View(out, shape, (*product.l.steps[0], *product.m.steps[0], *product.n.steps[0]))
     pieces = View(room, (parts, *shape), packed((parts, *shape)))
@@ -170,9 +169,10 @@ def _dense(product: Product) -> Product:
 
 
 def _launch(
-    product: Product, tile: Tile, grid: tuple[int, ...], span: int, part: int, out: Any, x: Any, y: Any, adds: bool
+    product: Product, tile: Tile, grid: tuple[int, ...], span: int, out: Any, x: Any, y: Any, adds: bool
 ) -> Launch:
     m, n, k, l = product
+    part = m.extent * n.extent * l.extent
     operands = [View(None, one.sizes, steps) for one in product for steps in one.steps]
     args = (out, x, y, m.sizes, *m.steps, n.sizes, *n.steps, k.sizes, *k.steps, l.sizes, *l.steps)
     counts = (m.extent, n.extent, k.extent, span, part)

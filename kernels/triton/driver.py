@@ -12,8 +12,10 @@ from typing import Any
 
 import triton
 from triton.backends.nvidia.driver import CudaDriver, CudaLauncher, CudaUtils
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-_MAJOR, _MINOR = 75, 76  # cudaDevAttrComputeCapabilityMajor and Minor
+# cudaDevAttrComputeCapabilityMajor and Minor, and MultiProcessorCount
+_MAJOR, _MINOR, _PROCESSORS = 75, 76, 16
 
 
 class DevicePointer:
@@ -43,6 +45,7 @@ class CupyDriver(CudaDriver):
         self.get_current_device = cuda.runtime.getDevice
         self.set_current_device = cuda.runtime.setDevice
         self.get_device_capability = cache(lambda device: _capability(cuda, device))
+        self.num_processors = cache(lambda device: cuda.runtime.deviceGetAttribute(_PROCESSORS, device))
         self.get_current_stream = lambda device: cuda.get_current_stream().ptr
 
     @staticmethod
@@ -81,15 +84,32 @@ def call(launch: Any, args: tuple[Any, ...]) -> Callable[[], None]:
     ValueError for a grid that the device does not take.
     """
     active = _driver()
-    if prod(launch.grid) >= 2**31 or any(n >= 2**16 for n in launch.grid[1:]):
-        raise ValueError(f"{launch.kernel.__name__}: a GPU takes no grid of {launch.grid}")
-    pointers = tuple(DevicePointer(arg) if hasattr(arg, "strides") else arg for arg in args)
-    options = {"num_warps": launch.warps, "num_stages": launch.stages, "grid": launch.grid}
+    device = active.get_current_device()
+    grid = launch.grid
+    if launch.walks:
+        grid = (min(grid[0], active.num_processors(device)), *grid[1:])
+    if prod(grid) >= 2**31 or any(n >= 2**16 for n in grid[1:]):
+        raise ValueError(f"{launch.kernel.__name__}: a GPU takes no grid of {grid}")
+    pointers = tuple(map(_argument, args))
+    options = {"num_warps": launch.warps, "num_stages": launch.stages, "grid": grid}
     compiled = launch.kernel.warmup(*pointers, **launch.constants, **options)
     addresses = tuple(arg.address if isinstance(arg, DevicePointer) else arg for arg in pointers)
     constants = tuple(launch.constants[name] for name in launch.kernel.arg_names[len(args) :])
-    stream = active.get_current_stream(active.get_current_device())
-    return Frozen(compiled, launch.grid, stream, addresses + constants, args)
+    stream = active.get_current_stream(device)
+    return Frozen(compiled, grid, stream, addresses + constants, args)
+
+
+def capability() -> int:
+    """The compute capability of CuPy's current device, times ten."""
+    active = _driver()
+    major, minor = active.get_device_capability(active.get_current_device())
+    return 10 * int(major) + int(minor)
+
+
+def _argument(arg: Any) -> Any:
+    if hasattr(arg, "block"):
+        return TensorDescriptor(DevicePointer(arg.array), list(arg.shape), list(arg.steps), list(arg.block))
+    return DevicePointer(arg) if hasattr(arg, "strides") else arg
 
 
 # One piece of working memory a device, stream and number: launches of one stream run one after the other.

@@ -10,6 +10,10 @@ from typing import Any
 import numpy as np
 from triton import knobs
 from triton import language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+# Programs of a launch that walks: each takes more than one piece of the work.
+_WALKERS = 2
 
 
 class HostPointer:
@@ -17,7 +21,7 @@ class HostPointer:
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
-        self.dtype = array.dtype.name
+        self.dtype = array.dtype
 
     def data_ptr(self) -> int:
         """Where the first element lies."""
@@ -55,8 +59,14 @@ def call(launch: Any, args: tuple[Any, ...]) -> Callable[[], None]:
     if not knobs.runtime.interpret:
         raise ValueError("kernels in Triton run on arrays of CuPy; on NumPy's they need TRITON_INTERPRET=1")
     _mend()
-    pointers = tuple(HostPointer(arg) if isinstance(arg, np.ndarray) else arg for arg in args)
-    return partial(_run, launch.kernel[launch.grid], pointers, launch.constants)
+    grid = (min(launch.grid[0], _WALKERS), *launch.grid[1:]) if launch.walks else launch.grid
+    return partial(_run, launch.kernel[grid], tuple(map(_argument, args)), launch.constants)
+
+
+def _argument(arg: Any) -> Any:
+    if hasattr(arg, "block"):
+        return TensorDescriptor(HostPointer(arg.array), arg.shape, arg.steps, arg.block)
+    return HostPointer(arg) if isinstance(arg, np.ndarray) else arg
 
 
 def _run(kernel: Callable[..., Any], args: tuple[Any, ...], constants: dict[str, Any]) -> None:

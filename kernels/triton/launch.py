@@ -16,7 +16,7 @@ from triton.runtime.errors import OutOfResources, PTXASError
 from castile.kernels.choice import setting_text
 from castile.kernels.form import Refused, offers, prepares
 from castile.kernels.triton import driver, interpreter
-from castile.kernels.triton.views import View
+from castile.kernels.triton.views import Shape, View
 
 Call = Callable[[], Any]
 FLOATS = ("float32", "float16", "bfloat16")
@@ -30,14 +30,29 @@ class Room:
     dtype: str = "float32"
 
 
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """An array of which a kernel fetches or stores whole blocks, by a tensor descriptor of Triton's.
+
+    Steps are in elements. The last is 1; an address and the other steps have to be multiples of 16 bytes.
+    """
+
+    array: Any
+    shape: Shape
+    steps: Shape
+    block: Shape
+
+
 @dataclass(frozen=True)
 class Launch:
     """One launch of a kernel.
 
-    args: in the kernel's order, arrays, Views and Rooms for pointers, numbers, and tuples of numbers; constants are
-    those of its parameters that are `tl.constexpr`, by name, and come last in its signature. `flops` counts what the
-    whole launch computes, most of it on tensor cores if `tensor_cores`; `nbytes` is what it has to move, where that is
-    not each array of args once.
+    args: in the kernel's order, arrays, Views and Rooms for pointers, Blocks for descriptors, numbers, and tuples of
+    numbers; constants are those of its parameters that are `tl.constexpr`, by name, and come last in its signature.
+    `flops` counts what the whole launch computes, most of it on tensor cores if `tensor_cores`; `nbytes` is what it has
+    to move, where that is not each array of args once. It is for compute capabilities from `since` on, times ten. If
+    it `walks`, its programs share out the numbers below the grid's first length, and no more start than there are
+    processors.
     """
 
     kernel: Any
@@ -49,6 +64,8 @@ class Launch:
     flops: int = 0
     tensor_cores: bool = False
     nbytes: int | None = None
+    since: int = 0
+    walks: bool = False
 
 
 class Plan(NamedTuple):
@@ -78,15 +95,23 @@ def planned(form: Callable[..., Plan | None]) -> Callable[..., Call | None]:
         if plan is None:
             return None
         # One that is not offered here was found for steps along dims of one element that were others.
-        return bound(plan, next((one for one in plan.settings if setting_text(one) == setting), plan.settings[0]))
+        found = next((one for one in plan.settings if setting_text(one) == setting), plan.settings[0])
+        # Nor do pieces of arrays have to lie where the whole ones lay.
+        return bound(plan, found if _aligned(plan.launches(found)) else plan.settings[0])
 
     return bind
+
+
+def _aligned(launches: list[Launch]) -> bool:
+    """Whether arrays lie where descriptors can begin."""
+    blocks = (arg.array for launch in launches for arg in launch.args if isinstance(arg, Blocks))
+    return all((x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr) % 16 == 0 for x in blocks)
 
 
 def bound(plan: Plan, setting: Any) -> Call:
     """The call that runs the launches of one setting. It keeps the arrays alive and may be repeated.
 
-    Raises Refused where the device has too little of something for it.
+    Raises Refused where the device is too old for it, or has too little of something.
     """
     try:
         return _bound(plan.launches(setting))
@@ -98,6 +123,9 @@ def _bound(launches: list[Launch]) -> Call:
     if not launches:
         return _nothing
     on_host = isinstance(next(arrays_of(launches)), np.ndarray)
+    since = max(launch.since for launch in launches)
+    if since and not on_host and since > driver.capability():
+        raise Refused("the device is too old")
     call = interpreter.call if on_host else driver.call
     rooms: dict[Room, Any] = {}
     works = []
@@ -113,7 +141,7 @@ def _bound(launches: list[Launch]) -> Call:
 
 def arrays_of(launches: list[Launch]) -> Any:
     """Every array that the launches name, as often as they do."""
-    named = (arg.array if isinstance(arg, View) else arg for launch in launches for arg in launch.args)
+    named = (arg.array if isinstance(arg, View | Blocks) else arg for launch in launches for arg in launch.args)
     return (one for one in named if hasattr(one, "strides"))
 
 

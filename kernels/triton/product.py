@@ -1,0 +1,166 @@
+"""Products of matrices whose blocks the copy engine of Hopper and later chips fetches by tensor descriptors.
+
+Programs walk over tiles of the result, one a processor, so that operands of the next are on their way while a tile is
+written. It knows no contraction; what cannot be described so, and other chips, need another kernel.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+from typing import Any, NamedTuple
+
+import triton
+from triton import language as tl
+
+from castile.kernels.triton.functions import places
+from castile.kernels.triton.launch import Blocks, Launch, Room
+from castile.kernels.triton.views import Nest, View, wide
+
+
+class Product(NamedTuple):
+    """The labels by who bears them: m first operand and result, n second and result, k both operands, l all three.
+
+    Steps are those of the result, the first and the second operand, as far as these bear the label.
+    """
+
+    m: Nest
+    n: Nest
+    k: Nest
+    l: Nest
+
+
+class Walk(NamedTuple):
+    """How a product is cut: rows, columns and summed elements of a step.
+
+    walks: programs, one a processor, go from tile to tile, in one loop that fetches ahead beyond the end of a tile;
+    else there is a program a tile.
+    """
+
+    m: int
+    n: int
+    k: int
+    warps: int
+    stages: int
+    walks: bool
+
+
+WALKS = (
+    Walk(128, 256, 64, 8, 3, True),
+    Walk(128, 256, 64, 8, 3, False),
+    Walk(128, 128, 64, 8, 3, False),
+)
+# What descriptors ask of steps, in bytes.
+_ALIGNED = 16
+
+
+class Operand(NamedTuple):
+    """An operand as a descriptor sees it: dims of l, rows, columns. It is `turned` if what is summed are its rows."""
+
+    shape: tuple[int, ...]
+    steps: tuple[int, ...]
+    turned: bool
+
+
+def operands(product: Product, x: Any, y: Any) -> tuple[Operand, Operand] | None:
+    """Both as descriptors see them, None where one cannot be described."""
+    first = _operand(product, 1, product.m, x)
+    second = _operand(product, 2, product.n, y)
+    return (first, second) if first and second else None
+
+
+def _operand(product: Product, which: int, side: Nest, x: Any) -> Operand | None:
+    k, l = product.k, product.l
+    if len(side.sizes) > 1 or len(k.sizes) > 1 or len(l.sizes) > 2 or x.dtype.itemsize != 2:
+        return None
+    (row,), (col,) = side.steps[1], k.steps[which - 1]
+    turned = col != 1
+    sizes = (k.extent, side.extent) if turned else (side.extent, k.extent)
+    inner, outer = (row, col) if turned else (col, row)
+    batch = [(size, step) for size, step in zip(l.sizes, l.steps[which], strict=True) if l.extent > 1]
+    steps = (*(step for _, step in batch), outer)
+    if inner != 1 or not all(0 < step < 2**36 and step * x.itemsize % _ALIGNED == 0 for step in steps):
+        return None
+    return Operand((*(size for size, _ in batch), *sizes), (*steps, 1), turned)
+
+
+def walk(
+    product: Product, how: Walk, both: tuple[Operand, Operand], span: int, arrays: tuple[Any, Any, Any], adds: bool
+) -> Launch:
+    """The launch that sums `span` elements for each of the parts, which lie in the result one behind the other."""
+    m, n, k, l = product
+    out, x, y = arrays
+    first, second = both
+    blocks = []
+    for operand, array, size in ((first, x, how.m), (second, y, how.n)):
+        block = (how.k, size) if operand.turned else (size, how.k)
+        blocks.append(Blocks(array, operand.shape, operand.steps, (*(1 for _ in operand.shape[2:]), *block)))
+    tiles = -(-m.extent // how.m) * -(-n.extent // how.n)
+    parts = -(-k.extent // span)
+    num = tiles * l.extent * parts
+    reach = View(None, (*m.sizes, *n.sizes), (*m.steps[0], *n.steps[0]))
+    constants = {
+        "A_TURNED": first.turned,
+        "B_TURNED": second.turned,
+        "BATCHES": len(first.shape) - 2,
+        "WALKS": how.walks,
+        "WIDE": wide([reach]),
+        "ADDS": adds,
+        "M": how.m,
+        "N": how.n,
+        "K": how.k,
+    }
+    args = (out, *blocks, m.sizes, m.steps[0], n.sizes, n.steps[0], l.sizes, l.steps[0])
+    counts = (m.extent, n.extent, k.extent, num, l.extent, span, m.extent * n.extent * l.extent)
+    flops = 2 * m.extent * n.extent * k.extent * l.extent
+    size = 4 if isinstance(out, Room) else 2
+    nbytes = l.extent * (parts * size * m.extent * n.extent + 2 * k.extent * (m.extent + n.extent))
+    return Launch(
+        _walk_tiles, (num,), (*args, *counts), constants, how.warps, how.stages, flops, True, nbytes,
+        since=90, walks=how.walks,
+    )  # fmt: skip
+
+
+@triton.jit
+def _fetched(blocks, batch, l_sizes, row, col, BATCHES: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """A block of an operand of one batch."""
+    if BATCHES == 0:
+        return blocks.load([row, col])
+    elif BATCHES == 1:
+        return blocks.load([batch, row, col]).reshape(ROWS, COLS)
+    else:
+        return blocks.load([batch // l_sizes[1], batch % l_sizes[1], row, col]).reshape(ROWS, COLS)
+
+
+@triton.jit
+def _walk_tiles(c, a, b, m_sizes, c_m, n_sizes, c_n, l_sizes, c_l, num_m, num_n, num_k, num, num_l, span, part_step,
+                A_TURNED: tl.constexpr, B_TURNED: tl.constexpr, BATCHES: tl.constexpr, WALKS: tl.constexpr,
+                WIDE: tl.constexpr, ADDS: tl.constexpr,
+                M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):  # fmt: skip
+    down, across = tl.cdiv(num_m, M), tl.cdiv(num_n, N)
+    for tile in tl.range(tl.program_id(0), num, tl.num_programs(0), flatten=WALKS):
+        batch, part = tile // (down * across) % num_l, tile // (down * across) // num_l
+        # Programs that run together take tiles of 8 rows of tiles, column by column, which share operands in the cache.
+        here = tile % (down * across)
+        group = here // (8 * across)
+        height = tl.minimum(down - group * 8, 8)
+        row = (group * 8 + here % (8 * across) % height) * M
+        col = here % (8 * across) // height * N
+        total = tl.zeros((M, N), tl.float32)
+        for k in range(part * span, tl.minimum(part * span + span, num_k), K):
+            if A_TURNED:
+                x = _fetched(a, batch, l_sizes, k, row, BATCHES, K, M).T
+            else:
+                x = _fetched(a, batch, l_sizes, row, k, BATCHES, M, K)
+            if B_TURNED:
+                y = _fetched(b, batch, l_sizes, k, col, BATCHES, K, N)
+            else:
+                y = _fetched(b, batch, l_sizes, col, k, BATCHES, N, K).T
+            total = tl.dot(x, y, total)
+        m, n = row + tl.arange(0, M), col + tl.arange(0, N)
+        inside = (m < num_m)[:, None] & (n < num_n)[None, :]
+        if WIDE:
+            m, n = m.to(tl.int64), n.to(tl.int64)
+        to = c + places(batch.to(tl.int64), l_sizes, c_l) + part.to(tl.int64) * part_step
+        at = to + places(m, m_sizes, c_m)[:, None] + places(n, n_sizes, c_n)[None, :]
+        if ADDS:
+            total += tl.load(at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(at, total.to(c.dtype.element_ty), mask=inside)
