@@ -9,6 +9,7 @@ import math
 import os
 from pathlib import Path
 
+from castile.launch.models import DTYPES
 from castile.launch.ranks import UserError
 
 
@@ -26,6 +27,12 @@ def rates(**given: float | None) -> None:
         if value is not None and not (math.isfinite(value) and value > 0):
             option = _option(name)
             raise UserError(f"{option} {value}: give a number above 0, or leave {option} out")
+
+
+def dtype(text: str) -> None:
+    """Raises UserError for what no model computes with."""
+    if text not in DTYPES:
+        raise UserError(f"--dtype {text}: give one of {', '.join(DTYPES)}")
 
 
 def only_with(other: str, **given: object) -> None:

@@ -115,7 +115,7 @@ def open_plan(
     named = model or plan.model
     if not named:
         raise UserError(f"plan {path} does not say its model: give it with --model")
-    desk = offline.desk(named, machine, batch, profile)
+    desk = offline.desk(named, machine, batch, profile, graph=plan.graph)
     lowering = desk.evaluator.lowering
     check_graph(plan, path, named, lowering.graph)
     strategies.check(plan, lowering.names, lowering.graph, machine)

@@ -5,13 +5,14 @@ It does not know plans.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from castile.launch import gpus, jobs, models, probe
-from castile.launch.models import Model
+from castile.launch.models import DTYPES, Model
 from castile.launch.ranks import UserError, this_world
 from castile.planner.cost import CostModel
 from castile.planner.database import Database
@@ -44,15 +45,20 @@ def find_machine(text: str) -> Machine:
     return probe.find_machine(text, comm)
 
 
-def desk(model: str, machine: Machine, batch: int | None, profile: str) -> Desk:
+def desk(
+    model: str, machine: Machine, batch: int | None, profile: str, dtypes: Sequence[str] = DTYPES, graph: str = ""
+) -> Desk:
     """The model that the user names on a machine, with the prices of a profile database ("": the machine's figures).
 
-    batch   samples a step, None for the model's own number
+    batch    samples a step, None for the model's own number
+    dtypes   what may be computed with: the first, or that which gives a graph of this fingerprint
     Raises ValueError or UserError in one sentence for a user's mistake.
     """
     named = models.parse(model)
-    graph = named.graph(batch or named.recipe.batch)
-    lowering = Lowering(graph, machine, jobs.recipe_updates(named.recipe))
+    graphs = (named.graph(batch or named.recipe.batch, dtype) for dtype in dtypes)
+    first = next(graphs)
+    found = first if graph in ("", first.fingerprint) else next((g for g in graphs if g.fingerprint == graph), first)
+    lowering = Lowering(found, machine, jobs.recipe_updates(named.recipe))
     snapshot = known(profile, machine) if profile else None
     return Desk(named, machine, Evaluator(lowering, CostModel(machine, snapshot), snapshot))
 

@@ -68,6 +68,8 @@ class Plan:
     """Fixes the search: the same seed and number of proposals give the same plan."""
     batch: options.Count = None
     """Samples a step; the model's own by default."""
+    dtype: options.Dtype = "float32"
+    """What is computed with: float32, float64, bfloat16 or float16."""
     profile: options.File = ""
     """A profile database with measurements of this machine; without one the machine's figures are the prices."""
     out: options.File = ""
@@ -84,11 +86,12 @@ COMMAND = Plan
 def run(command: Plan) -> int:
     """Search, tell, write; rank 0 alone. Raises ValueError or UserError in one sentence for a user's mistake."""
     checks.counts(batch=command.batch, processes=command.processes)
+    checks.dtype(command.dtype)
     checks.writable(out=command.out, trace=command.trace)
     machine = offline.find_machine(command.machine)
     if ranks.silent():
         return 0
-    desk = offline.desk(command.model, machine, command.batch, command.profile)
+    desk = offline.desk(command.model, machine, command.batch, command.profile, (command.dtype,))
     start = _start(command, desk)
     evaluator = _evaluator(command, desk, start)
     pinned = _pins(command, evaluator)

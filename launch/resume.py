@@ -52,7 +52,10 @@ def check_same(saved: Facts, here: Facts, path: Path) -> None:
 
 
 def plan_of(job: Job, saved: Reader, microbatches: int | None) -> Strategy | None:
-    """The plan of the run that wrote the checkpoint, where it is one for these ranks, this machine and microbatches."""
+    """The plan of the run that wrote the checkpoint, where it is one for these ranks and machine, for as many
+    microbatches, and for what is computed with here.
+    """
     plan = strategies.decode(saved.plan, f"checkpoint {saved.path}")
     fits = plan.num_procs == job.comm.size and plan.machine == job.machine.fingerprint
+    fits = fits and plan.graph in ("", job.graph.fingerprint)
     return plan if fits and microbatches in (None, plan.microbatches) else None

@@ -59,7 +59,8 @@ def run(command: Simulate) -> int:
     if ranks.silent():
         return 0
     path, model, given = _given(command)
-    desk = offline.desk(model, machine, command.batch, command.profile)
+    of = given.graph if given is not None else ""
+    desk = offline.desk(model, machine, command.batch, command.profile, graph=of)
     _check_graph(path, model, given, desk)
     plan = given or seeds(desk.evaluator.lowering)[BASE]
     tasks, simulated = desk.evaluator.simulate(plan)

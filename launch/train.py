@@ -50,7 +50,6 @@ from castile.planner.updates import Updates
 from castile.runtime import debug
 
 RESOLVED = "resolved.toml"
-DTYPES = ("float32", "float64")
 NUM_KEPT = 2
 
 
@@ -96,7 +95,8 @@ class Train:
     accumulate: options.Count = None
     """Cut each batch into so many pieces in time, one after another, whose gradients are summed: less memory."""
     dtype: options.Dtype = "float32"
-    """What is computed with: float32 or float64."""
+    """What is computed with: float32, float64, bfloat16 or float16; with the last two parameters, sums of gradients and
+    optimizer state stay float32."""
     weights: options.File = ""
     """Begin with the parameters of this safetensors file, under their own or their model's standard names."""
     evaluate_every: options.Count = None
@@ -201,8 +201,7 @@ def _check(command: Train) -> None:
     checks.rates(lr=command.lr)
     if command.clip is not None and not (isfinite(command.clip) and command.clip >= 0):
         raise UserError(f"--clip {command.clip}: give a norm above 0, or 0 to clip nothing")
-    if command.dtype not in DTYPES:
-        raise UserError(f"--dtype {command.dtype}: give one of {', '.join(DTYPES)}")
+    checks.dtype(command.dtype)
     checks.writable(out=command.out, trace=command.trace, metrics=command.metrics)
     checks.folders(checkpoint=command.checkpoint, tensorboard=command.tensorboard)
     if command.steps is not None and command.epochs is not None:
@@ -288,8 +287,9 @@ def _begin(command: Train, job: Job, chosen: Chosen, values: Mapping[str, np.nda
 
 
 def _facts(command: Train, job: Job) -> Facts:
-    """What a checkpoint says of this training."""
-    graph = job.graph
+    """What a checkpoint says of this training: its graph as parameters are kept, whatever is computed with."""
+    kept = job.lowering.updates.kept(job.graph.dtype)
+    graph = job.graph if kept == job.graph.dtype else job.model.graph(job.graph.batch, kept)
     return Facts(command.model, command.data, graph.batch, command.seed, graph.fingerprint, graph.dtype)
 
 

@@ -116,7 +116,8 @@ class Training:
     def _record(self, step: int, rate: float) -> None:
         prepared, progress, batch = self.course.prepared, self.progress, self.job.graph.batch
         norm = self.course.execution.output(NORM)
-        clipped = {"norm": float(norm)} if norm is not None else {}
+        # where gradients overflow 16 bits they have no norm, and the step is skipped
+        clipped = {"norm": float(norm) if math.isfinite(norm) else None} if norm is not None else {}
         self.log.record(
             "step", step=step, samples=step * batch, loss=progress.losses[-1], rate=rate,
             step_seconds=progress.seconds[-1], simulated_seconds=prepared.simulated.seconds,

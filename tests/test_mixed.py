@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from castile.launch import models, optimizers
+from castile.launch.__main__ import main
 from castile.launch.execution import prepare
 from castile.planner.beside import BEGINNINGS, SCALE, STREAK, TAKEN
 from castile.planner.cost import CostModel
@@ -24,6 +27,7 @@ from castile.planner.seeds import seeds
 from castile.planner.strategy import Config, Strategy
 from castile.planner.updates import Updates
 from castile.runtime import machine
+from tests import homes
 from tests.strategies import batches, beginnings, strategies, whole_on
 from tests.test_any_strategy import Plan, drawn, plans
 from tests.training import SGD, Trained, difference, train
@@ -179,3 +183,50 @@ def test_a_step_that_overflows_anywhere_is_skipped_everywhere() -> None:
     alone = train(g, plan, machine.local(2), data[2:], {}, rate=0.125, size=2, updates=Updates(adam, scaled=False))
     for name, value in alone.carried.items():
         assert np.array_equal(made.carried[name], value), name
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main([*words, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """This process as a user of its own."""
+    for name, value in homes.make(tmp_path / "home").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_training_goes_on_in_other_numbers(alone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a checkpoint of float32 in bfloat16, and back: both hold the same regions."""
+    line = ("train", "mlp:width=32", "--search", "data_parallel", "--checkpoint", "saved")
+    first = told(capsys, *line, "--steps", "3")
+    second = told(capsys, *line, "--steps", "6", "--resume", "--dtype", "bfloat16")
+    third = told(capsys, *line, "--steps", "9", "--resume")
+    apart = told(capsys, *line[:-1], "other", "--steps", "9")["losses"]
+    assert [one["first_step"] for one in (first, second, third)] == [0, 3, 6]
+    assert first["losses"] == apart[:3]
+    found = np.array([*second["losses"], *third["losses"]])
+    assert 0 < difference(found, np.array(apart[3:])) < 0.01
+
+
+def test_plans_in_16_bits_are_priced_so(alone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file of a plan need not say what it computes with."""
+    on = ("--machine", "dgx-h100:nodes=1", "--batch", "65536")
+    line = ("plan", "mlp:layers=2,width=2048", *on, "--search", "data_parallel")
+    wide = told(capsys, *line, "--out", "wide.json")
+    narrow = told(capsys, *line, "--out", "narrow.json", "--dtype", "bfloat16")
+    assert narrow["found"]["step_seconds"] < wide["found"]["step_seconds"]
+    for name, facts in (("wide", wide), ("narrow", narrow)):
+        simulated = told(capsys, "simulate", f"{name}.json", *on)
+        assert simulated["step_seconds"] == pytest.approx(facts["found"]["step_seconds"])
+
+
+def test_numbers_of_another_kind_are_refused(alone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("train", "plan"):
+        assert main([command, "mlp", "--dtype", "float8"]) == 2
+        assert "--dtype float8: give one of float32, float64, bfloat16, float16" in capsys.readouterr().err

@@ -22,6 +22,9 @@ from castile.launch import settings
 from castile.planner.graph import Graph
 from castile.runtime.strict import suggestion
 
+# What a model may compute with; of those of 16 bits it keeps parameters in float32.
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+
 
 @dataclass(frozen=True)
 class Recipe:

@@ -9,6 +9,8 @@ from tests.option_cases import MLP, PRESET, Case, Ran, becomes, fact, json_of, p
 HERE = f"plan {MLP} {PRESET} --budget 20"
 # Wide enough that it matters how it is cut.
 WIDE = f"plan mlp:layers=3,width=512 {PRESET} --budget 60 --json"
+# So many samples that products take most of the time.
+MANY = f"plan mlp:layers=2,width=2048 {PRESET} --search data_parallel --batch 65536 --json"
 
 
 def found(ran: Ran) -> object:
@@ -39,6 +41,7 @@ CASES = {
                       lambda ran: ran.child_seconds > 0, becomes(True)),
     "seed": Case(WIDE, f"{WIDE} --seed 3", found),
     "batch": Case(f"{HERE} --json", f"{HERE} --json --batch 24", fact("batch_samples"), becomes(24)),
+    "dtype": Case(MANY, f"{MANY} --dtype bfloat16", fact("found", "step_seconds"), operator.gt),
     "profile": profile_of(f"plan {MLP} --machine local:procs=1 --budget 20 --json"),
     "out": Case(HERE, f"{HERE} --out new/plan.json", lambda ran: (ran.read("new/plan.json") or {}).get("model"),
                 becomes(MLP)),
