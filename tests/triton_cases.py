@@ -1,7 +1,7 @@
 """What checks of the Triton forms share: their plans on arrays that are there or not, shapes of real networks."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import chain, combinations
 from typing import Any
@@ -14,6 +14,7 @@ from castile.kernels.table import definitions, forms
 from castile.kernels.triton.launch import Launch, Plan
 from castile.planner import vocabulary
 from castile.planner.vocabulary import Spec
+from tests import triton_cases_images
 from tests.kernel_cases import Case, cases
 from tests.triton_arrays import array
 
@@ -100,12 +101,12 @@ def launches(made: Plan) -> list[Launch]:
 
 def has_network_shapes(name: str) -> bool:
     """Whether `large` has more than the small cases."""
-    return f"large_{name}" in globals()
+    return _large(name) is not None
 
 
 def large(name: str, dtype: str) -> Iterator[Case]:
     """Cases of a GPT-2 of 124 million parameters and batch 8; small ones where none is named."""
-    make = globals().get(f"large_{name}")
+    make = _large(name)
     if make is None:
         yield from (cast(name, case, dtype) for case in cases(name, "float32")[-2:])
         return
@@ -116,6 +117,11 @@ def large(name: str, dtype: str) -> Iterator[Case]:
     for args, params in make(draw):
         wide = tuple(array(x.shape, "float32") if getattr(x, "dtype", None) == dtype else x for x in args)
         yield _taken(name, args, wide, params), params
+
+
+def _large(name: str) -> Callable[..., Iterator[Case]] | None:
+    """What makes cases of a kernel, here or of images."""
+    return globals().get(f"large_{name}") or getattr(triton_cases_images, f"large_{name}", None)
 
 
 def ids(*shape: int) -> np.ndarray:
@@ -253,68 +259,6 @@ def large_gru_cell(draw: Any) -> Iterator[Case]:
 
 def large_gru_cell_grad(draw: Any) -> Iterator[Case]:
     yield (draw(256, 1, 1024), draw(256, 1, 4, 1024), draw(256, 1, 1024)), {}
-
-
-# x, output channels, kernel, stride, pads and groups of ResNet-50 and of MobileNet.
-_LAYERS = (
-    ((64, 64, 56, 56), 64, 3, 1, 1, 1),
-    ((64, 128, 56, 56), 128, 3, 2, 1, 1),
-    ((64, 256, 56, 56), 64, 1, 1, 0, 1),
-    ((64, 1024, 14, 14), 256, 1, 1, 0, 1),
-    ((64, 3, 224, 224), 64, 7, 2, 3, 1),
-    ((64, 96, 112, 112), 96, 3, 1, 1, 96),
-)
-
-
-def large_conv2d(draw: Any) -> Iterator[Case]:
-    for x, o, size, stride, pad, groups in _LAYERS:
-        yield (draw(*x), draw(o, x[1] // groups, size, size)), _windows(stride, pad) | {"groups": groups}
-
-
-def large_conv2d_grad_input(draw: Any) -> Iterator[Case]:
-    for (x, w), params in large_conv2d(draw):
-        yield (_convolved(draw, x, w, params), w), params | {"shape": x.shape}
-
-
-def large_conv2d_grad_weight(draw: Any) -> Iterator[Case]:
-    for (x, w), params in large_conv2d(draw):
-        yield (_convolved(draw, x, w, params), x), params | {"kernel": w.shape[2:]}
-
-
-def _windows(stride: int, pad: int) -> dict[str, Any]:
-    return {"stride": (stride,) * 2, "pads": (pad,) * 4, "dilation": (1, 1)}
-
-
-def _convolved(draw: Any, x: Any, w: Any, params: dict[str, Any]) -> Any:
-    return draw(*results("conv2d", (x, w), params)[0].shape)
-
-
-def large_max_pool2d(draw: Any) -> Iterator[Case]:
-    yield (draw(64, 64, 112, 112),), {"kernel": (3, 3), "stride": (2, 2), "pads": (1, 1, 1, 1)}
-
-
-def large_max_pool2d_grad(draw: Any) -> Iterator[Case]:
-    for (x,), params in large_max_pool2d(draw):
-        yield (draw(64, 64, 56, 56), x), params
-
-
-def large_avg_pool2d(draw: Any) -> Iterator[Case]:
-    for padded in (False, True):
-        for (x,), params in large_max_pool2d(draw):
-            yield (x,), params | {"padded": padded}
-
-
-def large_avg_pool2d_grad(draw: Any) -> Iterator[Case]:
-    for (x,), params in large_avg_pool2d(draw):
-        yield (draw(64, 64, 56, 56),), params | {"shape": x.shape}
-
-
-def large_global_pool(draw: Any) -> Iterator[Case]:
-    yield (draw(64, 2048, 7, 7),), {"scale": 1 / 49}
-
-
-def large_global_pool_grad(draw: Any) -> Iterator[Case]:
-    yield (draw(64, 2048),), {"scale": 1 / 49, "shape": (64, 2048, 7, 7)}
 
 
 def large_attention(draw: Any) -> Iterator[Case]:

@@ -35,20 +35,30 @@ def channels_last(one: View) -> tuple[View, Launch]:
     rest = nest([View(one.array, (high, across), one.steps[-2:])])
     c, n = (min(_TILE, power_of_two(size)) for size in (num, rest.extent))
     grid = (before.extent * -(-num // c) * -(-rest.extent // n),)
-    args = (copy, one, before.sizes, *before.steps, one.steps[-3], rest.sizes, *rest.steps, rest.extent, num)
-    return copy, Launch(_channels_last, grid, args, {"WIDE": wide([one]), "C": c, "N": n})
+    # Constants all: they tell what lies together, and little is left to compute for an element.
+    constants = {
+        "LEAD": before.sizes,
+        "X_LEAD": before.steps[0],
+        "X_C": one.steps[-3],
+        "REST": rest.sizes,
+        "X_REST": rest.steps[0],
+        "NUM": rest.extent,
+        "NUM_C": num,
+    }
+    return copy, Launch(_channels_last, grid, (copy, one), constants | {"WIDE": wide([one]), "C": c, "N": n})
 
 
 @triton.jit
-def _channels_last(out, x, lead, x_lead, x_c, rest, x_rest, num, num_c, WIDE: tl.constexpr, C: tl.constexpr,
+def _channels_last(out, x, LEAD: tl.constexpr, X_LEAD: tl.constexpr, X_C: tl.constexpr, REST: tl.constexpr,
+                   X_REST: tl.constexpr, NUM: tl.constexpr, NUM_C: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr,
                    N: tl.constexpr):  # fmt: skip
-    tiles, across = tl.cdiv(num_c, C), tl.cdiv(num, N)
+    tiles, across = tl.cdiv(NUM_C, C), tl.cdiv(NUM, N)
     block = tl.program_id(0) // across
     c = (block % tiles * C + tl.arange(0, C))[:, None]
     n = tl.program_id(0) % across * N + tl.arange(0, N)
     image = (block // tiles).to(tl.int64)
     if WIDE:
         c, n = c.to(tl.int64), n.to(tl.int64)
-    here = (c < num_c) & (n < num)[None, :]
-    value = tl.load(x + places(image, lead, x_lead) + c * x_c + places(n, rest, x_rest)[None, :], mask=here)
-    tl.store(out + image * num * num_c + n[None, :] * num_c + c, value, mask=here)
+    here = (c < NUM_C) & (n < NUM)[None, :]
+    value = tl.load(x + places(image, LEAD, X_LEAD) + c * X_C + places(n, REST, X_REST)[None, :], mask=here)
+    tl.store(out + image * NUM * NUM_C + n[None, :] * NUM_C + c, value, mask=here)

@@ -3,16 +3,14 @@
 It knows no pooling. Where windows are single elements a convolution is a product, and goes the way of those.
 """
 
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from math import prod
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from castile.kernels.triton.channels import channels_last, grouped
-from castile.kernels.triton.contract import Tile, contract
+from castile.kernels.triton.contract import Tile
 from castile.kernels.triton.correlation import Windows, correlation, fitting, together
+from castile.kernels.triton.depthwise import is_depthwise, spread, weighed, windowed
 from castile.kernels.triton.launch import Launch, Plan, Room, planned, takes
 from castile.kernels.triton.lines import packed
 from castile.kernels.triton.slopes import divided, slopes, summed
@@ -21,27 +19,35 @@ from castile.kernels.windows import Pads, Pair
 
 # Programs that fill the largest chip once.
 _FILL = 148
+# Bytes that threads may fetch ahead at once.
+_LEAST_BYTES = 8
 # Elements of a copy of images, so that working memory is bounded, and much of what is written is read from the cache.
 _COPIED = 2**25
 
 
 class Way(NamedTuple):
-    """A setting: the tile of products, and whether channels are put next to each other first."""
+    """A setting: the tile of products, and whether channels are put next to each other first.
+
+    A program of a gradient of weights takes `beside` elements of a window's row.
+    """
 
     tile: Tile
     copies: bool
+    beside: int = 1
 
 
 # Where places are looked up one by one they take registers, so that these tiles are smaller.
 _HALF = (
-    Way(Tile(128, 256, 64, 8, 3), True),
     Way(Tile(128, 128, 64, 8, 3), True),
-    Way(Tile(64, 256, 64, 8, 3), True),
-    Way(Tile(64, 128, 64, 4, 4), True),
     Way(Tile(64, 128, 64, 8, 3), True),
+    Way(Tile(64, 128, 64, 4, 4), True),
+    Way(Tile(128, 256, 64, 8, 3), True),
     Way(Tile(64, 64, 64, 4, 4), True),
-    Way(Tile(64, 128, 32, 8, 3), False),
+    Way(Tile(128, 128, 64, 8, 3), False),
+    Way(Tile(64, 128, 64, 4, 3), False),
+    Way(Tile(64, 64, 64, 4, 4), False),
     Way(Tile(64, 64, 32, 4, 3), False),
+    Way(Tile(64, 128, 32, 8, 3), False),
 )
 _FULL = (
     Way(Tile(128, 128, 16, 8, 3), True),
@@ -49,6 +55,17 @@ _FULL = (
     Way(Tile(64, 128, 32, 8, 3, "tf32x3"), True),
     Way(Tile(64, 64, 16, 4, 2), False),
     Way(Tile(64, 64, 32, 8, 2, "tf32x3"), False),
+)
+_HALF_SLOPES = (
+    Way(Tile(128, 64, 64, 8, 3), True, 3),
+    Way(Tile(64, 64, 64, 4, 3), True, 3),
+    Way(Tile(128, 128, 64, 8, 3), True),
+    Way(Tile(64, 128, 64, 8, 3), True),
+    Way(Tile(64, 64, 64, 4, 4), True),
+    Way(Tile(128, 128, 64, 8, 3), False),
+    Way(Tile(64, 128, 64, 4, 3), False),
+    Way(Tile(64, 64, 64, 4, 4), False),
+    Way(Tile(64, 64, 32, 4, 3), False),
 )
 
 
@@ -69,9 +86,10 @@ def conv2d(
         return None
     out, x, w = _images(out, x, w)
     windows = Windows(w.shape[2:], stride, (pads[0], pads[2]), dilation)
-    if _pointwise(windows, pads, x.shape, groups):
-        return _product("zoi,zihw->zohw", out, w, x, accumulate)
-    return _correlated(_grouped(out, x, w, groups), windows, False, accumulate)
+    images = _grouped(out, x, w, groups, windows)
+    if is_depthwise(images.w):
+        return windowed(*images, windows, accumulate)
+    return _correlated(images, windows, False, accumulate)
 
 
 @planned
@@ -92,9 +110,10 @@ def conv2d_grad_input(
         return None
     out, dy, w = _images(out, dy, w)
     windows = Windows(w.shape[2:], stride, (pads[0], pads[2]), dilation)
-    if _pointwise(windows, pads, out.shape, groups):
-        return _product("zoi,zohw->zihw", out, w, dy, accumulate)
-    return _correlated(_grouped(dy, out, w, groups), windows, True, accumulate)
+    images = _grouped(dy, out, w, groups, windows)
+    if is_depthwise(images.w):
+        return spread(images.x, images.y, images.w, windows, accumulate)
+    return _correlated(images, windows, True, accumulate)
 
 
 @planned
@@ -115,16 +134,20 @@ def conv2d_grad_weight(
         return None
     out, dy, x = _images(out, dy, x)
     windows = Windows(out.shape[2:], stride, (pads[0], pads[2]), dilation)
-    images = _grouped(dy, x, out, groups)
+    images = _grouped(dy, x, out, groups, windows)
+    if is_depthwise(images.w):
+        return weighed(images.w, images.y, images.x, windows, accumulate)
     _, num_m, num_c, *taps = images.w.shape
 
     def fit(way: Way) -> Way:
         num_n = num_c if way.copies else num_c * prod(taps)
-        return way._replace(tile=fitting(way.tile, num_m, num_n, prod(dy.shape[2:]) * dy.shape[0]))
+        tile = fitting(way.tile, num_m, num_n, prod(dy.shape[2:]) * dy.shape[0])
+        return way._replace(tile=tile, beside=way.beside if taps[1] % way.beside == 0 else 1)
 
+    ways = map(fit, _FULL if x.dtype.itemsize == 4 else _HALF_SLOPES)
     # Tiles do not have to fill the chip, as places are divided, but adding to what is there takes registers.
-    ways = _ordered(x.dtype.itemsize, num_c, fit, lambda tile: tile.m * tile.n <= 1024 * tile.warps)
-    return Plan(ways, lambda way: _slope_launches(images, windows, way, accumulate))
+    settings = _ordered(ways, images, windows, num_c, lambda tile: tile.m * tile.n <= 1024 * tile.warps)
+    return Plan(settings, lambda way: _slope_launches(images, windows, way, accumulate))
 
 
 def _images(*arrays: Any) -> tuple[Any, ...]:
@@ -132,31 +155,46 @@ def _images(*arrays: Any) -> tuple[Any, ...]:
     return tuple(x[:, :, None] if x.ndim == 3 else x for x in arrays)
 
 
-def _grouped(y: Any, x: Any, w: Any, groups: int) -> Images:
-    return Images(grouped(view(y), 1, groups), grouped(view(x), 1, groups), grouped(view(w), 0, groups))
+def _grouped(y: Any, x: Any, w: Any, groups: int, windows: Windows) -> Images:
+    """The arrays in groups. Where each place is a product of its own, rows that lie one after the other are one."""
+    images = Images(grouped(view(y), 1, groups), grouped(view(x), 1, groups), grouped(_still(w), 0, groups))
+    dense = all(one.steps[3] == one.shape[4] * one.steps[4] for one in images[:2])
+    if dense and windows.alone and images.y.shape[3:] == images.x.shape[3:]:
+        return images._replace(y=_in_line(images.y), x=_in_line(images.x))
+    return images
 
 
-def _pointwise(windows: Windows, pads: Pads, shape: tuple[int, ...], groups: int) -> bool:
-    """Whether each place is a product of its own, in rows so long that they are fetched in whole vectors."""
-    alone = (windows.kernel, windows.stride, tuple(pads), groups) == ((1, 1), (1, 1), (0, 0, 0, 0), 1)
-    return alone and prod(shape[2:]) % 16 == 0
+def _still(x: Any) -> View:
+    """All of x, which stands still along dims of one element: no step there tells where vectors begin."""
+    one = view(x)
+    return one._replace(steps=tuple(0 if n == 1 else step for n, step in zip(one.shape, one.steps, strict=True)))
 
 
-def _product(spec: str, out: Any, w: Any, x: Any, accumulate: bool) -> Plan | None:
-    """A product for each sample, of the same weights, which its rows of places stay together by."""
-    weights = np.broadcast_to(w[:, :, 0, 0], (x.shape[0], *w.shape[:2]))
-    made: Plan | None = inspect.unwrap(contract)(out, spec, weights, x, scratch=None, accumulate=accumulate)
-    return made
+def _in_line(one: View) -> View:
+    """Images of one row."""
+    *steps, _, step = one.steps
+    num = prod(one.shape[3:])
+    return View(one.array, (*one.shape[:3], 1, num), (*steps, num * step, step))
 
 
-def _ordered(itemsize: int, channels: int, fit: Callable[[Way], Way], suits: Callable[[Tile], bool]) -> tuple[Way, ...]:
-    """The ways, likeliest first: with copies where channels fill vectors, and the largest tile that suits."""
-    ways = list(dict.fromkeys(map(fit, _HALF if itemsize == 2 else _FULL)))
-    liked = [way for way in ways if way.copies == (channels >= 16)]
+def _ordered(
+    ways: Iterable[Way], images: Images, windows: Windows, channels: int, suits: Callable[[Tile], bool]
+) -> tuple[Way, ...]:
+    """The ways worth trying where so many channels would be copied, likeliest first: the largest tile that suits."""
+    every = list(dict.fromkeys(ways))
+    copies, both = channels >= 16, False
+    if windows.alone:
+        # Rows of places are fetched ahead as they lie, unless each begins anywhere.
+        run = min(together(images.x), together(images.y)) * images.x.array.dtype.itemsize
+        copies, both = copies and run < _LEAST_BYTES, copies and run == _LEAST_BYTES
+    elif not copies:
+        # Looking up each element takes registers.
+        every = [way for way in every if way.tile.k <= 32]
+    liked = [way for way in every if way.copies == copies]
     first = [way for way in liked if suits(way.tile)]
     # Of those that do not, the smallest are likeliest.
     rest = [way for way in reversed(liked) if way not in first]
-    return tuple([*first, *rest, *(way for way in ways if way not in liked)])
+    return tuple([*first, *rest, *(way for way in every if both and way not in liked)])
 
 
 def _correlated(images: Images, windows: Windows, back: bool, adds: bool) -> Plan:
@@ -170,7 +208,10 @@ def _correlated(images: Images, windows: Windows, back: bool, adds: bool) -> Pla
 
     def fit(way: Way) -> Way:
         num_k = num_c if way.copies else num_c * prod(windows.kernel)
-        return way._replace(tile=fitting(way.tile, num_m, num_n, num_k))
+        tile = fitting(way.tile, num_m, num_n, num_k)
+        # What is never fetched ahead takes no memory.
+        turns = -(-num_c * prod(windows.kernel) // tile.k)
+        return way._replace(tile=tile._replace(stages=min(tile.stages, turns)))
 
     def suits(tile: Tile) -> bool:
         """Whether each processor gets one, and registers last."""
@@ -180,7 +221,7 @@ def _correlated(images: Images, windows: Windows, back: bool, adds: bool) -> Pla
     def launches(way: Way) -> list[Launch]:
         weights = permuted(images.w, (0, 2, 1, 3, 4)) if back else images.w
         found = []
-        if way.copies:
+        if way.copies and windows.kernel != (1, 1):
             # What is summed is to lie together: of [g,m,c,r,s] the dim c.
             weights, first = channels_last(weights)
             found.append(first)
@@ -188,10 +229,11 @@ def _correlated(images: Images, windows: Windows, back: bool, adds: bool) -> Pla
             if way.copies:
                 met, first = _copied(met)
                 found.append(first)
-            found.append(correlation(here, met, weights, windows, way.tile, back, adds))
+            found.append(correlation(here, met, weights, windows, way.tile, back and not windows.alone, adds))
         return found
 
-    return Plan(_ordered(to.array.dtype.itemsize, num_c, fit, suits), launches)
+    ways = map(fit, _FULL if to.array.dtype.itemsize == 4 else _HALF)
+    return Plan(_ordered(ways, images, windows, num_c, suits), launches)
 
 
 def _slope_launches(images: Images, windows: Windows, way: Way, adds: bool) -> list[Launch]:
@@ -199,7 +241,7 @@ def _slope_launches(images: Images, windows: Windows, way: Way, adds: bool) -> l
     y, x, dw = images
     pieces = list(_samples(x, y, way.copies))
     places = prod(pieces[0][1].shape[:1] + pieces[0][1].shape[3:])
-    parts = divided(dw, places, way.tile)
+    parts = divided(dw, places, way.tile, way.beside)
     whole = parts.num == len(pieces) == 1
     room = Room(parts.num * prod(dw.shape))
     to = View(dw.array, (1, *dw.shape), (0, *dw.steps))
@@ -213,7 +255,7 @@ def _slope_launches(images: Images, windows: Windows, way: Way, adds: bool) -> l
         if way.copies and together(slope) == 1:
             slope, first = _copied(slope)
             found.append(first)
-        found.append(slopes(to, slope, met, windows, way.tile, parts, adds if whole else number > 0))
+        found.append(slopes(to, slope, met, windows, way.tile, way.beside, parts, adds if whole else number > 0))
     return found if whole else [*found, *summed(dw, room, parts.num, adds)]
 
 

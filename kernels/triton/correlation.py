@@ -51,6 +51,16 @@ class Windows(NamedTuple):
         )
         return first, second
 
+    @property
+    def alone(self) -> bool:
+        """Whether each window is one element, and each element has one."""
+        return self.kernel == self.stride == (1, 1) and self.pads == (0, 0)
+
+    def leave(self, size: tuple[int, ...], inner: tuple[int, ...]) -> bool:
+        """Whether some of `size` windows meet what is outside of so many rows and columns."""
+        each = zip(self.kernel, self.stride, self.pads, self.dilation, size, inner, strict=True)
+        return any(pad != 0 or (num - 1) * step + (taps - 1) * gap >= most for taps, step, pad, gap, num, most in each)
+
 
 def fitting(tile: Tile, m: int, n: int, k: int) -> Tile:
     """The tile, but no larger than what there is."""
@@ -72,9 +82,25 @@ def correlation(out: View, x: View, w: View, windows: Windows, tile: Tile, back:
     lattice = tuple(-(-n // step) for n, step in zip(size, windows.stride, strict=True)) if back else tuple(size)
     num_n, phases = batch * prod(lattice), prod(windows.stride) if back else 1
     dilation = tuple(-d // n for d, n in zip(windows.dilation, windows.shared, strict=True))
-    args = (out, out.steps, x, x.steps, w, w.steps, num_m, num_c, num_n, lattice, tuple(size), inner)
-    how = (windows.stride, windows.pads, windows.dilation, dilation if back else windows.dilation)
+    # Constants all: what is divided by them is in the loop.
     constants = {
+        "O_STEPS": out.steps,
+        "X_STEPS": x.steps,
+        "W_STEPS": w.steps,
+        "NUM_M": num_m,
+        "NUM_C": num_c,
+        "NUM_N": num_n,
+        "LATTICE": lattice,
+        "SIZE": tuple(size),
+        "INNER": tuple(inner),
+        "STRIDE": windows.stride,
+        "PADS": windows.pads,
+        "DILATION": windows.dilation,
+        "MOVES": dilation if back else windows.dilation,
+        "STEPS": windows.steps if back else (1, 1),
+        "SHARED": windows.shared,
+        "INVERSE": windows.inverse,
+        "OUTSIDE": back or windows.leave(tuple(size), tuple(inner)),
         "BACK": back,
         "FLAT": x.steps[2] != 1,
         "EVEN": num_m % tile.m == 0 and num_c % tile.k == 0,
@@ -89,10 +115,9 @@ def correlation(out: View, x: View, w: View, windows: Windows, tile: Tile, back:
         "K": tile.k,
     }
     grid = (-(-num_m // tile.m) * -(-num_n // tile.n), groups, phases)
-    told = (*args, *how, windows.steps if back else (1, 1), windows.shared, windows.inverse)
     # Each element of a window meets as many places as there are windows.
     flops = 2 * batch * groups * num_m * num_c * prod(windows.kernel) * prod(inner if back else size)
-    return Launch(_correlate, grid, told, constants, tile.warps, tile.stages, flops, on_tensor_cores(w, tile))
+    return Launch(_correlate, grid, (out, x, w), constants, tile.warps, tile.stages, flops, on_tensor_cores(w, tile))
 
 
 def together(out: View) -> int:
@@ -118,62 +143,66 @@ def _phase(first, pad, taps, stride, dilation, step, shared, inverse):
 
 
 @triton.jit
-def _correlate(out, o_steps, x, x_steps, w, w_steps, num_m, num_c, num_n, lattice, size, inner,
-               stride, pads, dilation, moves, steps, shared, inverse,
-               BACK: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr, ADDS: tl.constexpr, WIDE: tl.constexpr,
-               PRECISION: tl.constexpr, R: tl.constexpr, S: tl.constexpr, RUN: tl.constexpr, M: tl.constexpr,
-               N: tl.constexpr, K: tl.constexpr):  # fmt: skip
+def _correlate(out, x, w, O_STEPS: tl.constexpr, X_STEPS: tl.constexpr, W_STEPS: tl.constexpr, NUM_M: tl.constexpr,
+               NUM_C: tl.constexpr, NUM_N: tl.constexpr, LATTICE: tl.constexpr, SIZE: tl.constexpr,
+               INNER: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr, DILATION: tl.constexpr,
+               MOVES: tl.constexpr, STEPS: tl.constexpr, SHARED: tl.constexpr, INVERSE: tl.constexpr,
+               OUTSIDE: tl.constexpr, BACK: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr, ADDS: tl.constexpr,
+               WIDE: tl.constexpr, PRECISION: tl.constexpr, R: tl.constexpr, S: tl.constexpr, RUN: tl.constexpr,
+               M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):  # fmt: skip
     # Programs that run together share places; the weights are few and stay in the cache.
-    tiles = tl.cdiv(num_m, M)
+    tiles = tl.cdiv(NUM_M, M)
     m = tl.program_id(0) % tiles * M + tl.arange(0, M)
     n = tl.program_id(0) // tiles
     k = tl.arange(0, K)
     if WIDE:
         m, n, k = m.to(tl.int64), n.to(tl.int64), k.to(tl.int64)
     n = n * N + tl.arange(0, N)
-    in_m, in_n = (m < num_m)[:, None], n < num_n
-    h, v, b = n // lattice[1] % lattice[0], n % lattice[1], n // (lattice[0] * lattice[1])
+    in_m, in_n = (m < NUM_M)[:, None], n < NUM_N
+    h, v, b = n // LATTICE[1] % LATTICE[0], n % LATTICE[1], n // (LATTICE[0] * LATTICE[1])
     if BACK:
-        first_h, first_v = tl.program_id(2) // stride[1], tl.program_id(2) % stride[1]
-        r, num_r, base_h = _phase(first_h, pads[0], R, stride[0], dilation[0], steps[0], shared[0], inverse[0])
-        s, num_s, base_v = _phase(first_v, pads[1], S, stride[1], dilation[1], steps[1], shared[1], inverse[1])
+        first_h, first_v = tl.program_id(2) // STRIDE[1], tl.program_id(2) % STRIDE[1]
+        r, num_r, base_h = _phase(first_h, PADS[0], R, STRIDE[0], DILATION[0], STEPS[0], SHARED[0], INVERSE[0])
+        s, num_s, base_v = _phase(first_v, PADS[1], S, STRIDE[1], DILATION[1], STEPS[1], SHARED[1], INVERSE[1])
         row, col = h + base_h, v + base_v
-        h, v = first_h + h * stride[0], first_v + v * stride[1]
-        in_n = in_n & (h < size[0]) & (v < size[1])
-        w += r * w_steps[3] + s * w_steps[4]
+        h, v = first_h + h * STRIDE[0], first_v + v * STRIDE[1]
+        in_n = in_n & (h < SIZE[0]) & (v < SIZE[1])
+        w += r * W_STEPS[3] + s * W_STEPS[4]
     else:
         num_r, num_s = R, S
-        row, col = h * stride[0] - pads[0], v * stride[1] - pads[1]
+        row, col = h * STRIDE[0] - PADS[0], v * STRIDE[1] - PADS[1]
     group = tl.program_id(1).to(tl.int64)
-    w += group * w_steps[0] + m[:, None] * w_steps[1]
+    w += group * W_STEPS[0] + m[:, None] * W_STEPS[1]
     # Places come first: where nothing is known to lie together, threads that are neighbours take neighbours of these.
-    x += group * x_steps[1] + (b * x_steps[0] + row * x_steps[3] + col * x_steps[4])[:, None]
+    x += group * X_STEPS[1] + (b * X_STEPS[0] + row * X_STEPS[3] + col * X_STEPS[4])[:, None]
     row, col, in_n = row[:, None], col[:, None], in_n[:, None]
     total = tl.zeros((M, N), tl.float32)
-    blocks = tl.cdiv(num_c, K)
-    turns = tl.cdiv(num_c * num_r * num_s, K) if FLAT else blocks * num_r * num_s
+    blocks = tl.cdiv(NUM_C, K)
+    turns = tl.cdiv(NUM_C * num_r * num_s, K) if FLAT else blocks * num_r * num_s
     for turn in range(turns):
         if FLAT:
             here = turn * K + k
             c, i, j = here // (num_r * num_s), here // num_s % num_r, here % num_s
-            down, along = (i * moves[0])[None, :], (j * moves[1])[None, :]
+            down, along = (i * MOVES[0])[None, :], (j * MOVES[1])[None, :]
         else:
             c, i, j = turn % blocks * K + k, turn // blocks // num_s, turn // blocks % num_s
-            down, along = i * moves[0], j * moves[1]
-        in_x = in_n & (row + down >= 0) & (row + down < inner[0]) & (col + along >= 0) & (col + along < inner[1])
-        at_w = w + (c * w_steps[2] + i * (steps[0] * w_steps[3]) + j * (steps[1] * w_steps[4]))[None, :]
-        at_x = x + (c * x_steps[2] + i * (moves[0] * x_steps[3]) + j * (moves[1] * x_steps[4]))[None, :]
+            down, along = i * MOVES[0], j * MOVES[1]
+        in_x = in_n
+        if OUTSIDE:
+            in_x = in_x & (row + down >= 0) & (row + down < INNER[0]) & (col + along >= 0) & (col + along < INNER[1])
+        at_w = w + (c * W_STEPS[2] + i * (STEPS[0] * W_STEPS[3]) + j * (STEPS[1] * W_STEPS[4]))[None, :]
+        at_x = x + (c * X_STEPS[2] + i * (MOVES[0] * X_STEPS[3]) + j * (MOVES[1] * X_STEPS[4]))[None, :]
         if EVEN:
             held, met = tl.load(at_w), tl.load(at_x, mask=in_x, other=0.0)
         else:
-            in_k = c < num_c
+            in_k = c < NUM_C
             held = tl.load(at_w, mask=in_m & in_k[None, :], other=0.0)
             met = tl.load(at_x, mask=in_x & in_k[None, :], other=0.0)
         total = tl.dot(held, tl.trans(met), total, input_precision=PRECISION)
-    at = (b * o_steps[0] + h * o_steps[3] + v * o_steps[4])[:, None] + m[None, :] * o_steps[2]
+    at = (b * O_STEPS[0] + h * O_STEPS[3] + v * O_STEPS[4])[:, None] + m[None, :] * O_STEPS[2]
     if RUN > 1:
         at = tl.max_contiguous(tl.multiple_of(at, (RUN, 1)), (RUN, 1))
-    at = out + group * o_steps[1] + at
+    at = out + group * O_STEPS[1] + at
     here, total = in_n & tl.trans(in_m), tl.trans(total)
     if ADDS:
         total += tl.load(at, mask=here, other=0.0).to(tl.float32)

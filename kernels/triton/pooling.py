@@ -4,8 +4,9 @@ The maximum of a window is looked for once, and its number in the window kept un
 knows no convolution.
 """
 
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, assignment"
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -14,12 +15,15 @@ from triton import language as tl
 
 from castile.kernels.triton.launch import Launch, Plan, Room, planned, takes
 from castile.kernels.triton.lines import each, folded, packed, text
-from castile.kernels.triton.views import View, power_of_two, view, wide
+from castile.kernels.triton.planes import block, first_column, met, offset, put, tile, warps, within
+from castile.kernels.triton.views import View, view, wide
 from castile.kernels.windows import Pads, Pair
 
 _SCALED = text("x -> scale * x", "scale")
-# Programs of so many results, of so many warps.
-_BLOCKS = ((512, 4), (1024, 4), (256, 4), (1024, 8))
+# Elements of a window up to which a loop over them is written out.
+_MOST_WRITTEN_OUT = 64
+# Programs of so many places, each of which has a thread.
+_THREADS = (256, 128, 512)
 
 
 @planned
@@ -28,8 +32,8 @@ def max_pool2d(out: Any, x: Any, *, kernel: Pair, stride: Pair, pads: Pads) -> P
     if not takes(out, x):
         return None
 
-    def launches(block: int, warps: int) -> list[Launch]:
-        return [_pooled(_max_pool, view(out), x, kernel, stride, pads, block, warps, {})]
+    def launches(threads: int) -> list[Launch]:
+        return [_pooled(_max_pool, view(out), x, kernel, stride, pads, threads, {})]
 
     return _plan(launches, out)
 
@@ -42,11 +46,12 @@ def max_pool2d_grad(
     if not takes(out, dy, x) or dy.size == 0:
         return None
     shape = tuple(dy.shape)
-    first = View(Room(dy.size, "int16" if prod(kernel) < 2**15 else "int32"), shape, packed(shape))
+    how = {"F_STEPS": packed(tuple(dy.shape)), "ADDS": accumulate}
+    first = View(Room(dy.size, "int8" if prod(kernel) < 2**7 else "int32"), shape, packed(shape))
 
-    def launches(block: int, warps: int) -> list[Launch]:
-        found = _pooled(_first_maximum, first, x, kernel, stride, pads, block, warps, {})
-        return [found, _spread(_max_spread, out, dy, [first], kernel, stride, pads, block, warps, {"ADDS": accumulate})]
+    def launches(threads: int) -> list[Launch]:
+        found = _pooled(_first_maximum, first, x, kernel, stride, pads, threads, {})
+        return [found, _spread(_max_spread, out, dy, [first], kernel, stride, pads, threads, how)]
 
     return _plan(launches, out)
 
@@ -57,8 +62,8 @@ def avg_pool2d(out: Any, x: Any, *, kernel: Pair, stride: Pair, pads: Pads, padd
     if not takes(out, x):
         return None
 
-    def launches(block: int, warps: int) -> list[Launch]:
-        return [_pooled(_mean, view(out), x, kernel, stride, pads, block, warps, {"ALL": padded})]
+    def launches(threads: int) -> list[Launch]:
+        return [_pooled(_mean, view(out), x, kernel, stride, pads, threads, {"ALL": padded})]
 
     return _plan(launches, out)
 
@@ -81,8 +86,8 @@ def avg_pool2d_grad(
 
     how = {"ALL": padded, "ADDS": accumulate}
 
-    def launches(block: int, warps: int) -> list[Launch]:
-        return [_spread(_mean_spread, out, dy, [], kernel, stride, pads, block, warps, how)]
+    def launches(threads: int) -> list[Launch]:
+        return [_spread(_mean_spread, out, dy, [], kernel, stride, pads, threads, how)]
 
     return _plan(launches, out)
 
@@ -106,177 +111,177 @@ def global_pool_grad(out: Any, dy: Any, *, shape: tuple[int, ...], scale: float,
     return each(_SCALED, [view(out)], [everywhere], {"scale": scale}, accumulate)
 
 
-def _plan(launches: Any, out: Any) -> Plan:
-    if out.size == 0:
-        return Plan((None,), lambda _: [])
-    most = power_of_two(out.size)
-    settings = dict.fromkeys((min(block, most), warps if block <= most else 1) for block, warps in _BLOCKS)
-    return Plan(tuple(settings), lambda setting: launches(*setting))
+def _plan(launches: Callable[[int], list[Launch]], out: Any) -> Plan:
+    return Plan(_THREADS, launches) if out.size else Plan((None,), lambda _: [])
 
 
 def _pooled(
-    pooling: Any,
-    out: View,
-    x: Any,
-    kernel: Pair,
-    stride: Pair,
-    pads: Pads,
-    block: int,
-    warps: int,
-    how: dict[str, bool],
+    pooling: Any, out: View, x: Any, kernel: Pair, stride: Pair, pads: Pads, threads: int, how: dict[str, bool]
 ) -> Launch:
     """The launch of results of windows over x [b,c,H,W], each of which is told by what its window meets."""
     seen = view(x)
-    args = (out, out.steps, seen, seen.steps, out.shape, seen.shape[2:], stride, (pads[0], pads[2]), prod(out.shape))
-    constants = _constants(kernel, [out, seen], block) | how
-    flops = prod(out.shape) * prod(kernel)
-    return Launch(pooling, (-(-prod(out.shape) // block),), args, constants, warps, flops=flops)
+    rows = prod(out.shape[:3])
+    across = block(threads, rows, out.shape[3])
+    constants = {
+        "SHAPE": out.shape,
+        "O_STEPS": out.steps,
+        "X_STEPS": seen.steps,
+        "SIZE": seen.shape[2:],
+        "KERNEL": tuple(kernel),
+        "STRIDE": tuple(stride),
+        "PADS": (pads[0], pads[2]),
+        "TAPS": prod(kernel),
+        "UNROLL": min(prod(kernel), _MOST_WRITTEN_OUT),
+        "ROWS": across[0],
+        "COLS": across[1],
+        "WIDE": wide([out, seen]),
+    }
+    grid = (-(-rows // across[0]) * -(-out.shape[3] // across[1]),)
+    return Launch(pooling, grid, (out, seen), constants | how, warps(across), flops=prod(out.shape) * prod(kernel))
 
 
 def _spread(
-    spread: Any,
-    out: Any,
-    dy: Any,
-    more: list[View],
-    kernel: Pair,
-    stride: Pair,
-    pads: Pads,
-    block: int,
-    warps: int,
-    how: dict[str, bool],
-) -> Launch:
+    spread: Any, out: Any, dy: Any, more: list[View], kernel: Pair, stride: Pair, pads: Pads, threads: int,
+    how: dict[str, Any],
+) -> Launch:  # fmt: skip
     """The launch of the gradient [b,c,H,W] of windows that gave dy: each place looks up the windows that it is in."""
     to, of = view(out), view(dy)
-    operands = [part for one in (to, of, *more) for part in (one, one.steps)]
-    args = (*operands, to.shape, of.shape[2:], stride, (pads[0], pads[2]), out.size)
-    constants = _constants(kernel, [to, of], block) | how
-    # A row is in so many windows at most.
-    across = {f"{name}_WINDOWS": -(-n // step) for name, n, step in zip("RS", kernel, stride, strict=True)}
-    flops = out.size * prod(across.values())
-    return Launch(spread, (-(-out.size // block),), args, constants | across, warps, flops=flops)
-
-
-def _constants(kernel: Pair, views: list[View], block: int) -> dict[str, Any]:
-    return {"R": kernel[0], "S": kernel[1], "BLOCK": block, "WIDE": wide(views)}
-
-
-@triton.jit
-def _where(shape, num, BLOCK: tl.constexpr, WIDE: tl.constexpr):
-    """Of a program's places of an array of four dims: which there are, and of each the number in each dim."""
-    n = tl.program_id(0)
-    if WIDE:
-        n = n.to(tl.int64)
-    n = n * BLOCK + tl.arange(0, BLOCK)
-    image = n // (shape[2] * shape[3])
-    return n < num, image // shape[1], image % shape[1], n // shape[3] % shape[2], n % shape[3]
+    lattice = tuple(-(-n // step) for n, step in zip(to.shape[2:], stride, strict=True))
+    rows = prod(to.shape[:2]) * lattice[0]
+    across = block(threads, rows, lattice[1])
+    constants = {
+        "SHAPE": (*to.shape[:2], *lattice),
+        "SIZE": to.shape[2:],
+        "O_STEPS": to.steps,
+        "Y_STEPS": of.steps,
+        "Y_SIZE": of.shape[2:],
+        "KERNEL": tuple(kernel),
+        "STRIDE": tuple(stride),
+        "PADS": (pads[0], pads[2]),
+        "ROWS": across[0],
+        "COLS": across[1],
+        "WIDE": wide([to, of]),
+    }
+    grid = (-(-rows // across[0]) * -(-lattice[1] // across[1]),)
+    # Each element of a window is of use to one place.
+    return Launch(spread, grid, (to, of, *more), constants | how, warps(across), flops=prod(of.shape) * prod(kernel))
 
 
 @triton.jit
-def _met(x, steps, row, col, size, here, other: tl.constexpr):
-    """Elements of images in float32, `other` outside."""
-    inside = here & (row >= 0) & (row < size[0]) & (col >= 0) & (col < size[1])
-    return tl.load(x + row * steps[2] + col * steps[3], mask=inside, other=other).to(tl.float32)
+def _max_pool(out, x, SHAPE: tl.constexpr, O_STEPS: tl.constexpr, X_STEPS: tl.constexpr, SIZE: tl.constexpr,
+              KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr, TAPS: tl.constexpr,
+              UNROLL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    b, c, h, v, rows = tile(SHAPE, ROWS, COLS, WIDE)
+    row, col = h * STRIDE[0] - PADS[0], v * STRIDE[1] - PADS[1]
+    x += offset(b, c, row, col, X_STEPS)
+    best = tl.full((ROWS, COLS), float("-inf"), tl.float32)
+    for tap in tl.range(0, TAPS, loop_unroll_factor=UNROLL):
+        i, j = tap // KERNEL[1], tap % KERNEL[1]
+        mask = within(rows, row + i, col + j, SIZE)
+        value = tl.load(x + (i * X_STEPS[2] + j * X_STEPS[3]), mask=mask, other=float("-inf"))
+        best = tl.maximum(best, value.to(tl.float32), propagate_nan=tl.PropagateNan.ALL)
+    tl.store(
+        out + offset(b, c, h, v, O_STEPS), best.to(out.dtype.element_ty), mask=rows[:, None] & (v < SHAPE[3])[None, :]
+    )
 
 
 @triton.jit
-def _max_pool(out, o_steps, x, x_steps, shape, size, stride, pads, num, R: tl.constexpr, S: tl.constexpr,
-              BLOCK: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
-    here, b, c, h, v = _where(shape, num, BLOCK, WIDE)
-    x += b * x_steps[0] + c * x_steps[1]
-    row, col = h * stride[0] - pads[0], v * stride[1] - pads[1]
-    best = tl.full((BLOCK,), float("-inf"), tl.float32)
-    for tap in range(R * S):
-        value = _met(x, x_steps, row + tap // S, col + tap % S, size, here, float("-inf"))
-        best = tl.maximum(best, value, propagate_nan=tl.PropagateNan.ALL)
-    at = out + b * o_steps[0] + c * o_steps[1] + h * o_steps[2] + v * o_steps[3]
-    tl.store(at, best.to(out.dtype.element_ty), mask=here)
-
-
-@triton.jit
-def _first_maximum(out, o_steps, x, x_steps, shape, size, stride, pads, num, R: tl.constexpr, S: tl.constexpr,
-                   BLOCK: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
-    here, b, c, h, v = _where(shape, num, BLOCK, WIDE)
-    x += b * x_steps[0] + c * x_steps[1]
-    row, col = h * stride[0] - pads[0], v * stride[1] - pads[1]
-    best = tl.full((BLOCK,), float("-inf"), tl.float32)
+def _first_maximum(out, x, SHAPE: tl.constexpr, O_STEPS: tl.constexpr, X_STEPS: tl.constexpr, SIZE: tl.constexpr,
+                   KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr, TAPS: tl.constexpr,
+                   UNROLL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    b, c, h, v, rows = tile(SHAPE, ROWS, COLS, WIDE)
+    row, col = h * STRIDE[0] - PADS[0], v * STRIDE[1] - PADS[1]
+    x += offset(b, c, row, col, X_STEPS)
+    best = tl.full((ROWS, COLS), float("-inf"), tl.float32)
     # Where all is -inf the first element is the maximum, be it padding or not; the first NaN is larger than all.
-    first = tl.zeros((BLOCK,), tl.int32)
-    for tap in range(R * S):
-        value = _met(x, x_steps, row + tap // S, col + tap % S, size, here, float("-inf"))
+    first = tl.zeros((ROWS, COLS), tl.int32)
+    for tap in tl.range(0, TAPS, loop_unroll_factor=UNROLL):
+        i, j = tap // KERNEL[1], tap % KERNEL[1]
+        mask = within(rows, row + i, col + j, SIZE)
+        value = tl.load(x + (i * X_STEPS[2] + j * X_STEPS[3]), mask=mask, other=float("-inf")).to(tl.float32)
         better = (value > best) | ((value != value) & (best == best))
         best, first = tl.where(better, value, best), tl.where(better, tap, first)
-    at = out + b * o_steps[0] + c * o_steps[1] + h * o_steps[2] + v * o_steps[3]
-    tl.store(at, first.to(out.dtype.element_ty), mask=here)
+    tl.store(
+        out + offset(b, c, h, v, O_STEPS), first.to(out.dtype.element_ty), mask=rows[:, None] & (v < SHAPE[3])[None, :]
+    )
 
 
 @triton.jit
-def _mean(out, o_steps, x, x_steps, shape, size, stride, pads, num, ALL: tl.constexpr, R: tl.constexpr,
-          S: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
-    here, b, c, h, v = _where(shape, num, BLOCK, WIDE)
-    x += b * x_steps[0] + c * x_steps[1]
-    row, col = h * stride[0] - pads[0], v * stride[1] - pads[1]
-    total = tl.zeros((BLOCK,), tl.float32)
-    for tap in range(R * S):
-        value = _met(x, x_steps, row + tap // S, col + tap % S, size, here, 0.0)
-        total += value
-    at = out + b * o_steps[0] + c * o_steps[1] + h * o_steps[2] + v * o_steps[3]
-    total /= _counted(row, col, size, ALL, R, S)
-    tl.store(at, total.to(out.dtype.element_ty), mask=here)
+def _mean(out, x, SHAPE: tl.constexpr, O_STEPS: tl.constexpr, X_STEPS: tl.constexpr, SIZE: tl.constexpr,
+          ALL: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr, TAPS: tl.constexpr,
+          UNROLL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    b, c, h, v, rows = tile(SHAPE, ROWS, COLS, WIDE)
+    row, col = h * STRIDE[0] - PADS[0], v * STRIDE[1] - PADS[1]
+    x += offset(b, c, row, col, X_STEPS)
+    total = tl.zeros((ROWS, COLS), tl.float32)
+    for tap in tl.range(0, TAPS, loop_unroll_factor=UNROLL):
+        i, j = tap // KERNEL[1], tap % KERNEL[1]
+        mask = within(rows, row + i, col + j, SIZE)
+        total += tl.load(x + (i * X_STEPS[2] + j * X_STEPS[3]), mask=mask, other=0.0).to(tl.float32)
+    total *= _share(row, KERNEL[0], SIZE[0], ALL)[:, None] * _share(col, KERNEL[1], SIZE[1], ALL)[None, :]
+    tl.store(
+        out + offset(b, c, h, v, O_STEPS), total.to(out.dtype.element_ty), mask=rows[:, None] & (v < SHAPE[3])[None, :]
+    )
 
 
 @triton.jit
-def _counted(row, col, size, ALL: tl.constexpr, R: tl.constexpr, S: tl.constexpr):
-    """Elements that the mean of a window is of, which begins at row and col."""
-    down = tl.minimum(row + R, size[0]) - tl.maximum(row, 0)
-    along = tl.minimum(col + S, size[1]) - tl.maximum(col, 0)
-    met = tl.maximum(down, 0) * tl.maximum(along, 0)
-    return (met * 0 + R * S if ALL else met).to(tl.float32)
+def _share(first, taps: tl.constexpr, size: tl.constexpr, ALL: tl.constexpr):
+    """What the rows of a window that begins there weigh in a mean: one by their number, those outside left out or not.
+
+    Where all are outside that is what a mean of nothing is.
+    """
+    met = tl.minimum(first + taps, size) - tl.maximum(first, 0)
+    return 1.0 / (tl.zeros_like(met) + taps if ALL else tl.maximum(met, 0)).to(tl.float32)
 
 
 @triton.jit
-def _windows_of(place, pad, stride, number, num, TAPS: tl.constexpr):
-    """The `number`-th window from the last on that a row or column is in, where in it, and whether there is one."""
-    window = tl.maximum(place + pad, 0) // stride - number
-    tap = place + pad - window * stride
-    return window, tap, (window >= 0) & (window < num) & (tap >= 0) & (tap < TAPS)
+def _max_spread(out, dy, first, SHAPE: tl.constexpr, SIZE: tl.constexpr, O_STEPS: tl.constexpr,
+                Y_STEPS: tl.constexpr, F_STEPS: tl.constexpr, Y_SIZE: tl.constexpr, KERNEL: tl.constexpr,
+                STRIDE: tl.constexpr, PADS: tl.constexpr, ADDS: tl.constexpr, ROWS: tl.constexpr,
+                COLS: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    b, c, q, p, rows = tile(SHAPE, ROWS, COLS, WIDE)
+    out += b * O_STEPS[0] + c * O_STEPS[1] + q * (STRIDE[0] * O_STEPS[2])
+    dy += offset(b, c, q, p, Y_STEPS)
+    first += offset(b, c, q, p, F_STEPS)
+    for phase in tl.static_range(tl.constexpr(STRIDE[0])):
+        totals = ()
+        for beside in tl.static_range(tl.constexpr(STRIDE[1])):
+            total = tl.zeros((ROWS, COLS), tl.float32)
+            for i in tl.static_range(tl.constexpr(KERNEL[0])):
+                for j in tl.static_range(tl.constexpr(KERNEL[1])):
+                    if met(phase, i, STRIDE[0], PADS[0]) and met(beside, j, STRIDE[1], PADS[1]):
+                        down, along = (phase + PADS[0] - i) // STRIDE[0], (beside + PADS[1] - j) // STRIDE[1]
+                        mask = within(rows, q + down, p + along, Y_SIZE)
+                        taken = tl.load(first + (down * F_STEPS[2] + along * F_STEPS[3]), mask=mask, other=-1)
+                        slope = tl.load(dy + (down * Y_STEPS[2] + along * Y_STEPS[3]), mask=mask, other=0.0)
+                        total += tl.where(taken == i * KERNEL[1] + j, slope.to(tl.float32), 0.0)
+            totals = totals + (total,)  # noqa: RUF005 (Triton knows no star)
+        to, inside = out + phase * O_STEPS[2], rows & (q * STRIDE[0] + phase < SIZE[0])
+        put(to, totals, inside, first_column(SHAPE, COLS), SIZE[1], O_STEPS[3], ADDS)
 
 
 @triton.jit
-def _max_spread(out, o_steps, dy, y_steps, first, f_steps, shape, size, stride, pads, num, R: tl.constexpr,
-                S: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr, ADDS: tl.constexpr,
-                R_WINDOWS: tl.constexpr, S_WINDOWS: tl.constexpr):  # fmt: skip
-    here, b, c, h, v = _where(shape, num, BLOCK, WIDE)
-    dy += b * y_steps[0] + c * y_steps[1]
-    first += b * f_steps[0] + c * f_steps[1]
-    total = tl.zeros((BLOCK,), tl.float32)
-    for number in range(R_WINDOWS * S_WINDOWS):
-        row, i, in_row = _windows_of(h, pads[0], stride[0], number // S_WINDOWS, size[0], R)
-        col, j, in_col = _windows_of(v, pads[1], stride[1], number % S_WINDOWS, size[1], S)
-        mask = here & in_row & in_col
-        taken = tl.load(first + row * f_steps[2] + col * f_steps[3], mask=mask, other=-1).to(tl.int32)
-        mask = mask & (taken == i * S + j)
-        total += tl.load(dy + row * y_steps[2] + col * y_steps[3], mask=mask, other=0.0).to(tl.float32)
-    at = out + b * o_steps[0] + c * o_steps[1] + h * o_steps[2] + v * o_steps[3]
-    if ADDS:
-        total += tl.load(at, mask=here, other=0.0).to(tl.float32)
-    tl.store(at, total.to(out.dtype.element_ty), mask=here)
-
-
-@triton.jit
-def _mean_spread(out, o_steps, dy, y_steps, shape, size, stride, pads, num, ALL: tl.constexpr, R: tl.constexpr,
-                 S: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr, ADDS: tl.constexpr,
-                 R_WINDOWS: tl.constexpr, S_WINDOWS: tl.constexpr):  # fmt: skip
-    here, b, c, h, v = _where(shape, num, BLOCK, WIDE)
-    dy += b * y_steps[0] + c * y_steps[1]
-    total = tl.zeros((BLOCK,), tl.float32)
-    for number in range(R_WINDOWS * S_WINDOWS):
-        row, _, in_row = _windows_of(h, pads[0], stride[0], number // S_WINDOWS, size[0], R)
-        col, _, in_col = _windows_of(v, pads[1], stride[1], number % S_WINDOWS, size[1], S)
-        mask = here & in_row & in_col
-        value = tl.load(dy + row * y_steps[2] + col * y_steps[3], mask=mask, other=0.0).to(tl.float32)
-        count = _counted(row * stride[0] - pads[0], col * stride[1] - pads[1], shape[2:], ALL, R, S)
-        total += tl.where(mask, value / count, 0.0)
-    at = out + b * o_steps[0] + c * o_steps[1] + h * o_steps[2] + v * o_steps[3]
-    if ADDS:
-        total += tl.load(at, mask=here, other=0.0).to(tl.float32)
-    tl.store(at, total.to(out.dtype.element_ty), mask=here)
+def _mean_spread(out, dy, SHAPE: tl.constexpr, SIZE: tl.constexpr, O_STEPS: tl.constexpr, Y_STEPS: tl.constexpr,
+                 Y_SIZE: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr,
+                 ALL: tl.constexpr, ADDS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+                 WIDE: tl.constexpr):  # fmt: skip
+    b, c, q, p, rows = tile(SHAPE, ROWS, COLS, WIDE)
+    out += b * O_STEPS[0] + c * O_STEPS[1] + q * (STRIDE[0] * O_STEPS[2])
+    dy += offset(b, c, q, p, Y_STEPS)
+    for phase in tl.static_range(tl.constexpr(STRIDE[0])):
+        totals = ()
+        for beside in tl.static_range(tl.constexpr(STRIDE[1])):
+            total = tl.zeros((ROWS, COLS), tl.float32)
+            for i in tl.static_range(tl.constexpr(KERNEL[0])):
+                for j in tl.static_range(tl.constexpr(KERNEL[1])):
+                    if met(phase, i, STRIDE[0], PADS[0]) and met(beside, j, STRIDE[1], PADS[1]):
+                        down, along = (phase + PADS[0] - i) // STRIDE[0], (beside + PADS[1] - j) // STRIDE[1]
+                        mask = within(rows, q + down, p + along, Y_SIZE)
+                        slope = tl.load(dy + (down * Y_STEPS[2] + along * Y_STEPS[3]), mask=mask, other=0.0)
+                        first, beginning = (q + down) * STRIDE[0] - PADS[0], (p + along) * STRIDE[1] - PADS[1]
+                        share = _share(first, KERNEL[0], SIZE[0], ALL)[:, None]
+                        share *= _share(beginning, KERNEL[1], SIZE[1], ALL)[None, :]
+                        total += tl.where(mask, slope.to(tl.float32) * share, 0.0)
+            totals = totals + (total,)  # noqa: RUF005 (Triton knows no star)
+        to, inside = out + phase * O_STEPS[2], rows & (q * STRIDE[0] + phase < SIZE[0])
+        put(to, totals, inside, first_column(SHAPE, COLS), SIZE[1], O_STEPS[3], ADDS)

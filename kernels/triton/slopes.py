@@ -4,7 +4,7 @@ Places are divided among programs where tiles are too few for the chip, and what
 It knows no array but as a View.
 """
 
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, assignment"
 
 from math import prod
 from typing import NamedTuple
@@ -18,8 +18,8 @@ from castile.kernels.triton.launch import Launch, Room
 from castile.kernels.triton.lines import Text, folded, packed
 from castile.kernels.triton.views import View, wide
 
-# Sums that the largest chip holds at once twice over: programs of small tiles are many.
-_FILL = 296 * 64 * 128
+# Sums of programs of which an H200 holds two a processor at once: one more would have the chip to itself.
+_FILL = 264 * 64 * 128
 
 
 class Parts(NamedTuple):
@@ -29,24 +29,44 @@ class Parts(NamedTuple):
     span: int
 
 
-def divided(dw: View, places: int, tile: Tile) -> Parts:
-    """The parts of a sum over so many places for dw [g,m,c,r,s]."""
-    tiles = dw.shape[0] * -(-dw.shape[1] // tile.m) * -(-prod(dw.shape[2:]) // tile.n)
+def divided(dw: View, places: int, tile: Tile, beside: int) -> Parts:
+    """The parts of a sum over so many places for dw [g,m,c,r,s], of programs of `beside` elements of a window."""
+    tiles = dw.shape[0] * -(-dw.shape[1] // tile.m) * -(-prod(dw.shape[2:]) // (tile.n * beside))
     steps = -(-places // tile.k)
-    most = _FILL // (tiles * min(64 * 128, tile.m * tile.n))
+    most = _FILL // (tiles * min(64 * 128, tile.m * tile.n * beside))
     span = -(-steps // max(1, min(most, steps // 8)))
     return Parts(-(-steps // span), span * tile.k)
 
 
-def slopes(dw: View, dy: View, x: View, windows: Windows, tile: Tile, parts: Parts, adds: bool) -> Launch:
-    """The launch that makes dw [part,g,m,c,r,s] of dy [b,g,m,h,w] and x [b,g,c,H,W], or adds it."""
+def slopes(dw: View, dy: View, x: View, windows: Windows, tile: Tile, beside: int, parts: Parts, adds: bool) -> Launch:
+    """The launch that makes dw [part,g,m,c,r,s] of dy [b,g,m,h,w] and x [b,g,c,H,W], or adds it.
+
+    Where channels of x lie together a program takes `beside` elements of a window's row, which divides that.
+    """
     num_m, num_c = dw.shape[2:4]
     batch, groups, _, *lattice = dy.shape
     num_k = batch * prod(lattice)
     flat = x.steps[2] != 1
-    across = -(-num_c * prod(windows.kernel) // tile.n) if flat else -(-num_c // tile.n) * prod(windows.kernel)
-    args = (dw, dw.steps, dy, dy.steps, x, x.steps, num_m, num_c, num_k, parts.span, tuple(lattice), x.shape[3:])
+    across = (
+        -(-num_c * prod(windows.kernel) // tile.n) if flat else -(-num_c // tile.n) * prod(windows.kernel) // beside
+    )
+    # Constants all: what is divided by them is in the loop.
     constants = {
+        "O_STEPS": dw.steps,
+        "Y_STEPS": dy.steps,
+        "X_STEPS": x.steps,
+        "NUM_M": num_m,
+        "NUM_C": num_c,
+        "NUM_K": num_k,
+        "SPAN": parts.span,
+        "LATTICE": tuple(lattice),
+        "INNER": tuple(x.shape[3:]),
+        "STRIDE": windows.stride,
+        "PADS": windows.pads,
+        "DILATION": windows.dilation,
+        "OUTSIDE": windows.leave(tuple(lattice), tuple(x.shape[3:])),
+        "EVEN_K": num_k % tile.k == 0,
+        "EVEN_N": (num_c * prod(windows.kernel) if flat else num_c) % tile.n == 0,
         "FLAT": flat,
         "EVEN_M": num_m % tile.m == 0,
         "ADDS": adds,
@@ -55,14 +75,14 @@ def slopes(dw: View, dy: View, x: View, windows: Windows, tile: Tile, parts: Par
         "R": windows.kernel[0],
         "S": windows.kernel[1],
         "RUN": together(dy),
+        "BESIDE": beside,
         "M": tile.m,
         "N": tile.n,
         "K": tile.k,
     }
     flops = 2 * num_k * groups * num_m * num_c * prod(windows.kernel)
     grid = (-(-num_m // tile.m) * across, groups, parts.num)
-    told = (*args, windows.stride, windows.pads, windows.dilation)
-    return Launch(_slopes, grid, told, constants, tile.warps, tile.stages, flops, on_tensor_cores(x, tile))
+    return Launch(_slopes, grid, (dw, dy, x), constants, tile.warps, tile.stages, flops, on_tensor_cores(x, tile))
 
 
 def summed(dw: View, pieces: Room, num: int, adds: bool) -> list[Launch]:
@@ -73,12 +93,15 @@ def summed(dw: View, pieces: Room, num: int, adds: bool) -> list[Launch]:
 
 
 @triton.jit
-def _slopes(out, o_steps, dy, y_steps, x, x_steps, num_m, num_c, num_k, span, lattice, inner, stride, pads, dilation,
-            FLAT: tl.constexpr, EVEN_M: tl.constexpr, ADDS: tl.constexpr, WIDE: tl.constexpr,
-            PRECISION: tl.constexpr, R: tl.constexpr, S: tl.constexpr, RUN: tl.constexpr, M: tl.constexpr,
-            N: tl.constexpr, K: tl.constexpr):  # fmt: skip
+def _slopes(out, dy, x, O_STEPS: tl.constexpr, Y_STEPS: tl.constexpr, X_STEPS: tl.constexpr, NUM_M: tl.constexpr,
+            NUM_C: tl.constexpr, NUM_K: tl.constexpr, SPAN: tl.constexpr, LATTICE: tl.constexpr,
+            INNER: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr, DILATION: tl.constexpr,
+            OUTSIDE: tl.constexpr, FLAT: tl.constexpr, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr,
+            EVEN_K: tl.constexpr, ADDS: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, R: tl.constexpr,
+            S: tl.constexpr, RUN: tl.constexpr, BESIDE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+            K: tl.constexpr):  # fmt: skip
     # Programs that run together read the same places.
-    tiles = tl.cdiv(num_m, M)
+    tiles = tl.cdiv(NUM_M, M)
     m = tl.program_id(0) % tiles * M + tl.arange(0, M)
     n = tl.arange(0, N)
     k = tl.arange(0, K)
@@ -88,38 +111,53 @@ def _slopes(out, o_steps, dy, y_steps, x, x_steps, num_m, num_c, num_k, span, la
     if FLAT:
         n += block * N
         c, i, j = n // (R * S), n // S % R, n % S
-        down, along = (i * dilation[0])[None, :], (j * dilation[1])[None, :]
+        down, along = (i * DILATION[0])[None, :], (j * DILATION[1])[None, :]
     else:
-        blocks = tl.cdiv(num_c, N)
+        blocks = tl.cdiv(NUM_C, N)
         n += block % blocks * N
-        c, i, j = n, block // blocks // S, block // blocks % S
-        down, along = i * dilation[0], j * dilation[1]
-    in_m, in_n = (m < num_m)[:, None], (c < num_c)[None, :]
+        across: tl.constexpr = S // BESIDE
+        c, i, j = n, block // blocks // across, block // blocks % across * BESIDE
+        down, along = i * DILATION[0], j * DILATION[1]
+    in_m, in_n = (m < NUM_M)[:, None], (c < NUM_C)[None, :]
     group, part = tl.program_id(1).to(tl.int64), tl.program_id(2)
-    dy += group * y_steps[1]
+    dy += group * Y_STEPS[1]
     x += (
-        group * x_steps[1] + (c * x_steps[2] + i * (dilation[0] * x_steps[3]) + j * (dilation[1] * x_steps[4]))[None, :]
+        group * X_STEPS[1] + (c * X_STEPS[2] + i * (DILATION[0] * X_STEPS[3]) + j * (DILATION[1] * X_STEPS[4]))[None, :]
     )
-    total = tl.zeros((M, N), tl.float32)
-    for start in range(part * span, tl.minimum(part * span + span, num_k), K):
+    totals = (tl.zeros((M, N), tl.float32),) * BESIDE
+    for start in range(part * SPAN, tl.minimum(part * SPAN + SPAN, NUM_K), K):
         here = start + k
-        in_k = here < num_k
-        h, v, b = here // lattice[1] % lattice[0], here % lattice[1], here // (lattice[0] * lattice[1])
-        row, col = (h * stride[0] - pads[0])[:, None], (v * stride[1] - pads[1])[:, None]
-        in_x = (row + down >= 0) & (row + down < inner[0]) & (col + along >= 0) & (col + along < inner[1])
-        at_y = (b * y_steps[0] + h * y_steps[3] + v * y_steps[4])[:, None] + m[None, :] * y_steps[2]
+        in_k = (here < NUM_K)[:, None]
+        h, v, b = here // LATTICE[1] % LATTICE[0], here % LATTICE[1], here // (LATTICE[0] * LATTICE[1])
+        row, col = (h * STRIDE[0] - PADS[0])[:, None], (v * STRIDE[1] - PADS[1])[:, None]
+        at_y = (b * Y_STEPS[0] + h * Y_STEPS[3] + v * Y_STEPS[4])[:, None] + m[None, :] * Y_STEPS[2]
         if RUN > 1:
             at_y = tl.max_contiguous(tl.multiple_of(at_y, (RUN, 1)), (RUN, 1))
         at_y = dy + at_y
-        at_x = x + (b[:, None] * x_steps[0] + row * x_steps[3] + col * x_steps[4])
-        if EVEN_M:
-            slope = tl.load(at_y, mask=in_k[:, None], other=0.0)
+        at_x = x + (b[:, None] * X_STEPS[0] + row * X_STEPS[3] + col * X_STEPS[4])
+        if EVEN_M and EVEN_K:
+            slope = tl.load(at_y)
         else:
-            slope = tl.load(at_y, mask=in_k[:, None] & tl.trans(in_m), other=0.0)
-        met = tl.load(at_x, mask=in_x & in_k[:, None] & in_n, other=0.0)
-        total = tl.dot(tl.trans(slope), met, total, input_precision=PRECISION)
-    out += part.to(tl.int64) * o_steps[0] + group * o_steps[1] + m[:, None] * o_steps[2]
-    at = out + (c * o_steps[3] + i * o_steps[4] + j * o_steps[5])[None, :]
-    if ADDS:
-        total += tl.load(at, mask=in_m & in_n, other=0.0).to(tl.float32)
-    tl.store(at, total.to(out.dtype.element_ty), mask=in_m & in_n)
+            slope = tl.load(at_y, mask=in_k & tl.trans(in_m), other=0.0)
+        sums = ()
+        for tap in tl.static_range(BESIDE):
+            mask = in_k
+            if not EVEN_N:
+                mask = mask & in_n
+            if OUTSIDE:
+                over = col + (along + tap * DILATION[1])
+                mask = mask & (row + down >= 0) & (row + down < INNER[0]) & (over >= 0) & (over < INNER[1])
+            if EVEN_N and EVEN_K and not OUTSIDE:
+                met = tl.load(at_x + tap * (DILATION[1] * X_STEPS[4]))
+            else:
+                met = tl.load(at_x + tap * (DILATION[1] * X_STEPS[4]), mask=mask, other=0.0)
+            total = tl.dot(tl.trans(slope), met, totals[tap], input_precision=PRECISION)
+            sums = sums + (total,)  # noqa: RUF005 (Triton knows no star)
+        totals = sums
+    out += part.to(tl.int64) * O_STEPS[0] + group * O_STEPS[1] + m[:, None] * O_STEPS[2]
+    out += (c * O_STEPS[3] + i * O_STEPS[4] + j * O_STEPS[5])[None, :]
+    for tap in tl.static_range(BESIDE):
+        total, at = totals[tap], out + tap * O_STEPS[5]
+        if ADDS:
+            total += tl.load(at, mask=in_m & in_n, other=0.0).to(tl.float32)
+        tl.store(at, total.to(out.dtype.element_ty), mask=in_m & in_n)

@@ -1,0 +1,70 @@
+"""Convolutions and pooling of real networks, as arrays that are not there: what `tests.triton_cases.large` finds."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from castile.kernels.windows import count
+from tests.kernel_cases import Case
+
+# x, output channels, kernel, stride, pads and groups of ResNet-50 and of MobileNet.
+_LAYERS = (
+    ((64, 64, 56, 56), 64, 3, 1, 1, 1),
+    ((64, 128, 56, 56), 128, 3, 2, 1, 1),
+    ((64, 256, 56, 56), 64, 1, 1, 0, 1),
+    ((64, 1024, 14, 14), 256, 1, 1, 0, 1),
+    ((64, 2048, 7, 7), 512, 1, 1, 0, 1),
+    ((64, 3, 224, 224), 64, 7, 2, 3, 1),
+    ((64, 96, 112, 112), 96, 3, 1, 1, 96),
+)
+
+
+def large_conv2d(draw: Any) -> Iterator[Case]:
+    for x, o, size, stride, pad, groups in _LAYERS:
+        yield (draw(*x), draw(o, x[1] // groups, size, size)), _windows(stride, pad) | {"groups": groups}
+
+
+def large_conv2d_grad_input(draw: Any) -> Iterator[Case]:
+    for (x, w), params in large_conv2d(draw):
+        yield (_convolved(draw, x, w, params), w), params | {"shape": x.shape}
+
+
+def large_conv2d_grad_weight(draw: Any) -> Iterator[Case]:
+    for (x, w), params in large_conv2d(draw):
+        yield (_convolved(draw, x, w, params), x), params | {"kernel": w.shape[2:]}
+
+
+def _windows(stride: int, pad: int) -> dict[str, Any]:
+    return {"stride": (stride,) * 2, "pads": (pad,) * 4, "dilation": (1, 1)}
+
+
+def _convolved(draw: Any, x: Any, w: Any, params: dict[str, Any]) -> Any:
+    size = count(tuple(n + 2 * params["pads"][0] for n in x.shape[2:]), w.shape[2:], params["stride"])
+    return draw(x.shape[0], w.shape[0], *size)
+
+
+def large_max_pool2d(draw: Any) -> Iterator[Case]:
+    yield (draw(64, 64, 112, 112),), {"kernel": (3, 3), "stride": (2, 2), "pads": (1, 1, 1, 1)}
+
+
+def large_max_pool2d_grad(draw: Any) -> Iterator[Case]:
+    for (x,), params in large_max_pool2d(draw):
+        yield (draw(64, 64, 56, 56), x), params
+
+
+def large_avg_pool2d(draw: Any) -> Iterator[Case]:
+    for padded in (False, True):
+        for (x,), params in large_max_pool2d(draw):
+            yield (x,), params | {"padded": padded}
+
+
+def large_avg_pool2d_grad(draw: Any) -> Iterator[Case]:
+    for (x,), params in large_avg_pool2d(draw):
+        yield (draw(64, 64, 56, 56),), params | {"shape": x.shape}
+
+
+def large_global_pool(draw: Any) -> Iterator[Case]:
+    yield (draw(64, 2048, 7, 7),), {"scale": 1 / 49}
+
+
+def large_global_pool_grad(draw: Any) -> Iterator[Case]:
+    yield (draw(64, 2048),), {"scale": 1 / 49, "shape": (64, 2048, 7, 7)}
