@@ -1,5 +1,6 @@
 """Every Triton form on a GPU against its definition, under the same law as in the interpreter."""
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -7,8 +8,9 @@ import pytest
 
 pytest.importorskip("triton")
 
+from castile.kernels.form import Refused
 from castile.kernels.table import Table, definitions
-from tests.kernel_cases import cases
+from tests.kernel_cases import Draw, cases
 from tests.test_kernels import several, unwritten
 from tests.triton_cases import NAMES, cast, error, plain
 
@@ -35,3 +37,26 @@ def test_form_equals_definition_on_a_gpu(name: str, dtype: str) -> None:
             scale = max(1.0, float(np.abs(want).max(initial=0)))
             most = 2 * error(near, want) + 4e-6 * scale
             assert error(out.get(), want) <= most, f"{name} {low[1]}"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "spec", ["ik,jk->ij", "ik,kj->ji", "ki,jk->ij", "ki,kj->ij", "bki,jbk->bij", "bisk,bksj->sbij"]
+)
+def test_every_way_to_a_product_comes_to_the_same_on_a_gpu(spec: str, dtype: str) -> None:
+    """Tiles, walks and the library's own, of shapes that tiles do not divide."""
+    import cupy
+
+    draw, size = Draw("float32"), {"i": 1000, "j": 776, "k": 1544, "b": 2, "s": 3}
+    terms = spec.split("->")[0].split(",")
+    low, _ = cast("contract", ((spec, *(draw(*(size[label] for label in term)) for term in terms)), {}), dtype)
+    exact = np.einsum(spec, *(x.astype("float32") for x in low[1:]), optimize=True)
+    args = (spec, *map(cupy.asarray, low[1:]))
+    most = {"float16": 2.0**-10, "bfloat16": 2.0**-7}[dtype] * float(np.abs(exact).max())
+    ways = Table("triton").ways("contract", args, (cupy.empty(exact.shape, dtype),), {}, False)
+    for way in ways:
+        out = cupy.asarray(unwritten(exact.astype(dtype)))
+        with suppress(Refused):
+            Table("triton").bind("contract", args, (out,), {}, None, False, way)()
+            assert error(out.get(), exact) <= most, f"{spec} {way}"
+    assert len(ways) > 7

@@ -133,8 +133,9 @@ def least_seconds(launch: Launch, chip: int) -> float:
     about = CHIPS[chip]
     rate = about.fp32_flops_per_second
     if launch.tensor_cores:
-        inner = (arg.array if isinstance(arg, View) else arg for arg in launch.args)
-        half = np.dtype(next(one.dtype for one in inner if hasattr(one, "dtype"))).itemsize == 2
+        # Sums in parts are written in float32, whatever is multiplied.
+        inner = (arg.array if isinstance(arg, View | Blocks) else arg for arg in launch.args)
+        half = any(np.dtype(one.dtype).itemsize == 2 for one in inner if hasattr(one, "dtype"))
         rate = about.bf16_flops_per_second if half else about.tf32_flops_per_second
     return max(moved_bytes(launch) / about.bytes_per_second, launch.flops / rate)
 
