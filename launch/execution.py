@@ -145,13 +145,13 @@ class Execution:
         for name, fill in self._scalars:
             fill(scalars[name])
 
-    def run(self) -> None:
-        """Run one step as fast as it goes."""
-        self.runner.run()
+    def run(self, meanwhile: Callable[[], object] | None = None) -> None:
+        """Run one step as fast as it goes; `meanwhile` may feed the next one where the runner feeds ahead."""
+        self.runner.run(meanwhile=meanwhile)
 
-    def step(self) -> Timeline:
-        """Run one step; when each of this rank's tasks ran."""
-        return self.runner.step()
+    def step(self, meanwhile: Callable[[], object] | None = None) -> Timeline:
+        """Run one step, as `run`; when each of this rank's tasks ran."""
+        return self.runner.step(meanwhile)
 
     def output(self, region: str) -> np.ndarray | None:
         """What the last step left of an output, whole; None on ranks that do not hold it."""

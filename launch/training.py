@@ -85,6 +85,8 @@ class Training:
                 self._save(first + self.progress.num_steps)
                 self._told(course.saver.poll())
                 self._told(course.saver.close())
+        self.progress.remarks = course.execution.runner.remarks
+        self.progress.workspace_bytes = course.execution.runner.workspace_bytes
         # a job that was asked to stop has little time left
         if not self.progress.stopped_by:
             self._evaluate(last)
@@ -94,14 +96,17 @@ class Training:
         """One step; `step` are done before it."""
         begun, waited = time.perf_counter(), feeder.waited_seconds
         execution, progress = self.course.execution, self.progress
-        rate = self.course.rates(step)
-        execution.feed(next(feeder), rate, step)
+        ahead, first, rate = execution.runner.feeds_ahead, self.course.first_step, self.course.rates(step)
+        if not ahead or step == first:
+            self._feed(step, feeder)
         ready = time.perf_counter()
+        more = ahead and step + 1 < self.course.num_steps
+        meanwhile = partial(self._feed, step + 1, feeder) if more else None
         timeline = None
         if self._is_sampled(step):
-            timeline = execution.step()
+            timeline = execution.step(meanwhile)
         else:
-            execution.run()
+            execution.run(meanwhile)
         done = time.perf_counter()
         loss = execution.output(self.job.graph.loss)
         progress.add(float(loss) if loss is not None else math.nan, done - ready, feeder.waited_seconds - waited)
@@ -112,6 +117,9 @@ class Training:
             raise UserError(f"step {step + 1}: the loss is not a finite number: train again with a smaller --lr")
         if timeline is not None:
             self._sample(step + 1, timeline)
+
+    def _feed(self, step: int, feeder: Feeder) -> None:
+        self.course.execution.feed(next(feeder), self.course.rates(step), step)
 
     def _record(self, step: int, rate: float) -> None:
         prepared, progress, batch = self.course.prepared, self.progress, self.job.graph.batch

@@ -31,6 +31,8 @@ class Progress:
     copied_seconds            how long steps waited for the state to be copied before it is saved
     pace                      samples a second in the last step, its samples' loading included
     stopped_by                the signal that ended training early, "" for none
+    remarks                   what is worth knowing of how rank 0 runs steps
+    workspace_bytes           what kernels took on rank 0 besides what the plan knows of
     """
 
     losses: list[float] = field(default_factory=list)
@@ -43,6 +45,8 @@ class Progress:
     copied_seconds: float = 0.0
     pace: float = 0.0
     stopped_by: str = ""
+    remarks: list[str] = field(default_factory=list)
+    workspace_bytes: int = 0
 
     @property
     def num_steps(self) -> int:
@@ -125,6 +129,8 @@ def facts(job: Job, chosen: Chosen, progress: Progress, first_step: int, run: di
         "evaluations": progress.evaluations,
         "checkpoints": progress.checkpoints,
         "peak_bytes": [int(b) for b in chosen.prepared.packing.peak_bytes],
+        "workspace_bytes": progress.workspace_bytes,
+        "remarks": progress.remarks,
         "equals_seed": chosen.equals,
         "num_proposals": chosen.num_proposals,
         "candidates": [
@@ -168,7 +174,7 @@ def finite(number: float) -> float | None:
 
 def text(facts: dict[str, Any]) -> str:
     """The end of a run in a few lines."""
-    lines = []
+    lines = list(facts["remarks"])
     if "error_before_learning" in facts:
         before, after = 100 * facts["error_before_learning"], 100 * facts["error_after_learning"]
         lines.append(

@@ -5,7 +5,7 @@ It does not know what tasks compute, nor what carries their messages.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -68,9 +68,24 @@ class Runner:
         self._backend_of = dict(zip(procs, self._backends))
 
     @property
+    def feeds_ahead(self) -> bool:
+        """Whether inputs may be filled for the next step while one is under way."""
+        return all(memory.feeds_ahead for memory in self._backends)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of memory held by this rank's processors, but for arrays that were found in `state`."""
         return sum(memory.nbytes for memory in self._backends)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """What kernels took besides, which no plan knows of."""
+        return sum(memory.workspace_bytes for memory in self._backends)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What is worth knowing of how steps are run here."""
+        return sorted({worker.remark for worker in self._workers} - {""})
 
     @property
     def done(self) -> bool:
@@ -112,10 +127,13 @@ class Runner:
                 raise
         return moved
 
-    def run(self, timed: bool = False) -> None:
-        """Runs one step."""
+    def run(self, timed: bool = False, meanwhile: Callable[[], object] | None = None) -> None:
+        """Runs one step, and does something else as soon as nothing can go on without waiting."""
         self.begin(timed)
         empty_polls = 0
+        if meanwhile is not None:
+            self.advance()
+            meanwhile()
         while not self.done:
             if self.advance():
                 empty_polls = 0
@@ -123,9 +141,9 @@ class Runner:
                 empty_polls += 1
                 self.comm.relax(empty_polls)
 
-    def step(self) -> Timeline:
-        """Runs one step and tells when each of this rank's tasks ran."""
-        self.run(timed=True)
+    def step(self, meanwhile: Callable[[], object] | None = None) -> Timeline:
+        """Runs one step, as `run`, and tells when each of this rank's tasks ran."""
+        self.run(True, meanwhile)
         return self.timeline()
 
     def timeline(self) -> Timeline:

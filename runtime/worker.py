@@ -29,6 +29,11 @@ class Worker:
     calls, and waiting with nothing else to do. Kernels that ran while it was under way do not count.
     """
 
+    @property
+    def remark(self) -> str:
+        """What whoever waits for steps may want to know of how they are run, "" for nothing."""
+        return ""
+
     def __init__(self, steps: Program, actions: Sequence[Action]) -> None:
         self.program = steps
         self.done = True

@@ -29,12 +29,16 @@ State = dict[Key, np.ndarray]
 class Backend(ABC):
     """One processor of a task graph.
 
-    persistent  role -> the persistent arrays of this processor: those found in `state` are used, others join it
-    nbytes      what this processor's memory takes: the packing's peak, but for what was found in `state`
+    persistent       role -> the persistent arrays of this processor: those found in `state` are used, others join it
+    nbytes           what this processor's memory takes: the packing's peak, but for what was found in `state`
+    workspace_bytes  what kernels took besides, which no plan knows of
+    feeds_ahead      whether `fill` of an input is for the next step even while one is under way
     """
 
     persistent: dict[str, State]
     nbytes: int
+    workspace_bytes: int = 0
+    feeds_ahead: bool = False
 
     @abstractmethod
     def __init__(self, graph: TaskGraph, packing: Packing, proc: int, state: State, poison: bool) -> None:

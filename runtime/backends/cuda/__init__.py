@@ -17,6 +17,7 @@ from castile.runtime.backends import base, numpy
 from castile.runtime.backends.cuda.issuer import Issuer
 from castile.runtime.backends.cuda.kernels import DeviceTable
 from castile.runtime.backends.cuda.polled import Polled
+from castile.runtime.backends.cuda.supply import Supply
 from castile.runtime.comm.base import End
 from castile.runtime.comm.messages import DONE, Request
 from castile.runtime.comm.staged import StagedEnd
@@ -29,18 +30,24 @@ from castile.runtime.worker import Action, Worker
 class Backend(numpy.Backend):
     """A processor whose memory is that of the current device.
 
-    compute   the stream of its kernels. traffic: that of its transfers
-    nbytes    the arenas alone; workspace_bytes: what kernels want besides, which no plan knows of
+    compute_stream  that of its kernels. traffic: that of its transfers
     """
+
+    feeds_ahead = True
 
     def __init__(self, graph: TaskGraph, packing: Packing, proc: int, state: base.State, poison: bool) -> None:
         self.compute_stream, self.traffic = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
         with self.compute_stream:
             super().__init__(graph, packing, proc, state, poison)
         self._table = self._kernels = DeviceTable(self.compute_stream)
-        self._inputs = {id(array): array for array in self.persistent.get("input", {}).values()}
-        self._staged: dict[int, np.ndarray] = {}
-        self.workspace_bytes = 0
+        self._inputs = {id(array) for array in self.persistent.get("input", {}).values()}
+        self._supply = Supply(self.compute_stream)
+        self._kernels_bytes = 0
+
+    @property
+    def workspace_bytes(self) -> int:  # type: ignore[override]
+        """Working memory of kernels, and where inputs wait for their step."""
+        return self._kernels_bytes + self._supply.nbytes
 
     def compute(self, task: Task) -> Callable[[], object]:
         with self.compute_stream:
@@ -52,14 +59,18 @@ class Backend(numpy.Backend):
         parts = list(zip(tasks, tags, steps.asynchronous, strict=True))
         streamed = {task.index: self._streamed(task, end, tag) for task, tag, moves in parts if moves}
         actions = {task.index: self.compute(task) for task, _, moves in parts if not moves}
-        self.workspace_bytes = pool.total_bytes() - before
+        self._kernels_bytes = pool.total_bytes() - before
         if None in streamed.values():
             staged = StagedEnd(end, self.compute_stream, self.traffic)
             actions |= {task.index: self.transfer(task, staged, tag) for task, tag, moves in parts if moves}
-            return Polled(steps, [actions[task] for task in steps.tasks], self.compute_stream, staged)
+            return Polled(
+                steps, [actions[task] for task in steps.tasks], self.compute_stream, staged, self._supply.deliver
+            )
         actions |= {task: call for task, call in streamed.items() if call is not None}
         ordered = [actions[task] for task in steps.tasks]
-        return Issuer(steps, ordered, self.compute_stream, self.traffic, end.check, self._kernels.on_host)
+        return Issuer(
+            steps, ordered, self.compute_stream, self.traffic, self._supply.deliver, end.check, self._kernels.on_host
+        )
 
     def transfer(self, task: Task, end: End, tag: int) -> Callable[[], Request]:
         comm = task.comm
@@ -69,11 +80,9 @@ class Backend(numpy.Backend):
         return partial(_done, self._copy(task, comm, self.compute_stream))
 
     def fill(self, array: Any, values: np.ndarray | float) -> None:
-        """As for others; inputs of the graph go by way of pinned memory, and the step waits for them on the device."""
+        """As for others; inputs may be filled while a step is under way, and the next one begins with them."""
         if id(array) in self._inputs:
-            staged = self._staging(array)
-            staged[...] = values
-            array.data.copy_from_host_async(staged.ctypes.data, staged.nbytes, self.compute_stream)
+            self._supply.put(array, values)
         else:
             there = np.empty(array.shape, array.dtype)
             there[...] = values
@@ -84,13 +93,6 @@ class Backend(numpy.Backend):
         """A copy."""
         there: np.ndarray = array.get(stream=self.compute_stream)
         return there
-
-    def _staging(self, array: Any) -> np.ndarray:
-        """An input's place in pinned memory. What it held before has been copied: a step has been waited for since."""
-        if id(array) not in self._staged:
-            memory = np.frombuffer(cupy.cuda.alloc_pinned_memory(max(array.nbytes, 1)), np.uint8, array.nbytes)
-            self._staged[id(array)] = memory.view(array.dtype).reshape(array.shape)
-        return self._staged[id(array)]
 
     def _streamed(self, task: Task, end: End, tag: int) -> Action | None:
         """This processor's part of a transfer as a call that puts it onto the stream of transfers, if that can be."""

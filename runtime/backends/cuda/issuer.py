@@ -16,6 +16,7 @@ import cupy
 import numpy as np
 
 from castile.runtime.backends.cuda.clocks import Clocks
+from castile.runtime.backends.cuda.polled import TASK_BY_TASK
 from castile.runtime.executor import Program
 from castile.runtime.worker import Action, Worker
 
@@ -26,6 +27,7 @@ LOOK_NANOSECONDS = 1_000_000
 class Issuer(Worker):
     """One processor's steps on two streams of the device that is current.
 
+    deliver    puts onto the stream `compute` what a step begins with, which changes from step to step
     check      raises where a transfer under way has failed
     on_host    kernels among the actions that compute on the host, and so cannot be captured
     uncaptured why a step is not one CUDA graph, "" where it is
@@ -37,12 +39,13 @@ class Issuer(Worker):
         actions: Sequence[Action],
         compute: Any,
         traffic: Any,
+        deliver: Action,
         check: Callable[[], None],
         on_host: Collection[str] = (),
     ) -> None:
         super().__init__(steps, actions)
         self.uncaptured = f"{_listed(on_host)} on the host" if on_host else ""
-        self._compute, self._traffic, self._check = compute, traffic, check
+        self._compute, self._traffic, self._deliver, self._check = compute, traffic, deliver, check
         self._calls = issued(steps, self.actions, compute, traffic)
         self._clocks = Clocks([traffic if moves else compute for moves in steps.asynchronous])
         self._timed_calls: list[Callable[[], object]] = []
@@ -52,19 +55,23 @@ class Issuer(Worker):
         self._num_steps = 0
         self._timed = self._issued = False
 
+    @property
+    def remark(self) -> str:
+        return f"{TASK_BY_TASK}: {self.uncaptured}" if self.uncaptured else ""
+
     def begin(self, timed: bool = True) -> None:
         """Begins a step; one that is `timed` has an event before and after each task, and is issued task by task."""
         assert self.done, "a step is still under way"
         self.done, self._timed, self._issued = False, timed, False
 
     def advance(self) -> bool:
-        """Issues the step, or waits for a while; True, since the device goes on by itself."""
-        if not self._issued:
+        """Issues the step, and later waits for a while; True, since the device goes on by itself."""
+        if self._issued:
+            self.done = self._waited()
+        else:
             self._issue()
             self._issued = True
             self._num_steps += 1
-        if self._waited():
-            self.done = True
         return True
 
     def times(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -75,6 +82,7 @@ class Issuer(Worker):
 
     def _issue(self) -> None:
         with self._compute:
+            self._deliver()
             if self._timed:
                 self._run_timed()
             elif self._captured():
