@@ -11,13 +11,14 @@ from typing import cast
 
 import numpy as np
 
-from castile.launch.execution import Execution, Feed, Prepared
+from castile.launch.execution import Feed, Prepared
 from castile.launch.jobs import Job
 from castile.launch.ranks import UserError
 from castile.planner.strategy import Strategy
 from castile.runtime.comm.messages import Request
 from castile.runtime.executor import is_transfer
 from castile.runtime.memory import ALIGNMENT, Packing, written
+from castile.runtime.runner import PICOSECONDS_PER_NANOSECOND, Runner
 from castile.runtime.task import Kind, TaskGraph
 
 # A kernel's first call may compile it, its second fills the caches.
@@ -27,30 +28,25 @@ LEAST_NANOSECONDS = 20_000_000
 MOST_TRANSFERS = 200
 
 
-class Isolated:
-    """A prepared plan on this rank after two real steps: every buffer holds the numbers that the step left in it."""
+class Bench:
+    """Tasks bound to memory that they need not share with others.
 
-    def __init__(self, job: Job, name: str, plan: Strategy, feed: Feed, rate: float) -> None:
-        """Raises UserError where the buffers do not fit side by side."""
-        prepared = job.prepare(plan)
-        self.tasks = prepared.tasks
-        self._comm = job.comm
-        packing = apart(self.tasks)
-        _refuse(name, packing, [p.memory_bytes - p.reserved_bytes for p in job.machine.processors])
-        execution = Execution(job.graph, Prepared(self.tasks, prepared.simulated, packing), job.comm, job.procs)
-        execution.initialise(0)
-        execution.feed(feed, rate)
-        self.runner = execution.runner
-        for _ in range(WARM_UP):
-            self.runner.run()
-        mine = [self.tasks.tasks_of(proc) for proc in job.procs]
+    mine       those of this rank
+    by_steps   tasks are timed within whole steps, by the device's events: calls only put them onto its streams
+    """
+
+    def __init__(self, job: Job, tasks: TaskGraph, runner: Runner) -> None:
+        self.tasks, self.runner, self.by_steps = tasks, runner, job.backend != "numpy"
+        mine = [tasks.tasks_of(proc) for proc in job.procs]
         self.mine = np.unique(np.concatenate(mine)) if mine else np.zeros(0, np.int64)
 
     def repeat(self, tasks: Sequence[int], nanoseconds: int) -> np.ndarray:
         """Run tasks of this rank in turns for so long, each five times at least; int64[n]: the nanoseconds of each run.
 
-        Without tasks this rank stands still.
+        Without tasks this rank stands still. By steps they run five times, and all ranks have to ask for it.
         """
+        if self.by_steps:
+            return np.concatenate([self._spans(tasks) @ (-1, 1) for _ in range(LEAST_REPETITIONS)])
         calls = [call for task in tasks for call in self.runner.calls(task)]
         lasted: list[int] = []
         end = perf_counter_ns() + nanoseconds
@@ -66,14 +62,40 @@ class Isolated:
 
         Nanoseconds on the clock that all ranks share; a rank without a part in `tasks` only comes to the meetings.
         """
+        spans, comm = np.zeros((repetitions, 2), np.int64), self.runner.comm
+        if self.by_steps:
+            for number in range(repetitions):
+                found = self._spans(tasks)
+                spans[number] = (found[:, 0].min(), found[:, 1].max()) if len(found) else 0
+            return spans
         calls = [call for task in tasks for call in self.runner.calls(task)]
-        spans = np.zeros((repetitions, 2), np.int64)
         for number in range(repetitions):
-            self._comm.barrier()
+            comm.barrier()
             spans[number, 0] = perf_counter_ns()
-            self._comm.wait(*[cast(Request, call()) for call in calls])
+            comm.wait(*[cast(Request, call()) for call in calls])
             spans[number, 1] = perf_counter_ns()
-        return spans - self._comm.epoch_ns
+        return spans - comm.epoch_ns
+
+    def _spans(self, tasks: Sequence[int]) -> np.ndarray:
+        """int64[n, 2]: when these tasks began and ended in a step of all, nanoseconds."""
+        timeline = self.runner.step()
+        rows = np.isin(timeline.task, np.asarray(tasks, np.int64))
+        return np.stack([timeline.start[rows], timeline.end[rows]], 1) // PICOSECONDS_PER_NANOSECOND
+
+
+class Isolated(Bench):
+    """A prepared plan on this rank after two real steps: every buffer holds the numbers that the step left in it."""
+
+    def __init__(self, job: Job, name: str, plan: Strategy, feed: Feed, rate: float) -> None:
+        """Raises UserError where the buffers do not fit side by side."""
+        prepared = job.prepare(plan)
+        packing = apart(prepared.tasks)
+        _refuse(name, packing, [p.memory_bytes - p.reserved_bytes for p in job.machine.processors])
+        execution = job.execute(Prepared(prepared.tasks, prepared.simulated, packing), 0)
+        execution.feed(feed, rate)
+        for _ in range(WARM_UP):
+            execution.runner.run()
+        super().__init__(job, prepared.tasks, execution.runner)
 
 
 def apart(tasks: TaskGraph) -> Packing:

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from castile.launch import data, gpus, models, optimizers, probe
+from castile.launch import data, gpus, models, optimizers, probe, ways
 from castile.launch.data import Dataset
 from castile.launch.execution import Execution, Prepared, prepare
 from castile.launch.models import Model, Recipe
@@ -24,7 +24,7 @@ from castile.launch.ranks import UserError, this_world
 from castile.planner import snapshot as snapshots
 from castile.planner import strategy as strategies
 from castile.planner.cost import CostModel
-from castile.planner.database import Database
+from castile.planner.database import Database, Way
 from castile.planner.graph import Graph
 from castile.planner.learn import learn
 from castile.planner.lower import Lowering
@@ -46,6 +46,7 @@ class Job:
 
     Everything that decides comes from rank 0 and is the same on all ranks. procs: the processors of this rank.
     travel: by which way arrays go from GPU to GPU, "" where they do not.
+    ways: what ways to run kernel calls took here; the fastest are taken.
     """
 
     comm: Communicator
@@ -55,6 +56,7 @@ class Job:
     lowering: Lowering
     snapshot: Snapshot
     database: Database | None
+    ways: tuple[Way, ...] = ()
     travel: str = ""
     procs: tuple[int, ...] = field(init=False)
 
@@ -181,7 +183,10 @@ def start(
     known = from_leader(
         comm, lambda: snapshots.to_json(database.snapshot(holds_for) if database else Snapshot(holds_for))
     )
-    return Job(comm, on, named, graph, lowering, snapshots.from_json(known), database, travel)
+    told = from_leader(comm, lambda: msgspec.json.encode(database.ways(holds_for) if database else ()))
+    timed = msgspec.json.decode(told, type=tuple[Way, ...])
+    ways.take(timed)
+    return Job(comm, on, named, graph, lowering, snapshots.from_json(known), database, timed, travel)
 
 
 def fitted(model: Model, dataset: str, seed: int) -> Model:

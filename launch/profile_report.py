@@ -12,14 +12,16 @@ from typing import Any
 
 from castile.launch import report
 from castile.launch.jobs import Job
+from castile.launch.tuning import Taken
 from castile.planner.cost import CostModel
 from castile.planner.snapshot import Measured
 from castile.runtime.memory import written
 
 MOST_ROWS = 30
 WIDEST_SHAPES = 44
-HEAD = ("share", "count", "op", "pass", "shapes", "time", "+-", "GFLOP/s", "GB/s", "roofline")
-WORDS = ("op", "pass", "shapes")
+WIDEST_KERNELS = 32
+HEAD = ("share", "count", "op", "pass", "shapes", "time", "+-", "GFLOP/s", "GB/s", "roofline", "kernels")
+WORDS = ("op", "pass", "shapes", "kernels")
 ALONE = ("similar", "idle")
 
 
@@ -27,7 +29,8 @@ ALONE = ("similar", "idle")
 class Row:
     """A cost key as measured, in the step of the plan that had it first.
 
-    count    its tasks in that step; share: of all processors' time in tasks
+    count    its tasks in that step; share: of all processors' time in tasks; 0 where it was in no plan's
+    kernels  what it calls, and how that is run
     is_new   measured now, not found in the database
     beside   what ranks without that key did meanwhile: the "same" key on all, something "similar", or "idle"
     """
@@ -38,11 +41,12 @@ class Row:
     share: float
     is_new: bool
     beside: str
+    kernels: tuple[Taken, ...]
 
 
-def facts(job: Job, rows: Sequence[Row], path: str, elapsed_seconds: float) -> dict[str, Any]:
-    """Every figure."""
-    cost = CostModel(job.machine)
+def facts(job: Job, rows: Sequence[Row], path: str, elapsed_seconds: float, num_tuned: int) -> dict[str, Any]:
+    """Every figure; num_tuned: kernel calls of which several ways were timed."""
+    cost, processor = CostModel(job.machine), job.machine.processors[0]
     ordered = sorted(rows, key=lambda row: -row.share)
     return {
         "model": job.model.name,
@@ -52,6 +56,12 @@ def facts(job: Job, rows: Sequence[Row], path: str, elapsed_seconds: float) -> d
         "plans": list(dict.fromkeys(row.plan for row in rows)),
         "num_keys": len(rows),
         "num_new_keys": sum(row.is_new for row in rows),
+        "num_tuned_calls": num_tuned,
+        "processor": {
+            "kind": processor.kind,
+            "flops_per_second": processor.flops_rate(job.graph.dtype),
+            "bytes_per_second": processor.bytes_per_second,
+        },
         "keys": [_fact(cost, row) for row in ordered],
         "files": {"profile": path},
         "total_seconds": elapsed_seconds,
@@ -82,7 +92,13 @@ def _fact(cost: CostModel, row: Row) -> dict[str, Any]:
         "step_share": row.share,
         "is_new": row.is_new,
         "other_ranks": row.beside,
+        "kernels": [_kernel(taken) for taken in row.kernels],
     }
+
+
+def _kernel(taken: Taken) -> dict[str, Any]:
+    timed = [{"form": way.form, "setting": way.setting, "seconds": way.seconds} for way in taken.ways]
+    return {"kernel": taken.kernel, "form": taken.form, "setting": taken.setting, "ways": timed}
 
 
 def tell(facts: Mapping[str, Any], as_json: bool) -> None:
@@ -101,6 +117,8 @@ def tell(facts: Mapping[str, Any], as_json: bool) -> None:
         idle = sum(key["other_ranks"] == "idle" for key in lone)
         print(f"* not on all ranks: meanwhile the others ran something similar ({len(lone) - idle}), or idled ({idle})")
     new, path = facts["num_new_keys"], facts["files"]["profile"]
+    if facts["num_tuned_calls"]:
+        print(f"\nof {facts['num_tuned_calls']} kernel calls several ways were timed, and the fastest is taken")
     print(f"\n{new} measured now, {len(keys) - new} known before, in {facts['total_seconds']:.1f} s; kept in {path}")
 
 
@@ -124,11 +142,18 @@ def _cells(key: Mapping[str, Any]) -> tuple[str, ...]:
         _giga(key["flops_per_second"]),
         _giga(key["bytes_per_second"]),
         report.percent(key["roofline_share"]),
+        _shortened(", ".join(map(_taken, key["kernels"])), WIDEST_KERNELS),
     )
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= WIDEST_SHAPES else text[: WIDEST_SHAPES - 3] + "..."
+def _taken(kernel: Mapping[str, Any]) -> str:
+    """A kernel, and how it is run where there was a choice."""
+    how = f" {kernel['form']} {kernel['setting']}".rstrip() if kernel["ways"] else ""
+    return f"{kernel['kernel']}{how}"
+
+
+def _shortened(text: str, widest: int = WIDEST_SHAPES) -> str:
+    return text if len(text) <= widest else text[: widest - 3] + "..."
 
 
 def _time(seconds: float) -> str:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from castile.launch import jobs, models, profile
+from castile.launch import jobs, models, rounds
 from castile.launch.__main__ import main
 from castile.launch.execution import Execution, Prepared
 from castile.launch.isolation import Isolated, apart, is_compute
@@ -181,7 +181,7 @@ def test_transfers_that_run_at_once_share_no_processor():
     assert transfers
     for k in transfers:
         which = np.flatnonzero(tasks.cost == k)
-        chosen = profile._disjoint(tasks, which)
+        chosen = rounds.disjoint(tasks, which)
         procs = [p for task in chosen for p in tasks.tasks[task].procs]
         assert chosen and len(set(procs)) == len(procs) and set(chosen) <= set(which.tolist())
         left = [t for t in which.tolist() if not set(tasks.tasks[t].procs) & set(procs)]

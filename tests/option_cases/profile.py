@@ -13,12 +13,20 @@ def shapes(ran: Ran) -> set[str]:
     return {key["shapes"] for key in ran.facts["keys"]}
 
 
+def transfers(ran: Ran) -> set[tuple[str, int]]:
+    """The forms of transfer that are measured, with their bytes."""
+    return {(key["op"], key["size_bytes"]) for key in ran.facts["keys"] if key["link"]}
+
+
 CASES = {
     "model": Case(f"{HERE} --json", "profile mlp:layers=1,width=24 --profile new.db --json", shapes),
     "machine": Case(f"{HERE} --json", f"{HERE} --json --machine one.toml", fact("machine"), becomes("one.toml")),
     "plan": Case(f"{HERE} --json", f"{HERE} --json --plan one.json", fact("plans"), becomes(["one.json"])),
     "batch": Case(f"{HERE} --json", f"{HERE} --json --batch 24", shapes),
     "profile": Case(f"profile {MLP} --json", f"{HERE} --json", lambda ran: "new.db" in ran.files, becomes(True)),
+    "all": Case(f"{HERE} --json", f"{HERE} --json --all", shapes, lambda one, other: one < other, ranks=2),
+    "links": Case(f"{HERE} --json", f"{HERE} --json --links", transfers, lambda one, other: one < other, ranks=2),
+    "picture": Case(HERE, f"{HERE} --picture roof.svg", lambda ran: "roof.svg" in ran.files, becomes(True)),
     "again": Case(KNOWN, f"{KNOWN} --again", lambda ran: ran.facts["num_new_keys"] > 0, becomes(True)),
     "json": json_of(HERE),
 }

@@ -1,0 +1,38 @@
+"""Coverage: plans in which every node takes each of its splits, so that their tasks are all that a search may ask for.
+
+It does not know which plans are any good, nor which of their tasks were measured.
+"""
+
+from __future__ import annotations
+
+from castile.planner.graph import Node
+from castile.planner.lower import Lowering
+from castile.planner.program import update_name
+from castile.planner.seeds import stamped
+from castile.planner.space import degrees, free_axes, splits
+from castile.planner.strategy import Config, Strategy
+
+
+def plans(lowering: Lowering) -> dict[str, Strategy]:
+    """As many plans as the node with the most splits has; the others, and updates of parameters, begin theirs anew.
+
+    Tasks of microbatches are those of the lowering's number of them.
+    """
+    graph, num_procs = lowering.piece, lowering.machine.num_procs
+    names = [update_name(param.name) for param in graph.params]
+    nodes: dict[str, Node] = {**graph.nodes, **{name: lowering.names.optional[name] for name in names}}
+    found = {name: splits(free_axes(node), num_procs, degrees(num_procs)) for name, node in nodes.items()}
+    longest = max(map(len, found.values()))
+    return {
+        f"all splits, {number + 1} of {longest}": stamped(
+            lowering, {name: _everywhere(each[number % len(each)], num_procs) for name, each in found.items()}, "all"
+        )
+        for number in range(longest)
+    }
+
+
+def _everywhere(split: dict[str, int], num_procs: int) -> Config:
+    """The split with as many replicas as keep all processors at work, where their number allows it."""
+    parts = Config(split).num_parts
+    replicas = 1 if num_procs % parts else num_procs // parts
+    return Config(dict(split), replicas, tuple(range(parts * replicas)))

@@ -1,0 +1,142 @@
+"""Links: every form of transfer alone, over growing groups of processors and from few bytes to many, as curves.
+
+It does not know plans, nor how transfers are timed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from castile.launch.isolation import Bench, apart
+from castile.launch.jobs import Job
+from castile.runtime import rng
+from castile.runtime.collectives import SPECIAL_FORMS
+from castile.runtime.machine import Machine
+from castile.runtime.region import whole
+from castile.runtime.runner import Runner
+from castile.runtime.task import NOTHING, NUM_LANES, Buffer, Comm, CostKey, Kind, Lane, Task, TaskGraph, View
+from castile.runtime.timeline import Timeline
+
+FORMS = ("move", *SPECIAL_FORMS)
+# The cost model interpolates between neighbours of which one is up to four times the other.
+LEAST_BYTES, MOST_BYTES, RATIO = 64, 2**26, 3
+# All arrays of a transfer together take at most this share of a processor's memory.
+MEMORY_SHARE = 0.25
+SEND, RECEIVE, SCRATCH = "send", "receive", "scratch"
+
+
+class Exchange(NamedTuple):
+    """A form over groups of so many processors side by side, all at once; nbytes as in CostKey."""
+
+    form: str
+    groups: tuple[tuple[int, ...], ...]
+    nbytes: int
+    dtype: str
+
+    @property
+    def elements(self) -> int:
+        """Of the array that `nbytes` tells of; whatever number of members there is, each has some of it."""
+        return self.nbytes // np.dtype(self.dtype).itemsize
+
+
+def exchanges(machine: Machine, dtype: str) -> Iterator[Exchange]:
+    """All that is worth measuring on a machine: pairs, then groups of twice as many each, and all processors."""
+    num_procs = machine.num_procs
+    sizes = [size for size in (2**n for n in range(1, num_procs.bit_length())) if size < num_procs]
+    room = MEMORY_SHARE * min(p.memory_bytes - p.reserved_bytes for p in machine.processors)
+    for size in [*sizes, num_procs] if num_procs > 1 else []:
+        groups = tuple(tuple(range(first, first + size)) for first in range(0, num_procs - size + 1, size))
+        for nbytes in _sizes(size * np.dtype(dtype).itemsize, min(MOST_BYTES, room / 3)):
+            for form in FORMS if size == 2 else SPECIAL_FORMS:
+                yield Exchange(form, groups, nbytes, dtype)
+
+
+def _sizes(share: int, most: float) -> list[int]:
+    """Bytes of which every member has a share, and all shares are alike."""
+    counts = range(int(math.log(max(most / LEAST_BYTES, 1), RATIO)) + 1)
+    return list(dict.fromkeys(max(1, LEAST_BYTES * RATIO**n // share) * share for n in counts))
+
+
+def key_of(machine: Machine, exchange: Exchange) -> CostKey:
+    """What a plan's transfer of that form, group and size costs under."""
+    group = exchange.groups[0]
+    return CostKey(exchange.form, "", exchange.dtype, 0, exchange.nbytes, machine.link(group).name, len(group))
+
+
+def graph_of(machine: Machine, exchange: Exchange) -> TaskGraph:
+    """A step that does nothing else."""
+    buffers: list[Buffer] = []
+    tasks = [_task(number, group, exchange, buffers) for number, group in enumerate(exchange.groups)]
+    num, lanes = len(tasks), [_lanes(exchange.form, task.procs) for task in tasks]
+    uses = [sorted(_touched(task)) for task in tasks]
+    first = np.full(len(buffers), -1, np.int32)
+    for task, touched in zip(tasks, uses, strict=True):
+        first[[b for b in touched if not buffers[b].role]] = task.index
+    nbytes = [b.box.volume * np.dtype(b.dtype).itemsize for b in buffers]
+    return TaskGraph(
+        np.array([task.kind for task in tasks], np.int8), np.arange(num), np.zeros(num, np.int32),
+        (key_of(machine, exchange),), *_flat(lanes), *_flat([[] for _ in tasks]), *_flat(uses),
+        np.array([b.proc for b in buffers], np.int32), np.array(nbytes, np.int64), first, np.zeros(num, np.int64),
+        machine.num_procs, tasks, buffers,
+    )  # fmt: skip
+
+
+def bench(job: Job, exchange: Exchange) -> Bench:
+    """The exchange on this rank, over random numbers."""
+    graph = graph_of(job.machine, exchange)
+    order = np.arange(graph.num_tasks)
+    runner = Runner(graph, Timeline(order, order, order + 1), apart(graph), job.procs, job.comm, job.backend)
+    for (name, box, proc), array in runner.persistent("input").items():
+        runner.backend(proc).fill(array, rng.uniform(0, name, box.shape, box))
+    return Bench(job, graph, runner)
+
+
+def _task(number: int, group: tuple[int, ...], exchange: Exchange, buffers: list[Buffer]) -> Task:
+    form, size, elements = exchange.form, len(group), exchange.elements
+    piece = elements // size
+    # What each member sends, gets and works in, as runtime/collectives lays it out.
+    sent, received, scratch = {
+        "move": ((elements, 0), (0, elements), 0),
+        "broadcast": ((elements, *[0] * (size - 1)), (0, *[elements] * (size - 1)), 0),
+        "all_reduce": ((elements,) * size, (elements,) * size, (size - 1) * piece),
+        "reduce_scatter": ((elements,) * size, (piece,) * size, (size - 1) * piece),
+        "all_gather": ((piece,) * size, (elements,) * size, 0),
+        "all_to_all": ((elements,) * size, (elements,) * size, 0),
+    }[form]
+    counts = (
+        ((0, elements), (0, 0)) if form == "move" else ((elements if form == "broadcast" else piece,) * size,) * size
+    )
+
+    def views(role: str, sizes: Sequence[int]) -> tuple[View | None, ...]:
+        found: list[View | None] = []
+        for proc, length in zip(group, sizes, strict=True):
+            found.append(View(len(buffers), whole((length,))) if length else None)
+            if length:
+                kind = "input" if role == SEND else ""
+                buffers.append(Buffer(f"{role}{number}", whole((length,)), exchange.dtype, proc, kind))
+        return tuple(found)
+
+    comm = Comm(form, group, views(SEND, sent), views(RECEIVE, received), views(SCRATCH, (scratch,) * size), counts)
+    kind = Kind.MOVE if form == "move" else Kind.COLLECTIVE
+    return Task(number, f"{form}[{number}]", kind, group, (), NOTHING, comm)
+
+
+def _touched(task: Task) -> set[int]:
+    assert task.comm is not None
+    return {view.buffer for view in (*task.comm.send, *task.comm.receive, *task.comm.scratch) if view is not None}
+
+
+def _lanes(form: str, procs: tuple[int, ...]) -> list[int]:
+    if form == "move":
+        return [procs[0] * NUM_LANES + Lane.SEND, procs[1] * NUM_LANES + Lane.RECEIVE]
+    return [proc * NUM_LANES + Lane.COLLECTIVE for proc in procs]
+
+
+def _flat(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Rows end to end, and where each begins."""
+    ends = np.cumsum([0, *map(len, rows)])
+    return ends.astype(np.int64), np.array([n for row in rows for n in row], np.int64)

@@ -1,0 +1,29 @@
+"""Progress: a bar with an estimate of the time left on rank 0's terminal, where there is one.
+
+It does not know what is being done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+
+Advance = Callable[[str, int, int], None]
+
+
+@contextlib.contextmanager
+def bar(leads: bool, what: str) -> Iterator[Advance]:
+    """Gives a function to be called with what is being done now, how much is done, and how much there is in all."""
+    if not leads or not sys.stderr.isatty():
+        yield lambda text, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(what, total=None)
+        yield lambda text, done, total: shown.update(
+            task, description=f"{what} {text}", completed=done, total=total, refresh=True
+        )

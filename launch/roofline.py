@@ -1,0 +1,122 @@
+"""Roofline: what kinds of tasks reach, over their operations a byte, under what a processor can (Williams et al. 2009).
+
+An SVG picture, written by hand. It does not know how anything was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape
+
+WIDTH, HEIGHT, MARGIN = 860.0, 520.0, 64.0
+PASSES = {"F": "#1f77b4", "B": "#d62728", "W": "#2ca02c"}
+OTHER = "#7f7f7f"
+# The area of a dot is the share of the step's time; the smallest can still be pointed at.
+LEAST_RADIUS, MOST_RADIUS = 3.0, 18.0
+
+Facts = Mapping[str, Any]
+
+
+def draw(facts: Facts, path: str) -> None:
+    """Write the picture of a profiling run's facts, and the folders to it; raises OSError where that cannot be done."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(picture(facts), encoding="utf-8")
+
+
+def picture(facts: Facts) -> str:
+    """The SVG text: a dot for each kind of task that computes; its last line counts the others."""
+    peak, rate = facts["processor"]["flops_per_second"], facts["processor"]["bytes_per_second"]
+    dots = [key for key in facts["keys"] if key["flops_per_second"] > 0 and key["bytes_per_second"] > 0]
+    plane = _Plane(peak, rate, dots)
+    left = len(facts["keys"]) - len(dots)
+    title = f"{facts['model']}, {facts['batch_samples']} samples a step, on {facts['machine']}"
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH:.0f}" height="{HEIGHT:.0f}" font-family="sans-serif">',
+        '<rect width="100%" height="100%" fill="white"/>',
+        _text(WIDTH / 2, 24, title, 15, "middle"),
+        *_axes(plane),
+        *_roof(plane),
+        *(_dot(plane, key) for key in sorted(dots, key=lambda key: -key["step_share"])),
+        *_legend(),
+        _text(WIDTH - 8, HEIGHT - 6, f"{left} of {len(facts['keys'])} kinds of tasks do no arithmetic", 10, "end"),
+        "</svg>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+class _Plane:
+    """Where a number of operations a byte, and of operations a second, lie on the picture; both logarithmic."""
+
+    def __init__(self, peak: float, rate: float, dots: Sequence[Facts]) -> None:
+        self.peak, self.rate = peak, rate
+        xs = [_intensity(key) for key in dots] + [peak / rate]
+        ys = [key["flops_per_second"] for key in dots] + [peak]
+        self.x = (math.floor(math.log10(min(xs))), math.ceil(math.log10(max(xs) * 2)))
+        self.y = (math.floor(math.log10(min(ys))), math.ceil(math.log10(max(ys) * 1.2)))
+
+    def at(self, intensity: float, flops: float) -> tuple[float, float]:
+        across = (math.log10(intensity) - self.x[0]) / (self.x[1] - self.x[0])
+        up = (math.log10(flops) - self.y[0]) / (self.y[1] - self.y[0])
+        return MARGIN + across * (WIDTH - 2 * MARGIN), HEIGHT - MARGIN - up * (HEIGHT - 2 * MARGIN)
+
+
+def _intensity(key: Facts) -> float:
+    return float(key["flops_per_second"] / key["bytes_per_second"])
+
+
+def _axes(plane: _Plane) -> Iterator[str]:
+    for power in range(plane.x[0], plane.x[1] + 1):
+        x, bottom = plane.at(10.0**power, 10.0 ** plane.y[0])
+        yield _line(x, bottom, x, MARGIN, "#e0e0e0")
+        yield _text(x, bottom + 18, f"{10.0**power:g}", 11, "middle")
+    for power in range(plane.y[0], plane.y[1] + 1):
+        left, y = plane.at(10.0 ** plane.x[0], 10.0**power)
+        yield _line(left, y, WIDTH - MARGIN, y, "#e0e0e0")
+        yield _text(left - 6, y + 4, f"{10.0 ** (power - 9):g}", 11, "end")
+    yield _text(WIDTH / 2, HEIGHT - 22, "operations a byte", 12, "middle")
+    yield _text(8, MARGIN - 14, "GFLOP/s", 12, "start")
+
+
+def _roof(plane: _Plane) -> Iterator[str]:
+    """Bandwidth times operations a byte, up to the peak."""
+    ridge = plane.peak / plane.rate
+    lowest = max(10.0 ** plane.x[0], 10.0 ** plane.y[0] / plane.rate)
+    ends = ((lowest, lowest * plane.rate), (ridge, plane.peak), (10.0 ** plane.x[1], plane.peak))
+    for (x, y), (to_x, to_y) in pairwise([plane.at(*end) for end in ends]):
+        yield _line(x, y, to_x, to_y, "black", 1.5)
+    words = f"{plane.peak / 1e9:.4g} GFLOP/s, {plane.rate / 1e9:.4g} GB/s"
+    yield _text(WIDTH - MARGIN, plane.at(ridge, plane.peak)[1] - 8, words, 11, "end")
+
+
+def _dot(plane: _Plane, key: Facts) -> str:
+    x, y = plane.at(_intensity(key), key["flops_per_second"])
+    radius = max(LEAST_RADIUS, MOST_RADIUS * math.sqrt(key["step_share"]))
+    told = (f"{key['op']}.{key['pass']} {key['shapes']}: {key['seconds'] * 1e6:.1f} us, "
+            f"{key['roofline_share']:.0%} of the roofline, {key['step_share']:.1%} of the step")  # fmt: skip
+    return (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" fill="{_colour(key)}" fill-opacity="0.6">'
+            f"<title>{escape(told)}</title></circle>")  # fmt: skip
+
+
+def _colour(key: Facts) -> str:
+    return PASSES.get(key["pass"], OTHER)
+
+
+def _legend() -> Iterator[str]:
+    words = {"F": "forward", "B": "to inputs", "W": "to parameters"}
+    for number, (name, colour) in enumerate([*((words[p], c) for p, c in PASSES.items()), ("others", OTHER)]):
+        y = MARGIN + 16 + 18 * number
+        yield f'<circle cx="{MARGIN + 14}" cy="{y - 4}" r="5" fill="{colour}" fill-opacity="0.6"/>'
+        yield _text(MARGIN + 26, y, name, 12, "start")
+
+
+def _line(x: float, y: float, to_x: float, to_y: float, colour: str, width: float = 1.0) -> str:
+    places = f'x1="{x:.1f}" y1="{y:.1f}" x2="{to_x:.1f}" y2="{to_y:.1f}"'
+    return f'<line {places} stroke="{colour}" stroke-width="{width}"/>'
+
+
+def _text(x: float, y: float, words: str, size: int, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}">{escape(words)}</text>'

@@ -1,0 +1,121 @@
+"""Tuning for a job: which ways to run the kernel calls of its tasks are the fastest on its device, measured or known.
+
+It does not know how a call is timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import msgspec
+
+from castile.kernels import tuning
+from castile.kernels.table import Table
+from castile.launch import progress, ways
+from castile.launch.jobs import Job
+from castile.planner.database import Way
+from castile.runtime.region import relative
+from castile.runtime.task import Arg, Body, TaskGraph, View
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A kernel call of a task, and by which form it is run; `setting` as text, "" where that leaves nothing to choose.
+
+    ways   all that were timed, the fastest first; none where there was nothing to choose
+    """
+
+    kernel: str
+    form: str
+    setting: str
+    ways: tuple[Way, ...]
+
+
+@cache
+def _table(backend: str) -> Table:
+    """The kernels as a backend runs them."""
+    return Table("numpy" if backend == "numpy" else "triton")
+
+
+def tune(job: Job, graphs: Iterable[TaskGraph], again: bool, meter: tuning.Meter | None = None) -> int:
+    """Time what the database does not hold of all kernel calls that leave a choice; how many that were.
+
+    The ranks share the calls, keep what they find after each, and from then on take the fastest way of each.
+    again: also what it holds. meter: where calls are timed, by default the device of the job's backend.
+    """
+    table = _table(job.backend)
+    mine = {name for graph in graphs for proc in job.procs for name in names(table, graph, graph.tasks_of(proc))}
+    parts = job.comm.gather_bytes(msgspec.json.encode(sorted(mine)))
+    known = set() if again else {way.call for way in job.ways}
+
+    def missing() -> bytes:
+        every = {name for part in parts or [] for name in msgspec.json.decode(part, type=list[str])}
+        return msgspec.json.encode([name for name in sorted(every - known) if tuning.ways(table, name)])
+
+    todo: list[str] = msgspec.json.decode(job.agree(missing))
+    with progress.bar(job.leads, "tuning") as advance:
+        for first in range(0, len(todo), job.comm.size):
+            advance("kernels", first, len(todo))
+            own = todo[first : first + job.comm.size][job.comm.rank : job.comm.rank + 1]
+            found = [way for name in own for way in _timed(table, name, meter or tuning.gpu())]
+            _keep(job, found)
+    return len(todo)
+
+
+def kernels_of(job: Job, graph: TaskGraph, task: int) -> tuple[Taken, ...]:
+    """Which kernels a task calls, each once, and how they are run."""
+    table, by_call = _table(job.backend), ways.by_call(job.ways)
+    found: dict[str, Taken] = {}
+    body = graph.tasks[task].body
+    for call, name in zip(body.calls, names(table, graph, [task]), strict=True):
+        timed = by_call.get(name, ())
+        form = timed[0].form if timed else table.form if call.kernel in table.forms else "reference"
+        found.setdefault(call.kernel, Taken(call.kernel, form, timed[0].setting if timed else "", timed))
+    return tuple(found.values())
+
+
+def names(table: Table, graph: TaskGraph, tasks: Iterable[int]) -> Iterator[str]:
+    """By what the kernel calls of tasks are looked up, in their order."""
+    for number in tasks:
+        task = graph.tasks[int(number)]
+        yield from _names(table, task.body, [_seen(graph, view) for view in task.views])
+
+
+def _names(table: Table, body: Body, views: Sequence[tuning.Array]) -> Iterator[str]:
+    arrays = {"view": views, "temp": [tuning.dense(temp.shape, temp.dtype) for temp in body.temps]}
+
+    def operand(arg: object) -> object:
+        return arrays[arg.space][arg.index] if isinstance(arg, Arg) else arg
+
+    for call in body.calls:
+        outs = [arrays[out.space][out.index] for out in call.outs]
+        yield tuning.named(table, call.kernel, outs, list(map(operand, call.args)), dict(call.params), call.accumulate)
+
+
+def _seen(graph: TaskGraph, view: View) -> tuning.Array:
+    """A view as the array that a backend makes of it."""
+    buffer = graph.buffers[view.buffer]
+    if view.shape is not None:
+        return tuning.dense(view.shape, buffer.dtype)
+    whole = tuning.dense(buffer.box.shape, buffer.dtype)
+    return whole._replace(shape=relative(view.box, buffer.box).shape)
+
+
+def _timed(table: Table, name: str, meter: tuning.Meter) -> list[Way]:
+    found = tuning.tune(table, name, meter)
+    return [Way(name, choice.form, choice.setting, seconds) for choice, seconds in found.items()]
+
+
+def _keep(job: Job, found: Sequence[Way]) -> None:
+    """What all ranks found, into the job and at once into the database, and taken from now on."""
+    parts = job.comm.gather_bytes(msgspec.json.encode(found))
+    told = job.agree(lambda: msgspec.json.encode([way for part in parts or [] for way in msgspec.json.decode(part)]))
+    new = msgspec.json.decode(told, type=tuple[Way, ...])
+    calls = {way.call for way in new}
+    kept = [way for way in job.ways if way.call not in calls]
+    job.ways = tuple(sorted([*kept, *new], key=lambda way: (way.call, way.seconds)))
+    ways.take(job.ways)
+    if job.database is not None and job.leads:
+        job.database.add_ways(job.snapshot.environment, new)
