@@ -107,13 +107,13 @@ def _for_large(lowering: Lowering, near: int) -> dict[str, Callable[[], Configs]
 
 
 def _param_bytes(lowering: Lowering) -> tuple[int, int]:
-    """Of all parameters once, and with their gradients and what updates keep."""
+    """Of all parameters once as they are used, and as they are kept with their gradients and what updates keep."""
     once = several = 0
     for param in lowering.graph.params:
         operands = lowering.names.optional[update_name(param.name)].alignment.operands
-        nbytes = prod(param.shape) * np.dtype(param.dtype).itemsize
-        once += nbytes
-        several += nbytes * sum(o.dims == operands[0].dims for o in operands)
+        size, kept = prod(param.shape), lowering.updates.kept(param.dtype)
+        once += size * np.dtype(param.dtype).itemsize
+        several += size * np.dtype(kept).itemsize * sum(o.dims == operands[0].dims for o in operands)
     return once, several
 
 

@@ -45,7 +45,7 @@ def same(one: Trained, other: Trained, but: Sequence[str] = ()) -> None:
         assert np.array_equal(one.carried[name], other.carried[name]), name
 
 
-@drawn(50)
+@drawn(30)
 @given(plans(exact=True))
 def test_masters_in_another_dtype_leave_the_same_bits_where_nothing_is_rounded(plan: Plan) -> None:
     graph, on = plan.problem.graph, plan.machine
@@ -55,7 +55,7 @@ def test_masters_in_another_dtype_leave_the_same_bits_where_nothing_is_rounded(p
     same(train(graph, plan.strategy, on, data, values, size=plan.size, updates=masters), one)
 
 
-@drawn(25)
+@drawn(15)
 @given(plans(exact=False), st.sampled_from(MOVING))
 def test_scaling_by_powers_of_two_changes_no_bit(plan: Plan, text: str) -> None:
     graph, on, optimizer = plan.problem.graph, plan.machine, optimizers.parse(text)
@@ -106,7 +106,7 @@ def two(dtype: str) -> Graph:
     return g
 
 
-@drawn(30)
+@drawn(20)
 @given(strategies(two("float32"), 3), st.sampled_from((1, 2, 3)))
 def test_training_is_mixed_as_by_hand(strategy: Strategy, count: int) -> None:
     """Each parameter moves by as much; rounding in the order of float32's sums shows in the sixth digit."""
@@ -149,6 +149,17 @@ def test_a_little_gpt_learns_as_in_float32(dtype: str, name: str) -> None:
     wide, narrow = losses("float32"), losses(dtype)
     assert wide[-1] < 0.6 * wide[0]
     assert difference(narrow, wide) < 0.02
+
+
+@pytest.mark.parametrize("name", models.available())
+def test_losses_and_statistics_are_wide(name: str) -> None:
+    graph = models.parse(name).graph(dtype="bfloat16")
+    tensors = graph.tensors
+    labels = ("mean", "rstd", "lse", "moments", "factors")
+    statistics = [t for t in tensors.values() if t.name.replace(":", ".").rpartition(".")[2] in labels]
+    assert all(t.dtype in ("float32", "float64") for t in (tensors[graph.loss], *statistics))
+    assert {t.dtype for t in graph.params} == {"bfloat16"}
+    assert all(tensors[state].dtype == "float32" for state in graph.states)
 
 
 @pytest.mark.parametrize("dtype", NARROW)
