@@ -6,32 +6,38 @@ What they cannot show: that a real device does as the stand-in does, and how lon
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from castile.kernels.table import Table
 from castile.launch.execution import Execution, Prepared, feed_from, prepare
 from castile.planner.cost import CostModel
+from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
-from castile.planner.strategy import Strategy
+from castile.planner.strategy import Config, Strategy
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.comm.processors import rank_of
-from castile.runtime.machine import Machine, Processor
+from castile.runtime.machine import Level, Machine, Processor
 from castile.runtime.runner import whole_step
 from castile.runtime.timeline import Timeline
 from castile.runtime.worker import Worker
 from tests.late import device
+from tests.stand_in import nccl
 from tests.strategies import SGD, Problem, batches, beginnings, machines, problems, strategies, whole_on
 from tests.training import difference
 
 # what fails is told as it was drawn: to make it smaller takes minutes
 SHORT = (Phase.explicit, Phase.generate)
 ONE = Machine("one", (Processor("p", 1e9, 1e9, 2**30),), ())
+TWO = Machine("two", ONE.processors * 2, (Level("link", 2, 1e-6, 1e9),))
 
 
 @dataclass(frozen=True)
@@ -63,22 +69,33 @@ class Ranks:
             self.executions.append(made)
 
     def train(self, steps: int, timed: bool = False) -> Trained:
-        """Some steps on poisoned memory."""
-        graph = self.plan.problem.graph
-        losses = []
-        for step, arrays in enumerate(batches(self.plan.problem, steps, exact=False)):
+        """Some steps on poisoned memory; where that may be, each is fed while the one before it is under way."""
+        graph, losses = self.plan.problem.graph, []
+        fed = iter(enumerate(batches(self.plan.problem, steps, exact=False)))
+        ahead = all(execution.runner.feeds_ahead for execution in self.executions)
+        self._feed(fed)
+        for step in range(steps):
             for execution in self._turns():
-                execution.feed(feed_from(arrays), 2**-7, step)
                 execution.runner.begin(timed)
+                execution.runner.advance()
+            if ahead and step + 1 < steps:
+                self._feed(fed)
             self._run()
             losses += [float(found) for e in self._turns() if (found := e.output(graph.loss)) is not None]
             if timed:
                 check_times(self.prepared, [execution.runner.timeline() for execution in self.executions])
+            if not ahead and step + 1 < steps:
+                self._feed(fed)
         carried: dict[Any, np.ndarray] = {}
         for (region, box, _), values in (item for e in self._turns() for item in e.saved().items()):
             assert np.array_equal(carried.setdefault((region, box), values), values), f"replicas of {region} differ"
         workers = [worker for e in self.executions for worker in e.runner._workers]
         return Trained(losses, carried, workers, self.prepared)
+
+    def _feed(self, fed: Iterator[tuple[int, Any]]) -> None:
+        step, arrays = next(fed)
+        for execution in self._turns():
+            execution.feed(feed_from(arrays), 2**-7, step)
 
     def _run(self) -> None:
         idle = 0
@@ -147,7 +164,7 @@ def drawn(examples: int) -> Any:
     )
 
 
-@drawn(30)
+@drawn(25)
 @given(problems(), st.integers(0, 2**16), st.booleans())
 def test_one_device_trains_as_the_host_does(problem: Problem, seed: int, timed: bool) -> None:
     plan = Plan(problem, whole_on(problem.graph), ONE, 1)
@@ -159,7 +176,7 @@ def test_one_device_trains_as_the_host_does(problem: Problem, seed: int, timed: 
     assert worker.uncaptured == "" and (worker._graph is None) == timed
 
 
-@drawn(30)
+@drawn(25)
 @given(plans(), st.integers(0, 2**16), st.booleans())
 def test_any_strategy_by_way_of_the_host(plan: Plan, seed: int, timed: bool) -> None:
     host = on_host(plan, 3)
@@ -178,3 +195,111 @@ def test_any_strategy_on_streams(plan: Plan, seed: int, timed: bool) -> None:
     close(found, host)
     assert all(worker.uncaptured == "" for worker in found.workers)
     assert all((worker._graph is None) == timed for worker in found.workers)
+
+
+@contextmanager
+def without_forms() -> Iterator[None]:
+    """A device for which no kernel has a form."""
+    with nccl.installed():
+        from castile.runtime.backends.cuda import kernels
+
+        def empty(table: Any, stream: Any) -> None:
+            made(table, stream)
+            table.forms, table.library = {}, {}
+
+        made = kernels.DeviceTable.__init__
+        with patch.object(kernels.DeviceTable, "__init__", empty):
+            yield
+
+
+@drawn(10)
+@given(plans())
+def test_kernels_without_a_form_run_on_the_host_and_are_told(plan: Plan) -> None:
+    host = Ranks(plan, "numpy").train(3)
+    with without_forms():
+        found = Ranks(plan, "cuda").train(3)
+    # copies lie dense, whatever they are copies of, and NumPy sums what lies dense in another order
+    close(found, host)
+    tasks = found.prepared.tasks.tasks
+    for worker in found.workers:
+        kernels = {call.kernel for task in worker.program.tasks for call in tasks[task].body.calls}
+        assert bool(worker.remark) == bool(worker.program.tasks)
+        # where transfers go by way of the host, that is reason enough
+        assert "by way of the host" in worker.remark or all(name in worker.remark for name in kernels)
+
+
+def test_memory_is_what_the_packing_says_and_what_kernels_took_is_told_apart() -> None:
+    problem = small()
+    with device():
+        ranks = Ranks(Plan(problem, whole_on(problem.graph), ONE, 1), "cuda")
+        (execution,) = ranks.executions
+        assert execution.runner.nbytes == ranks.prepared.packing.peak_bytes.sum()
+        ranks.train(1)
+        inputs = execution.runner.persistent("input").values()
+        assert execution.runner.workspace_bytes == sum(array.nbytes for array in inputs)
+
+
+def test_what_no_task_wrote_is_nan_on_a_device_too() -> None:
+    problem = small()
+    with device():
+        (execution,) = Ranks(Plan(problem, whole_on(problem.graph), ONE, 1), "cuda").executions
+        outputs = execution.runner.persistent("output")
+        assert outputs and all(np.isnan(execution.runner.backend(0).read(array)).all() for array in outputs.values())
+
+
+def test_a_kernel_that_fails_is_named_with_its_step_and_rank() -> None:
+    problem = small()
+    with device():
+        (execution,) = Ranks(Plan(problem, whole_on(problem.graph), ONE, 1), "cuda").executions
+        (worker,) = execution.runner._workers
+        at = len(worker.program.tasks) // 2
+        calls = [(n, partial(int, "no number") if n == at else call) for n, call in worker._calls]
+        with patch.object(worker, "_calls", calls), pytest.raises(ValueError, match="no number") as caught:
+            execution.run()
+        name = execution.prepared.tasks.tasks[worker.program.tasks[at]].name
+        assert caught.value.__notes__ == [f"step 1, task {name}, rank 0"]
+
+
+def test_a_step_that_cannot_be_captured_runs_all_the_same_and_says_why() -> None:
+    problem = small()
+    host = on_host(Plan(problem, whole_on(problem.graph), ONE, 1), 3)
+    with device():
+        import cupy
+
+        ranks = Ranks(Plan(problem, whole_on(problem.graph), ONE, 1), "cuda")
+        (worker,) = ranks.executions[0].runner._workers
+        # what takes memory cannot be captured
+        calls = [*worker._calls, (0, partial(cupy.cuda.Memory, 64))]
+        with patch.object(worker, "_calls", calls):
+            same(ranks.train(3), host)
+        assert "memory cannot be allocated" in worker.remark and worker._graph is None
+
+
+def test_a_transfer_that_fails_ends_the_wait() -> None:
+    problem = small()
+    names = list(problem.graph.nodes)
+    apart = Strategy({name: Config({}, 1, (n % 2,)) for n, name in enumerate(names)})
+    with device():
+        import cupy
+
+        from castile.runtime.comm.nccl import NcclCommunicator
+
+        failing = patch.object(NcclCommunicator, "check", side_effect=RuntimeError("the link is down"))
+        at_once = patch("castile.runtime.backends.cuda.issuer.LOOK_NANOSECONDS", 0)
+        with failing, at_once:
+            plan = Plan(problem, apart, TWO, 2)
+            ranks = Ranks(plan, "cuda", NcclCommunicator, lambda rank: cupy.cuda.Device(rank).use())
+            ranks._feed(iter(enumerate(batches(problem, 1, exact=False))))
+            cupy.cuda.Device(0).use()
+            # the other rank never comes
+            with pytest.raises(RuntimeError, match="the link is down"):
+                ranks.executions[0].run()
+
+
+def small() -> Problem:
+    graph = Graph("small", "float64")
+    x = graph.input("x", (4, 3), "b i")
+    for name in ("one", "two", "three"):
+        x = graph.linear(name, x, features=3)
+    graph.minimise(graph.sum("total", x))
+    return Problem(graph, {})

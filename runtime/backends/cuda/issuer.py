@@ -23,6 +23,9 @@ from castile.runtime.worker import Action, Worker
 # Between two looks for transfers that failed; waiting itself is the device's business.
 LOOK_NANOSECONDS = 1_000_000
 
+# A call, and where in the program the task stands that it is for.
+Placed = tuple[int, Action]
+
 
 class Issuer(Worker):
     """One processor's steps on two streams of the device that is current.
@@ -48,7 +51,7 @@ class Issuer(Worker):
         self._compute, self._traffic, self._deliver, self._check = compute, traffic, deliver, check
         self._calls = issued(steps, self.actions, compute, traffic)
         self._clocks = Clocks([traffic if moves else compute for moves in steps.asynchronous])
-        self._timed_calls: list[Callable[[], object]] = []
+        self._timed_calls: list[Placed] = []
         self._end = cupy.cuda.Event(disable_timing=True)
         self._moves = any(steps.asynchronous)
         self._graph: Any = None
@@ -88,7 +91,7 @@ class Issuer(Worker):
             elif self._captured():
                 self._graph.launch(self._compute)
             else:
-                _run(self._calls)
+                self._run(self._calls)
             self._end.record(self._compute)
 
     def _run_timed(self) -> None:
@@ -96,7 +99,11 @@ class Issuer(Worker):
             actions = self._clocks.around(self.actions)
             self._timed_calls = issued(self.program, actions, self._compute, self._traffic)
         self._clocks.start()
-        _run(self._timed_calls)
+        self._run(self._timed_calls)
+
+    def _run(self, calls: Sequence[Placed]) -> None:
+        for self.position, call in calls:
+            call()
 
     def _waited(self) -> bool:
         """Whether the step has ended, after a while at most where there are transfers that may fail."""
@@ -118,7 +125,7 @@ class Issuer(Worker):
             return self._graph is not None
         self._compute.begin_capture()
         try:
-            _run(self._calls)
+            self._run(self._calls)
         except Exception as error:
             self.uncaptured = f"capturing failed: {error}"
             self._abandon()
@@ -132,8 +139,10 @@ class Issuer(Worker):
             self._compute.end_capture()
 
 
-def issued(steps: Program, actions: Sequence[Action], compute: Any, traffic: Any) -> list[Callable[[], object]]:
-    """The calls that put a step onto its two streams; all of it begins and ends on `compute`.
+def issued(steps: Program, actions: Sequence[Action], compute: Any, traffic: Any) -> list[Placed]:
+    """The calls that put a step onto its two streams, each with the place in the program of the task that it is for.
+
+    All of it begins and ends on `compute`.
 
     A stream waits for an event once: what comes later on it comes after.
     """
@@ -141,39 +150,35 @@ def issued(steps: Program, actions: Sequence[Action], compute: Any, traffic: Any
     wanted = {after for after in steps.after if after}
     done: dict[int, Any] = {}
     reached: dict[int, Any] = {}
-    calls: list[Callable[[], object]] = []
+    calls: list[Placed] = []
     num_kernels = known = 0
 
-    def mark(stream: Any) -> Any:
+    def mark(at: int, stream: Any) -> Any:
         event = cupy.cuda.Event(disable_timing=True)
-        calls.append(partial(event.record, stream))
+        calls.append((at, partial(event.record, stream)))
         return event
 
     if any(steps.asynchronous):
-        calls.append(partial(traffic.wait_event, mark(compute)))
+        calls.append((0, partial(traffic.wait_event, mark(0, compute))))
     rows = zip(steps.tasks, steps.asynchronous, steps.waits, steps.after, actions, strict=True)
-    for task, moves, waits, after, action in rows:
+    for at, (task, moves, waits, after, action) in enumerate(rows):
         if moves:
             if after > known:
                 known = after
-                calls.append(partial(traffic.wait_event, reached[after]))
-            calls.append(action)
+                calls.append((at, partial(traffic.wait_event, reached[after])))
+            calls.append((at, action))
             if task in awaited:
-                done[task] = mark(traffic)
+                done[task] = mark(at, traffic)
         else:
-            calls += [partial(compute.wait_event, done[other]) for other in waits]
-            calls.append(action)
+            calls += [(at, partial(compute.wait_event, done[other])) for other in waits]
+            calls.append((at, action))
             num_kernels += 1
             if num_kernels in wanted:
-                reached[num_kernels] = mark(compute)
+                reached[num_kernels] = mark(at, compute)
     if any(steps.asynchronous):
-        calls.append(partial(compute.wait_event, mark(traffic)))
+        last = len(steps.tasks) - 1
+        calls.append((last, partial(compute.wait_event, mark(last, traffic))))
     return calls
-
-
-def _run(calls: Sequence[Callable[[], object]]) -> None:
-    for call in calls:
-        call()
 
 
 def _listed(names: Collection[str]) -> str:
