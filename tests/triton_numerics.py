@@ -11,6 +11,7 @@ import triton
 
 from castile.kernels.table import Table, definitions
 from castile.kernels.triton.launch import bound
+from castile.planner import vocabulary
 from tests.kernel_cases import Case, Draw, cases
 from tests.test_kernels import check, dense, several, stepped, unwritten
 from tests.triton_cases import NAMES, cast, error, plain, plan, results
@@ -52,6 +53,19 @@ def test_low_precision_loses_no_more_than_it_must(name: str, dtype: str) -> None
             scale = max(1.0, float(np.abs(want).max(initial=0)))
             most = 2 * error(near, want) + 2e-6 * scale
             assert error(got, want) <= most, f"{name} {low[1]}: {error(got, want)} where {most} is allowed"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if vocabulary.casts(name)])
+def test_wide_results_of_16_bits_are_not_rounded_on_the_way(name: str) -> None:
+    for case in cases(name, "float32")[::3]:
+        low = cast(name, case, "bfloat16")
+        wanted = several(_define(name, cast(name, low, "float32")))
+        outs = tuple(unwritten(np.empty(x.shape, "float32")) for x in wanted)
+        made = plan(name, outs, low)
+        assert made is not None, f"{name} does not cast"
+        bound(made, made.settings[0])()
+        for got, want in zip(outs, wanted, strict=True):
+            assert error(got, want) <= 4e-6 * max(1.0, float(np.abs(want).max(initial=0))), f"{name} {low[1]}"
 
 
 @pytest.mark.parametrize("name", NAMES)
