@@ -17,6 +17,10 @@ from castile.kernels.triton.views import View, power_of_two, split, view, wide
 # The widest head whose blocks leave room in registers.
 _WIDEST = 256
 
+# Up to so many keys blocks of few queries come first where heads are wide: on an H200 they won at 1024 and at 2048, and
+# lost at 8192.
+_FEW_KEYS = 4096
+
 
 class Tile(NamedTuple):
     """Queries and keys of a step, and what float32 is multiplied in, as in the tiles of products."""
@@ -105,23 +109,27 @@ def attention(
 
     def launches(tile: Tile) -> list[Launch]:
         grid = (-(-about.num_q // tile.m) * heads * about.batch,)
-        constants = about.constants(tile, views) | {"RAGGED": causal or about.num_k % tile.n != 0}
+        constants = about.constants(tile, views) | {"EVEN": about.num_k % tile.n == 0}
         fast = q.dtype.itemsize == 2 or tile.precision != "ieee"
         everything = (*args, *about.numbers)
         return [Launch(_attention, grid, everything, constants, tile.warps, tile.stages, 2 * about.flops, fast)]
 
-    return Plan(tuple(dict.fromkeys(map(about.fitting, _tiles(about.width, q.dtype.itemsize)))), launches)
+    return Plan(tuple(dict.fromkeys(map(about.fitting, _tiles(about, q.dtype.itemsize)))), launches)
 
 
-def _tiles(width: int, itemsize: int) -> tuple[Tile, ...]:
-    """The first has room in the registers of every chip; larger ones read keys less often."""
+def _tiles(about: Heads, itemsize: int) -> tuple[Tile, ...]:
+    """Of halves the first lets two or more blocks share a processor, so that the softmax of one goes with the products
+    of the other. Wider blocks read keys less often: they come first where heads are wide and queries see many keys.
+    """
     if itemsize == 4:
-        first = Tile(32, 32, 4, 2) if width <= 64 else Tile(32, 16, 8, 2)
+        first = Tile(32, 32, 4, 2) if about.width <= 64 else Tile(32, 16, 8, 2)
         return (first, Tile(64, 32, 4, 2, "tf32x3"), Tile(64, 32, 8, 2))
-    if width <= 64:
-        return (Tile(128, 128, 8, 3), Tile(128, 64, 4, 3), Tile(128, 64, 8, 3), Tile(64, 64, 4, 3))
-    if width <= 128:
-        return (Tile(128, 64, 8, 3), Tile(128, 128, 8, 2), Tile(64, 64, 4, 3), Tile(64, 32, 4, 2))
+    if about.width <= 64:
+        return (Tile(64, 64, 4, 3), Tile(128, 64, 8, 3), Tile(64, 128, 4, 2), Tile(128, 64, 4, 3))
+    if about.width <= 128:
+        shared, alone = Tile(64, 64, 4, 3), Tile(128, 64, 8, 3)
+        few = about.num_k <= _FEW_KEYS
+        return (*((shared, alone) if few else (alone, shared)), Tile(128, 64, 4, 2), Tile(64, 32, 4, 3))
     return (Tile(64, 64, 8, 2), Tile(128, 32, 8, 3), Tile(128, 64, 8, 2), Tile(64, 32, 8, 3))
 
 
@@ -176,15 +184,18 @@ def queries(num_q, num_k, heads, offset, CAUSAL: tl.constexpr, WIDE: tl.constexp
 
 
 @triton.jit
-def _along(total, weight, top, x, kk, k_steps, v, v_steps, begin, end, last, num_k, scale, ALL: tl.constexpr,
-           WIDE: tl.constexpr, PRECISION: tl.constexpr, WIDTH: tl.constexpr, N: tl.constexpr,
-           D: tl.constexpr):  # fmt: skip
-    """The softmax carried on over the keys from begin to end: its sum over values, of weights, and its exponent."""
+def _along(total, weight, top, x, kk, k_steps, v, v_steps, begin, end, last, num_k, scale,
+           ALL: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, WIDTH: tl.constexpr,
+           N: tl.constexpr, D: tl.constexpr):  # fmt: skip
+    """The softmax carried on over the keys from begin to end: its sum over values, of weights, and its exponent.
+
+    ALL: every query sees them all. EVEN: the last block of keys is a whole one.
+    """
     for start in range(begin, end, N):
         key = start + tl.arange(0, N)
         if WIDE:
             key = key.to(tl.int64)
-        k = rows_of(kk + places_of(key, k_steps, D), key, num_k, ALL, WIDTH, D)
+        k = rows_of(kk + places_of(key, k_steps, D), key, num_k, EVEN, WIDTH, D)
         s = tl.dot(x, tl.trans(k), input_precision=PRECISION)
         if not ALL:
             s = tl.where(key[None, :] <= last[:, None], s, float("-inf"))
@@ -192,7 +203,7 @@ def _along(total, weight, top, x, kk, k_steps, v, v_steps, begin, end, last, num
         p = tl.exp2(s * scale - higher[:, None])
         fade = tl.exp2(top - higher)
         weight = weight * fade + tl.sum(p, 1)
-        u = rows_of(v + places_of(key, v_steps, D), key, num_k, ALL, WIDTH, D)
+        u = rows_of(v + places_of(key, v_steps, D), key, num_k, EVEN, WIDTH, D)
         total = tl.dot(p.to(u.dtype), u, total * fade[:, None], input_precision=PRECISION)
         top = higher
     return total, weight, top
@@ -202,7 +213,7 @@ def _along(total, weight, top, x, kk, k_steps, v, v_steps, begin, end, last, num
 def _attention(y, y_steps, lse, l_steps, q, q_steps, kk, k_steps, v, v_steps,
                num_q, num_k, heads, shared, offset, scale,
                CAUSAL: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, WIDTH: tl.constexpr,
-               M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, RAGGED: tl.constexpr):  # fmt: skip
+               M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
     row, head, batch, last, whole, seen = queries(num_q, num_k, heads, offset, CAUSAL, WIDE, M, N)
     q += batch * q_steps[0] + head * q_steps[2]
     kk += batch * k_steps[0] + head // shared * k_steps[2]
@@ -212,14 +223,15 @@ def _attention(y, y_steps, lse, l_steps, q, q_steps, kk, k_steps, v, v_steps,
     weight = tl.zeros((M,), tl.float32)
     top = tl.full((M,), float("-inf"), tl.float32)
     total, weight, top = _along(
-        total, weight, top, x, kk, k_steps, v, v_steps, 0, whole, last, num_k, scale, True, WIDE, PRECISION, WIDTH, N, D
-    )
-    if RAGGED:
+        total, weight, top, x, kk, k_steps, v, v_steps, 0, whole, last, num_k, scale, True, True, WIDE, PRECISION,
+        WIDTH, N, D
+    )  # fmt: skip
+    if CAUSAL or not EVEN:
         total, weight, top = _along(
-            total, weight, top, x, kk, k_steps, v, v_steps, whole, seen, last, num_k, scale, False, WIDE, PRECISION,
-            WIDTH, N, D
+            total, weight, top, x, kk, k_steps, v, v_steps, whole, seen, last, num_k, scale, False, EVEN, WIDE,
+            PRECISION, WIDTH, N, D
         )  # fmt: skip
     y += batch * y_steps[0] + head * y_steps[2]
     put_rows(y + places_of(row, y_steps, D), total / weight[:, None], row, num_q, WIDTH, D)
     lse += batch * l_steps[0] + head * l_steps[1] + row * l_steps[2]
-    tl.store(lse, ((top + tl.log2(weight)) * 0.6931471805599453).to(lse.dtype.element_ty), mask=row < num_q)
+    tl.store(lse, (top + tl.log2(weight)) * 0.6931471805599453, mask=row < num_q)

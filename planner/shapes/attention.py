@@ -1,6 +1,6 @@
 """What kernels of attention give, work in and refuse."""
 
-from castile.planner.vocabulary import Results, Spec, kernel, like, need, round_up, same
+from castile.planner.vocabulary import Results, Spec, kernel, like, need, round_up, same, wide
 
 SCORES_CAP = 1 << 19
 
@@ -13,7 +13,7 @@ def _scores_bytes(q: Spec, kk: Spec, heads: int) -> int:
 
 @kernel(working=lambda outs, _, q, kk, v, heads, **how: _scores_bytes(q, kk, heads))
 def attention(q: Spec, kk: Spec, v: Spec, *, heads: int, causal: bool, offset: int, scale: float) -> Results:
-    """y like q, and lse [b,heads,s]."""
+    """y like q, and lse [b,heads,s], wide: the gradient takes exponentials of what it lacks."""
     need(len(q.shape) == 3 and len(kk.shape) == 3, f"attention: q {q.shape} and kk {kk.shape} must have 3 dims")
     like("attention", kk=kk, v=v)
     same("attention: samples and dtype", q=(q.shape[0], q.dtype), kk=(kk.shape[0], kk.dtype))
@@ -21,7 +21,7 @@ def attention(q: Spec, kk: Spec, v: Spec, *, heads: int, causal: bool, offset: i
     shared = kk.shape[2] > 0 and q.shape[2] % kk.shape[2] == 0 and kk.shape[2] % (q.shape[2] // heads) == 0
     need(shared, f"attention: the width {kk.shape[2]} of kk is no share of {heads} heads of q {q.shape}")
     need(scale > 0 and offset >= 0, f"attention: scale {scale} must be positive and offset {offset} not negative")
-    return q, Spec((q.shape[0], heads, q.shape[1]), q.dtype)
+    return q, Spec((q.shape[0], heads, q.shape[1]), wide(q.dtype))
 
 
 @kernel(working=lambda outs, _, dy, q, kk, *more, heads, **how: 2 * round_up(_scores_bytes(q, kk, heads)))
