@@ -213,7 +213,8 @@ def _transfers() -> Finding:
         return Finding("GPUs used", False, "none: ranks compute on the cores of this host", {"num_gpus": 0})
     talk = gpus.ways_to_talk()
     whom = "a rank on each" if num_gpus > 1 else "two ranks on it"
-    return Finding("GPUs used", True, f"{num_gpus}; {whom}: {talk}", {"num_gpus": num_gpus, "talk": talk})
+    words = f"{num_gpus} (an empty CUDA_VISIBLE_DEVICES keeps to the cores); {whom}: {talk}"
+    return Finding("GPUs used", True, words, {"num_gpus": num_gpus, "talk": talk})
 
 
 def _start(num_ranks: int) -> Finding:

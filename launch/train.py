@@ -275,7 +275,8 @@ def _explain(job: Job, chosen: Chosen) -> None:
     tasks, rank = chosen.prepared.tasks, job.comm.rank
     debug.show(debug.PLAN, rank, lambda: "\n".join(report.plan_lines(chosen.plan)))
     debug.show(debug.GRAPH, rank, lambda: debug.graph_table(tasks))
-    debug.show(debug.SOURCES, rank, lambda: debug.kernel_sources(tasks, Table("numpy").source))
+    form = "numpy" if job.backend == "numpy" else "triton"
+    debug.show(debug.SOURCES, rank, lambda: debug.kernel_sources(tasks, Table(form).source))
 
 
 def _begin(command: Train, job: Job, chosen: Chosen, values: Mapping[str, np.ndarray] | None) -> Execution:

@@ -303,3 +303,26 @@ def small() -> Problem:
         x = graph.linear(name, x, features=3)
     graph.minimise(graph.sum("total", x))
     return Problem(graph, {})
+
+
+def test_a_device_without_room_is_told_before_anything_is_allocated() -> None:
+    problem = small()
+    with device():
+        from cupy.cuda import runtime
+
+        few = patch.object(runtime, "memGetInfo", lambda: (100, 2**30))
+        with few, pytest.raises(ValueError, match="has 100 bytes left"):
+            Ranks(Plan(problem, whole_on(problem.graph), ONE, 1), "cuda")
+
+
+def test_graphs_of_a_processor_share_its_streams_and_what_is_carried() -> None:
+    problem = small()
+    with device():
+        ranks = Ranks(Plan(problem, whole_on(problem.graph), ONE, 1), "cuda")
+        (first,) = ranks.executions
+        second = Execution(problem.graph, ranks.prepared, first.comm, [0], first.state, backend="cuda", poison=True)
+        both = [execution.runner.backend(0) for execution in (first, second)]
+        assert both[0].compute_stream is both[1].compute_stream
+        ranks.train(2)
+        expected = first.saved()
+        assert all(np.array_equal(values, expected[key]) for key, values in second.saved().items())

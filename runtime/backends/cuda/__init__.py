@@ -7,7 +7,7 @@ run, nor what its kernels compute.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import cupy
@@ -22,7 +22,7 @@ from castile.runtime.comm.base import End
 from castile.runtime.comm.messages import DONE, Request
 from castile.runtime.comm.staged import StagedEnd
 from castile.runtime.executor import Program
-from castile.runtime.memory import Packing
+from castile.runtime.memory import Packing, written
 from castile.runtime.task import Comm, Task, TaskGraph
 from castile.runtime.worker import Action, Worker
 
@@ -36,7 +36,7 @@ class Backend(numpy.Backend):
     feeds_ahead = True
 
     def __init__(self, graph: TaskGraph, packing: Packing, proc: int, state: base.State, poison: bool) -> None:
-        self.compute_stream, self.traffic = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+        self.compute_stream, self.traffic = _streams(cupy.cuda.runtime.getDevice(), proc)
         with self.compute_stream:
             super().__init__(graph, packing, proc, state, poison)
         self._table = self._kernels = DeviceTable(self.compute_stream)
@@ -118,11 +118,20 @@ class Backend(numpy.Backend):
         return _set(memory, numpy.POISON, self.compute_stream)
 
     def _allocate(self, nbytes: np.ndarray | int) -> Any:
-        """Bytes of the device, none of them in a pool: zeros, or poison."""
-        block = cupy.cuda.Memory(int(nbytes))
-        memory = cupy.ndarray((int(nbytes),), np.uint8, cupy.cuda.MemoryPointer(block, 0))
+        """Bytes of the device, none of them in a pool: zeros, or poison. Raises ValueError where it has too few."""
+        wanted = int(nbytes)
+        free = cupy.cuda.runtime.memGetInfo()[0]
+        if wanted > free:
+            raise ValueError(f"the GPU has {written(free)} left of its memory, and {written(wanted)} more are needed")
+        memory = cupy.ndarray((wanted,), np.uint8, cupy.cuda.MemoryPointer(cupy.cuda.Memory(wanted), 0))
         _set(memory, numpy.POISON if self._poison else 0, self.compute_stream)()
         return memory
+
+
+@cache
+def _streams(device: int, proc: int) -> tuple[Any, Any]:
+    """The streams of a processor, which all its graphs share, and with them the working memory of kernels."""
+    return cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
 
 
 def _set(memory: Any, value: int, stream: Any) -> Callable[[], object]:
