@@ -6,6 +6,7 @@ It does not know which tasks are wanted, nor what becomes of their times.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from time import perf_counter_ns
 from typing import cast
 
@@ -20,19 +21,22 @@ from castile.runtime.executor import is_transfer
 from castile.runtime.memory import ALIGNMENT, Packing, written
 from castile.runtime.runner import PICOSECONDS_PER_NANOSECOND, Runner
 from castile.runtime.task import Kind, TaskGraph
+from castile.runtime.timeline import Timeline
 
 # A kernel's first call may compile it, its second fills the caches.
 WARM_UP = 2
 LEAST_REPETITIONS = 5
 LEAST_NANOSECONDS = 20_000_000
 MOST_TRANSFERS = 200
+# Where tasks are timed by steps.
+STEPS = 15
 
 
 class Bench:
     """Tasks bound to memory that they need not share with others.
 
     mine       those of this rank
-    by_steps   tasks are timed within whole steps, by the device's events: calls only put them onto its streams
+    by_steps   all tasks are timed in the same whole steps, by the device's events: calls only put them onto its streams
     """
 
     def __init__(self, job: Job, tasks: TaskGraph, runner: Runner) -> None:
@@ -43,10 +47,10 @@ class Bench:
     def repeat(self, tasks: Sequence[int], nanoseconds: int) -> np.ndarray:
         """Run tasks of this rank in turns for so long, each five times at least; int64[n]: the nanoseconds of each run.
 
-        Without tasks this rank stands still. By steps they run five times, and all ranks have to ask for it.
+        Without tasks this rank stands still. By steps it is what they took in those, for which all ranks have to ask.
         """
         if self.by_steps:
-            return np.concatenate([self._spans(tasks) @ (-1, 1) for _ in range(LEAST_REPETITIONS)])
+            return np.concatenate([self._spans(step, tasks) @ (-1, 1) for step in self._steps])
         calls = [call for task in tasks for call in self.runner.calls(task)]
         lasted: list[int] = []
         end = perf_counter_ns() + nanoseconds
@@ -60,14 +64,13 @@ class Bench:
     def exchange(self, tasks: Sequence[int], repetitions: int) -> np.ndarray:
         """Run transfers so often; all ranks meet before each; int64[repetitions, 2]: this rank's beginnings and ends.
 
-        Nanoseconds on the clock that all ranks share; a rank without a part in `tasks` only comes to the meetings.
+        Nanoseconds on the clock that all ranks share; a rank without a part in `tasks` only comes to the meetings. By
+        steps there are as many repetitions as steps.
         """
-        spans, comm = np.zeros((repetitions, 2), np.int64), self.runner.comm
         if self.by_steps:
-            for number in range(repetitions):
-                found = self._spans(tasks)
-                spans[number] = (found[:, 0].min(), found[:, 1].max()) if len(found) else 0
-            return spans
+            found = [self._spans(step, tasks) for step in self._steps]
+            return np.array([(one[:, 0].min(initial=2**62), one[:, 1].max(initial=0)) for one in found], np.int64)
+        spans, comm = np.zeros((repetitions, 2), np.int64), self.runner.comm
         calls = [call for task in tasks for call in self.runner.calls(task)]
         for number in range(repetitions):
             comm.barrier()
@@ -76,11 +79,14 @@ class Bench:
             spans[number, 1] = perf_counter_ns()
         return spans - comm.epoch_ns
 
-    def _spans(self, tasks: Sequence[int]) -> np.ndarray:
-        """int64[n, 2]: when these tasks began and ended in a step of all, nanoseconds."""
-        timeline = self.runner.step()
-        rows = np.isin(timeline.task, np.asarray(tasks, np.int64))
-        return np.stack([timeline.start[rows], timeline.end[rows]], 1) // PICOSECONDS_PER_NANOSECOND
+    @cached_property
+    def _steps(self) -> list[Timeline]:
+        return [self.runner.step() for _ in range(STEPS)]
+
+    def _spans(self, step: Timeline, tasks: Sequence[int]) -> np.ndarray:
+        """int64[n, 2]: when these tasks began and ended in a step, nanoseconds."""
+        rows = np.isin(step.task, np.asarray(tasks, np.int64))
+        return np.stack([step.start[rows], step.end[rows]], 1) // PICOSECONDS_PER_NANOSECOND
 
 
 class Isolated(Bench):

@@ -117,29 +117,41 @@ def _measure_all(job: Job, works: Sequence[Work], known: set[CostKey]) -> list[R
     rows: dict[CostKey, Row] = {}
     refused: list[str] = []
     wanted = [set(_number_of(work.tasks())) for work in works]
-    done = 0
+    before = len(known)
     with progress.bar(job.leads, "measuring") as advance:
         for number, work in enumerate(works):
-            todo = wanted[number] - known
+
+            def tell(name: str = work.name, later: Sequence[set[CostKey]] = wanted[number:]) -> None:
+                done = len(known) - before
+                advance(name, done, done + len(set().union(*later) - known))
+
             try:
-                bench = work.bench() if todo else None
+                tasks, beside = _measure(job, work, wanted[number] - known, known, tell)
             except ValueError as error:
                 # Of the well-known plans some need too much memory where others do not.
                 refused.append(f"plan {work.name}: {error}" if work.name not in str(error) else str(error))
                 continue
-            tasks = work.tasks() if bench is None else bench.tasks
-            beside: dict[CostKey, str] = {}
-            for key, k in _number_of(tasks).items():
-                if bench is not None and key in todo:
-                    advance(work.name, done, done + len(set().union(*wanted[number:]) - known))
-                    measured, beside[key] = rounds.measure(job, bench, k)
-                    _keep(job, measured)
-                    known.add(key)
-                    done += 1
             _add_rows(job, work, tasks, beside, rows)
     if not rows:
         raise UserError(refused[0])
     return list(rows.values())
+
+
+def _measure(
+    job: Job, work: Work, todo: set[CostKey], known: set[CostKey], tell: Callable[[], None]
+) -> tuple[TaskGraph, dict[CostKey, str]]:
+    """Measure these kinds of a work's tasks; the tasks, and what ranks without a kind did meanwhile."""
+    if not todo:
+        return work.tasks(), {}
+    # Its memory is given back before the next is made ready.
+    bench, beside = work.bench(), dict[CostKey, str]()
+    for key, k in _number_of(bench.tasks).items():
+        if key in todo:
+            tell()
+            measured, beside[key] = rounds.measure(job, bench, k)
+            _keep(job, measured)
+            known.add(key)
+    return bench.tasks, beside
 
 
 def _number_of(tasks: TaskGraph) -> dict[CostKey, int]:

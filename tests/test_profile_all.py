@@ -154,11 +154,13 @@ def test_by_steps_tasks_are_timed_where_they_run():
     isolated = Isolated(job, "plan", seeds(job.lowering)["data_parallel"], sample_feed(job), 1e-6)
     steps = isolated.runner.num_steps
     isolated.by_steps = True
-    chosen = isolated.mine[:2].tolist()
-    assert (isolated.repeat(chosen, 10**9) > 0).all() and len(isolated.repeat(chosen, 0)) == 10
-    assert len(isolated.repeat([], 0)) == 0 and isolated.runner.num_steps == steps + 15, "all ranks take the same steps"
-    spans = isolated.exchange(chosen, 3)
-    assert spans.shape == (3, 2) and (spans[:, 0] < spans[:, 1]).all() and (np.diff(spans[:, 0]) > 0).all()
+    for chosen in (isolated.mine[:2].tolist(), isolated.mine.tolist(), []):
+        lasted = isolated.repeat(chosen, 10**9)
+        assert len(lasted) == 15 * len(chosen) and (lasted >= 0).all() and (lasted > 0).any() == bool(chosen)
+    spans = isolated.exchange(isolated.mine[:2].tolist(), 3)
+    assert spans.shape == (15, 2) and (spans[:, 0] < spans[:, 1]).all() and (np.diff(spans[:, 0]) > 0).all()
+    assert isolated.exchange([], 3).shape == (15, 2)
+    assert isolated.runner.num_steps == steps + 15, "all ranks take the same steps, whatever is asked of them"
 
 
 # Tuning.
