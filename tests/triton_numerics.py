@@ -89,7 +89,7 @@ def test_products_by_blocks_equal_the_definition() -> None:
         ("ik,jk->ij", "ik,kj->ji", "ki,jk->ij", "ki,kj->ij", "bki,jbk->bij", "bisk,bksj->sbij")
     ):
         dtype = ("float16", "bfloat16")[number % 2]
-        size = {"i": int(rng.integers(16, 20)) * 8, "j": int(rng.integers(32, 36)) * 8, "k": 72, "b": 2, "s": 2}
+        size = {"i": int(rng.integers(16, 20)) * 8, "j": int(rng.integers(32, 36)) * 8, "k": 72, "b": 2, "s": 3}
         # One is summed in parts.
         size["k"] = 2056 if spec == "ki,kj->ij" else size["k"]
         xs = tuple(draw(*(size[label] for label in term)) for term in spec.split("->")[0].split(","))
