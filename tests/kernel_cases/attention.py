@@ -17,6 +17,8 @@ def case_attention(draw: Draw) -> Iterator[Case]:
         (1, 100, 101, 3, 3, 2, True, 1),
         (2, 5, 7, 6, 2, 3, False, 0),
         (2, 70, 70, 4, 1, 2, True, 0),
+        # Heads as wide and sequences as long as whole blocks.
+        (1, 128, 192, 2, 1, 16, True, 64),
         (1, 70, 75, 4, 2, 3, True, 5),
     ]:
         params = {"heads": heads, "causal": causal, "offset": offset, "scale": 0.7}
