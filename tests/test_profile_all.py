@@ -5,14 +5,16 @@ import math
 import random
 import xml.etree.ElementTree as ElementTree
 from contextlib import nullcontext
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from castile.kernels import choice
+from castile.kernels import tuning as kernel_tuning
 from castile.kernels.choice import Choice, Operands
 from castile.kernels.table import Table
-from castile.launch import coverage, jobs, links, models, roofline, rounds, tuning, ways
+from castile.launch import coverage, gpus, jobs, links, models, roofline, rounds, tuning, ways
 from castile.launch.__main__ import main
 from castile.launch.isolation import Isolated, apart
 from castile.launch.jobs import recipe_updates
@@ -29,6 +31,7 @@ from castile.runtime.runner import Runner, run_local
 from castile.runtime.task import CostKey
 from castile.runtime.timeline import Timeline
 from tests import homes
+from tests.test_gpus import host_with_gpus
 
 MODELS = ("mlp:layers=1,width=24", "convnet", "gpt:layers=1,width=32,seq=16", "lstm:layers=1")
 
@@ -328,3 +331,21 @@ def test_a_picture_of_a_run(capsys, monkeypatch):
     monkeypatch.setattr(rounds, "measure", None)
     assert main(["profile", MODELS[0], "--again", "--picture", "."]) == 2, "before anything is measured"
     assert "--picture" in capsys.readouterr().err
+
+
+# On a host with GPUs, which a stand-in of CuPy is.
+
+
+def test_a_profile_on_gpus_tunes_first_and_times_tasks_in_steps(capsys, monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(kernel_tuning, "gpu", lambda: None)
+    monkeypatch.setattr(kernel_tuning, "tune", lambda table, name, meter: {
+        way: 1.0 / (1 + number) for number, way in enumerate(kernel_tuning.ways(table, name))})  # fmt: skip
+    with host_with_gpus(), patch.object(gpus, "version", lambda name: "1.0"):
+        facts = told(capsys, MODELS[0], "--profile", "here.db")
+        again = told(capsys, MODELS[0], "--profile", "here.db")
+    assert facts["processor"]["kind"] == "gpu" and facts["num_tuned_calls"] > 0 and facts["num_new_keys"] > 0
+    chosen = [kernel for key in facts["keys"] for kernel in key["kernels"] if kernel["ways"]]
+    assert chosen and all(kernel["form"] == kernel["ways"][0]["form"] for kernel in chosen)
+    assert {kernel["form"] for kernel in chosen if kernel["kernel"] == "contract"} == {"cupy"}
+    assert again["num_tuned_calls"] == again["num_new_keys"] == 0

@@ -1,0 +1,69 @@
+"""On a GPU: what libraries compute, tuning by the real clock, and a profiling run."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton")
+
+from castile.kernels import choice, tuning
+from castile.kernels.table import Table, definitions, forms
+from castile.launch.__main__ import main
+from castile.planner import vocabulary
+from tests import homes
+from tests.kernel_cases import cases
+from tests.test_kernels import several, unwritten
+from tests.triton_cases import cast, error, large, plain, specs
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", sorted(forms("cupy")))
+def test_a_librarys_form_equals_the_definition_on_a_gpu(name: str, dtype: str) -> None:
+    import cupy
+
+    def moved(x: Any) -> Any:
+        return cupy.asarray(x) if isinstance(x, np.ndarray) else x
+
+    num_taken = 0
+    for case in cases(name, "float32"):
+        low = cast(name, case, dtype)
+        args, params = cast(name, low, "float64")
+        (want,), (rounded,) = several(definitions()[name](*args, **params)), plain(name, low, dtype)
+        out = moved(unwritten(rounded))
+        words = {"scratch": None, "accumulate": False} if name == "contract" else {}
+        call = forms("cupy")[name](out, *map(moved, low[0]), **low[1], **words)
+        num_taken += call is not None
+        if call is not None:
+            call()
+            assert error(out.get(), want) <= 2 * error(rounded, want) + 4e-6 * max(1.0, float(np.abs(want).max()))
+    assert num_taken
+
+
+@pytest.mark.parametrize("name", ["contract", "softmax", "copy"])
+def test_tuning_on_a_gpu_times_every_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_chosen", {})
+    table, case = Table("triton"), next(large(name, "bfloat16"))
+    args, params = case
+    outs = [tuning.dense(one.shape, one.dtype) for one in vocabulary.results(name, specs(args), params)]
+    which = tuning.named(table, name, outs, args, params, False)
+    found = tuning.tune(table, which, tuning.gpu())
+    assert 1 < len(found) <= len(tuning.ways(table, which))
+    nbytes = sum(one.nbytes for one in choice.arrays_of(choice.wanted_of(which)))
+    # No memory moves ten terabytes a second.
+    assert all(nbytes / 1e13 < seconds < 0.1 for seconds in found.values()), found
+
+
+def test_a_profile_on_a_gpu(tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in homes.make(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(choice, "_chosen", {})
+    assert (
+        main(["profile", "mlp:layers=1,width=256", "--batch", "4096", "--profile", f"{tmp_path}/a.db", "--json"]) == 0
+    )
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["processor"]["kind"] == "gpu" and facts["num_tuned_calls"] > 0
+    assert all(key["seconds"] > 0 for key in facts["keys"])
