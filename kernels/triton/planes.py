@@ -1,32 +1,63 @@
-"""Tiles of rows and columns of images, as programs walk them that look up what lies around each place.
+"""Tiles of the places of images, as programs walk them that look up what lies around each place.
 
-A thread has one place: what lies beside it in memory is then its neighbours', and a load of any place near by takes
-whole lines. Shapes, steps and windows are constants to the compiler, so that little is left to compute for an element.
-It knows no kernel.
+A thread has a column of some rows: what lies beside it in memory is then its neighbours', so that loads of any place
+near by take whole lines, and rows that several of its places need are read once. Shapes, steps and windows are
+constants to the compiler, and little is left to compute for a place. It knows no kernel.
 """
 
 # mypy: disable-error-code="no-untyped-def"
 
-from math import prod
+from typing import Any, NamedTuple
 
 import triton
 from triton import language as tl
 
 from castile.kernels.triton.views import power_of_two
 
-_COLS = 128
-_THREADS = 32
+# Settings of all that walk so: threads of a program, and rows of a thread at most.
+SETTINGS = ((256, 4), (256, 8), (128, 8), (512, 4))
+# Columns of a tile, and looked up places of a thread, at most.
+_COLS, _LOOKED_UP = 128, 80
 
 
-def block(threads: int, rows: int, cols: int) -> tuple[int, int]:
-    """Rows and columns of a tile of so many places: as wide as an image where that is narrow, no taller than all."""
-    across = min(threads, _COLS, power_of_two(cols))
-    return min(threads // across, power_of_two(rows)), across
+class Walk(NamedTuple):
+    """How many images of so many rows and columns are walked: each thread has `tall` rows of one column."""
+
+    images: int
+    rows: int
+    cols: int
+    tall: int
+    threads: int
+
+    @property
+    def warps(self) -> int:
+        """Of a program."""
+        return self.threads // 32
+
+    @property
+    def across(self) -> int:
+        """Columns of a tile."""
+        return min(self.threads, _COLS, power_of_two(self.cols))
+
+    @property
+    def tiles(self) -> int:
+        """How many tiles there are."""
+        rows = self.images * -(-self.rows // self.tall)
+        return -(-rows // (self.threads // self.across)) * -(-self.cols // self.across)
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """What `tile` is told."""
+        groups = -(-self.rows // self.tall)
+        words = {"IMAGES": self.images, "GROUPS": groups, "HEIGHT": self.rows, "WIDTH": self.cols, "TALL": self.tall}
+        return words | {"BLOCK": self.threads, "COLS": self.across}
 
 
-def warps(tile: tuple[int, int]) -> int:
-    """As many as give each place a thread."""
-    return max(1, prod(tile) // _THREADS)
+def walk(images: int, size: tuple[int, ...], taps: int, setting: tuple[int, int]) -> Walk:
+    """The walk over images of so many rows and columns of which each place looks up `taps` places."""
+    most = max(1, min(setting[1], _LOOKED_UP // taps))
+    rows, cols = size
+    return Walk(images, rows, cols, -(-rows // -(-rows // most)), setting[0])
 
 
 @triton.constexpr_function
@@ -36,53 +67,43 @@ def met(phase, tap, stride, pad, dilation=1):
 
 
 @triton.jit
-def first_column(SHAPE: tl.constexpr, COLS: tl.constexpr):
-    """Where the tile of a program begins along the last dim."""
-    return tl.program_id(0) % ((SHAPE[3] + COLS - 1) // COLS) * COLS
-
-
-@triton.jit
-def tile(SHAPE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr):
-    """Of a program's places in an array of four dims: the numbers in each dim, and which rows there are."""
-    across: tl.constexpr = (SHAPE[3] + COLS - 1) // COLS
-    number = tl.program_id(0)
-    if WIDE:
-        number = number.to(tl.int64)
-    row, col = number // across * ROWS + tl.arange(0, ROWS), first_column(SHAPE, COLS) + tl.arange(0, COLS)
-    image = row // SHAPE[2]
-    return image // SHAPE[1], image % SHAPE[1], row % SHAPE[2], col, row < SHAPE[0] * SHAPE[1] * SHAPE[2]
-
-
-@triton.jit
-def offset(b, c, row, col, STEPS: tl.constexpr):
-    """How far from the first element of an array of four dims those of a tile lie."""
-    return (b * STEPS[0] + c * STEPS[1] + row * STEPS[2])[:, None] + (col * STEPS[3])[None, :]
-
-
-@triton.jit
-def within(rows, row, col, SIZE: tl.constexpr):
-    """Whether rows that there are, and columns, lie inside an image."""
-    return (rows & (row >= 0) & (row < SIZE[0]))[:, None] & ((col >= 0) & (col < SIZE[1]))[None, :]
-
-
-@triton.jit
-def put(out, values, rows, start, WIDTH: tl.constexpr, STEP: tl.constexpr, ADDS: tl.constexpr):
-    """Write or add the values of each phase of columns, of the lattice's from `start` on, to rows that begin at `out`;
-    where there are two phases neighbours are written together.
+def tile(number, IMAGES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+         COLS: tl.constexpr, EACH: tl.constexpr):  # fmt: skip
+    """Of each thread of the tile of that number: the image, the number of its group of rows, its column, and whether
+    there is such an image. With more than one of EACH, columns that are so many times as many.
     """
-    ROWS: tl.constexpr = values[0].shape[0]
-    COLS: tl.constexpr = values[0].shape[1]
-    if len(values) == 2:
-        value = tl.reshape(tl.join(values[0], values[1]), (ROWS, 2 * COLS))
-        _put(out, value, rows, start * 2 + tl.arange(0, 2 * COLS), WIDTH, STEP, ADDS)
-    else:
-        for n in tl.static_range(len(values)):
-            _put(out, values[n], rows, (start + tl.arange(0, COLS)) * len(values) + n, WIDTH, STEP, ADDS)
+    across: tl.constexpr = (WIDTH + COLS - 1) // COLS
+    place = tl.arange(0, BLOCK * EACH)
+    row = number // across * (BLOCK // COLS) + place // (COLS * EACH)
+    return row // GROUPS, row % GROUPS, number % across * (COLS * EACH) + place % (COLS * EACH), row < IMAGES * GROUPS
 
 
 @triton.jit
-def _put(out, value, rows, col, WIDTH: tl.constexpr, STEP: tl.constexpr, ADDS: tl.constexpr):
-    at, here = out[:, None] + (col * STEP)[None, :], rows[:, None] & (col < WIDTH)[None, :]
+def within(there, row, col, SIZE: tl.constexpr):
+    """Whether places of images that there are lie inside."""
+    return there & (row >= 0) & (row < SIZE[0]) & (col >= 0) & (col < SIZE[1])
+
+
+@triton.jit
+def put(at, value, here, ADDS: tl.constexpr):
+    """Write values, or add them to what is there."""
     if ADDS:
         value += tl.load(at, mask=here, other=0.0).to(tl.float32)
-    tl.store(at, value.to(out.dtype.element_ty), mask=here)
+    tl.store(at, value.to(at.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def put_phases(out, values, at, there, row, col, SIZE: tl.constexpr, STEPS: tl.constexpr, STRIDE: tl.constexpr,
+               EACH: tl.constexpr, ADDS: tl.constexpr):  # fmt: skip
+    """Write or add the values of places of each phase, rows of them first: those that begin `at` from `out` on, at
+    `row` and `col`. With EACH values of neighbours are one vector, as `at` and `col` have them.
+    """
+    for n in tl.static_range(tl.constexpr(len(values) // STRIDE[1])):
+        to, inside = out + (at + n * STEPS[2]), there & (row + n < SIZE[0])
+        if EACH == 2:
+            value = tl.reshape(tl.join(values[2 * n], values[2 * n + 1]), col.shape)
+            put(to, value, inside & (col < SIZE[1]), ADDS)
+        else:
+            for beside in tl.static_range(tl.constexpr(STRIDE[1])):
+                here = inside & (col + beside < SIZE[1])
+                put(to + beside * STEPS[3], values[n * STRIDE[1] + beside], here, ADDS)

@@ -15,15 +15,13 @@ from triton import language as tl
 
 from castile.kernels.triton.launch import Launch, Plan, Room, planned, takes
 from castile.kernels.triton.lines import each, folded, packed, text
-from castile.kernels.triton.planes import block, first_column, met, offset, put, tile, warps, within
+from castile.kernels.triton.planes import SETTINGS, met, put, put_phases, tile, walk, within
 from castile.kernels.triton.views import View, view, wide
 from castile.kernels.windows import Pads, Pair
 
 _SCALED = text("x -> scale * x", "scale")
 # Elements of a window up to which a loop over them is written out.
 _MOST_WRITTEN_OUT = 64
-# Programs of so many places, each of which has a thread.
-_THREADS = (256, 128, 512)
 
 
 @planned
@@ -32,8 +30,8 @@ def max_pool2d(out: Any, x: Any, *, kernel: Pair, stride: Pair, pads: Pads) -> P
     if not takes(out, x):
         return None
 
-    def launches(threads: int) -> list[Launch]:
-        return [_pooled(_max_pool, view(out), x, kernel, stride, pads, threads, {})]
+    def launches(setting: tuple[int, int]) -> list[Launch]:
+        return [_pooled(_max_pool, view(out), x, kernel, stride, pads, setting, {})]
 
     return _plan(launches, out)
 
@@ -49,9 +47,9 @@ def max_pool2d_grad(
     how = {"F_STEPS": packed(tuple(dy.shape)), "ADDS": accumulate}
     first = View(Room(dy.size, "int8" if prod(kernel) < 2**7 else "int32"), shape, packed(shape))
 
-    def launches(threads: int) -> list[Launch]:
-        found = _pooled(_first_maximum, first, x, kernel, stride, pads, threads, {})
-        return [found, _spread(_max_spread, out, dy, [first], kernel, stride, pads, threads, how)]
+    def launches(setting: tuple[int, int]) -> list[Launch]:
+        found = _pooled(_first_maximum, first, x, kernel, stride, pads, setting, {})
+        return [found, _spread(_max_spread, out, dy, [first], kernel, stride, pads, setting, how)]
 
     return _plan(launches, out)
 
@@ -62,8 +60,8 @@ def avg_pool2d(out: Any, x: Any, *, kernel: Pair, stride: Pair, pads: Pads, padd
     if not takes(out, x):
         return None
 
-    def launches(threads: int) -> list[Launch]:
-        return [_pooled(_mean, view(out), x, kernel, stride, pads, threads, {"ALL": padded})]
+    def launches(setting: tuple[int, int]) -> list[Launch]:
+        return [_pooled(_mean, view(out), x, kernel, stride, pads, setting, {"ALL": padded})]
 
     return _plan(launches, out)
 
@@ -86,8 +84,8 @@ def avg_pool2d_grad(
 
     how = {"ALL": padded, "ADDS": accumulate}
 
-    def launches(threads: int) -> list[Launch]:
-        return [_spread(_mean_spread, out, dy, [], kernel, stride, pads, threads, how)]
+    def launches(setting: tuple[int, int]) -> list[Launch]:
+        return [_spread(_mean_spread, out, dy, [], kernel, stride, pads, setting, how)]
 
     return _plan(launches, out)
 
@@ -111,19 +109,25 @@ def global_pool_grad(out: Any, dy: Any, *, shape: tuple[int, ...], scale: float,
     return each(_SCALED, [view(out)], [everywhere], {"scale": scale}, accumulate)
 
 
-def _plan(launches: Callable[[int], list[Launch]], out: Any) -> Plan:
-    return Plan(_THREADS, launches) if out.size else Plan((None,), lambda _: [])
+def _plan(launches: Callable[[tuple[int, int]], list[Launch]], out: Any) -> Plan:
+    return Plan(SETTINGS, launches) if out.size else Plan((None,), lambda _: [])
 
 
 def _pooled(
-    pooling: Any, out: View, x: Any, kernel: Pair, stride: Pair, pads: Pads, threads: int, how: dict[str, bool]
+    pooling: Any,
+    out: View,
+    x: Any,
+    kernel: Pair,
+    stride: Pair,
+    pads: Pads,
+    setting: tuple[int, int],
+    how: dict[str, bool],
 ) -> Launch:
     """The launch of results of windows over x [b,c,H,W], each of which is told by what its window meets."""
     seen = view(x)
-    rows = prod(out.shape[:3])
-    across = block(threads, rows, out.shape[3])
+    walked = walk(prod(out.shape[:2]), out.shape[2:], prod(kernel), setting)
     constants = {
-        "SHAPE": out.shape,
+        "CHANNELS": out.shape[1],
         "O_STEPS": out.steps,
         "X_STEPS": seen.steps,
         "SIZE": seen.shape[2:],
@@ -132,25 +136,23 @@ def _pooled(
         "PADS": (pads[0], pads[2]),
         "TAPS": prod(kernel),
         "UNROLL": min(prod(kernel), _MOST_WRITTEN_OUT),
-        "ROWS": across[0],
-        "COLS": across[1],
         "WIDE": wide([out, seen]),
     }
-    grid = (-(-rows // across[0]) * -(-out.shape[3] // across[1]),)
-    return Launch(pooling, grid, (out, seen), constants | how, warps(across), flops=prod(out.shape) * prod(kernel))
+    flops = prod(out.shape) * prod(kernel)
+    constants |= walked.constants | how
+    return Launch(pooling, (walked.tiles,), (out, seen), constants, walked.warps, flops=flops)
 
 
 def _spread(
-    spread: Any, out: Any, dy: Any, more: list[View], kernel: Pair, stride: Pair, pads: Pads, threads: int,
+    spread: Any, out: Any, dy: Any, more: list[View], kernel: Pair, stride: Pair, pads: Pads, setting: tuple[int, int],
     how: dict[str, Any],
 ) -> Launch:  # fmt: skip
     """The launch of the gradient [b,c,H,W] of windows that gave dy: each place looks up the windows that it is in."""
     to, of = view(out), view(dy)
     lattice = tuple(-(-n // step) for n, step in zip(to.shape[2:], stride, strict=True))
-    rows = prod(to.shape[:2]) * lattice[0]
-    across = block(threads, rows, lattice[1])
+    walked = walk(prod(to.shape[:2]), lattice, prod(kernel), setting)
     constants = {
-        "SHAPE": (*to.shape[:2], *lattice),
+        "CHANNELS": to.shape[1],
         "SIZE": to.shape[2:],
         "O_STEPS": to.steps,
         "Y_STEPS": of.steps,
@@ -158,70 +160,96 @@ def _spread(
         "KERNEL": tuple(kernel),
         "STRIDE": tuple(stride),
         "PADS": (pads[0], pads[2]),
-        "ROWS": across[0],
-        "COLS": across[1],
         "WIDE": wide([to, of]),
     }
-    grid = (-(-rows // across[0]) * -(-lattice[1] // across[1]),)
+    constants |= walked.constants | how
     # Each element of a window is of use to one place.
-    return Launch(spread, grid, (to, of, *more), constants | how, warps(across), flops=prod(of.shape) * prod(kernel))
+    flops = prod(of.shape) * prod(kernel)
+    return Launch(spread, (walked.tiles,), (to, of, *more), constants, walked.warps, flops=flops)
 
 
 @triton.jit
-def _max_pool(out, x, SHAPE: tl.constexpr, O_STEPS: tl.constexpr, X_STEPS: tl.constexpr, SIZE: tl.constexpr,
+def _tile(IMAGES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, COLS: tl.constexpr,
+          EACH: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    number = tl.program_id(0)
+    if WIDE:
+        number = number.to(tl.int64)
+    return tile(number, IMAGES, GROUPS, WIDTH, BLOCK, COLS, EACH)
+
+
+@triton.jit
+def _max_pool(out, x, CHANNELS: tl.constexpr, O_STEPS: tl.constexpr, X_STEPS: tl.constexpr, SIZE: tl.constexpr,
               KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr, TAPS: tl.constexpr,
-              UNROLL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
-    b, c, h, v, rows = tile(SHAPE, ROWS, COLS, WIDE)
+              UNROLL: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr, HEIGHT: tl.constexpr,
+              WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr, COLS: tl.constexpr,
+              WIDE: tl.constexpr):  # fmt: skip
+    image, group, v, there = _tile(IMAGES, GROUPS, WIDTH, BLOCK, COLS, 1, WIDE)
+    b, c, h = image // CHANNELS, image % CHANNELS, group * TALL
     row, col = h * STRIDE[0] - PADS[0], v * STRIDE[1] - PADS[1]
-    x += offset(b, c, row, col, X_STEPS)
-    best = tl.full((ROWS, COLS), float("-inf"), tl.float32)
-    for tap in tl.range(0, TAPS, loop_unroll_factor=UNROLL):
-        i, j = tap // KERNEL[1], tap % KERNEL[1]
-        mask = within(rows, row + i, col + j, SIZE)
-        value = tl.load(x + (i * X_STEPS[2] + j * X_STEPS[3]), mask=mask, other=float("-inf"))
-        best = tl.maximum(best, value.to(tl.float32), propagate_nan=tl.PropagateNan.ALL)
-    tl.store(
-        out + offset(b, c, h, v, O_STEPS), best.to(out.dtype.element_ty), mask=rows[:, None] & (v < SHAPE[3])[None, :]
-    )
+    x += b * X_STEPS[0] + c * X_STEPS[1] + row * X_STEPS[2] + col * X_STEPS[3]
+    out += b * O_STEPS[0] + c * O_STEPS[1] + h * O_STEPS[2] + v * O_STEPS[3]
+    found = ()
+    for n in tl.static_range(TALL):
+        best = tl.full((BLOCK,), float("-inf"), tl.float32)
+        for tap in tl.range(0, TAPS, loop_unroll_factor=UNROLL):
+            i, j = n * STRIDE[0] + tap // KERNEL[1], tap % KERNEL[1]
+            mask = within(there, row + i, col + j, SIZE)
+            value = tl.load(x + (i * X_STEPS[2] + j * X_STEPS[3]), mask=mask, other=float("-inf"))
+            best = tl.maximum(best, value.to(tl.float32), propagate_nan=tl.PropagateNan.ALL)
+        found = found + (best,)  # noqa: RUF005 (Triton knows no star)
+    for n in tl.static_range(TALL):
+        put(out + n * O_STEPS[2], found[n], there & (h + n < HEIGHT) & (v < WIDTH), False)
 
 
 @triton.jit
-def _first_maximum(out, x, SHAPE: tl.constexpr, O_STEPS: tl.constexpr, X_STEPS: tl.constexpr, SIZE: tl.constexpr,
+def _first_maximum(out, x, CHANNELS: tl.constexpr, O_STEPS: tl.constexpr, X_STEPS: tl.constexpr, SIZE: tl.constexpr,
                    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr, TAPS: tl.constexpr,
-                   UNROLL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
-    b, c, h, v, rows = tile(SHAPE, ROWS, COLS, WIDE)
+                   UNROLL: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr, HEIGHT: tl.constexpr,
+                   WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr, COLS: tl.constexpr,
+                   WIDE: tl.constexpr):  # fmt: skip
+    image, group, v, there = _tile(IMAGES, GROUPS, WIDTH, BLOCK, COLS, 1, WIDE)
+    b, c, h = image // CHANNELS, image % CHANNELS, group * TALL
     row, col = h * STRIDE[0] - PADS[0], v * STRIDE[1] - PADS[1]
-    x += offset(b, c, row, col, X_STEPS)
-    best = tl.full((ROWS, COLS), float("-inf"), tl.float32)
-    # Where all is -inf the first element is the maximum, be it padding or not; the first NaN is larger than all.
-    first = tl.zeros((ROWS, COLS), tl.int32)
-    for tap in tl.range(0, TAPS, loop_unroll_factor=UNROLL):
-        i, j = tap // KERNEL[1], tap % KERNEL[1]
-        mask = within(rows, row + i, col + j, SIZE)
-        value = tl.load(x + (i * X_STEPS[2] + j * X_STEPS[3]), mask=mask, other=float("-inf")).to(tl.float32)
-        better = (value > best) | ((value != value) & (best == best))
-        best, first = tl.where(better, value, best), tl.where(better, tap, first)
-    tl.store(
-        out + offset(b, c, h, v, O_STEPS), first.to(out.dtype.element_ty), mask=rows[:, None] & (v < SHAPE[3])[None, :]
-    )
+    x += b * X_STEPS[0] + c * X_STEPS[1] + row * X_STEPS[2] + col * X_STEPS[3]
+    out += b * O_STEPS[0] + c * O_STEPS[1] + h * O_STEPS[2] + v * O_STEPS[3]
+    found = ()
+    for n in tl.static_range(TALL):
+        best = tl.full((BLOCK,), float("-inf"), tl.float32)
+        # Where all is -inf the first element is the maximum, be it padding or not; the first NaN is larger than all.
+        first = tl.zeros((BLOCK,), tl.int32)
+        for tap in tl.range(0, TAPS, loop_unroll_factor=UNROLL):
+            i, j = n * STRIDE[0] + tap // KERNEL[1], tap % KERNEL[1]
+            mask = within(there, row + i, col + j, SIZE)
+            value = tl.load(x + (i * X_STEPS[2] + j * X_STEPS[3]), mask=mask, other=float("-inf")).to(tl.float32)
+            better = (best == best) & ~(value <= best)
+            best, first = tl.where(better, value, best), tl.where(better, tap, first)
+        found = found + (first,)  # noqa: RUF005 (Triton knows no star)
+    for n in tl.static_range(TALL):
+        put(out + n * O_STEPS[2], found[n], there & (h + n < HEIGHT) & (v < WIDTH), False)
 
 
 @triton.jit
-def _mean(out, x, SHAPE: tl.constexpr, O_STEPS: tl.constexpr, X_STEPS: tl.constexpr, SIZE: tl.constexpr,
-          ALL: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr, TAPS: tl.constexpr,
-          UNROLL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
-    b, c, h, v, rows = tile(SHAPE, ROWS, COLS, WIDE)
+def _mean(out, x, CHANNELS: tl.constexpr, O_STEPS: tl.constexpr, X_STEPS: tl.constexpr, ALL: tl.constexpr,
+          SIZE: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr, TAPS: tl.constexpr,
+          UNROLL: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr, HEIGHT: tl.constexpr,
+          WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr, COLS: tl.constexpr,
+          WIDE: tl.constexpr):  # fmt: skip
+    image, group, v, there = _tile(IMAGES, GROUPS, WIDTH, BLOCK, COLS, 1, WIDE)
+    b, c, h = image // CHANNELS, image % CHANNELS, group * TALL
     row, col = h * STRIDE[0] - PADS[0], v * STRIDE[1] - PADS[1]
-    x += offset(b, c, row, col, X_STEPS)
-    total = tl.zeros((ROWS, COLS), tl.float32)
-    for tap in tl.range(0, TAPS, loop_unroll_factor=UNROLL):
-        i, j = tap // KERNEL[1], tap % KERNEL[1]
-        mask = within(rows, row + i, col + j, SIZE)
-        total += tl.load(x + (i * X_STEPS[2] + j * X_STEPS[3]), mask=mask, other=0.0).to(tl.float32)
-    total *= _share(row, KERNEL[0], SIZE[0], ALL)[:, None] * _share(col, KERNEL[1], SIZE[1], ALL)[None, :]
-    tl.store(
-        out + offset(b, c, h, v, O_STEPS), total.to(out.dtype.element_ty), mask=rows[:, None] & (v < SHAPE[3])[None, :]
-    )
+    x += b * X_STEPS[0] + c * X_STEPS[1] + row * X_STEPS[2] + col * X_STEPS[3]
+    out += b * O_STEPS[0] + c * O_STEPS[1] + h * O_STEPS[2] + v * O_STEPS[3]
+    found = ()
+    for n in tl.static_range(TALL):
+        total = tl.zeros((BLOCK,), tl.float32)
+        for tap in tl.range(0, TAPS, loop_unroll_factor=UNROLL):
+            i, j = n * STRIDE[0] + tap // KERNEL[1], tap % KERNEL[1]
+            mask = within(there, row + i, col + j, SIZE)
+            total += tl.load(x + (i * X_STEPS[2] + j * X_STEPS[3]), mask=mask, other=0.0).to(tl.float32)
+        share = _share(row + n * STRIDE[0], KERNEL[0], SIZE[0], ALL) * _share(col, KERNEL[1], SIZE[1], ALL)
+        found = found + (total * share,)  # noqa: RUF005 (Triton knows no star)
+    for n in tl.static_range(TALL):
+        put(out + n * O_STEPS[2], found[n], there & (h + n < HEIGHT) & (v < WIDTH), False)
 
 
 @triton.jit
@@ -235,53 +263,60 @@ def _share(first, taps: tl.constexpr, size: tl.constexpr, ALL: tl.constexpr):
 
 
 @triton.jit
-def _max_spread(out, dy, first, SHAPE: tl.constexpr, SIZE: tl.constexpr, O_STEPS: tl.constexpr,
+def _max_spread(out, dy, first, CHANNELS: tl.constexpr, SIZE: tl.constexpr, O_STEPS: tl.constexpr,
                 Y_STEPS: tl.constexpr, F_STEPS: tl.constexpr, Y_SIZE: tl.constexpr, KERNEL: tl.constexpr,
-                STRIDE: tl.constexpr, PADS: tl.constexpr, ADDS: tl.constexpr, ROWS: tl.constexpr,
-                COLS: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
-    b, c, q, p, rows = tile(SHAPE, ROWS, COLS, WIDE)
-    out += b * O_STEPS[0] + c * O_STEPS[1] + q * (STRIDE[0] * O_STEPS[2])
-    dy += offset(b, c, q, p, Y_STEPS)
-    first += offset(b, c, q, p, F_STEPS)
-    for phase in tl.static_range(tl.constexpr(STRIDE[0])):
-        totals = ()
+                STRIDE: tl.constexpr, PADS: tl.constexpr, ADDS: tl.constexpr, IMAGES: tl.constexpr,
+                GROUPS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr,
+                BLOCK: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    image, group, p, there = _tile(IMAGES, GROUPS, WIDTH, BLOCK, COLS, 1, WIDE)
+    b, c, q = image // CHANNELS, image % CHANNELS, group * TALL
+    dy += b * Y_STEPS[0] + c * Y_STEPS[1] + q * Y_STEPS[2] + p * Y_STEPS[3]
+    first += b * F_STEPS[0] + c * F_STEPS[1] + q * F_STEPS[2] + p * F_STEPS[3]
+    totals = ()
+    for n in tl.static_range(tl.constexpr(TALL * STRIDE[0])):
         for beside in tl.static_range(tl.constexpr(STRIDE[1])):
-            total = tl.zeros((ROWS, COLS), tl.float32)
+            total = tl.zeros((BLOCK,), tl.float32)
             for i in tl.static_range(tl.constexpr(KERNEL[0])):
                 for j in tl.static_range(tl.constexpr(KERNEL[1])):
-                    if met(phase, i, STRIDE[0], PADS[0]) and met(beside, j, STRIDE[1], PADS[1]):
-                        down, along = (phase + PADS[0] - i) // STRIDE[0], (beside + PADS[1] - j) // STRIDE[1]
-                        mask = within(rows, q + down, p + along, Y_SIZE)
-                        taken = tl.load(first + (down * F_STEPS[2] + along * F_STEPS[3]), mask=mask, other=-1)
+                    if met(n, i, STRIDE[0], PADS[0]) and met(beside, j, STRIDE[1], PADS[1]):
+                        down, along = (n + PADS[0] - i) // STRIDE[0], (beside + PADS[1] - j) // STRIDE[1]
+                        mask = within(there, q + down, p + along, Y_SIZE)
                         slope = tl.load(dy + (down * Y_STEPS[2] + along * Y_STEPS[3]), mask=mask, other=0.0)
+                        taken = tl.load(first + (down * F_STEPS[2] + along * F_STEPS[3]), mask=mask, other=-1)
                         total += tl.where(taken == i * KERNEL[1] + j, slope.to(tl.float32), 0.0)
             totals = totals + (total,)  # noqa: RUF005 (Triton knows no star)
-        to, inside = out + phase * O_STEPS[2], rows & (q * STRIDE[0] + phase < SIZE[0])
-        put(to, totals, inside, first_column(SHAPE, COLS), SIZE[1], O_STEPS[3], ADDS)
+    EACH: tl.constexpr = 2 if STRIDE[1] == 2 else 1
+    image, group, col, there = _tile(IMAGES, GROUPS, WIDTH, BLOCK, COLS, EACH, WIDE)
+    row, col = group * (TALL * STRIDE[0]), col * (STRIDE[1] // EACH)
+    at = image // CHANNELS * O_STEPS[0] + image % CHANNELS * O_STEPS[1] + row * O_STEPS[2] + col * O_STEPS[3]
+    put_phases(out, totals, at, there, row, col, SIZE, O_STEPS, STRIDE, EACH, ADDS)
 
 
 @triton.jit
-def _mean_spread(out, dy, SHAPE: tl.constexpr, SIZE: tl.constexpr, O_STEPS: tl.constexpr, Y_STEPS: tl.constexpr,
+def _mean_spread(out, dy, CHANNELS: tl.constexpr, SIZE: tl.constexpr, O_STEPS: tl.constexpr, Y_STEPS: tl.constexpr,
                  Y_SIZE: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr,
-                 ALL: tl.constexpr, ADDS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-                 WIDE: tl.constexpr):  # fmt: skip
-    b, c, q, p, rows = tile(SHAPE, ROWS, COLS, WIDE)
-    out += b * O_STEPS[0] + c * O_STEPS[1] + q * (STRIDE[0] * O_STEPS[2])
-    dy += offset(b, c, q, p, Y_STEPS)
-    for phase in tl.static_range(tl.constexpr(STRIDE[0])):
-        totals = ()
+                 ALL: tl.constexpr, ADDS: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr,
+                 HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr,
+                 COLS: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    image, group, p, there = _tile(IMAGES, GROUPS, WIDTH, BLOCK, COLS, 1, WIDE)
+    b, c, q = image // CHANNELS, image % CHANNELS, group * TALL
+    dy += b * Y_STEPS[0] + c * Y_STEPS[1] + q * Y_STEPS[2] + p * Y_STEPS[3]
+    totals = ()
+    for n in tl.static_range(tl.constexpr(TALL * STRIDE[0])):
         for beside in tl.static_range(tl.constexpr(STRIDE[1])):
-            total = tl.zeros((ROWS, COLS), tl.float32)
+            total = tl.zeros((BLOCK,), tl.float32)
             for i in tl.static_range(tl.constexpr(KERNEL[0])):
                 for j in tl.static_range(tl.constexpr(KERNEL[1])):
-                    if met(phase, i, STRIDE[0], PADS[0]) and met(beside, j, STRIDE[1], PADS[1]):
-                        down, along = (phase + PADS[0] - i) // STRIDE[0], (beside + PADS[1] - j) // STRIDE[1]
-                        mask = within(rows, q + down, p + along, Y_SIZE)
+                    if met(n, i, STRIDE[0], PADS[0]) and met(beside, j, STRIDE[1], PADS[1]):
+                        down, along = (n + PADS[0] - i) // STRIDE[0], (beside + PADS[1] - j) // STRIDE[1]
+                        mask = within(there, q + down, p + along, Y_SIZE)
                         slope = tl.load(dy + (down * Y_STEPS[2] + along * Y_STEPS[3]), mask=mask, other=0.0)
-                        first, beginning = (q + down) * STRIDE[0] - PADS[0], (p + along) * STRIDE[1] - PADS[1]
-                        share = _share(first, KERNEL[0], SIZE[0], ALL)[:, None]
-                        share *= _share(beginning, KERNEL[1], SIZE[1], ALL)[None, :]
+                        above, left = (q + down) * STRIDE[0] - PADS[0], (p + along) * STRIDE[1] - PADS[1]
+                        share = _share(above, KERNEL[0], SIZE[0], ALL) * _share(left, KERNEL[1], SIZE[1], ALL)
                         total += tl.where(mask, slope.to(tl.float32) * share, 0.0)
             totals = totals + (total,)  # noqa: RUF005 (Triton knows no star)
-        to, inside = out + phase * O_STEPS[2], rows & (q * STRIDE[0] + phase < SIZE[0])
-        put(to, totals, inside, first_column(SHAPE, COLS), SIZE[1], O_STEPS[3], ADDS)
+    EACH: tl.constexpr = 2 if STRIDE[1] == 2 else 1
+    image, group, col, there = _tile(IMAGES, GROUPS, WIDTH, BLOCK, COLS, EACH, WIDE)
+    row, col = group * (TALL * STRIDE[0]), col * (STRIDE[1] // EACH)
+    at = image // CHANNELS * O_STEPS[0] + image % CHANNELS * O_STEPS[1] + row * O_STEPS[2] + col * O_STEPS[3]
+    put_phases(out, totals, at, there, row, col, SIZE, O_STEPS, STRIDE, EACH, ADDS)
