@@ -18,9 +18,16 @@ from castile.kernels.triton import functions
 from castile.kernels.triton.launch import Launch, Plan, Room
 from castile.kernels.triton.views import Nest, Shape, View, nest, ordered, permuted, power_of_two, wide
 
+# So many arrays are few.
+_FEW = 3
 # A fold is cut into parts until there are so many programs: about as many as the largest chip holds at once, since the
-# loads of one are few.
-_FILL = 2048
+# loads of one are few; no more, as those that come later run alone.
+_FILL = 1056
+# Elements of parts that a program folds at once: all, where few results are made of many parts.
+_PARTS = 2048
+# Rows, columns and warps of a fold, and how many blocks are on their way at once; neighbours in rows, in columns.
+_DOWN = ((64, 32, 4, 1), (64, 32, 4, 3), (128, 16, 4, 1), (128, 32, 8, 3), (32, 32, 4, 1))
+_ACROSS = ((2, 1024, 4, 1), (1, 2048, 4, 1), (1, 1024, 4, 3), (1, 4096, 8, 1), (8, 256, 4, 1))
 
 _EACH = """
 def {name}({pointers}rows, cols, lead, {constants}{last}ROWS: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr):
@@ -29,8 +36,8 @@ def {name}({pointers}rows, cols, lead, {constants}{last}ROWS: tl.constexpr, COLS
     if WIDE:
         row, col = row.to(tl.int64), col.to(tl.int64)
     row = row * ROWS + tl.arange(0, ROWS)
-    col = (col * COLS + tl.arange(0, COLS))[None, :]
-    here = (row < rows)[:, None] & (col < cols)
+    col = col * COLS + tl.arange(0, COLS)
+    here = (row < rows)[:, None] & (col < cols)[None, :]
     {load}
     {body}
     {store}
@@ -39,13 +46,13 @@ def {name}({pointers}rows, cols, lead, {constants}{last}ROWS: tl.constexpr, COLS
 # The dims of the results are walked by rows, those that vanish by columns, of which each part folds its own.
 _FOLD = """
 def {name}({pointers}rows, cols, kept, gone, span, {constants}ROWS: tl.constexpr, COLS: tl.constexpr,
-           WIDE: tl.constexpr):
+           WIDE: tl.constexpr, STAGES: tl.constexpr):
     row, part = tl.program_id(0), tl.program_id(1)
     if WIDE:
         row, part = row.to(tl.int64), part.to(tl.int64)
     row = row * ROWS + tl.arange(0, ROWS)
     {begin}
-    for start in range(part * span, tl.minimum(part * span + span, cols), COLS):
+    for start in tl.range(part * span, tl.minimum(part * span + span, cols), COLS, num_stages=STAGES):
         col = start + tl.arange(0, COLS)
         here = (row < rows)[:, None] & (col < cols)[None, :]
         {load}
@@ -101,8 +108,8 @@ def each(what: Text, outs: list[View], xs: list[View], constants: dict[str, floa
     walk = nest(views)
     if walk.extent == 0:
         return Plan((None,), lambda _: [])
-    single = tuple(walk.extent > 1 and not any(steps) for steps in walk.steps[len(outs) :])
-    kernel = _each(what, len(outs), single, adds)
+    moves = tuple((any(steps[:-1]), bool(steps[-1])) for steps in walk.steps[len(outs) :])
+    kernel = _each(what, len(outs), moves, adds)
     cols, lead = walk.sizes[-1], walk.sizes[:-1] or (1,)
     rows = walk.extent // cols
     operands = [part for one, steps in zip(views, walk.steps, strict=True) for part in (one, steps[:-1] or (0,))]
@@ -118,7 +125,9 @@ def each(what: Text, outs: list[View], xs: list[View], constants: dict[str, floa
         args = (*operands, rows, cols, lead, *numbers)
         return [Launch(kernel, grid, args, last | blocks, warps, flops=walk.extent * _operations(what))]
 
-    return Plan(((1024, 4), (2048, 4), (4096, 8), (512, 2)), launches)
+    # Of few arrays 16 elements a thread are on their way before any is needed, of many 8 are as much.
+    sizes = ((2048, 4), (1024, 4)) if len(views) <= _FEW else ((1024, 4), (2048, 4))
+    return Plan((*sizes, (4096, 8), (512, 2)), launches)
 
 
 def folded(
@@ -143,7 +152,7 @@ def folded(
         return Plan((None,), lambda _: [])
     # Neighbours in memory are to be read together, be they those that stay or those that vanish.
     stays = any(a[-1] < b[-1] for a, b in zip(kept.steps[len(outs) :], gone.steps, strict=True) if b[-1])
-    settings = ((64, 32, 4), (128, 16, 4), (32, 32, 4)) if stays else ((2, 1024, 4), (1, 2048, 4), (8, 256, 4))
+    settings = _DOWN if stays else _ACROSS
     far = _far([*outs, *(permuted(x, stay) for x in xs)], kept) or _far(xs, Nest((kept.extent * gone.extent,), ()))
     plan = _Folding(what, tuple(outs), tuple(xs), kept, gone, tuple(constants[c] for c in what.constants), fold, adds)
     return Plan(settings, lambda setting: plan.launches(setting, far))
@@ -161,9 +170,9 @@ class _Folding(NamedTuple):
     fold: Fold
     adds: bool
 
-    def launches(self, setting: tuple[int, int, int], far: bool) -> list[Launch]:
-        """One launch, or one for the parts and one that folds those; a setting is rows, columns and warps."""
-        down, across, warps = setting
+    def launches(self, setting: tuple[int, int, int, int], far: bool) -> list[Launch]:
+        """One launch, or one for the parts and one that folds those; a setting is one of _DOWN or _ACROSS."""
+        down, across, warps, stages = setting
         rows, cols = self.kept.extent, self.gone.extent
         tile, across = down * across, min(across, power_of_two(max(1, cols)))
         down = min(tile // across, power_of_two(rows))
@@ -172,7 +181,7 @@ class _Folding(NamedTuple):
         parts = max(1, min(_FILL // programs, blocks // 4))
         span = -(-blocks // parts) * across
         parts = max(1, -(-cols // span))
-        block = {"ROWS": down, "COLS": across, "WIDE": far}
+        block = {"ROWS": down, "COLS": across, "WIDE": far, "STAGES": stages}
         if parts == 1:
             return [self._launch((programs, 1), span, block, warps, self.outs, self.kept.steps, self.adds)]
         rooms = [View(Room(parts * rows), (parts, rows), (rows, 1)) for _ in self.outs]
@@ -184,8 +193,9 @@ class _Folding(NamedTuple):
         gone = Nest((parts,), tuple((rows,) for _ in rooms))
         plain = Text(names, (), (), names)
         second = _Folding(plain, self.outs, tuple(rooms), kept, gone, (), self.fold, self.adds)
-        block = {"ROWS": min(32, power_of_two(rows)), "COLS": min(32, power_of_two(parts)), "WIDE": far}
-        grid = (-(-rows // block["ROWS"]), 1)
+        down = min(32, power_of_two(rows))
+        block = {"ROWS": down, "COLS": min(_PARTS // down, power_of_two(parts)), "WIDE": far, "STAGES": 1}
+        grid = (-(-rows // down), 1)
         return [first, second._launch(grid, parts, block, 4, self.outs, kept.steps, self.adds)]
 
     def _launch(
@@ -198,7 +208,8 @@ class _Folding(NamedTuple):
         steps: tuple[Shape, ...],
         adds: bool,
     ) -> Launch:
-        kernel = _fold(self.what, len(outs), self.fold, adds)
+        moves = tuple((any(own), any(along)) for own, along in zip(steps[len(outs) :], self.gone.steps, strict=True))
+        kernel = _fold(self.what, len(outs), moves, self.fold, adds)
         operands: list[Any] = []
         for out, own in zip(outs, steps, strict=False):
             operands += [out, own, self.kept.extent]
@@ -228,15 +239,15 @@ def _operations(what: Text) -> int:
 
 
 @cache
-def _each(what: Text, num_outs: int, single: tuple[bool, ...], adds: bool) -> Any:
-    number = len(single) + num_outs
+def _each(what: Text, num_outs: int, moves: tuple[tuple[bool, bool], ...], adds: bool) -> Any:
+    """The kernel of `each`, for xs that move along rows and columns or stand still: each element is read once."""
+    number = len(moves) + num_outs
     operands = [*(f"o{n}" for n in range(num_outs)), *what.names]
     load, store = [], []
-    for n, x in enumerate(what.names, start=num_outs):
-        place = f"p_{x}" if single[n - num_outs] else f"p_{x} + places(row, lead, s_{x})[:, None] + col * t{n}"
-        load.append(f"{x} = tl.load({place}{'' if single[n - num_outs] else ', mask=here'}){_real(what)}")
+    for n, (x, (down, across)) in enumerate(zip(what.names, moves, strict=True), start=num_outs):
+        load.append(_loaded(what, x, f"p_{x}", f"places(row, lead, s_{x})" * down, f"col * t{n}" * across))
     for n, value in enumerate(what.values):
-        store.append(f"a{n} = p_o{n} + places(row, lead, s_o{n})[:, None] + col * t{n}")
+        store.append(f"a{n} = p_o{n} + places(row, lead, s_o{n})[:, None] + (col * t{n})[None, :]")
         store += _stored(n, value if what.moves else f"tl.where(here, {value}, 0.0)", "here", adds)
     parts = {"load": load, "body": list(what.statements), "store": store}
     words = {
@@ -248,12 +259,16 @@ def _each(what: Text, num_outs: int, single: tuple[bool, ...], adds: bool) -> An
 
 
 @cache
-def _fold(what: Text, num_outs: int, fold: Fold, adds: bool) -> Any:
+def _fold(what: Text, num_outs: int, moves: tuple[tuple[bool, bool], ...], fold: Fold, adds: bool) -> Any:
+    """The kernel of `folded`, for xs that move along what stays and what vanishes or stand still there."""
     start = f"float('{fold.start}')"
-    begin, load, folding, store = [], [], [], []
-    for x in what.names:
-        begin.append(f"p_{x} = p_{x} + places(row, kept, s_{x})[:, None]")
-        load.append(f"{x} = tl.load(p_{x} + places(col, gone, t_{x})[None, :], mask=here){_real(what)}")
+    begin: list[str] = []
+    load: list[str] = []
+    folding, store = [], []
+    for x, (down, across) in zip(what.names, moves, strict=True):
+        begin += [f"r_{x} = places(row, kept, s_{x})"] * down
+        line = _loaded(what, x, f"p_{x}", f"r_{x}" * down, f"places(col, gone, t_{x})" * across)
+        (load if across else begin).append(line)
     for n, value in enumerate(what.values):
         begin.append(f"v{n} = tl.full((ROWS, COLS), {start}, tl.float32)")
         folding.append(f"v{n} = {fold.function}(v{n}, tl.where(here, {value}, {start}))")
@@ -266,6 +281,17 @@ def _fold(what: Text, num_outs: int, fold: Fold, adds: bool) -> Any:
         "constants": "".join(f"{name}, " for name in what.constants),
     }
     return _compiled(_FOLD, parts, words)
+
+
+def _loaded(what: Text, x: str, pointer: str, down: str, across: str) -> str:
+    """What reads x at places of rows and of columns: what lacks one of them is read once along the other."""
+    if down and across:
+        value = f"tl.load({pointer} + {down}[:, None] + ({across})[None, :], mask=here)"
+    elif down:
+        value = f"tl.load({pointer} + {down}, mask=row < rows)[:, None]"
+    else:
+        value = f"tl.load({pointer} + {across}, mask=col < cols)[None, :]" if across else f"tl.load({pointer})"
+    return f"{x} = {value}{_real(what)}"
 
 
 def _real(what: Text) -> str:
