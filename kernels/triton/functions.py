@@ -141,6 +141,38 @@ def block(here, start, NUM: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def begun(x, place, SKEW: tl.constexpr):
+    """Where rows at `place` begin: the boundary of 16 bytes before them, and by how many elements they begin later.
+
+    Without SKEW these are the rows' own beginnings, and 0.
+    """
+    if SKEW:
+        return x + place // 8 * 8, place % 8
+    else:
+        return x + place, place * 0
+
+
+@triton.jit
+def run(here, skew, start, SKEW: tl.constexpr, NUM: tl.constexpr, BLOCK: tl.constexpr):
+    """As `block` has it, for rows that are `begun`; with SKEW without their `edges`: all is read 16 bytes at once."""
+    at = (start + tl.arange(0, BLOCK))[None, :]
+    if SKEW:
+        first, last = (skew[:, None] + 7) // 8, (skew[:, None] + NUM) // 8
+        return at, here[:, None] & (at // 8 >= first) & (at // 8 < last)
+    else:
+        return at, here[:, None] & (at < NUM)
+
+
+@triton.jit
+def edges(here, skew, NUM: tl.constexpr):
+    """The few elements at both ends of rows that share 16 bytes with others."""
+    k = tl.arange(0, 16)[None, :]
+    last = (skew[:, None] + NUM) // 8 * 8
+    at = tl.where(k < 8, k, last + k - 8)
+    return at, here[:, None] & tl.where(k < 8, (skew[:, None] > 0) & (k >= skew[:, None]), at < skew[:, None] + NUM)
+
+
+@triton.jit
 def fetch(x, col, step: tl.constexpr, mask, other: tl.constexpr):
     """A block of rows in float32; x points to where the rows begin."""
     return tl.load(x[:, None] + col * step, mask=mask, other=other).to(tl.float32)

@@ -10,7 +10,7 @@ from typing import Any
 import triton
 from triton import language as tl
 
-from castile.kernels.triton.functions import block, fetch, places, put
+from castile.kernels.triton.functions import begun, edges, fetch, places, put, run
 from castile.kernels.triton.launch import Plan, Room, planned, takes
 from castile.kernels.triton.lines import folded, packed, text
 from castile.kernels.triton.rows import by_rows
@@ -41,35 +41,47 @@ def cross_entropy_grad(out: Any, dy: Any, logits: Any, labels: Any, lse: Any, *,
     if not takes(out, dy, logits, lse):
         return None
     arrays, bare = [view(out), view(logits)], [view(lse), view(labels)]
-    return by_rows(_cross_entropy_grad, arrays, bare, scalars=(dy,), numbers=(scale,), flops=4)
+    return by_rows(_cross_entropy_grad, arrays, bare, scalars=(dy,), numbers=(scale,), flops=4, again=False)
 
 
 @triton.jit
 def _cross_entropy(x, s_x, lse, s_lse, each, s_each, labels, s_labels, rows, lead, t_x: tl.constexpr,
-                   NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+                   SKEW: tl.constexpr, NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+                   STAGES: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = row < rows
-    x += places(row, lead, s_x)
-    label = tl.load(labels + places(row, lead, s_labels), mask=here, other=0)
-    top, total = top_and_total(x, here, t_x, NUM, ROWS, BLOCK)
+    x, skew = begun(x, places(row, lead, s_x), SKEW)
+    label = tl.load(labels + places(row, lead, s_labels), mask=here, other=0).to(tl.int64)
+    top, total = top_and_total(x, here, skew, t_x, SKEW, NUM, ROWS, BLOCK, STAGES)
     found = top + tl.log(total)
     known = here & (label >= 0) & (label < NUM)
-    picked = tl.load(x + label.to(tl.int64) * t_x, mask=known, other=float("nan")).to(tl.float32)
+    picked = tl.load(x + (label + skew) * t_x, mask=known, other=float("nan")).to(tl.float32)
     tl.store(lse + places(row, lead, s_lse), found.to(lse.dtype.element_ty), mask=here)
     tl.store(each + places(row, lead, s_each), found - picked, mask=here)
 
 
 @triton.jit
+def _slope(out, x, at, mask, label, below, share, t_out: tl.constexpr, t_x: tl.constexpr):
+    p = tl.exp(fetch(x, at, t_x, mask, float("-inf")) - below[:, None])
+    put(out, at, t_out, (p - (at == label[:, None]).to(tl.float32)) * share, mask)
+
+
+@triton.jit
 def _cross_entropy_grad(out, s_out, x, s_x, lse, s_lse, labels, s_labels, dy, rows, lead, scale, t_out: tl.constexpr,
-                        t_x: tl.constexpr, NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+                        t_x: tl.constexpr, SKEW: tl.constexpr, NUM: tl.constexpr, ROWS: tl.constexpr,
+                        BLOCK: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = row < rows
-    out += places(row, lead, s_out)
-    x += places(row, lead, s_x)
-    below = tl.load(lse + places(row, lead, s_lse), mask=here, other=0.0).to(tl.float32)[:, None]
-    label = tl.load(labels + places(row, lead, s_labels), mask=here, other=-1)[:, None]
+    out, _ = begun(out, places(row, lead, s_out), SKEW)
+    x, skew = begun(x, places(row, lead, s_x), SKEW)
+    below = tl.load(lse + places(row, lead, s_lse), mask=here, other=0.0).to(tl.float32)
+    label = tl.load(labels + places(row, lead, s_labels), mask=here, other=0).to(tl.int64)
+    # No place is that of a label out of range.
+    label = tl.where((label >= 0) & (label < NUM), label + skew, -1)
     share = tl.load(dy).to(tl.float32) * scale
-    for start in range(0, NUM, BLOCK):
-        col, mask = block(here, start, NUM, BLOCK)
-        p = tl.exp(fetch(x, col, t_x, mask, float("-inf")) - below)
-        put(out, col, t_out, (p - (col == label).to(tl.float32)) * share, mask)
+    if SKEW:
+        end, near = edges(here, skew, NUM)
+        _slope(out, x, end, near, label, below, share, t_out, t_x)
+    for start in tl.range(0, NUM + 7 * SKEW, BLOCK, num_stages=STAGES):
+        at, mask = run(here, skew, start, SKEW, NUM, BLOCK)
+        _slope(out, x, at, mask, label, below, share, t_out, t_x)

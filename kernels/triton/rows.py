@@ -10,15 +10,22 @@ It knows no kernel. A kernel written for it is
 with a pointer and the steps between its rows for each array whose rows have NUM elements, then for each that has one
 element a row, then the pointers of vectors of NUM elements and of scalars, and numbers. NUM is known when it is
 compiled: a loop over a row that fits into one block vanishes, and so do loads repeated in several such loops.
+
+A kernel with SKEW: tl.constexpr learns by that that rows begin between boundaries of 16 bytes, all arrays' alike: it
+finds them by `begun`, `run` and `edges`. One with STAGES: tl.constexpr has that many blocks on their way at once.
 """
 
 from typing import Any
 
 from castile.kernels.triton.launch import Launch, Plan
-from castile.kernels.triton.views import View, nest, permuted, power_of_two, wide
+from castile.kernels.triton.views import Shape, View, nest, permuted, power_of_two, wide
 
 # The longest row that a program holds at once; longer ones are read in blocks, in each loop anew.
 _HELD = 16384
+# The longest one that it holds where it needs each element once.
+_ONCE = 4096
+# Elements that certainly fill the 16 bytes that are read at once.
+_EIGHT = 8
 
 
 def by_rows(
@@ -30,11 +37,12 @@ def by_rows(
     numbers: tuple[float, ...] = (),
     flops: int = 0,
     nbytes: int | None = None,
+    again: bool = True,
 ) -> Plan | None:
     """The work of `kernel` on the last dim of `arrays`, of one shape, and the elements of `bare`, of its leading dims.
 
-    flops: operations on one element of an array; nbytes: as Launch has it. None where a row is longer than 32 bits can
-    count.
+    flops: operations on one element of an array; nbytes: as Launch has it; again: whether the kernel goes over a row
+    more than once, so that it is to be held. None where a row is longer than 32 bits can count.
     """
     shape = arrays[0].shape
     cols, dims = shape[-1], tuple(range(len(shape) - 1))
@@ -48,26 +56,47 @@ def by_rows(
     steps = [one.steps[-1] for one in (*arrays, *(vectors or []))]
     names = [name for name in kernel.arg_names if name.startswith("t_")]
     constants: dict[str, Any] = dict(zip(names, steps, strict=True)) | {"NUM": cols}
+    own = kernel.arg_names
+    skewed = "SKEW" in own and _skewed(arrays, walk.steps[: len(arrays)])
+    constants |= {"SKEW": skewed} if "SKEW" in own else {}
 
-    def launches(setting: tuple[int, int, int]) -> list[Launch]:
-        rows, block, warps = setting
+    def launches(setting: tuple[int, ...]) -> list[Launch]:
+        rows, block, warps, *stages = setting
         grid = (-(-walk.extent // rows),)
-        sizes = {"ROWS": rows, "BLOCK": block}
+        sizes = {"ROWS": rows, "BLOCK": block} | ({"STAGES": stages[0]} if stages else {})
         return [Launch(kernel, grid, args, constants | sizes, warps, flops=flops * walk.extent * cols, nbytes=nbytes)]
 
-    return Plan(_settings(walk.extent, cols), launches)
+    settings: tuple[tuple[int, ...], ...] = _settings(
+        walk.extent, cols + (_EIGHT - 1) * skewed, _HELD if again else _ONCE
+    )
+    return Plan(_staged(settings, cols) if "STAGES" in own else settings, launches)
 
 
-def _settings(extent: int, cols: int) -> tuple[tuple[int, int, int], ...]:
+def _skewed(arrays: list[View], steps: tuple[Shape, ...]) -> bool:
+    """Whether rows begin between boundaries of 16 bytes, all arrays' by as many elements."""
+    dense = all(one.steps[-1] == 1 for one in arrays) and arrays[0].shape[-1] >= 2 * _EIGHT
+    return dense and len(set(steps)) == 1 and any(step % _EIGHT for step in steps[0])
+
+
+def _staged(settings: tuple[tuple[int, ...], ...], cols: int) -> tuple[tuple[int, ...], ...]:
+    """Settings of loops whose blocks may be fetched ahead, where there are several."""
+    return tuple((*one, stages) for one in settings for stages in ((1, 3) if one[1] < cols else (1,)))
+
+
+def _settings(extent: int, cols: int, most: int) -> tuple[tuple[int, int, int], ...]:
     """Rows, elements of a row and warps of a program, first with as many elements a thread as spill no registers.
 
-    Of one row that is held at once these are 16; masks of several rows, or of blocks of one, take registers too.
+    Of one row that is held at once, as those of at most `most` elements are, these are 16; masks of several rows, or of
+    blocks of one, take registers too.
     """
-    held = cols <= _HELD
-    longest = power_of_two(cols) if held else 4096
-    least = 16 if held and longest >= 1024 else 8
+    if cols <= most:
+        longest = power_of_two(cols)
+        blocks = [longest] * 4 + [min(longest, 2048)] * 2
+        each = (16 if longest >= 1024 else 8, 8, 16, 32, 8, 16)
+    else:
+        blocks, each = [4096, 4096, 4096, 2048, 2048, 8192], (16, 8, 32, 16, 8, 32)
     found = []
-    for block, each in ((longest, least), (longest, 8), (longest, 16), (longest, 32), (min(longest, 2048), 8)):
+    for block, own in zip(blocks, each, strict=True):
         rows = min(max(1, 1024 // block), power_of_two(extent))
-        found.append((rows, block, min(16, max(1, rows * block // (32 * each)))))
+        found.append((rows, block, min(16, max(1, rows * block // (32 * own)))))
     return tuple(dict.fromkeys(found))

@@ -10,7 +10,7 @@ from typing import Any
 import triton
 from triton import language as tl
 
-from castile.kernels.triton.functions import block, fetch, places, put
+from castile.kernels.triton.functions import begun, block, edges, fetch, places, put, run
 from castile.kernels.triton.launch import Plan, Room, planned, takes
 from castile.kernels.triton.lines import each, folded, packed, text
 from castile.kernels.triton.rows import by_rows
@@ -39,7 +39,7 @@ def block_entropy_grad(out: Any, dy: Any, logits: Any, labels: Any, y: Any, *, f
     blocks = y.shape[-2]
     arrays = [_apart(x, labels, blocks) for x in (out, logits)]
     bare = [view(dy[..., 0]), view(dy[..., 1]), view(y[..., 0]), _for_blocks(labels, blocks)]
-    return by_rows(_block_entropy_grad, arrays, bare, numbers=(blocks, first), flops=4)
+    return by_rows(_block_entropy_grad, arrays, bare, numbers=(blocks, first), flops=4, again=False)
 
 
 @planned
@@ -79,36 +79,48 @@ def _for_blocks(labels: Any, blocks: int) -> View:
 
 @triton.jit
 def _block_entropy(x, s_x, lse, s_lse, hit, s_hit, labels, s_labels, rows, lead, blocks, first, classes,
-                   t_x: tl.constexpr, NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+                   t_x: tl.constexpr, SKEW: tl.constexpr, NUM: tl.constexpr, ROWS: tl.constexpr,
+                   BLOCK: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = row < rows
-    x += places(row, lead, s_x)
+    x, skew = begun(x, places(row, lead, s_x), SKEW)
     label = tl.load(labels + places(row, lead, s_labels), mask=here, other=0).to(tl.int64)
-    top, total = top_and_total(x, here, t_x, NUM, ROWS, BLOCK)
+    top, total = top_and_total(x, here, skew, t_x, SKEW, NUM, ROWS, BLOCK, STAGES)
     place = label - first - row % blocks * NUM
-    picked = tl.load(x + place * t_x, mask=here & (place >= 0) & (place < NUM), other=0.0).to(tl.float32)
+    picked = tl.load(x + (place + skew) * t_x, mask=here & (place >= 0) & (place < NUM), other=0.0).to(tl.float32)
     picked = tl.where((label >= 0) & (label < classes), picked, float("nan"))
     tl.store(lse + places(row, lead, s_lse), (top + tl.log(total)).to(lse.dtype.element_ty), mask=here)
     tl.store(hit + places(row, lead, s_hit), picked.to(hit.dtype.element_ty), mask=here)
 
 
 @triton.jit
+def _slope(out, x, at, mask, place, below, share, extra, t_out: tl.constexpr, t_x: tl.constexpr):
+    slope = share[:, None] * tl.exp(fetch(x, at, t_x, mask, float("-inf")) - below[:, None])
+    put(out, at, t_out, slope + tl.where(at == place[:, None], extra[:, None], 0.0), mask)
+
+
+@triton.jit
 def _block_entropy_grad(out, s_out, x, s_x, dlse, s_dlse, dhit, s_dhit, lse, s_lse, labels, s_labels, rows, lead,
-                        blocks, first, t_out: tl.constexpr, t_x: tl.constexpr,
-                        NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+                        blocks, first, t_out: tl.constexpr, t_x: tl.constexpr, SKEW: tl.constexpr,
+                        NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+                        STAGES: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = row < rows
-    out += places(row, lead, s_out)
-    x += places(row, lead, s_x)
-    share = tl.load(dlse + places(row, lead, s_dlse), mask=here, other=0.0).to(tl.float32)[:, None]
-    extra = tl.load(dhit + places(row, lead, s_dhit), mask=here, other=0.0).to(tl.float32)[:, None]
-    below = tl.load(lse + places(row, lead, s_lse), mask=here, other=0.0).to(tl.float32)[:, None]
+    out, _ = begun(out, places(row, lead, s_out), SKEW)
+    x, skew = begun(x, places(row, lead, s_x), SKEW)
+    share = tl.load(dlse + places(row, lead, s_dlse), mask=here, other=0.0).to(tl.float32)
+    extra = tl.load(dhit + places(row, lead, s_dhit), mask=here, other=0.0).to(tl.float32)
+    below = tl.load(lse + places(row, lead, s_lse), mask=here, other=0.0).to(tl.float32)
     label = tl.load(labels + places(row, lead, s_labels), mask=here, other=0).to(tl.int64)
-    place = (label - first - row % blocks * NUM)[:, None]
-    for start in range(0, NUM, BLOCK):
-        col, mask = block(here, start, NUM, BLOCK)
-        slope = share * tl.exp(fetch(x, col, t_x, mask, float("-inf")) - below)
-        put(out, col, t_out, slope + tl.where(col == place, extra, 0.0), mask)
+    place = label - first - row % blocks * NUM
+    # No place is that of a label of another block.
+    place = tl.where((place >= 0) & (place < NUM), place + skew, -1)
+    if SKEW:
+        end, near = edges(here, skew, NUM)
+        _slope(out, x, end, near, place, below, share, extra, t_out, t_x)
+    for start in tl.range(0, NUM + 7 * SKEW, BLOCK, num_stages=STAGES):
+        at, mask = run(here, skew, start, SKEW, NUM, BLOCK)
+        _slope(out, x, at, mask, place, below, share, extra, t_out, t_x)
 
 
 @triton.jit
@@ -118,7 +130,7 @@ def _whole(x, s_x, hits, s_hits, lse, s_lse, alone, s_alone, rows, lead, t_x: tl
     here = row < rows
     x += places(row, lead, s_x)
     hits += places(row, lead, s_hits)
-    top, total = top_and_total(x, here, t_x, NUM, ROWS, BLOCK)
+    top, total = top_and_total(x, here, row * 0, t_x, False, NUM, ROWS, BLOCK, 1)
     picked = tl.zeros((ROWS,), tl.float32)
     for start in range(0, NUM, BLOCK):
         col, mask = block(here, start, NUM, BLOCK)
