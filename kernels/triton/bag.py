@@ -10,7 +10,7 @@ from typing import Any
 import triton
 from triton import language as tl
 
-from castile.kernels.triton.embedding import Sweep, table_grad, width_for
+from castile.kernels.triton.embedding import table_grad
 from castile.kernels.triton.functions import block, fetch, places, put
 from castile.kernels.triton.launch import Plan, planned, takes
 from castile.kernels.triton.rows import by_rows
@@ -49,15 +49,11 @@ def embedding_bag_weights_grad(out: Any, dy: Any, ids: Any, table: Any, *, scale
 def embedding_bag_grad(
     out: Any, dy: Any, ids: Any, *weights: Any, rows: int, scale: float, accumulate: bool
 ) -> Plan | None:
-    """See the definition. A program sums some rows of the table, and reads of dy what its rows need."""
+    """See the definition."""
     if not takes(out, dy, *weights):
         return None
-    each = View(dy, tuple(ids.shape), (*view(dy).steps[:-1], 0))
-    wide = width_for(dy)
-    few, many = Sweep(16, wide, 64, 4), Sweep(128, min(64, wide), 64, 8)
-    # Every program looks at all integers: of a long table it takes more rows.
-    settings = (few, many, Sweep(16, wide, 128, 8)) if rows < 2**16 else (many, Sweep(64, wide, 64, 8), few)
-    return table_grad(out, dy, each, ids, weights[0] if weights else None, rows, scale, accumulate, settings)
+    each_row = View(dy, tuple(ids.shape), (*view(dy).steps[:-1], 0))
+    return table_grad(out, dy, each_row, ids, weights[0] if weights else None, rows, scale, accumulate)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Rows of a table at integers, and the gradient to the table, each row of which one program sums in order.
+"""Rows of a table at integers, and the gradient to the table, each row of which is summed in the integers' order.
 
 It knows no words. An integer that is out of range, which the definition refuses, gives a row of NaN, and no gradient.
 """
@@ -11,17 +11,23 @@ import triton
 from triton import language as tl
 
 from castile.kernels.triton.functions import block, places, put
-from castile.kernels.triton.launch import Launch, Plan, planned, takes
+from castile.kernels.triton.launch import Launch, Plan, Room, planned, takes
+from castile.kernels.triton.lines import Text, each
 from castile.kernels.triton.rows import by_rows
 from castile.kernels.triton.views import View, nest, permuted, power_of_two, view
 
+# Integers are put into so many queues by their last digits, each of which is looked through for equal ones.
+_QUEUES = 256
+# Integers that one program counts and puts into queues at least; the most programs; and those looked at at once.
+_SPAN, _CHUNKS, _AT_ONCE = 256, 256, 128
+_ZERO = Text((), (), (), ("0.0",))
 
-class Sweep(NamedTuple):
-    """How a gradient is summed: rows and columns of a program's piece of the table, and integers looked at at once."""
+
+class Summing(NamedTuple):
+    """How rows of a gradient are summed: rows that are read at once, and columns and warps of a program."""
 
     rows: int
     cols: int
-    ids: int
     warps: int
 
 
@@ -41,42 +47,52 @@ def embedding_grad(out: Any, dy: Any, ids: Any, *, rows: int, accumulate: bool) 
     """See the definition."""
     if not takes(out, dy):
         return None
-    wide = width_for(dy)
-    settings = Sweep(16, wide, 128, 4), Sweep(32, wide, 128, 4), Sweep(16, wide, 64, 4)
-    each = permuted(view(dy), tuple(range(len(dy.shape) - 1)))
-    return table_grad(out, dy, each, ids, None, rows, 1.0, accumulate, settings)
-
-
-def width_for(dy: Any) -> int:
-    """Columns of a program's piece of a table whose gradients are these."""
-    return max(16, min(128, power_of_two(dy.shape[-1])))
+    each_row = permuted(view(dy), tuple(range(len(dy.shape) - 1)))
+    return table_grad(out, dy, each_row, ids, None, rows, 1.0, accumulate)
 
 
 def table_grad(
-    out: Any, dy: Any, each: View, ids: Any, weights: Any | None, rows: int, scale: float, accumulate: bool,
-    settings: tuple[Sweep, ...],
-) -> Plan:  # fmt: skip
+    out: Any, dy: Any, each_row: View, ids: Any, weights: Any | None, rows: int, scale: float, accumulate: bool
+) -> Plan | None:
     """The gradient to a table: each row is scale times the sum of the rows of dy whose integers name it.
 
-    each      where for each integer its row of dy begins
+    each_row  where for each integer its row of dy begins
     weights   one for each integer; all 1 where None
+
+    Integers are sorted by their last digits, in their order where these are equal (Knuth 1973, distribution counting),
+    so that equal ones are found among few; the first of equal ones sums. None for more than 32 bits can count.
     """
     gate = ids if weights is None else weights
-    walk = nest([each, view(ids), view(gate)])
-    cols = dy.shape[-1]
-    if out.size == 0 or (walk.extent == 0 and accumulate):
-        return Plan((None,), lambda _: [])
-    args = (out, *view(out).steps, dy, walk.steps[0], view(dy).steps[-1], ids, walk.steps[1])
-    shares = (gate, walk.steps[2], walk.extent, walk.sizes, rows, cols, scale)
+    walk = nest([each_row, view(ids), view(gate)])
+    cols, num = dy.shape[-1], walk.extent
+    blank = Plan((None,), lambda _: []) if accumulate else each(_ZERO, [view(out)], [], {})
+    if out.size == 0 or num == 0:
+        return blank
+    if max(num, rows) >= 2**31:
+        return None
+    span = -(-max(_SPAN, -(-num // _CHUNKS)) // _AT_ONCE) * _AT_ONCE
+    chunks = -(-num // span)
+    tallies, begins, order, named = (Room(size, "int32") for size in (chunks * _QUEUES, _QUEUES + 1, num, num))
+    given = (ids, walk.steps[1], walk.sizes, num, span, rows)
+    sizes = {"QUEUES": _QUEUES, "IDS": _AT_ONCE}
+    sorting = [
+        Launch(_tally, (chunks,), (tallies, *given), sizes),
+        Launch(_queue, (chunks,), (tallies, begins, order, named, *given, chunks), sizes),
+    ]
+    args = (out, *view(out).steps, dy, walk.steps[0], view(dy).steps[-1], gate, walk.steps[2], walk.sizes, cols, scale)
+    how = {"QUEUES": _QUEUES, "WEIGHS": weights is not None, "ADDS": accumulate}
 
-    def launches(sweep: Sweep) -> list[Launch]:
-        sizes = {"ROWS": sweep.rows, "COLS": sweep.cols, "IDS": sweep.ids}
-        how = {"WEIGHS": weights is not None, "ADDS": accumulate}
-        grid = (-(-rows // sweep.rows), -(-cols // sweep.cols))
-        flops = 2 * walk.extent * cols
-        return [Launch(_table_grad, grid, (*args, *shares), sizes | how, sweep.warps, flops=flops)]
+    def launches(one: Summing) -> list[Launch]:
+        block = {"ROWS": one.rows, "COLS": min(one.cols, power_of_two(cols))}
+        warps = max(1, one.warps * block["COLS"] // one.cols)
+        grid = (num, -(-cols // block["COLS"]))
+        told = (begins, order, named, *args)
+        flops = 2 * num * cols
+        summing = Launch(_table_grad, grid, told, block | how, warps, flops=flops)
+        return [*blank.launches(blank.settings[0]), *sorting, summing]
 
-    return Plan(settings, launches)
+    # Of one integer that most are, few rows at once take long; of many different ones, many leave programs idle.
+    return Plan((Summing(16, 1024, 8), Summing(8, 1024, 4), Summing(16, 512, 4), Summing(32, 1024, 16)), launches)
 
 
 @triton.jit
@@ -95,30 +111,81 @@ def _embedding(out, s_out, ids, s_ids, table, rows, lead, step, known, t_out: tl
 
 
 @triton.jit
-def _table_grad(out, s_out, t_out, dy, s_dy, t_dy, ids, s_ids, weights, s_weights, num_ids, lead, rows, cols, scale,
-                ROWS: tl.constexpr, COLS: tl.constexpr, IDS: tl.constexpr, WEIGHS: tl.constexpr,
-                ADDS: tl.constexpr):  # fmt: skip
-    first = tl.program_id(0).to(tl.int64) * ROWS
-    col = tl.program_id(1) * COLS + tl.arange(0, COLS)
-    in_cols = (col < cols)[None, :]
-    row = first + tl.arange(0, ROWS)
-    total = tl.zeros((ROWS, COLS), tl.float32)
-    for start in range(0, num_ids, IDS):
-        one = start + tl.arange(0, IDS).to(tl.int64)
-        number = tl.load(ids + places(one, lead, s_ids), mask=one < num_ids, other=-1).to(tl.int64)
-        hit = (number >= first) & (number < first + ROWS)
-        # Most rows of a table are named by few integers: what is not, is not read.
-        if tl.max(hit.to(tl.int32), 0) > 0:
-            at = dy + places(one, lead, s_dy)[:, None] + col[None, :] * t_dy
-            slope = tl.load(at, mask=hit[:, None] & in_cols, other=0.0)
-            if WEIGHS:
-                share = tl.load(weights + places(one, lead, s_weights), mask=hit, other=0.0).to(tl.float32)
-                slope = slope.to(tl.float32) * share[:, None]
-            which = (number[None, :] == row[:, None]).to(slope.dtype)
-            total = tl.dot(which, slope, total, input_precision="ieee")
-    total *= scale
-    at = out + row[:, None] * s_out + col[None, :] * t_out
-    mask = (row < rows)[:, None] & in_cols
-    if ADDS:
-        total += tl.load(at, mask=mask, other=0.0).to(tl.float32)
-    tl.store(at, total.to(out.dtype.element_ty), mask=mask)
+def _known(ids, s_ids, lead, at, num, rows):
+    """The integers at these places of a walk; -1 for those that name no row and where there are none."""
+    number = tl.load(ids + places(at.to(tl.int64), lead, s_ids), mask=at < num, other=-1).to(tl.int64)
+    return tl.where((number >= 0) & (number < rows), number, -1).to(tl.int32)
+
+
+@triton.jit
+def _tally(tallies, ids, s_ids, lead, num, span, rows, QUEUES: tl.constexpr, IDS: tl.constexpr):
+    chunk = tl.program_id(0)
+    count = tl.zeros((QUEUES,), tl.int32)
+    for start in range(chunk * span, tl.minimum(chunk * span + span, num), IDS):
+        at = start + tl.arange(0, IDS)
+        number = _known(ids, s_ids, lead, at, num, rows)
+        count += tl.histogram(tl.maximum(number, 0) % QUEUES, QUEUES, mask=at < num)
+    tl.store(tallies + chunk * QUEUES + tl.arange(0, QUEUES), count)
+
+
+@triton.jit
+def _queue(tallies, begins, order, named, ids, s_ids, lead, num, span, rows, chunks,
+           QUEUES: tl.constexpr, IDS: tl.constexpr):  # fmt: skip
+    chunk = tl.program_id(0)
+    queue = tl.arange(0, QUEUES)
+    total = tl.zeros((QUEUES,), tl.int32)
+    before = tl.zeros((QUEUES,), tl.int32)
+    for start in range(0, chunks, 16):
+        other = start + tl.arange(0, 16)[:, None]
+        count = tl.load(tallies + other * QUEUES + queue[None, :], mask=other < chunks, other=0)
+        total += tl.sum(count, 0)
+        before += tl.sum(tl.where(other < chunk, count, 0), 0)
+    begin = tl.cumsum(total, 0) - total
+    tl.store(begins + queue, begin, mask=chunk == 0)
+    tl.store(begins + QUEUES, num, mask=chunk == 0)
+    begin += before
+    for start in range(chunk * span, tl.minimum(chunk * span + span, num), IDS):
+        at = start + tl.arange(0, IDS)
+        number = _known(ids, s_ids, lead, at, num, rows)
+        mine = tl.maximum(number, 0) % QUEUES
+        same = (mine[:, None] == mine[None, :]) & (at[None, :] < at[:, None])
+        to = tl.gather(begin, mine, 0) + tl.sum(same.to(tl.int32), 1)
+        tl.store(order + to, at, mask=at < num)
+        tl.store(named + to, number, mask=at < num)
+        begin += tl.histogram(mine, QUEUES, mask=at < num)
+
+
+@triton.jit
+def _table_grad(begins, order, named, out, s_out, t_out, dy, s_dy, t_dy, weights, s_weights, lead, cols, scale,
+                QUEUES: tl.constexpr, WEIGHS: tl.constexpr, ADDS: tl.constexpr, ROWS: tl.constexpr,
+                COLS: tl.constexpr):  # fmt: skip
+    first = tl.program_id(0)
+    number = tl.load(named + first)
+    queue = tl.maximum(number, 0) % QUEUES
+    start, end = tl.load(begins + queue), tl.load(begins + queue + 1)
+    alone = number >= 0
+    while alone & (start < first):
+        at = start + tl.arange(0, ROWS)
+        alone = tl.max((tl.load(named + at, mask=at < first, other=-1) == number).to(tl.int32), 0) == 0
+        start += ROWS
+    if alone:
+        col = (tl.program_id(1) * COLS + tl.arange(0, COLS))[None, :]
+        total = tl.zeros((COLS,), tl.float32)
+        for begin in range(first, end, ROWS):
+            at = begin + tl.arange(0, ROWS)
+            hit = tl.load(named + at, mask=at < end, other=-1) == number
+            # Most in a queue are others: what they name is not read.
+            if tl.max(hit.to(tl.int32), 0) > 0:
+                one = tl.load(order + at, mask=hit, other=0).to(tl.int64)
+                place = dy + places(one, lead, s_dy)[:, None] + col * t_dy
+                slope = tl.load(place, mask=hit[:, None] & (col < cols), other=0.0).to(tl.float32)
+                if WEIGHS:
+                    share = tl.load(weights + places(one, lead, s_weights), mask=hit, other=0.0)
+                    slope *= share.to(tl.float32)[:, None]
+                total += tl.sum(slope, 0)
+        total *= scale
+        col = tl.program_id(1) * COLS + tl.arange(0, COLS)
+        place = out + number.to(tl.int64) * s_out + col * t_out
+        if ADDS:
+            total += tl.load(place, mask=col < cols, other=0.0).to(tl.float32)
+        tl.store(place, total.to(out.dtype.element_ty), mask=col < cols)
