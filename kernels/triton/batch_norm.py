@@ -15,10 +15,14 @@ from triton import language as tl
 from castile.kernels.triton.functions import places
 from castile.kernels.triton.launch import FLOATS, Launch, Plan, Room, planned, takes
 from castile.kernels.triton.lines import Text, each, text
-from castile.kernels.triton.views import Nest, Shape, View, nest, permuted, power_of_two, view, wide
+from castile.kernels.triton.views import WIDE, Nest, Shape, View, nest, permuted, power_of_two, view, wide
 
-# Sums are cut into parts of the batch until there are so many programs, as `folded` does.
-_FILL = 2048
+# Sums are cut into parts until there are so many programs, as `folded` does.
+_FILL = 1056
+# Planes of fewer elements are walked together with the samples, as one of them fills no block.
+_SMALL = 1024
+# Channels that a program takes at most.
+_CHANNELS = 64
 
 _NORM = text("x, mean, scale, shift -> (x - mean) * scale + shift")
 # Numbers reach a kernel in float32: those that must be exact come as two.
@@ -143,17 +147,21 @@ def _stretched(one: Any, shape: Shape) -> View:
 
 
 class _Planes(NamedTuple):
-    """Arrays of one shape [b,c,...], of which `walk` has the places of one channel of one sample."""
+    """Arrays of one shape [b,c,...], of which `walk` has the places of one channel of one sample.
+
+    Of small planes there is one sample, and the walk has the places of all. plane: elements of one channel of a sample.
+    """
 
     views: list[View]
     walk: Nest
+    plane: int
 
     def sums(
         self, kernel: Any, given: tuple[Any, ...], join: Any, told: tuple[Any, ...], out: Any, dtype: str, adds: bool
     ) -> Plan:
-        """The work of `kernel` on parts of the batch, each of which gives two sums a channel, and `join` on those.
+        """The work of `kernel` on parts, each of which gives two sums a channel, and `join` on those.
 
-        A program takes some channels, which lie side by side, of one sample after the other: no place is divided.
+        A program takes some channels, which lie side by side, of some places of some samples.
         """
         batch, channels = self.views[0].shape[:2]
         cols = self.walk.extent
@@ -161,68 +169,85 @@ class _Planes(NamedTuple):
                     for part in (one, one.steps[:2], along)]  # fmt: skip
         last = {"ADDS": adds} if "ADDS" in join.arg_names else {}
 
-        def launches(setting: tuple[int, int]) -> list[Launch]:
-            tile, warps = setting
-            across = min(tile, power_of_two(cols))
-            down = min(tile // across, power_of_two(channels))
-            programs = -(-channels // down)
+        def launches(setting: tuple[int, int, int]) -> list[Launch]:
+            tile, warps, stages = setting
+            down = min(_CHANNELS, tile // min(tile, power_of_two(self.plane)), power_of_two(channels))
+            across = min(tile // down, power_of_two(cols))
+            programs, blocks = -(-channels // down), -(-cols // across)
             span = -(-batch // max(1, min(batch, _FILL // programs)))
-            parts = -(-batch // span)
+            runs = max(1, min(blocks // 4, _FILL // (programs * -(-batch // span))))
+            length = -(-blocks // runs) * across
+            runs = -(-cols // length)
+            parts = -(-batch // span) * runs
             room = Room(parts * 2 * channels, dtype)
-            blocks = {"ROWS": down, "BLOCK": across}
-            args = (*operands, *given, room, batch, channels, cols, self.walk.sizes, span)
+            how = {"ROWS": down, "BLOCK": across, "STAGES": stages}
+            args = (*operands, *given, room, batch, channels, cols, self.walk.sizes, span, runs, length)
             flops = 4 * batch * channels * cols
             wide = min(32, power_of_two(channels))
             ends = {"ROWS": wide, "PARTS": min(32, power_of_two(parts))}
             return [
-                Launch(kernel, (programs, parts), args, blocks, warps, flops=flops),
+                Launch(kernel, (programs, parts), args, how, warps, flops=flops),
                 Launch(join, (-(-channels // wide),), (room, out, *told, channels, parts), ends | last, 4),
             ]
 
-        return Plan(((1024, 4), (2048, 4), (2048, 8), (4096, 8)), launches)
+        # Sums in float64 take registers; with several arrays more warps have more on their way.
+        several = len(self.views) > 1 and self.plane >= _SMALL
+        first = ((2048, 8, 1), (1024, 4, 1)) if several else ((1024, 4, 1), (2048, 8, 1))
+        return Plan((*first, (1024, 4, 3), (2048, 4, 1), (2048, 4, 3), (4096, 8, 3)), launches)
 
 
 def _planes(views: list[View]) -> _Planes | None:
     """None where a sample is longer than 32 bits can count, or there is nothing."""
     dims = tuple(range(1, len(views[0].shape)))
-    if wide([permuted(one, dims) for one in views]) or not prod(views[0].shape):
+    if not prod(views[0].shape):
         return None
-    return _Planes(views, nest([permuted(one, dims[1:]) for one in views]))
+    plane = prod(views[0].shape[2:])
+    if plane < _SMALL and prod(views[0].shape) < WIDE // 2 and not wide(views):
+        walk = nest([permuted(one, (0, *dims[1:])) for one in views])
+        return _Planes([View(one.array, (1, one.shape[1]), (0, one.steps[1])) for one in views], walk, plane)
+    if wide([permuted(one, dims) for one in views]):
+        return None
+    return _Planes(views, nest([permuted(one, dims[1:]) for one in views]), plane)
 
 
 @triton.jit
-def _moments(x, s_x, t_x, room, batch, channels, cols, inner, span, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _moments(x, s_x, t_x, room, batch, channels, cols, inner, span, runs, length, ROWS: tl.constexpr,
+             BLOCK: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    part = tl.program_id(1).to(tl.int64)
+    part = (tl.program_id(1) // runs).to(tl.int64)
+    first_col = tl.program_id(1) % runs * length
+    last_col = tl.minimum(first_col + length, cols)
     first = tl.zeros((ROWS, BLOCK), tl.float64)
     second = tl.zeros((ROWS, BLOCK), tl.float64)
     for sample in range(part * span, tl.minimum(part * span + span, batch)):
-        for start in range(0, cols, BLOCK):
+        for start in tl.range(first_col, last_col, BLOCK, num_stages=STAGES):
             col = start + tl.arange(0, BLOCK)
-            here = (row < channels)[:, None] & (col < cols)[None, :]
+            here = (row < channels)[:, None] & (col < last_col)[None, :]
             place = x + sample * s_x[0] + ((row * s_x[1])[:, None] + places(col, inner, t_x)[None, :])
             v = tl.load(place, mask=here, other=0.0).to(tl.float64)
             first += v
             second += v * v
-    to = room + part * 2 * channels + row
+    to = room + tl.program_id(1).to(tl.int64) * 2 * channels + row
     tl.store(to, tl.sum(first, 1), mask=row < channels)
     tl.store(to + channels, tl.sum(second, 1), mask=row < channels)
 
 
 @triton.jit
 def _norm_grad(dy, s_dy, t_dy, x, s_x, t_x, dx, s_dx, t_dx, factors, s_factors, room, batch, channels, cols, inner,
-               span, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+               span, runs, length, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    part = tl.program_id(1).to(tl.int64)
+    part = (tl.program_id(1) // runs).to(tl.int64)
+    first_col = tl.program_id(1) % runs * length
+    last_col = tl.minimum(first_col + length, cols)
     known = row < channels
     mean = tl.load(factors + row * s_factors[1], mask=known, other=0.0).to(tl.float32)[:, None]
     scale = tl.load(factors + s_factors[0] + row * s_factors[1], mask=known, other=0.0).to(tl.float32)[:, None]
     first = tl.zeros((ROWS, BLOCK), tl.float32)
     second = tl.zeros((ROWS, BLOCK), tl.float32)
     for sample in range(part * span, tl.minimum(part * span + span, batch)):
-        for start in range(0, cols, BLOCK):
+        for start in tl.range(first_col, last_col, BLOCK, num_stages=STAGES):
             col = start + tl.arange(0, BLOCK)
-            here = known[:, None] & (col < cols)[None, :]
+            here = known[:, None] & (col < last_col)[None, :]
             place = x + sample * s_x[0] + ((row * s_x[1])[:, None] + places(col, inner, t_x)[None, :])
             v = tl.load(place, mask=here, other=0.0).to(tl.float32)
             place = dy + sample * s_dy[0] + ((row * s_dy[1])[:, None] + places(col, inner, t_dy)[None, :])
@@ -231,7 +256,7 @@ def _norm_grad(dy, s_dy, t_dy, x, s_x, t_x, dx, s_dx, t_dx, factors, s_factors, 
             second += slope * (v - mean)
             place = dx + sample * s_dx[0] + ((row * s_dx[1])[:, None] + places(col, inner, t_dx)[None, :])
             tl.store(place, (slope * scale).to(dx.dtype.element_ty), mask=here)
-    to = room + part * 2 * channels + row
+    to = room + tl.program_id(1).to(tl.int64) * 2 * channels + row
     tl.store(to, tl.sum(first, 1), mask=known)
     tl.store(to + channels, tl.sum(second, 1), mask=known)
 
