@@ -5,17 +5,19 @@ It knows no other statistics.
 
 # mypy: disable-error-code="no-untyped-def"
 
+from math import prod
 from typing import Any
 
 import triton
 from triton import language as tl
 
 from castile.kernels.triton.functions import places
-from castile.kernels.triton.launch import Launch, Plan, planned, takes
-from castile.kernels.triton.lines import folded, text
+from castile.kernels.triton.launch import Launch, Plan, Room, planned, takes
+from castile.kernels.triton.lines import folded, packed, text
 from castile.kernels.triton.views import Shape, View, nest, permuted, power_of_two, split, view, wide
 
 _SUMS = text("dy, x, mean, rstd -> dy * (x - mean) * rstd; dy")
+_BOTH = text("x, y -> x; y")
 
 
 @planned
@@ -47,7 +49,14 @@ def group_norm_grad_params(
     xs = [split(view(one), shape) for one in (dy, x)]
     xs += [View(one, shape, (*view(one).steps, *still)) for one in (mean, rstd)]
     outs = [split(view(one), shape[1:3]) for one in out]
-    return folded(_SUMS, outs, xs, (0, *range(3, len(shape))), {}, adds=accumulate)
+    if len(shape) == 3:
+        return folded(_SUMS, outs, xs, (0,), {}, adds=accumulate)
+    # Of one channel of a sample, whose mean is one number, first.
+    lead = shape[:3]
+    rooms = [View(Room(max(1, prod(lead))), lead, packed(lead)) for _ in out]
+    first = folded(_SUMS, rooms, xs, tuple(range(3, len(shape))), {})
+    second = folded(_BOTH, outs, rooms, (0,), {}, adds=accumulate)
+    return Plan(first.settings, lambda setting: [*first.launches(setting), *second.launches(second.settings[0])])
 
 
 def _apart(shape: Shape, groups: int) -> Shape:
@@ -88,7 +97,20 @@ def _by_groups(
         return [Launch(kernel, (batch * groups,), args, constants, max(1, across // (32 * each)), flops=total)]
 
     # There are few groups: a program gets many warps, and 8 elements a thread leave registers for two of them.
-    return Plan(((4096, 8), (8192, 16), (4096, 16), (2048, 8)), launches)
+    # A group that is held at once has as many elements a thread as leave several programs on a processor.
+    held, walked = (8192, 16), (4096, 8)
+    first = (held, walked) if walk.extent <= held[0] else (walked, held)
+    return Plan((*first, (4096, 32), (4096, 16), (2048, 16), (8192, 32)), launches)
+
+
+@triton.jit
+def _of_channel(x, step, first, start, NUM: tl.constexpr, PLANE: tl.constexpr, BLOCK: tl.constexpr):
+    """The elements of a vector of channels for a block of a group; one, where the block lies within a channel."""
+    if PLANE % BLOCK == 0:
+        return tl.load(x + (first + start // PLANE) * step).to(tl.float32)
+    else:
+        col = start + tl.arange(0, BLOCK)
+        return tl.load(x + (first + col // PLANE) * step, mask=col < NUM, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -97,26 +119,28 @@ def _group_norm(y, s_y, t_y, x, s_x, t_x, mean, s_mean, rstd, s_rstd, g, s_g, b,
     sample, group = (tl.program_id(0) // groups).to(tl.int64), (tl.program_id(0) % groups).to(tl.int64)
     y += sample * s_y[0] + group * s_y[1]
     x += sample * s_x[0] + group * s_x[1]
+    # Less the mean of the first block, squares lose little by being summed together with what they are squares of.
+    col = tl.arange(0, BLOCK)
+    v = tl.load(x + places(col, inner, t_x), mask=col < NUM, other=0.0).to(tl.float32)
+    near = tl.sum(v, 0) / min(NUM, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, NUM, BLOCK):
-        col = start + tl.arange(0, BLOCK)
-        total += tl.load(x + places(col, inner, t_x), mask=col < NUM, other=0.0).to(tl.float32)
-    middle = tl.sum(total, 0) / NUM
-    total = tl.zeros((BLOCK,), tl.float32)
+    squares = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, NUM, BLOCK):
         col = start + tl.arange(0, BLOCK)
         v = tl.load(x + places(col, inner, t_x), mask=col < NUM, other=0.0).to(tl.float32)
-        away = tl.where(col < NUM, v - middle, 0.0)
-        total += away * away
-    scale = 1.0 / tl.sqrt_rn(tl.sum(total, 0) / NUM + eps)
+        away = tl.where(col < NUM, v - near, 0.0)
+        total += away
+        squares += away * away
+    rest = tl.sum(total, 0) / NUM
+    middle = near + rest
+    scale = 1.0 / tl.sqrt_rn(tl.maximum(tl.sum(squares, 0) / NUM - rest * rest, 0.0) + eps)
     tl.store(mean + sample * s_mean[0] + group * s_mean[1], middle.to(mean.dtype.element_ty))
     tl.store(rstd + sample * s_rstd[0] + group * s_rstd[1], scale.to(rstd.dtype.element_ty))
     for start in range(0, NUM, BLOCK):
         col = start + tl.arange(0, BLOCK)
-        channel = group * per + col // PLANE
         v = tl.load(x + places(col, inner, t_x), mask=col < NUM, other=0.0).to(tl.float32)
-        gain = tl.load(g + channel * s_g, mask=col < NUM, other=0.0).to(tl.float32)
-        shift = tl.load(b + channel * s_b, mask=col < NUM, other=0.0).to(tl.float32)
+        gain = _of_channel(g, s_g, group * per, start, NUM, PLANE, BLOCK)
+        shift = _of_channel(b, s_b, group * per, start, NUM, PLANE, BLOCK)
         value = (v - middle) * scale * gain + shift
         tl.store(y + places(col, inner, t_y), value.to(y.dtype.element_ty), mask=col < NUM)
 
@@ -134,7 +158,7 @@ def _group_norm_grad(out, s_out, t_out, dy, s_dy, t_dy, x, s_x, t_x, mean, s_mea
     second = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, NUM, BLOCK):
         col = start + tl.arange(0, BLOCK)
-        gain = tl.load(g + (group * per + col // PLANE) * s_g, mask=col < NUM, other=0.0).to(tl.float32)
+        gain = _of_channel(g, s_g, group * per, start, NUM, PLANE, BLOCK)
         slope = tl.load(dy + places(col, inner, t_dy), mask=col < NUM, other=0.0).to(tl.float32) * gain
         v = tl.load(x + places(col, inner, t_x), mask=col < NUM, other=0.0).to(tl.float32)
         first += slope
@@ -142,7 +166,7 @@ def _group_norm_grad(out, s_out, t_out, dy, s_dy, t_dy, x, s_x, t_x, mean, s_mea
     mean_slope, mean_along = tl.sum(first, 0) / NUM, tl.sum(second, 0) / NUM
     for start in range(0, NUM, BLOCK):
         col = start + tl.arange(0, BLOCK)
-        gain = tl.load(g + (group * per + col // PLANE) * s_g, mask=col < NUM, other=0.0).to(tl.float32)
+        gain = _of_channel(g, s_g, group * per, start, NUM, PLANE, BLOCK)
         slope = tl.load(dy + places(col, inner, t_dy), mask=col < NUM, other=0.0).to(tl.float32) * gain
         z = (tl.load(x + places(col, inner, t_x), mask=col < NUM, other=0.0).to(tl.float32) - middle) * scale
         value = (slope - mean_slope - z * mean_along) * scale
