@@ -17,6 +17,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from castile.kernels.choice import Choice
+from castile.kernels.form import Refused
 from castile.kernels.table import Table
 from castile.launch.execution import Execution, Prepared, feed_from, prepare
 from castile.planner.cost import CostModel
@@ -326,3 +328,26 @@ def test_graphs_of_a_processor_share_its_streams_and_what_is_carried() -> None:
         ranks.train(2)
         expected = first.saved()
         assert all(np.array_equal(values, expected[key]) for key, values in second.saved().items())
+
+
+@pytest.mark.parametrize("taken", ["second", "third", ""])
+def test_a_kernel_that_the_device_refuses_runs_in_the_next_way(taken: str) -> None:
+    ways = [Choice("triton", text) for text in ("first", "second", "third")]
+
+    def bind(table: Table, *call: Any) -> Any:
+        chosen = call[6] if len(call) > 6 else None
+        if table.form == "triton" and (chosen is None or chosen.setting != taken):
+            raise Refused("too little shared memory")
+        return plain(table, *call) if table.form == "numpy" else partial(bound.append, chosen.setting)
+
+    plain, bound = Table.bind, []
+    with nccl.installed(), patch.object(Table, "bind", bind), patch.object(Table, "ways", lambda *call: ways):
+        import cupy
+
+        from castile.runtime.backends.cuda.kernels import DeviceTable
+
+        x, out = (cupy.asarray(np.arange(4.0)) for _ in range(2))
+        table = DeviceTable(cupy.cuda.get_current_stream())
+        table.bind("add", (x, x), (out,), {})()
+        assert bound == [taken] * bool(taken) and table.on_host == ({"add"} if not taken else set())
+        assert out.get().tolist() == ([0, 1, 2, 3] if taken else [0, 2, 4, 6])

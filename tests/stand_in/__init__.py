@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from unittest.mock import patch
 
 from tests.stand_in import cupy
 
@@ -22,12 +21,19 @@ ROOMS = ("castile.runtime.backends.cuda", "castile.runtime.comm.nccl", "castile.
 def installed(seed: int = 0) -> Iterator[ModuleType]:
     """The stand-in of CuPy in place of any other, on a device that has seen nothing; streams take turns by the seed."""
     cupy.cuda.renew(seed)
-    with patch.dict(sys.modules, {"cupy": cupy, "cupy.cuda": cupy.cuda}):
+    there = {name: sys.modules.get(name) for name in ("cupy", "cupy.cuda")}
+    sys.modules.update({"cupy": cupy, "cupy.cuda": cupy.cuda})
+    _forget()
+    try:
+        yield cupy
+    finally:
         _forget()
-        try:
-            yield cupy
-        finally:
-            _forget()
+        # nothing else that was imported meanwhile may be imported twice
+        for name, module in there.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module
 
 
 def _forget() -> None:

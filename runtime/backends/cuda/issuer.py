@@ -126,12 +126,14 @@ class Issuer(Worker):
         self._compute.begin_capture()
         try:
             self._run(self._calls)
+            self._graph = self._compute.end_capture()
         except Exception as error:
-            self.uncaptured = f"capturing failed: {error}"
             self._abandon()
-            return False
-        self._graph = self._compute.end_capture()
-        return True
+            # What has failed for another reason would fail again.
+            if "captur" not in str(error).lower():
+                raise
+            self.uncaptured = f"it cannot be captured ({error})"
+        return self._graph is not None
 
     def _abandon(self) -> None:
         """Ends a capture that failed; what CUDA says to that has been said already."""
@@ -142,9 +144,7 @@ class Issuer(Worker):
 def issued(steps: Program, actions: Sequence[Action], compute: Any, traffic: Any) -> list[Placed]:
     """The calls that put a step onto its two streams, each with the place in the program of the task that it is for.
 
-    All of it begins and ends on `compute`.
-
-    A stream waits for an event once: what comes later on it comes after.
+    All of it begins and ends on `compute`. A stream waits for an event once: what comes later on it comes after.
     """
     awaited = {task for waits, moves in zip(steps.waits, steps.asynchronous) if not moves for task in waits}
     wanted = {after for after in steps.after if after}

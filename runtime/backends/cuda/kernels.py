@@ -6,12 +6,15 @@ It does not know tasks. What runs on the host is right but slow, and its names a
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
 import cupy
 import numpy as np
 
+from castile.kernels.choice import Choice
+from castile.kernels.form import Refused
 from castile.kernels.table import Table
 
 
@@ -22,6 +25,24 @@ class DeviceTable(Table):
         super().__init__("triton")
         self.on_host: set[str] = set()
         self._stream = stream
+
+    def bind(
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        outs: tuple[Any, ...],
+        params: dict[str, Any],
+        scratch: Any = None,
+        accumulate: bool = False,
+        chosen: Choice | None = None,
+    ) -> Callable[[], Any]:
+        """As every table's; what the device has too little of something for is done in another way, or on the host."""
+        with suppress(Refused):
+            return super().bind(name, args, outs, params, scratch, accumulate, chosen)
+        for way in self.ways(name, args, outs, params, accumulate and self.adds(name)):
+            with suppress(Refused):
+                return super().bind(name, args, outs, params, scratch, accumulate, way)
+        return self.defined(name, args, outs, params, scratch, accumulate)
 
     def defined(
         self,

@@ -1,0 +1,99 @@
+"""Models trained on a real GPU, on poisoned memory: NumPy's losses, captured or timed, and on two processors of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from castile.launch import models
+from castile.launch.execution import Execution, feed_from, prepare
+from castile.launch.jobs import recipe_updates
+from castile.planner.cost import CostModel
+from castile.planner.graph import Graph
+from castile.planner.lower import Lowering
+from castile.planner.strategy import Config, Strategy
+from castile.runtime.comm.local import LocalWorld
+from castile.runtime.machine import Level, Machine, Processor
+from tests.training import difference
+
+pytestmark = pytest.mark.gpu
+
+ONE = Machine("one", (Processor("gpu", 5e13, 4e12, 2**33),), ())
+TWO = Machine("two", ONE.processors * 2, (Level("link", 2, 1e-5, 1e10),))
+STEPS = 8
+# Events tell half microseconds.
+CLOCK_PICOSECONDS = 2_000_000
+# a network of batch norms wanders off from step 8 on, NumPy's first
+MODELS = {
+    "gpt:layers=2,width=64,heads=4,seq=32,vocab=64,dropout=0.1": 4,
+    "convnet": 16,
+    "resnet": 8,
+    "lstm:layers=1,width=64,seq=12,vocab=64": 8,
+}
+
+
+def data(graph: Graph) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(7)
+
+    def fill(name: str) -> np.ndarray:
+        tensor = graph.tensors[name]
+        whole = rng.integers(0, 10, tensor.shape) if "int" in tensor.dtype else rng.normal(size=tensor.shape)
+        return whole.astype(tensor.dtype)
+
+    return [{name: fill(name) for name in graph.inputs} for _ in range(STEPS)]
+
+
+def started(text: str, machine: Machine, backend: str) -> Execution:
+    """On one processor, or with the samples divided among two."""
+    model = models.parse(text)
+    graph = model.graph(MODELS[text], "float32")
+    lowering = Lowering(graph, machine, recipe_updates(model.recipe))
+    n = machine.num_procs
+    split = {name: Config({"b": n} if "b" in node.alignment.axes else {}, 1) for name, node in graph.nodes.items()}
+    placed = {
+        name: Config(config.split, 1, tuple(range(n)) if config.split else (0,)) for name, config in split.items()
+    }
+    whole = {name: Config({}, 1, (0,)) for name in graph.nodes}
+    plan = Strategy(placed if n > 1 else whole, num_procs=n)
+    prepared = prepare(lowering, plan, CostModel(machine))
+    execution = Execution(graph, prepared, LocalWorld(1).communicators[0], range(n), backend=backend, poison=True)
+    execution.initialise(0)
+    return execution
+
+
+def losses(execution: Execution, step: Callable[[], object]) -> np.ndarray:
+    found = []
+    for n, arrays in enumerate(data(execution.graph)):
+        execution.feed(feed_from(arrays), 0.05, n)
+        step()
+        found.append(float(execution.output(execution.graph.loss)))
+    return np.array(found)
+
+
+@pytest.mark.parametrize("text", MODELS)
+def test_losses_are_numpys(text: str) -> None:
+    on_host = started(text, ONE, "numpy")
+    expected = losses(on_host, on_host.run)
+    captured, timed = (started(text, ONE, "cuda") for _ in range(2))
+    found = losses(captured, captured.run)
+    assert difference(found, expected) < 1e-4
+    assert captured.runner.remarks == []
+    assert np.array_equal(losses(timed, lambda: check(timed)), found)
+
+
+def check(execution: Execution) -> None:
+    """A timed step: every task has its time, and none begins before the one before it on the stream has ended."""
+    timeline = execution.step()
+    begun, ended = np.sort(timeline.start), np.sort(timeline.end)
+    assert len(timeline.task) == execution.prepared.tasks.num_tasks
+    assert (timeline.end >= timeline.start).all()
+    assert (begun[1:] >= ended[:-1] - CLOCK_PICOSECONDS).all()
+
+
+@pytest.mark.parametrize("text", ["convnet", "lstm:layers=1,width=64,seq=12,vocab=64"])
+def test_two_processors_on_one_gpu_learn_what_one_learns(text: str) -> None:
+    one, two = started(text, ONE, "cuda"), started(text, TWO, "cuda")
+    assert difference(losses(two, two.run), losses(one, one.run)) < 1e-4
+    assert two.runner.remarks
