@@ -152,11 +152,12 @@ class Additive:
         """Each flow with the node at its single end, and the other nodes that touch it."""
         found = []
         for flow in self.program.flows:
-            if flow.role == "input":
+            # what lies where nobody alone decides, as the loss's scale does, is little
+            if flow.role == "input" or (flow.home is not None and flow.home.node.name not in self.deciders):
                 continue
             made, read = self._ends(flow.producers), self._ends((*flow.readers, *flow.overwriters))
             if flow.home is not None:
-                made = {self.deciders[flow.home.node.name]: None} if flow.home.node.name in self.deciders else {}
+                made = {self.deciders[flow.home.node.name]: None}
             single = read if len(read) == 1 and len(made) != 1 else made
             if single:
                 anchor = next(iter(single))

@@ -16,19 +16,24 @@ from hypothesis import strategies as st
 from castile.launch import models, optimizers
 from castile.launch.__main__ import main
 from castile.launch.execution import prepare
+from castile.planner import search as searches
 from castile.planner.beside import BEGINNINGS, SCALE, STREAK, TAKEN
+from castile.planner.bounds import lower_bound
 from castile.planner.cost import CostModel
+from castile.planner.evaluator import Evaluator
 from castile.planner.graph import Graph
+from castile.planner.incremental import Incremental
 from castile.planner.lower import Lowering
 from castile.planner.op import Init
 from castile.planner.ops.sgd import Sgd
 from castile.planner.program import FETCHED, GRADIENT
 from castile.planner.seeds import seeds
+from castile.planner.simulate import simulate
 from castile.planner.strategy import Config, Strategy
 from castile.planner.updates import Updates
 from castile.runtime import machine
 from tests import homes
-from tests.strategies import batches, beginnings, strategies, whole_on
+from tests.strategies import batches, beginnings, configs, strategies, whole_on
 from tests.test_any_strategy import Plan, drawn, plans
 from tests.training import SGD, Trained, difference, train
 
@@ -241,3 +246,28 @@ def test_numbers_of_another_kind_are_refused(alone: Path, capsys: pytest.Capture
     for command in ("train", "plan"):
         assert main([command, "mlp", "--dtype", "float8"]) == 2
         assert "--dtype float8: give one of float32, float64, bfloat16, float16" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [name for name in searches.available() if name != "exhaustive"])
+def test_searches_find_plans_whose_loss_is_scaled(name: str) -> None:
+    """By every estimate there is, from known plans, sketches and folded tasks to single moves."""
+    on, graph = machine.local(3), two("float16")
+    lowering = Lowering(graph, on, Updates(optimizers.parse("adam"), clip=1.0))
+    evaluator = Evaluator(lowering, CostModel(on))
+    found = searches.search(name, evaluator, "20", 0)
+    assert found.evaluated.seconds == evaluator.folded(found.strategy)[2].seconds
+    assert lower_bound(evaluator, 8).seconds <= found.evaluated.seconds
+
+
+@drawn(20)
+@given(st.data(), st.sampled_from(NARROW))
+def test_plans_are_timed_step_by_step_as_from_nothing(data: st.DataObject, dtype: str) -> None:
+    on, graph = machine.local(3), two(dtype)
+    lowering, cost = Lowering(graph, on, Updates(Sgd())), CostModel(on)
+    one = Incremental(lowering, cost, data.draw(strategies(graph, 3)))
+    for _ in range(3):
+        node = data.draw(st.sampled_from(sorted(graph.nodes)))
+        plan = Strategy({**one.strategy.configs, node: data.draw(configs(graph.nodes[node], 3))})
+        tasks, durations = cost.by_kind(lowering.lower(plan))
+        assert one.propose(plan) == simulate(tasks, durations, on.engines).seconds
+        one.accept()
