@@ -285,7 +285,8 @@ def _scaled(scales: Terms, terms: Terms) -> float:
 
 
 def _intensity(key: CostKey) -> float:
-    return math.log((key.flops + 1) / (key.nbytes + 1))
+    """Work a byte, in which neighbours must be alike; a transfer's size is all that there is of it."""
+    return 0.0 if key.link else math.log((key.flops + 1) / (key.nbytes + 1))
 
 
 def _grouped(rows: Iterable[Measured], group_of: Callable[[CostKey], G]) -> dict[G, list[Measured]]:

@@ -242,6 +242,15 @@ def test_order_of_the_sources():
     assert costs.seconds(product(8, 64, 64, "relu.B")).source == "measured"
 
 
+def test_a_transfer_is_priced_by_the_curve_of_those_measured_around_it():
+    costs = model([transfer(form, 3**k) for form in FORMS for k in range(6, 16)])
+    for form in FORMS:
+        for nbytes in (3000, 70_000, 9_000_000):
+            price = costs.seconds(transfer(form, nbytes))
+            assert price.source == "interpolated"
+            assert abs(price.seconds / truth(transfer(form, nbytes)) - 1) < 0.25, (form, nbytes)
+
+
 def test_far_or_unlike_neighbours_are_not_interpolated():
     assert model([sized(10**6, 10**6), sized(10**9, 10**9)]).seconds(sized(10**8, 10**8)).source == "learned"
     assert model([sized(10**6, 10**7), sized(10**6, 10**7 + 9)]).seconds(sized(6 * 10**7, 1)).source == "learned"
