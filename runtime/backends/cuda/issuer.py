@@ -112,7 +112,7 @@ class Issuer(Worker):
             return True
         until = time.perf_counter_ns() + LOOK_NANOSECONDS
         while not self._end.done:
-            if time.perf_counter_ns() > until:
+            if time.perf_counter_ns() >= until:
                 self._check()
                 return False
             # Other threads make the next step's samples.
