@@ -178,7 +178,7 @@ def test_one_device_trains_as_the_host_does(problem: Problem, seed: int, timed: 
     assert worker.uncaptured == "" and (worker._graph is None) == timed
 
 
-@drawn(20)
+@drawn(15)
 @given(plans(), st.integers(0, 2**16), st.booleans())
 def test_any_strategy_by_way_of_the_host(plan: Plan, seed: int, timed: bool) -> None:
     host = on_host(plan, 3)
@@ -186,7 +186,7 @@ def test_any_strategy_by_way_of_the_host(plan: Plan, seed: int, timed: bool) -> 
         same(Ranks(plan, "cuda").train(3, timed), host)
 
 
-@drawn(25)
+@drawn(18)
 @given(plans(each=True), st.integers(0, 2**16), st.booleans())
 def test_any_strategy_on_streams(plan: Plan, seed: int, timed: bool) -> None:
     host = on_host(plan, 3)
@@ -197,6 +197,17 @@ def test_any_strategy_on_streams(plan: Plan, seed: int, timed: bool) -> None:
     close(found, host)
     assert all(worker.uncaptured == "" for worker in found.workers)
     assert all((worker._graph is None) == timed for worker in found.workers)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_steps_in_fewer_bits_are_captured_too(dtype: str) -> None:
+    """Scales, casts and skipped steps are carried in arrays, so that a replay sees them change."""
+    plan = Plan(small(dtype), whole_on(small(dtype).graph), ONE, 1)
+    host = on_host(plan, 5)
+    with device():
+        found = Ranks(plan, "cuda").train(5)
+    same(found, host)
+    assert found.workers[0].remark == "" and len(set(found.losses)) == 5
 
 
 @contextmanager
@@ -297,8 +308,8 @@ def test_a_transfer_that_fails_ends_the_wait() -> None:
                 ranks.executions[0].run()
 
 
-def small() -> Problem:
-    graph = Graph("small", "float64")
+def small(dtype: str = "float64") -> Problem:
+    graph = Graph("small", dtype)
     x = graph.input("x", (4, 3), "b i")
     for name in ("one", "two", "three"):
         x = graph.linear(name, x, features=3)
