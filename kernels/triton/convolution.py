@@ -3,12 +3,15 @@
 It knows no pooling. Where windows are single elements a convolution is a product, and goes the way of those.
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from math import prod
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from castile.kernels.triton.channels import channels_last, grouped
-from castile.kernels.triton.contract import Tile
+from castile.kernels.triton.contract import Tile, contract
 from castile.kernels.triton.correlation import Windows, correlation, fitting, together
 from castile.kernels.triton.depthwise import is_depthwise, spread, weighed, windowed
 from castile.kernels.triton.launch import Launch, Plan, Room, planned, takes
@@ -56,6 +59,7 @@ _FULL = (
     Way(Tile(64, 64, 16, 4, 2), False),
     Way(Tile(64, 64, 32, 8, 2, "tf32x3"), False),
 )
+_FULL_SLOPES = (*_FULL, Way(Tile(64, 64, 16, 8, 2), True, 3))
 _HALF_SLOPES = (
     Way(Tile(128, 64, 64, 8, 3), True, 3),
     Way(Tile(64, 64, 64, 4, 3), True, 3),
@@ -89,7 +93,8 @@ def conv2d(
     images = _grouped(out, x, w, groups, windows)
     if is_depthwise(images.w):
         return windowed(*images, windows, accumulate)
-    return _correlated(images, windows, False, accumulate)
+    made = _correlated(images, windows, False, accumulate)
+    return _or_product(made, "zoi,zihw->zohw", out, w, x, accumulate) if _in_rows(images, windows) else made
 
 
 @planned
@@ -113,7 +118,8 @@ def conv2d_grad_input(
     images = _grouped(dy, out, w, groups, windows)
     if is_depthwise(images.w):
         return spread(images.x, images.y, images.w, windows, accumulate)
-    return _correlated(images, windows, True, accumulate)
+    made = _correlated(images, windows, True, accumulate)
+    return _or_product(made, "zoi,zohw->zihw", out, w, dy, accumulate) if _in_rows(images, windows) else made
 
 
 @planned
@@ -144,10 +150,27 @@ def conv2d_grad_weight(
         tile = fitting(way.tile, num_m, num_n, prod(dy.shape[2:]) * dy.shape[0])
         return way._replace(tile=tile, beside=way.beside if taps[1] % way.beside == 0 else 1)
 
-    ways = map(fit, _FULL if x.dtype.itemsize == 4 else _HALF_SLOPES)
+    ways = map(fit, _FULL_SLOPES if x.dtype.itemsize == 4 else _HALF_SLOPES)
     # Tiles do not have to fill the chip, as places are divided, but adding to what is there takes registers.
-    settings = _ordered(ways, images, windows, num_c, lambda tile: tile.m * tile.n <= 1024 * tile.warps)
+    settings = _ordered(ways, images, windows, num_c, lambda tile: tile.m * tile.n == 1024 * tile.warps)
     return Plan(settings, lambda way: _slope_launches(images, windows, way, accumulate))
+
+
+def _in_rows(images: Images, windows: Windows) -> bool:
+    """Whether each place is a product of its own, in rows of whole vectors; without groups."""
+    planes = [one.shape[-2:] for one in images[:2]]
+    return windows.alone and images.w.shape[0] == 1 and planes[0] == planes[1] and prod(planes[0]) % 16 == 0
+
+
+def _or_product(windowed: Plan, spec: str, out: Any, w: Any, x: Any, accumulate: bool) -> Plan:
+    """The plan of a product for each sample, of the same weights, and then what else was found."""
+    weights = np.broadcast_to(w[:, :, 0, 0], (x.shape[0], *w.shape[:2]))
+    made: Plan | None = inspect.unwrap(contract)(out, spec, weights, x, scratch=None, accumulate=accumulate)
+    if made is None:
+        return windowed
+    return Plan(
+        (*made.settings, *windowed.settings), lambda one: (windowed if isinstance(one, Way) else made).launches(one)
+    )
 
 
 def _images(*arrays: Any) -> tuple[Any, ...]:
