@@ -32,8 +32,9 @@ from castile.planner.simulate import simulate
 from castile.planner.strategy import Config, Strategy
 from castile.planner.updates import Updates
 from castile.runtime import machine
-from tests import homes
-from tests.strategies import batches, beginnings, configs, strategies, whole_on
+from tests import homes, test_cuda
+from tests.late import device
+from tests.strategies import Problem, batches, beginnings, configs, strategies, whole_on
 from tests.test_any_strategy import Plan, drawn, plans
 from tests.training import SGD, Trained, difference, train
 
@@ -271,3 +272,15 @@ def test_plans_are_timed_step_by_step_as_from_nothing(data: st.DataObject, dtype
         tasks, durations = cost.by_kind(lowering.lower(plan))
         assert one.propose(plan) == simulate(tasks, durations, on.engines).seconds
         one.accept()
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_a_captured_step_goes_on_being_right(dtype: str) -> None:
+    """On a stand-in of a GPU: the scale and the count of steps are carried, so nothing of a replayed step is old."""
+    problem = Problem(two(dtype), {})
+    plan = test_cuda.Plan(problem, whole_on(problem.graph), test_cuda.ONE, 1)
+    host = test_cuda.on_host(plan, 5)
+    with device(3):
+        found = test_cuda.Ranks(plan, "cuda").train(5)
+    test_cuda.same(found, host)
+    assert [(worker.uncaptured, worker._graph is None) for worker in found.workers] == [("", False)]
