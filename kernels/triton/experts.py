@@ -1,4 +1,4 @@
-"""Mixtures of experts: places in queues, tokens to experts and back.
+"""Mixtures of experts: places in queues, tokens to experts and back, shares of tokens.
 
 It knows no routers. No two choices of a sample have the same place, as `queue` gives them: it writes without sums.
 An expert that is out of range, which the definition of `queue` refuses, gets no place.
@@ -32,6 +32,18 @@ def queue(out: Any, experts: Any, *, num_experts: int, capacity: int) -> Plan | 
     # Each expert looks at all choices of a sample, which are few beside the tokens that they send.
     launch = Launch(_queue, (batch, num_experts), args, {"BLOCK": across}, max(1, across // 256))
     return Plan((None,), lambda _: [launch])
+
+
+@planned
+def expert_share(out: Any, experts: Any, *, num_experts: int, first_expert: int, dtype: str) -> Plan | None:
+    """See the definition."""
+    tokens = experts.shape[1]
+    if not takes(out) or wide([view(experts)]):
+        return None
+    args = (out, view(out).steps, experts, view(experts).steps[:2], tokens, first_expert)
+    across = min(_BLOCK, power_of_two(tokens))
+    launch = Launch(_expert_share, (experts.shape[0], num_experts), args, {"BLOCK": across}, max(1, across // 256))
+    return Plan((None,), lambda _: [launch] if out.size else [])
 
 
 @planned
@@ -129,6 +141,19 @@ def _queue(out, s_out, experts, s_experts, tokens, choices, num_experts, capacit
             place = out + sample * s_out[0] + choice * s_out[2] + token * s_out[1]
             tl.store(place, value, mask=here & ((mine > 0) | lost))
             waiting += tl.sum(mine, 0)
+
+
+@triton.jit
+def _expert_share(out, s_out, experts, s_experts, tokens, first_expert, BLOCK: tl.constexpr):
+    sample, expert = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    total = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, tokens, BLOCK):
+        token = start + tl.arange(0, BLOCK)
+        place = experts + sample * s_experts[0] + token * s_experts[1]
+        named = tl.load(place, mask=token < tokens, other=0).to(tl.int64) - first_expert
+        total += ((token < tokens) & (named == expert)).to(tl.int32)
+    share = tl.sum(total, 0).to(tl.float32) / tokens
+    tl.store(out + sample * s_out[0] + expert * s_out[1], share.to(out.dtype.element_ty))
 
 
 @triton.jit

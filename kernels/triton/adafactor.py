@@ -1,0 +1,110 @@
+"""The update of Adafactor: squares of the gradient by row and by column, the length of the step, the step.
+
+It knows no schedule of learning rates. Working memory holds what is smaller than the parameter, in float32: its
+matrices are read anew by each pass.
+"""
+
+from math import prod
+from typing import Any
+
+from castile.kernels.triton.launch import Plan, Room, planned, takes
+from castile.kernels.triton.lines import Text, each, folded, packed, text
+from castile.kernels.triton.views import Shape, View, broadcast, view
+
+_SQUARE = text("g -> g * g")
+_SQUARES = text("g, w -> g * g; w * w")
+_MEAN = text("x -> x * share", "share")
+_MEAN_SQUARE = text("x -> x * x * share", "share")
+# State as it is kept, and as the step is computed from it.
+_OLD = "x = -expm1(power * log(step)) * old + exp(power * log(step)) * (square * share)"
+_STATE = Text(("old", "square", "step"), ("power", "share"), (_OLD,), ("x", "x"))
+_VECTOR = Text(("old", "g", "other", "step"), ("power", "share"), ("square = g * g", _OLD), ("x", "x", "other"))
+_CONSTANTS = ("eps1", "least", "share", "eps2", "clip", "decay")
+_RATE = (
+    "rate = maximum(eps2, sqrt(size)) * minimum(lr, 1.0 / sqrt(step))",
+    "rate = rate / maximum(1.0, sqrt(length) / clip)",
+)
+_STEPPED = "(1.0 - lr * decay) * w - rate * (g / sqrt(squares))"
+
+
+@planned
+def adafactor(
+    out: tuple[Any, Any, Any],
+    w: Any,
+    g: Any,
+    rows: Any,
+    columns: Any,
+    lr: Any,
+    step: Any,
+    *,
+    beta2_decay: float,
+    eps1: float,
+    eps2: float,
+    clip: float,
+    decay: float,
+) -> Plan | None:
+    """See the definition. In place."""
+    if not takes(*out, w, g, rows, columns, lr, step) or not w.size:
+        return None
+    shape = tuple(w.shape)
+    size, length = _held(()), _held(())
+    made = _vector if len(shape) < 2 else _matrices
+    before, state = made(out, w, g, rows, columns, view(step), beta2_decay, size)
+    constants = dict(zip(_CONSTANTS, (eps1, eps1 * eps1, 1 / w.size, eps2, clip, decay), strict=True))
+    names = ("g", "down", "across", "mean")[: 1 + len(state)]
+    squares = "down" if len(state) == 1 else "across / maximum(mean, eps1) * down"
+    meets = f"squares = maximum({squares}, least)"
+    xs = [view(g), *(broadcast(one, shape) for one in state)]
+    far = Text(names, _CONSTANTS[:3], (meets,), ("g * g / squares * share",))
+    before.append(folded(far, [length], xs, tuple(range(len(shape))), {c: constants[c] for c in far.constants}))
+    scalars = (broadcast(one, shape) for one in (size, length, view(lr), view(step)))
+    what = Text(("w", *names, "size", "length", "lr", "step"), _CONSTANTS, (meets, *_RATE), (_STEPPED,))
+    last = each(what, [view(out[0])], [view(w), *xs, *scalars], constants)
+    known = [launch for plan in before for launch in plan.launches(plan.settings[0])]
+    return Plan(last.settings, lambda setting: [*known, *last.launches(setting)])
+
+
+def _vector(
+    out: tuple[Any, ...], w: Any, g: Any, rows: Any, columns: Any, step: View, power: float, size: View
+) -> tuple[list[Plan], list[View]]:
+    """What renews the state of a vector and finds its mean square, and the squares as the step meets them."""
+    shape = tuple(w.shape)
+    new = _held(shape)
+    xs = [view(columns), view(g), view(rows), broadcast(step, shape)]
+    renewed = each(_VECTOR, [view(out[2]), new, view(out[1])], xs, {"power": power, "share": 1.0})
+    measured = folded(_MEAN_SQUARE, [size], [view(w)], tuple(range(len(shape))), {"share": 1 / w.size})
+    return [renewed, measured], [new]
+
+
+def _matrices(
+    out: tuple[Any, ...], w: Any, g: Any, rows: Any, columns: Any, step: View, power: float, size: View
+) -> tuple[list[Plan], list[View]]:
+    """As `_vector`, of matrices: the squares of columns and of rows, and the mean of those."""
+    *lead, height, width = w.shape
+    across, own, new_rows = (_held((*lead, height)) for _ in range(3))
+    down, new_columns = (_held((*lead, width)) for _ in range(2))
+    mean = _held(tuple(lead))
+    plans = [
+        folded(_SQUARES, [across, own], [view(g), view(w)], (-1,), {}),
+        folded(_SQUARE, [down], [view(g)], (-2,), {}),
+    ]
+    for kept, new, old, square, num in (
+        (out[1], new_rows, rows, across, width),
+        (out[2], new_columns, columns, down, height),
+    ):
+        xs = [view(old), square, broadcast(step, square.shape)]
+        plans.append(each(_STATE, [view(kept), new], xs, {"power": power, "share": 1 / num}))
+    plans.append(folded(_MEAN, [mean], [new_rows], (-1,), {"share": 1 / height}))
+    plans.append(folded(_MEAN, [size], [own], tuple(range(len(lead) + 1)), {"share": 1 / w.size}))
+    return plans, [_apart(new_columns, -2), _apart(new_rows, -1), _apart(_apart(mean, -1), -1)]
+
+
+def _held(shape: Shape) -> View:
+    """Working memory."""
+    return View(Room(prod(shape)), shape, packed(shape))
+
+
+def _apart(one: View, dim: int) -> View:
+    """A view with a new dim of length 1, which is then its dim `dim`."""
+    at = len(one.shape) + 1 + dim
+    return View(one.array, (*one.shape[:at], 1, *one.shape[at:]), (*one.steps[:at], 0, *one.steps[at:]))
