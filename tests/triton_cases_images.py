@@ -1,10 +1,13 @@
-"""Convolutions and pooling of real networks, as arrays that are not there: what `tests.triton_cases.large` finds."""
+"""Convolutions, pooling and norms of real networks of images, as arrays that are not there: what
+`tests.triton_cases.large` finds.
+"""
 
 from collections.abc import Iterator
 from typing import Any
 
 from castile.kernels.windows import count
 from tests.kernel_cases import Case
+from tests.triton_arrays import array
 
 # x, output channels, kernel, stride, pads and groups of ResNet-50 and of MobileNet.
 _LAYERS = (
@@ -67,3 +70,54 @@ def large_global_pool(draw: Any) -> Iterator[Case]:
 
 def large_global_pool_grad(draw: Any) -> Iterator[Case]:
     yield (draw(64, 2048),), {"scale": 1 / 49, "shape": (64, 2048, 7, 7)}
+
+
+# x of batch norms of ResNet-50: few wide channels, many narrow ones.
+_BATCHES = ((64, 64, 112, 112), (64, 256, 56, 56), (64, 2048, 7, 7), (8192, 1024))
+
+
+def large_moments(draw: Any) -> Iterator[Case]:
+    for x in _BATCHES:
+        yield (draw(*x),), {"scale": 1e-5}
+
+
+def large_moments_grad(draw: Any) -> Iterator[Case]:
+    for x in _BATCHES:
+        yield (array((2, x[1]), "float64"), draw(*x)), {"scale": 1e-5}
+
+
+def large_norm(draw: Any) -> Iterator[Case]:
+    for x in _BATCHES:
+        yield (draw(*x), draw(3, x[1])), {}
+
+
+def large_norm_grad(draw: Any) -> Iterator[Case]:
+    for x in _BATCHES:
+        yield (draw(*x), draw(*x), draw(3, x[1])), {}
+
+
+def large_norm_factors(draw: Any) -> Iterator[Case]:
+    yield (draw(2048), draw(2048), array((2, 2048), "float64")), {"eps": 1e-5}
+
+
+def large_norm_factors_grad(draw: Any) -> Iterator[Case]:
+    yield (draw(3, 2048), draw(2048), array((2, 2048), "float64")), {"eps": 1e-5}
+
+
+# x and groups of a U-Net of images, and of a ResNet-50 with group norm.
+_GROUPED = (((16, 320, 64, 64), 32), ((64, 2048, 7, 7), 32))
+
+
+def large_group_norm(draw: Any) -> Iterator[Case]:
+    for x, groups in _GROUPED:
+        yield (draw(*x), draw(x[1]), draw(x[1])), {"groups": groups, "eps": 1e-5}
+
+
+def large_group_norm_grad_input(draw: Any) -> Iterator[Case]:
+    for x, groups in _GROUPED:
+        yield (draw(*x), draw(*x), draw(x[1]), draw(x[0], groups), draw(x[0], groups)), {}
+
+
+def large_group_norm_grad_params(draw: Any) -> Iterator[Case]:
+    for x, groups in _GROUPED:
+        yield (draw(*x), draw(*x), draw(x[0], groups), draw(x[0], groups)), {}
