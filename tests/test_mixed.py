@@ -51,7 +51,7 @@ def same(one: Trained, other: Trained, but: Sequence[str] = ()) -> None:
         assert np.array_equal(one.carried[name], other.carried[name]), name
 
 
-@drawn(30)
+@drawn(20)
 @given(plans(exact=True))
 def test_masters_in_another_dtype_leave_the_same_bits_where_nothing_is_rounded(plan: Plan) -> None:
     graph, on = plan.problem.graph, plan.machine
@@ -61,7 +61,7 @@ def test_masters_in_another_dtype_leave_the_same_bits_where_nothing_is_rounded(p
     same(train(graph, plan.strategy, on, data, values, size=plan.size, updates=masters), one)
 
 
-@drawn(15)
+@drawn(12)
 @given(plans(exact=False), st.sampled_from(MOVING))
 def test_scaling_by_powers_of_two_changes_no_bit(plan: Plan, text: str) -> None:
     graph, on, optimizer = plan.problem.graph, plan.machine, optimizers.parse(text)
