@@ -62,12 +62,14 @@ def gemm(handle: int, turned_a: int, turned_b: int, m: int, n: int, k: int, alph
          step_a: int, b: int, of_b: int, ldb: int, step_b: int, beta: int, c: int, of_c: int, ldc: int, step_c: int,
          count: int, compute: int, algorithm: int) -> None:  # fmt: skip
     """cublasGemmStridedBatchedEx as its manual has it: columns lie together."""
-    assert (handle, algorithm, of_a, of_b) == (11, -1, of_c, of_c) and Stream.depth == 1
+    assert (handle, algorithm, of_b) == (11, -1, of_a) and Stream.depth == 1
+    # Sixteen bits may be summed up in float32.
+    assert of_c == of_a or (CODES[of_c], CODES[of_a]) == ("float32", "float16")
     assert lda >= (k if turned_a else m) and ldb >= (n if turned_b else k) and ldc >= m
     dtype = CODES[of_c]
     one, add = (memory(at, "float64" if dtype == "float64" else "float32", (1,), (1,))[0] for at in (alpha, beta))
-    x = memory(a, dtype, (count, m, k), (step_a, *((lda, 1) if turned_a else (1, lda))))
-    y = memory(b, dtype, (count, k, n), (step_b, *((ldb, 1) if turned_b else (1, ldb))))
+    x = memory(a, CODES[of_a], (count, m, k), (step_a, *((lda, 1) if turned_a else (1, lda))))
+    y = memory(b, CODES[of_b], (count, k, n), (step_b, *((ldb, 1) if turned_b else (1, ldb))))
     z = memory(c, dtype, (count, m, n), (step_c, 1, ldc))
     products = one * np.matmul(x.astype("float64"), y.astype("float64"))
     z[...] = products + add * z if add else products
@@ -120,6 +122,19 @@ def test_what_a_library_takes_it_computes_as_defined(name: str, dtype: str, lay:
                 call()
                 np.testing.assert_allclose(out, times * want, rtol=1e-5, atol=1e-5)
     assert num_taken or lay is not dense
+
+
+def test_products_of_sixteen_bits_may_be_kept_in_float32(cupy: None) -> None:
+    num_taken = 0
+    for (spec, *xs), _ in cases("contract", "float16"):
+        want = definitions()["contract"](spec, *(x.astype("float64") for x in xs))
+        out = unwritten(want.astype("float32"))
+        call = forms("cupy")["contract"](on_device(out), spec, *map(on_device, xs), scratch=None, accumulate=False)
+        num_taken += call is not None
+        if call is not None:
+            call()
+            np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-5)
+    assert num_taken
 
 
 @given(data=st.data())

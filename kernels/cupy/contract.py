@@ -63,7 +63,10 @@ def contract(out: Any, spec: str, *xs: Any, scratch: Any, accumulate: bool) -> C
 
 def _seen(out: Any, spec: str, xs: tuple[Any, ...]) -> Products | None:
     """The products of a contraction; None where they are not for cuBLAS."""
-    if len(xs) != 2 or any(x.dtype != out.dtype for x in xs) or out.dtype.name not in _TYPES:
+    if len(xs) != 2 or xs[0].dtype != xs[1].dtype or xs[0].dtype.name not in _TYPES:
+        return None
+    # What is summed in float32 may stay so.
+    if out.dtype != xs[0].dtype and (out.dtype.name, xs[0].dtype.itemsize) != ("float32", 2):
         return None
     terms, result = parse(spec, [x.ndim for x in xs])
     if 0 in (out.size, *(x.size for x in xs)) or any(len(set(term)) < len(term) for term in terms):
@@ -110,7 +113,7 @@ def _dims(views: list[View], terms: list[str], sizes: dict[str, int], bearers: t
 
 def _calls(found: Products, out: Any, xs: tuple[Any, ...], accumulate: bool) -> Callable[[], Any]:
     cuda = import_module("cupy").cuda
-    kind, compute = _TYPES[out.dtype.name]
+    (kind, compute), (of_c, _) = (_TYPES[x.dtype.name] for x in (xs[0], out))
     real = ctypes.c_double if out.dtype.name == "float64" else ctypes.c_float
     one, beta = real(1), real(accumulate)
     a, b, c = found.a, found.b, found.c
@@ -123,10 +126,10 @@ def _calls(found: Products, out: Any, xs: tuple[Any, ...], accumulate: bool) -> 
     calls = []
     for offsets in _offsets(found.loops):
         of_a, of_b = offsets[:2] if not found.c.turned else offsets[1::-1]
-        pa, pb, pc = (x.data.ptr + at * out.itemsize for x, at in
+        pa, pb, pc = (x.data.ptr + at * x.itemsize for x, at in
                       ((operands[0][0], of_a), (operands[1][0], of_b), (out, offsets[2])))  # fmt: skip
         middle = (pb, kind, b.lead, operands[1][1], pa, kind, a.lead, operands[0][1], _address(beta))
-        tail = (pc, kind, c.lead, batch.c, batch.size, compute, _DEFAULT_ALGORITHM)
+        tail = (pc, of_c, c.lead, batch.c, batch.size, compute, _DEFAULT_ALGORITHM)
         calls.append((*head, *middle, *tail))
     # cuBLAS is given addresses, which keep nothing alive.
     return partial(_run, cuda.get_current_stream(), cuda.cublas.gemmStridedBatchedEx, calls, (out, xs, one, beta))
