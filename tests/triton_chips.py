@@ -103,8 +103,9 @@ def compiled(launch: Launch, chip: int) -> Compiled:
     args = [_argument(arg) for arg in launch.args]
     options = {"num_warps": launch.warps, "num_stages": launch.stages, "grid": (1,)}
     made = launch.kernel.warmup(*args, **launch.constants, **options)
-    registers, stack = _resources(made.asm["cubin"])
     name = launch.kernel.__name__
+    assert made.metadata.global_scratch_size == 0, f"{name} wants memory of Triton, which a captured step cannot give"
+    registers, stack = _resources(made.asm["cubin"])
     return Compiled(name, chip, registers, stack, made.metadata.shared, launch.warps, made.asm["ptx"])
 
 

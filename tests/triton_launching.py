@@ -7,6 +7,7 @@ is that the calls are made as they should be; no kernel runs.
 import ctypes
 import sys
 import types
+from collections.abc import Iterator
 from itertools import count
 from math import prod
 from typing import Any
@@ -41,10 +42,14 @@ class DeviceArray:
 
 
 class NoTorch:
-    """Refuses to find torch."""
+    """Refuses to find torch, and remembers who looked for it: with torch there that would import it."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if name.split(".")[0] == "torch":
+            self.asked.append(name)
             raise ImportError("torch is wanted")
 
 
@@ -61,7 +66,7 @@ STREAM = types.SimpleNamespace(ptr=0x77)
 
 
 @pytest.fixture(autouse=True)
-def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
+def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     runtime = types.SimpleNamespace(
         getDevice=lambda: 0,
         setDevice=lambda device: None,
@@ -72,8 +77,10 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setitem(sys.modules, "cupy", made)
     # Whoever imports torch fails, though it may be installed.
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    monkeypatch.setattr(sys, "meta_path", [NoTorch(), *sys.meta_path])
-    return made
+    spy = NoTorch()
+    monkeypatch.setattr(sys, "meta_path", [spy, *sys.meta_path])
+    yield made
+    assert not spy.asked
 
 
 @pytest.fixture

@@ -1,16 +1,20 @@
 """Triton on CuPy: launches follow CuPy's current device and stream, and are frozen into one call of Triton's launcher.
 
 It knows no kernel. CuPy is imported when the first launch is made, so that a machine without a GPU can read the forms.
-None of what needs a device has run on one: see docs/decisions/0029-triton.md.
+No kernel asks Triton for memory, so none is given: what forms need they have of `room` when they are bound.
 """
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from math import prod
 from typing import Any
 
 import triton
+from triton._C.libtriton import native_specialize_impl
+from triton.backends.compiler import BaseBackend
 from triton.backends.nvidia.driver import CudaDriver, CudaLauncher, CudaUtils
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -56,10 +60,6 @@ class CupyDriver(CudaDriver):
         raise RuntimeError("there is no torch in this process")
 
     get_device_interface = get_active_torch_device
-
-    def allocate_default_profile_scratch(self, size: int, alignment: int, stream: int) -> Any:
-        """Asked for by Triton from 3.8 on."""
-        return _allocate(size, alignment, stream)
 
 
 class Frozen:
@@ -134,13 +134,29 @@ def _driver() -> CupyDriver:
     """The driver, which from now on is Triton's."""
     active = CupyDriver()
     triton.runtime.driver.set_active(active)
-    triton.set_allocator(_allocate)
+    with _without_torch():
+        # Looks for torch when it is first called, and never again: an import of seconds.
+        native_specialize_impl(BaseBackend, 1, False, True, True)
     return active
 
 
-def _allocate(size: int, alignment: int, stream: int) -> DevicePointer:
-    """Memory that a compiled kernel asks for, such as that of descriptors which it makes itself."""
-    return DevicePointer(import_module("cupy").empty(size, "int8"))
+class _Hidden:
+    """Finds no torch."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
+        if name == "torch":
+            raise ModuleNotFoundError("torch is not wanted", name=name)
+
+
+@contextmanager
+def _without_torch() -> Iterator[None]:
+    """Within it torch is not imported; where it was before it stays."""
+    sys.meta_path.insert(0, _Hidden)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(_Hidden)
 
 
 def _capability(cuda: Any, device: int) -> tuple[int, int]:
