@@ -76,7 +76,7 @@ def _run(kernel: Callable[..., Any], args: tuple[Any, ...], constants: dict[str,
 
 @cache
 def _mend() -> None:
-    """Repairs of the interpreter: one of Triton 3.6 with NumPy from 2.4 on, and bfloat16 of every Triton until 3.9."""
+    """Repairs of the interpreter: one of Triton 3.6 with NumPy from 2.4 on, and up to 3.9 bfloat16 and conditions."""
     from triton.runtime import interpreter
 
     patch = interpreter._patch_lang_tensor
@@ -88,7 +88,7 @@ def _mend() -> None:
 
     interpreter._patch_lang_tensor = patched
     builder = interpreter.InterpreterBuilder
-    cast, dot = builder.cast_impl, builder.create_dot
+    cast, dot, splat = builder.cast_impl, builder.create_dot, builder.create_splat
 
     def widened(handle: Any) -> Any:
         if handle.dtype.scalar != tl.bfloat16:
@@ -102,7 +102,12 @@ def _mend() -> None:
         wide = np.asarray(widened(handle).data, np.float32)
         return interpreter.TensorHandle(_upper_half(wide), tl.bfloat16)
 
-    builder.cast_impl = rounded
+    def spread(self: Any, to: Any, handle: Any) -> Any:
+        # What two integers are compared to is called an integer, and became one, which is no mask from 3.9 on.
+        held = interpreter.TensorHandle(handle.data, tl.int1) if handle.data.dtype == np.bool_ else handle
+        return splat(self, to, held)
+
+    builder.cast_impl, builder.create_splat = rounded, spread
     builder.create_dot = lambda self, a, b, *rest: dot(self, widened(a), widened(b), *rest)
 
 
