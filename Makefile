@@ -44,9 +44,10 @@ build/triton-%/.installed: pyproject.toml
 	$(@D)/bin/python -m pip install --quiet triton==$*
 	@touch $@
 
-# On a machine with a GPU.
+# On a machine with a GPU: what does not compute as it should is not timed. PyTorch is timed beside it where it is there.
 gpu: .venv/.castile-gpu
 	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python -m benchmarks.gpu
 
 lint: .venv/.castile-test
 	$(BIN)/ruff check .

@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu [KIND ...] [--out FILE]
 
-About five minutes on an H200. Prints a table, then each figure beside its target; FILE (by default
-benchmarks/results/kernels-DEVICE.json) holds every number, the device and the versions.
+Meant to take five minutes on an H200. Prints a table, then each figure beside its target; FILE (by default
+benchmarks/results/DEVICE-figures.json) holds every number, the device and the versions.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> int:
     rows = measured(arguments.kinds)
     found = figures(rows)
     facts = {"device": device(), "versions": versions(), "figures": [vars(f) for f in found], "rows": rows}
-    out = Path(arguments.out or RESULTS / f"kernels-{facts['device']['name'].split()[-1].lower()}.json")
+    out = Path(arguments.out or RESULTS / f"{facts['device']['name'].split()[-1].lower()}-figures.json")
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(facts, indent=1) + "\n")
     if arguments.json:
@@ -57,6 +57,8 @@ def measured(kinds: list[str]) -> list[Row]:
 
 
 def _told(side: str, kinds: list[str]) -> list[Row]:
+    if not kinds:
+        return []
     words = [sys.executable, "-m", f"benchmarks.gpu.{side}", *kinds]
     ran = subprocess.run(words, capture_output=True, text=True)
     rows = [json.loads(text) for text in ran.stdout.splitlines() if text.startswith("{")]
@@ -81,7 +83,7 @@ def line(row: Row) -> str:
     peer = best_peer(row)
     share = f"{peer / row['seconds']:6.2f}" if peer else ""
     error = f"error {row['error']:.1e}" if "error" in row else ""
-    return f"{row['name']:62} {share:6} {'  '.join(told)}  {error}"
+    return f"{row['name']:62} {share:6} {'  '.join(told)}  {error} {row.get('failed', '')}".rstrip()
 
 
 def figures(rows: list[Row]) -> list[Figure]:
@@ -110,20 +112,22 @@ def _key(name: str) -> Callable[[Row], float | None]:
 
 
 def _least(name: str, rows: list[Row], target: float, peer: Callable[[Row], float | None]) -> Figure | None:
-    """The worst share of a peer that any of the rows reaches."""
+    """The worst share of a peer that any of the rows reaches; nothing where one of them or its peer failed."""
     if not rows:
         return None
-    shares = {row["name"]: (peer(row) or 0.0) / row["seconds"] for row in rows if "seconds" in row}
     failed = [row["name"] for row in rows if "seconds" not in row]
-    if failed:
-        return Figure(name, None, least=target, note=f"failed: {', '.join(failed)[:200]}")
+    alone = [row["name"] for row in rows if peer(row) is None]
+    if failed or alone:
+        why = "failed" if failed else "nothing beside"
+        return Figure(name, None, least=target, note=f"{why}: {', '.join(failed or alone)[:200]}")
+    shares = {row["name"]: (peer(row) or 0.0) / row["seconds"] for row in rows}
     worst = min(shares, key=lambda one: shares[one])
     return Figure(name, shares[worst], least=target, note=f"worst of {len(shares)}: {worst}")
 
 
 def _convolutions(rows: list[Row]) -> list[Figure]:
     """Of all convolutions of a ResNet-50 step together, and the worst one."""
-    if not rows or any("seconds" not in row for row in rows):
+    if any(word not in row for row in rows for word in ("seconds", "nchw_seconds", "nhwc_seconds")) or not rows:
         return [figure for figure in [_least("convolution_over_cudnn_ratio", rows, 0.7, best_peer)] if figure]
     counts = {case.name: case.count for case in cases.convolutions()}
     total = sum(row["seconds"] * counts[row["name"]] for row in rows)

@@ -1,0 +1,51 @@
+"""The GPU benchmark's own side on a host: the ways there are for each case, then small cases as if on a GPU.
+
+Run by tests/test_gpu_benchmark.py in a process of its own, with tests/numpy_as_cupy for CuPy and TRITON_INTERPRET=1.
+"""
+
+import json
+from typing import Any
+from unittest import mock
+
+from benchmarks.gpu import cases, ours
+from castile.kernels import tuning
+from castile.kernels.table import Table
+from castile.planner.vocabulary import Spec
+from tests.triton_arrays import array
+from tests.triton_cases import fake_plan
+
+SMALL = {
+    "products": [cases.Product(32, 16, 24, layout) for layout in ("nt", "nn", "tn")],
+    "attentions": [cases.Attention(1, 2, 1, 32, 16, True, backward) for backward in (False, True)],
+    "convolutions": [cases.Convolution(1, 4, 6, 5, 3, 1, which) for which in ("forward", "input", "weight")],
+    "losses": [cases.Loss(6, 40)],
+    "streams": [cases.Stream("gelu", ((4, 32),), (("approximate", "tanh"),)), cases.Stream("softmax", ((4, 32),))],
+}
+
+
+class Update(cases.Update):
+    """Of few small parameters."""
+
+    shapes = ((6, 5), (7,))
+
+
+def ways() -> None:
+    """Print how many ways there are to run each call of each case at its full size, and of those how many in Triton."""
+    for kind in cases.KINDS:
+        for case in getattr(cases, kind)():
+            for call in ours.calls(case):
+                found = tuning.ways(Table("triton"), call.named)
+                made = fake_plan(call.kernel, (tuple(map(_array, call.args)), call.params))
+                num = {"ways": len(found), "settings": len(made.settings) if made else 0}
+                print(json.dumps({"call": f"{case.name}: {call.kernel}"} | num))
+
+
+def _array(x: Any) -> Any:
+    return array(x.shape, x.dtype) if isinstance(x, Spec) else x
+
+
+if __name__ == "__main__":
+    ways()
+    small = {kind: (lambda found=found: found) for kind, found in (SMALL | {"updates": [Update()]}).items()}
+    with mock.patch.multiple(cases, **small):
+        ours.main(cases.KINDS)
