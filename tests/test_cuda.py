@@ -153,11 +153,12 @@ class Plan:
 
 
 @st.composite
-def plans(draw: st.DrawFn, each: bool = False) -> Plan:
-    """each: a rank for each processor."""
-    problem, machine = draw(problems()), draw(machines())
+def plans(draw: st.DrawFn, each: bool = False, one: bool = False) -> Plan:
+    """each: a rank for each processor; one: one rank for all of several."""
+    problem, machine = draw(problems()), draw(machines().filter(lambda m: m.num_procs > one))
     strategy = draw(strategies(problem.graph, machine.num_procs))
-    return Plan(problem, strategy, machine, machine.num_procs if each else draw(st.integers(1, machine.num_procs)))
+    most = 1 if one else machine.num_procs
+    return Plan(problem, strategy, machine, most if each else draw(st.integers(1, most)))
 
 
 def drawn(examples: int) -> Any:
@@ -184,6 +185,18 @@ def test_any_strategy_by_way_of_the_host(plan: Plan, seed: int, timed: bool) -> 
     host = on_host(plan, 3)
     with device(seed):
         same(Ranks(plan, "cuda").train(3, timed), host)
+
+
+@drawn(20)
+@given(plans(one=True), st.integers(0, 2**16), st.booleans())
+def test_any_strategy_on_processors_that_share_a_device(plan: Plan, seed: int, timed: bool) -> None:
+    """Their streams meet by events alone: sums are those of the host to the last bit, and a step is one graph."""
+    host = on_host(plan, 3)
+    with device(seed):
+        found = Ranks(plan, "cuda").train(3, timed)
+    same(found, host)
+    (worker,) = found.workers
+    assert worker.uncaptured == "" and (worker._graph is None) == timed
 
 
 @drawn(18)

@@ -9,6 +9,7 @@ import difflib
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,15 +27,28 @@ Key = tuple[str, Box, int]
 State = dict[Key, np.ndarray]
 
 
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What a processor does in a step: its program, the tasks in that order, their tags, its end of transfers."""
+
+    memory: Backend
+    steps: Program
+    tasks: Sequence[Task]
+    tags: Sequence[int]
+    end: End
+
+
 class Backend(ABC):
     """One processor of a task graph.
 
+    proc             its number
     persistent       role -> the persistent arrays of this processor: those found in `state` are used, others join it
     nbytes           what this processor's memory takes: the packing's peak, but for what was found in `state`
     workspace_bytes  what kernels took besides, which no plan knows of
     feeds_ahead      whether `fill` of an input is for the next step even while one is under way
     """
 
+    proc: int
     persistent: dict[str, State]
     nbytes: int
     workspace_bytes: int = 0
@@ -56,6 +70,11 @@ class Backend(ABC):
         """Whoever carries out a program of this processor; its tasks, and their tags as transfers, in its order."""
         parts = zip(tasks, tags, steps.asynchronous, strict=True)
         return Worker(steps, [self.transfer(t, end, tag) if moves else self.compute(t) for t, tag, moves in parts])
+
+    @classmethod
+    def workers(cls, parts: Sequence[Part]) -> list[Worker]:
+        """Whoever carries out the programs of a rank's processors: one for each."""
+        return [part.memory.worker(part.steps, part.tasks, part.tags, part.end) for part in parts]
 
     def fill(self, array: np.ndarray, values: np.ndarray | float) -> None:
         """Gives a persistent array its numbers, between two steps."""

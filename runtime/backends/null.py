@@ -21,6 +21,7 @@ class Backend(base.Backend):
     """A processor without memory."""
 
     def __init__(self, graph: TaskGraph, packing: Packing, proc: int, state: base.State, poison: bool) -> None:
+        self.proc = proc
         self.persistent = {}
         self.nbytes = 0
 

@@ -27,7 +27,7 @@ class Backend(base.Backend):
     """A processor whose memory is a numpy array."""
 
     def __init__(self, graph: TaskGraph, packing: Packing, proc: int, state: base.State, poison: bool) -> None:
-        self._graph, self._packing, self._proc, self._poison = graph, packing, proc, poison
+        self._graph, self._packing, self.proc, self._poison = graph, packing, proc, poison
         self._table = _table()
         mine = np.flatnonzero(graph.buffer_proc == proc)
         lasting = mine[graph.buffer_first[mine] < 0]
@@ -108,7 +108,7 @@ class Backend(base.Backend):
 
     def _member(self, comm: Comm) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
         """This processor's send, receive and scratch, flat."""
-        member = len(comm.group) - 1 - comm.group[::-1].index(self._proc)
+        member = len(comm.group) - 1 - comm.group[::-1].index(self.proc)
         send, receive = (self._flat(views[member]) for views in (comm.send, comm.receive))
         if comm.form == "move" and comm.group[0] == comm.group[1]:
             send = self._flat(comm.send[0])

@@ -6,9 +6,9 @@ run, nor what its kernels compute.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, cast
 
 import cupy
 import numpy as np
@@ -17,7 +17,9 @@ from castile.runtime.backends import base, numpy
 from castile.runtime.backends.cuda.issuer import Issuer
 from castile.runtime.backends.cuda.kernels import DeviceTable
 from castile.runtime.backends.cuda.polled import Polled
+from castile.runtime.backends.cuda.streams import Phase, Seat
 from castile.runtime.backends.cuda.supply import Supply
+from castile.runtime.backends.cuda.within import Member, phases, put
 from castile.runtime.comm.base import End
 from castile.runtime.comm.messages import DONE, Request
 from castile.runtime.comm.staged import StagedEnd
@@ -41,7 +43,8 @@ class Backend(numpy.Backend):
             super().__init__(graph, packing, proc, state, poison)
         self._table = self._kernels = DeviceTable(self.compute_stream)
         self._inputs = {id(array) for array in self.persistent.get("input", {}).values()}
-        self._supply = Supply(self.compute_stream)
+        self._sums = DeviceTable(self.traffic)
+        self._supply = Supply()
         self._kernels_bytes = 0
 
     @property
@@ -54,23 +57,34 @@ class Backend(numpy.Backend):
             return super().compute(task)
 
     def worker(self, steps: Program, tasks: Sequence[Task], tags: Sequence[int], end: End) -> Worker:
-        pool = cupy.get_default_memory_pool()
-        before = pool.total_bytes()
         parts = list(zip(tasks, tags, steps.asynchronous, strict=True))
         streamed = {task.index: self._streamed(task, end, tag) for task, tag, moves in parts if moves}
-        actions = {task.index: self.compute(task) for task, _, moves in parts if not moves}
-        self._kernels_bytes = pool.total_bytes() - before
+        seat = self._seat(steps, tasks)
         if None in streamed.values():
             staged = StagedEnd(end, self.compute_stream, self.traffic)
-            actions |= {task.index: self.transfer(task, staged, tag) for task, tag, moves in parts if moves}
-            return Polled(
-                steps, [actions[task] for task in steps.tasks], self.compute_stream, staged, self._supply.deliver
-            )
-        actions |= {task: call for task, call in streamed.items() if call is not None}
-        ordered = [actions[task] for task in steps.tasks]
-        return Issuer(
-            steps, ordered, self.compute_stream, self.traffic, self._supply.deliver, end.check, self._kernels.on_host
-        )
+            moving = {task.index: self.transfer(task, staged, tag) for task, tag, moves in parts if moves}
+            actions = {**seat.kernels, **moving}
+            ordered = [actions[task] for task in steps.tasks]
+            deliver = partial(self._supply.deliver, self.compute_stream)
+            return Polled(steps, ordered, self.compute_stream, staged, deliver)
+        transfers = {task: [[(self.traffic, call)]] for task, call in streamed.items() if call is not None}
+        check = end.check if transfers else None
+        return Issuer([seat], transfers, [self._supply], check, self._kernels.on_host)
+
+    @classmethod
+    def workers(cls, parts: Sequence[base.Part]) -> list[Worker]:
+        """One for each processor, or one for all where nothing leaves the process: then they meet on their streams."""
+        memories = {part.memory.proc: cast(Backend, part.memory) for part in parts}
+        comms = [task.comm for part in parts for task in part.tasks if task.comm is not None]
+        if len(parts) < 2 or any(not memories.keys() >= set(comm.group) for comm in comms):
+            return super().workers(parts)
+        seats = [memories[part.memory.proc]._seat(part.steps, part.tasks) for part in parts]
+        transfers = {
+            task.index: _shared(task, memories) for part in parts for task in part.tasks if task.comm is not None
+        }
+        found = list(memories.values())
+        on_host = set().union(*(table.on_host for memory in found for table in (memory._kernels, memory._sums)))
+        return [Issuer(seats, transfers, [memory._supply for memory in found], None, on_host)]
 
     def transfer(self, task: Task, end: End, tag: int) -> Callable[[], Request]:
         comm = task.comm
@@ -103,12 +117,30 @@ class Backend(numpy.Backend):
         begin = end.streamed(comm.form, comm.group, *self._member(comm), comm.counts, tag, self.traffic)
         return begin and self._after_poisoning(task, begin, self.traffic)
 
+    def _seat(self, steps: Program, tasks: Sequence[Task]) -> Seat:
+        """This processor's kernels, bound."""
+        pool = cupy.get_default_memory_pool()
+        before = pool.total_bytes()
+        kernels = {task.index: self.compute(task) for task, moves in zip(tasks, steps.asynchronous) if not moves}
+        self._kernels_bytes = pool.total_bytes() - before
+        return Seat(steps, kernels, self.compute_stream)
+
+    def _part(self, comm: Comm) -> Member:
+        """This processor's part in a transfer that does not leave the process."""
+        send, receive, _ = self._member(comm)
+        return Member(send, receive, self.traffic, self._added)
+
+    def _added(self, a: Any, b: Any, out: Any) -> Action:
+        """The call that puts out = a + b onto the stream of transfers."""
+        with self.traffic:
+            return self._sums.bind("add", (a, b), (out,), {})
+
     def _copy(self, task: Task, comm: Comm, stream: Any) -> Action:
         """A transfer from this processor to itself."""
         send: Any
         receive: Any
         send, receive, _ = self._member(comm)
-        return self._after_poisoning(task, partial(_put, receive, send, stream), stream)
+        return self._after_poisoning(task, partial(put, receive, send, stream), stream)
 
     def _after_poisoning(self, task: Task, begin: Action, stream: Any) -> Action:
         memories = self._begun_by(task, self._private(task))
@@ -139,9 +171,25 @@ def _set(memory: Any, value: int, stream: Any) -> Callable[[], object]:
     return partial(memory.data.memset_async, value, memory.nbytes, stream)
 
 
-def _put(target: Any, source: Any, stream: Any) -> None:
-    """Puts a copy of one array to another onto the stream."""
-    target.data.copy_from_device_async(source.data, source.nbytes, stream)
+def _shared(task: Task, memories: Mapping[int, Backend]) -> list[Phase]:
+    """A transfer between processors of this process; first of all what it begins is poisoned, by whoever owns it."""
+    comm = task.comm
+    assert comm is not None
+    if _stays(comm):
+        memory = memories[comm.group[0]]
+        return [[(memory.traffic, memory._copy(task, comm, memory.traffic))]]
+    members = [memories[proc] for proc in comm.group]
+    poisoning = [
+        (memory.traffic, _set(begun, numpy.POISON, memory.traffic))
+        for memory in members
+        for begun in memory._begun_by(task, memory._private(task))
+    ]
+    found = [poisoning, *phases(comm.form, [memory._part(comm) for memory in members], comm.counts)]
+    return found if any(found) else [[(members[-1].traffic, _nothing)]]
+
+
+def _nothing() -> None:
+    """What a transfer of no elements does."""
 
 
 def _stays(comm: Comm) -> bool:

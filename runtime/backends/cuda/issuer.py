@@ -1,6 +1,6 @@
-"""The issuer obeys the executor of a processor that has streams: a whole step is put onto them without waiting.
+"""The issuer runs the programs of processors that have streams: a whole step is put onto them without waiting.
 
-Kernels lie on one stream and transfers on another, both in the program's order, and events make one wait for the other.
+A processor's kernels lie on one stream and its transfers on another, and events make one wait for the other.
 From its second time on a step is one CUDA graph, where all of it can be captured. It does not know what the calls do.
 """
 
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import cupy
@@ -17,43 +17,47 @@ import numpy as np
 
 from castile.runtime.backends.cuda.clocks import Clocks
 from castile.runtime.backends.cuda.polled import TASK_BY_TASK
-from castile.runtime.executor import Program
-from castile.runtime.worker import Action, Worker
+from castile.runtime.backends.cuda.streams import Phase, Placed, Seat, issued, pieces, together
+from castile.runtime.backends.cuda.supply import Supply
+from castile.runtime.backends.numpy import chain
+from castile.runtime.worker import Worker
 
 # Between two looks for transfers that failed; waiting itself is the device's business.
 LOOK_NANOSECONDS = 1_000_000
 
-# A call, and where in the program the task stands that it is for.
-Placed = tuple[int, Action]
-
 
 class Issuer(Worker):
-    """One processor's steps on two streams of the device that is current.
+    """The steps of one processor, or of several that share the device that is current.
 
-    deliver    puts onto the stream `compute` what a step begins with, which changes from step to step
-    check      raises where a transfer under way has failed
+    transfers  what those of the program put onto streams
+    supplies   bring what a step begins with, which changes from step to step
+    check      raises where a transfer under way has failed; None where none can
     on_host    kernels among the actions that compute on the host, and so cannot be captured
     uncaptured why a step is not one CUDA graph, "" where it is
     """
 
     def __init__(
         self,
-        steps: Program,
-        actions: Sequence[Action],
-        compute: Any,
-        traffic: Any,
-        deliver: Action,
-        check: Callable[[], None],
+        seats: Sequence[Seat],
+        transfers: Mapping[int, Sequence[Phase]],
+        supplies: Sequence[Supply],
+        check: Callable[[], None] | None,
         on_host: Collection[str] = (),
     ) -> None:
-        super().__init__(steps, actions)
+        steps = together([seat.steps for seat in seats]) if len(seats) > 1 else seats[0].steps
+        whole = {task: chain([call for phase in phases for _, call in phase]) for task, phases in transfers.items()}
+        for seat in seats:
+            whole |= seat.kernels
+        super().__init__(steps, [whole[task] for task in steps.tasks])
         self.uncaptured = f"{_listed(on_host)} on the host" if on_host else ""
-        self._compute, self._traffic, self._deliver, self._check = compute, traffic, deliver, check
-        self._calls = issued(steps, self.actions, compute, traffic)
-        self._clocks = Clocks([traffic if moves else compute for moves in steps.asynchronous])
+        # Where all streams meet.
+        self._origin = seats[0].compute
+        self._supplies, self._check = supplies, check
+        self._pieces = pieces(steps, seats, transfers)
+        self._calls = issued(self._pieces, self._origin)
+        self._clocks = Clocks([piece.stream for piece in self._pieces])
         self._timed_calls: list[Placed] = []
         self._end = cupy.cuda.Event(disable_timing=True)
-        self._moves = any(steps.asynchronous)
         self._graph: Any = None
         self._num_steps = 0
         self._timed = self._issued = False
@@ -79,25 +83,32 @@ class Issuer(Worker):
 
     def times(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """As every worker's; the device's clock is set by the host's at the beginning of the step."""
-        by_number = np.argsort(self.program.tasks)
-        begun, ended = self._clocks.read()
-        return np.array(self.program.tasks, np.int64)[by_number], begun[by_number], ended[by_number]
+        tasks = np.array(self.program.tasks, np.int64)
+        at = np.array([piece.at for piece in self._pieces], np.int64)
+        begun, ended = np.full(len(tasks), np.iinfo(np.int64).max), np.zeros(len(tasks), np.int64)
+        firsts, lasts = self._clocks.read()
+        np.minimum.at(begun, at, firsts)
+        np.maximum.at(ended, at, lasts)
+        by_number = np.argsort(tasks)
+        return tasks[by_number], begun[by_number], ended[by_number]
 
     def _issue(self) -> None:
-        with self._compute:
-            self._deliver()
+        with self._origin:
+            for supply in self._supplies:
+                supply.deliver(self._origin)
             if self._timed:
                 self._run_timed()
             elif self._captured():
-                self._graph.launch(self._compute)
+                self._graph.launch(self._origin)
             else:
                 self._run(self._calls)
-            self._end.record(self._compute)
+            self._end.record(self._origin)
 
     def _run_timed(self) -> None:
         if not self._timed_calls:
-            actions = self._clocks.around(self.actions)
-            self._timed_calls = issued(self.program, actions, self._compute, self._traffic)
+            actions = self._clocks.around([piece.action for piece in self._pieces])
+            timed = [replace(piece, action=action) for piece, action in zip(self._pieces, actions, strict=True)]
+            self._timed_calls = issued(timed, self._origin)
         self._clocks.start()
         self._run(self._timed_calls)
 
@@ -107,7 +118,7 @@ class Issuer(Worker):
 
     def _waited(self) -> bool:
         """Whether the step has ended, after a while at most where there are transfers that may fail."""
-        if not self._moves:
+        if self._check is None:
             self._end.synchronize()
             return True
         until = time.perf_counter_ns() + LOOK_NANOSECONDS
@@ -123,10 +134,10 @@ class Issuer(Worker):
         """Whether there is a graph of the step, which the second step makes: the first may load and allocate."""
         if self._graph is not None or self.uncaptured or not self._num_steps:
             return self._graph is not None
-        self._compute.begin_capture()
+        self._origin.begin_capture()
         try:
             self._run(self._calls)
-            self._graph = self._compute.end_capture()
+            self._graph = self._origin.end_capture()
         except Exception as error:
             self._abandon()
             # What has failed for another reason would fail again.
@@ -138,47 +149,7 @@ class Issuer(Worker):
     def _abandon(self) -> None:
         """Ends a capture that failed; what CUDA says to that has been said already."""
         with contextlib.suppress(cupy.cuda.runtime.CUDARuntimeError):
-            self._compute.end_capture()
-
-
-def issued(steps: Program, actions: Sequence[Action], compute: Any, traffic: Any) -> list[Placed]:
-    """The calls that put a step onto its two streams, each with the place in the program of the task that it is for.
-
-    All of it begins and ends on `compute`. A stream waits for an event once: what comes later on it comes after.
-    """
-    awaited = {task for waits, moves in zip(steps.waits, steps.asynchronous) if not moves for task in waits}
-    wanted = {after for after in steps.after if after}
-    done: dict[int, Any] = {}
-    reached: dict[int, Any] = {}
-    calls: list[Placed] = []
-    num_kernels = known = 0
-
-    def mark(at: int, stream: Any) -> Any:
-        event = cupy.cuda.Event(disable_timing=True)
-        calls.append((at, partial(event.record, stream)))
-        return event
-
-    if any(steps.asynchronous):
-        calls.append((0, partial(traffic.wait_event, mark(0, compute))))
-    rows = zip(steps.tasks, steps.asynchronous, steps.waits, steps.after, actions, strict=True)
-    for at, (task, moves, waits, after, action) in enumerate(rows):
-        if moves:
-            if after > known:
-                known = after
-                calls.append((at, partial(traffic.wait_event, reached[after])))
-            calls.append((at, action))
-            if task in awaited:
-                done[task] = mark(at, traffic)
-        else:
-            calls += [(at, partial(compute.wait_event, done[other])) for other in waits]
-            calls.append((at, action))
-            num_kernels += 1
-            if num_kernels in wanted:
-                reached[num_kernels] = mark(at, compute)
-    if any(steps.asynchronous):
-        last = len(steps.tasks) - 1
-        calls.append((last, partial(compute.wait_event, mark(last, traffic))))
-    return calls
+            self._origin.end_capture()
 
 
 def _listed(names: Collection[str]) -> str:

@@ -12,10 +12,10 @@ import numpy as np
 
 
 class Supply:
-    """The way to the arrays of a device that steps on the stream `compute` read."""
+    """The way to the arrays of a device that steps read."""
 
-    def __init__(self, compute: Any) -> None:
-        self._compute, self._stream = compute, cupy.cuda.Stream(non_blocking=True)
+    def __init__(self) -> None:
+        self._stream = cupy.cuda.Stream(non_blocking=True)
         self._places: dict[int, _Place] = {}
         self._pending: dict[int, _Place] = {}
 
@@ -35,12 +35,12 @@ class Supply:
         place.came.record(self._stream)
         self._pending[id(array)] = place
 
-    def deliver(self) -> None:
-        """Puts onto the stream of steps what the next one reads."""
+    def deliver(self, stream: Any) -> None:
+        """Puts onto the stream on which the next step begins what that one reads."""
         for place in self._pending.values():
-            self._compute.wait_event(place.came)
-            place.array.data.copy_from_device_async(place.beside.data, place.array.nbytes, self._compute)
-            place.taken.record(self._compute)
+            stream.wait_event(place.came)
+            place.array.data.copy_from_device_async(place.beside.data, place.array.nbytes, stream)
+            place.taken.record(stream)
         self._pending.clear()
 
 
