@@ -24,12 +24,15 @@ from castile.planner.lower import Lowering
 from castile.planner.pins import Pins
 from castile.planner.seeds import seeds as known_plans
 from castile.planner.seeds import stamped
+from castile.planner.sketch.chains import Chains
 from castile.planner.sketch.sieve import FAR, NEAR, Sieve, helps, is_long
 from castile.planner.spaces import Spaces
 from castile.planner.strategy import Config, Predicted, Strategy
 from castile.runtime.strict import suggestion
 
 NUM_FINALISTS = 8
+# The known plan that no search ends behind, whatever it starts from.
+DATA_PARALLEL = "data_parallel"
 # What counts as better where a search asks whether it still gets anywhere: a thousandth.
 LEAST_GAIN = 1e-3
 
@@ -46,6 +49,7 @@ class Run:
 
     seeds      the known plans to start from, evaluated
     sieve      what a sketch says of these and of others that it puts far behind, None where it was not asked
+    chains     walks through that sketch, for a search that makes some
     frontier   keeps the plans that none beats in both time and memory, where someone asks for them
     num_processes   in how many a search may walk side by side
     pins       what every plan must have: what is proposed without it is made so
@@ -63,6 +67,7 @@ class Run:
     num_processes: int = 1
     pins: Pins | None = None
     sieve: Sieve | None = None
+    chains: Chains | None = None
     num_proposals: int = 0
     history: list[tuple[int, float]] = field(default_factory=list)
     finalists: list[Evaluated] = field(default_factory=list)
@@ -214,17 +219,28 @@ def search(
     module = find(name)
     limits = budget if isinstance(budget, Budget) else parse_budget(budget or module.BUDGET)
     lowering, cost = evaluator.lowering, evaluator.cost
-    base = known_plans(lowering, ["data_parallel"], cost, pins)
+    known = known_plans(lowering, seeds, cost, pins)
+    base = {
+        DATA_PARALLEL: known.get(DATA_PARALLEL) or known_plans(lowering, [DATA_PARALLEL], cost, pins)[DATA_PARALLEL]
+    }
     given = {n: _met(plan, pins) for n, plan in (start or {}).items()}
-    begin = known_plans(lowering, seeds, cost, pins) | given or base
+    plans = known | given or base
     # What is asked for by name is evaluated whatever a sketch says of it.
-    given = given if seeds is None else begin
-    is_sketched = getattr(module, "WALKS_SKETCHES", False) and is_long(limits)
-    sieve = Sieve(evaluator, begin, Spaces(lowering, cost, pins)) if helps(evaluator, is_sketched) else None
-    worth = _evaluated(evaluator, base, given, begin, sieve, NEAR if frontier is None else FAR)
-    starts = {label: found for label, found in worth.items() if label in begin}
-    run = Run(evaluator, limits, random.Random(seed), starts, progress, frontier, num_processes, pins, sieve)
-    insisted = module.search(run)
+    given = given if seeds is None else plans
+    begin = getattr(module, "begin", None) if is_long(limits) else None
+    sieve = Sieve(evaluator, plans, Spaces(lowering, cost, pins)) if helps(evaluator, begin is not None) else None
+    rng, times, chains = random.Random(seed), NEAR if frontier is None else FAR, None
+    if begin is not None and sieve is not None and frontier is None:
+        wanted = {*base, *given, *sieve.within(times)}
+        chains = begin(sieve, evaluator, limits, {n: plan for n, plan in plans.items() if n in wanted}, rng)
+    try:
+        worth = _evaluated(evaluator, base, given, plans, sieve, times)
+        starts = {label: found for label, found in worth.items() if label in plans}
+        run = Run(evaluator, limits, rng, starts, progress, frontier, num_processes, pins, sieve, chains)
+        insisted = module.search(run)
+    finally:
+        if chains is not None:
+            chains.stop()
     best, arena = _choose(run, [insisted] if insisted else [*worth.values(), *run.finalists])
     plan = finished(evaluator, best, arena, name, seed)
     equals = _same(lowering, worth, best)

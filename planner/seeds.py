@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
 
+import msgspec
 import numpy as np
 
 from castile.planner import shares
@@ -50,12 +51,14 @@ def seeds(
             hint = suggestion(name, list(makers))
             raise ValueError(f"no known plan {name!r}{hint}; there are {', '.join(makers)}")
     distinct: dict[str, Strategy] = {}
+    # What a plan was made for is a hash of the whole graph: once for all of them.
+    stamp = stamped(lowering, {}, "")
     for name, make in makers.items():
         if names is not None and name not in names:
             continue
         configs = make() if pins is None else pins.apply(make())
         if all(configs != known.configs for known in distinct.values()):
-            distinct[name] = stamped(lowering, configs, name)
+            distinct[name] = msgspec.structs.replace(stamp, configs=configs, search=name)
     return distinct
 
 

@@ -10,24 +10,22 @@ which moves there are.
 
 from __future__ import annotations
 
+import random
+from collections.abc import Container, Mapping
 from typing import NamedTuple
 
-import numpy as np
-
+from castile.planner.budget import Budget
+from castile.planner.evaluator import Evaluator
 from castile.planner.moves import Moves
 from castile.planner.pieces import in_pieces
 from castile.planner.search import Run
-from castile.planner.sketch.sieve import Sieve, is_long, num_parts
-from castile.planner.sketch.sketch import NUM_DRAWS
-from castile.planner.strategy import Config
+from castile.planner.sketch.chains import TEMPERATURE, Chain, Chains
+from castile.planner.sketch.sieve import Sieve, num_parts
+from castile.planner.strategy import Config, Strategy
 from castile.planner.walks import walk
 
 BUDGET = "20000"
-# A long search asks what sketches say of known plans before it simulates them.
-WALKS_SKETCHES = True
-# Of a plan's own time: at first, a plan that takes so much longer is kept with probability 1/e.
-TEMPERATURE = 0.02
-# The same for plans that are good already.
+# As TEMPERATURE, for plans that are good already.
 REFINING = 0.002
 # Chains begin at so many of the seeds in turn: with more, each has too little.
 MOST_STARTS = 3
@@ -51,9 +49,9 @@ Configs = dict[str, Config]
 
 def search(run: Run) -> None:
     """Chains from the best seeds, then one from the best plan that these found."""
-    if (sieve := _sieve(run)) is not None:
-        share = _simulated_share(run)
-        _Sketched(run, sieve).search(1 - share)
+    if run.sieve is not None and run.chains is not None and _is_roomy(run):
+        share = _simulated_share(run.evaluator, run.budget)
+        _Sketched(run, run.sieve, run.chains).search(1 - share)
         if share:
             # A patient search has gone on for longer than its budget.
             until = run.spent * (1 + share) if run.budget.patient and run.spent > 1 else 1.0
@@ -66,18 +64,33 @@ def search(run: Run) -> None:
     walk(run, moves, run.best, 1.0, lambda left: TEMPERATURE * left)
 
 
-def _sieve(run: Run) -> Sieve | None:
-    """What knows sketches, where walking through them helps: they know but roughly what memory a plan takes."""
-    is_roomy = num_parts(run.evaluator) > DEAR or any(seed.fits for seed in run.seeds.values())
-    return run.sieve if is_long(run.budget) and run.frontier is None and is_roomy else None
+def begin(
+    sieve: Sieve, evaluator: Evaluator, budget: Budget, plans: Mapping[str, Strategy], rng: random.Random
+) -> Chains:
+    """The chains of a search, the first of them under way while known plans are simulated.
+
+    They go from where they will begin if these plans take what the sketch says of them, and fit.
+    """
+    chains = Chains(sieve.sketch, evaluator.capacity, rng.getrandbits(64))
+    starts = _starts(sieve, plans, sieve.energy, set(plans))
+    until, count = 1 - _simulated_share(evaluator, budget), NUM_CHAINS
+    if budget.proposals is not None:
+        count = min(count, int(until * budget.proposals) // CHAIN)
+    chains.foresee([_chain(starts[number % len(starts)], CHAIN) for number in range(count)])
+    return chains
 
 
-def _simulated_share(run: Run) -> float:
+def _is_roomy(run: Run) -> bool:
+    """Whether walking through sketches helps: they know but roughly what memory a plan takes."""
+    return num_parts(run.evaluator) > DEAR or any(seed.fits for seed in run.seeds.values())
+
+
+def _simulated_share(evaluator: Evaluator, budget: Budget) -> float:
     """Of the budget what is for simulated plans after sketches."""
-    is_small = num_parts(run.evaluator) <= SMALL_PARTS
-    if run.budget.proposals is None:
+    is_small = num_parts(evaluator) <= SMALL_PARTS
+    if budget.proposals is None:
         return SMALL_SHARE if is_small else SIMULATED_SHARE
-    return min(SIMULATED_SHARE, MOST_SIMULATED / run.budget.proposals) if is_small else 0.0
+    return min(SIMULATED_SHARE, MOST_SIMULATED / budget.proposals) if is_small else 0.0
 
 
 class _Start(NamedTuple):
@@ -105,10 +118,11 @@ class _End(NamedTuple):
 class _Sketched:
     """Walks through sketches."""
 
-    def __init__(self, run: Run, sieve: Sieve) -> None:
-        self.run, self.sketch = run, sieve.sketch
-        self.rng = np.random.default_rng(run.rng.getrandbits(64))
-        self.starts = _starts(run, sieve)
+    def __init__(self, run: Run, sieve: Sieve, chains: Chains) -> None:
+        self.run, self.chains = run, chains
+        plans = {name: seed.strategy for name, seed in run.seeds.items()}
+        energy = {name: seed.energy for name, seed in run.seeds.items()}
+        self.starts = _starts(sieve, plans, energy, {name for name, seed in run.seeds.items() if seed.fits})
         self.num_chains = 0
         self.ends: dict[frozenset[tuple[str, Config]], _End] = {}
 
@@ -126,9 +140,7 @@ class _Sketched:
             start, count = self.starts[self.num_chains % len(self.starts)], CHAIN << self.num_chains // NUM_CHAINS
             if self.run.budget.proposals is not None:
                 count = min(count, round((until - self.run.spent) * self.run.budget.proposals) or 1)
-            self.sketch.update(start.in_pieces)
-            heats, draws = TEMPERATURE * np.linspace(1, 0, count), self.rng.random((count, NUM_DRAWS))
-            walked = self.sketch.walk(start.configs, draws, heats, self.run.evaluator.capacity)
+            walked = self.chains.walk(_chain(start, count))
             if walked.energy < start.energy:
                 plan = start.kept | walked.plans[0]
                 found = _End(walked.energy, self.run.num_proposals + walked.history[-1][0], plan, start.in_pieces)
@@ -145,13 +157,19 @@ class _Sketched:
                 self.run.judge(in_pieces(self.run.lowering, end.plan) if end.in_pieces else end.plan, end.number)
 
 
-def _starts(run: Run, sieve: Sieve) -> list[_Start]:
-    """The best seeds whose nodes differ; of those that differ in other Configs the one without these, if it fits."""
+def _chain(start: _Start, count: int) -> Chain:
+    return Chain(start.configs, start.in_pieces, count)
+
+
+def _starts(
+    sieve: Sieve, plans: Mapping[str, Strategy], energy: Mapping[str, float], fitting: Container[str]
+) -> list[_Start]:
+    """The best plans whose nodes differ; of those that differ in other Configs the one without these, if it fits."""
     found: dict[frozenset[tuple[str, Config]], _Start] = {}
-    for name in sorted(run.seeds, key=lambda name: run.seeds[name].energy):
-        configs, seed = sieve.configs[name], run.seeds[name]
-        kept = {node: config for node, config in seed.strategy.configs.items() if node not in configs}
+    for name in sorted(plans, key=lambda name: energy[name]):
+        configs = sieve.configs[name]
+        kept = {node: config for node, config in plans[name].configs.items() if node not in configs}
         key = frozenset(configs.items())
-        if key not in found or (seed.fits and not kept):
+        if key not in found or (name in fitting and not kept):
             found[key] = _Start(configs, sieve.energy[name], kept, name in sieve.in_pieces)
     return list(found.values())[:MOST_STARTS]

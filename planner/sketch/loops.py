@@ -1,6 +1,7 @@
 """The walk of a sketch through plans: of changes to a plan those are kept that Metropolis keeps.
 
-Compiled where it can be. Which nodes and operators these are is not told, nor how a plan's step is worked out.
+Compiled where it can be, without the interpreter's lock. Which nodes and operators these are is not told, nor how a
+plan's step is worked out.
 """
 
 from __future__ import annotations

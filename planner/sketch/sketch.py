@@ -113,6 +113,14 @@ class Sketch:
         self.log = log_for(num_procs, self.program)
         self.choices = _choices(Moves.of(lowering), lowering.piece, self.names, self._spaces, self.table)
 
+    @property
+    def is_apart(self) -> bool:
+        """Whether a walk from a plan that was worked out before goes on beside other work, of which it asks nothing.
+
+        Where prices are told one by one it asks the templates of lowering for what it meets.
+        """
+        return self._works.is_plain and can_compile()
+
     def number(self, configs: Mapping[str, Config]) -> np.ndarray:
         """The Configs' numbers. Raises ValueError where one is none of the sketch."""
         found = [self.table.find(k, configs[name]) for name, k in zip(self.names, self._spaces.tolist(), strict=True)]
@@ -292,5 +300,5 @@ def _bodies() -> _Bodies:
         import numba
 
         # The loops make no arrays. To count references to those that they are given takes many times their own time.
-        return _Bodies(*(numba.njit(cache=True, _nrt=False)(body) for body in bodies))
+        return _Bodies(*(numba.njit(cache=True, nogil=True, _nrt=False)(body) for body in bodies))
     return bodies

@@ -1,0 +1,84 @@
+"""Chains: walks through a sketch one after the other, the first of which may go on beside other work.
+
+What a chain meets does not depend on when it was walked: each has numbers of its own. It does not know what its starts
+are good for, nor what is done with what it finds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from castile.planner.sketch.sketch import NUM_DRAWS, Sketch, Walked
+from castile.planner.strategy import Config
+
+# Of a plan's own time: at first, a plan that takes so much longer is kept with probability 1/e.
+TEMPERATURE = 0.02
+
+
+class Chain(NamedTuple):
+    """Where a chain begins, whether updates are in pieces there, and how many proposals it is of."""
+
+    configs: dict[str, Config]
+    in_pieces: bool
+    num_proposals: int
+
+
+class _Foreseen(NamedTuple):
+    """A chain that is being walked; state: of the numbers before it."""
+
+    chain: Chain
+    state: Mapping[str, Any]
+    walked: Future[Walked]
+
+
+class Chains:
+    """Walks through one sketch.
+
+    capacity   bytes[P]
+    """
+
+    def __init__(self, sketch: Sketch, capacity: np.ndarray, seed: int) -> None:
+        self._sketch, self._capacity, self._rng = sketch, capacity, np.random.default_rng(seed)
+        self._foreseen: deque[_Foreseen] = deque()
+        self._aside: ThreadPoolExecutor | None = None
+
+    def foresee(self, chains: Sequence[Chain]) -> None:
+        """Begin with chains that are likely to be asked for, in this order; nobody else may use the sketch meanwhile.
+
+        Only where a walk takes nothing that others change: where loops are compiled and all is priced at once.
+        """
+        if not self._sketch.is_apart or not chains:
+            return
+        self._aside = ThreadPoolExecutor(1, "castile chains")
+        for chain in chains:
+            state, draws = self._rng.bit_generator.state, self._draws(chain)
+            self._foreseen.append(_Foreseen(chain, state, self._aside.submit(self._walked, chain, draws)))
+
+    def walk(self, chain: Chain) -> Walked:
+        """What the next chain finds."""
+        if self._foreseen and self._foreseen[0].chain == chain:
+            return self._foreseen.popleft().walked.result()
+        self.stop()
+        return self._walked(chain, self._draws(chain))
+
+    def stop(self) -> None:
+        """Forget the chains that were not asked for, as if they had not been begun."""
+        if self._aside is not None:
+            self._aside.shutdown(cancel_futures=True)
+            self._aside = None
+        if self._foreseen:
+            self._rng.bit_generator.state = self._foreseen[0].state
+            self._foreseen.clear()
+
+    def _draws(self, chain: Chain) -> np.ndarray:
+        return self._rng.random((chain.num_proposals, NUM_DRAWS))
+
+    def _walked(self, chain: Chain, draws: np.ndarray) -> Walked:
+        self._sketch.update(chain.in_pieces)
+        heats = TEMPERATURE * np.linspace(1, 0, chain.num_proposals)
+        return self._sketch.walk(chain.configs, draws, heats, self._capacity)

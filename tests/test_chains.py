@@ -1,0 +1,97 @@
+"""Chains of walks: what each finds is the same whether it was foreseen, foreseen wrongly or not at all."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from castile.launch import models
+from castile.planner.cost import CostModel
+from castile.planner.evaluator import Evaluator
+from castile.planner.lower import Lowering
+from castile.planner.search import search
+from castile.planner.seeds import seeds
+from castile.planner.sketch.chains import Chain, Chains
+from castile.planner.sketch.sketch import Sketch, Walked
+from castile.planner.spaces import Spaces
+from castile.planner.strategy import Config, encode
+from castile.runtime import machine as machines
+from castile.runtime.machine import Machine
+
+MODEL, SAMPLES, MACHINE = "lenet", 64, "flexflow-k80:nodes=1"
+
+
+def lowered(machine: Machine) -> Lowering:
+    return Lowering(models.parse(MODEL).graph(SAMPLES), machine)
+
+
+def fresh() -> tuple[Sketch, list[dict[str, Config]], np.ndarray]:
+    """A sketch, plans to begin with, and the bytes of processors."""
+    machine = machines.parse(MACHINE)
+    lowering, cost = lowered(machine), CostModel(machine)
+    plans = [dict(seeds(lowering)[name].configs) for name in ("data_parallel", "one_weird_trick", "one_processor")]
+    sketch = Sketch(lowering, cost, Spaces(lowering, cost), plans)
+    for plan in plans:
+        sketch.seconds(plan)
+    return sketch, plans, np.array([p.memory_bytes for p in machine.processors], np.float64)
+
+
+def found(chains: Chains, asked: Sequence[Chain]) -> list[Walked]:
+    try:
+        return [chains.walk(chain) for chain in asked]
+    finally:
+        chains.stop()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_was_foreseen_changes_nothing(seed: int) -> None:
+    sketch, plans, capacity = fresh()
+    rng = random.Random(seed)
+    asked = [Chain(rng.choice(plans), rng.random() < 0.5, rng.choice([100, 300])) for _ in range(6)]
+    known = found(Chains(sketch, capacity, seed), asked)
+    assert known[0] != found(Chains(sketch, capacity, seed + 1), asked)[0]
+    # Right to the end, wrong from some chain on, of which there may be more than are asked for, or fewer.
+    for right in range(len(asked) + 1):
+        wrong = [chain._replace(num_proposals=chain.num_proposals + 1) for chain in asked[right:]]
+        for guess in (asked[:right] + wrong + asked, asked[:right]):
+            chains = Chains(sketch, capacity, seed)
+            chains.foresee(guess)
+            assert found(chains, asked) == known, right
+
+
+def test_walks_that_ask_what_others_change_are_not_foreseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    sketch, plans, capacity = fresh()
+    names: list[str] = []
+    walk = Sketch.walk
+
+    def noted(self: Sketch, *given: Any) -> Walked:
+        names.append(threading.current_thread().name)
+        return walk(self, *given)
+
+    monkeypatch.setattr(Sketch, "walk", noted)
+    for is_plain in (True, False):
+        sketch._works.is_plain = is_plain
+        chains = Chains(sketch, capacity, 0)
+        chain = Chain(plans[0], False, 50)
+        chains.foresee([chain] * 3)
+        found(chains, [chain] * 3)
+    here = threading.current_thread().name
+    assert len(names) == 6 and here not in names[:3] and names[3:] == [here] * 3
+
+
+def test_a_search_is_the_same_whatever_was_foreseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(guess: Callable[[Sequence[Chain]], Sequence[Chain]]) -> tuple[bytes, object, int]:
+        monkeypatch.setattr(Chains, "foresee", lambda self, chains: foresee(self, guess(chains)))
+        machine = machines.parse(MACHINE)
+        told = search("mcmc", Evaluator(lowered(machine), CostModel(machine)), "6000+", 1)
+        return encode(told.strategy), told.history, told.num_proposals
+
+    foresee, guesses = Chains.foresee, list[int]()
+    known = run(lambda chains: guesses.append(len(chains)) or chains)
+    assert guesses == [2]
+    assert known == run(lambda chains: []) == run(lambda chains: chains[:1] + chains[:1])
