@@ -9,40 +9,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from castile.planner import vocabulary
+from castile.planner.fusing import collapsed
+from castile.planner.symbols import Step, Symbol
 from castile.planner.vocabulary import Spec
 from castile.runtime.task import Arg, Body, Call, Temp
-
-
-@dataclass(frozen=True, eq=False)
-class Symbol:
-    """An array without data, as a body sees it."""
-
-    shape: tuple[int, ...]
-    dtype: str
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def spec(self) -> Spec:
-        return Spec(self.shape, self.dtype)
-
-
-@dataclass
-class _Step:
-    kernel: str
-    args: tuple[object, ...]
-    outs: tuple[Symbol, ...]
-    params: dict[str, object]
-    accumulate: bool = False
 
 
 @dataclass
 class Recorder:
     """The kernel vocabulary `k` that writes calls down instead of computing."""
 
-    steps: list[_Step] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
 
     def __getattr__(self, kernel: str) -> Callable:
         if kernel.startswith("_"):
@@ -51,7 +28,7 @@ class Recorder:
         def call(*args: object, **params: object) -> Symbol | tuple[Symbol, ...]:
             specs = tuple(a.spec if isinstance(a, Symbol) else a for a in args)
             outs = tuple(Symbol(s.shape, s.dtype) for s in vocabulary.results(kernel, specs, params))
-            self.steps.append(_Step(kernel, args, outs, params))
+            self.steps.append(Step(kernel, args, outs, params))
             return outs[0] if len(outs) == 1 else outs
 
         return call
@@ -65,7 +42,7 @@ class Recording:
     results    a spec for each result, None where the body makes no contribution
     """
 
-    steps: tuple[_Step, ...]
+    steps: tuple[Step, ...]
     inputs: tuple[Symbol, ...]
     outputs: tuple[Symbol | None, ...]
     reads: tuple[int, ...]
@@ -102,7 +79,7 @@ def record(
         assert len(wanted) == len(outputs), f"{body}: {len(outputs)} results, {len(wanted)} expected"
         outputs = [o if w else None for o, w in zip(outputs, wanted, strict=True)]
     everything = [s for value in (*symbols, *extra.values()) for s in _flat(value)]
-    steps = _needed(k.steps, outputs)
+    steps = collapsed(_needed(k.steps, outputs), outputs)
     used = {id(a) for s in steps for a in s.args} | {id(o) for o in outputs}
     reads = tuple(i for i, s in enumerate(everything) if id(s) in used)
     return Recording(tuple(steps), tuple(everything), tuple(outputs), reads)
@@ -121,7 +98,7 @@ def _flat(value: object) -> list[Symbol]:
     return [v for v in values if isinstance(v, Symbol)]
 
 
-def _needed(steps: list[_Step], outputs: Sequence[Symbol | None]) -> list[_Step]:
+def _needed(steps: list[Step], outputs: Sequence[Symbol | None]) -> list[Step]:
     wanted = {id(o) for o in outputs}
     kept = []
     for step in reversed(steps):
@@ -132,8 +109,8 @@ def _needed(steps: list[_Step], outputs: Sequence[Symbol | None]) -> list[_Step]
 
 
 def _placed_results(
-    steps: list[_Step], made: Sequence[tuple[Symbol, bool, str]], views: dict[int, Arg], first: int
-) -> tuple[list[_Step], dict[int, Arg]]:
+    steps: list[Step], made: Sequence[tuple[Symbol, bool, str]], views: dict[int, Arg], first: int
+) -> tuple[list[Step], dict[int, Arg]]:
     """Let each result, told with whether it is added and its dtype, be written straight into its view where its last
     call can; else copy it there.
     """
@@ -156,17 +133,17 @@ def _placed_results(
         if direct:
             step = steps[at]
             outs = tuple(target if o is symbol else o for o in step.outs)
-            steps[at] = _Step(step.kernel, step.args, outs, step.params, adds)
+            steps[at] = Step(step.kernel, step.args, outs, step.params, adds)
             latest = max(latest, at)
         else:
             target = Symbol(symbol.shape, dtype)
-            steps.append(_Step("copy", (symbol,), (target,), {}, adds))
+            steps.append(Step("copy", (symbol,), (target,), {}, adds))
             latest = len(steps) - 1
         places[id(target)] = Arg("view", first + j)
     return steps, places
 
 
-def _allocate(steps: list[_Step], places: dict[int, Arg]) -> Body:
+def _allocate(steps: list[Step], places: dict[int, Arg]) -> Body:
     """Give temporaries and scratch their offsets: first fit over their lives from call to call."""
     last = {id(a): n for n, s in enumerate(steps) for a in s.args}
     live: list[tuple[int, int, int]] = []  # offset, end, last step that needs it

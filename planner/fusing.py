@@ -1,0 +1,184 @@
+"""Chains of arithmetic: calls of a body of which each makes what only the next one reads become one call.
+
+What lies between is then neither written to memory nor read again. Kernels that work on each element alone are lines of
+arithmetic here, and a chain of them is the line that follows by putting one into the other. It does not know machines,
+nor what a line costs to compute.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import pi, sqrt
+from typing import Any, cast
+
+from castile.planner import vocabulary
+from castile.planner.symbols import Step, Symbol
+
+# Beyond so many arrays, or parts of a line, a loop has no registers left for what it works on.
+MOST_ARRAYS = 10
+MOST_PARTS = 400
+NO_ROW = -1
+
+_GATE = "sigmoid(x * (a + b * x * x))"
+_TANH = {"a": sqrt(8 / pi), "b": sqrt(8 / pi) * 0.044715}
+# What kernels do to an element of each array; the last of "norm" is a table, of whose rows each has a name.
+LINES = {
+    "add": "x, y -> x + y",
+    "norm": "x, m, s, t -> (x - m) * s + t",
+    # asked this way round, a NaN stays
+    "relu": "x -> where(x <= 0, 0, x)",
+    "relu_grad": "d, x -> where(x > 0, d, 0)",
+    "gelu": f"x -> x * {_GATE}",
+    "gelu_grad": f"d, x -> d * {_GATE} * (1 + x * (1 - {_GATE}) * (a + 3 * b * x * x))",
+}
+TABLES = {"norm": 1}
+SUMS = ("sum_over", "sum_pointwise")
+_ALONE = ("pointwise", "channelwise", *LINES)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What is computed of one element of arrays of one shape: `value` of v<n>, one of each source, and constants c<n>.
+
+    sources   arrays that broadcast to the shape, or with a number a row of a table, which has one for each channel
+    """
+
+    shape: tuple[int, ...]
+    sources: tuple[tuple[Symbol, int], ...]
+    constants: tuple[float, ...]
+    value: ast.expr
+
+
+def is_line(step: Step) -> bool:
+    """Whether a call works on each element alone, and is a line."""
+    return step.kernel in _ALONE and _chain(step) is not None
+
+
+def collapsed(steps: Sequence[Step], results: Iterable[Symbol | None]) -> list[Step]:
+    """The calls of a body that makes `results`, chains made one call each, at the place of their last."""
+    readers = Counter(symbol for step in steps for symbol in set(step.symbols))
+    seen = set(results)
+    inner = {s.outs[0] for s in steps if s.kernel in _ALONE and s.outs[0] not in seen and readers[s.outs[0]] == 1}
+    if not any(inner.intersection(s.symbols) for s in steps if s.kernel in _ALONE or s.kernel in SUMS):
+        return list(steps)
+    made: dict[Symbol, Step] = {}
+    open_: dict[Symbol, Chain] = {}
+    for step in steps:
+        chain = _chain(step)
+        if chain is not None:
+            for symbol in dict.fromkeys(step.symbols):
+                longer = _put(chain, symbol, open_.get(symbol)) if symbol in inner else None
+                written = _written(longer, step) if longer is not None else None
+                if longer is not None and written is not None:
+                    chain, step = longer, written
+                    del made[symbol]
+            if step.kernel not in SUMS:
+                open_[step.outs[0]] = chain
+        made[step.outs[0]] = step
+    return list(made.values())
+
+
+def _chain(step: Step) -> Chain | None:
+    """The chain of one call, None where it is none."""
+    found = said(step)
+    if found is None or any(not s.dtype.startswith(("float", "bfloat")) for s in (*step.symbols, *step.outs)):
+        return None
+    line, tables, constants = found
+    arrays, last = step.symbols[: len(step.symbols) - tables], step.symbols[len(step.symbols) - tables :]
+    sources = [(array, NO_ROW) for array in arrays] + [(t, row) for t in last for row in range(t.shape[0])]
+    names, value = _parsed(line)
+    renamed = {name: ast.Name(f"v{n}", ast.Load()) for n, name in enumerate(names)}
+    renamed |= {name: ast.Name(f"c{n}", ast.Load()) for n, name in enumerate(constants)}
+    shape = step.outs[0].shape
+    if step.kernel in SUMS:
+        shape = vocabulary.results("pointwise", (line, *(a.spec for a in arrays)), dict(constants))[0].shape
+    return Chain(shape, tuple(sources), tuple(constants.values()), _renamed(value, renamed))
+
+
+def said(step: Step) -> tuple[str, int, Mapping[str, float]] | None:
+    """The line of a call, how many of its last arrays are tables, and its constants; None where it is no line."""
+    params: dict[str, Any] = dict(step.params)
+    if step.kernel in ("pointwise", "channelwise", "sum_pointwise"):
+        params.pop("dims", None)
+        return str(step.args[0]), params.pop("tables", 0), params
+    if step.kernel == "sum_over":
+        return "x -> x", 0, {}
+    if step.kernel not in LINES or params.get("approximate", "tanh") != "tanh":
+        return None
+    return LINES[step.kernel], TABLES.get(step.kernel, 0), _TANH if "approximate" in params else {}
+
+
+def _put(outer: Chain, symbol: Symbol, inner: Chain | None) -> Chain | None:
+    """The chain in which what `symbol` held is computed where it is read; None where that is no chain, or too long."""
+    if inner is None or inner.shape != outer.shape or any(s is symbol and row != NO_ROW for s, row in outer.sources):
+        return None
+    sources: dict[tuple[Symbol, int], int] = {}
+    constants: dict[float, int] = {}
+    within = _numbered(inner, sources, constants, {})
+    value = _numbered(outer, sources, constants, {(symbol, NO_ROW): within})
+    fits = len(sources) <= MOST_ARRAYS and sum(1 for _ in ast.walk(value)) <= MOST_PARTS
+    return Chain(outer.shape, tuple(sources), tuple(constants), value) if fits else None
+
+
+def _numbered(
+    chain: Chain,
+    sources: dict[tuple[Symbol, int], int],
+    constants: dict[float, int],
+    known: Mapping[tuple[Symbol, int], ast.expr],
+) -> ast.expr:
+    """The chain's value with numbers that sources and constants have, or get, in common with others."""
+    renamed: dict[str, ast.expr] = {}
+    for n, source in enumerate(chain.sources):
+        renamed[f"v{n}"] = known.get(source) or ast.Name(f"v{sources.setdefault(source, len(sources))}", ast.Load())
+    for n, constant in enumerate(chain.constants):
+        renamed[f"c{n}"] = ast.Name(f"c{constants.setdefault(constant, len(constants))}", ast.Load())
+    return _renamed(chain.value, renamed)
+
+
+def _written(chain: Chain, last: Step) -> Step | None:
+    """The call that computes a chain in place of its last call; None where no kernel does."""
+    arrays = [source for source in chain.sources if source[1] == NO_ROW]
+    tables = list(dict.fromkeys(symbol for symbol, row in chain.sources if row != NO_ROW))
+    order = arrays + [(table, row) for table in tables for row in range(table.shape[0])]
+    number = {source: n for n, source in enumerate(chain.sources)}
+    names = ", ".join(f"v{number[source]}" for source in order)
+    line = f"{names} -> {ast.unparse(chain.value)}"
+    args = (line, *(symbol for symbol, _ in arrays), *tables)
+    params: dict[str, object] = {f"c{n}": constant for n, constant in enumerate(chain.constants)}
+    kernel = "channelwise" if tables else "pointwise"
+    if tables:
+        params["tables"] = len(tables)
+    if last.kernel in SUMS:
+        if tables:
+            return None
+        kernel, params["dims"] = "sum_pointwise", last.params["dims"]
+    specs = tuple(a.spec if isinstance(a, Symbol) else a for a in args)
+    same = vocabulary.results(kernel, specs, params) == tuple(o.spec for o in last.outs)
+    return replace(last, kernel=kernel, args=args, params=params) if same else None
+
+
+@cache
+def _parsed(line: str) -> tuple[tuple[str, ...], ast.expr]:
+    left, _, right = line.partition("->")
+    return tuple(name.strip() for name in left.split(",")), ast.parse(right.strip(), mode="eval").body
+
+
+class _Renaming(ast.NodeTransformer):
+    def __init__(self, known: Mapping[str, ast.expr]) -> None:
+        self.known = known
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        # the function's name is no name of an array
+        return ast.Call(node.func, [self.visit(arg) for arg in node.args], [])
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self.known.get(node.id, node)
+
+
+def _renamed(value: ast.expr, known: Mapping[str, ast.expr]) -> ast.expr:
+    """A copy of a value in which names stand for what is known of them."""
+    return cast(ast.expr, _Renaming(known).visit(ast.parse(ast.unparse(value), mode="eval").body))

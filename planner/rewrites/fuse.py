@@ -1,0 +1,94 @@
+"""Chains of operators on each element become one node, so that what lies between them never goes to memory.
+
+A node joins the one that reads what it gives if nobody else does, and if both have the same shape. A linear layer
+leaves its bias to the chain that follows it, which comes after the sum of partial products as ever. It does not
+know which plan the graph will get.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from castile.planner.fusing import is_line
+from castile.planner.graph import Graph, Node
+from castile.planner.op import Op
+from castile.planner.ops.add import Add
+from castile.planner.ops.fused import Fused, Member
+from castile.planner.ops.linear import Linear
+from castile.planner.trace import record
+from castile.planner.vocabulary import Spec
+
+
+def rewrite(graph: Graph) -> Graph:
+    """The graph with one node for each longest chain, which has the name of its last member."""
+    joins = _joins(graph)
+    chains: dict[str, list[Node]] = {}
+    for node in reversed(graph.nodes.values()):
+        if node.name in joins:
+            joins[node.name] = last = joins.get(joins[node.name], joins[node.name])
+            chains.setdefault(last, [graph.nodes[last]]).insert(0, node)
+    nodes: dict[str, Node] = {}
+    for node in graph.nodes.values():
+        if node.name in chains:
+            nodes[node.name] = _fused(chains[node.name], graph)
+        elif node.name not in joins:
+            nodes[node.name] = node
+        elif _has_bias(node):
+            nodes[node.name] = _bound(node, Linear(), node.inputs[:2], graph)
+    given = {name for node in nodes.values() for name in node.outputs}
+    gone = {name for node in graph.nodes.values() for name in node.outputs} - given
+    return replace(graph, nodes=nodes, tensors={n: t for n, t in graph.tensors.items() if n not in gone})
+
+
+def _joins(graph: Graph) -> dict[str, str]:
+    """For each node that joins another the one that reads it."""
+    readers = Counter((*graph.outputs, graph.loss))
+    for node in (*graph.nodes.values(), *graph.updates.values()):
+        readers.update(set(node.inputs))
+    kinds = {t.name: (t.shape, t.dtype) for t in graph.tensors.values()}
+    simple = {node.name for node in graph.nodes.values() if _is_simple(node, graph)}
+    joins: dict[str, str] = {}
+    for reader in (node for node in graph.nodes.values() if node.name in simple):
+        for name in reader.inputs:
+            alone = readers[name] == 1 and kinds[name] == kinds[reader.name]
+            if alone and name in graph.nodes and (name in simple or _has_bias(graph.nodes[name])):
+                joins[name] = reader.name
+    return joins
+
+
+def _is_simple(node: Node, graph: Graph) -> bool:
+    """Whether a node works on each element alone, by kernels that are lines, and no part of it gives a partial sum."""
+    op, a = node.op, node.alignment
+    if len(op.results) > 1 or type(op).reads is not Op.reads or not op.has("B"):
+        return False
+    if not set(a.axes) - a.frozen <= set(a.results[0].axes) or any(len(d) > 1 for o in a.operands for d in o.dims):
+        return False
+    specs = [Spec(graph.tensors[name].shape, graph.tensors[name].dtype) for name in node.inputs]
+    context = {"at": node.whole()} if "at" in op.asks("F") else {}
+    steps = record(op.forward, specs, None, **context).steps  # type: ignore[attr-defined]
+    return bool(steps) and all(is_line(step) for step in steps)
+
+
+def _has_bias(node: Node) -> bool:
+    return node.op.name == "linear" and len(node.inputs) == 3
+
+
+def _fused(nodes: Sequence[Node], graph: Graph) -> Node:
+    """One node for a chain; of a linear layer it has the sum of product and bias."""
+    inner = {node.name for node in nodes}
+    rows = [(node.name, Add(), (node.name, node.inputs[2])) if _has_bias(node) else (node.name, node.op, node.inputs)
+            for node in nodes]  # fmt: skip
+    operands = dict.fromkeys(name for made, _, reads in rows for name in reads if name not in inner or name == made)
+    number = {name: n for n, name in enumerate(operands)}
+    members = []
+    for made, op, reads in rows:
+        members.append(Member(op, tuple(number[name] for name in reads)))
+        number[made] = len(operands) + len(members) - 1
+    return _bound(nodes[-1], Fused(tuple(members)), tuple(operands), graph)
+
+
+def _bound(node: Node, op: Op, inputs: tuple[str, ...], graph: Graph) -> Node:
+    """Another operator, on other operands, in place of a node."""
+    return Node(node.name, op, inputs, node.outputs, op.bind(tuple(graph.tensors[i] for i in inputs), node.name))

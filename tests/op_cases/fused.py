@@ -1,0 +1,26 @@
+"""Cases of chains of operators on each element."""
+
+from castile.planner.op import find
+from castile.planner.ops.fused import Fused, Member
+from castile.planner.ops.gelu import Gelu
+from castile.planner.ops.scale import Scale
+from tests.op_cases import case
+
+
+def cases_fused(rng):
+    norm, relu, add, mul = (find(name)() for name in ("batch_norm", "relu", "add", "mul"))
+    images = rng.normal(size=(3, 2, 5, 4)), "b c h w"
+    factors = rng.normal(size=(3, 2)), "f c"
+    yield case(Fused((Member(norm, (0, 1)), Member(relu, (2,)))), images, factors)
+    # what two norms make of two images, added and rectified
+    ends = (Member(norm, (0, 1)), Member(norm, (2, 3)), Member(add, (4, 5)), Member(relu, (6,)))
+    yield case(
+        Fused(ends), images, factors, (rng.normal(size=(3, 2, 5, 4)), "b c h w"), (rng.normal(size=(3, 2)), "f c")
+    )
+    tokens, bias = (rng.normal(size=(3, 5, 4)), "b s d"), (rng.normal(size=4), "f")
+    yield case(Fused((Member(add, (0, 1)), Member(Gelu("tanh"), (2,)))), tokens, bias)
+    yield case(Fused((Member(add, (0, 1)), Member(add, (2, 3)))), tokens, bias, (rng.normal(size=(3, 5, 4)), "n t e"))
+    # one operand read twice, and one of a single row
+    twice = (Member(find("silu")(), (0,)), Member(mul, (2, 0)), Member(find("sub")(), (3, 1)), Member(Scale(0.3), (4,)))
+    yield case(Fused(twice), tokens, (rng.normal(size=(1, 4)), "s d"))
+    yield case(Fused((Member(find("tanh")(), (0,)), Member(find("square")(), (1,)))), (rng.normal(size=()), ""))

@@ -1,0 +1,305 @@
+"""Rewritten graphs compute what they were made of, under any plan, in fewer calls that move fewer bytes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
+
+from castile.kernels import reference
+from castile.kernels.table import Table
+from castile.launch import models
+from castile.planner import fusing, rewrite
+from castile.planner.graph import Graph
+from castile.planner.lower import Lowering
+from castile.planner.op import Init, Tensor
+from castile.planner.passes import training
+from castile.planner.template import Templates
+from castile.planner.trace import Recorder, record
+from castile.planner.vocabulary import Spec
+from castile.runtime import machine
+from castile.runtime.backends import numpy as numpy_backend
+from castile.runtime.task import Body
+from tests.kernel_cases import cases
+from tests.op_laws import execute
+from tests.strategies import Problem, batches, beginnings, machines, strategies, whole_on
+from tests.test_models import small, values
+from tests.training import SGD, difference, train
+
+EXACT = 1e-12
+every_rewrite = pytest.mark.parametrize("name", rewrite.available())
+every_model = pytest.mark.parametrize("text", [small(name) for name in models.available()])
+slow = settings(max_examples=40, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+SHAPES = {"images": ((3, 2, 3), "c h w"), "tokens": ((5, 4), "s d"), "rows": ((6,), "d")}
+ALONE = ("relu", "gelu", "silu", "tanh", "sigmoid", "square", "neg", "abs", "softplus")
+PAIRS = ("add", "sub", "mul", "maximum")
+
+
+def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray], most: float) -> None:
+    """Parameters and what is kept beside them agree, relative to the parameter's size."""
+    assert one.keys() == other.keys()
+    for region, expected in one.items():
+        moved = np.abs(one[region.rpartition("/")[0] or region]).max()
+        assert difference(other[region], expected, moved) < most, region
+
+
+@every_model
+@every_rewrite
+def test_a_rewritten_model_trains_alike(name: str, text: str) -> None:
+    graph = models.parse(text).graph(2, "float64")
+    made = rewrite.apply(name, graph)
+    known, on = values(graph), machine.local(1)
+    data = [{n: known[n] for n in graph.inputs}] * 2
+    given = {t.name: known[t.name] for t in graph.params}
+    one, other = (train(g, whole_on(g), on, data, given, rate=2**-5) for g in (graph, made))
+    assert difference(other.losses, one.losses) < EXACT
+    same(one.carried, other.carried, EXACT)
+
+
+@every_model
+@every_rewrite
+def test_a_rewritten_model_keeps_what_users_see(name: str, text: str) -> None:
+    graph = models.parse(text).graph(2)
+    before = graph.fingerprint
+    made = rewrite.apply(name, graph)
+    assert graph.fingerprint == before
+    assert made.params == graph.params and made.outputs == graph.outputs and made.loss == graph.loss
+    assert (made.inputs, made.scalars, made.states) == (graph.inputs, graph.scalars, graph.states)
+    assert set(made.nodes) <= set(graph.nodes) and list(made.updates) == list(graph.updates)
+    known = {*made.inputs, *made.scalars, *made.states, *(t.name for t in made.params)}
+    for node in made.nodes.values():
+        assert known >= set(node.inputs)
+        known.update(node.outputs)
+    assert rewrite.apply(name, made).fingerprint == made.fingerprint
+
+
+@every_model
+def test_no_chain_has_a_partial_sum_within(text: str) -> None:
+    for node in rewrite.apply("fuse", models.parse(text).graph(2)).nodes.values():
+        if node.op.name == "fused":
+            a = node.alignment
+            assert set(a.axes) - a.frozen <= set(a.results[0].axes), node.name
+
+
+@every_model
+@every_rewrite
+def test_what_microbatches_refuse_they_go_on_refusing(name: str, text: str) -> None:
+    graph = models.parse(text).graph(4)
+
+    def refuses(g: Graph) -> bool:
+        try:
+            training(g, SGD, frozenset(), 2)
+        except ValueError as error:
+            assert "microbatches" in str(error)
+            return True
+        return False
+
+    assert refuses(rewrite.apply(name, graph)) == refuses(graph)
+
+
+@st.composite
+def chained(draw: st.DrawFn, normal: bool = True) -> Problem:
+    """A graph of layers on each element between a few others, with residuals, biases and shared values."""
+    g = Graph("drawn", "float64")
+    batch, (shape, axes) = 2 * draw(st.integers(1, 2)), SHAPES[draw(st.sampled_from(sorted(SHAPES)))]
+    x = g.input("x", (batch, *shape), f"b {axes}")
+    image = len(shape) == 3
+    pool = [g.conv2d("first", x, shape[0], 1) if image else g.linear("first", x, features=shape[-1])]
+    for n in range(draw(st.integers(2, 9))):
+        pool.append(_layer(draw, g, f"n{n}", draw(st.sampled_from(pool[-3:])), pool, image and normal))
+    total = None
+    used = {name for node in g.nodes.values() for name in node.inputs}
+    for leaf in [t for t in pool if t.name not in used]:
+        mean = g.mean(f"{leaf.name}.mean", g.tanh(f"{leaf.name}.bound", leaf))
+        total = mean if total is None else g.add(f"{leaf.name}.total", total, mean)
+    assert total is not None
+    g.minimise(total)
+    g.outputs = [pool[-1].name]
+    return Problem(g, {})
+
+
+def _layer(draw: st.DrawFn, g: Graph, name: str, x: Tensor, pool: list[Tensor], image: bool) -> Tensor:
+    kind = draw(st.sampled_from(("alone", "alone", "pair", "param", "matrix", *(["norm"] * 2 * image))))
+    if kind == "alone":
+        return getattr(g, draw(st.sampled_from(ALONE)))(name, x)
+    if kind == "pair":
+        return getattr(g, draw(st.sampled_from(PAIRS)))(name, x, draw(st.sampled_from(pool)))
+    if kind == "param":
+        dims = draw(st.integers(0, len(x.shape) - 1))
+        shape = tuple(draw(st.sampled_from((n, 1))) for n in x.shape[len(x.shape) - dims :])
+        p = g.param(f"{name}.weight", shape, tuple(f"p{n}" for n in range(dims)), Init("normal", 1.0))
+        return getattr(g, draw(st.sampled_from(PAIRS)))(name, x, p)
+    if kind == "norm":
+        return g.batch_norm(name, x)
+    return g.linear(name, x, features=x.shape[-1])
+
+
+@pytest.fixture
+def plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are their definitions: random lines would be compiled, a second each."""
+    monkeypatch.setattr(numpy_backend, "_table", lambda: Table("reference"))
+
+
+@every_rewrite
+@pytest.mark.usefixtures("plainly")
+def test_any_plan_of_a_rewritten_graph_trains_alike(name: str, tell: Callable[[str], None]) -> None:
+    seen: Counter[str] = Counter()
+
+    @slow
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        problem, on = data.draw(chained()), data.draw(machines())
+        made = rewrite.apply(name, problem.graph)
+        plan = data.draw(strategies(made, on.num_procs))
+        steps, begin = batches(problem, 2, exact=False), beginnings(problem, exact=False)
+        one = train(problem.graph, whole_on(problem.graph), on, steps, begin, rate=2**-9)
+        many = train(made, plan, on, steps, begin, rate=2**-9, size=data.draw(st.integers(1, on.num_procs)))
+        assert difference(many.losses, one.losses) < 1e-10
+        same(one.carried, many.carried, 1e-10)
+        seen.update({node.op.name for node in made.nodes.values()}, examples=1)
+
+    check()
+    tell(f"rewrite {name}: {seen.most_common()}")
+    assert 2 * seen["fused"] > seen["examples"] >= 40
+
+
+@every_rewrite
+@pytest.mark.usefixtures("plainly")
+def test_microbatches_of_a_rewritten_graph_train_alike(name: str) -> None:
+    @settings(slow, max_examples=15)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        problem, on = data.draw(chained(normal=False)), machine.local(2)
+        made = rewrite.apply(name, problem.graph)
+        plan = msgspec.structs.replace(data.draw(strategies(made, 2)), microbatches=2)
+        try:
+            Lowering(made, on, SGD).lower(plan)
+        except ValueError as error:
+            assert "microbatches" in str(error), error
+            reject()
+        steps, begin = batches(problem, 2, exact=False), beginnings(problem, exact=False)
+        one = train(problem.graph, whole_on(problem.graph), on, steps, begin, rate=2**-9)
+        many = train(made, plan, on, steps, begin, rate=2**-9)
+        assert difference(many.losses, one.losses) < 1e-10
+        same(one.carried, many.carried, 1e-10)
+
+    check()
+
+
+# What a step asks of memory.
+
+
+def bodies(graph: Graph) -> list[tuple[Body, list[Spec]]]:
+    """The body of each pass on one processor, and what its views are."""
+    program, templates = training(graph, SGD, frozenset()), Templates()
+    held = program.dtypes
+    found = []
+    for step in program.steps:
+        part = templates.get(step, {}, held.__getitem__).parts[0]
+        ports = zip((*part.inputs, *part.outputs), (*step.inputs, *step.outputs), strict=True)
+        views = [Spec(box.shape, held[port.region]) for box, port in ports if box is not None]
+        found.append((part.body((False,) * len(step.outputs)), views))
+    return found
+
+
+def moved(graph: Graph) -> tuple[int, int]:
+    """Kernel calls of a step, and the bytes that they read and write."""
+    calls = nbytes = 0
+    for body, views in bodies(graph):
+        held = {"view": [v.nbytes for v in views], "temp": [Spec(t.shape, t.dtype).nbytes for t in body.temps]}
+        for call in body.calls:
+            calls += 1
+            nbytes += sum(held[a.space][a.index] for a in (*call.args, *call.outs) if hasattr(a, "space"))
+    return calls, nbytes
+
+
+@every_model
+def test_fusing_never_adds_calls_or_bytes(text: str) -> None:
+    graph = models.parse(text).graph(8)
+    (calls, nbytes), (fewer, less) = moved(graph), moved(rewrite.apply("fuse", graph))
+    assert fewer <= calls and less <= nbytes
+
+
+@pytest.mark.parametrize("text,calls,nbytes", [("resnet:depth=50", 0.93, 0.82), ("gpt:size=124m", 0.97, 0.95)])
+def test_fusing_saves_large_models(text: str, calls: float, nbytes: float) -> None:
+    graph = models.parse(text).graph(8, "bfloat16")
+    before, after = moved(graph), moved(rewrite.apply("fuse", graph))
+    assert after[0] <= calls * before[0] and after[1] <= nbytes * before[1]
+
+
+# Chains of calls.
+
+
+@pytest.mark.parametrize("kernel", sorted(fusing.LINES))
+def test_a_line_is_what_its_kernel_does(kernel: str) -> None:
+    tables = fusing.TABLES.get(kernel, 0)
+    taken = 0
+    for args, params in cases(kernel, "float64"):
+        k = Recorder()
+        getattr(k, kernel)(*(Spec(a.shape, a.dtype.name) for a in args), **params)
+        if not fusing.is_line(k.steps[0]):
+            continue
+        line, constants = fusing.LINES[kernel], dict(fusing.said(k.steps[0])[2])
+        found = (
+            reference.channelwise(line, *args, tables=tables, **constants)
+            if tables
+            else reference.pointwise(line, *args, **constants)
+        )
+        assert difference(found, getattr(reference, kernel)(*args, **params)) < EXACT
+        taken += 1
+    assert taken
+
+
+CALLS: tuple[Callable, ...] = (
+    lambda k, x, y, more: k.relu(x),
+    lambda k, x, y, more: k.gelu(x, approximate="tanh"),
+    lambda k, x, y, more: k.norm(x, more[1]),
+    lambda k, x, y, more: k.add(x, y),
+    lambda k, x, y, more: k.pointwise("a, b -> a * b - c", x, y, c=0.3),
+    lambda k, x, y, more: k.relu_grad(x, more[0]),
+    lambda k, x, y, more: k.pointwise("x -> x / (1 + abs(x)) + c", x, c=-0.1),
+)
+
+
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(st.data())
+def test_chains_compute_what_their_calls_did(data: st.DataObject) -> None:
+    rng = np.random.default_rng(0)
+    shape = data.draw(st.sampled_from(((2, 3), (2, 3, 4), (2, 3, 2, 2))))
+    arrays = [rng.normal(size=s) for s in (shape, shape, shape[-1:], (), (3, shape[1]))]
+    number = st.integers(0, 99)
+    plan = data.draw(st.lists(st.tuples(st.sampled_from(CALLS), number, number), min_size=2, max_size=9))
+
+    def body(k, *xs):
+        plain, more, found = xs[:4], (xs[1], xs[4]), [xs[0]]
+        for call, first, second in plan:
+            known = [*plain, *found]
+            found.append(call(k, found[-1 - first % min(2, len(found))], known[second % len(known)], more))
+        return found[-1], k.sum_over(found[-1], dims=(0,)), found[-2]
+
+    recording = record(body, [Spec(a.shape, a.dtype.name) for a in arrays])
+    # by compiled loops one in ten, since each line is compiled
+    form = "numpy" if data.draw(st.integers(0, 9)) == 9 else "reference"
+    for one, other in zip(execute(recording, arrays, form, False), body(reference, *arrays), strict=True):
+        assert difference(one, other) < EXACT
+
+
+def test_what_others_read_stays() -> None:
+    def body(k, x):
+        y = k.relu(x)
+        z = k.pointwise("x -> x + 1", y)
+        return k.pointwise("x, y -> x * y", y, z), z
+
+    kernels = [step.args[0] for step in record(body, [Spec((4, 5), "float32")]).steps]
+    # y has two readers and z is a result: nothing may go
+    assert len(kernels) == 3
+
+
+def test_an_unknown_rewrite_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"no rewrite 'fuze', did you mean 'fuse'.*there are"):
+        rewrite.apply("fuze", Graph("empty"))
