@@ -29,6 +29,10 @@ from tests.triton_cases import NAMES, fake_plan, results, specs
 HERE = Path(__file__).parent
 
 
+def test_every_definition_has_a_form() -> None:
+    assert set(NAMES) == set(definitions())
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_form_takes_the_definitions_parameters(name: str) -> None:
     def keywords(f: object) -> set[str]:

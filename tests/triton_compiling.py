@@ -85,6 +85,14 @@ def test_a_row_that_fits_into_registers_is_read_once() -> None:
         assert len(loads) * 16 * 32 * made.warps == num * 1024 * 2, f"{name} reads a row more than once"
 
 
+def test_moments_are_added_in_float64() -> None:
+    for chip in CHIPS:
+        (launch,) = of("add", (2, 2048), (2, 2048), dtype="float64")
+        made = compiled(launch, chip)
+        fits(made)
+        assert "add.f64" in made.ptx or "add.rn.f64" in made.ptx
+
+
 def test_products_of_halves_run_on_tensor_cores() -> None:
     case = ("ik,jk->ij", *(array((4096, 4096), "bfloat16") for _ in range(2))), {}
     made = fake_plan("contract", case)

@@ -141,6 +141,15 @@ def test_products_by_blocks_equal_the_definition() -> None:
     assert launched == 7
 
 
+@pytest.mark.parametrize("place", [dense, stepped], ids=["dense", "stepped"])
+@pytest.mark.parametrize("name", ["add", "copy", "cut", "concat"])
+def test_moments_are_added_in_float64(name: str, place: Any) -> None:
+    for case in cases(name, "float64"):
+        outs = tuple(place(unwritten(np.empty(one.shape, one.dtype))) for one in results(name, *case))
+        assert plan(name, outs, case, True) is not None, f"{name} of float64 falls back to its definition"
+        check("triton", name, case, place, True)
+
+
 def test_infinities_and_nan_pass() -> None:
     odd = np.array([[np.nan, 1.0, 2.0], [np.inf, 1.0, 2.0], [-np.inf, 90.0, -90.0]], "float32")
     with np.errstate(all="ignore"):

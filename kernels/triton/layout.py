@@ -11,6 +11,8 @@ from castile.kernels.triton.views import Shape, View, broadcast, permuted, split
 
 _ALONE = text("x -> x")
 _ADD = text("x, y -> x + y")
+# In their own dtype, as moments are added in float64.
+_ADD_WIDE = Text(("x", "y"), (), (), ("x + y",), moves=True)
 _ZERO = Text((), (), (), ("0.0",))
 _NOTHING = Plan((None,), lambda _: [])
 
@@ -30,7 +32,8 @@ def zero(out: Any, *, shape: Shape, dtype: str, accumulate: bool) -> Plan:
 @planned
 def add(out: Any, x: Any, y: Any) -> Plan | None:
     """See the definition."""
-    return each(_ADD, [view(out)], [view(x), broadcast(view(y), x.shape)], {}) if takes(out, x, y) else None
+    what = _ADD if takes(out, x, y) else _ADD_WIDE if _wide(out, x, y) else None
+    return what and each(what, [view(out)], [view(x), broadcast(view(y), x.shape)], {})
 
 
 @planned
@@ -88,4 +91,10 @@ def _moved(out: View, x: View, accumulate: bool) -> Plan | None:
     """x copied to out bit by bit, or added to it."""
     if not accumulate:
         return each(MOVE, [out], [x], {})
+    if _wide(out.array, x.array):
+        return each(_ADD_WIDE, [out], [out, x], {})
     return each(_ALONE, [out], [x], {}, True) if takes(out.array, x.array) else None
+
+
+def _wide(*arrays: Any) -> bool:
+    return all(x.dtype.name == "float64" for x in arrays)
