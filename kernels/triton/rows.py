@@ -38,11 +38,13 @@ def by_rows(
     flops: int = 0,
     nbytes: int | None = None,
     again: bool = True,
+    own: dict[str, Any] | None = None,
 ) -> Plan | None:
     """The work of `kernel` on the last dim of `arrays`, of one shape, and the elements of `bare`, of its leading dims.
 
     flops: operations on one element of an array; nbytes: as Launch has it; again: whether the kernel goes over a row
-    more than once, so that it is to be held. None where a row is longer than 32 bits can count.
+    more than once, so that it is to be held; own: constants of its own. None where a row is longer than 32 bits can
+    count.
     """
     shape = arrays[0].shape
     cols, dims = shape[-1], tuple(range(len(shape) - 1))
@@ -55,10 +57,10 @@ def by_rows(
     args = (*pairs, *(vectors or []), *scalars, walk.extent, walk.sizes, *numbers)
     steps = [one.steps[-1] for one in (*arrays, *(vectors or []))]
     names = [name for name in kernel.arg_names if name.startswith("t_")]
-    constants: dict[str, Any] = dict(zip(names, steps, strict=True)) | {"NUM": cols}
-    own = kernel.arg_names
-    skewed = "SKEW" in own and _skewed(arrays, walk.steps[: len(arrays)])
-    constants |= {"SKEW": skewed} if "SKEW" in own else {}
+    constants: dict[str, Any] = dict(zip(names, steps, strict=True)) | {"NUM": cols} | (own or {})
+    known = kernel.arg_names
+    skewed = "SKEW" in known and _skewed(arrays, walk.steps[: len(arrays)])
+    constants |= {"SKEW": skewed} if "SKEW" in known else {}
 
     def launches(setting: tuple[int, ...]) -> list[Launch]:
         rows, block, warps, *stages = setting
@@ -69,7 +71,7 @@ def by_rows(
     settings: tuple[tuple[int, ...], ...] = _settings(
         walk.extent, cols + (_EIGHT - 1) * skewed, _HELD if again else _ONCE
     )
-    return Plan(_staged(settings, cols) if "STAGES" in own else settings, launches)
+    return Plan(_staged(settings, cols) if "STAGES" in known else settings, launches)
 
 
 def _skewed(arrays: list[View], steps: tuple[Shape, ...]) -> bool:

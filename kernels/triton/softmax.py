@@ -19,25 +19,29 @@ from castile.kernels.triton.views import view
 @planned
 def softmax(out: Any, x: Any) -> Plan | None:
     """See the definition."""
-    return by_rows(_softmax, [view(out), view(x)], [], flops=5) if takes(out, x) else None
+    return _rows(_softmax, False, out, x)
 
 
 @planned
 def softmax_grad(out: Any, dy: Any, y: Any) -> Plan | None:
     """See the definition."""
-    return by_rows(_softmax_grad, [view(out), view(dy), view(y)], [], flops=4) if takes(out, dy, y) else None
+    return _rows(_softmax_grad, False, out, dy, y)
 
 
 @planned
 def log_softmax(out: Any, x: Any) -> Plan | None:
     """See the definition."""
-    return by_rows(_log_softmax, [view(out), view(x)], [], flops=4) if takes(out, x) else None
+    return _rows(_softmax, True, out, x)
 
 
 @planned
 def log_softmax_grad(out: Any, dy: Any, y: Any) -> Plan | None:
     """See the definition."""
-    return by_rows(_log_softmax_grad, [view(out), view(dy), view(y)], [], flops=4) if takes(out, dy, y) else None
+    return _rows(_softmax_grad, True, out, dy, y)
+
+
+def _rows(kernel: Any, log: bool, *arrays: Any) -> Plan | None:
+    return by_rows(kernel, [*map(view, arrays)], [], flops=4, own={"LOG": log}) if takes(*arrays) else None
 
 
 @triton.jit
@@ -75,90 +79,48 @@ def top_and_total(x, here, skew, t_x: tl.constexpr, SKEW: tl.constexpr, NUM: tl.
 
 
 @triton.jit
-def _soft(out, x, at, mask, top, total, t_out: tl.constexpr, t_x: tl.constexpr):
-    v = fetch(x, at, t_x, mask, float("-inf"))
-    put(out, at, t_out, tl.exp(v - top[:, None]) / total[:, None], mask)
+def _soft(out, x, at, mask, less, total, t_out: tl.constexpr, t_x: tl.constexpr, LOG: tl.constexpr):
+    v = fetch(x, at, t_x, mask, float("-inf")) - less[:, None]
+    put(out, at, t_out, v if LOG else tl.exp(v) / total[:, None], mask)
 
 
 @triton.jit
-def _softmax(out, s_out, x, s_x, rows, lead, t_out: tl.constexpr, t_x: tl.constexpr, SKEW: tl.constexpr,
-             NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+def _softmax(out, s_out, x, s_x, rows, lead, t_out: tl.constexpr, t_x: tl.constexpr, LOG: tl.constexpr,
+             SKEW: tl.constexpr, NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+             STAGES: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = row < rows
     out, _ = begun(out, places(row, lead, s_out), SKEW)
     x, skew = begun(x, places(row, lead, s_x), SKEW)
-    top, total = top_and_total(x, here, skew, t_x, SKEW, NUM, ROWS, BLOCK, STAGES)
+    less, total = top_and_total(x, here, skew, t_x, SKEW, NUM, ROWS, BLOCK, STAGES)
+    if LOG:
+        less += tl.log(total)
     if SKEW:
         end, near = edges(here, skew, NUM)
-        _soft(out, x, end, near, top, total, t_out, t_x)
+        _soft(out, x, end, near, less, total, t_out, t_x, LOG)
     for start in tl.range(0, NUM + 7 * SKEW, BLOCK, num_stages=STAGES):
         at, mask = run(here, skew, start, SKEW, NUM, BLOCK)
-        _soft(out, x, at, mask, top, total, t_out, t_x)
+        _soft(out, x, at, mask, less, total, t_out, t_x, LOG)
 
 
 @triton.jit
-def _softmax_slope(out, dy, y, at, mask, inner, t_out: tl.constexpr, t_dy: tl.constexpr, t_y: tl.constexpr):
-    value = fetch(y, at, t_y, mask, 0.0) * (fetch(dy, at, t_dy, mask, 0.0) - inner[:, None])
-    put(out, at, t_out, value, mask)
+def _part(dy, y, at, mask, t_dy: tl.constexpr, t_y: tl.constexpr, LOG: tl.constexpr):
+    slope = fetch(dy, at, t_dy, mask, 0.0)
+    return tl.sum(slope if LOG else slope * fetch(y, at, t_y, mask, 0.0), 1)
+
+
+@triton.jit
+def _slope(out, dy, y, at, mask, total, t_out: tl.constexpr, t_dy: tl.constexpr, t_y: tl.constexpr,
+           LOG: tl.constexpr):  # fmt: skip
+    v = fetch(y, at, t_y, mask, 0.0)
+    slope = fetch(dy, at, t_dy, mask, 0.0)
+    put(out, at, t_out, slope - tl.exp(v) * total[:, None] if LOG else v * (slope - total[:, None]), mask)
 
 
 @triton.jit
 def _softmax_grad(out, s_out, dy, s_dy, y, s_y, rows, lead, t_out: tl.constexpr, t_dy: tl.constexpr,
-                  t_y: tl.constexpr, SKEW: tl.constexpr, NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-                  STAGES: tl.constexpr):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    here = row < rows
-    out, _ = begun(out, places(row, lead, s_out), SKEW)
-    dy, _ = begun(dy, places(row, lead, s_dy), SKEW)
-    y, skew = begun(y, places(row, lead, s_y), SKEW)
-    inner = tl.zeros((ROWS,), tl.float32)
-    if SKEW:
-        end, near = edges(here, skew, NUM)
-        inner += tl.sum(fetch(dy, end, t_dy, near, 0.0) * fetch(y, end, t_y, near, 0.0), 1)
-    for start in tl.range(0, NUM + 7 * SKEW, BLOCK, num_stages=STAGES):
-        at, mask = run(here, skew, start, SKEW, NUM, BLOCK)
-        inner += tl.sum(fetch(dy, at, t_dy, mask, 0.0) * fetch(y, at, t_y, mask, 0.0), 1)
-    if SKEW:
-        end, near = edges(here, skew, NUM)
-        _softmax_slope(out, dy, y, end, near, inner, t_out, t_dy, t_y)
-    for start in tl.range(0, NUM + 7 * SKEW, BLOCK, num_stages=STAGES):
-        at, mask = run(here, skew, start, SKEW, NUM, BLOCK)
-        _softmax_slope(out, dy, y, at, mask, inner, t_out, t_dy, t_y)
-
-
-@triton.jit
-def _log_soft(out, x, at, mask, less, t_out: tl.constexpr, t_x: tl.constexpr):
-    v = fetch(x, at, t_x, mask, float("-inf"))
-    put(out, at, t_out, v - less[:, None], mask)
-
-
-@triton.jit
-def _log_softmax(out, s_out, x, s_x, rows, lead, t_out: tl.constexpr, t_x: tl.constexpr, SKEW: tl.constexpr,
-                 NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    here = row < rows
-    out, _ = begun(out, places(row, lead, s_out), SKEW)
-    x, skew = begun(x, places(row, lead, s_x), SKEW)
-    top, total = top_and_total(x, here, skew, t_x, SKEW, NUM, ROWS, BLOCK, STAGES)
-    less = top + tl.log(total)
-    if SKEW:
-        end, near = edges(here, skew, NUM)
-        _log_soft(out, x, end, near, less, t_out, t_x)
-    for start in tl.range(0, NUM + 7 * SKEW, BLOCK, num_stages=STAGES):
-        at, mask = run(here, skew, start, SKEW, NUM, BLOCK)
-        _log_soft(out, x, at, mask, less, t_out, t_x)
-
-
-@triton.jit
-def _log_slope(out, dy, y, at, mask, total, t_out: tl.constexpr, t_dy: tl.constexpr, t_y: tl.constexpr):
-    share = tl.exp(fetch(y, at, t_y, mask, 0.0))
-    put(out, at, t_out, fetch(dy, at, t_dy, mask, 0.0) - share * total[:, None], mask)
-
-
-@triton.jit
-def _log_softmax_grad(out, s_out, dy, s_dy, y, s_y, rows, lead, t_out: tl.constexpr, t_dy: tl.constexpr,
-                      t_y: tl.constexpr, SKEW: tl.constexpr, NUM: tl.constexpr, ROWS: tl.constexpr,
-                      BLOCK: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+                  t_y: tl.constexpr, LOG: tl.constexpr, SKEW: tl.constexpr, NUM: tl.constexpr, ROWS: tl.constexpr,
+                  BLOCK: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = row < rows
     out, _ = begun(out, places(row, lead, s_out), SKEW)
@@ -167,13 +129,13 @@ def _log_softmax_grad(out, s_out, dy, s_dy, y, s_y, rows, lead, t_out: tl.conste
     total = tl.zeros((ROWS,), tl.float32)
     if SKEW:
         end, near = edges(here, skew, NUM)
-        total += tl.sum(fetch(dy, end, t_dy, near, 0.0), 1)
+        total += _part(dy, y, end, near, t_dy, t_y, LOG)
     for start in tl.range(0, NUM + 7 * SKEW, BLOCK, num_stages=STAGES):
         at, mask = run(here, skew, start, SKEW, NUM, BLOCK)
-        total += tl.sum(fetch(dy, at, t_dy, mask, 0.0), 1)
+        total += _part(dy, y, at, mask, t_dy, t_y, LOG)
     if SKEW:
         end, near = edges(here, skew, NUM)
-        _log_slope(out, dy, y, end, near, total, t_out, t_dy, t_y)
+        _slope(out, dy, y, end, near, total, t_out, t_dy, t_y, LOG)
     for start in tl.range(0, NUM + 7 * SKEW, BLOCK, num_stages=STAGES):
         at, mask = run(here, skew, start, SKEW, NUM, BLOCK)
-        _log_slope(out, dy, y, at, mask, total, t_out, t_dy, t_y)
+        _slope(out, dy, y, at, mask, total, t_out, t_dy, t_y, LOG)
