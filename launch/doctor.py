@@ -74,7 +74,7 @@ def examine(num_ranks: int = 0) -> list[Finding]:
     """Looks at everything; starts `num_ranks` MPI ranks as a test when that is above 0."""
     looks = [_castile(), _cores(), _memory(), _blas(), _mpi(), _settings(), _root(), _gpu()]
     looks += [_package(name, package, _GPU_LINE) for name, package in _GPU_PACKAGES.items()]
-    looks.append(_transfers())
+    looks += [_transfers(), _parts()]
     return [*looks, _start(num_ranks)] if num_ranks else looks
 
 
@@ -215,6 +215,11 @@ def _transfers() -> Finding:
     whom = "a rank on each" if num_gpus > 1 else "two ranks on it"
     words = f"{num_gpus} (an empty CUDA_VISIBLE_DEVICES keeps to the cores); {whom}: {talk}"
     return Finding("GPUs used", True, words, {"num_gpus": num_gpus, "talk": talk})
+
+
+def _parts() -> Finding:
+    most, why = gpus.most_parts() if gpus.count() else (0, "none without a GPU")
+    return Finding("virtual GPUs", bool(most), why, {"most_parts": most})
 
 
 def _start(num_ranks: int) -> Finding:

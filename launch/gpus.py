@@ -15,10 +15,13 @@ import msgspec
 
 from castile.launch import probe
 from castile.planner.snapshot import Environment
+from castile.runtime import machine as machines
 from castile.runtime.comm.base import Communicator
 from castile.runtime.machine import Level, Machine, Processor
 
 KIND = "gpu"
+# The machine whose processors are parts of one GPU, all of them of one rank.
+VIRTUAL = "virtual"
 # What the device computes; other kinds of numbers would take their way through the host.
 DTYPES = ("float32", "float16", "bfloat16")
 PACKAGES = ("cupy-cuda13x", "triton")
@@ -43,13 +46,18 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def is_meant(text: str, dtype: str) -> bool:
-    """Whether a machine's name means GPUs of this host: `local`, where there are any that compute with the dtype."""
-    return text.partition(":")[0] == "local" and dtype in DTYPES and count() > 0
+    """Whether a machine's name means GPUs of this host: `local` or `virtual`, where there are any for that dtype."""
+    return text.partition(":")[0] in ("local", VIRTUAL) and dtype in DTYPES and count() > 0
 
 
 def is_on(machine: Machine) -> bool:
     """Whether its processors are GPUs."""
     return all(processor.kind == KIND for processor in machine.processors)
+
+
+def is_virtual(machine: Machine) -> bool:
+    """Whether its processors are parts of one GPU."""
+    return machine.name.partition(":")[0] == VIRTUAL
 
 
 def count() -> int:
@@ -60,6 +68,11 @@ def count() -> int:
 def use(local_rank: int) -> None:
     """Takes the GPU of a rank of this host for all that follows."""
     _devices().use(local_rank)
+
+
+def split(num_parts: int) -> None:
+    """Divides the GPU in use among processors of this rank. Raises ValueError with a reason where that cannot be."""
+    _parts().split(num_parts)
 
 
 def environment(kernels: str, active_ranks: int) -> Environment:
@@ -83,6 +96,20 @@ def measure() -> Figures:
         rates.bytes_per_second,
         rates.task_overhead_seconds,
     )
+
+
+def named(text: str, procs: int, local_size: int) -> Machine:
+    """The machine that `is_meant`, with the figures of the GPU in use."""
+    return virtual(procs) if text.partition(":")[0] == VIRTUAL else machine(procs, local_size)
+
+
+def virtual(procs: int) -> Machine:
+    """The GPU in use as `procs` processors with equal shares of it."""
+    whole = machine(1, 1).processors[0]
+    # A copy waits for an event and is waited for, and reads and writes each byte.
+    links = (Level("device", procs, 2 * whole.task_overhead_seconds, whole.bytes_per_second / 2),) if procs > 1 else ()
+    found = Machine(f"{VIRTUAL}:procs={procs}", (whole,) * procs, links, algorithms=("exchange",))
+    return machines.divided(found)
 
 
 @cache
@@ -123,6 +150,21 @@ def ways_to_talk() -> str:
     num_gpus, may_share = count(), os.environ.get(nccl.SHARING_SWITCH) == "1"
     seats = [nccl.Seat("", str(rank % num_gpus), nccl.version(), may_share) for rank in range(max(2, num_gpus))]
     return str(nccl.verdict(seats)[1])
+
+
+def most_parts() -> tuple[int, str]:
+    """Into how many virtual devices the first GPU can be divided, 0 where it cannot, and why."""
+    try:
+        most = _parts().most()
+    except ValueError as error:
+        return 0, str(error)
+    return most, f"up to {most} on a GPU (--machine {VIRTUAL}:procs=2)"
+
+
+def _parts() -> ModuleType:
+    from castile.runtime.backends.cuda import parts
+
+    return parts
 
 
 def _devices() -> ModuleType:

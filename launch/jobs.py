@@ -35,6 +35,7 @@ from castile.runtime import machine as machines
 from castile.runtime.backends.base import State
 from castile.runtime.comm.base import Communicator
 from castile.runtime.comm.local import LocalWorld
+from castile.runtime.comm.processors import rank_of
 from castile.runtime.machine import Machine, parse
 from castile.runtime.runner import whole_step
 from castile.runtime.timeline import Timeline
@@ -61,7 +62,8 @@ class Job:
     procs: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.procs = tuple(p for p in range(self.machine.num_procs) if p == self.comm.rank)
+        ranks = rank_of(self.machine.num_procs, self.comm.size)
+        self.procs = tuple(p for p, rank in enumerate(ranks) if rank == self.comm.rank)
 
     @property
     def leads(self) -> bool:
@@ -110,10 +112,11 @@ class Job:
     def plan_of(self, path: str) -> Strategy:
         """The plan of a file on every rank. Raises ValueError or UserError where it is none for as many ranks."""
         plan = self.agreed_plan(lambda: strategies.read(path))
-        if plan.num_procs != self.comm.size:
+        if plan.num_procs != self.machine.num_procs:
+            here = f"{self.machine.name} has {self.machine.num_procs}" if gpus.is_virtual(self.machine) else ""
             raise UserError(
-                f"plan {path}: it is for {_processors(plan.num_procs)}, but {_run(self.comm.size)}: start as many with "
-                f"`castile launch -n {plan.num_procs} ...`, or plan again"
+                f"plan {path}: it is for {_processors(plan.num_procs)}, but {here or _run(self.comm.size)}: start as "
+                f"many with `castile launch -n {plan.num_procs} ...`, or plan again"
             )
         return plan
 
@@ -177,6 +180,8 @@ def start(
     on = find_machine(machine, comm, dtype)
     _check_runs_here(on, comm.size)
     lowering = Lowering(graph, on, updates or recipe_updates(named.recipe), microbatches=microbatches)
+    if gpus.is_virtual(on):
+        gpus.split(on.num_procs)
     comm, travel = _joined(comm, on)
     holds_for = environment_of(comm, on)
     database = _database(profile) if profile and comm.rank == 0 else None
@@ -227,7 +232,12 @@ def _check_runs_here(machine: Machine, num_ranks: int) -> None:
             f"--machine {machine.name}: its processors are of kind {foreign!r}, and steps run on this host's {here}: "
             "leave --machine out here, or let `castile plan` think about that machine"
         )
-    if machine.num_procs != num_ranks:
+    if gpus.is_virtual(machine) and num_ranks > 1:
+        raise UserError(
+            f"--machine {machine.name}: its processors are parts of one GPU and belong to one rank, but "
+            f"{_run(num_ranks)}: start one, or leave --machine out"
+        )
+    if machine.num_procs != num_ranks and not gpus.is_virtual(machine):
         raise UserError(
             f"--machine {machine.name}: it has {_processors(machine.num_procs)}, but {_run(num_ranks)}: "
             f"start as many with `castile launch -n {machine.num_procs} ...`, or leave --machine out"
@@ -263,7 +273,7 @@ def find_machine(text: str, comm: Communicator, dtype: str) -> Machine:
     text = f"local:procs={comm.size}" if text == "local" else text
     if gpus.is_meant(text, dtype):
         gpus.use(comm.local_rank)
-        found = gpus.machine(parse(text).num_procs, comm.local_size)
+        found = gpus.named(text, parse(text).num_procs, comm.local_size)
     else:
         found = probe.find_machine(text, comm if comm.size > 1 else None)
         if gpus.is_on(found) and gpus.count():
@@ -280,7 +290,9 @@ def environment_of(comm: Communicator, on: Machine) -> Environment:
 def environment(on: Machine) -> Environment:
     """What measurements of this process hold for, with a rank at work for each processor of that machine."""
     measures = gpus.environment if gpus.is_on(on) and gpus.count() else probe.environment
-    return measures(kernels_hash(), on.num_procs)
+    found = measures(kernels_hash(), on.num_procs)
+    # A part of a GPU takes its own time.
+    return msgspec.structs.replace(found, device=f"part of {found.device}") if gpus.is_virtual(on) else found
 
 
 @cache

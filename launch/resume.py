@@ -56,6 +56,6 @@ def plan_of(job: Job, saved: Reader, microbatches: int | None) -> Strategy | Non
     microbatches, and for what is computed with here.
     """
     plan = strategies.decode(saved.plan, f"checkpoint {saved.path}")
-    fits = plan.num_procs == job.comm.size and plan.machine == job.machine.fingerprint
+    fits = plan.num_procs == job.machine.num_procs and plan.machine == job.machine.fingerprint
     fits = fits and plan.graph in ("", job.graph.fingerprint)
     return plan if fits and microbatches in (None, plan.microbatches) else None

@@ -140,17 +140,20 @@ def parse(text: str) -> Machine:
     """The machine that a user names: `dgx-h100:nodes=16`, `local:procs=4`, `path/to/machine.toml:nodes=2`.
 
     A preset's settings: `nodes`, and for `local` (whose figures here are assumed ones) `procs`, the cores by default.
+    A device that is divided, as `virtual` is, takes `procs` too, two by default.
     Raises ValueError in one sentence for an unknown name or setting, or a file that is not a machine's.
     """
     path, settings = _split(text)
-    allowed = ["procs"] if path == PRESETS / "local.toml" else ["nodes"]
+    file = _read(str(path))
+    allowed = ["procs"] if path == PRESETS / "local.toml" or file.divided else ["nodes"]
     for key in settings:
         if key not in allowed:
             raise ValueError(f"machine {text!r}: unknown setting {key!r}{strict.suggestion(key, allowed)}; "
                              f"it takes {', '.join(allowed)}")  # fmt: skip
-    file = _read(str(path))
     if path == PRESETS / "local.toml":
         return local(settings.get("procs", num_cores()))
+    if file.divided:
+        return divided(_build(text, file, settings.get("procs", 2)))
     return _build(text, file, settings.get("nodes", file.nodes))
 
 
@@ -170,6 +173,25 @@ def local(procs: int) -> Machine:
     memory = int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * HOST_SHARE) // procs
     processor = msgspec.structs.replace(machine.processors[0], memory_bytes=memory)
     return Machine(machine.name, (processor,) * procs, machine.levels, machine.engines, machine.algorithms)
+
+
+def divided(machine: Machine) -> Machine:
+    """A machine of processors that are each a whole device, as one of processors that are equal shares of one device.
+
+    Its bandwidth is divided too, as where all use it at once.
+    """
+    n = machine.num_procs
+
+    def share(p: Processor) -> Processor:
+        narrow, double = (f and f / n for f in (p.float16_flops_per_second, p.float64_flops_per_second))
+        return msgspec.structs.replace(
+            p, flops_per_second=p.flops_per_second / n, bytes_per_second=p.bytes_per_second / n,
+            memory_bytes=p.memory_bytes // n, reserved_bytes=p.reserved_bytes // n,
+            float16_flops_per_second=narrow, float64_flops_per_second=double,
+        )  # fmt: skip
+
+    levels = tuple(msgspec.structs.replace(x, bytes_per_second=x.bytes_per_second / n) for x in machine.levels)
+    return Machine(machine.name, tuple(map(share, machine.processors)), levels, machine.engines, machine.algorithms)
 
 
 def to_json(machine: Machine) -> bytes:
@@ -201,11 +223,13 @@ class _Level(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A machine's TOML file: a node's processors, the number of nodes, the levels, lanes that share an engine.
 
+    divided: the figures are those of one device, of which each processor is an equal share.
     Nodes are alike; a cluster of unlike ones is written with several of them as one node, between which is a level.
     """
 
     processor: list[_Processors]
     nodes: int = 1
+    divided: bool = False
     level: list[_Level] = []
     shared_lanes: list[list[str]] = []
     algorithms: tuple[str, ...] = ALGORITHMS[1:]

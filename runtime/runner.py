@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from castile.runtime.backends.base import Backend, Part, State, load
+from castile.runtime.backends.base import Backend, Share, State, load
 from castile.runtime.comm.base import Communicator
 from castile.runtime.comm.local import PATIENCE
 from castile.runtime.comm.processors import end_of, rank_of
@@ -55,7 +55,7 @@ class Runner:
         state = {} if state is None else state
         kind = load(backend) if isinstance(backend, str) else backend
         self._backends = [kind(graph, packing, proc, state, poison) for proc in procs]
-        parts = []
+        shares = []
         # A transfer's tag is its number among the transfers of the graph.
         tags = np.cumsum(graph.kind >= Kind.MOVE).tolist()
         for proc, memory in zip(procs, self._backends):
@@ -63,8 +63,8 @@ class Runner:
             steps = program(graph, order, packing.edges)
             tasks = [graph.tasks[task] for task in steps.tasks]
             end = end_of(comm, proc, ranks)
-            parts.append(Part(memory, steps, tasks, [tags[task] for task in steps.tasks], end))
-        self._workers: list[Worker] = kind.workers(parts)
+            shares.append(Share(memory, steps, tasks, [tags[task] for task in steps.tasks], end))
+        self._workers: list[Worker] = kind.workers(shares)
         self._calls = [dict(zip(worker.program.tasks, worker.actions)) for worker in self._workers]
         self._backend_of = dict(zip(procs, self._backends))
 

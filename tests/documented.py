@@ -126,9 +126,9 @@ def searching() -> str:
 
 
 def presets() -> str:
-    """A row for each machine that comes with castile, but for this host."""
+    """A row for each machine that comes with castile, but for this host and one device as several."""
     return table("machine | what it is | processors | memory of each | links, GB/s | figures from", (
-        _preset(name) for name in machines.presets() if name != "local"
+        _preset(name) for name in machines.presets() if name not in ("local", "virtual")
     ))  # fmt: skip
 
 

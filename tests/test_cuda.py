@@ -191,12 +191,20 @@ def test_any_strategy_by_way_of_the_host(plan: Plan, seed: int, timed: bool) -> 
 @given(plans(one=True), st.integers(0, 2**16), st.booleans())
 def test_any_strategy_on_processors_that_share_a_device(plan: Plan, seed: int, timed: bool) -> None:
     """Their streams meet by events alone: sums are those of the host to the last bit, and a step is one graph."""
-    host = on_host(plan, 3)
+    host, num_procs = on_host(plan, 3), plan.machine.num_procs
     with device(seed):
-        found = Ranks(plan, "cuda").train(3, timed)
+        from castile.runtime.backends.cuda import parts
+
+        parts.split(num_procs)
+        ranks = Ranks(plan, "cuda")
+        found = ranks.train(3, timed)
     same(found, host)
     (worker,) = found.workers
     assert worker.uncaptured == "" and (worker._graph is None) == timed
+    places = [ranks.executions[0].runner.backend(proc) for proc in range(num_procs)]
+    own = [place.compute_stream.multiprocessors for place in places]
+    assert all(own) and len(set().union(*own)) == sum(map(len, own))
+    assert [place.traffic.multiprocessors for place in places] == own
 
 
 @drawn(18)

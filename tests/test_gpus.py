@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
@@ -14,6 +15,7 @@ from castile.launch import doctor, gpus, jobs, offline, train
 from castile.launch.ranks import UserError
 from castile.runtime.comm.local import LocalWorld
 from tests.late import device
+from tests.stand_in.green import CUresult
 
 RATES = (5e13, 7e14, 6e13, 4e12, 1e-6)
 
@@ -94,6 +96,46 @@ def test_training_there_learns_what_training_on_cores_does(tmp_path, capsys, mon
     assert found["untaught_step_seconds"] < on_cores["untaught_step_seconds"]
 
 
+def test_one_gpu_trains_as_several_processors(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    words = f"mlp:layers=2,width=16 --search data_parallel --out {tmp_path}/plan.json"
+    on_cores = trained(words, str(tmp_path), capsys)
+    with host_with_gpus(), patch.object(gpus, "version", lambda name: "1.0"):
+        machine = "--machine virtual:procs=3"
+        found = trained(f"{words} {machine} --checkpoint {tmp_path}/saved", str(tmp_path), capsys)
+        again = trained(f"mlp:layers=2,width=16 --plan {tmp_path}/plan.json {machine}", str(tmp_path), capsys)
+        assert jobs.environment(gpus.virtual(2)) != jobs.environment(gpus.machine(2, 1))
+    assert len(found["peak_bytes"]) == 3 and found["remarks"] == [] and found["checkpoints"][-1]["complete"]
+    assert np.allclose(found["losses"], on_cores["losses"], 1e-4)
+    assert again["losses"] == found["losses"]
+
+
+def test_virtual_devices_have_equal_parts_of_one() -> None:
+    with host_with_gpus():
+        whole, (part, other) = gpus.machine(1, 1).processors[0], offline.find_machine("virtual").processors
+        assert part == other and part.memory_bytes == whole.memory_bytes // 2
+        assert part.flops_rate("bfloat16") == whole.flops_rate("bfloat16") / 2
+    # and where there is none, of the one that is assumed
+    one, four = (offline.find_machine(f"virtual:procs={n}") for n in (1, 4))
+    assert four.processors[3].bytes_per_second == one.processors[0].bytes_per_second / 4 and not one.levels
+
+
+def test_what_cannot_be_divided_says_why(monkeypatch) -> None:
+    with pytest.raises(UserError, match="kind 'gpu', and steps run on this host's cpu"):
+        jobs.start("mlp", "virtual", None, "")
+    with host_with_gpus(), patch.object(gpus, "version", lambda name: "1.0"):
+        with pytest.raises(ValueError, match="132 multiprocessors: at most 16 parts of 8"):
+            jobs.start("mlp", "virtual:procs=17", None, "")
+        with patch("cuda.bindings.driver.cuGreenCtxCreate", lambda *a: (CUresult(914), None)):
+            with pytest.raises(ValueError, match="does not divide this GPU: CUDA_ERROR_INVALID_RESOURCE"):
+                jobs.start("mlp", "virtual:procs=2", None, "")
+        for name in ("cuda", "cuda.bindings", "cuda.bindings.driver"):
+            monkeypatch.setitem(sys.modules, name, None)
+        with pytest.raises(ValueError, match="need the library cuda-bindings"):
+            jobs.start("mlp", "virtual:procs=2", None, "")
+        monkeypatch.undo()
+
+
 def test_a_machine_of_gpus_needs_them_here(tmp_path) -> None:
     text = (
         "[[processor]]\nkind = 'gpu'\nflops_per_second = 1e13\nbytes_per_second = 1e12\nmemory_bytes = 1_000_000_000\n"
@@ -110,4 +152,6 @@ def test_doctor_tells_how_ranks_would_talk() -> None:
     assert not none.found
     with host_with_gpus():
         (some,) = (finding for finding in doctor.examine() if finding.name == "GPUs used")
+        (virtual,) = (finding for finding in doctor.examine() if finding.name == "virtual GPUs")
+    assert virtual.found and virtual.facts["most_parts"] == 16
     assert some.found and some.facts["num_gpus"] > 1 and "a GPU for each rank" in some.facts["talk"]

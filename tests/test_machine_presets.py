@@ -25,7 +25,7 @@ def below(figure, peak):
 
 
 def test_every_preset_of_gpus_has_published_peaks():
-    assert sorted([*PEAKS, "local"]) == presets()
+    assert sorted([*PEAKS, "local", "virtual"]) == presets()
 
 
 @pytest.mark.parametrize("name", PEAKS)

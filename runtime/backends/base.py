@@ -28,7 +28,7 @@ State = dict[Key, np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class Share:
     """What a processor does in a step: its program, the tasks in that order, their tags, its end of transfers."""
 
     memory: Backend
@@ -72,9 +72,9 @@ class Backend(ABC):
         return Worker(steps, [self.transfer(t, end, tag) if moves else self.compute(t) for t, tag, moves in parts])
 
     @classmethod
-    def workers(cls, parts: Sequence[Part]) -> list[Worker]:
+    def workers(cls, shares: Sequence[Share]) -> list[Worker]:
         """Whoever carries out the programs of a rank's processors: one for each."""
-        return [part.memory.worker(part.steps, part.tasks, part.tags, part.end) for part in parts]
+        return [s.memory.worker(s.steps, s.tasks, s.tags, s.end) for s in shares]
 
     def fill(self, array: np.ndarray, values: np.ndarray | float) -> None:
         """Gives a persistent array its numbers, between two steps."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
-from tests.stand_in import cupy
+from tests.stand_in import cupy, green
 
 # What imports CuPy, below which nothing may survive that saw another CuPy.
 ROOMS = ("castile.runtime.backends.cuda", "castile.runtime.comm.nccl", "castile.runtime.comm.staged")
@@ -21,8 +21,9 @@ ROOMS = ("castile.runtime.backends.cuda", "castile.runtime.comm.nccl", "castile.
 def installed(seed: int = 0) -> Iterator[ModuleType]:
     """The stand-in of CuPy in place of any other, on a device that has seen nothing; streams take turns by the seed."""
     cupy.cuda.renew(seed)
-    there = {name: sys.modules.get(name) for name in ("cupy", "cupy.cuda")}
-    sys.modules.update({"cupy": cupy, "cupy.cuda": cupy.cuda})
+    ours = {"cupy": cupy, "cupy.cuda": cupy.cuda, **green.modules()}
+    there = {name: sys.modules.get(name) for name in ours}
+    sys.modules.update(ours)
     _forget()
     try:
         yield cupy

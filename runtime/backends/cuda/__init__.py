@@ -14,8 +14,10 @@ import cupy
 import numpy as np
 
 from castile.runtime.backends import base, numpy
+from castile.runtime.backends.cuda import parts
 from castile.runtime.backends.cuda.issuer import Issuer
 from castile.runtime.backends.cuda.kernels import DeviceTable
+from castile.runtime.backends.cuda.parts import Place
 from castile.runtime.backends.cuda.polled import Polled
 from castile.runtime.backends.cuda.streams import Phase, Seat
 from castile.runtime.backends.cuda.supply import Supply
@@ -38,7 +40,8 @@ class Backend(numpy.Backend):
     feeds_ahead = True
 
     def __init__(self, graph: TaskGraph, packing: Packing, proc: int, state: base.State, poison: bool) -> None:
-        self.compute_stream, self.traffic = _streams(cupy.cuda.runtime.getDevice(), proc)
+        place = _place(cupy.cuda.runtime.getDevice(), proc)
+        self.compute_stream, self.traffic = place.compute, place.traffic
         with self.compute_stream:
             super().__init__(graph, packing, proc, state, poison)
         self._table = self._kernels = DeviceTable(self.compute_stream)
@@ -57,12 +60,12 @@ class Backend(numpy.Backend):
             return super().compute(task)
 
     def worker(self, steps: Program, tasks: Sequence[Task], tags: Sequence[int], end: End) -> Worker:
-        parts = list(zip(tasks, tags, steps.asynchronous, strict=True))
-        streamed = {task.index: self._streamed(task, end, tag) for task, tag, moves in parts if moves}
+        rows = list(zip(tasks, tags, steps.asynchronous, strict=True))
+        streamed = {task.index: self._streamed(task, end, tag) for task, tag, moves in rows if moves}
         seat = self._seat(steps, tasks)
         if None in streamed.values():
             staged = StagedEnd(end, self.compute_stream, self.traffic)
-            moving = {task.index: self.transfer(task, staged, tag) for task, tag, moves in parts if moves}
+            moving = {task.index: self.transfer(task, staged, tag) for task, tag, moves in rows if moves}
             actions = {**seat.kernels, **moving}
             ordered = [actions[task] for task in steps.tasks]
             deliver = partial(self._supply.deliver, self.compute_stream)
@@ -72,15 +75,15 @@ class Backend(numpy.Backend):
         return Issuer([seat], transfers, [self._supply], check, self._kernels.on_host)
 
     @classmethod
-    def workers(cls, parts: Sequence[base.Part]) -> list[Worker]:
+    def workers(cls, shares: Sequence[base.Share]) -> list[Worker]:
         """One for each processor, or one for all where nothing leaves the process: then they meet on their streams."""
-        memories = {part.memory.proc: cast(Backend, part.memory) for part in parts}
-        comms = [task.comm for part in parts for task in part.tasks if task.comm is not None]
-        if len(parts) < 2 or any(not memories.keys() >= set(comm.group) for comm in comms):
-            return super().workers(parts)
-        seats = [memories[part.memory.proc]._seat(part.steps, part.tasks) for part in parts]
+        memories = {share.memory.proc: cast(Backend, share.memory) for share in shares}
+        comms = [task.comm for share in shares for task in share.tasks if task.comm is not None]
+        if len(shares) < 2 or any(not memories.keys() >= set(comm.group) for comm in comms):
+            return super().workers(shares)
+        seats = [memories[share.memory.proc]._seat(share.steps, share.tasks) for share in shares]
         transfers = {
-            task.index: _shared(task, memories) for part in parts for task in part.tasks if task.comm is not None
+            task.index: _shared(task, memories) for share in shares for task in share.tasks if task.comm is not None
         }
         found = list(memories.values())
         on_host = set().union(*(table.on_host for memory in found for table in (memory._kernels, memory._sums)))
@@ -161,9 +164,9 @@ class Backend(numpy.Backend):
 
 
 @cache
-def _streams(device: int, proc: int) -> tuple[Any, Any]:
+def _place(device: int, proc: int) -> Place:
     """The streams of a processor, which all its graphs share, and with them the working memory of kernels."""
-    return cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
+    return parts.place(proc)
 
 
 def _set(memory: Any, value: int, stream: Any) -> Callable[[], object]:

@@ -1,0 +1,112 @@
+"""Parts: a GPU as several, each with multiprocessors of its own, by green contexts of the driver.
+
+Memory and its bandwidth stay common to all parts. It does not know what runs on them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import cupy
+
+# A context's multiprocessors are a multiple of this: what every architecture from Hopper on asks for.
+GRAIN = 8
+PACKAGE = "cuda-bindings"
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Where a processor's work runs: a stream of kernels and one of transfers; `kept` holds what they need."""
+
+    compute: Any
+    traffic: Any
+    kept: Any = None
+
+
+_PLACES: dict[int, tuple[Place, ...]] = {}
+
+
+def split(num_parts: int) -> float:
+    """Divides the current device among processors from here on; the share of its multiprocessors that each has.
+
+    Raises ValueError where the driver cannot, or its library is missing.
+    """
+    total, groups = _groups(num_parts)
+    device = cupy.cuda.runtime.getDevice()
+    if len(_PLACES.get(device, ())) != num_parts:
+        _PLACES[device] = tuple(_place(device, group) for group in groups)
+    return int(groups[0].sm.smCount) / total
+
+
+def most() -> int:
+    """Into how many parts the current device can be divided. Raises ValueError as `split` does."""
+    total, groups = _groups(1)
+    assert len(groups) == 1
+    return total // GRAIN
+
+
+def place(proc: int) -> Place:
+    """New streams on the current device, or those of a processor's part where it is divided."""
+    found = _PLACES.get(cupy.cuda.runtime.getDevice())
+    if found:
+        return found[proc % len(found)]
+    return Place(*(cupy.cuda.Stream(non_blocking=True) for _ in range(2)))
+
+
+class _Outside:
+    """A stream that CuPy did not make."""
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._address
+
+
+def _groups(num_parts: int) -> tuple[int, list[Any]]:
+    """The device's multiprocessors, and as many equal groups of them."""
+    driver = _driver()
+    # Makes the device's own context, which the parts share memory and modules with.
+    cupy.cuda.runtime.memGetInfo()
+    device = _done(driver.cuDeviceGet(cupy.cuda.runtime.getDevice()))
+    kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+    whole = _done(driver.cuDeviceGetDevResource(device, kind))
+    total = int(whole.sm.smCount)
+    size = total // num_parts // GRAIN * GRAIN
+    if not size:
+        raise ValueError(f"this GPU has {total} multiprocessors: at most {total // GRAIN} parts of {GRAIN}")
+    groups, count, _ = _done(driver.cuDevSmResourceSplitByCount(num_parts, whole, 0, size))
+    if count < num_parts:
+        raise ValueError(f"the driver makes {count} parts of {size} multiprocessors, not {num_parts}")
+    return total, list(groups[:num_parts])
+
+
+def _place(device: int, group: Any) -> Place:
+    driver = _driver()
+    description = _done(driver.cuDevResourceGenerateDesc([group], 1))
+    flags = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
+    context = _done(driver.cuGreenCtxCreate(description, _done(driver.cuDeviceGet(device)), flags))
+    flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+    streams = [_done(driver.cuGreenCtxStreamCreate(context, flags, 0)) for _ in range(2)]
+    compute, traffic = (cupy.cuda.Stream.from_external(_Outside(int(stream))) for stream in streams)
+    return Place(compute, traffic, (description, context, streams))
+
+
+def _driver() -> Any:
+    try:
+        driver = import_module("cuda.bindings.driver")
+    except ImportError as error:
+        raise ValueError(f"parts of a GPU need the library {PACKAGE}: pip install {PACKAGE}") from error
+    if not hasattr(driver, "cuGreenCtxStreamCreate"):
+        raise ValueError(f"parts of a GPU need a newer {PACKAGE}: pip install -U {PACKAGE}")
+    return driver
+
+
+def _done(answer: tuple[Any, ...]) -> Any:
+    """What a call of the driver gave besides its status. Raises ValueError with its word where it has failed."""
+    status, *found = answer
+    if int(status):
+        raise ValueError(f"the driver does not divide this GPU: {getattr(status, 'name', status)}")
+    return found[0] if len(found) == 1 else found
