@@ -17,7 +17,7 @@ from castile.planner.lower import Lowering
 from castile.planner.search import search
 from castile.planner.seeds import seeds
 from castile.planner.sketch.chains import Chain, Chains
-from castile.planner.sketch.sketch import Sketch, Walked
+from castile.planner.sketch.sketch import Sketch, Trail, Walked
 from castile.planner.spaces import Spaces
 from castile.planner.strategy import Config, encode
 from castile.runtime import machine as machines
@@ -67,13 +67,13 @@ def test_what_was_foreseen_changes_nothing(seed: int) -> None:
 def test_walks_that_ask_what_others_change_are_not_foreseen(monkeypatch: pytest.MonkeyPatch) -> None:
     sketch, plans, capacity = fresh()
     names: list[str] = []
-    walk = Sketch.walk
+    trail = Sketch.trail
 
-    def noted(self: Sketch, *given: Any) -> Walked:
+    def noted(self: Sketch, *given: Any) -> Trail:
         names.append(threading.current_thread().name)
-        return walk(self, *given)
+        return trail(self, *given)
 
-    monkeypatch.setattr(Sketch, "walk", noted)
+    monkeypatch.setattr(Sketch, "trail", noted)
     for is_plain in (True, False):
         sketch._works.is_plain = is_plain
         chains = Chains(sketch, capacity, 0)

@@ -119,7 +119,7 @@ def test_what_a_walk_says_of_a_plan_is_what_it_takes_from_the_beginning(model: s
 def test_what_a_long_walk_keeps_is_what_its_last_plan_gives(model: str, heat: float) -> None:
     sketch, start = sketched(model)
     plan, draws = sketch.number(start), np.random.default_rng(0).random((4000, NUM_DRAWS))
-    sketch._walked(plan, draws, np.full(len(draws), heat), capacity(sketch), 100.0)
+    sketch.trail(plan, draws, np.full(len(draws), heat), capacity(sketch))
     kept, weighed = kept_by(sketch), [sketch.room.work.copy(), sketch.room.held.copy()]
     sketch.seconds(sketch.configs(plan))
     assert all(map(np.array_equal, kept, kept_by(sketch)))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from castile.planner.sketch.sketch import NUM_DRAWS, Sketch, Walked
+from castile.planner.sketch.sketch import NUM_DRAWS, Sketch, Trail, Walked
 from castile.planner.strategy import Config
 
 # Of a plan's own time: at first, a plan that takes so much longer is kept with probability 1/e.
@@ -29,11 +29,11 @@ class Chain(NamedTuple):
 
 
 class _Foreseen(NamedTuple):
-    """A chain that is being walked; state: of the numbers before it."""
+    """A chain that is being walked; state: of the draws before its own."""
 
     chain: Chain
     state: Mapping[str, Any]
-    walked: Future[Walked]
+    trail: Future[Trail]
 
 
 class Chains:
@@ -45,6 +45,8 @@ class Chains:
     def __init__(self, sketch: Sketch, capacity: np.ndarray, seed: int) -> None:
         self._sketch, self._capacity, self._rng = sketch, capacity, np.random.default_rng(seed)
         self._foreseen: deque[_Foreseen] = deque()
+        # The numbers of plans by identity, each with what keeps its identity its own.
+        self._numbers: dict[int, tuple[dict[str, Config], np.ndarray]] = {}
         self._aside: ThreadPoolExecutor | None = None
 
     def foresee(self, chains: Sequence[Chain]) -> None:
@@ -56,15 +58,18 @@ class Chains:
             return
         self._aside = ThreadPoolExecutor(1, "castile chains")
         for chain in chains:
-            state, draws = self._rng.bit_generator.state, self._draws(chain)
-            self._foreseen.append(_Foreseen(chain, state, self._aside.submit(self._walked, chain, draws)))
+            state, plan = self._rng.bit_generator.state, self._number(chain.configs)
+            trail = self._aside.submit(self._trail, chain, plan, self._draws(chain))
+            self._foreseen.append(_Foreseen(chain, state, trail))
 
     def walk(self, chain: Chain) -> Walked:
         """What the next chain finds."""
         if self._foreseen and self._foreseen[0].chain == chain:
-            return self._foreseen.popleft().walked.result()
-        self.stop()
-        return self._walked(chain, self._draws(chain))
+            trail = self._foreseen.popleft().trail.result()
+        else:
+            self.stop()
+            trail = self._trail(chain, self._number(chain.configs), self._draws(chain))
+        return self._sketch.told(trail)
 
     def stop(self) -> None:
         """Forget the chains that were not asked for, as if they had not been begun."""
@@ -78,7 +83,13 @@ class Chains:
     def _draws(self, chain: Chain) -> np.ndarray:
         return self._rng.random((chain.num_proposals, NUM_DRAWS))
 
-    def _walked(self, chain: Chain, draws: np.ndarray) -> Walked:
+    def _number(self, configs: dict[str, Config]) -> np.ndarray:
+        if id(configs) not in self._numbers:
+            self._numbers[id(configs)] = configs, self._sketch.number(configs)
+        return self._numbers[id(configs)][1].copy()
+
+    def _trail(self, chain: Chain, plan: np.ndarray, draws: np.ndarray) -> Trail:
+        """What one does beside others: next to nothing but walk, as the interpreter's lock is theirs."""
         self._sketch.update(chain.in_pieces)
         heats = TEMPERATURE * np.linspace(1, 0, chain.num_proposals)
-        return self._sketch.walk(chain.configs, draws, heats, self._capacity)
+        return self._sketch.trail(plan, draws, heats, self._capacity)

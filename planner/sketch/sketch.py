@@ -54,6 +54,14 @@ class Walked(NamedTuple):
     history: list[tuple[int, float]]
 
 
+class Trail(NamedTuple):
+    """What a walk found, in numbers: its least energy, and `best` and `seen` of `loops.walk`."""
+
+    least: float
+    best: np.ndarray
+    seen: np.ndarray
+
+
 class Sketch:
     """One graph on one machine; what plans take is found as they are asked for, and kept.
 
@@ -140,7 +148,7 @@ class Sketch:
     def seconds(self, configs: Mapping[str, Config]) -> float:
         """What a plan's step takes. Raises ValueError where a Config is none of the sketch."""
         nothing = np.zeros((0, NUM_DRAWS))
-        return self._walked(self.number(configs), nothing, nothing[:, 0], np.full(len(self.type_of), np.inf), 0.0)[0]
+        return self.trail(self.number(configs), nothing, nothing[:, 0], np.full(len(self.type_of), np.inf), 0.0).least
 
     def walk(
         self,
@@ -157,16 +165,19 @@ class Sketch:
                                 whose mean is 1
         capacity[P]             bytes of each processor
         """
-        least, best, seen = self._walked(self.number(start), draws, heats, capacity, penalty)
-        count = int(seen[0, 0])
-        order = [(n - 1) % NUM_KEPT for n in range(count, max(0, count - NUM_KEPT), -1)]
-        history = [(int(seen[k + 1, 0]), float(seen[k + 1, 1])) for k in reversed(order)]
-        return Walked([self.configs(best[k]) for k in order], least, history)
+        return self.told(self.trail(self.number(start), draws, heats, capacity, penalty))
 
-    def _walked(
-        self, plan: np.ndarray, draws: np.ndarray, heats: np.ndarray, capacity: np.ndarray, penalty: float
-    ) -> tuple[float, np.ndarray, np.ndarray]:
-        """The least energy of a walk, `best` and `seen`; plan: its first one, which it changes."""
+    def told(self, trail: Trail) -> Walked:
+        """What a walk found, in Configs."""
+        count = int(trail.seen[0, 0])
+        order = [(n - 1) % NUM_KEPT for n in range(count, max(0, count - NUM_KEPT), -1)]
+        history = [(int(trail.seen[k + 1, 0]), float(trail.seen[k + 1, 1])) for k in reversed(order)]
+        return Walked([self.configs(trail.best[k]) for k in order], trail.least, history)
+
+    def trail(
+        self, plan: np.ndarray, draws: np.ndarray, heats: np.ndarray, capacity: np.ndarray, penalty: float = 100.0
+    ) -> Trail:
+        """A walk in numbers; plan: those of the Configs that it begins with, which it changes."""
         for number in np.unique(self.program.known + self.spaces.split[plan]).tolist():
             if not self.prices.known[number]:
                 self._fill(number)
@@ -186,7 +197,7 @@ class Sketch:
                 self._fill(int(seen[0, 1]))
             elif why == loops.FULL:
                 self._widen()
-        return float(least), best, seen
+        return Trail(float(least), best, seen)
 
     def _fill(self, number: int) -> None:
         """Price one split of a kind; all of them, where that is done at once."""
