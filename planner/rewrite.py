@@ -21,10 +21,15 @@ def available() -> tuple[str, ...]:
     return tuple(sorted(m.name for m in iter_modules(package.__path__)))
 
 
-def apply(name: str, graph: Graph) -> Graph:
-    """The graph that rewrite `name` makes of a graph, which stays as it is. Raises ValueError for an unknown name."""
+def check(name: str) -> None:
+    """Raises ValueError for a rewrite that is not there."""
     if name not in available():
         hint = suggestion(name, list(available()))
         raise ValueError(f"no rewrite {name!r}{hint}; there are {', '.join(available())}")
+
+
+def apply(name: str, graph: Graph) -> Graph:
+    """The graph that rewrite `name` makes of a graph, which stays as it is. Raises ValueError for an unknown name."""
+    check(name)
     rewritten: Graph = import_module(f"castile.planner.rewrites.{name}").rewrite(graph)
     return rewritten

@@ -303,3 +303,14 @@ def test_what_others_read_stays() -> None:
 def test_an_unknown_rewrite_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no rewrite 'fuze', did you mean 'fuse'.*there are"):
         rewrite.apply("fuze", Graph("empty"))
+
+
+def test_every_model_takes_a_rewrite_as_a_setting() -> None:
+    plain, fused = models.parse("resnet:size=8,width=2"), models.parse("resnet:size=8,rewrite=fuse,width=2")
+    assert fused.settings == plain.settings and fused.recipe == plain.recipe
+    for training_ in (True, False):
+        made = fused.graph(4, training=training_)
+        assert made.fingerprint == rewrite.apply("fuse", plain.graph(4, training=training_)).fingerprint
+        assert made.fingerprint != plain.graph(4, training=training_).fingerprint
+    with pytest.raises(ValueError, match="no rewrite 'fuze'"):
+        models.parse("mlp:rewrite=fuze")

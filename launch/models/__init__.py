@@ -2,8 +2,9 @@
 
 A model is a module with `build(batch=None, dtype="float32", **settings) -> Graph`, whose keyword parameters with type
 hints are its settings, and `RECIPE`, how it is trained unless the user says otherwise. A parameter `training` is no
-setting: where it is False the graph is for evaluation, without dropout and with running statistics. It does not know
-how a model is planned or run.
+setting: where it is False the graph is for evaluation, without dropout and with running statistics. Every model takes
+the setting `rewrite`, a rewrite of planner/rewrites that its graphs go through. It does not know how a model is planned
+or run.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from castile.launch import settings
+from castile.planner import rewrite as rewrites
 from castile.planner.graph import Graph
 from castile.runtime.strict import suggestion
 
@@ -52,12 +54,13 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Model:
-    """A model that the user named, with settings; `graph` builds it."""
+    """A model that the user named, with settings; `graph` builds it, and rewrites it where a rewrite is named."""
 
     name: str
     build: Callable[..., Graph]
     recipe: Recipe
     settings: Mapping[str, Any] = field(default_factory=dict)
+    rewrite: str = ""
 
     def takes(self, setting: str) -> bool:
         """Whether the model's function has a parameter of that name."""
@@ -74,7 +77,7 @@ class Model:
         graph = self.build(batch=batch, dtype=dtype, **mode, **self.settings)
         if not isinstance(graph, Graph):
             raise ValueError(f"model {self.name}: build() gave a {type(graph).__name__}; it should give a Graph")
-        return graph
+        return rewrites.apply(self.rewrite, graph) if self.rewrite else graph
 
 
 def available() -> tuple[str, ...]:
@@ -83,14 +86,17 @@ def available() -> tuple[str, ...]:
 
 
 def parse(text: str) -> Model:
-    """The model of NAME:key=value,... or FILE.py:key=value,...
+    """The model of NAME:key=value,... or FILE.py:key=value,...; of every model rewrite=NAME is a setting.
 
     Raises ValueError in one sentence for an unknown name or setting, and for a file that is no model.
     """
     name, given = settings.split(text)
+    rewrite = given.pop("rewrite", "")
+    if rewrite:
+        rewrites.check(rewrite)
     module = _from_file(Path(name)) if name.endswith(".py") else _by_name(name)
     values = settings.typed(module.build, given, f"model {name}", reserved=("batch", "dtype", "training"))
-    return Model(name, module.build, getattr(module, "RECIPE", Recipe("digits", 32, 0.1)), values)
+    return Model(name, module.build, getattr(module, "RECIPE", Recipe("digits", 32, 0.1)), values, rewrite)
 
 
 def _by_name(name: str) -> ModuleType:
