@@ -1,11 +1,12 @@
 """Measuring plans: several plans take turns in running real steps, so that a disturbance of the host strikes them all.
 
-It does not know how the plans were found.
+On a GPU, which has no other work and little memory, one comes after the other. It does not know how plans were found.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -42,12 +43,12 @@ def sample_feed(job: Job, seed: int = 0) -> Feed:
 
 @dataclass
 class Trial:
-    """A plan that is being measured; `steps` are whole timelines, on rank 0 only."""
+    """A plan to be measured, with parameters of this seed; `steps` are whole timelines, on rank 0 only."""
 
     name: str
     plan: Strategy
     prepared: Prepared
-    execution: Execution
+    seed: int
     steps: list[Timeline] = field(default_factory=list)
 
     @property
@@ -63,9 +64,8 @@ class Trial:
 
 
 def trial(job: Job, name: str, plan: Strategy, seed: int) -> Trial:
-    """Make a plan ready to be measured."""
-    prepared = job.prepare(plan)
-    return Trial(name, plan, prepared, job.execute(prepared, seed))
+    """A plan to be measured. Raises ValueError where it does not fit into memory."""
+    return Trial(name, plan, job.prepare(plan), seed)
 
 
 def measure(
@@ -75,16 +75,28 @@ def measure(
     rate: float,
     rounds: int,
 ) -> None:
-    """Time a step of every trial in each of `rounds` rounds, after a warm-up; rank 0 keeps the timelines."""
+    """Time a step of every trial in each of `rounds` rounds, after a warm-up; rank 0 keeps the timelines.
+
+    Their memory is given back. Raises ValueError where there is too little.
+    """
+    for those in [trials] if job.backend == "numpy" else [[t] for t in trials]:
+        _take_turns(job, those, feed, rate, rounds)
+        # What refers to itself would keep its memory for a while.
+        gc.collect()
+
+
+def _take_turns(job: Job, trials: Sequence[Trial], feed: Feed, rate: float, rounds: int) -> None:
+    executions: list[Execution] = []
     for t in trials:
-        t.execution.feed(feed, rate)
+        executions.append(job.execute(t.prepared, t.seed))
+        executions[-1].feed(feed, rate)
         for _ in range(WARM_UP):
-            t.execution.runner.run()
+            executions[-1].runner.run()
     for _ in range(rounds):
-        for t in trials:
+        for t, execution in zip(trials, executions, strict=True):
             # after other plans' steps the caches hold other plans' data
-            t.execution.runner.run()
+            execution.runner.run()
             job.comm.barrier()
-            timeline = job.gather(t.execution.step())
+            timeline = job.gather(execution.step())
             if timeline is not None:
                 t.steps.append(timeline)

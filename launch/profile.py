@@ -42,6 +42,8 @@ class Profile:
     """Measure every form of transfer too, over growing groups of ranks and from few bytes to many."""
     batch: options.Count = None
     """Samples a step; the model's own by default."""
+    dtype: options.Dtype = "float32"
+    """What is computed with: float32, float64, bfloat16 or float16."""
     profile: options.File = ""
     """The profile database to add to; by default ~/.local/share/castile/profile.db."""
     again: bool = False
@@ -73,11 +75,12 @@ def run(command: Profile) -> int:
     """Measure, keep, tell. Raises ValueError or UserError in one sentence for a user's mistake."""
     begun = time.perf_counter()
     checks.counts(batch=command.batch)
+    checks.dtype(command.dtype)
     checks.writable(picture=command.picture)
     if command.all and command.plan:
         raise UserError("--all measures more than --plan: give one of them")
     path = command.profile or jobs.default_profile()
-    job = jobs.start(command.model, command.machine, command.batch, path)
+    job = jobs.start(command.model, command.machine, command.batch, path, dtype=command.dtype)
     works = _works(job, command)
     num_tuned = tuning.tune(job, (work.tasks() for work in works), command.again)
     known = set() if command.again else {row.key for row in job.snapshot.rows}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
@@ -12,7 +13,11 @@ import numpy as np
 import pytest
 
 from castile.launch import doctor, gpus, jobs, offline, train
+from castile.launch.execution import Execution, Prepared
+from castile.launch.jobs import Job
+from castile.launch.measure import measure, sample_feed, trial
 from castile.launch.ranks import UserError
+from castile.planner.seeds import seeds
 from castile.runtime.comm.local import LocalWorld
 from tests.late import device
 from tests.stand_in.green import CUresult
@@ -103,11 +108,34 @@ def test_one_gpu_trains_as_several_processors(tmp_path, capsys, monkeypatch) -> 
     with host_with_gpus(), patch.object(gpus, "version", lambda name: "1.0"):
         machine = "--machine virtual:procs=3"
         found = trained(f"{words} {machine} --checkpoint {tmp_path}/saved", str(tmp_path), capsys)
-        again = trained(f"mlp:layers=2,width=16 --plan {tmp_path}/plan.json {machine}", str(tmp_path), capsys)
+        with patch.object(Execution, "step", autospec=True, side_effect=Execution.step) as whole:
+            again = trained(f"mlp:layers=2,width=16 --plan {tmp_path}/plan.json {machine}", str(tmp_path), capsys)
         assert jobs.environment(gpus.virtual(2)) != jobs.environment(gpus.machine(2, 1))
     assert len(found["peak_bytes"]) == 3 and found["remarks"] == [] and found["checkpoints"][-1]["complete"]
     assert np.allclose(found["losses"], on_cores["losses"], 1e-4)
     assert again["losses"] == found["losses"]
+    # most of a short run's steps are one graph too
+    assert 1 <= whole.call_count <= 30 / 4
+
+
+def test_plans_are_measured_one_at_a_time_there() -> None:
+    """The memory of one has been given back before the next is there."""
+    with host_with_gpus(), patch.object(gpus, "version", lambda name: "1.0"):
+        job = jobs.start("mlp:layers=1,width=8", "virtual:procs=2", None, "")
+        trials = [trial(job, name, plan, 0) for name, plan in seeds(job.lowering).items()]
+        living: list[weakref.ref[Execution]] = []
+        alive: list[int] = []
+
+        def execute(prepared: Prepared, seed: int) -> Execution:
+            alive.append(sum(one() is not None for one in living))
+            made = Job.execute(job, prepared, seed)
+            living.append(weakref.ref(made))
+            return made
+
+        with patch.object(job, "execute", execute):
+            measure(job, trials, sample_feed(job), 0.0, 2)
+        assert len(trials) > 1 and alive == [0] * len(trials)
+        assert all(len(t.steps) == 2 for t in trials)
 
 
 def test_virtual_devices_have_equal_parts_of_one() -> None:

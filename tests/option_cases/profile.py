@@ -13,6 +13,11 @@ def shapes(ran: Ran) -> set[str]:
     return {key["shapes"] for key in ran.facts["keys"]}
 
 
+def dtypes(ran: Ran) -> set[str]:
+    """What the measured kernels compute with."""
+    return {key["dtype"] for key in ran.facts["keys"]}
+
+
 def transfers(ran: Ran) -> set[tuple[str, int]]:
     """The forms of transfer that are measured, with their bytes."""
     return {(key["op"], key["size_bytes"]) for key in ran.facts["keys"] if key["link"]}
@@ -23,6 +28,7 @@ CASES = {
     "machine": Case(f"{HERE} --json", f"{HERE} --json --machine one.toml", fact("machine"), becomes("one.toml")),
     "plan": Case(f"{HERE} --json", f"{HERE} --json --plan one.json", fact("plans"), becomes(["one.json"])),
     "batch": Case(f"{HERE} --json", f"{HERE} --json --batch 24", shapes),
+    "dtype": Case(f"{HERE} --json", f"{HERE} --json --dtype float64", dtypes, lambda one, other: "float64" in other),
     "profile": Case(f"profile {MLP} --json", f"{HERE} --json", lambda ran: "new.db" in ran.files, becomes(True)),
     "all": Case(f"{HERE} --json", f"{HERE} --json --all", shapes, lambda one, other: one < other, ranks=2),
     "links": Case(f"{HERE} --json", f"{HERE} --json --links", transfers, lambda one, other: one < other, ranks=2),
