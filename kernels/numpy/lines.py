@@ -83,11 +83,15 @@ def sums(loop: Loop) -> Callable[..., Any]:
 
 
 def _compiled(loop: Loop, template: str, **words: str) -> Callable[..., Any]:
-    body = _filled(loop, template, **words)
-    name = f"line_{hashlib.sha256((body + loop.dtype + _environment()).encode()).hexdigest()[:16]}"
+    return from_text(_filled(loop, template, **words), loop.dtype)
+
+
+def from_text(body: str, dtype: str) -> Callable[..., Any]:
+    """The loop of a text in which {name} stands for its name, and `real` makes a number of that dtype."""
+    name = f"line_{hashlib.sha256((body + dtype + _environment()).encode()).hexdigest()[:16]}"
     # Under this file's name, because Numba keeps compiled loops beside the file that they come from.
     code = compile(body.replace("{name}", name), __file__, "exec")
-    names = {"real": np.dtype(loop.dtype).type, "__name__": __name__}
+    names = {"np": np, "real": np.dtype(dtype).type, "__name__": __name__}
     for module in (jit, functions, lanes, walk):
         names |= {key: value for key, value in vars(module).items() if not key.startswith("_")}
     exec(code, names)
@@ -112,7 +116,7 @@ def _filled(loop: Loop, template: str, **words: str) -> str:
         indent = line[: len(line) - len(line.lstrip())]
         lines += [indent + part for part in parts[key]] if key in parts else [line]
     arguments = "".join(f", {x}" for x in (*(f"a_{x}" for x in many + single), *loop.constants))
-    return "\n".join(lines).format(name="{name}", arguments=arguments, value=_typed(value), **words)
+    return "\n".join(lines).format(name="{name}", arguments=arguments, value=typed(value), **words)
 
 
 class _Typed(ast.NodeTransformer):
@@ -122,7 +126,8 @@ class _Typed(ast.NodeTransformer):
         return ast.Call(ast.Name("real"), [node], [])
 
 
-def _typed(value: ast.expr) -> str:
+def typed(value: ast.expr) -> str:
+    """The text of a value, its numbers in the dtype of the loop."""
     # Parsed anew, as a transformer changes the tree that it is given.
     return ast.unparse(_Typed().visit(ast.parse(ast.unparse(value), mode="eval")))
 
