@@ -13,6 +13,7 @@ from castile.kernels.table import Table, definitions
 from tests.kernel_cases import Draw, cases
 from tests.test_kernels import several, unwritten
 from tests.triton_cases import NAMES, cast, error, plain
+from tests.triton_cases_long import LONG
 
 pytestmark = pytest.mark.gpu
 
@@ -25,7 +26,7 @@ def test_form_equals_definition_on_a_gpu(name: str, dtype: str) -> None:
     def moved(x: Any) -> Any:
         return cupy.asarray(x) if isinstance(x, np.ndarray) else x
 
-    for case in cases(name, "float32"):
+    for case in [*cases(name, "float32"), *LONG.get(name, [])]:
         low = cast(name, case, dtype)
         args, params = cast(name, low, "float64")
         with np.errstate(all="ignore"):

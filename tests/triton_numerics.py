@@ -15,85 +15,9 @@ from castile.planner import vocabulary
 from tests.kernel_cases import Case, Draw, cases
 from tests.test_kernels import check, dense, several, stepped, unwritten
 from tests.triton_cases import NAMES, cast, error, plain, plan, results
+from tests.triton_cases_long import LONG
 
 assert triton.knobs.runtime.interpret, "these checks need TRITON_INTERPRET=1"
-
-DRAW = Draw("float32")
-
-
-def _alike(num: int, rows: int) -> np.ndarray:
-    """Integers of which many are equal."""
-    ids = DRAW.ids(rows, num)
-    ids[DRAW.random.random(num) < 0.3] = 7
-    return ids
-
-
-def _entropy_slopes(logits: np.ndarray, labels: np.ndarray) -> Case:
-    lse = definitions()["cross_entropy"](logits, labels, scale=0.3)[1]
-    return (DRAW(), logits, labels, lse), {"scale": 0.3}
-
-
-def _attention(heads: int, width: int, num: int, keys: int, slopes: bool) -> Case:
-    """The last of a sequence's queries on all of its keys, of one head that they share."""
-    q, kk, v = DRAW(1, num, heads * width), DRAW(1, keys, width), DRAW(1, keys, width)
-    params = {"heads": heads, "causal": True, "offset": keys - num, "scale": width**-0.5}
-    y, lse = definitions()["attention"](q, kk, v, **params)
-    return ((DRAW(*q.shape), q, kk, v, y, lse) if slopes else (q, kk, v)), params
-
-
-def _group_slopes(*gain: np.ndarray) -> Case:
-    x = DRAW(2, 4, 50, 60)
-    return (DRAW(*x.shape), x, *gain, DRAW(2, 2), _many(2, 2)), {}
-
-
-def _many(*shape: int) -> np.ndarray:
-    """Numbers that are not below 0."""
-    return np.asarray(np.abs(DRAW(*shape)))
-
-
-_ADAFACTOR = {"beta2_decay": -0.8, "eps1": 1e-7, "eps2": 1e-3, "clip": 1.0, "decay": 0.1}
-
-# What the common cases lack: a fold in parts, rows longer than a program holds, of which some begin between boundaries
-# of 16 bytes, a product summed in parts, integers that need several programs to be sorted, planes walked in runs,
-# heads as wide as those of networks.
-LONG: dict[str, list[Case]] = {
-    "sum_over": [((DRAW(9000, 3),), {"dims": (0,)}), ((DRAW(40000),), {"dims": (0,)})],
-    "max_over": [((DRAW(9000, 3),), {"dims": (0,)})],
-    "softmax": [((DRAW(2, 16500),), {}), ((DRAW(5, 37),), {})],
-    "softmax_grad": [((DRAW(3, 16501), DRAW(3, 16501)), {})],
-    "log_softmax": [((DRAW(3, 16501),), {}), ((DRAW(9, 16),), {})],
-    "log_softmax_grad": [((DRAW(3, 16501), DRAW(3, 16501)), {})],
-    "cross_entropy": [((DRAW(3, 16501), DRAW.ids(16501, 3)), {"scale": 0.3})],
-    "cross_entropy_grad": [
-        _entropy_slopes(DRAW(3, 16501), DRAW.ids(16501, 3)),
-        _entropy_slopes(DRAW(9, 19), DRAW.ids(19, 9)),
-    ],
-    "block_entropy": [((DRAW(2, 16501), DRAW.ids(16501, 2)), {"blocks": 1, "first": 0, "classes": 16501})],
-    "contract": [(("ki,kj->ij", DRAW(2100, 17), DRAW(2100, 20)), {})],
-    "embedding_grad": [((DRAW(700, 5), _alike(700, 300)), {"rows": 300})],
-    "moments": [((DRAW(9000, 3),), {"scale": 1e-3}), ((DRAW(2, 3, 90, 100),), {"scale": 1e-3})],
-    "norm_grad": [
-        ((DRAW(2100, 3), DRAW(2100, 3), DRAW(3, 3)), {}),
-        ((DRAW(2, 3, 90, 50), DRAW(2, 3, 90, 50), DRAW(3, 3)), {}),
-    ],
-    "attention": [_attention(2, 64, 70, 140, False), _attention(1, 128, 40, 72, False)],
-    "attention_grad": [_attention(2, 64, 70, 140, True), _attention(1, 128, 40, 72, True)],
-    "queue": [((DRAW.ids(3, 1, 1500, 2, dtype="int32"),), {"num_experts": 3, "capacity": 700})],
-    "expert_share": [
-        ((DRAW.ids(3, 2, 1500, 2, dtype="int32"),), {"num_experts": 3, "first_expert": 0, "dtype": "float32"})
-    ],
-    "top_k": [((DRAW(2, 16500),), {"count": 2})],
-    "layer_norm": [((DRAW(2, 16500), DRAW(16500), DRAW(16500)), {"eps": 1e-5})],
-    "layer_norm_grad_input": [((DRAW(2, 16500), DRAW(2, 16500), DRAW(16500), DRAW(2), DRAW(2)), {})],
-    "layer_norm_grad_params": [((DRAW(2500, 20), DRAW(2500, 20), DRAW(2500), DRAW(2500)), {})],
-    "rms_norm": [((DRAW(2, 16500), DRAW(16500)), {"eps": 1e-5})],
-    "rms_norm_grad_input": [((DRAW(2, 16500), DRAW(2, 16500), DRAW(16500), DRAW(2)), {})],
-    "square_sum": [((DRAW(300, 200),), {})],
-    "adafactor": [((DRAW(300, 129), DRAW(300, 129), _many(300), _many(129), _many(), _many()), _ADAFACTOR)],
-    "group_norm_grad_input": [_group_slopes(DRAW(4))],
-    "group_norm_grad_params": [_group_slopes()],
-    "group_norm": [((30 + DRAW(2, 4, 50, 60), DRAW(4), DRAW(4)), {"groups": 2, "eps": 1e-5})],
-}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -110,7 +34,7 @@ def test_form_equals_definition(name: str, place: Any) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", NAMES)
 def test_low_precision_loses_no_more_than_it_must(name: str, dtype: str) -> None:
-    for case in cases(name, "float32")[::3]:
+    for case in [*cases(name, "float32")[::3], *LONG.get(name, [])[:1]]:
         low = cast(name, case, dtype)
         exact = several(_define(name, cast(name, low, "float64")))
         rounded = plain(name, low, dtype)

@@ -1,0 +1,83 @@
+"""Cases that the common ones of a kernel lack: those that take another way through its Triton form."""
+
+import numpy as np
+
+from castile.kernels.table import definitions
+from tests.kernel_cases import Case, Draw
+
+_DRAW = Draw("float32")
+
+
+def _alike(num: int, rows: int) -> np.ndarray:
+    """Integers of which many are equal."""
+    ids = _DRAW.ids(rows, num)
+    ids[_DRAW.random.random(num) < 0.3] = 7
+    return ids
+
+
+def _entropy_slopes(logits: np.ndarray, labels: np.ndarray) -> Case:
+    lse = definitions()["cross_entropy"](logits, labels, scale=0.3)[1]
+    return (_DRAW(), logits, labels, lse), {"scale": 0.3}
+
+
+def _attention(heads: int, width: int, num: int, keys: int, slopes: bool) -> Case:
+    """The last of a sequence's queries on all of its keys, of one head that they share."""
+    q, kk, v = _DRAW(1, num, heads * width), _DRAW(1, keys, width), _DRAW(1, keys, width)
+    params = {"heads": heads, "causal": True, "offset": keys - num, "scale": width**-0.5}
+    y, lse = definitions()["attention"](q, kk, v, **params)
+    return ((_DRAW(*q.shape), q, kk, v, y, lse) if slopes else (q, kk, v)), params
+
+
+def _group_slopes(*gain: np.ndarray) -> Case:
+    x = _DRAW(2, 4, 50, 60)
+    return (_DRAW(*x.shape), x, *gain, _DRAW(2, 2), _many(2, 2)), {}
+
+
+def _many(*shape: int) -> np.ndarray:
+    """Numbers that are not below 0."""
+    return np.asarray(np.abs(_DRAW(*shape)))
+
+
+_ADAFACTOR = {"beta2_decay": -0.8, "eps1": 1e-7, "eps2": 1e-3, "clip": 1.0, "decay": 0.1}
+
+# What the common cases lack: a fold in parts, rows longer than a program holds, of which some begin between boundaries
+# of 16 bytes, a product summed in parts, integers that need several programs to be sorted, planes walked in runs,
+# heads as wide as those of networks.
+LONG: dict[str, list[Case]] = {
+    "sum_over": [((_DRAW(9000, 3),), {"dims": (0,)}), ((_DRAW(40000),), {"dims": (0,)})],
+    "max_over": [((_DRAW(9000, 3),), {"dims": (0,)})],
+    "softmax": [((_DRAW(2, 16500),), {}), ((_DRAW(5, 37),), {})],
+    "softmax_grad": [((_DRAW(3, 16501), _DRAW(3, 16501)), {})],
+    "log_softmax": [((_DRAW(3, 16501),), {}), ((_DRAW(9, 16),), {})],
+    "log_softmax_grad": [((_DRAW(3, 16501), _DRAW(3, 16501)), {})],
+    "cross_entropy": [((_DRAW(3, 16501), _DRAW.ids(16501, 3)), {"scale": 0.3})],
+    "cross_entropy_grad": [
+        _entropy_slopes(_DRAW(3, 16501), _DRAW.ids(16501, 3)),
+        _entropy_slopes(_DRAW(9, 19), _DRAW.ids(19, 9)),
+    ],
+    "block_entropy": [((_DRAW(2, 16501), _DRAW.ids(16501, 2)), {"blocks": 1, "first": 0, "classes": 16501})],
+    "contract": [(("ki,kj->ij", _DRAW(2100, 17), _DRAW(2100, 20)), {})],
+    "embedding_grad": [((_DRAW(700, 5), _alike(700, 300)), {"rows": 300})],
+    "moments": [((_DRAW(9000, 3),), {"scale": 1e-3}), ((_DRAW(2, 3, 90, 100),), {"scale": 1e-3})],
+    "norm_grad": [
+        ((_DRAW(2100, 3), _DRAW(2100, 3), _DRAW(3, 3)), {}),
+        ((_DRAW(2, 3, 90, 50), _DRAW(2, 3, 90, 50), _DRAW(3, 3)), {}),
+    ],
+    "attention": [_attention(2, 64, 70, 140, False), _attention(1, 128, 40, 72, False)],
+    "attention_grad": [_attention(2, 64, 70, 140, True), _attention(1, 128, 40, 72, True)],
+    "queue": [((_DRAW.ids(3, 1, 1500, 2, dtype="int32"),), {"num_experts": 3, "capacity": 700})],
+    "expert_share": [
+        ((_DRAW.ids(3, 2, 1500, 2, dtype="int32"),), {"num_experts": 3, "first_expert": 0, "dtype": "float32"})
+    ],
+    "top_k": [((_DRAW(2, 16500),), {"count": 2})],
+    "layer_norm": [((_DRAW(2, 16500), _DRAW(16500), _DRAW(16500)), {"eps": 1e-5})],
+    "layer_norm_grad_input": [((_DRAW(2, 16500), _DRAW(2, 16500), _DRAW(16500), _DRAW(2), _DRAW(2)), {})],
+    "layer_norm_grad_params": [((_DRAW(2500, 20), _DRAW(2500, 20), _DRAW(2500), _DRAW(2500)), {})],
+    "rms_norm": [((_DRAW(2, 16500), _DRAW(16500)), {"eps": 1e-5})],
+    "rms_norm_grad_input": [((_DRAW(2, 16500), _DRAW(2, 16500), _DRAW(16500), _DRAW(2)), {})],
+    "square_sum": [((_DRAW(300, 200),), {})],
+    "adafactor": [((_DRAW(300, 129), _DRAW(300, 129), _many(300), _many(129), _many(), _many()), _ADAFACTOR)],
+    "group_norm_grad_input": [_group_slopes(_DRAW(4))],
+    "group_norm_grad_params": [_group_slopes()],
+    "group_norm": [((30 + _DRAW(2, 4, 50, 60), _DRAW(4), _DRAW(4)), {"groups": 2, "eps": 1e-5})],
+}
