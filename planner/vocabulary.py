@@ -48,12 +48,14 @@ class Entry:
     """One kernel: its result specs, the bytes it works in, and whether it can add into its result by itself.
 
     casts   whether it writes results of another floating dtype as gladly, rounded or widened
+    many    whether one call takes the arrays of several, one call's after the other's, and gives all their results
     """
 
     results: Callable[..., Results]
     working: Callable[..., int]
     adds: bool
     casts: bool
+    many: bool
 
 
 _ENTRIES: dict[str, Entry] = {}
@@ -80,6 +82,11 @@ def workspace(
 def casts(name: str) -> bool:
     """Whether kernel `name` also writes its results in another floating dtype than `results` says."""
     return _entry(name).casts
+
+
+def takes_many(name: str) -> bool:
+    """Whether one call of kernel `name` does the work of several with the same literals."""
+    return _entry(name).many
 
 
 def wide(dtype: str) -> str:
@@ -128,13 +135,16 @@ def _entries() -> dict[str, Entry]:
 
 
 def kernel(
-    adds: bool = False, working: Callable[..., int] = lambda *args, **params: 0, casts: bool = False
+    adds: bool = False,
+    working: Callable[..., int] = lambda *args, **params: 0,
+    casts: bool = False,
+    many: bool = False,
 ) -> Callable[[Callable[..., Results]], Callable[..., Results]]:
     """Enters the decorated function, which gives the result specs, under its name."""
 
     def enter(function: Callable[..., Results]) -> Callable[..., Results]:
         assert function.__name__ not in _ENTRIES, f"two entries of {function.__name__}"
-        _ENTRIES[function.__name__] = Entry(function, working, adds, casts)
+        _ENTRIES[function.__name__] = Entry(function, working, adds, casts, many)
         return function
 
     return enter

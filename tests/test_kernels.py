@@ -171,9 +171,10 @@ def test_form_allocates_nothing(name: str, place: Any) -> None:
 def test_sgd_in_place() -> None:
     for args, params in cases("sgd", "float32"):
         expected = reference.sgd(*args, **params)
-        w, g, m, lr = (x.copy() for x in args)
-        Table("numpy").bind("sgd", (w, g, m, lr), (w, m), params)()
-        for got, want in zip((w, m), expected, strict=True):
+        given = tuple(x.copy() for x in args)
+        outs = tuple(x for n, x in enumerate(given) if n % 4 in (0, 2))
+        Table("numpy").bind("sgd", given, outs, params)()
+        for got, want in zip(outs, expected, strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 

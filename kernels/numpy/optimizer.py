@@ -22,34 +22,32 @@ _FOURTH = 20
 
 @prepares
 def sgd(
-    out: tuple[np.ndarray, np.ndarray],
+    out: tuple[np.ndarray, ...],
     w: np.ndarray,
     g: np.ndarray,
     m: np.ndarray,
     lr: np.ndarray,
-    *,
+    *more: np.ndarray,
     momentum: float,
     decay: float,
     nesterov: bool,
 ) -> Callable[[], Any] | None:
     """See the definition. In place: the loop vectorises only if it sees that it writes what it read."""
     real = w.dtype.type
-    step = elementwise(_sgd, [out[0], g, out[1]], lr.reshape(1), real(momentum), real(decay), nesterov)
-    if step is None:
-        return None
-    return chain([*_moves(out, (w, m)), step])
+    settings = (real(momentum), real(decay), nesterov)
+    return _each(_sgd, out, (w, g, m, lr, *more), 2, settings)
 
 
 @prepares
 def adam(
-    out: tuple[np.ndarray, np.ndarray, np.ndarray],
+    out: tuple[np.ndarray, ...],
     w: np.ndarray,
     g: np.ndarray,
     m: np.ndarray,
     v: np.ndarray,
     lr: np.ndarray,
     step: np.ndarray,
-    *,
+    *more: np.ndarray,
     beta1: float,
     beta2: float,
     eps: float,
@@ -57,26 +55,41 @@ def adam(
     decoupled: bool,
 ) -> Callable[[], Any] | None:
     """See the definition. In place."""
-    arrays = [out[0], g, out[1], out[2]]
-    work = elementwise(_adam, arrays, lr.reshape(1), step.reshape(1), beta1, beta2, eps, decay, decoupled)
-    return work and chain([*_moves(out, (w, m, v)), work])
+    return _each(_adam, out, (w, g, m, v, lr, step, *more), 3, (beta1, beta2, eps, decay, decoupled))
 
 
 @prepares
 def lion(
-    out: tuple[np.ndarray, np.ndarray],
+    out: tuple[np.ndarray, ...],
     w: np.ndarray,
     g: np.ndarray,
     m: np.ndarray,
     lr: np.ndarray,
-    *,
+    *more: np.ndarray,
     beta1: float,
     beta2: float,
     decay: float,
 ) -> Callable[[], Any] | None:
     """See the definition. In place."""
-    work = elementwise(_lion, [out[0], g, out[1]], lr.reshape(1), beta1, beta2, decay)
-    return work and chain([*_moves(out, (w, m)), work])
+    return _each(_lion, out, (w, g, m, lr, *more), 2, (beta1, beta2, decay))
+
+
+def _each(
+    loop: Any, out: tuple[np.ndarray, ...], arrays: tuple[np.ndarray, ...], num_results: int, settings: tuple[Any, ...]
+) -> Callable[[], Any] | None:
+    """One parameter after the other; each has so many results, a gradient after the first array, and scalars last."""
+    works: list[Callable[[], Any]] = []
+    length = len(arrays) * num_results // len(out)
+    for first in range(0, len(out), num_results):
+        made = out[first : first + num_results]
+        begin = first // num_results * length
+        w, g, *states = arrays[begin : begin + num_results + 1]
+        scalars = [one.reshape(1) for one in arrays[begin + num_results + 1 : begin + length]]
+        work = elementwise(loop, [made[0], g, *made[1:]], *scalars, *settings)
+        if work is None:
+            return None
+        works += [*_moves(made, (w, *states)), work]
+    return chain(works)
 
 
 def _moves(out: tuple[np.ndarray, ...], before: tuple[np.ndarray, ...]) -> list[Callable[[], Any]]:

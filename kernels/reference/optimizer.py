@@ -8,16 +8,20 @@ def sgd(
     g: np.ndarray,
     m: np.ndarray,
     lr: np.ndarray,
-    *,
+    *more: np.ndarray,
     momentum: float,
     decay: float,
     nesterov: bool,
-) -> tuple[np.ndarray, np.ndarray]:
-    """One step of stochastic gradient descent with momentum as PyTorch defines it; lr is [] -> new w, new m."""
+) -> tuple[np.ndarray, ...]:
+    """One step of stochastic gradient descent with momentum as PyTorch defines it; lr is [] -> new w, new m.
+
+    more: the same arrays of further parameters, whose results follow.
+    """
+    others = sgd(*more, momentum=momentum, decay=decay, nesterov=nesterov) if more else ()
     g = g + w.dtype.type(decay) * w
     m = w.dtype.type(momentum) * m + g
     step = g + w.dtype.type(momentum) * m if nesterov else m
-    return w - lr.astype(w.dtype) * step, m
+    return w - lr.astype(w.dtype) * step, m, *others
 
 
 def adam(
@@ -27,18 +31,20 @@ def adam(
     v: np.ndarray,
     lr: np.ndarray,
     step: np.ndarray,
-    *,
+    *more: np.ndarray,
     beta1: float,
     beta2: float,
     eps: float,
     decay: float,
     decoupled: bool,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, ...]:
     """One step of Adam (Kingma and Ba 2015) -> new w, new mean m and new mean square v of gradients.
 
     lr and step [], which counts from 1. The weight decay is added to the gradient, or with `decoupled` taken from w
-    beside it (Loshchilov and Hutter 2019).
+    beside it (Loshchilov and Hutter 2019). more: the same arrays of further parameters, whose results follow.
     """
+    settings = {"beta1": beta1, "beta2": beta2, "eps": eps, "decay": decay, "decoupled": decoupled}
+    others = adam(*more, **settings) if more else ()  # type: ignore[arg-type]
     real, count = w.dtype.type, float(step)
     if not decoupled:
         g = g + real(decay) * w
@@ -46,17 +52,28 @@ def adam(
     v = real(beta2) * v + real(1 - beta2) * g * g
     size = np.sqrt(v) / real(np.sqrt(1 - beta2**count)) + real(eps)
     kept = real(1 - float(lr) * decay) * w if decoupled else w
-    return kept - real(float(lr) / (1 - beta1**count)) * m / size, m, v
+    return kept - real(float(lr) / (1 - beta1**count)) * m / size, m, v, *others
 
 
 def lion(
-    w: np.ndarray, g: np.ndarray, m: np.ndarray, lr: np.ndarray, *, beta1: float, beta2: float, decay: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """One step of Lion (Chen et al. 2023) with decoupled weight decay; lr [] -> new w, new mean m of gradients."""
+    w: np.ndarray,
+    g: np.ndarray,
+    m: np.ndarray,
+    lr: np.ndarray,
+    *more: np.ndarray,
+    beta1: float,
+    beta2: float,
+    decay: float,
+) -> tuple[np.ndarray, ...]:
+    """One step of Lion (Chen et al. 2023) with decoupled weight decay; lr [] -> new w, new mean m of gradients.
+
+    more: the same arrays of further parameters, whose results follow.
+    """
+    others = lion(*more, beta1=beta1, beta2=beta2, decay=decay) if more else ()
     real = w.dtype.type
     direction = np.sign(real(beta1) * m + real(1 - beta1) * g)
     kept = real(1 - float(lr) * decay) * w
-    return kept - lr.astype(w.dtype) * direction, real(beta2) * m + real(1 - beta2) * g
+    return kept - lr.astype(w.dtype) * direction, real(beta2) * m + real(1 - beta2) * g, *others
 
 
 def adafactor(

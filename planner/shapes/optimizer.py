@@ -5,15 +5,15 @@ from math import prod
 from castile.planner.vocabulary import ALIGNMENT, Results, Spec, kernel, like
 
 
-@kernel()
-def sgd(w: Spec, g: Spec, m: Spec, lr: Spec, *, momentum: float, decay: float, nesterov: bool) -> Results:
-    """w, m."""
+@kernel(many=True)
+def sgd(w: Spec, g: Spec, m: Spec, lr: Spec, *more: Spec, momentum: float, decay: float, nesterov: bool) -> Results:
+    """w, m, and those of further parameters."""
     like("sgd", w=w, g=g, m=m)
     like("sgd", lr=lr, scalar=Spec((), w.dtype))
-    return w, m
+    return w, m, *(sgd(*more, momentum=momentum, decay=decay, nesterov=nesterov) if more else ())
 
 
-@kernel()
+@kernel(many=True)
 def adam(
     w: Spec,
     g: Spec,
@@ -21,25 +21,26 @@ def adam(
     v: Spec,
     lr: Spec,
     step: Spec,
-    *,
+    *more: Spec,
     beta1: float,
     beta2: float,
     eps: float,
     decay: float,
     decoupled: bool,
 ) -> Results:
-    """w, m, v."""
+    """w, m, v, and those of further parameters."""
     like("adam", w=w, g=g, m=m, v=v)
     like("adam", lr=lr, step=step, scalar=Spec((), w.dtype))
-    return w, m, v
+    settings = {"beta1": beta1, "beta2": beta2, "eps": eps, "decay": decay, "decoupled": decoupled}
+    return w, m, v, *(adam(*more, **settings) if more else ())
 
 
-@kernel()
-def lion(w: Spec, g: Spec, m: Spec, lr: Spec, *, beta1: float, beta2: float, decay: float) -> Results:
-    """w, m."""
+@kernel(many=True)
+def lion(w: Spec, g: Spec, m: Spec, lr: Spec, *more: Spec, beta1: float, beta2: float, decay: float) -> Results:
+    """w, m, and those of further parameters."""
     like("lion", w=w, g=g, m=m)
     like("lion", lr=lr, scalar=Spec((), w.dtype))
-    return w, m
+    return w, m, *(lion(*more, beta1=beta1, beta2=beta2, decay=decay) if more else ())
 
 
 def _adafactor_working(outs: Results, accumulate: bool, *args: Spec, **settings: float) -> int:
