@@ -12,8 +12,9 @@ from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 
-from castile.planner import beside, passes, samples
+from castile.planner import beside, buckets, passes, samples
 from castile.planner.compose import compose
+from castile.planner.cost import CostModel
 from castile.planner.graph import Graph, Node
 from castile.planner.instances import FlowInstance, FlowTemplate, StepInstance, flow_template
 from castile.planner.kinds import Kinds
@@ -128,10 +129,15 @@ class Lowering:
                 users.append((update.name, seen[0], first[seen[0]]))
         return users
 
-    def lower(self, strategy: Strategy) -> TaskGraph:
-        """The task graph of a plan. Raises ValueError in one sentence where the plan does not fit graph and machine."""
+    def lower(self, strategy: Strategy, cost: CostModel | None = None) -> TaskGraph:
+        """The task graph of a plan; with prices, small sums are put together where that makes the step shorter.
+
+        Raises ValueError in one sentence where the plan does not fit graph and machine.
+        """
         with uncollected():
-            return compose(*self.instances(strategy), self.machine.num_procs)
+            steps, flows = self.instances(strategy)
+            tasks = compose(steps, flows, self.machine.num_procs)
+            return tasks if cost is None else buckets.shortest(steps, flows, tasks, cost)
 
     def instances(self, strategy: Strategy) -> tuple[list[StepInstance], list[FlowInstance]]:
         """A plan's instances, steps by slot, and flows by number. Raises ValueError as `lower` does."""

@@ -1,0 +1,314 @@
+"""Buckets: small sums over the same processors become one sum, of arrays that lie end to end.
+
+A rewrite of a task graph. Nothing is packed: what is summed is made where it lies beside the others. Each element is
+the sum of the same numbers in the same order as before. It does not know operators, nor what the numbers mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from castile.planner.compose import _Lazy, _rows
+from castile.planner.contraction import Contraction
+from castile.planner.cost import CostModel
+from castile.planner.instances import FlowInstance, StepInstance
+from castile.planner.simulate import simulate
+from castile.planner.together import alike, repeatable, together
+from castile.planner.vocabulary import round_up
+from castile.runtime.region import Box, contiguous, whole
+from castile.runtime.task import NUM_LANES, Buffer, Comm, CostKey, Task, TaskGraph, View
+from castile.runtime.transfer import Pattern
+
+# The most bytes of one sum: what PyTorch's DDP takes (Li et al., VLDB 2020), and less, where the last one to be made
+# would then keep all waiting.
+SIZES = (25_000_000, 5_000_000, 1_000_000)
+FORM = "all_reduce"
+
+
+class Sum(NamedTuple):
+    """An all-reduce that others can join: all that its members send and receive lies in arrays of their own.
+
+    task, first_buffer   its number, and that of the first buffer of its version
+    made, read           the last slot whose step contributes, and the first whose step reads the sum
+    """
+
+    task: int
+    first_buffer: int
+    pattern: Pattern
+    made: int
+    read: int
+
+    @property
+    def comm(self) -> Comm:
+        assert isinstance(self.pattern.how, Comm)
+        return self.pattern.how
+
+    @property
+    def elements(self) -> int:
+        return sum(self.comm.counts[0])
+
+
+def shortest(
+    steps: Sequence[StepInstance], flows: Sequence[FlowInstance], tasks: TaskGraph, cost: CostModel
+) -> TaskGraph:
+    """The graph that these instances were composed to, with sums and updates put together as is fastest.
+
+    As it is where nothing makes the step shorter, or what does would not fit into memory.
+    """
+    machine = cost.machine
+    simulated = simulate(*cost.by_kind(tasks), machine.engines)
+    best, least = tasks, simulated.seconds
+    capacity = [p.memory_bytes - p.reserved_bytes for p in machine.processors]
+    most = np.maximum(capacity, simulated.peak_bytes)
+    sums, calls = joinable(steps, flows), repeatable(steps)
+    for buckets in _choices(tasks, sums):
+        found = joined(tasks, buckets)
+        # sums stand behind the steps, whose tasks keep their numbers
+        found = together(found, alike(found, calls))
+        simulated = simulate(*cost.by_kind(found), machine.engines)
+        if simulated.seconds < least and (simulated.peak_bytes <= most).all():
+            best, least = found, simulated.seconds
+    return best
+
+
+def _choices(tasks: TaskGraph, sums: Sequence[Sum]) -> list[list[list[Sum]]]:
+    """Buckets of each size, and none."""
+    found: list[list[list[Sum]]] = []
+    for size in (*SIZES, 0):
+        buckets = gathered(tasks, sums, size)
+        found += [buckets] if buckets not in found else []
+    return found
+
+
+def joinable(steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> list[Sum]:
+    """The sums that could be put together, as they are made in the program."""
+    task, buffer, found = sum(len(s.config.procs) for s in steps), 0, []
+    for flow in flows:
+        version = flow.version
+        if version.patterns and not flow.flow.role and not version.is_strided:
+            if all(pattern.name == FORM for pattern in version.patterns):
+                read = min(slot for slot, _ in flow.flow.readers)
+                found += [
+                    Sum(task + n, buffer, pattern, flow.slot, read)
+                    for n, pattern in enumerate(version.patterns)
+                    if _is_whole(pattern, flow)
+                ]
+        task, buffer = task + flow.num_tasks, buffer + flow.num_buffers
+    return sorted(found, key=lambda one: (one.made, one.task))
+
+
+def _is_whole(pattern: Pattern, flow: FlowInstance) -> bool:
+    """Whether all views of an all-reduce are whole buffers, each another."""
+    assert isinstance(pattern.how, Comm)
+    views = [v for v in (*pattern.how.send, *pattern.how.receive) if v is not None]
+    boxes = [flow.version.instances[v.buffer].box for v in views]
+    alone = len({v.buffer for v in views}) == len(views) == 2 * len(pattern.how.group)
+    return alone and all(v.box == box and box.volume for v, box in zip(views, boxes, strict=True))
+
+
+def gathered(tasks: TaskGraph, sums: Sequence[Sum], size: int) -> list[list[Sum]]:
+    """Sums over the same processors of at most so many bytes together, in the order in which they are made.
+
+    All steps that contribute to one come before any that reads it: then no task can come to wait for itself, since what
+    is put together stands between the two in the program.
+    """
+    latest = max((one.made for one in sums), default=0)
+    found: list[list[Sum]] = []
+    current: dict[tuple[bytes, str, bool], list[Sum]] = {}
+    for one in sums:
+        key = tasks.lanes_of(one.task).tobytes(), one.pattern.key.dtype, one.read > latest
+        bucket = current.get(key, [])
+        nbytes = sum(other.pattern.key.nbytes for other in (*bucket, one))
+        if one.pattern.key.nbytes > size:
+            continue
+        if not bucket or nbytes > size or one.made >= min(other.read for other in bucket):
+            bucket = current[key] = []
+            found.append(bucket)
+        bucket.append(one)
+    return [bucket for bucket in found if len(bucket) > 1]
+
+
+class Place(NamedTuple):
+    """Where a buffer lies: in which one, and from which element on."""
+
+    buffer: int
+    first: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Bucket:
+    """Sums that become one, task `number`, in the order in which their arrays lie, and its first buffer."""
+
+    sums: tuple[Sum, ...]
+    number: int
+    first_buffer: int
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """The elements that each member adds up."""
+        elements, members = sum(one.elements for one in self.sums), len(self.sums[0].comm.group)
+        return tuple([elements // members + (m < elements % members) for m in range(members)])
+
+    @cached_property
+    def buffers(self) -> list[tuple[int, str, Box]]:
+        """Member, use and box of each buffer; one that adds up nothing needs no memory to do so."""
+        found = []
+        for m, count in enumerate(self.counts):
+            sizes = {"send": sum(self.counts), "receive": sum(self.counts), "scratch": (len(self.counts) - 1) * count}
+            found += [(m, use, whole((size,))) for use, size in sizes.items() if size]
+        return found
+
+    @cached_property
+    def views(self) -> dict[tuple[int, str], View]:
+        """Each member's buffers, whole."""
+        return {(m, use): View(self.first_buffer + n, box) for n, (m, use, box) in enumerate(self.buffers)}
+
+    @property
+    def touching(self) -> np.ndarray:
+        """Its task beside each of its buffers."""
+        buffers = self.first_buffer + np.arange(len(self.buffers))
+        return np.stack([np.full_like(buffers, self.number), buffers])
+
+    def places(self) -> dict[int, Place]:
+        """Where the buffers of the sums come to lie."""
+        found, first = {}, 0
+        for one in self.sums:
+            for (m, use), to in self.views.items():
+                view = getattr(one.comm, use)[m]
+                if view is not None:
+                    found[one.first_buffer + view.buffer] = Place(to.buffer, first)
+            first += one.elements
+        return found
+
+    def comm(self, group: tuple[int, ...]) -> Comm:
+        """The sum of all."""
+        each = [tuple([self.views.get((m, use)) for m in range(len(group))]) for use in ("send", "receive", "scratch")]
+        return Comm(FORM, group, each[0], each[1], each[2], (self.counts,) * len(group))
+
+
+def joined(tasks: TaskGraph, buckets: Sequence[Sequence[Sum]]) -> TaskGraph:
+    """The graph with each of these lists of sums as one task; as it is where there are none."""
+    return _Rewrite(tasks, buckets).graph() if buckets else tasks
+
+
+class _Rewrite:
+    """Old and new numbers of tasks and buffers; a bucket has the number of the last of its sums."""
+
+    def __init__(self, tasks: TaskGraph, buckets: Sequence[Sequence[Sum]]) -> None:
+        self.old = tasks
+        self.contraction = Contraction(tasks, [[one.task for one in bucket] for bucket in buckets])
+        self.kept, self.number = self.contraction.kept, self.contraction.number
+        moved = {one.first_buffer + p for b in buckets for one in b for p in (*one.pattern.reads, *one.pattern.writes)}
+        self.stay = np.setdiff1d(np.arange(tasks.num_buffers), np.array(sorted(moved), dtype=np.int64))
+        self.buckets: list[_Bucket] = []
+        self.num_buffers = len(self.stay)
+        for sums in buckets:
+            # What is no multiple of 64 bytes comes last, so that the others begin where vectors do.
+            ordered = sorted(sums, key=lambda one: one.pattern.key.nbytes % 64 > 0)
+            made = _Bucket(tuple(ordered), int(self.number[sums[-1].task]), self.num_buffers)
+            self.buckets.append(made)
+            self.num_buffers += len(made.buffers)
+        self.of_task = {bucket.number: bucket for bucket in self.buckets}
+        self.places = {old: place for bucket in self.buckets for old, place in bucket.places().items()}
+        self.buffer = np.zeros(tasks.num_buffers, dtype=np.int64)
+        self.buffer[self.stay] = np.arange(len(self.stay))
+        self.buffer[list(self.places)] = [place.buffer for place in self.places.values()]
+
+    def graph(self) -> TaskGraph:
+        old, kept = self.old, self.kept
+        cost, keys = self.costs()
+        procs, nbytes, first, turns = self.added()
+        users = np.concatenate([np.repeat(self.number, np.diff(old.use_ptr)), *[b.touching[0] for b in self.buckets]])
+        used = np.concatenate([self.buffer[old.uses], *[b.touching[1] for b in self.buckets]])
+        use_ptr, uses = _rows(users, used, len(kept))
+        began = old.buffer_first[self.stay]
+        return replace(
+            old, **self.contraction.fields(turns), cost=cost, cost_keys=keys, use_ptr=use_ptr, uses=uses,
+            buffer_proc=np.append(old.buffer_proc[self.stay], procs),
+            buffer_bytes=np.append(old.buffer_bytes[self.stay], nbytes),
+            buffer_first=np.append(np.where(began < 0, -1, self.number[began]), first),
+            private_bytes=old.private_bytes[kept],
+            tasks=_Lazy(self.task, len(kept)), buffers=_Lazy(self.made_buffer, self.num_buffers),
+        )  # fmt: skip
+
+    def costs(self) -> tuple[np.ndarray, tuple[CostKey, ...]]:
+        """What each task costs; a bucket as one sum of as many bytes."""
+        keys = {key: n for n, key in enumerate(self.old.cost_keys)}
+        cost = self.old.cost[self.kept]
+        for bucket in self.buckets:
+            nbytes = sum(one.pattern.key.nbytes for one in bucket.sums)
+            key = replace(bucket.sums[0].pattern.key, nbytes=nbytes)
+            cost[bucket.number] = keys.setdefault(key, len(keys))
+        return cost, tuple(keys)
+
+    def added(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Processor, bytes and first task of each buffer of a bucket, and the edges that make that task the first."""
+        rows, turns = [], [np.empty((0, 2), np.int64)]
+        for bucket in self.buckets:
+            group, itemsize = self.group(bucket), np.dtype(bucket.sums[0].pattern.key.dtype).itemsize
+            for m, use, box in bucket.buffers:
+                first = bucket.number
+                if use == "send":
+                    sent = [one.first_buffer + view.buffer for one in bucket.sums if (view := one.comm.send[m])]
+                    makers = self.old.buffer_first[sent]
+                    earliest = makers[np.argmin(self.old.order[makers])]
+                    first = int(self.number[earliest])
+                    others = self.number[np.setdiff1d(makers, earliest)]
+                    turns.append(np.stack([np.full_like(others, first), others], axis=1))
+                rows.append((group[m], round_up(box.volume * itemsize), first))
+        table = np.array(rows, dtype=np.int64).reshape(-1, 3)
+        return table[:, 0], table[:, 1], table[:, 2], np.concatenate(turns)
+
+    def group(self, bucket: _Bucket) -> tuple[int, ...]:
+        """The processors of a bucket's members."""
+        return tuple((self.old.lanes_of(bucket.sums[0].task) // NUM_LANES).tolist())
+
+    def task(self, number: int) -> Task:
+        """A task written out."""
+        task = self.old.tasks[int(self.kept[number])]
+        bucket = self.of_task.get(number)
+        if bucket is not None:
+            name = f"{task.name} and {len(bucket.sums) - 1} more"
+            return replace(task, index=number, name=name, comm=bucket.comm(task.procs))
+        comm = task.comm
+        if comm is not None:
+            send, receive, scratch = (
+                tuple([view and self.view(view) for view in views]) for views in (comm.send, comm.receive, comm.scratch)
+            )
+            comm = replace(comm, send=send, receive=receive, scratch=scratch)
+        return replace(task, index=number, views=tuple(map(self.view, task.views)), comm=comm)
+
+    def view(self, view: View) -> View:
+        """The same numbers where they lie now."""
+        place = self.places.get(view.buffer)
+        if place is None:
+            return view._replace(buffer=int(self.buffer[view.buffer]))
+        frame = self.old.buffers[view.buffer].box
+        assert contiguous(view.box, frame), "only a run of elements lies in a bucket"
+        first = place.first + _offset(view.box, frame)
+        shape = view.box.shape if view.shape is None else view.shape
+        return View(place.buffer, Box((first,), (first + view.box.volume,)), shape)
+
+    def made_buffer(self, number: int) -> Buffer:
+        """A buffer written out."""
+        if number < len(self.stay):
+            return self.old.buffers[int(self.stay[number])]
+        bucket = next(b for b in reversed(self.buckets) if b.first_buffer <= number)
+        member, _, box = bucket.buffers[number - bucket.first_buffer]
+        one = bucket.sums[0]
+        region = self.old.buffers[one.first_buffer].region
+        name = f"{region} and {len(bucket.sums) - 1} more"
+        return Buffer(name, box, one.pattern.key.dtype, self.group(bucket)[member])
+
+
+def _offset(box: Box, frame: Box) -> int:
+    """The number of elements of an array over `frame` before those of a box that is a run of them."""
+    offset = 0
+    for lo, first, extent in zip(box.lo, frame.lo, frame.shape, strict=True):
+        offset = offset * extent + lo - first
+    return offset

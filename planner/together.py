@@ -1,0 +1,118 @@
+"""Together: tasks that do the same to one small array after the other become one that does it to them all.
+
+So are parameters updated at the end of a step: hundreds of vectors by a few launches. It does not know which kernels
+can do so; the vocabulary does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from castile.planner import vocabulary
+from castile.planner.compose import _Lazy, _rows
+from castile.planner.contraction import Contraction
+from castile.planner.instances import StepInstance
+from castile.runtime.task import Arg, Body, Call, CostKey, Kind, Task, TaskGraph, View
+
+# Of so many arrays' parameters, and so many bytes that it touches, is one task at most: then it still begins early, and
+# what it reads is soon given back.
+MOST = 16
+MOST_BYTES = 100_000_000
+
+
+def repeatable(steps: Sequence[StepInstance]) -> list[tuple[int, Call]]:
+    """The tasks of steps that consist of one call of a kernel that takes the arrays of several, with that call."""
+    found, known = [], {}
+    base = 0
+    for step in steps:
+        for part, piece in enumerate(step.template.parts):
+            if piece.work not in known:
+                calls = piece.body((False,) * len(piece.outputs)).calls
+                known[piece.work] = calls[0] if len(calls) == 1 and vocabulary.takes_many(calls[0].kernel) else None
+            call = known[piece.work]
+            if call is not None:
+                first = base + part * step.config.replicas
+                found += [(task, call) for task in range(first, first + step.config.replicas)]
+        base += step.num_tasks
+    return found
+
+
+def alike(tasks: TaskGraph, calls: Sequence[tuple[int, Call]]) -> list[list[int]]:
+    """Tasks of one processor that call the same, wait for the same collectives and for which nobody waits.
+
+    In the order in which what they wait for comes.
+    """
+    num_waiting = np.bincount(tasks.needs, minlength=tasks.num_tasks)
+    rows = []
+    for task, call in calls:
+        key = tasks.cost_keys[tasks.cost[task]]
+        if num_waiting[task] or key.dense or key.nbytes > MOST_BYTES:
+            continue
+        needs = tasks.needs_of(task)
+        collectives = tuple(needs[tasks.kind[needs] == Kind.COLLECTIVE].tolist())
+        same = (int(tasks.lanes_of(task)[0]), call.kernel, call.params, key.dtype, collectives)
+        rows.append((int(tasks.order[needs].max(initial=0)), int(tasks.order[task]), task, same, key.nbytes))
+    found: list[list[int]] = []
+    current: dict[object, tuple[list[int], int]] = {}
+    for _, _, task, same, nbytes in sorted(rows, key=lambda row: row[:2]):
+        group, held = current.get(same, ([], 0))
+        if not group or len(group) == MOST or held + nbytes > MOST_BYTES:
+            group, held = [], 0
+            found.append(group)
+        group.append(task)
+        current[same] = group, held + nbytes
+    return [sorted(group) for group in found if len(group) > 1]
+
+
+def together(tasks: TaskGraph, groups: Sequence[Sequence[int]]) -> TaskGraph:
+    """The graph with each of these groups of tasks as one task."""
+    if not groups:
+        return tasks
+    c = Contraction(tasks, groups)
+    of_number = {int(c.number[group[-1]]): group for group in groups}
+    keys = {key: n for n, key in enumerate(tasks.cost_keys)}
+    cost = tasks.cost[c.kept]
+    for number, group in of_number.items():
+        key = _key([tasks.cost_keys[tasks.cost[task]] for task in group])
+        cost[number] = keys.setdefault(key, len(keys))
+    use_ptr, uses = _rows(np.repeat(c.number, np.diff(tasks.use_ptr)), tasks.uses, len(c.kept))
+    first = tasks.buffer_first
+
+    def task(number: int) -> Task:
+        if number in of_number:
+            return _one(number, [tasks.tasks[t] for t in of_number[number]])
+        return replace(tasks.tasks[int(c.kept[number])], index=number)
+
+    return replace(
+        tasks, **c.fields(), cost=cost, cost_keys=tuple(keys), use_ptr=use_ptr, uses=uses,
+        buffer_first=np.where(first < 0, -1, c.number[first]), private_bytes=tasks.private_bytes[c.kept],
+        tasks=_Lazy(task, len(c.kept)),
+    )  # fmt: skip
+
+
+def _key(keys: Sequence[CostKey]) -> CostKey:
+    """What tasks cost as one: arrays of one shape are told once, with how many there are."""
+    counts = Counter(key.shapes.partition("|")[0] for key in keys)
+    shapes = "+".join(f"{count}*{shape}" if count > 1 else shape for shape, count in sorted(counts.items()))
+    settings = keys[0].shapes.partition("|")[2]
+    flops, nbytes = sum(key.flops for key in keys), sum(key.nbytes for key in keys)
+    return replace(keys[0], shapes=f"{shapes}|{settings}", flops=flops, nbytes=nbytes)
+
+
+def _one(number: int, each: Sequence[Task]) -> Task:
+    """The tasks as one whose call takes the arrays of all."""
+    views: list[View] = []
+    args: list[object] = []
+    outs: list[Arg] = []
+    for task in each:
+        call, shift = task.body.calls[0], len(views)
+        args += [Arg(a.space, a.index + shift) if isinstance(a, Arg) else a for a in call.args]
+        outs += [Arg(a.space, a.index + shift) for a in call.outs]
+        views += task.views
+    body = Body((replace(each[0].body.calls[0], args=tuple(args), outs=tuple(outs)),))
+    name = f"{each[0].name} and {len(each) - 1} more"
+    return Task(number, name, each[0].kind, each[0].procs, tuple(views), body)
