@@ -25,9 +25,10 @@ NO_ROW = -1
 
 _GATE = "sigmoid(x * (a + b * x * x))"
 _TANH = {"a": sqrt(8 / pi), "b": sqrt(8 / pi) * 0.044715}
-# What kernels do to an element of each array; the last of "norm" is a table, of whose rows each has a name.
+# What kernels do to an element of each array; the last of those in TABLES is one, of whose rows each has a name.
 LINES = {
     "add": "x, y -> x + y",
+    "add_bias": "x, b -> x + b",
     "norm": "x, m, s, t -> (x - m) * s + t",
     # asked this way round, a NaN stays
     "relu": "x -> where(x <= 0, 0, x)",
@@ -35,7 +36,7 @@ LINES = {
     "gelu": f"x -> x * {_GATE}",
     "gelu_grad": f"d, x -> d * {_GATE} * (1 + x * (1 - {_GATE}) * (a + 3 * b * x * x))",
 }
-TABLES = {"norm": 1}
+TABLES = {"norm": 1, "add_bias": 1}
 SUMS = ("sum_over", "sum_pointwise")
 _ALONE = ("pointwise", "channelwise", *LINES)
 
@@ -89,7 +90,7 @@ def _chain(step: Step) -> Chain | None:
         return None
     line, tables, constants = found
     arrays, last = step.symbols[: len(step.symbols) - tables], step.symbols[len(step.symbols) - tables :]
-    sources = [(array, NO_ROW) for array in arrays] + [(t, row) for t in last for row in range(t.shape[0])]
+    sources = [(array, NO_ROW) for array in arrays] + _rows(last)
     names, value = _parsed(line)
     renamed = {name: ast.Name(f"v{n}", ast.Load()) for n, name in enumerate(names)}
     renamed |= {name: ast.Name(f"c{n}", ast.Load()) for n, name in enumerate(constants)}
@@ -107,7 +108,8 @@ def said(step: Step) -> tuple[str, int, Mapping[str, float]] | None:
         return str(step.args[0]), params.pop("tables", 0), params
     if step.kernel == "sum_over":
         return "x -> x", 0, {}
-    if step.kernel not in LINES or params.get("approximate", "tanh") != "tanh":
+    other = params.get("approximate", "tanh") != "tanh" or params.get("dim", 1) != 1
+    if step.kernel not in LINES or other or (TABLES.get(step.kernel) and step.outs[0].ndim < 2):
         return None
     return LINES[step.kernel], TABLES.get(step.kernel, 0), _TANH if "approximate" in params else {}
 
@@ -143,7 +145,7 @@ def _written(chain: Chain, last: Step) -> Step | None:
     """The call that computes a chain in place of its last call; None where no kernel does."""
     arrays = [source for source in chain.sources if source[1] == NO_ROW]
     tables = list(dict.fromkeys(symbol for symbol, row in chain.sources if row != NO_ROW))
-    order = arrays + [(table, row) for table in tables for row in range(table.shape[0])]
+    order = arrays + _rows(tables)
     number = {source: n for n, source in enumerate(chain.sources)}
     names = ", ".join(f"v{number[source]}" for source in order)
     line = f"{names} -> {ast.unparse(chain.value)}"
@@ -159,6 +161,11 @@ def _written(chain: Chain, last: Step) -> Step | None:
     specs = tuple(a.spec if isinstance(a, Symbol) else a for a in args)
     same = vocabulary.results(kernel, specs, params) == tuple(o.spec for o in last.outs)
     return replace(last, kernel=kernel, args=args, params=params) if same else None
+
+
+def _rows(tables: Sequence[Symbol]) -> list[tuple[Symbol, int]]:
+    """The rows of tables [n,c], or [c] of one."""
+    return [(table, row) for table in tables for row in range(table.shape[0] if table.ndim == 2 else 1)]
 
 
 @cache

@@ -37,7 +37,7 @@ def channelwise(
 ) -> Callable[[], Any] | None:
     """See the definition."""
     arrays, last = xs[: len(xs) - tables], xs[len(xs) - tables :]
-    rows = [row for table in last for row in table]
+    rows = [row for table in last for row in (table if table.ndim == 2 else (table,))]
     found = channels(out, *arrays) if all(x.shape == out.shape for x in arrays) else None
     if found is None:
         # one number for each channel of what lies below it, as a view

@@ -17,8 +17,12 @@ def channelwise(out: Any, line: str, *xs: Any, tables: int, accumulate: bool, **
         return None
     arrays, last = xs[: len(xs) - tables], xs[len(xs) - tables :]
     ys = [broadcast(view(x), out.shape) for x in arrays]
-    ys += [_spread(table[n], tuple(out.shape)) for table in last for n in range(table.shape[0])]
+    ys += [_spread(row, tuple(out.shape)) for table in last for row in _rows(table)]
     return each(text(line, *constants), [view(out)], ys, constants, accumulate)
+
+
+def _rows(table: Any) -> list[Any]:
+    return [table] if len(table.shape) == 1 else [table[n] for n in range(table.shape[0])]
 
 
 def _spread(row: Any, shape: tuple[int, ...]) -> View:

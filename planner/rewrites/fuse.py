@@ -1,8 +1,8 @@
 """Chains of operators on each element become one node, so that what lies between them never goes to memory.
 
 A node joins the one that reads what it gives if nobody else does, and if both have the same shape. A linear layer
-leaves its bias to the chain that follows it, which comes after the sum of partial products as ever. It does not
-know which plan the graph will get.
+and a convolution leave their bias to the chain that follows them, which comes after the sum of partial products as
+ever. It does not know which plan the graph will get.
 """
 
 from __future__ import annotations
@@ -15,10 +15,16 @@ from castile.planner.fusing import is_line
 from castile.planner.graph import Graph, Node
 from castile.planner.op import Op
 from castile.planner.ops.add import Add
+from castile.planner.ops.channel_bias import ChannelBias
 from castile.planner.ops.fused import Fused, Member
-from castile.planner.ops.linear import Linear
 from castile.planner.trace import record
 from castile.planner.vocabulary import Spec
+
+# Operators of which a third operand is a bias, and what adds it.
+BIASED: dict[str, Op] = {
+    "linear": Add(),
+    **dict.fromkeys(("conv1d", "conv2d", "conv_transpose2d"), ChannelBias()),
+}
 
 
 def rewrite(graph: Graph) -> Graph:
@@ -36,7 +42,7 @@ def rewrite(graph: Graph) -> Graph:
         elif node.name not in joins:
             nodes[node.name] = node
         elif _has_bias(node):
-            nodes[node.name] = _bound(node, Linear(), node.inputs[:2], graph)
+            nodes[node.name] = _bound(node, node.op, node.inputs[:2], graph)
     given = {name for node in nodes.values() for name in node.outputs}
     gone = {name for node in graph.nodes.values() for name in node.outputs} - given
     return replace(graph, nodes=nodes, tensors={n: t for n, t in graph.tensors.items() if n not in gone})
@@ -72,14 +78,19 @@ def _is_simple(node: Node, graph: Graph) -> bool:
 
 
 def _has_bias(node: Node) -> bool:
-    return node.op.name == "linear" and len(node.inputs) == 3
+    return node.op.name in BIASED and len(node.inputs) == 3
 
 
 def _fused(nodes: Sequence[Node], graph: Graph) -> Node:
-    """One node for a chain; of a linear layer it has the sum of product and bias."""
+    """One node for a chain; of what leaves its bias it has the sum of that and the bias."""
     inner = {node.name for node in nodes}
-    rows = [(node.name, Add(), (node.name, node.inputs[2])) if _has_bias(node) else (node.name, node.op, node.inputs)
-            for node in nodes]  # fmt: skip
+    rows = [
+        (
+            node.name,
+            *((BIASED[node.op.name], (node.name, node.inputs[2])) if _has_bias(node) else (node.op, node.inputs)),
+        )
+        for node in nodes
+    ]
     operands = dict.fromkeys(name for made, _, reads in rows for name in reads if name not in inner or name == made)
     number = {name: n for n, name in enumerate(operands)}
     members = []

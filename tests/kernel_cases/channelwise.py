@@ -14,4 +14,5 @@ def case_channelwise(draw: Draw) -> Iterator[Case]:
     yield (line, draw(2, 5, 6, 7), draw(2, 5, 6, 7), draw(7), draw(2, 5), draw(2, 5)), {"tables": 2, "k": 0.3}
     # names that a loop could have for itself
     yield ("b, c, h, w -> b * h + c * w", draw(3, 4, 5, 6), draw(3, 4, 5, 6), draw(2, 4)), {"tables": 1}
-    yield ("x, m -> x * m", draw(1, 70, 11, 13), draw(1, 70)), {"tables": 1}
+    yield ("x, m -> x * m", draw(1, 70, 11, 13), draw(70)), {"tables": 1}
+    yield ("x, y, m, s, t -> x * m + y * s - t", draw(3, 4, 6), draw(3, 4, 6), draw(4), draw(2, 4)), {"tables": 2}

@@ -24,3 +24,8 @@ def cases_fused(rng):
     twice = (Member(find("silu")(), (0,)), Member(mul, (2, 0)), Member(find("sub")(), (3, 1)), Member(Scale(0.3), (4,)))
     yield case(Fused(twice), tokens, (rng.normal(size=(1, 4)), "s d"))
     yield case(Fused((Member(find("tanh")(), (0,)), Member(find("square")(), (1,)))), (rng.normal(size=()), ""))
+
+
+def cases_channel_bias(rng):
+    for shape, axes in (((4, 3), "b c"), ((2, 3, 5), "b c w"), ((2, 3, 4, 2), "b c h w")):
+        yield case(find("channel_bias")(), (rng.normal(size=shape), axes), (rng.normal(size=3), "o"))
