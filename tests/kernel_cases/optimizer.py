@@ -6,7 +6,6 @@ import numpy as np
 
 from tests.kernel_cases import SHAPES, Case, Draw
 
-
 # Several parameters at once: more than one launch takes, of no element, and of more than a program has.
 MANY = ((3, 5), (4, 4), (2500,), (0,), (1,), (64,), (7, 9), (2, 3), (5,), (11, 100), (13,)) * 2
 
