@@ -309,6 +309,30 @@ def test_a_step_that_cannot_be_captured_runs_all_the_same_and_says_why() -> None
         assert "memory cannot be allocated" in worker.remark and worker._graph is None
 
 
+def test_numbers_of_the_next_step_come_while_this_one_runs() -> None:
+    """They reach the device beside the step, which never sees them, and the host does not wait for the step."""
+    problem = small()
+    with device(3):
+        ranks = Ranks(Plan(problem, whole_on(problem.graph), ONE, 1), "cuda")
+        (execution,), fed = ranks.executions, iter(enumerate(batches(problem, 6, exact=False)))
+        (worker,) = execution.runner._workers
+        ranks._feed(fed)
+        for _ in range(5):
+            execution.runner.begin(False)
+            execution.runner.advance()
+            ranks._feed(fed)
+            assert not worker._end.marker.done
+            (supply,) = worker._supplies
+            # the step's first pieces take the numbers before, and then there is room
+            for _ in range(1000):
+                if not supply._stream.queue:
+                    break
+                if not supply._stream.do_one():
+                    execution.runner.backend(0).compute_stream.do_one()
+            assert not worker._end.marker.done and all(place.came.marker.done for place in supply._pending.values())
+            ranks._run()
+
+
 def test_a_transfer_that_fails_ends_the_wait() -> None:
     problem = small()
     names = list(problem.graph.nodes)

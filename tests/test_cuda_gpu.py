@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -19,6 +22,8 @@ from castile.runtime.machine import Level, Machine, Processor
 from tests.training import difference
 
 pytestmark = pytest.mark.gpu
+cuda = pytest.importorskip("castile.runtime.backends.cuda", exc_type=ImportError)
+parts = cuda.parts
 
 ONE = Machine("one", (Processor("gpu", 5e13, 4e12, 2**33),), ())
 TWO = Machine("two", ONE.processors * 2, (Level("link", 2, 1e-5, 1e10),))
@@ -92,8 +97,24 @@ def check(execution: Execution) -> None:
     assert (begun[1:] >= ended[:-1] - CLOCK_PICOSECONDS).all()
 
 
+@pytest.mark.parametrize("divided", [False, True])
 @pytest.mark.parametrize("text", ["convnet", "lstm:layers=1,width=64,seq=12,vocab=64"])
-def test_two_processors_on_one_gpu_learn_what_one_learns(text: str) -> None:
-    one, two = started(text, ONE, "cuda"), started(text, TWO, "cuda")
-    assert difference(losses(two, two.run), losses(one, one.run)) < 1e-4
-    assert two.runner.remarks
+def test_two_processors_on_one_gpu_learn_what_one_learns(text: str, divided: bool) -> None:
+    """On streams of the whole device, and on parts of it; as one graph, and task by task."""
+    one = started(text, ONE, "cuda")
+    expected = losses(one, one.run)
+    with places_of_their_own():
+        if divided:
+            parts.split(2)
+        captured, timed = started(text, TWO, "cuda"), started(text, TWO, "cuda")
+        found = losses(captured, captured.run)
+        assert difference(found, expected) < 1e-4
+        assert captured.runner.remarks == []
+        assert np.array_equal(losses(timed, timed.step), found)
+
+
+@contextmanager
+def places_of_their_own() -> Iterator[None]:
+    """Processors have new streams, as in a process in which none was bound yet."""
+    with patch.object(cuda, "_place", cache(lambda device, proc: parts.place(proc))), patch.dict(parts._PLACES):
+        yield
