@@ -124,6 +124,10 @@ def large_dropout(draw: Any) -> Iterator[Case]:
 def large_adam(draw: Any) -> Iterator[Case]:
     params = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "decay": 0.1, "decoupled": True}
     yield (*(draw(WORDS, WIDTH) for _ in range(4)), draw(), draw()), params
+    # All parameters of a block of the transformer.
+    wide = ((3 * WIDTH, WIDTH), (WIDTH, WIDTH), (4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH))
+    shapes = (*wide, (3 * WIDTH,), (4 * WIDTH,), *[(WIDTH,)] * 6)
+    yield tuple(one for shape in shapes for one in (*(draw(*shape) for _ in range(4)), draw(), draw())), params
 
 
 def large_adafactor(draw: Any) -> Iterator[Case]:

@@ -123,7 +123,7 @@ def each(what: Text, outs: list[View], xs: list[View], constants: dict[str, floa
         grid = (-(-rows // down) * -(-cols // across),)
         blocks = {"ROWS": down, "COLS": across, "WIDE": _far(views, walk)}
         args = (*operands, rows, cols, lead, *numbers)
-        return [Launch(kernel, grid, args, last | blocks, warps, flops=walk.extent * _operations(what))]
+        return [Launch(kernel, grid, args, last | blocks, warps, flops=walk.extent * operations(what))]
 
     # Of few arrays 16 elements a thread are on their way before any is needed, of many 8 are as much.
     sizes = ((2048, 4), (1024, 4)) if len(views) <= _FEW else ((1024, 4), (2048, 4))
@@ -216,7 +216,7 @@ class _Folding(NamedTuple):
         for x, own, along in zip(self.xs, steps[len(outs) :], self.gone.steps, strict=True):
             operands += [x, own, along]
         counts = (self.kept.extent, self.gone.extent, self.kept.sizes, self.gone.sizes, span)
-        flops = self.kept.extent * self.gone.extent * (_operations(self.what) + len(outs))
+        flops = self.kept.extent * self.gone.extent * (operations(self.what) + len(outs))
         return Launch(kernel, grid, (*operands, *counts, *self.numbers), dict(block), warps, flops=flops)
 
 
@@ -230,7 +230,7 @@ def _far(views: list[View], walk: Nest) -> bool:
     return wide([*views, View(None, walk.sizes, (0,) * len(walk.sizes))])
 
 
-def _operations(what: Text) -> int:
+def operations(what: Text) -> int:
     """Operations on one element."""
     trees = [ast.parse(one) for one in (*what.statements, *what.values)]
     return sum(
@@ -255,7 +255,7 @@ def _each(what: Text, num_outs: int, moves: tuple[tuple[bool, bool], ...], adds:
         "constants": "".join(f"{name}, " for name in what.constants),
         "last": "".join(f"t{n}: tl.constexpr, " for n in range(number)),
     }
-    return _compiled(_EACH, parts, words)
+    return kernel_of(_EACH, parts, words)
 
 
 @cache
@@ -280,7 +280,7 @@ def _fold(what: Text, num_outs: int, moves: tuple[tuple[bool, bool], ...], fold:
         "pointers": outs + "".join(f"p_{x}, s_{x}, t_{x}, " for x in what.names),
         "constants": "".join(f"{name}, " for name in what.constants),
     }
-    return _compiled(_FOLD, parts, words)
+    return kernel_of(_FOLD, parts, words)
 
 
 def _loaded(what: Text, x: str, pointer: str, down: str, across: str) -> str:
@@ -306,7 +306,7 @@ def _stored(n: int, value: str, mask: str, adds: bool) -> list[str]:
     return [f"tl.store(a{n}, (tl.load(a{n}, mask={mask}).to(tl.float32) + {value}){real}, mask={mask})"]
 
 
-def _compiled(template: str, parts: dict[str, list[str]], words: dict[str, str]) -> Any:
+def kernel_of(template: str, parts: dict[str, list[str]], words: dict[str, str]) -> Any:
     """The kernel of a template: lines of `parts` where a line of it names them alone, `words` within its lines."""
     lines: list[str] = []
     for line in template.strip().splitlines():

@@ -9,7 +9,7 @@ from math import log
 from typing import Any
 
 from castile.kernels.triton.launch import Launch, Plan, planned, takes
-from castile.kernels.triton.lines import Text, _compiled, _operations, each
+from castile.kernels.triton.lines import Text, each, kernel_of, operations
 from castile.kernels.triton.views import View, view
 
 # So many parameters are updated by one launch: each has lines of its own in the kernel, and few arrays.
@@ -116,7 +116,7 @@ def _launch(
     for (made, given), size, end in zip(rows, sizes, ends, strict=True):
         args += [*made, *given, size, end]
     numbers = [float(constants[name]) for name in what.constants]
-    flops = sum(sizes) * _operations(what)
+    flops = sum(sizes) * operations(what)
     return Launch(_many(what, len(rows)), (args[-1],), (*args, *numbers), {"BLOCK": block}, warps, flops=flops)
 
 
@@ -140,7 +140,7 @@ def _many(what: Text, num: int) -> Any:
         "pointers": "".join(f"{name}, " for name in pointers),
         "constants": "".join(f"{name}, " for name in what.constants),
     }
-    return _compiled(_MANY, {"each": lines}, words)
+    return kernel_of(_MANY, {"each": lines}, words)
 
 
 def _log(beta: float) -> float:
