@@ -110,7 +110,8 @@ def _(case: cases.Loss) -> list[Call]:
 @calls.register
 def _(case: cases.Update) -> list[Call]:
     number = Spec((), "float32")
-    return [Call("adam", (*[Spec(shape, "float32")] * 4, number, number), ADAMW) for shape in case.shapes]
+    every = (one for shape in case.shapes for one in (*[Spec(shape, "float32")] * 4, number, number))
+    return [Call("adam", tuple(every), ADAMW)]
 
 
 @calls.register
@@ -135,8 +136,6 @@ def fastest(call: Call) -> dict[str, float]:
 
 def measure(case: Any) -> dict[str, float]:
     """What one case takes, and what else there is to tell."""
-    if isinstance(case, cases.Update):
-        return {"seconds": updated(calls(case))}
     told = [fastest(call) for call in calls(case)]
     found = {"seconds": sum(one["seconds"] for one in told)}
     if isinstance(case, cases.Stream):
@@ -145,24 +144,6 @@ def measure(case: Any) -> dict[str, float]:
     if "library_seconds" in told[0]:
         found["library_seconds"] = told[0]["library_seconds"]
     return found | error(case)
-
-
-def updated(every: Sequence[Call]) -> float:
-    """Seconds of all updates of a step, as one graph of launches."""
-    fastest(every[0])
-    stream, bound = cupy.cuda.get_current_stream(), []
-    for call in every:
-        (one, *_) = measuring.operands(wanted_of(call.named))
-        w, _, m, v, *_ = one.args
-        v[...] = abs(v)
-        bound.append(Table("triton").bind("adam", one.args, (w, m, v), call.params))
-    for run in bound:
-        run()
-    stream.begin_capture()
-    for run in bound:
-        run()
-    graph = stream.end_capture()
-    return measuring.seconds([partial(graph.launch, stream)])
 
 
 def copied(nbytes: int) -> float:
