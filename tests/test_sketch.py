@@ -221,6 +221,34 @@ def test_a_move_gives_nodes_configs_of_their_own_and_tells_which(model: str, mac
     assert {0, 1, 2} <= counts
 
 
+def test_nodes_that_are_alone_of_their_kind_come_as_often_as_many_that_are_alike() -> None:
+    sketch, start = sketched("lstm:layers=2,width=32,seq=8,vocab=64")
+    choices, kinds = sketch.choices, sketch._kinds.tolist()
+    assert sorted(choices.kind.tolist()) == list(range(len(start)))
+    draws = np.random.default_rng(7).random((4000, 2))
+    seen = Counter(int(changes.rare(u, v, choices)) for u, v in draws)
+    of_kind = Counter(kinds[n] for n in seen.elements())
+    sizes = Counter(kinds)
+    assert len(seen) == len(start) and min(sizes.values()) == 1 and max(sizes.values()) > 8
+    assert max(of_kind.values()) < 1.3 * min(of_kind.values())
+
+
+def test_a_node_alone_of_its_kind_is_moved_by_a_search() -> None:
+    sketch, start = sketched("lstm:layers=2,width=32,seq=8,vocab=64")
+    alone = int(np.bincount(sketch._kinds)[sketch._kinds].argmin())
+    draws, plan = np.random.default_rng(8).random((4000, NUM_DRAWS)), sketch.number(start)
+    nodes, old = np.zeros((2, len(plan)), np.int64)
+    moved, share = 0, changes.BY_KIND
+    draws[:, 0], draws[:, 3] = 0.0, share / 2
+    for i in range(len(draws)):
+        before = plan.copy()
+        count = changes.changed(i, draws, plan, sketch.program, sketch.spaces, sketch.choices, nodes, old)
+        assert count <= 1
+        moved += count == 1 and nodes[0] == alone
+        plan = before
+    assert moved > 0.5 * len(draws) / len(sketch.choices.kind_ptr)
+
+
 @pytest.mark.parametrize("machine", MACHINES)
 def test_configs_that_go_elsewhere_are_cut_alike_but_for_one_axis(machine: str) -> None:
     sketch, _ = sketched("gpt:layers=2,width=64,heads=4,seq=32,vocab=256", machine)

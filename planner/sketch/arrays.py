@@ -223,6 +223,7 @@ class Log(NamedTuple):
 class Choices(NamedTuple):
     """What a walk may change: groups of nodes, and the nodes beside each.
 
+    kind_ptr[K+1], kind     nodes that cost alike
     group_ptr[G+1], group   nodes that may change together, all of one kind
     beside_ptr[N+1], beside     neighbours of a node
     same[B, A]      for an axis of the neighbour the axis of the node that runs along it, -1 where none does
@@ -231,6 +232,8 @@ class Choices(NamedTuple):
     turned[NUM_TURNS * C]   the same of Configs on other processors, by the way there and the Config
     """
 
+    kind_ptr: np.ndarray
+    kind: np.ndarray
     group_ptr: np.ndarray
     group: np.ndarray
     beside_ptr: np.ndarray

@@ -12,6 +12,10 @@ NUM_WAYS = 3
 NUM_TURNS = 4 * NUM_WAYS
 # One move in so many is of a region.
 REGIONS = 9
+# Of the moves of one node, the share in which it is of any kind, however few nodes are of it: in a network unrolled
+# over many steps an embedding or a head would hardly come by. With more of them, plans that place many alike nodes
+# suffer.
+BY_KIND = 0.1
 
 
 def likened(c, other, b, program, spaces, choices):  # type: ignore[no-untyped-def]
@@ -103,6 +107,14 @@ def drawn(n, u, program, spaces):  # type: ignore[no-untyped-def]
     return first + min(int(u * (last - first)), last - first - 1)
 
 
+def rare(u, v, choices):  # type: ignore[no-untyped-def]
+    """A node of any kind: one that is alone of its kind comes as often as one of many that are alike."""
+    num_kinds = len(choices.kind_ptr) - 1
+    k = min(int(u * num_kinds), num_kinds - 1)
+    begin, size = choices.kind_ptr[k], choices.kind_ptr[k + 1] - choices.kind_ptr[k]
+    return choices.kind[begin + min(int(v * size), size - 1)]
+
+
 def put(n, c, count, plan, nodes, old):  # type: ignore[no-untyped-def]
     """Give node n Config c; how many have changed then."""
     if plan[n] == c:
@@ -122,7 +134,11 @@ def changed(i, draws, plan, program, spaces, choices, nodes, old):  # type: igno
     if which == REGIONS - 1:
         return region(n, i, draws, plan, program, spaces, choices, nodes, old)
     if which % 3 == 0:
-        return put(n, drawn(n, draws[i, 2], program, spaces), 0, plan, nodes, old)
+        u = draws[i, 2]
+        if draws[i, 3] < BY_KIND:
+            # Configs on all processors are the first of a space, and most often those that a node alone gains by.
+            n, u = rare(draws[i, 1], draws[i, 4], choices), u * u * u
+        return put(n, drawn(n, u, program, spaces), 0, plan, nodes, old)
     if which % 3 == 1 or num_groups == 0:
         return spread(n, i, draws, plan, program, spaces, choices, nodes, old)
     return group(
@@ -175,4 +191,4 @@ def spread(n, i, draws, plan, program, spaces, choices, nodes, old):  # type: ig
     return count
 
 
-PARTS = (likened, likeness, turned, turning, chosen, drawn, put, changed, group, region, spread)
+PARTS = (likened, likeness, turned, turning, chosen, drawn, rare, put, changed, group, region, spread)

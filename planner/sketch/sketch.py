@@ -16,7 +16,6 @@ import numpy as np
 
 from castile.planner.additive import Additive
 from castile.planner.cost import CostModel
-from castile.planner.graph import Graph
 from castile.planner.lower import Lowering, uncollected
 from castile.planner.moves import Moves
 from castile.planner.sketch import changes, loops, prices, sweep
@@ -119,7 +118,7 @@ class Sketch:
         self.room = room_for(num_procs, len(self.links.group), self.program, self.spaces)
         self.classes = classes_for(num_procs, self.spaces)
         self.log = log_for(num_procs, self.program)
-        self.choices = _choices(Moves.of(lowering), lowering.piece, self.names, self._spaces, self.table)
+        self.choices = _choices(Moves.of(lowering), self._kinds, self.names, self._spaces, self.table)
 
     @property
     def is_apart(self) -> bool:
@@ -255,7 +254,7 @@ def _links(cost: CostModel) -> Links:
     return Links(np.array([v.group for v in levels], np.int64), np.array(latency), np.array(per_byte))
 
 
-def _choices(moves: Moves, graph: Graph, names: Sequence[str], spaces: np.ndarray, table: SpaceTable) -> Choices:
+def _choices(moves: Moves, kinds: np.ndarray, names: Sequence[str], spaces: np.ndarray, table: SpaceTable) -> Choices:
     """What a walk may change: as `Moves` does, in groups whose nodes have one space."""
     number = {name: n for n, name in enumerate(names)}
     groups: list[list[int]] = []
@@ -284,6 +283,7 @@ def _choices(moves: Moves, graph: Graph, names: Sequence[str], spaces: np.ndarra
             size += int(table.first[here + 1] - table.first[here])
         like_ptr[k] = tables[key]
     return Choices(
+        _pointer(np.bincount(kinds)), np.argsort(kinds, kind="stable"),
         _pointer([len(group) for group in groups]), _array([n for group in groups for n in group]),
         _pointer([len(moves.neighbours[name]) for name in names]), _array([other for _, other, _ in rows]),
         same[way or [0]], _array(like_ptr)[way], np.zeros(size, np.int64),
