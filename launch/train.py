@@ -61,7 +61,8 @@ class Train:
     """Its name and settings (convnet, mlp, gpt:layers=4,width=128), or a Python file with a function build(); or a run
     file (run.toml), which says this and any of the options below by name. The command line goes before the file."""
     machine: options.Machine = "local"
-    """Where to train: this host, with a processor for each rank; or a TOML file that describes it."""
+    """Where to train: this host, with a processor for each rank; virtual:procs=2 for one GPU as two processors of one
+    rank; or a TOML file that describes it."""
     plan: options.File = ""
     """Train with the plan of this file, as --out writes it; without one a plan is searched for."""
     search: options.Search = "mcmc"
