@@ -309,6 +309,23 @@ def test_a_step_that_cannot_be_captured_runs_all_the_same_and_says_why() -> None
         assert "memory cannot be allocated" in worker.remark and worker._graph is None
 
 
+def test_processors_whose_graph_cannot_be_made_run_task_by_task_and_say_why() -> None:
+    plan = Plan(small(), Strategy({n: Config({}, 1, (k % 2,)) for k, n in enumerate(small().graph.nodes)}), TWO, 1)
+    host = on_host(plan, 3)
+    with device():
+        import cupy
+
+        def fails(stream: Any) -> None:
+            made(stream)
+            raise cupy.cuda.CUDARuntimeError("cudaErrorInvalidContext: nodes of several contexts")
+
+        made = cupy.cuda.Stream.end_capture
+        with patch.object(cupy.cuda.Stream, "end_capture", fails):
+            found = Ranks(plan, "cuda").train(3)
+    same(found, host)
+    assert "nodes of several contexts" in found.workers[0].remark
+
+
 def test_numbers_of_the_next_step_come_while_this_one_runs() -> None:
     """They reach the device beside the step, which never sees them, and the host does not wait for the step."""
     problem = small()

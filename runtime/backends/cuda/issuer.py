@@ -52,7 +52,7 @@ class Issuer(Worker):
         self.uncaptured = f"{_listed(on_host)} on the host" if on_host else ""
         # Where all streams meet.
         self._origin = seats[0].compute
-        self._supplies, self._check = supplies, check
+        self._supplies, self._check, self._is_shared = supplies, check, len(seats) > 1
         self._pieces = pieces(steps, seats, transfers)
         self._calls = issued(self._pieces, self._origin)
         self._clocks = Clocks([piece.stream for piece in self._pieces])
@@ -140,8 +140,9 @@ class Issuer(Worker):
             self._graph = self._origin.end_capture()
         except Exception as error:
             self._abandon()
-            # What has failed for another reason would fail again.
-            if "captur" not in str(error).lower():
+            # What has failed for another reason would fail again; but of contexts in one graph not much is known.
+            over_contexts = self._is_shared and isinstance(error, cupy.cuda.runtime.CUDARuntimeError)
+            if "captur" not in str(error).lower() and not over_contexts:
                 raise
             self.uncaptured = f"it cannot be captured ({error})"
         return self._graph is not None
