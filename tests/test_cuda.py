@@ -187,26 +187,6 @@ def test_any_strategy_by_way_of_the_host(plan: Plan, seed: int, timed: bool) -> 
         same(Ranks(plan, "cuda").train(3, timed), host)
 
 
-@drawn(20)
-@given(plans(one=True), st.integers(0, 2**16), st.booleans())
-def test_any_strategy_on_processors_that_share_a_device(plan: Plan, seed: int, timed: bool) -> None:
-    """Their streams meet by events alone: sums are those of the host to the last bit, and a step is one graph."""
-    host, num_procs = on_host(plan, 3), plan.machine.num_procs
-    with device(seed):
-        from castile.runtime.backends.cuda import parts
-
-        parts.split(num_procs)
-        ranks = Ranks(plan, "cuda")
-        found = ranks.train(3, timed)
-    same(found, host)
-    (worker,) = found.workers
-    assert worker.uncaptured == "" and (worker._graph is None) == timed
-    places = [ranks.executions[0].runner.backend(proc) for proc in range(num_procs)]
-    own = [place.compute_stream.multiprocessors for place in places]
-    assert all(own) and len(set().union(*own)) == sum(map(len, own))
-    assert [place.traffic.multiprocessors for place in places] == own
-
-
 @drawn(18)
 @given(plans(each=True), st.integers(0, 2**16), st.booleans())
 def test_any_strategy_on_streams(plan: Plan, seed: int, timed: bool) -> None:
@@ -307,23 +287,6 @@ def test_a_step_that_cannot_be_captured_runs_all_the_same_and_says_why() -> None
         with patch.object(worker, "_calls", calls):
             same(ranks.train(3), host)
         assert "memory cannot be allocated" in worker.remark and worker._graph is None
-
-
-def test_processors_whose_graph_cannot_be_made_run_task_by_task_and_say_why() -> None:
-    plan = Plan(small(), Strategy({n: Config({}, 1, (k % 2,)) for k, n in enumerate(small().graph.nodes)}), TWO, 1)
-    host = on_host(plan, 3)
-    with device():
-        import cupy
-
-        def fails(stream: Any) -> None:
-            made(stream)
-            raise cupy.cuda.CUDARuntimeError("cudaErrorInvalidContext: nodes of several contexts")
-
-        made = cupy.cuda.Stream.end_capture
-        with patch.object(cupy.cuda.Stream, "end_capture", fails):
-            found = Ranks(plan, "cuda").train(3)
-    same(found, host)
-    assert "nodes of several contexts" in found.workers[0].remark
 
 
 def test_numbers_of_the_next_step_come_while_this_one_runs() -> None:

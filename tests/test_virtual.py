@@ -1,0 +1,53 @@
+"""Laws of processors that share a device and a process, on a stand-in of CuPy and of the driver's green contexts.
+
+What they cannot show: that a device runs the parts side by side, nor that it takes a graph over several contexts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from castile.planner.strategy import Config, Strategy
+from tests.late import device
+from tests.test_cuda import TWO, Plan, Ranks, drawn, on_host, plans, same, small
+
+
+@drawn(20)
+@given(plans(one=True), st.integers(0, 2**16), st.booleans())
+def test_any_strategy_on_processors_that_share_a_device(plan: Plan, seed: int, timed: bool) -> None:
+    """Their streams meet by events alone: sums are those of the host to the last bit, and a step is one graph."""
+    host, num_procs = on_host(plan, 3), plan.machine.num_procs
+    with device(seed):
+        from castile.runtime.backends.cuda import parts
+
+        parts.split(num_procs)
+        ranks = Ranks(plan, "cuda")
+        found = ranks.train(3, timed)
+    same(found, host)
+    (worker,) = found.workers
+    assert worker.uncaptured == "" and (worker._graph is None) == timed
+    places = [ranks.executions[0].runner.backend(proc) for proc in range(num_procs)]
+    own = [place.compute_stream.multiprocessors for place in places]
+    assert all(own) and len(set().union(*own)) == sum(map(len, own))
+    assert [place.traffic.multiprocessors for place in places] == own
+
+
+def test_processors_whose_graph_cannot_be_made_run_task_by_task_and_say_why() -> None:
+    plan = Plan(small(), Strategy({n: Config({}, 1, (k % 2,)) for k, n in enumerate(small().graph.nodes)}), TWO, 1)
+    host = on_host(plan, 3)
+    with device():
+        import cupy
+
+        def fails(stream: Any) -> None:
+            made(stream)
+            raise cupy.cuda.CUDARuntimeError("cudaErrorInvalidContext: nodes of several contexts")
+
+        made = cupy.cuda.Stream.end_capture
+        with patch.object(cupy.cuda.Stream, "end_capture", fails):
+            found = Ranks(plan, "cuda").train(3)
+    same(found, host)
+    assert "nodes of several contexts" in found.workers[0].remark
