@@ -20,6 +20,7 @@ from castile.launch.profile_report import Row
 from castile.launch.ranks import UserError
 from castile.planner.seeds import seeds
 from castile.planner.snapshot import Measured, snapshot_of
+from castile.planner.strategy import Strategy
 from castile.runtime.task import CostKey, TaskGraph
 
 # Parameters move while updates are repeated; at this share of the learning rate they stay near where they began.
@@ -94,6 +95,14 @@ def run(command: Profile) -> int:
     return 0
 
 
+def _tasks(job: Job, name: str, plan: Strategy) -> TaskGraph:
+    """The plan's tasks. Raises UserError in one sentence, with the plan's name, where it is none for this model."""
+    try:
+        return job.lowering.lower(plan)
+    except ValueError as error:
+        raise UserError(f"plan {name}: {error}") from None
+
+
 def _works(job: Job, command: Profile) -> list[Work]:
     """A plan's step each, in the order in which they are measured, and then the links."""
     plans = {command.plan: job.plan_of(command.plan)} if command.plan else seeds(job.lowering)
@@ -101,7 +110,7 @@ def _works(job: Job, command: Profile) -> list[Work]:
         plans |= coverage.plans(job.lowering)
     feed, rate = sample_feed(job), job.model.recipe.lr * RATE_SHARE
     found = [
-        Work(name, True, partial(job.lowering.lower, plan), partial(Isolated, job, name, plan, feed, rate))
+        Work(name, True, partial(_tasks, job, name, plan), partial(Isolated, job, name, plan, feed, rate))
         for name, plan in plans.items()
     ]
     if command.links:

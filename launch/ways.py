@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from importlib import import_module
 
-from castile.kernels import tuning
 from castile.planner.database import Way
 
 
 def take(ways: Iterable[Way]) -> None:
     """From now on this process runs calls by the fastest of these ways."""
-    tuning.take({call: tuning.Choice(timed[0].form, timed[0].setting) for call, timed in by_call(ways).items()})
+    if found := by_call(ways):
+        # Whoever only plans has none, and need not have the kernels.
+        tuning = import_module("castile.kernels.tuning")
+        tuning.take({call: tuning.Choice(timed[0].form, timed[0].setting) for call, timed in found.items()})
 
 
 def by_call(ways: Iterable[Way]) -> dict[str, tuple[Way, ...]]:
