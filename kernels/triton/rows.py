@@ -101,4 +101,7 @@ def _settings(extent: int, cols: int, most: int) -> tuple[tuple[int, int, int], 
     for block, own in zip(blocks, each, strict=True):
         rows = min(max(1, 1024 // block), power_of_two(extent))
         found.append((rows, block, min(16, max(1, rows * block // (32 * own)))))
+    if cols > most:
+        # Of programs this large few run at once, so that what they read again is still in the cache.
+        found += [(1, 8192, 32), (1, 16384, 32)]
     return tuple(dict.fromkeys(found))
