@@ -1,6 +1,6 @@
 """Measuring on a GPU: random operands of a call's shapes, as many as outgrow the caches, and the seconds that it takes.
 
-It knows no kernel. Nothing of it has run on a GPU.
+It knows no kernel.
 """
 
 from collections.abc import Callable, Iterator, Sequence
