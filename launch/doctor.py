@@ -197,7 +197,12 @@ def _gpu() -> Finding:
     return Finding("GPU", True, f"{len(names)}: {'; '.join(names)}", {"names": names})
 
 
-_GPU_PACKAGES = {"CuPy": "cupy-cuda13x", "Triton": "triton", "NCCL": "nvidia-nccl-cu13", "CUDA bindings": "cuda-bindings"}
+_GPU_PACKAGES = {
+    "CuPy": "cupy-cuda13x",
+    "Triton": "triton",
+    "NCCL": "nvidia-nccl-cu13",
+    "CUDA bindings": "cuda-bindings",
+}
 
 
 def _package(name: str, package: str, line: str) -> Finding:

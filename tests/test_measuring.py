@@ -21,9 +21,12 @@ class CUDARuntimeError(Exception):
 
 
 class Device:
-    """A clock that kernels move on; from the host each launch takes a while too, within a graph it does not."""
+    """A clock that kernels move on; from the host each launch takes a while too, within a graph it does not.
 
-    def __init__(self, free: int = 2**24, captures: bool = True) -> None:
+    captures   False: no stream can be captured. None: none with such kernels
+    """
+
+    def __init__(self, free: int = 2**24, captures: bool | None = True) -> None:
         self.now, self.free, self.captures = 0.0, free, captures
         self.recording: list[float] | None = None
         self.num_launches, self.num_streams, self.in_place = 0, 0, 0
@@ -32,6 +35,8 @@ class Device:
         def run() -> None:
             assert self.in_place == 1, "within the stream of measurements"
             if self.recording is not None:
+                if self.captures is None:
+                    raise NotImplementedError
                 self.recording.append(seconds)
                 return
             self.num_launches += 1
@@ -72,13 +77,14 @@ class Device:
                 assert device.recording is None
 
             def begin_capture(self) -> None:
-                if not device.captures:
+                if device.captures is False:
                     raise CUDARuntimeError
                 device.recording = []
 
             def end_capture(self) -> Graph:
                 kernels, device.recording = device.recording, None
-                assert kernels is not None
+                if kernels is None:
+                    raise CUDARuntimeError
                 return Graph(kernels)
 
         stream = Stream(non_blocking=True)
@@ -165,16 +171,16 @@ def test_operands_for_which_there_is_no_room_are_told(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("seconds", [1e-7, 2e-6, 1e-4, 3e-2])
-@pytest.mark.parametrize("captures", [True, False])
+@pytest.mark.parametrize("captures", [True, False, None])
 def test_what_is_told_is_a_kernels_time_without_that_of_short_ones_launches(
-    seconds: float, captures: bool, monkeypatch: pytest.MonkeyPatch
+    seconds: float, captures: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = Device(captures=captures)
     with on(device, monkeypatch), measuring.place():
         found = measuring.seconds([device.kernel(seconds)] * 3)
     share = LAUNCH_SECONDS / measuring.LAUNCHES_OF_A_GRAPH
     assert found == pytest.approx(seconds + share if captures and seconds < 1e-5 else max(seconds, LAUNCH_SECONDS))
-    assert device.in_place == 0
+    assert device.in_place == 0 and device.recording is None
 
 
 def test_calls_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:

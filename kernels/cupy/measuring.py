@@ -111,16 +111,17 @@ def _timed(cuda: Any, stream: Any, work: Callable[[], object], count: int) -> fl
 
 def _graph(cuda: Any, stream: Any, calls: Sequence[Call]) -> Call | None:
     """Many of the calls as one launch; None where they cannot be captured."""
-    captured = None
     # What some call allocates or waits for cannot be captured, nor, says CuPy, what cuBLAS does; such calls are timed
     # with their launches.
-    with suppress(cuda.runtime.CUDARuntimeError, NotImplementedError):
+    refusals = (cuda.runtime.CUDARuntimeError, NotImplementedError)
+    try:
         stream.begin_capture()
-        try:
-            _run(list(islice(cycle(calls), LAUNCHES_OF_A_GRAPH)))
-        finally:
-            captured = stream.end_capture()
-    if captured is None:
+        _run(list(islice(cycle(calls), LAUNCHES_OF_A_GRAPH)))
+        captured = stream.end_capture()
+    except refusals:
+        # A capture that was begun is under way still, and without all of its calls.
+        with suppress(*refusals):
+            stream.end_capture()
         return None
     captured.launch(stream)
     stream.synchronize()
