@@ -125,3 +125,15 @@ _ANSWERS = {
         np.concatenate([_pieces(s, row)[j] for s, row in zip(send, counts)]) for j in range(len(send))
     ],
 }
+
+
+def turns(requests: list, seed: int, most: int = 10_000) -> None:
+    """Polls in a random order until all are done; fails where that takes more than so many polls."""
+    rng = np.random.default_rng(seed)
+    for _ in range(most):
+        if not requests:
+            return
+        at = int(rng.integers(len(requests)))
+        if requests[at].poll():
+            requests.pop(at)
+    raise AssertionError(f"{len(requests)} requests never end")

@@ -11,22 +11,10 @@ from hypothesis import strategies as st
 
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.comm.processors import end_of, rank_of
-from tests.collective_cases import DTYPES, FORMS, Case, begin, draw, random_case
+from tests.collective_cases import DTYPES, FORMS, Case, begin, draw, random_case, turns
 from tests.mpi import mpirun
 
 CASES = Path(__file__).parent / "mpi_cases"
-
-
-def turns(requests: list, seed: int) -> None:
-    """Polls in a random order until all are done; fails where that takes too long."""
-    rng = np.random.default_rng(seed)
-    for _ in range(10_000):
-        if not requests:
-            return
-        at = int(rng.integers(len(requests)))
-        if requests[at].poll():
-            requests.pop(at)
-    raise AssertionError(f"{len(requests)} requests never end")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])

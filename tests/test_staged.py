@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.comm.processors import end_of
 from tests import stand_in
-from tests.collective_cases import DTYPES, FORMS, Case, draw, random_case
+from tests.collective_cases import DTYPES, FORMS, Case, draw, random_case, turns
 from tests.mpi import mpirun
 from tests.stand_in import cupy
 
 CASES = Path(__file__).parent / "mpi_cases"
+# Copies of the device take polls of their own.
+MOST_POLLS = 20_000
 
 
 class Staged:
@@ -65,17 +67,6 @@ def late(values: np.ndarray, stream: Any) -> Any:
         return cupy.asarray(values)
 
 
-def turns(requests: list[Any], seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    for _ in range(20_000):
-        if not requests:
-            return
-        at = int(rng.integers(len(requests)))
-        if requests[at].poll():
-            requests.pop(at)
-    raise AssertionError(f"{len(requests)} requests never end")
-
-
 @pytest.fixture
 def installed() -> Iterator[None]:
     with stand_in.installed():
@@ -89,7 +80,7 @@ def test_form_equals_its_definition_to_the_last_bit(form: str, size: int) -> Non
         case = random_case(np.random.default_rng([seed, size]), form, size, dtype)
         with stand_in.installed(seed):
             staged = Staged(list(range(size)), size)
-            turns([staged.begin(proc, case, 1) for proc in case.group], seed)
+            turns([staged.begin(proc, case, 1) for proc in case.group], seed, MOST_POLLS)
             staged.check()
 
 
@@ -101,7 +92,11 @@ def test_many_outstanding_on_processors_that_share_ranks(data: st.DataObject, se
     cases = data.draw(st.lists(draw(num_procs), min_size=1, max_size=4))
     with stand_in.installed(seed % 1000):
         staged = Staged(ranks, size)
-        turns([staged.begin(proc, case, tag) for tag, case in enumerate(cases, 1) for proc in case.group], seed)
+        turns(
+            [staged.begin(proc, case, tag) for tag, case in enumerate(cases, 1) for proc in case.group],
+            seed,
+            MOST_POLLS,
+        )
         staged.check()
 
 
@@ -119,7 +114,7 @@ def test_nothing_lands_before_kernels_that_were_issued_earlier_have_read(install
         staged.ends[0].prepared("move", (0, 1), sent, None, None, counts, 1)(),
         staged.ends[1].prepared("move", (0, 1), None, old, None, counts, 1)(),
     ]
-    turns(requests, 0)
+    turns(requests, 0, MOST_POLLS)
     assert kept.on_device.tolist() == [7.0] * 5 and old.on_device.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
@@ -134,7 +129,7 @@ def test_a_transfer_can_be_made_again(installed: None) -> None:
     for step in range(4):
         with staged.compute[0]:
             array[0][...] = late(np.full(3, step + 1.0), staged.compute[0])
-        turns([call() for call in calls], step)
+        turns([call() for call in calls], step, MOST_POLLS)
         assert array[1].on_device.tolist() == [step + 1.0] * 3
 
 
