@@ -5,7 +5,7 @@ which a choice depends too, belong to whoever keeps it. It knows no kernel and n
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -26,6 +26,10 @@ class Array(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: str
+
+    def transpose(self, dims: Sequence[int]) -> "Array":
+        """With its dims in another order."""
+        return self._replace(shape=tuple(self.shape[d] for d in dims), strides=tuple(self.strides[d] for d in dims))
 
     @property
     def nbytes(self) -> int:

@@ -87,10 +87,10 @@ def _names(table: Table, body: Body, views: Sequence[tuning.Array]) -> Iterator[
     arrays = {"view": views, "temp": [tuning.dense(temp.shape, temp.dtype) for temp in body.temps]}
 
     def operand(arg: object) -> object:
-        return arrays[arg.space][arg.index] if isinstance(arg, Arg) else arg
+        return arg.among(arrays) if isinstance(arg, Arg) else arg
 
     for call in body.calls:
-        outs = [arrays[out.space][out.index] for out in call.outs]
+        outs = [out.among(arrays) for out in call.outs]
         yield tuning.named(table, call.kernel, outs, list(map(operand, call.args)), dict(call.params), call.accumulate)
 
 

@@ -14,20 +14,37 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 
+from castile.runtime.region import Box
+
 LEADING = "..."
 _TOKEN = re.compile(r"\(([^()]*)\)|(\.\.\.)|([A-Za-z_]\w*!?)|(\S)")
 
 
 @dataclass(frozen=True)
 class Operand:
-    """The axes of one operand or result: a tuple of axis names for each array dim (several where dims are merged)."""
+    """The axes of one operand or result: a tuple of axis names for each array dim (several where dims are merged).
+
+    order   its dims as its region has them, so as they lie in memory, the outermost first; () where as they come
+    """
 
     dims: tuple[tuple[str, ...], ...]
     param: bool = False
+    order: tuple[int, ...] = ()
 
     @property
     def axes(self) -> tuple[str, ...]:
         return tuple(axis for dim in self.dims for axis in dim)
+
+    @property
+    def back(self) -> tuple[int, ...]:
+        """Where in its region each of its dims is; () where as they come."""
+        return tuple(self.order.index(dim) for dim in range(len(self.order)))
+
+    def laid(self, box: Box) -> Box:
+        """A box of it as one of its region."""
+        if not self.order:
+            return box
+        return Box(tuple([box.lo[dim] for dim in self.order]), tuple([box.hi[dim] for dim in self.order]))
 
 
 @dataclass(frozen=True)

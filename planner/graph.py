@@ -156,8 +156,11 @@ class Graph:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of nodes, settings, shapes and wiring."""
-        nodes = [(n.name, n.op.name, n.op.settings, n.inputs, n.outputs) for n in self.nodes.values()]
+        """A hash of nodes, settings, shapes, orders of dims and wiring."""
+        nodes: list[tuple[object, ...]] = []
+        for n in self.nodes.values():
+            orders = tuple(o.order for o in (*n.alignment.operands, *n.alignment.results))
+            nodes.append((n.name, n.op.name, n.op.settings, n.inputs, n.outputs, *([orders] if any(orders) else [])))
         updates = [(n.name, n.op.name, n.op.settings, n.inputs) for n in self.updates.values()]
         tensors = [(t.name, t.shape, t.dtype, t.param) for t in self.tensors.values()]
         return hashlib.sha256(repr((nodes, updates, tensors, self.loss)).encode()).hexdigest()[:16]

@@ -13,6 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+from castile.planner.axes import Operand
 from castile.planner.graph import Node
 from castile.planner.op import PASSES, Op, Part
 from castile.planner.program import Micro, Port, Step
@@ -33,6 +34,7 @@ class Work:
 
     bodies   those made of the recording, which works that share it have in common
     dtypes   of what is made, in the regions where it goes
+    turns    of each port that is touched where in its region each dim of it is, () where as they come
     """
 
     key: CostKey
@@ -40,6 +42,7 @@ class Work:
     bodies: Bodies
     touched: tuple[bool, ...]
     dtypes: tuple[str, ...]
+    turns: tuple[tuple[int, ...], ...]
     strided: dict[Frames, CostKey] = field(default_factory=dict)
 
 
@@ -67,7 +70,7 @@ class PartTemplate(NamedTuple):
         bodies = self.work.bodies
         made = tuple([a for a, box in zip(adds, self.outputs, strict=True) if box is not None])
         if made not in bodies:
-            bodies[made] = self.work.recording.body(made, self.work.dtypes)
+            bodies[made] = self.work.recording.body(made, self.work.dtypes, self.work.turns)
         return bodies[made]
 
 
@@ -272,6 +275,7 @@ class _Draft:
     def __init__(self, step: Step, pieces: Pieces, dtypes: Callable[[str], str]) -> None:
         self.step, self.pieces = step, pieces
         self.dtypes = [dtypes(port.region) for port in (*step.inputs, *step.outputs)]
+        self.bears = bearing(step)
         self._has_own_flops = type(step.node.op).flops is not Op.flops
         self._recordings: dict[tuple[tuple[int, ...], ...], Shared[tuple[Recording, Bodies]]] = {}
         self._flops: dict[tuple[int, ...], float] = {}
@@ -296,6 +300,7 @@ class _Draft:
         if known not in self._works:
             self._works[known] = self._common(recording, bodies, shapes, flops)
         work = self._works[known]
+        boxes = tuple([one.laid(box) if one.order else box for one, box in zip(self.bears, boxes, strict=True)])
         if not all(work.touched):
             boxes = tuple([box if touched else None for box, touched in zip(boxes, work.touched)])  # type: ignore[misc]
         return PartTemplate(boxes[:num_inputs], boxes[num_inputs:], work)
@@ -306,9 +311,10 @@ class _Draft:
         for shape, spec, port in zip(shapes[num_inputs:], wanted, step.outputs, strict=True):
             assert spec is None or spec.shape == shape, f"{step.name}: {port} is {spec}, its box has shape {shape}"
         touched = (*(i in recording.reads for i in range(num_inputs)), *(spec is not None for spec in wanted))
-        rows = [(s, d) for s, d, t in zip(shapes, self.dtypes, touched, strict=True) if t]
+        rows = [row for row, t in zip(zip(shapes, self.dtypes, self.bears, strict=True), touched, strict=True) if t]
         made = tuple(d for d, t in zip(self.dtypes[num_inputs:], touched[num_inputs:], strict=True) if t)
-        return Work(_cost_key(step, rows, flops, self.dtypes), recording, bodies, touched, made)
+        turns = tuple(one.back for _, _, one in rows)
+        return Work(_cost_key(step, rows, flops, self.dtypes), recording, bodies, touched, made, turns)
 
     def _work(self, part: Part, lengths: tuple[int, ...]) -> float:
         if self._has_own_flops:
@@ -316,6 +322,12 @@ class _Draft:
         if lengths not in self._flops:
             self._flops[lengths] = self.step.node.op.flops(self.step.which, part)
         return self._flops[lengths]
+
+
+def bearing(step: Step) -> list[Operand]:
+    """What each port of a step is to its node: an operand or a result, or the gradient of one."""
+    a, ports = step.node.alignment, (*step.inputs, *step.outputs)
+    return [(a.operands if port.role in ("x", "dx") else a.results)[port.index] for port in ports]
 
 
 def _record(step: Step, part: Part, specs: tuple[Spec, ...]) -> Recording:
@@ -348,14 +360,19 @@ def _wanted(step: Step, recording: Recording) -> list[Spec | None]:
 
 
 def _cost_key(
-    step: Step, arrays: Sequence[tuple[tuple[int, ...], str]], flops: float, dtypes: Sequence[str]
+    step: Step, arrays: Sequence[tuple[tuple[int, ...], str, Operand]], flops: float, dtypes: Sequence[str]
 ) -> CostKey:
-    """The cost of a part that touches arrays of these shapes and dtypes; dtypes: those of all ports."""
+    """The cost of a part that touches arrays of these shapes and dtypes, laid so; dtypes: those of all ports."""
     op = step.node.op
-    shapes = ";".join("x".join(map(str, shape)) for shape, _ in arrays)
+    shapes = ";".join("x".join(map(str, shape)) + _laid(one) for shape, _, one in arrays)
     settings = ",".join(f"{name}={value}" for name, value in op.cost_settings)
-    nbytes = sum(prod(shape) * np.dtype(dtype).itemsize for shape, dtype in arrays)
+    nbytes = sum(prod(shape) * np.dtype(dtype).itemsize for shape, dtype, _ in arrays)
     return CostKey(f"{op.name}.{step.which}", f"{shapes}|{settings}", priced(step, dtypes), round(flops), nbytes)
+
+
+def _laid(one: Operand) -> str:
+    """As in `@0231`: which dims of an array lie outside which others, where that is not as they come."""
+    return "@" + "".join(map(str, one.order)) if one.order else ""
 
 
 def priced(step: Step, dtypes: Sequence[str]) -> str:

@@ -110,8 +110,8 @@ def _one(number: int, each: Sequence[Task]) -> Task:
     outs: list[Arg] = []
     for task in each:
         call, shift = task.body.calls[0], len(views)
-        args += [Arg(a.space, a.index + shift) if isinstance(a, Arg) else a for a in call.args]
-        outs += [Arg(a.space, a.index + shift) for a in call.outs]
+        args += [replace(a, index=a.index + shift) if isinstance(a, Arg) else a for a in call.args]
+        outs += [replace(a, index=a.index + shift) for a in call.outs]
         views += task.views
     body = Body((replace(each[0].body.calls[0], args=tuple(args), outs=tuple(outs)),))
     name = f"{each[0].name} and {len(each) - 1} more"

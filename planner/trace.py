@@ -51,14 +51,15 @@ class Recording:
     def results(self) -> tuple[Spec | None, ...]:
         return tuple(o.spec if o is not None else None for o in self.outputs)
 
-    def body(self, accumulate: Sequence[bool], dtypes: Sequence[str]) -> Body:
+    def body(self, accumulate: Sequence[bool], dtypes: Sequence[str], turns: Sequence[tuple[int, ...]]) -> Body:
         """The calls; result j is added to its view where accumulate[j], and is of dtypes[j] there.
 
-        Views: inputs read, then results made.
+        Views: inputs read, then results made. turns: of each view where in it each dim is, () where as they come.
         """
         made = list(zip([o for o in self.outputs if o is not None], accumulate, dtypes, strict=True))
-        views = {id(self.inputs[i]): Arg("view", n) for n, i in enumerate(self.reads)}
-        steps, places = _placed_results(list(self.steps), made, views, len(self.reads))
+        args = [Arg("view", n, turn) for n, turn in enumerate(turns)]
+        views = {id(self.inputs[i]): arg for i, arg in zip(self.reads, args, strict=False)}
+        steps, places = _placed_results(list(self.steps), made, views, args[len(self.reads) :])
         return _allocate(steps, {**views, **places})
 
 
@@ -109,7 +110,7 @@ def _needed(steps: list[Step], outputs: Sequence[Symbol | None]) -> list[Step]:
 
 
 def _placed_results(
-    steps: list[Step], made: Sequence[tuple[Symbol, bool, str]], views: dict[int, Arg], first: int
+    steps: list[Step], made: Sequence[tuple[Symbol, bool, str]], views: dict[int, Arg], to: Sequence[Arg]
 ) -> tuple[list[Step], dict[int, Arg]]:
     """Let each result, told with whether it is added and its dtype, be written straight into its view where its last
     call can; else copy it there.
@@ -139,7 +140,7 @@ def _placed_results(
             target = Symbol(symbol.shape, dtype)
             steps.append(Step("copy", (symbol,), (target,), {}, adds))
             latest = len(steps) - 1
-        places[id(target)] = Arg("view", first + j)
+        places[id(target)] = to[j]
     return steps, places
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,10 +51,19 @@ NUM_LANES = len(Lane)
 
 @dataclass(frozen=True)
 class Arg:
-    """An array operand of a call: the task's view, or a temporary of its body, by number."""
+    """An array operand of a call: the task's view, or a temporary of its body, by number.
+
+    turn   where in the view each dim of the operand is; () where as they come
+    """
 
     space: str  # "view" | "temp"
     index: int
+    turn: tuple[int, ...] = ()
+
+    def among(self, arrays: Mapping[str, Sequence[Any]]) -> Any:
+        """The operand, of what has a `transpose`, by space and number."""
+        array = arrays[self.space][self.index]
+        return array.transpose(self.turn) if self.turn else array
 
 
 class Temp(NamedTuple):

@@ -174,7 +174,7 @@ def execute(recording: Recording, inputs: list[np.ndarray], form: str, accumulat
     """Run a recording's calls on poisoned memory; with `accumulate` its results are added to ones."""
     made = [s for s in recording.results if s is not None]
     outs = [np.ones(s.shape, s.dtype) if accumulate else poison(s) for s in made]
-    body = recording.body([accumulate] * len(made), [s.dtype for s in made])
+    body = recording.body([accumulate] * len(made), [s.dtype for s in made], [()] * (len(recording.reads) + len(made)))
     views = [inputs[n] for n in recording.reads] + outs
     memory = poisoned(body.private_bytes)
     temps = [

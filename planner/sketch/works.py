@@ -19,7 +19,7 @@ from castile.planner.op import Part
 from castile.planner.program import FETCHED, Port, Program, Step
 from castile.planner.sketch.layouts import LayoutTable
 from castile.planner.sketch.many import Cut, asked
-from castile.planner.template import PartTemplate, _cost_key, priced
+from castile.planner.template import PartTemplate, _cost_key, bearing, priced
 from castile.runtime.machine import Processor
 from castile.runtime.task import CostKey
 from castile.runtime.timeline import PICOSECONDS
@@ -64,12 +64,12 @@ class Works:
             self._wholes[step.slot] = self._lowering.templates.get(step, {}, dtypes).parts[0]
         whole = self._wholes[step.slot]
         touched = [box is not None for box in (*whole.inputs, *whole.outputs)]
-        ports = itertools.compress((*step.inputs, *step.outputs), touched)
-        rows = [(of.shape(port), dtypes(port.region)) for port in ports]
+        ports = itertools.compress(zip((*step.inputs, *step.outputs), bearing(step), strict=True), touched)
+        rows = [(of.shape(port), dtypes(port.region), own) for port, own in ports]
         every = [dtypes(port.region) for port in (*step.inputs, *step.outputs)]
         kinds = self._lowering.machine.kinds
         if self.is_plain:
-            nbytes = sum(prod(shape) * np.dtype(dtype).itemsize for shape, dtype in rows)
+            nbytes = sum(prod(shape) * np.dtype(dtype).itemsize for shape, dtype, _ in rows)
             seconds = _roofline(kinds[0], priced(step, every), np.rint(of.flops(step.which)), nbytes)
             return np.broadcast_to(seconds, count)[:, None]
         key = _cost_key(step, rows, of.flops(step.which), every)

@@ -98,12 +98,12 @@ class Backend(base.Backend):
 
     def _bind(self, call: Call, operands: dict[str, list], private: np.ndarray) -> Callable[[], object]:
         def operand(arg: object) -> object:
-            return operands[arg.space][arg.index] if isinstance(arg, Arg) else arg
+            return arg.among(operands) if isinstance(arg, Arg) else arg
 
         end = call.scratch_offset + call.scratch_bytes
         scratch = private[call.scratch_offset : end] if call.scratch_bytes else None
         args = tuple(operand(arg) for arg in call.args)
-        outs = tuple(operands[out.space][out.index] for out in call.outs)
+        outs = tuple(out.among(operands) for out in call.outs)
         return self._table.bind(call.kernel, args, outs, dict(call.params), scratch, call.accumulate)
 
     def _member(self, comm: Comm) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
