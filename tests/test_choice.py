@@ -3,6 +3,7 @@
 import ctypes
 import sys
 import types
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,16 +14,16 @@ pytest.importorskip("triton")
 
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.lib.stride_tricks import as_strided
 
 from castile.kernels import choice, tuning
 from castile.kernels.choice import Choice, Operands
 from castile.kernels.cupy.contract import products
 from castile.kernels.form import Refused, offers, prepares
 from castile.kernels.table import Table, definitions, forms, native_accumulate
-from castile.kernels.triton.views import view
+from castile.kernels.triton.views import View, view
 from castile.kernels.tuning import dense as dense_array
 from tests.kernel_cases import cases
+from tests.stand_in import cublas
 from tests.test_kernels import dense, sliced, stepped, unwritten
 
 CODES = {0: "float32", 1: "float64", 2: "float16"}
@@ -41,38 +42,16 @@ class Stream:
     """The stream that is current."""
 
     ptr = 7
-    depth = 0
-
-    def __enter__(self) -> None:
-        Stream.depth += 1
-
-    def __exit__(self, *_: object) -> None:
-        Stream.depth -= 1
 
 
-def memory(address: int, dtype: str, shape: tuple[int, ...], steps: tuple[int, ...]) -> np.ndarray:
-    """The elements at an address."""
-    size = np.dtype(dtype).itemsize
-    nbytes = (1 + sum((n - 1) * step for n, step in zip(shape, steps, strict=True))) * size
-    raw = (ctypes.c_byte * nbytes).from_address(address)
-    return as_strided(np.frombuffer(raw, dtype), shape, tuple(size * step for step in steps))
+def memory(address: int, nbytes: int) -> np.ndarray:
+    """The bytes at an address."""
+    return np.frombuffer((ctypes.c_ubyte * nbytes).from_address(address), "uint8")
 
 
-def gemm(handle: int, turned_a: int, turned_b: int, m: int, n: int, k: int, alpha: int, a: int, of_a: int, lda: int,
-         step_a: int, b: int, of_b: int, ldb: int, step_b: int, beta: int, c: int, of_c: int, ldc: int, step_c: int,
-         count: int, compute: int, algorithm: int) -> None:  # fmt: skip
-    """cublasGemmStridedBatchedEx as its manual has it: columns lie together."""
-    assert (handle, algorithm, of_b) == (11, -1, of_a) and Stream.depth == 1
-    # Sixteen bits may be summed up in float32.
-    assert of_c == of_a or (CODES[of_c], CODES[of_a]) == ("float32", "float16")
-    assert lda >= (k if turned_a else m) and ldb >= (n if turned_b else k) and ldc >= m
-    dtype = CODES[of_c]
-    one, add = (memory(at, "float64" if dtype == "float64" else "float32", (1,), (1,))[0] for at in (alpha, beta))
-    x = memory(a, CODES[of_a], (count, m, k), (step_a, *((lda, 1) if turned_a else (1, lda))))
-    y = memory(b, CODES[of_b], (count, k, n), (step_b, *((ldb, 1) if turned_b else (1, ldb))))
-    z = memory(c, dtype, (count, m, n), (step_c, 1, ldc))
-    products = one * np.matmul(x.astype("float64"), y.astype("float64"))
-    z[...] = products + add * z if add else products
+def at_once(stream: int, work: Any) -> None:
+    assert stream == Stream.ptr
+    work()
 
 
 def move(to: int, source: int, nbytes: int, kind: int, stream: int) -> None:
@@ -80,20 +59,29 @@ def move(to: int, source: int, nbytes: int, kind: int, stream: int) -> None:
     ctypes.memmove(to, source, nbytes)
 
 
-def stand_in() -> types.SimpleNamespace:
-    """As much of CuPy as the forms call."""
+def aligned(nbytes: int, dtype: str) -> DeviceArray:
+    """Memory as the device gives it out."""
+    whole = np.empty(nbytes + 256, dtype)
+    return DeviceArray(whole[-whole.ctypes.data % 256 :][:nbytes])
+
+
+@contextmanager
+def device() -> Iterator[cublas.Library]:
+    """As much of CuPy as the forms call, with the library under it."""
     cuda = types.SimpleNamespace(
-        device=types.SimpleNamespace(get_cublas_handle=lambda: 11),
-        cublas=types.SimpleNamespace(gemmStridedBatchedEx=gemm),
-        runtime=types.SimpleNamespace(memcpyAsync=move),
+        cublas=types.SimpleNamespace(__file__=cublas.PATH),
+        runtime=types.SimpleNamespace(memcpyAsync=move, getDevice=lambda: 0),
         get_current_stream=Stream,
     )
-    return types.SimpleNamespace(cuda=cuda)
+    with pytest.MonkeyPatch.context() as patch, cublas.installed(cublas.Library(cublas.Place(memory, at_once))) as made:
+        patch.setitem(sys.modules, "cupy", types.SimpleNamespace(cuda=cuda, empty=aligned))
+        yield made
 
 
 @pytest.fixture
-def cupy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cupy", stand_in())
+def cupy() -> Iterator[cublas.Library]:
+    with device() as made:
+        yield made
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +96,7 @@ def on_device(x: Any) -> Any:
 @pytest.mark.parametrize("lay", [dense, sliced, stepped])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", sorted(forms("cupy")))
-def test_what_a_library_takes_it_computes_as_defined(name: str, dtype: str, lay: Any, cupy: None) -> None:
+def test_what_a_library_takes_it_computes_as_defined(name: str, dtype: str, lay: Any, cupy: Any) -> None:
     num_taken, form = 0, forms("cupy")[name]
     for args, params in cases(name, dtype):
         want = definitions()[name](*args, **params)
@@ -124,9 +112,11 @@ def test_what_a_library_takes_it_computes_as_defined(name: str, dtype: str, lay:
     assert num_taken or lay is not dense
 
 
-def test_products_of_sixteen_bits_may_be_kept_in_float32(cupy: None) -> None:
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_products_of_sixteen_bits_may_be_kept_in_float32(dtype: str, cupy: Any) -> None:
     num_taken = 0
-    for (spec, *xs), _ in cases("contract", "float16"):
+    for (spec, *whole), _ in cases("contract", "float32"):
+        xs = [x.astype(dtype) for x in whole]
         want = definitions()["contract"](spec, *(x.astype("float64") for x in xs))
         out = unwritten(want.astype("float32"))
         call = forms("cupy")["contract"](on_device(out), spec, *map(on_device, xs), scratch=None, accumulate=False)
@@ -152,12 +142,37 @@ def test_products_are_the_contraction_or_are_refused(data: st.DataObject) -> Non
     if found is None:
         return
     want = np.einsum(spec, x, y)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "cupy", stand_in())
+    with device():
         xs = (on_device(x), on_device(y))
         call = forms("cupy")["contract"](on_device(out), spec, *xs, scratch=None, accumulate=False)
         call()
     np.testing.assert_allclose(out, want, rtol=1e-9, atol=1e-12)
+
+
+def test_each_stream_has_a_handle_with_its_own_working_memory(cupy: cublas.Library, monkeypatch: Any) -> None:
+    x = DeviceArray(np.ones((4, 4), "float32"))
+    for stream in (7, 9, 7):
+        monkeypatch.setattr(Stream, "ptr", stream)
+        forms("cupy")["contract"](x, "ij,jk->ik", x, x, scratch=None, accumulate=False)
+    found = list(cupy.handles.values())
+    assert [one.stream for one in found] == [7, 9] and found[0].workspace != found[1].workspace
+    # IEEE's float32, and sums of sixteen bits in float32 even where they are made in parts
+    assert all(one.workspace and one.math == 16 for one in found)
+
+
+def test_what_the_library_refuses_is_a_sentence(cupy: cublas.Library) -> None:
+    x = DeviceArray(np.ones((4, 4), "float32"))
+    call = forms("cupy")["contract"](x, "ij,jk->ik", x, x, scratch=None, accumulate=False)
+    cupy.handles.clear()
+    with pytest.raises(RuntimeError, match="cublasGemmStridedBatchedEx of cuBLAS ended with status 1"):
+        call()
+
+
+def test_what_32_bits_cannot_count_is_not_for_the_library() -> None:
+    for size, taken in ((2**31 - 1, True), (2**31, False)):
+        x, y = view(np.empty((1, 4), "float32")), view(np.empty((4, 1), "float32"))
+        wide, out = View(x.array, (size, 4), (4, 1)), View(x.array, (size, 1), (1, 1))
+        assert (products([wide, y, out], ["ij", "jk", "ik"]) is not None) == taken
 
 
 def test_linear_layers_are_one_call_in_all_passes() -> None:

@@ -43,6 +43,35 @@ def test_a_librarys_form_equals_the_definition_on_a_gpu(name: str, dtype: str) -
     assert num_taken
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", sorted(forms("cupy")))
+def test_a_librarys_form_is_captured_on_a_gpu(name: str, dtype: str) -> None:
+    """As one launch it gives the same bits as call by call."""
+    import cupy
+
+    num_taken = 0
+    for args, params in large(name, dtype):
+        xs = [cupy.asarray(np.random.default_rng(0).normal(size=x.shape).astype(x.dtype))
+              if isinstance(x, np.ndarray) else x for x in args]  # fmt: skip
+        (spec,) = vocabulary.results(name, specs(args), params)
+        out = cupy.asarray(np.zeros(spec.shape, spec.dtype))
+        words = {"scratch": None, "accumulate": False} if name == "contract" else {}
+        with cupy.cuda.Stream(non_blocking=True) as stream:
+            call = forms("cupy")[name](out, *xs, **params, **words)
+            if call is None:
+                continue
+            num_taken += 1
+            call()
+            first = out.get()
+            out.data.memset_async(0xFF, out.nbytes, stream)
+            stream.begin_capture()
+            call()
+            graph = stream.end_capture()
+            graph.launch(stream)
+            assert np.array_equal(out.get(), first) and np.isfinite(first.astype("float32")).all()
+    assert num_taken
+
+
 @pytest.mark.parametrize("name", ["contract", "softmax", "copy"])
 def test_tuning_on_a_gpu_times_every_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "_chosen", {})

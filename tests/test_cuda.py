@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from castile.kernels.choice import Choice
 from castile.kernels.form import Refused
-from castile.kernels.table import Table
+from castile.kernels.table import Table, forms, native_accumulate
 from castile.launch.execution import Execution, Prepared, feed_from, prepare
 from castile.planner.cost import CostModel
 from castile.planner.graph import Graph
@@ -31,7 +31,7 @@ from castile.runtime.machine import Level, Machine, Processor
 from castile.runtime.runner import whole_step
 from castile.runtime.timeline import Timeline
 from castile.runtime.worker import Worker
-from tests.late import device
+from tests.late import LateTable, device
 from tests.stand_in import nccl
 from tests.strategies import SGD, Problem, batches, beginnings, machines, problems, strategies, whole_on
 from tests.training import difference
@@ -209,6 +209,41 @@ def test_steps_in_fewer_bits_are_captured_too(dtype: str) -> None:
         found = Ranks(plan, "cuda").train(5)
     same(found, host)
     assert found.workers[0].remark == "" and len(set(found.losses)) == 5
+
+
+@contextmanager
+def with_libraries() -> Iterator[list[str]]:
+    """A device on which libraries do what they can; the kernels that they did."""
+    done: list[str] = []
+
+    class LibraryTable(LateTable):
+        def bind(
+            self, name: str, args: Any, outs: Any, params: Any, scratch: Any = None, accumulate: bool = False
+        ) -> Any:
+            form = forms("cupy").get(name)
+            if form is None or (accumulate and not native_accumulate(form)):
+                return super().bind(name, args, outs, params, scratch, accumulate)
+            words = {"accumulate": accumulate, "scratch": None} if native_accumulate(form) else {}
+            call = form(outs[0], *args, **params, **words)
+            done.extend([name] * (call is not None))
+            return call or super().bind(name, args, outs, params, scratch, accumulate)
+
+    with device(), patch("castile.runtime.backends.cuda.DeviceTable", LibraryTable):
+        yield done
+
+
+@pytest.mark.parametrize("machine", [ONE, TWO])
+def test_what_libraries_do_is_captured_with_the_rest(machine: Machine) -> None:
+    """On the streams of several processors too, each of which has its handle."""
+    problem = small()
+    split = {name: Config({"b": 2}, 1, (n % 2, 1 - n % 2)) for n, name in enumerate(problem.graph.nodes)}
+    plan = Plan(problem, Strategy(split) if machine is TWO else whole_on(problem.graph), machine, 1)
+    host = on_host(plan, 5)
+    with with_libraries() as done:
+        found = Ranks(plan, "cuda").train(5)
+    close(found, host)
+    assert "contract" in done
+    assert all(worker.remark == "" and worker._graph is not None for worker in found.workers)
 
 
 @contextmanager

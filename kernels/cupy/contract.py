@@ -6,13 +6,13 @@ It knows nothing of what is contracted. Nothing is packed or allocated: what cuB
 import ctypes
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib import import_module
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from castile.kernels.cupy import blas
 from castile.kernels.form import offers, prepares
 from castile.kernels.numpy.contract import parse
 from castile.kernels.numpy.gemm import Matrix, matrix
@@ -23,6 +23,8 @@ _TYPES = {"float16": (2, 68), "bfloat16": (14, 68), "float32": (0, 68), "float64
 _DEFAULT_ALGORITHM = -1
 # Where more calls are needed, their starts take longer than what they do.
 _MOST_CALLS = 64
+# cuBLAS counts in 32 bits.
+_MOST = 2**31 - 1
 
 
 class Dim(NamedTuple):
@@ -47,6 +49,11 @@ class Products(NamedTuple):
     c: Matrix
     batch: Dim
     loops: tuple[Dim, ...]
+
+    @property
+    def largest(self) -> int:
+        """The largest number that cuBLAS is told, but for distances between matrices."""
+        return max(self.batch.size, *(n for one in (self.a, self.b, self.c) for n in (one.rows, one.cols, one.lead)))
 
 
 def _settings(out: Any, spec: str, *xs: Any, scratch: Any, accumulate: bool) -> list[str]:
@@ -93,7 +100,7 @@ def products(views: list[View], terms: list[str]) -> Products | None:
         if work > most and all(seen):
             rest.sort(key=lambda one: -one.size)
             best, most = Products(*seen, rest[0] if rest else _NONE, tuple(rest[1:])), work  # type: ignore[arg-type]
-    return best if best and prod(one.size for one in best.loops) <= _MOST_CALLS else None
+    return best if best and prod(one.size for one in best.loops) <= _MOST_CALLS and best.largest <= _MOST else None
 
 
 def _dims(views: list[View], terms: list[str], sizes: dict[str, int], bearers: tuple[bool, ...]) -> list[Dim]:
@@ -112,7 +119,6 @@ def _dims(views: list[View], terms: list[str], sizes: dict[str, int], bearers: t
 
 
 def _calls(found: Products, out: Any, xs: tuple[Any, ...], accumulate: bool) -> Callable[[], Any]:
-    cuda = import_module("cupy").cuda
     (kind, compute), (of_c, _) = (_TYPES[x.dtype.name] for x in (xs[0], out))
     real = ctypes.c_double if out.dtype.name == "float64" else ctypes.c_float
     one, beta = real(1), real(accumulate)
@@ -122,7 +128,7 @@ def _calls(found: Products, out: Any, xs: tuple[Any, ...], accumulate: bool) -> 
         a, b, c = b.transposed, a.transposed, c.transposed
         operands.reverse()
     # cuBLAS counts columns first, so it is given the transposed product: C' = B' A'.
-    head = (cuda.device.get_cublas_handle(), int(b.turned), int(a.turned), c.cols, c.rows, a.cols, _address(one))
+    head = (int(b.turned), int(a.turned), c.cols, c.rows, a.cols, _address(one))
     calls = []
     for offsets in _offsets(found.loops):
         of_a, of_b = offsets[:2] if not found.c.turned else offsets[1::-1]
@@ -132,7 +138,7 @@ def _calls(found: Products, out: Any, xs: tuple[Any, ...], accumulate: bool) -> 
         tail = (pc, of_c, c.lead, batch.c, batch.size, compute, _DEFAULT_ALGORITHM)
         calls.append((*head, *middle, *tail))
     # cuBLAS is given addresses, which keep nothing alive.
-    return partial(_run, cuda.get_current_stream(), cuda.cublas.gemmStridedBatchedEx, calls, (out, xs, one, beta))
+    return partial(_run, blas.gemm(), calls, (out, xs, one, beta))
 
 
 def _offsets(dims: tuple[Dim, ...]) -> Iterator[tuple[int, int, int]]:
@@ -146,8 +152,6 @@ def _address(number: Any) -> int:
     return ctypes.addressof(number)
 
 
-def _run(stream: Any, gemm: Callable[..., None], calls: list[tuple[Any, ...]], kept: Any) -> None:
-    # CuPy's cuBLAS follows the stream that is current when it is called.
-    with stream:
-        for call in calls:
-            gemm(*call)
+def _run(gemm: Callable[..., None], calls: list[tuple[Any, ...]], kept: Any) -> None:
+    for call in calls:
+        gemm(*call)

@@ -111,8 +111,7 @@ def _timed(cuda: Any, stream: Any, work: Callable[[], object], count: int) -> fl
 
 def _graph(cuda: Any, stream: Any, calls: Sequence[Call]) -> Call | None:
     """Many of the calls as one launch; None where they cannot be captured."""
-    # What some call allocates or waits for cannot be captured, nor, says CuPy, what cuBLAS does; such calls are timed
-    # with their launches.
+    # What allocates or waits cannot be captured, nor what CuPy itself does by cuBLAS; it is timed with its launches.
     refusals = (cuda.runtime.CUDARuntimeError, NotImplementedError)
     try:
         stream.begin_capture()

@@ -11,10 +11,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
-from tests.stand_in import cupy, green
+from tests.stand_in import cublas, cupy, green
 
 # What imports CuPy, below which nothing may survive that saw another CuPy.
 ROOMS = ("castile.runtime.backends.cuda", "castile.runtime.comm.nccl", "castile.runtime.comm.staged")
+
+_PLACE = cublas.Place(
+    cupy.cuda.memory,
+    lambda stream, work: cupy.cuda.stream_of(stream).enqueue(work, "gemm"),
+    lambda: cupy.cuda.world.device,
+    lambda stream: cupy.cuda.stream_of(stream).capture is not None,
+)
 
 
 @contextmanager
@@ -26,7 +33,8 @@ def installed(seed: int = 0) -> Iterator[ModuleType]:
     sys.modules.update(ours)
     _forget()
     try:
-        yield cupy
+        with cublas.installed(cublas.Library(_PLACE)):
+            yield cupy
     finally:
         _forget()
         # nothing else that was imported meanwhile may be imported twice

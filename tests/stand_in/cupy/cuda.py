@@ -15,6 +15,8 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from tests.stand_in.cublas import PATH as CUBLAS
+
 # Work: False where it cannot go on yet, as a transfer whose peer has not come.
 Work = Callable[[], object]
 NUM_DEVICES = 2
@@ -364,6 +366,7 @@ def _memcpy_async(target: int, source: int, nbytes: int, kind: int, stream: int)
     stream_of(stream).enqueue(lambda: np.copyto(to, of), "copy")
 
 
+cublas = SimpleNamespace(__file__=CUBLAS)
 runtime = SimpleNamespace(
     CUDARuntimeError=CUDARuntimeError,
     getDevice=lambda: world.device,
