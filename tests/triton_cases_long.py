@@ -57,6 +57,13 @@ LONG: dict[str, list[Case]] = {
     ],
     "block_entropy": [((_DRAW(2, 16501), _DRAW.ids(16501, 2)), {"blocks": 1, "first": 0, "classes": 16501})],
     "contract": [(("ki,kj->ij", _DRAW(2100, 17), _DRAW(2100, 20)), {})],
+    "contract_pointwise": [
+        (
+            ("ki,kj->ij", "s, b, x -> a * s - b * x", _DRAW(2100, 17), _DRAW(2100, 20), _DRAW(20), _DRAW(17, 20)),
+            {"a": 0.3},
+        ),
+        (("bki,bkj->jbi", "s, x -> s + x", _DRAW(2, 2100, 17), _DRAW(2, 2100, 20), _DRAW(20, 1, 17)), {}),
+    ],
     "embedding_grad": [((_DRAW(700, 5), _alike(700, 300)), {"rows": 300})],
     "moments": [((_DRAW(9000, 3),), {"scale": 1e-3}), ((_DRAW(2, 3, 90, 100),), {"scale": 1e-3})],
     "norm_grad": [

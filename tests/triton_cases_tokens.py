@@ -57,6 +57,20 @@ def large_contract(draw: Any) -> Iterator[Case]:
     yield ("...i,oi->...o", draw(*TOKENS, WIDTH), draw(WORDS, WIDTH)), {}
 
 
+def large_contract_pointwise(draw: Any) -> Iterator[Case]:
+    linear, gate = "...i,oi->...o", "(s + b) * sigmoid((s + b) * (p + q * (s + b) * (s + b)))"
+    for outer, inner in ((3 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH)):
+        yield (linear, "s, b -> s + b", draw(*TOKENS, inner), draw(outer, inner), draw(outer)), {}
+    yield (
+        (linear, f"s, b -> {gate}", draw(*TOKENS, WIDTH), draw(4 * WIDTH, WIDTH), draw(4 * WIDTH)),
+        {"p": 1.6, "q": 0.07},
+    )
+    residual = draw(*TOKENS, WIDTH), draw(WIDTH, WIDTH), draw(WIDTH), draw(*TOKENS, WIDTH)
+    yield (linear, "s, b, x -> x + s + b", *residual), {}
+    # few rows of many summed elements: in parts
+    yield (linear, "s, b -> where(s + b > 0, s + b, 0)", draw(32, 25088), draw(4096, 25088), draw(4096)), {}
+
+
 def large_layer_norm(draw: Any) -> Iterator[Case]:
     yield (draw(*TOKENS, WIDTH), draw(WIDTH), draw(WIDTH)), {"eps": 1e-5}
     yield (draw(2, 20000), draw(20000), draw(20000)), {"eps": 1e-5}

@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import triton
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from castile.kernels.table import Table, definitions
 from castile.kernels.triton.launch import bound
 from castile.planner import vocabulary
 from tests.kernel_cases import Case, Draw, cases
-from tests.test_kernels import check, dense, several, stepped, unwritten
+from tests.test_kernels import check, contractions, dense, laid_out, several, stepped, unwritten
 from tests.triton_cases import NAMES, cast, error, plain, plan, results
 from tests.triton_cases_long import LONG
 
@@ -75,7 +77,8 @@ def test_every_setting_computes_the_same(name: str) -> None:
             np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * scale, err_msg=str(made.settings[number]))
 
 
-def test_products_by_blocks_equal_the_definition() -> None:
+@pytest.mark.parametrize("name", ["contract", "contract_pointwise"])
+def test_products_by_blocks_equal_the_definition(name: str) -> None:
     """Settings that fetch whole blocks in turn, of shapes that tiles do not divide, in each order of dims."""
     draw, rng, launched = Draw("float32"), np.random.default_rng(1), 0
     for number, spec in enumerate(
@@ -86,11 +89,14 @@ def test_products_by_blocks_equal_the_definition() -> None:
         # One is summed in parts.
         size["k"] = 2056 if spec == "ki,kj->ij" else size["k"]
         xs = tuple(draw(*(size[label] for label in term)) for term in spec.split("->")[0].split(","))
-        case = cast("contract", ((spec, *xs), {}), dtype)
-        want = _define("contract", cast("contract", case, "float32"))
+        shape = tuple(size[label] for label in spec.split("->")[1])
+        line = ("s, b, c, x -> x - 0.7 * maximum(s, b) * c", draw(shape[-1]), draw(*shape[1:-1], 1), draw(*shape))
+        args = (spec, *xs) if name == "contract" else (spec, line[0], *xs, *line[1:])
+        case = cast(name, (args, {}), dtype)
+        want = _define(name, cast(name, case, "float32"))
         adds = number % 3 == 1
         out = np.ones(want.shape, dtype) if adds else unwritten(want.astype(dtype))
-        made = plan("contract", (out,), case, adds)
+        made = plan(name, (out,), case, adds)
         assert made is not None
         walks = [one for one in made.settings if made.launches(one)[0].since >= 90]
         assert walks, f"{spec} is not fetched in blocks"
@@ -100,6 +106,25 @@ def test_products_by_blocks_equal_the_definition() -> None:
         least = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
         assert error(out.astype("float32"), want + adds) <= 2 * least * float(np.abs(want).max()), f"{spec} {setting}"
     assert launched == 7
+
+
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(st.data())
+def test_a_line_on_any_contraction_on_any_layout(data: st.DataObject) -> None:
+    spec, shapes, orders, margins = data.draw(contractions())
+    draw = Draw("float32", 3)
+    x, y = (draw(*shape) for shape in shapes)
+    shape = definitions()["contract"](spec, x, y).shape
+    first = data.draw(st.integers(0, len(shape)))
+    table = draw(*(data.draw(st.sampled_from((1, length))) for length in shape[first:]))
+    case = (spec, "s, t, z -> z - c * s * t", x, y, table, draw(*shape)), {"c": 0.3}
+    want, adds = _define("contract_pointwise", case), data.draw(st.booleans())
+    out = laid_out(np.ones_like(want) if adds else np.full_like(want, np.nan), orders[2], margins[2])
+    args = (*case[0][:2], laid_out(x, orders[0], margins[0]), laid_out(y, orders[1], margins[1]), *case[0][4:])
+    made = plan("contract_pointwise", (out,), (args, case[1]), adds)
+    assert made is not None
+    bound(made, data.draw(st.sampled_from(made.settings)))()
+    np.testing.assert_allclose(out, want + adds, rtol=0, atol=4e-6 * max(1.0, float(np.abs(want).max())))
 
 
 @pytest.mark.parametrize("place", [dense, stepped], ids=["dense", "stepped"])

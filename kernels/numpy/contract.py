@@ -1,6 +1,7 @@
 """The contraction as matrix products: labels merge where strides allow, one of each sort goes to BLAS, the rest loop.
 
-It knows nothing of what is contracted. Nothing is ever packed: a dim that BLAS cannot step over becomes a loop.
+A line of arithmetic is worked out on the sums where they stand. It knows nothing of what is contracted. Nothing is ever
+packed: a dim that BLAS cannot step over becomes a loop.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from castile.kernels.form import prepares
+from castile.kernels.numpy.elementwise import altered
 from castile.kernels.numpy.gemm import Gemm, Matrix, address, has_gemm, matrix
 from castile.kernels.numpy.views import Scratch, chain, merge
 
@@ -64,6 +66,15 @@ def contract(
         return partial(np.einsum, spec, *xs, out=out)
     held = Scratch(scratch).take(out.shape, out.dtype)
     return chain([partial(np.einsum, spec, *xs, out=held), partial(np.add, out, held, out)])
+
+
+@prepares
+def contract_pointwise(
+    out: np.ndarray, spec: str, line: str, *xs: np.ndarray, **constants: float
+) -> Callable[[], Any] | None:
+    """See the definition."""
+    work = altered(out, line, xs[2:], constants)
+    return work and chain([contract(out, spec, *xs[:2], scratch=None, accumulate=False), work])
 
 
 def parse(spec: str, num_dims: list[int]) -> tuple[list[str], str]:

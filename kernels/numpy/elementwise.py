@@ -11,7 +11,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from castile.kernels.form import prepares
-from castile.kernels.numpy.lines import Loop, adds, sums, writes
+from castile.kernels.numpy.lines import Loop, adds, alters, sums, writes
 from castile.kernels.numpy.moving import clears
 from castile.kernels.numpy.views import Shape, chain
 from castile.kernels.numpy.walk import elementwise
@@ -22,7 +22,7 @@ def pointwise(
     out: np.ndarray, line: str, *xs: np.ndarray, accumulate: bool, **constants: float
 ) -> Callable[[], Any] | None:
     """See the definition."""
-    loop, arrays, numbers = _operands(line, xs, out.shape, constants)
+    loop, arrays, numbers = _operands(line, xs, out.shape, constants, out.dtype)
     return elementwise((adds if accumulate else writes)(loop), [out, *arrays], *numbers)
 
 
@@ -32,21 +32,28 @@ def sum_pointwise(
 ) -> Callable[[], Any] | None:
     """See the definition."""
     shape = np.broadcast_shapes(*(x.shape for x in xs))
-    loop, arrays, numbers = _operands(line, xs, shape, constants)
+    loop, arrays, numbers = _operands(line, xs, shape, constants, out.dtype)
     work = elementwise(sums(loop), [standing(out, shape, dims), *arrays], *numbers)
     return work if work is None or accumulate else chain([clears(out), work])
 
 
+def altered(
+    out: np.ndarray, line: str, xs: tuple[np.ndarray, ...], constants: dict[str, float]
+) -> Callable[[], Any] | None:
+    """The work that makes each element of out what the line says of it, which its first name is, and of xs."""
+    loop, arrays, numbers = _operands(line, xs, out.shape, constants, out.dtype)
+    return elementwise(alters(loop), [out, *arrays], *numbers)
+
+
 def _operands(
-    line: str, xs: tuple[np.ndarray, ...], shape: Shape, constants: dict[str, float]
+    line: str, xs: tuple[np.ndarray, ...], shape: Shape, constants: dict[str, float], dtype: np.dtype
 ) -> tuple[Loop, list[np.ndarray], list[Any]]:
     """The loop, the arrays it runs over, stretched to `shape`, and what is the same for all elements."""
     single = tuple(x.size == 1 and prod(shape) > 1 for x in xs)
     many = [_stretched(x, shape) for x, one in zip(xs, single, strict=True) if not one]
     numbers = [x.reshape(1) for x, one in zip(xs, single, strict=True) if one]
-    real = xs[0].dtype.type
-    loop = Loop(line, single, tuple(constants), xs[0].dtype.name)
-    return loop, many, [*numbers, *(real(value) for value in constants.values())]
+    loop = Loop(line, single, tuple(constants), dtype.name)
+    return loop, many, [*numbers, *(dtype.type(value) for value in constants.values())]
 
 
 def _stretched(x: np.ndarray, shape: Shape) -> np.ndarray:

@@ -77,13 +77,19 @@ def adds(loop: Loop) -> Callable[..., Any]:
 
 
 @cache
+def alters(loop: Loop) -> Callable[..., Any]:
+    """The loop out[...] = value, in which the line's first name is what stands in out; arguments: the other arrays."""
+    return _compiled(loop, _WRITE, find="fetch", assign="=", own=1)
+
+
+@cache
 def sums(loop: Loop) -> Callable[..., Any]:
     """As `adds`, where out may stand still along some dims."""
     return _compiled(loop, _SUM)
 
 
-def _compiled(loop: Loop, template: str, **words: str) -> Callable[..., Any]:
-    return from_text(_filled(loop, template, **words), loop.dtype)
+def _compiled(loop: Loop, template: str, own: int = 0, **words: str) -> Callable[..., Any]:
+    return from_text(_filled(loop, template, own, **words), loop.dtype)
 
 
 def from_text(body: str, dtype: str) -> Callable[..., Any]:
@@ -98,12 +104,14 @@ def from_text(body: str, dtype: str) -> Callable[..., Any]:
     return jit.compiled(names[name])
 
 
-def _filled(loop: Loop, template: str, **words: str) -> str:
+def _filled(loop: Loop, template: str, own: int, **words: str) -> str:
+    """The text of a loop; the first `own` of the line's names stand in the result itself."""
     names, value = parse(loop.line)
-    many = [name for name, one in zip(names, loop.single, strict=True) if not one]
-    single = [name for name in names if name not in many]
+    many = [name for name, one in zip(names[own:], loop.single, strict=True) if not one]
+    single = [name for name in names[own:] if name not in many]
     begin = [f"{x} = a_{x}[0]" for x in single]
-    fetch, load, advance = [], [], []
+    # Read by its own name, so that the compiler sees that no element depends on another.
+    fetch, load, advance = [], [f"{x} = v_out[j]" for x in names[:own]], []
     for number, x in enumerate(many, start=1):
         begin.append(f"p_{x}, s_{x}, h_{x} = pointer(a_{x}), after(plan, {walk.FIRST * (number + 1)}), spare(a_{x})")
         fetch.append(f"v_{x} = fetch(plan, s_{x}, p_{x}, first, h_{x})")

@@ -5,6 +5,7 @@ from string import ascii_letters
 import numpy as np
 
 from castile.kernels.narrow import casts
+from castile.kernels.reference.elementwise import pointwise
 
 
 @casts
@@ -17,6 +18,15 @@ def contract(spec: str, *xs: np.ndarray) -> np.ndarray:
     widths = [x.ndim - len(term.replace("...", "")) for term, x in zip(left.split(","), xs, strict=True)]
     leading = [c for c in ascii_letters if c not in spec][: max(widths)]
     return np.array(np.einsum(f"{left}->{result}".replace("...", "".join(leading)), *xs))
+
+
+@casts
+def contract_pointwise(spec: str, line: str, *xs: np.ndarray, **constants: float) -> np.ndarray:
+    """What `line` says of each element of the Einstein sum of the first two of xs, and of the others, which broadcast.
+
+    "s, b -> s + b" under "...i,oi->...o" of x, w and b is a linear layer.
+    """
+    return pointwise(line, contract(spec, *xs[:2]), *xs[2:], **constants)
 
 
 def add(x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -1,6 +1,7 @@
 """The contraction: as products of matrices where two operands have what those need, else as a fold of products.
 
-It knows nothing of what is contracted. Nothing is packed: labels merge where steps allow, and others are walked.
+A line of arithmetic is worked out on the sums before they are written. It knows nothing of what is contracted. Nothing
+is packed: labels merge where steps allow, and others are walked.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -13,9 +14,9 @@ from triton import language as tl
 
 from castile.kernels.triton.functions import places
 from castile.kernels.triton.launch import Launch, Plan, Room, planned, takes
-from castile.kernels.triton.lines import Text, each, folded, packed, text
-from castile.kernels.triton.product import WALKS, Product, Walk, operands, walk
-from castile.kernels.triton.views import Nest, View, nest, ordered, power_of_two, view, wide
+from castile.kernels.triton.lines import Finish, Text, each, folded, packed, text
+from castile.kernels.triton.product import WALKS, Product, Walk, finishing, operands, walk
+from castile.kernels.triton.views import Nest, Shape, View, broadcast, nest, ordered, permuted, power_of_two, view, wide
 from castile.kernels.triton.waves import Cut, best_parts, microseconds
 
 
@@ -54,15 +55,27 @@ _FULL = (
 @planned
 def contract(out: Any, spec: str, *xs: Any, scratch: Any, accumulate: bool) -> Plan | None:
     """See the definition. Sums are in float32."""
+    return _contracted(out, spec, xs, None, accumulate) if takes(out, *xs) else None
+
+
+@planned
+def contract_pointwise(out: Any, spec: str, line: str, *xs: Any, accumulate: bool, **constants: float) -> Plan | None:
+    """See the definition. Sums, and what becomes of them, are in float32."""
     if not takes(out, *xs):
         return None
+    others = tuple(broadcast(view(x), out.shape) for x in xs[2:])
+    finish = Finish(text(line, *constants), others, tuple(map(float, constants.values())))
+    return _contracted(out, spec, xs[:2], finish, accumulate)
+
+
+def _contracted(out: Any, spec: str, xs: tuple[Any, ...], finish: Finish | None, accumulate: bool) -> Plan:
     terms, result = _parse(spec, [x.ndim for x in xs])
     sizes = {label: size for term, x in zip(terms, xs, strict=True) for label, size in zip(term, x.shape, strict=True)}
     if 0 not in sizes.values() and len(xs) == 2 and all(len(set(term)) == len(term) for term in terms):
         product = _product(sizes, [view(out), *map(view, xs)], [result, *terms])
         if product is not None and min(product.m.extent, product.n.extent, product.k.extent) > 1:
-            return _by_tiles(product, out, *xs, accumulate)
-    return _by_folding(sizes, out, xs, result, terms, accumulate)
+            return _by_tiles(Sums(product, _dims(view(out), [result, *terms]), out, *xs, accumulate, finish))
+    return _by_folding(sizes, out, xs, result, terms, accumulate, finish)
 
 
 def _parse(spec: str, num_dims: list[int]) -> tuple[list[str], str]:
@@ -75,7 +88,13 @@ def _parse(spec: str, num_dims: list[int]) -> tuple[list[str], str]:
 
 
 def _by_folding(
-    sizes: dict[str, int], out: Any, xs: tuple[Any, ...], result: str, terms: list[str], accumulate: bool
+    sizes: dict[str, int],
+    out: Any,
+    xs: tuple[Any, ...],
+    result: str,
+    terms: list[str],
+    accumulate: bool,
+    finish: Finish | None,
 ) -> Plan:
     """Every operand seen along all labels; those that the result lacks are summed."""
     labels = [*result, *(label for label in sizes if label not in result)]
@@ -88,9 +107,9 @@ def _by_folding(
     names = tuple(f"x{n}" for n in range(len(xs)))
     what = text(f"{', '.join(names)} -> {' * '.join(names)}")
     gone = tuple(range(len(result), len(labels)))
-    if not gone:
+    if not gone and finish is None:
         return each(what, [view(out)], views, {}, accumulate)
-    return folded(what, [view(out)], views, gone, {}, adds=accumulate)
+    return folded(what, [view(out)], views, gone, {}, adds=accumulate, finish=finish)
 
 
 def _product(sizes: dict[str, int], views: list[View], terms: list[str]) -> Product | None:
@@ -106,8 +125,31 @@ def _product(sizes: dict[str, int], views: list[View], terms: list[str]) -> Prod
     return Product(**{sort: nest(ordered(one)) for sort, one in sorts.items()})
 
 
-def _by_tiles(product: Product, out: Any, x: Any, y: Any, accumulate: bool) -> Plan | None:
-    half = x.dtype.itemsize == 2
+class Sums(NamedTuple):
+    """A product of x and y, and what becomes of its sums. dims: of the result those of batches, rows and columns."""
+
+    product: Product
+    dims: tuple[Shape, Shape, Shape]
+    out: Any
+    x: Any
+    y: Any
+    adds: bool
+    finish: Finish | None
+
+
+def _dims(out: View, terms: list[str]) -> tuple[Shape, Shape, Shape]:
+    """Which dims of the result are batches, rows and columns, in the order of the product."""
+    result, first, second = terms
+    order = sorted(range(len(result)), key=lambda dim: -out.steps[dim])
+    found = ((True, True), (True, False), (False, True))
+    each = (tuple(d for d in order if (result[d] in first, result[d] in second) == bears) for bears in found)
+    batches, rows, columns = each
+    return batches, rows, columns
+
+
+def _by_tiles(sums: Sums) -> Plan:
+    half = sums.x.dtype.itemsize == 2
+    product = sums.product
     m, n, k, l = (one.extent for one in product)
     high, long, deep = map(power_of_two, (m, n, k))
 
@@ -123,18 +165,17 @@ def _by_tiles(product: Product, out: Any, x: Any, y: Any, accumulate: bool) -> P
         return not plain and tile.m * tile.n > 64 * 32 * tile.warps, not half and tile.precision != "ieee", spent
 
     tiles = sorted(dict.fromkeys(fitting(tile) for tile in (_HALF if half else _FULL)), key=likely)
-    both = operands(product, x, y)
+    both = operands(product, sums.x, sums.y)
     walks = [one for one in WALKS if both and one.m <= high and one.n <= long and one.k <= deep]
-    return Plan((*tiles, *walks), lambda cut: _launches(product, cut, both, out, x, y, accumulate))
+    return Plan((*tiles, *walks), lambda cut: _launches(sums, cut, both))
 
 
 def _cut(one: Tile | Walk, half: bool) -> Cut:
     return Cut(one.m, one.n, one.k, one.warps, one.precision if isinstance(one, Tile) and not half else "half")
 
 
-def _launches(
-    product: Product, cut: Tile | Walk, both: Any, out: Any, x: Any, y: Any, accumulate: bool
-) -> list[Launch]:
+def _launches(sums: Sums, cut: Tile | Walk, both: Any) -> list[Launch]:
+    product, dims, out, x, y, adds, finish = sums
     m, n, k, l = (one.extent for one in product)
     tiles = -(-m // cut.m) * -(-n // cut.n)
     parts = best_parts(_cut(cut, x.dtype.itemsize == 2), m, n, k, l)
@@ -147,14 +188,16 @@ def _launches(
         return _launch(product, cut, (tiles, l, parts), span, out, x, y, adds)
 
     if parts == 1:
-        return [launch(product, out, accumulate)]
+        made = launch(product, out, adds)
+        return [finishing(made, finish, out.shape, dims) if finish else made]
     # Each part is summed on its own, and then the parts in their order.
     room = Room(parts * l * m * n)
     first = launch(_dense(product), room, False)
-    shape = (*product.l.sizes, *product.m.sizes, *product.n.sizes)
-    total = View(out, shape, (*product.l.steps[0], *product.m.steps[0], *product.n.steps[0]))
-    pieces = View(room, (parts, *shape), packed((parts, *shape)))
-    whole = folded(Text(("x",), (), (), ("x",)), [total], [pieces], (0,), {}, adds=accumulate)
+    order = tuple(dim for one in dims for dim in one)
+    total = permuted(view(out), order)
+    pieces = View(room, (parts, *total.shape), packed((parts, *total.shape)))
+    last = finish and finish._replace(xs=tuple(permuted(x, order) for x in finish.xs))
+    whole = folded(Text(("x",), (), (), ("x",)), [total], [pieces], (0,), {}, adds=adds, finish=last)
     return [first, *whole.launches(whole.settings[0])]
 
 
@@ -234,6 +277,7 @@ def _product_tiles(c, a, b, m_sizes, c_m, a_m, n_sizes, c_n, b_n, k_sizes, a_k, 
         else:
             y = tl.load(at_b, mask=mask_b, other=0.0)
         total = tl.dot(x, y, total, input_precision=PRECISION)
+    # Sums are made.
     c += places(batch, l_sizes, c_l) + part * part_step
     at = c + places(m, m_sizes, c_m)[:, None] + places(n, n_sizes, c_n)[None, :]
     if ADDS:

@@ -1,6 +1,7 @@
 """Arithmetic on each element, written down or folded over dims, as kernels: a line is put as text into one of two.
 
-It knows no form. `Text` may set names on its way, so that several results share what they have in common.
+It knows no form. `Text` may set names on its way, so that several results share what they have in common. A line may be
+worked out on sums before these are written.
 """
 
 import ast
@@ -75,6 +76,17 @@ class Text(NamedTuple):
     moves: bool = False
 
 
+class Finish(NamedTuple):
+    """What becomes of sums before they are written: a line's Text, whose first name is the sum and the others are xs.
+
+    xs have the result's shape; numbers are the line's constants.
+    """
+
+    what: Text
+    xs: tuple[View, ...]
+    numbers: tuple[float, ...]
+
+
 class Fold(NamedTuple):
     """How values are folded: a function of `functions`, which has one of rows too, and a number that it leaves out."""
 
@@ -92,6 +104,24 @@ def text(line: str, *constants: str) -> Text:
     values = [parse(f"{left}->{value}").value for value in right.split(";")]
     written = (ast.unparse(_Floats().visit(ast.parse(ast.unparse(value), mode="eval"))) for value in values)
     return Text(parse(f"{left}->0").names, constants, (), tuple(written))
+
+
+@cache
+def function_of(what: Text) -> Any:
+    """A function for use inside kernels: the value of a Text of elements of its arrays, and of its constants."""
+    names = ", ".join((*what.names, *what.constants))
+    return kernel_of("{line}", {"line": [f"def {{name}}({names}):", f"    return {what.values[0]}"]}, {})
+
+
+def named(what: Text) -> tuple[list[str], list[str]]:
+    """What a kernel calls the arrays and the constants of a Finish."""
+    return [f"y{n}" for n in range(1, len(what.names))], [f"z{n}" for n in range(len(what.constants))]
+
+
+def finished(what: Text, total: str) -> str:
+    """The value that a Finish has for a sum, in a kernel to which `function_of` is known."""
+    arrays, constants = named(what)
+    return f"{function_of(what).__name__}({', '.join((total, *arrays, *constants))})"
 
 
 class _Floats(ast.NodeTransformer):
@@ -138,28 +168,32 @@ def folded(
     constants: dict[str, float],
     fold: Fold = PLUS,
     adds: bool = False,
+    finish: Finish | None = None,
 ) -> Plan:
     """The work of folding `what` of xs, all of one shape, over `dims`, which outs lack, into outs or onto them.
 
-    In an order that depends on the shapes alone.
+    In an order that depends on the shapes alone. What is folded into one result may be `finish`ed.
     """
     num_dims = len(xs[0].shape)
     away = tuple(dim for dim in range(num_dims) if dim in {dim % num_dims for dim in dims})
     stay = tuple(dim for dim in range(num_dims) if dim not in away)
-    kept = nest(ordered([*outs, *(permuted(x, stay) for x in xs)]))
+    others = finish.xs if finish else ()
+    kept = nest(ordered([*outs, *(permuted(x, stay) for x in xs), *others]))
     gone = nest(ordered([permuted(x, away) for x in xs]))
     if kept.extent == 0:
         return Plan((None,), lambda _: [])
     # Neighbours in memory are to be read together, be they those that stay or those that vanish.
-    stays = any(a[-1] < b[-1] for a, b in zip(kept.steps[len(outs) :], gone.steps, strict=True) if b[-1])
+    stays = any(a[-1] < b[-1] for a, b in zip(kept.steps[len(outs) :], gone.steps, strict=False) if b[-1])
     settings = _DOWN if stays else _ACROSS
-    far = _far([*outs, *(permuted(x, stay) for x in xs)], kept) or _far(xs, Nest((kept.extent * gone.extent,), ()))
-    plan = _Folding(what, tuple(outs), tuple(xs), kept, gone, tuple(constants[c] for c in what.constants), fold, adds)
+    near = [*outs, *(permuted(x, stay) for x in xs), *others]
+    far = _far(near, kept) or _far(xs, Nest((kept.extent * gone.extent,), ()))
+    numbers = tuple(constants[c] for c in what.constants)
+    plan = _Folding(what, tuple(outs), tuple(xs), kept, gone, numbers, fold, adds, finish)
     return Plan(settings, lambda setting: plan.launches(setting, far))
 
 
 class _Folding(NamedTuple):
-    """A fold whose dims are known; steps of kept are those of outs and xs, steps of gone those of xs."""
+    """A fold whose dims are known; steps of kept are those of outs, xs and what finishes, steps of gone those of xs."""
 
     what: Text
     outs: tuple[View, ...]
@@ -169,6 +203,7 @@ class _Folding(NamedTuple):
     numbers: tuple[float, ...]
     fold: Fold
     adds: bool
+    finish: Finish | None = None
 
     def launches(self, setting: tuple[int, int, int, int], far: bool) -> list[Launch]:
         """One launch, or one for the parts and one that folds those; a setting is one of _DOWN or _ACROSS."""
@@ -186,13 +221,14 @@ class _Folding(NamedTuple):
             return [self._launch((programs, 1), span, block, warps, self.outs, self.kept.steps, self.adds)]
         rooms = [View(Room(parts * rows), (parts, rows), (rows, 1)) for _ in self.outs]
         dense = packed(self.kept.sizes)
-        steps = (*(dense for _ in rooms), *self.kept.steps[len(rooms) :])
-        first = self._launch((programs, parts), span, block, warps, tuple(rooms), steps, False)
+        outs, last = self.kept.steps[: len(rooms)], len(rooms) + len(self.xs)
+        steps = (*(dense for _ in rooms), *self.kept.steps[len(rooms) : last])
+        first = self._replace(finish=None)._launch((programs, parts), span, block, warps, tuple(rooms), steps, False)
         names = tuple(f"x{n}" for n in range(len(rooms)))
-        kept = Nest(self.kept.sizes, (*self.kept.steps[: len(rooms)], *(dense for _ in rooms)))
+        kept = Nest(self.kept.sizes, (*outs, *(dense for _ in rooms), *self.kept.steps[last:]))
         gone = Nest((parts,), tuple((rows,) for _ in rooms))
         plain = Text(names, (), (), names)
-        second = _Folding(plain, self.outs, tuple(rooms), kept, gone, (), self.fold, self.adds)
+        second = _Folding(plain, self.outs, tuple(rooms), kept, gone, (), self.fold, self.adds, self.finish)
         down = min(32, power_of_two(rows))
         block = {"ROWS": down, "COLS": min(_PARTS // down, power_of_two(parts)), "WIDE": far, "STAGES": 1}
         grid = (-(-rows // down), 1)
@@ -208,16 +244,22 @@ class _Folding(NamedTuple):
         steps: tuple[Shape, ...],
         adds: bool,
     ) -> Launch:
-        moves = tuple((any(own), any(along)) for own, along in zip(steps[len(outs) :], self.gone.steps, strict=True))
-        kernel = _fold(self.what, len(outs), moves, self.fold, adds)
+        last = len(outs) + len(self.xs)
+        walked = list(zip(self.xs, steps[len(outs) : last], self.gone.steps, strict=True))
+        moves = tuple((any(own), any(along)) for _, own, along in walked)
+        what, others, last_numbers = self.finish or (None, (), ())
+        kernel = _fold(self.what, len(outs), moves, self.fold, adds, what)
         operands: list[Any] = []
         for out, own in zip(outs, steps, strict=False):
             operands += [out, own, self.kept.extent]
-        for x, own, along in zip(self.xs, steps[len(outs) :], self.gone.steps, strict=True):
+        for x, own, along in walked:
             operands += [x, own, along]
+        for y, own in zip(others, steps[last:], strict=True):
+            operands += [y, own]
         counts = (self.kept.extent, self.gone.extent, self.kept.sizes, self.gone.sizes, span)
         flops = self.kept.extent * self.gone.extent * (operations(self.what) + len(outs))
-        return Launch(kernel, grid, (*operands, *counts, *self.numbers), dict(block), warps, flops=flops)
+        args = (*operands, *counts, *self.numbers, *last_numbers)
+        return Launch(kernel, grid, args, dict(block), warps, flops=flops)
 
 
 def packed(sizes: Shape) -> Shape:
@@ -259,7 +301,9 @@ def _each(what: Text, num_outs: int, moves: tuple[tuple[bool, bool], ...], adds:
 
 
 @cache
-def _fold(what: Text, num_outs: int, moves: tuple[tuple[bool, bool], ...], fold: Fold, adds: bool) -> Any:
+def _fold(
+    what: Text, num_outs: int, moves: tuple[tuple[bool, bool], ...], fold: Fold, adds: bool, finish: Text | None
+) -> Any:
     """The kernel of `folded`, for xs that move along what stays and what vanishes or stand still there."""
     start = f"float('{fold.start}')"
     begin: list[str] = []
@@ -273,25 +317,37 @@ def _fold(what: Text, num_outs: int, moves: tuple[tuple[bool, bool], ...], fold:
         begin.append(f"v{n} = tl.full((ROWS, COLS), {start}, tl.float32)")
         folding.append(f"v{n} = {fold.function}(v{n}, tl.where(here, {value}, {start}))")
         store.append(f"a{n} = p_o{n} + places(row, kept, s_o{n}) + part * d_o{n}")
-        store += _stored(n, f"all_{fold.function}(v{n})", "row < rows", adds)
+        value = f"all_{fold.function}(v{n})"
+        store += _stored(n, finished(finish, value) if finish else value, "row < rows", adds)
+    others, numbers = named(finish) if finish else ([], [])
+    begin += [f"{y} = tl.load(p_{y} + places(row, kept, s_{y}), mask=row < rows).to(tl.float32)" for y in others]
     parts = {"begin": begin, "load": load, "body": list(what.statements), "fold": folding, "store": store}
     outs = "".join(f"p_o{n}, s_o{n}, d_o{n}, " for n in range(num_outs))
     words = {
-        "pointers": outs + "".join(f"p_{x}, s_{x}, t_{x}, " for x in what.names),
-        "constants": "".join(f"{name}, " for name in what.constants),
-    }
-    return kernel_of(_FOLD, parts, words)
+        "pointers": outs + "".join(f"p_{x}, s_{x}, t_{x}, " for x in what.names)
+        + "".join(f"p_{y}, s_{y}, " for y in others),
+        "constants": "".join(f"{name}, " for name in (*what.constants, *numbers)),
+    }  # fmt: skip
+    return kernel_of(_FOLD, parts, words, {(call := function_of(finish)).__name__: call} if finish else None)
 
 
 def _loaded(what: Text, x: str, pointer: str, down: str, across: str) -> str:
-    """What reads x at places of rows and of columns: what lacks one of them is read once along the other."""
+    """What reads x at places of rows and of columns."""
+    return f"{x} = {block_of(pointer, down, across)}{_real(what)}"
+
+
+def block_of(
+    pointer: str, down: str, across: str, here: str = "here", rows: str = "row < rows", cols: str = "col < cols"
+) -> str:
+    """A block of an array at places of rows and of columns: what lacks one of them is read once along the other.
+
+    here, rows, cols: which of its elements, rows and columns there are.
+    """
     if down and across:
-        value = f"tl.load({pointer} + {down}[:, None] + ({across})[None, :], mask=here)"
-    elif down:
-        value = f"tl.load({pointer} + {down}, mask=row < rows)[:, None]"
-    else:
-        value = f"tl.load({pointer} + {across}, mask=col < cols)[None, :]" if across else f"tl.load({pointer})"
-    return f"{x} = {value}{_real(what)}"
+        return f"tl.load({pointer} + {down}[:, None] + ({across})[None, :], mask={here})"
+    if down:
+        return f"tl.load({pointer} + {down}, mask={rows})[:, None]"
+    return f"tl.load({pointer} + {across}, mask={cols})[None, :]" if across else f"tl.load({pointer})"
 
 
 def _real(what: Text) -> str:
@@ -306,8 +362,13 @@ def _stored(n: int, value: str, mask: str, adds: bool) -> list[str]:
     return [f"tl.store(a{n}, (tl.load(a{n}, mask={mask}).to(tl.float32) + {value}){real}, mask={mask})"]
 
 
-def kernel_of(template: str, parts: dict[str, list[str]], words: dict[str, str]) -> Any:
-    """The kernel of a template: lines of `parts` where a line of it names them alone, `words` within its lines."""
+def kernel_of(
+    template: str, parts: dict[str, list[str]], words: dict[str, str], known: dict[str, Any] | None = None
+) -> Any:
+    """The kernel of a template: lines of `parts` where a line of it names them alone, `words` within its lines.
+
+    It may call `functions`, and what else is `known`.
+    """
     lines: list[str] = []
     for line in template.strip().splitlines():
         part = parts.get(line.strip().strip("{}"))
@@ -319,7 +380,7 @@ def kernel_of(template: str, parts: dict[str, list[str]], words: dict[str, str])
     # Triton reads the text of what it compiles, and finds it here.
     file = f"<castile {name}>"
     linecache.cache[file] = (len(body), None, body.splitlines(keepends=True), file)
-    names: dict[str, Any] = {"tl": tl, "__name__": __name__}
+    names: dict[str, Any] = (known or {}) | {"tl": tl, "__name__": __name__}
     names |= {key: value for key, value in vars(functions).items() if not key.startswith("_")}
     assert all(word in names for word in FUNCTIONS)
     exec(compile(body, file, "exec"), names)

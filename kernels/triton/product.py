@@ -1,11 +1,16 @@
 """Products of matrices whose blocks the copy engine of Hopper and later chips fetches by tensor descriptors.
 
 Programs walk over tiles of the result, one a processor, so that operands of the next are on their way while a tile is
-written. It knows no contraction; what cannot be described so, and other chips, need another kernel.
+written. Kernels of products get their lines of arithmetic here, too. It knows no contraction; what cannot be described
+so, and other chips, need another kernel.
 """
 
 # mypy: disable-error-code="no-untyped-def"
 
+import inspect
+from dataclasses import replace
+from functools import cache
+from math import prod
 from typing import Any, NamedTuple
 
 import triton
@@ -13,7 +18,8 @@ from triton import language as tl
 
 from castile.kernels.triton.functions import places
 from castile.kernels.triton.launch import Blocks, Launch, Room
-from castile.kernels.triton.views import Nest, View, wide
+from castile.kernels.triton.lines import Finish, Text, block_of, finished, function_of, kernel_of, named, operations
+from castile.kernels.triton.views import Nest, Shape, View, nest, permuted, wide
 
 
 class Product(NamedTuple):
@@ -50,6 +56,49 @@ WALKS = (
 )
 # What descriptors ask of steps, in bytes.
 _ALIGNED = 16
+# What kernels say where their sums are made: `total` [M,N] of rows m and columns n of a batch.
+_MADE = "# Sums are made."
+
+
+def finishing(plain: Launch, finish: Finish, shape: Shape, dims: tuple[Shape, Shape, Shape]) -> Launch:
+    """The launch of a product that works a line out on its sums.
+
+    shape, dims: of the result, and which of its dims are batches, rows and columns.
+    """
+    what, xs, numbers = finish
+    still = View(None, shape, (0,) * len(shape))
+    nests = [nest([permuted(x, one) for x in (still, *xs)]) for one in dims]
+    each = list(zip(*(one.steps[1:] for one in nests), strict=True))
+    own = [part for x, steps in zip(xs, each, strict=True) for part in (x, *steps)]
+    sizes = [one.sizes for one in nests] if xs else []
+    return replace(
+        plain,
+        kernel=_finishing(plain.kernel, what, tuple(tuple(map(any, steps)) for steps in each)),
+        args=(*own, *sizes, *numbers, *plain.args),
+        constants=plain.constants | {"WIDE": plain.constants["WIDE"] or wide(list(xs))},
+        flops=plain.flops + prod(shape) * operations(what),
+        nbytes=plain.nbytes and plain.nbytes + sum(x.nbytes for x in xs),
+    )
+
+
+@cache
+def _finishing(kernel: Any, what: Text, moves: tuple[tuple[bool, ...], ...]) -> Any:
+    """The kernel with a line where its sums are made; moves: of each array whether along batches, rows and columns."""
+    arrays, numbers = named(what)
+    here = ("(m < num_m)[:, None] & (n < num_n)[None, :]", "m < num_m", "n < num_n")
+    made = []
+    for y, (apart, down, across) in zip(arrays, moves, strict=True):
+        pointer = f"p_{y}" + f" + places(batch.to(tl.int64), y_l, l_{y})" * apart
+        block = block_of(pointer, f"places(m, y_m, m_{y})" * down, f"places(n, y_n, n_{y})" * across, *here)
+        made.append(f"{y} = {block}.to(tl.float32)")
+    made.append(f"total = {finished(what, 'total')}")
+    words = [f"{of}_{y}" for y in arrays for of in "plmn"] + ["y_l", "y_m", "y_n"] * bool(arrays) + numbers
+    source = inspect.getsource(kernel.fn)
+    start = f"def {kernel.fn.__name__}("
+    assert start in source and _MADE in source, f"{start}: where are its sums made?"
+    source = source[source.index(start) :].replace(start, f"def {{name}}({''.join(f'{word}, ' for word in words)}")
+    call = function_of(what)
+    return kernel_of(source.replace(_MADE, "{made}"), {"made": made}, {}, kernel.fn.__globals__ | {call.__name__: call})
 
 
 class Operand(NamedTuple):
@@ -159,6 +208,7 @@ def _walk_tiles(c, a, b, m_sizes, c_m, n_sizes, c_n, l_sizes, c_l, num_m, num_n,
         inside = (m < num_m)[:, None] & (n < num_n)[None, :]
         if WIDE:
             m, n = m.to(tl.int64), n.to(tl.int64)
+        # Sums are made.
         to = c + places(batch.to(tl.int64), l_sizes, c_l) + part.to(tl.int64) * part_step
         at = to + places(m, m_sizes, c_m)[:, None] + places(n, n_sizes, c_n)[None, :]
         if ADDS:

@@ -24,6 +24,12 @@ class View(NamedTuple):
         """Elements from the first to the last in memory."""
         return sum((size - 1) * step for size, step in zip(self.shape, self.steps, strict=True)) + 1
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements that are seen, each once."""
+        seen = prod(size for size, step in zip(self.shape, self.steps, strict=True) if step)
+        return seen * int(self.array.dtype.itemsize)
+
 
 class Nest(NamedTuple):
     """Dims that several views walk together: the sizes, and the steps of each view."""

@@ -3,6 +3,7 @@
 from math import prod
 from typing import Any
 
+from castile.planner.shapes.elementwise import pointwise
 from castile.planner.vocabulary import Results, Shape, Spec, kernel, like, need, same
 
 
@@ -30,6 +31,17 @@ def contract(spec: str, *xs: Spec) -> Results:
     need(not missing, f'contract "{spec}": no array has the result\'s {", ".join(missing)}')
     middle = lengths["..."] if dots else ()
     return (Spec((*(lengths[i] for i in before), *middle, *(lengths[i] for i in after)), xs[0].dtype),)
+
+
+@kernel(casts=True)
+def contract_pointwise(spec: str, line: str, *xs: Spec, **constants: float) -> Results:
+    """What `contract` of the first two gives, to which the others must broadcast."""
+    need(len(xs) >= 2, f'contract_pointwise "{spec}": it needs two arrays to contract, not {len(xs)}')
+    (total,) = contract(spec, *xs[:2])
+    (result,) = pointwise(line, total, *xs[2:])
+    shapes = " and ".join(str(x.shape) for x in xs[2:])
+    need(result.shape == total.shape, f'contract_pointwise "{line}": {shapes} do not broadcast to {total.shape}')
+    return (result,)
 
 
 def _labelled(spec: str, term: str, shape: Shape) -> list[tuple[str, Any]]:

@@ -28,6 +28,32 @@ def case_contract(draw: Draw) -> Iterator[Case]:
     yield ("ab,bc,cd->ad", draw(3, 4), draw(4, 5), draw(5, 2)), {}
 
 
+def case_contract_pointwise(draw: Draw) -> Iterator[Case]:
+    linear, bias = "...i,oi->...o", "s, b -> s + b"
+    for rows, inner, columns in [((2, 3), 5, 7), ((1,), 1, 1), ((63,), 65, 66), ((2, 1), 1, 9), ((), 70, 33)]:
+        yield (linear, bias, draw(*rows, inner), draw(columns, inner), draw(columns)), {}
+        yield (
+            (linear, "s, b -> (s + b) * sigmoid(a * (s + b))", draw(*rows, inner), draw(columns, inner), draw()),
+            {"a": 2},
+        )
+    residual = "s, b, x -> x + where(s + b > 0, s + b, 0)"
+    yield (linear, residual, draw(4, 3, 5), draw(6, 5), draw(6), draw(4, 3, 6)), {}
+    # of tables that stand still along one of several leading dims
+    yield (linear, "s, p, q -> s * p - q", draw(4, 3, 5), draw(66, 5), draw(3, 66), draw(4, 1, 1)), {}
+    # names that a kernel could have for itself
+    yield (
+        ("bshd,bthd->bhst", "total, m -> total * c + m", draw(2, 5, 3, 4), draw(2, 6, 3, 4), draw(2, 1, 5, 1)),
+        {"c": 3},
+    )
+    yield ("ki,kj->ji", "x, y, a -> a * x - y", draw(40, 33), draw(40, 18), draw(18, 1), draw(33)), {}
+    yield ("...o,oi->...i", "s -> maximum(s, 0)", draw(5, 3), draw(3, 4)), {}
+    yield ("ij,j->i", bias, draw(4, 3), draw(3), draw(4)), {}
+    yield ("i,j->ji", bias, draw(4), draw(3), draw(3, 1)), {}
+    yield ("i,i->", bias, draw(63), draw(63), draw()), {}
+    yield ("ij,jk->k", bias, draw(4, 3), draw(3, 2), draw(2)), {}
+    yield ("ii,ij->j", bias, draw(3, 3), draw(3, 2), draw(1)), {}
+
+
 def case_add(draw: Draw) -> Iterator[Case]:
     for shape in SHAPES:
         yield (draw(*shape), draw(*shape)), {}
