@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from castile.launch import models, optimizers
 from castile.launch.__main__ import main
+from castile.launch.checkpoints.reader import open_checkpoint
 from castile.launch.execution import prepare
 from castile.planner import search as searches
 from castile.planner.beside import BEGINNINGS, SCALE, STREAK, TAKEN
@@ -32,6 +33,7 @@ from castile.planner.simulate import simulate
 from castile.planner.strategy import Config, Strategy
 from castile.planner.updates import Updates
 from castile.runtime import machine
+from castile.runtime.region import Box
 from tests import homes, test_cuda
 from tests.late import device
 from tests.strategies import Problem, batches, beginnings, configs, strategies, whole_on
@@ -219,16 +221,31 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_training_goes_on_in_other_numbers(alone: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a checkpoint of float32 in bfloat16, and back: both hold the same regions."""
-    line = ("train", "mlp:width=32", "--search", "data_parallel", "--checkpoint", "saved")
-    first = told(capsys, *line, "--steps", "3")
-    second = told(capsys, *line, "--steps", "6", "--resume", "--dtype", "bfloat16")
-    third = told(capsys, *line, "--steps", "9", "--resume")
-    apart = told(capsys, *line[:-1], "other", "--steps", "9")["losses"]
-    assert [one["first_step"] for one in (first, second, third)] == [0, 3, 6]
-    assert first["losses"] == apart[:3]
-    found = np.array([*second["losses"], *third["losses"]])
+    """Of a checkpoint of float32 in 16 bits, in the other 16 bits, and back: parameters are float32 in all of them."""
+    line = ("train", "mlp:width=32", "--search", "data_parallel", "--optimizer", "adam", "--lr", "0.01")
+    saved, runs = (*line, "--checkpoint", "saved"), []
+    for steps, dtype in ((3, "float32"), (6, "float16"), (9, "bfloat16"), (12, "float32")):
+        runs.append(told(capsys, *saved, "--steps", str(steps), "--resume", "--dtype", dtype))
+    apart = told(capsys, *line, "--steps", "12")["losses"]
+    assert [one["first_step"] for one in runs] == [0, 3, 6, 9]
+    assert runs[0]["losses"] == apart[:3]
+    found = np.array([loss for one in runs[1:] for loss in one["losses"]])
     assert 0 < difference(found, np.array(apart[3:])) < 0.01
+
+
+def test_what_guards_16_bits_begins_anew_and_is_kept_from_then_on(
+    alone: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ("train", "mlp:width=32", "--search", "data_parallel", "--checkpoint", "saved", "--resume")
+    carried = []
+    for steps, dtype in ((3, "bfloat16"), (7, "float16"), (9, "float16"), (10, "float32")):
+        told(capsys, *line, "--steps", str(steps), "--dtype", dtype)
+        reader = open_checkpoint(f"saved/step-{steps:08}")
+        assert not {SCALE, STREAK, TAKEN} & {*reader.parameters}
+        carried.append([float(reader.read(name, Box((), ()))) for name in (SCALE, STREAK, TAKEN)])
+    scale = BEGINNINGS[SCALE]
+    # steps in other numbers were all taken, and none of them made the scale grow
+    assert carried == [[scale, 0, 3], [scale, 4, 7], [scale, 6, 9], [scale, 0, 10]]
 
 
 def test_plans_in_16_bits_are_priced_so(alone: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,11 @@ import numpy as np
 from castile.launch.checkpoints import manifest
 from castile.launch.checkpoints.manifest import File, Manifest, Piece
 from castile.launch.ranks import UserError
+from castile.planner.beside import BEGINNINGS, SCALE, STREAK, TAKEN
 from castile.runtime.region import Box, Region, contains, intersect, relative, slices, uncovered, whole
+
+# What training in float16 carries besides: whoever goes on in other numbers leaves it, or begins it anew.
+GUARD = (SCALE, STREAK, TAKEN)
 
 
 class Damaged(ValueError):
@@ -55,16 +59,20 @@ class Reader:
 
     @property
     def parameters(self) -> list[str]:
-        """Regions that are no optimizer's state: such state is named `parameter/label`."""
-        return [name for name in self.regions if name.rpartition("/")[0] not in self.regions]
+        """Regions that are no optimizer's state, which is named `parameter/label`, and guard nothing."""
+        return [name for name in self.regions if name.rpartition("/")[0] not in self.regions and name not in GUARD]
 
     def read(self, region: str, box: Box) -> np.ndarray:
         """A box of a region as a new array, whoever wrote it.
 
+        What guards 16 bits and was not written is as it would be had no step been skipped, but for the scale's growth.
         Raises ValueError for a region that is not there or a box outside it, Damaged where a hash does not hold or no
         file has the numbers.
         """
         found = self.regions.get(region)
+        if found is None and region in GUARD:
+            # Optimizers count the steps that were taken.
+            return np.full(box.shape, self.step if region == TAKEN else BEGINNINGS.get(region, 0))
         if found is None:
             raise ValueError(f"checkpoint {self.path} has no {region!r}")
         if len(box.lo) != len(found.shape) or not contains(whole(found.shape), box):
@@ -89,7 +97,8 @@ class Reader:
     def check_regions(self, carried: Iterable[Region]) -> None:
         """Raise UserError unless the checkpoint holds exactly these regions: same names, extents and types.
 
-        `carried` are all regions of the run that wants to go on, not one rank's alone.
+        What guards 16 bits may be in one of the two alone. `carried` are all regions of the run that wants to go on,
+        not one rank's alone.
         """
         wanted = {region.name: region for region in carried}
         for name, region in wanted.items():
@@ -99,7 +108,8 @@ class Reader:
                     f"checkpoint {self.path}: {name!r} has shape {found.shape} of {found.dtype}, this run's has "
                     f"{region.shape} of {region.dtype}: go on with the model and dtype that it was made with"
                 )
-        lacking, left = sorted(set(wanted) - set(self.regions)), sorted(set(self.regions) - set(wanted))
+        here, there = set(wanted) - set(GUARD), set(self.regions) - set(GUARD)
+        lacking, left = sorted(here - there), sorted(there - here)
         if lacking or left:
             words = [f"lacks {_some(lacking)}"] if lacking else []
             words += [f"has {_some(left)}, unknown here"] if left else []
