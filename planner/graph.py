@@ -6,8 +6,8 @@ A graph does not know strategies, machines or optimizers.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -32,6 +32,14 @@ class Node:
     def whole(self) -> Part:
         """The part that is all of the node."""
         return Part(self.op, self.alignment, {a: (0, n) for a, n in self.alignment.extents.items()})
+
+
+def laid(node: Node, orders: Mapping[str, tuple[int, ...]]) -> Node:
+    """The node where the dims of these tensors lie in such orders, those of others as they come."""
+    a = node.alignment
+    operands = tuple([replace(own, order=orders.get(x, ())) for own, x in zip(a.operands, node.inputs, strict=True)])
+    results = tuple([replace(own, order=orders.get(y, ())) for own, y in zip(a.results, node.outputs, strict=True)])
+    return replace(node, alignment=replace(a, operands=operands, results=results))
 
 
 @dataclass
@@ -155,12 +163,19 @@ class Graph:
         return self.tensors[self.inputs[0]].shape[0]
 
     @property
+    def orders(self) -> dict[str, tuple[int, ...]]:
+        """How the dims of tensors lie in memory, of those that do not lie as they come."""
+        found: dict[str, tuple[int, ...]] = {}
+        for n in self.nodes.values():
+            borne = zip((*n.alignment.operands, *n.alignment.results), (*n.inputs, *n.outputs), strict=True)
+            found.update({name: own.order for own, name in borne if own.order})
+        return found
+
+    @property
     def fingerprint(self) -> str:
         """A hash of nodes, settings, shapes, orders of dims and wiring."""
-        nodes: list[tuple[object, ...]] = []
-        for n in self.nodes.values():
-            orders = tuple(o.order for o in (*n.alignment.operands, *n.alignment.results))
-            nodes.append((n.name, n.op.name, n.op.settings, n.inputs, n.outputs, *([orders] if any(orders) else [])))
+        nodes = [(n.name, n.op.name, n.op.settings, n.inputs, n.outputs) for n in self.nodes.values()]
         updates = [(n.name, n.op.name, n.op.settings, n.inputs) for n in self.updates.values()]
         tensors = [(t.name, t.shape, t.dtype, t.param) for t in self.tensors.values()]
-        return hashlib.sha256(repr((nodes, updates, tensors, self.loss)).encode()).hexdigest()[:16]
+        told = (nodes, updates, tensors, self.loss, *sorted(self.orders.items()))
+        return hashlib.sha256(repr(told).encode()).hexdigest()[:16]

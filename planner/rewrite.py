@@ -13,6 +13,9 @@ from pkgutil import iter_modules
 from castile.planner.graph import Graph
 from castile.runtime.strict import suggestion
 
+# Between the names of several.
+AND = "+"
+
 
 @cache
 def available() -> tuple[str, ...]:
@@ -21,15 +24,20 @@ def available() -> tuple[str, ...]:
     return tuple(sorted(m.name for m in iter_modules(package.__path__)))
 
 
-def check(name: str) -> None:
+def check(names: str) -> None:
     """Raises ValueError for a rewrite that is not there."""
-    if name not in available():
-        hint = suggestion(name, list(available()))
-        raise ValueError(f"no rewrite {name!r}{hint}; there are {', '.join(available())}")
+    for name in names.split(AND):
+        if name not in available():
+            hint = suggestion(name, list(available()))
+            raise ValueError(f"no rewrite {name!r}{hint}; there are {', '.join(available())}, several as in A{AND}B")
 
 
-def apply(name: str, graph: Graph) -> Graph:
-    """The graph that rewrite `name` makes of a graph, which stays as it is. Raises ValueError for an unknown name."""
-    check(name)
-    rewritten: Graph = import_module(f"castile.planner.rewrites.{name}").rewrite(graph)
-    return rewritten
+def apply(names: str, graph: Graph) -> Graph:
+    """The graph that a rewrite makes of a graph, which stays as it is; of NAME+NAME the first one comes first.
+
+    Raises ValueError for an unknown name.
+    """
+    check(names)
+    for name in names.split(AND):
+        graph = import_module(f"castile.planner.rewrites.{name}").rewrite(graph)
+    return graph

@@ -34,6 +34,7 @@ from tests.training import SGD, Trained, difference, train
 EXACT = 1e-12
 RATE = 2**-9
 every_rewrite = pytest.mark.parametrize("name", rewrite.available())
+all_rewrites = pytest.mark.parametrize("name", ["+".join(rewrite.available())])
 every_model = pytest.mark.parametrize("text", [small(name) for name in models.available()])
 slow = settings(max_examples=40, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 SHAPES = {"images": ((3, 2, 3), "c h w"), "tokens": ((5, 4), "s d"), "rows": ((6,), "d")}
@@ -151,12 +152,12 @@ def plainly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numpy_backend, "_table", lambda: Table("reference"))
 
 
-@every_rewrite
+@all_rewrites
 @pytest.mark.usefixtures("plainly")
 def test_any_plan_of_a_rewritten_graph_trains_alike(name: str, tell: Callable[[str], None]) -> None:
     seen: Counter[str] = Counter()
 
-    @slow
+    @settings(slow, max_examples=60)
     @given(st.data())
     def check(data: st.DataObject) -> None:
         problem, on = data.draw(chained()), data.draw(machines())
@@ -167,14 +168,14 @@ def test_any_plan_of_a_rewritten_graph_trains_alike(name: str, tell: Callable[[s
         many = train(made, plan, on, steps, begin, rate=RATE, size=data.draw(st.integers(1, on.num_procs)))
         assert apart(one, many, RATE) < 1e-10
         seen.update({node.op.name for node in made.nodes.values()}, examples=1)
-        seen["rewritten"] += made.fingerprint != problem.graph.fingerprint
+        seen["laid"] += len(made.orders) > 1
 
     check()
     tell(f"rewrite {name}: {seen.most_common()}")
-    assert 3 * seen["rewritten"] > seen["examples"] >= 40
+    assert 2 * seen["fused"] > seen["examples"] >= 60 and seen["laid"] >= 10
 
 
-@every_rewrite
+@all_rewrites
 @pytest.mark.usefixtures("plainly")
 def test_microbatches_of_a_rewritten_graph_train_alike(name: str) -> None:
     @settings(slow, max_examples=15)
@@ -308,6 +309,17 @@ def test_what_others_read_stays() -> None:
     assert len(kernels) == 3
 
 
+@every_model
+@pytest.mark.parametrize("names", [f"{a}+{b}" for a in rewrite.available() for b in rewrite.available()])
+def test_rewrites_follow_each_other_in_any_order(names: str, text: str) -> None:
+    graph = models.parse(text).graph(2)
+    one = rewrite.apply(names, graph)
+    assert one.fingerprint == rewrite.apply("+".join(reversed(names.split("+"))), graph).fingerprint
+    for name in names.split("+"):
+        assert rewrite.apply(name, one).fingerprint == one.fingerprint
+    Lowering(one, machine.local(1), SGD).lower(whole_on(one))
+
+
 def test_an_unknown_rewrite_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no rewrite 'fuze', did you mean 'fuse'.*there are"):
         rewrite.apply("fuze", Graph("empty"))
@@ -322,3 +334,4 @@ def test_every_model_takes_a_rewrite_as_a_setting() -> None:
         assert made.fingerprint != plain.graph(4, training=training_).fingerprint
     with pytest.raises(ValueError, match="no rewrite 'fuze'"):
         models.parse("mlp:rewrite=fuze")
+    assert models.parse("resnet:size=8,rewrite=fuse+channels_last").graph(4).orders

@@ -86,7 +86,7 @@ def available() -> tuple[str, ...]:
 
 
 def parse(text: str) -> Model:
-    """The model of NAME:key=value,... or FILE.py:key=value,...; of every model rewrite=NAME is a setting.
+    """The model of NAME:key=value,... or FILE.py:key=value,...; every model takes rewrite=NAME, or NAME+NAME.
 
     Raises ValueError in one sentence for an unknown name or setting, and for a file that is no model.
     """

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
-from castile.planner.axes import Operand
-from castile.planner.graph import Graph
+from castile.planner.graph import Graph, laid
 
 # Samples, rows, columns, channels.
 ORDER = (0, 2, 3, 1)
@@ -20,18 +19,8 @@ CONVOLUTIONS = ("conv2d", "conv_transpose2d")
 
 def rewrite(graph: Graph) -> Graph:
     """The graph with its images so."""
-    turned = _images(graph)
-
-    def laid(own: Operand, name: str) -> Operand:
-        return replace(own, order=ORDER) if name in turned else own
-
-    nodes = {}
-    for name, node in graph.nodes.items():
-        a = node.alignment
-        operands = tuple(laid(own, x) for own, x in zip(a.operands, node.inputs, strict=True))
-        results = tuple(laid(own, y) for own, y in zip(a.results, node.outputs, strict=True))
-        nodes[name] = replace(node, alignment=replace(a, operands=operands, results=results))
-    return replace(graph, nodes=nodes)
+    orders = graph.orders | dict.fromkeys(_images(graph), ORDER)
+    return replace(graph, nodes={name: laid(node, orders) for name, node in graph.nodes.items()})
 
 
 def _images(graph: Graph) -> set[str]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from castile.planner.fusing import is_line
-from castile.planner.graph import Graph, Node
+from castile.planner.graph import Graph, Node, laid
 from castile.planner.op import Op
 from castile.planner.ops.add import Add
 from castile.planner.ops.channel_bias import ChannelBias
@@ -45,6 +45,8 @@ def rewrite(graph: Graph) -> Graph:
             nodes[node.name] = _bound(node, node.op, node.inputs[:2], graph)
     given = {name for node in nodes.values() for name in node.outputs}
     gone = {name for node in graph.nodes.values() for name in node.outputs} - given
+    orders = graph.orders
+    nodes = {name: laid(node, orders) for name, node in nodes.items()}
     return replace(graph, nodes=nodes, tensors={n: t for n, t in graph.tensors.items() if n not in gone})
 
 
