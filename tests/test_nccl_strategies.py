@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from castile.launch.execution import prepare
+from castile.planner.cost import CostModel
+from castile.planner.lower import Lowering
 from tests import named_plans
 from tests.named_plans import links, network
 from tests.stand_in import nccl as fake
+from tests.strategies import SGD
 from tests.test_cuda import Plan, Ranks, close, device, drawn, on_host, plans, same
 from tests.test_nccl import is_one_order
 
@@ -68,6 +73,38 @@ def test_a_fault_at_any_call_ends_the_step_in_words(plan: Plan, seed: int, share
         with pytest.raises(TransferError, match=r"^rank \d: .* over ranks .*|^rank \d: the meeting of ranks") as caught:
             shells(plan, cupy).train(2)
         assert "failed: NCCL_ERROR_SYSTEM_ERROR" in str(caught.value)
+        names_its_task(caught.value, plan)
+
+
+def names_its_task(error: Exception, plan: Plan) -> None:
+    """A note has the task of the transfer that the words name, whatever the rank did since then."""
+    said = re.search(r"rank (\d): .*\(transfer (\d+)\)", str(error))
+    if said is None:
+        assert "meeting" in str(error) or "begun last: nothing" in str(error)
+        return
+    tasks = prepare(Lowering(plan.problem.graph, plan.machine, SGD), plan.strategy, CostModel(plan.machine)).tasks
+    moving = [task for task in tasks.tasks if task.comm is not None]
+    (note,) = error.__notes__
+    assert re.fullmatch(rf"step \d, task {re.escape(moving[int(said[2]) - 1].name)}, rank {said[1]}", note), note
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_transfer_that_fails_under_way_is_named(captured: bool) -> None:
+    problem = network()
+    plan = Plan(problem, named_plans.plans(problem, 2)["data"], links(2), 2)
+    with device(1) as cupy:
+        from castile.runtime.comm.nccl import TransferError
+
+        ranks = shells(plan, cupy)
+        ranks.train(1 + captured)
+        cupy.cuda.Device(0).use()
+        execution = ranks.executions[0]
+        assert (execution.runner._workers[0]._graph is not None) == captured
+        execution.runner.comm._groups[0, 1]._error = fake.REMOTE_ERROR
+        # the other rank never comes
+        with pytest.raises(TransferError, match="begun last: all_reduce") as caught:
+            execution.run()
+        names_its_task(caught.value, plan)
 
 
 @drawn(10)

@@ -44,7 +44,14 @@ IDENTITY_BYTES = 128
 
 
 class TransferError(RuntimeError):
-    """NCCL has failed: which rank, which transfer over which ranks, and what NCCL said."""
+    """NCCL has failed: which rank, which transfer over which ranks, and what NCCL said.
+
+    tag  the transfer's, or that of the one over these ranks that was begun last; None where none was
+    """
+
+    def __init__(self, words: str, tag: int | None) -> None:
+        super().__init__(words)
+        self.tag = tag
 
 
 @dataclass(frozen=True)
@@ -118,8 +125,8 @@ class NcclCommunicator(Communicator):
         self.rank, self.size, self.host = comm.rank, comm.size, comm.host
         self.local_rank, self.local_size, self.epoch_ns = comm.local_rank, comm.local_size, comm.epoch_ns
         self._groups: dict[tuple[int, ...], Any] = {}
-        self._begun: dict[tuple[int, ...], str] = {}
-        self._failure = ""
+        self._begun: dict[tuple[int, ...], tuple[str, int]] = {}
+        self._failure: tuple[str, int | None] | None = None
         # in the order in which they were made, which is one on all ranks
         weakref.finalize(self, _destroy, self._groups)
 
@@ -136,7 +143,7 @@ class NcclCommunicator(Communicator):
             self._communicator(ranks), tuple(ranks.index(rank) for rank in group), group.index(self.rank),
             _address(send), _address(receive), counts, str(some.dtype), some.dtype.itemsize, stream.ptr,
         )  # fmt: skip
-        return partial(self._begin, ranks, words, _FORMS[form](part))
+        return partial(self._begin, ranks, words, tag, _FORMS[form](part))
 
     def check(self) -> None:
         self._refuse()
@@ -144,8 +151,8 @@ class NcclCommunicator(Communicator):
             try:
                 comm.check_async_error()
             except _FAULTS as fault:
-                begun = self._begun.get(ranks, "nothing")
-                self._fail(f"a transfer over ranks {', '.join(map(str, ranks))} (begun last: {begun})", fault)
+                begun, tag = self._begun.get(ranks, ("nothing", None))
+                self._fail(f"a transfer over ranks {', '.join(map(str, ranks))} (begun last: {begun})", tag, fault)
 
     def send(self, array: np.ndarray, peer: int, tag: int) -> Request:
         return self._comm.send(array, peer, tag)
@@ -190,31 +197,31 @@ class NcclCommunicator(Communicator):
                     self._comm.wait(self._comm.recv(identity, ranks[0], IDENTITY_TAG))
                 self._groups[ranks] = nccl.NcclCommunicator(len(ranks), identity.tobytes(), ranks.index(self.rank))
             except _FAULTS as fault:
-                self._fail(f"the meeting of ranks {', '.join(map(str, ranks))}", fault)
+                self._fail(f"the meeting of ranks {', '.join(map(str, ranks))}", None, fault)
         return self._groups[ranks]
 
-    def _begin(self, ranks: tuple[int, ...], words: str, calls: Sequence[Callable[[], None]]) -> None:
+    def _begin(self, ranks: tuple[int, ...], words: str, tag: int, calls: Sequence[Callable[[], None]]) -> None:
         self._refuse()
-        self._begun[ranks] = words
+        self._begun[ranks] = words, tag
         try:
             if len(calls) == 1:
                 calls[0]()
             elif calls:
                 _together(calls)
         except _FAULTS as fault:
-            self._fail(words, fault)
+            self._fail(words, tag, fault)
 
     def _refuse(self) -> None:
         """After one failure nothing is as it was: it is what is said from then on."""
         if self._failure:
-            raise TransferError(self._failure)
+            raise TransferError(*self._failure)
 
-    def _fail(self, what: str, fault: Exception) -> NoReturn:
+    def _fail(self, what: str, tag: int | None, fault: Exception) -> NoReturn:
         """Ends all kernels that wait for a peer, so that the device can be left, and says what happened."""
         said = f"NCCL status {fault}" if isinstance(fault, KeyError) else str(fault)
-        self._failure = f"rank {self.rank}: {what} failed: {said}"
+        self._failure = f"rank {self.rank}: {what} failed: {said}", tag
         self._abort_groups()
-        raise TransferError(self._failure) from fault
+        raise TransferError(*self._failure) from fault
 
     def _abort_groups(self) -> None:
         for comm in self._groups.values():

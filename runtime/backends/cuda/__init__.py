@@ -72,7 +72,8 @@ class Backend(numpy.Backend):
             return Polled(steps, ordered, self.compute_stream, staged, deliver)
         transfers = {task: [[(self.traffic, call)]] for task, call in streamed.items() if call is not None}
         check = end.check if transfers else None
-        return Issuer([seat], transfers, [self._supply], check, self._kernels.on_host)
+        tasks_of = {tag: task.index for task, tag, moves in rows if moves}
+        return Issuer([seat], transfers, [self._supply], check, self._kernels.on_host, tasks_of)
 
     @classmethod
     def workers(cls, shares: Sequence[base.Share]) -> list[Worker]:

@@ -32,6 +32,7 @@ class Issuer(Worker):
     transfers  what those of the program put onto streams
     supplies   bring what a step begins with, which changes from step to step
     check      raises where a transfer under way has failed; None where none can
+    tags       the tasks of transfers, by the tag that what `check` raises may have
     on_host    kernels among the actions that compute on the host, and so cannot be captured
     uncaptured why a step is not one CUDA graph, "" where it is
     """
@@ -43,6 +44,7 @@ class Issuer(Worker):
         supplies: Sequence[Supply],
         check: Callable[[], None] | None,
         on_host: Collection[str] = (),
+        tags: Mapping[int, int] | None = None,
     ) -> None:
         steps = together([seat.steps for seat in seats]) if len(seats) > 1 else seats[0].steps
         whole = {task: chain([call for phase in phases for _, call in phase]) for task, phases in transfers.items()}
@@ -53,6 +55,7 @@ class Issuer(Worker):
         # Where all streams meet.
         self._origin = seats[0].compute
         self._supplies, self._check, self._is_shared = supplies, check, len(seats) > 1
+        self._tags = tags or {}
         self._pieces = pieces(steps, seats, transfers)
         self._calls = issued(self._pieces, self._origin)
         self._clocks = Clocks([piece.stream for piece in self._pieces])
@@ -124,11 +127,21 @@ class Issuer(Worker):
         until = time.perf_counter_ns() + LOOK_NANOSECONDS
         while not self._end.done:
             if time.perf_counter_ns() >= until:
-                self._check()
+                self._look(self._check)
                 return False
             # Other threads make the next step's samples.
             time.sleep(0)
         return True
+
+    def _look(self, check: Callable[[], None]) -> None:
+        """Raises where a transfer has failed, which the worker then stands at: all calls have been made long ago."""
+        try:
+            check()
+        except RuntimeError as error:
+            tag = getattr(error, "tag", None)
+            if isinstance(tag, int) and tag in self._tags:
+                self.position = self.program.tasks.index(self._tags[tag])
+            raise
 
     def _captured(self) -> bool:
         """Whether there is a graph of the step, which the second step makes: the first may load and allocate."""
