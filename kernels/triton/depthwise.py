@@ -16,7 +16,7 @@ from triton import language as tl
 from castile.kernels.triton.correlation import Windows
 from castile.kernels.triton.launch import Launch, Plan, Room
 from castile.kernels.triton.lines import Text, folded, packed
-from castile.kernels.triton.planes import SETTINGS, Walk, met, put, put_phases, tile, walk, within
+from castile.kernels.triton.planes import SETTINGS, Walk, corners, met, put, put_phases, tile, walk, within
 from castile.kernels.triton.views import View, wide
 
 # Elements of a window up to which the loops over them are written out.
@@ -122,9 +122,7 @@ def _windowed(out, x, w, CHANNELS: tl.constexpr, SIZE: tl.constexpr, O_SIZE: tl.
               BLOCK: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     c, number = _number(CHANNELS, WIDE)
     weights = _weights(w, c, W_STEPS, KERNEL)
-    b, group, v, there = tile(number, IMAGES, GROUPS, WIDTH, BLOCK, COLS, 1)
-    h = group * TALL
-    row, col = h * STRIDE[0] - PADS[0], v * STRIDE[1] - PADS[1]
+    b, h, v, row, col, there = corners(number, STRIDE, PADS, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS)
     x += c * X_STEPS[1] + (b * X_STEPS[0] + row * X_STEPS[2] + col * X_STEPS[3])
     totals = ()
     for n in tl.static_range(TALL):
@@ -183,9 +181,7 @@ def _weighed(out, dy, x, CHANNELS: tl.constexpr, SIZE: tl.constexpr, Y_STEPS: tl
     x += c * X_STEPS[1]
     totals = (tl.zeros((BLOCK,), tl.float32),) * (KERNEL[0] * KERNEL[1])
     for turn in range(SPAN):
-        b, group, v, there = tile(number * SPAN + turn, IMAGES, GROUPS, WIDTH, BLOCK, COLS, 1)
-        h = group * TALL
-        row, col = h * STRIDE[0] - PADS[0], v * STRIDE[1] - PADS[1]
+        b, h, v, row, col, there = corners(number * SPAN + turn, STRIDE, PADS, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS)
         at_y = dy + (b * Y_STEPS[0] + h * Y_STEPS[2] + v * Y_STEPS[3])
         at_x = x + (b * X_STEPS[0] + row * X_STEPS[2] + col * X_STEPS[3])
         for n in tl.static_range(TALL):

@@ -79,6 +79,17 @@ def tile(number, IMAGES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr
 
 
 @triton.jit
+def corners(number, STRIDE: tl.constexpr, PADS: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr,
+            WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+    """Of each thread of the tile of that number: the image, its first row, its column, the row and column where the
+    window of that place begins, and whether there is such an image.
+    """
+    image, group, col, there = tile(number, IMAGES, GROUPS, WIDTH, BLOCK, COLS, 1)
+    row = group * TALL
+    return image, row, col, row * STRIDE[0] - PADS[0], col * STRIDE[1] - PADS[1], there
+
+
+@triton.jit
 def within(there, row, col, SIZE: tl.constexpr):
     """Whether places of images that there are lie inside."""
     return there & (row >= 0) & (row < SIZE[0]) & (col >= 0) & (col < SIZE[1])

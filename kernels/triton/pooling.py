@@ -15,7 +15,7 @@ from triton import language as tl
 
 from castile.kernels.triton.launch import Launch, Plan, Room, planned, takes
 from castile.kernels.triton.lines import each, folded, packed, text
-from castile.kernels.triton.planes import SETTINGS, met, put, put_phases, tile, walk, within
+from castile.kernels.triton.planes import SETTINGS, corners, met, put, put_phases, tile, walk, within
 from castile.kernels.triton.views import View, view, wide
 from castile.kernels.windows import Pads, Pair
 
@@ -31,7 +31,7 @@ def max_pool2d(out: Any, x: Any, *, kernel: Pair, stride: Pair, pads: Pads) -> P
         return None
 
     def launches(setting: tuple[int, int]) -> list[Launch]:
-        return [_pooled(_max_pool, view(out), x, kernel, stride, pads, setting, {})]
+        return [_pooled(_maximum, view(out), x, kernel, stride, pads, setting, {"NUMBER": False})]
 
     return _plan(launches, out)
 
@@ -48,7 +48,7 @@ def max_pool2d_grad(
     first = View(Room(dy.size, "int8" if prod(kernel) < 2**7 else "int32"), shape, packed(shape))
 
     def launches(setting: tuple[int, int]) -> list[Launch]:
-        found = _pooled(_first_maximum, first, x, kernel, stride, pads, setting, {})
+        found = _pooled(_maximum, first, x, kernel, stride, pads, setting, {"NUMBER": True})
         return [found, _spread(_max_spread, out, dy, [first], kernel, stride, pads, setting, how)]
 
     return _plan(launches, out)
@@ -169,49 +169,34 @@ def _spread(
 
 
 @triton.jit
-def _tile(IMAGES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, COLS: tl.constexpr,
-          EACH: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+def _number(WIDE: tl.constexpr):
+    """That of a program's tile."""
     number = tl.program_id(0)
-    if WIDE:
-        number = number.to(tl.int64)
-    return tile(number, IMAGES, GROUPS, WIDTH, BLOCK, COLS, EACH)
+    return number.to(tl.int64) if WIDE else number
 
 
 @triton.jit
-def _max_pool(out, x, CHANNELS: tl.constexpr, O_STEPS: tl.constexpr, X_STEPS: tl.constexpr, SIZE: tl.constexpr,
-              KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr, TAPS: tl.constexpr,
-              UNROLL: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr, HEIGHT: tl.constexpr,
-              WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr, COLS: tl.constexpr,
-              WIDE: tl.constexpr):  # fmt: skip
-    image, group, v, there = _tile(IMAGES, GROUPS, WIDTH, BLOCK, COLS, 1, WIDE)
-    b, c, h = image // CHANNELS, image % CHANNELS, group * TALL
-    row, col = h * STRIDE[0] - PADS[0], v * STRIDE[1] - PADS[1]
+def _windows(out, x, CHANNELS: tl.constexpr, O_STEPS: tl.constexpr, X_STEPS: tl.constexpr, STRIDE: tl.constexpr,
+             PADS: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr,
+             TALL: tl.constexpr, BLOCK: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    """Of each thread: its first place in `out`, where the window of that begins in `x`, the row and column of both, and
+    whether there is such an image.
+    """
+    image, h, v, row, col, there = corners(_number(WIDE), STRIDE, PADS, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS)
+    b, c = image // CHANNELS, image % CHANNELS
     x += b * X_STEPS[0] + c * X_STEPS[1] + row * X_STEPS[2] + col * X_STEPS[3]
     out += b * O_STEPS[0] + c * O_STEPS[1] + h * O_STEPS[2] + v * O_STEPS[3]
-    found = ()
-    for n in tl.static_range(TALL):
-        best = tl.full((BLOCK,), float("-inf"), tl.float32)
-        for tap in tl.range(0, TAPS, loop_unroll_factor=UNROLL):
-            i, j = n * STRIDE[0] + tap // KERNEL[1], tap % KERNEL[1]
-            mask = within(there, row + i, col + j, SIZE)
-            value = tl.load(x + (i * X_STEPS[2] + j * X_STEPS[3]), mask=mask, other=float("-inf"))
-            best = tl.maximum(best, value.to(tl.float32), propagate_nan=tl.PropagateNan.ALL)
-        found = found + (best,)  # noqa: RUF005 (Triton knows no star)
-    for n in tl.static_range(TALL):
-        put(out + n * O_STEPS[2], found[n], there & (h + n < HEIGHT) & (v < WIDTH), False)
+    return out, x, h, v, row, col, there
 
 
 @triton.jit
-def _first_maximum(out, x, CHANNELS: tl.constexpr, O_STEPS: tl.constexpr, X_STEPS: tl.constexpr, SIZE: tl.constexpr,
-                   KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr, TAPS: tl.constexpr,
-                   UNROLL: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr, HEIGHT: tl.constexpr,
-                   WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr, COLS: tl.constexpr,
-                   WIDE: tl.constexpr):  # fmt: skip
-    image, group, v, there = _tile(IMAGES, GROUPS, WIDTH, BLOCK, COLS, 1, WIDE)
-    b, c, h = image // CHANNELS, image % CHANNELS, group * TALL
-    row, col = h * STRIDE[0] - PADS[0], v * STRIDE[1] - PADS[1]
-    x += b * X_STEPS[0] + c * X_STEPS[1] + row * X_STEPS[2] + col * X_STEPS[3]
-    out += b * O_STEPS[0] + c * O_STEPS[1] + h * O_STEPS[2] + v * O_STEPS[3]
+def _maximum(out, x, CHANNELS: tl.constexpr, O_STEPS: tl.constexpr, X_STEPS: tl.constexpr, SIZE: tl.constexpr,
+             KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr, TAPS: tl.constexpr,
+             UNROLL: tl.constexpr, NUMBER: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr,
+             HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr,
+             COLS: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    out, x, h, v, row, col, there = _windows(out, x, CHANNELS, O_STEPS, X_STEPS, STRIDE, PADS, IMAGES, GROUPS, WIDTH,
+                                             TALL, BLOCK, COLS, WIDE)  # fmt: skip
     found = ()
     for n in tl.static_range(TALL):
         best = tl.full((BLOCK,), float("-inf"), tl.float32)
@@ -221,9 +206,12 @@ def _first_maximum(out, x, CHANNELS: tl.constexpr, O_STEPS: tl.constexpr, X_STEP
             i, j = n * STRIDE[0] + tap // KERNEL[1], tap % KERNEL[1]
             mask = within(there, row + i, col + j, SIZE)
             value = tl.load(x + (i * X_STEPS[2] + j * X_STEPS[3]), mask=mask, other=float("-inf")).to(tl.float32)
-            better = (best == best) & ~(value <= best)
-            best, first = tl.where(better, value, best), tl.where(better, tap, first)
-        found = found + (first,)  # noqa: RUF005 (Triton knows no star)
+            if NUMBER:
+                better = (best == best) & ~(value <= best)
+                best, first = tl.where(better, value, best), tl.where(better, tap, first)
+            else:
+                best = tl.maximum(best, value, propagate_nan=tl.PropagateNan.ALL)
+        found = found + (first if NUMBER else best,)  # noqa: RUF005 (Triton knows no star)
     for n in tl.static_range(TALL):
         put(out + n * O_STEPS[2], found[n], there & (h + n < HEIGHT) & (v < WIDTH), False)
 
@@ -234,11 +222,8 @@ def _mean(out, x, CHANNELS: tl.constexpr, O_STEPS: tl.constexpr, X_STEPS: tl.con
           UNROLL: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr, HEIGHT: tl.constexpr,
           WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr, COLS: tl.constexpr,
           WIDE: tl.constexpr):  # fmt: skip
-    image, group, v, there = _tile(IMAGES, GROUPS, WIDTH, BLOCK, COLS, 1, WIDE)
-    b, c, h = image // CHANNELS, image % CHANNELS, group * TALL
-    row, col = h * STRIDE[0] - PADS[0], v * STRIDE[1] - PADS[1]
-    x += b * X_STEPS[0] + c * X_STEPS[1] + row * X_STEPS[2] + col * X_STEPS[3]
-    out += b * O_STEPS[0] + c * O_STEPS[1] + h * O_STEPS[2] + v * O_STEPS[3]
+    out, x, h, v, row, col, there = _windows(out, x, CHANNELS, O_STEPS, X_STEPS, STRIDE, PADS, IMAGES, GROUPS, WIDTH,
+                                             TALL, BLOCK, COLS, WIDE)  # fmt: skip
     found = ()
     for n in tl.static_range(TALL):
         total = tl.zeros((BLOCK,), tl.float32)
@@ -263,12 +248,24 @@ def _share(first, taps: tl.constexpr, size: tl.constexpr, ALL: tl.constexpr):
 
 
 @triton.jit
+def _put(out, totals, CHANNELS: tl.constexpr, SIZE: tl.constexpr, O_STEPS: tl.constexpr, STRIDE: tl.constexpr,
+         ADDS: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr,
+         BLOCK: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    """Write what each phase of a gradient is, or add it to what is there."""
+    EACH: tl.constexpr = 2 if STRIDE[1] == 2 else 1
+    image, group, col, there = tile(_number(WIDE), IMAGES, GROUPS, WIDTH, BLOCK, COLS, EACH)
+    row, col = group * (TALL * STRIDE[0]), col * (STRIDE[1] // EACH)
+    at = image // CHANNELS * O_STEPS[0] + image % CHANNELS * O_STEPS[1] + row * O_STEPS[2] + col * O_STEPS[3]
+    put_phases(out, totals, at, there, row, col, SIZE, O_STEPS, STRIDE, EACH, ADDS)
+
+
+@triton.jit
 def _max_spread(out, dy, first, CHANNELS: tl.constexpr, SIZE: tl.constexpr, O_STEPS: tl.constexpr,
                 Y_STEPS: tl.constexpr, F_STEPS: tl.constexpr, Y_SIZE: tl.constexpr, KERNEL: tl.constexpr,
                 STRIDE: tl.constexpr, PADS: tl.constexpr, ADDS: tl.constexpr, IMAGES: tl.constexpr,
                 GROUPS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr,
                 BLOCK: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
-    image, group, p, there = _tile(IMAGES, GROUPS, WIDTH, BLOCK, COLS, 1, WIDE)
+    image, group, p, there = tile(_number(WIDE), IMAGES, GROUPS, WIDTH, BLOCK, COLS, 1)
     b, c, q = image // CHANNELS, image % CHANNELS, group * TALL
     dy += b * Y_STEPS[0] + c * Y_STEPS[1] + q * Y_STEPS[2] + p * Y_STEPS[3]
     first += b * F_STEPS[0] + c * F_STEPS[1] + q * F_STEPS[2] + p * F_STEPS[3]
@@ -285,11 +282,7 @@ def _max_spread(out, dy, first, CHANNELS: tl.constexpr, SIZE: tl.constexpr, O_ST
                         taken = tl.load(first + (down * F_STEPS[2] + along * F_STEPS[3]), mask=mask, other=-1)
                         total += tl.where(taken == i * KERNEL[1] + j, slope.to(tl.float32), 0.0)
             totals = totals + (total,)  # noqa: RUF005 (Triton knows no star)
-    EACH: tl.constexpr = 2 if STRIDE[1] == 2 else 1
-    image, group, col, there = _tile(IMAGES, GROUPS, WIDTH, BLOCK, COLS, EACH, WIDE)
-    row, col = group * (TALL * STRIDE[0]), col * (STRIDE[1] // EACH)
-    at = image // CHANNELS * O_STEPS[0] + image % CHANNELS * O_STEPS[1] + row * O_STEPS[2] + col * O_STEPS[3]
-    put_phases(out, totals, at, there, row, col, SIZE, O_STEPS, STRIDE, EACH, ADDS)
+    _put(out, totals, CHANNELS, SIZE, O_STEPS, STRIDE, ADDS, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, WIDE)
 
 
 @triton.jit
@@ -298,7 +291,7 @@ def _mean_spread(out, dy, CHANNELS: tl.constexpr, SIZE: tl.constexpr, O_STEPS: t
                  ALL: tl.constexpr, ADDS: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr,
                  HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr,
                  COLS: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
-    image, group, p, there = _tile(IMAGES, GROUPS, WIDTH, BLOCK, COLS, 1, WIDE)
+    image, group, p, there = tile(_number(WIDE), IMAGES, GROUPS, WIDTH, BLOCK, COLS, 1)
     b, c, q = image // CHANNELS, image % CHANNELS, group * TALL
     dy += b * Y_STEPS[0] + c * Y_STEPS[1] + q * Y_STEPS[2] + p * Y_STEPS[3]
     totals = ()
@@ -315,8 +308,4 @@ def _mean_spread(out, dy, CHANNELS: tl.constexpr, SIZE: tl.constexpr, O_STEPS: t
                         share = _share(above, KERNEL[0], SIZE[0], ALL) * _share(left, KERNEL[1], SIZE[1], ALL)
                         total += tl.where(mask, slope.to(tl.float32) * share, 0.0)
             totals = totals + (total,)  # noqa: RUF005 (Triton knows no star)
-    EACH: tl.constexpr = 2 if STRIDE[1] == 2 else 1
-    image, group, col, there = _tile(IMAGES, GROUPS, WIDTH, BLOCK, COLS, EACH, WIDE)
-    row, col = group * (TALL * STRIDE[0]), col * (STRIDE[1] // EACH)
-    at = image // CHANNELS * O_STEPS[0] + image % CHANNELS * O_STEPS[1] + row * O_STEPS[2] + col * O_STEPS[3]
-    put_phases(out, totals, at, there, row, col, SIZE, O_STEPS, STRIDE, EACH, ADDS)
+    _put(out, totals, CHANNELS, SIZE, O_STEPS, STRIDE, ADDS, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, WIDE)
