@@ -83,8 +83,9 @@ def environment(kernels: str, active_ranks: int) -> Environment:
     return msgspec.structs.replace(here, device=name, libraries=f"{here.libraries}, {versions}")
 
 
+@cache
 def measure() -> Figures:
-    """Figures of the GPU in use, in about a second."""
+    """Figures of the GPU in use, in about a second; a process measures once."""
     device, rates = _devices().current(), _devices().rates()
     return Figures(
         device.name,
@@ -112,7 +113,6 @@ def virtual(procs: int) -> Machine:
     return machines.divided(found)
 
 
-@cache
 def machine(procs: int, local_size: int) -> Machine:
     """`procs` processors like the GPU in use; of `local_size` ranks on this host some share a GPU where there are more.
 

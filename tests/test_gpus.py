@@ -7,7 +7,7 @@ import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -26,14 +26,15 @@ RATES = (5e13, 7e14, 6e13, 4e12, 1e-6)
 
 
 @contextmanager
-def host_with_gpus() -> Iterator[None]:
+def host_with_gpus() -> Iterator[Mock]:
+    """Gives what measures them."""
     with device():
         from castile.runtime.backends.cuda import devices
 
-        gpus.machine.cache_clear()
-        with patch.object(devices, "rates", lambda: devices.Rates(*RATES)):
-            yield
-    gpus.machine.cache_clear()
+        gpus.measure.cache_clear()
+        with patch.object(devices, "rates", side_effect=lambda: devices.Rates(*RATES)) as measured:
+            yield measured
+    gpus.measure.cache_clear()
 
 
 def test_without_gpus_local_means_the_cores() -> None:
@@ -58,6 +59,16 @@ def test_ranks_that_share_a_gpu_have_parts_of_it() -> None:
         whole, half = gpus.machine(4, num_gpus).processors[0], gpus.machine(4, 2 * num_gpus).processors[0]
         assert half.memory_bytes == whole.memory_bytes // 2
         assert half.flops_per_second == whole.flops_per_second / 2
+
+
+def test_a_gpu_is_measured_once() -> None:
+    with host_with_gpus() as measured:
+        for procs, local_size in ((1, 1), (4, 1), (4, 4)):
+            gpus.named("local", procs, local_size)
+        for text in ("virtual", "local", "local:procs=3"):
+            offline.find_machine(text)
+        jobs.find_machine("local", LocalWorld(1).communicators[0], "float32")
+        assert measured.call_count == 1
 
 
 def test_numbers_that_no_gpu_computes_with_stay_on_the_cores() -> None:
