@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import tyro
 
@@ -83,7 +84,7 @@ def run(command: Explain) -> int:
             "num_excluded": found.num_excluded,
         }
     if command.why_not:
-        other = _seed(evaluator, command.why_not)
+        other = _seed(evaluator, command.why_not, plan)
         found_switches, num_left = switches(evaluator, plan, other, budget)
         facts["why_not"] = {
             "name": command.why_not,
@@ -134,14 +135,15 @@ def check_graph(plan: Strategy, path: str, named: str, graph: Graph) -> None:
         )
 
 
-def _seed(evaluator: Evaluator, name: str) -> Strategy:
+def _seed(evaluator: Evaluator, name: str, plan: Strategy) -> Strategy:
     known = seeds(evaluator.lowering, cost=evaluator.cost)
     if name not in known:
         near, among = suggestion(name, list(known)), ", ".join(known)
         raise UserError(
             f"--why-not {name}: no known plan is called so and differs from the others{near}; there are {among}"
         )
-    return known[name]
+    # What follows is about nodes: all else is as in the plan.
+    return msgspec.structs.replace(known[name], bucket_bytes=plan.bucket_bytes)
 
 
 def _facts(command: Explain, desk: Desk, plan: Strategy, found: Explanation, worth: Evaluated) -> dict[str, Any]:
@@ -158,6 +160,7 @@ def _facts(command: Explain, desk: Desk, plan: Strategy, found: Explanation, wor
         "batch_samples": desk.evaluator.lowering.graph.batch,
         "microbatches": plan.microbatches,
         "num_tasks": int(found.num_tasks.sum()),
+        "buckets": report.buckets(desk.evaluator, plan),
         "step_seconds": worth.seconds,
         "predicted_step_seconds": predicted,
         "moved_bytes": worth.moved_bytes,

@@ -64,7 +64,8 @@ def _worth(facts: Mapping[str, Any]) -> str:
     note = f" (by the prices of its file {milliseconds(before)})" if changed else ""
     over = "" if facts["fits"] else ", too many"
     return (
-        f"a step takes {milliseconds(facts['step_seconds'])}{note} in {facts['num_tasks']} tasks, moves "
+        f"a step takes {milliseconds(facts['step_seconds'])}{note} in {facts['num_tasks']} tasks"
+        f"{report.bucket_words(facts['buckets'])}, moves "
         f"{written(facts['moved_bytes'])}, and holds {written(facts['live_bytes'])} of "
         f"{written(facts['capacity_bytes'])}{over}"
     )

@@ -20,6 +20,7 @@ from castile.planner.evaluator import Evaluator, identity, moved_bytes
 from castile.planner.search import search
 from castile.planner.seeds import seeds
 from castile.planner.simulate import simulate
+from castile.planner.sizes import settled, sized
 from castile.planner.strategy import Predicted, Strategy
 
 ROUNDS, LEAST_ROUNDS, ROUND_SECONDS = 12, 3, 4.0
@@ -77,7 +78,8 @@ def choose(
     """
     untaught = CostModel(job.machine)
     progress("measuring the seeds")
-    known = seeds(job.lowering)
+    evaluator = Evaluator(job.lowering, job.cost, job.snapshot)
+    known = {label: sized(evaluator, plan) for label, plan in seeds(job.lowering).items()}
     trials = _fitting(job, known, seed)
     measure(job, trials, feed, rate, _rounds(trials))
     _learn(job, trials)
@@ -85,27 +87,28 @@ def choose(
 
     def searched() -> Strategy:
         nonlocal num_proposals
-        found = search(name, Evaluator(job.lowering, job.cost, job.snapshot), budget, seed)
+        evaluator = Evaluator(job.lowering, job.cost, job.snapshot)
+        found = search(name, evaluator, budget, seed)
         num_proposals += found.num_proposals
-        return found.strategy
+        return settled(evaluator, found).strategy
 
     for turn in range(MOST_TURNS):
         progress(f"searching ({name}, {budget})")
         plan = job.agreed_plan(searched)
-        if any(plan.configs == t.plan.configs for t in trials):
+        if any((plan.configs, plan.bucket_bytes) == (t.plan.configs, t.plan.bucket_bytes) for t in trials):
             break
         progress("measuring what was found")
         new = trial(job, f"{name} {turn + 1}", plan, seed)
         measure(job, [new], feed, rate, _rounds([new]))
         _learn(job, [new])
         trials.append(new)
-    asked_for = [t.name for t in trials if t.name == name and t.name in known]
-    best = job.agree(lambda: min(trials, key=lambda t: t.seconds).name.encode()).decode()
-    taken = next(t for t in trials if t.name == (asked_for[0] if asked_for else best))
+    asked_for = [t for t in trials if name in known and t.plan.configs == known[name].configs]
+    best = job.agree(lambda: min(asked_for or trials, key=lambda t: t.seconds).name.encode()).decode()
+    taken = next(t for t in trials if t.name == best)
     prepared = job.prepare(taken.plan)
     candidates = tuple(_candidate(job, t, untaught) for t in trials) if job.leads else ()
     plan = _predicted(job, taken.plan, prepared)
-    equals = taken.name if taken.name in known else ""
+    equals = next((label for label, plan in known.items() if plan.configs == taken.plan.configs), "")
     return Chosen(plan, prepared, candidates, equals, bool(asked_for), num_proposals)
 
 

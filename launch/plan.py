@@ -23,11 +23,12 @@ from castile.launch.ranks import UserError
 from castile.planner import pins
 from castile.planner import strategy as strategies
 from castile.planner.bounds import Bound, lower_bound
-from castile.planner.evaluator import FOLDED_FROM, Evaluated, Evaluator
+from castile.planner.evaluator import Evaluated, Evaluator
 from castile.planner.fronts import Point, search_front
 from castile.planner.lower import Lowering
 from castile.planner.pins import Pins
 from castile.planner.search import Found, Progress, search
+from castile.planner.sizes import SIZES, settled
 from castile.planner.spaces import Spaces
 from castile.planner.strategy import Names, Strategy
 
@@ -118,12 +119,13 @@ def run(command: Plan) -> int:
 
 
 def _task_facts(evaluator: Evaluator, plan: Strategy) -> dict[str, Any]:
-    """How many tasks a step has, and where their prices come from; those of large machines are counted by roles."""
-    if evaluator.lowering.machine.num_procs >= FOLDED_FROM:
-        folded, tasks, _ = evaluator.folded(plan)
-        return {"num_tasks": folded.num_tasks, "prices": evaluator.cost.sources(tasks.cost_keys)}
-    tasks = evaluator.lowering.lower(plan)
-    return {"num_tasks": tasks.num_tasks, "prices": evaluator.cost.sources(tasks.cost_keys)}
+    """How many tasks a step has, where their prices come from, and what its buckets do."""
+    tasks, count = evaluator.tasks(plan)
+    return {
+        "num_tasks": int(count.sum()),
+        "prices": evaluator.cost.sources(tasks.cost_keys),
+        "buckets": report.buckets(evaluator, plan),
+    }
 
 
 def _start(command: Plan, desk: Desk) -> dict[str, Strategy]:
@@ -154,11 +156,16 @@ def _evaluator(command: Plan, desk: Desk, start: dict[str, Strategy]) -> Evaluat
 def _search(
     command: Plan, evaluator: Evaluator, start: dict[str, Strategy], pinned: Pins | None, progress: Progress | None
 ) -> tuple[Found, list[Point]]:
-    given = (command.search, evaluator, command.budget, command.seed, progress, start)
+    # Searches know no buckets.
+    plain = {name: msgspec.structs.replace(plan, bucket_bytes=0) for name, plan in start.items()}
+    sizes = (*SIZES, *(plan.bucket_bytes for plan in start.values()))
+    given = (command.search, evaluator, command.budget, command.seed, progress, plain)
     names = [name.strip() for name in command.seeds.split(",")] if command.seeds else None
     if command.front:
-        return search_front(*given, num_processes=command.processes, seeds=names, pins=pinned)
-    return search(*given, num_processes=command.processes, seeds=names, pins=pinned), []
+        found, points = search_front(*given, num_processes=command.processes, seeds=names, pins=pinned, sizes=sizes)
+    else:
+        found, points = search(*given, num_processes=command.processes, seeds=names, pins=pinned), []
+    return settled(evaluator, found, sizes), points
 
 
 def _pins(command: Plan, evaluator: Evaluator) -> Pins | None:
@@ -230,8 +237,8 @@ def _tell(facts: dict[str, Any], lines: list[str]) -> None:
     what = "forward pass" if facts["objective"] == "latency" else "step"
     out.print(
         f"{facts['model']}, {facts['batch_samples']} samples a {what}, on {facts['machine']} "
-        f"({facts['num_procs']} processors); {facts['num_tasks']} tasks, prices: "
-        f"{report.prices_words(facts['prices'])}\n",
+        f"({facts['num_procs']} processors); {facts['num_tasks']} tasks{report.bucket_words(facts['buckets'])}, "
+        f"prices: {report.prices_words(facts['prices'])}\n",
         markup=False, soft_wrap=True,
     )  # fmt: skip
     if facts["pinned"]:

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from castile.planner.search import Evaluated
+from castile.planner.evaluator import Evaluated, Evaluator, num_sums
 from castile.planner.strategy import Strategy
 from castile.runtime.memory import written
 
@@ -38,13 +39,16 @@ def layouts(strategy: Strategy) -> list[Layout]:
 
 
 def plan_lines(strategy: Strategy, most: int = MOST_LINES, width: int = 100) -> list[str]:
-    """The plan in at most `most` lines: a Config and its nodes, those of repeated blocks as `block*.q`."""
+    """The plan in at most `most` lines: a Config and its nodes, those of repeated blocks as `block*.q`; its buckets."""
     rows = layouts(strategy)
+    most -= strategy.bucket_bytes > 0
     shown, rest = (rows, []) if len(rows) <= most else (rows[: most - 1], rows[most - 1 :])
     indent = max((len(row.config) for row in shown), default=0)
     lines = [f"{row.config:<{indent}}  {_shortened(row.nodes, strategy.configs, width - indent - 2)}" for row in shown]
     if rest:
         lines.append(f"and {len(rest)} more layouts, of {sum(len(row.nodes) for row in rest)} nodes")
+    if strategy.bucket_bytes:
+        lines.append(f"sums in buckets of at most {written(strategy.bucket_bytes)}, updates together")
     return lines
 
 
@@ -88,6 +92,29 @@ def facts(worth: Evaluated, base: Evaluated) -> dict[str, Any]:
         "speedup_over_data_parallel": base.seconds / worth.seconds,
         "fits": worth.fits,
     }
+
+
+def buckets(evaluator: Evaluator, plan: Strategy) -> dict[str, int] | None:
+    """What the buckets of a plan do to its step, None where it has none."""
+    if not plan.bucket_bytes:
+        return None
+    those = evaluator.tasks(plan), evaluator.tasks(msgspec.structs.replace(plan, bucket_bytes=0))
+    (sums, tasks), (sums_alone, tasks_alone) = ((num_sums(*both), int(both[1].sum())) for both in those)
+    return {
+        "size_bytes": plan.bucket_bytes,
+        "num_sums": sums,
+        "num_sums_alone": sums_alone,
+        "num_tasks": tasks,
+        "num_tasks_alone": tasks_alone,
+    }
+
+
+def bucket_words(row: Mapping[str, int] | None) -> str:
+    """What buckets do, behind the number of tasks; nothing where there are none."""
+    if row is None:
+        return ""
+    sums = f"{row['num_sums_alone']} sums are {row['num_sums']}, " if row["num_sums_alone"] else ""
+    return f" ({sums}{row['num_tasks_alone']} tasks {row['num_tasks']} in buckets of {written(row['size_bytes'])})"
 
 
 def plan_table(rows: Mapping[str, Mapping[str, Any]]) -> Table:

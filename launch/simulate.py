@@ -20,6 +20,7 @@ from castile.planner import strategy as strategies
 from castile.planner.evaluator import moved_bytes
 from castile.planner.seeds import seeds
 from castile.planner.simulate import Simulated
+from castile.planner.sizes import sized
 from castile.planner.strategy import Strategy
 from castile.runtime import memory
 from castile.runtime.task import NUM_LANES, Kind, TaskGraph
@@ -62,9 +63,9 @@ def run(command: Simulate) -> int:
     of = given.graph if given is not None else ""
     desk = offline.desk(model, machine, command.batch, command.profile, graph=of)
     _check_graph(path, model, given, desk)
-    plan = given or seeds(desk.evaluator.lowering)[BASE]
+    plan = given or sized(desk.evaluator, seeds(desk.evaluator.lowering)[BASE])
     tasks, simulated = desk.evaluator.simulate(plan)
-    facts = _facts(model, path or BASE, desk, tasks, simulated)
+    facts = _facts(model, path or BASE, desk, tasks, simulated) | {"buckets": report.buckets(desk.evaluator, plan)}
     if command.trace:
         trace.write(command.trace, tasks, {"simulated": simulated.timeline})
         facts["files"] = {"trace": command.trace}
@@ -190,7 +191,8 @@ def _tell(facts: dict[str, Any], lines: list[str]) -> None:
     for line in lines:
         say(f"  {line}")
     say(
-        f"\na step takes {report.milliseconds(facts['step_seconds'])} in {facts['num_tasks']} tasks and moves "
+        f"\na step takes {report.milliseconds(facts['step_seconds'])} in {facts['num_tasks']} tasks"
+        f"{report.bucket_words(facts['buckets'])} and moves "
         f"{memory.written(facts['moved_bytes'])}; prices: {report.prices_words(facts['prices'])}\n"
     )
     out.print(report.kind_table(facts["kinds"]))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
+import msgspec
 import numpy as np
 
 from castile.planner.axes import Operand
@@ -21,6 +22,7 @@ from castile.planner.search import Evaluator
 from castile.planner.space import space_of
 from castile.planner.strategy import Strategy
 from castile.planner.template import StepTemplate
+from castile.planner.together import only_call
 from castile.runtime.machine import Machine, Processor
 from castile.runtime.timeline import PICOSECONDS
 
@@ -105,6 +107,9 @@ class _BySplits(_Known):
     """By pricing every part of every split."""
 
     def find(self, step: Step, whole: StepTemplate) -> Least:
+        if only_call(whole.parts[0]) is not None:
+            # What it takes as one of several in a task was not measured.
+            return Least(0, 0)
         each = [
             self._prices(step, split) for split in space_of(step.node, self.most_parts).splits if _fits(step, split)
         ]
@@ -121,8 +126,10 @@ class _ByFigures(_Known):
     """By the work of the whole and the smallest share of it that a part can have, on the best of all processors."""
 
     def __init__(self, lowering: Lowering, program: Program, cost: CostModel, most_parts: int) -> None:
-        best = Machine("best", (_best(lowering.machine.processors),), ())
-        super().__init__(lowering, program, CostModel(best), most_parts)
+        best = _best(lowering.machine.processors)
+        super().__init__(lowering, program, CostModel(Machine("best", (best,), ())), most_parts)
+        # A task that stands for several has its overhead once.
+        self._shared = CostModel(Machine("best", (msgspec.structs.replace(best, task_overhead_seconds=0.0),), ()))
 
     def find(self, step: Step, whole: StepTemplate) -> Least:
         key = whole.parts[0].key
@@ -132,7 +139,8 @@ class _ByFigures(_Known):
         rounding = self.most_parts - 1
         total = replace(key, flops=max(0, key.flops - rounding), nbytes=sum(size for size, _ in nbytes))
         part = replace(key, flops=max(0, int(key.flops * share) - 1), nbytes=sum(least for _, least in nbytes))
-        together, alone = self.cost.picoseconds([total, part]).tolist()
+        cost = self.cost if only_call(whole.parts[0]) is None else self._shared
+        together, alone = cost.picoseconds([total, part]).tolist()
         return Least(max(1, together - rounding), alone)
 
     def _bytes(self, step: Step, whole: StepTemplate) -> list[tuple[int, int]]:

@@ -14,19 +14,14 @@ from typing import NamedTuple
 import numpy as np
 
 from castile.planner.compose import _Lazy, _rows
-from castile.planner.contraction import Contraction
-from castile.planner.cost import CostModel
+from castile.planner.contraction import Contracted, Contraction
 from castile.planner.instances import FlowInstance, StepInstance
-from castile.planner.simulate import simulate
 from castile.planner.together import alike, repeatable, together
 from castile.planner.vocabulary import round_up
 from castile.runtime.region import Box, contiguous, whole
 from castile.runtime.task import NUM_LANES, Buffer, Comm, CostKey, Task, TaskGraph, View
 from castile.runtime.transfer import Pattern
 
-# The most bytes of one sum: what PyTorch's DDP takes (Li et al., VLDB 2020), and less, where the last one to be made
-# would then keep all waiting.
-SIZES = (25_000_000, 5_000_000, 1_000_000)
 FORM = "all_reduce"
 
 
@@ -53,36 +48,18 @@ class Sum(NamedTuple):
         return sum(self.comm.counts[0])
 
 
-def shortest(
-    steps: Sequence[StepInstance], flows: Sequence[FlowInstance], tasks: TaskGraph, cost: CostModel
-) -> TaskGraph:
-    """The graph that these instances were composed to, with sums and updates put together as is fastest.
-
-    As it is where nothing makes the step shorter, or what does would not fit into memory.
+def bucketed(
+    steps: Sequence[StepInstance], flows: Sequence[FlowInstance], tasks: TaskGraph, most_bytes: int
+) -> Contracted:
+    """The graph that these instances were composed to, with sums of at most so many bytes together, and updates that
+    then come together; as it is for 0.
     """
-    machine = cost.machine
-    simulated = simulate(*cost.by_kind(tasks), machine.engines)
-    best, least = tasks, simulated.seconds
-    capacity = [p.memory_bytes - p.reserved_bytes for p in machine.processors]
-    most = np.maximum(capacity, simulated.peak_bytes)
-    sums, calls = joinable(steps, flows), repeatable(steps)
-    for buckets in _choices(tasks, sums):
-        found = joined(tasks, buckets)
-        # sums stand behind the steps, whose tasks keep their numbers
-        found = together(found, alike(found, calls))
-        simulated = simulate(*cost.by_kind(found), machine.engines)
-        if simulated.seconds < least and (simulated.peak_bytes <= most).all():
-            best, least = found, simulated.seconds
-    return best
-
-
-def _choices(tasks: TaskGraph, sums: Sequence[Sum]) -> list[list[list[Sum]]]:
-    """Buckets of each size, and none."""
-    found: list[list[list[Sum]]] = []
-    for size in (*SIZES, 0):
-        buckets = gathered(tasks, sums, size)
-        found += [buckets] if buckets not in found else []
-    return found
+    if not most_bytes:
+        return Contracted(tasks, np.arange(tasks.num_tasks))
+    fewer = joined(tasks, gathered(tasks, joinable(steps, flows), most_bytes))
+    # sums stand behind the steps, whose tasks keep their numbers
+    found = together(fewer.graph, alike(fewer.graph, repeatable(steps)))
+    return Contracted(found.graph, found.number[fewer.number])
 
 
 def joinable(steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> list[Sum]:
@@ -191,9 +168,10 @@ class _Bucket:
         return Comm(FORM, group, each[0], each[1], each[2], (self.counts,) * len(group))
 
 
-def joined(tasks: TaskGraph, buckets: Sequence[Sequence[Sum]]) -> TaskGraph:
-    """The graph with each of these lists of sums as one task; as it is where there are none."""
-    return _Rewrite(tasks, buckets).graph() if buckets else tasks
+def joined(tasks: TaskGraph, buckets: Sequence[Sequence[Sum]]) -> Contracted:
+    """The graph with each of these lists of sums as one task."""
+    rewrite = _Rewrite(tasks, buckets)
+    return Contracted(rewrite.graph() if buckets else tasks, rewrite.number)
 
 
 class _Rewrite:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,16 @@ from castile.planner.compose import _pointer, _rows
 from castile.runtime.task import TaskGraph
 
 NO_PAIRS = np.empty((0, 2), np.int64)
+
+
+class Contracted(NamedTuple):
+    """A graph of which some tasks have become one.
+
+    number[T]   the task of `graph` that each of the old tasks has become
+    """
+
+    graph: TaskGraph
+    number: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)

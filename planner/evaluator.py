@@ -36,7 +36,7 @@ FOLDED_FROM = 64
 OBJECTIVES = ("time", "latency", "memory")
 
 Configs = Mapping[str, Config]
-Key = tuple[int, frozenset[tuple[str, Config]]]
+Key = tuple[int, int, frozenset[tuple[str, Config]]]
 
 
 @dataclass(frozen=True)
@@ -137,6 +137,11 @@ class Evaluator:
         tasks, durations = timed(folded, self.cost)
         return folded, tasks, simulate(tasks, durations, self.lowering.machine.engines)
 
+    def tasks(self, strategy: Strategy) -> tuple[TaskGraph, np.ndarray]:
+        """The tasks through which a plan is evaluated, and int64[T], for how many of the whole graph each stands."""
+        _, folded, tasks, _ = self._see(strategy, _key(strategy))
+        return tasks, np.ones(tasks.num_tasks, np.int64) if folded is None else folded.count
+
     def evaluate(self, strategy: Strategy) -> Evaluated:
         """What a plan is worth. Raises ValueError where it is not one for this graph and machine."""
         key = _key(strategy)
@@ -162,7 +167,7 @@ class Evaluator:
         """The plan simulated; the best one so far is kept, as it is the one that is asked for again."""
         if self._best is not None and self._best[1].key == key:
             return self._best[1]
-        if self.lowering.machine.num_procs >= FOLDED_FROM:
+        if self.lowering.machine.num_procs >= FOLDED_FROM and not strategy.bucket_bytes:
             return _Seen(key, *self.folded(strategy))
         return _Seen(key, None, *self.simulate(strategy))
 
@@ -211,7 +216,7 @@ class Evaluator:
 
 
 def _key(strategy: Strategy) -> Key:
-    return strategy.microbatches, frozenset(strategy.configs.items())
+    return strategy.microbatches, strategy.bucket_bytes, frozenset(strategy.configs.items())
 
 
 def identity(snapshot: Snapshot | None) -> str:
@@ -225,6 +230,12 @@ def moved_bytes(tasks: TaskGraph, count: np.ndarray | None = None) -> int:
     """The bytes that the transfers of a step bring from one processor to another; tasks may stand for `count` each."""
     counts = np.bincount(tasks.cost, count, len(tasks.cost_keys))
     return sum(int(count) * key_moves(key) for count, key in zip(counts, tasks.cost_keys, strict=True))
+
+
+def num_sums(tasks: TaskGraph, count: np.ndarray) -> int:
+    """How many all-reduces there are; each task stands for `count` of them."""
+    is_sum = np.array([key.name == "all_reduce" for key in tasks.cost_keys], dtype=bool)
+    return int(count[is_sum[tasks.cost]].sum())
 
 
 def key_moves(key: CostKey) -> int:

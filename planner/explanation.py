@@ -6,13 +6,15 @@ It does not know how plans are found, nor who reads it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
 from castile.planner.evaluator import Evaluator, key_moves
+from castile.planner.lower import Lowering
 from castile.planner.program import Program
 from castile.planner.strategy import Strategy
 from castile.runtime.levels import level_name
@@ -115,33 +117,52 @@ class Explanation:
 def explain(evaluator: Evaluator, strategy: Strategy) -> Explanation:
     """Simulate a plan and account for its step. Raises ValueError where it is none for this graph and machine."""
     tasks, simulated = evaluator.simulate(strategy)
-    return account(tasks, simulated.timeline, evaluator.lowering.machine.engines, label(evaluator, strategy, tasks))
+    return account(tasks, simulated.timeline, evaluator.lowering.machine.engines, label(evaluator, strategy))
 
 
-def label(evaluator: Evaluator, strategy: Strategy, tasks: TaskGraph) -> Labels:
-    """What the tasks of a lowered plan are for."""
-    program, configs = evaluator.lowering.program(strategy), evaluator.lowering.configs(strategy)
+def label(evaluator: Evaluator, strategy: Strategy) -> Labels:
+    """What the tasks of a lowered plan are for; one that stands for several is for what all of them are for."""
+    tasks, number_of = evaluator.lowering.contracted(strategy)
+    named: list[dict[Cause, None]] = [{} for _ in range(tasks.num_tasks)]
+    for number, cause in zip(number_of.tolist(), _each(evaluator.lowering, strategy), strict=True):
+        named[number][cause] = None
+    between = edges(evaluator.lowering.program(strategy))
     ways = [evaluator.cost.way(key) if key.link else None for key in tasks.cost_keys]
     numbers: dict[Cause, int] = {}
     found: list[int] = []
     crossings: dict[int, dict[str, Crossing]] = {}
-    for step in program.steps:
-        number = numbers.setdefault(Cause(step.node.name, step.which, op=step.node.op.name), len(numbers))
-        found += [number] * len(configs[step.node.name].procs)
-    # What is not a step's is a transfer, and its name tells the region.
-    for task in range(len(found), tasks.num_tasks):
-        key, way = tasks.cost_keys[tasks.cost[task]], ways[tasks.cost[task]]
-        region = _MICRO.sub("", tasks.tasks[task].name.rpartition(":")[0])
-        form, algorithm = key.name.partition(".")[0], way.algorithm if way else ""
-        cause = Cause(region, form, level_name(key.link), algorithm, is_transfer=True)
+    for names, cost in zip(map(tuple, named), tasks.cost.tolist(), strict=True):
+        cause, way = names[-1], ways[cost]
+        if len(names) > 1:
+            cause = cause._replace(name=f"{cause.name} and {len(names) - 1} more")
+        if cause.is_transfer:
+            link, algorithm = level_name(tasks.cost_keys[cost].link), way.algorithm if way else ""
+            cause = cause._replace(link=link, algorithm=algorithm)
+            between.setdefault(cause.name, _joined([between[one.name] for one in names]))
         number = numbers.setdefault(cause, len(numbers))
         found.append(number)
         levels = crossings.setdefault(number, {})
         for stage in way.stages if way else ():
             latency, transfer = levels.get(stage.level, Crossing())
             levels[stage.level] = Crossing(latency + stage.latency_seconds, transfer + stage.transfer_seconds)
-    by_cause = tuple(crossings.get(number, {}) for number in range(len(numbers)))
-    return Labels(tuple(numbers), np.array(found, dtype=np.int64), edges(program), by_cause)
+    by_cause = tuple(crossings[number] for number in range(len(numbers)))
+    return Labels(tuple(numbers), np.array(found, dtype=np.int64), between, by_cause)
+
+
+def _each(lowering: Lowering, strategy: Strategy) -> Iterator[Cause]:
+    """What each task of a plan is for where each stands for itself, without how transfers go."""
+    steps, flows = lowering.instances(strategy)
+    for step in steps:
+        yield from [Cause(step.step.node.name, step.step.which, op=step.step.node.op.name)] * step.num_tasks
+    for flow in flows:
+        region = _MICRO.sub("", flow.flow.region)
+        yield from [Cause(region, key.name.partition(".")[0], is_transfer=True) for key in flow.keys]
+
+
+def _joined(each: Sequence[Edge]) -> Edge:
+    """Edges as one."""
+    makers, readers = (tuple(dict.fromkeys(chain.from_iterable(names))) for names in zip(*each, strict=True))
+    return Edge(makers, readers)
 
 
 def edges(program: Program) -> dict[str, Edge]:
@@ -153,10 +174,7 @@ def edges(program: Program) -> dict[str, Edge]:
         read = [program.steps[slot].node.name for slot, _ in flow.readers]
         read += [HOST] if flow.role == "output" else []
         region = _MICRO.sub("", flow.region)
-        known = found.get(region, Edge((), ()))
-        found[region] = Edge(
-            tuple(dict.fromkeys((*known.makers, *made))), tuple(dict.fromkeys((*known.readers, *read)))
-        )
+        found[region] = _joined([found.get(region, Edge((), ())), Edge(tuple(made), tuple(read))])
     return found
 
 

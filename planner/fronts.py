@@ -14,6 +14,7 @@ from castile.planner.evaluator import Evaluated, Evaluator
 from castile.planner.frontier import Frontier
 from castile.planner.pins import Pins
 from castile.planner.search import Found, Progress, find, finished, search
+from castile.planner.sizes import SIZES, variants
 from castile.planner.strategy import Strategy
 
 # Limits between the memory of the smallest plan and that of the fastest, each so many times the one before.
@@ -41,12 +42,13 @@ def search_front(
     num_processes: int = 1,
     seeds: Sequence[str] | None = None,
     pins: Pins | None = None,
+    sizes: Sequence[int] = SIZES,
 ) -> tuple[Found, list[Point]]:
     """What `search` finds for the evaluator's objective, and the front from the fastest plan to the smallest.
 
     The budget is shared by searches for the fastest plan, for the smallest, and for the fastest within limits between
     the two; each starts from what those before found. What else is given is for each of them as for `search`, which
-    raises ValueError.
+    raises ValueError. In the front plans have buckets of any of these sizes, or none.
     """
     frontier: Frontier[Evaluated] = Frontier(evaluator.capacity)
     turns = _Turns(name, budget, seed, progress, dict(start or {}), num_processes, seeds, pins, frontier)
@@ -60,6 +62,9 @@ def search_front(
             turns.search(evaluator.turned(fastest, most_bytes=limit))
     found = turns.search(evaluator)
     found = replace(found, num_proposals=turns.num_proposals, elapsed_seconds=turns.elapsed_seconds)
+    for worth in (*frontier.points, found.evaluated, *found.seeds.values()):
+        for one in variants(evaluator, worth.strategy, sizes):
+            frontier.add(one)
     return found, _packed(evaluator, frontier, name, seed)
 
 

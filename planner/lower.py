@@ -14,7 +14,7 @@ from functools import cached_property
 
 from castile.planner import beside, buckets, passes, samples
 from castile.planner.compose import compose
-from castile.planner.cost import CostModel
+from castile.planner.contraction import Contracted
 from castile.planner.graph import Graph, Node
 from castile.planner.instances import FlowInstance, FlowTemplate, StepInstance, flow_template
 from castile.planner.kinds import Kinds
@@ -129,15 +129,16 @@ class Lowering:
                 users.append((update.name, seen[0], first[seen[0]]))
         return users
 
-    def lower(self, strategy: Strategy, cost: CostModel | None = None) -> TaskGraph:
-        """The task graph of a plan; with prices, small sums are put together where that makes the step shorter.
+    def lower(self, strategy: Strategy) -> TaskGraph:
+        """The task graph of a plan. Raises ValueError in one sentence where it does not fit graph and machine."""
+        return self.contracted(strategy).graph
 
-        Raises ValueError in one sentence where the plan does not fit graph and machine.
-        """
+    def contracted(self, strategy: Strategy) -> Contracted:
+        """The same, and what the tasks of the plan's instances have become in its buckets. Raises ValueError too."""
         with uncollected():
             steps, flows = self.instances(strategy)
             tasks = compose(steps, flows, self.machine.num_procs)
-            return tasks if cost is None else buckets.shortest(steps, flows, tasks, cost)
+            return buckets.bucketed(steps, flows, tasks, strategy.bucket_bytes)
 
     def instances(self, strategy: Strategy) -> tuple[list[StepInstance], list[FlowInstance]]:
         """A plan's instances, steps by slot, and flows by number. Raises ValueError as `lower` does."""

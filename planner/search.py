@@ -163,6 +163,7 @@ class Found:
     arena_bytes        of each processor, as they will be allocated
     seeds              the known plans that were evaluated too; none that fits is ranked before the plan found
     equals             the seed that the plan is the same as, "" where it is none
+    is_insisted        whether the search was for this very plan, whatever others are worth
     history            (number of proposals, seconds) whenever a better plan was found
     """
 
@@ -171,6 +172,7 @@ class Found:
     arena_bytes: tuple[int, ...]
     seeds: dict[str, Evaluated]
     equals: str
+    is_insisted: bool
     num_proposals: int
     elapsed_seconds: float
     history: tuple[tuple[int, float], ...]
@@ -241,12 +243,13 @@ def search(
     finally:
         if chains is not None:
             chains.stop()
-    best, arena = _choose(run, [insisted] if insisted else [*worth.values(), *run.finalists])
+    candidates = [insisted] if insisted else [*worth.values(), *run.finalists]
+    best, arena = fitting(evaluator, candidates, is_pinned=pins is not None)
     plan = finished(evaluator, best, arena, name, seed)
-    equals = _same(lowering, worth, best)
+    equals = same(lowering, worth, best)
     return Found(
-        plan, replace(best, strategy=plan), arena, worth, equals, run.num_proposals, run.elapsed_seconds,
-        tuple(run.history),
+        plan, replace(best, strategy=plan), arena, worth, equals, insisted is not None, run.num_proposals,
+        run.elapsed_seconds, tuple(run.history),
     )  # fmt: skip
 
 
@@ -267,21 +270,27 @@ def finished(evaluator: Evaluator, best: Evaluated, arena: tuple[int, ...], name
     is_step = evaluator.lowering.mode == "train"
     return msgspec.structs.replace(
         stamped(evaluator.lowering, dict(best.strategy.configs), name, seed),
+        bucket_bytes=best.strategy.bucket_bytes,
         cost_snapshot=evaluator.cost_snapshot,
         predicted=Predicted(best.seconds, max(arena), best.moved_bytes) if is_step else None,
     )
 
 
-def _choose(run: Run, candidates: list[Evaluated]) -> tuple[Evaluated, tuple[int, ...]]:
-    """The best plan whose arenas fit, and their bytes: live bytes are a bound only, the packer has the last word."""
+def fitting(
+    evaluator: Evaluator, candidates: Sequence[Evaluated], is_pinned: bool = False
+) -> tuple[Evaluated, tuple[int, ...]]:
+    """The best plan whose arenas fit, and their bytes: live bytes are a bound only, the packer has the last word.
+
+    Raises ValueError in one sentence, with the largest owners of memory named, where there is none.
+    """
     refused: ValueError | None = None
     for candidate in sorted(candidates, key=lambda e: e.rank):
         try:
-            return candidate, run.evaluator.pack(candidate.strategy)
+            return candidate, evaluator.pack(candidate.strategy)
         except ValueError as error:
             refused = refused or error
     assert refused is not None
-    pinned = " with what is pinned" if run.pins is not None else ""
+    pinned = " with what is pinned" if is_pinned else ""
     raise ValueError(f"no plan fits{pinned}; the nearest one: {refused}")
 
 
@@ -290,7 +299,7 @@ def _met(plan: Strategy, pins: Pins | None) -> Strategy:
     return plan if pins is None else msgspec.structs.replace(plan, configs=pins.apply(plan.configs))
 
 
-def _same(lowering: Lowering, known: Mapping[str, Evaluated], best: Evaluated) -> str:
+def same(lowering: Lowering, known: Mapping[str, Evaluated], best: Evaluated) -> str:
     """The known plan with the same Configs, defaults written out."""
     configs = lowering.configs(best.strategy)
     return next((name for name, seed in known.items() if lowering.configs(seed.strategy) == configs), "")

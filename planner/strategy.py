@@ -89,6 +89,8 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     microbatches     equal pieces of the batch, one after another; their gradients are summed
     graph, machine   fingerprints of what the plan was made for
+    bucket_bytes     sums over the same processors go in buckets of at most so many bytes, and updates that then come
+                     together are one task; 0: each by itself
     """
 
     configs: dict[str, Config]
@@ -102,6 +104,7 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cost_snapshot: str = ""
     predicted: Predicted | None = None
     schema: int = SCHEMA
+    bucket_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -176,6 +179,8 @@ def check(strategy: Strategy, names: Names, graph: Graph, machine: Machine) -> N
         )
     if strategy.microbatches < 1:
         raise ValueError(f"the plan has {strategy.microbatches} microbatches; there is at least 1")
+    if strategy.bucket_bytes < 0:
+        raise ValueError(f"the plan has buckets of {strategy.bucket_bytes} bytes; 0 is for none")
     for name in strategy.configs:
         if name not in names.nodes and name not in names.optional:
             near = strict.suggestion(name, list(names.nodes))

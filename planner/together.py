@@ -14,8 +14,9 @@ import numpy as np
 
 from castile.planner import vocabulary
 from castile.planner.compose import _Lazy, _rows
-from castile.planner.contraction import Contraction
+from castile.planner.contraction import Contracted, Contraction
 from castile.planner.instances import StepInstance
+from castile.planner.template import PartTemplate
 from castile.runtime.task import Arg, Body, Call, CostKey, Kind, Task, TaskGraph, View
 
 # Of so many arrays' parameters, and so many bytes that it touches, is one task at most: then it still begins early, and
@@ -31,14 +32,19 @@ def repeatable(steps: Sequence[StepInstance]) -> list[tuple[int, Call]]:
     for step in steps:
         for part, piece in enumerate(step.template.parts):
             if piece.work not in known:
-                calls = piece.body((False,) * len(piece.outputs)).calls
-                known[piece.work] = calls[0] if len(calls) == 1 and vocabulary.takes_many(calls[0].kernel) else None
+                known[piece.work] = only_call(piece)
             call = known[piece.work]
             if call is not None:
                 first = base + part * step.config.replicas
                 found += [(task, call) for task in range(first, first + step.config.replicas)]
         base += step.num_tasks
     return found
+
+
+def only_call(piece: PartTemplate) -> Call | None:
+    """The call of a kernel that takes the arrays of several, where a part consists of just that."""
+    calls = piece.body((False,) * len(piece.outputs)).calls
+    return calls[0] if len(calls) == 1 and vocabulary.takes_many(calls[0].kernel) else None
 
 
 def alike(tasks: TaskGraph, calls: Sequence[tuple[int, Call]]) -> list[list[int]]:
@@ -68,11 +74,11 @@ def alike(tasks: TaskGraph, calls: Sequence[tuple[int, Call]]) -> list[list[int]
     return [sorted(group) for group in found if len(group) > 1]
 
 
-def together(tasks: TaskGraph, groups: Sequence[Sequence[int]]) -> TaskGraph:
+def together(tasks: TaskGraph, groups: Sequence[Sequence[int]]) -> Contracted:
     """The graph with each of these groups of tasks as one task."""
-    if not groups:
-        return tasks
     c = Contraction(tasks, groups)
+    if not groups:
+        return Contracted(tasks, c.number)
     of_number = {int(c.number[group[-1]]): group for group in groups}
     keys = {key: n for n, key in enumerate(tasks.cost_keys)}
     cost = tasks.cost[c.kept]
@@ -87,11 +93,12 @@ def together(tasks: TaskGraph, groups: Sequence[Sequence[int]]) -> TaskGraph:
             return _one(number, [tasks.tasks[t] for t in of_number[number]])
         return replace(tasks.tasks[int(c.kept[number])], index=number)
 
-    return replace(
+    graph = replace(
         tasks, **c.fields(), cost=cost, cost_keys=tuple(keys), use_ptr=use_ptr, uses=uses,
         buffer_first=np.where(first < 0, -1, c.number[first]), private_bytes=tasks.private_bytes[c.kept],
         tasks=_Lazy(task, len(c.kept)),
     )  # fmt: skip
+    return Contracted(graph, c.number)
 
 
 def _key(keys: Sequence[CostKey]) -> CostKey:

@@ -81,7 +81,10 @@ def plans(problem: Problem, num_procs: int) -> dict[str, Strategy]:
         "all on the last": {n: Config({}, 1, (num_procs - 1,)) for n in nodes},
         "anyhow": {n: _anyhow(node, rng, num_procs) for n, node in nodes.items()},
     }
-    return {name: Strategy(configs) for name, configs in found.items()}
+    plain = {name: Strategy(configs) for name, configs in found.items()}
+    return plain | {
+        f"{name} in buckets": Strategy(found[name], bucket_bytes=2**20) for name in ("one", "data", "mixed")
+    }
 
 
 def _cut(node: Node, axis: str, procs: tuple[int, ...]) -> Config:

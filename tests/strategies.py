@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+import msgspec
 import numpy as np
 from hypothesis import assume
 from hypothesis import strategies as st
@@ -169,6 +170,13 @@ def strategies(draw: DrawFn, graph: Graph, num_procs: int, updates: Updates = SG
         plain = kinds and draw(st.booleans())
         chosen[name] = regular(node, draw(st.sampled_from(kinds)), group) if plain else draw(configs(node, num_procs))
     return Strategy(chosen)
+
+
+@st.composite
+def in_buckets(draw: DrawFn, graph: Graph, num_procs: int, updates: Updates = SGD) -> Strategy:
+    """A plan whose sums may go in buckets: of a few, of all, or none."""
+    strategy = draw(strategies(graph, num_procs, updates))
+    return msgspec.structs.replace(strategy, bucket_bytes=draw(st.sampled_from((0, 200, 2**20))))
 
 
 def regular(node: Node, axis: str, group: Sequence[int]) -> Config:

@@ -19,7 +19,7 @@ from castile.runtime.machine import Machine
 from castile.runtime.task import Kind, TaskGraph
 from tests.layers import layers
 from tests.mpi import mpirun
-from tests.strategies import Problem, batches, beginnings, machines, problems, strategies, whole_on
+from tests.strategies import Problem, batches, beginnings, in_buckets, machines, problems, whole_on
 from tests.training import Trained, difference, train
 
 FORMS = ("move", "fold", "pack", "unpack", "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
@@ -70,13 +70,14 @@ class Plan:
         links = [(level.group, level.latency_seconds, level.bytes_per_second) for level in self.machine.levels]
         world = f"{self.machine.num_procs} processors on {self.size} ranks, links {links}"
         configs = [f"{name}: {config}" for name, config in self.strategy.configs.items()]
-        return "\n".join(["", *inputs, *nodes, world, *configs])
+        buckets = f"buckets of {self.strategy.bucket_bytes} bytes"
+        return "\n".join(["", *inputs, *nodes, world, *configs, buckets])
 
 
 @st.composite
 def plans(draw: st.DrawFn, exact: bool, featured: str = "") -> Plan:
     problem, machine = draw(problems(exact, featured=featured)), draw(machines())
-    strategy = draw(strategies(problem.graph, machine.num_procs))
+    strategy = draw(in_buckets(problem.graph, machine.num_procs))
     return Plan(problem, machine, strategy, draw(st.integers(1, machine.num_procs)))
 
 

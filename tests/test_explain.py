@@ -75,7 +75,7 @@ def test_the_chain_has_no_gap(data):
 def test_parts_add_up_on_any_plan(data):
     on = data.draw(drawn.machines())
     graph = data.draw(drawn.problems(most_layers=3)).graph
-    plan = data.draw(drawn.strategies(graph, on.num_procs))
+    plan = data.draw(drawn.in_buckets(graph, on.num_procs))
     evaluator = Evaluator(Lowering(graph, on), CostModel(on))
     found = explain(evaluator, plan)
     check_sums(found)
@@ -87,6 +87,7 @@ def test_parts_add_up_on_any_plan(data):
     for cause, moved, levels in zip(found.causes, found.moved_bytes, found.labels.crossings, strict=True):
         assert bool(levels) == bool(cause.algorithm) == (cause.kind == "transfer") and cause.link in {"", *levels}
         assert (cause.name in found.labels.edges) == cause.is_transfer or cause.name in graph.nodes
+        assert not cause.is_transfer or all(found.labels.edges[cause.name])
         assert not moved or cause.kind == "transfer"
 
 
@@ -101,6 +102,20 @@ def test_each_task_is_its_nodes_or_its_regions():
     edge = found.labels.edges["fc1.weight/grad"]
     assert (edge.makers, edge.readers) == (("fc1",), ("fc1.weight/update",))
     assert found.labels.edges["fc1.weight"].makers == ("fc1.weight/update",)
+
+
+def test_a_task_for_several_is_for_all_of_them():
+    graph = models.parse(MLP).graph(64)
+    on = machines.parse(MACHINE)
+    evaluator = Evaluator(Lowering(graph, on), CostModel(on))
+    found = explain(evaluator, msgspec.structs.replace(seeds(evaluator.lowering)["data_parallel"], bucket_bytes=2**20))
+    (bucket,) = (cause.name for cause in found.causes if cause.form == "all_reduce" and cause.name != "loss")
+    assert bucket.endswith("/grad and 3 more")
+    edge = found.labels.edges[bucket]
+    assert sorted(edge.makers) == ["fc1", "head"]
+    assert sorted(edge.readers) == [f"{name}.{kind}/update" for name in ("fc1", "head") for kind in ("bias", "weight")]
+    updates = {cause.name: n for cause, n in zip(found.causes, found.num_tasks.tolist()) if cause.op == "sgd"}
+    assert list(updates.values()) == [8] and next(iter(updates)).endswith("/update and 3 more")
 
 
 def test_what_is_computed_hides_what_is_sent():

@@ -65,7 +65,7 @@ def with_config(name: str, config: Config) -> Strategy:
 def test_what_is_written_is_read_back(seed):
     rng = random.Random(seed)
     configs = {name: space_of(node, 4).draw(rng) for name, node in GRAPH.nodes.items()}
-    plan = changed(configs=configs, seed=seed)
+    plan = changed(configs=configs, seed=seed, bucket_bytes=rng.choice((0, rng.randrange(2**40))))
     again = decode(encode(plan))
     assert again == plan and encode(again) == encode(plan)
     assert list(again.configs) == list(plan.configs)
@@ -132,6 +132,7 @@ def test_a_key_that_occurs_twice_is_refused():
         ({"num_procs": "4"}, "num_procs"),
         ({"seed": True}, "seed"),
         ({"predicted": {"step_seconds": 1.0}}, "predicted"),
+        ({"bucket_bytes": 2.5}, "bucket_bytes"),
         ({"schema": "1"}, "schema"),
     ],
 )
@@ -234,6 +235,12 @@ def test_a_node_that_is_missing_unknown_or_misspelt_is_refused():
     says("node 'convv' .* did you mean 'conv'", with_config("convv", Config()))
     says("'nonsense'", with_config("nonsense", Config()))
     checked(with_config("fc.weight/update", Config({"o": 2}, 1, (1, 0))))
+
+
+def test_a_plan_that_says_nothing_of_buckets_has_none():
+    tree = {name: value for name, value in TREE.items() if name != "bucket_bytes"}
+    assert decode(json.dumps(tree).encode()) == PLAN and PLAN.bucket_bytes == 0
+    says("buckets of -1 bytes", changed(bucket_bytes=-1))
 
 
 def test_many_processors_out_of_order_are_told_briefly():

@@ -190,7 +190,7 @@ def test_help_speaks_to_people(command, capsys):
     [
         ("1", "whole on 0", "GFLOP/s"),
         ("2", "GFLOP/s", "after 0"),
-        ("3", "update.F[0] after", "def relu("),
+        ("3", "update.F[0]", "def relu("),
         ("4", "def relu(", "Traceback"),
     ],
 )

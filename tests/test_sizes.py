@@ -1,0 +1,151 @@
+"""Sizes of buckets: the best of a few is taken, and what is written and told is what the plan with it takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from castile.launch import models, optimizers
+from castile.launch.__main__ import main
+from castile.planner import strategy as strategies
+from castile.planner.cost import CostModel
+from castile.planner.evaluator import OBJECTIVES, Evaluator
+from castile.planner.lower import Lowering
+from castile.planner.search import search
+from castile.planner.seeds import seed, seeds
+from castile.planner.sizes import SIZES, settled, sized
+from castile.planner.strategy import Strategy
+from castile.planner.updates import Updates
+from castile.runtime import machine as machines
+from tests.answers import answer
+from tests.strategies import machines as drawn_machines
+from tests.strategies import problems
+from tests.strategies import strategies as drawn
+from tests.test_models import scaled
+
+MODELS = ("gpt", "mlp", "resnet")
+MACHINES = ("dgx-h100", "local:procs=4")
+GPT = "gpt:layers=2,width=64,heads=2,seq=32,vocab=64"
+
+
+def evaluator(model: str, on: str) -> Evaluator:
+    lowering = Lowering(models.parse(model).graph(), machines.parse(on), Updates(optimizers.parse("adamw")))
+    return Evaluator(lowering, CostModel(lowering.machine))
+
+
+def with_size(plan: Strategy, size: int) -> Strategy:
+    return msgspec.structs.replace(plan, bucket_bytes=size)
+
+
+@pytest.mark.parametrize("on", MACHINES)
+def test_a_step_is_never_longer(on: str) -> None:
+    shorter = 0
+    for name in MODELS:
+        same = evaluator(scaled(name), on)
+        for plan, strategy in seeds(same.lowering).items():
+            found = sized(same, strategy)
+            each = {size: same.evaluate(with_size(strategy, size)) for size in (0, *SIZES)}
+            best, plain = each[found.bucket_bytes], each[0]
+            assert best.rank == min(one.rank for one in each.values()), (name, plan)
+            assert (found.bucket_bytes == 0) == (best.rank == plain.rank), (name, plan)
+            assert best.moved_bytes == plain.moved_bytes, (name, plan)
+            shorter += best.seconds < plain.seconds
+    assert shorter >= len(MODELS)
+
+
+def test_what_does_not_fit_is_left_as_it_is() -> None:
+    """Gradients of a bucket live until the last of them is there."""
+    same = evaluator("gpt:layers=4,width=32,heads=2,seq=16,vocab=64", "local:procs=4")
+    strategy = Strategy(seed("data_parallel", same.lowering))
+    assert sized(same, strategy).bucket_bytes
+    most = max(same.pack(strategy))
+    found = sized(same.turned("time", most_bytes=most), strategy)
+    assert max(same.pack(found)) <= most
+    assert sized(same.turned("time", most_bytes=1), strategy) == strategy
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.data(), st.sampled_from(OBJECTIVES), st.sampled_from(("random", "mcmc", "data_parallel")))
+def test_what_is_settled_is_behind_no_known_plan(data: st.DataObject, objective: str, name: str) -> None:
+    problem, on = data.draw(problems(most_layers=3)), data.draw(drawn_machines())
+    lowering = Lowering(problem.graph, on, mode="forward" if objective == "latency" else "train")
+    same = Evaluator(lowering, CostModel(on)).turned(objective)
+    given = {"given": data.draw(drawn(problem.graph, on.num_procs))}
+    before = search(name, same, "5", start=given)
+    found = settled(same, before, (*SIZES, 300))
+    assert found.evaluated.rank <= before.evaluated.rank
+    assert found.is_insisted == (name == "data_parallel")
+    for label, worth in found.seeds.items():
+        assert worth.rank <= before.seeds[label].rank, label
+        assert found.is_insisted or found.evaluated.rank <= worth.rank, label
+    assert not found.is_insisted or found.strategy.configs == before.strategy.configs
+    assert found.arena_bytes == same.pack(found.strategy)
+    predicted = found.strategy.predicted
+    assert (predicted is None) == (objective == "latency")
+    if predicted is not None:
+        assert predicted.step_seconds == same.simulate(found.strategy)[1].seconds
+
+
+def test_of_equal_plans_the_one_without_buckets_is_taken() -> None:
+    same = evaluator("mlp:layers=1,width=16", "local:procs=1")
+    found = settled(same, search("random", same, "3"), ())
+    assert found.strategy.bucket_bytes == 0 == sized(same, found.strategy, ()).bucket_bytes
+
+
+def test_a_known_plan_that_buckets_make_better_is_taken() -> None:
+    same = evaluator(GPT, "dgx-h100")
+    before = search("fsdp", same)
+    plan, base = before.strategy, before.seeds["data_parallel"]
+    assert sized(same, base.strategy).bucket_bytes
+    found = settled(same, replace(before, is_insisted=False))
+    known = min(found.seeds.values(), key=lambda worth: worth.rank)
+    assert found.evaluated.rank == known.rank < same.evaluate(plan).rank
+
+
+@pytest.mark.parametrize("front", [False, True])
+def test_what_is_written_is_what_is_told_and_simulated(front, tmp_path, capsys):
+    out = str(tmp_path / "plan.json")
+    words = ["--machine", "dgx-h100", "--json"]
+    facts = answer(capsys, "plan", GPT, *words[:2], "--budget", "20", "--out", out, *(["--front"] if front else []))
+    written = strategies.read(out)
+    assert written.bucket_bytes in SIZES and facts["buckets"]["size_bytes"] == written.bucket_bytes
+    assert facts["buckets"]["num_sums"] <= facts["buckets"]["num_sums_alone"]
+    assert facts["buckets"]["num_tasks"] == facts["num_tasks"] < facts["buckets"]["num_tasks_alone"]
+    for path in (out, *(row["file"] for row in facts.get("front", ()))):
+        plan = strategies.read(path)
+        told = answer(capsys, "simulate", path, *words[:2])
+        assert plan.predicted is not None and told["step_seconds"] == plan.predicted.step_seconds
+        assert max(row["peak_bytes"] for row in told["procs"]) == plan.predicted.peak_bytes
+        assert (told["buckets"] is None) == (plan.bucket_bytes == 0)
+        explained = answer(capsys, "explain", path, *words[:2])
+        assert (explained["step_seconds"], explained["buckets"]) == (told["step_seconds"], told["buckets"])
+
+
+def test_people_are_told_the_same(tmp_path, capsys):
+    out, other = str(tmp_path / "plan.json"), str(tmp_path / "plain.json")
+    words = ["plan", GPT, "--machine", "dgx-h100", "--search", "data_parallel", "--out", out]
+    row = answer(capsys, *words)["buckets"]
+    counts = f"{row['num_sums_alone']} sums are {row['num_sums']}"
+    strategies.write(with_size(strategies.read(out), 0), other)
+    for command in (words, ["simulate", out, *words[2:4]], ["explain", out, *words[2:4]]):
+        assert main(command) == 0
+        told = capsys.readouterr().out
+        assert counts in told and "sums in buckets of at most 25.0 MiB" in told, command
+    assert main(["simulate", other, *words[2:4]]) == 0
+    assert "buckets" not in capsys.readouterr().out
+    assert main(["diff", other, out]) == 0
+    assert f"bucket bytes: none -> {row['size_bytes']}" in capsys.readouterr().out
+
+
+def test_a_search_goes_on_from_a_plan_with_buckets_of_its_own(tmp_path, capsys):
+    path = str(tmp_path / "given.json")
+    same = evaluator(GPT, "dgx-h100")
+    strategies.write(Strategy(seed("fsdp", same.lowering), bucket_bytes=12345), path)
+    words = ["--machine", "dgx-h100"]
+    step = answer(capsys, "simulate", GPT, "--plan", path, *words)["step_seconds"]
+    facts = answer(capsys, "plan", GPT, *words, "--budget", "1", "--seeds", "data_parallel", "--from", path)
+    assert facts["seeds"]["given"]["step_seconds"] <= step and facts["found"]["step_seconds"] <= step
