@@ -16,7 +16,7 @@ from functools import cache, cached_property
 from importlib import import_module
 from math import prod
 from pkgutil import iter_modules
-from typing import Any, ClassVar, dataclass_transform
+from typing import Any, ClassVar, NamedTuple, dataclass_transform
 
 from castile.planner.axes import Alignment, Operand, align, parse
 from castile.runtime.region import Box
@@ -148,8 +148,7 @@ def op(
     return wrap
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """One piece of an operator's work: a range of every axis."""
 
     op: Op
@@ -183,10 +182,12 @@ class Part:
         """The law: an array that bears a split axis is cut along it, one that does not is whole."""
         lo, hi = [], []
         for dim in operand.dims:
-            inner = prod(self.alignment.extents[a] for a in dim[1:])
             first, last = self.ranges[dim[0]] if dim else (0, 1)
-            lo.append(first * inner)
-            hi.append(last * inner)
+            if len(dim) > 1:
+                inner = prod([self.alignment.extents[a] for a in dim[1:]])
+                first, last = first * inner, last * inner
+            lo.append(first)
+            hi.append(last)
         return Box(tuple(lo), tuple(hi))
 
 

@@ -54,9 +54,14 @@ def window(block: Pair, length: int, kernel: int, stride: int, padding: int, las
     """
     lo = block[0] * stride - padding
     hi = (block[1] - 1) * stride - padding + kernel
-    if last:
-        return (max(lo, 0), length), (max(-lo, 0), hi - length)
-    return (max(lo, 0), min(hi, length)), (max(-lo, 0), max(hi - length, 0))
+    before, after = _above(-lo), _above(hi - length)
+    unseen = last * _above(length - hi)
+    return (lo + before, hi - after + unseen), (before, after - unseen)
+
+
+def _above(number: int) -> int:
+    """The number where it is above 0, else 0: by arithmetic, so that arrays of blocks are asked for at once."""
+    return (number + abs(number)) // 2
 
 
 class Sliding(Op):

@@ -95,7 +95,7 @@ class Sketch:
             [nodes[name] for name in firsts], [spaces[name] for name in firsts], num_procs, of_space, most
         )
         self._layouts = LayoutTable(self.table)
-        self._works = Works(lowering, cost, additive.program, self._layouts)
+        self._works = Works(lowering, cost, additive.program, self._layouts, known[0] if known else {})
         self.spaces = self.table.arrays()
         self.type_of = lowering.machine.kind_of.astype(np.int64)
         self.axes_of = np.array([len(axes) for axes in self.table.axes], np.int64)

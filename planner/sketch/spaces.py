@@ -18,6 +18,8 @@ from castile.planner.strategy import Config
 
 # Sums of as many salts as there are names in a plan fit into 64 bits.
 MOST_SALT = 1 << 44
+# Placements are numbered below this.
+MOST_PLACEMENTS = 1 << 32
 
 
 class _Placed(NamedTuple):
@@ -53,8 +55,10 @@ class SpaceTable:
         self.axes: list[list[str]] = []
         self.degree: list[np.ndarray] = []
         self._spaces, self._num_procs = spaces, num_procs
-        # By entry: the number of its split and that of its placement.
+        # Each a number: that of its split, then that of its placement.
         self._entries: list[np.ndarray] = []
+        # By the degrees of all axes.
+        self._split_of: list[dict[tuple[int, ...], int]] = []
         self._placements: list[Placement] = []
         self._placed: dict[int, _Placed] = {}
         self._numbers: dict[int, dict[Placement, int]] = {}
@@ -76,21 +80,22 @@ class SpaceTable:
         axes = [axis for axis in node.alignment.axes if axis in cut]
         splits, degree = list(space.splits), _table(space.splits, axes)
         entries = self._chosen(space, degree, most)
+        numbers = {row: n for n, row in enumerate(map(tuple, degree.tolist()))}
         for config in known:
-            row = [config.degree(axis) for axis in axes]
-            split = next(iter((degree == row).all(axis=1).nonzero()[0].tolist()), len(splits))
+            split = numbers.setdefault(tuple([config.degree(axis) for axis in axes]), len(splits))
             if split == len(splits):
                 splits.append({axis: d for axis, d in sorted(config.split.items()) if d > 1})
-                degree = np.concatenate([degree, [row]])
             placement = self._placement(space, split, config)
             if placement is None:
                 placement = self._others[Placement(config.replicas, config.procs)] = len(self._placements)
                 self._placements.append(Placement(config.replicas, config.procs))
-            if not (entries == (split, placement)).all(axis=1).any():
-                entries = np.concatenate([entries, [(split, placement)]])
+            entry = split * MOST_PLACEMENTS + placement
+            if not (entries == entry).any():
+                entries = np.append(entries, entry)
         self.axes.append(axes)
         self.splits.append(splits)
-        self.degree.append(degree)
+        self.degree.append(np.array(list(numbers), np.int64).reshape(len(splits), len(axes)))
+        self._split_of.append(numbers)
         self._entries.append(entries)
 
     def _chosen(self, space: Space, degree: np.ndarray, most: int) -> np.ndarray:
@@ -133,19 +138,19 @@ class SpaceTable:
         return known[config]
 
     def _find(self, space: int, config: Config) -> int | None:
-        axes, degree = self.axes[space], self.degree[space]
+        axes = self.axes[space]
         if any(d > 1 and axis not in axes for axis, d in config.split.items()):
             return None
-        for split in (degree == [config.degree(axis) for axis in axes]).all(axis=1).nonzero()[0].tolist():
-            placement = self._placement(self._spaces[space], split, config)
-            same = (self._entries[space] == (split, placement)).all(axis=1) if placement is not None else np.zeros(0)
-            if same.any():
-                return int(self.first[space] + same.argmax())
-        return None
+        split = self._split_of[space].get(tuple([config.degree(axis) for axis in axes]))
+        placement = self._placement(self._spaces[space], split, config) if split is not None else None
+        if split is None or placement is None:
+            return None
+        same = (self._entries[space] == split * MOST_PLACEMENTS + placement).nonzero()[0]
+        return int(self.first[space] + same[0]) if len(same) else None
 
     def config(self, space: int, number: int) -> Config:
         """The Config of a number."""
-        split, placement = self._entries[space][number - int(self.first[space])].tolist()
+        split, placement = divmod(int(self._entries[space][number - int(self.first[space])]), MOST_PLACEMENTS)
         placed = self._placements[placement]
         return Config(dict(self.splits[space][split]), placed.replicas, placed.procs)
 
@@ -155,8 +160,8 @@ class SpaceTable:
         rank[self.degrees] = np.arange(len(self.degrees))
         every_degree = np.ones((int(self.first[-1]), self.width), np.int64)
         for first, entries, degree in zip(self.first[:-1].tolist(), self._entries, self.degree, strict=True):
-            every_degree[first : first + len(entries), : degree.shape[1]] = degree[entries[:, 0]]
-        split, placement = np.concatenate(self._entries).T
+            every_degree[first : first + len(entries), : degree.shape[1]] = degree[entries // MOST_PLACEMENTS]
+        split, placement = np.divmod(np.concatenate(self._entries), MOST_PLACEMENTS)
         used, which = np.unique(placement, return_inverse=True)
         every = [self._placements[n] for n in used.tolist()]
         crowds: dict[frozenset[int], int] = {}
@@ -166,7 +171,7 @@ class SpaceTable:
         crew, num_names = _crews(crowd.tolist(), [p.procs for p in every])
         sizes, replicas = size[which], copies[which]
         return Spaces(
-            self.first, split.copy(), sizes // replicas, replicas, crowd[which], np.array(crew, np.int64)[which],
+            self.first, split, sizes // replicas, replicas, crowd[which], np.array(crew, np.int64)[which],
             np.concatenate([[0], np.cumsum(num_names)]).astype(np.int64),
             np.random.default_rng(0).integers(MOST_SALT, size=len(num_names)),
             np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
@@ -195,13 +200,12 @@ def _table(splits: Sequence[dict[str, int]], axes: Sequence[str]) -> np.ndarray:
 
 
 def _pairs(which: Sequence[np.ndarray], of_split: np.ndarray) -> np.ndarray:
-    """int64[..., 2]: of each split what there is of `which` for it, after its own number."""
+    """int64[...]: of each split what there is of `which` for it, as entries."""
     counts = np.array([len(some) for some in which], np.int64)
     each = counts[of_split]
     flat = np.concatenate(which)
-    return np.stack(
-        [np.repeat(np.arange(len(of_split)), each), flat[_runs((np.cumsum(counts) - counts)[of_split], each)]], axis=1
-    )
+    placement = flat[_runs((np.cumsum(counts) - counts)[of_split], each)]
+    return np.repeat(np.arange(len(of_split)) * MOST_PLACEMENTS, each) + placement
 
 
 def _runs(first: np.ndarray, count: np.ndarray) -> np.ndarray:

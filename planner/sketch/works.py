@@ -19,6 +19,7 @@ from castile.planner.op import Part
 from castile.planner.program import FETCHED, Port, Program, Step
 from castile.planner.sketch.layouts import LayoutTable
 from castile.planner.sketch.many import Cut, asked
+from castile.planner.strategy import Config
 from castile.planner.template import PartTemplate, _cost_key, bearing, priced
 from castile.runtime.machine import Processor
 from castile.runtime.task import CostKey
@@ -37,12 +38,21 @@ def param_of(step: Step, program: Program) -> str:
 class Works:
     """Seconds and bytes of nodes of one graph.
 
+    plan       of which first parts say what those of other plans touch: a search makes its templates anyway
     is_plain   whether all prices are rooflines of one kind of processor, of which many are told at once
     """
 
-    def __init__(self, lowering: Lowering, cost: CostModel, program: Program, layouts: LayoutTable) -> None:
+    def __init__(
+        self,
+        lowering: Lowering,
+        cost: CostModel,
+        program: Program,
+        layouts: LayoutTable,
+        plan: Mapping[str, Config],
+    ) -> None:
         self._lowering, self._cost, self._program, self._layouts = lowering, cost, program, layouts
-        self._wholes: dict[int, PartTemplate] = {}
+        self._plan = plan
+        self._firsts: dict[int, PartTemplate] = {}
         # Where any kernel was measured, what was learned from it tells of all others.
         probe = cost.seconds(CostKey("", "", "float32", 1, 1))
         self.is_plain = len(lowering.machine.kinds) == 1 and probe.source == "roofline"
@@ -60,10 +70,12 @@ class Works:
 
     def _seconds(self, step: Step, of: _Largest, count: int) -> np.ndarray:
         dtypes = self._program.dtypes.__getitem__
-        if step.slot not in self._wholes:
-            self._wholes[step.slot] = self._lowering.templates.get(step, {}, dtypes).parts[0]
-        whole = self._wholes[step.slot]
-        touched = [box is not None for box in (*whole.inputs, *whole.outputs)]
+        if step.slot not in self._firsts:
+            name = step.node.name
+            split = self._plan[name].split if name in self._plan else {}
+            self._firsts[step.slot] = self._lowering.templates.get(step, split, dtypes).parts[0]
+        first = self._firsts[step.slot]
+        touched = [box is not None for box in (*first.inputs, *first.outputs)]
         ports = itertools.compress(zip((*step.inputs, *step.outputs), bearing(step), strict=True), touched)
         rows = [(of.shape(port), dtypes(port.region), own) for port, own in ports]
         every = [dtypes(port.region) for port in (*step.inputs, *step.outputs)]
