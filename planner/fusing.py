@@ -1,8 +1,9 @@
 """Chains of arithmetic: calls of a body of which each makes what only the next one reads become one call.
 
 What lies between is then neither written to memory nor read again. Kernels that work on each element alone are lines of
-arithmetic here, and a chain of them is the line that follows by putting one into the other. It does not know machines,
-nor what a line costs to compute.
+arithmetic here, and a chain of them is the line that follows by putting one into the other. A product may stand before
+it: its sums become what the line makes of them before they are written. It does not know machines, nor what a line
+costs to compute.
 """
 
 from __future__ import annotations
@@ -61,9 +62,13 @@ def is_line(step: Step) -> bool:
 
 def collapsed(steps: Sequence[Step], results: Iterable[Symbol | None]) -> list[Step]:
     """The calls of a body that makes `results`, chains made one call each, at the place of their last."""
-    readers = Counter(symbol for step in steps for symbol in set(step.symbols))
-    seen = set(results)
-    inner = {s.outs[0] for s in steps if s.kernel in _ALONE and s.outs[0] not in seen and readers[s.outs[0]] == 1}
+    kept = set(results)
+    return _after_products(_in_lines(steps, kept), kept)
+
+
+def _in_lines(steps: Sequence[Step], kept: set[Symbol | None]) -> list[Step]:
+    """The calls with lines of which each reads what only the one before makes as one line."""
+    inner = _inner(steps, kept, _ALONE)
     if not any(inner.intersection(s.symbols) for s in steps if s.kernel in _ALONE or s.kernel in SUMS):
         return list(steps)
     made: dict[Symbol, Step] = {}
@@ -83,6 +88,27 @@ def collapsed(steps: Sequence[Step], results: Iterable[Symbol | None]) -> list[S
     return list(made.values())
 
 
+def _after_products(steps: Sequence[Step], kept: set[Symbol | None]) -> list[Step]:
+    """The calls with a product and the line that alone reads it as one; of two that a line reads, the first."""
+    inner = _inner(steps, kept, ("contract",))
+    made: dict[Symbol, Step] = {}
+    for step in steps:
+        product = next((made[symbol] for symbol in step.symbols if symbol in inner), None)
+        chain = _chain(step) if product is not None else None
+        written = _written(chain, step, product) if chain is not None else None
+        if product is not None and written is not None:
+            del made[product.outs[0]]
+        made[step.outs[0]] = written or step
+    return list(made.values())
+
+
+def _inner(steps: Sequence[Step], kept: set[Symbol | None], kernels: Iterable[str]) -> set[Symbol]:
+    """What some kernels make that is read once, and not kept."""
+    readers = Counter(symbol for step in steps for symbol in set(step.symbols))
+    made = (step.outs[0] for step in steps if step.kernel in kernels)
+    return {symbol for symbol in made if symbol not in kept and readers[symbol] == 1}
+
+
 def _chain(step: Step) -> Chain | None:
     """The chain of one call, None where it is none."""
     found = said(step)
@@ -97,7 +123,15 @@ def _chain(step: Step) -> Chain | None:
     shape = step.outs[0].shape
     if step.kernel in SUMS:
         shape = vocabulary.results("pointwise", (line, *(a.spec for a in arrays)), dict(constants))[0].shape
-    return Chain(shape, tuple(sources), tuple(constants.values()), _renamed(value, renamed))
+    return _plain(Chain(shape, tuple(sources), tuple(constants.values()), _renamed(value, renamed)))
+
+
+def _plain(chain: Chain) -> Chain:
+    """The chain with each source and each constant named once."""
+    sources: dict[tuple[Symbol, int], int] = {}
+    constants: dict[float, int] = {}
+    value = _numbered(chain, sources, constants, {})
+    return Chain(chain.shape, tuple(sources), tuple(constants), value)
 
 
 def said(step: Step) -> tuple[str, int, Mapping[str, float]] | None:
@@ -141,23 +175,30 @@ def _numbered(
     return _renamed(chain.value, renamed)
 
 
-def _written(chain: Chain, last: Step) -> Step | None:
-    """The call that computes a chain in place of its last call; None where no kernel does."""
+def _written(chain: Chain, last: Step, product: Step | None = None) -> Step | None:
+    """The call that computes a chain, of a product if there is one, in place of its last call; None where none does."""
     arrays = [source for source in chain.sources if source[1] == NO_ROW]
     tables = list(dict.fromkeys(symbol for symbol, row in chain.sources if row != NO_ROW))
+    if product is not None:
+        # of a product's result the line speaks first
+        arrays.sort(key=lambda source: source[0] is not product.outs[0])
     order = arrays + _rows(tables)
     number = {source: n for n, source in enumerate(chain.sources)}
     names = ", ".join(f"v{number[source]}" for source in order)
     line = f"{names} -> {ast.unparse(chain.value)}"
-    args = (line, *(symbol for symbol, _ in arrays), *tables)
+    operands = (*(symbol for symbol, _ in arrays), *tables)
     params: dict[str, object] = {f"c{n}": constant for n, constant in enumerate(chain.constants)}
-    kernel = "channelwise" if tables else "pointwise"
+    kernel, args = "channelwise" if tables else "pointwise", (line, *operands)
     if tables:
         params["tables"] = len(tables)
     if last.kernel in SUMS:
-        if tables:
+        if tables or product is not None:
             return None
         kernel, params["dims"] = "sum_pointwise", last.params["dims"]
+    if product is not None:
+        if tables or len(product.symbols) != 2 or product.outs[0].shape != chain.shape:
+            return None
+        kernel, args = "contract_pointwise", (product.args[0], line, *product.symbols, *operands[1:])
     specs = tuple(a.spec if isinstance(a, Symbol) else a for a in args)
     same = vocabulary.results(kernel, specs, params) == tuple(o.spec for o in last.outs)
     return replace(last, kernel=kernel, args=args, params=params) if same else None

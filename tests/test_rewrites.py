@@ -233,7 +233,7 @@ def test_fusing_never_adds_calls_or_bytes(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text,calls,nbytes",
-    [("resnet:depth=50", 0.93, 0.82), ("gpt:size=124m", 0.97, 0.95), ("vgg:hidden=64", 0.93, 0.90)],
+    [("resnet:depth=50", 0.93, 0.82), ("vgg:hidden=64", 0.94, 0.90)],
 )
 def test_fusing_saves_large_models(text: str, calls: float, nbytes: float) -> None:
     graph = models.parse(text).graph(8, "bfloat16")
@@ -272,6 +272,7 @@ CALLS: tuple[Callable, ...] = (
     lambda k, x, y, more: k.pointwise("a, b -> a * b - c", x, y, c=0.3),
     lambda k, x, y, more: k.relu_grad(x, more[0]),
     lambda k, x, y, more: k.pointwise("x -> x / (1 + abs(x)) + c", x, c=-0.1),
+    lambda k, x, y, more: k.contract("...d,ed->...e", x, more[2]),
 )
 
 
@@ -280,12 +281,12 @@ CALLS: tuple[Callable, ...] = (
 def test_chains_compute_what_their_calls_did(data: st.DataObject) -> None:
     rng = np.random.default_rng(0)
     shape = data.draw(st.sampled_from(((2, 3), (2, 3, 4), (2, 3, 2, 2))))
-    arrays = [rng.normal(size=s) for s in (shape, shape, shape[-1:], (), (3, shape[1]))]
+    arrays = [rng.normal(size=s) for s in (shape, shape, shape[-1:], (), (3, shape[1]), (shape[-1], shape[-1]))]
     number = st.integers(0, 99)
     plan = data.draw(st.lists(st.tuples(st.sampled_from(CALLS), number, number), min_size=2, max_size=9))
 
     def body(k, *xs):
-        plain, more, found = xs[:4], (xs[1], xs[4]), [xs[0]]
+        plain, more, found = xs[:4], (xs[1], *xs[4:]), [xs[0]]
         for call, first, second in plan:
             known = [*plain, *found]
             found.append(call(k, found[-1 - first % min(2, len(found))], known[second % len(known)], more))
@@ -296,6 +297,47 @@ def test_chains_compute_what_their_calls_did(data: st.DataObject) -> None:
     form = "numpy" if data.draw(st.integers(0, 9)) == 9 else "reference"
     for one, other in zip(execute(recording, arrays, form, False), body(reference, *arrays), strict=True):
         assert difference(one, other) < EXACT
+
+
+def product(k, x, w, b):
+    return k.contract("...i,oi->...o", x, w)
+
+
+@pytest.mark.parametrize(
+    "then,kernels",
+    [
+        (lambda k, y, x, w, b: k.add(y, b), ["contract_pointwise"]),
+        (lambda k, y, x, w, b: k.add(x, k.gelu(k.add(y, b), approximate="tanh")), ["contract_pointwise"]),
+        (lambda k, y, x, w, b: k.add(y, y), ["contract_pointwise"]),
+        # of two products the second is there when the first is made, with the line
+        (lambda k, y, x, w, b: k.add(y, product(k, x, w, b)), ["contract", "contract_pointwise"]),
+        (lambda k, y, x, w, b: k.sum_over(k.add(y, b), dims=(0,)), ["contract", "sum_pointwise"]),
+        # a result, read twice, numbers of channels that are not the last dim's, a line of more elements, three operands
+        (lambda k, y, x, w, b: (y, k.relu(y)), ["contract", "relu"]),
+        (lambda k, y, x, w, b: (k.relu(y), k.gelu(y, approximate="tanh")), ["contract", "relu", "gelu"]),
+        (lambda k, y, x, w, b: k.add_bias(y, b, dim=1), ["contract", "add_bias"]),
+        (lambda k, y, x, w, b: k.pointwise("x, y -> x + y", x, k.contract("i,oi->o", b, w)), ["contract", "pointwise"]),
+        (lambda k, y, x, w, b: k.relu(k.contract("...i,oi,o->...o", x, w, b)), ["contract", "relu"]),
+    ],
+)
+def test_a_line_follows_the_product_that_it_alone_reads(then: Callable, kernels: list[str]) -> None:
+    def body(k, x, w, b):
+        return then(k, product(k, x, w, b), x, w, b)
+
+    made = record(body, [Spec(shape, "float32") for shape in ((2, 4, 4), (4, 4), (4,))])
+    assert [step.kernel for step in made.steps] == kernels
+    known = {id(one) for one in (*made.inputs, *(out for step in made.steps for out in step.outs))}
+    assert all(id(one) in known for step in made.steps for one in step.symbols)
+
+
+@every_model
+def test_lines_after_products_never_add_calls_or_bytes(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = models.parse(text).graph(8)
+    fewer, less = moved(graph)
+    monkeypatch.setattr(fusing, "_after_products", lambda steps, kept: list(steps))
+    calls, nbytes = moved(graph)
+    linear = sum(node.op.name == "linear" and len(node.inputs) == 3 for node in graph.nodes.values())
+    assert fewer <= calls - linear and less <= nbytes - linear
 
 
 def test_what_others_read_stays() -> None:

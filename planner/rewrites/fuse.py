@@ -1,8 +1,8 @@
 """Chains of operators on each element become one node, so that what lies between them never goes to memory.
 
-A node joins the one that reads what it gives if nobody else does, and if both have the same shape. A linear layer
-and a convolution leave their bias to the chain that follows them, which comes after the sum of partial products as
-ever. It does not know which plan the graph will get.
+A node joins the one that reads what it gives if nobody else does, and if both have the same shape. A convolution
+leaves its bias to the chain that follows it, which comes after the sum of partial products as ever; a linear layer adds
+its own before it writes anything. It does not know which plan the graph will get.
 """
 
 from __future__ import annotations
@@ -14,17 +14,13 @@ from dataclasses import replace
 from castile.planner.fusing import is_line
 from castile.planner.graph import Graph, Node, laid
 from castile.planner.op import Op
-from castile.planner.ops.add import Add
 from castile.planner.ops.channel_bias import ChannelBias
 from castile.planner.ops.fused import Fused, Member
 from castile.planner.trace import record
 from castile.planner.vocabulary import Spec
 
-# Operators of which a third operand is a bias, and what adds it.
-BIASED: dict[str, Op] = {
-    "linear": Add(),
-    **dict.fromkeys(("conv1d", "conv2d", "conv_transpose2d"), ChannelBias()),
-}
+# Operators of which a third operand is a bias of channels, added in a call of its own.
+BIASED = ("conv1d", "conv2d", "conv_transpose2d")
 
 
 def rewrite(graph: Graph) -> Graph:
@@ -89,7 +85,7 @@ def _fused(nodes: Sequence[Node], graph: Graph) -> Node:
     rows = [
         (
             node.name,
-            *((BIASED[node.op.name], (node.name, node.inputs[2])) if _has_bias(node) else (node.op, node.inputs)),
+            *((ChannelBias(), (node.name, node.inputs[2])) if _has_bias(node) else (node.op, node.inputs)),
         )
         for node in nodes
     ]
