@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from castile.launch import checks, options, ranks
+from castile.launch import checks, files, options, ranks
 from castile.launch.checkpoints import folder as folders
 from castile.launch.checkpoints import writer
 from castile.launch.checkpoints.disk import Disk
@@ -157,6 +157,7 @@ def _export(command: Checkpoint) -> Told:
 def _write(found: Reader, names: Sequence[str], out: Path) -> int:
     """Write whole regions, one after the other; the bytes of the file."""
     regions = [found.regions[name] for name in names]
-    out.parent.mkdir(parents=True, exist_ok=True)
     shapes = [(region.name, region.dtype, region.shape) for region in regions]
-    return writer.write_tensors(Disk(), out, shapes, (found.read(r.name, whole(r.shape)) for r in regions))
+    arrays = (found.read(region.name, whole(region.shape)) for region in regions)
+    with files.whole(out) as draft:
+        return writer.write_tensors(Disk(), draft, shapes, arrays)

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import msgspec
 import tyro
 
-from castile.launch import checks, offline, options, ranks, report, trace
+from castile.launch import checks, files, offline, options, ranks, report, trace
 from castile.launch.explain import check_graph
 from castile.launch.offline import Desk
 from castile.launch.ranks import UserError
@@ -107,7 +107,7 @@ def run(command: Plan) -> int:
     if command.front:
         facts["front"] = _front_facts(command, found, points)
     if command.out:
-        strategies.write(plan, command.out)
+        files.write(command.out, strategies.encode(plan))
     if command.trace:
         tasks, simulated = evaluator.simulate(plan)
         trace.write(command.trace, tasks, {"simulated": simulated.timeline})
@@ -205,7 +205,7 @@ def _front_facts(command: Plan, found: Found, points: list[Point]) -> list[dict[
         if command.out:
             out = Path(command.out)
             path = str(out.with_name(f"{out.stem}-{number}{out.suffix}"))
-            strategies.write(msgspec.structs.replace(point.strategy, model=command.model), path)
+            files.write(path, strategies.encode(msgspec.structs.replace(point.strategy, model=command.model)))
             row["file"] = path
         rows.append(row)
     return rows

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
+
+from castile.launch import files
 
 WIDTH, HEIGHT, MARGIN = 860.0, 520.0, 64.0
 PASSES = {"F": "#1f77b4", "B": "#d62728", "W": "#2ca02c"}
@@ -22,9 +23,8 @@ Facts = Mapping[str, Any]
 
 
 def draw(facts: Facts, path: str) -> None:
-    """Write the picture of a profiling run's facts, and the folders to it; raises OSError where that cannot be done."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(picture(facts), encoding="utf-8")
+    """Write the picture of a profiling run's facts. Raises UserError where that cannot be done."""
+    files.write(path, picture(facts).encode())
 
 
 def picture(facts: Facts) -> str:

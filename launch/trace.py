@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from castile.launch import files
 from castile.runtime.task import NUM_LANES, Kind, Lane, TaskGraph
 from castile.runtime.timeline import Timeline
 
@@ -20,7 +21,7 @@ def write(path: str, graph: TaskGraph, lanes: Mapping[str, Timeline | None], ste
     """Writes the named timelines, each as a process with a row for every lane that its tasks occupy.
 
     A timeline may hold any of the graph's tasks; a name without one is left out. Times are in microseconds since the
-    step began; a task's arguments are its number, the step and the fields of its cost key. Raises ValueError where the
+    step began; a task's arguments are its number, the step and the fields of its cost key. Raises UserError where the
     file cannot be written.
     """
     events: list[dict[str, Any]] = []
@@ -28,11 +29,8 @@ def write(path: str, graph: TaskGraph, lanes: Mapping[str, Timeline | None], ste
         if timeline is not None:
             events += [_named("process_name", pid, 0, name), *_rows(graph, timeline, pid)]
             events += _spans(graph, timeline, pid, {} if step is None else {"step": step})
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
-    except OSError as error:
-        raise ValueError(f"trace file {path}: {error.strerror}") from error
+    with files.whole(path) as draft, draft.open("w", encoding="utf-8") as file:
+        json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
 
 
 def _rows(graph: TaskGraph, timeline: Timeline, pid: int) -> Iterator[dict[str, Any]]:

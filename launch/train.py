@@ -21,6 +21,7 @@ from castile.kernels.table import Table
 from castile.launch import (
     checks,
     explore,
+    files,
     jobs,
     metrics,
     models,
@@ -156,14 +157,13 @@ def run(command: Train) -> int:
     _explain(job, chosen)
     if job.leads and command.out:
         # a plan file names its model as the user did, so that it can be simulated from the file alone
-        strategies.write(msgspec.structs.replace(chosen.plan, model=command.model), command.out)
+        files.write(command.out, strategies.encode(msgspec.structs.replace(chosen.plan, model=command.model)))
     execution = _begin(command, job, chosen, values)
     course = _course(command, job, dataset, chosen, execution, saved)
     with _log(command, job, course) as log:
         progress = Training(job, course, log, say).run()
         log.record("end", step=course.first_step + progress.num_steps, reason=progress.stopped_by or "done")
     if job.leads and command.trace and progress.sampled:
-        Path(command.trace).parent.mkdir(parents=True, exist_ok=True)
         lanes = {"simulated": chosen.prepared.simulated.timeline, "measured": progress.sampled[-1]}
         trace.write(command.trace, chosen.prepared.tasks, lanes)
     facts = training_report.facts(job, chosen, progress, course.first_step, _told(command))
@@ -323,9 +323,9 @@ def _log(command: Train, job: Job, course: Course) -> metrics.Metrics:
     log = metrics.start(command.metrics, command.tensorboard, command.resume)
     text = runfile.text(command, without=("print", "json"))
     if command.metrics:
-        Path(command.metrics).with_suffix(f".{RESOLVED}").write_text(text, encoding="utf-8")
+        files.write(Path(command.metrics).with_suffix(f".{RESOLVED}"), text.encode())
     if command.checkpoint:
-        (Path(command.checkpoint) / RESOLVED).write_text(text, encoding="utf-8")
+        files.write(Path(command.checkpoint) / RESOLVED, text.encode())
     log.record(
         "run", run=_told(command), castile=__version__, num_ranks=job.comm.size,
         first_step=course.first_step, num_steps=course.num_steps,

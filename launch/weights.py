@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from castile.launch import files
 from castile.launch.checkpoints import writer
 from castile.launch.checkpoints.disk import Disk
 from castile.launch.models import Model
@@ -45,7 +46,7 @@ def save(path: str | Path, values: Mapping[str, np.ndarray], model: Model, stand
     """Write parameters to a safetensors file, which appears whole or not at all; its bytes.
 
     standard   under the names of the first of the model's families that has one for each parameter
-    Raises ValueError where it has none, OSError where the file cannot be written.
+    Raises ValueError where it has none, UserError where the file cannot be written.
     """
     sources = _standard(values, model) if standard else {name: (name, Piece(name, name)) for name in values}
     tensors: dict[str, list[tuple[Piece, str]]] = {}
@@ -53,9 +54,9 @@ def save(path: str | Path, values: Mapping[str, np.ndarray], model: Model, stand
         tensors.setdefault(tensor, []).append((piece, param))
     firsts = [(tensor, *pieces[0]) for tensor, pieces in tensors.items()]
     shapes = [(name, values[param].dtype.name, piece.shape_of(values[param].shape)) for name, piece, param in firsts]
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
     arrays = (_assembled(pieces, values) for pieces in tensors.values())
-    return writer.write_tensors(Disk(), Path(path), shapes, arrays)
+    with files.whole(path) as draft:
+        return writer.write_tensors(Disk(), draft, shapes, arrays)
 
 
 def _standard(values: Mapping[str, np.ndarray], model: Model) -> Sources:

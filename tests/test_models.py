@@ -227,3 +227,35 @@ def test_settings_that_do_not_fit_are_refused():
         models.parse("gpt:width=10,heads=4").graph()
     with pytest.raises(ValueError, match="at least 1 sample"):
         models.parse("mlp").graph(batch=0)
+
+
+FAULTS = [
+    ("    return 1 / 0\n", r"build\(\) failed: ZeroDivisionError: division by zero \(line 3\)"),
+    ('    return Graph("m", dtype).rleu\n', r"build\(\) failed: AttributeError: a graph has no 'rleu'.* \(line 3\)"),
+    ("    return batch.shape\n", r"build\(\) failed: AttributeError: .* \(line 3\)"),
+    ('    return Graph("m", dtype)\n', r"build\(\) gave a graph of no nodes"),
+    ("    return dtype\n", r"build\(\) gave a str; it should give a Graph"),
+]
+
+
+@pytest.mark.parametrize("body, told", FAULTS)
+def test_what_fails_in_a_users_model_is_told_with_its_line(body, told, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    head = "from castile.planner.graph import Graph\ndef build(batch=None, dtype='float32'):\n"
+    (tmp_path / "mine.py").write_text(head + body)
+    with pytest.raises(ValueError, match=rf"model(?: file)? mine\.py: {told}"):
+        models.parse("mine.py").graph()
+
+
+def test_what_fails_in_a_model_of_ours_is_a_fault_of_ours(monkeypatch):
+    monkeypatch.setattr("castile.launch.models.mlp.build", lambda batch=None, dtype="float32": 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        models.parse("mlp").graph()
+
+
+def test_a_users_model_that_cannot_be_run_is_told_with_its_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for source, told in (("\nfoo\n", "NameError: name 'foo' is not defined \\(line 2\\)"), ("open('gone')", "gone")):
+        (tmp_path / "mine.py").write_text(source)
+        with pytest.raises(ValueError, match=rf"model file mine\.py: .*{told}"):
+            models.parse("mine.py")

@@ -39,12 +39,10 @@ def write_share(disk: Disk, path: Path, rank: int, held: Sequence[Held], arrays:
 
 def write_tensors(disk: Disk, path: Path, shapes: Sequence[tuple[str, str, tuple[int, ...]]],
                   arrays: Iterable[np.ndarray]) -> int:  # fmt: skip
-    """Write one safetensors file of tensors (name, dtype, shape), an array each, taken when its turn comes; its bytes.
+    """Write one new safetensors file of tensors (name, dtype, shape), an array each, taken when its turn comes.
 
-    The file appears whole or not at all. Raises OSError.
+    Returns the file's bytes. Raises OSError.
     """
-    draft = part_of(path)
-    draft.unlink(missing_ok=True)
     head, _ = manifest.header(shapes)
 
     def parts() -> Iterator[memoryview]:
@@ -52,12 +50,7 @@ def write_tensors(disk: Disk, path: Path, shapes: Sequence[tuple[str, str, tuple
         for array in arrays:
             yield _bytes_of(array)
 
-    try:
-        nbytes = disk.write_file(draft, parts())
-        disk.rename(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
-    return nbytes
+    return disk.write_file(path, parts())
 
 
 def publish(disk: Disk, path: Path, sealed: bytes, files: Sequence[File]) -> None:

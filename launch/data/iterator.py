@@ -16,18 +16,16 @@ own.
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from itertools import islice
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from castile.launch import theirs
 from castile.launch.data import Arrays, Dataset, as_input
 
 # past that, a function that never ends is more likely than one that is worth going through just to count
@@ -46,7 +44,7 @@ def load(seed: int, *, file: str = "", length: int = 0) -> Dataset:
         raise ValueError(
             "data set iterator: give file=PATH.py with a function samples(seed, epoch); length is not below 0"
         )
-    module = _module(Path(file))
+    module = _module(file)
     stream = Stream(file, module.samples, seed, length)
     held_out = _held_out(stream, getattr(module, "held_out", None), seed)
     return Dataset("iterator", seed, stream, held_out, shuffled=False)
@@ -103,19 +101,19 @@ class Stream:
             self._begin(epoch, within if self._seeks else 0)
         while self._within < within:
             self._advance()
-        return arrays(self._who, self._place(number), self._advance())
+        return arrays(self.file, self._who, self._place(number), self._advance())
 
     def _begin(self, epoch: int, start: int) -> None:
         # until it has begun no epoch has, so that a question after a failure begins anew
         self._epoch = -1
         words = (self._seed, epoch, start) if self._seeks else (self._seed, epoch)
-        with theirs(f"{self._who} samples{words}"):
+        with theirs.running(self.file, f"{self._who} samples{words}"):
             self._iterator = iter(self._function(*words))
         self._epoch, self._within = epoch, start
 
     def _advance(self) -> Any:
         epoch, self._epoch = self._epoch, -1
-        with theirs(f"{self._who} samples({self._seed}, {epoch}) at sample {self._within}"):
+        with theirs.running(self.file, f"{self._who} samples({self._seed}, {epoch}) at sample {self._within}"):
             found = next(self._iterator, _END)
         if found is _END:
             words = f"samples({self._seed}, {epoch}) ended after {self._within} samples"
@@ -125,7 +123,7 @@ class Stream:
 
     def _count(self) -> int:
         self._begin(0, 0)
-        with theirs(f"{self._who} samples({self._seed}, 0)"):
+        with theirs.running(self.file, f"{self._who} samples({self._seed}, 0)"):
             count = sum(1 for _ in islice(self._iterator, MOST_COUNTED + 1))
         self._epoch = -1
         if not 0 < count <= MOST_COUNTED:
@@ -147,11 +145,11 @@ def words_of(form: Mapping[str, tuple[int, ...]]) -> str:
     return ", ".join(f"{name} {list(shape)}" for name, shape in sorted(form.items()))
 
 
-def arrays(who: str, place: str, found: Any) -> Sample:
+def arrays(file: str, who: str, place: str, found: Any) -> Sample:
     """A sample as arrays of numbers. Raises ValueError where it is something else."""
     if not isinstance(found, Mapping) or not found:
         raise ValueError(f"{who} {place} is of type {type(found).__name__}; a sample is a dict of arrays by input")
-    with theirs(f"{who} {place}"):
+    with theirs.running(file, f"{who} {place}"):
         sample = {str(name): np.asarray(value) for name, value in found.items()}
     odd = [name for name, value in sample.items() if value.dtype.kind not in "biuf"]
     if odd:
@@ -164,26 +162,16 @@ def stacked(name: str, rows: list[np.ndarray]) -> np.ndarray:
     return as_input(name, np.stack(rows)) if rows else np.empty((0,), np.float32)
 
 
-@contextmanager
-def theirs(doing: str) -> Iterator[None]:
-    """What fails within is the user's code: raises ValueError in one sentence that begins with `doing`."""
-    try:
-        yield
-    except Exception as error:
-        said = " ".join(str(error).split())
-        raise ValueError(f"{doing} failed: {type(error).__name__}{': ' * bool(said)}{said}") from error
-
-
 def _held_out(stream: Stream, function: Any, seed: int) -> Arrays:
     """The samples of the file's held_out(seed), kept; none where it has no such function."""
     if function is None:
         return Arrays({})
     who = f"data set iterator: {stream.file}: held_out({seed})"
-    with theirs(who):
+    with theirs.running(stream.file, who):
         found = list(islice(function(seed), MOST_COUNTED + 1))
     if not 0 < len(found) <= MOST_COUNTED:
         raise ValueError(f"{who} yields {'no' if not found else f'more than {MOST_COUNTED}'} samples")
-    samples = [arrays(who, f"sample {n}", sample) for n, sample in enumerate(found)]
+    samples = [arrays(stream.file, who, f"sample {n}", sample) for n, sample in enumerate(found)]
     for n, sample in enumerate(samples):
         if form_of(sample) != stream.form:
             has = words_of(form_of(sample))
@@ -191,18 +179,9 @@ def _held_out(stream: Stream, function: Any, seed: int) -> Arrays:
     return Arrays({name: stacked(name, [sample[name] for sample in samples]) for name in stream.form})
 
 
-def _module(path: Path) -> ModuleType:
+def _module(path: str) -> ModuleType:
     """The user's file, run. Raises ValueError in one sentence where it cannot be, or lacks what it should give."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"data set iterator: {path} is no Python file: its name should end in .py")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except FileNotFoundError as error:
-        raise ValueError(f"data set iterator: {path}: {error.strerror}") from error
-    except Exception as error:
-        raise ValueError(f"data set iterator: {path}: {type(error).__name__}: {error}") from error
+    module = theirs.module(path, "data set iterator:")
     if not callable(getattr(module, "samples", None)):
         raise ValueError(f"data set iterator: {path} has no function samples(seed, epoch) that yields dicts of arrays")
     return module

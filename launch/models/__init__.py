@@ -10,16 +10,15 @@ or run.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
 
-from castile.launch import settings
+from castile.launch import settings, theirs
 from castile.planner import rewrite as rewrites
 from castile.planner.graph import Graph
 from castile.runtime.strict import suggestion
@@ -62,6 +61,11 @@ class Model:
     settings: Mapping[str, Any] = field(default_factory=dict)
     rewrite: str = ""
 
+    @property
+    def is_theirs(self) -> bool:
+        """Whether it is a file of the user's own."""
+        return self.name.endswith(".py")
+
     def takes(self, setting: str) -> bool:
         """Whether the model's function has a parameter of that name."""
         return setting in inspect.signature(self.build).parameters
@@ -74,9 +78,13 @@ class Model:
         if small:
             raise ValueError(f"model {self.name}: {small[0]} should be at least 1, got {self.settings[small[0]]}")
         mode = {"training": training} if self.takes("training") else {}
-        graph = self.build(batch=batch, dtype=dtype, **mode, **self.settings)
+        doing = f"model file {self.name}: build()"
+        with theirs.running(self.name, doing) if self.is_theirs else nullcontext():
+            graph = self.build(batch=batch, dtype=dtype, **mode, **self.settings)
         if not isinstance(graph, Graph):
             raise ValueError(f"model {self.name}: build() gave a {type(graph).__name__}; it should give a Graph")
+        if not graph.nodes:
+            raise ValueError(f"model {self.name}: build() gave a graph of no nodes; its layers are methods of Graph")
         return rewrites.apply(self.rewrite, graph) if self.rewrite else graph
 
 
@@ -94,7 +102,7 @@ def parse(text: str) -> Model:
     rewrite = given.pop("rewrite", "")
     if rewrite:
         rewrites.check(rewrite)
-    module = _from_file(Path(name)) if name.endswith(".py") else _by_name(name)
+    module = _from_file(name) if name.endswith(".py") else _by_name(name)
     values = settings.typed(module.build, given, f"model {name}", reserved=("batch", "dtype", "training"))
     return Model(name, module.build, getattr(module, "RECIPE", Recipe("digits", 32, 0.1)), values, rewrite)
 
@@ -107,16 +115,8 @@ def _by_name(name: str) -> ModuleType:
     return importlib.import_module(f"castile.launch.models.{name}")
 
 
-def _from_file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except OSError as error:
-        raise ValueError(f"model file {path}: {error.strerror}") from error
-    except (SyntaxError, ImportError) as error:
-        raise ValueError(f"model file {path}: {error}") from error
+def _from_file(path: str) -> ModuleType:
+    module = theirs.module(path, "model file")
     if not callable(getattr(module, "build", None)):
         raise ValueError(f"model file {path} has no function build(batch, dtype, ...) that returns a Graph")
     return module

@@ -1,0 +1,50 @@
+"""Python files of the user's own: they are run here, and what fails in them is told in one sentence with its line.
+
+It does not know what they are for.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+
+@contextmanager
+def running(path: str | Path, doing: str) -> Iterator[None]:
+    """What fails within is the user's code: raises ValueError in one sentence that begins with `doing`."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"{doing} failed: {told(path, error)}") from error
+
+
+def told(path: str | Path, error: BaseException) -> str:
+    """The error in one line: its kind, its text, and the last line of the file that it came by."""
+    said = " ".join(str(error).split())
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == _full(path)]
+    # Python's own text of a fault of syntax says the line
+    at = f" (line {lines[-1]})" if lines and not isinstance(error, SyntaxError) else ""
+    return f"{type(error).__name__}{': ' * bool(said)}{said}{at}"
+
+
+def module(path: str | Path, what: str) -> ModuleType:
+    """The file, run. Raises ValueError in one sentence that begins with `what` and the path where it cannot be."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, _full(path))
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{what} {path} is no Python file: its name should end in .py")
+    found = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(found)
+    except Exception as error:
+        is_its_own = isinstance(error, OSError) and error.filename == str(_full(path))
+        why = error.strerror if isinstance(error, OSError) and is_its_own else told(path, error)
+        raise ValueError(f"{what} {path}: {why}") from error
+    return found
+
+
+def _full(path: str | Path) -> Path:
+    return Path(path).absolute()

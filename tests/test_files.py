@@ -1,0 +1,107 @@
+"""Files that commands write are whole or as before, and are told by name where the system takes no more."""
+
+import errno
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from castile.launch import files
+from castile.launch.__main__ import main
+from castile.launch.ranks import UserError
+from tests import homes
+from tests.mpi import CHECKOUT
+
+BEFORE = b"as it was"
+
+
+def full(draft):
+    draft.write_bytes(b"half of ")
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("before", [BEFORE, None])
+def test_what_is_broken_off_leaves_the_file_as_it_was(before, tmp_path):
+    path = tmp_path / "folder" / "x.json"
+    if before is not None:
+        files.write(path, before)
+    with pytest.raises(UserError, match=re.escape(f"{path}: No space left on device; make room or choose")):
+        with files.whole(path) as draft:
+            full(draft)
+    assert homes.contents(tmp_path) == ({} if before is None else {"folder/x.json": before})
+    with pytest.raises(ZeroDivisionError), files.whole(path) as draft:
+        draft.write_bytes(b"half of ")
+        raise ZeroDivisionError
+    assert homes.contents(tmp_path) == ({} if before is None else {"folder/x.json": before})
+
+
+def test_what_a_kill_left_is_no_hindrance(tmp_path):
+    (tmp_path / "x.json.part").write_bytes(b"half of ")
+    files.write(tmp_path / "x.json", b"all")
+    assert homes.contents(tmp_path) == {"x.json": b"all"}
+
+
+def test_a_link_stays_one(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "x.json")
+    files.write(tmp_path / "link", b"all")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "x.json").read_bytes() == b"all"
+
+
+def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        files.write(path, b"all")
+        assert os.read(reader, 100) == b"all" and path.is_fifo()
+    finally:
+        os.close(reader)
+
+
+PLAN = "plan mlp --machine local:procs=2 --search data_parallel"
+WRITERS = [
+    f"{PLAN} --out",
+    f"{PLAN} --trace",
+    "simulate mlp --machine local:procs=2 --trace",
+    "profile mlp:layers=1,width=8 --batch 2 --picture",
+    "train mlp --plan one.json --steps 2 --out",
+    "train mlp --plan one.json --steps 2 --trace",
+    "train mlp --plan one.json --steps 2 --metrics",
+    "checkpoint export run --out",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A plan for one processor, and a checkpoint."""
+    folder = tmp_path_factory.mktemp("files")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for name, value in homes.make(folder / "home").items():
+            patch.setenv(name, value)
+        assert main("plan mlp --machine local:procs=1 --budget 1 --out one.json".split()) == 0
+        assert main("train mlp --plan one.json --steps 2 --checkpoint run".split()) == 0
+    return folder
+
+
+@pytest.mark.parametrize("words", WRITERS)
+def test_a_full_disk_is_told_in_one_sentence(words, folder, monkeypatch, capsys):
+    """/dev/full takes no byte; the same as a disk without room, and it stays the device that it is."""
+    monkeypatch.chdir(folder)
+    for name, value in homes.make(folder / "home").items():
+        monkeypatch.setenv(name, value)
+    (folder / "full").unlink(missing_ok=True)
+    (folder / "full").symlink_to("/dev/full")
+    assert main([*words.split(), "full"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("castile: ") and err.count("\n") == 1 and "full: " in err, err
+    assert (folder / "full").is_char_device()
+
+
+def test_a_plan_goes_where_standard_output_goes(tmp_path):
+    words = [sys.executable, "-m", "castile", *PLAN.split(), "--out", "/dev/stdout"]
+    found = {**os.environ, **homes.make(tmp_path / "home"), "PYTHONPATH": str(CHECKOUT)}
+    done = subprocess.run(words, cwd=tmp_path, env=found, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and '"data_parallel"' in done.stdout and "the plan, after" in done.stdout, done.stderr
