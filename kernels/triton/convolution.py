@@ -1,6 +1,7 @@
-"""Convolution and its gradients: which way is worth trying, and the launches of each over some samples at a time.
+"""Convolution and its gradients: which way is worth trying, and the launches of each.
 
-It knows no pooling. Where windows are single elements a convolution is a product, and goes the way of those.
+Where channels lie apart they are put next to each other, some samples at a time. Where windows are single elements a
+convolution is a product, and goes the way of those. It knows no pooling.
 """
 
 import inspect
@@ -14,10 +15,9 @@ from castile.kernels.triton.channels import channels_last, grouped
 from castile.kernels.triton.contract import Tile, contract
 from castile.kernels.triton.correlation import Windows, correlation, fitting, together
 from castile.kernels.triton.depthwise import is_depthwise, spread, weighed, windowed
-from castile.kernels.triton.launch import Launch, Plan, Room, planned, takes
-from castile.kernels.triton.lines import packed
-from castile.kernels.triton.slopes import divided, slopes, summed
-from castile.kernels.triton.views import View, permuted, view
+from castile.kernels.triton.launch import Launch, Plan, planned, takes
+from castile.kernels.triton.slopes import divided, slopes, summed, waiting
+from castile.kernels.triton.views import View, nest, permuted, view
 from castile.kernels.windows import Pads, Pair
 
 # Programs that fill the largest chip once.
@@ -29,13 +29,13 @@ _COPIED = 2**25
 
 
 class Way(NamedTuple):
-    """A setting: the tile of products, and whether channels are put next to each other first.
+    """A setting: the tile of products, and whether windows meet vectors of channels, put next to each other if need be.
 
     A program of a gradient of weights takes `beside` elements of a window's row.
     """
 
     tile: Tile
-    copies: bool
+    vectors: bool
     beside: int = 1
 
 
@@ -45,6 +45,8 @@ _HALF = (
     Way(Tile(64, 128, 64, 8, 3), True),
     Way(Tile(64, 128, 64, 4, 4), True),
     Way(Tile(128, 256, 64, 8, 3), True),
+    Way(Tile(256, 128, 64, 8, 3), True),
+    Way(Tile(64, 256, 64, 8, 3), True),
     Way(Tile(64, 64, 64, 4, 4), True),
     Way(Tile(128, 128, 64, 8, 3), False),
     Way(Tile(64, 128, 64, 4, 3), False),
@@ -62,6 +64,9 @@ _FULL = (
 _FULL_SLOPES = (*_FULL, Way(Tile(64, 64, 16, 8, 2), True, 3))
 _HALF_SLOPES = (
     Way(Tile(128, 64, 64, 8, 3), True, 3),
+    Way(Tile(256, 64, 64, 16, 3), True, 3),
+    Way(Tile(128, 128, 64, 16, 3), True, 3),
+    Way(Tile(128, 256, 64, 8, 3), True),
     Way(Tile(64, 64, 64, 4, 3), True, 3),
     Way(Tile(128, 128, 64, 8, 3), True),
     Way(Tile(64, 128, 64, 8, 3), True),
@@ -93,8 +98,11 @@ def conv2d(
     images = _grouped(out, x, w, groups, windows)
     if is_depthwise(images.w):
         return windowed(*images, windows, accumulate)
-    made = _correlated(images, windows, False, accumulate)
-    return _or_product(made, "zoi,zihw->zohw", out, w, x, accumulate) if _in_rows(images, windows) else made
+    made = [
+        *_products(images, windows, out, x, w, "o", "i", accumulate),
+        _correlated(images, windows, False, accumulate),
+    ]
+    return _either(made)
 
 
 @planned
@@ -118,8 +126,11 @@ def conv2d_grad_input(
     images = _grouped(dy, out, w, groups, windows)
     if is_depthwise(images.w):
         return spread(images.x, images.y, images.w, windows, accumulate)
-    made = _correlated(images, windows, True, accumulate)
-    return _or_product(made, "zoi,zohw->zihw", out, w, dy, accumulate) if _in_rows(images, windows) else made
+    made = [
+        *_products(images, windows, out, dy, w, "i", "o", accumulate),
+        _correlated(images, windows, True, accumulate),
+    ]
+    return _either(made)
 
 
 @planned
@@ -146,31 +157,54 @@ def conv2d_grad_weight(
     _, num_m, num_c, *taps = images.w.shape
 
     def fit(way: Way) -> Way:
-        num_n = num_c if way.copies else num_c * prod(taps)
+        num_n = num_c if way.vectors else num_c * prod(taps)
         tile = fitting(way.tile, num_m, num_n, prod(dy.shape[2:]) * dy.shape[0])
         return way._replace(tile=tile, beside=way.beside if taps[1] % way.beside == 0 else 1)
 
     ways = map(fit, _FULL_SLOPES if x.dtype.itemsize == 4 else _HALF_SLOPES)
     # Tiles do not have to fill the chip, as places are divided, but adding to what is there takes registers.
     settings = _ordered(ways, images, windows, num_c, lambda tile: tile.m * tile.n == 1024 * tile.warps)
-    return Plan(settings, lambda way: _slope_launches(images, windows, way, accumulate))
+    made = [Plan(settings, lambda way: _slope_launches(images, windows, way, accumulate))]
+    if _alike(images, windows) and _in_one(images):
+        # Last, since its sums have few parts: too few for the chip where a weight is small.
+        made.append(_contracted(out[:, :, 0, 0], "zohw,zihw->oi", dy, x, accumulate))
+    return _either(made)
 
 
-def _in_rows(images: Images, windows: Windows) -> bool:
-    """Whether each place is a product of its own, in rows of whole vectors; without groups."""
-    planes = [one.shape[-2:] for one in images[:2]]
-    return windows.alone and images.w.shape[0] == 1 and planes[0] == planes[1] and prod(planes[0]) % 16 == 0
+def _alike(images: Images, windows: Windows) -> bool:
+    """Whether each place is a product of its own, without groups, of places of the same number."""
+    return windows.alone and images.w.shape[0] == 1 and images.y.shape[3:] == images.x.shape[3:]
 
 
-def _or_product(windowed: Plan, spec: str, out: Any, w: Any, x: Any, accumulate: bool) -> Plan:
-    """The plan of a product for each sample, of the same weights, and then what else was found."""
-    weights = np.broadcast_to(w[:, :, 0, 0], (x.shape[0], *w.shape[:2]))
-    made: Plan | None = inspect.unwrap(contract)(out, spec, weights, x, scratch=None, accumulate=accumulate)
-    if made is None:
-        return windowed
-    return Plan(
-        (*made.settings, *windowed.settings), lambda one: (windowed if isinstance(one, Way) else made).launches(one)
-    )
+def _in_one(images: Images) -> bool:
+    """Whether the places of all samples are rows of one matrix, whose columns are channels."""
+    places = nest([permuted(one, (0, 3, 4)) for one in images[:2]])
+    return images.y.steps[2] == images.x.steps[2] == 1 and len(places.sizes) == 1
+
+
+def _products(
+    images: Images, windows: Windows, out: Any, x: Any, w: Any, made: str, summed: str, adds: bool
+) -> Iterator[Plan]:
+    """The plan of a product of all places, or of one for each sample of whole vectors, where each place is one."""
+    if not _alike(images, windows):
+        return
+    weights = w[:, :, 0, 0]
+    if _in_one(images):
+        yield _contracted(out, f"z{summed}hw,oi->z{made}hw", x, weights, adds)
+    elif prod(images.x.shape[3:]) % 16 == 0:
+        every = np.broadcast_to(weights, (x.shape[0], *weights.shape))
+        yield _contracted(out, f"zoi,z{summed}hw->z{made}hw", every, x, adds)
+
+
+def _contracted(out: Any, spec: str, first: Any, second: Any, adds: bool) -> Plan:
+    plan: Plan = inspect.unwrap(contract)(out, spec, first, second, scratch=None, accumulate=adds)
+    return plan
+
+
+def _either(plans: list[Plan]) -> Plan:
+    """The settings of several plans, whose kinds of settings differ, those of the first before the others'."""
+    owners = {one: plan for plan in reversed(plans) for one in plan.settings}
+    return Plan(tuple(one for plan in plans for one in plan.settings), lambda one: owners[one].launches(one))
 
 
 def _images(*arrays: Any) -> tuple[Any, ...]:
@@ -213,7 +247,7 @@ def _ordered(
     elif not copies:
         # Looking up each element takes registers.
         every = [way for way in every if way.tile.k <= 32]
-    liked = [way for way in every if way.copies == copies]
+    liked = [way for way in every if way.vectors == copies]
     first = [way for way in liked if suits(way.tile)]
     # Of those that do not, the smallest are likeliest.
     rest = [way for way in reversed(liked) if way not in first]
@@ -226,11 +260,11 @@ def _correlated(images: Images, windows: Windows, back: bool, adds: bool) -> Pla
     if prod(to.shape) == 0:
         return Plan((None,), lambda _: [])
     _, groups, num_m, *size = to.shape
-    piece = next(_samples(to, of, True))[0]
+    piece = next(_samples(to, of, _apart(of)))[0]
     num_n, num_c = prod(size) * piece.shape[0], of.shape[2]
 
     def fit(way: Way) -> Way:
-        num_k = num_c if way.copies else num_c * prod(windows.kernel)
+        num_k = num_c if way.vectors else num_c * prod(windows.kernel)
         tile = fitting(way.tile, num_m, num_n, num_k)
         # What is never fetched ahead takes no memory.
         turns = -(-num_c * prod(windows.kernel) // tile.k)
@@ -244,15 +278,17 @@ def _correlated(images: Images, windows: Windows, back: bool, adds: bool) -> Pla
     def launches(way: Way) -> list[Launch]:
         weights = permuted(images.w, (0, 2, 1, 3, 4)) if back else images.w
         found = []
-        if way.copies and windows.kernel != (1, 1):
+        if way.vectors and 1 not in weights.steps[1:3]:
             # What is summed is to lie together: of [g,m,c,r,s] the dim c.
             weights, first = channels_last(weights)
             found.append(first)
-        for here, met in _samples(to, of, way.copies):
-            if way.copies:
+        copies = way.vectors and _apart(of)
+        for here, met in _samples(to, of, copies):
+            if copies:
                 met, first = _copied(met)
                 found.append(first)
-            found.append(correlation(here, met, weights, windows, way.tile, back and not windows.alone, adds))
+            turned = back and not windows.alone
+            found.append(correlation(here, met, weights, windows, way.tile, turned, way.vectors, adds))
         return found
 
     ways = map(fit, _FULL if to.array.dtype.itemsize == 4 else _HALF)
@@ -262,24 +298,28 @@ def _correlated(images: Images, windows: Windows, back: bool, adds: bool) -> Pla
 def _slope_launches(images: Images, windows: Windows, way: Way, adds: bool) -> list[Launch]:
     """dw of each part of the places, through all pieces of the batch, and then the sum of the parts."""
     y, x, dw = images
-    pieces = list(_samples(x, y, way.copies))
+    copies = (way.vectors and _apart(x), way.vectors and _apart(y) and together(y) == 1)
+    pieces = list(_samples(x, y, any(copies)))
     places = prod(pieces[0][1].shape[:1] + pieces[0][1].shape[3:])
-    parts = divided(dw, places, way.tile, way.beside)
+    parts = divided(dw, places, x.array.dtype.itemsize, way.tile, way.beside)
     whole = parts.num == len(pieces) == 1
-    room = Room(parts.num * prod(dw.shape))
-    to = View(dw.array, (1, *dw.shape), (0, *dw.steps))
-    if not whole:
-        to = View(room, (parts.num, *dw.shape), packed((parts.num, *dw.shape)))
+    to = View(dw.array, (1, *dw.shape), (0, *dw.steps)) if whole else waiting(dw, parts.num, way.vectors)
     found = []
     for number, (met, slope) in enumerate(pieces):
-        if way.copies:
+        if copies[0]:
             met, first = _copied(met)
             found.append(first)
-        if way.copies and together(slope) == 1:
+        if copies[1]:
             slope, first = _copied(slope)
             found.append(first)
-        found.append(slopes(to, slope, met, windows, way.tile, way.beside, parts, adds if whole else number > 0))
-    return found if whole else [*found, *summed(dw, room, parts.num, adds)]
+        adding = adds if whole else number > 0
+        found.append(slopes(to, slope, met, windows, way.tile, way.beside, parts, way.vectors, adding))
+    return found if whole else [*found, *summed(dw, to, adds)]
+
+
+def _apart(one: View) -> bool:
+    """Whether the channels of images [b,g,c,h,w] do not lie next to each other."""
+    return one.steps[2] != 1
 
 
 def _samples(one: View, other: View, copies: bool) -> Iterator[tuple[View, View]]:

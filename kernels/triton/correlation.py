@@ -71,11 +71,13 @@ def fitting(tile: Tile, m: int, n: int, k: int) -> Tile:
     )
 
 
-def correlation(out: View, x: View, w: View, windows: Windows, tile: Tile, back: bool, adds: bool) -> Launch:
+def correlation(
+    out: View, x: View, w: View, windows: Windows, tile: Tile, back: bool, vectors: bool, adds: bool
+) -> Launch:
     """The launch that makes out [b,g,m,H,W] of x [b,g,c,h,w] and w [g,m,c,r,s], or adds it.
 
-    With `back` the windows lie in out and x has what comes of them; else they lie in x. Channels of x that lie apart
-    are one with the elements of a window.
+    With `back` the windows lie in out and x has what comes of them; else they lie in x. Without `vectors` of channels
+    these are one with the elements of a window.
     """
     batch, groups, num_m, *size = out.shape
     num_c, inner = x.shape[2], x.shape[3:]
@@ -102,7 +104,7 @@ def correlation(out: View, x: View, w: View, windows: Windows, tile: Tile, back:
         "INVERSE": windows.inverse,
         "OUTSIDE": back or windows.leave(tuple(size), tuple(inner)),
         "BACK": back,
-        "FLAT": x.steps[2] != 1,
+        "FLAT": not vectors,
         "EVEN": num_m % tile.m == 0 and num_c % tile.k == 0,
         "ADDS": adds,
         "WIDE": wide([out, x, w]) or num_n > 2**30,

@@ -20,6 +20,8 @@ from castile.kernels.triton.views import View, wide
 
 # Sums of programs of which an H200 holds two a processor at once: one more would have the chip to itself.
 _FILL = 264 * 64 * 128
+# Processors of an H200, and shared memory of each.
+_PROCESSORS, _SHARED = 132, 232448
 
 
 class Parts(NamedTuple):
@@ -29,24 +31,39 @@ class Parts(NamedTuple):
     span: int
 
 
-def divided(dw: View, places: int, tile: Tile, beside: int) -> Parts:
+def divided(dw: View, places: int, itemsize: int, tile: Tile, beside: int) -> Parts:
     """The parts of a sum over so many places for dw [g,m,c,r,s], of programs of `beside` elements of a window."""
     tiles = dw.shape[0] * -(-dw.shape[1] // tile.m) * -(-prod(dw.shape[2:]) // (tile.n * beside))
     steps = -(-places // tile.k)
-    most = _FILL // (tiles * min(64 * 128, tile.m * tile.n * beside))
+    held = _SHARED // (tile.stages * (tile.m + tile.n * beside) * tile.k * itemsize)
+    most = min(_FILL // min(64 * 128, tile.m * tile.n * beside), _PROCESSORS * max(1, held)) // tiles
     span = -(-steps // max(1, min(most, steps // 8)))
     return Parts(-(-steps // span), span * tile.k)
 
 
-def slopes(dw: View, dy: View, x: View, windows: Windows, tile: Tile, beside: int, parts: Parts, adds: bool) -> Launch:
+def waiting(dw: View, num: int, vectors: bool) -> View:
+    """Working memory for so many parts of dw, in which what a program writes at once lies together.
+
+    With `vectors` that is channels: stores apart by the elements of a window would take longer than the sums.
+    """
+    dims = (0, 1, 2, 4, 5, 3) if vectors else (0, 1, 2, 3, 4, 5)
+    sizes = tuple((num, *dw.shape)[dim] for dim in dims)
+    steps = dict(zip(dims, packed(sizes), strict=True))
+    return View(Room(prod(sizes)), (num, *dw.shape), tuple(steps[dim] for dim in range(len(dims))))
+
+
+def slopes(
+    dw: View, dy: View, x: View, windows: Windows, tile: Tile, beside: int, parts: Parts, vectors: bool, adds: bool
+) -> Launch:
     """The launch that makes dw [part,g,m,c,r,s] of dy [b,g,m,h,w] and x [b,g,c,H,W], or adds it.
 
-    Where channels of x lie together a program takes `beside` elements of a window's row, which divides that.
+    With `vectors` of channels a program takes `beside` elements of a window's row, which divides that; without, these
+    are one with the elements of a window.
     """
     num_m, num_c = dw.shape[2:4]
     batch, groups, _, *lattice = dy.shape
     num_k = batch * prod(lattice)
-    flat = x.steps[2] != 1
+    flat = not vectors
     across = (
         -(-num_c * prod(windows.kernel) // tile.n) if flat else -(-num_c // tile.n) * prod(windows.kernel) // beside
     )
@@ -85,10 +102,9 @@ def slopes(dw: View, dy: View, x: View, windows: Windows, tile: Tile, beside: in
     return Launch(_slopes, grid, (dw, dy, x), constants, tile.warps, tile.stages, flops, on_tensor_cores(x, tile))
 
 
-def summed(dw: View, pieces: Room, num: int, adds: bool) -> list[Launch]:
-    """The launches that add up the parts of dw, which lie one after the other in `pieces`."""
-    seen = View(pieces, (num, *dw.shape), packed((num, *dw.shape)))
-    whole = folded(Text(("x",), (), (), ("x",)), [dw], [seen], (0,), {}, adds=adds)
+def summed(dw: View, pieces: View, adds: bool) -> list[Launch]:
+    """The launches that add up the parts of dw."""
+    whole = folded(Text(("x",), (), (), ("x",)), [dw], [pieces], (0,), {}, adds=adds)
     return whole.launches(whole.settings[0])
 
 
