@@ -24,18 +24,21 @@ test-plain: .venv/.castile-test
 # Triton interprets or compiles in one process, never both.
 test-kernels: .venv/.castile-test
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/triton_numerics.py
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" tests/triton_compiling.py
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" tests/triton_compiling.py tests/triton_counting.py
 
 # Tests that start ranks measure nothing and fail by timeout only, yet they want the cores to themselves.
 test-mpi: .venv/.castile-test
 	$(BIN)/python -m pytest -m mpi
 
-# Every setting of every kernel, with the oldest and the newest Triton that castile works with.
+# Every setting of every kernel, with the oldest and the newest Triton that castile works with. What was compiled is kept
+# in build/triton-*/compiled.jsonl: a run that is cut off goes on there.
 kernels: kernels-3.6.0 kernels-3.9.0
+	@cat build/triton-*/table.txt
 
 kernels-%: build/triton-%/.installed
+	nice -n 19 $(<D)/bin/python -m tests.triton_every $(<D)/compiled.jsonl $(<D)/table.txt --workers $(WORKERS)
 	TRITON_INTERPRET=1 $(<D)/bin/python -m pytest -n $(WORKERS) tests/triton_numerics.py
-	$(<D)/bin/python -m pytest -n $(WORKERS) tests/triton_compiling.py tests/test_triton.py
+	$(<D)/bin/python -m pytest -n $(WORKERS) tests/triton_compiling.py tests/triton_counting.py tests/test_triton.py
 
 .PRECIOUS: build/triton-%/.installed
 build/triton-%/.installed: pyproject.toml

@@ -1,16 +1,18 @@
-"""Kernels compiled for chips that are not there, and what can be told of them without running: registers, spills,
-shared memory, how many warps fit at once, and how long the memory and the arithmetic need at least.
+"""Kernels compiled for chips that are not there, and what their code says of what it takes: registers, spills, shared
+memory, how many warps fit at once. How long they take it does not know.
 """
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
+from triton.runtime.jit import compute_cache_key
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from castile.kernels.triton.launch import Blocks, Launch, Room
@@ -22,7 +24,9 @@ class Chip:
     """What NVIDIA says of a chip: A100, H200 and B200 by compute capability; rates dense."""
 
     processors: int
+    hertz: float
     shared_bytes: int
+    cache_bytes: float
     bytes_per_second: float
     bf16_flops_per_second: float
     tf32_flops_per_second: float
@@ -30,11 +34,16 @@ class Chip:
 
 
 CHIPS = {
-    80: Chip(108, 166912, 2.0e12, 3.12e14, 1.56e14, 1.95e13),
-    90: Chip(132, 232448, 4.8e12, 9.89e14, 4.94e14, 6.7e13),
-    100: Chip(148, 232448, 8.0e12, 2.25e15, 1.1e15, 7.5e13),
+    80: Chip(108, 1.41e9, 166912, 4.0e7, 2.0e12, 3.12e14, 1.56e14, 1.95e13),
+    90: Chip(132, 1.755e9, 232448, 6.0e7, 4.8e12, 9.89e14, 4.94e14, 6.7e13),
+    100: Chip(148, 1.85e9, 232448, 1.26e8, 8.0e12, 2.25e15, 1.1e15, 7.5e13),
 }
-_REGISTERS, _WARPS, _BLOCKS = 65536, 64, 32
+_REGISTERS, WARPS, _BLOCKS = 65536, 64, 32
+# The operation of an instruction that does nothing.
+_NOTHING = 0x918
+
+# Bytes of stack that ptxas may leave where it buys another program with them.
+_TRADED = 32
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,7 @@ class Compiled:
 
     name: str
     chip: int
+    instructions: int
     registers: int
     stack: int
     shared: int
@@ -52,9 +62,20 @@ class Compiled:
     @property
     def warps_at_once(self) -> int:
         """Warps that one processor holds at the same time."""
-        by_registers = _REGISTERS // (-(-self.registers // 8) * 8 * 32 * self.warps)
+        return self.warps * self._held(self.registers)
+
+    def _held(self, registers: int) -> int:
+        """Programs that one processor holds where a thread has so many registers."""
+        by_registers = _REGISTERS // (-(-registers // 8) * 8 * 32 * self.warps)
         by_shared = (CHIPS[self.chip].shared_bytes + 1024) // (self.shared + 1024)
-        return self.warps * min(by_registers, by_shared, _WARPS // self.warps, _BLOCKS)
+        return min(by_registers, by_shared, WARPS // self.warps, _BLOCKS)
+
+    @property
+    def spills(self) -> bool:
+        """Whether registers are left out, but for few whose lack lets a processor hold one more program."""
+        return self.stack > _TRADED or (
+            self.stack > 0 and self._held(self.registers + self.stack // 4) == self._held(self.registers)
+        )
 
 
 class NoDevice(DriverBase):  # type: ignore[misc]
@@ -97,16 +118,55 @@ class Pointer:
         return 16
 
 
+def code(launch: Launch, chip: int) -> str:
+    """What decides the code that a launch compiles to, as a hash: it is the same for many shapes."""
+    known, (_, specialization, options) = _bound(launch, chip)
+    decides = compute_cache_key(known, specialization, options)
+    return sha256(f"{triton.__version__} {chip} {launch.kernel.cache_key} {decides}".encode()).hexdigest()
+
+
+def _bound(launch: Launch, chip: int) -> tuple[dict[Any, str], Any]:
+    """Keys that are known to Triton, and its arguments, what it makes special of them, and its options."""
+    triton.runtime.driver.set_active(NoDevice(chip))
+    _, known, _, _, bind = launch.kernel.device_caches[chip]
+    return known, bind(*map(_argument, launch.args), **launch.constants, **_options(launch))
+
+
+def _options(launch: Launch) -> dict[str, Any]:
+    return {"num_warps": launch.warps, "num_stages": launch.stages}
+
+
 def compiled(launch: Launch, chip: int) -> Compiled:
     """The kernel of a launch, specialised as a real launch with aligned arrays would have it."""
     triton.runtime.driver.set_active(NoDevice(chip))
-    args = [_argument(arg) for arg in launch.args]
-    options = {"num_warps": launch.warps, "num_stages": launch.stages, "grid": (1,)}
-    made = launch.kernel.warmup(*args, **launch.constants, **options)
+    made = launch.kernel.warmup(*map(_argument, launch.args), **launch.constants, **_options(launch), grid=(1,))
     name = launch.kernel.__name__
     assert made.metadata.global_scratch_size == 0, f"{name} wants memory of Triton, which a captured step cannot give"
-    registers, stack = _resources(made.asm["cubin"])
-    return Compiled(name, chip, registers, stack, made.metadata.shared, launch.warps, made.asm["ptx"])
+    instructions, registers, stack = _resources(made.asm["cubin"])
+    return Compiled(name, chip, instructions, registers, stack, made.metadata.shared, launch.warps, made.asm["ptx"])
+
+
+def parameters(launch: Launch, chip: int) -> list[int | None]:
+    """What the compiled kernel of a launch is given: places far apart for arrays, None for what is no whole number."""
+    _, specialization, _ = _bound(launch, chip)[1]
+    found: list[int | None] = []
+    for kind, arg in _flat([one[0] for one in specialization], launch.args):
+        if kind.startswith("tensordesc"):
+            found += [None, *arg.shape, *arg.steps]
+        elif kind.startswith("*"):
+            found.append(len(found) + 1 << 44)
+        elif kind != "constexpr":
+            found.append(arg if isinstance(arg, int) else None)
+    # Working memory of Triton's own, which no kernel wants.
+    return [*found, None, None]
+
+
+def _flat(kinds: Any, args: Any) -> Iterator[tuple[str, Any]]:
+    for kind, arg in zip(kinds, args, strict=False):
+        if isinstance(kind, tuple):
+            yield from _flat(kind, arg)
+        else:
+            yield kind, arg
 
 
 def _argument(arg: Any) -> Any:
@@ -116,56 +176,25 @@ def _argument(arg: Any) -> Any:
     return Pointer(inner.dtype) if isinstance(inner, Room) or hasattr(inner, "strides") else arg
 
 
-def moved_bytes(launch: Launch) -> int:
-    """Bytes that a launch has to move: every array and Room of its arguments once, and no element twice."""
-    if launch.nbytes is not None:
-        return launch.nbytes
-    views = [arg for arg in launch.args if isinstance(arg, View)]
-    seen = sum(
-        prod(size for size, step in zip(one.shape, one.steps, strict=True) if step) * np.dtype(one.array.dtype).itemsize
-        for one in views
-    )
-    plain = [arg for arg in launch.args if not isinstance(arg, View) and hasattr(arg, "strides")]
-    return seen + sum(x.size * x.itemsize for x in plain)
-
-
-def least_seconds(launch: Launch, chip: int) -> float:
-    """What memory or arithmetic alone would take, whichever is longer."""
-    about = CHIPS[chip]
-    rate = about.fp32_flops_per_second
-    if launch.tensor_cores:
-        # Sums in parts are written in float32, whatever is multiplied.
-        inner = (arg.array if isinstance(arg, View | Blocks) else arg for arg in launch.args)
-        half = any(np.dtype(one.dtype).itemsize == 2 for one in inner if hasattr(one, "dtype"))
-        rate = about.bf16_flops_per_second if half else about.tf32_flops_per_second
-    return max(moved_bytes(launch) / about.bytes_per_second, launch.flops / rate)
-
-
-def told(launch: Launch, made: Compiled) -> str:
-    """A line of the estimate."""
-    chip = CHIPS[made.chip]
-    at_once = chip.processors * max(1, made.warps_at_once // made.warps)
-    waves = prod(launch.grid) / at_once
-    return (
-        f"sm_{made.chip} {made.name:24} {moved_bytes(launch) / 1e6:9.2f} MB {launch.flops / 1e9:9.2f} GF "
-        f"{least_seconds(launch, made.chip) * 1e6:8.1f} us at least; {made.registers:3} registers, "
-        f"{made.shared / 1024:5.1f} KB, {made.warps_at_once:2} of {_WARPS} warps, {waves:7.2f} waves"
-    )
-
-
-def _resources(cubin: bytes) -> tuple[int, int]:
-    """Registers of a thread and bytes of its stack, from the attributes that ptxas leaves in .nv.info."""
+def _resources(cubin: bytes) -> tuple[int, int, int]:
+    """Instructions, registers of a thread and bytes of its stack: the latter from what ptxas leaves in .nv.info."""
     (start,) = struct.unpack_from("<Q", cubin, 0x28)
     size, count, _ = struct.unpack_from("<HHH", cubin, 0x3A)
     (strings,) = struct.unpack_from("<H", cubin, 0x3E)
     sections = [struct.unpack_from("<IIQQQQIIQQ", cubin, start + n * size) for n in range(count)]
     names = sections[strings][4]
     found: dict[int, int] = {}
+    instructions = 0
     for section in sections:
-        name = names + section[0]
-        if cubin[name : cubin.index(b"\0", name)] == b".nv.info":
-            found |= _attributes(cubin[section[4] : section[4] + section[5]])
-    return found[0x2F], found[0x11]
+        name, content = names + section[0], cubin[section[4] : section[4] + section[5]]
+        word = cubin[name : cubin.index(b"\0", name)]
+        if word == b".nv.info":
+            found |= _attributes(content)
+        elif word.startswith(b".text."):
+            # Of 16 bytes each; those that do nothing fill up the end.
+            words = struct.unpack(f"<{len(content) // 8}Q", content)[::2]
+            instructions += sum(one & 0xFFF != _NOTHING for one in words)
+    return instructions, found[0x2F], found[0x11]
 
 
 def _attributes(info: bytes) -> dict[int, int]:

@@ -15,111 +15,20 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial, singledispatch
 from multiprocessing import get_context
-from typing import Any, NamedTuple
+from typing import Any
 
 import cupy
 import ml_dtypes  # noqa: F401  (makes "bfloat16" a dtype)
 import numpy as np
 
 from benchmarks.gpu import cases
+from benchmarks.gpu.calls import Call, calls
 from castile.kernels import tuning
 from castile.kernels.choice import Choice, wanted_of
 from castile.kernels.cupy import measuring
 from castile.kernels.form import Refused
 from castile.kernels.table import Table
-from castile.planner import vocabulary
 from castile.planner.vocabulary import Spec
-
-ADAMW: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "decay": 0.1, "decoupled": True}
-
-
-class Call(NamedTuple):
-    """A kernel call on operands that are not there yet: Specs and literals."""
-
-    kernel: str
-    args: tuple[Any, ...]
-    params: dict[str, Any]
-
-    @property
-    def outs(self) -> tuple[Spec, ...]:
-        return vocabulary.results(self.kernel, self.args, self.params)
-
-    @property
-    def named(self) -> str:
-        """What choices know it by."""
-        args, outs = ([_array(x) for x in xs] for xs in (self.args, self.outs))
-        return tuning.named(Table("triton"), self.kernel, outs, args, self.params, False)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that it must move: each array once."""
-        arrays = [x for x in (*self.args, *self.outs) if isinstance(x, Spec)]
-        return sum(int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize for x in arrays)
-
-
-def _array(x: Any) -> Any:
-    return tuning.dense(x.shape, x.dtype) if isinstance(x, Spec) else x
-
-
-@singledispatch
-def calls(case: Any) -> list[Call]:
-    """The kernel calls of a case, one after the other."""
-    raise NotImplementedError(type(case).__name__)
-
-
-@calls.register
-def _(case: cases.Product) -> list[Call]:
-    straight = [letter == "n" for letter in case.layout]
-    spec = f"{'mk' if straight[0] else 'km'},{'kn' if straight[1] else 'nk'}->mn"
-    a = Spec((case.m, case.k) if straight[0] else (case.k, case.m), case.dtype)
-    b = Spec((case.k, case.n) if straight[1] else (case.n, case.k), case.dtype)
-    return [Call("contract", (spec, a, b), {})]
-
-
-@calls.register
-def _(case: cases.Attention) -> list[Call]:
-    q = Spec((case.batch, case.length, case.heads * case.width), "bfloat16")
-    k = Spec((case.batch, case.length, case.groups * case.width), "bfloat16")
-    params = {"heads": case.heads, "causal": case.causal, "offset": 0, "scale": case.width**-0.5}
-    forward = Call("attention", (q, k, k), params)
-    return [Call("attention_grad", (q, q, k, k, *forward.outs), params)] if case.backward else [forward]
-
-
-@calls.register
-def _(case: cases.Convolution) -> list[Call]:
-    x = Spec((case.batch, case.channels, case.size, case.size), "bfloat16")
-    w = Spec((case.outputs, case.channels // case.groups, case.kernel, case.kernel), "bfloat16")
-    y = Spec((case.batch, case.outputs, case.result, case.result), "bfloat16")
-    params: dict[str, Any] = {"stride": (case.stride,) * 2, "pads": (case.pad,) * 4, "dilation": (1, 1)}
-    params["groups"] = case.groups
-    made = {
-        "forward": Call("conv2d", (x, w), params),
-        "input": Call("conv2d_grad_input", (y, w), params | {"shape": x.shape}),
-        "weight": Call("conv2d_grad_weight", (y, x), params | {"kernel": w.shape[2:]}),
-    }
-    return [made[case.which]]
-
-
-@calls.register
-def _(case: cases.Loss) -> list[Call]:
-    logits, ids = Spec((case.rows, case.classes), "bfloat16"), Spec((case.rows,), "int64")
-    forward = Call("cross_entropy", (logits, ids), {"scale": 1 / case.rows})
-    loss, lse = forward.outs
-    return [forward, Call("cross_entropy_grad", (loss, logits, ids, lse), forward.params)]
-
-
-@calls.register
-def _(case: cases.Update) -> list[Call]:
-    number = Spec((), "float32")
-    every = (one for shape in case.shapes for one in (*[Spec(shape, "float32")] * 4, number, number))
-    return [Call("adam", tuple(every), ADAMW)]
-
-
-@calls.register
-def _(case: cases.Stream) -> list[Call]:
-    line = (case.line,) if case.line else ()
-    operands = (Spec(shape, case.dtype_of(number)) for number, shape in enumerate(case.shapes))
-    return [Call(case.kernel, (*line, *operands), dict(case.params))]
 
 
 def fastest(call: Call) -> dict[str, float]:

@@ -1,0 +1,188 @@
+"""What is counted in compiled kernels, estimated of them, and told of all settings.
+
+Run by `make test` in a process of its own without TRITON_INTERPRET.
+"""
+
+import json
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import triton
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.gpu import cases
+from benchmarks.gpu.calls import calls
+from castile.kernels.triton.launch import Launch
+from tests.kernel_cases import Case
+from tests.triton_arrays import array
+from tests.triton_cases import fake_plan, launches, plan
+from tests.triton_chips import CHIPS, Compiled, code, compiled, parameters
+from tests.triton_counted import SECTOR, Counted, counted, made
+from tests.triton_estimate import estimate, measured, moved_bytes, of_call
+from tests.triton_every import Part, by_code, compile_all, faults, kept, parts, table
+
+assert not triton.knobs.runtime.interpret, "these checks compile, which TRITON_INTERPRET forbids"
+
+# What each word is, in numbers without bounds of so many bits: as the manual of PTX has it.
+WORDS = {
+    "add": lambda x, y, bits: x + y,
+    "sub": lambda x, y, bits: x - y,
+    "mul.lo": lambda x, y, bits: x * y,
+    "min": lambda x, y, bits: min(x, y),
+    "max": lambda x, y, bits: max(x, y),
+    "shl": lambda x, y, bits: x << y % bits,
+    "shr": lambda x, y, bits: x >> y % bits,
+    "div": lambda x, y, bits: abs(x) // abs(y or 1) * (-1 if (x < 0) != (y < 0) else 1),
+    "rem": lambda x, y, bits: abs(x) % abs(y or 1) * (-1 if x < 0 else 1),
+}
+
+
+@given(st.sampled_from(sorted(WORDS)), st.sampled_from(["s32", "u32", "s64", "u64"]), st.integers(), st.integers())
+def test_whole_numbers_are_worked_out_as_a_processor_does(word: str, kind: str, x: int, y: int) -> None:
+    bits = int(kind[1:])
+    one, other = (_within(n, kind[0] == "s", bits) for n in (x, y))
+    if word in ("shl", "shr"):
+        other %= bits
+    if word in ("div", "rem"):
+        other = other or 1
+    compute = made(f"{word}.{kind}")
+    assert compute is not None
+    got = compute(*(np.array([_within(n, True, bits)]) for n in (one, other)))
+    assert int(got[0]) == _within(WORDS[word](one, other, bits), True, bits)
+    less = made(f"setp.lt.{kind}")
+    assert less is not None
+    assert bool(less(*(np.array([_within(n, True, bits)]) for n in (one, other)))[0]) == (one < other)
+
+
+def _within(n: int, signed: bool, bits: int) -> int:
+    """What so many bits hold of a number."""
+    n %= 2**bits
+    return n - 2**bits if signed and n >= 2 ** (bits - 1) else n
+
+
+def only(name: str, case: Case) -> Launch:
+    found = fake_plan(name, case)
+    assert found is not None
+    (launch,) = launches(found)
+    return launch
+
+
+def all_counted(launch: Launch) -> list[Counted]:
+    """What each program of a launch does."""
+    found, grid = compiled(launch, 90), (*launch.grid, 1, 1)[:3]
+    params = [None if one is None else np.array([one]) for one in parameters(launch, 90)]
+    places = (np.unravel_index(n, grid[::-1])[::-1] for n in range(prod(grid)))
+    return [counted(found.ptx, 32 * launch.warps, tuple(map(int, place)), grid, params) for place in places]
+
+
+@pytest.mark.parametrize("name, num", [("copy", 1), ("relu", 1), ("add", 2), ("softmax", 1)])
+def test_what_programs_touch_is_what_they_have_to_move(name: str, num: int) -> None:
+    for shape in ((7, 1024), (3, 4096)):
+        launch = only(name, (tuple(array(shape, "bfloat16") for _ in range(num)), {}))
+        every = all_counted(launch)
+        assert sum(one.touched for one in every) * SECTOR == moved_bytes(launch)
+        assert sum(one.asked for one in every) == sum(one.touched for one in every)
+        assert not any(one.again or one.partly for one in every)
+
+
+def test_steps_between_elements_cost_sectors() -> None:
+    near, apart = (array((8, 4096), "bfloat16")[:, : 2048 * step : step] for step in (1, 2))
+    one, two = (sum(found.touched for found in all_counted(only("copy", ((x,), {})))) for x in (near, apart))
+    assert two * 2 == one * 3, "twice as many are read, and as many written"
+
+
+def test_a_row_that_is_not_held_is_read_again_and_lost_where_many_run() -> None:
+    for rows, lost in ((8192, True), (100, False)):
+        launch = only("softmax", ((array((rows, 50264), "bfloat16"),), {}))
+        found = compiled(launch, 90)
+        params = [None if one is None else np.array([one]) for one in parameters(launch, 90)]
+        one = counted(found.ptx, 32 * launch.warps, (5, 0, 0), (*launch.grid, 1, 1), params)
+        row = 50264 * 2 // SECTOR
+        far = sum(num for others, num in one.again.items() if others > row // 2)
+        assert row <= far <= 1.02 * row and 2 * row <= one.touched <= 2 * row + 2
+        moved = estimate(launch, found).alone["memory"] * CHIPS[90].bytes_per_second / moved_bytes(launch)
+        assert (moved > 1.5) == lost, moved
+
+
+def test_halves_of_sectors_are_seen() -> None:
+    whole, half = (np.zeros((64, 64 * step), "float32")[:, ::step] for step in (1, 2))
+    x = np.zeros((64, 64), "float32")
+    for out, parts_written in ((whole, False), (half, True)):
+        found = plan("relu", (out,), ((x,), {}))
+        assert found is not None
+        (launch,) = launches(found)
+        assert any(one.partly for one in all_counted(launch)) == parts_written
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["copy", "layer_norm", "softmax", "sum_over", "norm", "max_pool2d"])
+def test_estimates_are_within_a_factor_of_two_of_what_an_h200_took(name: str) -> None:
+    took = measured()
+    for case in cases.streams():
+        if case.kernel == name:
+            seconds = sum(one.seconds for call in calls(case) for one in of_call(call))
+            assert 0.5 < seconds / took[case.name] < 2, case.name
+
+
+def test_code_is_told_apart_by_what_decides_it() -> None:
+    def of(shape: tuple[int, ...], dtype: str, setting: int = 0, chip: int = 90) -> str:
+        found = fake_plan("relu", ((array(shape, dtype),), {}))
+        assert found is not None
+        (launch,) = found.launches(found.settings[setting])
+        return code(launch, chip)
+
+    first = of((64, 4096), "bfloat16")
+    assert first == of((32, 8192), "bfloat16")
+    others = [of((64, 4096), "float16"), of((64, 4096), "bfloat16", 1), of((64, 4096), "bfloat16", chip=80)]
+    assert len({first, *others}) == 4
+
+
+@pytest.fixture(scope="module")
+def some() -> list[Part]:
+    return parts(chips=[80, 90], dtypes=["bfloat16"], names=["relu"])
+
+
+def test_a_run_that_was_cut_off_goes_on(some: list[Part], tmp_path: Path, capfd: Any) -> None:
+    wanted, path = by_code(some), tmp_path / "deep" / "kept.jsonl"
+    first = compile_all(wanted, path, 1)
+    assert set(first) == set(wanted) == set(kept(path))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20])
+    assert len(kept(path)) == len(wanted) - 1
+    capfd.readouterr()
+    assert compile_all(wanted, path, 1) == first
+    assert "1 of 1 compiled" in capfd.readouterr().out
+    assert sorted(path.read_bytes().splitlines()) == sorted(whole.splitlines())
+    assert compile_all(wanted, path, 1) == first and not capfd.readouterr().out
+    assert json.loads(path.read_text().splitlines()[0])["code"] in wanted
+
+
+def test_what_no_launch_could_use_is_told(some: list[Part], tmp_path: Path) -> None:
+    wanted = by_code(some)
+    found = compile_all(wanted, tmp_path / "kept", 1)
+    assert faults(wanted, found) == []
+    for key, same in wanted.items():
+        default = any(part.default for part in same)
+        limit = CHIPS[same[0].chip].shared_bytes
+        wrong: list[tuple[dict[str, Any], bool]] = [
+            ({"shared": limit + 1}, True), ({"shared": limit}, False), ({"registers": 255, "warps": 32}, True),
+            ({"stack": 64}, default), ({"problem": "no"}, True),
+        ]  # fmt: skip
+        for change, told in wrong:
+            lines = faults(wanted, found | {key: found[key] | change})
+            assert len(lines) == told and all(same[0].kernel in line for line in lines), change
+    text = table(some, wanted, found)
+    assert text.startswith(f"Triton {triton.__version__}") and "sm_80" in text and "sm_90" in text
+
+
+def test_few_registers_may_be_traded_for_a_program() -> None:
+    def spills(registers: int, stack: int) -> bool:
+        return Compiled("one", 90, 100, registers, stack, 0, 8, "").spills
+
+    assert not spills(128, 0) and not spills(128, 8) and not spills(80, 32)
+    assert spills(128, 40), "these are not few"
+    assert spills(136, 8), "no more programs are held than with two registers more"
