@@ -5,7 +5,7 @@ convolution is a product, and goes the way of those. It knows no pooling.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -164,7 +164,7 @@ def conv2d_grad_weight(
     ways = map(fit, _FULL_SLOPES if x.dtype.itemsize == 4 else _HALF_SLOPES)
     # Tiles do not have to fill the chip, as places are divided, but adding to what is there takes registers.
     settings = _ordered(ways, images, windows, num_c, lambda tile: tile.m * tile.n == 1024 * tile.warps)
-    made = [Plan(settings, lambda way: _slope_launches(images, windows, way, accumulate))]
+    made: list[Plan | None] = [Plan(settings, lambda way: _slope_launches(images, windows, way, accumulate))]
     if _alike(images, windows) and _in_one(images):
         # Last, since its sums have few parts: too few for the chip where a weight is small.
         made.append(_contracted(out[:, :, 0, 0], "zohw,zihw->oi", dy, x, accumulate))
@@ -184,7 +184,7 @@ def _in_one(images: Images) -> bool:
 
 def _products(
     images: Images, windows: Windows, out: Any, x: Any, w: Any, made: str, summed: str, adds: bool
-) -> Iterator[Plan]:
+) -> Iterator[Plan | None]:
     """The plan of a product of all places, or of one for each sample of whole vectors, where each place is one."""
     if not _alike(images, windows):
         return
@@ -196,15 +196,15 @@ def _products(
         yield _contracted(out, f"zoi,z{summed}hw->z{made}hw", every, x, adds)
 
 
-def _contracted(out: Any, spec: str, first: Any, second: Any, adds: bool) -> Plan:
-    plan: Plan = inspect.unwrap(contract)(out, spec, first, second, scratch=None, accumulate=adds)
+def _contracted(out: Any, spec: str, first: Any, second: Any, adds: bool) -> Plan | None:
+    plan: Plan | None = inspect.unwrap(contract)(out, spec, first, second, scratch=None, accumulate=adds)
     return plan
 
 
-def _either(plans: list[Plan]) -> Plan:
-    """The settings of several plans, whose kinds of settings differ, those of the first before the others'."""
-    owners = {one: plan for plan in reversed(plans) for one in plan.settings}
-    return Plan(tuple(one for plan in plans for one in plan.settings), lambda one: owners[one].launches(one))
+def _either(plans: Sequence[Plan | None]) -> Plan:
+    """The settings of those plans that there are: kinds of settings differ, and those of the first come first."""
+    owners = {one: plan for plan in plans if plan for one in plan.settings}
+    return Plan(tuple(owners), lambda one: owners[one].launches(one))
 
 
 def _images(*arrays: Any) -> tuple[Any, ...]:
