@@ -7,13 +7,14 @@ strategies, processors or costs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from castile.planner import beside, samples
 from castile.planner.beside import FACTOR, NORM, NUMBER, SCALE, SQUARES, apart, cast, is_scaled, state_updates, update
 from castile.planner.graph import Graph, Node
-from castile.planner.op import PASSES
+from castile.planner.handed import handed_on, recorded
 from castile.planner.program import (
     ACCUMULATED,
     CLIPPED,
@@ -32,7 +33,6 @@ from castile.planner.program import (
     update_name,
 )
 from castile.planner.samples import Samples
-from castile.planner.trace import record
 from castile.planner.updates import Updates
 from castile.planner.vocabulary import Spec
 
@@ -42,6 +42,7 @@ class _Draft:
     """A program under construction; specs: what each region holds; renewals: the update of each parameter.
 
     source   where parameters are read from that were fetched. slope: where the loss's gradient is, if it has a place
+    same     tensors whose gradient is that of another, and of which: the two are one region
     """
 
     graph: Graph
@@ -53,6 +54,7 @@ class _Draft:
     homes: dict[str, Home] = field(default_factory=dict)
     source: dict[str, str] = field(default_factory=dict)
     slope: str = ""
+    same: dict[str, str] = field(default_factory=dict)
     renewals: dict[str, Node] = field(default_factory=dict)
 
     def add(
@@ -64,9 +66,10 @@ class _Draft:
 
     def port(self, role: str, index: int, tensor: str, micro: Micro | None) -> Port:
         """The port of a tensor of the graph, or of its gradient; a parameter is read from where it was fetched to."""
+        suffix = GRADIENT if role in ("dy", "dx") else ""
+        tensor = self.same.get(tensor, tensor) if suffix else tensor
         if role == "dy" and tensor == self.graph.loss and self.slope:
             return Port(role, index, self.slope)
-        suffix = GRADIENT if role in ("dy", "dx") else ""
         tensor = tensor if suffix else self.source.get(tensor, tensor)
         spec, cut = self.specs[tensor], self.samples.dims.get(tensor)
         if micro is None or cut is None:
@@ -187,14 +190,7 @@ def _check_tail(tail: Sequence[Node], draft: _Draft) -> None:
     for node in tail:
         if not node.op.has("B"):
             continue
-        operands = [Spec(node.whole().reads(n).shape, draft.specs[t].dtype) for n, t in enumerate(node.inputs)]
-        context: dict[str, object] = {"at": node.whole()} if "at" in node.op.asks("B") else {}
-        if "y" in node.op.asks("B"):
-            context["y"] = tuple(draft.specs[t] for t in node.outputs)
-        pulled = [draft.specs[t] for t in node.outputs[: node.op.flows]]
-        given = [*(pulled if node.op.flows == 1 else [tuple(pulled)]), *operands]
-        made = record(getattr(node.op, PASSES["B"]), given, None, **context)
-        if any(n >= node.op.flows for n in made.reads):
+        if any(n >= node.op.flows for n in recorded(node, draft.graph.tensors).reads):
             raise ValueError(
                 f"{node.name} ({node.op.name}) needs what is computed over the whole batch to begin its gradients: "
                 f"this model cannot be trained in {draft.count} microbatches"
@@ -231,7 +227,30 @@ class _Gradients:
                 if found:
                     wanted[node.name, which] = found
                     self.arriving.update(node.inputs[i] for i in found)
+        self._hand_on(wanted)
         return wanted
+
+    def _hand_on(self, wanted: dict[tuple[str, str], list[int]]) -> None:
+        """A gradient that is another one, and to which nobody adds, is not made: whoever reads it reads that one."""
+        draft, nodes, tensors = self.draft, self.draft.graph.nodes, self.draft.graph.tensors
+        makers = Counter(nodes[name].inputs[i] for (name, _), found in wanted.items() for i in found)
+        known: dict[object, dict[int, int]] = {}
+        for (name, which), found in list(wanted.items()):
+            node, a = nodes[name], nodes[name].alignment
+            alone = {i for i in found if makers[node.inputs[i]] == 1 and not tensors[node.inputs[i]].param}
+            if not alone:
+                continue
+            # Bodies ask which lengths are one, not how long others are.
+            kind = (node.op, a.operands, a.results, *(n == 1 for n in a.extents.values()))
+            if kind not in known:
+                known[kind] = handed_on(node, tensors)
+            for i in sorted(alone & known[kind].keys()):
+                x, y = node.inputs[i], node.outputs[known[kind][i]]
+                if draft.specs[x] == draft.specs[y] and draft.samples.dims.get(x) == draft.samples.dims.get(y):
+                    draft.same[x] = draft.same.get(y, y)
+                    found.remove(i)
+            if not found:
+                del wanted[name, which]
 
     def add(self, nodes: Sequence[Node], wanted: dict[tuple[str, str], list[int]], micro: Micro | None) -> None:
         """The gradient passes of nodes in reverse."""

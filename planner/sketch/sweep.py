@@ -68,7 +68,7 @@ def toll(e, plan, axes_of, program, uses, spaces, layouts, links, prices, room):
 
 def is_added(m, begin, plan, axes_of, program, spaces, layouts, prices, room):  # type: ignore[no-untyped-def]
     """Whether a summand lies as another one before it, to which it is added there."""
-    if not program.partial[m]:
+    if m == begin:
         return False
     who = program.owner[m]
     mine = contents(program.made[m], plan[who], axes_of[program.space[who]], spaces, layouts, prices, room)
