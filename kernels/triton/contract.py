@@ -6,6 +6,7 @@ is packed: labels merge where steps allow, and others are walked.
 
 # mypy: disable-error-code="no-untyped-def"
 
+from itertools import chain
 from string import ascii_letters
 from typing import Any, NamedTuple
 
@@ -50,6 +51,8 @@ _FULL = (
     Tile(128, 64, 32, 4, 3, "tf32x3"),
     Tile(128, 128, 32, 8, 3, "tf32x3"),
 )
+# Elements of a step that a thread may fetch one by one.
+_MOST_ALONE = 48
 
 
 @planned
@@ -152,17 +155,22 @@ def _by_tiles(sums: Sums) -> Plan:
     product = sums.product
     m, n, k, l = (one.extent for one in product)
     high, long, deep = map(power_of_two, (m, n, k))
+    # Of rows that begin anywhere each element is fetched alone, from a place that takes registers.
+    steps = (*product.m.steps[1], *product.n.steps[1], *chain(*product.k.steps))
+    loose = any(step != 1 and step % 16 for step in steps)
 
     def fitting(tile: Tile) -> Tile:
         return tile._replace(m=min(tile.m, max(16, high)), n=min(tile.n, max(16, long)), k=min(tile.k, max(16, deep)))
 
-    def likely(tile: Tile) -> tuple[bool, bool, float]:
+    def likely(tile: Tile) -> tuple[bool, bool, bool, float]:
         """Registers and exact products first, and then time; places of several dims and masks take registers."""
         sides = ((product.m, tile.m), (product.n, tile.n), (product.k, tile.k))
         plain = all(len(one.sizes) == 1 and one.extent % size == 0 for one, size in sides)
+        alone = loose * (tile.m + tile.n) * tile.k // (32 * tile.warps)
         cut = _cut(tile, half)
         spent = microseconds(cut, m, n, k, l, best_parts(cut, m, n, k, l))
-        return not plain and tile.m * tile.n > 64 * 32 * tile.warps, not half and tile.precision != "ieee", spent
+        tight = not plain and tile.m * tile.n > 64 * 32 * tile.warps
+        return tight, alone > _MOST_ALONE, not half and tile.precision != "ieee", spent
 
     tiles = sorted(dict.fromkeys(fitting(tile) for tile in (_HALF if half else _FULL)), key=likely)
     both = operands(product, sums.x, sums.y)
