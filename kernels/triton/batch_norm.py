@@ -21,8 +21,8 @@ from castile.kernels.triton.views import WIDE, Nest, Shape, View, nest, permuted
 _FILL = 1056
 # Planes of fewer elements are walked together with the samples, as one of them fills no block.
 _SMALL = 1024
-# Channels that a program takes at most.
-_CHANNELS = 64
+# Channels that a program takes at most, and numbers that one joins at once, of fewer channels where parts are many.
+_CHANNELS, _JOINED, _MANY = 64, 2048, 256
 
 _NORM = text("x, mean, scale, shift -> (x - mean) * scale + shift")
 # Numbers reach a kernel in float32: those that must be exact come as two.
@@ -149,7 +149,8 @@ def _stretched(one: Any, shape: Shape) -> View:
 class _Planes(NamedTuple):
     """Arrays of one shape [b,c,...], of which `walk` has the places of one channel of one sample.
 
-    Of small planes there is one sample, and the walk has the places of all. plane: elements of one channel of a sample.
+    Of small planes, and where channels lie side by side, there is one sample, and the walk has the places of all.
+    plane: elements of a channel that lie together.
     """
 
     views: list[View]
@@ -183,10 +184,11 @@ class _Planes(NamedTuple):
             how = {"ROWS": down, "BLOCK": across, "STAGES": stages}
             args = (*operands, *given, room, batch, channels, cols, self.walk.sizes, span, runs, length)
             flops = 4 * batch * channels * cols
-            wide = min(32, power_of_two(channels))
-            ends = {"ROWS": wide, "PARTS": min(32, power_of_two(parts))}
+            wide = min(32 if parts <= _MANY else 8, power_of_two(channels))
+            ends = {"ROWS": wide, "PARTS": min(_JOINED // wide, power_of_two(parts))}
+            nbytes = sum(one.array.size * one.array.dtype.itemsize for one in self.views)
             return [
-                Launch(kernel, (programs, parts), args, how, warps, flops=flops),
+                Launch(kernel, (programs, parts), args, how, warps, flops=flops, nbytes=nbytes),
                 Launch(join, (-(-channels // wide),), (room, out, *told, channels, parts), ends | last, 4),
             ]
 
@@ -201,7 +203,7 @@ def _planes(views: list[View]) -> _Planes | None:
     dims = tuple(range(1, len(views[0].shape)))
     if not prod(views[0].shape):
         return None
-    plane = prod(views[0].shape[2:])
+    plane = 1 if all(one.steps[1] == 1 for one in views) else prod(views[0].shape[2:])
     if plane < _SMALL and prod(views[0].shape) < WIDE // 2 and not wide(views):
         walk = nest([permuted(one, (0, *dims[1:])) for one in views])
         return _Planes([View(one.array, (1, one.shape[1]), (0, one.steps[1])) for one in views], walk, plane)
