@@ -6,7 +6,7 @@ the sum of the same numbers in the same order as before. It does not know operat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -16,10 +16,10 @@ import numpy as np
 from castile.planner.compose import _Lazy, _rows
 from castile.planner.contraction import Contracted, Contraction
 from castile.planner.instances import FlowInstance, StepInstance
-from castile.planner.together import alike, repeatable, together
+from castile.planner.together import alike, every_task, repeatable, together
 from castile.planner.vocabulary import round_up
 from castile.runtime.region import Box, contiguous, whole
-from castile.runtime.task import NUM_LANES, Buffer, Comm, CostKey, Task, TaskGraph, View
+from castile.runtime.task import Buffer, Call, Comm, CostKey, Task, TaskGraph, View
 from castile.runtime.transfer import Pattern
 
 FORM = "all_reduce"
@@ -29,12 +29,14 @@ class Sum(NamedTuple):
     """An all-reduce that others can join: all that its members send and receive lies in arrays of their own.
 
     task, first_buffer   its number, and that of the first buffer of its version
+    procs                the processors of its members
     made, read           the last slot whose step contributes, and the first whose step reads the sum
     """
 
     task: int
     first_buffer: int
     pattern: Pattern
+    procs: tuple[int, ...]
     made: int
     read: int
 
@@ -56,9 +58,39 @@ def bucketed(
     """
     if not most_bytes:
         return Contracted(tasks, np.arange(tasks.num_tasks))
-    fewer = joined(tasks, gathered(tasks, joinable(steps, flows), most_bytes))
+    buckets = gathered(joinable(steps, flows), most_bytes)
+    return _contracted(tasks, buckets, everywhere(tasks), repeatable(steps, every_task(steps)))
+
+
+def of_roles(
+    steps: Sequence[StepInstance], flows: Sequence[FlowInstance], most_bytes: int, tasks: TaskGraph, where: Where,
+    of_steps: Iterable[Sequence[tuple[int, int]]],
+) -> Contracted | None:  # fmt: skip
+    """The same for a graph of one processor of each role; None where some of a role are not in buckets alike.
+
+    where      where the transfers, buffers and processors are, or what stands for them
+    of_steps   the tasks of each step there, as `every_task` says them
+    Sums for which one task stands must be in buckets for which one can stand: then all that tasks wait for, and all
+    that engines serve and processors hold, is of the same roles as before, or of those that were put together.
+    """
+    sums = joinable(steps, flows)
+    buckets = gathered(sums, most_bytes)
+    alone = {one.task for one in sums}.difference(one.task for bucket in buckets for one in bucket)
+    company: dict[int, tuple[int, ...]] = {}
+    for bucket in (*buckets, *([one] for one in sums if one.task in alone)):
+        standing = tuple(where.task[[one.task for one in bucket]].tolist())
+        if any(company.setdefault(task, standing) != standing for task in standing):
+            return None
+    return _contracted(tasks, buckets, where, repeatable(steps, of_steps))
+
+
+def _contracted(
+    tasks: TaskGraph, buckets: Sequence[Sequence[Sum]], where: Where, calls: Sequence[tuple[int, Call]]
+) -> Contracted:
+    """The graph with these buckets, and the calls together that are alike then."""
+    fewer = joined(tasks, buckets, where)
     # sums stand behind the steps, whose tasks keep their numbers
-    found = together(fewer.graph, alike(fewer.graph, repeatable(steps)))
+    found = together(fewer.graph, alike(fewer.graph, calls))
     return Contracted(found.graph, found.number[fewer.number])
 
 
@@ -70,11 +102,10 @@ def joinable(steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> li
         if version.patterns and not flow.flow.role and not version.is_strided:
             if all(pattern.name == FORM for pattern in version.patterns):
                 read = min(slot for slot, _ in flow.flow.readers)
-                found += [
-                    Sum(task + n, buffer, pattern, flow.slot, read)
-                    for n, pattern in enumerate(version.patterns)
-                    if _is_whole(pattern, flow)
-                ]
+                for n, pattern in enumerate(version.patterns):
+                    if _is_whole(pattern, flow):
+                        procs = tuple([flow.procs[slot] for slot in pattern.procs])
+                        found.append(Sum(task + n, buffer, pattern, procs, flow.slot, read))
         task, buffer = task + flow.num_tasks, buffer + flow.num_buffers
     return sorted(found, key=lambda one: (one.made, one.task))
 
@@ -88,7 +119,7 @@ def _is_whole(pattern: Pattern, flow: FlowInstance) -> bool:
     return alone and all(v.box == box and box.volume for v, box in zip(views, boxes, strict=True))
 
 
-def gathered(tasks: TaskGraph, sums: Sequence[Sum], size: int) -> list[list[Sum]]:
+def gathered(sums: Sequence[Sum], size: int) -> list[list[Sum]]:
     """Sums over the same processors of at most so many bytes together, in the order in which they are made.
 
     All steps that contribute to one come before any that reads it: then no task can come to wait for itself, since what
@@ -96,9 +127,9 @@ def gathered(tasks: TaskGraph, sums: Sequence[Sum], size: int) -> list[list[Sum]
     """
     latest = max((one.made for one in sums), default=0)
     found: list[list[Sum]] = []
-    current: dict[tuple[bytes, str, bool], list[Sum]] = {}
+    current: dict[tuple[tuple[int, ...], str, bool], list[Sum]] = {}
     for one in sums:
-        key = tasks.lanes_of(one.task).tobytes(), one.pattern.key.dtype, one.read > latest
+        key = one.procs, one.pattern.key.dtype, one.read > latest
         bucket = current.get(key, [])
         nbytes = sum(other.pattern.key.nbytes for other in (*bucket, one))
         if one.pattern.key.nbytes > size:
@@ -110,6 +141,19 @@ def gathered(tasks: TaskGraph, sums: Sequence[Sum], size: int) -> list[list[Sum]
     return [bucket for bucket in found if len(bucket) > 1]
 
 
+class Where(NamedTuple):
+    """The numbers that all tasks, buffers and processors of a machine have in a graph, -1 for what is not there."""
+
+    task: np.ndarray
+    buffer: np.ndarray
+    proc: np.ndarray
+
+
+def everywhere(tasks: TaskGraph) -> Where:
+    """Where all are in a graph of the whole machine."""
+    return Where(np.arange(tasks.num_tasks), np.arange(tasks.num_buffers), np.arange(tasks.num_procs))
+
+
 class Place(NamedTuple):
     """Where a buffer lies: in which one, and from which element on."""
 
@@ -119,11 +163,15 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Bucket:
-    """Sums that become one, task `number`, in the order in which their arrays lie, and its first buffer."""
+    """Sums that become one, task `number`, in the order in which their arrays lie, and its first buffer.
+
+    where   what the graph has of their buffers and processors
+    """
 
     sums: tuple[Sum, ...]
     number: int
     first_buffer: int
+    where: Where
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
@@ -133,12 +181,16 @@ class _Bucket:
 
     @cached_property
     def buffers(self) -> list[tuple[int, str, Box]]:
-        """Member, use and box of each buffer; one that adds up nothing needs no memory to do so."""
-        found = []
-        for m, count in enumerate(self.counts):
-            sizes = {"send": sum(self.counts), "receive": sum(self.counts), "scratch": (len(self.counts) - 1) * count}
-            found += [(m, use, whole((size,))) for use, size in sizes.items() if size]
-        return found
+        """Member, use and box of each buffer; members have equal ones, whatever their share of the elements."""
+        elements, others = sum(self.counts), len(self.counts) - 1
+        sizes = {"send": elements, "receive": elements, "scratch": others * max(self.counts)}
+        here = [m for m, proc in enumerate(self.procs) if proc >= 0]
+        return [(m, use, whole((size,))) for m in here for use, size in sizes.items()]
+
+    @cached_property
+    def procs(self) -> list[int]:
+        """The processor of each member in the graph."""
+        return self.where.proc[list(self.sums[0].procs)].tolist()
 
     @cached_property
     def views(self) -> dict[tuple[int, str], View]:
@@ -156,11 +208,16 @@ class _Bucket:
         found, first = {}, 0
         for one in self.sums:
             for (m, use), to in self.views.items():
-                view = getattr(one.comm, use)[m]
-                if view is not None:
-                    found[one.first_buffer + view.buffer] = Place(to.buffer, first)
+                old = self.old_buffer(one, use, m)
+                if old >= 0:
+                    found[old] = Place(to.buffer, first)
             first += one.elements
         return found
+
+    def old_buffer(self, one: Sum, use: str, member: int) -> int:
+        """The buffer that a member of a sum has had for a use, -1 for none."""
+        view = getattr(one.comm, use)[member]
+        return -1 if view is None else int(self.where.buffer[one.first_buffer + view.buffer])
 
     def comm(self, group: tuple[int, ...]) -> Comm:
         """The sum of all."""
@@ -168,27 +225,32 @@ class _Bucket:
         return Comm(FORM, group, each[0], each[1], each[2], (self.counts,) * len(group))
 
 
-def joined(tasks: TaskGraph, buckets: Sequence[Sequence[Sum]]) -> Contracted:
-    """The graph with each of these lists of sums as one task."""
-    rewrite = _Rewrite(tasks, buckets)
+def joined(tasks: TaskGraph, buckets: Sequence[Sequence[Sum]], where: Where) -> Contracted:
+    """The graph, in which the machine is there, with each of these lists of sums as one task."""
+    rewrite = _Rewrite(tasks, buckets, where)
     return Contracted(rewrite.graph() if buckets else tasks, rewrite.number)
 
 
 class _Rewrite:
-    """Old and new numbers of tasks and buffers; a bucket has the number of the last of its sums."""
+    """Old and new numbers of tasks and buffers; a bucket has the number of the last of its sums.
 
-    def __init__(self, tasks: TaskGraph, buckets: Sequence[Sequence[Sum]]) -> None:
+    Where a task stands for several, so may one for several buckets.
+    """
+
+    def __init__(self, tasks: TaskGraph, buckets: Sequence[Sequence[Sum]], where: Where) -> None:
         self.old = tasks
-        self.contraction = Contraction(tasks, [[one.task for one in bucket] for bucket in buckets])
+        groups = dict.fromkeys(tuple(where.task[[one.task for one in bucket]].tolist()) for bucket in buckets)
+        self.contraction = Contraction(tasks, list(groups))
         self.kept, self.number = self.contraction.kept, self.contraction.number
-        moved = {one.first_buffer + p for b in buckets for one in b for p in (*one.pattern.reads, *one.pattern.writes)}
-        self.stay = np.setdiff1d(np.arange(tasks.num_buffers), np.array(sorted(moved), dtype=np.int64))
+        moved = [one.first_buffer + p for b in buckets for one in b for p in (*one.pattern.reads, *one.pattern.writes)]
+        self.stay = np.setdiff1d(np.arange(tasks.num_buffers), where.buffer[moved])
         self.buckets: list[_Bucket] = []
         self.num_buffers = len(self.stay)
         for sums in buckets:
             # What is no multiple of 64 bytes comes last, so that the others begin where vectors do.
             ordered = sorted(sums, key=lambda one: one.pattern.key.nbytes % 64 > 0)
-            made = _Bucket(tuple(ordered), int(self.number[sums[-1].task]), self.num_buffers)
+            number = int(self.number[where.task[sums[-1].task]])
+            made = _Bucket(tuple(ordered), number, self.num_buffers, where)
             self.buckets.append(made)
             self.num_buffers += len(made.buffers)
         self.of_task = {bucket.number: bucket for bucket in self.buckets}
@@ -228,23 +290,19 @@ class _Rewrite:
         """Processor, bytes and first task of each buffer of a bucket, and the edges that make that task the first."""
         rows, turns = [], [np.empty((0, 2), np.int64)]
         for bucket in self.buckets:
-            group, itemsize = self.group(bucket), np.dtype(bucket.sums[0].pattern.key.dtype).itemsize
+            itemsize = np.dtype(bucket.sums[0].pattern.key.dtype).itemsize
             for m, use, box in bucket.buffers:
                 first = bucket.number
                 if use == "send":
-                    sent = [one.first_buffer + view.buffer for one in bucket.sums if (view := one.comm.send[m])]
+                    sent = [old for one in bucket.sums if (old := bucket.old_buffer(one, use, m)) >= 0]
                     makers = self.old.buffer_first[sent]
                     earliest = makers[np.argmin(self.old.order[makers])]
                     first = int(self.number[earliest])
                     others = self.number[np.setdiff1d(makers, earliest)]
                     turns.append(np.stack([np.full_like(others, first), others], axis=1))
-                rows.append((group[m], round_up(box.volume * itemsize), first))
+                rows.append((bucket.procs[m], round_up(box.volume * itemsize), first))
         table = np.array(rows, dtype=np.int64).reshape(-1, 3)
         return table[:, 0], table[:, 1], table[:, 2], np.concatenate(turns)
-
-    def group(self, bucket: _Bucket) -> tuple[int, ...]:
-        """The processors of a bucket's members."""
-        return tuple((self.old.lanes_of(bucket.sums[0].task) // NUM_LANES).tolist())
 
     def task(self, number: int) -> Task:
         """A task written out."""
@@ -279,9 +337,9 @@ class _Rewrite:
         bucket = next(b for b in reversed(self.buckets) if b.first_buffer <= number)
         member, _, box = bucket.buffers[number - bucket.first_buffer]
         one = bucket.sums[0]
-        region = self.old.buffers[one.first_buffer].region
+        region = self.old.buffers[bucket.old_buffer(one, "send", member)].region
         name = f"{region} and {len(bucket.sums) - 1} more"
-        return Buffer(name, box, one.pattern.key.dtype, self.group(bucket)[member])
+        return Buffer(name, box, one.pattern.key.dtype, bucket.procs[member])
 
 
 def _offset(box: Box, frame: Box) -> int:

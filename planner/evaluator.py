@@ -167,7 +167,7 @@ class Evaluator:
         """The plan simulated; the best one so far is kept, as it is the one that is asked for again."""
         if self._best is not None and self._best[1].key == key:
             return self._best[1]
-        if self.lowering.machine.num_procs >= FOLDED_FROM and not strategy.bucket_bytes:
+        if self.lowering.machine.num_procs >= FOLDED_FROM:
             return _Seen(key, *self.folded(strategy))
         return _Seen(key, None, *self.simulate(strategy))
 

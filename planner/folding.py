@@ -5,11 +5,15 @@ What is simulated of it holds for the whole machine exactly. It does not know du
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
+from castile.planner import buckets
+from castile.planner.buckets import Where
 from castile.planner.collapse import _grouped, _mixed
 from castile.planner.compose import _Layout, _Lazy
 from castile.planner.cost import CostModel
@@ -25,11 +29,12 @@ from castile.runtime.task import NUM_LANES, TaskGraph
 class Folded:
     """A small graph of T tasks: those of C processors, one of each class, and the transfers in which these take part.
 
-    Tasks and buffers that it writes out are the representatives', with the whole machine's numbers.
+    Tasks and buffers that it writes out are the representatives', with the whole machine's numbers; those of buckets
+    have names, but not their sums' calls and views.
 
     proc_class[P]       the processor of `graph` that stands for each processor
     representative[C]   which processor of the whole machine each processor of `graph` is
-    number[T]           the number in the whole graph of each task
+    number[T]           the number of each task in the whole graph before anything is put together there
     count[T]            for how many tasks of the whole graph each stands
     """
 
@@ -53,9 +58,24 @@ class Folding:
         self._shapes = Shapes(lowering.machine.engines)
 
     def fold(self, strategy: Strategy) -> Folded:
-        """The folded graph of a plan. Raises ValueError in one sentence where it does not fit graph and machine."""
+        """The folded graph of a plan. Raises ValueError in one sentence where it does not fit graph and machine.
+
+        Where buckets tell processors apart that are alike without them, each stands for itself.
+        """
         with uncollected():
-            return self.of(*self.instances(strategy))
+            steps, flows = self.instances(strategy)
+            if not strategy.bucket_bytes:
+                return self.of(steps, flows)
+            assembly = self._assembly(steps, flows)
+            folded, where = assembly.folded, assembly.where
+            found = buckets.of_roles(steps, flows, strategy.bucket_bytes, folded.graph, where, assembly.of_steps())
+            if found is not None:
+                kept = np.unique(found.number, return_index=True)[1]
+                number, count = folded.number[kept], folded.count[kept]
+                return replace(folded, graph=found.graph, number=number, count=count)
+        whole = self.lowering.contracted(strategy)
+        every, number = np.arange(self.lowering.machine.num_procs), np.unique(whole.number, return_index=True)[1]
+        return Folded(whole.graph, every, every, number, np.ones(len(number), np.int64))
 
     def instances(self, strategy: Strategy) -> tuple[list[StepInstance], list[FlowInstance]]:
         """The instances of a plan: steps by slot, and the flows. Raises ValueError where it does not fit."""
@@ -63,11 +83,14 @@ class Folding:
 
     def of(self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> Folded:
         """The folded graph of these instances."""
+        return self._assembly(steps, flows).folded
+
+    def _assembly(self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> _Assembly:
         blocks = self._shapes.of(steps, flows)
         machine = self.lowering.machine
         union = Union(list(dict.fromkeys(b.shape for b in blocks)), machine.engines, machine.kind_of)
         roles = refined(union)
-        return _Assembly(steps, flows, blocks, _Small(union, roles), tuple(self._shapes.keys)).folded()
+        return _Assembly(steps, flows, blocks, _Small(union, roles), tuple(self._shapes.keys))
 
 
 def fold(lowering: Lowering, strategy: Strategy) -> Folded:
@@ -175,24 +198,58 @@ class _Assembly:
         """The small graph's task for each of these nodes in each of these blocks."""
         return self.base[self.rel_block[self.rel_ptr[block] + self.union.rel[node]]] + self.small.place[node]
 
+    @cached_property
+    def _tasks(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of each small task the place among those that were picked, its node, and its block."""
+        pick, block = self._spread(self.union.shape[self.small.picked])
+        return pick, self.small.picked[pick], block
+
+    @cached_property
+    def _buffers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of each small buffer which of the union it is, its block, and its number in the whole graph."""
+        union, small = self.union, self.small
+        kept = np.flatnonzero(small.small_proc[union.buffer_proc] >= 0)
+        entry, block = self._spread(union.buffer_shape[kept])
+        local = kept[entry] - union.buffer_ptr[union.buffer_shape[kept[entry]]]
+        return kept[entry], block, self.full.buffer_base[block - len(self.steps)] + local
+
+    @cached_property
+    def full(self) -> _Layout:
+        """Where all stand in the whole graph."""
+        return _Layout(self.steps, self.flows)
+
+    @cached_property
+    def where(self) -> Where:
+        """Where what stands for them is: for tasks of flows alone."""
+        union, small, full = self.union, self.small, self.full
+        task, buffer = np.full(full.num_tasks, -1), np.full(full.num_buffers, -1)
+        for number, begin in enumerate(full.flow_base[:-1].tolist(), len(self.steps)):
+            first, own = union.node_ptr[self.shape[number]], union.shapes[self.shape[number]].own
+            task[begin : begin + own] = self.base[number] + small.place[first : first + own]
+        _, _, written = self._buffers
+        buffer[written] = np.arange(len(written))
+        return Where(task, buffer, small.small_proc)
+
+    def of_steps(self) -> Iterator[list[tuple[int, int]]]:
+        """The small tasks of each step: which of the step's each is, and its number."""
+        task = self.union.task[self._tasks[1]].tolist()
+        for begin, end in pairwise(self.base[: len(self.steps) + 1].tolist()):
+            yield list(zip(task[begin:end], range(begin, end)))
+
+    @cached_property
     def folded(self) -> Folded:
         union, small = self.union, self.small
-        pick, block = self._spread(union.shape[small.picked])
-        node = small.picked[pick]
+        pick, node, block = self._tasks
         num_tasks = len(node)
         lane_ptr, lanes = self._lanes(num_tasks)
         need_ptr, needs = self._needs(num_tasks)
-        kept = np.flatnonzero(small.small_proc[union.buffer_proc] >= 0)
-        entry, buffer_block = self._spread(union.buffer_shape[kept])
-        buffer = kept[entry]
+        buffer, buffer_block, written = self._buffers
         first = union.buffer_first[buffer]
         born = np.full(len(buffer), -1)
         born[first >= 0] = self._task(first[first >= 0], buffer_block[first >= 0])
-        use_ptr, uses = self._uses(num_tasks, kept, pointer(np.bincount(buffer_block, minlength=len(self.shape))))
-        full = _Layout(self.steps, self.flows)
+        use_ptr, uses = self._uses(num_tasks, pointer(np.bincount(buffer_block, minlength=len(self.shape))))
+        full = self.full
         number = np.concatenate([full.step_base[:-1], full.flow_base[:-1]])[block] + union.task[node]
-        local = buffer - union.buffer_ptr[union.buffer_shape[buffer]]
-        written = full.buffer_base[buffer_block - len(self.steps)] + local
         cost, keys = self._costs(node, block)
         graph = TaskGraph(
             kind=union.kind[node].astype(np.int8), order=self._order(block), cost=cost, cost_keys=keys,
@@ -241,8 +298,9 @@ class _Assembly:
                 last[number, proc] = task
         return np.array(pairs, np.int64).reshape(-1, 2)
 
-    def _uses(self, num_tasks: int, kept: np.ndarray, base: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _uses(self, num_tasks: int, base: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         union = self.union
+        kept = np.flatnonzero(self.small.small_proc[union.buffer_proc] >= 0)
         place = np.full(union.num_buffers, -1)
         place[kept] = np.arange(len(kept)) - np.searchsorted(union.buffer_shape[kept], union.buffer_shape[kept])
         ours = np.flatnonzero(place[union.use_buffer] >= 0)

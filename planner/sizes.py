@@ -15,9 +15,9 @@ from castile.planner.evaluator import Evaluated, Evaluator
 from castile.planner.search import Found, finished, fitting, same
 from castile.planner.strategy import Strategy
 
-# The most bytes of one sum: what PyTorch's DDP takes (Li et al., VLDB 2020), and less, where the last one to be made
-# would then keep all waiting.
-SIZES = (25 * 2**20, 5 * 2**20, 2**20)
+# The most bytes of one sum: what PyTorch's DDP takes (Li et al., VLDB 2020); more, where a sum takes long to begin; and
+# less, where the last one to be made would keep all waiting.
+SIZES = (25 * 2**20, 100 * 2**20, 5 * 2**20, 2**20)
 
 
 def sized(evaluator: Evaluator, plan: Strategy, sizes: Sequence[int] = SIZES) -> Strategy:

@@ -7,7 +7,7 @@ can do so; the vocabulary does.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from castile.planner import vocabulary
 from castile.planner.compose import _Lazy, _rows
 from castile.planner.contraction import Contracted, Contraction
 from castile.planner.instances import StepInstance
-from castile.planner.template import PartTemplate
+from castile.planner.template import PartTemplate, Work
 from castile.runtime.task import Arg, Body, Call, CostKey, Kind, Task, TaskGraph, View
 
 # Of so many arrays' parameters, and so many bytes that it touches, is one task at most: then it still begins early, and
@@ -25,19 +25,30 @@ MOST = 16
 MOST_BYTES = 100_000_000
 
 
-def repeatable(steps: Sequence[StepInstance]) -> list[tuple[int, Call]]:
-    """The tasks of steps that consist of one call of a kernel that takes the arrays of several, with that call."""
-    found, known = [], {}
+def every_task(steps: Sequence[StepInstance]) -> Iterator[list[tuple[int, int]]]:
+    """The tasks of each step in a graph of the whole machine: which of the step's it is, and its number."""
     base = 0
     for step in steps:
-        for part, piece in enumerate(step.template.parts):
+        yield list(enumerate(range(base, base + step.num_tasks)))
+        base += step.num_tasks
+
+
+def repeatable(steps: Sequence[StepInstance], tasks: Iterable[Sequence[tuple[int, int]]]) -> list[tuple[int, Call]]:
+    """The tasks of steps that consist of one call of a kernel that takes the arrays of several, with that call.
+
+    tasks   those of each step, as `every_task` says them
+    """
+    found: list[tuple[int, Call]] = []
+    known: dict[Work, Call | None] = {}
+    for step, those in zip(steps, tasks, strict=True):
+        calls = []
+        for piece in step.template.parts:
             if piece.work not in known:
                 known[piece.work] = only_call(piece)
-            call = known[piece.work]
-            if call is not None:
-                first = base + part * step.config.replicas
-                found += [(task, call) for task in range(first, first + step.config.replicas)]
-        base += step.num_tasks
+            calls.append(known[piece.work])
+        if any(calls):
+            each = ((number, calls[local // step.config.replicas]) for local, number in those)
+            found += [(number, call) for number, call in each if call is not None]
     return found
 
 

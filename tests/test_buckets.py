@@ -168,6 +168,9 @@ def test_every_buffer_and_task_is_there_once() -> None:
         assert task.index == number and task.kind == after.kind[number]
         assert [lane // NUM_LANES for lane in after.lanes_of(number).tolist()] == list(dict.fromkeys(task.procs))
         comm = task.comm
+        if comm is not None and " more" in task.name:
+            scratch = [view.buffer for view in comm.scratch if view is not None]
+            assert len(set(after.buffer_bytes[scratch].tolist())) == 1 and len(scratch) == len(comm.group)
         seen = (
             [*task.views, *(v for row in (comm.send, comm.receive, comm.scratch) for v in row if v)]
             if comm

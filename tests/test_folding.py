@@ -13,6 +13,7 @@ from castile.launch import models
 from castile.planner.compose import compose
 from castile.planner.cost import CostModel
 from castile.planner.folding import Folding, _Assembly, _Small, expand, fold, timed
+from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.op import find
 from castile.planner.roles import Block, Shape, Shapes, Union, refined
@@ -26,7 +27,7 @@ from castile.runtime.task import NUM_LANES, Kind, Lane
 from tests import named_plans
 from tests.graphs import Draft, engine_maps, task_graphs, timings
 from tests.little import two_layers
-from tests.strategies import ENGINES, SGD, machines, problems, strategies
+from tests.strategies import ENGINES, SGD, in_buckets, machines, problems, regular
 from tests.test_collapse import nearly_symmetric
 
 MOMENTUM = Updates(find("sgd")(momentum=0.9))
@@ -63,9 +64,14 @@ def assert_same(folded, whole, small):
 
 
 def check_plan(lowering, strategy):
-    folded = fold(lowering, strategy)
-    check_exact(lowering.lower(strategy), folded, CostModel(lowering.machine))
+    folded, whole = fold(lowering, strategy), lowering.contracted(strategy)
+    check_exact(whole.graph, numbered(folded, whole), CostModel(lowering.machine))
     return folded
+
+
+def numbered(folded, whole):
+    """With the numbers that tasks have in the whole graph with its buckets."""
+    return replace(folded, number=whole.number[folded.number])
 
 
 def one_block(graph, engines):
@@ -80,7 +86,7 @@ def one_block(graph, engines):
     )  # fmt: skip
     union = Union([shape], engines, np.zeros(graph.num_procs, int))
     flow = SimpleNamespace(slot=0, num_tasks=graph.num_tasks, num_buffers=graph.num_buffers)
-    return _Assembly([], [flow], [Block(shape)], _Small(union, refined(union)), graph.cost_keys).folded()
+    return _Assembly([], [flow], [Block(shape)], _Small(union, refined(union)), graph.cost_keys).folded
 
 
 @st.composite
@@ -174,7 +180,7 @@ def test_any_plan_folds_exactly(data):
         on = replace(on, processors=tuple(data.draw(st.sampled_from([p, slow])) for p in on.processors))
     lowering = Lowering(problem.graph, on, SGD)
     for _ in range(2):
-        plan = data.draw(strategies(problem.graph, on.num_procs))
+        plan = data.draw(in_buckets(problem.graph, on.num_procs))
         plan = msgspec.structs.replace(plan, microbatches=count)
         try:
             lowering.lower(plan)
@@ -184,6 +190,37 @@ def test_any_plan_folds_exactly(data):
         check_plan(lowering, plan)
 
 
+@settings(max_examples=30)
+@given(st.data())
+def test_buckets_of_many_sums_fold_exactly(data):
+    """Data parallel over all or groups, where whatever can be put together is: few roles, few sums."""
+    problem, num_procs = data.draw(problems(batch=8)), data.draw(st.sampled_from((2, 4, 8)))
+    lowering = Lowering(problem.graph, named_plans.links(num_procs), MOMENTUM)
+    groups = [range(first, num_procs, step) for step in (1, 2) for first in range(step) if step < num_procs]
+    configs = {}
+    for name, node in problem.graph.nodes.items():
+        group = data.draw(st.sampled_from(groups)) if data.draw(st.integers(0, 2)) > 1 else groups[0]
+        configs[name] = regular(node, "first", group)
+    check_plan(lowering, Strategy(configs, bucket_bytes=data.draw(st.sampled_from((2**20, 300)))))
+
+
+def test_processors_that_buckets_tell_apart_stand_for_themselves():
+    """Of two layers' sums over pairs of eight processors half are over the same pairs, the others over crossed ones."""
+    graph, total = Graph("pairs", "float64"), None
+    configs, pairs = {}, {"one": ((0, 1), (2, 3), (4, 5), (6, 7)), "two": ((0, 2), (1, 3), (4, 5), (6, 7))}
+    for name, of in pairs.items():
+        layer = graph.linear(name, graph.input(f"{name}.x", (4, 8), "b i"), features=8)
+        loss = graph.sum(f"{name}.sum", layer)
+        total = loss if total is None else graph.add("total", total, loss)
+        procs = tuple(pair[half] for half in range(2) for pair in of)
+        configs[name] = configs[f"{name}.sum"] = Config({"b": 2, "o": 4}, 1, procs)
+    graph.minimise(total)
+    configs["total"] = Config({}, 8, tuple(range(8)))
+    lowering = Lowering(graph, named_plans.links(8), SGD)
+    assert check_plan(lowering, Strategy(configs)).proc_class.max() < 7
+    assert check_plan(lowering, Strategy(configs, bucket_bytes=2**20)).proc_class.tolist() == list(range(8))
+
+
 @pytest.mark.parametrize("num_procs", [1, 2, 4])
 def test_named_plans_fold_exactly(num_procs):
     """Every transfer form and every way of keeping parameters, shapes shared from plan to plan."""
@@ -191,8 +228,8 @@ def test_named_plans_fold_exactly(num_procs):
     lowering = Lowering(problem.graph, named_plans.links(num_procs), MOMENTUM)
     folding, cost = Folding(lowering), CostModel(lowering.machine)
     for plan in named_plans.plans(problem, num_procs).values():
-        if not plan.bucket_bytes:
-            check_exact(lowering.lower(plan), folding.fold(plan), cost)
+        whole = lowering.contracted(plan)
+        check_exact(whole.graph, numbered(folding.fold(plan), whole), cost)
 
 
 @pytest.mark.parametrize(
