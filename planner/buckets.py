@@ -339,7 +339,7 @@ class _Rewrite:
         one = bucket.sums[0]
         region = self.old.buffers[bucket.old_buffer(one, "send", member)].region
         name = f"{region} and {len(bucket.sums) - 1} more"
-        return Buffer(name, box, one.pattern.key.dtype, bucket.procs[member])
+        return Buffer(name, box, one.pattern.key.dtype, one.procs[member])
 
 
 def _offset(box: Box, frame: Box) -> int:

@@ -29,8 +29,8 @@ from castile.runtime.task import NUM_LANES, TaskGraph
 class Folded:
     """A small graph of T tasks: those of C processors, one of each class, and the transfers in which these take part.
 
-    Tasks and buffers that it writes out are the representatives', with the whole machine's numbers; those of buckets
-    have names, but not their sums' calls and views.
+    Tasks and buffers that it writes out are the representatives', with the whole machine's numbers; of what is put
+    together the first.
 
     proc_class[P]       the processor of `graph` that stands for each processor
     representative[C]   which processor of the whole machine each processor of `graph` is
@@ -72,7 +72,8 @@ class Folding:
             if found is not None:
                 kept = np.unique(found.number, return_index=True)[1]
                 number, count = folded.number[kept], folded.count[kept]
-                return replace(folded, graph=found.graph, number=number, count=count)
+                tasks = _Lazy(lambda n: folded.graph.tasks[int(kept[n])], len(kept))
+                return replace(folded, graph=replace(found.graph, tasks=tasks), number=number, count=count)
         whole = self.lowering.contracted(strategy)
         every, number = np.arange(self.lowering.machine.num_procs), np.unique(whole.number, return_index=True)[1]
         return Folded(whole.graph, every, every, number, np.ones(len(number), np.int64))

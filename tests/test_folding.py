@@ -301,10 +301,12 @@ def test_repeated_layers_are_looked_at_once():
     assert shapes[0] == shapes[1]
 
 
-def test_tasks_are_written_out_as_the_whole_graph_writes_them():
-    lowering = Lowering(models.parse("mlp").graph(16), cluster(8), MOMENTUM)
+@pytest.mark.parametrize("size", [0, 2**20])
+def test_tasks_are_written_out_as_the_whole_graph_writes_them(size):
+    lowering = Lowering(models.parse("mlp").graph(16), named_plans.links(8), MOMENTUM)
     plan = Strategy(seed("data_parallel", lowering))
-    whole, folded = lowering.lower(plan), fold(lowering, plan)
+    whole, folded = lowering.lower(plan), fold(lowering, msgspec.structs.replace(plan, bucket_bytes=size))
+    assert (folded.num_tasks < whole.num_tasks) == (size > 0)
     for n, number in enumerate(folded.number.tolist()):
         assert folded.graph.tasks[n] == whole.tasks[number]
     assert {folded.representative[p] for p in folded.graph.buffer_proc} == {b.proc for b in folded.graph.buffers}
