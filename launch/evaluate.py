@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import expit, logsumexp
-from scipy.stats import rankdata
 
 from castile.launch.data import Dataset
 from castile.launch.execution import Execution, feed_from
@@ -105,6 +104,9 @@ def judge(graph: Graph, scores: np.ndarray, truth: np.ndarray, num_samples: int)
 
 def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
     """How often a positive sample scores above a negative one, ties counting half (Hanley and McNeil, 1982)."""
+    # slow to import, and few models tell two classes apart
+    from scipy.stats import rankdata
+
     ranks, chosen = rankdata(scores.ravel()), positive.ravel()
     num_positive, num_negative = int(chosen.sum()), int((~chosen).sum())
     if not num_positive or not num_negative:

@@ -17,7 +17,6 @@ from typing import Protocol
 
 import msgspec
 import numpy as np
-from scipy.optimize import nnls
 
 import castile
 from castile.planner.snapshot import Environment
@@ -279,6 +278,9 @@ def _link(comm: Communicator) -> tuple[float, float]:
 
 def fit_link(nbytes: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
     """(latency, bytes per second) of seconds = latency + nbytes / rate, by least squares of relative errors."""
+    # slow to import, and a host is measured once
+    from scipy.optimize import nnls
+
     rows = np.stack([np.ones(len(nbytes)), nbytes], axis=1) / seconds[:, None]
     # Columns of one size, or the solver takes the bytes' tiny coefficients for zero.
     scale = rows.max(axis=0)

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-from scipy.optimize import nnls
 
 from castile.planner import algorithms
 from castile.planner.algorithms import Way
@@ -201,6 +200,9 @@ class CostModel:
 
         Seconds = a + b flops + c bytes in other words; the pull decides what the sizes at hand leave open.
         """
+        # slow to import, and needed only where something was measured
+        from scipy.optimize import nnls
+
         prior = self._classes[class_of(rows[0].key)]
         terms = np.array([self._terms[row.key] for row in rows]) / np.array([[row.seconds] for row in rows])
         pull = np.eye(3) * math.sqrt(PRIOR_WEIGHT) / prior

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from math import prod
 
 import numpy as np
-from scipy.special import ndtri
 
 from castile.runtime.region import Box, whole
 
@@ -27,6 +26,9 @@ def uniform(seed: int, name: str, shape: Sequence[int], box: Box | None = None, 
 
 def normal(seed: int, name: str, shape: Sequence[int], box: Box | None = None, step: int = 0) -> np.ndarray:
     """Standard normal float64 numbers for the elements of `box`, by the inverse distribution, on the host only."""
+    # slow to import, and planning draws no numbers
+    from scipy.special import ndtri
+
     return ndtri(((_words(seed, name, shape, box, step) >> np.uint64(11)) + 0.5) * 2.0**-53)
 
 

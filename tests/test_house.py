@@ -253,3 +253,13 @@ def test_each_command_is_listed_in_order():
     from castile.launch.__main__ import commands
 
     assert all(first < second for first, second in pairwise(commands()))
+
+
+def test_commands_that_run_nothing_import_no_scipy():
+    # it takes longer to import than all of castile
+    names = [
+        f"castile.launch.{name}" for name in ("checkpoint", "diff", "doctor", "explain", "launch", "plan", "simulate")
+    ]
+    code = "import importlib, sys; [importlib.import_module(n) for n in sys.argv[1:]]; print('scipy' in sys.modules)"
+    words = [sys.executable, "-c", code, *names]
+    assert subprocess.run(words, cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout == "False\n"
