@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from castile import __version__
-from castile.launch import gpus, launch, mpi_settings, ranks
+from castile.launch import gpus, installing, launch, mpi_settings, ranks
 
-_MPI_LINE = "pip install 'castile[mpi]'"
-_GPU_LINE = "pip install 'castile[gpu]'"
+_MPI_LINE, _GPU_LINE = installing.line("castile[mpi]"), installing.line("castile[gpu]")
 _START_SECONDS = 60.0
 
 
@@ -124,7 +123,7 @@ def _blas() -> Finding:
 
     blas = numpy.show_config(mode="dicts")["Build Dependencies"]["blas"]
     num_threads = _blas_threads(Path(numpy.__file__).parent)
-    threads = "threads unknown" if num_threads is None else f"{num_threads} threads"
+    threads = "threads unknown" if num_threads is None else f"{num_threads} thread{'s' * (num_threads != 1)}"
     words = f"{blas['name']} {blas['version']}, {threads} in one process (OMP_NUM_THREADS sets it)"
     facts = {"name": blas["name"], "version": blas["version"], "num_threads": num_threads}
     return Finding("BLAS", True, words, facts)

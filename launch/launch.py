@@ -19,13 +19,12 @@ from typing import IO, Annotated
 
 import tyro
 
-from castile.launch import mpi_settings
+from castile.launch import installing, mpi_settings
 from castile.launch.ranks import UserError, num_launched
 
 # How long mpirun may take to end its ranks after a signal. Killed outright, it would leave them behind.
 GRACE_SECONDS = 10.0
 _VALUE_OPTIONS = ("-n", "--ranks", "--hostfile")
-_INSTALL = "install Open MPI into this environment with `pip install 'castile[mpi]'`"
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ def mpirun_path() -> Path:
         path = Path(folder) / "mpirun"
         if os.access(path, os.X_OK):
             return path
-    raise UserError(f"there is no mpirun here: {_INSTALL}")
+    raise UserError(f"there is no mpirun here: install one with `{installing.line('castile[mpi]')}`")
 
 
 def mpirun_words(num_ranks: int, hostfile: Path | None, program: Sequence[str]) -> list[str]:
@@ -124,11 +123,12 @@ def start(words: Sequence[str], environment: Mapping[str, str]) -> int:
     Ranks' output passes through; mpirun's own note that a rank ended with an error is left out, for the rank says why.
     """
     # A group of its own, so that Ctrl-C reaches mpirun through us alone; such a group must not read the terminal.
+    passed: list[int] = []
     with subprocess.Popen(
         words, env=dict(environment), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, process_group=0
     ) as process:
         assert process.stderr is not None
-        handlers = {number: signal.signal(number, _passing(process)) for number in _passed()}
+        handlers = {number: signal.signal(number, _passing(process, passed)) for number in _passed()}
         relay = threading.Thread(target=_relay, args=(process.stderr,), daemon=True)
         relay.start()
         try:
@@ -138,17 +138,20 @@ def start(words: Sequence[str], environment: Mapping[str, str]) -> int:
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+    if status > 0 and signal.SIGINT in passed:
+        # mpirun ends with 1 then, as after any failure; a shell that runs us in a loop is to see that it was Ctrl-C
+        return 128 + signal.SIGINT
     return 128 - status if status < 0 else status
 
 
-def _passing(process: subprocess.Popen[bytes]) -> Callable[[int, FrameType | None], None]:
-    """Passes signals on; the first SIGTERM as SIGUSR1, which mpirun gives its ranks without killing them after it."""
-    asked = False
+def _passing(process: subprocess.Popen[bytes], passed: list[int]) -> Callable[[int, FrameType | None], None]:
+    """Passes signals on and notes them; the first SIGTERM as SIGUSR1, which mpirun gives its ranks without killing
+    them after it.
+    """
 
     def handler(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        gently = number == signal.SIGTERM and not asked
-        asked = True
+        gently = number == signal.SIGTERM and not passed
+        passed.append(number)
         process.send_signal(signal.SIGUSR1 if gently else number)
 
     return handler

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
+from castile.launch import installing
 from castile.launch.ranks import UserError
 
 # What a step's or an evaluation's record holds that is a name or a place, not a curve.
@@ -122,7 +123,7 @@ def check_installed(folder: str) -> None:
         return
     raise UserError(
         f"--tensorboard {folder}: neither tensorboardX nor tensorboard can be imported here: "
-        "`pip install tensorboardX`, or take --metrics FILE.jsonl instead"
+        f"`{installing.line('tensorboardX')}`, or take --metrics FILE.jsonl instead"
     )
 
 

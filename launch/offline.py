@@ -1,6 +1,6 @@
 """Offline: what commands need that think about a model on a machine without running anything there.
 
-It does not know plans.
+It does not know how plans are found.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import msgspec
 from castile.launch import gpus, jobs, models, probe
 from castile.launch.models import DTYPES, Model
 from castile.launch.ranks import UserError, this_world
+from castile.planner import strategy as strategies
 from castile.planner.cost import CostModel
 from castile.planner.database import Database
 from castile.planner.lower import Lowering
 from castile.planner.search import Evaluator
 from castile.planner.snapshot import Snapshot
+from castile.planner.strategy import Strategy
 from castile.runtime.machine import Machine, parse
 
 
@@ -61,6 +63,21 @@ def desk(
     lowering = Lowering(found, machine, jobs.recipe_updates(named.recipe))
     snapshot = known(profile, machine) if profile else None
     return Desk(named, machine, Evaluator(lowering, CostModel(machine, snapshot), snapshot))
+
+
+def check_plan(plan: Strategy, path: str, model: str, desk: Desk) -> None:
+    """Raises UserError in one sentence, with the file's name, where its plan is not for this model on this machine."""
+    lowering = desk.evaluator.lowering
+    graph = lowering.graph
+    if plan.graph and plan.graph != graph.fingerprint:
+        raise UserError(
+            f"plan {path} was made for {plan.model or 'another model'} with another batch or other settings than "
+            f"{model} with {graph.batch} samples a step: give its --batch and settings, or plan again"
+        )
+    try:
+        strategies.check(plan, lowering.names, graph, desk.machine)
+    except ValueError as error:
+        raise UserError(f"plan {path}: {error}") from error
 
 
 def known(profile: str, machine: Machine) -> Snapshot:

@@ -17,9 +17,7 @@ import msgspec
 import tyro
 
 from castile.launch import checks, files, offline, options, ranks, report, trace
-from castile.launch.explain import check_graph
 from castile.launch.offline import Desk
-from castile.launch.ranks import UserError
 from castile.planner import pins
 from castile.planner import strategy as strategies
 from castile.planner.bounds import Bound, lower_bound
@@ -133,12 +131,7 @@ def _start(command: Plan, desk: Desk) -> dict[str, Strategy]:
     if not command.from_:
         return {}
     plan = strategies.read(command.from_)
-    lowering = desk.evaluator.lowering
-    check_graph(plan, command.from_, command.model, lowering.graph)
-    try:
-        strategies.check(plan, lowering.names, lowering.graph, desk.machine)
-    except ValueError as error:
-        raise UserError(f"plan {command.from_}: {error}") from error
+    offline.check_plan(plan, command.from_, command.model, desk)
     return {"given": plan}
 
 
@@ -237,7 +230,8 @@ def _tell(facts: dict[str, Any], lines: list[str]) -> None:
     what = "forward pass" if facts["objective"] == "latency" else "step"
     out.print(
         f"{facts['model']}, {facts['batch_samples']} samples a {what}, on {facts['machine']} "
-        f"({facts['num_procs']} processors); {facts['num_tasks']} tasks{report.bucket_words(facts['buckets'])}, "
+        f"({report.counted(facts['num_procs'], 'processor')}); "
+        f"{facts['num_tasks']} tasks{report.bucket_words(facts['buckets'])}, "
         f"prices: {report.prices_words(facts['prices'])}\n",
         markup=False, soft_wrap=True,
     )  # fmt: skip
@@ -249,7 +243,7 @@ def _tell(facts: dict[str, Any], lines: list[str]) -> None:
     if facts.get("front"):
         out.print("\nplans that none other beats in both time and memory:")
         out.print(report.plan_table({row.get("file", f"{n}"): row for n, row in enumerate(facts["front"], 1)}))
-    looked = f"after {facts['num_proposals']} proposals in {facts['elapsed_seconds']:.1f} s"
+    looked = f"after {report.counted(facts['num_proposals'], 'proposal')} in {facts['elapsed_seconds']:.1f} s"
     same = f"; it equals {facts['equals']}" if facts["equals"] else ""
     out.print(f"\nthe plan, {looked}{same}:", markup=False)
     for line in lines:

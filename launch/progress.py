@@ -20,8 +20,12 @@ def bar(leads: bool, what: str) -> Iterator[Advance]:
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Column
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    # of a narrow terminal the bar itself has what figures leave
+    whole = Column(no_wrap=True)
+    figures = (MofNCompleteColumn(table_column=whole), TimeRemainingColumn(table_column=whole))
+    columns = (TextColumn("{task.description}"), BarColumn(), *figures)
     with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
         task = shown.add_task(what, total=None)
         yield lambda text, done, total: shown.update(

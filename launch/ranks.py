@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
-from castile.launch import mpi_settings
+from castile.launch import installing, mpi_settings
 
 if TYPE_CHECKING:
     from castile.runtime.comm.mpi import MpiCommunicator
@@ -99,7 +99,7 @@ def _communicator(launched: int) -> MpiCommunicator:
     except ImportError as error:
         raise UserError(
             f"the launcher started {launched} ranks, but MPI for Python does not load here ({error}): "
-            "install it with `pip install 'castile[mpi]'`"
+            f"install it with `{installing.line('castile[mpi]')}`"
         ) from error
 
 

@@ -19,6 +19,8 @@ from castile.planner.strategy import Strategy
 from castile.runtime.memory import written
 
 MOST_LINES = 10
+# No table is as wide, in columns of text.
+TABLE_WIDTH = 1000
 
 
 @dataclass(frozen=True)
@@ -119,12 +121,15 @@ def bucket_words(row: Mapping[str, int] | None) -> str:
 
 def plan_table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
     """Plans by name, with their facts."""
-    table = _table("plan", ">step", ">memory", ">moved a step", ">x data parallel", "")
+    notes = {name: "" if row["fits"] else "does not fit" for name, row in rows.items()}
+    noted = any(notes.values())
+    table = _table("plan", ">step", ">memory", ">moved a step", ">x data parallel", *[""] * noted)
     for name, row in rows.items():
-        note = "" if row["fits"] else "does not fit"
         factor = f"{row['speedup_over_data_parallel']:.2f}"
         moved = written(row["moved_bytes"])
-        table.add_row(name, milliseconds(row["step_seconds"]), written(row["live_bytes"]), moved, factor, note)
+        table.add_row(
+            name, milliseconds(row["step_seconds"]), written(row["live_bytes"]), moved, factor, *[notes[name]] * noted
+        )
     return table
 
 
@@ -160,6 +165,17 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.3f} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"
 
 
+def counted(number: int, noun: str) -> str:
+    """1 proposal, 2 proposals."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def pace(samples_per_second: float) -> str:
+    """Samples a second as people read them: 48.2k samples/s, 2.74 samples/s."""
+    many = samples_per_second >= 1e3
+    return f"{samples_per_second / 1e3:.1f}k samples/s" if many else f"{samples_per_second:.3g} samples/s"
+
+
 def percent(share: float) -> str:
     """A share as a percentage."""
     return f"{share * 100:.1f} %"
@@ -171,6 +187,5 @@ def prices_words(prices: Mapping[str, int]) -> str:
 
 
 def console() -> Console:
-    """Where people read: standard output, as wide as the terminal, or wide enough for a table where there is none."""
-    plain = Console(highlight=False)
-    return plain if plain.is_terminal else Console(highlight=False, width=120)
+    """Where people read: standard output, wide enough for any table; a terminal wraps lines, which cuts no figure."""
+    return Console(highlight=False, width=TABLE_WIDTH)

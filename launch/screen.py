@@ -15,6 +15,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
+
+from castile.launch import report
 
 REFRESH_SECONDS = 0.2
 
@@ -32,7 +35,7 @@ class Bar:
         now = time.perf_counter()
         if self._shown is None:
             return
-        pace = f"{samples_per_second / 1e3:.1f}k samples/s"
+        pace = report.pace(samples_per_second)
         self._shown.update(self._task, completed=done, loss=f"loss {loss:.4f}", pace=pace)
         # drawn here and not by a thread of its own, which would take the core from the kernels
         if now - self._drawn > REFRESH_SECONDS:
@@ -77,10 +80,12 @@ class Speaker:
             yield Bar(None, first, total)
             return
         texts = (TextColumn("{task.fields[loss]}"), TextColumn("{task.fields[pace]}"))
-        columns = (MofNCompleteColumn(), BarColumn(), *texts, TimeRemainingColumn())
+        # of a narrow terminal the bar itself has what figures leave
+        whole = Column(no_wrap=True)
+        figures = (MofNCompleteColumn(table_column=whole), BarColumn(), *texts, TimeRemainingColumn(table_column=whole))
         console, ours = Console(stderr=True), sys.stdout.isatty()
         # lines go through the bar's console only where they go to its terminal anyway
-        with Progress(*columns, console=console, auto_refresh=False, transient=True, redirect_stdout=ours) as shown:
+        with Progress(*figures, console=console, auto_refresh=False, transient=True, redirect_stdout=ours) as shown:
             yield Bar(shown, first, total)
 
     def close(self, text: Callable[[dict[str, Any]], str], facts: dict[str, Any]) -> None:

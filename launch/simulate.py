@@ -62,7 +62,8 @@ def run(command: Simulate) -> int:
     path, model, given = _given(command)
     of = given.graph if given is not None else ""
     desk = offline.desk(model, machine, command.batch, command.profile, graph=of)
-    _check_graph(path, model, given, desk)
+    if given is not None:
+        offline.check_plan(given, path, model, desk)
     plan = given or sized(desk.evaluator, seeds(desk.evaluator.lowering)[BASE])
     tasks, simulated = desk.evaluator.simulate(plan)
     facts = _facts(model, path or BASE, desk, tasks, simulated) | {"buckets": report.buckets(desk.evaluator, plan)}
@@ -87,15 +88,6 @@ def _given(command: Simulate) -> tuple[str, str, Strategy | None]:
     if not plan.model:
         raise UserError(f"plan {command.what} does not say its model: castile simulate MODEL --plan {command.what}")
     return command.what, plan.model, plan
-
-
-def _check_graph(path: str, model: str, plan: Strategy | None, desk: Desk) -> None:
-    graph = desk.evaluator.lowering.graph
-    if plan is not None and plan.graph and plan.graph != graph.fingerprint:
-        raise UserError(
-            f"plan {path} was made for {plan.model or 'another model'} with another batch or other settings than "
-            f"{model} with {graph.batch} samples a step: give its --batch and settings, or plan again"
-        )
 
 
 def _facts(model: str, plan: str, desk: Desk, tasks: TaskGraph, simulated: Simulated) -> dict[str, Any]:
@@ -186,7 +178,7 @@ def _tell(facts: dict[str, Any], lines: list[str]) -> None:
 
     say(
         f"{facts['model']}, {facts['batch_samples']} samples a step, on {facts['machine']} "
-        f"({facts['num_procs']} processors), plan {facts['plan']}:"
+        f"({report.counted(facts['num_procs'], 'processor')}), plan {facts['plan']}:"
     )
     for line in lines:
         say(f"  {line}")

@@ -73,7 +73,7 @@ def plan_text(job: Job, chosen: Chosen) -> str:
         lines += [f"{c.name:24} {ms(c.simulated_seconds):>12} {ms(c.measured_seconds):>12}" for c in chosen.candidates]
         equal = f", which is the seed {chosen.equals}" if chosen.equals else ""
         why = f"{chosen.equals}, as asked" if chosen.asked_for else f"the fastest as measured{equal}"
-        lines.append(f"chosen after {chosen.num_proposals} proposals: {why}")
+        lines.append(f"chosen after {report.counted(chosen.num_proposals, 'proposal')}: {why}")
     lines += [f"  {line}" for line in report.plan_lines(chosen.plan)]
     return "\n".join(lines)
 
@@ -88,7 +88,7 @@ def step_line(job: Job, step: int, progress: Progress, prepared: Prepared, last:
     used, there = int(prepared.packing.peak_bytes[fullest]), processor.memory_bytes - processor.reserved_bytes
     return (
         f"step {step:5d}  loss {progress.losses[-1]:.4f} | {ms(seconds)} "
-        f"(sim {simulated_seconds * 1e3:.2f}, {off:+.1f} %) | {rate / 1e3:.1f}k samples/s | "
+        f"(sim {ms(simulated_seconds).removesuffix(' ms')}, {off:+.1f} %) | {report.pace(rate)} | "
         f"mem {written(used)}/{written(there)}"
     )
 

@@ -107,12 +107,12 @@ CASES = [
     ("profile mlp --plan convnet1.json", r"plan convnet1.json: .* another model"),
     ("profile mlp --plan mlp2.json", r"it is for 2 processors, but 1 rank runs"),
     # a plan that is none
-    ("train mlp --plan frozen.json", r"plan frozen.json: loss: axis 'v' of cross_entropy may not be split"),
+    ("train mlp --plan frozen.json", r"plan frozen.json: loss: axis 'v' of cross_entropy"),
     ("train mlp --plan beyond.json", r"plan beyond.json: fc1: processor 7 is out of range; the machine has 1"),
     ("train mlp --plan negative.json", r"plan negative.json: fc1: processor -1 is out of range"),
     ("train mlp --plan nobody.json", r"a node 'fc11' that mlp does not have, did you mean 'fc1'"),
     ("train mlp --plan too_few.json", r"fc1: .* need 2 processors, 1 are named"),
-    ("simulate frozen.json --machine local:procs=1", r"axis 'v' of cross_entropy may not be split"),
+    ("simulate frozen.json --machine local:procs=1", r"plan frozen.json: loss: axis 'v' of cross_entropy"),
     # files that cannot be read
     ("train mlp --plan missing.json", r"plan missing.json: No such file"),
     ("train mlp --plan unknown.json", r"plan unknown.json: unknown field 'num_proc', did you mean 'num_procs'"),
@@ -120,6 +120,8 @@ CASES = [
     ("train mlp --plan garbage.json", r"plan garbage.json is not JSON"),
     ("train mlp --plan empty.json", r"plan empty.json is not JSON"),
     ("train mlp --plan newer.json", r"plan newer.json: schema 99"),
+    ("simulate too_few.json --machine local:procs=1", r"plan too_few.json: fc1: .* need 2 processors"),
+    ("plan mlp --machine local:procs=1 --from beyond.json", r"plan beyond.json: fc1: processor 7 is out of range"),
     ("simulate cut.json", r"plan cut.json is not JSON"),
     ("plan mlp --machine cut.toml", r"machine file cut.toml is not TOML"),
     ("plan mlp --machine typo.toml", r"'processor\[0\].flop_per_second', did you mean 'flops_per_second'"),

@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import os
+import shlex
 import subprocess
 import sys
 
@@ -40,8 +41,8 @@ def test_what_is_missing_comes_with_the_line_that_installs_it(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "version", nothing)
     missing = {finding.name: finding for finding in doctor.examine() if not finding.found}
     assert {"MPI", "CuPy", "Triton", "NCCL"} <= set(missing)
-    assert missing["MPI"].remedy == "pip install 'castile[mpi]'"
-    assert missing["CuPy"].remedy == "pip install 'castile[gpu]'"
+    assert missing["MPI"].remedy == f"{shlex.quote(sys.executable)} -m pip install 'castile[mpi]'"
+    assert missing["CuPy"].remedy.endswith(" -m pip install 'castile[gpu]'")
 
 
 def test_no_mpirun_is_a_finding_and_not_a_failure(monkeypatch, tmp_path, capsys):

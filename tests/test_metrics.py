@@ -113,7 +113,7 @@ def test_without_a_writer_the_line_that_installs_one_is_told(monkeypatch, tmp_pa
     for name in ("tensorboardX", "tensorboard", "tensorboard.compat.proto.event_pb2"):
         monkeypatch.setitem(sys.modules, name, None)
     path = tmp_path / "a.jsonl"
-    with pytest.raises(UserError, match=r"--tensorboard x: neither .* `pip install tensorboardX`"):
+    with pytest.raises(UserError, match=r"--tensorboard x: neither .* `.* -m pip install tensorboardX`"):
         metrics.start(str(path), "x", False)
     assert not path.exists()
 

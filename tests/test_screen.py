@@ -1,0 +1,67 @@
+"""What people see on a narrow terminal, and how figures read: none is cut, whatever a line's width."""
+
+import io
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from castile.launch import progress, report
+from castile.launch.screen import Speaker
+
+# Columns; a bar's figures alone take 51.
+WIDTHS = [60, 200]
+
+
+class Terminal(io.StringIO):
+    """A text stream that says it is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+def terminal(monkeypatch, columns):
+    """Both of a process's streams, so many columns wide."""
+    shown = Terminal()
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", shown)
+    monkeypatch.setattr(sys, "stderr", shown)
+    return shown
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_no_figure_of_a_table_is_cut(columns, monkeypatch):
+    shown = terminal(monkeypatch, columns)
+    row = {"step_seconds": 1.2345e-2, "live_bytes": 123456, "moved_bytes": 0, "speedup_over_data_parallel": 1.75}
+    rows = {"one_weird_trick": row | {"fits": True}, "found by data_parallel": row | {"fits": False}}
+    report.console().print(report.plan_table(rows))
+    words = ("one_weird_trick", "12.345 ms", "120.6 KiB", "0 bytes", "x data parallel", "1.75", "does not fit")
+    assert all(word in shown.getvalue() for word in words), shown.getvalue()
+
+
+def test_a_table_has_no_column_for_notes_that_nobody_made(monkeypatch):
+    shown = terminal(monkeypatch, 60)
+    row = {"step_seconds": 1e-3, "live_bytes": 1, "moved_bytes": 0, "speedup_over_data_parallel": 1.0, "fits": True}
+    report.console().print(report.plan_table({"fsdp": row}))
+    last = shown.getvalue().rstrip("\n").rpartition("\n")[2]
+    assert last.endswith("1.00")
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_no_figure_of_a_bar_is_cut(columns, monkeypatch):
+    shown = terminal(monkeypatch, columns)
+    with Speaker(leads=True, json=False).bar(20_000, 100_000) as bar:
+        bar.step(40_000, 0.5, 48_123.0)
+    with progress.bar(True, "x") as advance:
+        advance("conv2d.F", 3_000, 100_000)
+    text = shown.getvalue()
+    assert " 40000/100000" in text and "3000/100000" in text, text
+
+
+@given(st.floats(1e-3, 1e9))
+def test_a_rate_keeps_its_digits(rate):
+    number, unit = report.pace(rate).split(" ")
+    told = float(number.removesuffix("k")) * (1e3 if number.endswith("k") else 1.0)
+    assert unit == "samples/s" and told == pytest.approx(rate, rel=0.051 if number.endswith("k") else 0.006)
