@@ -1,0 +1,50 @@
+"""What docs/own.md shows works as it is shown, and it tells of every field of a machine's file."""
+
+import re
+import shlex
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from castile.launch.__main__ import main
+from castile.runtime import machine
+from tests import homes
+from tests.mpi import CHECKOUT
+
+TEXT = (CHECKOUT / "docs" / "own.md").read_text()
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
+FILES = {body.partition("\n")[0].removeprefix("# "): body for kind, body in BLOCKS if kind}
+COMMANDS = [line for kind, body in BLOCKS if not kind for line in body.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("own")
+    for name, body in FILES.items():
+        (folder / name).write_text(body)
+    return folder
+
+
+def test_files_and_commands_are_found():
+    assert set(FILES) == {"net.py", "samples.py", "cluster.toml"} and len(COMMANDS) == 7
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_command_of_the_page_does_what_it_says(line, folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    for name, value in homes.make(folder / "home").items():
+        monkeypatch.setenv(name, value)
+    castile, *words = shlex.split(line)
+    assert castile == "castile" and main(words) == 0, capsys.readouterr().err
+
+
+def test_every_field_of_a_machines_file_is_told():
+    forms = (machine._File, machine._Processors, machine._Level)
+    for field in (field for form in forms for field in msgspec.structs.fields(form)):
+        assert re.search(rf"\b{field.encode_name}\b", TEXT), f"docs/own.md does not tell of {field.encode_name}"
+
+
+def test_every_layer_is_where_the_page_says():
+    for layer in re.findall(r"\bg\.(?!input|outputs|minimise)(\w+)\(", FILES["net.py"]):
+        assert any((CHECKOUT / "planner" / room / f"{layer}.py").is_file() for room in ("layers", "ops")), layer
