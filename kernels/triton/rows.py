@@ -17,6 +17,8 @@ finds them by `begun`, `run` and `edges`. One with STAGES: tl.constexpr has that
 
 from typing import Any
 
+import numpy as np
+
 from castile.kernels.triton.launch import Launch, Plan
 from castile.kernels.triton.views import Shape, View, nest, permuted, power_of_two, wide
 
@@ -24,6 +26,8 @@ from castile.kernels.triton.views import Shape, View, nest, permuted, power_of_t
 _HELD = 16384
 # The longest one that it holds where it needs each element once.
 _ONCE = 4096
+# Bytes of blocks that a program has on their way at once, or of a row that it holds packed: what any chip has room for.
+_ROOM = 2**17
 # Elements that certainly fill the 16 bytes that are read at once.
 _EIGHT = 8
 
@@ -68,10 +72,12 @@ def by_rows(
         sizes = {"ROWS": rows, "BLOCK": block} | ({"STAGES": stages[0]} if stages else {})
         return [Launch(kernel, grid, args, constants | sizes, warps, flops=flops * walk.extent * cols, nbytes=nbytes)]
 
+    # The first of several is written.
+    nbytes_each = sum(np.dtype(one.array.dtype).itemsize for one in arrays[1:] or arrays)
     settings: tuple[tuple[int, ...], ...] = _settings(
-        walk.extent, cols + (_EIGHT - 1) * skewed, _HELD if again else _ONCE
+        walk.extent, cols + (_EIGHT - 1) * skewed, _HELD if again else _ONCE, nbytes_each
     )
-    return Plan(_staged(settings, cols) if "STAGES" in known else settings, launches)
+    return Plan(_staged(settings, cols, nbytes_each) if "STAGES" in known else settings, launches)
 
 
 def _skewed(arrays: list[View], steps: tuple[Shape, ...]) -> bool:
@@ -80,16 +86,20 @@ def _skewed(arrays: list[View], steps: tuple[Shape, ...]) -> bool:
     return dense and len(set(steps)) == 1 and any(step % _EIGHT for step in steps[0])
 
 
-def _staged(settings: tuple[tuple[int, ...], ...], cols: int) -> tuple[tuple[int, ...], ...]:
-    """Settings of loops whose blocks may be fetched ahead, where there are several."""
-    return tuple((*one, stages) for one in settings for stages in ((1, 3) if one[1] < cols else (1,)))
+def _staged(settings: tuple[tuple[int, ...], ...], cols: int, nbytes: int) -> tuple[tuple[int, ...], ...]:
+    """Settings of loops whose blocks, of so many bytes an element, may be fetched ahead, where there are several."""
+    return tuple(
+        (*one, stages)
+        for one in settings
+        for stages in ((1, 3) if one[1] < cols and 2 * one[1] * nbytes <= _ROOM else (1,))
+    )
 
 
-def _settings(extent: int, cols: int, most: int) -> tuple[tuple[int, int, int], ...]:
+def _settings(extent: int, cols: int, most: int, nbytes: int) -> tuple[tuple[int, int, int], ...]:
     """Rows, elements of a row and warps of a program, first with as many elements a thread as spill no registers.
 
     Of one row that is held at once, as those of at most `most` elements are, these are 16; masks of several rows, or of
-    blocks of one, take registers too.
+    blocks of one, take registers too. nbytes: of an element of each array that is read.
     """
     if cols <= most:
         longest = power_of_two(cols)
@@ -104,4 +114,7 @@ def _settings(extent: int, cols: int, most: int) -> tuple[tuple[int, int, int], 
     if cols > most:
         # Of programs this large few run at once, so that what they read again is still in the cache.
         found += [(1, 8192, 32), (1, 16384, 32)]
+        if most == _HELD and power_of_two(cols) * nbytes <= _ROOM:
+            # One a processor holds a row as it lies in memory, and reads it once.
+            found.append((1, power_of_two(cols), 32))
     return tuple(dict.fromkeys(found))

@@ -79,9 +79,9 @@ def top_and_total(x, here, skew, t_x: tl.constexpr, SKEW: tl.constexpr, NUM: tl.
 
 
 @triton.jit
-def _soft(out, x, at, mask, less, total, t_out: tl.constexpr, t_x: tl.constexpr, LOG: tl.constexpr):
+def _soft(out, x, at, mask, less, share, t_out: tl.constexpr, t_x: tl.constexpr, LOG: tl.constexpr):
     v = fetch(x, at, t_x, mask, float("-inf")) - less[:, None]
-    put(out, at, t_out, v if LOG else tl.exp(v) / total[:, None], mask)
+    put(out, at, t_out, v if LOG else tl.exp(v) * share[:, None], mask)
 
 
 @triton.jit
@@ -95,12 +95,13 @@ def _softmax(out, s_out, x, s_x, rows, lead, t_out: tl.constexpr, t_x: tl.conste
     less, total = top_and_total(x, here, skew, t_x, SKEW, NUM, ROWS, BLOCK, STAGES)
     if LOG:
         less += tl.log(total)
+    share = 1.0 / total
     if SKEW:
         end, near = edges(here, skew, NUM)
-        _soft(out, x, end, near, less, total, t_out, t_x, LOG)
+        _soft(out, x, end, near, less, share, t_out, t_x, LOG)
     for start in tl.range(0, NUM + 7 * SKEW, BLOCK, num_stages=STAGES):
         at, mask = run(here, skew, start, SKEW, NUM, BLOCK)
-        _soft(out, x, at, mask, less, total, t_out, t_x, LOG)
+        _soft(out, x, at, mask, less, share, t_out, t_x, LOG)
 
 
 @triton.jit
@@ -133,9 +134,10 @@ def _softmax_grad(out, s_out, dy, s_dy, y, s_y, rows, lead, t_out: tl.constexpr,
     for start in tl.range(0, NUM + 7 * SKEW, BLOCK, num_stages=STAGES):
         at, mask = run(here, skew, start, SKEW, NUM, BLOCK)
         total += _part(dy, y, at, mask, t_dy, t_y, LOG)
-    if SKEW:
-        end, near = edges(here, skew, NUM)
-        _slope(out, dy, y, end, near, total, t_out, t_dy, t_y, LOG)
     for start in tl.range(0, NUM + 7 * SKEW, BLOCK, num_stages=STAGES):
         at, mask = run(here, skew, start, SKEW, NUM, BLOCK)
         _slope(out, dy, y, at, mask, total, t_out, t_dy, t_y, LOG)
+    # Last, for what is fetched after anything was written is no longer what was held.
+    if SKEW:
+        end, near = edges(here, skew, NUM)
+        _slope(out, dy, y, end, near, total, t_out, t_dy, t_y, LOG)
