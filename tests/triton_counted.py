@@ -19,6 +19,8 @@ import numpy as np
 # Bytes that memory is fetched in.
 SECTOR = 32
 _WARP = 32
+# Sectors that a processor's own cache keeps for one program.
+_OWN = 1024
 # A program that takes more steps is given up.
 _MOST = 1_000_000
 _LINE = re.compile(r"(?:@(!?)(%p\d+)\s+)?([a-z][\w.:]*)\s*(.*)")
@@ -50,7 +52,7 @@ class Counted:
     instructions  of all its warps
     turns         how often it waited for what it had asked for before; waits that fetching ahead shortens count less
     requests      of a warp for memory
-    asked         sectors that its warps asked for, those of different requests apart
+    asked         sectors that it asked of the cache that all share: not those that its processor still had
     again         sectors that it touched once more, by how many others it had touched in between
     touched       different sectors that it read or wrote
     partly        sectors of which it wrote some bytes but not all
@@ -223,20 +225,23 @@ class _Run:
         if word[0] == "st":
             sectors, num = np.unique(addresses[here] // SECTOR, return_counts=True)
             self.written.update(dict(zip(sectors.tolist(), (num * nbytes).tolist(), strict=True)))
-        self.asks(addresses, here, nbytes)
+        self.asks(addresses, here, nbytes, step.word.startswith("cp.async.cg."))
 
-    def asks(self, addresses: Any, here: Any, nbytes: int) -> None:
-        """Warps ask for bytes from addresses on, those of their threads that are here."""
+    def asks(self, addresses: Any, here: Any, nbytes: int, past: bool) -> None:
+        """Threads that are here ask for bytes from addresses on, maybe past the cache of their processor."""
         first, last = addresses // SECTOR, (addresses + nbytes - 1) // SECTOR
         warp = np.arange(self.threads) // _WARP
         pairs = np.unique(np.concatenate([np.stack([warp, one], 1)[here] for one in (first, last)]), axis=0)
-        self.found.asked += len(pairs)
         self.found.requests += len(np.unique(warp[here]))
         now = sum(self.found.again.values()) + len(self.order)
-        for sector in np.unique(pairs[:, 1]).tolist():
-            if sector in self.order:
-                self.found.again[now - self.order[sector]] += 1
+        sectors = np.unique(pairs[:, 1]).tolist()
+        for sector in sectors:
+            others = now - self.order[sector] if sector in self.order else None
+            if others is not None:
+                self.found.again[others] += 1
+            self.found.asked += not past and (others is None or others > _OWN)
             self.order[sector] = now
+        self.found.asked += len(sectors) if past else 0
 
 
 def made(word: str) -> Callable[..., Value] | None:

@@ -112,7 +112,7 @@ def estimate(launch: Launch, made: Compiled) -> Estimate:
     arithmetic = launch.flops / _rate(launch, about) / _TENSOR
     alone = {
         "memory": moved / about.bytes_per_second / _MEMORY,
-        "cache": num * SECTOR * (again + each("touched")) / (about.processors * _SHARED_BYTES) * cycle,
+        "cache": num * SECTOR * each("asked") / (about.processors * _SHARED_BYTES) * cycle,
         "requests": num * each("requests") / about.processors * cycle,
         "instructions": num * instructions / (4 * about.processors) * cycle,
         "waiting": _whole(waves) * (instructions / made.warps * _NEXT * cycle + each("turns") * _LATENCY),
