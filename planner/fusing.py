@@ -63,7 +63,7 @@ def is_line(step: Step) -> bool:
 def collapsed(steps: Sequence[Step], results: Iterable[Symbol | None]) -> list[Step]:
     """The calls of a body that makes `results`, chains made one call each, at the place of their last."""
     kept = set(results)
-    return _after_products(_in_lines(steps, kept), kept)
+    return _before_norms(_after_products(_in_lines(steps, kept), kept), kept)
 
 
 def _in_lines(steps: Sequence[Step], kept: set[Symbol | None]) -> list[Step]:
@@ -99,6 +99,23 @@ def _after_products(steps: Sequence[Step], kept: set[Symbol | None]) -> list[Ste
         if product is not None and written is not None:
             del made[product.outs[0]]
         made[step.outs[0]] = written or step
+    return list(made.values())
+
+
+def _before_norms(steps: Sequence[Step], kept: set[Symbol | None]) -> list[Step]:
+    """The calls with the gradient of a norm and the line that makes, for it alone, that of the norm's result as one."""
+    inner = _inner(steps, kept, _ALONE)
+    made: dict[Symbol, Step] = {}
+    for step in steps:
+        line = made.get(step.symbols[0]) if step.kernel == "norm_grad" and step.symbols[0] in inner else None
+        chain = _chain(line) if line is not None else None
+        if chain is not None and all(row == NO_ROW and x.shape == chain.shape for x, row in chain.sources):
+            del made[step.symbols[0]]
+            names = ", ".join(f"v{n}" for n in range(len(chain.sources)))
+            args = (f"{names} -> {ast.unparse(chain.value)}", *step.symbols[1:], *(x for x, _ in chain.sources))
+            params: dict[str, object] = {f"c{n}": constant for n, constant in enumerate(chain.constants)}
+            step = replace(step, kernel="norm_grad_pointwise", args=args, params=params)
+        made[step.outs[0]] = step
     return list(made.values())
 
 

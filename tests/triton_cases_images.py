@@ -96,6 +96,11 @@ def large_norm_grad(draw: Any) -> Iterator[Case]:
         yield (draw(*x), draw(*x), draw(3, x[1])), {}
 
 
+def large_norm_grad_pointwise(draw: Any) -> Iterator[Case]:
+    for x in _BATCHES:
+        yield ("d, y -> where(y > 0, d, 0)", draw(*x), draw(3, x[1]), draw(*x), draw(*x)), {}
+
+
 def large_norm_factors(draw: Any) -> Iterator[Case]:
     yield (draw(2048), draw(2048), array((2, 2048), "float64")), {"eps": 1e-5}
 

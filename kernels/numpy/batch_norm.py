@@ -4,18 +4,44 @@ It knows no layer. Rows of places are summed in their own dtype or in float64, a
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from math import sqrt
 from typing import Any
 
 import numpy as np
 
+from castile.kernels.arithmetic import parse
 from castile.kernels.form import prepares
 from castile.kernels.numpy.channels import channels
 from castile.kernels.numpy.jit import compiled
 from castile.kernels.numpy.lanes import after, pointer, spare
+from castile.kernels.numpy.lines import filled, from_text, typed
 
 Call = Callable[[], Any]
+
+# The gradients of x and of its factors, where that of the result is a line's value.
+_SLOPES = """
+def {name}(out, seen{arrays}, to, of{steps}, shape, factors, slopes{constants}):
+    to_first, of_first = pointer(out), pointer(seen)
+    {begin}
+    for channel in range(shape[1]):
+        mean, scale = factors[0, channel], factors[1, channel]
+        total = moved = 0.0
+        for sample, line in np.ndindex(shape[0], shape[2]):
+            to_line = after(to_first, sample * to[0] + channel * to[1] + line * to[2])
+            of_line = after(of_first, sample * of[0] + channel * of[1] + line * of[2])
+            {fetch}
+            first = second = mean - mean
+            for place in range(shape[3]):
+                {load}
+                slope = {value}
+                first += slope
+                second += slope * (of_line[place] - mean)
+                to_line[place] = slope * scale
+            total += first
+            moved += second
+        slopes[0, channel], slopes[1, channel], slopes[2, channel] = -scale * total, moved, total
+"""
 
 
 @prepares
@@ -39,7 +65,15 @@ def norm(out: np.ndarray, x: np.ndarray, factors: np.ndarray) -> Call | None:
 @prepares
 def norm_grad(out: tuple[np.ndarray, np.ndarray], dy: np.ndarray, x: np.ndarray, factors: np.ndarray) -> Call | None:
     """See the definition."""
-    return _work(_norm_grad, [out[0], dy, x], factors, out[1])
+    return _slopes(out, "d -> d", [dy], x, factors, {})
+
+
+@prepares
+def norm_grad_pointwise(
+    out: tuple[np.ndarray, np.ndarray], line: str, x: np.ndarray, factors: np.ndarray, *ys: Any, **constants: float
+) -> Call | None:
+    """See the definition."""
+    return _slopes(out, line, list(ys), x, factors, constants)
 
 
 @prepares
@@ -78,6 +112,29 @@ def _work(loop: Callable[..., Any], arrays: list[np.ndarray], *how: Any) -> Call
     """`loop` over arrays of one shape [b,c,...]; None where their rows do not lie dense."""
     found = channels(*arrays)
     return None if found is None else partial(loop, *found.flats, *found.steps, found.shape, *how)
+
+
+def _slopes(
+    out: tuple[np.ndarray, np.ndarray], line: str, ys: list[np.ndarray], x: np.ndarray, factors: np.ndarray,
+    constants: dict[str, float],
+) -> Call | None:  # fmt: skip
+    """The gradients of `norm` where its result's is what a line makes of ys."""
+    loop = _slopes_of(line, tuple(constants), x.dtype.name)
+    return _work(loop, [out[0], x, *ys], factors, out[1], *map(x.dtype.type, constants.values()))
+
+
+@cache
+def _slopes_of(line: str, constants: tuple[str, ...], dtype: str) -> Callable[..., Any]:
+    """The loop of a line over out, x and arrays."""
+    names, value = parse(line)
+    parts = {
+        "begin": [f"p_{y} = pointer(a_{y})" for y in names],
+        "fetch": [f"v_{y} = after(p_{y}, sample * s_{y}[0] + channel * s_{y}[1] + line * s_{y}[2])" for y in names],
+        "load": [f"{y} = v_{y}[place]" for y in names],
+    }
+    arrays, steps = ("".join(f", {letter}_{y}" for y in names) for letter in "as")
+    last = "".join(f", {c}" for c in constants)
+    return from_text(filled(_SLOPES, parts, arrays=arrays, steps=steps, constants=last, value=typed(value)), dtype)
 
 
 @compiled
@@ -123,26 +180,6 @@ def _norm(out, x, to, steps, shape, factors):  # type: ignore[no-untyped-def]
             row = after(p_x, b * steps[0] + c * steps[1] + h * steps[2])
             for w in range(shape[3]):
                 o[w] = (row[w] - mean) * scale + shift
-
-
-@compiled
-def _norm_grad(out, dy, x, to, of, steps, shape, factors, slopes):  # type: ignore[no-untyped-def]
-    p_out, p_dy, p_x = pointer(out), pointer(dy), pointer(x)
-    for c in range(shape[1]):
-        mean, scale = factors[0, c], factors[1, c]
-        total = moved = 0.0
-        for b, h in np.ndindex(shape[0], shape[2]):
-            o = after(p_out, b * to[0] + c * to[1] + h * to[2])
-            d = after(p_dy, b * of[0] + c * of[1] + h * of[2])
-            row = after(p_x, b * steps[0] + c * steps[1] + h * steps[2])
-            first = second = mean - mean
-            for w in range(shape[3]):
-                first += d[w]
-                second += d[w] * (row[w] - mean)
-                o[w] = d[w] * scale
-            total += first
-            moved += second
-        slopes[0, c], slopes[1, c], slopes[2, c] = -scale * total, moved, total
 
 
 @compiled

@@ -13,11 +13,11 @@ from castile.kernels.arithmetic import parse
 from castile.kernels.form import prepares
 from castile.kernels.numpy.channels import channels
 from castile.kernels.numpy.elementwise import pointwise
-from castile.kernels.numpy.lines import from_text, typed
+from castile.kernels.numpy.lines import filled, from_text, typed
 
 # Numbers of a channel are read once for each of its rows of places, and stay where the loop has them.
 _LOOP = """
-def {{name}}(shape, out, to{arguments}):
+def {name}(shape, out, to{arguments}):
     p_out = pointer(out)
     {begin}
     for sample, channel in np.ndindex(shape[0], shape[1]):
@@ -61,12 +61,6 @@ def _loop(line: str, num_arrays: int, constants: tuple[str, ...], dtype: str, ad
         "load": [f"{x} = v_{x}[place]" for x in arrays],
     }
     given = (*(f"a_{x}, s_{x}" for x in arrays), *(f"a_{x}" for x in rows), *constants)
-    lines = []
-    for text in _LOOP.splitlines():
-        key = text.strip().strip("{}")
-        indent = text[: len(text) - len(text.lstrip())]
-        lines += [indent + part for part in parts[key]] if key in parts else [text]
-    body = "\n".join(lines).format(
-        arguments="".join(f", {x}" for x in given), value=typed(value), assign="+=" if adds else "="
-    )
+    arguments = "".join(f", {x}" for x in given)
+    body = filled(_LOOP, parts, arguments=arguments, value=typed(value), assign="+=" if adds else "=")
     return from_text(body, dtype)

@@ -118,13 +118,18 @@ def _filled(loop: Loop, template: str, own: int, **words: str) -> str:
         load.append(f"{x} = v_{x}[j]")
         advance.append(f"v_{x} = after(v_{x}, cols)")
     parts = {"begin": begin, "fetch": fetch, "load": load, "advance": advance}
+    arguments = "".join(f", {x}" for x in (*(f"a_{x}" for x in many + single), *loop.constants))
+    return filled(template, parts, arguments=arguments, value=typed(value), **words)
+
+
+def filled(template: str, parts: dict[str, list[str]], **words: str) -> str:
+    """The text of a template: lines of `parts` where a line of it names them alone, `words` within its lines."""
     lines = []
     for line in template.splitlines():
         key = line.strip().strip("{}")
         indent = line[: len(line) - len(line.lstrip())]
         lines += [indent + part for part in parts[key]] if key in parts else [line]
-    arguments = "".join(f", {x}" for x in (*(f"a_{x}" for x in many + single), *loop.constants))
-    return "\n".join(lines).format(name="{name}", arguments=arguments, value=typed(value), **words)
+    return "\n".join(lines).format(name="{name}", **words)
 
 
 class _Typed(ast.NodeTransformer):

@@ -7,6 +7,8 @@ The products of float32 numbers are exact in float64. Factors [3,c] are what x m
 
 import numpy as np
 
+from castile.kernels.reference.elementwise import pointwise
+
 
 def moments(x: np.ndarray, *, scale: float) -> np.ndarray:
     """Sums of x and of its square over all but c, times `scale` -> [2,c] in float64."""
@@ -46,6 +48,13 @@ def norm_grad(dy: np.ndarray, x: np.ndarray, factors: np.ndarray) -> tuple[np.nd
     mean, scale, _ = (_wide(one, x) for one in factors)
     total = _sum(dy)
     return dy * scale, np.stack([-factors[1] * total, _sum(dy * (x - mean)), total])
+
+
+def norm_grad_pointwise(
+    line: str, x: np.ndarray, factors: np.ndarray, *ys: np.ndarray, **constants: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """`norm_grad` where dy is what `pointwise` makes of ys by a line."""
+    return norm_grad(pointwise(line, *ys, **constants), x, factors)
 
 
 def running_moment(old: np.ndarray, m: np.ndarray, *, momentum: float, count: int, variance: bool) -> np.ndarray:

@@ -5,6 +5,7 @@ It knows no layer. What decides over means and deviations is computed in float64
 
 # mypy: disable-error-code="no-untyped-def"
 
+from functools import cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from triton import language as tl
 
 from castile.kernels.triton.functions import places
 from castile.kernels.triton.launch import FLOATS, Launch, Plan, Room, planned, takes
-from castile.kernels.triton.lines import Text, each, text
+from castile.kernels.triton.lines import Text, each, function_of, kernel_of, text
 from castile.kernels.triton.views import WIDE, Nest, Shape, View, nest, permuted, power_of_two, view, wide
 
 # Sums are cut into parts until there are so many programs, as `folded` does.
@@ -25,6 +26,35 @@ _SMALL = 1024
 _CHANNELS, _JOINED, _MANY = 64, 2048, 256
 
 _NORM = text("x, mean, scale, shift -> (x - mean) * scale + shift")
+# The gradients of x and, as two sums, of its factors, where that of the result is a line's value.
+_NORM_GRAD = """
+def {name}({pointers}x, s_x, t_x, dx, s_dx, t_dx, factors, s_factors, room, batch, channels, cols, inner, span, runs,
+           length, {constants}ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    part = (tl.program_id(1) // runs).to(tl.int64)
+    first_col = tl.program_id(1) % runs * length
+    last_col = tl.minimum(first_col + length, cols)
+    known = row < channels
+    mean = tl.load(factors + row * s_factors[1], mask=known, other=0.0).to(tl.float32)[:, None]
+    scale = tl.load(factors + s_factors[0] + row * s_factors[1], mask=known, other=0.0).to(tl.float32)[:, None]
+    first = tl.zeros((ROWS, BLOCK), tl.float32)
+    second = tl.zeros((ROWS, BLOCK), tl.float32)
+    for sample in range(part * span, tl.minimum(part * span + span, batch)):
+        for start in tl.range(first_col, last_col, BLOCK, num_stages=STAGES):
+            col = start + tl.arange(0, BLOCK)
+            here = known[:, None] & (col < last_col)[None, :]
+            place = x + sample * s_x[0] + ((row * s_x[1])[:, None] + places(col, inner, t_x)[None, :])
+            value = tl.load(place, mask=here, other=0.0).to(tl.float32)
+            {load}
+            {slope}
+            first += slope
+            second += slope * (value - mean)
+            place = dx + sample * s_dx[0] + ((row * s_dx[1])[:, None] + places(col, inner, t_dx)[None, :])
+            tl.store(place, (slope * scale).to(dx.dtype.element_ty), mask=here)
+    to = room + tl.program_id(1).to(tl.int64) * 2 * channels + row
+    tl.store(to, tl.sum(first, 1), mask=known)
+    tl.store(to + channels, tl.sum(second, 1), mask=known)
+"""
 # Numbers reach a kernel in float32: those that must be exact come as two.
 _DEVIATION = (
     "mean = mean.to(tl.float64)",
@@ -67,11 +97,15 @@ def norm(out: Any, x: Any, factors: Any) -> Plan | None:
 @planned
 def norm_grad(out: tuple[Any, Any], dy: Any, x: Any, factors: Any) -> Plan | None:
     """See the definition."""
-    planes = _planes([view(dy), view(x), view(out[0])])
-    if not takes(*out, dy, x, factors) or planes is None:
-        return None
-    given = (factors, view(factors).steps)
-    return planes.sums(_norm_grad, given, _join_slopes, (*given, view(out[1]).steps), out[1], "float32", False)
+    return _slopes(out, text("d -> d"), (dy,), x, factors, ())
+
+
+@planned
+def norm_grad_pointwise(
+    out: tuple[Any, Any], line: str, x: Any, factors: Any, *ys: Any, **constants: float
+) -> Plan | None:
+    """See the definition."""
+    return _slopes(out, text(line, *constants), ys, x, factors, tuple(map(float, constants.values())))
 
 
 @planned
@@ -120,6 +154,18 @@ def running_moment(out: Any, old: Any, m: Any, *, momentum: float, count: int, v
     return each(what, [view(out)], [view(old), view(m[0]), view(m[1])], constants)
 
 
+def _slopes(
+    out: tuple[Any, Any], what: Text, ys: tuple[Any, ...], x: Any, factors: Any, numbers: tuple[float, ...]
+) -> Plan | None:
+    """The gradients of `norm` where its result's is `what` a line makes of ys and numbers."""
+    planes = _planes([*map(view, ys), view(x), view(out[0])])
+    if not takes(*out, *ys, x, factors) or planes is None:
+        return None
+    given = (factors, view(factors).steps)
+    told = (*given, view(out[1]).steps)
+    return planes.sums(_norm_grad(what), given, _join_slopes, told, out[1], "float32", False, numbers)
+
+
 def _takes(*arrays: Any) -> bool:
     """Whether all arrays hold floating numbers, moments' among them."""
     return all(x.dtype.name in (*FLOATS, "float64") for x in arrays)
@@ -158,8 +204,9 @@ class _Planes(NamedTuple):
     plane: int
 
     def sums(
-        self, kernel: Any, given: tuple[Any, ...], join: Any, told: tuple[Any, ...], out: Any, dtype: str, adds: bool
-    ) -> Plan:
+        self, kernel: Any, given: tuple[Any, ...], join: Any, told: tuple[Any, ...], out: Any, dtype: str, adds: bool,
+        numbers: tuple[float, ...] = (),
+    ) -> Plan:  # fmt: skip
         """The work of `kernel` on parts, each of which gives two sums a channel, and `join` on those.
 
         A program takes some channels, which lie side by side, of some places of some samples.
@@ -182,7 +229,7 @@ class _Planes(NamedTuple):
             parts = -(-batch // span) * runs
             room = Room(parts * 2 * channels, dtype)
             how = {"ROWS": down, "BLOCK": across, "STAGES": stages}
-            args = (*operands, *given, room, batch, channels, cols, self.walk.sizes, span, runs, length)
+            args = (*operands, *given, room, batch, channels, cols, self.walk.sizes, span, runs, length, *numbers)
             flops = 4 * batch * channels * cols
             wide = min(32 if parts <= _MANY else 8, power_of_two(channels))
             ends = {"ROWS": wide, "PARTS": min(_JOINED // wide, power_of_two(parts))}
@@ -212,6 +259,24 @@ def _planes(views: list[View]) -> _Planes | None:
     return _Planes(views, nest([permuted(one, dims[1:]) for one in views]), plane)
 
 
+@cache
+def _norm_grad(what: Text) -> Any:
+    """The kernel of `_NORM_GRAD` for a line of arrays of x's shape."""
+    call, ys = function_of(what), [f"y{n}" for n in range(len(what.names))]
+    numbers = [f"z{n}" for n in range(len(what.constants))]
+    load = []
+    for y in ys:
+        load.append(f"at = p_{y} + sample * s_{y}[0]")
+        load.append(f"at += (row * s_{y}[1])[:, None] + places(col, inner, t_{y})[None, :]")
+        load.append(f"{y} = tl.load(at, mask=here, other=0.0).to(tl.float32)")
+    slope = f"slope = tl.where(here, {call.__name__}({', '.join((*ys, *numbers))}), 0.0)"
+    words = {
+        "pointers": "".join(f"p_{y}, s_{y}, t_{y}, " for y in ys),
+        "constants": "".join(f"{z}, " for z in numbers),
+    }
+    return kernel_of(_NORM_GRAD, {"load": load, "slope": [slope]}, words, {call.__name__: call})
+
+
 @triton.jit
 def _moments(x, s_x, t_x, room, batch, channels, cols, inner, span, runs, length, ROWS: tl.constexpr,
              BLOCK: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
@@ -232,35 +297,6 @@ def _moments(x, s_x, t_x, room, batch, channels, cols, inner, span, runs, length
     to = room + tl.program_id(1).to(tl.int64) * 2 * channels + row
     tl.store(to, tl.sum(first, 1), mask=row < channels)
     tl.store(to + channels, tl.sum(second, 1), mask=row < channels)
-
-
-@triton.jit
-def _norm_grad(dy, s_dy, t_dy, x, s_x, t_x, dx, s_dx, t_dx, factors, s_factors, room, batch, channels, cols, inner,
-               span, runs, length, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    part = (tl.program_id(1) // runs).to(tl.int64)
-    first_col = tl.program_id(1) % runs * length
-    last_col = tl.minimum(first_col + length, cols)
-    known = row < channels
-    mean = tl.load(factors + row * s_factors[1], mask=known, other=0.0).to(tl.float32)[:, None]
-    scale = tl.load(factors + s_factors[0] + row * s_factors[1], mask=known, other=0.0).to(tl.float32)[:, None]
-    first = tl.zeros((ROWS, BLOCK), tl.float32)
-    second = tl.zeros((ROWS, BLOCK), tl.float32)
-    for sample in range(part * span, tl.minimum(part * span + span, batch)):
-        for start in tl.range(first_col, last_col, BLOCK, num_stages=STAGES):
-            col = start + tl.arange(0, BLOCK)
-            here = known[:, None] & (col < last_col)[None, :]
-            place = x + sample * s_x[0] + ((row * s_x[1])[:, None] + places(col, inner, t_x)[None, :])
-            v = tl.load(place, mask=here, other=0.0).to(tl.float32)
-            place = dy + sample * s_dy[0] + ((row * s_dy[1])[:, None] + places(col, inner, t_dy)[None, :])
-            slope = tl.load(place, mask=here, other=0.0).to(tl.float32)
-            first += slope
-            second += slope * (v - mean)
-            place = dx + sample * s_dx[0] + ((row * s_dx[1])[:, None] + places(col, inner, t_dx)[None, :])
-            tl.store(place, (slope * scale).to(dx.dtype.element_ty), mask=here)
-    to = room + tl.program_id(1).to(tl.int64) * 2 * channels + row
-    tl.store(to, tl.sum(first, 1), mask=known)
-    tl.store(to + channels, tl.sum(second, 1), mask=known)
 
 
 @triton.jit

@@ -1,5 +1,6 @@
 """What kernels of batch normalisation give, work in and refuse."""
 
+from castile.planner.shapes.elementwise import pointwise
 from castile.planner.vocabulary import Results, Spec, kernel, like, need, wide
 
 WIDE = "float64"
@@ -48,6 +49,14 @@ def norm_grad(dy: Spec, x: Spec, factors: Spec) -> Results:
     """x's spec and factors'."""
     like("norm_grad", dy=dy, norm=norm(x, factors)[0])
     return x, factors
+
+
+@kernel()
+def norm_grad_pointwise(line: str, x: Spec, factors: Spec, *ys: Spec, **constants: float) -> Results:
+    """x's spec and factors'; ys have its shape."""
+    (dy,) = pointwise(line, *ys, **constants)
+    like("norm_grad_pointwise", x=x, **{f"array {n}": Spec(y.shape, dy.dtype) for n, y in enumerate(ys)})
+    return norm_grad(dy, x, factors)
 
 
 @kernel()

@@ -47,6 +47,14 @@ def case_norm_grad(draw: Draw) -> Iterator[Case]:
         yield (draw(*reference.norm(x, factors).shape), x, factors), {}
 
 
+def case_norm_grad_pointwise(draw: Draw) -> Iterator[Case]:
+    for (x, factors), _ in case_norm(draw):
+        yield ("d, y -> where(y > 0, d, 0)", x, factors, draw(*x.shape), draw(*x.shape)), {}
+    x, y, z = (draw(3, 4, 5, 6) for _ in range(3))
+    # x may be among the arrays; names that a loop could have for itself
+    yield ("x, c, h -> k * h - c / (1 + x * x) + l", x, draw(3, 4), x, y, z), {"k": 0.3, "l": 1.5}
+
+
 def case_running_moment(draw: Draw) -> Iterator[Case]:
     for c, momentum, count, variance in [(1, 0.1, 2, True), (5, 0.3, 17, True), (64, 1.0, 1000, False)]:
         yield (draw(c), _moments(c)), {"momentum": momentum, "count": count, "variance": variance}
