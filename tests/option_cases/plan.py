@@ -8,7 +8,7 @@ from tests.option_cases import MLP, PRESET, Case, Ran, becomes, fact, json_of, p
 
 HERE = f"plan {MLP} {PRESET} --budget 20"
 # Wide enough that it matters how it is cut.
-WIDE = f"plan mlp:layers=3,width=512 {PRESET} --budget 60 --json"
+WIDE = f"plan mlp:layers=3,width=1024 {PRESET} --batch 512 --budget 60 --json"
 # So many samples that products take most of the time.
 MANY = f"plan mlp:layers=2,width=2048 {PRESET} --search data_parallel --batch 65536 --json"
 
