@@ -71,9 +71,10 @@ def finishing(plain: Launch, finish: Finish, shape: Shape, dims: tuple[Shape, Sh
     each = list(zip(*(one.steps[1:] for one in nests), strict=True))
     own = [part for x, steps in zip(xs, each, strict=True) for part in (x, *steps)]
     sizes = [one.sizes for one in nests] if xs else []
+    even = tuple(one.extent % plain.constants[size] == 0 for one, size in zip(nests[1:], "MN", strict=True))
     return replace(
         plain,
-        kernel=_finishing(plain.kernel, what, tuple(tuple(map(any, steps)) for steps in each)),
+        kernel=_finishing(plain.kernel, what, tuple(tuple(map(any, steps)) for steps in each), even),
         args=(*own, *sizes, *numbers, *plain.args),
         constants=plain.constants | {"WIDE": plain.constants["WIDE"] or wide(list(xs))},
         flops=plain.flops + prod(shape) * operations(what),
@@ -82,14 +83,19 @@ def finishing(plain: Launch, finish: Finish, shape: Shape, dims: tuple[Shape, Sh
 
 
 @cache
-def _finishing(kernel: Any, what: Text, moves: tuple[tuple[bool, ...], ...]) -> Any:
-    """The kernel with a line where its sums are made; moves: of each array whether along batches, rows and columns."""
+def _finishing(kernel: Any, what: Text, moves: tuple[tuple[bool, ...], ...], even: tuple[bool, ...]) -> Any:
+    """The kernel with a line where its sums are made.
+
+    moves: of each array whether along batches, rows and columns. even: whether blocks are full of rows, and of columns.
+    """
     arrays, numbers = named(what)
-    here = ("(m < num_m)[:, None] & (n < num_n)[None, :]", "m < num_m", "n < num_n")
+    # A mask that is true everywhere still costs registers.
+    rows, cols = ("None" if full else one for full, one in zip(even, ("m < num_m", "n < num_n"), strict=True))
+    here = " & ".join([f"({rows})[:, None]"] * (not even[0]) + [f"({cols})[None, :]"] * (not even[1])) or "None"
     made = []
     for y, (apart, down, across) in zip(arrays, moves, strict=True):
         pointer = f"p_{y}" + f" + places(batch.to(tl.int64), y_l, l_{y})" * apart
-        block = block_of(pointer, f"places(m, y_m, m_{y})" * down, f"places(n, y_n, n_{y})" * across, *here)
+        block = block_of(pointer, f"places(m, y_m, m_{y})" * down, f"places(n, y_n, n_{y})" * across, here, rows, cols)
         made.append(f"{y} = {block}.to(tl.float32)")
     made.append(f"total = {finished(what, 'total')}")
     words = [f"{of}_{y}" for y in arrays for of in "plmn"] + ["y_l", "y_m", "y_n"] * bool(arrays) + numbers

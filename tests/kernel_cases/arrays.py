@@ -37,7 +37,9 @@ def case_contract_pointwise(draw: Draw) -> Iterator[Case]:
             {"a": 2},
         )
     residual = "s, b, x -> x + where(s + b > 0, s + b, 0)"
-    yield (linear, residual, draw(4, 3, 5), draw(6, 5), draw(6), draw(4, 3, 6)), {}
+    # blocks full of rows and columns, of columns alone, and of neither
+    for rows, columns in [((2, 16), 64), ((3, 5), 32), ((4, 3), 6)]:
+        yield (linear, residual, draw(*rows, 40), draw(columns, 40), draw(columns), draw(*rows, columns)), {}
     # of tables that stand still along one of several leading dims
     yield (linear, "s, p, q -> s * p - q", draw(4, 3, 5), draw(66, 5), draw(3, 66), draw(4, 1, 1)), {}
     # names that a kernel could have for itself
