@@ -111,11 +111,16 @@ def forget() -> None:
     _chosen.clear()
 
 
+def known(which: str) -> Choice | None:
+    """What was remembered for the call of that key."""
+    return _chosen.get(which)
+
+
 def find(
     name: str, outs: tuple[Any, ...], args: tuple[Any, ...], params: dict[str, Any], accumulate: bool
 ) -> Choice | None:
     """What was remembered for a call upon these arrays."""
-    return _chosen.get(key(wanted(name, outs, args, params, accumulate))) if _chosen else None
+    return known(key(wanted(name, outs, args, params, accumulate))) if _chosen else None
 
 
 def arrays_of(call: Wanted) -> Iterator[Array]:

@@ -3,7 +3,7 @@
 It knows no kernel; a meter makes arrays on a device and reads its clock, by default that of the GPU.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any, Protocol, cast
@@ -60,7 +60,7 @@ def dense(shape: tuple[int, ...], dtype: str) -> Array:
 def ways(table: Table, which: str) -> list[Choice]:
     """All ways to run the call of that name, the likeliest first; none where there is nothing to choose from."""
     call = choice.wanted_of(which)
-    outs, args = (tuple(_hollow(x) if isinstance(x, Array) else x for x in xs) for xs in (call.outs, call.args))
+    outs, args = (tuple(hollow(x) if isinstance(x, Array) else x for x in xs) for xs in (call.outs, call.args))
     return table.ways(call.kernel, args, outs, call.params, call.accumulate)
 
 
@@ -75,6 +75,17 @@ def tune(table: Table, which: str, meter: Meter) -> dict[Choice, float]:
         return {}
     with meter.place():
         return _timed(table, choice.wanted_of(which), possible, meter)
+
+
+def ahead(calls: Iterable[tuple[str, Choice | None]], tell: Callable[[int, int], object]) -> None:
+    """Compile for the current GPU, side by side, what calls of these names launch when they are bound so.
+
+    None for what is remembered, or else the form's first setting. tell: hears how many of how many have been looked at.
+    """
+    ways = ((name, way or choice.known(name) or Choice("triton")) for name, way in calls)
+    wanted = sorted({(name, way.setting) for name, way in ways if way.form == "triton"})
+    capability = import_module("castile.kernels.triton.driver").capability()
+    import_module("castile.kernels.triton.ahead").compile_all(wanted, capability, tell)
 
 
 def _timed(table: Table, call: Wanted, possible: Sequence[Choice], meter: Meter) -> dict[Choice, float]:
@@ -96,6 +107,6 @@ def take(found: dict[str, Choice]) -> None:
         choice.remember(which, way)
 
 
-def _hollow(one: Array) -> np.ndarray:
+def hollow(one: Array) -> np.ndarray:
     """An array of which one element is there, for what looks at shapes and steps only."""
     return as_strided(np.zeros(1, one.dtype), one.shape, one.laid)

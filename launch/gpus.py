@@ -6,14 +6,14 @@ It does not know plans. Without CuPy and a driver it finds none, and nothing els
 from __future__ import annotations
 
 import os
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from types import ModuleType
 
 import msgspec
 
-from castile.launch import probe
+from castile.launch import probe, progress
 from castile.planner.snapshot import Environment
 from castile.runtime import machine as machines
 from castile.runtime.comm.base import Communicator
@@ -66,8 +66,11 @@ def count() -> int:
 
 
 def use(local_rank: int) -> None:
-    """Takes the GPU of a rank of this host for all that follows."""
+    """Takes the GPU of a rank of this host for all that follows; the first shows how far compiling has come."""
+    from castile.runtime.backends.cuda import kernels
+
     _devices().use(local_rank)
+    kernels.WATCH.set(partial(progress.bar, local_rank == 0, "compiling"))
 
 
 def split(num_parts: int) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import msgspec
 
@@ -55,11 +55,14 @@ def tune(job: Job, graphs: Iterable[TaskGraph], again: bool, meter: tuning.Meter
         return msgspec.json.encode([name for name in sorted(every - known) if tuning.ways(table, name)])
 
     todo: list[str] = msgspec.json.decode(job.agree(missing))
+    own = todo[job.comm.rank :: job.comm.size]
+    if own and meter is None:
+        with progress.bar(job.leads, "compiling") as advance:
+            tuning.ahead([(name, way) for name in own for way in tuning.ways(table, name)], partial(advance, "kernels"))
     with progress.bar(job.leads, "tuning") as advance:
-        for first in range(0, len(todo), job.comm.size):
-            advance("kernels", first, len(todo))
-            own = todo[first : first + job.comm.size][job.comm.rank : job.comm.rank + 1]
-            found = [way for name in own for way in _timed(table, name, meter or tuning.gpu())]
+        for turn, done in enumerate(range(0, len(todo), job.comm.size)):
+            advance("kernels", done, len(todo))
+            found = [way for name in own[turn : turn + 1] for way in _timed(table, name, meter or tuning.gpu())]
             _keep(job, found)
     return len(todo)
 

@@ -21,6 +21,7 @@ from castile.kernels.choice import Choice
 from castile.kernels.form import Refused
 from castile.kernels.table import Table, forms, native_accumulate
 from castile.launch.execution import Execution, Prepared, feed_from, prepare
+from castile.launch.tuning import names
 from castile.planner.cost import CostModel
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
@@ -244,6 +245,32 @@ def test_what_libraries_do_is_captured_with_the_rest(machine: Machine) -> None:
     close(found, host)
     assert "contract" in done
     assert all(worker.remark == "" and worker._graph is not None for worker in found.workers)
+
+
+@drawn(6)
+@given(plans(one=True))
+def test_all_that_is_bound_is_compiled_before_by_its_name(plan: Plan) -> None:
+    pytest.importorskip("triton")
+    with device():
+        from castile.runtime.backends.cuda import kernels
+
+        def formed(listed: Any, table: Table) -> None:
+            made(listed, table)
+            listed.forms = forms("triton")
+
+        told: list[list[tuple[str, Choice | None]]] = []
+        made, bound = kernels.Listed.__init__, LateTable.bind
+
+        def bind(*call: Any) -> Any:
+            assert told, "nothing is bound before"
+            return bound(*call)
+
+        ahead = patch.object(kernels.tuning, "ahead", lambda calls, tell: told.append(calls))
+        with patch.object(kernels.Listed, "__init__", formed), patch.object(LateTable, "bind", bind), ahead:
+            tasks = Ranks(plan, "cuda").prepared.tasks
+    (calls,) = told
+    assert len(calls) == len(dict(calls)) and set(dict(calls).values()) == {None}
+    assert dict(calls).keys() == set(names(Table("triton"), tasks, range(tasks.num_tasks)))
 
 
 @contextmanager

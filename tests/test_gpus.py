@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from unittest.mock import Mock, patch
+from unittest.mock import Mock, call, patch
 
 import numpy as np
 import pytest
@@ -85,6 +85,22 @@ def test_each_rank_of_a_host_takes_its_gpu() -> None:
             gpus.use(comm.local_rank)
             taken.append(cupy.cuda.runtime.getDevice())
         assert taken == [*range(gpus.count())] * 2
+
+
+def test_the_first_rank_of_a_host_shows_what_is_compiled() -> None:
+    with host_with_gpus(), patch("castile.launch.progress.bar") as bar:
+        from castile.runtime.backends.cuda import kernels
+
+        def compiled(calls: object, tell: Callable[[int, int], None]) -> None:
+            tell(1, 2)
+
+        for rank in range(2):
+            gpus.use(rank)
+            with patch.object(kernels.tuning, "ahead", compiled):
+                kernels.compile_ahead({"a"})
+                kernels.compile_ahead(set())
+        assert bar.call_args_list == [call(True, "compiling"), call(False, "compiling")]
+        assert bar().__enter__().mock_calls == [call("kernels", 1, 2)] * 2
 
 
 def test_what_is_measured_holds_for_the_gpu() -> None:

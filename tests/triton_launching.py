@@ -8,34 +8,45 @@ import ctypes
 import sys
 import types
 from collections.abc import Iterator
-from itertools import count
-from math import prod
+from contextlib import suppress
+from itertools import count, product
 from typing import Any
 
 import numpy as np
 import pytest
+import triton
 
+from castile.kernels import choice, tuning
 from castile.kernels.choice import Choice
 from castile.kernels.form import Refused
 from castile.kernels.table import Table
-from castile.kernels.triton import driver
+from castile.kernels.triton import ahead, chip, driver
+from tests.kernel_cases import cases
 from tests.triton_arrays import array
-from tests.triton_cases import fake_plan, launches
+from tests.triton_cases import NAMES, cast, fake_plan, launches, results
 
 ADDRESSES = count(0x100000, 0x100000)
+TOLD = ("dtype", "shape", "strides", "flags")
 
 
 class DeviceArray:
     """As much of a CuPy array as the forms look at, without memory."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: str, address: int | None = None) -> None:
-        self.shape, self.dtype, self.ndim = shape, np.dtype(dtype), len(shape)
-        self.itemsize, self.size = self.dtype.itemsize, prod(shape)
-        self.strides = tuple(self.itemsize * prod(shape[dim + 1 :]) for dim in range(len(shape)))
+    def __init__(self, shape: tuple[int, ...], dtype: str, address: int | None = None, told: Any = None) -> None:
+        # an array of NumPy's that tells shape and steps
+        self.told = array(shape, dtype) if told is None else told
+        self.dtype, self.shape, self.strides, self.flags = (getattr(self.told, x) for x in TOLD)
+        self.ndim, self.itemsize, self.size = self.told.ndim, self.told.itemsize, self.told.size
         self.data = types.SimpleNamespace(ptr=next(ADDRESSES) if address is None else address)
 
-    def __getitem__(self, piece: slice) -> "DeviceArray":
-        return DeviceArray((piece.stop,), self.dtype.name, self.data.ptr)
+    def __getitem__(self, where: Any) -> "DeviceArray":
+        part = self.told[where]
+        begins = [one.__array_interface__["data"][0] for one in (part, self.told)]
+        return DeviceArray((), self.dtype.name, self.data.ptr + begins[0] - begins[1], part)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, words: Any) -> "DeviceArray":
+        assert function is np.broadcast_to and args[0] is self
+        return DeviceArray((), self.dtype.name, self.data.ptr, function(self.told, *args[1:], **words))
 
     def view(self, dtype: str) -> "DeviceArray":
         return DeviceArray((self.size * self.itemsize // np.dtype(dtype).itemsize,), dtype, self.data.ptr)
@@ -168,3 +179,82 @@ def test_a_grid_that_no_device_takes_is_refused() -> None:
     launch = types.SimpleNamespace(grid=(1, 70000), kernel=types.SimpleNamespace(__name__="some"), walks=False)
     with pytest.raises(ValueError, match="no grid"):
         driver.call(launch, ())
+
+
+def settled(launch: Any, pointers: Any) -> tuple[Any, ...]:
+    """What Triton's cache knows a compiled launch by."""
+
+    def one(x: Any) -> Any:
+        if hasattr(x, "block_shape"):
+            return (one(x.base), *map(tuple, (x.shape, x.strides, x.block_shape)))
+        return (str(x.dtype), x.data_ptr() % 16) if hasattr(x, "data_ptr") else x
+
+    options = (launch.warps, launch.stages, *launch.constants.items())
+    return launch.kernel.__name__, tuple(map(one, pointers)), options
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_compiled_ahead_is_what_is_bound(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of any call, known by its name alone, with every setting."""
+    noted: list[Any] = []
+
+    def note(launch: Any, pointers: Any) -> Any:
+        noted.append(settled(launch, pointers))
+        return types.SimpleNamespace(run=None, function=None, packed_metadata=None)
+
+    monkeypatch.setattr(driver, "compiled", note)
+    monkeypatch.delattr(chip.nvidia, "make_launcher", raising=False)
+    table = Table("triton")
+    for case, dtype in product(cases(name, "float32"), ("float32", "float16")):
+        args, params = cast(name, case, dtype)
+        there = tuple(DeviceArray(x.shape, x.dtype.name) if hasattr(x, "strides") else x for x in args)
+        outs = tuple(DeviceArray(one.shape, one.dtype) for one in results(name, args, params))
+        wanted = choice.wanted(name, outs, there, params, False)
+        for way in [one for one in tuning.ways(table, choice.key(wanted)) if one.form == "triton"] or [None]:
+            with suppress(Refused):
+                table.bind(name, there, outs, params, None, False, way)
+            bound, noted[:] = list(noted), []
+            ahead._compile(choice.key(wanted), way.setting if way else "")
+            assert noted == bound and bound
+            noted.clear()
+
+
+def test_processes_leave_nothing_to_compile(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, calls = Table("triton"), []
+    for name, num in (("relu", 1), ("add", 2), ("relu_grad", 2), ("softmax", 1)):
+        arrays = tuple(DeviceArray((48, 256), "float32") for _ in range(num))
+        which = choice.key(choice.wanted(name, arrays[:1], arrays, {}, False))
+        # what is chosen is compiled, what was remembered too, and else what comes first
+        way = tuning.ways(table, which)[-1] if num == 1 else None
+        if name == "relu":
+            monkeypatch.setattr(choice, "_chosen", {which: way})
+        calls.append((name, arrays, which, way if name == "softmax" else None))
+    heard: list[tuple[int, int]] = []
+    built: list[bool] = []
+    monkeypatch.setattr(ahead, "LEAST_CALLS", 1)
+    monkeypatch.setattr(ahead, "sched_getaffinity", lambda process: {0, 1})
+    with triton.knobs.compilation.scope():
+        triton.knobs.compilation.listener = lambda cache_hit, **_: built.append(not cache_hit)
+        tuning.ahead([(which, way) for *_, which, way in calls], lambda *one: heard.append(one))
+        assert heard == [(0, 4), *((n, 4) for n in range(2, 5))]
+        monkeypatch.setattr(triton.runtime.build, "_build", None)
+        for name, arrays, _, way in calls:
+            call = table.bind(name, arrays, arrays[:1], {}, None, False, way)
+            assert recorded(library, call, 1)
+    assert built and not any(built), "each of them is found in the cache"
+    # and then no process is started
+    ahead._seen.clear()
+    monkeypatch.setattr(ahead, "_process", None)
+    tuning.ahead([(which, way) for *_, which, way in calls], lambda *one: None)
+
+
+def test_processes_that_die_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "LEAST_CALLS", 1)
+    monkeypatch.setattr(ahead, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(ahead, "_is_kept", lambda one: False)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    heard: list[tuple[int, int]] = []
+    calls = [("b", str(n)) for n in range(10)]
+    for _ in range(2):
+        ahead.compile_all(calls, 90, lambda *one: heard.append(one))
+    assert heard == [(0, 10), *((n, 10) for n in range(2, 11))], "and once is enough"

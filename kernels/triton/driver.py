@@ -5,7 +5,7 @@ No kernel asks Triton for memory, so none is given: what forms need they have of
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
@@ -90,13 +90,18 @@ def call(launch: Any, args: tuple[Any, ...]) -> Callable[[], None]:
         grid = (min(grid[0], active.num_processors(device)), *grid[1:])
     if prod(grid) >= 2**31 or any(n >= 2**16 for n in grid[1:]):
         raise ValueError(f"{launch.kernel.__name__}: a GPU takes no grid of {grid}")
-    pointers = tuple(map(_argument, args))
-    options = {"num_warps": launch.warps, "num_stages": launch.stages, "grid": grid}
-    compiled = launch.kernel.warmup(*pointers, **launch.constants, **options)
+    pointers = tuple(argument(arg, DevicePointer) for arg in args)
+    kernel = compiled(launch, pointers)
     addresses = tuple(arg.address if isinstance(arg, DevicePointer) else arg for arg in pointers)
     constants = tuple(launch.constants[name] for name in launch.kernel.arg_names[len(args) :])
     stream = active.get_current_stream(device)
-    return Frozen(compiled, grid, stream, addresses + constants, args)
+    return Frozen(kernel, grid, stream, addresses + constants, args)
+
+
+def compiled(launch: Any, pointers: Sequence[Any]) -> Any:
+    """The kernel of a Launch for the chip that Triton is used with, from its cache where it is there."""
+    options = {"num_warps": launch.warps, "num_stages": launch.stages, "grid": launch.grid}
+    return launch.kernel.warmup(*pointers, **launch.constants, **options)
 
 
 def capability() -> int:
@@ -106,10 +111,11 @@ def capability() -> int:
     return 10 * int(major) + int(minor)
 
 
-def _argument(arg: Any) -> Any:
+def argument(arg: Any, pointer: Callable[[Any], Any]) -> Any:
+    """An argument of a Launch as Triton wants it; `pointer` makes a tensor of an array."""
     if hasattr(arg, "block"):
-        return TensorDescriptor(DevicePointer(arg.array), list(arg.shape), list(arg.steps), list(arg.block))
-    return DevicePointer(arg) if hasattr(arg, "strides") else arg
+        return TensorDescriptor(pointer(arg.array), list(arg.shape), list(arg.steps), list(arg.block))
+    return pointer(arg) if hasattr(arg, "strides") else arg
 
 
 # One piece of working memory a device, stream and number: launches of one stream run one after the other.
@@ -129,14 +135,18 @@ def room(number: int, size: int, dtype: str) -> Any:
     return _rooms[which][:nbytes].view(dtype)
 
 
-@cache
-def _driver() -> CupyDriver:
-    """The driver, which from now on is Triton's."""
-    active = CupyDriver()
+def use(active: Any) -> None:
+    """From now on this driver is Triton's."""
     triton.runtime.driver.set_active(active)
     with _without_torch():
         # Looks for torch when it is first called, and never again: an import of seconds.
         native_specialize_impl(BaseBackend, 1, False, True, True)
+
+
+@cache
+def _driver() -> CupyDriver:
+    active = CupyDriver()
+    use(active)
     return active
 
 

@@ -15,7 +15,7 @@ from triton.runtime.errors import OutOfResources, PTXASError
 
 from castile.kernels.choice import setting_text
 from castile.kernels.form import Refused, offers, prepares
-from castile.kernels.triton import driver, interpreter
+from castile.kernels.triton import chip, driver, interpreter
 from castile.kernels.triton.views import Shape, View
 
 Call = Callable[[], Any]
@@ -122,18 +122,20 @@ def bound(plan: Plan, setting: Any) -> Call:
 def _bound(launches: list[Launch]) -> Call:
     if not launches:
         return _nothing
-    on_host = isinstance(next(arrays_of(launches)), np.ndarray)
+    some = next(arrays_of(launches))
+    device: Any = chip if isinstance(some, chip.Absent) else driver
+    on_host = isinstance(some, np.ndarray) and device is not chip
     since = max(launch.since for launch in launches)
-    if since and not on_host and since > driver.capability():
+    if since and not on_host and since > device.capability():
         raise Refused("the device is too old")
-    call = interpreter.call if on_host else driver.call
+    call = interpreter.call if on_host else device.call
     rooms: dict[Room, Any] = {}
     works = []
     for launch in launches:
         args = tuple(arg.array if isinstance(arg, View) else arg for arg in launch.args)
         for room in args:
             if isinstance(room, Room) and room not in rooms:
-                find = np.empty if on_host else partial(driver.room, len(rooms))
+                find = np.empty if on_host else partial(device.room, len(rooms))
                 rooms[room] = find(room.size, room.dtype)
         works.append(call(launch, tuple(rooms[arg] if isinstance(arg, Room) else arg for arg in args)))
     return works[0] if len(works) == 1 else partial(_run_all, works)

@@ -16,7 +16,7 @@ import numpy as np
 from castile.runtime.backends import base, numpy
 from castile.runtime.backends.cuda import parts
 from castile.runtime.backends.cuda.issuer import Issuer
-from castile.runtime.backends.cuda.kernels import DeviceTable
+from castile.runtime.backends.cuda.kernels import DeviceTable, Listed, compile_ahead
 from castile.runtime.backends.cuda.parts import Place
 from castile.runtime.backends.cuda.polled import Polled
 from castile.runtime.backends.cuda.streams import Phase, Seat
@@ -79,6 +79,7 @@ class Backend(numpy.Backend):
     def workers(cls, shares: Sequence[base.Share]) -> list[Worker]:
         """One for each processor, or one for all where nothing leaves the process: then they meet on their streams."""
         memories = {share.memory.proc: cast(Backend, share.memory) for share in shares}
+        compile_ahead({name for share in shares for name in memories[share.memory.proc]._names(share)})
         comms = [task.comm for share in shares for task in share.tasks if task.comm is not None]
         if len(shares) < 2 or any(not memories.keys() >= set(comm.group) for comm in comms):
             return super().workers(shares)
@@ -120,6 +121,16 @@ class Backend(numpy.Backend):
             return self._copy(task, comm, self.traffic)
         begin = end.streamed(comm.form, comm.group, *self._member(comm), comm.counts, tag, self.traffic)
         return begin and self._after_poisoning(task, begin, self.traffic)
+
+    def _names(self, share: base.Share) -> set[str]:
+        """Of all calls that this processor's kernels make."""
+        listed = Listed(self._kernels)
+        self._table = listed
+        for task, moves in zip(share.tasks, share.steps.asynchronous):
+            if not moves:
+                super().compute(task)
+        self._table = self._kernels
+        return listed.called
 
     def _seat(self, steps: Program, tasks: Sequence[Task]) -> Seat:
         """This processor's kernels, bound."""

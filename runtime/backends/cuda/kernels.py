@@ -5,17 +5,49 @@ It does not know tasks. What runs on the host is right but slow, and its names a
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
-from functools import cache
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from contextvars import ContextVar
+from functools import cache, partial
 from typing import Any
 
 import cupy
 import numpy as np
 
+from castile.kernels import choice, tuning
 from castile.kernels.choice import Choice
 from castile.kernels.form import Refused
 from castile.kernels.table import Table
+
+Tell = Callable[[str, int, int], None]
+
+
+# Who sees how far compiling has come: within what this gives, told what is compiled, how much is done, and of how much.
+WATCH: ContextVar[Callable[[], AbstractContextManager[Tell]]] = ContextVar("WATCH")
+
+
+class Listed(Table):
+    """In place of a table it binds nothing, and notes the names of the calls that have a form there."""
+
+    def __init__(self, table: Table) -> None:
+        super().__init__(table.form)
+        self.forms, self.called = table.forms, set[str]()
+
+    def bind(
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        outs: tuple[Any, ...],
+        params: dict[str, Any],
+        scratch: Any = None,
+        accumulate: bool = False,
+        chosen: Choice | None = None,
+    ) -> Callable[[], Any]:
+        """See Table."""
+        if name in self.forms:
+            call = choice.wanted(name, outs, args, params, accumulate)
+            self.called.add(tuning.named(self, name, call.outs, call.args, call.params, accumulate))
+        return _nothing
 
 
 class DeviceTable(Table):
@@ -71,6 +103,22 @@ class DeviceTable(Table):
                 _put(array, copy, self._stream)
 
         return run
+
+
+def compile_ahead(names: Collection[str]) -> None:
+    """Compile, side by side, what calls of these names launch on the current device."""
+    if names:
+        with WATCH.get(_unseen)() as tell:
+            tuning.ahead([(name, None) for name in names], partial(tell, "kernels"))
+
+
+@contextmanager
+def _unseen() -> Iterator[Tell]:
+    yield lambda what, done, total: None
+
+
+def _nothing() -> None:
+    """A call that was not bound."""
 
 
 @cache

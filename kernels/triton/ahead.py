@@ -1,0 +1,124 @@
+"""Kernels compiled ahead, side by side: processes of their own fill Triton's cache on disk before anything is bound.
+
+Triton keeps Python's lock while it compiles, so threads would wait for each other. A call is known by its name and a
+setting, which is all that a process is told. What none has compiled is compiled when it is bound, where what is wrong
+with it is told too. It knows no kernel.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
+from os import sched_getaffinity
+from queue import SimpleQueue
+from typing import Any
+
+from triton import knobs
+
+from castile.kernels import choice
+from castile.kernels.choice import Array, Choice
+from castile.kernels.table import Table
+from castile.kernels.triton import chip
+from castile.kernels.tuning import hollow
+
+# Ranks that share a host may be bound to no cores, and then each starts as many.
+MOST_PROCESSES = 8
+# A process takes about as long to begin as one takes to compile so many calls.
+LEAST_CALLS = 8
+
+# The name of a call, and a setting of its form, "" for the first.
+Launched = tuple[str, str]
+
+# What this process has looked at, by chip.
+_seen: set[tuple[int, Launched]] = set()
+
+
+def compile_all(wanted: Sequence[Launched], capability: int, tell: Callable[[int, int], object]) -> None:
+    """Compile what these calls launch for the chip that Triton is used with, of that compute capability (times ten).
+
+    tell  hears how many of those that are new here have been looked at, and how many there are. As long as all are
+          found in the cache no process is started.
+    """
+    calls = [one for one in wanted if (capability, one) not in _seen]
+    _seen.update((capability, one) for one in calls)
+    for done, one in enumerate(calls):
+        tell(done, len(calls))
+        if not _is_kept(one):
+            break
+    else:
+        return
+    rest = calls[done + 1 :]
+    num_processes = min(MOST_PROCESSES, len(sched_getaffinity(0)), len(rest) // LEAST_CALLS)
+    if num_processes < 2:
+        return
+    with ExitStack() as stack:
+        idle: SimpleQueue[Any] = SimpleQueue()
+        for _ in range(num_processes):
+            idle.put(stack.enter_context(_process(capability)))
+
+        def compile_(one: Launched) -> None:
+            process = idle.get()
+            # One that has died answers nothing, at once.
+            with suppress(OSError):
+                process.stdin.write(json.dumps(one) + "\n")
+                process.stdin.flush()
+                process.stdout.readline()
+            idle.put(process)
+
+        pool = stack.enter_context(ThreadPoolExecutor(num_processes))
+        for number, _ in enumerate(pool.map(compile_, rest), done + 2):
+            tell(number, len(calls))
+
+
+@contextmanager
+def _process(capability: int) -> Iterator[Any]:
+    """A process that compiles what is written to it, line by line, and answers each with a line."""
+    words = [sys.executable, "-m", __name__, str(capability)]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _serve(capability: int) -> None:
+    chip.use(capability)
+    for line in sys.stdin:
+        _compile(*json.loads(line))
+        print(flush=True)
+
+
+def _compile(name: str, setting: str) -> None:
+    # What is wrong with it is told by whoever binds it.
+    with suppress(Exception):
+        call = choice.wanted_of(name)
+        outs, args = (tuple(hollow(x).view(chip.Absent) if isinstance(x, Array) else x for x in xs)
+                      for xs in (call.outs, call.args))  # fmt: skip
+        _table().bind(call.kernel, args, outs, call.params, None, call.accumulate, Choice("triton", setting))
+
+
+def _is_kept(one: Launched) -> bool:
+    """Whether all that a call launches is in the cache; it is afterwards."""
+    missed: list[bool] = []
+
+    def listen(cache_hit: bool, **_: Any) -> None:
+        missed.append(not cache_hit)
+
+    with knobs.compilation.scope():
+        knobs.compilation.listener = listen
+        _compile(*one)
+    return not any(missed)
+
+
+@cache
+def _table() -> Table:
+    return Table("triton")
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]))
