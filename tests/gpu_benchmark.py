@@ -15,7 +15,10 @@ from tests.triton_arrays import array
 from tests.triton_cases import fake_plan
 
 SMALL = {
-    "products": [cases.Product(32, 16, 24, layout) for layout in ("nt", "nn", "tn")],
+    "products": [
+        *(cases.Product(32, 16, 24, layout) for layout in ("nt", "nn", "tn")),
+        cases.Product(32, 16, 24, "nt", line="s, b -> s + b"),
+    ],
     "attentions": [cases.Attention(1, 2, 1, 32, 16, True, backward) for backward in (False, True)],
     "convolutions": [cases.Convolution(1, 4, 6, 5, 3, 1, which) for which in ("forward", "input", "weight")],
     "losses": [cases.Loss(6, 40)],

@@ -57,6 +57,8 @@ def _(case: cases.Product) -> list[Call]:
     spec = f"{'mk' if straight[0] else 'km'},{'kn' if straight[1] else 'nk'}->mn"
     a = Spec((case.m, case.k) if straight[0] else (case.k, case.m), case.dtype)
     b = Spec((case.k, case.n) if straight[1] else (case.n, case.k), case.dtype)
+    if case.line:
+        return [Call("contract_pointwise", (spec, case.line, a, b, Spec((case.n,), case.dtype)), {})]
     return [Call("contract", (spec, a, b), {})]
 
 

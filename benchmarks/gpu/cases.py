@@ -14,17 +14,21 @@ WORDS = 50257
 
 @dataclass(frozen=True)
 class Product:
-    """c [m,n] = a [m,k] times b [k,n]; of `layout` a letter for each of a and b: "t" where it lies transposed."""
+    """c [m,n] = a [m,k] times b [k,n]; of `layout` a letter for each of a and b: "t" where it lies transposed.
+
+    line: what is made of each sum and of a bias [n], if anything.
+    """
 
     m: int
     n: int
     k: int
     layout: str
     dtype: str = "bfloat16"
+    line: str = ""
 
     @property
     def name(self) -> str:
-        return f"product {self.m}x{self.n}x{self.k} {self.layout} {self.dtype}"
+        return f"product {self.m}x{self.n}x{self.k} {self.layout} {self.dtype} {self.line}".rstrip()
 
     @property
     def flops(self) -> int:
@@ -158,8 +162,10 @@ _GPT = ((8192, 2304, 768), (8192, 768, 768), (8192, 3072, 768), (8192, 768, 3072
 
 
 def products() -> list[Product]:
-    """Square ones, whose rate is promised, and those of GPT-2."""
-    return [Product(*shape, layout) for shape in (*_SQUARES, *_GPT) for layout in _LAYOUTS]
+    """Square ones, whose rate is promised, and those of GPT-2, forward with biases too, and one with an activation."""
+    plain = [Product(*shape, layout) for shape in (*_SQUARES, *_GPT) for layout in _LAYOUTS]
+    biased = [Product(*shape, "nt", line="s, b -> s + b") for shape in _GPT if shape[1] != WORDS]
+    return [*plain, *biased, Product(8192, 3072, 768, "nt", line="s, b -> (s + b) * sigmoid(1.702 * (s + b))")]
 
 
 def promised(product: Product) -> bool:
