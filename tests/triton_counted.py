@@ -97,7 +97,7 @@ def counted(ptx: str, threads: int, program: Sequence[int], programs: Sequence[i
         if at >= len(steps) or steps[at].word == "ret":
             run.waits()
             run.found.touched = len(run.order)
-            run.found.partly = sum(nbytes < SECTOR for nbytes in run.written.values())
+            run.found.partly = sum(one != 2**SECTOR - 1 for one in run.written.values())
             return run.found
         step = steps[at]
         run.found.instructions += run.warps
@@ -127,8 +127,8 @@ class _Run:
         self.groups = 0
         # How many had been touched when each sector was touched last.
         self.order: dict[int, int] = {}
-        # Bytes of each sector that were written.
-        self.written: Counter[int] = Counter()
+        # Of each sector the bytes that were written, a bit each.
+        self.written: dict[int, int] = {}
 
     def value(self, name: str) -> Value:
         if name.startswith("%"):
@@ -143,7 +143,8 @@ class _Run:
         if not step.when:
             return np.array([True])
         met = self.known.get(step.when)
-        return None if met is None else ~met if step.unless else met
+        # All bits of a number may stand for what holds everywhere.
+        return None if met is None else (met == 0) if step.unless else (met != 0)
 
     def leaps(self, step: Step, back: bool) -> bool:
         """Whether a branch is taken: back if any thread goes there, and forth if all do."""
@@ -223,8 +224,8 @@ class _Run:
         here = np.broadcast_to(np.array([True]) if met is None else met, (self.threads,))
         addresses = np.broadcast_to(sum(parts[1:], parts[0]), (self.threads,))
         if word[0] == "st":
-            sectors, num = np.unique(addresses[here] // SECTOR, return_counts=True)
-            self.written.update(dict(zip(sectors.tolist(), (num * nbytes).tolist(), strict=True)))
+            for sector, start in np.unique(np.stack(np.divmod(addresses[here], SECTOR), 1), axis=0).tolist():
+                self.written[sector] = self.written.get(sector, 0) | (1 << nbytes) - 1 << start
         self.asks(addresses, here, nbytes, step.word.startswith("cp.async.cg."))
 
     def asks(self, addresses: Any, here: Any, nbytes: int, past: bool) -> None:

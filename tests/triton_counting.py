@@ -64,6 +64,48 @@ def _within(n: int, signed: bool, bits: int) -> int:
     return n - 2**bits if signed and n >= 2 ** (bits - 1) else n
 
 
+TEXT = """
+.visible .entry one(
+	.param .u64 .ptr .global .align 1 one_param_0,
+	.param .u32 one_param_1
+)
+.reqntid 64
+{
+	.reg .b32 	%r<9>;
+	ld.param.b64 	%rd1, [one_param_0];
+	ld.param.b32 	%r1, [one_param_1];
+	mov.u32 	%r2, %tid.x;
+	mul.wide.u32 	%rd2, %r2, 36;
+	add.s64 	%rd3, %rd1, %rd2;
+	mov.pred 	%p1, -1;
+	mov.b32 	%r3, 0;
+$L__BB0_1:                              // =>This Inner Loop Header: Depth=1
+	@%p1 st.global.b32 [ %rd3 + 0 ], { %r3 };
+	@!%p1 st.global.b32 [ %rd3 + 4 ], { %r3 };
+	add.s32 	%r3, %r3, 1;
+	setp.lt.s32 	%p2, %r3, %r1;
+	@%p2 bra 	$L__BB0_1;
+	ld.global.b32 { %r4 }, [ %rd3 + 0 ];
+	setp.gt.s32 	%p3, %r4, 7;
+	@%p3 bra 	$L__BB0_1;
+	add.s32 	%r5, %r4, 1;
+	st.global.b32 [ %rd3 + 0 ], { %r5 };
+	ret;
+}
+"""
+
+
+@given(st.integers(1, 50), st.sampled_from([0, 2**44]))
+def test_a_program_is_followed_through_its_loops(turns: int, place: int) -> None:
+    found = counted(TEXT, 64, (0, 0, 0), (1, 1, 1), [np.array([place]), np.array([turns])])
+    assert found.instructions == 2 * (7 + 5 * turns + 5), "of two warps, and what memory holds decides no branch"
+    assert found.requests == 2 * (turns + 2), "none where a predicate holds nowhere"
+    sectors = len({(place + 36 * n) // SECTOR for n in range(64)})
+    assert (found.touched, found.asked) == (sectors, sectors)
+    assert found.partly == len({36 * n // SECTOR for n in range(64)}), "four bytes of each"
+    assert found.turns == 1
+
+
 def only(name: str, case: Case) -> Launch:
     found = fake_plan(name, case)
     assert found is not None

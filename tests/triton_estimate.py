@@ -2,8 +2,8 @@
 
 For each case that `make gpu` times, by its kind, and for each form on shapes of networks (`forms`): what the default
 setting would take on an H200, what of that binds it, and what the fastest setting took there, where that was measured.
-The rates were fitted to those measurements; on other chips they are guesses. It does not know why gradients of 3x3
-weights took twice as long as it says.
+The rates were fitted to those measurements; on other chips they are guesses. It does not know whose turn it is where
+several things are waited for at once.
 """
 
 from __future__ import annotations
