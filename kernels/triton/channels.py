@@ -1,4 +1,5 @@
-"""Copies of images whose channels lie next to each other, and images seen in groups of channels.
+"""Memory whose dims lie in another order, copies of images whose channels lie next to each other, and images seen in
+groups of channels.
 
 Windows over such a copy meet whole vectors of channels, which lie inside or outside together. Where columns lie next to
 each other a window begins anywhere, and each number is fetched alone. It knows no convolution.
@@ -13,7 +14,8 @@ from triton import language as tl
 
 from castile.kernels.triton.functions import places
 from castile.kernels.triton.launch import Launch, Room
-from castile.kernels.triton.views import View, nest, power_of_two, wide
+from castile.kernels.triton.lines import packed
+from castile.kernels.triton.views import Shape, View, nest, power_of_two, wide
 
 _TILE = 64
 
@@ -25,12 +27,18 @@ def grouped(one: View, dim: int, groups: int) -> View:
     return View(one.array, shape, (*one.steps[:dim], step * size, step, *one.steps[dim + 1 :]))
 
 
+def held(shape: Shape, dims: Shape, dtype: str = "float32") -> View:
+    """Working memory of that shape whose dims lie in this order, the last next to each other."""
+    sizes = tuple(shape[dim] for dim in dims)
+    steps = dict(zip(dims, packed(sizes), strict=True))
+    return View(Room(prod(shape), dtype), shape, tuple(steps[dim] for dim in range(len(shape))))
+
+
 def channels_last(one: View) -> tuple[View, Launch]:
     """[..., c, h, w] as a copy with channels next to each other in working memory, and the launch that makes it."""
     *lead, num, high, across = one.shape
-    room = Room(prod(one.shape), one.array.dtype.name)
-    steps = tuple(prod(lead[dim + 1 :]) * num * high * across for dim in range(len(lead)))
-    copy = View(room, one.shape, (*steps, 1, across * num, num))
+    last = len(lead)
+    copy = held(one.shape, (*range(last), last + 1, last + 2, last), one.array.dtype.name)
     before = nest([View(one.array, tuple(lead), one.steps[:-3])])
     rest = nest([View(one.array, (high, across), one.steps[-2:])])
     c, n = (min(_TILE, power_of_two(size)) for size in (num, rest.extent))

@@ -1,8 +1,8 @@
 """Convolutions whose every output channel sees one input channel of its own, and their gradients: no products of
 matrices, but sums over windows as pooling has them, limited by what memory gives.
 
-Each program has one channel, whose weights are read once, and walks a tile of it, or some. It knows no other
-convolution.
+Each program has one channel, or some that lie side by side, whose weights are read once, and walks a tile of them, or
+some. It knows no other convolution.
 """
 
 # mypy: disable-error-code="no-untyped-def, assignment"
@@ -13,10 +13,23 @@ from typing import Any
 import triton
 from triton import language as tl
 
+from castile.kernels.triton.channels import channels_last
 from castile.kernels.triton.correlation import Windows
 from castile.kernels.triton.launch import Launch, Plan, Room
 from castile.kernels.triton.lines import Text, folded, packed
-from castile.kernels.triton.planes import SETTINGS, Walk, corners, met, put, put_phases, tile, walk, within
+from castile.kernels.triton.planes import (
+    SETTINGS,
+    Walk,
+    corners,
+    known,
+    met,
+    program,
+    put,
+    put_phases,
+    tile,
+    walk,
+    within,
+)
 from castile.kernels.triton.views import View, wide
 
 # Elements of a window up to which the loops over them are written out.
@@ -46,18 +59,18 @@ def spread(out: View, dy: View, w: View, windows: Windows, adds: bool) -> Plan:
 def weighed(dw: View, dy: View, x: View, windows: Windows, adds: bool) -> Plan:
     """The gradient dw [g,1,1,r,s] of windows over x [b,g,1,H,W] that gave dy [b,g,1,h,w], or that added to it."""
     of, seen = _channels(dy), _channels(x)
-    batch, channels, *size = of.shape
+    size = of.shape[2:]
 
     def launches(setting: tuple[int, int]) -> list[Launch]:
-        walked = walk(batch, tuple(size), prod(windows.kernel), setting)
-        parts = max(1, min(_FILL // channels, walked.tiles))
+        walked = walk(seen, size, prod(windows.kernel), setting, True)
+        parts = max(1, min(_FILL // walked.blocks, walked.tiles))
         span = -(-walked.tiles // parts)
         parts = -(-walked.tiles // span)
         room = Room(parts * prod(dw.shape))
         constants = _constants(walked, seen, windows, [of, seen])
-        constants |= {"CHANNELS": channels, "Y_STEPS": of.steps, "SPAN": span}
+        constants |= {"Y_STEPS": of.steps, "SPAN": span}
         flops = 2 * prod(of.shape) * prod(windows.kernel)
-        first = Launch(_weighed, (channels * parts,), (room, of, seen), constants, walked.warps, flops=flops)
+        first = Launch(_weighed, (walked.blocks * parts,), (room, of, seen), constants, walked.warps, flops=flops)
         pieces = View(room, (parts, *dw.shape), packed((parts, *dw.shape)))
         whole = folded(Text(("x",), (), (), ("x",)), [dw], [pieces], (0,), {}, adds=adds)
         return [first, *whole.launches(whole.settings[0])]
@@ -79,54 +92,52 @@ def _each_channel(
     kernel: Any, size: tuple[int, ...], out: View, x: View, w: View, windows: Windows, adds: bool
 ) -> Plan:
     """The plan of programs that walk so many rows and columns of each image and make places of `out` of what x has."""
-    batch, channels = out.shape[:2]
     if prod(out.shape) == 0:
         return Plan((None,), lambda _: [])
 
     def launches(setting: tuple[int, int]) -> list[Launch]:
-        walked = walk(batch, tuple(size), prod(windows.kernel), setting)
+        walked = walk(out, size, prod(windows.kernel), setting, True)
+        weights, found = View(w.array, (w.shape[0], *w.shape[3:]), (w.steps[0], *w.steps[3:])), []
+        if walked.beside > 1:
+            # Threads have vectors of channels, so that those of weights are to lie together.
+            weights, first = channels_last(weights)
+            found.append(first)
         constants = _constants(walked, x, windows, [out, x])
-        constants |= {"CHANNELS": channels, "O_STEPS": out.steps, "O_SIZE": out.shape[2:], "W_STEPS": w.steps}
-        flops = 2 * batch * channels * prod(size) * prod(windows.kernel)
-        grid = (channels * walked.tiles,)
-        return [Launch(kernel, grid, (out, x, w), constants | {"ADDS": adds}, walked.warps, flops=flops)]
+        constants |= {"O_STEPS": out.steps, "O_SIZE": out.shape[2:], "W_STEPS": weights.steps}
+        flops = 2 * prod(out.shape[:2]) * prod(size) * prod(windows.kernel)
+        grid = (walked.blocks * walked.tiles,)
+        constants |= {"ADDS": adds}
+        return [*found, Launch(kernel, grid, (out, x, weights), constants, walked.warps, flops=flops)]
 
     return Plan(SETTINGS, launches)
 
 
 @triton.jit
-def _weights(w, c, W_STEPS: tl.constexpr, KERNEL: tl.constexpr):
-    """Those of a channel, one after the other."""
+def _weights(w, c, CHANNELS: tl.constexpr, W_STEPS: tl.constexpr, KERNEL: tl.constexpr):
+    """Those of channels, one element of a window after the other."""
     found = ()
     for i in tl.static_range(tl.constexpr(KERNEL[0])):
         for j in tl.static_range(tl.constexpr(KERNEL[1])):
-            value = tl.load(w + (c * W_STEPS[0] + i * W_STEPS[3] + j * W_STEPS[4])).to(tl.float32)
-            found = found + (value,)  # noqa: RUF005 (Triton knows no star)
+            value = tl.load(w + (c * W_STEPS[0] + i * W_STEPS[1] + j * W_STEPS[2]), mask=c < CHANNELS)
+            found = found + (value.to(tl.float32),)  # noqa: RUF005 (Triton knows no star)
     return found
 
 
 @triton.jit
-def _number(CHANNELS: tl.constexpr, WIDE: tl.constexpr):
-    """The channel of a program, and the number of its tile: neighbours share what lies side by side."""
-    number = tl.program_id(0) // CHANNELS
-    if WIDE:
-        number = number.to(tl.int64)
-    return (tl.program_id(0) % CHANNELS).to(tl.int64), number
-
-
-@triton.jit
-def _windowed(out, x, w, CHANNELS: tl.constexpr, SIZE: tl.constexpr, O_SIZE: tl.constexpr, O_STEPS: tl.constexpr,
+def _windowed(out, x, w, SIZE: tl.constexpr, O_SIZE: tl.constexpr, O_STEPS: tl.constexpr,
               X_STEPS: tl.constexpr, W_STEPS: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr,
               PADS: tl.constexpr, DILATION: tl.constexpr, ADDS: tl.constexpr, IMAGES: tl.constexpr,
               GROUPS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr,
-              BLOCK: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
-    c, number = _number(CHANNELS, WIDE)
-    weights = _weights(w, c, W_STEPS, KERNEL)
+              BLOCK: tl.constexpr, COLS: tl.constexpr, CHANNELS: tl.constexpr, BESIDE: tl.constexpr,
+              WIDE: tl.constexpr):  # fmt: skip
+    c, number = program(CHANNELS, BESIDE, WIDE)
+    weights = _weights(w, c, CHANNELS, W_STEPS, KERNEL)
     b, h, v, row, col, there = corners(number, STRIDE, PADS, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS)
+    there = known(there, c, CHANNELS, BESIDE)
     x += c * X_STEPS[1] + (b * X_STEPS[0] + row * X_STEPS[2] + col * X_STEPS[3])
     totals = ()
     for n in tl.static_range(TALL):
-        total = tl.zeros((BLOCK,), tl.float32)
+        total = tl.zeros((BLOCK, BESIDE), tl.float32)
         for i in tl.static_range(tl.constexpr(KERNEL[0])):
             for j in tl.static_range(tl.constexpr(KERNEL[1])):
                 down, along = n * STRIDE[0] + i * DILATION[0], j * DILATION[1]
@@ -140,20 +151,21 @@ def _windowed(out, x, w, CHANNELS: tl.constexpr, SIZE: tl.constexpr, O_SIZE: tl.
 
 
 @triton.jit
-def _spread(out, dy, w, CHANNELS: tl.constexpr, SIZE: tl.constexpr, O_SIZE: tl.constexpr, O_STEPS: tl.constexpr,
+def _spread(out, dy, w, SIZE: tl.constexpr, O_SIZE: tl.constexpr, O_STEPS: tl.constexpr,
             X_STEPS: tl.constexpr, W_STEPS: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr,
             PADS: tl.constexpr, DILATION: tl.constexpr, ADDS: tl.constexpr, IMAGES: tl.constexpr,
             GROUPS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr,
-            BLOCK: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
-    c, number = _number(CHANNELS, WIDE)
-    weights = _weights(w, c, W_STEPS, KERNEL)
+            BLOCK: tl.constexpr, COLS: tl.constexpr, CHANNELS: tl.constexpr, BESIDE: tl.constexpr,
+            WIDE: tl.constexpr):  # fmt: skip
+    c, number = program(CHANNELS, BESIDE, WIDE)
+    weights = _weights(w, c, CHANNELS, W_STEPS, KERNEL)
     b, group, p, there = tile(number, IMAGES, GROUPS, WIDTH, BLOCK, COLS, 1)
-    q = group * TALL
+    q, there = group * TALL, known(there, c, CHANNELS, BESIDE)
     dy += c * X_STEPS[1] + (b * X_STEPS[0] + q * X_STEPS[2] + p * X_STEPS[3])
     totals = ()
     for n in tl.static_range(tl.constexpr(TALL * STRIDE[0])):
         for beside in tl.static_range(tl.constexpr(STRIDE[1])):
-            total = tl.zeros((BLOCK,), tl.float32)
+            total = tl.zeros((BLOCK, BESIDE), tl.float32)
             for i in tl.static_range(tl.constexpr(KERNEL[0])):
                 for j in tl.static_range(tl.constexpr(KERNEL[1])):
                     if met(n, i, STRIDE[0], PADS[0], DILATION[0]) and met(beside, j, STRIDE[1], PADS[1], DILATION[1]):
@@ -163,25 +175,26 @@ def _spread(out, dy, w, CHANNELS: tl.constexpr, SIZE: tl.constexpr, O_SIZE: tl.c
                         slope = tl.load(dy + (down * X_STEPS[2] + along * X_STEPS[3]), mask=mask, other=0.0)
                         total += slope.to(tl.float32) * weights[i * KERNEL[1] + j]
             totals = totals + (total,)  # noqa: RUF005 (Triton knows no star)
-    EACH: tl.constexpr = 2 if STRIDE[1] == 2 else 1
+    EACH: tl.constexpr = 2 if STRIDE[1] == 2 and BESIDE == 1 else 1
     b, group, col, there = tile(number, IMAGES, GROUPS, WIDTH, BLOCK, COLS, EACH)
     row, col = group * (TALL * STRIDE[0]), col * (STRIDE[1] // EACH)
     at = c * O_STEPS[1] + (b * O_STEPS[0] + row * O_STEPS[2] + col * O_STEPS[3])
-    put_phases(out, totals, at, there, row, col, O_SIZE, O_STEPS, STRIDE, EACH, ADDS)
+    put_phases(out, totals, at, known(there, c, CHANNELS, BESIDE), row, col, O_SIZE, O_STEPS, STRIDE, EACH, ADDS)
 
 
 @triton.jit
-def _weighed(out, dy, x, CHANNELS: tl.constexpr, SIZE: tl.constexpr, Y_STEPS: tl.constexpr, X_STEPS: tl.constexpr,
+def _weighed(out, dy, x, SIZE: tl.constexpr, Y_STEPS: tl.constexpr, X_STEPS: tl.constexpr,
              KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr, DILATION: tl.constexpr,
              SPAN: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr, HEIGHT: tl.constexpr,
              WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr, COLS: tl.constexpr,
-             WIDE: tl.constexpr):  # fmt: skip
-    c, number = _number(CHANNELS, WIDE)
+             CHANNELS: tl.constexpr, BESIDE: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    c, number = program(CHANNELS, BESIDE, WIDE)
     dy += c * Y_STEPS[1]
     x += c * X_STEPS[1]
-    totals = (tl.zeros((BLOCK,), tl.float32),) * (KERNEL[0] * KERNEL[1])
+    totals = (tl.zeros((BLOCK, BESIDE), tl.float32),) * (KERNEL[0] * KERNEL[1])
     for turn in range(SPAN):
         b, h, v, row, col, there = corners(number * SPAN + turn, STRIDE, PADS, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS)
+        there = known(there, c, CHANNELS, BESIDE)
         at_y = dy + (b * Y_STEPS[0] + h * Y_STEPS[2] + v * Y_STEPS[3])
         at_x = x + (b * X_STEPS[0] + row * X_STEPS[2] + col * X_STEPS[3])
         for n in tl.static_range(TALL):
@@ -196,6 +209,6 @@ def _weighed(out, dy, x, CHANNELS: tl.constexpr, SIZE: tl.constexpr, Y_STEPS: tl
                     total = totals[i * KERNEL[1] + j] + value.to(tl.float32) * slope
                     sums = sums + (total,)  # noqa: RUF005 (Triton knows no star)
             totals = sums
-    out += tl.program_id(0).to(tl.int64) * (KERNEL[0] * KERNEL[1])
+    out += (number.to(tl.int64) * CHANNELS + c) * (KERNEL[0] * KERNEL[1])
     for tap in tl.static_range(tl.constexpr(KERNEL[0] * KERNEL[1])):
-        tl.store(out + tap, tl.sum(totals[tap]))
+        tl.store(out + tap, tl.sum(totals[tap], 0)[None, :], mask=c < CHANNELS)

@@ -1,8 +1,9 @@
 """Tiles of the places of images, as programs walk them that look up what lies around each place.
 
 A thread has a column of some rows: what lies beside it in memory is then its neighbours', so that loads of any place
-near by take whole lines, and rows that several of its places need are read once. Shapes, steps and windows are
-constants to the compiler, and little is left to compute for a place. It knows no kernel.
+near by take whole lines, and rows that several of its places need are read once. Where channels lie side by side a
+program takes some of them, and a thread a vector. Shapes, steps and windows are constants to the compiler, and little
+is left to compute for a place. It knows no kernel.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -12,18 +13,26 @@ from typing import Any, NamedTuple
 import triton
 from triton import language as tl
 
-from castile.kernels.triton.views import power_of_two
+from castile.kernels.triton.views import View, power_of_two
 
 # Settings of all that walk so: threads of a program, and rows of a thread at most.
 SETTINGS = ((256, 4), (256, 8), (128, 8), (512, 4))
-# Columns of a tile, and looked up places of a thread, at most.
-_COLS, _LOOKED_UP = 128, 80
+# Columns of a tile, looked up places and numbers of a thread, channels of a program, and bytes of a vector, at most.
+_COLS, _LOOKED_UP, _NUMBERS, _CHANNELS, _VECTOR = 128, 80, 16, 64, 16
 
 
 class Walk(NamedTuple):
-    """How many images of so many rows and columns are walked: each thread has `tall` rows of one column."""
+    """How many images of so many rows and columns are walked: each thread has `tall` rows of one column.
+
+    outer     how many channels of an image are images of their own here
+    channels  what is left of them, of which a program takes `beside`, and a thread `each`
+    """
 
     images: int
+    outer: int
+    channels: int
+    beside: int
+    each: int
     rows: int
     cols: int
     tall: int
@@ -35,29 +44,51 @@ class Walk(NamedTuple):
         return self.threads // 32
 
     @property
+    def block(self) -> int:
+        """Columns of all rows of a tile."""
+        return self.threads * self.each // self.beside
+
+    @property
     def across(self) -> int:
         """Columns of a tile."""
-        return min(self.threads, _COLS, power_of_two(self.cols))
+        return min(self.block, _COLS, power_of_two(self.cols))
 
     @property
     def tiles(self) -> int:
         """How many tiles there are."""
         rows = self.images * -(-self.rows // self.tall)
-        return -(-rows // (self.threads // self.across)) * -(-self.cols // self.across)
+        return -(-rows // (self.block // self.across)) * -(-self.cols // self.across)
+
+    @property
+    def blocks(self) -> int:
+        """How many programs share the channels of a tile."""
+        return -(-self.channels // self.beside)
 
     @property
     def constants(self) -> dict[str, Any]:
         """What `tile` is told."""
         groups = -(-self.rows // self.tall)
         words = {"IMAGES": self.images, "GROUPS": groups, "HEIGHT": self.rows, "WIDTH": self.cols, "TALL": self.tall}
-        return words | {"BLOCK": self.threads, "COLS": self.across}
+        words |= {"CHANNELS": self.channels, "BESIDE": self.beside}
+        return words | {"BLOCK": self.block, "COLS": self.across}
 
 
-def walk(images: int, size: tuple[int, ...], taps: int, setting: tuple[int, int]) -> Walk:
-    """The walk over images of so many rows and columns of which each place looks up `taps` places."""
-    most = max(1, min(setting[1], _LOOKED_UP // taps))
+def walk(over: View, size: tuple[int, ...], taps: int, setting: tuple[int, int], apart: bool = False) -> Walk:
+    """The walk over so many rows and columns of images that lie as `over` [b,c,...], where each place looks up `taps`.
+
+    Channels that do not lie side by side are images of their own, or `apart`, a program for each.
+    """
+    batch, channels = over.shape[:2]
+    last = over.steps[1] == 1 and channels > 1
+    # As many as divide the channels, but whole sectors of memory.
+    beside = min(_CHANNELS, power_of_two(channels) if channels < _CHANNELS or channels % 16 else channels & -channels)
+    beside = beside if last else 1
+    each = min(beside, _VECTOR // over.array.dtype.itemsize)
+    outer = 1 if last or apart else channels
+    most = max(1, min(setting[1], _LOOKED_UP // taps, _NUMBERS // each))
     rows, cols = size
-    return Walk(images, rows, cols, -(-rows // -(-rows // most)), setting[0])
+    tall = -(-rows // -(-rows // most))
+    return Walk(batch * outer, outer, channels // outer, beside, each, rows, cols, tall, setting[0])
 
 
 @triton.constexpr_function
@@ -67,13 +98,23 @@ def met(phase, tap, stride, pad, dilation=1):
 
 
 @triton.jit
+def program(CHANNELS: tl.constexpr, BESIDE: tl.constexpr, WIDE: tl.constexpr):
+    """The channels of a program, as [1,BESIDE], and the number of its tile: neighbours share what lies side by side."""
+    blocks: tl.constexpr = (CHANNELS + BESIDE - 1) // BESIDE
+    number = tl.program_id(0)
+    if WIDE:
+        number = number.to(tl.int64)
+    return (number % blocks * BESIDE + tl.arange(0, BESIDE))[None, :], number // blocks
+
+
+@triton.jit
 def tile(number, IMAGES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
          COLS: tl.constexpr, EACH: tl.constexpr):  # fmt: skip
-    """Of each thread of the tile of that number: the image, the number of its group of rows, its column, and whether
-    there is such an image. With more than one of EACH, columns that are so many times as many.
+    """Of each thread of the tile of that number, as [BLOCK,1]: the image, the number of its group of rows, its column,
+    and whether there is such an image. With more than one of EACH, columns that are so many times as many.
     """
     across: tl.constexpr = (WIDTH + COLS - 1) // COLS
-    place = tl.arange(0, BLOCK * EACH)
+    place = tl.arange(0, BLOCK * EACH)[:, None]
     row = number // across * (BLOCK // COLS) + place // (COLS * EACH)
     return row // GROUPS, row % GROUPS, number % across * (COLS * EACH) + place % (COLS * EACH), row < IMAGES * GROUPS
 
@@ -87,6 +128,12 @@ def corners(number, STRIDE: tl.constexpr, PADS: tl.constexpr, IMAGES: tl.constex
     image, group, col, there = tile(number, IMAGES, GROUPS, WIDTH, BLOCK, COLS, 1)
     row = group * TALL
     return image, row, col, row * STRIDE[0] - PADS[0], col * STRIDE[1] - PADS[1], there
+
+
+@triton.jit
+def known(there, c, CHANNELS: tl.constexpr, BESIDE: tl.constexpr):
+    """Of which images and channels there are numbers."""
+    return there & (c < CHANNELS) if CHANNELS % BESIDE else there
 
 
 @triton.jit
@@ -107,12 +154,12 @@ def put(at, value, here, ADDS: tl.constexpr):
 def put_phases(out, values, at, there, row, col, SIZE: tl.constexpr, STEPS: tl.constexpr, STRIDE: tl.constexpr,
                EACH: tl.constexpr, ADDS: tl.constexpr):  # fmt: skip
     """Write or add the values of places of each phase, rows of them first: those that begin `at` from `out` on, at
-    `row` and `col`. With EACH values of neighbours are one vector, as `at` and `col` have them.
+    `row` and `col`. With EACH values of neighbours are one vector, as `at` and `col` have them of single channels.
     """
     for n in tl.static_range(tl.constexpr(len(values) // STRIDE[1])):
         to, inside = out + (at + n * STEPS[2]), there & (row + n < SIZE[0])
         if EACH == 2:
-            value = tl.reshape(tl.join(values[2 * n], values[2 * n + 1]), col.shape)
+            value = tl.reshape(tl.join(values[2 * n], values[2 * n + 1]), at.shape)
             put(to, value, inside & (col < SIZE[1]), ADDS)
         else:
             for beside in tl.static_range(tl.constexpr(STRIDE[1])):

@@ -13,9 +13,10 @@ from typing import Any
 import triton
 from triton import language as tl
 
-from castile.kernels.triton.launch import Launch, Plan, Room, planned, takes
-from castile.kernels.triton.lines import each, folded, packed, text
-from castile.kernels.triton.planes import SETTINGS, corners, met, put, put_phases, tile, walk, within
+from castile.kernels.triton.channels import held
+from castile.kernels.triton.launch import Launch, Plan, planned, takes
+from castile.kernels.triton.lines import each, folded, text
+from castile.kernels.triton.planes import SETTINGS, corners, known, met, program, put, put_phases, tile, walk, within
 from castile.kernels.triton.views import View, view, wide
 from castile.kernels.windows import Pads, Pair
 
@@ -43,9 +44,9 @@ def max_pool2d_grad(
     """See the definition."""
     if not takes(out, dy, x) or dy.size == 0:
         return None
-    shape = tuple(dy.shape)
-    how = {"F_STEPS": packed(tuple(dy.shape)), "ADDS": accumulate}
-    first = View(Room(dy.size, "int8" if prod(kernel) < 2**7 else "int32"), shape, packed(shape))
+    dims = (0, 2, 3, 1) if view(x).steps[1] == 1 else (0, 1, 2, 3)
+    first = held(tuple(dy.shape), dims, "int8" if prod(kernel) < 2**7 else "int32")
+    how = {"F_STEPS": first.steps, "ADDS": accumulate}
 
     def launches(setting: tuple[int, int]) -> list[Launch]:
         found = _pooled(_maximum, first, x, kernel, stride, pads, setting, {"NUMBER": True})
@@ -125,9 +126,9 @@ def _pooled(
 ) -> Launch:
     """The launch of results of windows over x [b,c,H,W], each of which is told by what its window meets."""
     seen = view(x)
-    walked = walk(prod(out.shape[:2]), out.shape[2:], prod(kernel), setting)
+    walked = walk(seen, out.shape[2:], prod(kernel), setting)
     constants = {
-        "CHANNELS": out.shape[1],
+        "OUTER": walked.outer,
         "O_STEPS": out.steps,
         "X_STEPS": seen.steps,
         "SIZE": seen.shape[2:],
@@ -140,7 +141,7 @@ def _pooled(
     }
     flops = prod(out.shape) * prod(kernel)
     constants |= walked.constants | how
-    return Launch(pooling, (walked.tiles,), (out, seen), constants, walked.warps, flops=flops)
+    return Launch(pooling, (walked.tiles * walked.blocks,), (out, seen), constants, walked.warps, flops=flops)
 
 
 def _spread(
@@ -150,9 +151,9 @@ def _spread(
     """The launch of the gradient [b,c,H,W] of windows that gave dy: each place looks up the windows that it is in."""
     to, of = view(out), view(dy)
     lattice = tuple(-(-n // step) for n, step in zip(to.shape[2:], stride, strict=True))
-    walked = walk(prod(to.shape[:2]), lattice, prod(kernel), setting)
+    walked = walk(to, lattice, prod(kernel), setting)
     constants = {
-        "CHANNELS": to.shape[1],
+        "OUTER": walked.outer,
         "SIZE": to.shape[2:],
         "O_STEPS": to.steps,
         "Y_STEPS": of.steps,
@@ -165,43 +166,38 @@ def _spread(
     constants |= walked.constants | how
     # Each element of a window is of use to one place.
     flops = prod(of.shape) * prod(kernel)
-    return Launch(spread, (walked.tiles,), (to, of, *more), constants, walked.warps, flops=flops)
+    return Launch(spread, (walked.tiles * walked.blocks,), (to, of, *more), constants, walked.warps, flops=flops)
 
 
 @triton.jit
-def _number(WIDE: tl.constexpr):
-    """That of a program's tile."""
-    number = tl.program_id(0)
-    return number.to(tl.int64) if WIDE else number
-
-
-@triton.jit
-def _windows(out, x, CHANNELS: tl.constexpr, O_STEPS: tl.constexpr, X_STEPS: tl.constexpr, STRIDE: tl.constexpr,
-             PADS: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr,
-             TALL: tl.constexpr, BLOCK: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+def _windows(out, x, O_STEPS: tl.constexpr, X_STEPS: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr,
+             IMAGES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr,
+             COLS: tl.constexpr, OUTER: tl.constexpr, CHANNELS: tl.constexpr, BESIDE: tl.constexpr,
+             WIDE: tl.constexpr):  # fmt: skip
     """Of each thread: its first place in `out`, where the window of that begins in `x`, the row and column of both, and
     whether there is such an image.
     """
-    image, h, v, row, col, there = corners(_number(WIDE), STRIDE, PADS, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS)
-    b, c = image // CHANNELS, image % CHANNELS
+    c, number = program(CHANNELS, BESIDE, WIDE)
+    image, h, v, row, col, there = corners(number, STRIDE, PADS, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS)
+    b, c, there = image // OUTER, image % OUTER + c, known(there, c, CHANNELS, BESIDE)
     x += b * X_STEPS[0] + c * X_STEPS[1] + row * X_STEPS[2] + col * X_STEPS[3]
     out += b * O_STEPS[0] + c * O_STEPS[1] + h * O_STEPS[2] + v * O_STEPS[3]
     return out, x, h, v, row, col, there
 
 
 @triton.jit
-def _maximum(out, x, CHANNELS: tl.constexpr, O_STEPS: tl.constexpr, X_STEPS: tl.constexpr, SIZE: tl.constexpr,
-             KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr, TAPS: tl.constexpr,
-             UNROLL: tl.constexpr, NUMBER: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr,
-             HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr,
-             COLS: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
-    out, x, h, v, row, col, there = _windows(out, x, CHANNELS, O_STEPS, X_STEPS, STRIDE, PADS, IMAGES, GROUPS, WIDTH,
-                                             TALL, BLOCK, COLS, WIDE)  # fmt: skip
+def _maximum(out, x, O_STEPS: tl.constexpr, X_STEPS: tl.constexpr, SIZE: tl.constexpr, KERNEL: tl.constexpr,
+             STRIDE: tl.constexpr, PADS: tl.constexpr, TAPS: tl.constexpr, UNROLL: tl.constexpr, NUMBER: tl.constexpr,
+             IMAGES: tl.constexpr, GROUPS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+             TALL: tl.constexpr, BLOCK: tl.constexpr, COLS: tl.constexpr, OUTER: tl.constexpr, CHANNELS: tl.constexpr,
+             BESIDE: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    out, x, h, v, row, col, there = _windows(out, x, O_STEPS, X_STEPS, STRIDE, PADS, IMAGES, GROUPS, WIDTH, TALL, BLOCK,
+                                             COLS, OUTER, CHANNELS, BESIDE, WIDE)  # fmt: skip
     found = ()
     for n in tl.static_range(TALL):
-        best = tl.full((BLOCK,), float("-inf"), tl.float32)
+        best = tl.full((BLOCK, BESIDE), float("-inf"), tl.float32)
         # Where all is -inf the first element is the maximum, be it padding or not; the first NaN is larger than all.
-        first = tl.zeros((BLOCK,), tl.int32)
+        first = tl.zeros((BLOCK, BESIDE), tl.int32)
         for tap in tl.range(0, TAPS, loop_unroll_factor=UNROLL):
             i, j = n * STRIDE[0] + tap // KERNEL[1], tap % KERNEL[1]
             mask = within(there, row + i, col + j, SIZE)
@@ -217,16 +213,16 @@ def _maximum(out, x, CHANNELS: tl.constexpr, O_STEPS: tl.constexpr, X_STEPS: tl.
 
 
 @triton.jit
-def _mean(out, x, CHANNELS: tl.constexpr, O_STEPS: tl.constexpr, X_STEPS: tl.constexpr, ALL: tl.constexpr,
-          SIZE: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr, TAPS: tl.constexpr,
-          UNROLL: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr, HEIGHT: tl.constexpr,
-          WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr, COLS: tl.constexpr,
+def _mean(out, x, O_STEPS: tl.constexpr, X_STEPS: tl.constexpr, ALL: tl.constexpr, SIZE: tl.constexpr,
+          KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr, TAPS: tl.constexpr, UNROLL: tl.constexpr,
+          IMAGES: tl.constexpr, GROUPS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr,
+          BLOCK: tl.constexpr, COLS: tl.constexpr, OUTER: tl.constexpr, CHANNELS: tl.constexpr, BESIDE: tl.constexpr,
           WIDE: tl.constexpr):  # fmt: skip
-    out, x, h, v, row, col, there = _windows(out, x, CHANNELS, O_STEPS, X_STEPS, STRIDE, PADS, IMAGES, GROUPS, WIDTH,
-                                             TALL, BLOCK, COLS, WIDE)  # fmt: skip
+    out, x, h, v, row, col, there = _windows(out, x, O_STEPS, X_STEPS, STRIDE, PADS, IMAGES, GROUPS, WIDTH, TALL, BLOCK,
+                                             COLS, OUTER, CHANNELS, BESIDE, WIDE)  # fmt: skip
     found = ()
     for n in tl.static_range(TALL):
-        total = tl.zeros((BLOCK,), tl.float32)
+        total = tl.zeros((BLOCK, BESIDE), tl.float32)
         for tap in tl.range(0, TAPS, loop_unroll_factor=UNROLL):
             i, j = n * STRIDE[0] + tap // KERNEL[1], tap % KERNEL[1]
             mask = within(there, row + i, col + j, SIZE)
@@ -248,31 +244,36 @@ def _share(first, taps: tl.constexpr, size: tl.constexpr, ALL: tl.constexpr):
 
 
 @triton.jit
-def _put(out, totals, CHANNELS: tl.constexpr, SIZE: tl.constexpr, O_STEPS: tl.constexpr, STRIDE: tl.constexpr,
-         ADDS: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr,
-         BLOCK: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+def _put(out, totals, SIZE: tl.constexpr, O_STEPS: tl.constexpr, STRIDE: tl.constexpr, ADDS: tl.constexpr,
+         IMAGES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr,
+         COLS: tl.constexpr, OUTER: tl.constexpr, CHANNELS: tl.constexpr, BESIDE: tl.constexpr,
+         WIDE: tl.constexpr):  # fmt: skip
     """Write what each phase of a gradient is, or add it to what is there."""
-    EACH: tl.constexpr = 2 if STRIDE[1] == 2 else 1
-    image, group, col, there = tile(_number(WIDE), IMAGES, GROUPS, WIDTH, BLOCK, COLS, EACH)
+    EACH: tl.constexpr = 2 if STRIDE[1] == 2 and BESIDE == 1 else 1
+    c, number = program(CHANNELS, BESIDE, WIDE)
+    image, group, col, there = tile(number, IMAGES, GROUPS, WIDTH, BLOCK, COLS, EACH)
     row, col = group * (TALL * STRIDE[0]), col * (STRIDE[1] // EACH)
-    at = image // CHANNELS * O_STEPS[0] + image % CHANNELS * O_STEPS[1] + row * O_STEPS[2] + col * O_STEPS[3]
+    at = image // OUTER * O_STEPS[0] + (image % OUTER + c) * O_STEPS[1] + row * O_STEPS[2] + col * O_STEPS[3]
+    there = known(there, c, CHANNELS, BESIDE)
     put_phases(out, totals, at, there, row, col, SIZE, O_STEPS, STRIDE, EACH, ADDS)
 
 
 @triton.jit
-def _max_spread(out, dy, first, CHANNELS: tl.constexpr, SIZE: tl.constexpr, O_STEPS: tl.constexpr,
-                Y_STEPS: tl.constexpr, F_STEPS: tl.constexpr, Y_SIZE: tl.constexpr, KERNEL: tl.constexpr,
-                STRIDE: tl.constexpr, PADS: tl.constexpr, ADDS: tl.constexpr, IMAGES: tl.constexpr,
-                GROUPS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr,
-                BLOCK: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
-    image, group, p, there = tile(_number(WIDE), IMAGES, GROUPS, WIDTH, BLOCK, COLS, 1)
-    b, c, q = image // CHANNELS, image % CHANNELS, group * TALL
+def _max_spread(out, dy, first, SIZE: tl.constexpr, O_STEPS: tl.constexpr, Y_STEPS: tl.constexpr,
+                F_STEPS: tl.constexpr, Y_SIZE: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr,
+                PADS: tl.constexpr, ADDS: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr,
+                HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr,
+                COLS: tl.constexpr, OUTER: tl.constexpr, CHANNELS: tl.constexpr, BESIDE: tl.constexpr,
+                WIDE: tl.constexpr):  # fmt: skip
+    c, number = program(CHANNELS, BESIDE, WIDE)
+    image, group, p, there = tile(number, IMAGES, GROUPS, WIDTH, BLOCK, COLS, 1)
+    b, c, q, there = image // OUTER, image % OUTER + c, group * TALL, known(there, c, CHANNELS, BESIDE)
     dy += b * Y_STEPS[0] + c * Y_STEPS[1] + q * Y_STEPS[2] + p * Y_STEPS[3]
     first += b * F_STEPS[0] + c * F_STEPS[1] + q * F_STEPS[2] + p * F_STEPS[3]
     totals = ()
     for n in tl.static_range(tl.constexpr(TALL * STRIDE[0])):
         for beside in tl.static_range(tl.constexpr(STRIDE[1])):
-            total = tl.zeros((BLOCK,), tl.float32)
+            total = tl.zeros((BLOCK, BESIDE), tl.float32)
             for i in tl.static_range(tl.constexpr(KERNEL[0])):
                 for j in tl.static_range(tl.constexpr(KERNEL[1])):
                     if met(n, i, STRIDE[0], PADS[0]) and met(beside, j, STRIDE[1], PADS[1]):
@@ -282,22 +283,24 @@ def _max_spread(out, dy, first, CHANNELS: tl.constexpr, SIZE: tl.constexpr, O_ST
                         taken = tl.load(first + (down * F_STEPS[2] + along * F_STEPS[3]), mask=mask, other=-1)
                         total += tl.where(taken == i * KERNEL[1] + j, slope.to(tl.float32), 0.0)
             totals = totals + (total,)  # noqa: RUF005 (Triton knows no star)
-    _put(out, totals, CHANNELS, SIZE, O_STEPS, STRIDE, ADDS, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, WIDE)
+    _put(out, totals, SIZE, O_STEPS, STRIDE, ADDS, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS, BESIDE,
+         WIDE)  # fmt: skip
 
 
 @triton.jit
-def _mean_spread(out, dy, CHANNELS: tl.constexpr, SIZE: tl.constexpr, O_STEPS: tl.constexpr, Y_STEPS: tl.constexpr,
-                 Y_SIZE: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr,
-                 ALL: tl.constexpr, ADDS: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr,
-                 HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr,
-                 COLS: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
-    image, group, p, there = tile(_number(WIDE), IMAGES, GROUPS, WIDTH, BLOCK, COLS, 1)
-    b, c, q = image // CHANNELS, image % CHANNELS, group * TALL
+def _mean_spread(out, dy, SIZE: tl.constexpr, O_STEPS: tl.constexpr, Y_STEPS: tl.constexpr, Y_SIZE: tl.constexpr,
+                 KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr, ALL: tl.constexpr,
+                 ADDS: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr, HEIGHT: tl.constexpr,
+                 WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr, COLS: tl.constexpr,
+                 OUTER: tl.constexpr, CHANNELS: tl.constexpr, BESIDE: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    c, number = program(CHANNELS, BESIDE, WIDE)
+    image, group, p, there = tile(number, IMAGES, GROUPS, WIDTH, BLOCK, COLS, 1)
+    b, c, q, there = image // OUTER, image % OUTER + c, group * TALL, known(there, c, CHANNELS, BESIDE)
     dy += b * Y_STEPS[0] + c * Y_STEPS[1] + q * Y_STEPS[2] + p * Y_STEPS[3]
     totals = ()
     for n in tl.static_range(tl.constexpr(TALL * STRIDE[0])):
         for beside in tl.static_range(tl.constexpr(STRIDE[1])):
-            total = tl.zeros((BLOCK,), tl.float32)
+            total = tl.zeros((BLOCK, BESIDE), tl.float32)
             for i in tl.static_range(tl.constexpr(KERNEL[0])):
                 for j in tl.static_range(tl.constexpr(KERNEL[1])):
                     if met(n, i, STRIDE[0], PADS[0]) and met(beside, j, STRIDE[1], PADS[1]):
@@ -308,4 +311,5 @@ def _mean_spread(out, dy, CHANNELS: tl.constexpr, SIZE: tl.constexpr, O_STEPS: t
                         share = _share(above, KERNEL[0], SIZE[0], ALL) * _share(left, KERNEL[1], SIZE[1], ALL)
                         total += tl.where(mask, slope.to(tl.float32) * share, 0.0)
             totals = totals + (total,)  # noqa: RUF005 (Triton knows no star)
-    _put(out, totals, CHANNELS, SIZE, O_STEPS, STRIDE, ADDS, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, WIDE)
+    _put(out, totals, SIZE, O_STEPS, STRIDE, ADDS, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS, BESIDE,
+         WIDE)  # fmt: skip

@@ -12,10 +12,11 @@ from typing import NamedTuple
 import triton
 from triton import language as tl
 
+from castile.kernels.triton.channels import held
 from castile.kernels.triton.contract import Tile
 from castile.kernels.triton.correlation import Windows, on_tensor_cores, together
-from castile.kernels.triton.launch import Launch, Room
-from castile.kernels.triton.lines import Text, folded, packed
+from castile.kernels.triton.launch import Launch
+from castile.kernels.triton.lines import Text, folded
 from castile.kernels.triton.views import View, wide
 
 # Sums of programs of which an H200 holds two a processor at once: one more would have the chip to itself.
@@ -35,8 +36,8 @@ def divided(dw: View, places: int, itemsize: int, tile: Tile, beside: int) -> Pa
     """The parts of a sum over so many places for dw [g,m,c,r,s], of programs of `beside` elements of a window."""
     tiles = dw.shape[0] * -(-dw.shape[1] // tile.m) * -(-prod(dw.shape[2:]) // (tile.n * beside))
     steps = -(-places // tile.k)
-    held = _SHARED // (tile.stages * (tile.m + tile.n * beside) * tile.k * itemsize)
-    most = min(_FILL // min(64 * 128, tile.m * tile.n * beside), _PROCESSORS * max(1, held)) // tiles
+    fit = _SHARED // (tile.stages * (tile.m + tile.n * beside) * tile.k * itemsize)
+    most = min(_FILL // min(64 * 128, tile.m * tile.n * beside), _PROCESSORS * max(1, fit)) // tiles
     span = -(-steps // max(1, min(most, steps // 8)))
     return Parts(-(-steps // span), span * tile.k)
 
@@ -46,10 +47,7 @@ def waiting(dw: View, num: int, vectors: bool) -> View:
 
     With `vectors` that is channels: stores apart by the elements of a window would take longer than the sums.
     """
-    dims = (0, 1, 2, 4, 5, 3) if vectors else (0, 1, 2, 3, 4, 5)
-    sizes = tuple((num, *dw.shape)[dim] for dim in dims)
-    steps = dict(zip(dims, packed(sizes), strict=True))
-    return View(Room(prod(sizes)), (num, *dw.shape), tuple(steps[dim] for dim in range(len(dims))))
+    return held((num, *dw.shape), (0, 1, 2, 4, 5, 3) if vectors else (0, 1, 2, 3, 4, 5))
 
 
 def slopes(
