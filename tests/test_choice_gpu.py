@@ -1,6 +1,7 @@
 """On a GPU: what libraries compute, tuning by the real clock, and a profiling run."""
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 pytest.importorskip("triton")
 
 from castile.kernels import choice, tuning
+from castile.kernels.form import Refused
 from castile.kernels.table import Table, definitions, forms
 from castile.launch.__main__ import main
 from castile.planner import vocabulary
@@ -84,6 +86,31 @@ def test_tuning_on_a_gpu_times_every_way(name: str, monkeypatch: pytest.MonkeyPa
     nbytes = sum(one.nbytes for one in choice.arrays_of(choice.wanted_of(which)))
     # No memory moves ten terabytes a second.
     assert all(nbytes / 1e13 < seconds < 0.1 for seconds in found.values()), found
+
+
+def test_processes_compile_what_a_gpu_runs(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import cupy
+    from triton import knobs
+
+    from castile.kernels.triton import ahead
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(ahead, "LEAST_CALLS", 1)
+    monkeypatch.setattr(ahead, "_seen", set())
+    table, calls, built = Table("triton"), [], list[bool]()
+    for name in ("softmax", "contract", "layer_norm"):
+        args, params = next(large(name, "bfloat16"))
+        there = tuple(cupy.zeros(x.shape, x.dtype) if isinstance(x, np.ndarray) else x for x in args)
+        outs = tuple(cupy.zeros(x.shape, np.dtype(x.dtype)) for x in vocabulary.results(name, specs(args), params))
+        which = choice.key(choice.wanted(name, outs, there, params, False))
+        calls += [(name, there, outs, params, which, way) for way in tuning.ways(table, which) if way.form == "triton"]
+    tuning.ahead([(which, way) for *_, which, way in calls], lambda done, total: None)
+    with knobs.compilation.scope():
+        knobs.compilation.listener = lambda cache_hit, **_: built.append(not cache_hit)
+        for name, there, outs, params, _, way in calls:
+            with suppress(Refused):
+                table.bind(name, there, outs, params, None, False, way)
+    assert not any(built)
 
 
 def test_a_profile_on_a_gpu(tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
