@@ -40,11 +40,12 @@ def commands() -> dict[str, str]:
 
 def parse(name: str, module: ModuleType, args: Sequence[str]) -> Any:
     """The module's COMMAND made from `args`; a usage error or `--help` raises SystemExit, told by rank 0."""
-    import tyro
+    # slow to import, and not needed for the overview
+    from castile.launch import options
 
     if hasattr(module, "parse"):
         return module.parse(args)
-    return tyro.cli(module.COMMAND, prog=f"castile {name}", args=list(args), config=(tyro.conf.FlagCreatePairsOff,))
+    return options.read(module.COMMAND, f"castile {name}", args)
 
 
 def _dispatch(args: list[str]) -> int:

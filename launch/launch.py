@@ -19,7 +19,7 @@ from typing import IO, Annotated
 
 import tyro
 
-from castile.launch import installing, mpi_settings
+from castile.launch import installing, mpi_settings, options
 from castile.launch.ranks import UserError, num_launched
 
 # How long mpirun may take to end its ranks after a signal. Killed outright, it would leave them behind.
@@ -51,7 +51,7 @@ def parse(args: Sequence[str]) -> Launch:
     own, command = _split(list(args))
     # The positional words come after `--`, so that tyro reads none of them as an option of ours.
     words = ["--", *command] if command else []
-    return tyro.cli(Launch, prog="castile launch", args=[*own, *words], config=(tyro.conf.FlagCreatePairsOff,))
+    return options.read(Launch, "castile launch", [*own, *words])
 
 
 def run(command: Launch) -> int:
@@ -105,7 +105,11 @@ def read_hostfile(path: Path) -> dict[str, int]:
     if not path.is_file():
         raise UserError(f"there is no host file {path}: give --hostfile a file with one `NAME slots=COUNT` a line")
     slots: dict[str, int] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"the host file {path} cannot be read: {error}") from error
+    for number, line in enumerate(text.splitlines(), start=1):
         name, *options = line.split("#")[0].split() or [""]
         counts = [option.removeprefix("slots=") for option in options]
         if any(not count.isdigit() or int(count) < 1 for count in counts) or len(counts) > 1:

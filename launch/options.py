@@ -5,9 +5,17 @@ It does not know commands, nor what is done with the values. An option that is n
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from itertools import takewhile
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import tyro
+
+from castile.launch.ranks import UserError
+from castile.runtime.strict import suggestion
+
+T = TypeVar("T")
 
 
 def _arg(metavar: str) -> object:
@@ -32,3 +40,33 @@ Rate = Annotated[float | None, _arg("RATE")]
 Norm = Annotated[float | None, _arg("NORM")]
 Dtype = Annotated[str, tyro.conf.arg(metavar="DTYPE")]
 Number = Annotated[int, tyro.conf.arg(metavar="N")]
+
+
+def read(form: type[T], prog: str, args: Sequence[str], default: T | None = None, can_deny: bool = False) -> T:
+    """The command of dataclass `form` that is in these words; what they leave open is as in `default`.
+
+    can_deny   whether --no-x is an option too where x is a switch, for what else a default would have switched on
+    Raises UserError in one sentence for an option that the command does not have; any other fault of usage, and
+    `--help`, raises SystemExit.
+    """
+    known = {"--help", *_flags(form, can_deny)}
+    for word in takewhile(lambda word: word != "--", args):
+        flag = word.partition("=")[0].replace("_", "-")
+        if flag.startswith("--") and flag not in known:
+            near = suggestion(flag, sorted(known))
+            raise UserError(f"{prog} has no option {word.partition('=')[0]}{near}; `{prog} --help` lists them")
+    config = () if can_deny else (tyro.conf.FlagCreatePairsOff,)
+    if default is None:
+        return tyro.cli(form, prog=prog, args=list(args), config=config)
+    return tyro.cli(form, prog=prog, args=list(args), config=config, default=default)
+
+
+def _flags(form: type, can_deny: bool) -> Iterator[str]:
+    """The long options of a command as they are typed."""
+    hints = get_type_hints(form, include_extras=True)
+    for field in fields(form):
+        marks: tuple[Any, ...] = getattr(hints[field.name], "__metadata__", ())
+        name = next((mark.name for mark in marks if getattr(mark, "name", None)), field.name.replace("_", "-"))
+        yield f"--{name}"
+        if can_deny and field.type in (bool, "bool"):
+            yield f"--no-{name}"

@@ -41,7 +41,7 @@ def picture(facts: Facts) -> str:
         *_axes(plane),
         *_roof(plane),
         *(_dot(plane, key) for key in sorted(dots, key=lambda key: -key["step_share"])),
-        *_legend(),
+        *_legend(f"{peak / 1e9:.4g} GFLOP/s, {rate / 1e9:.4g} GB/s"),
         _text(WIDTH - 8, HEIGHT - 6, f"{left} of {len(facts['keys'])} kinds of tasks do no arithmetic", 10, "end"),
         "</svg>",
     ]
@@ -88,8 +88,6 @@ def _roof(plane: _Plane) -> Iterator[str]:
     ends = ((lowest, lowest * plane.rate), (ridge, plane.peak), (10.0 ** plane.x[1], plane.peak))
     for (x, y), (to_x, to_y) in pairwise([plane.at(*end) for end in ends]):
         yield _line(x, y, to_x, to_y, "black", 1.5)
-    words = f"{plane.peak / 1e9:.4g} GFLOP/s, {plane.rate / 1e9:.4g} GB/s"
-    yield _text(WIDTH - MARGIN, plane.at(ridge, plane.peak)[1] - 8, words, 11, "end")
 
 
 def _dot(plane: _Plane, key: Facts) -> str:
@@ -105,12 +103,16 @@ def _colour(key: Facts) -> str:
     return PASSES.get(key["pass"], OTHER)
 
 
-def _legend() -> Iterator[str]:
+def _legend(roof: str) -> Iterator[str]:
+    """What colours and the line mean: above the roof, where few dots are."""
     words = {"F": "forward", "B": "to inputs", "W": "to parameters"}
     for number, (name, colour) in enumerate([*((words[p], c) for p, c in PASSES.items()), ("others", OTHER)]):
         y = MARGIN + 16 + 18 * number
         yield f'<circle cx="{MARGIN + 14}" cy="{y - 4}" r="5" fill="{colour}" fill-opacity="0.6"/>'
         yield _text(MARGIN + 26, y, name, 12, "start")
+    y = MARGIN + 16 + 18 * (len(words) + 1)
+    yield _line(MARGIN + 6, y - 4, MARGIN + 22, y - 4, "black", 1.5)
+    yield _text(MARGIN + 26, y, roof, 12, "start")
 
 
 def _line(x: float, y: float, to_x: float, to_y: float, colour: str, width: float = 1.0) -> str:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 import msgspec
-import tyro
 
+from castile.launch import options
 from castile.launch.jobs import communicator, from_leader
 from castile.launch.ranks import UserError
 from castile.runtime.strict import convert
@@ -31,14 +31,15 @@ def parse(form: type[T], prog: str, args: Sequence[str], key: str = "model") -> 
 
     All ranks call it; the file is read by rank 0. Raises ValueError or UserError in one sentence for a faulty file.
     """
-    typed = tyro.cli(form, prog=prog, args=list(args))
+    # what a file switches on, the command line can switch off
+    typed = options.read(form, prog, args, can_deny=True)
     path = getattr(typed, key)
     if not path.endswith(SUFFIX):
         return typed
     told = from_leader(communicator(), lambda: _bytes(path))
     given = read(told, form, f"run file {path}")
     # what the file says takes the place of the defaults, so that any word of the command line goes before it
-    again = tyro.cli(form, prog=prog, args=list(args), default=given)
+    again = options.read(form, prog, args, default=given, can_deny=True)
     return replace(again, **{key: getattr(given, key)})  # type: ignore[type-var]
 
 
@@ -51,8 +52,8 @@ def read(data: bytes, form: type[T], source: str) -> T:
     hints = get_type_hints(form)
     tree = {key: _as_word(value, hints.get(key)) for key, value in _with_underscores(tree, source).items()}
     entries = [_entry(f, hints[f.name]) for f in fields(form)]  # type: ignore[arg-type]
-    options = convert(tree, msgspec.defstruct("Options", entries, forbid_unknown_fields=True), source)
-    return form(**msgspec.structs.asdict(options))
+    found = convert(tree, msgspec.defstruct("Options", entries, forbid_unknown_fields=True), source)
+    return form(**msgspec.structs.asdict(found))
 
 
 def text(command: Any, without: Sequence[str] = ()) -> str:

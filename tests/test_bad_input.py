@@ -151,6 +151,9 @@ CASES = [
     ("train mlp --machine dgx-h100", r"kind 'h100-sxm5-80gb', and steps run on this host's cpu"),
     ("train mlp --machine local:procs=3", r"it has 3 processors, but 1 rank runs"),
     ("train mlp --machine local:cores=3", r"unknown setting 'cores'"),
+    ("train --stpes 5 mlp", r"castile train has no option --stpes, did you mean '--steps'\?; `castile train --help`"),
+    ("plan mlp --machin=local", r"castile plan has no option --machin, did you mean '--machine'\?"),
+    ("doctor --no-json", r"castile doctor has no option --no-json"),
     # numbers
     ("train mlp --budget 10x", r"budget '10x'"),
     ("train mlp --budget 0", r"budget '0'"),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from castile import __version__
 from castile.launch import launch, ranks
 from castile.launch.__main__ import main
+from tests.command_lines import COMMANDS, options_of
 from tests.mpi import CHECKOUT, is_running, mpirun_apart
 
 RULE = "-" * 74 + "\n"
@@ -338,3 +339,16 @@ def test_a_signal_ends_the_ranks_too(number):
         status = process.wait(20)
     assert status == 130 if number == signal.SIGINT else status != 0
     assert not any(map(is_running, pids))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_is_known_as_it_is_typed_and_a_letter_more_is_not(command, capsys):
+    """--help comes after, so that a command that knows all its options tells its help and does nothing."""
+    for option in filter(None, (option.flag for option in options_of(command))):
+        given = next(o for o in options_of(command) if o.flag == option)
+        words = [option, "1"] if given.metavar else [option]
+        assert main([command, *words, "--help"]) == 0, option
+        capsys.readouterr()
+        assert main([command, f"{option}x", "--help"]) == 2
+        told = capsys.readouterr().err
+        assert told.startswith(f"castile: castile {command} has no option {option}x, did you mean '{option}'?")
