@@ -1,8 +1,8 @@
 """Convolutions, pooling and norms of real networks of images, as arrays that are not there: what
-`tests.triton_cases.large` finds.
+`tests.triton_cases.large` finds. And images of any case with their channels innermost.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from castile.kernels.windows import count
@@ -18,6 +18,20 @@ _LAYERS = (
     ((64, 3, 224, 224), 64, 7, 2, 3, 1),
     ((64, 96, 112, 112), 96, 3, 1, 1, 96),
 )
+
+# Samples, rows, columns, channels.
+INNERMOST = (0, 2, 3, 1)
+
+
+def is_image(x: Any, case: Case) -> bool:
+    """Whether x has four dims, and as many samples as the first array of a case: weights have not."""
+    first: Any = next((one for one in case[0] if hasattr(one, "strides")), None)
+    return first is not None and len(getattr(x, "shape", ())) == 4 and x.shape[:1] == first.shape[:1]
+
+
+def turned(case: Case, lay: Callable[[Any, list[int]], Any]) -> Callable[[Any], Any]:
+    """What has `lay` put the images of a case so that their channels are innermost, and leaves what is none."""
+    return lambda x: lay(x, list(INNERMOST)) if is_image(x, case) else x
 
 
 def large_conv2d(draw: Any) -> Iterator[Case]:

@@ -4,14 +4,19 @@ Run by `make test` in a process of its own without TRITON_INTERPRET; what settin
 `tests.triton_every` compiles.
 """
 
+import re
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import triton
 
-from tests.kernel_cases import cases
+from castile.kernels.triton.launch import arrays_of
+from tests import triton_cases_images
+from tests.kernel_cases import Case, cases
 from tests.triton_arrays import array
-from tests.triton_cases import NAMES, cast, fake_plan, has_network_shapes, large, launches
+from tests.triton_cases import NAMES, cast, fake_plan, has_network_shapes, large, launches, plan, results
+from tests.triton_cases_images import is_image, turned
 from tests.triton_chips import CHIPS, Compiled, compiled
 from tests.triton_estimate import least_seconds, told
 
@@ -49,6 +54,44 @@ def test_the_default_setting_fits_a_chip(name: str, chip: int, tell: Callable[[s
                 fits(made)
                 if chip == 90 and dtype == "bfloat16" and has_network_shapes(name):
                     tell(f"{name} {shapes}: {told(launch, made)}")
+
+
+def innermost(name: str) -> list[tuple[Any, Case]]:
+    """Results and operands of the first and the last case whose images, channels innermost, have vectors of them."""
+
+    def laid(x: Any, order: list[int]) -> Any:
+        return array(tuple(x.shape[dim] for dim in order), x.dtype.name).transpose(0, 3, 1, 2)
+
+    found = []
+    for case in large(name, "bfloat16"):
+        lay = turned(case, laid)
+        outs = tuple(lay(array(one.shape, one.dtype)) for one in results(name, *case))
+        args = tuple(map(lay, case[0]))
+        if any(is_image(x, case) for x in args) and all(x.shape[1] % 8 == 0 for x in args if is_image(x, case)):
+            found.append((outs, (args, case[1])))
+    return [*found[:1], *found[1:][-1:]]
+
+
+# Groups of channels are less than vectors.
+OF_IMAGES = [name for name in NAMES if hasattr(triton_cases_images, f"large_{name}") and "group" not in name]
+
+
+@pytest.mark.parametrize("name", [name for name in OF_IMAGES if innermost(name)])
+def test_channels_that_are_innermost_are_read_and_written_in_vectors(name: str) -> None:
+    for outs, case in innermost(name):
+        made = plan(name, outs, case)
+        assert made is not None
+        touching = 0
+        for launch in launches(made):
+            there = [x for x in arrays_of([launch]) if is_image(x, case) and x.size > 2**20]
+            if not there:
+                continue
+            touching += 1
+            # What is made of many, as a mean of all places, is written number by number.
+            words = "ld|st" if any(x is out for x in there for out in outs) else "ld"
+            alone = re.findall(rf"(?:{words})\.global\S*\.b(?:8|16)\s", compiled(launch, 90).ptx)
+            assert not alone, f"{name} {launch.kernel.__name__}: {len(alone)} numbers one by one"
+        assert touching
 
 
 @pytest.mark.parametrize("name", NAMES)
