@@ -15,11 +15,12 @@ from rich.table import Table
 
 from castile.launch import checks, offline, options, ranks, report
 from castile.launch.explain import open_plan
-from castile.launch.explain_report import folded, shortened, signed
+from castile.launch.explain_report import folded, shortened, signed, with_members
 from castile.launch.ranks import UserError
 from castile.planner import strategy as strategies
 from castile.planner.alternatives import differences
 from castile.planner.evaluator import moved_bytes
+from castile.planner.graph import Node
 from castile.planner.strategy import Config, Predicted, Strategy
 from castile.runtime import memory
 from castile.runtime.machine import Machine
@@ -40,7 +41,8 @@ class Diff:
     b: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="B")]
     """The plan's file that is compared with it."""
     machine: Annotated[str, tyro.conf.arg(metavar="MACHINE", help_behavior_hint="")] = ""
-    """Simulate both on this machine (dgx-h100:nodes=2), by the same prices; else their files' predictions are told."""
+    """Simulate both on this machine (dgx-h100:nodes=2), by the same prices, and tell what is part of fused nodes; else
+    their files' predictions are told."""
     batch: options.Count = None
     """With --machine: samples a step; the model's own by default."""
     profile: options.File = ""
@@ -67,11 +69,14 @@ def run(command: Diff) -> int:
             f"plans {command.a} and {command.b} are not of one model and batch ({a.model or a.graph}, "
             f"{b.model or b.graph}): only such plans can be compared"
         )
-    facts = {"a": {"file": command.a}, "b": {"file": command.b}, "simulated_on": machine.name if machine else None}
+    facts: dict[str, Any] = {"a": {"file": command.a}, "b": {"file": command.b}, "simulated_on": machine.name if machine else None}
     if machine is None:
         facts |= compare(a, b, a.predicted, b.predicted)
     else:
-        facts |= compare(a, b, *(_simulated(path, machine, command) for path in (command.a, command.b)))
+        (worth_a, nodes), (worth_b, _) = (_simulated(path, machine, command) for path in (command.a, command.b))
+        facts |= compare(a, b, worth_a, worth_b)
+        for row in facts["moved"]:
+            row["members"] = folded([part for name in row["nodes"] if name in nodes for part in nodes[name].members])
     if command.json:
         print(json.dumps(facts, indent=2))
     else:
@@ -118,12 +123,13 @@ def _told(config: Config | None) -> str | None:
     return None if config is None else str(config)
 
 
-def _simulated(path: str, machine: Machine, command: Diff) -> Predicted:
-    """What a plan takes on a machine, whether it fits there or not."""
+def _simulated(path: str, machine: Machine, command: Diff) -> tuple[Predicted, Mapping[str, Node]]:
+    """What a plan takes on a machine, whether it fits there or not, and its model's nodes."""
     plan, desk = open_plan(path, machine, "", command.batch, command.profile)
     tasks, simulated = desk.evaluator.simulate(plan)
     arenas = memory.pack(tasks, simulated.timeline).peak_bytes
-    return Predicted(simulated.seconds, int(arenas.max()), moved_bytes(tasks))
+    worth = Predicted(simulated.seconds, int(arenas.max()), moved_bytes(tasks))
+    return worth, desk.evaluator.lowering.graph.nodes
 
 
 def _tell(facts: Mapping[str, Any]) -> None:
@@ -144,7 +150,7 @@ def _tell(facts: Mapping[str, Any]) -> None:
         out.print(_figure_table(figures))
     say(f"\n{facts['num_moved']} of {facts['num_nodes']} nodes lie differently" + (":" if facts["moved"] else ""))
     for row in facts["moved"][:MOST_ROWS]:
-        say(f"  {row['a'] or 'by default'} -> {row['b'] or 'by default'}  {shortened(row['name'], MOST_LETTERS)}")
+        say(f"  {row['a'] or 'by default'} -> {row['b'] or 'by default'}  {shortened(with_members(row), MOST_LETTERS)}")
     if len(facts["moved"]) > MOST_ROWS:
         say(f"  and {len(facts['moved']) - MOST_ROWS} more moves")
 

@@ -42,7 +42,8 @@ class Explain:
     plan: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PLAN")]
     """The plan's file (JSON), as `castile plan --out` and `castile train` write it."""
     op: Annotated[str, tyro.conf.arg(metavar="NODE", help_behavior_hint="")] = ""
-    """A node, or an update such as fc.weight/update: tell of it alone, and of its next best layouts, all else equal."""
+    """A node, what was made part of one, or an update such as fc.weight/update: tell of it alone, and of its next best
+    layouts, all else equal."""
     why_not: Annotated[str, tyro.conf.arg(metavar="SEED", help_behavior_hint="")] = ""
     """A known plan such as data_parallel: tell what makes it slower, or faster, than this one."""
     machine: options.Machine = "local"
@@ -71,12 +72,15 @@ def run(command: Explain) -> int:
         return 0
     plan, desk = open_plan(command.plan, machine, command.model, command.batch, command.profile)
     evaluator = desk.evaluator
+    names = evaluator.lowering.names
+    command = replace(command, op=names.within.get(command.op, command.op))
     explanation, worth = explain(evaluator, plan), evaluator.evaluate(plan)
     facts = _facts(command, desk, plan, explanation, worth)
     if command.op:
         found = alternatives(evaluator, plan, command.op, budget)
         facts["op"] = {
             "name": found.name,
+            "members": folded([part for part, whole in names.within.items() if whole == found.name]),
             "config": str(found.chosen),
             "alternatives": [{"config": str(config), **_priced(other, worth)} for config, other in found.best],
             "num_layouts": found.num_layouts,
@@ -238,6 +242,7 @@ def _cause(found: Explanation, numbers: Sequence[int]) -> dict[str, Any]:
     makers, readers = (list(dict.fromkeys(chain.from_iterable(names))) for names in zip(*edges, strict=True))
     total, spent = seconds(found.total), seconds(found.spent)
     between = {"from": folded(makers), "to": folded(readers)} if first.is_transfer else {}
+    members = list(chain.from_iterable(found.causes[n].members for n in numbers))
     return {
         "name": folded([found.causes[n].name for n in numbers]),
         "kind": first.kind,
@@ -246,6 +251,7 @@ def _cause(found: Explanation, numbers: Sequence[int]) -> dict[str, Any]:
         "link": first.link,
         "algorithm": first.algorithm,
         **between,
+        "members": folded(members),
         "levels": _levels([found.labels.crossings[n] for n in numbers]),
         "num_causes": len(numbers),
         "num_tasks": int(found.num_tasks[numbers].sum()),

@@ -36,7 +36,7 @@ def tell(facts: Mapping[str, Any], lines: Sequence[str]) -> None:
         f"({facts['num_procs']} processors), plan {facts['plan']}:",
     )
     op = facts.get("op")
-    for line in [f"{op['config']}  {op['name']}"] if op else lines:
+    for line in [f"{op['config']}  {with_members(op)}"] if op else lines:
         _say(out, f"  {line}")
     _say(out, f"\n{_worth(facts)}\n")
     if op:
@@ -108,7 +108,7 @@ def _level_table(causes: Sequence[Mapping[str, Any]]) -> Table:
 def _cause(row: Mapping[str, Any]) -> str:
     """A cause in words: `linear F: fc`, `all_reduce by ring over nvlink: fc.weight/grad`."""
     if row["kind"] == "compute":
-        return f"{row['op']} {row['form']}: {row['name']}"
+        return f"{row['op']} {row['form']}: {with_members(row)}"
     by = f" by {row['algorithm']}" if row["algorithm"] not in ("", "direct") else ""
     over = f"{by} over {row['link']}" if row["link"] else ""
     # Where a gradient goes is said by its name.
@@ -164,6 +164,11 @@ def _priced(row: Mapping[str, Any]) -> tuple[str, ...]:
     step, longer = milliseconds(row["step_seconds"]), signed(row["longer_seconds"])
     note = "" if row["fits"] else "does not fit"
     return step, longer, f"{row['times']:.3f}", written(row["live_bytes"]), written(row["moved_bytes"]), note
+
+
+def with_members(row: Mapping[str, Any]) -> str:
+    """The name of nodes, and what is known to be part of them."""
+    return f"{row['name']} (with {row['members']})" if row.get("members") else str(row["name"])
 
 
 def signed(seconds: float) -> str:

@@ -56,12 +56,14 @@ class Switch:
 def alternatives(evaluator: Evaluator, plan: Strategy, name: str, budget: Budget, most: int = 3) -> Alternatives:
     """The best `most` other layouts of a node by simulation, among those that the budget lets it simulate.
 
-    The evaluator's lowering cuts the batch as the plan does. Raises ValueError where the plan has no such node.
+    The evaluator's lowering cuts the batch as the plan does. What became part of a node stands for that node. Raises
+    ValueError where the plan has no such node.
     """
     assert plan.microbatches == evaluator.lowering.microbatches
-    configs = evaluator.lowering.configs(plan)
+    configs, within = evaluator.lowering.configs(plan), evaluator.lowering.names.within
+    name = within.get(name, name)
     if name not in configs:
-        raise ValueError(f"the plan has no node {name!r}{suggestion(name, list(configs))}")
+        raise ValueError(f"the plan has no node {name!r}{suggestion(name, [*configs, *within])}")
     chosen = configs[name]
     layouts = _layouts(_node(evaluator, plan, name), chosen, evaluator.lowering.machine.num_procs)
     floors = _floors(evaluator, plan, name, layouts)

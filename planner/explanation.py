@@ -33,6 +33,7 @@ class Cause(NamedTuple):
     link        the farthest level of links that a transfer crosses, "" on one processor
     algorithm   by which a transfer goes over the links
     op          the node's operator
+    members     what a rewrite made part of the node
     """
 
     name: str
@@ -41,6 +42,7 @@ class Cause(NamedTuple):
     algorithm: str = ""
     op: str = ""
     is_transfer: bool = False
+    members: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -153,7 +155,9 @@ def _each(lowering: Lowering, strategy: Strategy) -> Iterator[Cause]:
     """What each task of a plan is for where each stands for itself, without how transfers go."""
     steps, flows = lowering.instances(strategy)
     for step in steps:
-        yield from [Cause(step.step.node.name, step.step.which, op=step.step.node.op.name)] * step.num_tasks
+        node = step.step.node
+        cause = Cause(node.name, step.step.which, op=node.op.name, members=node.members)
+        yield from [cause] * step.num_tasks
     for flow in flows:
         region = _MICRO.sub("", flow.flow.region)
         yield from [Cause(region, key.name.partition(".")[0], is_transfer=True) for key in flow.keys]

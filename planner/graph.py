@@ -21,13 +21,22 @@ from castile.planner.vocabulary import wide
 
 @dataclass(frozen=True)
 class Node:
-    """An operator applied: inputs and outputs are names of tensors; the first output bears the node's name."""
+    """An operator applied: inputs and outputs are names of tensors; the first output bears the node's name.
+
+    members   where a rewrite made it of several: what was called so before is part of it
+    """
 
     name: str
     op: Op
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     alignment: Alignment
+    members: tuple[str, ...] = ()
+
+    @property
+    def told(self) -> str:
+        """Its name, with those of its members."""
+        return f"{self.name} (with {', '.join(self.members)})" if self.members else self.name
 
     def whole(self) -> Part:
         """The part that is all of the node."""

@@ -27,7 +27,8 @@ EXAMPLE = "write what is pinned as in 'h.*.attn: {h: 8}' or 'head: {b: 4, procs:
 class Pin:
     """What the nodes of a pattern must have.
 
-    pattern      of names, * stands for anything; without a / it is for nodes of the graph, not for updates and the like
+    pattern      of names, * stands for anything; without a / it is for nodes of the graph, not for updates and such;
+                 a name of what became part of a node is for that node
     degrees      by axis; nodes that lack an axis are not bound by its degree
     replicas     None for any number
     procs        the processors that may be used, None for all
@@ -134,7 +135,11 @@ class Pins:
         self._nodes = {**names.optional, **names.nodes}
         bound: dict[str, list[Pin]] = {}
         for pin in pins:
-            of_pin = [name for name in self._nodes if pin.binds(name, name not in names.nodes)]
+            of_pin = [
+                name
+                for name, node in self._nodes.items()
+                if any(pin.binds(each, name not in names.nodes) for each in (name, *node.members))
+            ]
             self._check(pin, of_pin, names)
             for name in of_pin:
                 bound.setdefault(name, []).append(pin)
@@ -184,13 +189,14 @@ class Pins:
     def _check(self, pin: Pin, names: Sequence[str], known: Names) -> None:
         """Whether a pin is about something."""
         if not names:
-            near = suggestion(pin.pattern, list(known.nodes))
+            near = suggestion(pin.pattern, [*known.nodes, *known.within])
             raise ValueError(f"pin '{pin}': no node has a name like {pin.pattern!r}{near}")
         axes = {axis: None for name in names for axis in self._nodes[name].alignment.axes}
         for axis in pin.degrees:
             if axis not in axes:
                 near = suggestion(axis, list(axes))
-                raise ValueError(f"pin '{pin}': {names[0]} has no axis {axis!r}{near}; there are {', '.join(axes)}")
+                who = self._nodes[names[0]].told
+                raise ValueError(f"pin '{pin}': {who} has no axis {axis!r}{near}; there are {', '.join(axes)}")
         _check_procs(pin.procs or (), self.num_procs, f"pin '{pin}'")
 
     def _merged(self, name: str, pins: Sequence[Pin]) -> Need:

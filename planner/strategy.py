@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -114,6 +115,11 @@ class Names:
     nodes: Mapping[str, Node]
     optional: Mapping[str, Node] = field(default_factory=dict)
 
+    @cached_property
+    def within(self) -> dict[str, str]:
+        """Of what a rewrite made part of a node the name of that node."""
+        return {member: name for name, node in self.nodes.items() for member in node.members}
+
 
 def parts(node: Node, split: Mapping[str, int], axis: str = "", micro: tuple[int, int] = (0, 1)) -> list[Part]:
     """The pieces of a node cut so, row-major in the order of its axis line.
@@ -182,6 +188,8 @@ def check(strategy: Strategy, names: Names, graph: Graph, machine: Machine) -> N
     if strategy.bucket_bytes < 0:
         raise ValueError(f"the plan has buckets of {strategy.bucket_bytes} bytes; 0 is for none")
     for name in strategy.configs:
+        if name in names.within:
+            raise ValueError(f"the plan names a node {name!r}, here a part of {names.within[name]!r}: plan again")
         if name not in names.nodes and name not in names.optional:
             near = strict.suggestion(name, list(names.nodes))
             raise ValueError(f"the plan names a node {name!r} that {graph.name} does not have{near}")

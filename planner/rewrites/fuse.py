@@ -24,7 +24,7 @@ BIASED = ("conv1d", "conv2d", "conv_transpose2d")
 
 
 def rewrite(graph: Graph) -> Graph:
-    """The graph with one node for each longest chain, which has the name of its last member."""
+    """The graph with one node for each longest chain, which has the name of its last member and knows the others'."""
     joins = _joins(graph)
     chains: dict[str, list[Node]] = {}
     for node in reversed(graph.nodes.values()):
@@ -95,7 +95,9 @@ def _fused(nodes: Sequence[Node], graph: Graph) -> Node:
     for made, op, reads in rows:
         members.append(Member(op, tuple(number[name] for name in reads)))
         number[made] = len(operands) + len(members) - 1
-    return _bound(nodes[-1], Fused(tuple(members)), tuple(operands), graph)
+    # What leaves its bias stays a node of its own; the bias is known by its parameter's name.
+    names = tuple(node.inputs[2] if _has_bias(node) else node.name for node in nodes[:-1])
+    return replace(_bound(nodes[-1], Fused(tuple(members)), tuple(operands), graph), members=names)
 
 
 def _bound(node: Node, op: Op, inputs: tuple[str, ...], graph: Graph) -> Node:
