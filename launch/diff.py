@@ -69,7 +69,8 @@ def run(command: Diff) -> int:
             f"plans {command.a} and {command.b} are not of one model and batch ({a.model or a.graph}, "
             f"{b.model or b.graph}): only such plans can be compared"
         )
-    facts: dict[str, Any] = {"a": {"file": command.a}, "b": {"file": command.b}, "simulated_on": machine.name if machine else None}
+    facts: dict[str, Any] = {"a": {"file": command.a}, "b": {"file": command.b}}
+    facts["simulated_on"] = machine.name if machine else None
     if machine is None:
         facts |= compare(a, b, a.predicted, b.predicted)
     else:
