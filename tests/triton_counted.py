@@ -124,7 +124,6 @@ class _Run:
         # Registers that wait for memory, and whether any of them was wanted since the last time it was waited for.
         self.fetching: set[str] = set()
         self.wanted = False
-        self.groups = 0
         # How many had been touched when each sector was touched last.
         self.order: dict[int, int] = {}
         # Of each sector the bytes that were written, a bit each.
@@ -143,8 +142,7 @@ class _Run:
         if not step.when:
             return np.array([True])
         met = self.known.get(step.when)
-        # All bits of a number may stand for what holds everywhere.
-        return None if met is None else (met == 0) if step.unless else (met != 0)
+        return None if met is None else ~met if step.unless else met
 
     def leaps(self, step: Step, back: bool) -> bool:
         """Whether a branch is taken: back if any thread goes there, and forth if all do."""
@@ -161,11 +159,9 @@ class _Run:
             self.touches(step, met)
         elif step.word.startswith("mbarrier.arrive.expect_tx"):
             self.fetched(int(step.groups[-1][-1]) if met is None or met.any() else 0)
-        elif word[0] == "bar" or step.word.startswith(("st.global", "mbarrier.try_wait")):
+        elif word[0] == "bar" or step.word.startswith("mbarrier.try_wait"):
             self.waits()
-        if step.word.startswith("cp.async.commit_group"):
-            self.groups += 1
-        elif step.word.startswith("cp.async.wait_group") and self.groups:
+        elif step.word.startswith("cp.async.wait_group"):
             self.found.turns += 1 / (1 + int(step.groups[0][0]))
         for name, value in zip(step.writes, self.results(step), strict=True):
             self.known[name] = value if met is None or met.all() else self.either(met, value, self.known.get(name))
@@ -249,10 +245,10 @@ def made(word: str) -> Callable[..., Value] | None:
     """What computes whole numbers as an instruction does; None for what makes others."""
     name, *how = word.split(".")
     kind = how[-1] if how else ""
+    make = _ARITHMETIC.get(name)
     if kind == "pred":
-        return {"and": operator.and_, "or": operator.or_, "xor": operator.xor, "not": operator.inv, "mov": _same}.get(
-            name
-        )
+        # All bits of a number stand for what holds.
+        return make and (lambda *xs: make(*(x != 0 for x in xs)))
     if kind[:1] not in "bsu" or not kind[1:].isdigit():
         return None
     signed, bits = kind[0] != "u", int(kind[1:])
@@ -266,7 +262,6 @@ def made(word: str) -> Callable[..., Value] | None:
         return (lambda x: _kept(_as(x, signed, bits), int(to[1:]))) if to[0] in "su" else None
     if name == "bfe":
         return lambda x, at, size: _field(_as(x, False, bits), at, size, signed)
-    make = _ARITHMETIC.get(name)
     if make is None:
         return None
     wide = 2 * bits if "wide" in how else bits
