@@ -60,7 +60,7 @@ def _rows(share: float) -> list[dict[str, Any]]:
 
 def test_figures_are_shares_of_what_is_beside() -> None:
     good, bad = (benchmark.figures(_rows(share)) for share in (1.0, 0.5))
-    assert len(good) == len(bad) == 9 and all(figure.met for figure in good)
+    assert len(good) == len(bad) == 11 and all(figure.met for figure in good)
     assert not any(figure.met for figure in bad) and {figure.value for figure in bad} == {0.5}
     every = _rows(1.0)
     every[0] = every[0] | {"library_seconds": 0.2, "cudnn_seconds": 0.2}

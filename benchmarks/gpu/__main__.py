@@ -126,16 +126,23 @@ def _least(name: str, rows: list[Row], target: float, peer: Callable[[Row], floa
 
 
 def _convolutions(rows: list[Row]) -> list[Figure]:
-    """Of all convolutions of a ResNet-50 step together, and the worst one."""
-    if any(word not in row for row in rows for word in ("seconds", "nchw_seconds", "nhwc_seconds")) or not rows:
-        return [figure for figure in [_least("convolution_over_cudnn_ratio", rows, 0.7, best_peer)] if figure]
+    """Of all convolutions of a ResNet-50 step together, in each layout beside cuDNN in both, and the worst ones."""
+    last = {case.name for case in cases.convolutions() if case.innermost}
+    apart, inner = ([row for row in rows if (row["name"] in last) == innermost] for innermost in (False, True))
+    return [*_in_layout(apart, "", "nchw", ("nchw", "nhwc")), *_in_layout(inner, "channels_last_", "nhwc", ("nhwc",))]
+
+
+def _in_layout(rows: list[Row], word: str, own: str, layouts: tuple[str, ...]) -> list[Figure]:
+    """The figures of convolutions in one layout, beside cuDNN in some: `own` is the same."""
+    if any(key not in row for row in rows for key in ("seconds", *(f"{one}_seconds" for one in layouts))) or not rows:
+        return [figure for figure in [_least(f"{word}convolution_over_cudnn_ratio", rows, 0.7, best_peer)] if figure]
     counts = {case.name: case.count for case in cases.convolutions()}
     total = sum(row["seconds"] * counts[row["name"]] for row in rows)
     found = []
-    for layout in ("nchw", "nhwc"):
+    for layout in layouts:
         peer = sum(row[f"{layout}_seconds"] * counts[row["name"]] for row in rows)
-        found.append(Figure(f"convolutions_of_a_step_over_cudnn_{layout}_ratio", peer / total, least=0.7))
-    worst = _least("convolution_over_cudnn_nchw_ratio", rows, 0.7, _key("nchw_seconds"))
+        found.append(Figure(f"{word}convolutions_of_a_step_over_cudnn_{layout}_ratio", peer / total, least=0.7))
+    worst = _least(f"{word}convolution_over_cudnn_{own}_ratio", rows, 0.7, _key(f"{own}_seconds"))
     return [*found, *([worst] if worst else [])]
 
 

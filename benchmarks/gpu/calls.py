@@ -14,15 +14,21 @@ from castile.kernels.table import Table
 from castile.planner import vocabulary
 from castile.planner.vocabulary import Spec
 
+# Channels of pictures.
+_COLOURS = 3
 ADAMW: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "decay": 0.1, "decoupled": True}
 
 
 class Call(NamedTuple):
-    """A kernel call on operands that are not there yet: Specs and literals."""
+    """A kernel call on operands that are not there yet: Specs and literals.
+
+    innermost: images [b,c,h,w] among operands and results whose channels are so.
+    """
 
     kernel: str
     args: tuple[Any, ...]
     params: dict[str, Any]
+    innermost: tuple[Spec, ...] = ()
 
     @property
     def outs(self) -> tuple[Spec, ...]:
@@ -31,7 +37,7 @@ class Call(NamedTuple):
     @property
     def named(self) -> str:
         """What choices know it by."""
-        args, outs = ([_array(x) for x in xs] for xs in (self.args, self.outs))
+        args, outs = ([self._array(x) for x in xs] for xs in (self.args, self.outs))
         return tuning.named(Table("triton"), self.kernel, outs, args, self.params, False)
 
     @property
@@ -40,9 +46,13 @@ class Call(NamedTuple):
         arrays = [x for x in (*self.args, *self.outs) if isinstance(x, Spec)]
         return sum(int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize for x in arrays)
 
-
-def _array(x: Any) -> Any:
-    return tuning.dense(x.shape, x.dtype) if isinstance(x, Spec) else x
+    def _array(self, x: Any) -> Any:
+        if not isinstance(x, Spec):
+            return x
+        if x not in self.innermost:
+            return tuning.dense(x.shape, x.dtype)
+        b, c, *size = x.shape
+        return tuning.dense((b, *size, c), x.dtype).transpose((0, 3, 1, 2))
 
 
 @singledispatch
@@ -78,12 +88,13 @@ def _(case: cases.Convolution) -> list[Call]:
     y = Spec((case.batch, case.outputs, case.result, case.result), "bfloat16")
     params: dict[str, Any] = {"stride": (case.stride,) * 2, "pads": (case.pad,) * 4, "dilation": (1, 1)}
     params["groups"] = case.groups
+    images = tuple(one for one in (x, y) if one.shape[1] > _COLOURS) if case.innermost else ()
     made = {
         "forward": Call("conv2d", (x, w), params),
         "input": Call("conv2d_grad_input", (y, w), params | {"shape": x.shape}),
         "weight": Call("conv2d_grad_weight", (y, x), params | {"kernel": w.shape[2:]}),
     }
-    return [made[case.which]]
+    return [made[case.which]._replace(innermost=images)]
 
 
 @calls.register

@@ -61,7 +61,10 @@ class Attention:
 
 @dataclass(frozen=True)
 class Convolution:
-    """Images [batch,channels,size,size] to `outputs` channels; `which` of "forward", "input" and "weight" is made."""
+    """Images [batch,channels,size,size] to `outputs` channels; `which` of "forward", "input" and "weight" is made.
+
+    innermost: images have their channels innermost, but for pictures, which the host provides.
+    """
 
     batch: int
     channels: int
@@ -73,6 +76,7 @@ class Convolution:
     groups: int = 1
     # How often a ResNet-50 has it.
     count: int = 1
+    innermost: bool = False
 
     @property
     def pad(self) -> int:
@@ -86,7 +90,8 @@ class Convolution:
     @property
     def name(self) -> str:
         how = f"{self.kernel}x{self.kernel}/{self.stride}" + (f" groups {self.groups}" if self.groups > 1 else "")
-        return f"convolution {self.batch}x{self.channels}x{self.size} to {self.outputs} {how} {self.which}"
+        last = " channels last" if self.innermost else ""
+        return f"convolution {self.batch}x{self.channels}x{self.size} to {self.outputs} {how} {self.which}{last}"
 
     @property
     def flops(self) -> int:
@@ -187,7 +192,7 @@ def attentions() -> list[Attention]:
 
 
 def convolutions(batch: int = 64) -> list[Convolution]:
-    """All of ResNet-50 (He et al. 2016, with strides on the 3x3 ones)."""
+    """All of ResNet-50 (He et al. 2016, with strides on the 3x3 ones), in both layouts."""
     found: dict[tuple[int, ...], int] = {(3, 224, 64, 7, 2): 1}
 
     def add(*layer: int) -> None:
@@ -205,7 +210,8 @@ def convolutions(batch: int = 64) -> list[Convolution]:
             add(width, size, 4 * width, 1, 1)
             channels = 4 * width
     return [
-        Convolution(batch, *layer, which, count=count)
+        Convolution(batch, *layer, which, count=count, innermost=innermost)
+        for innermost in (False, True)
         for layer, count in found.items()
         for which in ("forward", "input", "weight")
         # Nobody asks for the gradient of the images.

@@ -72,7 +72,7 @@ def _attention(case: cases.Attention, backend: Any) -> Callable[[], Any]:
 def _(case: cases.Convolution) -> dict[str, float]:
     torch.backends.cudnn.benchmark = True
     copies = clock.num_copies(2 * case.batch * (case.channels * case.size**2 + case.outputs * case.result**2))
-    layouts = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
+    layouts = {"nhwc": torch.channels_last} | ({} if case.innermost else {"nchw": torch.contiguous_format})
     return {
         f"{name}_seconds": seconds([_convolution(case, layout) for _ in range(copies)])
         for name, layout in layouts.items()
