@@ -126,14 +126,14 @@ def _least(name: str, rows: list[Row], target: float, peer: Callable[[Row], floa
 
 
 def _convolutions(rows: list[Row]) -> list[Figure]:
-    """Of all convolutions of a ResNet-50 step together, in each layout beside cuDNN in both, and the worst ones."""
+    """Of all convolutions of a ResNet-50 step together, and the worst one, in each layout of ours."""
     last = {case.name for case in cases.convolutions() if case.innermost}
     apart, inner = ([row for row in rows if (row["name"] in last) == innermost] for innermost in (False, True))
     return [*_in_layout(apart, "", "nchw", ("nchw", "nhwc")), *_in_layout(inner, "channels_last_", "nhwc", ("nhwc",))]
 
 
 def _in_layout(rows: list[Row], word: str, own: str, layouts: tuple[str, ...]) -> list[Figure]:
-    """The figures of convolutions in one layout, beside cuDNN in some: `own` is the same."""
+    """The figures of convolutions in one layout beside cuDNN in some, of which `own` is the same; word: of their names."""
     if any(key not in row for row in rows for key in ("seconds", *(f"{one}_seconds" for one in layouts))) or not rows:
         return [figure for figure in [_least(f"{word}convolution_over_cudnn_ratio", rows, 0.7, best_peer)] if figure]
     counts = {case.name: case.count for case in cases.convolutions()}
