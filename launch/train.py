@@ -6,6 +6,7 @@ It does not know how plans are searched, lowered or run; it composes those who d
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ from castile.launch import (
     runfile,
     trace,
     training_report,
+    tuning,
     weights,
 )
 from castile.launch.checkpoints.checkpointer import Checkpointer
@@ -154,6 +156,8 @@ def run(command: Train) -> int:
     saved = _saved(command, job, say)
     chosen = _choose(command, job, dataset, saved, say)
     say.line(training_report.plan_text(job, chosen))
+    if line := tuning.settings_line(job, chosen.prepared.tasks, _profiling(command)):
+        say.line(line)
     _explain(job, chosen)
     if job.leads and command.out:
         # a plan file names its model as the user did, so that it can be simulated from the file alone
@@ -231,6 +235,16 @@ def _updates(command: Train) -> Updates:
 def _told(command: Train) -> dict[str, Any]:
     """The run as it is told and written: but for how it is shown."""
     return runfile.given(command, without=("print", "json"))
+
+
+def _profiling(command: Train) -> str:
+    """The command that measures the kernel calls of this run's plan."""
+    plan = command.plan or command.out
+    said = {"machine": command.machine if command.machine != "local" else "", "batch": command.batch,
+            "dtype": command.dtype, "profile": command.profile, "plan": plan or "PLAN.json"}  # fmt: skip
+    words = (f"--{name} {shlex.quote(str(value))}" for name, value in said.items() if value)
+    first = "" if plan else "train with --out PLAN.json, then "
+    return " ".join([f"{first}castile profile", shlex.quote(command.model), *words])
 
 
 def _print(command: Train) -> int:

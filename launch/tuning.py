@@ -67,6 +67,25 @@ def tune(job: Job, graphs: Iterable[TaskGraph], again: bool, meter: tuning.Meter
     return len(todo)
 
 
+def settings_line(job: Job, graph: TaskGraph, command: str) -> str:
+    """How many kernel calls of this rank's tasks run as was fastest here, and what command measures the others.
+
+    "" where nothing is left to choose, as on a CPU.
+    """
+    if job.backend == "numpy":
+        return ""
+    table = _table(job.backend)
+    called = {name for proc in job.procs for name in names(table, graph, graph.tasks_of(proc))}
+    open_ = {name for name in called if tuning.ways(table, name)}
+    num_known = len(open_ & {way.call for way in job.ways})
+    if not open_:
+        return ""
+    if num_known == len(open_):
+        return f"kernels: all {num_known} calls that leave a choice run as was fastest here"
+    left = f"{len(open_) - num_known} of {len(open_)} calls that leave a choice run with default settings"
+    return f"kernels: {left}; to measure what is fastest here: {command}"
+
+
 def kernels_of(job: Job, graph: TaskGraph, task: int) -> tuple[Taken, ...]:
     """Which kernels a task calls, each once, and how they are run."""
     table, by_call = _table(job.backend), ways.by_call(job.ways)

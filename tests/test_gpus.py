@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from castile.launch import doctor, gpus, jobs, offline, train
+from castile.launch.__main__ import main
 from castile.launch.execution import Execution, Prepared
 from castile.launch.jobs import Job
 from castile.launch.measure import measure, sample_feed, trial
@@ -113,6 +115,28 @@ def test_what_is_measured_holds_for_the_gpu() -> None:
 def trained(words: str, folder: str, capsys: pytest.CaptureFixture[str]) -> dict:
     train.run(train.parse([*words.split(), "--json", "--profile", f"{folder}/profile.db", "--steps", "30"]))
     return json.loads(capsys.readouterr().out)
+
+
+def test_training_there_says_what_runs_as_measured(tmp_path, capsys, monkeypatch) -> None:
+    """And the command that it names measures the rest, for whoever trains again."""
+    kernels = pytest.importorskip("castile.kernels.tuning")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(kernels, "gpu", lambda: None)
+    monkeypatch.setattr(kernels, "ahead", lambda calls, tell: None)
+    monkeypatch.setattr(kernels, "tune", lambda table, name, meter: dict.fromkeys(kernels.ways(table, name), 1.0))
+    given = f"mlp:layers=2,width=16 --search data_parallel --steps 4 --profile {tmp_path}/p"
+    words = ["train", *given.split()]
+    with host_with_gpus(), patch.object(gpus, "version", lambda name: "1.0"):
+        assert main(words) == 0
+        assert "here: train with --out PLAN.json, then castile profile mlp" in capsys.readouterr().out
+        assert main([*words, "--out", f"{tmp_path}/plan.json"]) == 0
+        (line,) = [one for one in capsys.readouterr().out.splitlines() if one.startswith("kernels: ")]
+        said, _, command = line.partition(" here: castile ")
+        assert "run with default settings" in said
+        assert main(shlex.split(command)) == 0
+        assert "several ways were timed" in capsys.readouterr().out
+        assert main([*words, "--plan", f"{tmp_path}/plan.json"]) == 0
+        assert "run as was fastest here" in capsys.readouterr().out
 
 
 def test_training_there_learns_what_training_on_cores_does(tmp_path, capsys, monkeypatch) -> None:

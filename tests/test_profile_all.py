@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 import xml.etree.ElementTree as ElementTree
 from contextlib import nullcontext
 from unittest.mock import patch
@@ -273,6 +274,21 @@ def test_ranks_share_the_calls_and_keep_what_all_found(table, tmp_path):
     taken = {call: str(found) for call, found in choice._chosen.items()}
     assert taken == {name: "triton [9]" if name in theirs else "cupy" for name in calls}
     assert {way.call for way in database.ways(job.snapshot.environment)} == set(calls)
+
+
+def test_the_start_says_how_many_calls_were_measured(table, tmp_path):
+    lowering = lowering_of(MODELS[0], 1)
+    graph = lowering.lower(seeds(lowering)["data_parallel"])
+    calls = [name for name in tuning.names(table, graph, range(graph.num_tasks)) if json.loads(name)[0] == "contract"]
+    job, num = Tuned(LocalWorld(1).communicators[0], Database(tmp_path / "here.db")), len(set(calls))
+    found = [tuning.settings_line(job, graph, "do this")]
+    for known in (calls[:1], calls):
+        job.ways = tuple(Way(name, "cupy", "", 1.0) for name in {*known, "another"})
+        found.append(tuning.settings_line(job, graph, "do this"))
+    assert [re.findall(r"\d+", line) for line in found] == [[f"{num}"] * 2, [f"{num - 1}", f"{num}"], [f"{num}"]]
+    assert [line.endswith("do this") for line in found] == [True, True, False]
+    job.backend = "numpy"
+    assert tuning.settings_line(job, graph, "do this") == ""
 
 
 def test_a_job_takes_what_its_database_knows(monkeypatch):
