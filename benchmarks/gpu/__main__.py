@@ -133,7 +133,7 @@ def _convolutions(rows: list[Row]) -> list[Figure]:
 
 
 def _in_layout(rows: list[Row], word: str, own: str, layouts: tuple[str, ...]) -> list[Figure]:
-    """The figures of convolutions in one layout beside cuDNN in some, of which `own` is the same; word: of their names."""
+    """Figures of convolutions in one layout beside cuDNN in some, its `own` among them; `word` begins each name."""
     if any(key not in row for row in rows for key in ("seconds", *(f"{one}_seconds" for one in layouts))) or not rows:
         return [figure for figure in [_least(f"{word}convolution_over_cudnn_ratio", rows, 0.7, best_peer)] if figure]
     counts = {case.name: case.count for case in cases.convolutions()}
