@@ -14,7 +14,7 @@ from itertools import combinations
 
 import numpy as np
 
-from castile.launch import checks, jobs, models, options
+from castile.launch import checks, jobs, models, options, report
 from castile.launch.explore import simulated
 from castile.launch.jobs import Job
 from castile.launch.measure import Trial, measure, sample_feed, trial
@@ -75,7 +75,7 @@ class Truth:
     """How predictions compare with measurements of plans that were not learned from.
 
     mean_error, largest_error   of |predicted / measured - 1|
-    kendall_tau                 over the num_pairs pairs whose medians differ by more than both spreads
+    kendall_tau                 over the num_pairs pairs whose medians differ by more than both spreads, 0 without any
     regret                      by how much the plan predicted to be fastest is slower than the fastest
     """
 
@@ -175,7 +175,7 @@ def truth(rows: Sequence[Row], after: bool) -> Truth:
     for i, j in combinations(range(len(rows)), 2):
         if abs(measured[i] - measured[j]) > max(rows[i].spread_seconds, rows[j].spread_seconds):
             signs.append(np.sign(predicted[i] - predicted[j]) * np.sign(measured[i] - measured[j]))
-    tau = float(np.mean(signs)) if signs else float("nan")
+    tau = float(np.mean(signs)) if signs else 0.0
     regret = float(measured[predicted.argmin()] / measured.min() - 1)
     return Truth(float(errors.mean()), float(errors.max()), tau, len(signs), regret)
 
@@ -206,8 +206,10 @@ def _report(command: Validate, job: Job, rows: Sequence[Row]) -> None:
             f"{1e3 * r.before_seconds:11.2f} {1e3 * r.after_seconds:11.2f} {error:>8}"
         )
     for words, t in (("before learning", before), ("after learning", after)):
+        many = report.counted(t.num_pairs, "pair")
+        order = "no two plans differ" if not t.num_pairs else f"Kendall's tau {t.kendall_tau:.2f} over {many}"
         print(
-            f"{words}: mean error {100 * t.mean_error:.1f} %, largest {100 * t.largest_error:.1f} %, Kendall's tau "
-            f"{t.kendall_tau:.2f} over {t.num_pairs} pairs, regret {100 * t.regret:.1f} %"
+            f"{words}: mean error {100 * t.mean_error:.1f} %, largest {100 * t.largest_error:.1f} %, {order}, "
+            f"regret {100 * t.regret:.1f} %"
         )
     print(f"measured times are spread over {facts['measured_spread']:.2f}x")

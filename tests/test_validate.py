@@ -1,0 +1,30 @@
+"""How predictions are compared with measurements, and that what is told of them is JSON whatever was measured."""
+
+import json
+import math
+from dataclasses import asdict
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from castile.launch.validate import Row, truth
+
+SECONDS = st.floats(1e-6, 10.0)
+ROWS = st.lists(st.builds(Row, st.just("x"), st.booleans(), SECONDS, SECONDS, SECONDS, SECONDS), min_size=1, max_size=8)
+
+
+@given(ROWS, st.booleans())
+def test_what_is_told_is_finite(rows, after):
+    told = truth(rows, after)
+    json.dumps(asdict(told), allow_nan=False)
+    assert -1 <= told.kendall_tau <= 1 and told.regret >= 0 and told.mean_error <= told.largest_error * (1 + 1e-12)
+    assert told.num_pairs or told.kendall_tau == 0
+
+
+@given(st.lists(st.integers(1, 1000).map(float), min_size=2, max_size=8, unique=True))
+def test_right_predictions_are_right_and_their_opposite_is_not(seconds):
+    right = [Row("x", False, s, 0.0, s, 1 / s) for s in seconds]
+    exact, opposite = truth(right, after=False), truth(right, after=True)
+    num_pairs = math.comb(len(seconds), 2)
+    assert (exact.mean_error, exact.kendall_tau, exact.num_pairs, exact.regret) == (0.0, 1.0, num_pairs, 0.0)
+    assert opposite.kendall_tau < 1 and opposite.regret > 0
