@@ -5,7 +5,7 @@ Edges run between ports of one version only; where its tasks have come to stand 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 
@@ -71,8 +71,12 @@ class _Layout:
         versions = {t.version: None for t in self.templates if t.version.patterns}
         of_flows = {v: _numbered(keys, v.keys[0])[v.keys[1]] for v in versions}
         cost = _join([*of_steps, *[of_flows[t.version] for t in self.templates if t.version.patterns]])
+        # Many share their key, as one object that their work keeps: to hash each takes long.
+        of_strided: dict[int, int] = {}
         for task, key in self.strided_keys():
-            cost[task] = keys.setdefault(key, len(keys))
+            if id(key) not in of_strided:
+                of_strided[id(key)] = keys.setdefault(key, len(keys))
+            cost[task] = of_strided[id(key)]
         return cost, tuple(keys)
 
     def step_lanes(self) -> np.ndarray:
@@ -151,15 +155,15 @@ class _Layout:
         """
         of_flows = np.zeros(self.num_tasks - int(self.flow_base[0]), dtype=np.int64)
         result = _join([*[s.private for s in self.steps], of_flows])
+        # Steps that are alike add alike: their flows have one template, whose arrays these are.
+        known: dict[Hashable, list[tuple[np.ndarray, np.ndarray]]] = {}
         for slot, rows in self._adding.items():
-            step, base = self.steps[slot], self.step_base[slot]
-            ports = np.zeros(step.num_tasks, dtype=np.int64)
-            for port, tasks in rows:
-                ports[tasks] |= 1 << port
-            for added in set(ports.tolist()) - {0}:
-                tasks = np.flatnonzero(ports == added)
-                adds = tuple([bool(added >> port & 1) for port in range(len(step.step.outputs))])
-                result[base + tasks] = step.template.private_adding(adds)[tasks // step.config.replicas]
+            step = self.steps[slot]
+            key = (step.template, step.config.replicas, *[(port, id(tasks)) for port, tasks in rows])
+            if key not in known:
+                known[key] = _private_adding(step, rows)
+            for tasks, nbytes in known[key]:
+                result[self.step_base[slot] + tasks] = nbytes
         return result
 
     def strided_keys(self) -> Iterator[tuple[int, CostKey]]:
@@ -208,6 +212,20 @@ class _Layout:
     def buffer(self, number: int) -> Buffer:
         flow = int(np.searchsorted(self.buffer_base, number, side="right")) - 1
         return self.flows[flow].buffer(number - int(self.buffer_base[flow]))
+
+
+def _private_adding(step: StepInstance, rows: Sequence[tuple[int, np.ndarray]]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The tasks of a step that add to what is there already, those that do so through the same ports together, and
+    their private bytes; rows: an output port and the tasks that add through it."""
+    ports = np.zeros(step.num_tasks, dtype=np.int64)
+    for port, tasks in rows:
+        ports[tasks] |= 1 << port
+    found = []
+    for added in set(ports.tolist()) - {0}:
+        tasks = np.flatnonzero(ports == added)
+        adds = tuple([bool(added >> port & 1) for port in range(len(step.step.outputs))])
+        found.append((tasks, step.template.private_adding(adds)[tasks // step.config.replicas]))
+    return found
 
 
 class _Lazy(Sequence):

@@ -26,7 +26,7 @@ MAX_FILE_BYTES = 256 * 2**20
 MOST_RUNS = 16
 
 
-class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, dict=True):
     """How a node is cut: a degree for each split axis, how many replicas compute the same, and on which processors.
 
     procs[part * replicas + replica], parts in row-major order of the axes in the order of the node's axis line.
@@ -44,6 +44,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return self.split.get(axis, 1)
 
     def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        # Plans are known by their Configs: each is asked for this many times.
         return hash((tuple(sorted(self.split.items())), self.replicas, self.procs))
 
     def __str__(self) -> str:

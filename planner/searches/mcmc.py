@@ -142,7 +142,7 @@ class _Sketched:
                 count = min(count, round((until - self.run.spent) * self.run.budget.proposals) or 1)
             walked = self.chains.walk(_chain(start, count))
             if walked.energy < start.energy:
-                plan = start.kept | walked.plans[0]
+                plan = start.kept | walked.plan
                 found = _End(walked.energy, self.run.num_proposals + walked.history[-1][0], plan, start.in_pieces)
                 self.ends.setdefault(frozenset(plan.items()), found)
             self.num_chains += 1

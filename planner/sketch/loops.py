@@ -60,9 +60,9 @@ def walk(  # type: ignore[no-untyped-def]
 
     plan         the Configs of the present plan
     energy       its energy, not a number where it is not worked out yet
-    best[B, N]   the last plans that were better than all before, in a ring
-    seen         seen[0, 0] of them there were: which proposals, and their energies, in a ring; seen[0, 1]: the split
-                 that is not known
+    best[N]      the best plan
+    seen         seen[0, 0] were better than all before: which proposals, and their energies, in a ring; seen[0, 1]: the
+                 split that is not known
     """
     if np.isnan(energy):
         load_all(plan, type_of, program, spaces, prices, classes, room)
@@ -110,10 +110,10 @@ def walk(  # type: ignore[no-untyped-def]
             keep(first, side, program, classes, room, log)
             energy = seconds * (1 + penalty * overflow)
             if energy < best_energy:
-                k = int(seen[0, 0]) % len(best)
+                k = int(seen[0, 0]) % (len(seen) - 1)
                 best_energy = energy
                 for j in range(len(plan)):
-                    best[k, j] = plan[j]
+                    best[j] = plan[j]
                 seen[0, 0] += 1
                 seen[k + 1, 0], seen[k + 1, 1] = i, energy
         else:

@@ -31,7 +31,7 @@ from castile.planner.strategy import Config
 from castile.runtime.compiled import can_compile
 from castile.runtime.task import CostKey
 
-# Plans that are kept of those that were better than all before.
+# Of plans that were better than all before, so many are told.
 NUM_KEPT = 8
 # Draws of a proposal.
 NUM_DRAWS = 12
@@ -43,12 +43,12 @@ MOST_NAMED = 1 << 24
 
 
 class Walked(NamedTuple):
-    """What a walk found: the last plans that were better than all before, the best one first; (proposal, energy).
+    """What a walk found: its best plan, and (proposal, energy) of the last that were better than all before.
 
     energy   seconds, and for a plan that does not fit a penalty
     """
 
-    plans: list[dict[str, Config]]
+    plan: dict[str, Config]
     energy: float
     history: list[tuple[int, float]]
 
@@ -171,7 +171,7 @@ class Sketch:
         count = int(trail.seen[0, 0])
         order = [(n - 1) % NUM_KEPT for n in range(count, max(0, count - NUM_KEPT), -1)]
         history = [(int(trail.seen[k + 1, 0]), float(trail.seen[k + 1, 1])) for k in reversed(order)]
-        return Walked([self.configs(trail.best[k]) for k in order], trail.least, history)
+        return Walked(self.configs(trail.best), trail.least, history)
 
     def trail(
         self, plan: np.ndarray, draws: np.ndarray, heats: np.ndarray, capacity: np.ndarray, penalty: float = 100.0
@@ -182,7 +182,7 @@ class Sketch:
                 self._fill(number)
         self._widen()
         self.room.marks[0], self.room.longest[0], self.room.toll[:] = 0.0, 0.0, sweep.UNFOUND
-        best, seen = np.tile(plan, (NUM_KEPT, 1)), np.zeros((NUM_KEPT + 1, 2))
+        best, seen = plan.copy(), np.zeros((NUM_KEPT + 1, 2))
         seen[0, 0] = 1
         energy, least, at, why = np.nan, np.nan, 0, loops.FULL
         nodes, old = np.zeros((2, len(plan)), np.int64)
