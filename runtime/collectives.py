@@ -146,9 +146,10 @@ def _special(component: list[Wanted]) -> Special | None:
     if len(asking) > 1 and not _take_all(component, members):
         return None
     copies = tuple(by_proc[m.proc] for m in members)
-    summed, tiled = {m.box for m in members} == {around}, _tiles([m.box for m in members], around)
-    gathered, scattered = {c.box for c in copies} == {around}, _tiles([c.box for c in copies], around)
-    if not (summed or tiled) or not (gathered or scattered):
+    summed, gathered = ({each.box for each in of} == {around} for of in (members, copies))
+    if not (summed or _tiles([m.box for m in members], around)):
+        return None
+    if not (gathered or _tiles([c.box for c in copies], around)):
         return None
     if summed:
         return Special("all_reduce" if gathered else "reduce_scatter", members, copies, around)
