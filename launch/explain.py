@@ -22,7 +22,6 @@ from castile.launch.ranks import UserError
 from castile.planner import strategy as strategies
 from castile.planner.alternatives import alternatives, pattern, switches
 from castile.planner.explanation import Crossing, Edge, Explanation, explain
-from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.search import Evaluated, Evaluator, parse_budget
 from castile.planner.seeds import seeds
@@ -122,21 +121,11 @@ def open_plan(
         raise UserError(f"plan {path} does not say its model: give it with --model")
     desk = offline.desk(named, machine, batch, profile, graph=plan.graph)
     lowering = desk.evaluator.lowering
-    check_graph(plan, path, named, lowering.graph)
-    strategies.check(plan, lowering.names, lowering.graph, machine)
+    offline.check_plan(plan, path, named, desk)
     if plan.microbatches > 1:
         lowering = Lowering(lowering.graph, machine, lowering.updates, microbatches=plan.microbatches)
         desk = replace(desk, evaluator=desk.evaluator.turned("time", lowering=lowering))
     return plan, desk
-
-
-def check_graph(plan: Strategy, path: str, named: str, graph: Graph) -> None:
-    """Raise UserError where the plan of a file was made for another graph than that of the model that is named."""
-    if plan.graph and plan.graph != graph.fingerprint:
-        raise UserError(
-            f"plan {path} was made for {plan.model or 'another model'} with another batch or other settings than "
-            f"{named} with {graph.batch} samples a step: give its --batch and settings, or plan again"
-        )
 
 
 def _seed(evaluator: Evaluator, name: str, plan: Strategy) -> Strategy:

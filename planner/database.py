@@ -136,13 +136,15 @@ class Database:
         """A connection in which SQLite's own errors become one sentence about the file."""
         try:
             connection = sqlite3.connect(self.path, timeout=WAIT_SECONDS, isolation_level=None)
+            # SQLite's own way calls text that is none a mistake of the caller
+            connection.text_factory = bytes.decode
             try:
                 yield connection
             finally:
                 connection.close()
         except sqlite3.OperationalError as error:
             raise ValueError(f"profile database {self.path}: {error}; choose another path or free this one") from error
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             raise ValueError(f"profile database {self.path} is damaged ({error}); "
                              "move it away, and a new one will be made and filled") from error  # fmt: skip
 

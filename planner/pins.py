@@ -93,11 +93,11 @@ def without(text: str, num_procs: int) -> Pin:
 
     Raises ValueError where they are not of the machine, or none would be left.
     """
-    frozen = parse_procs(text, "frozen processors")
-    _check_procs(frozen, num_procs, "frozen processors")
+    frozen = parse_procs(text, "--without")
+    _check_procs(frozen, num_procs, "--without")
     rest = frozenset(range(num_procs)) - set(frozen)
     if not rest:
-        raise ValueError(f"frozen processors: {text!r} leaves none of {num_procs} to work on")
+        raise ValueError(f"--without: {text!r} leaves none of {num_procs} to work on")
     return Pin("*", procs=rest, everywhere=True)
 
 

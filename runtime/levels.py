@@ -68,7 +68,8 @@ def check(name: str, levels: tuple[Level, ...], num_procs: int) -> None:
             raise ValueError(f"{where}: shared_by must be at least 1, not {level.shared_by}")
         inner = level.group
     if num_procs > 1 and inner < num_procs:
-        raise ValueError(f"machine {name!r}: its outermost level must hold all {num_procs} processors")
+        raise ValueError(f"machine {name!r}: its outermost level must hold all {num_procs} processors: give "
+                         "the last [[level]] no group, or one as large")
 
 
 def distance(levels: Sequence[Level], p: int, q: int) -> int:

@@ -225,6 +225,16 @@ def test_overwritten_pages_are_refused(tmp_path):
     refused(path, "damaged")
 
 
+def test_text_that_is_none_is_refused(tmp_path):
+    path = filled(tmp_path / "profile.db")
+    connection = sqlite3.connect(path)
+    with connection:
+        changed = connection.execute("UPDATE measurement SET name = CAST(x'ff41' AS TEXT)").rowcount
+    connection.close()
+    assert changed
+    refused(path, "damaged")
+
+
 def test_path_that_cannot_be_opened_is_refused(tmp_path):
     for path in (tmp_path, tmp_path / "nowhere" / "profile.db"):
         with pytest.raises(ValueError, match="another path"):

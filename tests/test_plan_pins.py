@@ -62,7 +62,7 @@ def test_a_front_with_pins_and_seeds(model, objective, capsys):
         (["--pin", "fc1: {b: 65}"], "pin 'fc1: {b: 65}': fc1: axis 'b' has 64 elements, too few for 65 parts"),
         (["--pin", "fc1: {b: 2}", "--pin", "fc*: {b: 3}"], "pin 'fc1: {b: 2}' contradicts pin 'fc*: {b: 3}'"),
         (["--pin", "fc1: {procs: 3}", "--without", "3"], "fc1: too few processors are left for 1 replicas by pins"),
-        (["--without", "8"], "frozen processors: processor 8 is out of range"),
+        (["--without", "8"], "--without: processor 8 is out of range"),
         (["--without", "0-7"], "leaves none of 8 to work on"),
         (["--seeds", "fsdp,megatrn"], "no known plan 'megatrn', did you mean 'megatron'"),
     ],
