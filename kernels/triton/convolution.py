@@ -62,6 +62,8 @@ _FULL = (
     Way(Tile(64, 64, 32, 8, 2, "tf32x3"), False),
 )
 _FULL_SLOPES = (*_FULL, Way(Tile(64, 64, 16, 8, 2), True, 3))
+# Where channels of dy lie together, 64 places a step would leave out registers on an A100.
+_FEW_PLACES = Way(Tile(128, 64, 32, 8, 4), True, 3)
 _HALF_SLOPES = (
     Way(Tile(128, 64, 64, 8, 3), True, 3),
     Way(Tile(256, 64, 64, 16, 3), True, 3),
@@ -161,7 +163,9 @@ def conv2d_grad_weight(
         tile = fitting(way.tile, num_m, num_n, prod(dy.shape[2:]) * dy.shape[0])
         return way._replace(tile=tile, beside=way.beside if taps[1] % way.beside == 0 else 1)
 
-    ways = map(fit, _FULL_SLOPES if x.dtype.itemsize == 4 else _HALF_SLOPES)
+    few = taps[1] % _FEW_PLACES.beside == 0 and not _apart(images.y)
+    half = (_FEW_PLACES, *_HALF_SLOPES) if few else _HALF_SLOPES
+    ways = map(fit, _FULL_SLOPES if x.dtype.itemsize == 4 else half)
     # Tiles do not have to fill the chip, as places are divided, but adding to what is there takes registers.
     settings = _ordered(ways, images, windows, num_c, lambda tile: tile.m * tile.n == 1024 * tile.warps)
     made: list[Plan | None] = [Plan(settings, lambda way: _slope_launches(images, windows, way, accumulate))]
