@@ -178,10 +178,7 @@ def folded(
     away = tuple(dim for dim in range(num_dims) if dim in {dim % num_dims for dim in dims})
     stay = tuple(dim for dim in range(num_dims) if dim not in away)
     others = finish.xs if finish else ()
-    # More is read than written: what is read alone is walked as it lies.
-    first = permuted(xs[0], stay) if len(xs) == 1 else outs[0]
-    kept = nest(ordered([first, *outs, *(permuted(x, stay) for x in xs), *others]))
-    kept = kept._replace(steps=kept.steps[1:])
+    kept = nest(ordered([*outs, *(permuted(x, stay) for x in xs), *others]))
     gone = nest(ordered([permuted(x, away) for x in xs]))
     if kept.extent == 0:
         return Plan((None,), lambda _: [])
