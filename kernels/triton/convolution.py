@@ -77,6 +77,7 @@ _HALF_SLOPES = (
     Way(Tile(64, 128, 64, 4, 3), False),
     Way(Tile(64, 64, 64, 4, 4), False),
     Way(Tile(64, 64, 32, 4, 3), False),
+    Way(Tile(64, 64, 32, 8, 3), False),
 )
 
 
