@@ -128,7 +128,7 @@ def _simulated(path: str, machine: Machine, command: Diff) -> tuple[Predicted, M
     """What a plan takes on a machine, whether it fits there or not, and its model's nodes."""
     plan, desk = open_plan(path, machine, "", command.batch, command.profile)
     tasks, simulated = desk.evaluator.simulate(plan)
-    arenas = memory.pack(tasks, simulated.timeline).peak_bytes
+    arenas = memory.arenas(tasks, simulated.timeline).peak_bytes
     worth = Predicted(simulated.seconds, int(arenas.max()), moved_bytes(tasks))
     return worth, desk.evaluator.lowering.graph.nodes
 

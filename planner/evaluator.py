@@ -174,7 +174,7 @@ class Evaluator:
     def pack(self, strategy: Strategy) -> tuple[int, ...]:
         """The bytes of each processor's arena. Raises ValueError, naming the largest owners, where one is too long."""
         _, folded, tasks, simulated = self._see(strategy, _key(strategy))
-        packing = memory.pack(tasks, simulated.timeline)
+        packing = memory.arenas(tasks, simulated.timeline)
         if folded is None:
             memory.refuse(tasks, simulated.timeline, packing, self.capacity.tolist())
             return tuple(packing.peak_bytes.tolist())

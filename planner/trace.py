@@ -5,7 +5,7 @@ It does not know what a kernel computes: shapes and workspaces come from the voc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from castile.planner import vocabulary
@@ -144,6 +144,17 @@ def _placed_results(
     return steps, places
 
 
+def _turn(out: Symbol, step: Step, places: Mapping[int, Arg]) -> tuple[int, ...]:
+    """Where in a temporary each dim of it is: as in the first operand of its shape, as both are walked together."""
+    alike = (places[id(x)].turn for x in step.args if isinstance(x, Symbol) and x.shape == out.shape)
+    return next(alike, ())
+
+
+def _turned(shape: tuple[int, ...], turn: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of memory in which each dim is where `turn` says."""
+    return tuple(size for _, size in sorted(zip(turn, shape, strict=True))) if turn else shape
+
+
 def _allocate(steps: list[Step], places: dict[int, Arg]) -> Body:
     """Give temporaries and scratch their offsets: first fit over their lives from call to call."""
     last = {id(a): n for n, s in enumerate(steps) for a in s.args}
@@ -155,8 +166,9 @@ def _allocate(steps: list[Step], places: dict[int, Arg]) -> Body:
             if id(out) not in places:
                 offset = _first_fit(live, size := vocabulary.round_up(out.spec.nbytes))
                 live.append((offset, offset + size, last.get(id(out), n)))
-                places[id(out)] = Arg("temp", len(temps))
-                temps.append(Temp(offset, out.shape, out.dtype))
+                turn = _turn(out, step, places)
+                places[id(out)] = Arg("temp", len(temps), turn)
+                temps.append(Temp(offset, _turned(out.shape, turn), out.dtype))
         specs = tuple(a.spec if isinstance(a, Symbol) else a for a in step.args)
         made = tuple(o.spec for o in step.outs)
         size = vocabulary.workspace(step.kernel, specs, made, step.params, step.accumulate)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -58,13 +58,27 @@ def pack(graph: TaskGraph, timeline: Timeline, procs: Sequence[int] | None = Non
     Real times deviate from the timeline: in every execution that respects needs and `edges`, blocks that share bytes
     live one after the other. An edge leads from a task to one that begins at its end or later.
     """
+    packing, placed = _placed(graph, timeline, range(graph.num_procs) if procs is None else procs)
+    finals = _final_users(graph)
+    edges = [np.empty((0, 2), np.int64), *(_reuse(blocks, places, finals) for blocks, places in placed)]
+    return replace(packing, edges=_new_edges(graph, np.concatenate(edges)))
+
+
+def arenas(graph: TaskGraph, timeline: Timeline) -> Packing:
+    """As `pack`, for whoever asks how long arenas are: without the edges, which take as long again."""
+    return _placed(graph, timeline, range(graph.num_procs))[0]
+
+
+def _placed(
+    graph: TaskGraph, timeline: Timeline, procs: Sequence[int]
+) -> tuple[Packing, list[tuple[_Blocks, np.ndarray]]]:
+    """A packing without edges; and what comes and goes on each of these processors, and where it lies."""
     assert len(timeline.task) == graph.num_tasks, "packing needs the times of all tasks"
     last, homes = _last_ends(graph, timeline), _homes(graph)
     offset, private_offset = np.full(graph.num_buffers, -1), np.full(graph.num_tasks, -1)
     peak, live = np.zeros(graph.num_procs, np.int64), np.zeros(graph.num_procs, np.int64)
-    edges = [np.empty((0, 2), np.int64)]
-    finals = _final_users(graph)
-    for proc in range(graph.num_procs) if procs is None else procs:
+    placed = []
+    for proc in procs:
         lasting = _persistent(graph, proc)
         sizes = _aligned(graph.buffer_bytes[lasting])
         floor = int(sizes.sum())
@@ -76,8 +90,8 @@ def pack(graph: TaskGraph, timeline: Timeline, procs: Sequence[int] | None = Non
         whole = blocks.buffer >= 0
         offset[blocks.buffer[whole]] = places[whole]
         private_offset[blocks.first[~whole]] = places[~whole]
-        edges.append(_reuse(blocks, places, finals))
-    return Packing(offset, private_offset, peak, live, _new_edges(graph, np.concatenate(edges)))
+        placed.append((blocks, places))
+    return Packing(offset, private_offset, peak, live, np.empty((0, 2), np.int32)), placed
 
 
 def largest(graph: TaskGraph, timeline: Timeline, proc: int, n: int = 5) -> list[tuple[str, int]]:

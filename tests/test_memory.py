@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from castile.planner.simulate import simulate
 from castile.runtime.compiled import compiled
-from castile.runtime.memory import ALIGNMENT, _best_fit, largest, pack, refuse, written
+from castile.runtime.memory import ALIGNMENT, _best_fit, arenas, largest, pack, refuse, written
 from castile.runtime.task import NUM_LANES, Kind, Lane
 from castile.runtime.timeline import Timeline
 from tests.graphs import Draft, engine_maps, task_graphs, timings
@@ -55,6 +55,16 @@ def random_topological_order(data, graph, edges):
         order.append(data.draw(st.sampled_from(ready)))
         rest.remove(order[-1])
     return order
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_arenas_are_as_long_as_those_that_are_packed(data):
+    graph, engines = one_home(data.draw(task_graphs())), data.draw(engine_maps)
+    simulated = simulate(graph, data.draw(timings(graph)), engines)
+    packed, asked = pack(graph, simulated.timeline), arenas(graph, simulated.timeline)
+    for name in ("offset", "private_offset", "peak_bytes", "live_bytes"):
+        assert np.array_equal(getattr(packed, name), getattr(asked, name)), name
 
 
 @settings(deadline=None)

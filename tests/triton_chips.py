@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.backends.driver import DriverBase
 from triton.runtime.jit import compute_cache_key
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from castile.kernels.triton import chip as absent
 from castile.kernels.triton.launch import Blocks, Launch, Room
 from castile.kernels.triton.views import View
 
@@ -78,36 +77,6 @@ class Compiled:
         )
 
 
-class NoDevice(DriverBase):  # type: ignore[misc]
-    """A driver that compiles for a chip and runs nothing."""
-
-    def __init__(self, chip: int) -> None:
-        self.chip = chip
-
-    @classmethod
-    def is_active(cls) -> bool:
-        return True
-
-    def map_python_to_cpp_type(self, ty: str) -> str:
-        raise NotImplementedError
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self.chip, 32)
-
-    def get_active_torch_device(self) -> Any:
-        raise NotImplementedError
-
-    def get_benchmarker(self) -> Any:
-        raise NotImplementedError
-
-    def get_current_device(self) -> int:
-        # Triton keeps what it compiled by device.
-        return self.chip
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
 class Pointer:
     """An aligned address that nobody follows."""
 
@@ -127,7 +96,7 @@ def code(launch: Launch, chip: int) -> str:
 
 def _bound(launch: Launch, chip: int) -> tuple[dict[Any, str], Any]:
     """Keys that are known to Triton, and its arguments, what it makes special of them, and its options."""
-    triton.runtime.driver.set_active(NoDevice(chip))
+    triton.runtime.driver.set_active(absent.Chip(chip))
     _, known, _, _, bind = launch.kernel.device_caches[chip]
     return known, bind(*map(_argument, launch.args), **launch.constants, **_options(launch))
 
@@ -138,7 +107,7 @@ def _options(launch: Launch) -> dict[str, Any]:
 
 def compiled(launch: Launch, chip: int) -> Compiled:
     """The kernel of a launch, specialised as a real launch with aligned arrays would have it."""
-    triton.runtime.driver.set_active(NoDevice(chip))
+    triton.runtime.driver.set_active(absent.Chip(chip))
     made = launch.kernel.warmup(*map(_argument, launch.args), **launch.constants, **_options(launch), grid=(1,))
     name = launch.kernel.__name__
     assert made.metadata.global_scratch_size == 0, f"{name} wants memory of Triton, which a captured step cannot give"
