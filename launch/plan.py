@@ -9,7 +9,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,15 +17,17 @@ import msgspec
 import tyro
 
 from castile.launch import checks, files, offline, options, ranks, report, trace
+from castile.launch.interrupts import ending_early
 from castile.launch.offline import Desk
 from castile.planner import pins
 from castile.planner import strategy as strategies
 from castile.planner.bounds import Bound, lower_bound
+from castile.planner.budget import Budget
 from castile.planner.evaluator import Evaluated, Evaluator
 from castile.planner.fronts import Point, search_front
 from castile.planner.lower import Lowering
 from castile.planner.pins import Pins
-from castile.planner.search import Found, Progress, search
+from castile.planner.search import Found, Progress, budget_of, search
 from castile.planner.sizes import SIZES, settled
 from castile.planner.spaces import Spaces
 from castile.planner.strategy import Names, Strategy
@@ -94,8 +96,9 @@ def run(command: Plan) -> int:
     start = _start(command, desk)
     evaluator = _evaluator(command, desk, start)
     pinned = _pins(command, evaluator)
-    with _progress() as progress:
-        found, points = _search(command, evaluator, start, pinned, progress)
+    with _progress() as progress, ending_early("the best plan so far") as is_over:
+        limits = replace(budget_of(command.search, command.budget), is_over=is_over)
+        found, points = _search(command, evaluator, start, limits, pinned, progress)
     # A plan file names its model as the user did, so that it can be simulated from the file alone.
     plan = msgspec.structs.replace(found.strategy, model=command.model)
     facts = _facts(command, desk, found)
@@ -147,12 +150,17 @@ def _evaluator(command: Plan, desk: Desk, start: dict[str, Strategy]) -> Evaluat
 
 
 def _search(
-    command: Plan, evaluator: Evaluator, start: dict[str, Strategy], pinned: Pins | None, progress: Progress | None
+    command: Plan,
+    evaluator: Evaluator,
+    start: dict[str, Strategy],
+    limits: Budget,
+    pinned: Pins | None,
+    progress: Progress | None,
 ) -> tuple[Found, list[Point]]:
     # Searches know no buckets.
     plain = {name: msgspec.structs.replace(plan, bucket_bytes=0) for name, plan in start.items()}
     sizes = (*SIZES, *(plan.bucket_bytes for plan in start.values()))
-    given = (command.search, evaluator, command.budget, command.seed, progress, plain)
+    given = (command.search, evaluator, limits, command.seed, progress, plain)
     names = [name.strip() for name in command.seeds.split(",")] if command.seeds else None
     if command.front:
         found, points = search_front(*given, num_processes=command.processes, seeds=names, pins=pinned, sizes=sizes)

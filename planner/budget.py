@@ -6,7 +6,12 @@ They do not know searches.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+
+
+def _never() -> bool:
+    return False
 
 
 @dataclass(frozen=True)
@@ -14,11 +19,13 @@ class Budget:
     """How long a search may look: a number of proposals, or seconds.
 
     patient   with a number: a search that still finds better plans in the second half of its proposals goes on
+    is_over   asked now and then: once it says so nothing is left, and the search ends with the best plan so far
     """
 
     proposals: int | None = None
     seconds: float | None = None
     patient: bool = False
+    is_over: Callable[[], bool] = _never
 
 
 def parse_budget(text: str) -> Budget:

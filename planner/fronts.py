@@ -9,11 +9,11 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from castile.planner.budget import Budget, parse_budget
+from castile.planner.budget import Budget
 from castile.planner.evaluator import Evaluated, Evaluator
 from castile.planner.frontier import Frontier
 from castile.planner.pins import Pins
-from castile.planner.search import Found, Progress, find, finished, search
+from castile.planner.search import Found, Progress, budget_of, finished, search
 from castile.planner.sizes import SIZES, variants
 from castile.planner.strategy import Strategy
 
@@ -35,7 +35,7 @@ class Point:
 def search_front(
     name: str,
     evaluator: Evaluator,
-    budget: str = "",
+    budget: str | Budget = "",
     seed: int = 0,
     progress: Progress | None = None,
     start: Mapping[str, Strategy] | None = None,
@@ -73,7 +73,7 @@ class _Turns:
     """Searches one after another, each with its share of the budget."""
 
     name: str
-    budget: str
+    budget: str | Budget
     seed: int
     progress: Progress | None
     start: dict[str, Strategy]
@@ -95,7 +95,7 @@ class _Turns:
                 self.progress((first + spent) / count, best)
 
         kept = {f"front {n + 1}": point.strategy for n, point in enumerate(self.frontier.thinned(GAIN))}
-        share = _share(parse_budget(self.budget or find(self.name).BUDGET), count)
+        share = _share(budget_of(self.name, self.budget), count)
         found = search(self.name, evaluator, share, self.seed, tell, {**self.start, **kept}, self.frontier,
                        self.num_processes, self.seeds, self.pins)  # fmt: skip
         self.num_proposals += found.num_proposals
@@ -106,9 +106,9 @@ class _Turns:
 
 def _share(budget: Budget, count: int) -> Budget:
     if budget.proposals is not None:
-        return Budget(proposals=max(1, budget.proposals // count))
+        return replace(budget, proposals=max(1, budget.proposals // count), patient=False)
     assert budget.seconds is not None
-    return Budget(seconds=budget.seconds / count)
+    return replace(budget, seconds=budget.seconds / count)
 
 
 def _limits(frontier: Frontier[Evaluated]) -> list[int]:

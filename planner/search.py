@@ -95,6 +95,8 @@ class Run:
 
     @property
     def spent(self) -> float:
+        if self.budget.is_over():
+            return 1.0
         if self.budget.proposals is not None:
             return self.num_proposals / self.budget.proposals
         assert self.budget.seconds is not None
@@ -105,7 +107,9 @@ class Run:
         """Whether a patient search should go on: the plan has become better by a thousandth in its second half."""
         late = [seconds for number, seconds in self.history if 2 * number > self.num_proposals]
         early = [seconds for number, seconds in self.history if 2 * number <= self.num_proposals]
-        return self.budget.patient and bool(late) and bool(early) and late[-1] < early[-1] * (1 - LEAST_GAIN)
+        if self.budget.is_over() or not self.budget.patient or not late or not early:
+            return False
+        return late[-1] < early[-1] * (1 - LEAST_GAIN)
 
     def propose(self, configs: Configs, most: float = inf) -> Evaluated | None:
         """Evaluate a plan, which costs a proposal; None where a bound shows that its energy is more than `most`."""
@@ -191,6 +195,11 @@ def find(name: str) -> ModuleType:
     return import_module(f"castile.planner.searches.{name}")
 
 
+def budget_of(name: str, budget: str | Budget) -> Budget:
+    """How long a search may look: as it is told, by default its own. Raises ValueError for what is no budget."""
+    return budget if isinstance(budget, Budget) else parse_budget(budget or find(name).BUDGET)
+
+
 def search(
     name: str,
     evaluator: Evaluator,
@@ -219,7 +228,7 @@ def search(
     plan fits, with the largest owners of memory named.
     """
     module = find(name)
-    limits = budget if isinstance(budget, Budget) else parse_budget(budget or module.BUDGET)
+    limits = budget_of(name, budget)
     lowering, cost = evaluator.lowering, evaluator.cost
     known = known_plans(lowering, seeds, cost, pins)
     base = {

@@ -1,14 +1,19 @@
 """The commands plan and simulate: what they tell people, what they tell programs, and how they refuse."""
 
 import json
+import signal
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 
 from castile.launch import models, report, simulate
+from castile.launch import plan as plan_command
 from castile.launch.__main__ import main
+from castile.launch.interrupts import ending_early
+from castile.planner import search as searching
 from castile.planner import strategy as strategies
 from castile.planner.seeds import data_parallel
 from castile.planner.simulate import simulate as simulated
@@ -122,6 +127,28 @@ def test_the_front_is_told_and_written(tmp_path, capsys):
     assert main([*words, "--front"]) == 0
     table = capsys.readouterr().out.split("plans that none other beats in both time and memory:")[1]
     assert all(report.milliseconds(row["step_seconds"]) in table for row in front)
+
+
+@pytest.mark.parametrize("words", [[], ["--front"], ["--search", "tempering", "--processes", "2"]])
+def test_ctrl_c_ends_a_search_with_the_best_plan_so_far(words, tmp_path, capsys, monkeypatch):
+    out, before = tmp_path / "plan.json", signal.getsignal(signal.SIGINT)
+
+    def budget_of(name, budget):
+        threading.Timer(0.5, signal.raise_signal, [signal.SIGINT]).start()
+        return searching.budget_of(name, budget)
+
+    monkeypatch.setattr(plan_command, "budget_of", budget_of)
+    words = ["mlp", "--machine", "local:procs=4", "--budget", "100000s", "--out", str(out), *words]
+    facts = answer(capsys, "plan", *words)
+    assert strategies.read(out).predicted.step_seconds == facts["found"]["step_seconds"]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_second_ctrl_c_ends_all():
+    with pytest.raises(KeyboardInterrupt), ending_early("what there is") as is_over:
+        signal.raise_signal(signal.SIGINT)
+        assert is_over()
+        signal.raise_signal(signal.SIGINT)
 
 
 def test_a_search_goes_on_from_a_plan(tmp_path, capsys):

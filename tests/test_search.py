@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from castile.launch import models
 from castile.planner import search as searching
+from castile.planner.budget import Budget
 from castile.planner.cost import CostModel
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
@@ -215,6 +216,19 @@ def test_an_unknown_search_is_refused_with_the_nearest():
 @pytest.mark.parametrize("name", searching.available())
 def test_every_search_has_a_budget_of_its_own(name):
     assert parse_budget(searching.find(name).BUDGET)
+
+
+@pytest.mark.parametrize("name", searching.available())
+@pytest.mark.parametrize("left", [{"proposals": 10**9}, {"proposals": 10**9, "patient": True}, {"seconds": 1e9}])
+def test_every_search_ends_once_it_is_told(name, left):
+    same, asked = evaluator(GRAPHS["two"], machine(4)), itertools.count()
+    try:
+        found = search(name, same, Budget(**left, is_over=lambda: next(asked) >= 40))
+    except ValueError as error:
+        assert name == "exhaustive" and "not done after" in str(error)
+        return
+    assert found.evaluated.fits
+    assert found.is_insisted or found.evaluated.rank <= found.seeds["data_parallel"].rank
 
 
 def test_progress_goes_from_nothing_to_all():

@@ -99,8 +99,9 @@ class Descent:
 
 
 def _refuse_late(run: Run) -> None:
-    if run.budget.seconds is not None and run.spent > 1:
+    if run.budget.is_over() or (run.budget.seconds is not None and run.spent > 1):
+        seconds = run.elapsed_seconds if run.budget.is_over() else run.budget.seconds
         raise ValueError(
-            f"exhaustive search: not done after {run.budget.seconds:g} s and {run.num_proposals:,} plans: use --search "
-            "mcmc, or raise --budget"
+            f"exhaustive search: not done after {seconds:.3g} s and {run.num_proposals:,} plans: use "
+            "--search mcmc, or raise --budget"
         )

@@ -153,7 +153,7 @@ class _Sketched:
         most = max(1, JUDGED_PARTS // num_parts(self.run.evaluator))
         best = sorted(self.ends.values(), key=lambda end: end.energy)[:most]
         for end in sorted(best, key=lambda end: end.number):
-            if self.run.budget.proposals is not None or self.run.spent < until:
+            if self.run.budget.proposals is not None or self.run.budget.is_over() or self.run.spent < until:
                 self.run.judge(in_pieces(self.run.lowering, end.plan) if end.in_pieces else end.plan, end.number)
 
 
