@@ -4,16 +4,13 @@ Run by tests/test_gpu_benchmark.py in a process of its own, with tests/numpy_as_
 """
 
 import json
-from typing import Any
 from unittest import mock
-
-import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from benchmarks.gpu import cases, ours
 from castile.kernels import tuning
-from castile.kernels.choice import Array, wanted_of
+from castile.kernels.choice import wanted_of
 from castile.kernels.table import Table
+from tests.triton_arrays import laid
 from tests.triton_cases import plan
 
 SMALL = {
@@ -45,15 +42,10 @@ def ways() -> None:
             for call in ours.calls(case):
                 found = tuning.ways(Table("triton"), call.named)
                 known = wanted_of(call.named)
-                outs, args = (tuple(map(_array, xs)) for xs in (known.outs, known.args))
+                outs, args = (tuple(map(laid, xs)) for xs in (known.outs, known.args))
                 made = plan(call.kernel, outs, (args, call.params))
                 num = {"ways": len(found), "settings": len(made.settings) if made else 0}
                 print(json.dumps({"call": f"{case.name}: {call.kernel}"} | num))
-
-
-def _array(x: Any) -> Any:
-    """An array that takes no memory, with these steps."""
-    return as_strided(np.zeros(1, x.dtype), x.shape, x.strides) if isinstance(x, Array) else x
 
 
 if __name__ == "__main__":

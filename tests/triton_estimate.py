@@ -19,12 +19,12 @@ import numpy as np
 
 from benchmarks.gpu import cases
 from benchmarks.gpu.calls import Call, calls
-from castile.kernels.triton.launch import Blocks, Launch
+from castile.kernels.choice import wanted_of
+from castile.kernels.triton.launch import Blocks, Launch, Plan
 from castile.kernels.triton.views import View
-from castile.planner.vocabulary import Spec
 from tests.kernel_cases import Case
-from tests.triton_arrays import array
-from tests.triton_cases import NAMES, fake_plan, has_network_shapes, large, launches
+from tests.triton_arrays import laid
+from tests.triton_cases import NAMES, fake_plan, has_network_shapes, large, launches, plan
 from tests.triton_chips import CHIPS, WARPS, Chip, Compiled, compiled, parameters
 from tests.triton_counted import SECTOR, Counted, counted, text_of
 
@@ -160,13 +160,17 @@ def told(launch: Launch, made: Compiled) -> str:
 
 def of_call(call: Call) -> list[Estimate]:
     """Of each launch of the default setting of a call, on an H200."""
-    args = tuple(array(x.shape, x.dtype) if isinstance(x, Spec) else x for x in call.args)
-    return of_case(call.kernel, (args, call.params))
+    known = wanted_of(call.named)
+    outs, args = (tuple(map(laid, xs)) for xs in (known.outs, known.args))
+    return _of(call.kernel, plan(call.kernel, outs, (args, call.params)))
 
 
 def of_case(name: str, case: Case) -> list[Estimate]:
     """The same of a kernel on arrays that are there or not."""
-    made = fake_plan(name, case)
+    return _of(name, fake_plan(name, case))
+
+
+def _of(name: str, made: Plan | None) -> list[Estimate]:
     assert made is not None, f"{name} falls back to its definition"
     return [estimate(launch, compiled(launch, _H200)) for launch in launches(made)]
 
