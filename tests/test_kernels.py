@@ -69,9 +69,10 @@ def narrow(x: np.ndarray) -> np.ndarray:
     return view
 
 
-def check(folder: str, name: str, case: Case, place: Any, accumulate: bool) -> None:
+def check(folder: str, name: str, case: Case, place: Any, accumulate: bool, expected: Any = None) -> None:
+    """Hold a form to what is expected: by default what the definition says in the case's own numbers."""
     args, params = case
-    expected = several(definitions()[name](*args, **params))
+    expected = several(definitions()[name](*args, **params)) if expected is None else expected
     start = [Draw(x.dtype.name, 1)(*x.shape) if accumulate else unwritten(x) for x in expected]
     outs = tuple(map(place, start))
     placed = tuple(place(x) if isinstance(x, np.ndarray) else x for x in args)

@@ -31,7 +31,7 @@ def test_form_equals_definition(name: str, place: Any) -> None:
         outs = tuple(place(unwritten(np.empty(one.shape, one.dtype))) for one in results(name, *case))
         assert plan(name, outs, case) is not None, f"{name} {case[1]} falls back to its definition"
         # Adding differs from writing in the last line of a kernel only.
-        check("triton", name, case, place, number % 3 == 1)
+        check("triton", name, case, place, number % 3 == 1, _exact(name, case))
 
 
 def _innermost(name: str, case: Case) -> Any:
@@ -53,7 +53,7 @@ def test_images_may_have_their_channels_innermost(name: str) -> None:
     for number, case in enumerate([*cases(name, "float32"), *LONG.get(name, [])]):
         place = _innermost(name, case)
         if place is not None:
-            check("triton", name, case, place, number % 3 == 1)
+            check("triton", name, case, place, number % 3 == 1, _exact(name, case))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -201,6 +201,12 @@ def test_results_may_be_written_over_what_they_are_made_of() -> None:
             Table("triton").bind(name, tuple(held), outs, params)()
             for got, want in zip(outs, wanted, strict=True):
                 np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def _exact(name: str, case: Case) -> list[np.ndarray]:
+    """What the definition says in float64, rounded: long sums of its own in float32 are less exact than a form's."""
+    found = several(_define(name, cast(name, case, "float64")))
+    return [x.astype(one.dtype) for x, one in zip(found, results(name, *case), strict=True)]
 
 
 def _define(name: str, case: Case) -> Any:
