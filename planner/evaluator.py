@@ -131,11 +131,18 @@ class Evaluator:
 
     def folded(self, strategy: Strategy) -> tuple[Folded, TaskGraph, Simulated]:
         """The plan through one processor of each role: the folded tasks, priced, and when they would run."""
-        if self._folding is None or self._folding.lowering is not self.lowering:
-            self._folding = Folding(self.lowering)
-        folded = self._folding.fold(strategy)
+        folded = self._folds().fold(strategy)
         tasks, durations = timed(folded, self.cost)
         return folded, tasks, simulate(tasks, durations, self.lowering.machine.engines)
+
+    def is_small(self, strategy: Strategy) -> bool:
+        """Whether what a plan is evaluated through is small: of few processors, or of their roles."""
+        return self.lowering.machine.num_procs < FOLDED_FROM or self._folds().by_roles(strategy) is not None
+
+    def _folds(self) -> Folding:
+        if self._folding is None or self._folding.lowering is not self.lowering:
+            self._folding = Folding(self.lowering)
+        return self._folding
 
     def tasks(self, strategy: Strategy) -> tuple[TaskGraph, np.ndarray]:
         """The tasks through which a plan is evaluated, and int64[T], for how many of the whole graph each stands."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 
 from castile.planner import buckets
@@ -56,27 +57,46 @@ class Folding:
     def __init__(self, lowering: Lowering) -> None:
         self.lowering = lowering
         self._shapes = Shapes(lowering.machine.engines)
+        # The last plan, as sizes of buckets are tried one after the other, and each is asked about before it is folded.
+        self._last: tuple[Strategy, Folded | None] | None = None
+        self._laid: tuple[Strategy, _Assembly] | None = None
 
     def fold(self, strategy: Strategy) -> Folded:
         """The folded graph of a plan. Raises ValueError in one sentence where it does not fit graph and machine.
 
         Where buckets tell processors apart that are alike without them, each stands for itself.
         """
-        with uncollected():
-            steps, flows = self.instances(strategy)
-            if not strategy.bucket_bytes:
-                return self.of(steps, flows)
-            assembly = self._assembly(steps, flows)
-            folded, where = assembly.folded, assembly.where
-            found = buckets.of_roles(steps, flows, strategy.bucket_bytes, folded.graph, where, assembly.of_steps())
-            if found is not None:
-                kept = np.unique(found.number, return_index=True)[1]
-                number, count = folded.number[kept], folded.count[kept]
-                tasks = _Lazy(lambda n: folded.graph.tasks[int(kept[n])], len(kept))
-                return replace(folded, graph=replace(found.graph, tasks=tasks), number=number, count=count)
+        found = self.by_roles(strategy)
+        if found is not None:
+            return found
         whole = self.lowering.contracted(strategy)
         every, number = np.arange(self.lowering.machine.num_procs), np.unique(whole.number, return_index=True)[1]
         return Folded(whole.graph, every, every, number, np.ones(len(number), np.int64))
+
+    def by_roles(self, strategy: Strategy) -> Folded | None:
+        """The same, None where each processor would stand for itself, so that all tasks would be written out."""
+        if self._last is None or self._last[0] != strategy:
+            with uncollected():
+                self._last = strategy, self._by_roles(strategy)
+        return self._last[1]
+
+    def _by_roles(self, strategy: Strategy) -> Folded | None:
+        plain = msgspec.structs.replace(strategy, bucket_bytes=0)
+        if self._laid is None or self._laid[0] != plain:
+            self._laid = plain, self._assembly(*self.instances(plain))
+        assembly = self._laid[1]
+        folded = assembly.folded
+        if not strategy.bucket_bytes:
+            return folded
+        steps, flows, where = assembly.steps, assembly.flows, assembly.where
+        found = buckets.of_roles(steps, flows, strategy.bucket_bytes, folded.graph, where, assembly.of_steps())
+        if found is None:
+            return None
+        kept = np.unique(found.number, return_index=True)[1]
+        tasks = _Lazy(lambda n: folded.graph.tasks[int(kept[n])], len(kept))
+        return replace(
+            folded, graph=replace(found.graph, tasks=tasks), number=folded.number[kept], count=folded.count[kept]
+        )
 
     def instances(self, strategy: Strategy) -> tuple[list[StepInstance], list[FlowInstance]]:
         """The instances of a plan: steps by slot, and the flows. Raises ValueError where it does not fit."""

@@ -45,5 +45,9 @@ def settled(evaluator: Evaluator, found: Found, sizes: Sequence[int] = SIZES) ->
 
 
 def variants(evaluator: Evaluator, plan: Strategy, sizes: Sequence[int]) -> list[Evaluated]:
-    """What the plan is worth without buckets and with those of each size. Raises ValueError where it is none."""
-    return [evaluator.evaluate(msgspec.structs.replace(plan, bucket_bytes=size)) for size in dict.fromkeys((0, *sizes))]
+    """What the plan is worth without buckets and with those of each size. Raises ValueError where it is none.
+
+    Sizes that tell processors of large machines apart are left out: all tasks of a step would be written out.
+    """
+    every = [msgspec.structs.replace(plan, bucket_bytes=size) for size in dict.fromkeys((0, *sizes))]
+    return [evaluator.evaluate(one) for one in every if evaluator.is_small(one)]

@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.launch import models
+from castile.planner import evaluator as evaluating
 from castile.planner.compose import compose
 from castile.planner.cost import CostModel
+from castile.planner.evaluator import Evaluator
 from castile.planner.folding import Folding, _Assembly, _Small, expand, fold, timed
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
@@ -19,6 +21,7 @@ from castile.planner.op import find
 from castile.planner.roles import Block, Shape, Shapes, Union, refined
 from castile.planner.seeds import data_parallel, seed
 from castile.planner.simulate import simulate
+from castile.planner.sizes import variants
 from castile.planner.strategy import Config, Strategy
 from castile.planner.updates import Updates
 from castile.runtime.machine import Level, Machine, Processor
@@ -204,7 +207,7 @@ def test_buckets_of_many_sums_fold_exactly(data):
     check_plan(lowering, Strategy(configs, bucket_bytes=data.draw(st.sampled_from((2**20, 300)))))
 
 
-def test_processors_that_buckets_tell_apart_stand_for_themselves():
+def test_processors_that_buckets_tell_apart_stand_for_themselves(monkeypatch):
     """Of two layers' sums over pairs of eight processors half are over the same pairs, the others over crossed ones."""
     graph, total = Graph("pairs", "float64"), None
     configs, pairs = {}, {"one": ((0, 1), (2, 3), (4, 5), (6, 7)), "two": ((0, 2), (1, 3), (4, 5), (6, 7))}
@@ -219,6 +222,11 @@ def test_processors_that_buckets_tell_apart_stand_for_themselves():
     lowering = Lowering(graph, named_plans.links(8), SGD)
     assert check_plan(lowering, Strategy(configs)).proc_class.max() < 7
     assert check_plan(lowering, Strategy(configs, bucket_bytes=2**20)).proc_class.tolist() == list(range(8))
+    # of large machines such sizes are not tried: all tasks would be written out
+    evaluator = Evaluator(lowering, CostModel(lowering.machine))
+    assert len(variants(evaluator, Strategy(configs), (2**20,))) == 2
+    monkeypatch.setattr(evaluating, "FOLDED_FROM", 8)
+    assert [one.strategy.bucket_bytes for one in variants(evaluator, Strategy(configs), (2**20,))] == [0]
 
 
 @pytest.mark.parametrize("num_procs", [1, 2, 4])
