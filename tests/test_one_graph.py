@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,12 +85,18 @@ def test_a_warm_step_allocates_nothing_and_the_arena_is_the_packers(name: str) -
     assert execution.runner.nbytes == prepared.packing.peak_bytes.sum()
     for _ in range(2):
         execution.step()
+    # of several, since other threads of the process are traced too
+    assert min(traced_bytes(execution.runner.run) for _ in range(3)) < 64 * 1024
+
+
+def traced_bytes(call: Callable[[], object]) -> int:
+    """The most that lived at one time of what was allocated while a call ran."""
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    execution.runner.run()
+    call()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak - before < 64 * 1024
+    return peak - before
 
 
 # The composed graph is that of the whole program.
