@@ -300,7 +300,7 @@ class _Draft:
         if known not in self._works:
             self._works[known] = self._common(recording, bodies, shapes, flops)
         work = self._works[known]
-        boxes = tuple([one.laid(box) if one.order else box for one, box in zip(self.bears, boxes, strict=True)])
+        boxes = tuple([one.laid(box) for one, box in zip(self.bears, boxes, strict=True)])
         if not all(work.touched):
             boxes = tuple([box if touched else None for box, touched in zip(boxes, work.touched)])  # type: ignore[misc]
         return PartTemplate(boxes[:num_inputs], boxes[num_inputs:], work)

@@ -136,19 +136,23 @@ def test_a_plan(data, folder, capsys):
     check(data.draw(st.sampled_from(PLAN)), r"any\.json", capsys)
 
 
+def write_any(data, folder, name):
+    """Put a file like this one, with other values or damaged, in the place of any.toml."""
+    text = (folder / name).read_text()
+    (folder / "any.toml").write_bytes(data.draw(st.one_of(rewritten(text), broken(text.encode()))))
+
+
 @FEW
 @given(data=st.data())
 def test_a_machine(data, folder, capsys):
-    text = (folder / "machine.toml").read_text()
-    (folder / "any.toml").write_bytes(data.draw(st.one_of(rewritten(text), broken(text.encode()))))
+    write_any(data, folder, "machine.toml")
     check("plan mlp --machine any.toml:nodes=1 --search data_parallel --seeds data_parallel", r"any\.toml", capsys)
 
 
 @FEW
 @given(data=st.data())
 def test_a_run(data, folder, capsys):
-    text = (folder / "run.toml").read_text()
-    (folder / "any.toml").write_bytes(data.draw(st.one_of(rewritten(text), broken(text.encode()))))
+    write_any(data, folder, "run.toml")
     # what is a value of an option's type, yet none that can be, is told as on the command line
     check("train any.toml --print", r"any\.toml|--\w|\b(?:model|optimizer|schedule|settings?)\b", capsys)
 
