@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 def ending_early(what: str) -> Iterator[Callable[[], bool]]:
     """Whether the user has asked to end what this block does; `what` there will be then is told at once.
 
-    In another thread than the main one signals are left as they are.
+    In another thread than the main one signals are left as they are, and so is one that this process is to ignore, as
+    whatever a script starts in the background.
     """
     asked = threading.Event()
 
@@ -25,7 +26,7 @@ def ending_early(what: str) -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
         print(f"\ncastile: ending with {what}; Ctrl-C once more leaves it all", file=sys.stderr, flush=True)
 
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         yield asked.is_set
         return
     before = signal.signal(signal.SIGINT, ask)

@@ -163,8 +163,11 @@ def _passing(process: subprocess.Popen[bytes], passed: list[int]) -> Callable[[i
 
 def _passed() -> tuple[signal.Signals, ...]:
     # Only the main thread may set handlers.
-    main = threading.current_thread() is threading.main_thread()
-    return (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if main else ()
+    if threading.current_thread() is not threading.main_thread():
+        return ()
+    # What this process is to ignore (nohup; Ctrl-C for what a script starts in the background) stays ignored.
+    known = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return tuple(number for number in known if signal.getsignal(number) is not signal.SIG_IGN)
 
 
 def _relay(stream: IO[bytes]) -> None:

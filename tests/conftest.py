@@ -1,10 +1,20 @@
-"""What all tests share: hypothesis profiles, what tests tell at the end, a reason for each that misses a GPU."""
+"""What all tests share: hypothesis profiles, an environment that each leaves as it was, what tests tell at the end."""
 
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 
 import hypothesis
 import pytest
+
+from castile.launch.mpi_settings import THREAD_VARIABLES
+
+# As a command does it before NumPy is imported: sums are those of one thread, whichever tests run.
+for name in THREAD_VARIABLES:
+    os.environ.setdefault(name, "1")
+# What a script starts in the background is to ignore Ctrl-C, and so are its children; tests send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 hypothesis.settings.register_profile("castile", deadline=None, print_blob=True, derandomize=True)
 hypothesis.settings.register_profile("wide", deadline=None, print_blob=True, max_examples=1000)
@@ -19,6 +29,16 @@ def has_gpu() -> bool:
         return cupy.cuda.runtime.getDeviceCount() > 0
     except Exception:
         return False
+
+
+@pytest.fixture(autouse=True)
+def environment_as_it_was() -> Iterator[None]:
+    """Commands and libraries set variables of their process, which is that of all tests: none sees another's."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
 
 
 @pytest.fixture

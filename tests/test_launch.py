@@ -342,6 +342,16 @@ def test_a_signal_ends_the_ranks_too(number):
     assert not any(map(is_running, pids))
 
 
+def test_a_signal_that_is_to_be_ignored_stays_so():
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        for handler, is_passed in ((signal.SIG_DFL, True), (signal.SIG_IGN, False)):
+            signal.signal(signal.SIGHUP, handler)
+            assert (signal.SIGHUP in launch._passed()) is is_passed
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_is_known_as_it_is_typed_and_a_letter_more_is_not(command, capsys):
     """--help comes after, so that a command that knows all its options tells its help and does nothing."""

@@ -151,6 +151,16 @@ def test_the_second_ctrl_c_ends_all():
         signal.raise_signal(signal.SIGINT)
 
 
+def test_a_search_in_the_background_of_a_script_ignores_ctrl_c():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with ending_early("what there is") as is_over:
+            signal.raise_signal(signal.SIGINT)
+            assert not is_over()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_search_goes_on_from_a_plan(tmp_path, capsys):
     path = str(tmp_path / "plan.json")
     words = ["plan", MLP, "--machine", MACHINE]
