@@ -1,6 +1,6 @@
 """`castile doctor`: what castile finds on this machine, what is missing, and the line that installs it.
 
-Knows no model and no plan; it looks, and changes nothing unless told to write Open MPI's settings.
+Knows no model and no plan; it looks, and changes nothing unless an option says so.
 """
 
 import ctypes
@@ -18,8 +18,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from castile import __version__
-from castile.launch import gpus, installing, launch, mpi_settings, ranks
+from castile.launch import gpus, installing, launch, mpi_settings, options, probe, ranks
 
 _MPI_LINE, _GPU_LINE = installing.line("castile[mpi]"), installing.line("castile[gpu]")
 _START_SECONDS = 60.0
@@ -29,10 +31,12 @@ _START_SECONDS = 60.0
 class Doctor:
     """Show what castile finds on this machine, what is missing, and the line that installs it."""
 
-    ranks: int = 0
+    ranks: options.Number = 0
     """Start this many MPI ranks as a test, and time it; 0 starts none."""
     write_mpi_settings: bool = False
     """Write what Open MPI needs into this environment's parameter files, so that a bare `mpirun` works well."""
+    measure_again: bool = False
+    """Forget this host's rates, which were measured once: the next command that needs them measures them again."""
     json: bool = False
     """Print one JSON object."""
 
@@ -62,8 +66,11 @@ def run(command: Doctor) -> int:
     if command.write_mpi_settings:
         for path in mpi_settings.write_settings(mpi_settings.folder()):
             print(f"wrote {path}", file=sys.stderr)
-        if not command.json and not command.ranks:
-            return 0
+    if command.measure_again:
+        probe.forget()
+        print("this host is measured again by the next command that needs its rates", file=sys.stderr)
+    if (command.write_mpi_settings or command.measure_again) and not (command.json or command.ranks):
+        return 0
     findings = examine(command.ranks)
     print(as_json(findings) if command.json else as_text(findings))
     return 0
@@ -71,18 +78,19 @@ def run(command: Doctor) -> int:
 
 def examine(num_ranks: int = 0) -> list[Finding]:
     """Looks at everything; starts `num_ranks` MPI ranks as a test when that is above 0."""
-    looks = [_castile(), _cores(), _memory(), _blas(), _mpi(), _settings(), _root(), _gpu()]
+    looks = [_castile(), _cores(), _memory(), _blas(), _rates(), _mpi(), _settings(), _root(), _gpu()]
     looks += [_package(name, package, _GPU_LINE) for name, package in _GPU_PACKAGES.items()]
     looks += [_transfers(), _parts()]
     return [*looks, _start(num_ranks)] if num_ranks else looks
 
 
 def as_text(findings: list[Finding]) -> str:
-    """One line a finding, with the remedy below what is missing."""
+    """One line a finding, with the remedy below what is missing, or below the last that it is for."""
     lines = []
+    last = {finding.remedy: finding for finding in findings}
     for finding in findings:
         lines.append(f"{'ok' if finding.found else '--':<3} {finding.name:<13} {finding.words}")
-        if finding.remedy:
+        if finding.remedy and last[finding.remedy] is finding:
             lines.append(f"{'':<17} {finding.remedy}")
     return "\n".join(lines)
 
@@ -137,6 +145,19 @@ def _blas_threads(numpy_folder: Path) -> int | None:
             if hasattr(library, name):
                 return int(getattr(library, name)())
     return None
+
+
+def _rates() -> Finding:
+    known = probe.known()
+    if not known:
+        return Finding("rates", False, "not measured yet: the first command that needs them does it", {"of_procs": {}})
+    words = (
+        f"as {procs} processor{'s' * (procs != 1)} {one.float32_flops_per_second / 1e9:.3g} GFLOP/s "
+        f"and {one.bytes_per_second / 1e9:.3g} GB/s each"
+        for procs, one in known.items()
+    )
+    facts = {procs: msgspec.structs.asdict(one) for procs, one in known.items()}
+    return Finding("rates", True, "; ".join(words), {"of_procs": facts})
 
 
 def _version(package: str) -> str | None:

@@ -90,10 +90,29 @@ def local_machine(comm: Communicator | None = None, procs: int | None = None) ->
     if comm is not None and wants_links:
         is_known = _from_root(comm, is_known)
     if not is_known:
+        leads = comm is None or comm.rank == 0
+        if leads:
+            print("castile: measuring this host, once; it should have nothing else to do", file=sys.stderr, flush=True)
         cached = measure(comm, procs)
-        if comm is None or comm.rank == 0:
+        if leads:
             _write(path, cached)
     return _machine(procs, cached)
+
+
+def known() -> dict[int, Figures]:
+    """The figures that are kept of this host as this process would measure it, by the number of processors."""
+    counts = sorted({int(path.name.split("-")[1]) for path in _kept()})
+    found = {procs: _read(cache_path(procs)) for procs in counts}
+    return {procs: figures for procs, figures in found.items() if figures is not None}
+
+
+def forget() -> None:
+    """Remove all figures that are kept, as where the host was busy. Raises ValueError where the system refuses."""
+    for path in _kept():
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise ValueError(f"the figures of this host in {path} cannot be removed: {error.strerror}") from error
 
 
 def measure(comm: Communicator | None, procs: int) -> Figures:
@@ -142,8 +161,15 @@ def cache_path(procs: int) -> Path:
     """The file of the figures for this host, number of processors, threads and library versions."""
     env = environment()
     text = repr((env.device, machines.num_cores(), procs, env.threads, env.libraries))
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "castile" / f"local-{procs}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
+    return _folder() / f"local-{procs}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
+
+
+def _folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "castile"
+
+
+def _kept() -> list[Path]:
+    return list(_folder().glob("local-*-*.json"))
 
 
 def _machine(procs: int, figures: Figures | None) -> Machine:

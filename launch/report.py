@@ -115,8 +115,9 @@ def bucket_words(row: Mapping[str, int] | None) -> str:
     """What buckets do, behind the number of tasks; nothing where there are none."""
     if row is None:
         return ""
-    sums = f"{row['num_sums_alone']} sums are {row['num_sums']}, " if row["num_sums_alone"] else ""
-    return f" ({sums}{row['num_tasks_alone']} tasks {row['num_tasks']} in buckets of {written(row['size_bytes'])})"
+    sums = f"{counted(row['num_sums_alone'], 'sum')} became {row['num_sums']} in buckets of {written(row['size_bytes'])}"
+    joined = sums if row["num_sums"] < row["num_sums_alone"] else "updates were put together"
+    return f" ({row['num_tasks_alone']} before {joined})"
 
 
 def plan_table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -154,7 +155,8 @@ def proc_table(procs: Sequence[Mapping[str, Any]], most: int = 8) -> Table:
 
 
 def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False)
+    # without a style of its own, which would be in a file too: mpirun gives ranks a terminal where there is none
+    table = Table(box=None, pad_edge=False, header_style="")
     for column in columns:
         table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", no_wrap=True)
     return table

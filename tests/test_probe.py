@@ -101,7 +101,7 @@ def test_damaged_cache_is_said_once_and_measured_again(monkeypatch, capsys, dama
     good = probe.local_machine(None, 2)
     probe.cache_path(2).write_bytes(damage)
     assert probe.local_machine(None, 2) == good
-    assert capsys.readouterr().err.count("\n") == 1
+    assert capsys.readouterr().err.count("unusable") == 1
     assert probe.local_machine(None, 2) == good
     assert capsys.readouterr().err == ""
 
@@ -112,6 +112,22 @@ def test_cache_that_cannot_be_written_is_no_fault(monkeypatch, capsys, tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert probe.local_machine(None, 2).num_procs == 2
     assert "could not be kept" in capsys.readouterr().err
+
+
+def test_what_is_kept_is_known_until_it_is_forgotten(monkeypatch, tmp_path, capsys):
+    assert probe.known() == {}
+    monkeypatch.setattr(probe, "measure", lambda comm, procs: FIGURES)
+    for procs in (12, 2, 2):
+        probe.local_machine(None, procs)
+    assert capsys.readouterr().err.count("measuring this host") == 2
+    assert list(probe.known().items()) == [(2, FIGURES), (12, FIGURES)]
+    # with other threads a host has other rates
+    with monkeypatch.context() as patch:
+        patch.setenv("OPENBLAS_NUM_THREADS", "7")
+        assert probe.known() == {}
+        probe.local_machine(None, 3)
+    probe.forget()
+    assert not list(tmp_path.rglob("*.json"))
 
 
 def test_really_measures():

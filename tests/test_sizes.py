@@ -129,7 +129,7 @@ def test_people_are_told_the_same(tmp_path, capsys):
     out, other = str(tmp_path / "plan.json"), str(tmp_path / "plain.json")
     words = ["plan", GPT, "--machine", "dgx-h100", "--search", "data_parallel", "--out", out]
     row = answer(capsys, *words)["buckets"]
-    counts = f"{row['num_sums_alone']} sums are {row['num_sums']}"
+    counts = f"{row['num_sums_alone']} sums became {row['num_sums']} in buckets of 25.0 MiB"
     strategies.write(with_size(strategies.read(out), 0), other)
     for command in (words, ["simulate", out, *words[2:4]], ["explain", out, *words[2:4]]):
         assert main(command) == 0
