@@ -115,9 +115,10 @@ def bucket_words(row: Mapping[str, int] | None) -> str:
     """What buckets do, behind the number of tasks; nothing where there are none."""
     if row is None:
         return ""
-    sums = f"{counted(row['num_sums_alone'], 'sum')} became {row['num_sums']} in buckets of {written(row['size_bytes'])}"
-    joined = sums if row["num_sums"] < row["num_sums_alone"] else "updates were put together"
-    return f" ({row['num_tasks_alone']} before {joined})"
+    before, joined = f"{row['num_tasks_alone']} before", "updates were put together"
+    if row["num_sums"] < row["num_sums_alone"]:
+        joined = f"{row['num_sums_alone']} sums became {row['num_sums']} in buckets of {written(row['size_bytes'])}"
+    return f" ({before} {joined})"
 
 
 def plan_table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
