@@ -160,6 +160,16 @@ def test_halves_of_sectors_are_seen() -> None:
         assert any(one.partly for one in all_counted(launch)) == parts_written
 
 
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_phases_of_columns_are_written_together(kernel: int) -> None:
+    dy, w = array((2, 64, 16, 16), "bfloat16"), array((64, 32, kernel, kernel), "bfloat16")
+    how = {"shape": (2, 32, 32, 32), "stride": (2, 2), "pads": (kernel // 2,) * 4}
+    found = fake_plan("conv2d_grad_input", ((dy, w), how))
+    assert found is not None
+    every = all_counted(launches(found)[-1])
+    assert every and not any(one.partly for one in every)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["copy", "layer_norm", "softmax", "sum_over", "norm", "max_pool2d"])
 def test_estimates_are_within_a_factor_of_two_of_what_an_h200_took(name: str) -> None:

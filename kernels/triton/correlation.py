@@ -1,11 +1,12 @@
 """Sums over windows as products of matrices that are not spread out in memory: a window's elements are looked up.
 
 The way back to what the windows met is such a sum too: places whose distance is a multiple of the stride meet the same
-elements of windows, so each program takes places of one such phase and the elements that these meet. It knows no array
-but as a View.
+elements of windows, so each program takes places of one such phase and the elements that these meet; where columns lie
+side by side, of two phases of columns, as sectors of which half is written are read first. It knows no array but as a
+View.
 """
 
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, assignment, misc"
 
 from math import gcd, prod
 from typing import NamedTuple
@@ -21,6 +22,8 @@ from castile.kernels.windows import Pair
 
 # Bytes that a thread reads or writes at once.
 _VECTOR = 16
+# The fewest rows or columns of a product.
+_LEAST = 16
 
 
 class Windows(NamedTuple):
@@ -65,9 +68,9 @@ class Windows(NamedTuple):
 def fitting(tile: Tile, m: int, n: int, k: int) -> Tile:
     """The tile, but no larger than what there is."""
     return tile._replace(
-        m=min(tile.m, max(16, power_of_two(m))),
-        n=min(tile.n, max(16, power_of_two(n))),
-        k=min(tile.k, max(16, power_of_two(k))),
+        m=min(tile.m, max(_LEAST, power_of_two(m))),
+        n=min(tile.n, max(_LEAST, power_of_two(n))),
+        k=min(tile.k, max(_LEAST, power_of_two(k))),
     )
 
 
@@ -82,7 +85,10 @@ def correlation(
     batch, groups, num_m, *size = out.shape
     num_c, inner = x.shape[2], x.shape[3:]
     lattice = tuple(-(-n // step) for n, step in zip(size, windows.stride, strict=True)) if back else tuple(size)
-    num_n, phases = batch * prod(lattice), prod(windows.stride) if back else 1
+    each = _phases_beside(out, windows) if back else 1
+    num_n, phases = batch * prod(lattice), prod(windows.stride) // each if back else 1
+    # A tile's columns are those of all phases that it has.
+    tile_n = max(_LEAST, tile.n // each)
     dilation = tuple(-d // n for d, n in zip(windows.dilation, windows.shared, strict=True))
     # Constants all: what is divided by them is in the loop.
     constants = {
@@ -111,15 +117,22 @@ def correlation(
         "PRECISION": tile.precision,
         "R": windows.kernel[0],
         "S": windows.kernel[1],
-        "RUN": 1 if phases > 1 else together(out),
+        # Of two phases a row's last column may lie outside: no run goes on beyond a row.
+        "RUN": gcd(together(out), 0 if each == 1 else size[1]) if each > 1 or phases == 1 else 1,
+        "EACH": each,
         "M": tile.m,
-        "N": tile.n,
+        "N": tile_n,
         "K": tile.k,
     }
-    grid = (-(-num_m // tile.m) * -(-num_n // tile.n), groups, phases)
+    grid = (-(-num_m // tile.m) * phases * -(-num_n // tile_n), groups)
     # Each element of a window meets as many places as there are windows.
     flops = 2 * batch * groups * num_m * num_c * prod(windows.kernel) * prod(inner if back else size)
     return Launch(_correlate, grid, (out, x, w), constants, tile.warps, tile.stages, flops, on_tensor_cores(w, tile))
+
+
+def _phases_beside(out: View, windows: Windows) -> int:
+    """How many phases of columns a program takes: both of two, if columns lie side by side and channels do not."""
+    return 2 if windows.stride[1] == 2 and out.steps[4] == 1 and out.steps[2] != 1 else 1
 
 
 def together(out: View) -> int:
@@ -145,39 +158,25 @@ def _phase(first, pad, taps, stride, dilation, step, shared, inverse):
 
 
 @triton.jit
-def _correlate(out, x, w, O_STEPS: tl.constexpr, X_STEPS: tl.constexpr, W_STEPS: tl.constexpr, NUM_M: tl.constexpr,
-               NUM_C: tl.constexpr, NUM_N: tl.constexpr, LATTICE: tl.constexpr, SIZE: tl.constexpr,
-               INNER: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr, DILATION: tl.constexpr,
-               MOVES: tl.constexpr, STEPS: tl.constexpr, SHARED: tl.constexpr, INVERSE: tl.constexpr,
-               OUTSIDE: tl.constexpr, BACK: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr, ADDS: tl.constexpr,
-               WIDE: tl.constexpr, PRECISION: tl.constexpr, R: tl.constexpr, S: tl.constexpr, RUN: tl.constexpr,
-               M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):  # fmt: skip
-    # Programs that run together share places; the weights are few and stay in the cache.
-    tiles = tl.cdiv(NUM_M, M)
-    m = tl.program_id(0) % tiles * M + tl.arange(0, M)
-    n = tl.program_id(0) // tiles
+def _tile(number, LATTICE: tl.constexpr, EACH: tl.constexpr, WIDE: tl.constexpr, N: tl.constexpr):
+    """Of each place of the tile of that number: the image, the row, and the column of EACH times as many."""
+    across: tl.constexpr = LATTICE[1] * EACH
+    n = tl.arange(0, N * EACH)
+    if WIDE:
+        n, number = n.to(tl.int64), number.to(tl.int64)
+    n += number * (N * EACH)
+    return n // (LATTICE[0] * across), n // across % LATTICE[0], n % across
+
+
+@triton.jit
+def _summed(x, w, row, col, in_n, in_m, num_r, num_s, X_STEPS: tl.constexpr, W_STEPS: tl.constexpr,
+            NUM_C: tl.constexpr, INNER: tl.constexpr, MOVES: tl.constexpr, STEPS: tl.constexpr,
+            OUTSIDE: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+            PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):  # fmt: skip
+    """The sums of a tile, as [N,M], over so many rows and columns of windows that meet `row` and `col` first."""
     k = tl.arange(0, K)
     if WIDE:
-        m, n, k = m.to(tl.int64), n.to(tl.int64), k.to(tl.int64)
-    n = n * N + tl.arange(0, N)
-    in_m, in_n = (m < NUM_M)[:, None], n < NUM_N
-    h, v, b = n // LATTICE[1] % LATTICE[0], n % LATTICE[1], n // (LATTICE[0] * LATTICE[1])
-    if BACK:
-        first_h, first_v = tl.program_id(2) // STRIDE[1], tl.program_id(2) % STRIDE[1]
-        r, num_r, base_h = _phase(first_h, PADS[0], R, STRIDE[0], DILATION[0], STEPS[0], SHARED[0], INVERSE[0])
-        s, num_s, base_v = _phase(first_v, PADS[1], S, STRIDE[1], DILATION[1], STEPS[1], SHARED[1], INVERSE[1])
-        row, col = h + base_h, v + base_v
-        h, v = first_h + h * STRIDE[0], first_v + v * STRIDE[1]
-        in_n = in_n & (h < SIZE[0]) & (v < SIZE[1])
-        w += r * W_STEPS[3] + s * W_STEPS[4]
-    else:
-        num_r, num_s = R, S
-        row, col = h * STRIDE[0] - PADS[0], v * STRIDE[1] - PADS[1]
-    group = tl.program_id(1).to(tl.int64)
-    w += group * W_STEPS[0] + m[:, None] * W_STEPS[1]
-    # Places come first: where nothing is known to lie together, threads that are neighbours take neighbours of these.
-    x += group * X_STEPS[1] + (b * X_STEPS[0] + row * X_STEPS[3] + col * X_STEPS[4])[:, None]
-    row, col, in_n = row[:, None], col[:, None], in_n[:, None]
+        k = k.to(tl.int64)
     total = tl.zeros((M, N), tl.float32)
     blocks = tl.cdiv(NUM_C, K)
     turns = tl.cdiv(NUM_C * num_r * num_s, K) if FLAT else blocks * num_r * num_s
@@ -201,11 +200,62 @@ def _correlate(out, x, w, O_STEPS: tl.constexpr, X_STEPS: tl.constexpr, W_STEPS:
             held = tl.load(at_w, mask=in_m & in_k[None, :], other=0.0)
             met = tl.load(at_x, mask=in_x & in_k[None, :], other=0.0)
         total = tl.dot(held, tl.trans(met), total, input_precision=PRECISION)
+    return tl.trans(total)
+
+
+@triton.jit
+def _correlate(out, x, w, O_STEPS: tl.constexpr, X_STEPS: tl.constexpr, W_STEPS: tl.constexpr, NUM_M: tl.constexpr,
+               NUM_C: tl.constexpr, NUM_N: tl.constexpr, LATTICE: tl.constexpr, SIZE: tl.constexpr,
+               INNER: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr, DILATION: tl.constexpr,
+               MOVES: tl.constexpr, STEPS: tl.constexpr, SHARED: tl.constexpr, INVERSE: tl.constexpr,
+               OUTSIDE: tl.constexpr, BACK: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr, ADDS: tl.constexpr,
+               WIDE: tl.constexpr, PRECISION: tl.constexpr, R: tl.constexpr, S: tl.constexpr, RUN: tl.constexpr,
+               EACH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):  # fmt: skip
+    # Programs that run together share places, and sectors of rows; the weights are few and stay in the cache.
+    tiles = tl.cdiv(NUM_M, M)
+    m = tl.program_id(0) % tiles * M + tl.arange(0, M)
+    if WIDE:
+        m = m.to(tl.int64)
+    across: tl.constexpr = STRIDE[1] // EACH
+    phases: tl.constexpr = STRIDE[0] * across if BACK else 1
+    phase, number = tl.program_id(0) // tiles % phases, tl.program_id(0) // tiles // phases
+    phase_h, phase_v = phase // across, phase % across
+    group = tl.program_id(1).to(tl.int64)
+    b, h, v = _tile(number, LATTICE, 1, WIDE, N)
+    in_m, in_n = (m < NUM_M)[:, None], b * (LATTICE[0] * LATTICE[1]) < NUM_N
+    w += group * W_STEPS[0] + m[:, None] * W_STEPS[1]
+    x += group * X_STEPS[1]
+    totals = ()
+    for beside in tl.static_range(EACH):
+        if BACK:
+            r, num_r, base_h = _phase(phase_h, PADS[0], R, STRIDE[0], DILATION[0], STEPS[0], SHARED[0], INVERSE[0])
+            s, num_s, base_v = _phase(
+                phase_v + beside, PADS[1], S, STRIDE[1], DILATION[1], STEPS[1], SHARED[1], INVERSE[1]
+            )
+            row, col = h + base_h, v + base_v
+            there = in_n & (phase_h + h * STRIDE[0] < SIZE[0]) & (phase_v + beside + v * STRIDE[1] < SIZE[1])
+            of = w + (r * W_STEPS[3] + s * W_STEPS[4])
+        else:
+            num_r, num_s, there, of = R, S, in_n, w
+            row, col = h * STRIDE[0] - PADS[0], v * STRIDE[1] - PADS[1]
+        # Places come first: where nothing is known to lie together, neighbouring threads take neighbours of these.
+        at = x + (b * X_STEPS[0] + row * X_STEPS[3] + col * X_STEPS[4])[:, None]
+        total = _summed(at, of, row[:, None], col[:, None], there[:, None], in_m, num_r, num_s, X_STEPS, W_STEPS,
+                        NUM_C, INNER, MOVES, STEPS, OUTSIDE, FLAT, EVEN, WIDE, PRECISION, M, N, K)  # fmt: skip
+        totals = totals + (total,)  # noqa: RUF005 (Triton knows no star)
+    total = totals[0]
+    if EACH == 2:
+        total = tl.reshape(tl.permute(tl.join(totals[0], totals[1]), (0, 2, 1)), (2 * N, M))
+    b, h, v = _tile(number, LATTICE, EACH, WIDE, N)
+    here = b * (LATTICE[0] * LATTICE[1]) < NUM_N
+    if BACK:
+        h, v = phase_h + h * STRIDE[0], phase_v + v * across
+        here = here & (h < SIZE[0]) & (v < SIZE[1])
     at = (b * O_STEPS[0] + h * O_STEPS[3] + v * O_STEPS[4])[:, None] + m[None, :] * O_STEPS[2]
     if RUN > 1:
         at = tl.max_contiguous(tl.multiple_of(at, (RUN, 1)), (RUN, 1))
     at = out + group * O_STEPS[1] + at
-    here, total = in_n & tl.trans(in_m), tl.trans(total)
+    here = here[:, None] & tl.trans(in_m)
     if ADDS:
         total += tl.load(at, mask=here, other=0.0).to(tl.float32)
     tl.store(at, total.to(out.dtype.element_ty), mask=here)
