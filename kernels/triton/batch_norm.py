@@ -239,7 +239,7 @@ class _Planes(NamedTuple):
                 Launch(join, (-(-channels // wide),), (room, out, *told, channels, parts), ends | last, 4),
             ]
 
-        # Sums in float64 take registers, and wait for each other; with several arrays more warps have more on their way.
+        # Sums in float64 take registers, and long; with several arrays more warps have more on their way.
         several = len(self.views) > 1 and self.plane >= _SMALL
         first = (2048, 8, 1) if several else (1024, 4, 3)
         others = ((1024, 4, 1), (2048, 8, 1), (1024, 4, 3), (2048, 4, 1), (2048, 4, 3), (4096, 8, 3))
