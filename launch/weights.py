@@ -77,9 +77,13 @@ class File:
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
         try:
+            # what refuses here has the system's words, which safe_open leaves out
+            open(path, "rb").close()
             self._file = safe_open(self.path, framework="np")
-        except (OSError, SafetensorError) as error:
-            raise ValueError(f"weights {path}: {getattr(error, 'strerror', None) or error}") from error
+        except OSError as error:
+            raise ValueError(f"weights {path}: {error.strerror or error}") from error
+        except SafetensorError as error:
+            raise ValueError(f"weights {path}: this is no safetensors file, or a damaged one ({error})") from error
         self.names = tuple(self._file.keys())
 
     def shape(self, name: str) -> tuple[int, ...]:

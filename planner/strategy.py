@@ -182,12 +182,10 @@ def check(strategy: Strategy, names: Names, graph: Graph, machine: Machine) -> N
     if strategy.num_procs > machine.num_procs:
         raise ValueError(
             f"the plan needs {strategy.num_procs} processors, {machine.name} has {machine.num_procs}: "
-            "start more ranks or plan again"
+            "name the machine that it was made for, or plan again"
         )
     if strategy.machine and strategy.machine != machine.fingerprint:
-        raise ValueError(
-            f"the plan was made for another machine ({strategy.machine}), not for {machine.name}: plan again"
-        )
+        raise ValueError(f"the plan was made for another machine, not for {machine.name}: name that one, or plan again")
     if strategy.microbatches < 1:
         raise ValueError(f"the plan has {strategy.microbatches} microbatches; there is at least 1")
     if strategy.bucket_bytes < 0:
@@ -205,16 +203,8 @@ def check(strategy: Strategy, names: Names, graph: Graph, machine: Machine) -> N
         check_config(names.nodes.get(name) or names.optional[name], config, machine.num_procs)
 
 
-def write(strategy: Strategy, path: str | Path) -> None:
-    """Write the plan as indented JSON; the file appears whole or not at all."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(path.name + ".part")
-    draft.write_bytes(encode(strategy))
-    draft.replace(path)
-
-
 def encode(strategy: Strategy) -> bytes:
+    """The plan as indented JSON, as `read` takes it."""
     return msgspec.json.format(msgspec.json.encode(strategy), indent=1) + b"\n"
 
 

@@ -42,10 +42,10 @@ def plan_of(model, num_procs):
 def plan_files(folder):
     """Plans that fit other jobs, and plans that fit none."""
     one = plan_of("mlp", 1)
-    strategies.write(one, folder / "mlp1.json")
-    strategies.write(plan_of("mlp", 2), folder / "mlp2.json")
-    strategies.write(plan_of("convnet", 1), folder / "convnet1.json")
-    strategies.write(msgspec.structs.replace(one, machine="0" * 16), folder / "elsewhere.json")
+    (folder / "mlp1.json").write_bytes(strategies.encode(one))
+    (folder / "mlp2.json").write_bytes(strategies.encode(plan_of("mlp", 2)))
+    (folder / "convnet1.json").write_bytes(strategies.encode(plan_of("convnet", 1)))
+    (folder / "elsewhere.json").write_bytes(strategies.encode(msgspec.structs.replace(one, machine="0" * 16)))
     whole = json.loads((folder / "mlp1.json").read_bytes())
 
     def changed(name, node, config):

@@ -1,5 +1,7 @@
 """Explanations: their parts add up to the step; the command tells people and programs the same."""
 
+from pathlib import Path
+
 import msgspec
 import numpy as np
 import pytest
@@ -216,7 +218,7 @@ def plan(tmp_path, capsys) -> str:
     graph = models.parse(MLP).graph(models.parse(MLP).recipe.batch)
     known = seeds(Lowering(graph, machines.parse(MACHINE)))["data_parallel"]
     path = tmp_path / "plan.json"
-    strategies.write(msgspec.structs.replace(known, model=MLP), path)
+    Path(path).write_bytes(strategies.encode(msgspec.structs.replace(known, model=MLP)))
     return str(path)
 
 
@@ -301,14 +303,14 @@ def test_a_mistake_is_one_sentence(words, part, plan, capsys):
 
 def test_a_plan_that_does_not_say_its_model_is_given_one(plan, capsys):
     known = strategies.read(plan)
-    strategies.write(msgspec.structs.replace(known, model=""), plan)
+    Path(plan).write_bytes(strategies.encode(msgspec.structs.replace(known, model="")))
     assert "give it with --model" in sentence(capsys, "explain", plan, "--machine", MACHINE)
     assert answer(capsys, "explain", plan, "--machine", MACHINE, "--model", MLP)["model"] == MLP
 
 
 def test_a_plan_in_microbatches_is_explained_as_it_is(plan, capsys):
     known = strategies.read(plan)
-    strategies.write(msgspec.structs.replace(known, microbatches=2), plan)
+    Path(plan).write_bytes(strategies.encode(msgspec.structs.replace(known, microbatches=2)))
     facts = answer(capsys, "explain", plan, "--machine", MACHINE, "--op", "fc1", "--why-not", "data_parallel")
     assert facts["microbatches"] == 2 and facts["why_not"]["times"] == 1 and len(facts["op"]["alternatives"]) == 3
 
@@ -316,7 +318,7 @@ def test_a_plan_in_microbatches_is_explained_as_it_is(plan, capsys):
 def test_other_prices_than_the_files_are_told(plan, capsys):
     known = strategies.read(plan)
     predicted = strategies.Predicted(0.5, 1, 1)
-    strategies.write(msgspec.structs.replace(known, predicted=predicted), plan)
+    Path(plan).write_bytes(strategies.encode(msgspec.structs.replace(known, predicted=predicted)))
     assert answer(capsys, "explain", plan, "--machine", MACHINE)["predicted_step_seconds"] == 0.5
     assert main(["explain", plan, "--machine", MACHINE]) == 0
     assert "by the prices of its file 500 ms" in capsys.readouterr().out

@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -44,7 +45,7 @@ def profile(tmp_path_factory, home):
 def plan(tmp_path_factory):
     path = tmp_path_factory.mktemp("plan") / "plan.json"
     lowering = Lowering(models.parse("mlp").graph(), machines.local(3))
-    strategies.write(seeds(lowering)["data_parallel"], path)
+    Path(path).write_bytes(strategies.encode(seeds(lowering)["data_parallel"]))
     return path
 
 

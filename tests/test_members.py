@@ -1,5 +1,7 @@
 """What a rewrite makes part of a node is known by its name still: to pins, explanations and refusals."""
 
+from pathlib import Path
+
 import pytest
 
 from castile.launch import models
@@ -60,7 +62,7 @@ def test_diff_on_a_machine_shows_members(tmp_path, capfd) -> None:
     files = [str(tmp_path / f"{n}.json") for n in range(2)]
     for n, path in enumerate(files):
         configs = whole_on(graph).configs | {node.name: Config(procs=(n,))}
-        strategies.write(Strategy(configs, model=RESNET, graph=graph.fingerprint, num_procs=2), path)
+        Path(path).write_bytes(strategies.encode(Strategy(configs, model=RESNET, graph=graph.fingerprint, num_procs=2)))
     given = ["diff", *files, "--machine", "dgx-h100:nodes=1", "--batch", "4"]
     (row,) = answer(capfd, *given)["moved"]
     assert row["nodes"] == [node.name] and row["members"].split() == [*node.members]
@@ -71,7 +73,7 @@ def test_diff_on_a_machine_shows_members(tmp_path, capfd) -> None:
 def test_explain_takes_and_shows_members(tmp_path, capfd) -> None:
     graph, path = models.parse(RESNET).graph(4), str(tmp_path / "plan.json")
     node = next(n for n in graph.nodes.values() if len(n.members) > 1)
-    strategies.write(Strategy(whole_on(graph).configs, model=RESNET, graph=graph.fingerprint), path)
+    Path(path).write_bytes(strategies.encode(Strategy(whole_on(graph).configs, model=RESNET, graph=graph.fingerprint)))
     given = ["explain", path, "--machine", "dgx-h100:nodes=1", "--batch", "4", "--budget", "5"]
     by_name, by_member = (answer(capfd, *given, "--op", name) for name in (node.name, node.members[-1]))
     assert by_member == by_name and by_name["op"]["name"] == node.name

@@ -79,7 +79,7 @@ def test_what_is_known_is_skipped_unless_asked_again(capsys):
 
 def test_a_plan_of_a_file(capsys, tmp_path):
     plan, tasks = lowered("convnet", 1)
-    strategies.write(plan, tmp_path / "plan.json")
+    (tmp_path / "plan.json").write_bytes(strategies.encode(plan))
     facts = told(capsys, "convnet", "--plan", "plan.json", "--profile", "here.db")
     assert facts["plans"] == ["plan.json"] and facts["num_keys"] == len(tasks.cost_keys)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -130,7 +131,7 @@ def test_people_are_told_the_same(tmp_path, capsys):
     words = ["plan", GPT, "--machine", "dgx-h100", "--search", "data_parallel", "--out", out]
     row = answer(capsys, *words)["buckets"]
     counts = f"{row['num_sums_alone']} sums became {row['num_sums']} in buckets of 25.0 MiB"
-    strategies.write(with_size(strategies.read(out), 0), other)
+    Path(other).write_bytes(strategies.encode(with_size(strategies.read(out), 0)))
     for command in (words, ["simulate", out, *words[2:4]], ["explain", out, *words[2:4]]):
         assert main(command) == 0
         told = capsys.readouterr().out
@@ -144,7 +145,7 @@ def test_people_are_told_the_same(tmp_path, capsys):
 def test_a_search_goes_on_from_a_plan_with_buckets_of_its_own(tmp_path, capsys):
     path = str(tmp_path / "given.json")
     same = evaluator(GPT, "dgx-h100")
-    strategies.write(Strategy(seed("fsdp", same.lowering), bucket_bytes=12345), path)
+    Path(path).write_bytes(strategies.encode(Strategy(seed("fsdp", same.lowering), bucket_bytes=12345)))
     words = ["--machine", "dgx-h100"]
     step = answer(capsys, "simulate", GPT, "--plan", path, *words)["step_seconds"]
     facts = answer(capsys, "plan", GPT, *words, "--budget", "1", "--seeds", "data_parallel", "--from", path)

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.launch.ranks import is_users_mistake
-from castile.planner import strategy as strategies
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.seeds import seeds
@@ -73,12 +72,9 @@ def test_what_is_written_is_read_back(seed):
 
 
 def test_a_plan_goes_through_a_file(tmp_path):
-    path = tmp_path / "deep" / "plan.json"
-    strategies.write(PLAN, path)
+    path = tmp_path / "plan.json"
+    path.write_bytes(encode(PLAN))
     assert read(path) == PLAN
-    assert [p.name for p in path.parent.iterdir()] == ["plan.json"]
-    strategies.write(changed(seed=4), path)
-    assert read(path).seed == 4
 
 
 def test_a_missing_plan_is_refused(tmp_path):
@@ -227,7 +223,7 @@ def test_a_plan_for_another_machine_is_refused():
 
 def test_a_plan_for_more_processors_is_refused():
     two = machines.parse("local:procs=2")
-    says("needs 4 processors, .* has 2: start more ranks", PLAN, lowering=Lowering(GRAPH, two), machine=two)
+    says("needs 4 processors, .* has 2: name the machine", PLAN, lowering=Lowering(GRAPH, two), machine=two)
 
 
 def test_a_node_that_is_missing_unknown_or_misspelt_is_refused():

@@ -58,9 +58,13 @@ CASES = [
     ("train mlp --schedule cosine:warm=3", r"schedule cosine has no setting 'warm', did you mean 'warmup'"),
     ("train mlp --schedule linear:floor=2", r"floor is a share of the peak and should be at most 1, got 2"),
     ("train mlp --evaluate-every 0", r"--evaluate-every 0: give 1 or more"),
+    ("train mlp --accumulate 3", r"--accumulate 3: a batch of 64 samples does not make as many equal pieces"),
+    ("train mlp --batch 1.5", r"--batch 1.5: give a whole number"),
+    ("train mlp --lr=big --steps 2", r"--lr big: give a number"),
+    ("launch -n two train mlp", r"-n two: give a whole number"),
     # what training begins with
     ("train mlp --weights missing.safetensors", r"weights missing.safetensors: No such file"),
-    ("train mlp --weights cut.safetensors", r"weights cut.safetensors: "),
+    ("train mlp --weights cut.safetensors", r"weights cut.safetensors: this is no safetensors file, or a damaged one"),
     ("train mlp --weights some.safetensors", r"weights some.safetensors: it has no tensor 'fc1.bias'"),
     ("train mlp --weights shape.safetensors", r"'fc1.weight' has shape \(1, 1\), it should"),
     # checkpoints
