@@ -1,7 +1,7 @@
 """Together: tasks that do the same to one small array after the other become one that does it to them all.
 
-So are parameters updated at the end of a step: hundreds of vectors by a few launches. It does not know which kernels
-can do so; the vocabulary does.
+So are parameters updated at the end of a step, and cast to 16 bits at its beginning: hundreds of vectors by a few
+launches. It does not know which kernels can do so; the vocabulary does.
 """
 
 from __future__ import annotations
@@ -59,19 +59,19 @@ def only_call(piece: PartTemplate) -> Call | None:
 
 
 def alike(tasks: TaskGraph, calls: Sequence[tuple[int, Call]]) -> list[list[int]]:
-    """Tasks of one processor that call the same, wait for the same collectives and for which nobody waits.
+    """Tasks of one processor that call the same, for which nobody waits and that wait for the same collectives, or that
+    wait for nobody: so no group can come to wait for itself.
 
-    In the order in which what they wait for comes.
+    In the order in which what they wait for comes, and in the program's.
     """
     num_waiting = np.bincount(tasks.needs, minlength=tasks.num_tasks)
     rows = []
     for task, call in calls:
-        key = tasks.cost_keys[tasks.cost[task]]
-        if num_waiting[task] or key.dense or key.nbytes > MOST_BYTES:
+        key, needs, is_last = tasks.cost_keys[tasks.cost[task]], tasks.needs_of(task), not num_waiting[task]
+        if not (is_last or needs.size == 0) or key.dense or key.nbytes > MOST_BYTES:
             continue
-        needs = tasks.needs_of(task)
         collectives = tuple(needs[tasks.kind[needs] == Kind.COLLECTIVE].tolist())
-        same = (int(tasks.lanes_of(task)[0]), call.kernel, call.params, key.dtype, collectives)
+        same = (int(tasks.lanes_of(task)[0]), key.name, call.params, key.dtype, is_last, collectives)
         rows.append((int(tasks.order[needs].max(initial=0)), int(tasks.order[task]), task, same, key.nbytes))
     found: list[list[int]] = []
     current: dict[object, tuple[list[int], int]] = {}
@@ -123,6 +123,7 @@ def _key(keys: Sequence[CostKey]) -> CostKey:
 
 def _one(number: int, each: Sequence[Task]) -> Task:
     """The tasks as one whose call takes the arrays of all."""
+    assert len({task.body.calls[0].accumulate for task in each}) == 1, f"{each[0].name}: some add, others do not"
     views: list[View] = []
     args: list[object] = []
     outs: list[Arg] = []

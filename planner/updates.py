@@ -20,7 +20,8 @@ class Optimizer(Op):
 
     Operands: parameter, gradient, a state for each result but the first, and the scalars, each () in the parameter's
     dtype. Results: parameter and states, new. `scalars` names what the host fills in at each step: "lr", the learning
-    rate, and "step", which counts from 1. State begins as zeros.
+    rate, and "step", which counts from 1. State begins as zeros. `forward` may get one more operand, a guard, and hands
+    it to its kernel, which leaves all as it was where that is 0.
     """
 
     scalars: ClassVar[tuple[str, ...]] = ("lr",)
@@ -32,7 +33,7 @@ class Optimizer(Op):
 
 @dataclass(frozen=True)
 class Guarded(Optimizer):
-    """An optimizer with one more operand, a number (): where it is 0 parameter and states stay as they are."""
+    """An optimizer with one more operand, its guard: a number (), where that is 0 parameter and states stay."""
 
     inner: Any
 
@@ -53,8 +54,8 @@ class Guarded(Optimizer):
         return f"{operands}, {arrow}{results}"
 
     def reads(self, operand: int, part: Part) -> Box:
-        is_flag = operand == len(part.alignment.operands) - 1
-        return super().reads(operand, part) if is_flag else self.inner.reads(operand, part)
+        is_guard = operand == len(part.alignment.operands) - 1
+        return super().reads(operand, part) if is_guard else self.inner.reads(operand, part)
 
     def state_axes(self, label: str, axes: tuple[str, ...]) -> tuple[str, ...]:
         found: tuple[str, ...] = self.inner.state_axes(label, axes)
@@ -64,19 +65,7 @@ class Guarded(Optimizer):
         return frozenset(self.inner.asks(which))
 
     def forward(self, k: Any, *operands: Any, **context: Any) -> Any:
-        made = self.inner.forward(k, *operands[:-1], **context)
-        before = (operands[0], *operands[2 : 1 + len(made)])
-        kept = [_like(k, old, new, context, n) for n, (old, new) in enumerate(zip(before, made, strict=True))]
-        line = "f, new, old -> where(f > 0, new, old)"
-        return tuple(k.pointwise(line, operands[-1], new, old) for new, old in zip(made, kept, strict=True))
-
-
-def _like(k: Any, old: Any, new: Any, context: Any, result: int) -> Any:
-    """Of what was read the piece that is made."""
-    if old.shape == new.shape:
-        return old
-    own = context["at"].writes(result)
-    return k.cut(old, dim=0, start=own.lo[0], stop=own.hi[0])
+        return self.inner.forward(k, *operands, **context)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,11 @@ from tests.kernel_cases import Case
 from tests.triton_arrays import array
 
 TOKENS, WIDTH, WORDS = (8, 1024), 768, 50257
+# All parameters of a block of the transformer.
+BLOCK = (
+    *((3 * WIDTH, WIDTH), (WIDTH, WIDTH), (4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH)),
+    *((3 * WIDTH,), (4 * WIDTH,), *[(WIDTH,)] * 6),
+)
 
 
 def ids(*shape: int) -> np.ndarray:
@@ -30,6 +35,7 @@ def large_gelu_grad(draw: Any) -> Iterator[Case]:
 
 def large_copy(draw: Any) -> Iterator[Case]:
     yield (draw(*TOKENS, WIDTH)[:, :512],), {}
+    yield tuple(draw(*shape) for shape in BLOCK), {}
 
 
 def large_rearrange(draw: Any) -> Iterator[Case]:
@@ -138,10 +144,9 @@ def large_dropout(draw: Any) -> Iterator[Case]:
 def large_adam(draw: Any) -> Iterator[Case]:
     params = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "decay": 0.1, "decoupled": True}
     yield (*(draw(WORDS, WIDTH) for _ in range(4)), draw(), draw()), params
-    # All parameters of a block of the transformer.
-    wide = ((3 * WIDTH, WIDTH), (WIDTH, WIDTH), (4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH))
-    shapes = (*wide, (3 * WIDTH,), (4 * WIDTH,), *[(WIDTH,)] * 6)
-    yield tuple(one for shape in shapes for one in (*(draw(*shape) for _ in range(4)), draw(), draw())), params
+    for guard, more in (((), {}), ((draw(),), {"guarded": True})):
+        each = ((*(draw(*shape) for _ in range(4)), draw(), draw(), *guard) for shape in BLOCK)
+        yield tuple(one for row in each for one in row), params | more
 
 
 def large_adafactor(draw: Any) -> Iterator[Case]:

@@ -17,6 +17,7 @@ from tests.kernel_cases import Case, cases
 from tests.triton_arrays import array
 from tests.triton_cases import NAMES, cast, fake_plan, has_network_shapes, large, launches, plan, results
 from tests.triton_cases_images import is_image, turned
+from tests.triton_cases_tokens import BLOCK
 from tests.triton_chips import CHIPS, Compiled, compiled
 from tests.triton_estimate import least_seconds, told
 
@@ -108,6 +109,19 @@ def of(name: str, *shapes: tuple[int, ...], dtype: str = "bfloat16", **params: f
     made = fake_plan(name, (tuple(array(shape, dtype) for shape in shapes), params))
     assert made is not None
     return launches(made)
+
+
+def test_casts_of_many_parameters_read_and_write_vectors() -> None:
+    outs = tuple(array(shape, "bfloat16") for shape in BLOCK)
+    made = plan("copy", outs, (tuple(array(shape, "float32") for shape in BLOCK), {}))
+    assert made is not None
+    for setting in made.settings:
+        (launch,) = made.launches(setting)
+        for chip in CHIPS:
+            code = compiled(launch, chip)
+            fits(code)
+            assert not re.findall(r"(?:ld|st)\.global\S*\.b(?:8|16)\s", code.ptx)
+            assert ".v4.b32" in code.ptx
 
 
 def test_a_row_that_fits_into_registers_is_read_once() -> None:

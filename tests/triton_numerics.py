@@ -16,6 +16,7 @@ from castile.kernels.triton.launch import bound
 from castile.planner import vocabulary
 from tests.kernel_cases import Case, Draw, cases
 from tests.test_kernels import check, dense, laid_out, several, stepped, unwritten
+from tests.test_together import MANY, check_each
 from tests.triton_cases import NAMES, cast, error, plain, plan, results
 from tests.triton_cases_images import is_image, turned
 from tests.triton_cases_long import LONG
@@ -196,11 +197,30 @@ def test_results_may_be_written_over_what_they_are_made_of() -> None:
     for name, places, count in (("sgd", (0, 2), 4), ("adam", (0, 2, 3), 6), ("lion", (0, 2), 4)):
         for args, params in cases(name, "float32"):
             wanted = several(definitions()[name](*args, **params))
-            held = [x.copy() for x in args]
-            outs = tuple(x for n, x in enumerate(held) if n % count in places)
+            held, length = [x.copy() for x in args], count + params.get("guarded", False)
+            outs = tuple(x for n, x in enumerate(held) if n % length in places)
             Table("triton").bind(name, tuple(held), outs, params)()
             for got, want in zip(outs, wanted, strict=True):
                 np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_a_launch_for_several_gives_the_bits_of_one_for_each(name: str) -> None:
+    plain, guarded = cases(name, "float32")[:7:6]
+    for case in (cast(name, plain, "bfloat16"), guarded):
+        check_each(Table("triton"), name, case, dense)
+
+
+def test_many_are_cast_by_few_launches() -> None:
+    """Bit for bit as NumPy rounds, whatever the dtypes on either side."""
+    (xs, _), *_ = cases("copy", "float32")
+    outs = tuple(unwritten(x.astype(("float16", "bfloat16", "float32")[n % 3])) for n, x in enumerate(xs))
+    xs = tuple(x.astype(("float32", "float64", "float16", "int32")[n % 4]) for n, x in enumerate(xs))
+    made = plan("copy", outs, (xs, {}))
+    assert made is not None and len(made.launches(made.settings[0])) == 2
+    bound(made, made.settings[0])()
+    for got, x in zip(outs, xs, strict=True):
+        np.testing.assert_array_equal(got, x.astype(got.dtype))
 
 
 def _exact(name: str, case: Case) -> list[np.ndarray]:

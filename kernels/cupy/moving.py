@@ -14,16 +14,18 @@ from castile.kernels.triton.views import view
 _ON_DEVICE = 3  # cudaMemcpyDeviceToDevice
 
 
-def _settings(out: Any, x: Any) -> list[str]:
+def _settings(out: Any, x: Any, *more: Any) -> list[str]:
+    if more:
+        return []
     is_run = out.shape == x.shape and out.dtype == x.dtype and out.size > 0 and _lies_dense(out) and _lies_dense(x)
     return [""] if is_run else []
 
 
 @prepares
 @offers(_settings)
-def copy(out: Any, x: Any) -> Callable[[], Any] | None:
+def copy(out: Any, x: Any, *more: Any) -> Callable[[], Any] | None:
     """See the definition. Follows CuPy's current device and stream at the time when it is bound."""
-    if isinstance(out, np.ndarray) or not _settings(out, x):
+    if isinstance(x, np.ndarray) or not _settings(out, x, *more):
         return None
     cuda = import_module("cupy").cuda
     words = (out.data.ptr, x.data.ptr, out.size * out.itemsize, _ON_DEVICE, cuda.get_current_stream().ptr)

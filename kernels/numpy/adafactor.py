@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from castile.kernels.form import prepares
-from castile.kernels.numpy.gemm import address
 from castile.kernels.numpy.jit import compiled
+from castile.kernels.numpy.optimizer import guarding, moves
 from castile.kernels.numpy.views import Scratch, chain, flat, merge, outer
 
 Call = Callable[[], Any]
@@ -27,7 +27,7 @@ def adafactor(
     columns: np.ndarray,
     lr: np.ndarray,
     step: np.ndarray,
-    *,
+    *guard: np.ndarray,
     beta2_decay: float,
     eps1: float,
     eps2: float,
@@ -42,15 +42,11 @@ def adafactor(
     places = Scratch(scratch)
     totals, sums = places.take((2,), np.dtype("float64")), places.take(columns.shape[-1:] or (1,), np.dtype("float64"))
     count, rate, vector = step.reshape(1), lr.reshape(1), w.ndim < 2
-    moves = [partial(np.copyto, to, x) for to, x in zip(out, (w, rows, columns), strict=True) if not _same(to, x)]
     measure = [partial(_measure, *piece, totals, sums, count, beta2_decay, eps1, vector) for piece in pieces]
     ends = count, rate, w.size, eps1, eps2, clip, decay, vector
     moving = [partial(_step, *piece, totals, *ends) for piece in pieces]
-    return chain([*moves, partial(totals.fill, 0), *measure, *moving])
-
-
-def _same(a: np.ndarray, b: np.ndarray) -> bool:
-    return address(a) == address(b) and a.strides == b.strides
+    work = chain([partial(totals.fill, 0), *measure, *moving])
+    return chain([*moves(out, (w, rows, columns)), guarding(work, *guard)])
 
 
 def _at_least_matrix(w: np.ndarray, g: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, ...]:

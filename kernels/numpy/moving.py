@@ -93,9 +93,18 @@ def expand(out: np.ndarray, x: np.ndarray, *, shape: Shape, dims: Shape | None =
 
 
 @prepares
-def copy(out: np.ndarray, x: np.ndarray, *, accumulate: bool) -> Callable[[], Any] | None:
+def copy(
+    out: np.ndarray | tuple[np.ndarray, ...], x: np.ndarray, *more: np.ndarray, accumulate: bool
+) -> Callable[[], Any] | None:
     """See the definition."""
-    return elementwise(_add_into, [out, x]) if accumulate else moves(out, x)
+    outs = out if isinstance(out, tuple) else (out,)
+    calls: list[Callable[[], Any]] = []
+    for to, one in zip(outs, (x, *more), strict=True):
+        call = elementwise(_add_into, [to, one]) if accumulate else moves(to, one)
+        if call is None:
+            return None
+        calls.append(call)
+    return chain(calls)
 
 
 def moves(out: np.ndarray, x: np.ndarray) -> Callable[[], Any]:

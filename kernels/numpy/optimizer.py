@@ -1,4 +1,4 @@
-"""The optimizer's update in one pass over memory.
+"""The optimizer's update in one pass over memory, which is left out where a guard says so.
 
 It knows no schedule of learning rates.
 """
@@ -31,11 +31,12 @@ def sgd(
     momentum: float,
     decay: float,
     nesterov: bool,
+    guarded: bool = False,
 ) -> Callable[[], Any] | None:
     """See the definition. In place: the loop vectorises only if it sees that it writes what it read."""
     real = w.dtype.type
     settings = (real(momentum), real(decay), nesterov)
-    return _each(_sgd, out, (w, g, m, lr, *more), 2, settings)
+    return _each(_sgd, out, (w, g, m, lr, *more), 2, settings, guarded)
 
 
 @prepares
@@ -53,9 +54,10 @@ def adam(
     eps: float,
     decay: float,
     decoupled: bool,
+    guarded: bool = False,
 ) -> Callable[[], Any] | None:
     """See the definition. In place."""
-    return _each(_adam, out, (w, g, m, v, lr, step, *more), 3, (beta1, beta2, eps, decay, decoupled))
+    return _each(_adam, out, (w, g, m, v, lr, step, *more), 3, (beta1, beta2, eps, decay, decoupled), guarded)
 
 
 @prepares
@@ -69,13 +71,19 @@ def lion(
     beta1: float,
     beta2: float,
     decay: float,
+    guarded: bool = False,
 ) -> Callable[[], Any] | None:
     """See the definition. In place."""
-    return _each(_lion, out, (w, g, m, lr, *more), 2, (beta1, beta2, decay))
+    return _each(_lion, out, (w, g, m, lr, *more), 2, (beta1, beta2, decay), guarded)
 
 
 def _each(
-    loop: Any, out: tuple[np.ndarray, ...], arrays: tuple[np.ndarray, ...], num_results: int, settings: tuple[Any, ...]
+    loop: Any,
+    out: tuple[np.ndarray, ...],
+    arrays: tuple[np.ndarray, ...],
+    num_results: int,
+    settings: tuple[Any, ...],
+    guarded: bool,
 ) -> Callable[[], Any] | None:
     """One parameter after the other; each has so many results, a gradient after the first array, and scalars last."""
     works: list[Callable[[], Any]] = []
@@ -85,14 +93,25 @@ def _each(
         begin = first // num_results * length
         w, g, *states = arrays[begin : begin + num_results + 1]
         scalars = [one.reshape(1) for one in arrays[begin + num_results + 1 : begin + length]]
+        guards = [scalars.pop()] if guarded else []
         work = elementwise(loop, [made[0], g, *made[1:]], *scalars, *settings)
         if work is None:
             return None
-        works += [*_moves(made, (w, *states)), work]
+        works += [*moves(made, (w, *states)), guarding(work, *guards)]
     return chain(works)
 
 
-def _moves(out: tuple[np.ndarray, ...], before: tuple[np.ndarray, ...]) -> list[Callable[[], Any]]:
+def guarding(work: Callable[[], Any], *guard: np.ndarray) -> Callable[[], Any]:
+    """The work; with a guard, one number, only where that is above 0."""
+    return partial(_where, guard[0], work) if guard else work
+
+
+def _where(guard: np.ndarray, work: Callable[[], Any]) -> None:
+    if guard.item() > 0:
+        work()
+
+
+def moves(out: tuple[np.ndarray, ...], before: tuple[np.ndarray, ...]) -> list[Callable[[], Any]]:
     """Parameter and states brought to where they are renewed, unless they lie there."""
     return [partial(np.copyto, to, x) for to, x in zip(out, before, strict=True) if not _same(to, x)]
 

@@ -47,9 +47,9 @@ def reshape(x: np.ndarray, *, shape: tuple[int, ...]) -> np.ndarray:
 
 
 @casts
-def copy(x: np.ndarray) -> np.ndarray:
-    """The same numbers in another array."""
-    return np.array(x)
+def copy(x: np.ndarray, *more: np.ndarray) -> np.ndarray | tuple[np.ndarray, ...]:
+    """The same numbers in another array; more: further arrays, whose copies follow."""
+    return (np.array(x), *map(np.array, more)) if more else np.array(x)
 
 
 def zero(*, shape: tuple[int, ...], dtype: str) -> np.ndarray:

@@ -1,6 +1,15 @@
-"""Definitions of optimizers in plain NumPy."""
+"""Definitions of optimizers in plain NumPy.
+
+Where one is `guarded`, a number [] follows each parameter's arrays: unless it is above 0, they stay as they are.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
+
+Arrays = tuple[np.ndarray, ...]
 
 
 def sgd(
@@ -12,16 +21,18 @@ def sgd(
     momentum: float,
     decay: float,
     nesterov: bool,
-) -> tuple[np.ndarray, ...]:
+    guarded: bool = False,
+) -> Arrays:
     """One step of stochastic gradient descent with momentum as PyTorch defines it; lr is [] -> new w, new m.
 
     more: the same arrays of further parameters, whose results follow.
     """
-    others = sgd(*more, momentum=momentum, decay=decay, nesterov=nesterov) if more else ()
+    again = partial(sgd, momentum=momentum, decay=decay, nesterov=nesterov)
+    before = w, m
     g = g + w.dtype.type(decay) * w
     m = w.dtype.type(momentum) * m + g
     step = g + w.dtype.type(momentum) * m if nesterov else m
-    return w - lr.astype(w.dtype) * step, m, *others
+    return _with_others((w - lr.astype(w.dtype) * step, m), before, again, more, guarded)
 
 
 def adam(
@@ -37,14 +48,15 @@ def adam(
     eps: float,
     decay: float,
     decoupled: bool,
-) -> tuple[np.ndarray, ...]:
+    guarded: bool = False,
+) -> Arrays:
     """One step of Adam (Kingma and Ba 2015) -> new w, new mean m and new mean square v of gradients.
 
     lr and step [], which counts from 1. The weight decay is added to the gradient, or with `decoupled` taken from w
     beside it (Loshchilov and Hutter 2019). more: the same arrays of further parameters, whose results follow.
     """
-    settings = {"beta1": beta1, "beta2": beta2, "eps": eps, "decay": decay, "decoupled": decoupled}
-    others = adam(*more, **settings) if more else ()  # type: ignore[arg-type]
+    again = partial(adam, beta1=beta1, beta2=beta2, eps=eps, decay=decay, decoupled=decoupled)
+    before = w, m, v
     real, count = w.dtype.type, float(step)
     if not decoupled:
         g = g + real(decay) * w
@@ -52,7 +64,8 @@ def adam(
     v = real(beta2) * v + real(1 - beta2) * g * g
     size = np.sqrt(v) / real(np.sqrt(1 - beta2**count)) + real(eps)
     kept = real(1 - float(lr) * decay) * w if decoupled else w
-    return kept - real(float(lr) / (1 - beta1**count)) * m / size, m, v, *others
+    w = kept - real(float(lr) / (1 - beta1**count)) * m / size
+    return _with_others((w, m, v), before, again, more, guarded)
 
 
 def lion(
@@ -64,16 +77,27 @@ def lion(
     beta1: float,
     beta2: float,
     decay: float,
-) -> tuple[np.ndarray, ...]:
+    guarded: bool = False,
+) -> Arrays:
     """One step of Lion (Chen et al. 2023) with decoupled weight decay; lr [] -> new w, new mean m of gradients.
 
     more: the same arrays of further parameters, whose results follow.
     """
-    others = lion(*more, beta1=beta1, beta2=beta2, decay=decay) if more else ()
+    again = partial(lion, beta1=beta1, beta2=beta2, decay=decay)
     real = w.dtype.type
     direction = np.sign(real(beta1) * m + real(1 - beta1) * g)
     kept = real(1 - float(lr) * decay) * w
-    return kept - lr.astype(w.dtype) * direction, real(beta2) * m + real(1 - beta2) * g, *others
+    made = kept - lr.astype(w.dtype) * direction, real(beta2) * m + real(1 - beta2) * g
+    return _with_others(made, (w, m), again, more, guarded)
+
+
+def _with_others(
+    made: Arrays, before: Arrays, again: Callable[..., Arrays], more: tuple[Any, ...], guarded: bool
+) -> Arrays:
+    """A parameter's results, or what was there before where its guard says so, and those of further ones."""
+    if guarded:
+        made, more = made if more[0] > 0 else before, more[1:]
+    return (*made, *(again(*more, guarded=guarded) if more else ()))
 
 
 def adafactor(
@@ -83,7 +107,7 @@ def adafactor(
     columns: np.ndarray,
     lr: np.ndarray,
     step: np.ndarray,
-    *,
+    *guard: np.ndarray,
     beta2_decay: float,
     eps1: float,
     eps2: float,
@@ -94,8 +118,10 @@ def adafactor(
 
     rows [...,r] and columns [...,c] are mean squares of gradients over the columns and rows of the matrices that the
     last two dims of w [...,r,c] make. Of a vector w [c] columns [c] are the squares themselves, and rows [c] stay as
-    they are. lr and step [], which counts from 1.
+    they are. lr and step [], which counts from 1. guard: none, or one number [].
     """
+    if guard and not guard[0] > 0:
+        return w, rows, columns
     real, count = w.dtype.type, float(step)
     share, left = real(count**beta2_decay), real(1 - count**beta2_decay)
     rate = max(eps2, float(np.sqrt(_mean(w * w)))) * min(float(lr), count**-0.5)

@@ -9,6 +9,7 @@ from typing import Any
 
 from castile.kernels.triton.launch import Plan, Room, planned, takes
 from castile.kernels.triton.lines import Text, each, folded, packed, text
+from castile.kernels.triton.several import guarding
 from castile.kernels.triton.views import Shape, View, broadcast, view
 
 _SQUARE = text("g -> g * g")
@@ -36,7 +37,7 @@ def adafactor(
     columns: Any,
     lr: Any,
     step: Any,
-    *,
+    *guard: Any,
     beta2_decay: float,
     eps1: float,
     eps2: float,
@@ -44,12 +45,12 @@ def adafactor(
     decay: float,
 ) -> Plan | None:
     """See the definition. In place."""
-    if not takes(*out, w, g, rows, columns, lr, step) or not w.size:
+    if not takes(*out, w, g, rows, columns, lr, step, *guard) or not w.size:
         return None
     shape = tuple(w.shape)
-    size, length = _held(()), _held(())
+    size, length, numbers = _held(()), _held(()), tuple(map(view, (step, *guard)))
     made = _vector if len(shape) < 2 else _matrices
-    before, state = made(out, w, g, rows, columns, view(step), beta2_decay, size)
+    before, state = made(out, w, g, rows, columns, numbers, beta2_decay, size)
     constants = dict(zip(_CONSTANTS, (eps1, eps1 * eps1, 1 / w.size, eps2, clip, decay), strict=True))
     names = ("g", "down", "across", "mean")[: 1 + len(state)]
     squares = "down" if len(state) == 1 else "across / maximum(mean, eps1) * down"
@@ -57,33 +58,38 @@ def adafactor(
     xs = [view(g), *(broadcast(one, shape) for one in state)]
     far = Text(names, _CONSTANTS[:3], (meets,), ("g * g / squares * share",))
     before.append(folded(far, [length], xs, tuple(range(len(shape))), {c: constants[c] for c in far.constants}))
-    scalars = (broadcast(one, shape) for one in (size, length, view(lr), view(step)))
+    scalars = (broadcast(one, shape) for one in (size, length, view(lr), *numbers))
     what = Text(("w", *names, "size", "length", "lr", "step"), _CONSTANTS, (meets, *_RATE), (_STEPPED,))
-    last = each(what, [view(out[0])], [view(w), *xs, *scalars], constants)
+    last = each(guarding(what, ("w",), bool(guard)), [view(out[0])], [view(w), *xs, *scalars], constants)
     known = [launch for plan in before for launch in plan.launches(plan.settings[0])]
     return Plan(last.settings, lambda setting: [*known, *last.launches(setting)])
 
 
 def _vector(
-    out: tuple[Any, ...], w: Any, g: Any, rows: Any, columns: Any, step: View, power: float, size: View
+    out: tuple[Any, ...], w: Any, g: Any, rows: Any, columns: Any, numbers: tuple[View, ...], power: float, size: View
 ) -> tuple[list[Plan], list[View]]:
-    """What renews the state of a vector and finds its mean square, and the squares as the step meets them."""
+    """What renews the state of a vector and finds its mean square, and the squares as the step meets them.
+
+    numbers: that of the step, and a guard where there is one.
+    """
     shape = tuple(w.shape)
     new = _held(shape)
-    xs = [view(columns), view(g), view(rows), broadcast(step, shape)]
-    renewed = each(_VECTOR, [view(out[2]), new, view(out[1])], xs, {"power": power, "share": 1.0})
+    xs = [view(columns), view(g), view(rows), *(broadcast(one, shape) for one in numbers)]
+    what = guarding(_VECTOR, ("old",), len(numbers) > 1)
+    renewed = each(what, [view(out[2]), new, view(out[1])], xs, {"power": power, "share": 1.0})
     measured = folded(_MEAN_SQUARE, [size], [view(w)], tuple(range(len(shape))), {"share": 1 / w.size})
     return [renewed, measured], [new]
 
 
 def _matrices(
-    out: tuple[Any, ...], w: Any, g: Any, rows: Any, columns: Any, step: View, power: float, size: View
+    out: tuple[Any, ...], w: Any, g: Any, rows: Any, columns: Any, numbers: tuple[View, ...], power: float, size: View
 ) -> tuple[list[Plan], list[View]]:
     """As `_vector`, of matrices: the squares of columns and of rows, and the mean of those."""
     *lead, height, width = w.shape
     across, own, new_rows = (_held((*lead, height)) for _ in range(3))
     down, new_columns = (_held((*lead, width)) for _ in range(2))
     mean = _held(tuple(lead))
+    what = guarding(_STATE, ("old",), len(numbers) > 1)
     plans = [
         folded(_SQUARES, [across, own], [view(g), view(w)], (-1,), {}),
         folded(_SQUARE, [down], [view(g)], (-2,), {}),
@@ -92,8 +98,8 @@ def _matrices(
         (out[1], new_rows, rows, across, width),
         (out[2], new_columns, columns, down, height),
     ):
-        xs = [view(old), square, broadcast(step, square.shape)]
-        plans.append(each(_STATE, [view(kept), new], xs, {"power": power, "share": 1 / num}))
+        xs = [view(old), square, *(broadcast(one, square.shape) for one in numbers)]
+        plans.append(each(what, [view(kept), new], xs, {"power": power, "share": 1 / num}))
     plans.append(folded(_MEAN, [mean], [new_rows], (-1,), {"share": 1 / height}))
     plans.append(folded(_MEAN, [size], [own], tuple(range(len(lead) + 1)), {"share": 1 / w.size}))
     return plans, [_apart(new_columns, -2), _apart(new_rows, -1), _apart(_apart(mean, -1), -1)]

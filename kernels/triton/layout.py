@@ -7,6 +7,7 @@ from typing import Any
 
 from castile.kernels.triton.launch import Plan, Room, planned, takes
 from castile.kernels.triton.lines import MOVE, Text, each, packed, text
+from castile.kernels.triton.several import several
 from castile.kernels.triton.views import Shape, View, broadcast, permuted, split, view
 
 _ALONE = text("x -> x")
@@ -18,9 +19,13 @@ _NOTHING = Plan((None,), lambda _: [])
 
 
 @planned
-def copy(out: Any, x: Any, *, accumulate: bool) -> Plan | None:
-    """See the definition."""
-    return _moved(view(out), view(x), accumulate)
+def copy(out: Any, x: Any, *more: Any, accumulate: bool) -> Plan | None:
+    """See the definition. Several arrays that lie dense are copied by one launch."""
+    if not more:
+        return _moved(view(out), view(x), accumulate)
+    if not accumulate:
+        return several(MOVE, out, (x, *more), 0, {})
+    return _one_by_one([_moved(view(to), view(one), True) for to, one in zip(out, (x, *more), strict=True)])
 
 
 @planned
@@ -75,16 +80,21 @@ def concat(out: Any, *xs: Any, dim: int, accumulate: bool) -> Plan | None:
         stop = start + x.shape[dim]
         plans.append(_moved(view(out[(slice(None),) * dim + (slice(start, stop),)]), view(x), accumulate))
         start = stop
-    made = [plan for plan in plans if plan is not None]
-    if len(made) < len(plans):
-        return None
-    return Plan(made[0].settings, lambda setting: [one for plan in made for one in plan.launches(setting)])
+    return _one_by_one(plans)
 
 
 @planned
 def cut(out: Any, x: Any, *, dim: int, start: int, stop: int, accumulate: bool) -> Plan | None:
     """See the definition."""
     return _moved(view(out), view(x[(slice(None),) * dim + (slice(start, stop),)]), accumulate)
+
+
+def _one_by_one(plans: list[Plan | None]) -> Plan | None:
+    """The work of all, where there is one of each."""
+    made = [plan for plan in plans if plan is not None]
+    if len(made) < len(plans):
+        return None
+    return Plan(made[0].settings, lambda setting: [one for plan in made for one in plan.launches(setting)])
 
 
 def _moved(out: View, x: View, accumulate: bool) -> Plan | None:

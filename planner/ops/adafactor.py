@@ -58,9 +58,9 @@ class Adafactor(Optimizer):
     def reads(self, operand: int, part: Part) -> Box:
         return Box((0,) * len(part.whole(operand)), part.whole(operand))
 
-    def forward(self, k, w, g, rows, columns, lr, step, *, at):
+    def forward(self, k, w, g, rows, columns, lr, step, *guard, at):
         settings = dict(self.settings) | {"eps1": self.eps1 or float(np.finfo(w.dtype).eps)}
-        made = k.adafactor(w, g, rows, columns, lr, step, **settings)
+        made = k.adafactor(w, g, rows, columns, lr, step, *guard, **settings)
         own = at.writes(0)
         if own.shape == w.shape:
             return made

@@ -30,5 +30,6 @@ class Adam(Optimizer):
         if self.eps < 0 or self.decay < 0:
             raise ValueError(f"{self.name}: eps and decay should be at least 0, got {self.eps} and {self.decay}")
 
-    def forward(self, k, w, g, m, v, lr, step):
-        return k.adam(w, g, m, v, lr, step, **dict(self.settings), decoupled=self.decoupled)
+    def forward(self, k, w, g, m, v, lr, step, *guard):
+        settings = {**dict(self.settings), "decoupled": self.decoupled, "guarded": bool(guard)}
+        return k.adam(w, g, m, v, lr, step, *guard, **settings)

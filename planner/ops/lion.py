@@ -25,5 +25,5 @@ class Lion(Optimizer):
         if self.decay < 0:
             raise ValueError(f"lion: weight decay should be at least 0, got {self.decay}")
 
-    def forward(self, k, w, g, m, lr):
-        return k.lion(w, g, m, lr, **dict(self.settings))
+    def forward(self, k, w, g, m, lr, *guard):
+        return k.lion(w, g, m, lr, *guard, **dict(self.settings), guarded=bool(guard))

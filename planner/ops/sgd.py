@@ -20,5 +20,5 @@ class Sgd(Optimizer):
         if self.decay < 0:
             raise ValueError(f"sgd: weight decay should be at least 0, got {self.decay}")
 
-    def forward(self, k, w, g, m, lr):
-        return k.sgd(w, g, m, lr, momentum=self.momentum, decay=self.decay, nesterov=self.nesterov)
+    def forward(self, k, w, g, m, lr, *guard):
+        return k.sgd(w, g, m, lr, *guard, **dict(self.settings), guarded=bool(guard))

@@ -79,10 +79,10 @@ def reshape(x: Spec, *, shape: Shape) -> Results:
     return (Spec(tuple(shape), x.dtype),)
 
 
-@kernel(adds=True, casts=True)
-def copy(x: Spec) -> Results:
-    """x's spec, or in another dtype."""
-    return (x,)
+@kernel(adds=True, casts=True, many=True)
+def copy(x: Spec, *more: Spec) -> Results:
+    """x's spec, or in another dtype, and those of further arrays."""
+    return x, *more
 
 
 @kernel(adds=True)

@@ -1,16 +1,29 @@
 """What kernels of optimizers give, work in and refuse."""
 
+from collections.abc import Callable
+from functools import partial
 from math import prod
 
-from castile.planner.vocabulary import ALIGNMENT, Results, Spec, kernel, like
+from castile.planner.vocabulary import ALIGNMENT, Results, Spec, kernel, like, need
 
 
 @kernel(many=True)
-def sgd(w: Spec, g: Spec, m: Spec, lr: Spec, *more: Spec, momentum: float, decay: float, nesterov: bool) -> Results:
+def sgd(
+    w: Spec,
+    g: Spec,
+    m: Spec,
+    lr: Spec,
+    *more: Spec,
+    momentum: float,
+    decay: float,
+    nesterov: bool,
+    guarded: bool = False,
+) -> Results:
     """w, m, and those of further parameters."""
     like("sgd", w=w, g=g, m=m)
     like("sgd", lr=lr, scalar=Spec((), w.dtype))
-    return w, m, *(sgd(*more, momentum=momentum, decay=decay, nesterov=nesterov) if more else ())
+    again = partial(sgd, momentum=momentum, decay=decay, nesterov=nesterov)
+    return w, m, *_others("sgd", again, more, guarded)
 
 
 @kernel(many=True)
@@ -27,20 +40,44 @@ def adam(
     eps: float,
     decay: float,
     decoupled: bool,
+    guarded: bool = False,
 ) -> Results:
     """w, m, v, and those of further parameters."""
     like("adam", w=w, g=g, m=m, v=v)
     like("adam", lr=lr, step=step, scalar=Spec((), w.dtype))
-    settings = {"beta1": beta1, "beta2": beta2, "eps": eps, "decay": decay, "decoupled": decoupled}
-    return w, m, v, *(adam(*more, **settings) if more else ())
+    again = partial(adam, beta1=beta1, beta2=beta2, eps=eps, decay=decay, decoupled=decoupled)
+    return w, m, v, *_others("adam", again, more, guarded)
 
 
 @kernel(many=True)
-def lion(w: Spec, g: Spec, m: Spec, lr: Spec, *more: Spec, beta1: float, beta2: float, decay: float) -> Results:
+def lion(
+    w: Spec,
+    g: Spec,
+    m: Spec,
+    lr: Spec,
+    *more: Spec,
+    beta1: float,
+    beta2: float,
+    decay: float,
+    guarded: bool = False,
+) -> Results:
     """w, m, and those of further parameters."""
     like("lion", w=w, g=g, m=m)
     like("lion", lr=lr, scalar=Spec((), w.dtype))
-    return w, m, *(lion(*more, beta1=beta1, beta2=beta2, decay=decay) if more else ())
+    again = partial(lion, beta1=beta1, beta2=beta2, decay=decay)
+    return w, m, *_others("lion", again, more, guarded)
+
+
+def _others(who: str, again: Callable[..., Results], more: Results, guarded: bool) -> Results:
+    """What further parameters give, once a guard is told that follows the first one's arrays."""
+    if guarded:
+        _check_guard(who, *more[:1])
+    more = more[guarded:]
+    return again(*more, guarded=guarded) if more else ()
+
+
+def _check_guard(who: str, *guard: Spec) -> None:
+    need(len(guard) == 1 and guard[0].shape == (), f"{who}: the guard should be one number, not {guard}")
 
 
 def _adafactor_working(outs: Results, accumulate: bool, *args: Spec, **settings: float) -> int:
@@ -56,7 +93,7 @@ def adafactor(
     columns: Spec,
     lr: Spec,
     step: Spec,
-    *,
+    *guard: Spec,
     beta2_decay: float,
     eps1: float,
     eps2: float,
@@ -68,4 +105,6 @@ def adafactor(
     like("adafactor", rows=rows, expected=Spec(w.shape[:-1] if len(w.shape) > 1 else w.shape, w.dtype))
     like("adafactor", columns=columns, expected=Spec(w.shape[:-2] + w.shape[-1:], w.dtype))
     like("adafactor", lr=lr, step=step, scalar=Spec((), w.dtype))
+    if guard:
+        _check_guard("adafactor", *guard)
     return w, rows, columns

@@ -30,6 +30,8 @@ class Draw:
 
 # The last three have short rows, more of them than work at once, and rows too long to work on at once.
 SHAPES = [(1,), (63,), (3, 1), (1, 5, 7), (2, 3, 4, 5), (17, 129), (3, 7, 33, 4), (700, 3), (2, 1030)]
+# Several arrays at once: more than one launch takes, of no element, and of more than a program has.
+MANY = ((3, 5), (4, 4), (2500,), (0,), (1,), (64,), (7, 9), (2, 3), (5,), (11, 100), (13,)) * 2
 IMAGES = [
     ((2, 3, 8, 8), 4, (3, 3), (1, 1), (1, 1, 1, 1)),
     ((1, 1, 5, 7), 2, (1, 1), (1, 1), (0, 0, 0, 0)),

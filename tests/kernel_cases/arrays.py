@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tests.kernel_cases import SHAPES, Case, Draw
+from tests.kernel_cases import MANY, SHAPES, Case, Draw
 
 
 def case_contract(draw: Draw) -> Iterator[Case]:
@@ -75,6 +75,7 @@ def case_reshape(draw: Draw) -> Iterator[Case]:
 
 
 def case_copy(draw: Draw) -> Iterator[Case]:
+    yield tuple(draw(*shape) for shape in (*MANY, ())), {}
     for shape in [*SHAPES, ()]:
         yield (draw(*shape),), {}
 

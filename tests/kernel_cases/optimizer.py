@@ -1,15 +1,38 @@
 """Cases of the kernels of optimizers."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
 
 import numpy as np
 
-from tests.kernel_cases import SHAPES, Case, Draw
+from tests.kernel_cases import MANY, SHAPES, Case, Draw
 
-# Several parameters at once: more than one launch takes, of no element, and of more than a program has.
-MANY = ((3, 5), (4, 4), (2500,), (0,), (1,), (64,), (7, 9), (2, 3), (5,), (11, 100), (13,)) * 2
+Cases = Callable[[Draw], Iterator[Case]]
 
 
+def guarded(length: int) -> Callable[[Cases], Cases]:
+    """The cases, of parameters of so many arrays, and the first three again with guards of which every second holds.
+
+    These come seventh, since not all that is tried is tried with every case, but with every second or third.
+    """
+
+    def again(cases: Cases) -> Cases:
+        @wraps(cases)
+        def every(draw: Draw) -> Iterator[Case]:
+            found, more = list(cases(draw)), []
+            for number, (args, params) in enumerate(found[:3]):
+                rows = [args[n : n + length] for n in range(0, len(args), length)]
+                flags = (np.array((number + n) % 2, draw.dtype) for n in range(len(rows)))
+                guards = tuple(x for row, flag in zip(rows, flags, strict=True) for x in (*row, flag))
+                more.append((guards, params | {"guarded": True}))
+            yield from (*found[:6], *more, *found[6:])
+
+        return every
+
+    return again
+
+
+@guarded(4)
 def case_sgd(draw: Draw) -> Iterator[Case]:
     params = {"momentum": 0.9, "decay": 0.1, "nesterov": True}
     yield tuple(x for shape in MANY for x in (draw(*shape), draw(*shape), draw(*shape), draw())), params
@@ -19,6 +42,7 @@ def case_sgd(draw: Draw) -> Iterator[Case]:
             yield (draw(*shape), draw(*shape), draw(*shape), draw()), params
 
 
+@guarded(6)
 def case_adam(draw: Draw) -> Iterator[Case]:
     params = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "decay": 0.1, "decoupled": True}
     arrays = [(*(draw(*shape) for _ in range(3)), positive(draw, *shape), positive(draw)) for shape in MANY]
@@ -30,6 +54,7 @@ def case_adam(draw: Draw) -> Iterator[Case]:
             yield (w, g, m, positive(draw, *shape), positive(draw), np.array(step, draw.dtype)), params
 
 
+@guarded(4)
 def case_lion(draw: Draw) -> Iterator[Case]:
     params = {"beta1": 0.9, "beta2": 0.99, "decay": 0.1}
     yield tuple(x for shape in MANY for x in (draw(*shape), draw(*shape), draw(*shape), positive(draw))), params
@@ -46,7 +71,9 @@ def case_adafactor(draw: Draw) -> Iterator[Case]:
                 positive(draw, *(shape[:-1] if len(shape) > 1 else shape)),
                 positive(draw, *shape[:-2], *shape[-1:]),
             )
-            yield (draw(*shape), draw(*shape), rows, columns, positive(draw), np.array(step, draw.dtype)), params
+            numbers = positive(draw), np.array(step, draw.dtype)
+            for guard in ((), (np.array(0, draw.dtype),), (np.array(1, draw.dtype),)) if clip < 1 else ((),):
+                yield (draw(*shape), draw(*shape), rows, columns, *numbers, *guard), params
 
 
 def positive(draw: Draw, *shape: int) -> np.ndarray:

@@ -1,0 +1,151 @@
+"""Casts and updates of many parameters in one task: the same bits as one by one, in every number format."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from dataclasses import replace
+from math import prod
+
+import msgspec
+import numpy as np
+import pytest
+
+from castile.kernels.table import Table, definitions
+from castile.launch import models, optimizers
+from castile.planner import vocabulary
+from castile.planner.beside import TAKEN
+from castile.planner.cost import CostModel
+from castile.planner.graph import Graph
+from castile.planner.lower import Lowering
+from castile.planner.seeds import seed
+from castile.planner.snapshot import Environment, Measured, snapshot_of
+from castile.planner.strategy import Strategy
+from castile.planner.updates import Updates
+from castile.runtime import machine as machines
+from castile.runtime.task import TaskGraph
+from tests import test_cuda
+from tests.kernel_cases import Case, cases
+from tests.late import device
+from tests.strategies import Problem, whole_on
+from tests.test_kernels import dense, several, stepped, unwritten
+from tests.test_mixed import NARROW, same
+from tests.training import train
+
+MANY = [name for name in sorted(definitions()) if vocabulary.takes_many(name)]
+
+
+def one_by_one(name: str, case: Case) -> list[Case]:
+    """A case of the arrays of several as a case of each."""
+    args, params = case
+    parameters = inspect.signature(definitions()[name]).parameters.values()
+    length = sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters) + params.get("guarded", False)
+    return [(args[n : n + length], params) for n in range(0, len(args), length)]
+
+
+def check_each(table: Table, name: str, case: Case, place: object) -> None:
+    """One call for several gives what calls for each give, to the last bit."""
+
+    def made(one: Case) -> list[np.ndarray]:
+        args, params = tuple(map(place, one[0])), one[1]  # type: ignore[call-overload]
+        outs = tuple(place(unwritten(x)) for x in several(definitions()[name](*args, **params)))  # type: ignore[operator]
+        table.bind(name, args, outs, params)()
+        return list(outs)
+
+    apart = [out for one in one_by_one(name, case) for out in made(one)]
+    for got, want in zip(made(case), apart, strict=True):
+        np.testing.assert_array_equal(got, want, err_msg=f"{name} {case[1]}")
+
+
+@pytest.mark.parametrize("place", [dense, stepped], ids=["dense", "stepped"])
+@pytest.mark.parametrize("name", MANY)
+@pytest.mark.parametrize("form", ["reference", "numpy"])
+def test_a_call_for_several_gives_the_bits_of_one_for_each(form: str, name: str, place: object) -> None:
+    more = [case for case in cases(name, "float32") if len(one_by_one(name, case)) > 1]
+    assert more
+    for case in more:
+        check_each(Table(form), name, case, place)
+
+
+def odd(dtype: str) -> Graph:
+    """Matrices and vectors, of which few have a length that vectors divide."""
+    g = Graph("odd", dtype)
+    x, t = g.input("x", (12, 7), "b i"), g.input("t", (12, 3), "b o")
+    for n, width in enumerate((5, 16, 1, 9)):
+        x = g.relu(f"act{n}", g.linear(f"layer{n}", x, features=width))
+    g.minimise(g.mse("loss", g.linear("down", x, features=3), t))
+    return g
+
+
+def with_size(plan: Strategy, size: int) -> Strategy:
+    return msgspec.structs.replace(plan, bucket_bytes=size)
+
+
+def num_tasks(tasks: TaskGraph) -> Counter[str]:
+    """How many tasks each operator has."""
+    return Counter(tasks.cost_keys[cost].name.partition(".")[0] for cost in tasks.cost.tolist())
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("name", optimizers.available())
+@pytest.mark.parametrize("num_procs", [1, 2])
+def test_in_16_bits_what_is_put_together_leaves_the_same_bits(num_procs: int, name: str, dtype: str) -> None:
+    """A step that overflows among them, which scaled ones skip, on poisoned memory."""
+    graph, on = odd(dtype), machines.local(num_procs)
+    updates = Updates(optimizers.parse(name), clip=None if num_procs == 1 else 1.0)
+    lowering, rng = Lowering(graph, on, updates), np.random.default_rng(0)
+    data = [{"x": rng.normal(size=(12, 7)), "t": rng.normal(size=(12, 3))} for _ in range(4)]
+    data[1]["t"] = data[1]["t"] * 1e4
+    values = {p.name: rng.normal(size=p.shape) / 4 for p in graph.params}
+    plan = Strategy(seed("data_parallel", lowering))
+    each = [train(graph, with_size(plan, size), on, data, values, 2**-7, num_procs, updates) for size in (0, 2**20)]
+    same(*each)
+    apart, found = (num_tasks(one.prepared.tasks) for one in each)
+    assert apart["fetch"] == len(graph.params) * num_procs and found["fetch"] == num_procs
+    assert found[name] == (apart[name] if name == "adafactor" else num_procs)
+    if dtype == "float16":
+        assert each[0].carried[TAKEN] == 3
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_on_a_device_they_are_captured(dtype: str) -> None:
+    """On a stand-in of a GPU, of which a step that is replayed casts what the one before it left."""
+    problem = Problem(odd(dtype), {})
+    plan = test_cuda.Plan(problem, with_size(whole_on(problem.graph), 2**20), test_cuda.ONE, 1)
+    host = test_cuda.on_host(plan, 5)
+    with device(3):
+        found = test_cuda.Ranks(plan, "cuda").train(5)
+    test_cuda.same(found, host)
+    assert num_tasks(found.prepared.tasks)["fetch"] == 1
+    assert [(worker.uncaptured, worker._graph is None) for worker in found.workers] == [("", False)]
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_gpt_casts_and_updates_by_a_tenth_of_its_launches(dtype: str) -> None:
+    graph = models.parse("gpt:size=124m").graph(dtype=dtype)
+    lowering = Lowering(graph, machines.parse("virtual:procs=1"), Updates(optimizers.parse("adamw")))
+    plan = Strategy(seed("data_parallel", lowering))
+    apart, found = (lowering.lower(with_size(plan, size)) for size in (0, 2**20))
+    before, after = num_tasks(apart), num_tasks(found)
+    for name in ("fetch", "adamw"):
+        assert before[name] == len(graph.params) and 5 * after[name] < before[name]
+        updates = np.array([key.name.startswith(name) for key in found.cost_keys])[found.cost]
+        assert not found.private_bytes[updates].any(), "one call, which needs no memory of its own"
+    assert before - after == Counter({name: before[name] - after[name] for name in ("fetch", "adamw")})
+
+
+def test_what_was_measured_of_some_prices_several() -> None:
+    """Casts are a family: between two that were measured a price lies between theirs, and its own goes before all."""
+    lowering = Lowering(odd("bfloat16"), machines.local(1), Updates(optimizers.parse("adamw")))
+    plan = whole_on(lowering.graph)
+    apart, found = (
+        {key for key in lowering.lower(with_size(plan, size)).cost_keys if key.name == "fetch.F"} for size in (0, 2**20)
+    )
+    (key,) = found - apart
+    assert 900 < key.nbytes == sum(3 * 2 * prod(p.shape) for p in lowering.graph.params) < 1800
+    rows = [Measured(replace(key, shapes=f"{n}|", nbytes=n), n * 1e-9) for n in (900, 1800)]
+    for more, word in (([], "interpolated"), ([Measured(key, 1.0)], "measured")):
+        price = CostModel(lowering.machine, snapshot_of(Environment("p"), [*rows, *more])).seconds(key)
+        assert price.source == word and (price.seconds == 1.0) == bool(more)
+    alone = CostModel(lowering.machine, snapshot_of(Environment("p"), [Measured(one, 1e-3) for one in apart]))
+    assert alone.seconds(key).source == "learned"
