@@ -20,6 +20,10 @@ def _entropy_slopes(logits: np.ndarray, labels: np.ndarray) -> Case:
     return (_DRAW(), logits, labels, lse), {"scale": 0.3}
 
 
+# Channels of a group are whole sectors of memory.
+_SECTORS = (2, 32, 9, 7)
+
+
 def _attention(heads: int, width: int, num: int, keys: int, slopes: bool) -> Case:
     """The last of a sequence's queries on all of its keys, of one head that they share."""
     q, kk, v = _DRAW(1, num, heads * width), _DRAW(1, keys, width), _DRAW(1, keys, width)
@@ -28,8 +32,8 @@ def _attention(heads: int, width: int, num: int, keys: int, slopes: bool) -> Cas
     return ((_DRAW(*q.shape), q, kk, v, y, lse) if slopes else (q, kk, v)), params
 
 
-def _group_slopes(*gain: np.ndarray) -> Case:
-    x = _DRAW(2, 4, 50, 60)
+def _group_slopes(*gain: np.ndarray, shape: tuple[int, ...] = (2, 4, 50, 60)) -> Case:
+    x = _DRAW(*shape)
     return (_DRAW(*x.shape), x, *gain, _DRAW(2, 2), _many(2, 2)), {}
 
 
@@ -84,7 +88,10 @@ LONG: dict[str, list[Case]] = {
     "rms_norm_grad_input": [((_DRAW(2, 16500), _DRAW(2, 16500), _DRAW(16500), _DRAW(2)), {})],
     "square_sum": [((_DRAW(300, 200),), {})],
     "adafactor": [((_DRAW(300, 129), _DRAW(300, 129), _many(300), _many(129), _many(), _many()), _ADAFACTOR)],
-    "group_norm_grad_input": [_group_slopes(_DRAW(4))],
-    "group_norm_grad_params": [_group_slopes()],
-    "group_norm": [((30 + _DRAW(2, 4, 50, 60), _DRAW(4), _DRAW(4)), {"groups": 2, "eps": 1e-5})],
+    "group_norm_grad_input": [_group_slopes(_DRAW(4)), _group_slopes(_DRAW(32), shape=_SECTORS)],
+    "group_norm_grad_params": [_group_slopes(), _group_slopes(shape=_SECTORS)],
+    "group_norm": [
+        ((30 + _DRAW(2, 4, 50, 60), _DRAW(4), _DRAW(4)), {"groups": 2, "eps": 1e-5}),
+        ((30 + _DRAW(*_SECTORS), _DRAW(32), _DRAW(32)), {"groups": 2, "eps": 1e-5}),
+    ],
 }

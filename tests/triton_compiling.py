@@ -73,8 +73,7 @@ def innermost(name: str) -> list[tuple[Any, Case]]:
     return [*found[:1], *found[1:][-1:]]
 
 
-# Groups of channels are less than vectors.
-OF_IMAGES = [name for name in NAMES if hasattr(triton_cases_images, f"large_{name}") and "group" not in name]
+OF_IMAGES = [name for name in NAMES if hasattr(triton_cases_images, f"large_{name}")]
 
 
 @pytest.mark.parametrize("name", [name for name in OF_IMAGES if innermost(name)])

@@ -1,6 +1,7 @@
 """Group normalisation of [b,c,...] over the neighbouring channels of a group, and its gradients.
 
-It knows no other statistics.
+Where channels lie side by side and a group shares with others what memory is fetched in, sums are those of channels,
+and groups are made of these. It knows no other statistics.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -13,11 +14,17 @@ from triton import language as tl
 
 from castile.kernels.triton.functions import places
 from castile.kernels.triton.launch import Launch, Plan, Room, planned, takes
-from castile.kernels.triton.lines import folded, packed, text
+from castile.kernels.triton.lines import each, folded, packed, text
 from castile.kernels.triton.views import Shape, View, nest, permuted, power_of_two, split, view, wide
+
+# Bytes that memory is fetched in.
+_SECTOR = 32
 
 _SUMS = text("dy, x, mean, rstd -> dy * (x - mean) * rstd; dy")
 _BOTH = text("x, y -> x; y")
+_AWAY = text("x, near -> x - near; (x - near) * (x - near)")
+_NORM = text("x, mean, rstd, g, b -> (x - mean) * rstd * g + b")
+_SLOPE = text("dy, x, mean, rstd, g, slope, along -> (dy * g - slope - (x - mean) * rstd * along) * rstd")
 
 
 @planned
@@ -26,6 +33,8 @@ def group_norm(out: tuple[Any, Any, Any], x: Any, g: Any, b: Any, *, groups: int
     y, mean, rstd = out
     if not takes(*out, x, g, b):
         return None
+    if _beside(y, x) and _shares_sectors(x, groups):
+        return _normed(out, x, g, b, groups, eps)
     return _by_groups(_group_norm, [y, x], mean, rstd, (g, b), (eps,), 8)
 
 
@@ -34,6 +43,8 @@ def group_norm_grad_input(out: Any, dy: Any, x: Any, g: Any, mean: Any, rstd: An
     """See the definition."""
     if not takes(out, dy, x, g, mean, rstd):
         return None
+    if _beside(out, dy, x) and _shares_sectors(x, mean.shape[1]):
+        return _sloped(out, dy, x, g, mean, rstd)
     return _by_groups(_group_norm_grad, [out, dy, x], mean, rstd, (g,), (), 11)
 
 
@@ -44,6 +55,10 @@ def group_norm_grad_params(
     """See the definition."""
     if not takes(*out, dy, x, mean, rstd):
         return None
+    if _beside(dy, x):
+        first, sums, _ = _summed(dy, x, mean, rstd)
+        second = folded(_BOTH, [*map(view, out)], sums, (0,), {}, adds=accumulate)
+        return Plan(first.settings, lambda setting: [*first.launches(setting), *second.launches(second.settings[0])])
     shape = _apart(x.shape, mean.shape[1])
     still = (0,) * (len(shape) - 2)
     xs = [split(view(one), shape) for one in (dy, x)]
@@ -57,6 +72,66 @@ def group_norm_grad_params(
     first = folded(_SUMS, rooms, xs, tuple(range(3, len(shape))), {})
     second = folded(_BOTH, outs, rooms, (0,), {}, adds=accumulate)
     return Plan(first.settings, lambda setting: [*first.launches(setting), *second.launches(second.settings[0])])
+
+
+def _beside(*arrays: Any) -> bool:
+    """Whether the channels of several places of images lie side by side."""
+    places = min(prod(one.shape[2:]) for one in arrays)
+    return places > 1 and all(one.shape[1] > 1 and view(one).steps[1] == 1 for one in arrays)
+
+
+def _shares_sectors(x: Any, groups: int) -> bool:
+    """Whether what memory is fetched in holds channels of several groups."""
+    return x.shape[1] // groups * x.dtype.itemsize % _SECTOR != 0
+
+
+def _rooms(num: int, x: Any) -> list[View]:
+    """Working memory for so many numbers of each channel of each sample."""
+    lead = tuple(x.shape[:2])
+    return [View(Room(prod(lead)), lead, packed(lead)) for _ in range(num)]
+
+
+def _still(one: View, x: Any) -> View:
+    """What channels have, or those of each sample, seen by every element of [b,c,...]."""
+    lead = (0,) * (2 - len(one.steps))
+    return View(one.array, tuple(x.shape), (*lead, *one.steps, *[0] * (x.ndim - 2)))
+
+
+def _normed(out: tuple[Any, Any, Any], x: Any, g: Any, b: Any, groups: int, eps: float) -> Plan:
+    """Sums of channels less the first number of each, groups' moments of those, and the result."""
+    y, mean, rstd = out
+    near = view(x[(slice(None), slice(None), *[0] * (x.ndim - 2))])
+    sums, told, count = _rooms(2, x), _rooms(2, x), prod(x.shape[2:])
+    first = folded(_AWAY, sums, [view(x), _still(near, x)], tuple(range(2, x.ndim)), {})
+    per = x.shape[1] // groups
+    args = (near, near.steps, *sums, mean, view(mean).steps, rstd, view(rstd).steps, *told, groups, per, float(count))
+    joined = Launch(_join, (len(x) * groups,), (*args, eps), {"BLOCK": power_of_two(per)}, 1)
+    last = each(_NORM, [view(y)], [view(x), *(_still(one, x) for one in (*told, view(g), view(b)))], {})
+    return Plan(first.settings, lambda setting: [*first.launches(setting), joined, *last.launches(last.settings[0])])
+
+
+def _summed(dy: Any, x: Any, mean: Any, rstd: Any) -> tuple[Plan, list[View], list[View]]:
+    """The work of `_SUMS` of channels of each sample, those sums, and what their mean and rstd are."""
+    told, sums = _rooms(2, x), _rooms(2, x)
+    shape = (*mean.shape, x.shape[1] // mean.shape[1])
+    stretched = [View(one, shape, (*view(one).steps, 0)) for one in (mean, rstd)]
+    given = each(_BOTH, [split(one, shape) for one in told], stretched, {})
+    xs = [view(dy), view(x), *(_still(one, x) for one in told)]
+    first = folded(_SUMS, sums, xs, tuple(range(2, x.ndim)), {})
+    plan = Plan(first.settings, lambda setting: [*given.launches(given.settings[0]), *first.launches(setting)])
+    return plan, sums, told
+
+
+def _sloped(out: Any, dy: Any, x: Any, g: Any, mean: Any, rstd: Any) -> Plan:
+    """Sums of channels, what groups have of those, and the gradient."""
+    first, sums, told = _summed(dy, x, mean, rstd)
+    shares, (samples, groups) = _rooms(2, x), mean.shape
+    per = x.shape[1] // groups
+    args = (*sums, *shares, g, *view(g).steps, groups, per, 1.0 / (per * prod(x.shape[2:])))
+    joined = Launch(_share, (samples * groups,), args, {"BLOCK": power_of_two(per)}, 1)
+    xs = [view(dy), view(x), *(_still(one, x) for one in (*told, view(g), *shares))]
+    last = each(_SLOPE, [view(out)], xs, {})
+    return Plan(first.settings, lambda setting: [*first.launches(setting), joined, *last.launches(last.settings[0])])
 
 
 def _apart(shape: Shape, groups: int) -> Shape:
@@ -77,9 +152,11 @@ def _by_groups(
     batch, groups = mean.shape
     shape = _apart(arrays[0].shape, groups)
     views = [split(view(one), shape) for one in arrays]
-    within = [permuted(one, tuple(range(2, len(shape)))) for one in views]
+    beside, per = _beside(*arrays), shape[2]
+    dims = (*range(3, len(shape)), 2) if beside else tuple(range(2, len(shape)))
+    within = [permuted(one, dims) for one in views]
     walk = nest(within)
-    plane, per = walk.extent // max(1, shape[2]), shape[2]
+    plane = 1 if beside else walk.extent // max(1, per)
     if batch * groups * walk.extent == 0:
         return Plan((None,), lambda _: [])
     if wide(within):
@@ -104,13 +181,17 @@ def _by_groups(
 
 
 @triton.jit
-def _of_channel(x, step, first, start, NUM: tl.constexpr, PLANE: tl.constexpr, BLOCK: tl.constexpr):
-    """The elements of a vector of channels for a block of a group; one, where the block lies within a channel."""
+def _of_channel(x, step, first, per, start, NUM: tl.constexpr, PLANE: tl.constexpr, BLOCK: tl.constexpr):
+    """The elements of a vector of channels for a block of a group; one, where the block lies within a channel.
+
+    first, per: the group's first channel, and how many it has.
+    """
     if PLANE % BLOCK == 0:
         return tl.load(x + (first + start // PLANE) * step).to(tl.float32)
     else:
         col = start + tl.arange(0, BLOCK)
-        return tl.load(x + (first + col // PLANE) * step, mask=col < NUM, other=0.0).to(tl.float32)
+        own = col // PLANE if PLANE > 1 else col % per
+        return tl.load(x + (first + own) * step, mask=col < NUM, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -139,8 +220,8 @@ def _group_norm(y, s_y, t_y, x, s_x, t_x, mean, s_mean, rstd, s_rstd, g, s_g, b,
     for start in range(0, NUM, BLOCK):
         col = start + tl.arange(0, BLOCK)
         v = tl.load(x + places(col, inner, t_x), mask=col < NUM, other=0.0).to(tl.float32)
-        gain = _of_channel(g, s_g, group * per, start, NUM, PLANE, BLOCK)
-        shift = _of_channel(b, s_b, group * per, start, NUM, PLANE, BLOCK)
+        gain = _of_channel(g, s_g, group * per, per, start, NUM, PLANE, BLOCK)
+        shift = _of_channel(b, s_b, group * per, per, start, NUM, PLANE, BLOCK)
         value = (v - middle) * scale * gain + shift
         tl.store(y + places(col, inner, t_y), value.to(y.dtype.element_ty), mask=col < NUM)
 
@@ -158,7 +239,7 @@ def _group_norm_grad(out, s_out, t_out, dy, s_dy, t_dy, x, s_x, t_x, mean, s_mea
     second = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, NUM, BLOCK):
         col = start + tl.arange(0, BLOCK)
-        gain = _of_channel(g, s_g, group * per, start, NUM, PLANE, BLOCK)
+        gain = _of_channel(g, s_g, group * per, per, start, NUM, PLANE, BLOCK)
         slope = tl.load(dy + places(col, inner, t_dy), mask=col < NUM, other=0.0).to(tl.float32) * gain
         v = tl.load(x + places(col, inner, t_x), mask=col < NUM, other=0.0).to(tl.float32)
         first += slope
@@ -166,8 +247,39 @@ def _group_norm_grad(out, s_out, t_out, dy, s_dy, t_dy, x, s_x, t_x, mean, s_mea
     mean_slope, mean_along = tl.sum(first, 0) / NUM, tl.sum(second, 0) / NUM
     for start in range(0, NUM, BLOCK):
         col = start + tl.arange(0, BLOCK)
-        gain = _of_channel(g, s_g, group * per, start, NUM, PLANE, BLOCK)
+        gain = _of_channel(g, s_g, group * per, per, start, NUM, PLANE, BLOCK)
         slope = tl.load(dy + places(col, inner, t_dy), mask=col < NUM, other=0.0).to(tl.float32) * gain
         z = (tl.load(x + places(col, inner, t_x), mask=col < NUM, other=0.0).to(tl.float32) - middle) * scale
         value = (slope - mean_slope - z * mean_along) * scale
         tl.store(out + places(col, inner, t_out), value.to(out.dtype.element_ty), mask=col < NUM)
+
+
+@triton.jit
+def _join(near, s_near, first, second, mean, s_mean, rstd, s_rstd, middles, rates, groups, per, count, eps,
+          BLOCK: tl.constexpr):  # fmt: skip
+    sample, group = (tl.program_id(0) // groups).to(tl.int64), tl.program_id(0) % groups
+    c = tl.arange(0, BLOCK)
+    here, at = c < per, tl.program_id(0) * per + c
+    near += sample * s_near[0] + (group * per + c) * s_near[1]
+    rest = tl.load(first + at, mask=here, other=0.0) / count
+    own = tl.load(near, mask=here, other=0.0).to(tl.float32) + rest
+    middle = tl.sum(own, 0) / per
+    # Squares less those of a channel's own mean, and of what that is away from the group's (Chan et al. 1983).
+    squares = tl.load(second + at, mask=here, other=0.0) / count - rest * rest
+    away = tl.where(here, own - middle, 0.0)
+    scale = 1.0 / tl.sqrt_rn(tl.maximum(tl.sum(squares + away * away, 0) / per, 0.0) + eps)
+    tl.store(mean + sample * s_mean[0] + group * s_mean[1], middle.to(mean.dtype.element_ty))
+    tl.store(rstd + sample * s_rstd[0] + group * s_rstd[1], scale.to(rstd.dtype.element_ty))
+    tl.store(middles + at, tl.zeros_like(own) + middle, mask=here)
+    tl.store(rates + at, tl.zeros_like(own) + scale, mask=here)
+
+
+@triton.jit
+def _share(along, first, slopes, alongs, g, s_g, groups, per, share, BLOCK: tl.constexpr):
+    c = tl.arange(0, BLOCK)
+    here, at = c < per, tl.program_id(0) * per + c
+    gain = tl.load(g + (tl.program_id(0) % groups * per + c) * s_g, mask=here, other=0.0).to(tl.float32)
+    slope = tl.sum(tl.load(first + at, mask=here, other=0.0) * gain, 0) * share
+    turn = tl.sum(tl.load(along + at, mask=here, other=0.0) * gain, 0) * share
+    tl.store(slopes + at, tl.zeros_like(gain) + slope, mask=here)
+    tl.store(alongs + at, tl.zeros_like(gain) + turn, mask=here)
