@@ -17,6 +17,7 @@ from castile.planner.axes import Alignment
 from castile.planner.op import Init, Op, Part, Tensor
 from castile.planner.trace import Spec, record
 from castile.planner.vocabulary import wide
+from castile.runtime.strict import suggestion
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,8 @@ class Graph:
             return partial(layers.find(name), self)
         if name.startswith("_") or name not in operators.available():
             known = sorted((*operators.available(), *layers.available()))
-            raise AttributeError(f"a graph has no {name!r}; its layers are {', '.join(known)}")
+            near, among = suggestion(name, known), ", ".join(known)
+            raise AttributeError(f"a graph has no layer {name!r}{near}; there are {among}")
         layer = getattr(operators.find(name), "layer", None)
         if layer is None:
             raise AttributeError(f"{name} is no layer of a graph: it belongs to updates, which plans add by themselves")

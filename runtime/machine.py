@@ -148,8 +148,8 @@ def parse(text: str) -> Machine:
     allowed = ["procs"] if path == PRESETS / "local.toml" or file.divided else ["nodes"]
     for key in settings:
         if key not in allowed:
-            raise ValueError(f"machine {text!r}: unknown setting {key!r}{strict.suggestion(key, allowed)}; "
-                             f"it takes {', '.join(allowed)}")  # fmt: skip
+            raise ValueError(f"machine {text!r} has no setting {key!r}{strict.suggestion(key, allowed)}; "
+                             f"its settings: {', '.join(allowed)}")  # fmt: skip
     if path == PRESETS / "local.toml":
         return local(settings.get("procs", num_cores()))
     if file.divided:
@@ -240,22 +240,24 @@ def _split(text: str) -> tuple[Path, dict[str, int]]:
     head, dot, tail = text.partition(".toml")
     name, colon, rest = (head + dot, *tail.partition(":")[1:]) if dot else text.partition(":")
     if dot and tail and not colon:
-        raise ValueError(f"machine {text!r}: settings follow the file's name after a colon, as in x.toml:nodes=2")
+        raise ValueError(f"machine {text!r}: settings are written file.toml:key=number")
     path = Path(name) if dot else PRESETS / f"{name}.toml"
     if not dot and name not in presets():
-        raise ValueError(f"unknown machine {name!r}{strict.suggestion(name, presets())}; "
-                         f"give one of {', '.join(presets())}, or the path of a .toml file")  # fmt: skip
+        raise ValueError(f"no machine {name!r}{strict.suggestion(name, presets())}; "
+                         f"there are {', '.join(presets())}, or name a TOML file (x.toml)")  # fmt: skip
     pairs = [_setting(text, part) for part in rest.split(",")] if colon else []
-    if len(dict(pairs)) < len(pairs):
-        raise ValueError(f"machine {text!r}: a setting occurs twice")
+    keys = [key for key, _ in pairs]
+    twice = [key for key in keys if keys.count(key) > 1]
+    if twice:
+        raise ValueError(f"machine {text!r}: setting {twice[0]!r} is given twice")
     return path, dict(pairs)
 
 
 def _setting(text: str, part: str) -> tuple[str, int]:
     key, equals, value = part.partition("=")
-    if not equals or not value.strip().isascii() or not value.strip().isdigit() or int(value) < 1:
-        raise ValueError(f"machine {text!r}: {part!r} is no setting; write key=number, as in nodes=16")
-    return key.strip(), int(value)
+    if not (key.strip() and equals and value.strip().isascii() and value.strip().isdigit()):
+        raise ValueError(f"machine {text!r}: settings are written name:key=number, and {part!r} is not one")
+    return key.strip(), _positive(text, key.strip(), int(value))
 
 
 @lru_cache
@@ -293,8 +295,8 @@ def _engines(name: str, shared_lanes: list[list[str]]) -> tuple[int, ...]:
     for i, lanes in enumerate(shared_lanes):
         for lane in lanes:
             if lane not in known:
-                raise ValueError(f"machine {name!r}: shared_lanes[{i}]: unknown lane {lane!r}"
-                                 f"{strict.suggestion(lane, known)}; the lanes are {', '.join(known)}")  # fmt: skip
+                raise ValueError(f"machine {name!r}: shared_lanes[{i}]: no lane {lane!r}"
+                                 f"{strict.suggestion(lane, known)}; there are {', '.join(known)}")  # fmt: skip
             engines[known.index(lane)] = known.index(lanes[0])
     return tuple(engines)
 
@@ -311,17 +313,18 @@ def _check_processor(name: str, p: Processor) -> None:
         if value is not None and not (math.isfinite(value) and value > 0):
             raise ValueError(f"machine {name!r}: processor.{field} must be above 0 and finite, not {value}")
     if not (math.isfinite(p.task_overhead_seconds) and p.task_overhead_seconds >= 0):
-        raise ValueError(f"machine {name!r}: processor.task_overhead_seconds must not be {p.task_overhead_seconds}")
+        raise ValueError(f"machine {name!r}: processor.task_overhead_seconds must be at least 0 and finite, not "
+                         f"{p.task_overhead_seconds}")  # fmt: skip
     if not 0 <= p.reserved_bytes < p.memory_bytes:
-        raise ValueError(f"machine {name!r}: processor.reserved_bytes {p.reserved_bytes} must lie between 0 and "
-                         f"memory_bytes {p.memory_bytes}")  # fmt: skip
+        raise ValueError(f"machine {name!r}: processor.reserved_bytes must be at least 0 and below memory_bytes "
+                         f"{p.memory_bytes}, not {p.reserved_bytes}")  # fmt: skip
 
 
 def _check_algorithms(name: str, algorithms: tuple[str, ...]) -> None:
     for algorithm in algorithms:
         if algorithm not in ALGORITHMS:
             meant = strict.suggestion(algorithm, list(ALGORITHMS))
-            raise ValueError(f"machine {name!r}: algorithms: unknown {algorithm!r}{meant}; "
-                             f"give {', '.join(ALGORITHMS)}")  # fmt: skip
+            raise ValueError(f"machine {name!r}: algorithms: no algorithm {algorithm!r}{meant}; "
+                             f"there are {', '.join(ALGORITHMS)}")  # fmt: skip
     if not {"exchange", "ring"} & set(algorithms):
-        raise ValueError(f"machine {name!r}: algorithms must have 'ring' or 'exchange', which know every collective")
+        raise ValueError(f"machine {name!r}: algorithms must name 'ring' or 'exchange', which know every collective")

@@ -256,7 +256,7 @@ def test_batch_is_part_of_what_a_plan_is_for(tmp_path, capsys):
         (["plan", "convnett"], "no model 'convnett', did you mean 'convnet'"),
         (["plan", "mlp:wdth=3"], "no setting 'wdth', did you mean 'width'"),
         (["plan", "none.py"], "model file none.py: No such file"),
-        (["plan", "mlp", "--machine", "dgx"], "unknown machine 'dgx'"),
+        (["plan", "mlp", "--machine", "dgx"], "no machine 'dgx'"),
         (["plan", "mlp", "--machine", "none.toml"], "machine file none.toml: No such file"),
         (["plan", MLP, "--machine", MACHINE, "--search", "mcm"], "no search 'mcm', did you mean 'mcmc'"),
         (
