@@ -231,7 +231,7 @@ def test_settings_that_do_not_fit_are_refused():
 
 FAULTS = [
     ("    return 1 / 0\n", r"build\(\) failed: ZeroDivisionError: division by zero \(line 3\)"),
-    ('    return Graph("m", dtype).rleu\n', r"AttributeError: a graph has no layer 'rleu', did you mean 'relu'.* \(line 3\)"),
+    ('    return Graph("m", dtype).rleu\n', r"build\(\) failed: .* no layer 'rleu', did you mean 'relu'.* \(line 3\)"),
     ("    return batch.shape\n", r"build\(\) failed: AttributeError: .* \(line 3\)"),
     ('    return Graph("m", dtype)\n', r"build\(\) gave a graph of no nodes"),
     ("    return dtype\n", r"build\(\) gave a str; it should give a Graph"),
