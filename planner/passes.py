@@ -165,7 +165,16 @@ def _results(draft: _Draft, node: Node, micro: Micro | None) -> list[Port]:
 
 
 def _scale(draft: _Draft) -> None:
-    """The gradient of the loss is its scale, which is carried from step to step."""
+    """The gradient of the loss is its scale, which is carried from step to step.
+
+    Raises ValueError where parameters are kept in another dtype than the loss.
+    """
+    loss, kept = draft.specs[draft.graph.loss].dtype, draft.updates.kept(draft.graph.dtype)
+    if loss != kept:
+        raise ValueError(
+            f"the loss {draft.graph.loss!r} is of {loss}, and so is its scale: parameters that it moves cannot be kept "
+            f"in {kept}"
+        )
     node = beside.whole(draft.graph, draft.updates)[update_name(SCALE)]
     for result, region in enumerate(node.outputs):
         draft.homes[region] = Home(node, result)

@@ -183,6 +183,13 @@ def test_a_plan_counts_masters_and_their_copies(dtype: str) -> None:
         assert held[param.name + FETCHED][:2] == (dtype, size) and held[param.name + FETCHED][2] >= 2 * size
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_scale_of_another_dtype_than_masters_is_refused(dtype: str) -> None:
+    graph, updates = two(dtype), Updates(Sgd(), master="float64", scaled=True)
+    with pytest.raises(ValueError, match=r"'loss' is of float32, and so is its scale: .* kept in float64"):
+        Lowering(graph, machine.local(1), updates).lower(whole_on(graph))
+
+
 def test_a_step_that_overflows_anywhere_is_skipped_everywhere() -> None:
     g = Graph("slope", "float16")
     x, k = g.input("x", (4, 3), "b i"), g.input("k", (4, 3), "b i")
