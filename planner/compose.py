@@ -5,7 +5,7 @@ Edges run between ports of one version only; where its tasks have come to stand 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 from itertools import chain
 
@@ -71,12 +71,16 @@ class _Layout:
         versions = {t.version: None for t in self.templates if t.version.patterns}
         of_flows = {v: _numbered(keys, v.keys[0])[v.keys[1]] for v in versions}
         cost = _join([*of_steps, *[of_flows[t.version] for t in self.templates if t.version.patterns]])
-        # Many share their key, as one object that their work keeps: to hash each takes long.
-        of_strided: dict[int, int] = {}
-        for task, key in self.strided_keys():
-            if id(key) not in of_strided:
-                of_strided[id(key)] = keys.setdefault(key, len(keys))
-            cost[task] = of_strided[id(key)]
+        known: dict[Hashable, tuple[np.ndarray, np.ndarray]] = {}
+        for slot, rows in self._in_strides.items():
+            step = self.steps[slot]
+            # Steps that are alike read alike: their flows have one template, whose rows these are.
+            key = (step.template, step.config.replicas, *map(id, rows))
+            if key not in known:
+                tasks, strided = _strided(step, rows)
+                known[key] = tasks, _numbered(keys, strided)
+            tasks, numbers_of = known[key]
+            cost[self.step_base[slot] + tasks] = numbers_of
         return cost, tuple(keys)
 
     def step_lanes(self) -> np.ndarray:
@@ -166,16 +170,14 @@ class _Layout:
                 result[self.step_base[slot] + tasks] = nbytes
         return result
 
-    def strided_keys(self) -> Iterator[tuple[int, CostKey]]:
-        """The tasks that read arrays in strides, each with the cost key that says so."""
-        frames: dict[tuple[int, int], dict[int, tuple[int, ...]]] = {}
-        for f in self.flows:
-            for place, port, frame in f.strided if f.version.is_strided else ():
-                frames.setdefault(place, {})[port] = frame
-        for (slot, local), of_port in frames.items():
-            step = self.steps[slot]
-            part = step.template.parts[local // step.config.replicas]
-            yield int(self.step_base[slot]) + local, part.strided_key(tuple(sorted(of_port.items())))
+    @cached_property
+    def _in_strides(self) -> dict[int, list[list[tuple[int, int, tuple[int, ...]]]]]:
+        """By slot the rows of its tasks that read arrays in strides, as the templates of the flows tell them."""
+        found: dict[int, list[list[tuple[int, int, tuple[int, ...]]]]] = {}
+        for f, template in zip(self.flows, self.templates):
+            for step, rows in template.in_strides if template.version.is_strided else ():
+                found.setdefault(f.slots[step], []).append(rows)
+        return found
 
     @cached_property
     def _adding(self) -> dict[int, list[tuple[int, np.ndarray]]]:
@@ -212,6 +214,18 @@ class _Layout:
     def buffer(self, number: int) -> Buffer:
         flow = int(np.searchsorted(self.buffer_base, number, side="right")) - 1
         return self.flows[flow].buffer(number - int(self.buffer_base[flow]))
+
+
+def _strided(
+    step: StepInstance, rows: Sequence[Sequence[tuple[int, int, tuple[int, ...]]]]
+) -> tuple[np.ndarray, list[CostKey]]:
+    """The tasks of a step that read arrays in strides, and the cost keys that say so; rows: (task, port, shape)."""
+    frames: dict[int, dict[int, tuple[int, ...]]] = {}
+    for task, port, frame in chain.from_iterable(rows):
+        frames.setdefault(task, {})[port] = frame
+    parts, replicas = step.template.parts, step.config.replicas
+    keys = [parts[task // replicas].strided_key(tuple(sorted(of.items()))) for task, of in frames.items()]
+    return np.array(list(frames), np.int64), keys
 
 
 def _private_adding(step: StepInstance, rows: Sequence[tuple[int, np.ndarray]]) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -62,6 +62,8 @@ def is_line(step: Step) -> bool:
 
 def collapsed(steps: Sequence[Step], results: Iterable[Symbol | None]) -> list[Step]:
     """The calls of a body that makes `results`, chains made one call each, at the place of their last."""
+    if len(steps) < 2:
+        return list(steps)
     kept = set(results)
     return _before_norms(_after_products(_in_lines(steps, kept), kept), kept)
 

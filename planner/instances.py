@@ -151,6 +151,14 @@ class FlowTemplate:
         return [((step, task), port, frame) for (step, task, port), frame in seen if frame is not None and step >= 0]
 
     @cached_property
+    def in_strides(self) -> list[tuple[int, list[tuple[int, int, tuple[int, ...]]]]]:
+        """The same by step: (step, its rows of (task, input port, shape of the array))."""
+        found: dict[int, list[tuple[int, int, tuple[int, ...]]]] = {}
+        for (step, task), port, frame in self.strided:
+            found.setdefault(step, []).append((task, port, frame))
+        return list(found.items())
+
+    @cached_property
     def adding(self) -> list[tuple[int, int, np.ndarray]]:
         """(step, output port, tasks) wherever tasks of a step add to what is there already."""
         if not self.version.is_sum or not self.is_made:

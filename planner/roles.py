@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
@@ -72,6 +73,23 @@ class Shape:
         return len(self.buffer_proc)
 
 
+class _Wiring(NamedTuple):
+    """What shapes have in common whose ports are touched alike by processors alike, whatever is sent and what it costs.
+
+    node[port]         the node of each port, -1 where it is the host's, and at the end
+    rel, task, ported  as in Shape; ported where nothing is read in strides
+    lanes, pairs, uses fields of Shape that belong together: from lane_node, before and use_node on
+    """
+
+    node: np.ndarray
+    rel: np.ndarray
+    task: np.ndarray
+    ported: np.ndarray
+    lanes: tuple[np.ndarray, np.ndarray, np.ndarray]
+    pairs: tuple[np.ndarray, np.ndarray]
+    uses: tuple[np.ndarray, np.ndarray]
+
+
 class Block(NamedTuple):
     """An instance in a plan: its shape, and the slots of the steps that it touches, as the shape numbers them."""
 
@@ -87,12 +105,14 @@ class Shapes:
         self._engines = np.asarray(engines)
         self._known: dict[StepInstance | FlowInstance, Block] = {}
         self._made: dict[Hashable, Shape] = {}
+        self._wirings: dict[Hashable, _Wiring] = {}
 
     def of(self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> list[Block]:
         """All blocks: the steps by slot, then the flows."""
         if len(self._known) > KEPT:
             self._known.clear()
             self._made.clear()
+            self._wirings.clear()
         found = []
         for step in steps:
             if step not in self._known:
@@ -127,6 +147,26 @@ class Shapes:
         return Block(self._made[key], flow.slots)
 
     def _flow(self, flow: FlowInstance, steps: Sequence[Shape]) -> Shape:
+        template, version = flow.template, flow.version
+        arrays = (
+            template.port_step, template.port_task, template.port_number, version.edges, version.touched, *flow.lanes,
+            *[s.lane for s in steps],
+        )  # fmt: skip
+        # Arrays of large plans are long, so digests stand for them.
+        digests = [blake2b(array.tobytes(), digest_size=16).digest() for array in arrays]
+        like = (flow.num_tasks, template.reading.start, template.reading.stop, *digests)
+        if like not in self._wirings:
+            self._wirings[like] = self._wired(flow, steps)
+        wiring = self._wirings[like]
+        ported, adding, strided, adds = self._marks(template, steps, wiring)
+        return Shape(
+            flow, len(self._made), flow.num_tasks, wiring.rel, wiring.task, version.kinds.astype(np.int64),
+            self._numbered(flow.keys), np.zeros(flow.num_tasks, np.int64), ported, adding, *wiring.lanes,
+            tuple([s.number for s in steps]), *wiring.pairs, template.buffer_procs, template.buffer_bytes,
+            wiring.node[template.first], *wiring.uses, strided, adds,
+        )  # fmt: skip
+
+    def _wired(self, flow: FlowInstance, steps: Sequence[Shape]) -> _Wiring:
         template = flow.template
         is_port = template.port_step != HOST
         port_rel = np.maximum(template.port_step + 1, 0)
@@ -135,53 +175,53 @@ class Shapes:
         # port -1 stands for no port, as the host's do
         node = np.full(len(is_port) + 1, -1)
         node[:-1][is_port] = inverse
-        node_rel, task = np.divmod(named, stride)
+        rel, task = np.divmod(named, stride)
         assert (task[: flow.num_tasks] == np.arange(flow.num_tasks)).all()
         before, after = node[flow.version.edges].T
         pairs = distinct((after * len(named) + before)[(before >= 0) & (after >= 0) & (before != after)])
-        use_node, use_buffer = node[flow.version.touched[:, 0]], flow.version.touched[:, 1]
-        lanes = self._flow_lanes(flow, steps, node_rel, task)
-        ported, adding, strided, adds = self._marks(template, steps, node, node_rel, task)
-        return Shape(
-            flow, len(self._made), flow.num_tasks, node_rel, task, flow.version.kinds.astype(np.int64),
-            self._numbered(flow.keys), np.zeros(flow.num_tasks, np.int64), ported, adding, *lanes,
-            tuple(s.number for s in steps), pairs % max(1, len(named)), pairs // max(1, len(named)),
-            template.buffer_procs, template.buffer_bytes, node[template.first],
-            use_node[use_node >= 0], use_buffer[use_node >= 0], strided, adds,
+        users = node[flow.version.touched[:, 0]]
+        uses = users[users >= 0], flow.version.touched[users >= 0, 1]
+        step_ports = np.flatnonzero(template.port_step >= 0)
+        place = np.searchsorted([template.reading.start, template.reading.stop], step_ports, side="right")
+        ported = _sums(len(rel), node[step_ports], _mixed(template.port_number[step_ports], place))
+        return _Wiring(
+            node, rel, task, ported, self._flow_lanes(flow, steps, rel, task),
+            (pairs % max(1, len(named)), pairs // max(1, len(named))), uses,
         )  # fmt: skip
 
     def _flow_lanes(
-        self, flow: FlowInstance, steps: Sequence[Shape], node_rel: np.ndarray, task: np.ndarray
+        self, flow: FlowInstance, steps: Sequence[Shape], rel: np.ndarray, task: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Nodes and their lanes, and how many of a block's tasks come before on the engine of each."""
         counts, own = flow.lanes
         owner = np.repeat(np.arange(flow.num_tasks), counts)
         nodes, lanes, nths = [owner], [own], [self._nth(owner, own)]
         for number, step in enumerate(steps, 1):
-            mine = np.flatnonzero(node_rel == number)
+            mine = np.flatnonzero(rel == number)
             nodes.append(mine)
             lanes.append(step.lane[task[mine]])
             nths.append(step.nth[task[mine]])
         return np.concatenate(nodes), np.concatenate(lanes), np.concatenate(nths)
 
     def _marks(
-        self, flow: FlowTemplate, steps: Sequence[Shape], node: np.ndarray, node_rel: np.ndarray, task: np.ndarray
+        self, flow: FlowTemplate, steps: Sequence[Shape], wiring: _Wiring
     ) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int, tuple[int, ...]]], list[tuple[int, int]]]:
         """By which ports steps' tasks are touched, where they read in strides, and where they add."""
-        step_ports = np.flatnonzero(flow.port_step >= 0)
-        place = np.searchsorted([flow.reading.start, flow.reading.stop], step_ports, side="right")
-        marks = _mixed(flow.port_number[step_ports], place)
-        ported = _sums(len(node_rel), node[step_ports], marks)
-        frames: dict[tuple[int, ...], int] = {}
-        named = {(r, t): n for n, (r, t) in enumerate(zip(node_rel.tolist(), task.tolist()))} if flow.strided else {}
-        strided = [(named[step + 1, t], port, frame) for (step, t), port, frame in flow.strided]
-        rows = [(n, port, frames.setdefault(frame, len(frames) + 3)) for n, port, frame in strided]
-        at, port, frame = np.array(rows, np.int64).reshape(-1, 3).T
-        ported += _sums(len(node_rel), at, _mixed(port, frame))
-        at = np.flatnonzero(flow.version.adds) if flow.is_made else _none()
+        node, rel, task, ported = wiring.node, wiring.rel, wiring.task, wiring.ported
+        strided: list[tuple[int, int, tuple[int, ...]]] = []
+        if flow.strided:
+            frames: dict[tuple[int, ...], int] = {}
+            named = {(r, t): n for n, (r, t) in enumerate(zip(rel.tolist(), task.tolist()))}
+            strided = [(named[step + 1, t], port, frame) for (step, t), port, frame in flow.strided]
+            rows = [(n, port, frames.setdefault(frame, len(frames) + 3)) for n, port, frame in strided]
+            at, port, frame = np.array(rows, np.int64).T
+            ported = ported + _sums(len(rel), at, _mixed(port, frame))
+        if not (flow.is_made and flow.version.is_sum):
+            return ported, np.zeros(len(rel), np.uint64), strided, []
+        at = np.flatnonzero(flow.version.adds)
         adds = list(zip(node[at].tolist(), flow.port_number[at].tolist()))
-        recording = [steps[node_rel[n] - 1].adding[task[n]] for n, _ in adds]
-        adding = _sums(len(node_rel), node[at], _mixed(flow.port_number[at], np.array(recording, np.uint64)))
+        recording = [steps[rel[n] - 1].adding[task[n]] for n, _ in adds]
+        adding = _sums(len(rel), node[at], _mixed(flow.port_number[at], np.array(recording, np.uint64)))
         return ported, adding, strided, adds
 
     def _nth(self, owner: np.ndarray, lane: np.ndarray) -> np.ndarray:

@@ -20,7 +20,7 @@ from castile.planner.program import Micro, Port, Step
 from castile.planner.strategy import parts
 from castile.planner.trace import Recording, record
 from castile.planner.vocabulary import Spec
-from castile.runtime.region import Box
+from castile.runtime.region import Box, whole
 from castile.runtime.task import Body, CostKey
 
 Bodies = dict[tuple[bool, ...], Body]
@@ -249,15 +249,19 @@ class Pieces:
             found: Shared[Box] = Shared(lambda part: part.reads(index))
             return [found.of(part) for part in self.parts]
         operand = (node.alignment.operands if is_operand else node.alignment.results)[index]
-        axes = tuple(dict.fromkeys([dim[0] for dim in operand.dims if dim]))
-        known: dict[tuple[tuple[int, int], ...], Box] = {}
-        boxes = []
-        for part in self.parts:
-            ranges = tuple([part.ranges[axis] for axis in axes])
-            if ranges not in known:
-                known[ranges] = part.shard(operand)
-            boxes.append(known[ranges])
-        return boxes
+        if not operand.dims:
+            return [whole(())] * len(self.parts)
+        rows = list(zip(*map(self._along, operand.dims), strict=True))
+        known = {row: Box(*zip(*row, strict=True)) for row in dict.fromkeys(rows)}
+        return [known[row] for row in rows]
+
+    def _along(self, dim: tuple[str, ...]) -> list[tuple[int, int]]:
+        """What each part has of a dim, by the law of `Part.shard`: many parts have the same."""
+        if not dim:
+            return [(0, 1)] * len(self.parts)
+        ranges = [part.ranges[dim[0]] for part in self.parts]
+        inner = prod([self.node.alignment.extents[axis] for axis in dim[1:]])
+        return ranges if inner == 1 else [(lo * inner, hi * inner) for lo, hi in ranges]
 
     def _moved(self, part: Part, box: Box, cut: int, key: tuple[bool, int]) -> Box:
         a = part.alignment
@@ -276,22 +280,31 @@ class _Draft:
         self.step, self.pieces = step, pieces
         self.dtypes = [dtypes(port.region) for port in (*step.inputs, *step.outputs)]
         self.bears = bearing(step)
-        self._has_own_flops = type(step.node.op).flops is not Op.flops
+        op = step.node.op
+        self._place_counts = "at" in op.asks(step.which) or type(op).flops is not Op.flops
         self._recordings: dict[tuple[tuple[int, ...], ...], Shared[tuple[Recording, Bodies]]] = {}
-        self._flops: dict[tuple[int, ...], float] = {}
+        self._alike: dict[object, Work] = {}
         self._works: dict[object, Work] = {}
 
     def parts(self) -> tuple[PartTemplate, ...]:
         step, pieces = self.step, self.pieces
         boxes, shapes = zip(*[pieces.boxes(port) for port in (*step.inputs, *step.outputs)], strict=True)
-        rows = zip(pieces.parts, zip(*boxes, strict=True), zip(*shapes, strict=True), pieces.lengths, strict=True)
-        return tuple([self._part(*row) for row in rows])
+        works = list(map(self._work, pieces.parts, zip(*shapes, strict=True), pieces.lengths))
+        laid = [[one.laid(box) for box in each] if one.order else each for one, each in zip(self.bears, boxes)]
+        num_inputs, rows = len(step.inputs), zip(*laid, strict=True)
+        found = []
+        for row, work in zip(rows, works, strict=True):
+            if not all(work.touched):
+                row = tuple([box if touched else None for box, touched in zip(row, work.touched)])
+            found.append(PartTemplate(row[:num_inputs], row[num_inputs:], work))
+        return tuple(found)
 
-    def _part(
-        self, part: Part, boxes: tuple[Box, ...], shapes: tuple[tuple[int, ...], ...], lengths: tuple[int, ...]
-    ) -> PartTemplate:
-        num_inputs, flops = len(self.step.inputs), self._work(part, lengths)
-        given = shapes[:num_inputs]
+    def _work(self, part: Part, shapes: tuple[tuple[int, ...], ...], lengths: tuple[int, ...]) -> Work:
+        """What a part has in common with others: of its shapes, unless its place counts too."""
+        like = (shapes, lengths)
+        if like in self._alike:
+            return self._alike[like]
+        flops, given = self.step.node.op.flops(self.step.which, part), shapes[: len(self.step.inputs)]
         if given not in self._recordings:
             specs = tuple(map(Spec, given, self.dtypes))
             self._recordings[given] = Shared(lambda like: (_record(self.step, like, specs), {}))
@@ -299,11 +312,9 @@ class _Draft:
         known = (shapes, flops, id(bodies))
         if known not in self._works:
             self._works[known] = self._common(recording, bodies, shapes, flops)
-        work = self._works[known]
-        boxes = tuple([one.laid(box) for one, box in zip(self.bears, boxes, strict=True)])
-        if not all(work.touched):
-            boxes = tuple([box if touched else None for box, touched in zip(boxes, work.touched)])  # type: ignore[misc]
-        return PartTemplate(boxes[:num_inputs], boxes[num_inputs:], work)
+        if not self._place_counts:
+            self._alike[like] = self._works[known]
+        return self._works[known]
 
     def _common(self, recording: Recording, bodies: Bodies, shapes: tuple[tuple[int, ...], ...], flops: float) -> Work:
         step, num_inputs = self.step, len(self.step.inputs)
@@ -315,13 +326,6 @@ class _Draft:
         made = tuple(d for d, t in zip(self.dtypes[num_inputs:], touched[num_inputs:], strict=True) if t)
         turns = tuple(one.back for _, _, one in rows)
         return Work(_cost_key(step, rows, flops, self.dtypes), recording, bodies, touched, made, turns)
-
-    def _work(self, part: Part, lengths: tuple[int, ...]) -> float:
-        if self._has_own_flops:
-            return self.step.node.op.flops(self.step.which, part)
-        if lengths not in self._flops:
-            self._flops[lengths] = self.step.node.op.flops(self.step.which, part)
-        return self._flops[lengths]
 
 
 def bearing(step: Step) -> list[Operand]:

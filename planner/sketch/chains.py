@@ -1,4 +1,4 @@
-"""Chains: walks through a sketch one after the other, the first of which may go on beside other work.
+"""Chains: walks through a sketch, the first of which may go on beside other work and each other.
 
 What a chain meets does not depend on when it was walked: each has numbers of its own. It does not know what its starts
 are good for, nor what is done with what it finds.
@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from castile.planner.sketch.sketch import NUM_DRAWS, Sketch, Trail, Walked
 from castile.planner.strategy import Config
+from castile.runtime.machine import num_cores
 
 # Of a plan's own time: at first, a plan that takes so much longer is kept with probability 1/e.
 TEMPERATURE = 0.02
@@ -48,18 +50,24 @@ class Chains:
         # The numbers of plans by identity, each with what keeps its identity its own.
         self._numbers: dict[int, tuple[dict[str, Config], np.ndarray]] = {}
         self._aside: ThreadPoolExecutor | None = None
+        self._free: SimpleQueue[Sketch] = SimpleQueue()
 
     def foresee(self, chains: Sequence[Chain]) -> None:
-        """Begin with chains that are likely to be asked for, in this order; nobody else may use the sketch meanwhile.
+        """Begin with chains that are likely to be asked for, in this order, as many at once as there are cores.
 
-        Only where a walk takes nothing that others change: where loops are compiled and all is priced at once.
+        Nobody else may use the sketch meanwhile. Only where a walk takes nothing that others change: where loops are
+        compiled and all is priced at once.
         """
         if not self._sketch.is_apart or not chains:
             return
-        self._aside = ThreadPoolExecutor(1, "castile chains")
+        num_threads = min(len(chains), num_cores())
+        self._aside = ThreadPoolExecutor(num_threads, "castile chains")
+        self._free.put(self._sketch)
+        for _ in range(num_threads - 1):
+            self._free.put(self._sketch.beside())
         for chain in chains:
             state, plan = self._rng.bit_generator.state, self._number(chain.configs)
-            trail = self._aside.submit(self._trail, chain, plan, self._draws(chain))
+            trail = self._aside.submit(self._beside, chain, plan, self._draws(chain))
             self._foreseen.append(_Foreseen(chain, state, trail))
 
     def walk(self, chain: Chain) -> Walked:
@@ -68,7 +76,7 @@ class Chains:
             trail = self._foreseen.popleft().trail.result()
         else:
             self.stop()
-            trail = self._trail(chain, self._number(chain.configs), self._draws(chain))
+            trail = self._trail(self._sketch, chain, self._number(chain.configs), self._draws(chain))
         return self._sketch.told(trail)
 
     def stop(self) -> None:
@@ -88,8 +96,15 @@ class Chains:
             self._numbers[id(configs)] = configs, self._sketch.number(configs)
         return self._numbers[id(configs)][1].copy()
 
-    def _trail(self, chain: Chain, plan: np.ndarray, draws: np.ndarray) -> Trail:
+    def _beside(self, chain: Chain, plan: np.ndarray, draws: np.ndarray) -> Trail:
+        sketch = self._free.get()
+        try:
+            return self._trail(sketch, chain, plan, draws)
+        finally:
+            self._free.put(sketch)
+
+    def _trail(self, sketch: Sketch, chain: Chain, plan: np.ndarray, draws: np.ndarray) -> Trail:
         """What one does beside others: next to nothing but walk, as the interpreter's lock is theirs."""
-        self._sketch.update(chain.in_pieces)
+        sketch.update(chain.in_pieces)
         heats = TEMPERATURE * np.linspace(1, 0, chain.num_proposals)
-        return self._sketch.trail(plan, draws, heats, self._capacity)
+        return sketch.trail(plan, draws, heats, self._capacity)

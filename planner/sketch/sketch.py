@@ -9,6 +9,7 @@ what a plan takes is what `simulate` says. It does not know clipping's factor, f
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -115,9 +116,7 @@ class Sketch:
             np.zeros(num_contents, np.int64), np.zeros(TABLE, np.int64), np.zeros(TABLE),
         )  # fmt: skip
         self.uses = uses_of(self.program)
-        self.room = room_for(num_procs, len(self.links.group), self.program, self.spaces)
-        self.classes = classes_for(num_procs, self.spaces)
-        self.log = log_for(num_procs, self.program)
+        self._make_room()
         self.choices = _choices(Moves.of(lowering), self._kinds, self.names, self._spaces, self.table)
 
     @property
@@ -127,6 +126,20 @@ class Sketch:
         Where prices are told one by one it asks the templates of lowering for what it meets.
         """
         return self._works.is_plain and can_compile()
+
+    def beside(self) -> Sketch:
+        """The same with room and tables of its own, for walks at the same time: what these find is the same."""
+        other, known, like, turned = copy(self), self.prices, self.choices.like, self.choices.turned
+        other.prices = known._replace(content=known.content.copy(), keys=known.keys.copy(), moves=known.moves.copy())
+        other.choices = self.choices._replace(like=like.copy(), turned=turned.copy())
+        other._make_room()
+        return other
+
+    def _make_room(self) -> None:
+        num_procs = len(self.type_of)
+        self.room = room_for(num_procs, len(self.links.group), self.program, self.spaces)
+        self.classes = classes_for(num_procs, self.spaces)
+        self.log = log_for(num_procs, self.program)
 
     def number(self, configs: Mapping[str, Config]) -> np.ndarray:
         """The Configs' numbers. Raises ValueError where one is none of the sketch."""
