@@ -77,7 +77,7 @@ def choose(
     on that seed.
     """
     untaught = CostModel(job.machine)
-    progress("measuring the seeds")
+    progress("measuring the known plans")
     evaluator = Evaluator(job.lowering, job.cost, job.snapshot)
     known = {label: sized(evaluator, plan) for label, plan in seeds(job.lowering).items()}
     trials = _fitting(job, known, seed)
@@ -93,11 +93,11 @@ def choose(
         return settled(evaluator, found).strategy
 
     for turn in range(MOST_TURNS):
-        progress(f"searching ({name}, {budget})")
+        progress(f"searching ({name}, {budget}{' proposals' * budget.isdigit()})")
         plan = job.agreed_plan(searched)
         if any((plan.configs, plan.bucket_bytes) == (t.plan.configs, t.plan.bucket_bytes) for t in trials):
             break
-        progress("measuring what was found")
+        progress("measuring the plan that was found")
         new = trial(job, f"{name} {turn + 1}", plan, seed)
         measure(job, [new], feed, rate, _rounds([new]))
         _learn(job, [new])

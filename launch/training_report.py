@@ -16,6 +16,7 @@ from castile.launch.evaluate import HeldOut
 from castile.launch.execution import Prepared
 from castile.launch.explore import Chosen, simulated
 from castile.launch.jobs import Job
+from castile.launch.report import milliseconds as ms
 from castile.planner.cost import CostModel
 from castile.runtime.memory import written
 from castile.runtime.timeline import Timeline
@@ -59,10 +60,6 @@ class Progress:
         self.waited.append(waited)
 
 
-def ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.2f} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"
-
-
 def plan_text(job: Job, chosen: Chosen) -> str:
     """The plan in a few lines, and what it was chosen from."""
     num_tasks = chosen.prepared.tasks.num_tasks
@@ -71,7 +68,7 @@ def plan_text(job: Job, chosen: Chosen) -> str:
     if chosen.candidates:
         lines.append(f"{'plan':24} {'simulated':>12} {'measured':>12}")
         lines += [f"{c.name:24} {ms(c.simulated_seconds):>12} {ms(c.measured_seconds):>12}" for c in chosen.candidates]
-        equal = f", which is the seed {chosen.equals}" if chosen.equals else ""
+        equal = f", which is the known plan {chosen.equals}" if chosen.equals else ""
         why = f"{chosen.equals}, as asked" if chosen.asked_for else f"the fastest as measured{equal}"
         lines.append(f"chosen after {report.counted(chosen.num_proposals, 'proposal')}: {why}")
     lines += [f"  {line}" for line in report.plan_lines(chosen.plan)]
@@ -79,7 +76,7 @@ def plan_text(job: Job, chosen: Chosen) -> str:
 
 
 def step_line(job: Job, step: int, progress: Progress, prepared: Prepared, last: int) -> str:
-    """step 120  loss 2.3140 | 41.20 ms (sim 39.80, +3.5 %) | 12.4k samples/s | mem 3.1 GiB/139.0 GiB"""
+    """step 120  loss 2.3140 | 41.200 ms (sim 39.800, +3.5 %) | 12.4k samples/s | mem 3.1 GiB/139.0 GiB"""
     seconds, simulated_seconds = float(np.median(progress.seconds[-last:])), prepared.simulated.seconds
     off = 100 * (seconds / simulated_seconds - 1)
     rate = job.graph.batch / seconds

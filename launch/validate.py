@@ -19,6 +19,7 @@ from castile.launch.explore import simulated
 from castile.launch.jobs import Job
 from castile.launch.measure import Trial, measure, sample_feed, trial
 from castile.launch.ranks import UserError
+from castile.launch.screen import Speaker
 from castile.planner.cost import CostModel
 from castile.planner.search import Evaluator
 from castile.planner.seeds import seeds, stamped
@@ -92,6 +93,7 @@ def run(command: Validate) -> int:
     if command.plans < 4:
         raise UserError(f"--plans {command.plans}: at least 4 are needed, half to learn from and half to predict")
     job = jobs.start(command.model, command.machine, command.batch or _batch(command), command.profile)
+    Speaker(job.leads, command.json).note(f"measuring {command.plans} plans")
     feed = sample_feed(job, command.seed)
     plans = draw(job, command.plans, command.seed)
     trials = [trial(job, name, plan, command.seed) for name, plan in plans.items()]
@@ -112,6 +114,7 @@ def _batch(command: Validate) -> int:
     batch, seconds = models.parse(command.model).recipe.batch, 0.0
     while batch < MOST_SAMPLES:
         job = jobs.start(command.model, command.machine, batch, "")
+        Speaker(job.leads, command.json).note(f"timing a step of {batch} samples")
         timed = trial(job, "data_parallel", seeds(job.lowering)["data_parallel"], command.seed)
         measure(job, [timed], sample_feed(job, command.seed), 0.0, CALIBRATION_ROUNDS)
         seconds = float(job.agree(lambda t=timed: repr(t.seconds).encode()))  # type: ignore[misc]

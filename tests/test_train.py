@@ -97,7 +97,7 @@ def test_people_are_told_the_plan_the_steps_and_where_things_are(alone, capsys):
     out, err = capsys.readouterr()
     assert err == ""
     assert re.search(r"mlp on local:procs=1: batch 64, \d+ tasks a step", out)
-    assert "which is the seed data_parallel" in out
+    assert "which is the known plan data_parallel" in out
     assert re.search(STEP_LINE, out), out
     assert len(re.findall(r"^step ", out, re.MULTILINE)) == 20
     assert re.search(r"prediction error over 20 steps .* before learning, [\d.]+ % after", out)
