@@ -15,6 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 demo: .venv/.castile-mpi
 	$(BIN)/castile launch -n 2 train convnet --seed $(SEED) --out build/plan.json --trace build/trace.json
+	@echo "next: open build/trace.json at ui.perfetto.dev, or $(BIN)/castile plan gpt --machine dgx-h100:nodes=1"
 
 test: lint test-plain test-kernels test-mpi
 

@@ -41,8 +41,8 @@ def demo(place: Place) -> list[Figure]:
 def _figures(name: str, ran: Ran) -> list[Figure]:
     missing = [what for what, pattern in TOLD.items() if not re.search(pattern, ran.out)]
     note = f"missing: {', '.join(missing)}" if missing else ""
-    equals = re.search(r"which is the seed (\w+)", ran.out)
-    chosen = f"it chose {equals[1]}, a seed" if equals else "it chose a plan that is no seed"
+    equals = re.search(r"which is the known plan (\w+)", ran.out)
+    chosen = f"it chose {equals[1]}" if equals else "it chose a plan that is none of the known"
     before, after = _numbers(r"([\d.]+) % before learning, ([\d.]+) % after", ran)
     accuracy, samples = _numbers(r"([\d.]+) % of (\d+) samples right", ran)
     return [
