@@ -23,6 +23,8 @@ WIDEST_KERNELS = 32
 HEAD = ("share", "count", "op", "pass", "shapes", "time", "+-", "GFLOP/s", "GB/s", "roofline", "kernels")
 WORDS = ("op", "pass", "shapes", "kernels")
 ALONE = ("similar", "idle")
+# No kernel is by so much faster than the large products by which a host's rate was measured, unless it was busy then.
+TOO_FAST = 1.5
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,20 @@ def tell(facts: Mapping[str, Any], as_json: bool) -> None:
     if facts["num_tuned_calls"]:
         print(f"\nof {facts['num_tuned_calls']} kernel calls several ways were timed, and the fastest is taken")
     print(f"\n{new} measured now, {len(keys) - new} known before, in {facts['total_seconds']:.1f} s; kept in {path}")
+    if doubt := _doubt(facts):
+        print(doubt)
+
+
+def _doubt(facts: Mapping[str, Any]) -> str:
+    """Where a kernel outdoes the rate that this host was measured to have, what to do about it; else nothing."""
+    rate, most = facts["processor"]["flops_per_second"], max(key["flops_per_second"] for key in facts["keys"])
+    is_measured = facts["machine"].startswith("local:") and facts["processor"]["kind"] == "cpu"
+    if not is_measured or most < TOO_FAST * rate:
+        return ""
+    return (
+        f"kernels reach {_giga(most)} GFLOP/s where this host's rate is {_giga(rate)}, as if it was busy when it was "
+        "measured: `castile doctor --measure-again`"
+    )
 
 
 def _table(keys: Sequence[Mapping[str, Any]]) -> list[str]:

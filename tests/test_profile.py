@@ -3,6 +3,7 @@
 import json
 import re
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -63,6 +64,13 @@ def test_every_kind_of_task_is_measured_once_and_then_priced_by_it(capsys):
     assert shares == sorted(shares, reverse=True)
     job = jobs.start("mlp", "local", None, "here.db")
     assert CostModel(job.machine, job.snapshot).sources(tasks.cost_keys) == {"measured": len(tasks.cost_keys)}
+
+
+@pytest.mark.parametrize(("rate", "is_doubted"), [(1e6, True), (1e15, False)])
+def test_a_host_that_was_measured_while_it_was_busy_is_found_out(rate, is_doubted, tmp_path, capsys):
+    homes.make(tmp_path, figures=msgspec.structs.replace(homes.FIGURES, float32_flops_per_second=rate))
+    assert main(["profile", "mlp:width=16"]) == 0
+    assert ("`castile doctor --measure-again`" in capsys.readouterr().out) is is_doubted
 
 
 def test_what_is_known_is_skipped_unless_asked_again(capsys):
