@@ -50,7 +50,9 @@ def plan_lines(strategy: Strategy, most: int = MOST_LINES, width: int = 100) -> 
     if rest:
         lines.append(f"and {len(rest)} more layouts, of {sum(len(row.nodes) for row in rest)} nodes")
     if strategy.bucket_bytes:
-        lines.append(f"sums in buckets of at most {written(strategy.bucket_bytes)}, updates together")
+        has_sums = len({proc for config in strategy.configs.values() for proc in config.procs}) > 1
+        sums = f"sums in buckets of at most {written(strategy.bucket_bytes)}, " if has_sums else ""
+        lines.append(f"{sums}updates together")
     return lines
 
 

@@ -370,6 +370,13 @@ def test_equal_layers_are_told_once():
     assert len(lines) == 3 and lines[1].split()[3:] == ["block*.q", "block1.k", "block2.k", "block4.k"]
 
 
+def test_one_processor_has_no_sums_to_put_in_buckets():
+    alone, cut = ({"a": Config({"b": len(procs)}, 1, procs)} for procs in ((3,), (0, 1)))
+    assert report.plan_lines(Strategy(alone, bucket_bytes=2**20))[1:] == ["updates together"]
+    joined = "sums in buckets of at most 1.0 MiB, updates together"
+    assert report.plan_lines(Strategy(cut, bucket_bytes=2**20))[1:] == [joined]
+
+
 def test_a_long_plan_stays_short():
     configs = {f"n{n}x": Config({}, 1, (n,)) for n in range(40)}
     lines = report.plan_lines(Strategy(configs))
