@@ -29,6 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # between many short products: steps of gpt took three times as long, of lstm seven times.
     for name in mpi_settings.THREAD_VARIABLES:
         os.environ.setdefault(name, "1")
+    # Names of files need not be text, and an encoding need not have every letter: that is no reason to stop.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     return ranks.main_guard(lambda: _dispatch(args))
 
 

@@ -6,6 +6,7 @@ Knows no command and no plan; MPI only through the runtime's communicator.
 from __future__ import annotations
 
 import dis
+import errno
 import functools
 import os
 import socket
@@ -30,6 +31,7 @@ PATIENCE_SECONDS = 5.0
 HOST_DELAY_SECONDS = 0.2
 
 _SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class UserError(ValueError):
@@ -106,20 +108,27 @@ def _communicator(launched: int) -> MpiCommunicator:
 def main_guard(body: Callable[[], int]) -> int:
     """Runs `body` and returns its exit status, ending the whole job when it fails on any rank.
 
-    A user's mistake is one sentence from one rank and status 2; any other exception is one traceback, from the first
-    rank that failed, and status 1. Both go to stderr.
+    A user's mistake, or no room for what is printed, is one sentence from one rank and status 2; any other exception is
+    one traceback, from the first rank that failed, and status 1. Both go to stderr.
     """
     try:
-        return body()
+        try:
+            return body()
+        finally:
+            _flush()
     except SystemExit as stop:
         return _end(stop.code if isinstance(stop.code, int) else int(stop.code is not None), _text_of(stop.code))
     except KeyboardInterrupt:
         return _end(130, "")
     except BrokenPipeError:
-        # The reader of our output has gone; a second complaint at interpreter exit would be noise.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of our output has gone.
+        _drop_output()
         return _end(141, "")
     except BaseException as error:
+        # Whatever else is written is refused with its name.
+        if isinstance(error, OSError) and error.filename is None and error.errno in _NO_ROOM:
+            _drop_output()
+            return _end(2, f"castile: standard output: {error.strerror}; make room or send it elsewhere\n")
         if is_users_mistake(error):
             return _end(2, f"castile: {_sentence(error)}\n")
         return _end(1, _report(error))
@@ -188,8 +197,19 @@ def _end(status: int, text: str) -> int:
     wait_for_the_end(status)
 
 
+def _flush() -> None:
+    # there is none where it was closed before Python began
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def _drop_output() -> None:
+    """What is left of the output goes nowhere: a second complaint when Python ends would be noise."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _say(text: str) -> None:
-    sys.stdout.flush()
+    _flush()
     sys.stderr.write(text)
     sys.stderr.flush()
 

@@ -100,6 +100,32 @@ def test_a_full_disk_is_told_in_one_sentence(words, folder, monkeypatch, capsys)
     assert (folder / "full").is_char_device()
 
 
+def ended(shell_words, **variables):
+    """How a command line ends whose output goes where a shell is told."""
+    words = ["sh", "-c", f'"$0" -m castile {shell_words}', sys.executable]
+    found = {**os.environ, "PYTHONPATH": str(CHECKOUT), **variables}
+    return subprocess.run(words, env=found, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", ["--help", "doctor --help", "simulate mlp --machine dgx-h100:nodes=1"])
+def test_output_for_which_there_is_no_room_is_told_in_one_sentence(words, unbuffered):
+    done = ended(f"{words} >/dev/full", PYTHONUNBUFFERED=unbuffered)
+    told = "castile: standard output: No space left on device; make room or send it elsewhere\n"
+    assert (done.returncode, done.stderr) == (2, told)
+
+
+def test_without_standard_output_a_mistake_is_told():
+    done = ended("nosuch >&-")
+    assert done.returncode == 2 and done.stderr.startswith("castile: castile has no command 'nosuch'")
+
+
+def test_a_letter_that_the_encoding_has_not_ends_nothing(tmp_path):
+    (tmp_path / "n\xfc.py").write_text("from castile.launch.models.mlp import build\n")
+    done = ended(f"simulate {tmp_path}/*.py --machine dgx-h100:nodes=1", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0 and "n\\xfc.py, " in done.stdout, done.stderr
+
+
 def test_a_plan_goes_where_standard_output_goes(tmp_path):
     words = [sys.executable, "-m", "castile", *PLAN.split(), "--out", "/dev/stdout"]
     found = {**os.environ, **homes.make(tmp_path / "home"), "PYTHONPATH": str(CHECKOUT)}
