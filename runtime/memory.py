@@ -83,6 +83,8 @@ def _placed(
         sizes = _aligned(graph.buffer_bytes[lasting])
         floor = int(sizes.sum())
         offset[lasting] = np.cumsum(sizes) - sizes
+        # what is empty lies anywhere above these
+        offset[_transient(graph, proc)] = floor
         blocks = _blocks(graph, timeline, last, homes, proc)
         live[proc] = floor + _most_alive(blocks)[0]
         places = floor + _place(blocks, int(live[proc]) - floor)
@@ -142,6 +144,10 @@ def _persistent(graph: TaskGraph, proc: int) -> np.ndarray:
     return np.flatnonzero((graph.buffer_proc == proc) & (graph.buffer_first < 0))
 
 
+def _transient(graph: TaskGraph, proc: int) -> np.ndarray:
+    return np.flatnonzero((graph.buffer_proc == proc) & (graph.buffer_first >= 0))
+
+
 def _homes(graph: TaskGraph) -> np.ndarray:
     """The processor of every task's private memory, -1 where it has none."""
     homes = np.full(graph.num_tasks, -1)
@@ -162,7 +168,8 @@ def _last_ends(graph: TaskGraph, timeline: Timeline) -> np.ndarray:
 
 def _blocks(graph: TaskGraph, timeline: Timeline, last: np.ndarray, homes: np.ndarray, proc: int) -> _Blocks:
     """What comes and goes on a processor: its transient buffers and its tasks' private memory, empty ones left out."""
-    buffers = np.flatnonzero((graph.buffer_proc == proc) & (graph.buffer_first >= 0) & (graph.buffer_bytes > 0))
+    buffers = _transient(graph, proc)
+    buffers = buffers[graph.buffer_bytes[buffers] > 0]
     tasks = np.flatnonzero(homes == proc)
     first = graph.buffer_first[buffers]
     return _Blocks(

@@ -75,6 +75,8 @@ def test_no_two_blocks_alive_at_once_share_bytes(data):
     simulated = simulate(graph, data.draw(timings(graph)), engines)
     packing = pack(graph, simulated.timeline)
     check_disjoint(graph, packing, simulated.timeline.start, simulated.timeline.end)
+    # also what is empty has a place
+    assert (packing.offset >= 0).all()
     assert (packing.peak_bytes >= packing.live_bytes).all()
     assert (packing.live_bytes >= simulated.peak_bytes).all()
     before, after = packing.edges[:, 0], packing.edges[:, 1]
