@@ -122,12 +122,12 @@ def _task(number: int, group: tuple[int, ...], exchange: Exchange, buffers: list
 
     comm = Comm(form, group, views(SEND, sent), views(RECEIVE, received), views(SCRATCH, (scratch,) * size), counts)
     kind = Kind.MOVE if form == "move" else Kind.COLLECTIVE
-    return Task(number, f"{form}[{number}]", kind, group, (), NOTHING, comm)
+    return Task(number, f"{form}[{number}]", kind, group, (), NOTHING, (comm,))
 
 
 def _touched(task: Task) -> set[int]:
-    assert task.comm is not None
-    return {view.buffer for view in (*task.comm.send, *task.comm.receive, *task.comm.scratch) if view is not None}
+    (comm,) = task.comms
+    return {view.buffer for view in (*comm.send, *comm.receive, *comm.scratch) if view is not None}
 
 
 def _lanes(form: str, procs: tuple[int, ...]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Buckets: small sums over the same processors become one sum, of arrays that lie end to end.
+"""Buckets: small sums over the same processors become one sum, of arrays that lie end to end; others begin together.
 
 A rewrite of a task graph. Nothing is packed: what is summed is made where it lies beside the others. Each element is
 the sum of the same numbers in the same order as before. It does not know operators, nor what the numbers mean.
@@ -15,130 +15,59 @@ import numpy as np
 
 from castile.planner.compose import _Lazy, _rows
 from castile.planner.contraction import Contracted, Contraction
+from castile.planner.groups import END_TO_END, Joinable, gathered, joinable
 from castile.planner.instances import FlowInstance, StepInstance
 from castile.planner.together import alike, every_task, repeatable, together
 from castile.planner.vocabulary import round_up
 from castile.runtime.region import Box, contiguous, whole
 from castile.runtime.task import Buffer, Call, Comm, CostKey, Task, TaskGraph, View
-from castile.runtime.transfer import Pattern
-
-FORM = "all_reduce"
-
-
-class Sum(NamedTuple):
-    """An all-reduce that others can join: all that its members send and receive lies in arrays of their own.
-
-    task, first_buffer   its number, and that of the first buffer of its version
-    procs                the processors of its members
-    made, read           the last slot whose step contributes, and the first whose step reads the sum
-    """
-
-    task: int
-    first_buffer: int
-    pattern: Pattern
-    procs: tuple[int, ...]
-    made: int
-    read: int
-
-    @property
-    def comm(self) -> Comm:
-        assert isinstance(self.pattern.how, Comm)
-        return self.pattern.how
-
-    @property
-    def elements(self) -> int:
-        return sum(self.comm.counts[0])
 
 
 def bucketed(
     steps: Sequence[StepInstance], flows: Sequence[FlowInstance], tasks: TaskGraph, most_bytes: int
 ) -> Contracted:
-    """The graph that these instances were composed to, with sums of at most so many bytes together, and updates that
-    then come together; as it is for 0.
+    """The graph that these instances were composed to, with transfers of at most so many bytes together, and updates
+    that then come together; as it is for 0.
     """
     if not most_bytes:
         return Contracted(tasks, np.arange(tasks.num_tasks))
-    buckets = gathered(joinable(steps, flows), most_bytes)
-    return _contracted(tasks, buckets, everywhere(tasks), repeatable(steps, every_task(steps)))
+    groups = gathered(joinable(steps, flows), most_bytes)
+    return _contracted(tasks, groups, everywhere(tasks), repeatable(steps, every_task(steps)))
 
 
 def of_roles(
     steps: Sequence[StepInstance], flows: Sequence[FlowInstance], most_bytes: int, tasks: TaskGraph, where: Where,
     of_steps: Iterable[Sequence[tuple[int, int]]],
 ) -> Contracted | None:  # fmt: skip
-    """The same for a graph of one processor of each role; None where some of a role are not in buckets alike.
+    """The same for a graph of one processor of each role; None where some of a role are not in groups alike.
 
     where      where the transfers, buffers and processors are, or what stands for them
     of_steps   the tasks of each step there, as `every_task` says them
-    Sums for which one task stands must be in buckets for which one can stand: then all that tasks wait for, and all
+    Transfers for which one task stands must be in groups for which one can stand: then all that tasks wait for, and all
     that engines serve and processors hold, is of the same roles as before, or of those that were put together.
     """
-    sums = joinable(steps, flows)
-    buckets = gathered(sums, most_bytes)
-    alone = {one.task for one in sums}.difference(one.task for bucket in buckets for one in bucket)
+    ones = joinable(steps, flows)
+    groups = gathered(ones, most_bytes)
+    alone = {one.task for one in ones}.difference(one.task for group in groups for one in group)
     company: dict[int, tuple[int, ...]] = {}
-    for bucket in (*buckets, *([one] for one in sums if one.task in alone)):
-        standing = tuple(where.task[[one.task for one in bucket]].tolist())
+    for group in (*groups, *([one] for one in ones if one.task in alone)):
+        standing = where.standing(group)
         if any(company.setdefault(task, standing) != standing for task in standing):
             return None
-    return _contracted(tasks, buckets, where, repeatable(steps, of_steps))
+    return _contracted(tasks, groups, where, repeatable(steps, of_steps))
 
 
 def _contracted(
-    tasks: TaskGraph, buckets: Sequence[Sequence[Sum]], where: Where, calls: Sequence[tuple[int, Call]]
+    tasks: TaskGraph, groups: Sequence[Sequence[Joinable]], where: Where, calls: Sequence[tuple[int, Call]]
 ) -> Contracted:
-    """The graph with these buckets, and the calls together that are alike then."""
-    fewer = joined(tasks, buckets, where)
-    # sums stand behind the steps, whose tasks keep their numbers
-    found = together(fewer.graph, alike(fewer.graph, calls))
-    return Contracted(found.graph, found.number[fewer.number])
-
-
-def joinable(steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> list[Sum]:
-    """The sums that could be put together, as they are made in the program."""
-    task, buffer, found = sum(len(s.config.procs) for s in steps), 0, []
-    for flow in flows:
-        version = flow.version
-        if version.patterns and not flow.flow.role and not version.is_strided:
-            if all(pattern.name == FORM for pattern in version.patterns):
-                read = min(slot for slot, _ in flow.flow.readers)
-                for n, pattern in enumerate(version.patterns):
-                    if _is_whole(pattern, flow):
-                        procs = tuple([flow.procs[slot] for slot in pattern.procs])
-                        found.append(Sum(task + n, buffer, pattern, procs, flow.slot, read))
-        task, buffer = task + flow.num_tasks, buffer + flow.num_buffers
-    return sorted(found, key=lambda one: (one.made, one.task))
-
-
-def _is_whole(pattern: Pattern, flow: FlowInstance) -> bool:
-    """Whether all views of an all-reduce are whole buffers, each another."""
-    assert isinstance(pattern.how, Comm)
-    views = [v for v in (*pattern.how.send, *pattern.how.receive) if v is not None]
-    boxes = [flow.version.instances[v.buffer].box for v in views]
-    alone = len({v.buffer for v in views}) == len(views) == 2 * len(pattern.how.group)
-    return alone and all(v.box == box and box.volume for v, box in zip(views, boxes, strict=True))
-
-
-def gathered(sums: Sequence[Sum], size: int) -> list[list[Sum]]:
-    """Sums over the same processors of at most so many bytes together, in the order in which they are made.
-
-    All steps that contribute to one come before any that reads it: then no task can come to wait for itself, since what
-    is put together stands between the two in the program.
-    """
-    latest = max((one.made for one in sums), default=0)
-    found: list[list[Sum]] = []
-    current: dict[tuple[tuple[int, ...], str, bool], list[Sum]] = {}
-    for one in sums:
-        key = one.procs, one.pattern.key.dtype, one.read > latest
-        bucket = current.get(key, [])
-        nbytes = sum(other.pattern.key.nbytes for other in (*bucket, one))
-        if one.pattern.key.nbytes > size:
-            continue
-        if not bucket or nbytes > size or one.made >= min(other.read for other in bucket):
-            bucket = current[key] = []
-            found.append(bucket)
-        bucket.append(one)
-    return [bucket for bucket in found if len(bucket) > 1]
+    """The graph with these groups, and the calls together that are alike then."""
+    sums = [group for group in groups if group[0].pattern.name == END_TO_END]
+    others = dict.fromkeys([where.standing(group) for group in groups if group[0].pattern.name != END_TO_END])
+    fewer = joined(tasks, sums, where)
+    begun = together(fewer.graph, [fewer.number[list(group)].tolist() for group in others])
+    # transfers stand behind the steps, whose tasks keep their numbers
+    found = together(begun.graph, alike(begun.graph, calls))
+    return Contracted(found.graph, found.number[begun.number[fewer.number]])
 
 
 class Where(NamedTuple):
@@ -147,6 +76,10 @@ class Where(NamedTuple):
     task: np.ndarray
     buffer: np.ndarray
     proc: np.ndarray
+
+    def standing(self, group: Sequence[Joinable]) -> tuple[int, ...]:
+        """The tasks that stand for transfers."""
+        return tuple(self.task[[one.task for one in group]].tolist())
 
 
 def everywhere(tasks: TaskGraph) -> Where:
@@ -168,7 +101,7 @@ class _Bucket:
     where   what the graph has of their buffers and processors
     """
 
-    sums: tuple[Sum, ...]
+    sums: tuple[Joinable, ...]
     number: int
     first_buffer: int
     where: Where
@@ -214,7 +147,7 @@ class _Bucket:
             first += one.elements
         return found
 
-    def old_buffer(self, one: Sum, use: str, member: int) -> int:
+    def old_buffer(self, one: Joinable, use: str, member: int) -> int:
         """The buffer that a member of a sum has had for a use, -1 for none."""
         view = getattr(one.comm, use)[member]
         return -1 if view is None else int(self.where.buffer[one.first_buffer + view.buffer])
@@ -222,10 +155,10 @@ class _Bucket:
     def comm(self, group: tuple[int, ...]) -> Comm:
         """The sum of all."""
         each = [tuple([self.views.get((m, use)) for m in range(len(group))]) for use in ("send", "receive", "scratch")]
-        return Comm(FORM, group, each[0], each[1], each[2], (self.counts,) * len(group))
+        return Comm(END_TO_END, group, each[0], each[1], each[2], (self.counts,) * len(group))
 
 
-def joined(tasks: TaskGraph, buckets: Sequence[Sequence[Sum]], where: Where) -> Contracted:
+def joined(tasks: TaskGraph, buckets: Sequence[Sequence[Joinable]], where: Where) -> Contracted:
     """The graph, in which the machine is there, with each of these lists of sums as one task."""
     rewrite = _Rewrite(tasks, buckets, where)
     return Contracted(rewrite.graph() if buckets else tasks, rewrite.number)
@@ -237,9 +170,9 @@ class _Rewrite:
     Where a task stands for several, so may one for several buckets.
     """
 
-    def __init__(self, tasks: TaskGraph, buckets: Sequence[Sequence[Sum]], where: Where) -> None:
+    def __init__(self, tasks: TaskGraph, buckets: Sequence[Sequence[Joinable]], where: Where) -> None:
         self.old = tasks
-        groups = dict.fromkeys(tuple(where.task[[one.task for one in bucket]].tolist()) for bucket in buckets)
+        groups = dict.fromkeys(map(where.standing, buckets))
         self.contraction = Contraction(tasks, list(groups))
         self.kept, self.number = self.contraction.kept, self.contraction.number
         moved = [one.first_buffer + p for b in buckets for one in b for p in (*one.pattern.reads, *one.pattern.writes)]
@@ -310,14 +243,16 @@ class _Rewrite:
         bucket = self.of_task.get(number)
         if bucket is not None:
             name = f"{task.name} and {len(bucket.sums) - 1} more"
-            return replace(task, index=number, name=name, comm=bucket.comm(task.procs))
-        comm = task.comm
-        if comm is not None:
-            send, receive, scratch = (
-                tuple([view and self.view(view) for view in views]) for views in (comm.send, comm.receive, comm.scratch)
-            )
-            comm = replace(comm, send=send, receive=receive, scratch=scratch)
-        return replace(task, index=number, views=tuple(map(self.view, task.views)), comm=comm)
+            return replace(task, index=number, name=name, comms=(bucket.comm(task.procs),))
+        comms = tuple(map(self.comm, task.comms))
+        return replace(task, index=number, views=tuple(map(self.view, task.views)), comms=comms)
+
+    def comm(self, comm: Comm) -> Comm:
+        """The same transfer of what lies where it lies now."""
+        send, receive, scratch = (
+            tuple([view and self.view(view) for view in views]) for views in (comm.send, comm.receive, comm.scratch)
+        )
+        return replace(comm, send=send, receive=receive, scratch=scratch)
 
     def view(self, view: View) -> View:
         """The same numbers where they lie now."""

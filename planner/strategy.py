@@ -95,8 +95,8 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     microbatches     equal pieces of the batch, one after another; their gradients are summed
     graph, machine   fingerprints of what the plan was made for
-    bucket_bytes     sums over the same processors go in buckets of at most so many bytes, and updates that then come
-                     together are one task, as casts are; 0: each by itself
+    bucket_bytes     sums over the same processors go in buckets of at most so many bytes, gathers and scattered sums in
+                     groups; updates that then come together are one task, as casts are; 0: each by itself
     """
 
     configs: dict[str, Config]

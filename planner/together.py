@@ -113,7 +113,9 @@ def together(tasks: TaskGraph, groups: Sequence[Sequence[int]]) -> Contracted:
 
 
 def _key(keys: Sequence[CostKey]) -> CostKey:
-    """What tasks cost as one: arrays of one shape are told once, with how many there are."""
+    """What tasks cost as one: arrays of one shape are told once, with how many there are; of transfers all bytes."""
+    if keys[0].link:
+        return replace(keys[0], shapes=f"{len(keys)} at once", nbytes=sum(key.nbytes for key in keys))
     counts = Counter(key.shapes.partition("|")[0] for key in keys)
     shapes = "+".join(f"{count}*{shape}" if count > 1 else shape for shape, count in sorted(counts.items()))
     settings = keys[0].shapes.partition("|")[2]
@@ -122,7 +124,10 @@ def _key(keys: Sequence[CostKey]) -> CostKey:
 
 
 def _one(number: int, each: Sequence[Task]) -> Task:
-    """The tasks as one whose call takes the arrays of all."""
+    """The tasks as one whose call takes the arrays of all; transfers as one that begins them all."""
+    name = f"{each[0].name} and {len(each) - 1} more"
+    if each[0].comms:
+        return replace(each[0], index=number, name=name, comms=tuple(comm for task in each for comm in task.comms))
     assert len({task.body.calls[0].accumulate for task in each}) == 1, f"{each[0].name}: some add, others do not"
     views: list[View] = []
     args: list[object] = []
@@ -133,5 +138,4 @@ def _one(number: int, each: Sequence[Task]) -> Task:
         outs += [replace(a, index=a.index + shift) for a in call.outs]
         views += task.views
     body = Body((replace(each[0].body.calls[0], args=tuple(args), outs=tuple(outs)),))
-    name = f"{each[0].name} and {len(each) - 1} more"
     return Task(number, name, each[0].kind, each[0].procs, tuple(views), body)

@@ -52,7 +52,7 @@ def graph_table(graph: TaskGraph) -> str:
         task = graph.tasks[number]
         needs = " ".join(str(int(n)) for n in graph.needs_of(number))
         after = f" after {needs}" if needs else ""
-        what = f" {_transfer(graph, task.comm)}" if task.comm else ""
+        what = "".join(f" {_transfer(graph, comm)}" for comm in task.comms)
         lines.append(f"{number:6d} {task.kind.name.lower():10} {_procs(task):7} {task.name}{what}{after}")
     return "\n".join(lines)
 

@@ -118,6 +118,10 @@ class Buffer(NamedTuple):
     role: str = ""
 
 
+# Forms whose members send all that they send when they begin: only such ones may begin together, one after the other.
+AT_ONCE = ("reduce_scatter", "all_gather", "all_to_all")
+
+
 @dataclass(frozen=True)
 class Comm:
     """A transfer between processors, over flat contiguous views in the order of `group`.
@@ -176,7 +180,10 @@ class CostKey:
 
 @dataclass(frozen=True)
 class Task:
-    """One task, written out: made only where a task is executed or shown."""
+    """One task, written out: made only where a task is executed or shown.
+
+    comms   what a transfer consists of, begun together: several are of AT_ONCE, between the same processors
+    """
 
     index: int
     name: str
@@ -184,7 +191,7 @@ class Task:
     procs: tuple[int, ...]
     views: tuple[View, ...] = ()
     body: Body = NOTHING
-    comm: Comm | None = None
+    comms: tuple[Comm, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

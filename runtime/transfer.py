@@ -354,4 +354,5 @@ def task(pattern: Pattern, number: int, name: str, procs: Sequence[int], first_b
 
     views = tuple(v._replace(buffer=v.buffer + first_buffer) for v in pattern.views)
     where = tuple(procs[s] for s in pattern.procs)
-    return Task(number, name, pattern.kind, where, views, pattern.body, pattern.comm and comm(pattern.comm))
+    comms = (comm(pattern.comm),) if pattern.comm else ()
+    return Task(number, name, pattern.kind, where, views, pattern.body, comms)

@@ -9,6 +9,9 @@ from itertools import accumulate
 import numpy as np
 from hypothesis import strategies as st
 
+from castile.runtime.comm.base import Side
+from castile.runtime.task import AT_ONCE
+
 FORMS = ("move", "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 DTYPES = ("float32", "float64", "float16", "int32", "int64", "uint8")
 UNTOUCHED = 0x5A
@@ -35,14 +38,25 @@ class Case:
             assert sent.tobytes() == kept.tobytes(), "a transfer changed what was sent"
 
 
+def side(case: Case, send, receive, scratch) -> Side:
+    """A member's side of a case, with these arrays; None for what it has none of."""
+    wants = receive.size or not send.size
+    return Side(case.form, case.group, send if send.size else None, receive if wants else None, scratch, case.counts)
+
+
 def begin(end, case: Case, tag: int):
     """Takes the end's part in the case."""
+    return end.collective(*_side_of(end, case), tag)
+
+
+def begin_together(end, cases: Sequence[Case], tag: int):
+    """Takes the end's part in cases over one group, which begin together."""
+    return end.prepared([_side_of(end, case) for case in cases], tag)()
+
+
+def _side_of(end, case: Case) -> Side:
     member = case.group.index(end.rank)
-    send, receive = case.send[member], case.receive[member]
-    return end.collective(
-        case.form, case.group, send if send.size else None, receive if receive.size or not send.size else None,
-        case.scratch[member], case.counts, tag,
-    )  # fmt: skip
+    return side(case, case.send[member], case.receive[member], case.scratch[member])
 
 
 @st.composite
@@ -52,6 +66,15 @@ def draw(make, world: int) -> Case:
     form = make(st.sampled_from(FORMS if len(group) == 2 else FORMS[1:]))
     rng = np.random.default_rng(make(st.integers(0, 2**32 - 1)))
     return random_case(rng, form, len(group), make(st.sampled_from(DTYPES)), group)
+
+
+@st.composite
+def draw_together(make, world: int) -> list[Case]:
+    """Cases over some of the world's ranks, the same for all, of forms that may begin together."""
+    group = tuple(make(st.lists(st.integers(0, world - 1), min_size=1, max_size=world, unique=True)))
+    rng = np.random.default_rng(make(st.integers(0, 2**32 - 1)))
+    forms = make(st.lists(st.sampled_from(AT_ONCE), min_size=1, max_size=4))
+    return [random_case(rng, form, len(group), make(st.sampled_from(DTYPES)), group) for form in forms]
 
 
 def random_case(rng: np.random.Generator, form: str, size: int, dtype: str, group: Sequence[int] | None = None) -> Case:

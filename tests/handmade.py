@@ -62,7 +62,7 @@ class Hand:
         call = Call(kernel, words, (Arg("view", len(views) - 1),), tuple(params.items()), accumulate)
         proc = self.buffers[result.buffer].proc
         body = Body(tuple(calls) or (call,), tuple(temps), private)
-        return self._add(name or kernel, Kind.COMPUTE, (proc,), tuple(views), body, None, private)
+        return self._add(name or kernel, Kind.COMPUTE, (proc,), tuple(views), body, (), private)
 
     def transfer(
         self, form: str, group: Sequence[int], send: Sequence[View | None], receive: Sequence[View | None],
@@ -72,7 +72,7 @@ class Hand:
         scratch = tuple(scratch) or (None,) * len(group)
         comm = Comm(form, tuple(group), tuple(send), tuple(receive), scratch, tuple(map(tuple, counts)))
         views = tuple(v for v in (*send, *receive, *scratch) if v is not None)
-        return self._add(form, kind, tuple(dict.fromkeys(group)), views, Body(()), comm, 0)
+        return self._add(form, kind, tuple(dict.fromkeys(group)), views, Body(()), (comm,), 0)
 
     def move(self, source: int, target: int) -> int:
         pair = self.buffers[source].proc, self.buffers[target].proc
@@ -109,9 +109,9 @@ class Hand:
             np.array(self.first, np.int32), np.array(self.private, np.int64), self.num_procs, self.tasks, self.buffers,
         )  # fmt: skip
 
-    def _add(self, name, kind, procs, views, body, comm, private) -> int:
+    def _add(self, name, kind, procs, views, body, comms, private) -> int:
         number = len(self.tasks)
-        self.tasks.append(Task(number, f"{name}#{number}", kind, procs, views, body, comm))
+        self.tasks.append(Task(number, f"{name}#{number}", kind, procs, views, body, comms))
         self.private.append(private)
         for view in views:
             if self.first[view.buffer] < 0 and not self.buffers[view.buffer].role:
@@ -126,10 +126,10 @@ def in_order(graph: TaskGraph) -> Timeline:
 
 
 def _lane(task: Task, proc: int) -> int:
-    if task.comm is None:
+    if task.kind == Kind.COMPUTE:
         return Lane.COMPUTE
-    if task.comm.form == "move":
-        return Lane.SEND if proc == task.comm.group[0] else Lane.RECEIVE
+    if task.kind == Kind.MOVE:
+        return Lane.SEND if proc == task.comms[0].group[0] else Lane.RECEIVE
     return Lane.COLLECTIVE
 
 
@@ -225,15 +225,15 @@ def interpret(graph: TaskGraph, inputs: dict[str, np.ndarray]) -> dict[str, np.n
     """The outputs of a random graph, by plain numpy, one task after the other in program order."""
     arrays = [inputs.get(b.region, np.full(b.box.shape, np.nan)) for b in graph.buffers]
     for task in graph.tasks:
-        if task.comm is None:
+        if task.kind == Kind.COMPUTE:
             x, y, out = (view.buffer for view in task.views)
             arrays[out] = arrays[x] + arrays[y]
             continue
-        comm = task.comm
-        sent = [arrays[v.buffer] for v in comm.send if v is not None]
-        for member, view in enumerate(comm.receive):
-            if view is not None:
-                arrays[view.buffer] = _arrived(comm, sent, member)
+        for comm in task.comms:
+            sent = [arrays[v.buffer] for v in comm.send if v is not None]
+            for member, view in enumerate(comm.receive):
+                if view is not None:
+                    arrays[view.buffer] = _arrived(comm, sent, member)
     return {b.region: arrays[i] for i, b in enumerate(graph.buffers) if b.role == "output"}
 
 

@@ -83,7 +83,8 @@ def plans(problem: Problem, num_procs: int) -> dict[str, Strategy]:
     }
     plain = {name: Strategy(configs) for name, configs in found.items()}
     return plain | {
-        f"{name} in buckets": Strategy(found[name], bucket_bytes=2**20) for name in ("one", "data", "mixed")
+        f"{name} in buckets": Strategy(found[name], bucket_bytes=2**20)
+        for name in ("one", "data", "mixed", "sharded update", "sharded home")
     }
 
 

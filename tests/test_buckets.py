@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
@@ -16,7 +17,9 @@ from castile.launch.execution import Execution, feed_from, prepare
 from castile.planner.cost import CostModel
 from castile.planner.evaluator import Evaluator, moved_bytes
 from castile.planner.graph import Node
+from castile.planner.groups import gathered, joinable
 from castile.planner.lower import Lowering
+from castile.planner.pieces import in_pieces
 from castile.planner.seeds import seed, seeds
 from castile.planner.sizes import SIZES, sized
 from castile.planner.strategy import Config, Strategy
@@ -51,8 +54,9 @@ def both(lowering: Lowering, strategy: Strategy, size: int) -> tuple[TaskGraph, 
     return lowering.lower(strategy), lowering.lower(msgspec.structs.replace(strategy, bucket_bytes=size))
 
 
-def num_sums(tasks: TaskGraph) -> int:
-    return int((tasks.kind == Kind.COLLECTIVE).sum())
+def num_collectives(tasks: TaskGraph) -> Counter[str]:
+    """How many tasks of each form there are."""
+    return Counter(tasks.cost_keys[cost].name for cost in tasks.cost[tasks.kind == Kind.COLLECTIVE].tolist())
 
 
 def begun(problem: Problem, lowering: Lowering, strategy: Strategy, size: int, exact: bool) -> list[Execution]:
@@ -100,27 +104,29 @@ def plans(draw: st.DrawFn, exact: bool) -> tuple[Problem, Lowering, Strategy, in
     strategy = draw(strategies(problem.graph, num_procs, updates))
     if draw(st.integers(0, 3)):
         chosen = {n: regular(node, "first", range(num_procs)) for n, node in problem.graph.nodes.items()}
-        if draw(st.booleans()):
+        updated = draw(st.sampled_from(("whole", "halves", "pieces")))
+        if updated == "halves":
             # updates that read sums in halves, which lie one after the other
             optional = lowering.names.optional.items()
             chosen |= {n: in_halves(node, num_procs) for n, node in optional if n.endswith("/update")}
-        strategy = Strategy(chosen)
+        strategy = Strategy(in_pieces(lowering, chosen) if updated == "pieces" else chosen)
     return problem, lowering, strategy, draw(st.integers(1, num_procs))
 
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_what_is_put_together_leaves_the_same_numbers(exact: bool) -> None:
-    num_examples, sums, updates = 0, 0, 0
+    num_examples, updates, forms = 0, 0, Counter[str]()
 
     @DRAWN
     @given(plans(exact), st.sampled_from((2**20, 200)))
     def check(plan: tuple[Problem, Lowering, Strategy, int], most: int) -> None:
-        nonlocal num_examples, sums, updates
+        nonlocal num_examples, updates
         problem, lowering, strategy, size = plan
         before, after = both(lowering, strategy, most)
-        fewer = num_sums(before) - num_sums(after)
-        num_examples, sums = num_examples + 1, sums + (fewer > 0)
-        updates += after.num_tasks < before.num_tasks - fewer
+        fewer = num_collectives(before) - num_collectives(after)
+        num_examples += 1
+        forms.update(dict.fromkeys(fewer, 1))
+        updates += after.num_tasks < before.num_tasks - fewer.total()
         if after.digest == before.digest:
             return
         plans = (msgspec.structs.replace(strategy, bucket_bytes=most) for most in (0, most))
@@ -131,9 +137,8 @@ def test_what_is_put_together_leaves_the_same_numbers(exact: bool) -> None:
         check_same(results[1], results[0], exact)
 
     check()
-    assert min(sums, updates) > num_examples // 4, (
-        f"of {num_examples} examples {sums} with sums, {updates} with updates"
-    )
+    assert min(forms["all_reduce"], updates) > num_examples // 4, (num_examples, forms, updates)
+    assert min(forms["reduce_scatter"], forms["all_gather"]) > num_examples // 20, (num_examples, forms)
 
 
 @pytest.mark.parametrize("first", [0, 2**20])
@@ -156,26 +161,42 @@ def test_what_one_left_the_other_goes_on_from(first: int) -> None:
     check_same(left(problem, late, saved), left(problem, unbroken, losses), False)
 
 
-def test_every_buffer_and_task_is_there_once() -> None:
+@DRAWN
+@given(plans(True), st.integers(1, 2000))
+def test_groups_stand_between_those_who_contribute_and_those_who_read(
+    plan: tuple[Problem, Lowering, Strategy, int], most: int
+) -> None:
+    _, lowering, strategy, _ = plan
+    steps, flows = lowering.instances(strategy)
+    ones = joinable(steps, flows)
+    found = gathered(ones, most)
+    tasks = [one.task for group in found for one in group]
+    assert len(set(tasks)) == len(tasks) and set(tasks) <= {one.task for one in ones}
+    for group in found:
+        assert len(group) > 1 and sum(one.pattern.key.nbytes for one in group) <= most
+        assert len({(one.pattern.name, one.procs, one.pattern.key.dtype) for one in group}) == 1
+        assert max(one.made for one in group) < min(one.read for one in group)
+
+
+@pytest.mark.parametrize("known", ["data_parallel", "fsdp"])
+def test_every_buffer_and_task_is_there_once(known: str) -> None:
     """Bytes and flops stay, needs lead to tasks, buffers are used where they lie, and views lie in what they name."""
-    lowering = data_parallel("gpt:layers=2,width=32,heads=2,seq=16,vocab=64", "local:procs=4")
-    before, after = both(lowering, Strategy(seed("data_parallel", lowering)), SIZES[0])
-    assert num_sums(after) < num_sums(before) and after.num_tasks < before.num_tasks
+    lowering = of_model("gpt:layers=2,width=32,heads=2,seq=16,vocab=64", "dgx-h100")
+    before, after = both(lowering, Strategy(seed(known, lowering)), SIZES[0])
+    fewer = num_collectives(before) - num_collectives(after)
+    assert fewer.keys() == num_collectives(before).keys() and after.num_tasks < before.num_tasks
     assert totals(after) == totals(before)
     assert sorted(after.order.tolist()) == sorted(set(after.order.tolist()))
     for number in range(after.num_tasks):
         task = after.tasks[number]
         assert task.index == number and task.kind == after.kind[number]
         assert [lane // NUM_LANES for lane in after.lanes_of(number).tolist()] == list(dict.fromkeys(task.procs))
-        comm = task.comm
-        if comm is not None and " more" in task.name:
-            scratch = [view.buffer for view in comm.scratch if view is not None]
-            assert len(set(after.buffer_bytes[scratch].tolist())) == 1 and len(scratch) == len(comm.group)
-        seen = (
-            [*task.views, *(v for row in (comm.send, comm.receive, comm.scratch) for v in row if v)]
-            if comm
-            else task.views
-        )
+        for comm in task.comms:
+            if comm.form == "all_reduce" and " more" in task.name:
+                scratch = [view.buffer for view in comm.scratch if view is not None]
+                assert len(set(after.buffer_bytes[scratch].tolist())) == 1 and len(scratch) == len(comm.group)
+        sent = [v for comm in task.comms for row in (comm.send, comm.receive, comm.scratch) for v in row if v]
+        seen = [*task.views, *sent]
         assert {v.buffer for v in seen} == set(after.uses_of(number).tolist())
         for view in seen:
             held = after.buffers[view.buffer]
@@ -191,7 +212,7 @@ def totals(tasks: TaskGraph) -> tuple[int, int, int, int]:
     return flops, kernels, sum(k.nbytes for k in keys if k.link), lasting
 
 
-def data_parallel(model: str, on: str) -> Lowering:
+def of_model(model: str, on: str) -> Lowering:
     recipe = models.parse(model)
     return Lowering(recipe.graph(), machines.parse(on), Updates(optimizers.parse("adamw")))
 
@@ -203,5 +224,20 @@ def test_gpt_in_data_parallel_sends_a_tenth_of_its_sums() -> None:
     evaluator = Evaluator(lowering, CostModel(lowering.machine))
     strategy = seeds(lowering, ["data_parallel"])["data_parallel"]
     plain, found = (evaluator.simulate(plan) for plan in (strategy, sized(evaluator, strategy)))
-    assert 10 * num_sums(found[0]) < num_sums(plain[0]) and moved_bytes(found[0]) == moved_bytes(plain[0])
+    sums = [num_collectives(tasks).total() for tasks in (found[0], plain[0])]
+    assert 10 * sums[0] < sums[1] and moved_bytes(found[0]) == moved_bytes(plain[0])
     assert found[1].seconds < 0.75 * plain[1].seconds
+
+
+def test_gpt_in_pieces_gathers_several_parameters_at_once_in_as_much_memory() -> None:
+    """What is sent is the same; a group has its latency once, and no more is gathered early than a group."""
+    evaluator = Evaluator(lowering := of_model("gpt:size=124m", "dgx-h100"), CostModel(lowering.machine))
+    strategy = seeds(lowering, ["fsdp"])["fsdp"]
+    best = sized(evaluator, strategy)
+    plain, found = (evaluator.simulate(plan) for plan in (strategy, best))
+    fewer, there = num_collectives(found[0]), num_collectives(plain[0])
+    assert there.keys() == {"all_reduce", "all_gather", "reduce_scatter"}
+    assert all(2 * fewer[form] < there[form] for form in there), (fewer, there)
+    assert moved_bytes(found[0]) == moved_bytes(plain[0])
+    assert found[1].seconds < 0.75 * plain[1].seconds
+    assert found[1].peak_bytes.max() <= plain[1].peak_bytes.max() + best.bucket_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.comm.processors import end_of, rank_of
-from tests.collective_cases import DTYPES, FORMS, Case, begin, draw, random_case, turns
+from castile.runtime.task import AT_ONCE
+from tests.collective_cases import DTYPES, FORMS, Case, begin, begin_together, draw, draw_together, random_case, turns
 from tests.mpi import mpirun
 
 CASES = Path(__file__).parent / "mpi_cases"
@@ -57,6 +59,28 @@ def test_processors_that_share_a_rank(data: st.DataObject, seed: int) -> None:
     for case in cases:
         case.check()
     assert world.quiet
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data(), st.integers(0, 2**32 - 1))
+def test_transfers_that_begin_together_end_together(data: st.DataObject, seed: int) -> None:
+    """Several groups under way, of which each has one tag."""
+    num_procs, size = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 4))
+    ranks = data.draw(st.lists(st.integers(0, size - 1), min_size=num_procs, max_size=num_procs))
+    groups = data.draw(st.lists(draw_together(num_procs), min_size=1, max_size=3))
+    world = LocalWorld(size)
+    ends = [end_of(world.communicators[ranks[proc]], proc, ranks) for proc in range(num_procs)]
+    turns([begin_together(ends[p], cases, tag) for tag, cases in enumerate(groups) for p in cases[0].group], seed)
+    for case in itertools.chain.from_iterable(groups):
+        case.check()
+    assert world.quiet
+
+
+@pytest.mark.parametrize("form", sorted(set(FORMS) - set(AT_ONCE)))
+def test_what_sends_later_does_not_begin_together(form: str) -> None:
+    case = random_case(np.random.default_rng(1), form, 2, "float32", (0, 1))
+    with pytest.raises(AssertionError, match="out of order"):
+        begin_together(LocalWorld(2).communicators[0], [case, case], 0)
 
 
 def test_sums_have_the_same_bits_everywhere_in_group_order() -> None:

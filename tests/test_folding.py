@@ -18,6 +18,7 @@ from castile.planner.folding import Folding, _Assembly, _Small, expand, fold, ti
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.op import find
+from castile.planner.pieces import in_pieces
 from castile.planner.roles import Block, Shape, Shapes, Union, refined
 from castile.planner.seeds import data_parallel, seed
 from castile.planner.simulate import simulate
@@ -196,7 +197,7 @@ def test_any_plan_folds_exactly(data):
 @settings(max_examples=30)
 @given(st.data())
 def test_buckets_of_many_sums_fold_exactly(data):
-    """Data parallel over all or groups, where whatever can be put together is: few roles, few sums."""
+    """Data parallel over all or groups, where whatever can be put together is: few roles, few sums; or in pieces."""
     problem, num_procs = data.draw(problems(batch=8)), data.draw(st.sampled_from((2, 4, 8)))
     lowering = Lowering(problem.graph, named_plans.links(num_procs), MOMENTUM)
     groups = [range(first, num_procs, step) for step in (1, 2) for first in range(step) if step < num_procs]
@@ -204,6 +205,7 @@ def test_buckets_of_many_sums_fold_exactly(data):
     for name, node in problem.graph.nodes.items():
         group = data.draw(st.sampled_from(groups)) if data.draw(st.integers(0, 2)) > 1 else groups[0]
         configs[name] = regular(node, "first", group)
+    configs = in_pieces(lowering, configs) if data.draw(st.booleans()) else configs
     check_plan(lowering, Strategy(configs, bucket_bytes=data.draw(st.sampled_from((2**20, 300)))))
 
 

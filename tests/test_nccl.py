@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from castile.runtime.comm.base import Side
 from castile.runtime.comm.local import LocalCommunicator, LocalWorld
-from tests.collective_cases import DTYPES, FORMS, Case, draw, random_case
+from tests.collective_cases import DTYPES, FORMS, Case, draw, draw_together, random_case, side
 from tests.stand_in import cupy
 from tests.stand_in import nccl as fake
 
@@ -42,15 +43,20 @@ class Ranks:
 
     def bound(self, rank: int, case: Case, tag: int) -> tuple[Callable[[], None], Any]:
         """The rank's part of the case as a call, and the array that is to hold its result."""
-        cupy.cuda.Device(rank).use()
-        member = case.group.index(rank)
-        send, receive = (self.on_device(rank, arrays[member]) for arrays in (case.send, case.receive))
-        receive = receive if receive.size or not send.size else None
-        call = self.ends[rank].streamed(
-            case.form, case.group, send if send.size else None, receive, None, case.counts, tag, self.streams[rank]
-        )
-        assert call is not None
+        call, (receive,) = self.bound_together(rank, [case], tag)
         return call, receive
+
+    def bound_together(self, rank: int, cases: Sequence[Case], tag: int) -> tuple[Callable[[], None], list[Any]]:
+        """The same for cases over one group, which begin together."""
+        cupy.cuda.Device(rank).use()
+        sides = []
+        for case in cases:
+            member = case.group.index(rank)
+            send, receive = (self.on_device(rank, arrays[member]) for arrays in (case.send, case.receive))
+            sides.append(side(case, send, receive, None))
+        call = self.ends[rank].streamed(sides, tag, self.streams[rank])
+        assert call is not None
+        return call, [one.receive for one in sides]
 
     def on_device(self, rank: int, values: np.ndarray) -> Any:
         with self.streams[rank]:
@@ -64,13 +70,20 @@ class Ranks:
 
 def run(ranks: Ranks, cases: Sequence[Case], rng: random.Random) -> None:
     """Every rank takes its part in all cases, in their order, and its results are compared; which goes on is drawn."""
+    run_together(ranks, [[case] for case in cases], rng)
+
+
+def run_together(ranks: Ranks, groups: Sequence[Sequence[Case]], rng: random.Random) -> None:
+    """The same where those of a list begin together."""
     todo: dict[int, list[Callable[[], None]]] = {}
     results = []
     for rank in range(ranks.world.size):
-        mine = [(tag, case) for tag, case in enumerate(cases, 1) if rank in case.group]
-        bound = [(case, *ranks.bound(rank, case, tag)) for tag, case in mine]
-        todo[rank] = [call for _, call, _ in bound]
-        results += [(case, rank, receive) for case, _, receive in bound]
+        todo[rank] = []
+        for tag, cases in enumerate(groups, 1):
+            if rank in cases[0].group:
+                call, received = ranks.bound_together(rank, cases, tag)
+                todo[rank].append(call)
+                results += [(case, rank, receive) for case, receive in zip(cases, received, strict=True)]
     while any(todo.values()):
         rank = rng.choice([rank for rank, calls in todo.items() if calls])
         cupy.cuda.Device(rank).use()
@@ -119,6 +132,21 @@ def test_transfers_in_one_order_end_whoever_goes_first(data: st.DataObject, seed
     with fake.installed(seed) as journal:
         run(Ranks(size), cases, random.Random(seed))
         assert is_one_order(journal) and not journal.hanging_ends
+
+
+@settings(max_examples=60)
+@given(st.data(), st.integers(0, 2**32 - 1))
+def test_transfers_that_begin_together_are_one_call_of_a_stream(data: st.DataObject, seed: int) -> None:
+    size = data.draw(st.integers(2, 4))
+    groups = data.draw(st.lists(draw_together(size), min_size=1, max_size=4))
+    with fake.installed(seed) as journal:
+        ranks = Ranks(size)
+        run_together(ranks, groups, random.Random(seed))
+        assert is_one_order(journal) and not journal.hanging_ends
+        for rank, stream in enumerate(ranks.streams):
+            launched = [words for on, *_, words in journal.calls if on == stream.ptr]
+            # what has no elements is not launched
+            assert len(launched) <= sum(rank in cases[0].group for cases in groups)
 
 
 def is_one_order(journal: fake.Journal) -> bool:
@@ -198,7 +226,7 @@ def test_numbers_that_nccl_does_not_add_are_refused_in_words(journal: fake.Journ
     cupy.cuda.Device(0).use()
     array = cupy.asarray(np.zeros(3, np.int16))
     with pytest.raises(ValueError, match=r"does not add int16: all_reduce of int16 over ranks 0 \(transfer 7\)"):
-        end.streamed("all_reduce", (0,), array, array, None, ((3,),), 7, stream)
+        end.streamed([Side("all_reduce", (0,), array, array, None, ((3,),))], 7, stream)
 
 
 # What fails.
@@ -271,9 +299,8 @@ def test_an_open_group_is_closed_when_a_call_in_it_fails(journal: fake.Journal) 
     ranks = Ranks(2)
     cupy.cuda.Device(0).use()
     one = ranks.on_device(0, np.zeros(16, np.float32))
-    begin = ranks.ends[0].streamed(
-        "all_to_all", (0, 1), one[:3], one[8:12], None, ((1, 2), (3, 4)), 1, ranks.streams[0]
-    )
+    mine = Side("all_to_all", (0, 1), one[:3], one[8:12], None, ((1, 2), (3, 4)))
+    begin = ranks.ends[0].streamed([mine], 1, ranks.streams[0])
     journal.fails_at = journal.num_calls + 3
     with pytest.raises(TransferError, match="all_to_all"):
         begin()

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from castile.runtime.comm.base import Side
 from castile.runtime.comm.local import LocalWorld
 from tests.collective_cases import DTYPES, FORMS, random_case
 from tests.mpi import mpirun
@@ -27,7 +28,7 @@ def test_one_rank_by_nccl_issued_and_captured() -> None:
             case = random_case(np.random.default_rng(seed), form, 1, dtype, (0,))
             with stream:
                 send, receive = cupy.asarray(case.send[0]), cupy.asarray(case.receive[0])
-            call = end.streamed(form, (0,), send, receive, None, case.counts, seed + 1, stream)
+            call = end.streamed([Side(form, (0,), send, receive, None, case.counts)], seed + 1, stream)
             assert call is not None
             call()
             check(case, 0, receive.get(stream))
@@ -47,7 +48,7 @@ def test_after_an_abort_the_failure_is_told() -> None:
 
     end, stream = NcclCommunicator(LocalWorld(1).communicators[0]), cupy.cuda.Stream(non_blocking=True)
     array = cupy.zeros(4, np.float32)
-    call = end.streamed("all_reduce", (0,), array, array, None, ((4,),), 1, stream)
+    call = end.streamed([Side("all_reduce", (0,), array, array, None, ((4,),))], 1, stream)
     assert call is not None
     end._groups[0,].abort()
     for _ in range(2):

@@ -38,7 +38,7 @@ def in_one_order(plan: Plan, seed: int) -> set[str]:
         streams = {stream for stream, *_ in fake.journal.calls}
         names = {name for *_, words in fake.journal.calls for name in words.split() if name.isalpha()}
     assert len(streams) <= plan.size, "a rank's transfers lie on one stream"
-    groups = [set(task.comm.group) for task in found.prepared.tasks.tasks if task.comm]
+    groups = [set(comm.group) for task in found.prepared.tasks.tasks for comm in task.comms]
     assert bool(streams) == any(len(group) > 1 for group in groups)
     return names
 
@@ -83,7 +83,7 @@ def names_its_task(error: Exception, plan: Plan) -> None:
         assert "meeting" in str(error) or "begun last: nothing" in str(error)
         return
     tasks = prepare(Lowering(plan.problem.graph, plan.machine, SGD), plan.strategy, CostModel(plan.machine)).tasks
-    moving = [task for task in tasks.tasks if task.comm is not None]
+    moving = [task for task in tasks.tasks if task.comms]
     (note,) = error.__notes__
     assert re.fullmatch(rf"step \d, task {re.escape(moving[int(said[2]) - 1].name)}, rank {said[1]}", note), note
 

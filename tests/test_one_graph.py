@@ -110,9 +110,9 @@ def touches(task: Task) -> tuple[set[int], set[int]]:
         outs = {task.views[o.index].buffer for o in call.outs if o.space == "view"}
         writes |= outs
         reads |= outs if call.accumulate else set()
-    if task.comm:
-        reads |= {view.buffer for view in task.comm.send if view}
-        writes |= {view.buffer for view in (*task.comm.receive, *task.comm.scratch) if view}
+    for comm in task.comms:
+        reads |= {view.buffer for view in comm.send if view}
+        writes |= {view.buffer for view in (*comm.receive, *comm.scratch) if view}
     return reads, writes
 
 

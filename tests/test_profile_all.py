@@ -112,7 +112,7 @@ def test_exchanges_are_the_transfers_that_they_say(num_procs):
         run_local(runners)
         for task in graph.tasks:
             check(exchange, task, [sent.get((f"send{task.index}", proc)) for proc in task.procs],
-                  [held(runners[proc], view) for proc, view in zip(task.procs, task.comm.receive)])  # fmt: skip
+                  [held(runners[proc], view) for proc, view in zip(task.procs, task.comms[0].receive)])  # fmt: skip
         done.add((exchange.form, len(exchange.groups[0])))
     sizes = {2, num_procs}
     assert done == {(form, size) for form in links.FORMS for size in sizes if form != "move" or size == 2}

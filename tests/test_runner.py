@@ -216,7 +216,7 @@ def test_timelines_hold_each_task_once_in_order_of_needs() -> None:
     assert timeline.start.min() >= 0 and (timeline.end >= timeline.start).all()
     for task in range(graph.num_tasks):
         for need in graph.needs_of(task):
-            assert timeline.end[need] <= timeline.start[task] or graph.tasks[need].comm or graph.tasks[task].comm
+            assert timeline.end[need] <= timeline.start[task] or graph.tasks[need].comms or graph.tasks[task].comms
     assert min(int(t.start.min()) for t in local) + timeline.end.max() == max(int(t.end.max()) for t in local)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from castile.runtime.comm.base import Side
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.comm.processors import end_of
 from tests import stand_in
-from tests.collective_cases import DTYPES, FORMS, Case, draw, random_case, turns
+from tests.collective_cases import DTYPES, FORMS, Case, draw, draw_together, random_case, side, turns
 from tests.mpi import mpirun
 from tests.stand_in import cupy
 
@@ -37,8 +38,12 @@ class Staged:
         ]
         self.results: list[tuple[Case, int, Any]] = []
 
-    def begin(self, proc: int, case: Case, tag: int) -> Any:
-        """Begins the processor's part; what it sends is written late, by a kernel before it on `compute`."""
+    def begin(self, proc: int, cases: Sequence[Case], tag: int) -> Any:
+        """Begins the processor's part in cases; what it sends is written late, by a kernel before it on `compute`."""
+        sides = [self.side(proc, case) for case in cases]
+        return self.ends[proc].prepared(sides, tag)()
+
+    def side(self, proc: int, case: Case) -> Side:
         member, stream = case.group.index(proc), self.compute[proc]
         arrays = []
         for values in (case.send[member], case.receive[member], case.scratch[member]):
@@ -48,11 +53,9 @@ class Staged:
                 with stream:
                     array[...] = late(values, stream)
             arrays.append(array)
-        send, receive, scratch = arrays
-        send, receive = send if send.size else None, receive if receive.size or not send.size else None
-        begin = self.ends[proc].prepared(case.form, case.group, send, receive, scratch, case.counts, tag)
-        self.results.append((case, member, receive))
-        return begin()
+        found = side(case, *arrays)
+        self.results.append((case, member, found.receive))
+        return found
 
     def check(self) -> None:
         for case, member, receive in self.results:
@@ -80,7 +83,7 @@ def test_form_equals_its_definition_to_the_last_bit(form: str, size: int) -> Non
         case = random_case(np.random.default_rng([seed, size]), form, size, dtype)
         with stand_in.installed(seed):
             staged = Staged(list(range(size)), size)
-            turns([staged.begin(proc, case, 1) for proc in case.group], seed, MOST_POLLS)
+            turns([staged.begin(proc, [case], 1) for proc in case.group], seed, MOST_POLLS)
             staged.check()
 
 
@@ -89,11 +92,12 @@ def test_form_equals_its_definition_to_the_last_bit(form: str, size: int) -> Non
 def test_many_outstanding_on_processors_that_share_ranks(data: st.DataObject, seed: int) -> None:
     num_procs, size = data.draw(st.integers(2, 5)), data.draw(st.integers(1, 4))
     ranks = data.draw(st.lists(st.integers(0, size - 1), min_size=num_procs, max_size=num_procs))
-    cases = data.draw(st.lists(draw(num_procs), min_size=1, max_size=4))
+    one, several = draw(num_procs).map(lambda case: [case]), draw_together(num_procs)
+    groups = data.draw(st.lists(one | several, min_size=1, max_size=4))
     with stand_in.installed(seed % 1000):
         staged = Staged(ranks, size)
         turns(
-            [staged.begin(proc, case, tag) for tag, case in enumerate(cases, 1) for proc in case.group],
+            [staged.begin(proc, cases, tag) for tag, cases in enumerate(groups, 1) for proc in cases[0].group],
             seed,
             MOST_POLLS,
         )
@@ -111,8 +115,8 @@ def test_nothing_lands_before_kernels_that_were_issued_earlier_have_read(install
     sent = late(np.arange(5.0), staged.compute[0])
     counts = ((0, 5), (0, 0))
     requests = [
-        staged.ends[0].prepared("move", (0, 1), sent, None, None, counts, 1)(),
-        staged.ends[1].prepared("move", (0, 1), None, old, None, counts, 1)(),
+        staged.ends[0].prepared([Side("move", (0, 1), sent, None, None, counts)], 1)(),
+        staged.ends[1].prepared([Side("move", (0, 1), None, old, None, counts)], 1)(),
     ]
     turns(requests, 0, MOST_POLLS)
     assert kept.on_device.tolist() == [7.0] * 5 and old.on_device.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
@@ -123,8 +127,8 @@ def test_a_transfer_can_be_made_again(installed: None) -> None:
     array = [late(np.zeros(3), stream) for stream in staged.compute]
     counts = ((0, 3), (0, 0))
     calls = [
-        staged.ends[0].prepared("move", (0, 1), array[0], None, None, counts, 1),
-        staged.ends[1].prepared("move", (0, 1), None, array[1], None, counts, 1),
+        staged.ends[0].prepared([Side("move", (0, 1), array[0], None, None, counts)], 1),
+        staged.ends[1].prepared([Side("move", (0, 1), None, array[1], None, counts)], 1),
     ]
     for step in range(4):
         with staged.compute[0]:

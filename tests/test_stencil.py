@@ -42,11 +42,11 @@ def test_the_plate_is_that_of_numpy_to_the_last_bit(data: st.DataObject) -> None
 
 def test_neighbours_get_one_row_a_sweep_each_way_and_nothing_else() -> None:
     graph = heat.period(machine.local(3), 12, 7, 4)
-    moved = [graph.tasks[n].comm for n in np.flatnonzero(graph.kind >= Kind.MOVE)]
-    assert {comm.form for comm in moved if comm} == {"move"}
-    assert all(view.box.shape[0] == 1 for comm in moved if comm for view in comm.send if view)
+    moved = [comm for n in np.flatnonzero(graph.kind >= Kind.MOVE) for comm in graph.tasks[n].comms]
+    assert {comm.form for comm in moved} == {"move"}
+    assert all(view.box.shape[0] == 1 for comm in moved for view in comm.send if view)
     # two pairs of neighbours, both ways, four sweeps: five inner points, and the row's ends where they lie on the way
-    elements = sum(comm.counts[0][1] for comm in moved if comm)
+    elements = sum(comm.counts[0][1] for comm in moved)
     assert 5 * (2 * 2 * 4) <= elements <= 7 * (2 * 2 * 4)
 
 

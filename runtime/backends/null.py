@@ -29,8 +29,7 @@ class Backend(base.Backend):
         return _nothing
 
     def transfer(self, task: Task, end: End, tag: int) -> Callable[[], Request]:
-        assert task.comm is not None
-        form, group = task.comm.form, task.comm.group
+        form, group = task.comms[0].form, task.comms[0].group
         one, other, scratch = np.zeros(1, np.uint8), np.zeros(1, np.uint8), np.zeros(len(group) - 1, np.uint8)
         counts = ((1, *(0,) * (len(group) - 1)),) * len(group)
         # Where all wait for all, all still do: one byte is summed by the first and handed to the others.

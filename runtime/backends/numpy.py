@@ -13,7 +13,7 @@ import numpy as np
 
 from castile.kernels.table import Table
 from castile.runtime.backends import base
-from castile.runtime.comm.base import End
+from castile.runtime.comm.base import End, Side
 from castile.runtime.comm.messages import Request
 from castile.runtime.memory import Packing
 from castile.runtime.region import relative, slices
@@ -53,10 +53,7 @@ class Backend(base.Backend):
         return chain([*map(self._poisoning, self._begun_by(task, private)), *calls])
 
     def transfer(self, task: Task, end: End, tag: int) -> Callable[[], Request]:
-        comm = task.comm
-        assert comm is not None
-        send, receive, scratch = self._member(comm)
-        begin = end.prepared(comm.form, comm.group, send, receive, scratch, comm.counts, tag)
+        begin = end.prepared([self._side(comm) for comm in task.comms], tag)
         poisoning = [*map(self._poisoning, self._begun_by(task, self._private(task)))]
         return _after(chain(poisoning), begin) if poisoning else begin
 
@@ -105,6 +102,10 @@ class Backend(base.Backend):
         args = tuple(operand(arg) for arg in call.args)
         outs = tuple(out.among(operands) for out in call.outs)
         return self._table.bind(call.kernel, args, outs, dict(call.params), scratch, call.accumulate)
+
+    def _side(self, comm: Comm) -> Side:
+        """This processor's side of a transfer."""
+        return Side(comm.form, comm.group, *self._member(comm), comm.counts)
 
     def _member(self, comm: Comm) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
         """This processor's send, receive and scratch, flat."""

@@ -8,12 +8,24 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from castile.runtime.comm import forms
 from castile.runtime.comm.messages import DONE, Messenger, Request, Staged
+from castile.runtime.task import AT_ONCE
+
+
+class Side(NamedTuple):
+    """One member's side of a transfer: flat arrays of the host or of a device, the rest as in `Comm` in task.py."""
+
+    form: str
+    group: Sequence[int]
+    send: Any
+    receive: Any
+    scratch: Any
+    counts: Sequence[Sequence[int]]
 
 
 class End(Messenger):
@@ -38,28 +50,20 @@ class End(Messenger):
         part = forms.Part(self, group, group.index(self.rank), send, receive, scratch, counts, tag)
         return Staged(forms.steps(form, part))
 
-    def prepared(
-        self,
-        form: str,
-        group: Sequence[int],
-        send: np.ndarray | None,
-        receive: np.ndarray | None,
-        scratch: np.ndarray | None,
-        counts: Sequence[Sequence[int]],
-        tag: int,
-    ) -> Callable[[], Request]:
-        """`collective` as a call, to be made again only when the request it gave before is done."""
-        if form == "move" and group[0] != group[1]:
-            array = send if self.rank == group[0] else receive
-            assert array is not None
-            return self.sender(array, group[1], tag) if array is send else self.receiver(array, group[0], tag)
-        return partial(self.collective, form, group, send, receive, scratch, counts, tag)
+    def prepared(self, sides: Sequence[Side], tag: int) -> Callable[[], Request]:
+        """Transfers that begin together, as a call, to be made again only when the request it gave before is done.
 
-    def streamed(
-        self, form: str, group: Sequence[int], send: Any, receive: Any, scratch: Any, counts: Sequence[Sequence[int]],
-        tag: int, stream: Any,
-    ) -> Callable[[], None] | None:  # fmt: skip
-        """`collective` on a device's arrays, as a call that puts it onto a stream of that device and returns at once.
+        Where there are several, all are of AT_ONCE.
+        """
+        if len(sides) == 1:
+            return self._prepared(sides[0], tag)
+        assert all(side.form in AT_ONCE for side in sides), "messages of one tag would get out of order"
+        calls = [partial(self.collective, *side, tag) for side in sides]
+        return lambda: Staged(iter([[call() for call in calls]]))
+
+    def streamed(self, sides: Sequence[Side], tag: int, stream: Any) -> Callable[[], None] | None:
+        """Transfers between the same peers that begin together, on a device's arrays, as a call that puts them onto a
+        stream of that device and returns at once.
 
         Every member asks for its transfers in the one order that all share, once each, before the first step: they may
         meet here. None where this end can only be polled.
@@ -68,6 +72,13 @@ class End(Messenger):
 
     def check(self) -> None:
         """Raises RuntimeError where something that was put onto a stream has failed, which nobody else would notice."""
+
+    def _prepared(self, side: Side, tag: int) -> Callable[[], Request]:
+        if side.form != "move" or side.group[0] == side.group[1]:
+            return partial(self.collective, *side, tag)
+        source, destination = side.group
+        sends = self.rank == source
+        return self.sender(side.send, destination, tag) if sends else self.receiver(side.receive, source, tag)
 
     def _move(self, group: Sequence[int], send: np.ndarray | None, receive: np.ndarray | None, tag: int) -> Request:
         source, destination = group

@@ -25,7 +25,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from cupy.cuda import nccl
 
-from castile.runtime.comm.base import Communicator
+from castile.runtime.comm.base import Communicator, Side
 from castile.runtime.comm.messages import Request
 
 # What NCCL reads when the first communicator is made; what the user has set stays. One algorithm: a sum has the same
@@ -130,20 +130,21 @@ class NcclCommunicator(Communicator):
         # in the order in which they were made, which is one on all ranks
         weakref.finalize(self, _destroy, self._groups)
 
-    def streamed(
-        self, form: str, group: Sequence[int], send: Any, receive: Any, scratch: Any, counts: Sequence[Sequence[int]],
-        tag: int, stream: Any,
-    ) -> Callable[[], None] | None:  # fmt: skip
-        """See `End.streamed`; raises ValueError where numbers are to be added of a kind that NCCL does not add."""
-        ranks, some = tuple(sorted(group)), receive if send is None else send
-        words = f"{form} of {some.dtype} over ranks {', '.join(map(str, group))} (transfer {tag})"
-        if form in _SUMS and str(some.dtype) not in SUMMED:
-            raise ValueError(f"NCCL does not add {some.dtype}: {words}")
-        part = _Part(
-            self._communicator(ranks), tuple(ranks.index(rank) for rank in group), group.index(self.rank),
-            _address(send), _address(receive), counts, str(some.dtype), some.dtype.itemsize, stream.ptr,
-        )  # fmt: skip
-        return partial(self._begin, ranks, words, tag, _FORMS[form](part))
+    def streamed(self, sides: Sequence[Side], tag: int, stream: Any) -> Callable[[], None] | None:
+        """See `End.streamed`; what begins together is one group of NCCL's, which makes one kernel of it.
+
+        Raises ValueError where numbers are to be added of a kind that NCCL does not add.
+        """
+        group = sides[0].group
+        ranks, over = tuple(sorted(group)), f"over ranks {', '.join(map(str, group))} (transfer {tag})"
+        kinds = [f"{side.form} of {_some(side).dtype}" for side in sides]
+        for side, kind in zip(sides, kinds, strict=True):
+            assert tuple(sorted(side.group)) == ranks, "transfers that begin together are between the same ranks"
+            if side.form in _SUMS and str(_some(side).dtype) not in SUMMED:
+                raise ValueError(f"NCCL does not add {_some(side).dtype}: {kind} {over}")
+        comm, more = self._communicator(ranks), f" and {len(sides) - 1} more" * (len(sides) > 1)
+        calls = [call for side in sides for call in _FORMS[side.form](self._part(side, ranks, comm, stream))]
+        return partial(self._begin, ranks, f"{kinds[0]}{more} {over}", tag, calls)
 
     def check(self) -> None:
         self._refuse()
@@ -184,6 +185,13 @@ class NcclCommunicator(Communicator):
     def abort(self, status: int) -> None:
         self._abort_groups()
         self._comm.abort(status)
+
+    def _part(self, side: Side, ranks: tuple[int, ...], comm: Any, stream: Any) -> _Part:
+        dtype = _some(side).dtype
+        return _Part(
+            comm, tuple(ranks.index(rank) for rank in side.group), side.group.index(self.rank),
+            _address(side.send), _address(side.receive), side.counts, str(dtype), dtype.itemsize, stream.ptr,
+        )  # fmt: skip
 
     def _communicator(self, ranks: tuple[int, ...]) -> Any:
         """The group's NCCL communicator; where it is not there yet its members meet, the first with its identity."""
@@ -284,6 +292,11 @@ Calls = list[Callable[[], None]]
 
 def _address(array: Any) -> int:
     return 0 if array is None else int(array.data.ptr)
+
+
+def _some(side: Side) -> Any:
+    """An array of the side: one of the two there is."""
+    return side.receive if side.send is None else side.send
 
 
 def _starts(sizes: Sequence[int]) -> list[int]:

@@ -11,7 +11,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from castile.runtime.comm.base import End
+from castile.runtime.comm.base import End, Side
 from castile.runtime.comm.messages import Request, Staged
 
 HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
@@ -43,25 +43,25 @@ class StagedEnd(End):
         self, form: str, group: Sequence[int], send: Any, receive: Any, scratch: Any, counts: Sequence[Sequence[int]],
         tag: int,
     ) -> Request:  # fmt: skip
-        return self.prepared(form, group, send, receive, scratch, counts, tag)()
+        return self.prepared([Side(form, group, send, receive, scratch, counts)], tag)()
 
-    def prepared(
-        self, form: str, group: Sequence[int], send: Any, receive: Any, scratch: Any, counts: Sequence[Sequence[int]],
-        tag: int,
-    ) -> Callable[[], Request]:  # fmt: skip
-        sent, received = _pinned(send), _pinned(receive)
-        memory = None if scratch is None else np.empty(scratch.size, scratch.dtype)
-        carry = self._end.prepared(form, group, sent, received, memory, counts, tag)
+    def prepared(self, sides: Sequence[Side], tag: int) -> Callable[[], Request]:
+        inner = [_on_host(side) for side in sides]
+        carry = self._end.prepared(inner, tag)
+        down = [(host.send, side.send) for host, side in zip(inner, sides, strict=True) if side.send is not None]
+        up = [(host.receive, side.receive) for host, side in zip(inner, sides, strict=True) if side.receive is not None]
         ready, gone, landed = (cupy.cuda.Event(disable_timing=True) for _ in range(3))
 
         def steps() -> Iterator[list[Request]]:
-            if send is not None:
-                _copy(sent.ctypes.data, send.data.ptr, sent.nbytes, DEVICE_TO_HOST, self._down, ready)
+            for there, here in down:
+                _copy(there.ctypes.data, here.data.ptr, there.nbytes, DEVICE_TO_HOST, self._down, ready)
+            if down:
                 gone.record(self._down)
                 yield [_Reached(gone)]
             yield [carry()]
-            if receive is not None:
-                _copy(receive.data.ptr, received.ctypes.data, received.nbytes, HOST_TO_DEVICE, self._up, ready)
+            for there, here in up:
+                _copy(here.data.ptr, there.ctypes.data, there.nbytes, HOST_TO_DEVICE, self._up, ready)
+            if up:
                 landed.record(self._up)
                 yield [_Reached(landed)]
 
@@ -90,6 +90,12 @@ class _Reached(Request):
 
     def poll(self) -> bool:
         return bool(self._event.done)
+
+
+def _on_host(side: Side) -> Side:
+    """The same with arrays of the host."""
+    scratch = None if side.scratch is None else np.empty(side.scratch.size, side.scratch.dtype)
+    return side._replace(send=_pinned(side.send), receive=_pinned(side.receive), scratch=scratch)
 
 
 def _pinned(array: Any) -> Any:

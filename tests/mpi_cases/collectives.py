@@ -1,5 +1,6 @@
 """Run by tests on several ranks: every form, many outstanding at once, and begun in another order on each rank."""
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from castile.runtime.comm.mpi import world
-from tests.collective_cases import DTYPES, FORMS, begin, random_case
+from castile.runtime.task import AT_ONCE
+from tests.collective_cases import DTYPES, FORMS, begin, begin_together, random_case
 
 comm = world()
 cases = []
@@ -24,6 +26,15 @@ comm.wait(*[begin(comm, cases[mine[at]], mine[at]) for at in order])
 for tag in mine:
     member = cases[tag].group.index(comm.rank)
     assert cases[tag].receive[member].tobytes() == cases[tag].expected[member].tobytes(), f"case {tag}"
+
+# Several that begin together, under one tag; groups of them side by side, begun in another order on each rank.
+forms = np.random.default_rng(0).choice(AT_ONCE, (10, 3)).tolist()
+groups = [[random_case(np.random.default_rng([n, m]), form, comm.size, DTYPES[n % len(DTYPES)])
+           for m, form in enumerate(row)] for n, row in enumerate(forms)]  # fmt: skip
+order = np.random.default_rng(comm.rank).permutation(len(groups)).tolist()
+comm.wait(*[begin_together(comm, groups[n], len(cases) + n) for n in order])
+for case in itertools.chain.from_iterable(groups):
+    assert case.receive[comm.rank].tobytes() == case.expected[comm.rank].tobytes(), case.form
 
 # Longer than what MPI sends at once, so that both sides must make progress.
 n = 3_000_001

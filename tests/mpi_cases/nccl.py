@@ -10,9 +10,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import cupy
 
+from castile.runtime.comm.base import Side
 from castile.runtime.comm.mpi import world
 from castile.runtime.comm.nccl import choose
-from tests.collective_cases import DTYPES, FORMS, random_case
+from tests.collective_cases import DTYPES, FORMS, random_case, side
 from tests.test_nccl import check
 
 comm = world()
@@ -41,11 +42,10 @@ for seed in range(42):
     member = group.index(comm.rank)
     with stream:
         send, receive = cupy.asarray(case.send[member]), cupy.asarray(case.receive[member])
-    wants = receive.size or not send.size
-    chosen.streamed(form, group, send if send.size else None, receive if wants else None, None, case.counts, seed + 1,
-                    stream)()  # fmt: skip
+    mine = side(case, send, receive, None)
+    chosen.streamed([mine], seed + 1, stream)()
     wait()
-    if wants:
+    if mine.receive is not None:
         check(case, comm.rank, receive.get(stream))
 
 # A sum has the same bits on every rank, and every time.
@@ -54,7 +54,7 @@ with stream:
     send = cupy.asarray(np.random.default_rng(comm.rank).standard_normal(n, np.float32))
     receive = cupy.empty_like(send)
 counts = ((n,) + (0,) * (comm.size - 1),) * comm.size
-call = chosen.streamed("all_reduce", range(comm.size), send, receive, None, counts, 99, stream)
+call = chosen.streamed([Side("all_reduce", range(comm.size), send, receive, None, counts)], 99, stream)
 sums = set()
 for _ in range(3):
     call()

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from castile.runtime.comm.mpi import world
 from tests import stand_in
-from tests.collective_cases import DTYPES, FORMS, random_case
+from tests.collective_cases import DTYPES, FORMS, random_case, side
 
 comm = world()
 real = "device" in sys.argv[1:]
@@ -38,11 +38,9 @@ with nullcontext(importlib.import_module("cupy")) if real else stand_in.installe
                 None if values is None else cupy.asarray(values)
                 for values in (case.send[member], case.receive[member], case.scratch[member])
             )
-        wants = receive.size or not send.size
-        begin = end.prepared(form, group, send if send.size else None, receive if wants else None, scratch, case.counts,
-                             seed + 1)  # fmt: skip
-        requests.append(begin())
-        results.append((seed, receive if wants else None, case.expected[member]))
+        mine = side(case, send, receive, scratch)
+        requests.append(end.prepared([mine], seed + 1)())
+        results.append((seed, mine.receive, case.expected[member]))
     comm.wait(*requests)
     for seed, receive, expected in results:
         assert receive is None or receive.get(compute).tobytes() == expected.tobytes(), f"case {seed}"

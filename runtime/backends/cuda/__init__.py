@@ -80,23 +80,19 @@ class Backend(numpy.Backend):
         """One for each processor, or one for all where nothing leaves the process: then they meet on their streams."""
         memories = {share.memory.proc: cast(Backend, share.memory) for share in shares}
         compile_ahead({name for share in shares for name in memories[share.memory.proc]._names(share)})
-        comms = [task.comm for share in shares for task in share.tasks if task.comm is not None]
-        if len(shares) < 2 or any(not memories.keys() >= set(comm.group) for comm in comms):
+        moving = {task.index: task for share in shares for task in share.tasks if task.comms}
+        if len(shares) < 2 or any(not memories.keys() >= set(task.procs) for task in moving.values()):
             return super().workers(shares)
         seats = [memories[share.memory.proc]._seat(share.steps, share.tasks) for share in shares]
-        transfers = {
-            task.index: _shared(task, memories) for share in shares for task in share.tasks if task.comm is not None
-        }
+        transfers = {number: _shared(task, memories) for number, task in moving.items()}
         found = list(memories.values())
         on_host = set().union(*(table.on_host for memory in found for table in (memory._kernels, memory._sums)))
         return [Issuer(seats, transfers, [memory._supply for memory in found], None, on_host)]
 
     def transfer(self, task: Task, end: End, tag: int) -> Callable[[], Request]:
-        comm = task.comm
-        assert comm is not None
-        if not _stays(comm):
+        if not _stays(task):
             return super().transfer(task, end, tag)
-        return partial(_done, self._copy(task, comm, self.compute_stream))
+        return partial(_done, self._copy(task, self.compute_stream))
 
     def fill(self, array: Any, values: np.ndarray | float) -> None:
         """As for others; inputs may be filled while a step is under way, and the next one begins with them."""
@@ -115,11 +111,9 @@ class Backend(numpy.Backend):
 
     def _streamed(self, task: Task, end: End, tag: int) -> Action | None:
         """This processor's part of a transfer as a call that puts it onto the stream of transfers, if that can be."""
-        comm = task.comm
-        assert comm is not None
-        if _stays(comm):
-            return self._copy(task, comm, self.traffic)
-        begin = end.streamed(comm.form, comm.group, *self._member(comm), comm.counts, tag, self.traffic)
+        if _stays(task):
+            return self._copy(task, self.traffic)
+        begin = end.streamed([self._side(comm) for comm in task.comms], tag, self.traffic)
         return begin and self._after_poisoning(task, begin, self.traffic)
 
     def _names(self, share: base.Share) -> set[str]:
@@ -150,11 +144,11 @@ class Backend(numpy.Backend):
         with self.traffic:
             return self._sums.bind("add", (a, b), (out,), {})
 
-    def _copy(self, task: Task, comm: Comm, stream: Any) -> Action:
+    def _copy(self, task: Task, stream: Any) -> Action:
         """A transfer from this processor to itself."""
         send: Any
         receive: Any
-        send, receive, _ = self._member(comm)
+        send, receive, _ = self._member(task.comms[0])
         return self._after_poisoning(task, partial(put, receive, send, stream), stream)
 
     def _after_poisoning(self, task: Task, begin: Action, stream: Any) -> Action:
@@ -188,18 +182,17 @@ def _set(memory: Any, value: int, stream: Any) -> Callable[[], object]:
 
 def _shared(task: Task, memories: Mapping[int, Backend]) -> list[Phase]:
     """A transfer between processors of this process; first of all what it begins is poisoned, by whoever owns it."""
-    comm = task.comm
-    assert comm is not None
-    if _stays(comm):
-        memory = memories[comm.group[0]]
-        return [[(memory.traffic, memory._copy(task, comm, memory.traffic))]]
-    members = [memories[proc] for proc in comm.group]
+    members = [memories[proc] for proc in task.procs]
+    if _stays(task):
+        return [[(members[0].traffic, members[0]._copy(task, members[0].traffic))]]
     poisoning = [
         (memory.traffic, _set(begun, numpy.POISON, memory.traffic))
         for memory in members
         for begun in memory._begun_by(task, memory._private(task))
     ]
-    found = [poisoning, *phases(comm.form, [memory._part(comm) for memory in members], comm.counts)]
+    found: list[Phase] = [poisoning]
+    for comm in task.comms:
+        found += phases(comm.form, [memories[proc]._part(comm) for proc in comm.group], comm.counts)
     return found if any(found) else [[(members[-1].traffic, _nothing)]]
 
 
@@ -207,8 +200,9 @@ def _nothing() -> None:
     """What a transfer of no elements does."""
 
 
-def _stays(comm: Comm) -> bool:
+def _stays(task: Task) -> bool:
     """Whether a transfer leads from a processor to itself."""
+    comm = task.comms[0]
     return comm.form == "move" and comm.group[0] == comm.group[1]
 
 
