@@ -12,7 +12,8 @@ import numpy as np
 MOST_READERS = 8
 MOST_DIMS = 8
 MASK = (1 << 42) - 1
-FETCHED, SUMMED, MIXED = 0, 1, 2
+FETCHED, SUMMED, JOINED, MIXED = 0, 1, 2, 3
+NUM_HOWS = 4
 
 
 def hashed(state, value):  # type: ignore[no-untyped-def]
@@ -151,7 +152,8 @@ def meet(p, made, c, partial, copies, spaces, layouts, links, room):  # type: ig
 def price(made, c, how, read, r, itemsize, axes, spaces, layouts, links, room):  # type: ignore[no-untyped-def]
     """Seconds of the transfer from layout `made` under Config c to layout `read` under Config r.
 
-    how    FETCHED, SUMMED where parts that lie alike are to be summed, MIXED where others are added to these too
+    how    FETCHED, SUMMED where parts that lie alike are to be summed, JOINED where the sum may go together with
+           others, MIXED where others are added to these too
     axes   how many axes the spaces of the two have
     A collective goes over one group of processors; else pieces go from each holder to each reader by themselves.
     """
@@ -175,7 +177,8 @@ def price(made, c, how, read, r, itemsize, axes, spaces, layouts, links, room): 
             continue
         meet(p, made, c, partial, copies, spaces, layouts, links, room)
         if partial and special:
-            seconds = summed(volume * itemsize, met, volume, copies, twins * spaces.replicas[r], links)
+            bucket = links.bucket if how == JOINED else 0.0
+            seconds = summed(volume * itemsize, met, volume, copies, twins * spaces.replicas[r], bucket, links)
         else:
             seconds = fetched(p, r, base, twins if special else 0, met, hops, itemsize, spaces, links, room)
         worst, arrived = max(worst, seconds), arrived + seconds / num_seen
@@ -186,12 +189,14 @@ def price(made, c, how, read, r, itemsize, axes, spaces, layouts, links, room): 
     return max(worst, sent)
 
 
-def summed(nbytes, met, volume, copies, readers, links):  # type: ignore[no-untyped-def]
+def summed(nbytes, met, volume, copies, readers, bucket, links):  # type: ignore[no-untyped-def]
     """Seconds in which a reader of a sum gets it: pieces of it are summed, and gathered where several read the same.
 
-    Level by level: the sum of a group crosses the next level once, spread over the group's members.
+    Level by level: the sum of a group crosses the next level once, spread over the group's members. Sums that all read
+    share the latency of a bucket of so many bytes, of which each has its part.
     """
     share = min(readers, copies)
+    part = nbytes / bucket if share == copies and nbytes < bucket else 1.0
     span = nbytes * copies / share
     here, seconds = max(1.0, met[0] / volume), 0.0
     for level in range(len(links.group)):
@@ -201,7 +206,9 @@ def summed(nbytes, met, volume, copies, readers, links):  # type: ignore[no-unty
         groups = (here + more) / here
         rounds = 1 + (share - 1) / max(copies - 1, 1)
         crossing = rounds * (groups - 1) / groups * span / here
-        steps = rounds * min(groups - 1, 2 * np.ceil(np.log2(groups)))
+        # Up a tree and down again; what is only scattered takes as long.
+        trees = 2 * np.ceil(np.log2(groups)) * (1.0 if share == copies else rounds)
+        steps = part * min(rounds * (groups - 1), trees)
         seconds += crossing * links.per_byte[level] + steps * links.latency[level]
         here += more
     return seconds
@@ -238,7 +245,7 @@ def contents(layout, c, kind_axes, spaces, layouts, prices, room):  # type: igno
 
 def move(pair, made, c, how, read, r, itemsize, axes, spaces, layouts, links, prices, room):  # type: ignore[no-untyped-def]
     """Seconds of a transfer, found once."""
-    key = (pair * 3 + how << 42) + (c << 21) + r + 1
+    key = (pair * NUM_HOWS + how << 42) + (c << 21) + r + 1
     slot = hashed(hashed(1, key & MASK), key >> 42) & (len(prices.keys) - 1)
     while prices.keys[slot] != 0 and prices.keys[slot] != key:
         slot = (slot + 1) & (len(prices.keys) - 1)

@@ -5,7 +5,7 @@ It does not know what they take; of those that are left the simulator says so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from castile.planner.budget import Budget
 from castile.planner.evaluator import PENALTY, Evaluator
@@ -20,6 +20,8 @@ LEAST, SLOW = 1000, 2_000
 # A plan that a sketch puts so many times behind another, memory that it lacks counted in, is not simulated; where plans
 # are wanted that are slow but small, that many times.
 NEAR, FAR = 1.1, 3.0
+# Sums go together where that makes the best known plan shorter by this share: simulating plans takes longer then.
+WORTH = 0.01
 
 
 class Sieve:
@@ -30,9 +32,12 @@ class Sieve:
     configs   of their nodes, by name of the plan
     in_pieces which have their updates in pieces, of which a sketch knows what memory they take
     energy    seconds, and for plans that do not fit a penalty
+    is_joined whether that, and what the sketch says of others, is with sums in buckets, as it is where these pay
     """
 
-    def __init__(self, evaluator: Evaluator, plans: Mapping[str, Strategy], spaces: Spaces) -> None:
+    def __init__(
+        self, evaluator: Evaluator, plans: Mapping[str, Strategy], spaces: Spaces, sizes: Sequence[int] = ()
+    ) -> None:
         self.spaces, nodes = spaces, evaluator.lowering.piece.nodes
         self.configs: dict[str, dict[str, Config]] = {
             name: {node: plan.configs[node] for node in nodes} for name, plan in plans.items()
@@ -42,13 +47,26 @@ class Sieve:
             for name, plan in plans.items()
             if len(plan.configs) > len(nodes) and plan.configs == in_pieces(evaluator.lowering, plan.configs)
         }
-        self.sketch = Sketch(evaluator.lowering, evaluator.cost, spaces, list(self.configs.values()))
-        self.energy: dict[str, float] = {}
+        bucket = max(sizes, default=0)
+        self.sketch = Sketch(evaluator.lowering, evaluator.cost, spaces, list(self.configs.values()), bucket)
+        self._capacity = evaluator.capacity
+        self.energy, self.is_joined = self._energies(), False
+        if bucket:
+            self.sketch.join(True)
+            joined = self._energies()
+            self.is_joined = min(joined.values()) < (1 - WORTH) * min(self.energy.values())
+            self.sketch.join(self.is_joined)
+            self.energy = joined if self.is_joined else self.energy
+
+    def _energies(self) -> dict[str, float]:
+        """What the sketch says of each plan now."""
+        found: dict[str, float] = {}
         for name, configs in self.configs.items():
             self.sketch.update(name in self.in_pieces)
             seconds = self.sketch.seconds(configs)
-            overflow = max(0.0, float((self.sketch.room.held / evaluator.capacity).max()) - 1)
-            self.energy[name] = seconds * (1 + PENALTY * overflow)
+            overflow = max(0.0, float((self.sketch.room.held / self._capacity).max()) - 1)
+            found[name] = seconds * (1 + PENALTY * overflow)
+        return found
 
     def within(self, times: float) -> list[str]:
         """The plans that take at most so many times as long as the best.

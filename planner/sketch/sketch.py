@@ -67,6 +67,7 @@ class Sketch:
 
     spaces   the Configs from which it chooses, by node; where these are many, some of them
     known    plans whose Configs there must be
+    bucket   the most bytes of sums of gradients that go together, once it is told that they do
     """
 
     @uncollected()
@@ -76,9 +77,10 @@ class Sketch:
         cost: CostModel,
         spaces: Mapping[str, Space],
         known: Sequence[Mapping[str, Config]],
+        bucket: int = 0,
     ) -> None:
         assert lowering.microbatches == 1, "a sketch is of a whole batch"
-        self.lowering, self.cost = lowering, cost
+        self.lowering, self.cost, self._bucket = lowering, cost, float(bucket)
         additive = Additive(lowering, cost)
         nodes = lowering.piece.nodes
         self.names = list(nodes)
@@ -156,6 +158,10 @@ class Sketch:
     def update(self, in_pieces: bool) -> None:
         """From now on plans keep what they do with their updates in pieces (`planner/pieces`), or whole as at first."""
         self.prices = self.prices._replace(nbytes=self._nbytes[int(in_pieces)])
+
+    def join(self, together: bool) -> None:
+        """From now on sums of gradients go together in buckets, or each alone as at first."""
+        self.links = self.links._replace(bucket=self._bucket if together else 0.0)
 
     def seconds(self, configs: Mapping[str, Config]) -> float:
         """What a plan's step takes. Raises ValueError where a Config is none of the sketch."""
@@ -264,7 +270,7 @@ def _links(cost: CostModel) -> Links:
 
     per_byte = [(seconds(v.name, LARGE) - seconds(v.name, SMALL)) / (LARGE - SMALL) for v in levels]
     latency = [max(0.0, seconds(v.name, SMALL) - SMALL * b) for v, b in zip(levels, per_byte, strict=True)]
-    return Links(np.array([v.group for v in levels], np.int64), np.array(latency), np.array(per_byte))
+    return Links(np.array([v.group for v in levels], np.int64), np.array(latency), np.array(per_byte), 0.0)
 
 
 def _choices(moves: Moves, kinds: np.ndarray, names: Sequence[str], spaces: np.ndarray, table: SpaceTable) -> Choices:

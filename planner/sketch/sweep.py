@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from castile.planner.sketch.prices import FETCHED, MIXED, SUMMED, contents, move, summands
+from castile.planner.sketch.prices import FETCHED, JOINED, MIXED, SUMMED, contents, move, summands
 
 NEVER = np.inf
 # Steps from mark to mark, from which working out can begin.
@@ -17,8 +17,11 @@ STRIDE = 16
 UNFOUND = -1.0
 
 
-def toll(e, plan, axes_of, program, uses, spaces, layouts, links, prices, room):  # type: ignore[no-untyped-def]
-    """Find what read e costs under the plan's Configs: seconds of transfers, or which read before it brings it."""
+def toll(e, is_ahead, plan, axes_of, program, uses, spaces, layouts, links, prices, room):  # type: ignore[no-untyped-def]
+    """Find what read e costs under the plan's Configs: seconds of transfers, or which read before it brings it.
+
+    is_ahead   whether it is read long after it is sent, so that what is sent may go together with others
+    """
     flow, read, r = program.flow[e], program.layout[e], plan[uses.reader[e]]
     reader_axes = axes_of[program.space[uses.reader[e]]]
     mine = contents(read, r, reader_axes, spaces, layouts, prices, room)
@@ -58,7 +61,7 @@ def toll(e, plan, axes_of, program, uses, spaces, layouts, links, prices, room):
         pair = program.pair[program.pair_ptr[e] + m - begin]
         how = FETCHED
         if program.partial[m] and summands(made, c, axes[0], spaces, layouts) > 1:
-            how = MIXED if num_groups > 1 and replicated else SUMMED
+            how = MIXED if num_groups > 1 and replicated else JOINED if is_ahead and links.bucket > 0 else SUMMED
         if how != FETCHED or contents(made, c, axes[0], spaces, layouts, prices, room) != mine:
             seconds += move(
                 pair, made, c, how, read, r, program.itemsize[flow], axes, spaces, layouts, links, prices, room
@@ -105,7 +108,7 @@ def step_seconds(  # type: ignore[no-untyped-def]
         ready = 0.0
         for e in range(program.read_ptr[s], program.read_ptr[s + 1]):
             if room.toll[e] < 0:
-                toll(e, plan, axes_of, program, uses, spaces, layouts, links, prices, room)
+                toll(e, program.row[s] < 0, plan, axes_of, program, uses, spaces, layouts, links, prices, room)
             since = 0.0
             if room.shared[e] >= 0:
                 since = room.since[room.shared[e]]
