@@ -81,7 +81,28 @@ def test_walks_that_ask_what_others_change_are_not_foreseen(monkeypatch: pytest.
         chains.foresee([chain] * 3)
         found(chains, [chain] * 3)
     here = threading.current_thread().name
-    assert len(names) == 6 and here not in names[:3] and names[3:] == [here] * 3
+    assert len(names) == 6 and {*names[:3]} != {here} and names[3:] == [here] * 3
+
+
+def test_who_waits_for_a_chain_walks_those_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    sketch, plans, capacity = fresh()
+    asked = [Chain(plans[n % len(plans)], n % 2 == 0, 100) for n in range(5)]
+    known = found(Chains(sketch, capacity, 0), asked)
+    here, names, trail, helped = threading.current_thread().name, list[str](), Sketch.trail, threading.Event()
+
+    def noted(self: Sketch, *given: Any) -> Trail:
+        names.append(threading.current_thread().name)
+        if names[-1] == here:
+            helped.set()
+        assert names[-1] == here or helped.wait(60)
+        return trail(self, *given)
+
+    monkeypatch.setattr(Sketch, "trail", noted)
+    monkeypatch.setattr("castile.planner.sketch.chains.num_cores", lambda: 2)
+    chains = Chains(sketch, capacity, 0)
+    chains.foresee(asked)
+    assert found(chains, asked) == known
+    assert 0 < names.count(here) < len(names) == len(asked)
 
 
 def test_a_search_is_the_same_whatever_was_foreseen(monkeypatch: pytest.MonkeyPatch) -> None:

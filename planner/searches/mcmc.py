@@ -116,15 +116,20 @@ class _End(NamedTuple):
 
 
 class _Sketched:
-    """Walks through sketches."""
+    """Walks through sketches.
+
+    most     of chains' ends so many are simulated
+    judged   the numbers of those that were
+    """
 
     def __init__(self, run: Run, sieve: Sieve, chains: Chains) -> None:
         self.run, self.chains = run, chains
         plans = {name: seed.strategy for name, seed in run.seeds.items()}
         energy = {name: seed.energy for name, seed in run.seeds.items()}
         self.starts = _starts(sieve, plans, energy, {name for name, seed in run.seeds.items() if seed.fits})
-        self.num_chains = 0
+        self.num_chains, self.most = 0, max(1, JUDGED_PARTS // num_parts(run.evaluator))
         self.ends: dict[frozenset[tuple[str, Config]], _End] = {}
+        self.judged: set[int] = set()
 
     def search(self, until: float) -> None:
         """Walk until that share of the budget is spent, and simulate the best that was found."""
@@ -144,17 +149,25 @@ class _Sketched:
             if walked.energy < start.energy:
                 plan = start.kept | walked.plan
                 found = _End(walked.energy, self.run.num_proposals + walked.history[-1][0], plan, start.in_pieces)
-                self.ends.setdefault(frozenset(plan.items()), found)
+                is_new = self.ends.setdefault(frozenset(plan.items()), found) is found
+                # The first ends are simulated while others are walked, if there is room for all of them anyway.
+                if is_new and self.run.budget.proposals is not None and self.num_chains < NUM_CHAINS <= self.most:
+                    self.simulate(found)
             self.num_chains += 1
             self.run.adopt(count, [])
 
     def judge(self, until: float) -> None:
         """Simulate the best of the chains' ends, as many as a budget of seconds leaves time for."""
-        most = max(1, JUDGED_PARTS // num_parts(self.run.evaluator))
-        best = sorted(self.ends.values(), key=lambda end: end.energy)[:most]
+        best = sorted(self.ends.values(), key=lambda end: end.energy)[: self.most]
         for end in sorted(best, key=lambda end: end.number):
             if self.run.budget.proposals is not None or self.run.budget.is_over() or self.run.spent < until:
-                self.run.judge(in_pieces(self.run.lowering, end.plan) if end.in_pieces else end.plan, end.number)
+                self.simulate(end)
+
+    def simulate(self, end: _End) -> None:
+        """Simulate what a chain ends with, if that was not done before."""
+        if end.number not in self.judged:
+            self.judged.add(end.number)
+            self.run.judge(in_pieces(self.run.lowering, end.plan) if end.in_pieces else end.plan, end.number)
 
 
 def _chain(start: _Start, count: int) -> Chain:

@@ -31,10 +31,12 @@ class Chain(NamedTuple):
 
 
 class _Foreseen(NamedTuple):
-    """A chain that is being walked; state: of the draws before its own."""
+    """A chain that is being walked, or waits for that; state: of the draws before its own."""
 
     chain: Chain
     state: Mapping[str, Any]
+    plan: np.ndarray
+    draws: np.ndarray
     trail: Future[Trail]
 
 
@@ -50,30 +52,28 @@ class Chains:
         # The numbers of plans by identity, each with what keeps its identity its own.
         self._numbers: dict[int, tuple[dict[str, Config], np.ndarray]] = {}
         self._aside: ThreadPoolExecutor | None = None
-        self._free: SimpleQueue[Sketch] = SimpleQueue()
 
     def foresee(self, chains: Sequence[Chain]) -> None:
-        """Begin with chains that are likely to be asked for, in this order, as many at once as there are cores.
+        """Begin with chains that are likely to be asked for, in this order, on all cores but one, which is the caller's.
 
-        Nobody else may use the sketch meanwhile. Only where a walk takes nothing that others change: where loops are
-        compiled and all is priced at once.
+        Only where a walk takes nothing that others change: where loops are compiled and all is priced at once.
         """
         if not self._sketch.is_apart or not chains:
             return
-        num_threads = min(len(chains), num_cores())
+        num_threads = max(1, min(len(chains), num_cores()) - 1)
         self._aside = ThreadPoolExecutor(num_threads, "castile chains")
-        self._free.put(self._sketch)
-        for _ in range(num_threads - 1):
-            self._free.put(self._sketch.beside())
+        free: SimpleQueue[Sketch] = SimpleQueue()
+        for _ in range(num_threads):
+            free.put(self._sketch.beside())
         for chain in chains:
-            state, plan = self._rng.bit_generator.state, self._number(chain.configs)
-            trail = self._aside.submit(self._beside, chain, plan, self._draws(chain))
-            self._foreseen.append(_Foreseen(chain, state, trail))
+            state, plan, draws = self._rng.bit_generator.state, self._number(chain.configs), self._draws(chain)
+            trail = self._aside.submit(self._beside, free, chain, plan, draws)
+            self._foreseen.append(_Foreseen(chain, state, plan, draws, trail))
 
     def walk(self, chain: Chain) -> Walked:
         """What the next chain finds."""
         if self._foreseen and self._foreseen[0].chain == chain:
-            trail = self._foreseen.popleft().trail.result()
+            trail = self._found(self._foreseen.popleft().trail)
         else:
             self.stop()
             trail = self._trail(self._sketch, chain, self._number(chain.configs), self._draws(chain))
@@ -96,12 +96,23 @@ class Chains:
             self._numbers[id(configs)] = configs, self._sketch.number(configs)
         return self._numbers[id(configs)][1].copy()
 
-    def _beside(self, chain: Chain, plan: np.ndarray, draws: np.ndarray) -> Trail:
-        sketch = self._free.get()
+    def _found(self, trail: Future[Trail]) -> Trail:
+        """What a chain finds; until it has, those that wait are walked here."""
+        for number, (chain, _, plan, draws, other) in enumerate(self._foreseen):
+            if trail.done():
+                break
+            if other.cancel():
+                here: Future[Trail] = Future()
+                here.set_result(self._trail(self._sketch, chain, plan, draws))
+                self._foreseen[number] = self._foreseen[number]._replace(trail=here)
+        return trail.result()
+
+    def _beside(self, free: SimpleQueue[Sketch], chain: Chain, plan: np.ndarray, draws: np.ndarray) -> Trail:
+        sketch = free.get()
         try:
             return self._trail(sketch, chain, plan, draws)
         finally:
-            self._free.put(sketch)
+            free.put(sketch)
 
     def _trail(self, sketch: Sketch, chain: Chain, plan: np.ndarray, draws: np.ndarray) -> Trail:
         """What one does beside others: next to nothing but walk, as the interpreter's lock is theirs."""
