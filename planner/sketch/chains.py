@@ -54,7 +54,7 @@ class Chains:
         self._aside: ThreadPoolExecutor | None = None
 
     def foresee(self, chains: Sequence[Chain]) -> None:
-        """Begin with chains that are likely to be asked for, in this order, on all cores but one, which is the caller's.
+        """Begin with chains that are likely to be asked for, in this order, on all cores but one, the caller's.
 
         Only where a walk takes nothing that others change: where loops are compiled and all is priced at once.
         """
