@@ -76,6 +76,8 @@ def check_plan(plan: Strategy, path: str, model: str, desk: Desk) -> None:
         )
     try:
         strategies.check(plan, lowering.names, graph, desk.machine)
+        # refuses microbatches that are not equal
+        lowering.program(plan)
     except ValueError as error:
         raise UserError(f"plan {path}: {error}") from error
 

@@ -58,6 +58,7 @@ def plan_files(folder):
     changed("nobody.json", "fc11", {"procs": [0]})
     changed("too_few.json", "fc1", {"split": {"b": 2}, "procs": [0]})
     (folder / "unknown.json").write_text(json.dumps({**whole, "num_proc": 1}))
+    (folder / "thirds.json").write_text(json.dumps({**whole, "microbatches": 3}))
     (folder / "cut.json").write_bytes((folder / "mlp1.json").read_bytes()[:200])
     (folder / "garbage.json").write_bytes(np.random.default_rng(0).bytes(300))
     (folder / "empty.json").write_bytes(b"")
@@ -123,6 +124,10 @@ CASES = [
     ("simulate too_few.json --machine local:procs=1", r"plan too_few.json: fc1: .* need 2 processors"),
     ("plan mlp --machine local:procs=1 --from beyond.json", r"plan beyond.json: fc1: processor 7 is out of range"),
     ("simulate cut.json", r"plan cut.json is not JSON"),
+    ("simulate thirds.json --machine local:procs=1", r"plan thirds.json: .* do not make 3 equal microbatches"),
+    ("explain thirds.json --machine local:procs=1", r"plan thirds.json: .* do not make 3 equal microbatches"),
+    ("plan mlp --from thirds.json --machine local:procs=1 --budget 1", r"plan thirds.json: .* do not make 3 equal microbatches"),
+    ("train mlp --plan thirds.json", r"plan thirds.json: .* do not make 3 equal microbatches"),
     ("plan mlp --machine cut.toml", r"machine file cut.toml is not TOML"),
     ("plan mlp --machine typo.toml", r"'processor\[0\].flop_per_second', did you mean 'flops_per_second'"),
     ("plan mlp --machine negative.toml", r"bytes_per_second must be above 0"),
