@@ -5,6 +5,7 @@ It does not know why; explanations do. Nor does it search: all but what is asked
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from castile.planner.space import placements, space_of
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.strict import suggestion
 from castile.runtime.timeline import PICOSECONDS
+from castile.runtime.transfer import TooManyTransfers
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,9 @@ def alternatives(evaluator: Evaluator, plan: Strategy, name: str, budget: Budget
             num_excluded += 1
         elif run.take():
             config = layouts[number]
-            found = _with(evaluator, plan, {name: config})
-            best = sorted([*best, (config, found)], key=lambda pair: pair[1].rank)[:most]
+            with contextlib.suppress(TooManyTransfers):
+                found = _with(evaluator, plan, {name: config})
+                best = sorted([*best, (config, found)], key=lambda pair: pair[1].rank)[:most]
     return Alternatives(name, chosen, tuple(best), len(layouts), run.num_spent, num_excluded)
 
 

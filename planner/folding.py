@@ -25,6 +25,11 @@ from castile.planner.simulate import Simulated
 from castile.planner.strategy import Strategy
 from castile.runtime.task import NUM_LANES, TaskGraph
 
+# Of transfers that differ a plan may have so many, all its versions together: each takes two kilobytes and 20 us to
+# make. Known plans have some hundreds, as what is sent by collectives counts once; a plan of a thousand processors
+# where each sends to dozens of others at every layer has millions.
+MOST_TRANSFERS = 2**18
+
 
 @dataclass(frozen=True, eq=False)
 class Folded:
@@ -62,7 +67,8 @@ class Folding:
         self._laid: tuple[Strategy, _Assembly] | None = None
 
     def fold(self, strategy: Strategy) -> Folded:
-        """The folded graph of a plan. Raises ValueError in one sentence where it does not fit graph and machine.
+        """The folded graph of a plan. Raises ValueError in one sentence where it does not fit graph and machine, or
+        has more than MOST_TRANSFERS.
 
         Where buckets tell processors apart that are alike without them, each stands for itself.
         """
@@ -83,6 +89,8 @@ class Folding:
     def _by_roles(self, strategy: Strategy) -> Folded | None:
         plain = msgspec.structs.replace(strategy, bucket_bytes=0)
         if self._laid is None or self._laid[0] != plain:
+            # What the last one holds of a large machine is not kept meanwhile.
+            self._laid = None
             self._laid = plain, self._assembly(*self.instances(plain))
         assembly = self._laid[1]
         folded = assembly.folded
@@ -99,8 +107,8 @@ class Folding:
         )
 
     def instances(self, strategy: Strategy) -> tuple[list[StepInstance], list[FlowInstance]]:
-        """The instances of a plan: steps by slot, and the flows. Raises ValueError where it does not fit."""
-        return self.lowering.instances(strategy)
+        """The instances of a plan: steps by slot, and the flows. Raises ValueError as `fold` does."""
+        return self.lowering.instances(strategy, MOST_TRANSFERS)
 
     def of(self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> Folded:
         """The folded graph of these instances."""

@@ -11,6 +11,7 @@ import gc
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from math import inf
 
 from castile.planner import beside, buckets, passes, samples
 from castile.planner.compose import compose
@@ -24,9 +25,11 @@ from castile.planner.strategy import Config, Strategy, check, parts
 from castile.planner.template import Templates
 from castile.planner.updates import Updates
 from castile.planner.versions import Placed, Versions
+from castile.runtime.dependence import Version
 from castile.runtime.machine import Machine
 from castile.runtime.region import Box, whole
 from castile.runtime.task import TaskGraph
+from castile.runtime.transfer import TooManyTransfers
 
 # Instances kept for reuse; a search that has seen more begins anew.
 KEPT = 200_000
@@ -140,26 +143,30 @@ class Lowering:
             tasks = compose(steps, flows, self.machine.num_procs)
             return buckets.bucketed(steps, flows, tasks, strategy.bucket_bytes)
 
-    def instances(self, strategy: Strategy) -> tuple[list[StepInstance], list[FlowInstance]]:
-        """A plan's instances, steps by slot, and flows by number. Raises ValueError as `lower` does."""
+    def instances(self, strategy: Strategy, most: float = inf) -> tuple[list[StepInstance], list[FlowInstance]]:
+        """A plan's instances, steps by slot, and flows by number. Raises ValueError as `lower` does.
+
+        Raises TooManyTransfers where versions that differ have more than `most` transfers in all, before they are made.
+        """
         check(strategy, self.names, self.graph, self.machine)
         program, configs = self.program(strategy), self.configs(strategy)
         if len(self._flows) > KEPT:
             self._steps.clear()
             self._flows.clear()
             self._flow_templates.clear()
-        return self.instances_of(program, configs, {name: self.number(config) for name, config in configs.items()})
+        numbers = {name: self.number(config) for name, config in configs.items()}
+        return self.instances_of(program, configs, numbers, most)
 
     def number(self, config: Config) -> int:
         """The same for equal Configs."""
         return self._numbers.setdefault(config, len(self._numbers))
 
     def instances_of(
-        self, program: Program, configs: dict[str, Config], numbers: dict[str, int]
+        self, program: Program, configs: dict[str, Config], numbers: dict[str, int], most: float = inf
     ) -> tuple[list[StepInstance], list[FlowInstance]]:
         """The instances of a program whose nodes have these Configs, and numbers of them."""
         steps = self._step_instances(program, configs, numbers)
-        return steps, self._flow_instances(program, configs, numbers, steps)
+        return steps, self._flow_instances(program, configs, numbers, steps, most)
 
     def _step_instances(
         self, program: Program, configs: dict[str, Config], numbers: dict[str, int]
@@ -178,12 +185,13 @@ class Lowering:
         return instances
 
     def _flow_instances(
-        self, program: Program, configs: dict[str, Config], numbers: dict[str, int], steps: Sequence[StepInstance]
-    ) -> list[FlowInstance]:
+        self, program: Program, configs: dict[str, Config], numbers: dict[str, int], steps: Sequence[StepInstance],
+        most: float,
+    ) -> list[FlowInstance]:  # fmt: skip
         if id(program) not in self._kinds:
             self._kinds[id(program)] = Kinds(program, self.templates, self._kind_numbers)
         kinds, known, templates, name_of = self._kinds[id(program)], self._flows, self._flow_templates, id(program)
-        instances = []
+        instances, counted, left = [], set[Version](), most
         for number, flow in enumerate(program.flows):
             chosen = kinds.of_users[number](numbers)
             key = (name_of, number, chosen)
@@ -191,19 +199,26 @@ class Lowering:
             if found is None:
                 alike = (kinds.flow[number], chosen)
                 if alike not in templates:
-                    templates[alike] = self._flow_template(flow, configs, steps)
+                    templates[alike] = self._flow_template(flow, configs, steps, left)
                 found = known[key] = FlowInstance(flow, templates[alike], kinds.slots[number])
+            if most < inf and found.version not in counted:
+                counted.add(found.version)
+                left -= len(found.version.patterns)
+                if left < 0:
+                    raise TooManyTransfers
             instances.append(found)
         return instances
 
-    def _flow_template(self, flow: Flow, configs: dict[str, Config], steps: Sequence[StepInstance]) -> FlowTemplate:
+    def _flow_template(
+        self, flow: Flow, configs: dict[str, Config], steps: Sequence[StepInstance], most: float
+    ) -> FlowTemplate:
         made = [_placed(steps[slot], port, True) for slot, port in flow.producers]
         read = [_placed(steps[slot], port, False) for slot, port in flow.readers]
         if flow.role == "output":
             read.append(Placed(("whole", flow.shape), (whole(flow.shape),), Config()))
         if flow.home is not None:
             made = [_at_home(flow, configs)]
-        version, procs = self._versions.get(flow, made, read)
+        version, procs = self._versions.get(flow, made, read, most)
         return flow_template(flow, version, procs, steps)
 
 

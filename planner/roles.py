@@ -154,7 +154,7 @@ class Shapes:
         )  # fmt: skip
         # Arrays of large plans are long, so digests stand for them.
         digests = [blake2b(array.tobytes(), digest_size=16).digest() for array in arrays]
-        like = (flow.num_tasks, template.reading.start, template.reading.stop, *digests)
+        like = (flow.num_tasks, template.reading.start, template.reading.stop, _only_lies(template), *digests)
         if like not in self._wirings:
             self._wirings[like] = self._wired(flow, steps)
         wiring = self._wirings[like]
@@ -168,7 +168,7 @@ class Shapes:
 
     def _wired(self, flow: FlowInstance, steps: Sequence[Shape]) -> _Wiring:
         template = flow.template
-        is_port = template.port_step != HOST
+        is_port = (template.port_step != HOST) & (not _only_lies(template))
         port_rel = np.maximum(template.port_step + 1, 0)
         stride = max([flow.num_tasks, *(s.own for s in steps)]) + 1
         named, inverse = np.unique((port_rel * stride + template.port_task)[is_port], return_inverse=True)
@@ -181,7 +181,7 @@ class Shapes:
         pairs = distinct((after * len(named) + before)[(before >= 0) & (after >= 0) & (before != after)])
         users = node[flow.version.touched[:, 0]]
         uses = users[users >= 0], flow.version.touched[users >= 0, 1]
-        step_ports = np.flatnonzero(template.port_step >= 0)
+        step_ports = np.flatnonzero((template.port_step >= 0) & is_port)
         place = np.searchsorted([template.reading.start, template.reading.stop], step_ports, side="right")
         ported = _sums(len(rel), node[step_ports], _mixed(template.port_number[step_ports], place))
         return _Wiring(
@@ -238,6 +238,15 @@ class Shapes:
 
     def _numbered(self, keys: Sequence[CostKey]) -> np.ndarray:
         return np.array([self.keys.setdefault(key, len(self.keys)) for key in keys], np.int64)
+
+
+def _only_lies(template: FlowTemplate) -> bool:
+    """Whether it only lies there, all the step, for any to read: who does changes neither time nor memory.
+
+    A number of the step is read by every update: a million tasks of a thousand on as many processors.
+    """
+    version = template.version
+    return not (template.num_tasks or len(version.edges) or version.is_strided) and bool(template.outlives.all())
 
 
 class Union:

@@ -5,6 +5,7 @@ It does not know how a search moves through the plans: each is a file of `search
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,7 @@ from castile.planner.sketch.sieve import FAR, NEAR, Sieve, helps, is_long
 from castile.planner.spaces import Spaces
 from castile.planner.strategy import Config, Predicted, Strategy
 from castile.runtime.strict import suggestion
+from castile.runtime.transfer import TooManyTransfers
 
 NUM_FINALISTS = 8
 # The known plan that no search ends behind, whatever it starts from.
@@ -112,7 +114,9 @@ class Run:
         return late[-1] < early[-1] * (1 - LEAST_GAIN)
 
     def propose(self, configs: Configs, most: float = inf) -> Evaluated | None:
-        """Evaluate a plan, which costs a proposal; None where a bound shows that its energy is more than `most`."""
+        """Evaluate a plan, which costs a proposal; None where a bound shows that its energy is more than `most`, and
+        where it has too many transfers to look at.
+        """
         self.num_proposals += 1
         found = None
         if most == inf or self.evaluator.bound(configs := self._met(configs)) <= most:
@@ -121,9 +125,12 @@ class Run:
             self.progress(min(1.0, self.spent), self.best)
         return found
 
-    def judge(self, configs: Configs, number: int) -> Evaluated:
-        """Evaluate a plan that was proposed elsewhere, and counted there as proposal `number`."""
-        found = self.evaluator.evaluate(Strategy(self._met(configs), self.lowering.microbatches))
+    def judge(self, configs: Configs, number: int) -> Evaluated | None:
+        """Evaluate a plan that was proposed elsewhere, and counted there as proposal `number`, as `propose` does."""
+        try:
+            found = self.evaluator.evaluate(Strategy(self._met(configs), self.lowering.microbatches))
+        except TooManyTransfers:
+            return None
         self._judge(found, number)
         return found
 
@@ -138,9 +145,13 @@ class Run:
             self.progress(min(1.0, self.spent), self.best)
 
     def insist(self, configs: Configs) -> Evaluated:
-        """A plan that is returned whatever it costs: what a search of a known plan's name ends with."""
+        """A plan that is returned whatever it costs: what a search of a known plan's name ends with.
+
+        Raises TooManyTransfers where it has too many to look at.
+        """
         found = self.propose(configs)
-        assert found is not None
+        if found is None:
+            raise TooManyTransfers
         return found
 
     def _met(self, configs: Configs) -> dict[str, Config]:
@@ -222,7 +233,7 @@ def search(
     seeds      the known plans to start from, by name; all by default. Data parallelism counts even where it is not one.
     pins       what every plan must have, known ones too, which are made so
     Known plans that a sketch puts far behind others are left out where a search walks through sketches anyway, and
-    where simulating takes seconds.
+    where simulating takes seconds; so are those with more transfers than can be looked at (`folding.MOST_TRANSFERS`).
     The plan is never ranked behind data parallelism or another seed that fits, unless the search returns one that it
     insists on. Raises ValueError in one sentence for an unknown search or seed, a budget that is none, and where no
     plan fits, with the largest owners of memory named.
@@ -265,12 +276,19 @@ def search(
 def _evaluated(
     evaluator: Evaluator, base: Plans, given: Plans, known: Plans, sieve: Sieve | None, times: float
 ) -> dict[str, Evaluated]:
-    """The known plans that no sketch puts far behind; where none of them fits, others that are not very far."""
+    """The known plans that no sketch puts far behind; where none of them fits, others that are not very far.
+
+    Those that have too many transfers to look at are left out, unless they were asked for; `base` never is.
+    """
     wanted = {*base, *given, *(known if sieve is None else sieve.within(times))}
-    found = {name: evaluator.evaluate(plan) for name, plan in {**base, **known}.items() if name in wanted}
-    if sieve is None or times == FAR or any(plan.fits for plan in found.values()):
-        return found
-    return _evaluated(evaluator, base, given, known, sieve, FAR)
+    found = {}
+    for name, plan in {**base, **known}.items():
+        with contextlib.suppress(*() if name in given or name in base else (TooManyTransfers,)):
+            if name in wanted:
+                found[name] = evaluator.evaluate(plan)
+    if sieve is not None and times < FAR and not any(plan.fits for plan in found.values()):
+        return _evaluated(evaluator, base, given, known, sieve, FAR)
+    return found
 
 
 def finished(evaluator: Evaluator, best: Evaluated, arena: tuple[int, ...], name: str, seed: int) -> Strategy:
@@ -294,6 +312,9 @@ def fitting(
     """
     refused: ValueError | None = None
     for candidate in sorted(candidates, key=lambda e: e.rank):
+        # Those that do not fit come last, and the first of them has said why.
+        if refused is not None and not candidate.fits:
+            break
         try:
             return candidate, evaluator.pack(candidate.strategy)
         except ValueError as error:

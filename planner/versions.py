@@ -10,12 +10,15 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import groupby
+from math import inf
 from typing import NamedTuple
+
+import numpy as np
 
 from castile.planner.program import Flow
 from castile.planner.strategy import Config
 from castile.runtime import collectives
-from castile.runtime.dependence import Contribution, Version, in_place, links, version
+from castile.runtime.dependence import Contribution, Version, everywhere, in_place, links, version
 from castile.runtime.machine import Machine
 from castile.runtime.region import Box, disjoint
 from castile.runtime.transfer import Links
@@ -39,17 +42,22 @@ class Versions:
         self._layouts: dict[tuple[Box | None, ...], tuple[int, bool]] = {}
         self._among: dict[tuple[int, ...], tuple[Links, Hashable]] = {}
 
-    def get(self, flow: Flow, made: Sequence[Placed], read: Sequence[Placed]) -> tuple[Version, tuple[int, ...]]:
-        """The analysis of a flow between these layouts, and the processor of each of its slots."""
+    def get(
+        self, flow: Flow, made: Sequence[Placed], read: Sequence[Placed], most: float = inf
+    ) -> tuple[Version, tuple[int, ...]]:
+        """The analysis of a flow between these layouts, and the processor of each of its slots.
+
+        Raises TooManyTransfers where it takes more than `most`.
+        """
         together = tuple([len(list(ports)) for _, ports in groupby(slot for slot, _ in flow.producers)]) or (len(made),)
         layouts = tuple([(p.layout, p.config) for p in (*made, *read)])
         key = (together, layouts, flow.dtype, flow.role, bool(flow.overwriters))
         if key not in self._placed:
-            self._placed[key] = self._get(flow, made, read, together)
+            self._placed[key] = self._get(flow, made, read, together, most)
         return self._placed[key]
 
     def _get(
-        self, flow: Flow, made: Sequence[Placed], read: Sequence[Placed], together: tuple[int, ...]
+        self, flow: Flow, made: Sequence[Placed], read: Sequence[Placed], together: tuple[int, ...], most: float
     ) -> tuple[Version, tuple[int, ...]]:
         slots: dict[int, int] = {}
         known: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -65,11 +73,14 @@ class Versions:
         key = (together, tuple(renamed), flow.dtype, flow.role, overwritten, apart)
         if key not in self._made:
             held = _held(made[0], slots) if len(made) == 1 and self._layout(made[0])[1] else None
-            wanted = [held if of == renamed[0] else _held(p, slots) for p, of in zip(read, renamed[len(made) :])]
+            there = zip(read, renamed[len(made) :]) if held is not None else ()
+            wanted = [held if of == renamed[0] else _held(p, slots) for p, of in there]
             if held is not None and all(each == held for each in wanted if each):
                 self._made[key] = in_place(held, sum(map(bool, wanted)), carried, overwritten)
+            elif flow.role == "input" and (box := _one_box(read, renamed)) is not None:
+                self._made[key] = everywhere(box, len(procs), _joined([of for _, _, of in renamed]))
             else:
-                self._made[key] = _analysed(flow, made, read, together, slots, among, carried, overwritten)
+                self._made[key] = _analysed(flow, made, read, together, slots, among, carried, overwritten, most)
         return self._made[key], procs
 
     def _layout(self, placed: Placed) -> tuple[int, bool]:
@@ -93,9 +104,23 @@ class Versions:
         return self._among[procs]
 
 
+def _one_box(read: Sequence[Placed], renamed: Sequence[tuple[int, int, tuple[int, ...]]]) -> Box | None:
+    """The box that all of them read, if it is one; `renamed`: the number of each one's layout and more."""
+    layouts = {of[0]: p.boxes for p, of in zip(read, renamed, strict=True)}
+    boxes = {box for each in layouts.values() for box in each}
+    box = boxes.pop() if len(boxes) == 1 else None
+    return box if box is not None and box.volume else None
+
+
+def _joined(slots: Sequence[tuple[int, ...]]) -> np.ndarray:
+    """All of them end to end; many are one object."""
+    arrays = {id(each): np.array(each, np.int64) for each in slots}
+    return np.concatenate([arrays[id(each)] for each in slots])
+
+
 def _analysed(
     flow: Flow, made: Sequence[Placed], read: Sequence[Placed], together: tuple[int, ...], slots: dict[int, int],
-    among: Links, carried: bool, overwritten: bool,
+    among: Links, carried: bool, overwritten: bool, most: float,
 ) -> Version:  # fmt: skip
     rows = [row for number, p in enumerate(read) for row in _readers(p, slots, number)]
     readers, twins = [row[:2] for row in rows], [row[2] for row in rows]
@@ -103,7 +128,7 @@ def _analysed(
     if flow.role == "input":
         contributions = [Contribution(box, (slot,)) for slot, box in collectives.filled(readers, twins)]
     is_input = flow.role == "input"
-    return version(contributions, readers, flow.dtype, among, carried, overwritten, is_input, twins=twins)
+    return version(contributions, readers, flow.dtype, among, carried, overwritten, is_input, twins=twins, most=most)
 
 
 def _each(placed: Placed) -> list[tuple[int, Box, tuple[int, ...]]]:

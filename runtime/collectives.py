@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from math import ceil, log2
+from math import ceil, inf, log2
 
 from castile.runtime import placement, transfer
 from castile.runtime.components import Members, components
@@ -33,14 +33,17 @@ def plan(
     forms: Sequence[str] = SPECIAL_FORMS,
     alike: bool = False,
     twins: Sequence[Hashable] = (),
+    most: float = inf,
 ) -> Transfer:
     """Bring the version in `sources` to `reads`, (processor, box) each; of the special forms only `forms` are used.
+
+    Raises TooManyTransfers where that takes more tasks than `most`, as soon as it is seen.
 
     Sources that overlap are partial sums, or with `alike` hold the same values (what the host fills).
     twins[j], where given: reads of one number are of replicas, which compute the same bits, so their boxes lie alike:
     kernels may add in another order where strides differ.
     """
-    t = Transfer(sources, dtype, links, forms)
+    t = Transfer(sources, dtype, links, forms, most)
     for i, source in enumerate(sources):
         for proc in source.procs:
             t.instances[i, proc] = t.add("source", source.box, proc)
@@ -66,6 +69,8 @@ def _transfer(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> 
         return
     for copy in component:
         transfer.general(t, copy, copies[copy.proc, copy.box])
+        if len(t.patterns) > t.most:
+            raise transfer.TooManyTransfers
 
 
 def _passed_on(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from math import inf
 
 import numpy as np
 
@@ -140,8 +141,9 @@ def version(
     alike: bool = False,
     forms: Sequence[str] = collectives.SPECIAL_FORMS,
     twins: Sequence[Hashable] = (),
+    most: float = inf,
 ) -> Version:
-    """Analyse one version of a region.
+    """Analyse one version of a region. Raises TooManyTransfers where it takes more than `most`.
 
     contributions   in program order, one port for each of their processors; boxes that coincide on the same processors
                     are summed into one instance, those that overlap are summed on the way to their readers
@@ -157,7 +159,7 @@ def version(
         source = Source(c.box, c.procs)
         adds = source in sources
         ports += [(sources.setdefault(source, len(sources)), proc, adds) for proc in c.procs]
-    t = collectives.plan(list(sources), readers, dtype, links, forms, alike, twins)
+    t = collectives.plan(list(sources), readers, dtype, links, forms, alike, twins, most)
     # what was there before begins with no port
     there = sum(len(source.procs) for source in t.sources) if carried else 0
     order = _ordered(
@@ -179,6 +181,19 @@ def in_place(held: Sequence[tuple[int, Box]], num_readers: int, carried: bool, o
     )
     pieces = tuple([Piece("source", box, slot) for slot, box in held])
     return Version(pieces, (), (None,) * (len(held) * num_readers), *order)
+
+
+def everywhere(box: Box, num_procs: int, located: np.ndarray) -> Version:
+    """The version of which the host has put the same box on each of so many processors, where readers find it.
+
+    located   int64[readers]: on which
+    """
+    pieces = tuple([Piece("source", box, slot) for slot in range(num_procs)])
+    every, ports = np.arange(num_procs), np.arange(len(located))
+    return Version(
+        pieces, (), (None,) * len(located), every, np.zeros(num_procs, bool), located, np.zeros((0, 2), np.int64),
+        np.stack([ports, located], axis=1), np.full(num_procs, -1),
+    )  # fmt: skip
 
 
 # Versions of other shapes have the same order: so many orders are remembered.

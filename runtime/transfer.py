@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,13 @@ from castile.runtime.task import NOTHING, NUM_LANES, Arg, Body, Call, Comm, Cost
 
 # Sums with members of an enumeration are slow.
 COMPUTE, SEND, RECEIVE, COLLECTIVE = map(int, (Lane.COMPUTE, Lane.SEND, Lane.RECEIVE, Lane.COLLECTIVE))
+
+
+class TooManyTransfers(ValueError):
+    """A version, or all of a plan, takes more tasks than were to be written out for what is sent."""
+
+    def __init__(self) -> None:
+        super().__init__("what is sent goes in more single messages than can be looked at one by one")
 
 
 class Source(NamedTuple):
@@ -105,12 +113,16 @@ class Links:
 
 @dataclass
 class Transfer:
-    """The plan of one version: pieces (sources first), tasks in an order that respects their needs, a piece a read."""
+    """The plan of one version: pieces (sources first), tasks in an order that respects their needs, a piece a read.
+
+    most   of which there are to be no more than so many tasks
+    """
 
     sources: Sequence[Source]
     dtype: str
     links: Links
     forms: Sequence[str]
+    most: float = inf
     pieces: list[Piece] = field(default_factory=list)
     patterns: list[Pattern] = field(default_factory=list)
     located: list[int] = field(default_factory=list)

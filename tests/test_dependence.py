@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from castile.runtime.dependence import Contribution, complete, in_place, links, scan, version
+from castile.runtime.dependence import Contribution, complete, everywhere, in_place, links, scan, version
 from castile.runtime.machine import local
-from castile.runtime.region import Box, contains
+from castile.runtime.region import Box, contains, whole
 from tests import transfers
 from tests.transfers import situations
 
@@ -52,10 +52,26 @@ def test_what_is_read_where_it_is_made_needs_no_analysis(layout, num_readers, ca
     known = transfers.links()
     found = in_place(held, num_readers, carried, overwritten)
     analysed = version(contributions, held * num_readers, "float64", known, carried, overwritten)
+    assert_same(found, analysed)
+
+
+def assert_same(found, analysed):
+    """Versions of which nothing is moved."""
     assert found.instances == analysed.instances and found.patterns == analysed.patterns == ()
     assert found.frames == analysed.frames
     for name in ("made", "adds", "located", "edges", "touched", "first"):
         assert np.array_equal(getattr(found, name), getattr(analysed, name)), name
+
+
+@settings(max_examples=50)
+@given(st.sampled_from([(), (3,), (2, 4)]), st.integers(1, 4), st.lists(st.integers(0, 3), max_size=8))
+def test_what_the_host_puts_everywhere_needs_no_analysis(shape, num_procs: int, reads) -> None:
+    located = [slot for slot in reads if slot < num_procs]
+    contributions = [Contribution(whole(shape), (slot,)) for slot in range(num_procs)]
+    readers = [(slot, whole(shape)) for slot in located]
+    found = everywhere(whole(shape), num_procs, np.array(located, np.int64))
+    analysed = version(contributions, readers, "float64", transfers.links(), carried=True, alike=True)
+    assert_same(found, analysed)
 
 
 @settings(max_examples=200)

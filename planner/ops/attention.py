@@ -39,7 +39,7 @@ class Attention(Op):
     def flops(self, which: str, part: Part) -> float:
         (b0, b1), (s0, s1), (h0, h1) = (part.range(axis) for axis in "bsh")
         keys = part.extent("t")
-        pairs = sum(min(i + 1, keys) for i in range(s0, s1)) if self.causal else (s1 - s0) * keys
+        pairs = _seen(s1, keys) - _seen(s0, keys) if self.causal else (s1 - s0) * keys
         # the gradient recomputes the scores and makes four more products of the same size, forward makes two
         products = 1.0 if which == "F" else 2.5
         return products * self.flops_per_point * (b1 - b0) * (h1 - h0) * self.r * part.extent("d") * pairs
@@ -72,3 +72,9 @@ class Attention(Op):
         if groups < 1 or heads % groups:
             raise ValueError(f"{name}: {heads} heads cannot share {groups} heads of keys evenly")
         return g.apply(Attention(groups, causal, heads // groups), name, q, keys, values)
+
+
+def _seen(queries: int, keys: int) -> int:
+    """How many keys so many queries see together, each those up to its own position."""
+    early = min(queries, keys)
+    return early * (early + 1) // 2 + (queries - early) * keys
