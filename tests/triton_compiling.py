@@ -94,6 +94,19 @@ def test_channels_that_are_innermost_are_read_and_written_in_vectors(name: str) 
         assert touching
 
 
+@pytest.mark.parametrize("name", ["conv2d", "conv2d_grad_weight"])
+def test_windows_over_pictures_are_read_in_vectors(name: str) -> None:
+    pictures = [case for case in large(name, "bfloat16") if any(getattr(x, "shape", ())[1:2] == (3,) for x in case[0])]
+    assert pictures
+    for case in pictures:
+        made = fake_plan(name, case)
+        assert made is not None
+        products = [launch for launch in launches(made) if launch.tensor_cores]
+        assert products
+        for launch in products:
+            assert not re.findall(r"ld\.global\S*\.b(?:8|16)\s", compiled(launch, 90).ptx)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_odd_shapes_compile(name: str) -> None:
     # A length of 1 is a constant to the compiler, though not to the interpreter.

@@ -71,12 +71,14 @@ def moved_bytes(launch: Launch) -> int:
     if launch.nbytes is not None:
         return launch.nbytes
     views = [arg for arg in launch.args if isinstance(arg, View)]
-    seen = sum(
-        prod(size for size, step in zip(one.shape, one.steps, strict=True) if step) * np.dtype(one.array.dtype).itemsize
-        for one in views
-    )
+    seen = sum(_elements(one) * np.dtype(one.array.dtype).itemsize for one in views)
     plain = [arg for arg in launch.args if not isinstance(arg, View) and hasattr(arg, "strides")]
     return seen + sum(x.size * x.itemsize for x in plain)
+
+
+def _elements(one: View) -> int:
+    """Elements that are seen, each once: what is seen in several places lies within the span."""
+    return min(one.span, prod(size for size, step in zip(one.shape, one.steps, strict=True) if step))
 
 
 def least_seconds(launch: Launch, chip: int) -> float:

@@ -16,6 +16,7 @@ from castile.kernels.triton.contract import Tile, contract
 from castile.kernels.triton.correlation import Windows, correlation, fitting, together
 from castile.kernels.triton.depthwise import is_depthwise, spread, weighed, windowed
 from castile.kernels.triton.launch import Launch, Plan, planned, takes
+from castile.kernels.triton.pictures import in_rows, is_picture, rows_met, rows_weighed, slopes_by_rows
 from castile.kernels.triton.slopes import divided, slopes, summed, waiting
 from castile.kernels.triton.views import View, nest, permuted, view
 from castile.kernels.windows import Pads, Pair
@@ -103,6 +104,7 @@ def conv2d(
         return windowed(*images, windows, accumulate)
     made = [
         *_products(images, windows, out, x, w, "o", "i", accumulate),
+        *([_by_rows(images, windows, accumulate)] if is_picture(images.x, windows) else []),
         _correlated(images, windows, False, accumulate),
     ]
     return _either(made)
@@ -170,6 +172,8 @@ def conv2d_grad_weight(
     # Tiles do not have to fill the chip, as places are divided, but adding to what is there takes registers.
     settings = _ordered(ways, images, windows, num_c, lambda tile: tile.m * tile.n == 1024 * tile.warps)
     made: list[Plan | None] = [Plan(settings, lambda way: _slope_launches(images, windows, way, accumulate))]
+    if is_picture(images.x, windows):
+        made.insert(0, slopes_by_rows(images.w, images.y, images.x, windows, accumulate))
     if _alike(images, windows) and _in_one(images):
         # Last, since its sums have few parts: too few for the chip where a weight is small.
         made.append(_contracted(out[:, :, 0, 0], "zohw,zihw->oi", dy, x, accumulate))
@@ -247,7 +251,7 @@ def _ordered(
     copies, both = channels >= 16, False
     if windows.alone:
         # Rows of places are fetched ahead as they lie, unless each begins anywhere.
-        run = min(together(images.x), together(images.y)) * images.x.array.dtype.itemsize
+        run = min(together(images.x), together(images.y)) * images.y.array.dtype.itemsize
         copies, both = copies and run < _LEAST_BYTES, copies and run == _LEAST_BYTES
     elif not copies:
         # Looking up each element takes registers.
@@ -300,6 +304,19 @@ def _correlated(images: Images, windows: Windows, back: bool, adds: bool) -> Pla
     return Plan(_ordered(ways, images, windows, num_c, suits), launches)
 
 
+def _by_rows(images: Images, windows: Windows, adds: bool) -> Plan:
+    """Places of y where a window's row is what channels are elsewhere."""
+    x, first = rows_met(images.x, windows, images.y.shape[4])
+    w, second = rows_weighed(images.w)
+    plan = _correlated(Images(images.y, x, w), in_rows(windows), False, adds)
+
+    def launches(way: Way) -> list[Launch]:
+        return [first, second, *plan.launches(way)]
+
+    # Masks of rows that fill no tile are shared by the elements of a thread.
+    return Plan(tuple(sorted(plan.settings, key=lambda way: -way.tile.m * way.tile.n // way.tile.warps)), launches)
+
+
 def _slope_launches(images: Images, windows: Windows, way: Way, adds: bool) -> list[Launch]:
     """dw of each part of the places, through all pieces of the batch, and then the sum of the parts."""
     y, x, dw = images
@@ -338,6 +355,8 @@ def _samples(one: View, other: View, copies: bool) -> Iterator[tuple[View, View]
 
 
 def _cut(one: View, start: int, stop: int) -> View:
+    if stop - start == one.shape[0]:
+        return one
     return View(one.array[start:stop], (stop - start, *one.shape[1:]), one.steps)
 
 

@@ -61,8 +61,8 @@ def slopes(
 ) -> Launch:
     """The launch that makes dw [part,g,m,c,r,s] of dy [b,g,m,h,w] and x [b,g,c,H,W], or adds it.
 
-    With `vectors` of channels a program takes `beside` elements of a window's row, which divides that; without, these
-    are one with the elements of a window.
+    With `vectors` of channels a program takes `beside` elements of a window's row, or of its column if rows are of one
+    element, which divides that; without, these are one with the elements of a window.
     """
     num_m, num_c = dw.shape[2:4]
     batch, groups, _, *lattice = dy.shape
@@ -138,8 +138,8 @@ def _slopes(out, dy, x, O_STEPS: tl.constexpr, Y_STEPS: tl.constexpr, X_STEPS: t
     else:
         blocks = tl.cdiv(NUM_C, N)
         n += block % blocks * N
-        across: tl.constexpr = S // BESIDE
-        c, i, j = n, block // blocks // across, block // blocks % across * BESIDE
+        first = block // blocks * BESIDE
+        c, i, j = n, first // S, first % S
         down, along = i * DILATION[0], j * DILATION[1]
     in_m, in_n = (m < NUM_M)[:, None], (c < NUM_C)[None, :]
     group, part = tl.program_id(1).to(tl.int64), tl.program_id(2)
@@ -147,6 +147,10 @@ def _slopes(out, dy, x, O_STEPS: tl.constexpr, Y_STEPS: tl.constexpr, X_STEPS: t
     x += (
         group * X_STEPS[1] + (c * X_STEPS[2] + i * (DILATION[0] * X_STEPS[3]) + j * (DILATION[1] * X_STEPS[4]))[None, :]
     )
+    # From one element of a program to the next: rows, columns, and how far that is.
+    below: tl.constexpr = DILATION[0] if S == 1 else 0
+    right: tl.constexpr = 0 if S == 1 else DILATION[1]
+    apart: tl.constexpr = below * X_STEPS[3] + right * X_STEPS[4]
     totals = (tl.zeros((M, N), tl.float32),) * BESIDE
     for start in range(part * SPAN, tl.minimum(part * SPAN + SPAN, NUM_K), K):
         here = start + k
@@ -168,19 +172,19 @@ def _slopes(out, dy, x, O_STEPS: tl.constexpr, Y_STEPS: tl.constexpr, X_STEPS: t
             if not EVEN_N:
                 mask = mask & in_n
             if OUTSIDE:
-                over = col + (along + tap * DILATION[1])
-                mask = mask & (row + down >= 0) & (row + down < INNER[0]) & (over >= 0) & (over < INNER[1])
+                under, over = row + (down + tap * below), col + (along + tap * right)
+                mask = mask & (under >= 0) & (under < INNER[0]) & (over >= 0) & (over < INNER[1])
             if EVEN_N and EVEN_K and not OUTSIDE:
-                met = tl.load(at_x + tap * (DILATION[1] * X_STEPS[4]))
+                met = tl.load(at_x + tap * apart)
             else:
-                met = tl.load(at_x + tap * (DILATION[1] * X_STEPS[4]), mask=mask, other=0.0)
+                met = tl.load(at_x + tap * apart, mask=mask, other=0.0)
             total = tl.dot(tl.trans(slope), met, totals[tap], input_precision=PRECISION)
             sums = sums + (total,)  # noqa: RUF005 (Triton knows no star)
         totals = sums
     out += part.to(tl.int64) * O_STEPS[0] + group * O_STEPS[1] + m[:, None] * O_STEPS[2]
     out += (c * O_STEPS[3] + i * O_STEPS[4] + j * O_STEPS[5])[None, :]
     for tap in tl.static_range(BESIDE):
-        total, at = totals[tap], out + tap * O_STEPS[5]
+        total, at = totals[tap], out + tap * (O_STEPS[4] if S == 1 else O_STEPS[5])
         if ADDS:
             total += tl.load(at, mask=in_m & in_n, other=0.0).to(tl.float32)
         tl.store(at, total.to(out.dtype.element_ty), mask=in_m & in_n)
