@@ -39,7 +39,8 @@ class Versions:
         self._machine = machine
         self._made: dict[Hashable, Version] = {}
         self._placed: dict[Hashable, tuple[Version, tuple[int, ...]]] = {}
-        self._layouts: dict[tuple[Box | None, ...], tuple[int, bool]] = {}
+        self._boxes: dict[tuple[Box | None, ...], tuple[int, bool]] = {}
+        self._layouts: dict[Hashable, tuple[int, bool]] = {}
         self._among: dict[tuple[int, ...], tuple[Links, Hashable]] = {}
 
     def get(
@@ -85,11 +86,15 @@ class Versions:
 
     def _layout(self, placed: Placed) -> tuple[int, bool]:
         """The number of a layout, the same for equal boxes, and whether all parts have one and no two overlap."""
-        found = self._layouts.get(placed.boxes)
+        # To hash many boxes takes long: once for each identity.
+        found = self._layouts.get(placed.layout)
         if found is None:
-            boxes = [box for box in placed.boxes if box is not None and box.volume]
-            alone = len(boxes) == len(placed.boxes) and disjoint(boxes)
-            found = self._layouts[placed.boxes] = len(self._layouts), alone
+            found = self._boxes.get(placed.boxes)
+            if found is None:
+                boxes = [box for box in placed.boxes if box is not None and box.volume]
+                alone = len(boxes) == len(placed.boxes) and disjoint(boxes)
+                found = self._boxes[placed.boxes] = len(self._boxes), alone
+            self._layouts[placed.layout] = found
         return found
 
     def _links(self, procs: tuple[int, ...]) -> tuple[Links, Hashable]:

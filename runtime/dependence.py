@@ -100,7 +100,7 @@ class Version:
     @cached_property
     def is_strided(self) -> bool:
         """Whether some reader reads in strides."""
-        return any(frame is not None for frame in self.frames)
+        return self.frames.count(None) < len(self.frames)
 
     @cached_property
     def kinds(self) -> np.ndarray:
@@ -123,7 +123,10 @@ class Version:
     @cached_property
     def volumes(self) -> np.ndarray:
         """The elements of each instance."""
-        return np.array([i.box.volume for i in self.instances], dtype=np.int64)
+        # Many share their box, as one object.
+        boxes = {id(i.box): i.box for i in self.instances}
+        volume = {name: box.volume for name, box in boxes.items()}
+        return np.array([volume[id(i.box)] for i in self.instances], dtype=np.int64)
 
     @cached_property
     def are_sources(self) -> np.ndarray:
