@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from castile.launch import models
 from castile.planner import evaluator as evaluating
+from castile.planner import lower, roles
 from castile.planner.compose import compose
 from castile.planner.cost import CostModel
 from castile.planner.evaluator import Evaluator
@@ -174,24 +175,30 @@ def test_a_later_user_of_memory_is_kept_apart():
     assert_same(folded, *times)
 
 
-@settings(max_examples=40)
+@pytest.mark.parametrize("kept", [roles.KEPT, 5])
+@settings(max_examples=30)
 @given(st.data())
-def test_any_plan_folds_exactly(data):
+def test_any_plan_folds_exactly(kept, data):
+    """Also where next to nothing is kept of one plan for the next."""
     count = data.draw(st.sampled_from([1, 1, 1, 2]))
     problem, on = data.draw(problems(batch=4)), data.draw(machines(most=8))
     if data.draw(st.booleans()):
         slow = msgspec.structs.replace(on.processors[0], kind="slow", flops_per_second=1e8)
         on = replace(on, processors=tuple(data.draw(st.sampled_from([p, slow])) for p in on.processors))
-    lowering = Lowering(problem.graph, on, SGD)
-    for _ in range(2):
-        plan = data.draw(in_buckets(problem.graph, on.num_procs))
-        plan = msgspec.structs.replace(plan, microbatches=count)
-        try:
-            lowering.lower(plan)
-        except ValueError as error:
-            assert "microbatches" in str(error), error
-            continue
-        check_plan(lowering, plan)
+    lowering, cost = Lowering(problem.graph, on, SGD), CostModel(on)
+    folding = Folding(lowering)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (lower, roles):
+            patch.setattr(module, "KEPT", kept)
+        for _ in range(3):
+            plan = data.draw(in_buckets(problem.graph, on.num_procs))
+            plan = msgspec.structs.replace(plan, microbatches=count)
+            try:
+                whole = lowering.contracted(plan)
+            except ValueError as error:
+                assert "microbatches" in str(error), error
+                continue
+            check_exact(whole.graph, numbered(folding.fold(plan), whole), cost)
 
 
 @settings(max_examples=30)

@@ -3,11 +3,11 @@
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from castile.launch import models
-from castile.planner import beside
+from castile.planner import beside, incremental, lower
 from castile.planner.cost import CostModel
 from castile.planner.incremental import Incremental
 from castile.planner.lower import Lowering
@@ -28,6 +28,15 @@ def whole(lowering, cost, strategy):
     return simulate(graph, durations, lowering.machine.engines)
 
 
+@pytest.fixture(params=[lower.KEPT, 2], ids=["kept", "forgotten"])
+def _kept(request, monkeypatch):
+    """All that is kept for reuse, or next to nothing, so that it is made anew again and again."""
+    for module in (lower, incremental):
+        monkeypatch.setattr(module, "KEPT", request.param)
+
+
+@pytest.mark.usefixtures("_kept")
+@settings(max_examples=70, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_equals_lowering_and_simulating_the_whole_plan(data):
     problem, on = data.draw(problems()), data.draw(drawn_machines())
