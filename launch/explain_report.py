@@ -32,7 +32,7 @@ def tell(facts: Mapping[str, Any], lines: Sequence[str]) -> None:
     out = report.console()
     _say(
         out,
-        f"{facts['model']}, {facts['batch_samples']} samples a step, on {facts['machine']} "
+        f"{facts['model']}, {report.counted(facts['batch_samples'], 'sample')} a step, on {facts['machine']} "
         f"({facts['num_procs']} processors), plan {facts['plan']}:",
     )
     op = facts.get("op")

@@ -237,7 +237,7 @@ def _tell(facts: dict[str, Any], lines: list[str]) -> None:
     out = report.console()
     what = "forward pass" if facts["objective"] == "latency" else "step"
     out.print(
-        f"{facts['model']}, {facts['batch_samples']} samples a {what}, on {facts['machine']} "
+        f"{facts['model']}, {report.counted(facts['batch_samples'], 'sample')} a {what}, on {facts['machine']} "
         f"({report.counted(facts['num_procs'], 'processor')}); "
         f"{facts['num_tasks']} tasks{report.bucket_words(facts['buckets'])}, "
         f"prices: {report.prices_words(facts['prices'])}\n",

@@ -109,7 +109,7 @@ def tell(facts: Mapping[str, Any], as_json: bool) -> None:
         print(json.dumps(facts))
         return
     keys = facts["keys"]
-    print(f"{facts['model']}, {facts['batch_samples']} samples a step, on {facts['machine']}")
+    print(f"{facts['model']}, {report.counted(facts['batch_samples'], 'sample')} a step, on {facts['machine']}")
     print(f"{len(keys)} kinds of tasks in the steps of {', '.join(facts['plans'])}\n")
     print("\n".join(_table(keys[:MOST_ROWS])))
     if len(keys) > MOST_ROWS:

@@ -135,11 +135,12 @@ def main_guard(body: Callable[[], int]) -> int:
 
 
 def is_users_mistake(error: BaseException) -> bool:
-    """Whether the text of `error` is meant for the user: a UserError, an unusable file, or a ValueError of ours.
+    """Whether the text of `error` is meant for the user: a UserError, an unusable file, too little memory, or a
+    ValueError of ours.
 
     A ValueError is ours when a `raise` statement of castile raised it: one that comes out of a library is a fault.
     """
-    if isinstance(error, UserError):
+    if isinstance(error, UserError | MemoryError):
         return True
     if isinstance(error, OSError):
         return error.filename is not None
@@ -174,6 +175,8 @@ def _text_of(code: object) -> str:
 def _sentence(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
+    if isinstance(error, MemoryError):
+        return f"too little memory here ({str(error) or 'none is left'}): take a smaller batch or a smaller model"
     return str(error)
 
 

@@ -177,7 +177,7 @@ def _tell(facts: dict[str, Any], lines: list[str]) -> None:
         out.print(text, markup=False, soft_wrap=True)
 
     say(
-        f"{facts['model']}, {facts['batch_samples']} samples a step, on {facts['machine']} "
+        f"{facts['model']}, {report.counted(facts['batch_samples'], 'sample')} a step, on {facts['machine']} "
         f"({report.counted(facts['num_procs'], 'processor')}), plan {facts['plan']}:"
     )
     for line in lines:

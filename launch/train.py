@@ -138,6 +138,8 @@ def parse(args: Sequence[str]) -> Train:
     return runfile.parse(Train, "castile train", args)
 
 
+# A loss that is not finite is told in a sentence with what to do about it, and not by the kernels that met it before.
+@np.errstate(over="ignore", invalid="ignore")
 def run(command: Train) -> int:
     """Plan, train, evaluate, learn, report. Raises ValueError or UserError for a user's mistake."""
     begun = time.perf_counter()

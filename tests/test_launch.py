@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -340,6 +341,12 @@ def test_a_signal_ends_the_ranks_too(number):
         status = process.wait(20)
     assert status == 130 if number == signal.SIGINT else status != 0
     assert not any(map(is_running, pids))
+
+
+def test_too_little_memory_is_told_in_one_sentence(capsys):
+    assert ranks.main_guard(lambda: np.empty(2**60, np.uint8) and 0) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("castile: too little memory here (Unable to allocate") and err.count("\n") == 1
 
 
 def test_a_signal_that_is_to_be_ignored_stays_so():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -225,7 +226,7 @@ def test_a_rank_alone_stops_at_once():
 
 
 def test_a_loss_that_is_no_number_ends_the_run_and_is_not_saved(alone, capsys):
-    with pytest.warns(RuntimeWarning):
+    with warnings.catch_warnings(action="error"):
         status = main([*MLP, "--steps", "10", "--lr", "1e9", "--checkpoint", "run", "--metrics", "a.jsonl"])
     err = capsys.readouterr().err
     step = len(losses(alone / "a.jsonl"))
@@ -237,7 +238,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_is_not_saved(alone, capsys):
 
 def test_numbers_that_are_not_finite_are_not_saved_though_the_loss_is(alone, capsys):
     # The loss of a step is that of the parameters before it.
-    with pytest.warns(RuntimeWarning):
+    with warnings.catch_warnings(action="error"):
         assert main([*MLP, "--steps", "1", "--lr", "1e300", "--checkpoint", "run"]) == 2
     assert "holds numbers that are not finite" in capsys.readouterr().err
     assert not checkpoints("run")
