@@ -1,12 +1,15 @@
 """How evaluating one plan grows with the machine: dgx-h100 nodes of 8 processors, from 1 to 512 of them.
 
     python benchmarks/scale.py [--nodes 1 8 32 128 512] [--models gpt:layers=4,... gpt:size=175b]
-                               [--plans data_parallel megatron] [--limit 120]
+                               [--plans data_parallel megatron] [--limit 120] [--batches 64 1024]
 
 A plan is lowered to instances, folded to one processor of each role (`castile.planner.folding`), priced and simulated,
 its memory included; the batch has a sample for each processor. First: nothing is known, templates are made. Again: all
 instances are known, as for a search that comes back to a plan; folding is done anew. Each row is a process of its own,
 whose peak memory is told. Where a row takes longer than the limit, larger machines are left out.
+
+Then `castile plan` for the largest model on the target's processors, with so many samples a step as `--batches` says:
+until it has told its plan, or that none fits, which it must find out as fast.
 
 The last figures are exponents: of the time that evaluating again takes against the number of processors, and against
 the size of the folded graph from the small model to the large one.
@@ -16,12 +19,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from time import process_time
+from time import perf_counter, process_time
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -42,6 +46,8 @@ from castile.runtime import machine as machines
 MODELS = ("gpt:layers=4,width=2048,heads=16,seq=1024,vocab=50304", "gpt:size=175b")
 TARGET = 1024
 MOST_FIRST, MOST_AGAIN, MOST_GIB = 15.0, 1.0, 4.0
+# Of planning, two cores.
+BATCHES, MOST_PLANNING = (64, 1024), 60.0
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,7 @@ def main() -> None:
     parser.add_argument("--plans", nargs="+", default=["data_parallel", "megatron"])
     parser.add_argument("--limit", type=float, default=120.0, help="seconds of a row, after which none larger is run")
     parser.add_argument("--row", nargs=3, metavar=("MODEL", "PLAN", "NODES"), help="one row as JSON")
+    parser.add_argument("--batches", type=int, nargs="*", default=list(BATCHES), help="samples a step to plan for")
     options = parser.parse_args()
     if options.row:
         model, plan, nodes = options.row
@@ -95,7 +102,8 @@ def main() -> None:
                 print(line(rows[-1]), flush=True)
                 if rows[-1].first > options.limit:
                     break
-    tell([figure for plan in options.plans for figure in figures(plan, rows)])
+    planned = [figure for batch in options.batches for figure in planning(options.models[-1], batch)]
+    tell([*(figure for plan in options.plans for figure in figures(plan, rows)), *planned])
 
 
 def alone(model: str, plan: str, nodes: int) -> Row:
@@ -124,6 +132,25 @@ def measured(model: str, plan: str, nodes: int) -> Row:
         model, plan, machine.num_procs, *seconds, simulation, folded.graph.num_tasks, folded.num_tasks,
         folded.graph.num_procs, simulated.seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     )  # fmt: skip
+
+
+def planning(model: str, batch: int) -> list[Figure]:
+    """What `castile plan` takes for so many samples a step on the target's processors; it may say that no plan fits."""
+    machine = f"dgx-h100:nodes={TARGET // 8}"
+    command = [sys.executable, "-m", "castile", "plan", model, "--machine", machine, "--batch", str(batch)]
+    began = perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        told = process.stderr.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode and "no plan fits" not in told:
+        raise RuntimeError(told)
+    note = "no plan fits" if process.returncode else ""
+    return [
+        Figure(f"plan_{batch}_on_{TARGET}_seconds", perf_counter() - began, most=MOST_PLANNING, note=note),
+        Figure(f"plan_{batch}_on_{TARGET}_gib", usage.ru_maxrss / 2**20, most=MOST_GIB, note=note),
+    ]
 
 
 HEAD = (

@@ -15,4 +15,4 @@ def scale(place: Place) -> list[Figure]:
     """Lowering, folding and simulating a plan of GPT-3."""
     nodes = ("--nodes", "8", "32", "128")
     path = str(CHECKOUT / "benchmarks" / "scale.py")
-    return read(place.run(sys.executable, path, *nodes, user="benchmarks", timeout=600).ok().out)
+    return read(place.run(sys.executable, path, *nodes, user="benchmarks", timeout=900).ok().out)
