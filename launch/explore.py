@@ -19,8 +19,9 @@ from castile.planner.cost import CostModel
 from castile.planner.evaluator import Evaluator, identity, moved_bytes
 from castile.planner.search import search
 from castile.planner.seeds import seeds
+from castile.planner.settling import settled, sized
 from castile.planner.simulate import simulate
-from castile.planner.sizes import settled, sized
+from castile.planner.sizes import SIZES
 from castile.planner.strategy import Predicted, Strategy
 
 ROUNDS, LEAST_ROUNDS, ROUND_SECONDS = 12, 3, 4.0
@@ -88,7 +89,7 @@ def choose(
     def searched() -> Strategy:
         nonlocal num_proposals
         evaluator = Evaluator(job.lowering, job.cost, job.snapshot)
-        found = search(name, evaluator, budget, seed)
+        found = search(name, evaluator, budget, seed, sizes=SIZES)
         num_proposals += found.num_proposals
         return settled(evaluator, found).strategy
 

@@ -28,7 +28,8 @@ from castile.planner.fronts import Point, search_front
 from castile.planner.lower import Lowering
 from castile.planner.pins import Pins
 from castile.planner.search import Found, Progress, budget_of, search
-from castile.planner.sizes import SIZES, settled
+from castile.planner.settling import settled
+from castile.planner.sizes import SIZES
 from castile.planner.spaces import Spaces
 from castile.planner.strategy import Names, Strategy
 
@@ -157,7 +158,7 @@ def _search(
     pinned: Pins | None,
     progress: Progress | None,
 ) -> tuple[Found, list[Point]]:
-    # Searches know no buckets.
+    # A search begins without buckets.
     plain = {name: msgspec.structs.replace(plan, bucket_bytes=0) for name, plan in start.items()}
     sizes = (*SIZES, *(plan.bucket_bytes for plan in start.values()))
     given = (command.search, evaluator, limits, command.seed, progress, plain)
@@ -165,7 +166,7 @@ def _search(
     if command.front:
         found, points = search_front(*given, num_processes=command.processes, seeds=names, pins=pinned, sizes=sizes)
     else:
-        found, points = search(*given, num_processes=command.processes, seeds=names, pins=pinned), []
+        found, points = search(*given, num_processes=command.processes, seeds=names, pins=pinned, sizes=sizes), []
     return settled(evaluator, found, sizes), points
 
 

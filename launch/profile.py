@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import msgspec
 import numpy as np
 
 from castile.launch import checks, coverage, jobs, links, options, profile_report, progress, roofline, rounds, tuning
@@ -19,8 +20,10 @@ from castile.launch.measure import sample_feed
 from castile.launch.profile_report import Row
 from castile.launch.ranks import UserError
 from castile.planner.seeds import seeds
+from castile.planner.sizes import SIZES
 from castile.planner.snapshot import Measured, snapshot_of
 from castile.planner.strategy import Strategy
+from castile.runtime.memory import written
 from castile.runtime.task import CostKey, TaskGraph
 
 # Parameters move while updates are repeated; at this share of the learning rate they stay near where they began.
@@ -103,9 +106,21 @@ def _tasks(job: Job, name: str, plan: Strategy) -> TaskGraph:
         raise UserError(f"plan {name}: {error}") from None
 
 
+def _known(job: Job) -> dict[str, Strategy]:
+    """The well-known plans, without buckets and with those of each size that a search tries: sums of many parameters,
+    and updates together, are tasks of their own kinds."""
+    plain = seeds(job.lowering)
+    sized = {
+        f"{name}, buckets of {written(size)}": msgspec.structs.replace(plan, bucket_bytes=size)
+        for size in SIZES
+        for name, plan in plain.items()
+    }
+    return plain | sized
+
+
 def _works(job: Job, command: Profile) -> list[Work]:
     """A plan's step each, in the order in which they are measured, and then the links."""
-    plans = {command.plan: job.plan_of(command.plan)} if command.plan else seeds(job.lowering)
+    plans = {command.plan: job.plan_of(command.plan)} if command.plan else _known(job)
     if command.all:
         plans |= coverage.plans(job.lowering)
     feed, rate = sample_feed(job), job.model.recipe.lr * RATE_SHARE

@@ -19,8 +19,8 @@ from castile.launch.ranks import UserError
 from castile.planner import strategy as strategies
 from castile.planner.evaluator import moved_bytes
 from castile.planner.seeds import seeds
+from castile.planner.settling import sized
 from castile.planner.simulate import Simulated
-from castile.planner.sizes import sized
 from castile.planner.strategy import Strategy
 from castile.runtime import memory
 from castile.runtime.task import NUM_LANES, Kind, TaskGraph

@@ -25,6 +25,7 @@ from castile.planner.lower import Lowering
 from castile.planner.pins import Pins
 from castile.planner.seeds import seeds as known_plans
 from castile.planner.seeds import stamped
+from castile.planner.sizes import variants
 from castile.planner.sketch.chains import Chains
 from castile.planner.sketch.sieve import FAR, NEAR, Sieve, helps, is_long
 from castile.planner.spaces import Spaces
@@ -55,6 +56,7 @@ class Run:
     frontier   keeps the plans that none beats in both time and memory, where someone asks for them
     num_processes   in how many a search may walk side by side
     pins       what every plan must have: what is proposed without it is made so
+    sizes      of buckets, on which a search may `settle`;  bucket_bytes: those with which plans are judged by default
     spaces     the Configs from which a search should choose, by node
     spent      the share of the budget that is used up, from 0
     history    (number of proposals, seconds) whenever a better plan was found
@@ -70,6 +72,8 @@ class Run:
     pins: Pins | None = None
     sieve: Sieve | None = None
     chains: Chains | None = None
+    sizes: Sequence[int] = ()
+    bucket_bytes: int = 0
     num_proposals: int = 0
     history: list[tuple[int, float]] = field(default_factory=list)
     finalists: list[Evaluated] = field(default_factory=list)
@@ -119,20 +123,41 @@ class Run:
         """
         self.num_proposals += 1
         found = None
-        if most == inf or self.evaluator.bound(configs := self._met(configs)) <= most:
+        # Updates that come together take less than what a bound counts for each.
+        if most == inf or self.bucket_bytes or self.evaluator.bound(configs := self._met(configs)) <= most:
             found = self.judge(configs, self.num_proposals)
         if self.progress is not None:
             self.progress(min(1.0, self.spent), self.best)
         return found
 
-    def judge(self, configs: Configs, number: int) -> Evaluated | None:
-        """Evaluate a plan that was proposed elsewhere, and counted there as proposal `number`, as `propose` does."""
+    def judge(self, configs: Configs, number: int, bucket_bytes: int | None = None) -> Evaluated | None:
+        """Evaluate a plan that was proposed elsewhere, and counted there as proposal `number`, as `propose` does.
+
+        With buckets of that size, unless they would tell all processors of a large machine apart.
+        """
+        plain = Strategy(self._met(configs), self.lowering.microbatches)
+        size = self.bucket_bytes if bucket_bytes is None else bucket_bytes
+        joined = msgspec.structs.replace(plain, bucket_bytes=size)
         try:
-            found = self.evaluator.evaluate(Strategy(self._met(configs), self.lowering.microbatches))
+            found = self.evaluator.evaluate(joined if size and self.evaluator.is_small(joined) else plain)
         except TooManyTransfers:
             return None
         self._judge(found, number)
         return found
+
+    def settle(self) -> None:
+        """From now on seeds have buckets of their best sizes, and plans are judged with buckets of the size of the best
+        seed; of those that update parameters otherwise than by default only where there is no other.
+
+        Called before anything is proposed.
+        """
+        known = {name: variants(self.evaluator, seed.strategy, self.sizes) for name, seed in self.seeds.items()}
+        self.seeds = {name: min(each, key=lambda one: one.rank) for name, each in known.items()}
+        self.history, self.finalists = [], []
+        self.__post_init__()
+        num_nodes = len(self.lowering.piece.nodes)
+        best = min(self.seeds.values(), key=lambda seed: (len(seed.strategy.configs) > num_nodes, seed.rank))
+        self.bucket_bytes = best.strategy.bucket_bytes
 
     def adopt(self, num_proposals: int, best: Sequence[Evaluated]) -> None:
         """Count proposals that were made elsewhere, and keep the best of them."""
@@ -222,6 +247,7 @@ def search(
     num_processes: int = 1,
     seeds: Sequence[str] | None = None,
     pins: Pins | None = None,
+    sizes: Sequence[int] = (),
 ) -> Found:
     """Search for the best plan by the evaluator's objective among those that fit into memory.
 
@@ -232,6 +258,7 @@ def search(
     num_processes   in how many a search may walk side by side, if it can; what it finds is the same
     seeds      the known plans to start from, by name; all by default. Data parallelism counts even where it is not one.
     pins       what every plan must have, known ones too, which are made so
+    sizes      of buckets: where these pay, a search may walk and judge with them in mind
     Known plans that a sketch puts far behind others are left out where a search walks through sketches anyway, and
     where simulating takes seconds; so are those with more transfers than can be looked at (`folding.MOST_TRANSFERS`).
     The plan is never ranked behind data parallelism or another seed that fits, unless the search returns one that it
@@ -250,7 +277,8 @@ def search(
     # What is asked for by name is evaluated whatever a sketch says of it.
     given = given if seeds is None else plans
     begin = getattr(module, "begin", None) if is_long(limits) else None
-    sieve = Sieve(evaluator, plans, Spaces(lowering, cost, pins)) if helps(evaluator, begin is not None) else None
+    is_sketched = helps(evaluator, begin is not None)
+    sieve = Sieve(evaluator, plans, Spaces(lowering, cost, pins), sizes) if is_sketched else None
     rng, times, chains = random.Random(seed), NEAR if frontier is None else FAR, None
     if begin is not None and sieve is not None and frontier is None:
         wanted = {*base, *given, *sieve.within(times)}
@@ -258,7 +286,7 @@ def search(
     try:
         worth = _evaluated(evaluator, base, given, plans, sieve, times)
         starts = {label: found for label, found in worth.items() if label in plans}
-        run = Run(evaluator, limits, rng, starts, progress, frontier, num_processes, pins, sieve, chains)
+        run = Run(evaluator, limits, rng, starts, progress, frontier, num_processes, pins, sieve, chains, sizes)
         insisted = module.search(run)
     finally:
         if chains is not None:

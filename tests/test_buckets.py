@@ -21,7 +21,8 @@ from castile.planner.groups import gathered, joinable
 from castile.planner.lower import Lowering
 from castile.planner.pieces import in_pieces
 from castile.planner.seeds import seed, seeds
-from castile.planner.sizes import SIZES, sized
+from castile.planner.settling import sized
+from castile.planner.sizes import SIZES
 from castile.planner.strategy import Config, Strategy
 from castile.planner.updates import Updates
 from castile.runtime import machine as machines

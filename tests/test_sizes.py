@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +14,14 @@ from hypothesis import strategies as st
 from castile.launch import models, optimizers
 from castile.launch.__main__ import main
 from castile.planner import strategy as strategies
+from castile.planner.budget import Budget
 from castile.planner.cost import CostModel
 from castile.planner.evaluator import OBJECTIVES, Evaluator
 from castile.planner.lower import Lowering
-from castile.planner.search import search
+from castile.planner.search import Run, search
 from castile.planner.seeds import seed, seeds
-from castile.planner.sizes import SIZES, settled, sized
+from castile.planner.settling import settled, sized
+from castile.planner.sizes import SIZES
 from castile.planner.strategy import Strategy
 from castile.planner.updates import Updates
 from castile.runtime import machine as machines
@@ -30,11 +33,12 @@ from tests.test_models import scaled
 
 MODELS = ("gpt", "mlp", "resnet")
 MACHINES = ("dgx-h100", "local:procs=4")
+LATENT = "gpt:layers=2,width=256,heads=4,seq=128,vocab=512"
 GPT = "gpt:layers=2,width=64,heads=2,seq=32,vocab=64"
 
 
-def evaluator(model: str, on: str) -> Evaluator:
-    lowering = Lowering(models.parse(model).graph(), machines.parse(on), Updates(optimizers.parse("adamw")))
+def evaluator(model: str, on: str, batch: int | None = None) -> Evaluator:
+    lowering = Lowering(models.parse(model).graph(batch), machines.parse(on), Updates(optimizers.parse("adamw")))
     return Evaluator(lowering, CostModel(lowering.machine))
 
 
@@ -89,6 +93,44 @@ def test_what_is_settled_is_behind_no_known_plan(data: st.DataObject, objective:
     assert (predicted is None) == (objective == "latency")
     if predicted is not None:
         assert predicted.step_seconds == same.simulate(found.strategy)[1].seconds
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "on"),
+    [("mcmc", LATENT, "dgx-h100"), ("mcmc", LATENT, "local:procs=4"), ("dynamic", "mlp:width=256", "dgx-h100")],
+)
+def test_a_search_that_knows_sizes_is_behind_no_known_plan_with_buckets(name: str, model: str, on: str) -> None:
+    same = evaluator(model, on, 64)
+    plain, found = (search(name, same, "1000", sizes=sizes) for sizes in ((), SIZES))
+    ended = settled(same, found)
+    for label, worth in settled(same, plain).seeds.items():
+        assert ended.evaluated.rank <= worth.rank, label
+        assert label not in found.seeds or (found.seeds[label], ended.seeds[label]) == (plain.seeds[label], worth)
+    assert found.evaluated == replace(same.evaluate(found.strategy), strategy=found.strategy)
+    assert found.arena_bytes == same.pack(found.strategy)
+    assert bool(found.strategy.bucket_bytes) == (on == "dgx-h100")
+    assert found.evaluated.seconds == min(seconds for _, seconds in found.history)
+
+
+def test_where_buckets_are_worth_nothing_a_search_finds_the_same() -> None:
+    graph, on = models.parse("lenet").graph(256), machines.parse("flexflow-k80:nodes=1")
+    same = Evaluator(Lowering(graph, on, Updates(optimizers.parse("sgd"))), CostModel(on))
+    plain, found = (search("mcmc", same, "1500", sizes=sizes) for sizes in ((), SIZES))
+    assert replace(found, elapsed_seconds=0) == replace(plain, elapsed_seconds=0)
+
+
+def test_what_is_shorter_with_buckets_than_its_work_without_is_not_refused() -> None:
+    same = evaluator("mlp:layers=6,width=16", "local:procs=1")
+    plan = seeds(same.lowering)["data_parallel"]
+    known = same.evaluate(msgspec.structs.replace(plan, configs=same.lowering.configs(plan)))
+    run = Run(same, Budget(proposals=9), random.Random(0), {"known": known}, sizes=SIZES)
+    assert run.propose(known.strategy.configs, known.energy / 2) is None
+    run.settle()
+    best = run.seeds["known"]
+    assert run.bucket_bytes == best.strategy.bucket_bytes > 0
+    assert same.bound(best.strategy.configs) > best.energy
+    again = run.propose(best.strategy.configs, best.energy)
+    assert again is not None and again.energy == best.energy
 
 
 def test_of_equal_plans_the_one_without_buckets_is_taken() -> None:

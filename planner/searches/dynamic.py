@@ -39,6 +39,7 @@ Factor = tuple[Scope, np.ndarray]
 
 def search(run: Run) -> None:
     """The optima among more and more Configs of each node, until there are no more or the budget is spent."""
+    run.settle()
     model, num_procs, before = Additive(run.lowering, run.evaluator.cost), run.lowering.machine.num_procs, 0
     for most in ROUNDS:
         tables = _affordable(run, model, max(LEAST, most * FEW_PROCS // max(FEW_PROCS, num_procs)))

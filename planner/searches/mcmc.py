@@ -51,6 +51,8 @@ def search(run: Run) -> None:
     """Chains from the best seeds, then one from the best plan that these found."""
     if run.sieve is not None and run.chains is not None and _is_roomy(run):
         share = _simulated_share(run.evaluator, run.budget)
+        if run.sieve.is_joined:
+            run.settle()
         _Sketched(run, run.sieve, run.chains).search(1 - share)
         if share:
             # A patient search has gone on for longer than its budget.
@@ -98,21 +100,23 @@ class _Start(NamedTuple):
 
     kept        Configs of which sketches know nothing: plans that are found have them too
     in_pieces   whether these are of updates in pieces, as are those of the plans that are found then
+    bucket_bytes    with which the plan is best, and those that are found then are judged
     """
 
     configs: Configs
     energy: float
     kept: Configs
     in_pieces: bool
+    bucket_bytes: int
 
 
 class _End(NamedTuple):
-    """The best plan of a chain, and which proposal it was."""
+    """The best plan of a chain, which proposal it was, and where the chain began."""
 
     energy: float
     number: int
     plan: Configs
-    in_pieces: bool
+    start: _Start
 
 
 class _Sketched:
@@ -148,7 +152,7 @@ class _Sketched:
             walked = self.chains.walk(_chain(start, count))
             if walked.energy < start.energy:
                 plan = start.kept | walked.plan
-                found = _End(walked.energy, self.run.num_proposals + walked.history[-1][0], plan, start.in_pieces)
+                found = _End(walked.energy, self.run.num_proposals + walked.history[-1][0], plan, start)
                 is_new = self.ends.setdefault(frozenset(plan.items()), found) is found
                 # The first ends are simulated while others are walked, if there is room for all of them anyway.
                 if is_new and self.run.budget.proposals is not None and self.num_chains < NUM_CHAINS <= self.most:
@@ -167,7 +171,8 @@ class _Sketched:
         """Simulate what a chain ends with, if that was not done before."""
         if end.number not in self.judged:
             self.judged.add(end.number)
-            self.run.judge(in_pieces(self.run.lowering, end.plan) if end.in_pieces else end.plan, end.number)
+            plan = in_pieces(self.run.lowering, end.plan) if end.start.in_pieces else end.plan
+            self.run.judge(plan, end.number, end.start.bucket_bytes)
 
 
 def _chain(start: _Start, count: int) -> Chain:
@@ -184,5 +189,6 @@ def _starts(
         kept = {node: config for node, config in plans[name].configs.items() if node not in configs}
         key = frozenset(configs.items())
         if key not in found or (name in fitting and not kept):
-            found[key] = _Start(configs, sieve.energy[name], kept, name in sieve.in_pieces)
+            is_cut, size = name in sieve.in_pieces, plans[name].bucket_bytes
+            found[key] = _Start(configs, sieve.energy[name], kept, is_cut, size)
     return list(found.values())[:MOST_STARTS]
