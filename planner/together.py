@@ -1,7 +1,7 @@
 """Together: tasks that do the same to one small array after the other become one that does it to them all.
 
-So are parameters updated at the end of a step, and cast to 16 bits at its beginning: hundreds of vectors by a few
-launches. It does not know which kernels can do so; the vocabulary does.
+So are parameters cast to 16 bits when a step begins, their gradients clipped when it ends, and they updated: hundreds
+of vectors by a few launches. It does not know which kernels can do so; the vocabulary does.
 """
 
 from __future__ import annotations
@@ -59,19 +59,20 @@ def only_call(piece: PartTemplate) -> Call | None:
 
 
 def alike(tasks: TaskGraph, calls: Sequence[tuple[int, Call]]) -> list[list[int]]:
-    """Tasks of one processor that call the same, for which nobody waits and that wait for the same collectives, or that
-    wait for nobody: so no group can come to wait for itself.
+    """Tasks of one processor that call the same, and wait for the same collectives: of those that wait for nobody, of
+    those for which nobody waits, and of those for which only such tasks wait. So no group can come to wait for itself.
 
     In the order in which what they wait for comes, and in the program's.
     """
-    num_waiting = np.bincount(tasks.needs, minlength=tasks.num_tasks)
+    waiting = _waiting(tasks)
     rows = []
     for task, call in calls:
-        key, needs, is_last = tasks.cost_keys[tasks.cost[task]], tasks.needs_of(task), not num_waiting[task]
-        if not (is_last or needs.size == 0) or key.dense or key.nbytes > MOST_BYTES:
+        key, needs, after = tasks.cost_keys[tasks.cost[task]], tasks.needs_of(task), int(waiting[task])
+        after = -1 if after and needs.size == 0 else after
+        if after > 1 or key.dense or key.nbytes > MOST_BYTES:
             continue
         collectives = tuple(needs[tasks.kind[needs] == Kind.COLLECTIVE].tolist())
-        same = (int(tasks.lanes_of(task)[0]), key.name, call.params, key.dtype, is_last, collectives)
+        same = (int(tasks.lanes_of(task)[0]), key.name, call.params, key.dtype, after, collectives)
         rows.append((int(tasks.order[needs].max(initial=0)), int(tasks.order[task]), task, same, key.nbytes))
     found: list[list[int]] = []
     current: dict[object, tuple[list[int], int]] = {}
@@ -83,6 +84,15 @@ def alike(tasks: TaskGraph, calls: Sequence[tuple[int, Call]]) -> list[list[int]
         group.append(task)
         current[same] = group, held + nbytes
     return [sorted(group) for group in found if len(group) > 1]
+
+
+def _waiting(tasks: TaskGraph) -> np.ndarray:
+    """int[T]: how many tasks, one after the other, wait for each task at most: 0, 1, or 2 for more."""
+    before, after = tasks.needs, np.repeat(np.arange(tasks.num_tasks), np.diff(tasks.need_ptr))
+    found = np.zeros(tasks.num_tasks, np.int64)
+    for _ in range(2):
+        np.maximum.at(found, before, np.minimum(found[after] + 1, 2))
+    return found
 
 
 def together(tasks: TaskGraph, groups: Sequence[Sequence[int]]) -> Contracted:

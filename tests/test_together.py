@@ -1,4 +1,4 @@
-"""Casts and updates of many parameters in one task: the same bits as one by one, in every number format."""
+"""Casts, clipping and updates of many parameters in one task: the same bits as one by one, in every number format."""
 
 from __future__ import annotations
 
@@ -10,24 +10,31 @@ from math import prod
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from castile.kernels.table import Table, definitions
 from castile.launch import models, optimizers
 from castile.planner import vocabulary
 from castile.planner.beside import TAKEN
+from castile.planner.contraction import Contraction
 from castile.planner.cost import CostModel
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.seeds import seed
 from castile.planner.snapshot import Environment, Measured, snapshot_of
 from castile.planner.strategy import Strategy
+from castile.planner.together import alike
 from castile.planner.updates import Updates
 from castile.runtime import machine as machines
-from castile.runtime.task import TaskGraph
+from castile.runtime.task import Call, CostKey, Kind, TaskGraph
 from tests import test_cuda
+from tests.graphs import task_graphs
 from tests.kernel_cases import Case, cases
 from tests.late import device
-from tests.strategies import Problem, whole_on
+from tests.named_plans import links
+from tests.strategies import Problem, strategies, whole_on
+from tests.test_folding import check_plan
 from tests.test_kernels import dense, several, stepped, unwritten
 from tests.test_mixed import NARROW, same
 from tests.training import train
@@ -103,8 +110,43 @@ def test_in_16_bits_what_is_put_together_leaves_the_same_bits(num_procs: int, na
     apart, found = (num_tasks(one.prepared.tasks) for one in each)
     assert apart["fetch"] == len(graph.params) * num_procs and found["fetch"] == num_procs
     assert found[name] == (apart[name] if name == "adafactor" else num_procs)
+    assert found["clip"] == (num_procs if apart["clip"] else 0)
     if dtype == "float16":
         assert each[0].carried[TAKEN] == 3
+
+
+def test_no_task_comes_to_wait_for_itself() -> None:
+    """Of any tasks on any lanes, all of which call the same."""
+    fewer = 0
+
+    @settings(max_examples=120, derandomize=True, deadline=None)
+    @given(task_graphs())
+    def check(drawn: TaskGraph) -> None:
+        nonlocal fewer
+        key = CostKey("same.F", "8", "float32", 0, 32)
+        tasks = replace(drawn, cost=0 * drawn.cost, cost_keys=(key,))
+        calls = [(task, Call("copy", (), ())) for task in range(tasks.num_tasks) if tasks.kind[task] == Kind.COMPUTE]
+        groups = alike(tasks, calls)
+        needs = Contraction(tasks, groups).fields()
+        rows = [set(row) for row in np.split(needs["needs"], needs["need_ptr"][1:])[:-1]]
+        left = set(range(len(rows)))
+        while ready := {task for task in left if not rows[task] & left}:
+            left -= ready
+        assert not left
+        fewer += bool(groups)
+
+    check()
+    assert fewer > 30
+
+
+@settings(max_examples=25, derandomize=True, deadline=None)
+@given(st.data(), st.sampled_from(NARROW), st.sampled_from((2, 4)))
+def test_any_plan_in_16_bits_folds_exactly(data: st.DataObject, dtype: str, num_procs: int) -> None:
+    """Of processors of one role the same is put together, and no task comes to wait for itself."""
+    graph, updates = odd(dtype), Updates(optimizers.parse("adamw"), clip=1.0)
+    lowering = Lowering(graph, links(num_procs), updates)
+    plans = st.one_of(strategies(graph, num_procs, updates), st.just(Strategy(seed("data_parallel", lowering))))
+    check_plan(lowering, with_size(data.draw(plans), 2**20))
 
 
 @pytest.mark.parametrize("dtype", NARROW)
@@ -127,11 +169,12 @@ def test_gpt_casts_and_updates_by_a_tenth_of_its_launches(dtype: str) -> None:
     plan = Strategy(seed("data_parallel", lowering))
     apart, found = (lowering.lower(with_size(plan, size)) for size in (0, 2**20))
     before, after = num_tasks(apart), num_tasks(found)
-    for name in ("fetch", "adamw"):
+    names = ("fetch", "adamw", "clip")[: 2 + (dtype == "float16")]
+    for name in names:
         assert before[name] == len(graph.params) and 5 * after[name] < before[name]
-        updates = np.array([key.name.startswith(name) for key in found.cost_keys])[found.cost]
-        assert not found.private_bytes[updates].any(), "one call, which needs no memory of its own"
-    assert before - after == Counter({name: before[name] - after[name] for name in ("fetch", "adamw")})
+        those = np.array([key.name.startswith(name) for key in found.cost_keys])[found.cost]
+        assert not found.private_bytes[those].any(), "one call, which needs no memory of its own"
+    assert before - after == Counter({name: before[name] - after[name] for name in names})
 
 
 def test_what_was_measured_of_some_prices_several() -> None:

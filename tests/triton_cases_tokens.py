@@ -149,6 +149,11 @@ def large_adam(draw: Any) -> Iterator[Case]:
         yield tuple(one for row in each for one in row), params | more
 
 
+def large_times(draw: Any) -> Iterator[Case]:
+    yield (draw(WORDS, WIDTH), array((), "float32")), {}
+    yield tuple(one for shape in BLOCK for one in (draw(*shape), array((), "float32"))), {}
+
+
 def large_adafactor(draw: Any) -> Iterator[Case]:
     params = {"beta2_decay": -0.8, "eps1": 1e-7, "eps2": 1e-3, "clip": 1.0, "decay": 0.1}
     yield (draw(WORDS, WIDTH), draw(WORDS, WIDTH), draw(WORDS), draw(WIDTH), draw(), draw()), params

@@ -12,7 +12,7 @@ import numpy as np
 from castile.kernels.form import prepares
 from castile.kernels.numpy.jit import compiled
 from castile.kernels.numpy.lanes import after, pointer, spare
-from castile.kernels.numpy.views import chain
+from castile.kernels.numpy.views import chain, chain_all
 from castile.kernels.numpy.walk import FIRST, SECOND, block_size, elementwise, fetch, num_rows, room, settle
 
 
@@ -47,9 +47,12 @@ def clip_factor(out: tuple[np.ndarray, np.ndarray], squares: np.ndarray, *, most
 
 
 @prepares
-def times(out: np.ndarray, x: np.ndarray, factor: np.ndarray) -> Callable[[], Any] | None:
+def times(
+    out: np.ndarray | tuple[np.ndarray, ...], x: np.ndarray, factor: np.ndarray, *more: np.ndarray
+) -> Callable[[], Any] | None:
     """See the definition."""
-    return elementwise(_times, [out, x], factor.reshape(1))
+    rows = zip(out if isinstance(out, tuple) else (out,), (x, *more[::2]), (factor, *more[1::2]), strict=True)
+    return chain_all(elementwise(_times, [to, one], by.reshape(1)) for to, one, by in rows)
 
 
 @compiled

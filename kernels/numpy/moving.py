@@ -15,7 +15,7 @@ from numpy.lib.stride_tricks import as_strided
 from castile.kernels.form import prepares
 from castile.kernels.numpy.jit import compiled, inlined
 from castile.kernels.numpy.lanes import BLOCK, add_rows, after, copy_rows, fill, pointer, spare
-from castile.kernels.numpy.views import Shape, chain, dense, merge, nothing
+from castile.kernels.numpy.views import Shape, chain, chain_all, dense, merge, nothing
 from castile.kernels.numpy.walk import (
     FIRST,
     SECOND,
@@ -97,14 +97,8 @@ def copy(
     out: np.ndarray | tuple[np.ndarray, ...], x: np.ndarray, *more: np.ndarray, accumulate: bool
 ) -> Callable[[], Any] | None:
     """See the definition."""
-    outs = out if isinstance(out, tuple) else (out,)
-    calls: list[Callable[[], Any]] = []
-    for to, one in zip(outs, (x, *more), strict=True):
-        call = elementwise(_add_into, [to, one]) if accumulate else moves(to, one)
-        if call is None:
-            return None
-        calls.append(call)
-    return chain(calls)
+    rows = zip(out if isinstance(out, tuple) else (out,), (x, *more), strict=True)
+    return chain_all(elementwise(_add_into, [to, one]) if accumulate else moves(to, one) for to, one in rows)
 
 
 def moves(out: np.ndarray, x: np.ndarray) -> Callable[[], Any]:

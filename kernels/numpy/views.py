@@ -3,7 +3,7 @@
 It knows no kernel.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from math import prod
 from typing import Any
@@ -27,6 +27,13 @@ def run_all(calls: list[Callable[[], Any]]) -> None:
 def chain(calls: list[Callable[[], Any]]) -> Callable[[], Any]:
     """One callable that calls each of `calls` in order."""
     return calls[0] if len(calls) == 1 else partial(run_all, calls)
+
+
+def chain_all(calls: Iterable[Callable[[], Any] | None]) -> Callable[[], Any] | None:
+    """The same, or None where one of them is."""
+    every = list(calls)
+    made = [call for call in every if call is not None]
+    return chain(made) if len(made) == len(every) else None
 
 
 def merge(shape: Shape, strides: list[Shape]) -> tuple[Shape, list[Shape]]:

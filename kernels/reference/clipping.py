@@ -14,6 +14,7 @@ def clip_factor(squares: np.ndarray, *, most: float) -> tuple[np.ndarray, np.nda
     return np.array(np.minimum(1, most / (norm + 1e-6)), squares.dtype), np.array(norm)
 
 
-def times(x: np.ndarray, factor: np.ndarray) -> np.ndarray:
-    """x times factor []."""
-    return np.array(x * factor)
+def times(x: np.ndarray, factor: np.ndarray, *more: np.ndarray) -> np.ndarray | tuple[np.ndarray, ...]:
+    """x times factor []; more: further arrays, each with its factor, whose products follow."""
+    products = [np.array(one * by) for one, by in zip((x, *more[::2]), (factor, *more[1::2]), strict=True)]
+    return tuple(products) if more else products[0]

@@ -7,7 +7,8 @@ from typing import Any
 
 from castile.kernels.triton.launch import Plan, planned, takes
 from castile.kernels.triton.lines import Text, each, folded, text
-from castile.kernels.triton.views import View, view
+from castile.kernels.triton.several import several
+from castile.kernels.triton.views import view
 
 _SQUARE = text("x -> x * x")
 _TIMES = text("x, y -> x * y")
@@ -27,8 +28,7 @@ def clip_factor(out: tuple[Any, Any], squares: Any, *, most: float) -> Plan | No
 
 
 @planned
-def times(out: Any, x: Any, factor: Any) -> Plan | None:
-    """See the definition."""
-    if not takes(out, x, factor):
-        return None
-    return each(_TIMES, [view(out)], [view(x), View(factor, tuple(x.shape), (0,) * x.ndim)], {})
+def times(out: Any, x: Any, factor: Any, *more: Any) -> Plan | None:
+    """See the definition. Several arrays that lie dense are multiplied by one launch."""
+    outs, arrays = out if more else (out,), (x, factor, *more)
+    return several(_TIMES, outs, arrays, 1, {}) if takes(*outs, *arrays) else None

@@ -21,11 +21,10 @@ _NOTHING = Plan((None,), lambda _: [])
 @planned
 def copy(out: Any, x: Any, *more: Any, accumulate: bool) -> Plan | None:
     """See the definition. Several arrays that lie dense are copied by one launch."""
-    if not more:
-        return _moved(view(out), view(x), accumulate)
+    outs, xs = out if more else (out,), (x, *more)
     if not accumulate:
-        return several(MOVE, out, (x, *more), 0, {})
-    return _one_by_one([_moved(view(to), view(one), True) for to, one in zip(out, (x, *more), strict=True)])
+        return several(MOVE, outs, xs, 0, {})
+    return _one_by_one([_moved(view(to), view(one), True) for to, one in zip(outs, xs, strict=True)])
 
 
 @planned

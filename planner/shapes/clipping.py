@@ -17,8 +17,8 @@ def clip_factor(squares: Spec, *, most: float) -> Results:
     return squares, squares
 
 
-@kernel()
-def times(x: Spec, factor: Spec) -> Results:
-    """x's spec."""
+@kernel(many=True)
+def times(x: Spec, factor: Spec, *more: Spec) -> Results:
+    """x's spec, and those of further arrays."""
     like("times", factor=factor, scalar=total((), x.dtype))
-    return (x,)
+    return x, *(times(*more) if more else ())

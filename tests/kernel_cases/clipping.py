@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tests.kernel_cases import SHAPES, Case, Draw
+from tests.kernel_cases import MANY, SHAPES, Case, Draw
 
 
 def case_square_sum(draw: Draw) -> Iterator[Case]:
@@ -18,5 +18,6 @@ def case_clip_factor(draw: Draw) -> Iterator[Case]:
 
 
 def case_times(draw: Draw) -> Iterator[Case]:
+    yield tuple(x for shape in MANY for x in (draw(*shape), draw())), {}
     for shape in SHAPES:
         yield (draw(*shape), draw()), {}
