@@ -2,10 +2,8 @@
 
 import re
 import shlex
-from pathlib import Path
 
 import msgspec
-import pytest
 
 from castile.launch.__main__ import main
 from castile.runtime import machine
@@ -18,25 +16,19 @@ FILES = {body.partition("\n")[0].removeprefix("# "): body for kind, body in BLOC
 COMMANDS = [line for kind, body in BLOCKS if not kind for line in body.splitlines()]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("own")
-    for name, body in FILES.items():
-        (folder / name).write_text(body)
-    return folder
-
-
 def test_files_and_commands_are_found():
     assert set(FILES) == {"net.py", "samples.py", "cluster.toml"} and len(COMMANDS) == 7
 
 
-@pytest.mark.parametrize("line", COMMANDS)
-def test_a_command_of_the_page_does_what_it_says(line, folder, monkeypatch, capsys):
-    monkeypatch.chdir(folder)
-    for name, value in homes.make(folder / "home").items():
+def test_the_commands_of_the_page_do_what_they_say_one_after_another(tmp_path, monkeypatch, capsys):
+    for name, body in FILES.items():
+        (tmp_path / name).write_text(body)
+    monkeypatch.chdir(tmp_path)
+    for name, value in homes.make(tmp_path / "home").items():
         monkeypatch.setenv(name, value)
-    castile, *words = shlex.split(line)
-    assert castile == "castile" and main(words) == 0, capsys.readouterr().err
+    for line in COMMANDS:
+        castile, *words = shlex.split(line)
+        assert castile == "castile" and main(words) == 0, f"{line}: {capsys.readouterr().err}"
 
 
 def test_every_field_of_a_machines_file_is_told():
