@@ -231,7 +231,7 @@ def test_two_ranks_measure_kernels_and_transfers_together(tmp_path):
 @pytest.mark.mpi
 def test_more_ranks_than_cores_finish(tmp_path):
     words = ["profile", "mlp:layers=1,width=16", "--profile", str(tmp_path / "here.db"), "--json"]
-    status, out, err = mpirun_apart(4, "-m", "castile", *words)
+    status, out, err = mpirun_apart(4, "-m", "castile", *words, timeout=180)
     assert status == 0, err
     facts = json.loads(out)
     assert facts["num_ranks"] == 4 and all(key["seconds"] > 0 for key in facts["keys"])
