@@ -14,7 +14,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from castile.planner.evaluator import Evaluated, Evaluator, num_sums
+from castile.planner.evaluator import Evaluated, Evaluator, num_collectives
 from castile.planner.strategy import Strategy
 from castile.runtime.memory import written
 
@@ -50,9 +50,9 @@ def plan_lines(strategy: Strategy, most: int = MOST_LINES, width: int = 100) -> 
     if rest:
         lines.append(f"and {len(rest)} more layouts, of {sum(len(row.nodes) for row in rest)} nodes")
     if strategy.bucket_bytes:
-        has_sums = len({proc for config in strategy.configs.values() for proc in config.procs}) > 1
-        sums = f"sums in buckets of at most {written(strategy.bucket_bytes)}, " if has_sums else ""
-        lines.append(f"{sums}updates together")
+        is_alone = len({proc for config in strategy.configs.values() for proc in config.procs}) == 1
+        size = written(strategy.bucket_bytes)
+        lines.append("updates together" if is_alone else f"collectives in buckets of at most {size}, updates together")
     return lines
 
 
@@ -103,11 +103,11 @@ def buckets(evaluator: Evaluator, plan: Strategy) -> dict[str, int] | None:
     if not plan.bucket_bytes:
         return None
     those = evaluator.tasks(plan), evaluator.tasks(msgspec.structs.replace(plan, bucket_bytes=0))
-    (sums, tasks), (sums_alone, tasks_alone) = ((num_sums(*both), int(both[1].sum())) for both in those)
+    (joined, tasks), (alone, tasks_alone) = ((num_collectives(*both), int(both[1].sum())) for both in those)
     return {
         "size_bytes": plan.bucket_bytes,
-        "num_sums": sums,
-        "num_sums_alone": sums_alone,
+        "num_collectives": joined,
+        "num_collectives_alone": alone,
         "num_tasks": tasks,
         "num_tasks_alone": tasks_alone,
     }
@@ -118,8 +118,9 @@ def bucket_words(row: Mapping[str, int] | None) -> str:
     if row is None:
         return ""
     before, joined = f"{row['num_tasks_alone']} before", "updates were put together"
-    if row["num_sums"] < row["num_sums_alone"]:
-        joined = f"{row['num_sums_alone']} sums became {row['num_sums']} in buckets of {written(row['size_bytes'])}"
+    if row["num_collectives"] < row["num_collectives_alone"]:
+        size = written(row["size_bytes"])
+        joined = f"{row['num_collectives_alone']} collectives became {row['num_collectives']} in buckets of {size}"
     return f" ({before} {joined})"
 
 

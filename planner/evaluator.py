@@ -23,7 +23,7 @@ from castile.planner.snapshot import Snapshot
 from castile.planner.strategy import Config, Strategy
 from castile.runtime import memory
 from castile.runtime.strict import suggestion
-from castile.runtime.task import CostKey, TaskGraph
+from castile.runtime.task import CostKey, Kind, TaskGraph
 from castile.runtime.timeline import PICOSECONDS
 
 # A plan that needs a hundredth more memory than there is counts as one that takes twice as long.
@@ -239,10 +239,9 @@ def moved_bytes(tasks: TaskGraph, count: np.ndarray | None = None) -> int:
     return sum(int(count) * key_moves(key) for count, key in zip(counts, tasks.cost_keys, strict=True))
 
 
-def num_sums(tasks: TaskGraph, count: np.ndarray) -> int:
-    """How many all-reduces there are; each task stands for `count` of them."""
-    is_sum = np.array([key.name == "all_reduce" for key in tasks.cost_keys], dtype=bool)
-    return int(count[is_sum[tasks.cost]].sum())
+def num_collectives(tasks: TaskGraph, count: np.ndarray) -> int:
+    """How many tasks are collectives; each stands for `count` of them."""
+    return int(count[tasks.kind == Kind.COLLECTIVE].sum())
 
 
 def key_moves(key: CostKey) -> int:

@@ -156,7 +156,7 @@ def test_what_is_written_is_what_is_told_and_simulated(front, tmp_path, capsys):
     facts = answer(capsys, "plan", GPT, *words[:2], "--budget", "20", "--out", out, *(["--front"] if front else []))
     written = strategies.read(out)
     assert written.bucket_bytes in SIZES and facts["buckets"]["size_bytes"] == written.bucket_bytes
-    assert facts["buckets"]["num_sums"] <= facts["buckets"]["num_sums_alone"]
+    assert facts["buckets"]["num_collectives"] <= facts["buckets"]["num_collectives_alone"]
     assert facts["buckets"]["num_tasks"] == facts["num_tasks"] < facts["buckets"]["num_tasks_alone"]
     for path in (out, *(row["file"] for row in facts.get("front", ()))):
         plan = strategies.read(path)
@@ -172,12 +172,12 @@ def test_people_are_told_the_same(tmp_path, capsys):
     out, other = str(tmp_path / "plan.json"), str(tmp_path / "plain.json")
     words = ["plan", GPT, "--machine", "dgx-h100", "--search", "data_parallel", "--out", out]
     row = answer(capsys, *words)["buckets"]
-    counts = f"{row['num_sums_alone']} sums became {row['num_sums']} in buckets of 25.0 MiB"
+    counts = f"{row['num_collectives_alone']} collectives became {row['num_collectives']} in buckets of 25.0 MiB"
     Path(other).write_bytes(strategies.encode(with_size(strategies.read(out), 0)))
     for command in (words, ["simulate", out, *words[2:4]], ["explain", out, *words[2:4]]):
         assert main(command) == 0
         told = capsys.readouterr().out
-        assert counts in told and "sums in buckets of at most 25.0 MiB" in told, command
+        assert counts in told and "collectives in buckets of at most 25.0 MiB" in told, command
     assert main(["simulate", other, *words[2:4]]) == 0
     assert "buckets" not in capsys.readouterr().out
     assert main(["diff", other, out]) == 0
