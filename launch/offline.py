@@ -14,7 +14,6 @@ import msgspec
 from castile.launch import gpus, jobs, models, probe
 from castile.launch.models import DTYPES, Model
 from castile.launch.ranks import UserError, this_world
-from castile.planner import strategy as strategies
 from castile.planner.cost import CostModel
 from castile.planner.database import Database
 from castile.planner.lower import Lowering
@@ -75,9 +74,7 @@ def check_plan(plan: Strategy, path: str, model: str, desk: Desk) -> None:
             f"{model} with {graph.batch} samples a step: give its --batch and settings, or plan again"
         )
     try:
-        strategies.check(plan, lowering.names, graph, desk.machine)
-        # refuses microbatches that are not equal
-        lowering.program(plan)
+        lowering.check(plan)
     except ValueError as error:
         raise UserError(f"plan {path}: {error}") from error
 

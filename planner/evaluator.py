@@ -214,7 +214,8 @@ class Evaluator:
     def bound(self, configs: Configs) -> float:
         """The energy below which no plan with these nodes laid out so can be, whatever the other nodes' Configs are.
 
-        Seconds; where plans are ranked by memory 0, of which this knows nothing.
+        Seconds, of plans without buckets, in which updates share their overhead; where plans are ranked by memory 0, of
+        which this knows nothing.
         """
         if self.objective == "memory":
             return 0.0

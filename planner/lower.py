@@ -136,6 +136,13 @@ class Lowering:
         """The task graph of a plan. Raises ValueError in one sentence where it does not fit graph and machine."""
         return self.contracted(strategy).graph
 
+    def check(self, strategy: Strategy) -> None:
+        """Raises ValueError in one sentence where a strategy is none for this graph on this machine."""
+        check(strategy, self.names, self.graph, self.machine)
+        configs = self.configs(strategy)
+        for step in self.program(strategy).steps:
+            _check_micro(step, configs[step.node.name])
+
     def contracted(self, strategy: Strategy) -> Contracted:
         """The same, and what the tasks of the plan's instances have become in its buckets. Raises ValueError too."""
         with uncollected():

@@ -59,6 +59,8 @@ def plan_files(folder):
     changed("too_few.json", "fc1", {"split": {"b": 2}, "procs": [0]})
     (folder / "unknown.json").write_text(json.dumps({**whole, "num_proc": 1}))
     (folder / "thirds.json").write_text(json.dumps({**whole, "microbatches": 3}))
+    halves = {**whole["configs"], "fc1": {"split": {"b": 2}, "procs": [0, 0]}}
+    (folder / "single.json").write_text(json.dumps({**whole, "microbatches": 64, "configs": halves}))
     (folder / "cut.json").write_bytes((folder / "mlp1.json").read_bytes()[:200])
     (folder / "garbage.json").write_bytes(np.random.default_rng(0).bytes(300))
     (folder / "empty.json").write_bytes(b"")
@@ -128,6 +130,7 @@ CASES = [
     ("explain thirds.json --machine local:procs=1", r"plan thirds.json: .* 3 equal microbatches"),
     ("plan mlp --from thirds.json --machine local:procs=1 --budget 1", r"plan thirds.json: .* 3 equal microbatches"),
     ("train mlp --plan thirds.json", r"plan thirds.json: .* 3 equal microbatches"),
+    ("simulate single.json --machine local:procs=1", r"plan single.json: fc1: .* 64 microbatches has fewer samples"),
     ("plan mlp --machine cut.toml", r"machine file cut.toml is not TOML"),
     ("plan mlp --machine typo.toml", r"'processor\[0\].flop_per_second', did you mean 'flops_per_second'"),
     ("plan mlp --machine negative.toml", r"bytes_per_second must be above 0"),
