@@ -150,7 +150,7 @@ def _blas_threads(numpy_folder: Path) -> int | None:
 def _rates() -> Finding:
     known = probe.known()
     if not known:
-        return Finding("rates", False, "not measured yet: the first command that needs them does it", {"of_procs": {}})
+        return Finding("rates", True, "not measured yet: the first command that needs them does it", {"of_procs": {}})
     words = (
         f"as {procs} processor{'s' * (procs != 1)} {one.float32_flops_per_second / 1e9:.3g} GFLOP/s "
         f"and {one.bytes_per_second / 1e9:.3g} GB/s each"

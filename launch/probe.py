@@ -101,7 +101,7 @@ def local_machine(comm: Communicator | None = None, procs: int | None = None) ->
 
 def known() -> dict[int, Figures]:
     """The figures that are kept of this host as this process would measure it, by the number of processors."""
-    counts = sorted({int(path.name.split("-")[1]) for path in _kept()})
+    counts = sorted({int(count) for path in _kept() if (count := path.name.split("-")[1]).isdecimal()})
     found = {procs: _read(cache_path(procs)) for procs in counts}
     return {procs: figures for procs, figures in found.items() if figures is not None}
 
@@ -169,7 +169,7 @@ def _folder() -> Path:
 
 
 def _kept() -> list[Path]:
-    return list(_folder().glob("local-*-*.json"))
+    return list(_folder().glob("local-[0-9]*-*.json"))
 
 
 def _machine(procs: int, figures: Figures | None) -> Machine:

@@ -21,7 +21,7 @@ class Optimizer(Op):
     Operands: parameter, gradient, a state for each result but the first, and the scalars, each () in the parameter's
     dtype. Results: parameter and states, new. `scalars` names what the host fills in at each step: "lr", the learning
     rate, and "step", which counts from 1. State begins as zeros. `forward` may get one more operand, a guard, and hands
-    it to its kernel, which leaves all as it was where that is 0.
+    it to its kernel, which leaves all as it was unless that is above 0.
     """
 
     scalars: ClassVar[tuple[str, ...]] = ("lr",)
@@ -33,7 +33,7 @@ class Optimizer(Op):
 
 @dataclass(frozen=True)
 class Guarded(Optimizer):
-    """An optimizer with one more operand, its guard: a number (), where that is 0 parameter and states stay."""
+    """An optimizer with one more operand, its guard: a number (), unless that is above 0 parameter and states stay."""
 
     inner: Any
 

@@ -104,7 +104,7 @@ def ended(shell_words, **variables):
     """How a command line ends whose output goes where a shell is told."""
     words = ["sh", "-c", f'"$0" -m castile {shell_words}', sys.executable]
     found = {**os.environ, "PYTHONPATH": str(CHECKOUT), **variables}
-    return subprocess.run(words, env=found, capture_output=True, text=True, timeout=60)
+    return subprocess.run(words, env=found, capture_output=True, text=True, timeout=180)
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
@@ -129,5 +129,5 @@ def test_a_letter_that_the_encoding_has_not_ends_nothing(tmp_path):
 def test_a_plan_goes_where_standard_output_goes(tmp_path):
     words = [sys.executable, "-m", "castile", *PLAN.split(), "--out", "/dev/stdout"]
     found = {**os.environ, **homes.make(tmp_path / "home"), "PYTHONPATH": str(CHECKOUT)}
-    done = subprocess.run(words, cwd=tmp_path, env=found, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, cwd=tmp_path, env=found, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0 and '"data_parallel"' in done.stdout and "the plan, after" in done.stdout, done.stderr
