@@ -32,7 +32,7 @@ def bucketed(
     if not most_bytes:
         return Contracted(tasks, np.arange(tasks.num_tasks))
     groups = gathered(joinable(steps, flows), most_bytes)
-    return _contracted(tasks, groups, everywhere(tasks), repeatable(steps, every_task(steps)))
+    return _contracted(tasks, groups, everywhere(tasks), repeatable(steps, flows, every_task(steps)))
 
 
 def of_roles(
@@ -54,7 +54,7 @@ def of_roles(
         standing = where.standing(group)
         if any(company.setdefault(task, standing) != standing for task in standing):
             return None
-    return _contracted(tasks, groups, where, repeatable(steps, of_steps))
+    return _contracted(tasks, groups, where, repeatable(steps, flows, of_steps))
 
 
 def _contracted(

@@ -6,7 +6,7 @@ of vectors by a few launches. It does not know which kernels can do so; the voca
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ import numpy as np
 from castile.planner import vocabulary
 from castile.planner.compose import _Lazy, _rows
 from castile.planner.contraction import Contracted, Contraction
-from castile.planner.instances import StepInstance
+from castile.planner.instances import FlowInstance, StepInstance
 from castile.planner.template import PartTemplate, Work
 from castile.runtime.task import Arg, Body, Call, CostKey, Kind, Task, TaskGraph, View
 
@@ -33,21 +33,29 @@ def every_task(steps: Sequence[StepInstance]) -> Iterator[list[tuple[int, int]]]
         base += step.num_tasks
 
 
-def repeatable(steps: Sequence[StepInstance], tasks: Iterable[Sequence[tuple[int, int]]]) -> list[tuple[int, Call]]:
+def repeatable(
+    steps: Sequence[StepInstance], flows: Sequence[FlowInstance], tasks: Iterable[Sequence[tuple[int, int]]]
+) -> list[tuple[int, Call]]:
     """The tasks of steps that consist of one call of a kernel that takes the arrays of several, with that call.
 
     tasks   those of each step, as `every_task` says them
+    Those that add to what is there are left out: a call adds to all of its results or to none.
     """
+    adding: defaultdict[int, set[int]] = defaultdict(set)
+    for flow in flows:
+        for step, _, those in flow.template.adding:
+            adding[flow.slots[step]].update(those.tolist())
     found: list[tuple[int, Call]] = []
     known: dict[Work, Call | None] = {}
-    for step, those in zip(steps, tasks, strict=True):
+    for slot, (step, those) in enumerate(zip(steps, tasks, strict=True)):
         calls = []
         for piece in step.template.parts:
             if piece.work not in known:
                 known[piece.work] = only_call(piece)
             calls.append(known[piece.work])
         if any(calls):
-            each = ((number, calls[local // step.config.replicas]) for local, number in those)
+            alone = adding.get(slot, ())
+            each = ((number, calls[local // step.config.replicas]) for local, number in those if local not in alone)
             found += [(number, call) for number, call in each if call is not None]
     return found
 
@@ -138,7 +146,6 @@ def _one(number: int, each: Sequence[Task]) -> Task:
     name = f"{each[0].name} and {len(each) - 1} more"
     if each[0].comms:
         return replace(each[0], index=number, name=name, comms=tuple(comm for task in each for comm in task.comms))
-    assert len({task.body.calls[0].accumulate for task in each}) == 1, f"{each[0].name}: some add, others do not"
     views: list[View] = []
     args: list[object] = []
     outs: list[Arg] = []

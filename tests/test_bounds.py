@@ -93,8 +93,8 @@ def test_one_processor_has_no_choice(updates, overhead):
     same = evaluator(chain(), machine(1, overhead), updates=updates)
     plan = Strategy(one_processor(same.lowering.graph))
     # Updates of several parameters may have their overhead once.
-    steps, _ = same.lowering.instances(plan)
-    shared = overhead * len(repeatable(steps, every_task(steps)))
+    steps, flows = same.lowering.instances(plan)
+    shared = overhead * len(repeatable(steps, flows, every_task(steps)))
     least = same.evaluate(plan).seconds - shared
     found = lower_bound(same)
     assert found.seconds == found.work_seconds == pytest.approx(least, rel=1e-6)

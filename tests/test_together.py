@@ -21,6 +21,7 @@ from castile.planner.contraction import Contraction
 from castile.planner.cost import CostModel
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
+from castile.planner.op import Init
 from castile.planner.seeds import seed
 from castile.planner.snapshot import Environment, Measured, snapshot_of
 from castile.planner.strategy import Strategy
@@ -37,7 +38,7 @@ from tests.strategies import Problem, strategies, whole_on
 from tests.test_folding import check_plan
 from tests.test_kernels import dense, several, stepped, unwritten
 from tests.test_mixed import NARROW, same
-from tests.training import train
+from tests.training import SGD, train
 
 MANY = [name for name in sorted(definitions()) if vocabulary.takes_many(name)]
 
@@ -113,6 +114,23 @@ def test_in_16_bits_what_is_put_together_leaves_the_same_bits(num_procs: int, na
     assert found["clip"] == (num_procs if apart["clip"] else 0)
     if dtype == "float16":
         assert each[0].carried[TAKEN] == 3
+
+
+@pytest.mark.parametrize("num_procs", [1, 2])
+def test_gradients_that_are_copies_go_together_but_where_one_is_added_to_another(num_procs: int) -> None:
+    g = Graph("added")
+    x, t = g.input("x", (8, 4), "b i"), g.input("t", (8, 4), "b i")
+    p, q, r = (g.param(name, (8, 4), ("b", "i"), Init("zeros")) for name in "pqr")
+    x = g.relu("act1", g.add("s1", x, p))
+    x = g.relu("act2", g.add("s2", x, p))
+    g.minimise(g.mse("loss", g.add("s4", g.relu("act3", g.add("s3", x, q)), r), t))
+    on, rng = machines.local(num_procs), np.random.default_rng(0)
+    data = [{"x": rng.normal(size=(8, 4)), "t": rng.normal(size=(8, 4))} for _ in range(2)]
+    values = {one.name: rng.normal(size=one.shape) for one in g.params}
+    plan = Strategy(seed("data_parallel", Lowering(g, on, SGD)))
+    each = [train(g, with_size(plan, size), on, data, values, 2**-3, num_procs, SGD) for size in (0, 2**20)]
+    same(*each)
+    assert each[1].prepared.tasks.num_tasks < each[0].prepared.tasks.num_tasks
 
 
 def test_no_task_comes_to_wait_for_itself() -> None:
