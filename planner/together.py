@@ -43,8 +43,8 @@ def repeatable(
     """
     adding: defaultdict[int, set[int]] = defaultdict(set)
     for flow in flows:
-        for step, _, those in flow.template.adding:
-            adding[flow.slots[step]].update(those.tolist())
+        for user, _, adders in flow.template.adding:
+            adding[flow.slots[user]].update(adders.tolist())
     found: list[tuple[int, Call]] = []
     known: dict[Work, Call | None] = {}
     for slot, (step, those) in enumerate(zip(steps, tasks, strict=True)):
