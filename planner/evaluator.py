@@ -136,8 +136,10 @@ class Evaluator:
         return folded, tasks, simulate(tasks, durations, self.lowering.machine.engines)
 
     def is_small(self, strategy: Strategy) -> bool:
-        """Whether what a plan is evaluated through is small: of few processors, or of their roles."""
-        return self.lowering.machine.num_procs < FOLDED_FROM or self._folds().by_roles(strategy) is not None
+        """Whether what a plan is evaluated through is small: of few processors, of their roles, or seen already."""
+        if self.lowering.machine.num_procs < FOLDED_FROM or _key(strategy) in self._known:
+            return True
+        return self._folds().by_roles(strategy) is not None
 
     def _folds(self) -> Folding:
         if self._folding is None or self._folding.lowering is not self.lowering:

@@ -56,7 +56,8 @@ class Run:
     frontier   keeps the plans that none beats in both time and memory, where someone asks for them
     num_processes   in how many a search may walk side by side
     pins       what every plan must have: what is proposed without it is made so
-    sizes      of buckets, on which a search may `settle`;  bucket_bytes: those with which plans are judged by default
+    sizes      of buckets, on which a search may `settle`
+    bucket_bytes    of the buckets with which plans are judged by default
     spaces     the Configs from which a search should choose, by node
     spent      the share of the budget that is used up, from 0
     history    (number of proposals, seconds) whenever a better plan was found
@@ -122,9 +123,9 @@ class Run:
         where it has too many transfers to look at.
         """
         self.num_proposals += 1
-        found = None
+        found, configs = None, self._met(configs)
         # Updates that come together take less than what a bound counts for each.
-        if most == inf or self.bucket_bytes or self.evaluator.bound(configs := self._met(configs)) <= most:
+        if most == inf or self.bucket_bytes or self.evaluator.bound(configs) <= most:
             found = self.judge(configs, self.num_proposals)
         if self.progress is not None:
             self.progress(min(1.0, self.spent), self.best)
@@ -163,9 +164,10 @@ class Run:
         """Count proposals that were made elsewhere, and keep the best of them."""
         self.num_proposals += num_proposals
         for found in best:
-            configs = self._met(found.strategy.configs)
-            is_met = configs == found.strategy.configs
-            self._judge(found if is_met else self.evaluator.evaluate(Strategy(configs, found.strategy.microbatches)))
+            if self._met(found.strategy.configs) == found.strategy.configs:
+                self._judge(found)
+            else:
+                self.judge(found.strategy.configs, self.num_proposals, found.strategy.bucket_bytes)
         if self.progress is not None:
             self.progress(min(1.0, self.spent), self.best)
 
@@ -187,7 +189,9 @@ class Run:
         """Keep the plan if it is among the best few; of equal ones the first comes first."""
         if self.frontier is not None:
             self.frontier.add(found)
-        if any(found.strategy.configs == known.strategy.configs for known in self.finalists):
+        # With buckets of another size it is another plan, which may be faster, or the one that the packer takes.
+        known = [(one.strategy.configs, one.strategy.bucket_bytes) for one in self.finalists]
+        if (found.strategy.configs, found.strategy.bucket_bytes) in known:
             return
         if not self.finalists or found.rank < self.best.rank:
             self.history.append((self.num_proposals if number is None else number, found.seconds))

@@ -17,11 +17,13 @@ from castile.planner import strategy as strategies
 from castile.planner.budget import Budget
 from castile.planner.cost import CostModel
 from castile.planner.evaluator import OBJECTIVES, Evaluator
+from castile.planner.folding import Folding
 from castile.planner.lower import Lowering
+from castile.planner.pins import Pins, parse
 from castile.planner.search import Run, search
 from castile.planner.seeds import seed, seeds
 from castile.planner.settling import settled, sized
-from castile.planner.sizes import SIZES
+from castile.planner.sizes import SIZES, variants
 from castile.planner.strategy import Strategy
 from castile.planner.updates import Updates
 from castile.runtime import machine as machines
@@ -131,6 +133,38 @@ def test_what_is_shorter_with_buckets_than_its_work_without_is_not_refused() -> 
     assert same.bound(best.strategy.configs) > best.energy
     again = run.propose(best.strategy.configs, best.energy)
     assert again is not None and again.energy == best.energy
+
+
+@pytest.mark.parametrize("is_slower_first", [False, True])
+def test_of_a_plan_with_several_sizes_the_best_comes_first_whatever_was_judged_first(is_slower_first: bool) -> None:
+    same = evaluator("mlp:layers=6,width=16", "local:procs=1")
+    known = same.evaluate(seeds(same.lowering)["data_parallel"])
+    each = sorted([same.evaluate(with_size(known.strategy, size)) for size in (0, SIZES[0])], key=lambda one: one.rank)
+    assert each[0].seconds < each[1].seconds
+    run = Run(same, Budget(proposals=9), random.Random(0), {})
+    for one in each[::-1] if is_slower_first else each:
+        run.judge(one.strategy.configs, 1, one.strategy.bucket_bytes)
+    assert [one.rank for one in run.finalists] == [one.rank for one in each]
+    assert run.history[-1] == (1, each[0].seconds)
+
+
+def test_what_is_adopted_keeps_its_buckets_where_pins_change_it() -> None:
+    same = evaluator("mlp:layers=6,width=16", "local:procs=2")
+    plan = with_size(seeds(same.lowering)["data_parallel"], SIZES[0])
+    pins = Pins([parse("fc1: {b: 1}")], same.lowering.names, 2)
+    run = Run(same, Budget(proposals=9), random.Random(0), {}, pins=pins)
+    run.adopt(1, [same.evaluate(plan)])
+    assert run.best.strategy.configs == pins.apply(plan.configs) != plan.configs
+    assert run.best.strategy.bucket_bytes == plan.bucket_bytes
+
+
+def test_what_was_evaluated_is_not_folded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    same = evaluator(GPT, "dgx-h100:nodes=8", 64)
+    plan = seeds(same.lowering)["data_parallel"]
+    first = variants(same, plan, SIZES)
+    assert len(first) > 1
+    monkeypatch.setattr(Folding, "by_roles", lambda self, strategy: pytest.fail("folded again"))
+    assert variants(same, plan, [one.strategy.bucket_bytes for one in first]) == first
 
 
 def test_of_equal_plans_the_one_without_buckets_is_taken() -> None:
