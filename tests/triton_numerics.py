@@ -4,6 +4,7 @@ Run by `make test` in a process of its own with TRITON_INTERPRET=1, as Triton in
 """
 
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.kernels.table import Table, definitions
+from castile.kernels.triton import convolution
 from castile.kernels.triton.launch import bound
 from castile.planner import vocabulary
 from tests.kernel_cases import Case, Draw, cases
 from tests.test_kernels import check, dense, laid_out, several, stepped, unwritten
 from tests.test_together import MANY, check_each
-from tests.triton_cases import NAMES, cast, error, plain, plan, results
+from tests.triton_cases import NAMES, cast, error, launches, plain, plan, results
 from tests.triton_cases_images import is_image, turned
 from tests.triton_cases_long import LONG
 
@@ -100,6 +102,33 @@ def test_every_setting_computes_the_same(name: str) -> None:
         for got, want in zip(outs, wanted, strict=True):
             scale = max(1.0, float(np.abs(want).max(initial=0)))
             np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * scale, err_msg=str(made.settings[number]))
+
+
+@pytest.mark.parametrize("name", ["conv2d", "conv2d_grad_weight"])
+def test_pictures_are_copied_some_samples_at_a_time(name: str) -> None:
+    draw = Draw("float32")
+    x, dy, w = draw(5, 3, 9, 16), draw(5, 4, 5, 8), draw(4, 3, 7, 7)
+    how: dict[str, Any] = {"stride": (2, 2), "pads": (3, 3, 3, 3), "dilation": (1, 1), "groups": 1}
+    case = ((x, w), how) if name == "conv2d" else ((dy, x), how | {"kernel": (7, 7)})
+    case = cast(name, case, "bfloat16")
+    want = _define(name, cast(name, case, "float32"))
+    for adds in (False, True):
+        out = np.ones(want.shape, "bfloat16") if adds else unwritten(want.astype("bfloat16"))
+        with mock.patch.object(convolution, "_COPIED", 2000):
+            made = plan(name, (out,), case, adds)
+            assert made is not None
+            bound(made, made.settings[0])()
+        names = [launch.kernel.__name__ for launch in launches(made)]
+        assert names.count("_copy_beside") == 3 + (name == "conv2d"), "two samples at a time, and weights"
+        assert error(out.astype("float32"), want + adds) <= 2.0**-7 * float(np.abs(want).max())
+
+
+@pytest.mark.parametrize("channels", [1, 3, 16])
+def test_nothing_is_done_for_an_image_without_places(channels: int) -> None:
+    draw = Draw("float32")
+    how = {"stride": (1, 1), "pads": (0, 0, 0, 0), "dilation": (1, 1), "groups": 1}
+    made = plan("conv2d", (draw(2, 4, 0, 1),), ((draw(2, channels, 3, 7), draw(4, channels, 4, 7)), how))
+    assert made is not None and not launches(made)
 
 
 @pytest.mark.parametrize("name", ["contract", "contract_pointwise"])

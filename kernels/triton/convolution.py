@@ -15,8 +15,8 @@ from castile.kernels.triton.channels import channels_last, grouped
 from castile.kernels.triton.contract import Tile, contract
 from castile.kernels.triton.correlation import Windows, correlation, fitting, together
 from castile.kernels.triton.depthwise import is_depthwise, spread, weighed, windowed
-from castile.kernels.triton.launch import Launch, Plan, planned, takes
-from castile.kernels.triton.pictures import in_rows, is_picture, rows_met, rows_weighed, slopes_by_rows
+from castile.kernels.triton.launch import Launch, Plan, always, planned, takes
+from castile.kernels.triton.pictures import copy_size, in_rows, is_picture, rows_met, rows_weighed, slopes_by_rows
 from castile.kernels.triton.slopes import divided, slopes, summed, waiting
 from castile.kernels.triton.views import View, nest, permuted, view
 from castile.kernels.windows import Pads, Pair
@@ -97,6 +97,8 @@ def conv2d(
     """See the definition. Sums are in float32."""
     if not takes(out, x, w) or 0 in (x.size, w.size):
         return None
+    if out.size == 0:
+        return always()
     out, x, w = _images(out, x, w)
     windows = Windows(w.shape[2:], stride, (pads[0], pads[2]), dilation)
     images = _grouped(out, x, w, groups, windows)
@@ -104,9 +106,11 @@ def conv2d(
         return windowed(*images, windows, accumulate)
     made = [
         *_products(images, windows, out, x, w, "o", "i", accumulate),
-        *([_by_rows(images, windows, accumulate)] if is_picture(images.x, windows) else []),
         _correlated(images, windows, False, accumulate),
     ]
+    if is_picture(images.x, windows):
+        # Products of float32 take longer than looking up, and rows are filled up with some that count for nothing.
+        made.insert(0 if x.dtype.itemsize == 2 else len(made), _by_rows(images, windows, accumulate))
     return _either(made)
 
 
@@ -126,6 +130,8 @@ def conv2d_grad_input(
     """See the definition. Sums are in float32."""
     if not takes(out, dy, w) or 0 in (dy.size, w.size):
         return None
+    if out.size == 0:
+        return always()
     out, dy, w = _images(out, dy, w)
     windows = Windows(w.shape[2:], stride, (pads[0], pads[2]), dilation)
     images = _grouped(dy, out, w, groups, windows)
@@ -173,7 +179,8 @@ def conv2d_grad_weight(
     settings = _ordered(ways, images, windows, num_c, lambda tile: tile.m * tile.n == 1024 * tile.warps)
     made: list[Plan | None] = [Plan(settings, lambda way: _slope_launches(images, windows, way, accumulate))]
     if is_picture(images.x, windows):
-        made.insert(0, slopes_by_rows(images.w, images.y, images.x, windows, accumulate))
+        pieces = list(_samples(images.x, images.y, copy_size(images.x, windows, images.y.shape[4])))
+        made.insert(0, slopes_by_rows(images.w, pieces, windows, accumulate))
     if _alike(images, windows) and _in_one(images):
         # Last, since its sums have few parts: too few for the chip where a weight is small.
         made.append(_contracted(out[:, :, 0, 0], "zohw,zihw->oi", dy, x, accumulate))
@@ -211,8 +218,9 @@ def _contracted(out: Any, spec: str, first: Any, second: Any, adds: bool) -> Pla
 
 
 def _either(plans: Sequence[Plan | None]) -> Plan:
-    """The settings of those plans that there are: kinds of settings differ, and those of the first come first."""
+    """The settings of those plans that there are, which differ in kind, those of the first first."""
     owners = {one: plan for plan in plans if plan for one in plan.settings}
+    assert len(owners) == sum(len(plan.settings) for plan in plans if plan), "a setting is of one plan"
     return Plan(tuple(owners), lambda one: owners[one].launches(one))
 
 
@@ -257,32 +265,33 @@ def _ordered(
         # Looking up each element takes registers.
         every = [way for way in every if way.tile.k <= 32]
     liked = [way for way in every if way.vectors == copies]
-    first = [way for way in liked if suits(way.tile)]
+    return (*_likeliest(liked, suits), *(way for way in every if both and way not in liked))
+
+
+def _likeliest(ways: list[Way], suits: Callable[[Tile], bool]) -> list[Way]:
+    first = [way for way in ways if suits(way.tile)]
     # Of those that do not, the smallest are likeliest.
-    rest = [way for way in reversed(liked) if way not in first]
-    return tuple([*first, *rest, *(way for way in every if both and way not in liked)])
+    return [*first, *(way for way in reversed(ways) if way not in first)]
+
+
+def _fitted(way: Way, num_m: int, num_n: int, num_c: int, taps: int) -> Way:
+    tile = fitting(way.tile, num_m, num_n, num_c if way.vectors else num_c * taps)
+    # What is never fetched ahead takes no memory.
+    return way._replace(tile=tile._replace(stages=min(tile.stages, -(-num_c * taps // tile.k))))
+
+
+def _fills(tile: Tile, num_m: int, num_n: int, groups: int) -> bool:
+    """Whether each processor gets one, and registers last."""
+    num = -(-num_m // tile.m) * -(-num_n // tile.n) * groups
+    return num >= _FILL and tile.m * tile.n <= 2048 * tile.warps
 
 
 def _correlated(images: Images, windows: Windows, back: bool, adds: bool) -> Plan:
     """Places of x from those of y with `back`, or y's from x's."""
     to, of = (images.x, images.y) if back else (images.y, images.x)
-    if prod(to.shape) == 0:
-        return Plan((None,), lambda _: [])
     _, groups, num_m, *size = to.shape
-    piece = next(_samples(to, of, _apart(of)))[0]
+    piece = next(_samples(to, of, _apart(of) * _most(to, of)))[0]
     num_n, num_c = prod(size) * piece.shape[0], of.shape[2]
-
-    def fit(way: Way) -> Way:
-        num_k = num_c if way.vectors else num_c * prod(windows.kernel)
-        tile = fitting(way.tile, num_m, num_n, num_k)
-        # What is never fetched ahead takes no memory.
-        turns = -(-num_c * prod(windows.kernel) // tile.k)
-        return way._replace(tile=tile._replace(stages=min(tile.stages, turns)))
-
-    def suits(tile: Tile) -> bool:
-        """Whether each processor gets one, and registers last."""
-        num = -(-num_m // tile.m) * -(-num_n // tile.n) * groups
-        return num >= _FILL and tile.m * tile.n <= 2048 * tile.warps
 
     def launches(way: Way) -> list[Launch]:
         weights = permuted(images.w, (0, 2, 1, 3, 4)) if back else images.w
@@ -292,7 +301,7 @@ def _correlated(images: Images, windows: Windows, back: bool, adds: bool) -> Pla
             weights, first = channels_last(weights)
             found.append(first)
         copies = way.vectors and _apart(of)
-        for here, met in _samples(to, of, copies):
+        for here, met in _samples(to, of, copies * _most(to, of)):
             if copies:
                 met, first = _copied(met)
                 found.append(first)
@@ -300,28 +309,39 @@ def _correlated(images: Images, windows: Windows, back: bool, adds: bool) -> Pla
             found.append(correlation(here, met, weights, windows, way.tile, turned, way.vectors, adds))
         return found
 
-    ways = map(fit, _FULL if to.array.dtype.itemsize == 4 else _HALF)
-    return Plan(_ordered(ways, images, windows, num_c, suits), launches)
+    every = _FULL if to.array.dtype.itemsize == 4 else _HALF
+    ways = (_fitted(way, num_m, num_n, num_c, prod(windows.kernel)) for way in every)
+    return Plan(_ordered(ways, images, windows, num_c, lambda tile: _fills(tile, num_m, num_n, groups)), launches)
 
 
 def _by_rows(images: Images, windows: Windows, adds: bool) -> Plan:
-    """Places of y where a window's row is what channels are elsewhere."""
-    x, first = rows_met(images.x, windows, images.y.shape[4])
-    w, second = rows_weighed(images.w)
-    plan = _correlated(Images(images.y, x, w), in_rows(windows), False, adds)
+    """Places of y where a window's row is what channels are elsewhere. A setting is a tile."""
+    weights, weighed = rows_weighed(images.w)
+    _, num_m, num_c, *taps = weights.shape
+    places = images.y.shape[3:]
+    pieces = list(_samples(images.y, images.x, copy_size(images.x, windows, places[1])))
+    num_n = prod(places) * pieces[0][0].shape[0]
 
-    def launches(way: Way) -> list[Launch]:
-        return [first, second, *plan.launches(way)]
+    def launches(tile: Tile) -> list[Launch]:
+        found = [weighed]
+        for to, of in pieces:
+            met, first = rows_met(of, windows, places[1])
+            found += [first, correlation(to, met, weights, in_rows(windows), tile, False, True, adds)]
+        return found
 
+    every = _FULL if images.y.array.dtype.itemsize == 4 else _HALF
+    ways = dict.fromkeys(_fitted(way, num_m, num_n, num_c, prod(taps)) for way in every if way.vectors)
     # Masks of rows that fill no tile are shared by the elements of a thread.
-    return Plan(tuple(sorted(plan.settings, key=lambda way: -way.tile.m * way.tile.n // way.tile.warps)), launches)
+    shared = sorted(ways, key=lambda way: -way.tile.m * way.tile.n // way.tile.warps)
+    liked = _likeliest(shared, lambda tile: _fills(tile, num_m, num_n, 1))
+    return Plan(tuple(way.tile for way in liked), launches)
 
 
 def _slope_launches(images: Images, windows: Windows, way: Way, adds: bool) -> list[Launch]:
     """dw of each part of the places, through all pieces of the batch, and then the sum of the parts."""
     y, x, dw = images
     copies = (way.vectors and _apart(x), way.vectors and _apart(y) and together(y) == 1)
-    pieces = list(_samples(x, y, any(copies)))
+    pieces = list(_samples(x, y, any(copies) * _most(x, y)))
     places = prod(pieces[0][1].shape[:1] + pieces[0][1].shape[3:])
     parts = divided(dw, places, x.array.dtype.itemsize, way.tile, way.beside)
     whole = parts.num == len(pieces) == 1
@@ -344,11 +364,15 @@ def _apart(one: View) -> bool:
     return one.steps[2] != 1
 
 
-def _samples(one: View, other: View, copies: bool) -> Iterator[tuple[View, View]]:
-    """Two views of images some samples at a time, all of them where nothing is copied."""
+def _most(one: View, other: View) -> int:
+    """Elements of a sample of either."""
+    return max(prod(one.shape[1:]), prod(other.shape[1:]))
+
+
+def _samples(one: View, other: View, each: int) -> Iterator[tuple[View, View]]:
+    """Two views of images some samples at a time, where so many elements of each are copied; else all of them."""
     batch = one.shape[0]
-    most = max(prod(one.shape[1:]), prod(other.shape[1:]))
-    num = -(-batch // max(1, _COPIED // most)) if copies else 1
+    num = -(-batch // max(1, _COPIED // each)) if each else 1
     size = -(-batch // num)
     for start in range(0, batch, size):
         yield _cut(one, start, min(start + size, batch)), _cut(other, start, min(start + size, batch))

@@ -19,8 +19,9 @@ from castile.kernels.triton.launch import Launch, Plan
 from castile.kernels.triton.slopes import divided, slopes, summed, waiting
 from castile.kernels.triton.views import View, power_of_two, wide
 
-# Channels up to which a row of a window is taken together, and such rows that a program weighs at once.
-_FEW, _MOST_ROWS = 15, 7
+# Channels up to which a row of a window is taken together, the fewest numbers of it, as a product has no fewer, and
+# such rows that a program weighs at once.
+_FEW, _LEAST, _MOST_ROWS = 15, 16, 7
 # Numbers of a copy that a program writes.
 _ELEMENTS = 2048
 # An A100 leaves out registers where 64 places are a step.
@@ -29,8 +30,17 @@ _FULL = (Tile(64, 32, 32, 8, 2), Tile(64, 32, 16, 8, 2), Tile(64, 32, 32, 8, 2, 
 
 
 def is_picture(x: View, windows: Windows) -> bool:
-    """Whether images [b,g,c,h,w] have so few channels that several columns of a window make a vector."""
-    return x.shape[1] == 1 and x.shape[2] <= _FEW and windows.kernel[1] > 1 == windows.dilation[1]
+    """Whether images [b,g,c,h,w] have so few channels that several columns of a window make a vector.
+
+    Of one channel a window's row begins anywhere, so that its numbers are looked up one by one.
+    """
+    _, groups, num, *_ = x.shape
+    return groups == 1 < num <= _FEW and windows.dilation[1] == 1 and _row(num, windows.kernel[1]) >= _LEAST
+
+
+def _row(num: int, across: int) -> int:
+    """Numbers of a row of so many columns of so many channels, as it is copied."""
+    return across * power_of_two(num)
 
 
 def in_rows(windows: Windows) -> Windows:
@@ -39,12 +49,20 @@ def in_rows(windows: Windows) -> Windows:
     return Windows((rows[0], 1), stride, (pads[0], 0), (dilation[0], 1))
 
 
+def copy_size(x: View, windows: Windows, places: int) -> int:
+    """Elements of a copy of a sample of x [b,1,c,h,w] in which so many places of a row meet windows."""
+    return power_of_two(x.shape[2]) * x.shape[3] * _columns(windows, places)
+
+
+def _columns(windows: Windows, places: int) -> int:
+    return (places - 1) * windows.stride[1] + windows.kernel[1]
+
+
 def rows_met(x: View, windows: Windows, places: int) -> tuple[View, Launch]:
     """What rows of windows at so many places of a row meet of x [b,1,c,h,w]: [b,1,row,h,w], of a copy."""
     batch, _, num, high, _ = x.shape
-    each = power_of_two(num)
-    row = windows.kernel[1] * each
-    cols = (places - 1) * windows.stride[1] + windows.kernel[1]
+    row = _row(num, windows.kernel[1])
+    cols = _columns(windows, places)
     copy, launch = _side_by_side(
         View(x.array, (batch, *x.shape[2:]), (x.steps[0], *x.steps[2:])), windows.pads[1], cols
     )
@@ -56,27 +74,33 @@ def rows_weighed(w: View) -> tuple[View, Launch]:
     """Weights [1,o,c,r,s] for these: [1,o,row,r,1], of a copy."""
     _, outputs, num, high, across = w.shape
     copy, launch = _side_by_side(View(w.array, w.shape[1:], w.steps[1:]), 0, across)
-    return View(
-        copy.array, (1, outputs, across * power_of_two(num), high, 1), (0, copy.steps[0], 1, copy.steps[2], 0)
-    ), launch
+    return View(copy.array, (1, outputs, _row(num, across), high, 1), (0, copy.steps[0], 1, copy.steps[2], 0)), launch
 
 
-def slopes_by_rows(dw: View, dy: View, x: View, windows: Windows, adds: bool) -> Plan:
-    """The gradients dw [1,m,c,r,s] of what windows over x [b,1,c,h,w] are weighed with, or what is added to them."""
+def slopes_by_rows(dw: View, pieces: list[tuple[View, View]], windows: Windows, adds: bool) -> Plan:
+    """The gradients dw [1,m,c,r,s] of what windows over x [b,1,c,h,w] are weighed with, or what is added to them.
+
+    pieces: x and dy [b,1,m,h,w] of some samples each, of no more than the first.
+    """
     _, num_m, num_c, *size = dw.shape
-    met, copied = rows_met(x, windows, dy.shape[4])
-    like = View(dw.array, (1, num_m, met.shape[2], size[0], 1), (0,) * 5)
+    x, dy = pieces[0]
+    row = _row(num_c, size[1])
+    like = View(dw.array, (1, num_m, row, size[0], 1), (0,) * 5)
     beside = max(rows for rows in range(1, _MOST_ROWS + 1) if size[0] % rows == 0)
     places = dy.shape[0] * prod(dy.shape[3:])
 
     def launches(tile: Tile) -> list[Launch]:
         parts = divided(like, places, x.array.dtype.itemsize, tile, beside)
         to = waiting(like, parts.num, True)
-        first = slopes(to, dy, met, in_rows(windows), tile, beside, parts, True, False)
-        return [copied, first, *summed(dw, _taken_apart(to, num_c, size[1]), adds)]
+        found = []
+        for number, (one, slope) in enumerate(pieces):
+            met, first = rows_met(one, windows, dy.shape[4])
+            adding = number > 0
+            found += [first, slopes(to, slope, met, in_rows(windows), tile, beside, parts, True, adding)]
+        return [*found, *summed(dw, _taken_apart(to, num_c, size[1]), adds)]
 
     tiles = _FULL if x.array.dtype.itemsize == 4 else _HALF
-    return Plan(tuple(dict.fromkeys(fitting(tile, num_m, met.shape[2], places) for tile in tiles)), launches)
+    return Plan(tuple(dict.fromkeys(fitting(tile, num_m, row, places) for tile in tiles)), launches)
 
 
 def _taken_apart(rows: View, num: int, across: int) -> View:
@@ -105,12 +129,12 @@ def _side_by_side(one: View, left: int, cols: int) -> tuple[View, Launch]:
         "EACH": each,
         "N": size,
     }
-    return copy, Launch(_beside, (-(-batch * high * cols // size),), (copy, one), constants)
+    return copy, Launch(_copy_beside, (-(-batch * high * cols // size),), (copy, one), constants)
 
 
 @triton.jit
-def _beside(out, x, STEPS: tl.constexpr, SIZE: tl.constexpr, LEFT: tl.constexpr, COLS: tl.constexpr,
-            WIDE: tl.constexpr, EACH: tl.constexpr, N: tl.constexpr):  # fmt: skip
+def _copy_beside(out, x, STEPS: tl.constexpr, SIZE: tl.constexpr, LEFT: tl.constexpr, COLS: tl.constexpr,
+                 WIDE: tl.constexpr, EACH: tl.constexpr, N: tl.constexpr):  # fmt: skip
     number = tl.program_id(0)
     if WIDE:
         number = number.to(tl.int64)
