@@ -99,6 +99,7 @@ class Evaluator:
         self.cost_snapshot = identity(snapshot)
         self.capacity = np.array([p.memory_bytes - p.reserved_bytes for p in lowering.machine.processors])
         self._known: dict[Key, tuple[float, np.ndarray, int]] = {}
+        self._small: dict[Key, bool] = {}
         self._work: dict[tuple[str, Config], np.ndarray] = {}
         self._steps: dict[str, list[Step]] = {}
         self._folding: Folding | None = None
@@ -116,7 +117,7 @@ class Evaluator:
         other = copy(self)
         other.objective, other._best = objective, None
         if lowering is not None:
-            other.lowering, other._known, other._work, other._steps = lowering, {}, {}, {}
+            other.lowering, other._known, other._small, other._work, other._steps = lowering, {}, {}, {}, {}
         if (objective == "latency") > (other.lowering.mode == "forward"):
             raise ValueError("objective 'latency' is that of a forward pass: it takes a lowering of mode 'forward'")
         if most_bytes is not None:
@@ -136,10 +137,14 @@ class Evaluator:
         return folded, tasks, simulate(tasks, durations, self.lowering.machine.engines)
 
     def is_small(self, strategy: Strategy) -> bool:
-        """Whether what a plan is evaluated through is small: of few processors, of their roles, or seen already."""
-        if self.lowering.machine.num_procs < FOLDED_FROM or _key(strategy) in self._known:
+        """Whether what a plan is evaluated through is small: of few processors, or of their roles."""
+        # Without buckets processors of one role are always alike.
+        if self.lowering.machine.num_procs < FOLDED_FROM or not strategy.bucket_bytes:
             return True
-        return self._folds().by_roles(strategy) is not None
+        key = _key(strategy)
+        if key not in self._small:
+            self._small[key] = self._folds().by_roles(strategy) is not None
+        return self._small[key]
 
     def _folds(self) -> Folding:
         if self._folding is None or self._folding.lowering is not self.lowering:
