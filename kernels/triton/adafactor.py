@@ -7,7 +7,7 @@ matrices are read anew by each pass.
 from math import prod
 from typing import Any
 
-from castile.kernels.triton.launch import Plan, Room, planned, takes
+from castile.kernels.triton.launch import Plan, Room, in_turn, planned, takes
 from castile.kernels.triton.lines import Text, each, folded, packed, text
 from castile.kernels.triton.several import guarding
 from castile.kernels.triton.views import Shape, View, broadcast, view
@@ -61,8 +61,7 @@ def adafactor(
     scalars = (broadcast(one, shape) for one in (size, length, view(lr), *numbers))
     what = Text(("w", *names, "size", "length", "lr", "step"), _CONSTANTS, (meets, *_RATE), (_STEPPED,))
     last = each(guarding(what, ("w",), bool(guard)), [view(out[0])], [view(w), *xs, *scalars], constants)
-    known = [launch for plan in before for launch in plan.launches(plan.settings[0])]
-    return Plan(last.settings, lambda setting: [*known, *last.launches(setting)])
+    return in_turn(*before, last, chooses=len(before))
 
 
 def _vector(

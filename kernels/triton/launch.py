@@ -5,7 +5,7 @@ trying, the likeliest first, and for each the launches it stands for. What it sa
 is not there, or tuned, without any array of that size. It knows no kernel.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any, NamedTuple
@@ -78,6 +78,21 @@ class Plan(NamedTuple):
 def always(*launches: Launch) -> Plan:
     """The plan that leaves nothing to choose."""
     return Plan((None,), lambda _: list(launches))
+
+
+def in_turn(*plans: Plan, chooses: int = 0) -> Plan:
+    """The work of all plans, one after the other: that number's settings, and of each other plan the likeliest."""
+
+    def launches(setting: Any) -> list[Launch]:
+        chosen = (setting if n == chooses else plan.settings[0] for n, plan in enumerate(plans))
+        return [one for plan, own in zip(plans, chosen, strict=True) for one in plan.launches(own)]
+
+    return Plan(plans[chooses].settings, launches)
+
+
+def all_alike(plans: Sequence[Plan]) -> Plan:
+    """The work of plans of the same settings, one after the other, all by the setting that is chosen."""
+    return Plan(plans[0].settings, lambda setting: [one for plan in plans for one in plan.launches(setting)])
 
 
 def planned(form: Callable[..., Plan | None]) -> Callable[..., Call | None]:

@@ -5,7 +5,7 @@ It knows no arithmetic but addition.
 
 from typing import Any
 
-from castile.kernels.triton.launch import Plan, Room, planned, takes
+from castile.kernels.triton.launch import Plan, Room, all_alike, always, planned, takes
 from castile.kernels.triton.lines import MOVE, Text, each, packed, text
 from castile.kernels.triton.several import several
 from castile.kernels.triton.views import Shape, View, broadcast, permuted, split, view
@@ -15,7 +15,6 @@ _ADD = text("x, y -> x + y")
 # In their own dtype, as moments are added in float64.
 _ADD_WIDE = Text(("x", "y"), (), (), ("x + y",), moves=True)
 _ZERO = Text((), (), (), ("0.0",))
-_NOTHING = Plan((None,), lambda _: [])
 
 
 @planned
@@ -30,7 +29,7 @@ def copy(out: Any, x: Any, *more: Any, accumulate: bool) -> Plan | None:
 @planned
 def zero(out: Any, *, shape: Shape, dtype: str, accumulate: bool) -> Plan:
     """See the definition."""
-    return _NOTHING if accumulate else each(_ZERO, [view(out)], [], {})
+    return always() if accumulate else each(_ZERO, [view(out)], [], {})
 
 
 @planned
@@ -61,7 +60,7 @@ def reshape(out: Any, x: Any, *, shape: Shape) -> Plan | None:
     room = Room(max(1, x.size), x.dtype.name)
     there = each(MOVE, [View(room, source.shape, packed(source.shape))], [source], {})
     back = each(MOVE, [to], [View(room, to.shape, packed(to.shape))], {})
-    return Plan(there.settings, lambda setting: [*there.launches(setting), *back.launches(setting)])
+    return all_alike([there, back])
 
 
 @planned
@@ -93,7 +92,7 @@ def _one_by_one(plans: list[Plan | None]) -> Plan | None:
     made = [plan for plan in plans if plan is not None]
     if len(made) < len(plans):
         return None
-    return Plan(made[0].settings, lambda setting: [one for plan in made for one in plan.launches(setting)])
+    return all_alike(made)
 
 
 def _moved(out: View, x: View, accumulate: bool) -> Plan | None:

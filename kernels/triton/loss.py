@@ -11,7 +11,7 @@ import triton
 from triton import language as tl
 
 from castile.kernels.triton.functions import begun, edges, fetch, places, put, run
-from castile.kernels.triton.launch import Plan, Room, planned, takes
+from castile.kernels.triton.launch import Plan, Room, in_turn, planned, takes
 from castile.kernels.triton.lines import folded, packed, text
 from castile.kernels.triton.rows import by_rows
 from castile.kernels.triton.softmax import top_and_total
@@ -32,7 +32,7 @@ def cross_entropy(out: tuple[Any, Any], logits: Any, labels: Any, *, scale: floa
     total = folded(_SCALED, [view(loss)], [each], tuple(range(len(lead))), {"scale": scale})
     if rows is None:
         return None
-    return Plan(rows.settings, lambda setting: [*rows.launches(setting), *total.launches(total.settings[0])])
+    return in_turn(rows, total)
 
 
 @planned

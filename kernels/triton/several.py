@@ -7,7 +7,7 @@ from functools import cache
 from itertools import accumulate
 from typing import Any
 
-from castile.kernels.triton.launch import Launch, Plan
+from castile.kernels.triton.launch import Launch, Plan, all_alike, always
 from castile.kernels.triton.lines import Text, each, kernel_of, operations
 from castile.kernels.triton.views import View, view
 
@@ -49,10 +49,9 @@ def several(
     rows = [(outs[n * results :][:results], arrays[n * length :][:length]) for n in range(len(outs) // results)]
     rows = [row for row in rows if row[0][0].size]
     if not rows:
-        return Plan((None,), lambda _: [])
+        return always()
     if len(rows) == 1 or not all(_lies_dense(*made, *given) for made, given in rows):
-        plans = [_alone(what, *row, numbers, constants) for row in rows]
-        return Plan(plans[0].settings, lambda setting: [one for plan in plans for one in plan.launches(setting)])
+        return all_alike([_alone(what, *row, numbers, constants) for row in rows])
     few = [rows[n : n + _AT_ONCE] for n in range(0, len(rows), _AT_ONCE)]
     return Plan(_SETTINGS, lambda setting: [_launch(what, some, numbers, constants, *setting) for some in few])
 

@@ -11,7 +11,7 @@ import triton
 from triton import language as tl
 
 from castile.kernels.triton.functions import begun, block, edges, fetch, places, put, run
-from castile.kernels.triton.launch import Plan, Room, planned, takes
+from castile.kernels.triton.launch import Plan, Room, in_turn, planned, takes
 from castile.kernels.triton.lines import each, folded, packed, text
 from castile.kernels.triton.rows import by_rows
 from castile.kernels.triton.softmax import top_and_total
@@ -54,7 +54,7 @@ def split_cross_entropy(out: tuple[Any, Any], parts: Any, *, scale: float) -> Pl
     if rows is None:
         return None
     total = folded(_SCALED, [view(loss)], [alone], tuple(range(len(lead))), {"scale": scale})
-    return Plan(rows.settings, lambda setting: [*rows.launches(setting), *total.launches(total.settings[0])])
+    return in_turn(rows, total)
 
 
 @planned
