@@ -24,6 +24,13 @@ def _entropy_slopes(logits: np.ndarray, labels: np.ndarray) -> Case:
 _SECTORS = (2, 32, 9, 7)
 
 
+def _unlike(*shape: int) -> np.ndarray:
+    """Images of which the first place of each channel is far from the others."""
+    x = _DRAW(*shape)
+    x[:, :, 0, 0] = 1000
+    return x
+
+
 def _attention(heads: int, width: int, num: int, keys: int, slopes: bool) -> Case:
     """The last of a sequence's queries on all of its keys, of one head that they share."""
     q, kk, v = _DRAW(1, num, heads * width), _DRAW(1, keys, width), _DRAW(1, keys, width)
@@ -93,5 +100,6 @@ LONG: dict[str, list[Case]] = {
     "group_norm": [
         ((30 + _DRAW(2, 4, 50, 60), _DRAW(4), _DRAW(4)), {"groups": 2, "eps": 1e-5}),
         ((30 + _DRAW(*_SECTORS), _DRAW(32), _DRAW(32)), {"groups": 2, "eps": 1e-5}),
+        ((_unlike(2, 4, 50, 60), _DRAW(4), _DRAW(4)), {"groups": 2, "eps": 1e-5}),
     ],
 }

@@ -6,14 +6,14 @@ and groups are made of these. It knows no other statistics.
 
 # mypy: disable-error-code="no-untyped-def"
 
-from math import prod
+from math import isqrt, prod
 from typing import Any
 
 import triton
 from triton import language as tl
 
 from castile.kernels.triton.functions import places
-from castile.kernels.triton.launch import Launch, Plan, Room, planned, takes
+from castile.kernels.triton.launch import Launch, Plan, Room, always, in_turn, planned, takes
 from castile.kernels.triton.lines import each, folded, packed, text
 from castile.kernels.triton.views import Shape, View, nest, permuted, power_of_two, split, view, wide
 
@@ -22,6 +22,7 @@ _SECTOR = 32
 
 _SUMS = text("dy, x, mean, rstd -> dy * (x - mean) * rstd; dy")
 _BOTH = text("x, y -> x; y")
+_MEAN = text("x -> x * share", "share")
 _AWAY = text("x, near -> x - near; (x - near) * (x - near)")
 _NORM = text("x, mean, rstd, g, b -> (x - mean) * rstd * g + b")
 _SLOPE = text("dy, x, mean, rstd, g, slope, along -> (dy * g - slope - (x - mean) * rstd * along) * rstd")
@@ -33,7 +34,7 @@ def group_norm(out: tuple[Any, Any, Any], x: Any, g: Any, b: Any, *, groups: int
     y, mean, rstd = out
     if not takes(*out, x, g, b):
         return None
-    if _beside(y, x) and _shares_sectors(x, groups):
+    if _channels_innermost(y, x) and _shares_sectors(x, groups):
         return _normed(out, x, g, b, groups, eps)
     return _by_groups(_group_norm, [y, x], mean, rstd, (g, b), (eps,), 8)
 
@@ -43,7 +44,7 @@ def group_norm_grad_input(out: Any, dy: Any, x: Any, g: Any, mean: Any, rstd: An
     """See the definition."""
     if not takes(out, dy, x, g, mean, rstd):
         return None
-    if _beside(out, dy, x) and _shares_sectors(x, mean.shape[1]):
+    if _channels_innermost(out, dy, x) and _shares_sectors(x, mean.shape[1]):
         return _sloped(out, dy, x, g, mean, rstd)
     return _by_groups(_group_norm_grad, [out, dy, x], mean, rstd, (g,), (), 11)
 
@@ -55,10 +56,10 @@ def group_norm_grad_params(
     """See the definition."""
     if not takes(*out, dy, x, mean, rstd):
         return None
-    if _beside(dy, x):
+    if _channels_innermost(dy, x):
         first, sums, _ = _summed(dy, x, mean, rstd)
         second = folded(_BOTH, [*map(view, out)], sums, (0,), {}, adds=accumulate)
-        return Plan(first.settings, lambda setting: [*first.launches(setting), *second.launches(second.settings[0])])
+        return in_turn(first, second)
     shape = _apart(x.shape, mean.shape[1])
     still = (0,) * (len(shape) - 2)
     xs = [split(view(one), shape) for one in (dy, x)]
@@ -71,10 +72,10 @@ def group_norm_grad_params(
     rooms = [View(Room(max(1, prod(lead))), lead, packed(lead)) for _ in out]
     first = folded(_SUMS, rooms, xs, tuple(range(3, len(shape))), {})
     second = folded(_BOTH, outs, rooms, (0,), {}, adds=accumulate)
-    return Plan(first.settings, lambda setting: [*first.launches(setting), *second.launches(second.settings[0])])
+    return in_turn(first, second)
 
 
-def _beside(*arrays: Any) -> bool:
+def _channels_innermost(*arrays: Any) -> bool:
     """Whether the channels of several places of images lie side by side."""
     places = min(prod(one.shape[2:]) for one in arrays)
     return places > 1 and all(one.shape[1] > 1 and view(one).steps[1] == 1 for one in arrays)
@@ -97,17 +98,27 @@ def _still(one: View, x: Any) -> View:
     return View(one.array, tuple(x.shape), (*lead, *one.steps, *[0] * (x.ndim - 2)))
 
 
+def _some_places(x: View) -> View:
+    """Of [b,c,...] the root of all places or more, so that squares about their mean are no more than that many times
+    those about the mean of all, wherever numbers lie that are unlike the others.
+    """
+    apart = [isqrt(n) for n in x.shape[2:]]
+    shape = (*x.shape[:2], *(-(-n // step) for n, step in zip(x.shape[2:], apart, strict=True)))
+    return View(x.array, shape, (*x.steps[:2], *(n * step for n, step in zip(x.steps[2:], apart, strict=True))))
+
+
 def _normed(out: tuple[Any, Any, Any], x: Any, g: Any, b: Any, groups: int, eps: float) -> Plan:
-    """Sums of channels less the first number of each, groups' moments of those, and the result."""
+    """Sums of channels less the mean of some places of each, groups' moments of those, and the result."""
     y, mean, rstd = out
-    near = view(x[(slice(None), slice(None), *[0] * (x.ndim - 2))])
-    sums, told, count = _rooms(2, x), _rooms(2, x), prod(x.shape[2:])
-    first = folded(_AWAY, sums, [view(x), _still(near, x)], tuple(range(2, x.ndim)), {})
+    (near,), sums, told, count = _rooms(1, x), _rooms(2, x), _rooms(2, x), prod(x.shape[2:])
+    dims, some = tuple(range(2, x.ndim)), _some_places(view(x))
+    found = folded(_MEAN, [near], [some], dims, {"share": 1 / prod(some.shape[2:])})
+    first = folded(_AWAY, sums, [view(x), _still(near, x)], dims, {})
     per = x.shape[1] // groups
-    args = (near, near.steps, *sums, mean, view(mean).steps, rstd, view(rstd).steps, *told, groups, per, float(count))
+    args = (near, *sums, mean, view(mean).steps, rstd, view(rstd).steps, *told, groups, per, float(count))
     joined = Launch(_join, (len(x) * groups,), (*args, eps), {"BLOCK": power_of_two(per)}, 1)
     last = each(_NORM, [view(y)], [view(x), *(_still(one, x) for one in (*told, view(g), view(b)))], {})
-    return Plan(first.settings, lambda setting: [*first.launches(setting), joined, *last.launches(last.settings[0])])
+    return in_turn(found, first, always(joined), last, chooses=1)
 
 
 def _summed(dy: Any, x: Any, mean: Any, rstd: Any) -> tuple[Plan, list[View], list[View]]:
@@ -118,8 +129,7 @@ def _summed(dy: Any, x: Any, mean: Any, rstd: Any) -> tuple[Plan, list[View], li
     given = each(_BOTH, [split(one, shape) for one in told], stretched, {})
     xs = [view(dy), view(x), *(_still(one, x) for one in told)]
     first = folded(_SUMS, sums, xs, tuple(range(2, x.ndim)), {})
-    plan = Plan(first.settings, lambda setting: [*given.launches(given.settings[0]), *first.launches(setting)])
-    return plan, sums, told
+    return in_turn(given, first, chooses=1), sums, told
 
 
 def _sloped(out: Any, dy: Any, x: Any, g: Any, mean: Any, rstd: Any) -> Plan:
@@ -131,7 +141,7 @@ def _sloped(out: Any, dy: Any, x: Any, g: Any, mean: Any, rstd: Any) -> Plan:
     joined = Launch(_share, (samples * groups,), args, {"BLOCK": power_of_two(per)}, 1)
     xs = [view(dy), view(x), *(_still(one, x) for one in (*told, view(g), *shares))]
     last = each(_SLOPE, [view(out)], xs, {})
-    return Plan(first.settings, lambda setting: [*first.launches(setting), joined, *last.launches(last.settings[0])])
+    return in_turn(first, always(joined), last)
 
 
 def _apart(shape: Shape, groups: int) -> Shape:
@@ -152,13 +162,13 @@ def _by_groups(
     batch, groups = mean.shape
     shape = _apart(arrays[0].shape, groups)
     views = [split(view(one), shape) for one in arrays]
-    beside, per = _beside(*arrays), shape[2]
-    dims = (*range(3, len(shape)), 2) if beside else tuple(range(2, len(shape)))
+    innermost, per = _channels_innermost(*arrays), shape[2]
+    dims = (*range(3, len(shape)), 2) if innermost else tuple(range(2, len(shape)))
     within = [permuted(one, dims) for one in views]
     walk = nest(within)
-    plane = 1 if beside else walk.extent // max(1, per)
+    plane = 1 if innermost else walk.extent // max(1, per)
     if batch * groups * walk.extent == 0:
-        return Plan((None,), lambda _: [])
+        return always()
     if wide(within):
         return None
     operands = [part for one, along in zip(views, walk.steps, strict=True) for part in (one, one.steps[:2], along)]
@@ -255,14 +265,13 @@ def _group_norm_grad(out, s_out, t_out, dy, s_dy, t_dy, x, s_x, t_x, mean, s_mea
 
 
 @triton.jit
-def _join(near, s_near, first, second, mean, s_mean, rstd, s_rstd, middles, rates, groups, per, count, eps,
+def _join(near, first, second, mean, s_mean, rstd, s_rstd, middles, rates, groups, per, count, eps,
           BLOCK: tl.constexpr):  # fmt: skip
     sample, group = (tl.program_id(0) // groups).to(tl.int64), tl.program_id(0) % groups
     c = tl.arange(0, BLOCK)
     here, at = c < per, tl.program_id(0) * per + c
-    near += sample * s_near[0] + (group * per + c) * s_near[1]
     rest = tl.load(first + at, mask=here, other=0.0) / count
-    own = tl.load(near, mask=here, other=0.0).to(tl.float32) + rest
+    own = tl.load(near + at, mask=here, other=0.0) + rest
     middle = tl.sum(own, 0) / per
     # Squares less those of a channel's own mean, and of what that is away from the group's (Chan et al. 1983).
     squares = tl.load(second + at, mask=here, other=0.0) / count - rest * rest
