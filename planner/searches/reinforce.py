@@ -33,9 +33,13 @@ def search(run: Run) -> None:
         while len(placements) < SAMPLES and run.spent < 1:
             placement = policy.sample(rng)
             found = run.propose({name: Config(procs=(procs[n],)) for name, n in zip(names, placement.tolist())})
-            assert found is not None
+            # Of too many transfers to look at: nothing is learned from it.
+            if found is None:
+                continue
             placements.append(placement)
             rewards.append(-float(np.log(found.energy)))
+        if not rewards:
+            return
         mean = float(np.mean(rewards))
         baseline = mean if policy.num_steps == 0 else KEEP * baseline + (1 - KEEP) * mean
         policy.learn(np.array(placements), np.array(rewards) - baseline, ENTROPY * max(0.0, 1 - run.spent))
