@@ -5,7 +5,6 @@ It does not know how a search moves through the plans: each is a file of `search
 
 from __future__ import annotations
 
-import contextlib
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +30,7 @@ from castile.planner.sketch.sieve import FAR, NEAR, Sieve, helps, is_long
 from castile.planner.spaces import Spaces
 from castile.planner.strategy import Config, Predicted, Strategy
 from castile.runtime.strict import suggestion
-from castile.runtime.transfer import TooManyTransfers
+from castile.runtime.transfer import TOO_MANY, TooManyTransfers
 
 NUM_FINALISTS = 8
 # The known plan that no search ends behind, whatever it starts from.
@@ -178,7 +177,7 @@ class Run:
         """
         found = self.propose(configs)
         if found is None:
-            raise TooManyTransfers
+            raise TooManyTransfers(f"the plan that was asked for: {TOO_MANY}")
         return found
 
     def _met(self, configs: Configs) -> dict[str, Config]:
@@ -315,9 +314,13 @@ def _evaluated(
     wanted = {*base, *given, *(known if sieve is None else sieve.within(times))}
     found = {}
     for name, plan in {**base, **known}.items():
-        with contextlib.suppress(*() if name in given or name in base else (TooManyTransfers,)):
-            if name in wanted:
-                found[name] = evaluator.evaluate(plan)
+        if name not in wanted:
+            continue
+        try:
+            found[name] = evaluator.evaluate(plan)
+        except TooManyTransfers as error:
+            if name in given or name in base:
+                raise TooManyTransfers(f"plan {name}: {error}") from error
     if sieve is not None and times < FAR and not any(plan.fits for plan in found.values()):
         return _evaluated(evaluator, base, given, known, sieve, FAR)
     return found

@@ -69,8 +69,6 @@ def _transfer(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> 
         return
     for copy in component:
         transfer.general(t, copy, copies[copy.proc, copy.box])
-        if len(t.patterns) > t.most:
-            raise transfer.TooManyTransfers
 
 
 def _passed_on(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> bool:

@@ -21,11 +21,17 @@ from castile.runtime.task import NOTHING, NUM_LANES, Arg, Body, Call, Comm, Cost
 COMPUTE, SEND, RECEIVE, COLLECTIVE = map(int, (Lane.COMPUTE, Lane.SEND, Lane.RECEIVE, Lane.COLLECTIVE))
 
 
-class TooManyTransfers(ValueError):
-    """A version, or all of a plan, takes more tasks than were to be written out for what is sent."""
+TOO_MANY = (
+    "what is sent takes more tasks of transfers than can be looked at one by one: lay neighbours out alike, with fewer "
+    "splits that differ"
+)
 
-    def __init__(self) -> None:
-        super().__init__("what is sent goes in more single messages than can be looked at one by one")
+
+class TooManyTransfers(ValueError):
+    """A version, or all of a plan, takes more tasks of transfers than were to be written out."""
+
+    def __init__(self, text: str = TOO_MANY) -> None:
+        super().__init__(text)
 
 
 class Source(NamedTuple):
@@ -149,6 +155,12 @@ class Transfer:
         self.pieces.append(Piece(kind, box, proc))
         return len(self.pieces) - 1
 
+    def put(self, pattern: Pattern) -> None:
+        """One task more. Raises TooManyTransfers where that is more than `most`."""
+        if len(self.patterns) >= self.most:
+            raise TooManyTransfers
+        self.patterns.append(pattern)
+
 
 class Term(NamedTuple):
     """What one processor contributes to a copy: sources that always lie together, summed over `box`."""
@@ -241,7 +253,7 @@ def add_up(t: Transfer, kind: Kind, name: str, proc: int, target: View, sources:
         recipe = t.recipes[key] = _sum(t, name, target.box, operands)
     # what is empty is written by nobody
     written = (target.buffer,) if recipe.views else ()
-    t.patterns.append(Pattern(kind, name, (proc,), recipe.key, tuple(numbers), written, recipe))
+    t.put(Pattern(kind, name, (proc,), recipe.key, tuple(numbers), written, recipe))
 
 
 def _sum(t: Transfer, name: str, target: Box, operands: Sequence[tuple[View, Box]]) -> Recipe:
@@ -273,7 +285,7 @@ def laid_out(t: Transfer, proc: int, source: View, run: Run) -> View:
         t.recipes[key] = _recipe(t, "pack", views, calls)
     target, recipe = landing(t, proc, run), t.recipes[key]
     read, written = (source.buffer,), (target.buffer,)
-    t.patterns.append(Pattern(Kind.PACK, "pack", (proc,), recipe.key, read, written, recipe))
+    t.put(Pattern(Kind.PACK, "pack", (proc,), recipe.key, read, written, recipe))
     return target
 
 
@@ -284,7 +296,7 @@ def unpack(t: Transfer, proc: int, run: Run, staging: View, target: View) -> Non
         t.recipes[key] = _sum(t, "unpack", target.box, list(zip(run.views, run.pieces, strict=True)))
     recipe = t.recipes[key]
     read, written = (staging.buffer,), (target.buffer,)
-    t.patterns.append(Pattern(Kind.FOLD, "unpack", (proc,), recipe.key, read, written, recipe))
+    t.put(Pattern(Kind.FOLD, "unpack", (proc,), recipe.key, read, written, recipe))
 
 
 def _recipe(t: Transfer, name: str, views: Sequence[View], calls: Sequence[Call]) -> Recipe:
@@ -302,7 +314,7 @@ def _recipe(t: Transfer, name: str, views: Sequence[View], calls: Sequence[Call]
 def move(t: Transfer, source: View, src: int, target: View, dst: int) -> None:
     group = (src, dst)
     key = _key(t, "move", group, source.box.volume)
-    t.patterns.append(Pattern(Kind.MOVE, "move", group, key, (source.buffer,), (target.buffer,), (source, target)))
+    t.put(Pattern(Kind.MOVE, "move", group, key, (source.buffer,), (target.buffer,), (source, target)))
 
 
 def emit(
@@ -318,7 +330,7 @@ def emit(
     reads = tuple(dict.fromkeys(v.buffer for v in send if v))
     writes = tuple(dict.fromkeys(v.buffer for v in (*receive, *scratch) if v))
     comm = Comm(form, group, send, receive, scratch, counts)
-    t.patterns.append(Pattern(Kind.COLLECTIVE, form, group, _key(t, form, group, elements), reads, writes, comm))
+    t.put(Pattern(Kind.COLLECTIVE, form, group, _key(t, form, group, elements), reads, writes, comm))
 
 
 def _key(t: Transfer, form: str, group: tuple[int, ...], elements: int) -> CostKey:
