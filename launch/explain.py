@@ -29,6 +29,7 @@ from castile.planner.strategy import Config, Strategy
 from castile.runtime.machine import Machine
 from castile.runtime.strict import suggestion
 from castile.runtime.timeline import PICOSECONDS
+from castile.runtime.transfer import TooManyTransfers
 
 KINDS = ("compute", "copy", "transfer")
 Rows = list[dict[str, Any]]
@@ -136,7 +137,12 @@ def _seed(evaluator: Evaluator, name: str, plan: Strategy) -> Strategy:
             f"--why-not {name}: no known plan is called so and differs from the others{near}; there are {among}"
         )
     # What follows is about nodes: all else is as in the plan.
-    return msgspec.structs.replace(known[name], bucket_bytes=plan.bucket_bytes)
+    other = msgspec.structs.replace(known[name], bucket_bytes=plan.bucket_bytes)
+    try:
+        evaluator.evaluate(other)
+    except TooManyTransfers as error:
+        raise UserError(f"--why-not {name}: {error}") from error
+    return other
 
 
 def _facts(command: Explain, desk: Desk, plan: Strategy, found: Explanation, worth: Evaluated) -> dict[str, Any]:

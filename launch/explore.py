@@ -23,6 +23,7 @@ from castile.planner.settling import settled, sized
 from castile.planner.simulate import simulate
 from castile.planner.sizes import SIZES
 from castile.planner.strategy import Predicted, Strategy
+from castile.runtime.transfer import TooManyTransfers
 
 ROUNDS, LEAST_ROUNDS, ROUND_SECONDS = 12, 3, 4.0
 MOST_TURNS = 4
@@ -80,7 +81,10 @@ def choose(
     untaught = CostModel(job.machine)
     progress("measuring the known plans")
     evaluator = Evaluator(job.lowering, job.cost, job.snapshot)
-    known = {label: sized(evaluator, plan) for label, plan in seeds(job.lowering).items()}
+    known = {}
+    for label, plan in seeds(job.lowering).items():
+        with contextlib.suppress(TooManyTransfers):
+            known[label] = sized(evaluator, plan)
     trials = _fitting(job, known, seed)
     measure(job, trials, feed, rate, _rounds(trials))
     _learn(job, trials)

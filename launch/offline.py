@@ -16,6 +16,7 @@ from castile.launch.models import DTYPES, Model
 from castile.launch.ranks import UserError, this_world
 from castile.planner.cost import CostModel
 from castile.planner.database import Database
+from castile.planner.evaluator import FOLDED_FROM
 from castile.planner.lower import Lowering
 from castile.planner.search import Evaluator
 from castile.planner.snapshot import Snapshot
@@ -65,7 +66,9 @@ def desk(
 
 
 def check_plan(plan: Strategy, path: str, model: str, desk: Desk) -> None:
-    """Raises UserError in one sentence, with the file's name, where its plan is not for this model on this machine."""
+    """Raises UserError in one sentence, with the file's name, where its plan is not for this model on this machine, or
+    has too many transfers to look at.
+    """
     lowering = desk.evaluator.lowering
     graph = lowering.graph
     if plan.graph and plan.graph != graph.fingerprint:
@@ -75,6 +78,8 @@ def check_plan(plan: Strategy, path: str, model: str, desk: Desk) -> None:
         )
     try:
         lowering.check(plan)
+        if desk.machine.num_procs >= FOLDED_FROM:
+            desk.evaluator.evaluate(plan)
     except ValueError as error:
         raise UserError(f"plan {path}: {error}") from error
 

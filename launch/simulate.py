@@ -62,9 +62,10 @@ def run(command: Simulate) -> int:
     path, model, given = _given(command)
     of = given.graph if given is not None else ""
     desk = offline.desk(model, machine, command.batch, command.profile, graph=of)
-    if given is not None:
-        offline.check_plan(given, path, model, desk)
-    plan = given or sized(desk.evaluator, seeds(desk.evaluator.lowering)[BASE])
+    plan = given or seeds(desk.evaluator.lowering)[BASE]
+    offline.check_plan(plan, path or BASE, model, desk)
+    if given is None:
+        plan = sized(desk.evaluator, plan)
     tasks, simulated = desk.evaluator.simulate(plan)
     facts = _facts(model, path or BASE, desk, tasks, simulated) | {"buckets": report.buckets(desk.evaluator, plan)}
     if command.trace:

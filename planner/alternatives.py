@@ -77,8 +77,8 @@ def alternatives(evaluator: Evaluator, plan: Strategy, name: str, budget: Budget
             num_excluded += 1
         elif run.take():
             config = layouts[number]
-            with contextlib.suppress(TooManyTransfers):
-                found = _with(evaluator, plan, {name: config})
+            found = _with(evaluator, plan, {name: config})
+            if found is not None:
                 best = sorted([*best, (config, found)], key=lambda pair: pair[1].rank)[:most]
     return Alternatives(name, chosen, tuple(best), len(layouts), run.num_spent, num_excluded)
 
@@ -87,14 +87,17 @@ def switches(evaluator: Evaluator, plan: Strategy, other: Strategy, budget: Budg
     """What each difference to another plan does by itself, and how many the budget did not reach.
 
     Nodes whose names differ in numbers only and that move alike switch together. The first ones make the step shorter.
+    Those that make too many transfers to look at are left out.
     """
     groups = differences(plan.configs, other.configs)
     run = _Spending(budget)
     found = []
     for (_, here, there), names in groups.items():
         if run.take():
-            found.append(Switch(tuple(names), here, there, _with(evaluator, plan, dict.fromkeys(names, there))))
-    return sorted(found, key=lambda switch: switch.evaluated.rank), len(groups) - len(found)
+            worth = _with(evaluator, plan, dict.fromkeys(names, there))
+            if worth is not None:
+                found.append(Switch(tuple(names), here, there, worth))
+    return sorted(found, key=lambda switch: switch.evaluated.rank), len(groups) - run.num_spent
 
 
 Difference = tuple[str, Config | None, Config | None]
@@ -137,10 +140,12 @@ class _Spending:
         return left
 
 
-def _with(evaluator: Evaluator, plan: Strategy, changes: Mapping[str, Config | None]) -> Evaluated:
-    """What the plan is worth with these Configs instead of its own."""
+def _with(evaluator: Evaluator, plan: Strategy, changes: Mapping[str, Config | None]) -> Evaluated | None:
+    """What the plan is worth with these Configs instead of its own; None where it has too many transfers to look at."""
     configs = {name: config for name, config in {**plan.configs, **changes}.items() if config is not None}
-    return evaluator.evaluate(msgspec.structs.replace(plan, configs=configs))
+    with contextlib.suppress(TooManyTransfers):
+        return evaluator.evaluate(msgspec.structs.replace(plan, configs=configs))
+    return None
 
 
 def _node(evaluator: Evaluator, plan: Strategy, name: str) -> Node:

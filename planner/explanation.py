@@ -117,7 +117,11 @@ class Explanation:
 
 
 def explain(evaluator: Evaluator, strategy: Strategy) -> Explanation:
-    """Simulate a plan and account for its step. Raises ValueError where it is none for this graph and machine."""
+    """Simulate a plan and account for its step. Raises ValueError where it is none for this graph and machine, or has
+    too many transfers to look at.
+    """
+    # What follows writes out every task: this refuses a plan of too many before.
+    evaluator.evaluate(strategy)
     tasks, simulated = evaluator.simulate(strategy)
     return account(tasks, simulated.timeline, evaluator.lowering.machine.engines, label(evaluator, strategy))
 

@@ -25,9 +25,9 @@ from castile.planner.simulate import Simulated
 from castile.planner.strategy import Strategy
 from castile.runtime.task import NUM_LANES, TaskGraph
 
-# Of transfers that differ a plan may have so many, all its versions together: each takes two kilobytes and 20 us to
-# make. Known plans have some hundreds, as what is sent by collectives counts once; a plan of a thousand processors
-# where each sends to dozens of others at every layer has millions.
+# Of tasks of transfers that differ a plan may have so many, all its versions together: each takes two kilobytes and
+# 20 us to make. A collective counts once; where each of a thousand processors sends to dozens of others at every layer
+# there are millions.
 MOST_TRANSFERS = 2**18
 
 

@@ -16,9 +16,13 @@ from castile.planner.strategy import Strategy
 
 
 def sized(evaluator: Evaluator, plan: Strategy, sizes: Sequence[int] = SIZES) -> Strategy:
-    """The plan with buckets of the best of these sizes; without any where that is better, or nothing fits."""
+    """The plan with buckets of the best of these sizes; without any where that is better, or nothing fits.
+
+    Raises ValueError where it is no plan for this graph and machine, or one of too many transfers.
+    """
+    every = variants(evaluator, plan, sizes)
     try:
-        return fitting(evaluator, variants(evaluator, plan, sizes))[0].strategy
+        return fitting(evaluator, every)[0].strategy
     except ValueError:
         return plan
 

@@ -1,22 +1,36 @@
 """Plans of more transfers than can be looked at are refused before these are made, and searches do without them."""
 
+import pickle
+from math import inf
+from pathlib import Path
+
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from castile.launch import models
-from castile.planner import folding
+from castile.launch import explain, models, offline, simulate
+from castile.launch.explain import Explain
+from castile.launch.ranks import UserError
+from castile.launch.simulate import Simulate
+from castile.planner import explanation, folding, strategy
+from castile.planner.alternatives import alternatives, differences, switches
+from castile.planner.budget import Budget
+from castile.planner.contraction import Contracted
 from castile.planner.cost import CostModel
-from castile.planner.evaluator import FOLDED_FROM, Evaluator
+from castile.planner.evaluator import FOLDED_FROM, Configs, Evaluated, Evaluator
 from castile.planner.folding import MOST_TRANSFERS
 from castile.planner.lower import Lowering
 from castile.planner.op import find
 from castile.planner.search import search
+from castile.planner.searches import reinforce
 from castile.planner.seeds import seeds
+from castile.planner.settling import sized
+from castile.planner.strategy import Strategy
 from castile.planner.updates import Updates
 from castile.runtime import machine as presets
 from castile.runtime.transfer import TooManyTransfers
-from tests import strategies
+from tests import little, strategies
 
 # So many processors are to be planned for.
 LARGE = 4096
@@ -71,7 +85,95 @@ def test_a_search_leaves_out_known_plans_of_too_many_but_not_those_asked_for(mon
     found = search("mcmc", evaluator, "1")
     assert "data_parallel" in found.seeds and not refused & found.seeds.keys()
     one = min(refused)
-    with pytest.raises(TooManyTransfers, match="messages"):
+    with pytest.raises(TooManyTransfers, match=f"plan {one}: .*tasks of transfers"):
         search("mcmc", evaluator, "1", seeds=[one])
-    with pytest.raises(TooManyTransfers, match="messages"):
+    with pytest.raises(TooManyTransfers, match=r"plan given: .*tasks of transfers"):
         search("mcmc", evaluator, "1", start={"given": plans[one]})
+    with pytest.raises(TooManyTransfers, match=r"asked for: .*tasks of transfers"):
+        search("fsdp", evaluator)
+
+
+def test_what_was_refused_elsewhere_says_the_same_here() -> None:
+    for error in (TooManyTransfers(), TooManyTransfers("plan x: too many")):
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is TooManyTransfers and str(again) == str(error)
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch):
+    """Refuses plans of more transfers than one has, and fails where all tasks of such a plan are written out."""
+
+    def refuse(lowering: Lowering, plan: Strategy) -> None:
+        most, contracted = transfers(lowering, plan), Lowering.contracted
+
+        def watched(self: Lowering, plan: Strategy) -> Contracted:
+            assert transfers(self, plan) <= most
+            return contracted(self, plan)
+
+        monkeypatch.setattr(folding, "MOST_TRANSFERS", most)
+        monkeypatch.setattr(Lowering, "contracted", watched)
+
+    return refuse
+
+
+def test_what_is_looked_at_task_by_task_is_refused_before(refusing) -> None:
+    lowering, plans = known(FOLDED_FROM // 8)
+    refusing(lowering, plans["data_parallel"])
+    evaluator = Evaluator(lowering, CostModel(lowering.machine))
+    for look in (explanation.explain, sized):
+        look(evaluator, plans["data_parallel"])
+        with pytest.raises(TooManyTransfers):
+            look(evaluator, plans["megatron"])
+
+
+def test_what_differs_is_told_without_what_has_too_many(refusing) -> None:
+    lowering, plans = known(FOLDED_FROM // 8)
+    plan, other = plans["data_parallel"], plans["megatron"]
+    evaluator, groups = Evaluator(lowering, CostModel(lowering.machine)), differences(plan.configs, other.configs)
+    every, _ = switches(evaluator, plan, other, Budget(proposals=100))
+    assert len(every) == len(groups)
+    refusing(lowering, plan)
+    evaluator = Evaluator(lowering, CostModel(lowering.machine))
+    some, left = switches(evaluator, plan, other, Budget(proposals=100))
+    assert left == 0 and [s.names for s in some] == [s.names for s in every if s in some] and len(some) < len(every)
+    _, left = switches(evaluator, plan, other, Budget(proposals=1))
+    assert left == len(groups) - 1
+    name = next(name for one in every if one not in some for name in one.names if name in lowering.graph.nodes)
+    found = alternatives(evaluator, plan, name, Budget(proposals=100), most=100)
+    assert len(found.best) < found.num_simulated
+
+
+def test_a_plan_that_is_asked_for_is_refused_by_its_name(refusing, tmp_path: Path) -> None:
+    machine, batch = f"dgx-h100:nodes={FOLDED_FROM // 8}", FOLDED_FROM
+    lowering = offline.desk(GPT, presets.parse(machine), batch, "").evaluator.lowering
+    plans = seeds(lowering)
+    for name in ("data_parallel", "megatron"):
+        (tmp_path / f"{name}.json").write_bytes(strategy.encode(msgspec.structs.replace(plans[name], model=GPT)))
+    refusing(lowering, plans["data_parallel"])
+    few, many = (str(tmp_path / f"{name}.json") for name in ("data_parallel", "megatron"))
+    for module, command in (
+        (simulate, Simulate(many, machine, batch=batch)),
+        (simulate, Simulate(GPT, machine, many, batch)),
+        (explain, Explain(many, machine=machine, batch=batch)),
+    ):
+        with pytest.raises(UserError, match=r"plan .*megatron\.json: .*tasks of transfers.*: lay"):
+            module.run(command)
+    with pytest.raises(UserError, match=r"--why-not megatron: .*tasks of transfers"):
+        explain.run(Explain(few, why_not="megatron", machine=machine, batch=batch))
+    refusing(lowering, plans["one_processor"])
+    with pytest.raises(UserError, match=r"plan data_parallel: .*tasks of transfers"):
+        simulate.run(Simulate(GPT, machine, batch=batch))
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_policy_learns_from_what_is_not_refused(every: int) -> None:
+    run = little.run(little.evaluator(little.two_layers(), little.machine(2)), "40")
+    propose = run.propose
+
+    def refused(configs: Configs, most: float = inf) -> Evaluated | None:
+        found = propose(configs, most)
+        return found if run.num_proposals % every else None
+
+    run.propose = refused  # type: ignore[method-assign]
+    reinforce.search(run)
+    assert run.num_proposals == 40
