@@ -18,7 +18,7 @@ from castile.planner.graph import Node
 from castile.planner.instances import StepInstance
 from castile.planner.lower import Lowering
 from castile.planner.program import Flow, Program, Step
-from castile.planner.strategy import Config, Strategy, parts
+from castile.planner.strategy import Config, Strategy
 from castile.planner.versions import Placed, Versions
 from castile.runtime import transfer
 from castile.runtime.dependence import Version
@@ -192,9 +192,7 @@ class Additive:
         """Where a flow's producers leave their pieces, or where what is carried lies."""
         if flow.home is None:
             return [self.placed(slot, port, True, configs) for slot, port in flow.producers]
-        node, config = flow.home.node, configs[flow.home.node.name]
-        boxes = tuple(p.writes(flow.home.result) for p in parts(node, config.split))
-        return [Placed((flow.shape, tuple(sorted(config.split.items()))), boxes, config)]
+        return [self.lowering.at_home(flow.home, configs)]
 
     def read(self, flow: Flow, configs: Mapping[str, Config]) -> list[Placed]:
         """What a flow's readers need, and where; the host reads the whole on processor 0."""

@@ -8,7 +8,7 @@ It does not know time: the order of tasks is the simulator's affair.
 from __future__ import annotations
 
 import gc
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from math import inf
@@ -20,7 +20,7 @@ from castile.planner.graph import Graph, Node
 from castile.planner.instances import FlowInstance, FlowTemplate, StepInstance, flow_template
 from castile.planner.kinds import Kinds
 from castile.planner.op import find
-from castile.planner.program import Flow, Program, Step, fetch_name, update_name
+from castile.planner.program import Flow, Home, Program, Step, fetch_name, update_name
 from castile.planner.strategy import Config, Strategy, check, parts
 from castile.planner.template import Templates
 from castile.planner.updates import Updates
@@ -138,10 +138,7 @@ class Lowering:
 
     def check(self, strategy: Strategy) -> None:
         """Raises ValueError in one sentence where a strategy is none for this graph on this machine."""
-        check(strategy, self.names, self.graph, self.machine)
-        configs = self.configs(strategy)
-        for step in self.program(strategy).steps:
-            _check_micro(step, configs[step.node.name])
+        self._step_instances(*self._checked(strategy))
 
     def contracted(self, strategy: Strategy) -> Contracted:
         """The same, and what the tasks of the plan's instances have become in its buckets. Raises ValueError too."""
@@ -155,14 +152,18 @@ class Lowering:
 
         Raises TooManyTransfers where versions that differ have more than `most` transfers in all, before they are made.
         """
-        check(strategy, self.names, self.graph, self.machine)
-        program, configs = self.program(strategy), self.configs(strategy)
+        found = self._checked(strategy)
         if len(self._flows) > KEPT:
             self._steps.clear()
             self._flows.clear()
             self._flow_templates.clear()
-        numbers = {name: self.number(config) for name, config in configs.items()}
-        return self.instances_of(program, configs, numbers, most)
+        return self.instances_of(*found, most)
+
+    def _checked(self, strategy: Strategy) -> tuple[Program, dict[str, Config], dict[str, int]]:
+        """A plan's program, Configs and numbers of these. Raises ValueError for what can be seen without its steps."""
+        check(strategy, self.names, self.graph, self.machine)
+        configs = self.configs(strategy)
+        return self.program(strategy), configs, {name: self.number(config) for name, config in configs.items()}
 
     def number(self, config: Config) -> int:
         """The same for equal Configs."""
@@ -224,9 +225,16 @@ class Lowering:
         if flow.role == "output":
             read.append(Placed(("whole", flow.shape), (whole(flow.shape),), Config()))
         if flow.home is not None:
-            made = [_at_home(flow, configs)]
+            made = [self.at_home(flow.home, configs)]
         version, procs = self._versions.get(flow, made, read, most)
         return flow_template(flow, version, procs, steps)
+
+    def at_home(self, home: Home, configs: Mapping[str, Config]) -> Placed:
+        """Where a carried region lies: as its update writes it."""
+        config = configs[home.node.name]
+        boxes = tuple(p.writes(home.result) for p in parts(home.node, config.split))
+        layout = self.templates.node_kind(home.node), home.result, tuple(sorted(config.split.items()))
+        return Placed(layout, boxes, config)
 
 
 @contextmanager
@@ -253,14 +261,6 @@ def _check_micro(step: Step, config: Config) -> None:
             f"{step.node.name}: one of {step.micro.count} microbatches has fewer samples than axis {step.axis!r} is to "
             f"have parts, {config.degree(step.axis)}: use fewer microbatches or a smaller degree"
         )
-
-
-def _at_home(flow: Flow, configs: dict[str, Config]) -> Placed:
-    """Where a carried region lies: as its update writes it."""
-    assert flow.home is not None
-    config = configs[flow.home.node.name]
-    boxes = tuple(p.writes(flow.home.result) for p in parts(flow.home.node, config.split))
-    return Placed((flow.shape, tuple(sorted(config.split.items()))), boxes, config)
 
 
 def _placed(instance: StepInstance, port: int, output: bool) -> Placed:

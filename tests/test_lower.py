@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
@@ -10,10 +11,12 @@ from hypothesis import strategies as st
 
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
-from castile.planner.op import Init
+from castile.planner.op import Init, Part
+from castile.planner.ops.sgd import Sgd
 from castile.planner.strategy import Config, Strategy
+from castile.planner.updates import Updates
 from castile.runtime import machine
-from castile.runtime.region import uncovered, whole
+from castile.runtime.region import Box, uncovered, whole
 from castile.runtime.task import NUM_LANES, Kind, Lane
 from tests.strategies import Problem, machines, problems, strategies, whole_on
 from tests.training import SGD
@@ -55,6 +58,37 @@ def test_parameters_live_where_they_are_used() -> None:
     assert homes(tasks, "up.weight") == {(p, (10, 6)) for p in four}
     assert homes(tasks, "down.weight") == {(0, (3, 10)), (1, (3, 10)), (2, (2, 10)), (3, (2, 10))}
     assert homes(tasks, "down.weight/momentum") == homes(tasks, "down.weight")
+
+
+@dataclass(frozen=True)
+class ReadsWhole(Sgd):
+    """Who has a piece of a parameter reads all of it."""
+
+    def reads(self, operand: int, part: Part) -> Box:
+        return whole(part.whole(operand))
+
+    def forward(self, k, w, g, m, lr, *, at):
+        own, made = at.writes(0), super().forward(k, w, g, m, lr)
+        for dim, (start, stop) in enumerate(zip(own.lo, own.hi, strict=True)):
+            made = [k.cut(x, dim=dim, start=start, stop=stop) for x in made]
+        return tuple(made)
+
+
+@pytest.mark.parametrize("first", ["conv", "turned"])
+def test_parameters_of_one_shape_live_where_their_own_updates_write(first: str) -> None:
+    """A convolution's channels are its weight's first dimension, a transposed one's the second."""
+    g = Graph("convs", "float64")
+    x, label = g.input("x", (2, 3, 6, 6), "b c h w"), g.input("label", (2,), "b", "int64")
+    x = g.conv2d("stem", x, channels=4, kernel=1)
+    layers = {"conv": g.conv2d, "turned": g.conv_transpose2d}
+    for name in sorted(layers, key=lambda name: name != first):
+        x = layers[name](name, x, channels=4, kernel=3, bias=False)
+    g.minimise(g.cross_entropy("loss", g.reshape("flat", x, "b c h w -> b (c h w)"), label))
+    pieces = Config({"o": 2}, 1, (0, 1))
+    plan = dict.fromkeys(g.nodes, Config({}, 2, (0, 1))) | {f"{name}.weight/update": pieces for name in layers}
+    tasks = Lowering(g, machine.local(2), Updates(ReadsWhole())).lower(Strategy(plan))
+    assert homes(tasks, "conv.weight") == {(p, (2, 4, 3, 3)) for p in (0, 1)}
+    assert homes(tasks, "turned.weight") == {(p, (4, 2, 3, 3)) for p in (0, 1)}
 
 
 def test_a_fetch_and_an_accumulator_are_tasks_of_their_own() -> None:
