@@ -15,7 +15,7 @@ import numpy as np
 
 from castile.planner.compose import _Lazy, _rows
 from castile.planner.contraction import Contracted, Contraction
-from castile.planner.groups import END_TO_END, Joinable, gathered, joinable
+from castile.planner.groups import END_TO_END, Joinable, grouped, joinable
 from castile.planner.instances import FlowInstance, StepInstance
 from castile.planner.together import alike, every_task, repeatable, together
 from castile.planner.vocabulary import round_up
@@ -31,7 +31,7 @@ def bucketed(
     """
     if not most_bytes:
         return Contracted(tasks, np.arange(tasks.num_tasks))
-    groups = gathered(joinable(steps, flows), most_bytes)
+    groups = grouped(joinable(steps, flows), most_bytes)
     return _contracted(tasks, groups, everywhere(tasks), repeatable(steps, flows, every_task(steps)))
 
 
@@ -47,7 +47,7 @@ def of_roles(
     that engines serve and processors hold, is of the same roles as before, or of those that were put together.
     """
     ones = joinable(steps, flows)
-    groups = gathered(ones, most_bytes)
+    groups = grouped(ones, most_bytes)
     alone = {one.task for one in ones}.difference(one.task for group in groups for one in group)
     company: dict[int, tuple[int, ...]] = {}
     for group in (*groups, *([one] for one in ones if one.task in alone)):

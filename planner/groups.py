@@ -85,7 +85,7 @@ def _is_whole(pattern: Pattern, flow: FlowInstance) -> bool:
     return alone and all(v.box == box and box.volume for v, box in zip(views, boxes, strict=True))
 
 
-def gathered(ones: Sequence[Joinable], size: int) -> list[list[Joinable]]:
+def grouped(ones: Sequence[Joinable], size: int) -> list[list[Joinable]]:
     """Transfers of one form over the same processors of at most so many bytes together, in the order of the program.
 
     All steps that contribute to one come before any that reads it: then no task can come to wait for itself, since what

@@ -17,7 +17,7 @@ from castile.launch.execution import Execution, feed_from, prepare
 from castile.planner.cost import CostModel
 from castile.planner.evaluator import Evaluator, moved_bytes
 from castile.planner.graph import Node
-from castile.planner.groups import gathered, joinable
+from castile.planner.groups import grouped, joinable
 from castile.planner.lower import Lowering
 from castile.planner.pieces import in_pieces
 from castile.planner.seeds import seed, seeds
@@ -170,7 +170,7 @@ def test_groups_stand_between_those_who_contribute_and_those_who_read(
     _, lowering, strategy, _ = plan
     steps, flows = lowering.instances(strategy)
     ones = joinable(steps, flows)
-    found = gathered(ones, most)
+    found = grouped(ones, most)
     tasks = [one.task for group in found for one in group]
     assert len(set(tasks)) == len(tasks) and set(tasks) <= {one.task for one in ones}
     for group in found:
