@@ -33,7 +33,7 @@ MOST_STARTS = 3
 SEED_SHARE = 0.5
 # Through sketches so many chains are of so many proposals, as many are twice as long, and so on.
 NUM_CHAINS, CHAIN = 10, 2000
-# Of what chains end with, so many parts of nodes are simulated, all plans together.
+# Of what chains end with the best are simulated, so many parts of nodes together.
 JUDGED_PARTS = 30_000
 # Where no plan is known to fit, sketches are walked through all the same if plans have more parts than this.
 DEAR = 100_000
@@ -122,7 +122,7 @@ class _End(NamedTuple):
 class _Sketched:
     """Walks through sketches.
 
-    most     of chains' ends so many are simulated
+    most     so many of chains' ends, the best, are simulated; more where first ones were before they fell behind
     judged   the numbers of those that were
     """
 
