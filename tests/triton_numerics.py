@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from castile.kernels.table import Table, definitions
 from castile.kernels.triton import convolution
-from castile.kernels.triton.launch import bound
+from castile.kernels.triton.launch import Launch, Room, bound, numbered
 from castile.planner import vocabulary
 from tests.kernel_cases import Case, Draw, cases
 from tests.test_kernels import check, dense, laid_out, several, stepped, unwritten
@@ -120,7 +120,21 @@ def test_pictures_are_copied_some_samples_at_a_time(name: str) -> None:
             bound(made, made.settings[0])()
         names = [launch.kernel.__name__ for launch in launches(made)]
         assert names.count("_copy_beside") == 3 + (name == "conv2d"), "two samples at a time, and weights"
+        assert set(numbered(launches(made)).values()) == {0, 1}, "copies share their memory"
         assert error(out.astype("float32"), want + adds) <= 2.0**-7 * float(np.abs(want).max())
+
+
+@given(st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=8))
+def test_memory_is_shared_by_what_is_never_needed_at_once(named: list[list[int]]) -> None:
+    rooms = [Room(1) for _ in range(6)]
+    numbers = numbered([Launch(None, (1,), tuple(rooms[n] for n in some)) for some in named])
+    most = 0
+    for at in range(len(named)):
+        alive = [n for n in range(6) if any(n in some for some in named[: at + 1]) and any(n in x for x in named[at:])]
+        held = {numbers[rooms[n]] for n in alive}
+        assert len(held) == len(alive)
+        most = max(most, len(alive))
+    assert set(numbers.values()) == set(range(most)), "no more than are needed at once"
 
 
 @pytest.mark.parametrize("channels", [1, 3, 16])

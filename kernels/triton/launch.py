@@ -5,9 +5,10 @@ trying, the likeliest first, and for each the launches it stands for. What it sa
 is not there, or tuned, without any array of that size. It knows no kernel.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial, wraps
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ FLOATS = ("float32", "float16", "bfloat16")
 
 @dataclass(frozen=True, eq=False)
 class Room:
-    """Working memory of `size` elements that lives while the launches of one form run, one after the other."""
+    """Working memory of `size` elements that lives from the first launch of a form that names it to the last."""
 
     size: int
     dtype: str = "float32"
@@ -144,16 +145,35 @@ def _bound(launches: list[Launch]) -> Call:
     if since and not on_host and since > device.capability():
         raise Refused("the device is too old")
     call = interpreter.call if on_host else device.call
-    rooms: dict[Room, Any] = {}
+    rooms = {
+        room: np.empty(room.size, room.dtype) if on_host else device.room(number, room.size, room.dtype)
+        for room, number in numbered(launches).items()
+    }
     works = []
     for launch in launches:
-        args = tuple(arg.array if isinstance(arg, View) else arg for arg in launch.args)
-        for room in args:
-            if isinstance(room, Room) and room not in rooms:
-                find = np.empty if on_host else partial(device.room, len(rooms))
-                rooms[room] = find(room.size, room.dtype)
+        args = (arg.array if isinstance(arg, View) else arg for arg in launch.args)
         works.append(call(launch, tuple(rooms[arg] if isinstance(arg, Room) else arg for arg in args)))
     return works[0] if len(works) == 1 else partial(_run_all, works)
+
+
+def numbered(launches: list[Launch]) -> dict[Room, int]:
+    """A number for the memory of each Room, which another may have after the last launch that names the first.
+
+    Copies of some samples at a time thus take no more memory than the largest.
+    """
+    named = [list(dict.fromkeys(_rooms_of(launch))) for launch in launches]
+    last = {room: number for number, some in enumerate(named) for room in some}
+    numbers: dict[Room, int] = {}
+    for number, some in enumerate(named):
+        taken = {numbers[room] for room in numbers if last[room] >= number}
+        free = (one for one in count() if one not in taken)
+        numbers |= {room: next(free) for room in some if room not in numbers}
+    return numbers
+
+
+def _rooms_of(launch: Launch) -> Iterator[Room]:
+    args = (arg.array if isinstance(arg, View) else arg for arg in launch.args)
+    return (arg for arg in args if isinstance(arg, Room))
 
 
 def arrays_of(launches: list[Launch]) -> Any:
