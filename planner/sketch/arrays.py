@@ -61,12 +61,14 @@ class Layouts(NamedTuple):
 class Links(NamedTuple):
     """By level, the nearest first: processors in a group; seconds of a hop; seconds a byte, where all use the links.
 
-    bucket   the most bytes of sums that go together, 0 where none do
+    has_trees  sums can go along trees
+    bucket     the most bytes of sums that go together, 0 where none do
     """
 
     group: np.ndarray
     latency: np.ndarray
     per_byte: np.ndarray
+    has_trees: bool
     bucket: float
 
 

@@ -206,10 +206,11 @@ def summed(nbytes, met, volume, copies, readers, bucket, links):  # type: ignore
         groups = (here + more) / here
         rounds = 1 + (share - 1) / max(copies - 1, 1)
         crossing = rounds * (groups - 1) / groups * span / here
-        # Up a tree and down again; what is only scattered takes as long.
-        trees = 2 * np.ceil(np.log2(groups)) * (1.0 if share == copies else rounds)
-        steps = part * min(rounds * (groups - 1), trees)
-        seconds += crossing * links.per_byte[level] + steps * links.latency[level]
+        steps = rounds * (groups - 1)
+        if links.has_trees:
+            # Up a tree and down again; what is only scattered takes as long.
+            steps = min(steps, 2 * np.ceil(np.log2(groups)) * (1.0 if share == copies else rounds))
+        seconds += crossing * links.per_byte[level] + part * steps * links.latency[level]
         here += more
     return seconds
 

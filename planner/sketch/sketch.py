@@ -270,7 +270,8 @@ def _links(cost: CostModel) -> Links:
 
     per_byte = [(seconds(v.name, LARGE) - seconds(v.name, SMALL)) / (LARGE - SMALL) for v in levels]
     latency = [max(0.0, seconds(v.name, SMALL) - SMALL * b) for v, b in zip(levels, per_byte, strict=True)]
-    return Links(np.array([v.group for v in levels], np.int64), np.array(latency), np.array(per_byte), 0.0)
+    has_trees = "tree" in cost.machine.algorithms
+    return Links(np.array([v.group for v in levels], np.int64), np.array(latency), np.array(per_byte), has_trees, 0.0)
 
 
 def _choices(moves: Moves, kinds: np.ndarray, names: Sequence[str], spaces: np.ndarray, table: SpaceTable) -> Choices:
