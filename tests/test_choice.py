@@ -24,7 +24,7 @@ from castile.kernels.triton.views import View, view
 from castile.kernels.tuning import dense as dense_array
 from tests.kernel_cases import cases
 from tests.stand_in import cublas
-from tests.test_kernels import dense, sliced, stepped, unwritten
+from tests.test_kernels import dense, several, sliced, stepped, unwritten
 
 CODES = {0: "float32", 1: "float64", 2: "float16"}
 
@@ -99,16 +99,18 @@ def on_device(x: Any) -> Any:
 def test_what_a_library_takes_it_computes_as_defined(name: str, dtype: str, lay: Any, cupy: Any) -> None:
     num_taken, form = 0, forms("cupy")[name]
     for args, params in cases(name, dtype):
-        want = definitions()[name](*args, **params)
+        wants = several(definitions()[name](*args, **params))
         operands = tuple(on_device(lay(x) if isinstance(x, np.ndarray) else x) for x in args)
-        out = lay(unwritten(want))
+        outs = tuple(lay(unwritten(want)) for want in wants)
+        on = tuple(map(on_device, outs))
         for times in (1, 2) if native_accumulate(form) else (1,):
             words = {"accumulate": times > 1, "scratch": None} if native_accumulate(form) else {}
-            call = form(on_device(out), *operands, **params, **words)
+            call = form(on if len(on) > 1 else on[0], *operands, **params, **words)
             num_taken += call is not None
             if call is not None:
                 call()
-                np.testing.assert_allclose(out, times * want, rtol=1e-5, atol=1e-5)
+                for out, want in zip(outs, wants, strict=True):
+                    np.testing.assert_allclose(out, times * want, rtol=1e-5, atol=1e-5)
     assert num_taken or lay is not dense
 
 
