@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from castile.runtime.comm.base import End
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.comm.processors import end_of, rank_of
 from castile.runtime.task import AT_ONCE
@@ -47,14 +48,19 @@ def test_outstanding_collectives_in_any_order_end(data: st.DataObject, seed: int
     assert world.quiet
 
 
+def sharing(data: st.DataObject, most: int) -> tuple[LocalWorld, list[End]]:
+    """A world of up to four ranks, and the ends of up to so many processors, of which a rank may have several."""
+    num_procs, size = data.draw(st.integers(1, most)), data.draw(st.integers(1, 4))
+    ranks = data.draw(st.lists(st.integers(0, size - 1), min_size=num_procs, max_size=num_procs))
+    world = LocalWorld(size)
+    return world, [end_of(world.communicators[ranks[proc]], proc, ranks) for proc in range(num_procs)]
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.data(), st.integers(0, 2**32 - 1))
 def test_processors_that_share_a_rank(data: st.DataObject, seed: int) -> None:
-    num_procs, size = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 4))
-    ranks = data.draw(st.lists(st.integers(0, size - 1), min_size=num_procs, max_size=num_procs))
-    cases = data.draw(st.lists(draw(num_procs), min_size=1, max_size=3))
-    world = LocalWorld(size)
-    ends = [end_of(world.communicators[ranks[proc]], proc, ranks) for proc in range(num_procs)]
+    world, ends = sharing(data, 6)
+    cases = data.draw(st.lists(draw(len(ends)), min_size=1, max_size=3))
     turns([begin(ends[proc], case, tag) for tag, case in enumerate(cases) for proc in case.group], seed)
     for case in cases:
         case.check()
@@ -65,11 +71,8 @@ def test_processors_that_share_a_rank(data: st.DataObject, seed: int) -> None:
 @given(st.data(), st.integers(0, 2**32 - 1))
 def test_transfers_that_begin_together_end_together(data: st.DataObject, seed: int) -> None:
     """Several groups under way, of which each has one tag."""
-    num_procs, size = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 4))
-    ranks = data.draw(st.lists(st.integers(0, size - 1), min_size=num_procs, max_size=num_procs))
-    groups = data.draw(st.lists(draw_together(num_procs), min_size=1, max_size=3))
-    world = LocalWorld(size)
-    ends = [end_of(world.communicators[ranks[proc]], proc, ranks) for proc in range(num_procs)]
+    world, ends = sharing(data, 5)
+    groups = data.draw(st.lists(draw_together(len(ends)), min_size=1, max_size=3))
     turns([begin_together(ends[p], cases, tag) for tag, cases in enumerate(groups) for p in cases[0].group], seed)
     for case in itertools.chain.from_iterable(groups):
         case.check()
