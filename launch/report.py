@@ -192,6 +192,13 @@ def prices_words(prices: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {source}" for source, count in prices.items())
 
 
+class _Output(Console):
+    """Standard output. A reader who has gone ends a command as everywhere, not with a status of rich's own."""
+
+    def on_broken_pipe(self) -> None:
+        raise
+
+
 def console() -> Console:
     """Where people read: standard output, wide enough for any table; a terminal wraps lines, which cuts no figure."""
-    return Console(highlight=False, width=TABLE_WIDTH)
+    return _Output(highlight=False, width=TABLE_WIDTH)

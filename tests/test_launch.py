@@ -90,6 +90,16 @@ def test_the_law_of_errors_on_one_rank(body, status, capsys):
     assert err.count("\n") <= 1 or status == 1
 
 
+@pytest.mark.parametrize("words", ["--help", "simulate mlp", "simulate mlp --json"])
+def test_a_reader_who_has_gone_ends_a_command_in_silence(words):
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as nobody:
+        command = [sys.executable, "-m", "castile", *words.split()]
+        ended = subprocess.run(command, stdout=nobody, stderr=subprocess.PIPE, text=True, cwd=CHECKOUT)
+    assert (ended.returncode, ended.stderr) == (141, "")
+
+
 def test_a_value_error_that_castile_raises_is_for_the_user(capsys):
     source = "def check(n):\n    raise ValueError(f'-n {n}: too few')\n\ndef convert(n):\n    return int(n)\n"
     module: dict = {"__name__": "castile.planner.example"}
