@@ -22,6 +22,7 @@ from castile.planner.evaluator import Evaluated, Evaluator
 from castile.planner.frontier import Frontier
 from castile.planner.lower import Lowering
 from castile.planner.pins import Pins
+from castile.planner.seeds import seed as known_plan
 from castile.planner.seeds import seeds as known_plans
 from castile.planner.seeds import stamped
 from castile.planner.sizes import variants
@@ -170,14 +171,14 @@ class Run:
         if self.progress is not None:
             self.progress(min(1.0, self.spent), self.best)
 
-    def insist(self, configs: Configs) -> Evaluated:
-        """A plan that is returned whatever it costs: what a search of a known plan's name ends with.
+    def insist(self, name: str) -> Evaluated:
+        """The known plan of that name, whatever it costs: what a search that is called so ends with.
 
         Raises TooManyTransfers where it has too many to look at.
         """
-        found = self.propose(configs)
+        found = self.propose(known_plan(name, self.lowering, self.evaluator.cost))
         if found is None:
-            raise TooManyTransfers(f"the plan that was asked for: {TOO_MANY}")
+            raise TooManyTransfers(f"plan {name}: {TOO_MANY}")
         return found
 
     def _met(self, configs: Configs) -> dict[str, Config]:

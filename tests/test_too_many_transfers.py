@@ -89,8 +89,9 @@ def test_a_search_leaves_out_known_plans_of_too_many_but_not_those_asked_for(mon
         search("mcmc", evaluator, "1", seeds=[one])
     with pytest.raises(TooManyTransfers, match=r"plan given: .*tasks of transfers"):
         search("mcmc", evaluator, "1", start={"given": plans[one]})
-    with pytest.raises(TooManyTransfers, match=r"asked for: .*tasks of transfers"):
-        search("fsdp", evaluator)
+    for name in {"fsdp", "megatron"} & refused:
+        with pytest.raises(TooManyTransfers, match=f"plan {name}: .*tasks of transfers"):
+            search(name, evaluator)
 
 
 def test_what_was_refused_elsewhere_says_the_same_here() -> None:

@@ -6,11 +6,10 @@ It does not know other plans.
 from __future__ import annotations
 
 from castile.planner.search import Evaluated, Run
-from castile.planner.seeds import seed
 
 BUDGET = "1"
 
 
 def search(run: Run) -> Evaluated:
     """Insist on data parallelism, whatever it costs."""
-    return run.insist(seed("data_parallel", run.lowering))
+    return run.insist("data_parallel")

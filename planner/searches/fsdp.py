@@ -6,11 +6,10 @@ It does not know other plans.
 from __future__ import annotations
 
 from castile.planner.search import Evaluated, Run
-from castile.planner.seeds import seed
 
 BUDGET = "1"
 
 
 def search(run: Run) -> Evaluated:
     """Insist on parameters in pieces, whatever it costs."""
-    return run.insist(seed("fsdp", run.lowering))
+    return run.insist("fsdp")

@@ -6,11 +6,10 @@ It does not know other plans.
 from __future__ import annotations
 
 from castile.planner.search import Evaluated, Run
-from castile.planner.seeds import seed
 
 BUDGET = "1"
 
 
 def search(run: Run) -> Evaluated:
     """Insist on the trick, whatever it costs."""
-    return run.insist(seed("one_weird_trick", run.lowering))
+    return run.insist("one_weird_trick")
