@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.runtime.backends import base
-from castile.runtime.comm.local import LocalWorld
+from castile.runtime.backends.null import Backend
+from castile.runtime.comm.local import LocalCommunicator, LocalWorld
 from castile.runtime.mapper import Default, Logging
 from castile.runtime.memory import pack
 from castile.runtime.region import Box, whole
 from castile.runtime.runner import Runner, run_local, whole_step
-from castile.runtime.task import Arg, Call, Temp, View
+from castile.runtime.task import AT_ONCE, Arg, Call, Comm, Kind, Task, Temp, View
+from tests.collective_cases import turns
 from tests.handmade import Hand, in_order, interpret, random_graph, random_inputs, spread
 from tests.mpi import mpirun
 
@@ -266,6 +268,26 @@ def test_the_null_backend_runs_a_thousand_processors() -> None:
     assert sum(len(r.timeline().task) for r in world) >= graph.num_tasks
     assert world[0].nbytes == 0 and not world[0].persistent("input")
     assert world[0].comm._world.quiet
+
+
+@pytest.mark.parametrize("form", AT_ONCE)
+def test_the_null_backend_sends_for_each_of_what_begins_together(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    send = LocalCommunicator.send
+    monkeypatch.setattr(LocalCommunicator, "send", lambda end, *what: sent.append(end.rank) or send(end, *what))
+    group = (2, 0, 1)
+    comm = Comm(form, group, (None,) * 3, (None,) * 3, (None,) * 3, ((1, 1, 1),) * 3)
+    counts = []
+    for number in (1, 2, 5):
+        world = LocalWorld(3)
+        task = Task(0, "", Kind.COLLECTIVE, group, comms=(comm,) * number)
+        null = [Backend.__new__(Backend).transfer(task, world.communicators[p], 7) for p in group]
+        for _ in range(2):
+            turns([begin() for begin in null], number)
+        assert world.quiet
+        counts.append(len(sent))
+        sent.clear()
+    assert counts == [counts[0], 2 * counts[0], 5 * counts[0]] and counts[0]
 
 
 def test_backends_are_found_by_name() -> None:

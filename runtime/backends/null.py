@@ -12,9 +12,9 @@ import numpy as np
 
 from castile.runtime.backends import base
 from castile.runtime.comm.base import End
-from castile.runtime.comm.messages import Request
+from castile.runtime.comm.messages import Request, Staged
 from castile.runtime.memory import Packing
-from castile.runtime.task import Task, TaskGraph
+from castile.runtime.task import Comm, Task, TaskGraph
 
 
 class Backend(base.Backend):
@@ -29,12 +29,19 @@ class Backend(base.Backend):
         return _nothing
 
     def transfer(self, task: Task, end: End, tag: int) -> Callable[[], Request]:
-        form, group = task.comms[0].form, task.comms[0].group
-        one, other, scratch = np.zeros(1, np.uint8), np.zeros(1, np.uint8), np.zeros(len(group) - 1, np.uint8)
-        counts = ((1, *(0,) * (len(group) - 1)),) * len(group)
-        # Where all wait for all, all still do: one byte is summed by the first and handed to the others.
-        form = form if form in ("move", "broadcast") else "all_reduce"
-        return partial(end.collective, form, group, one, other, scratch, counts, tag)
+        begin = [_of_a_byte(comm, end, tag) for comm in task.comms]
+        # Of several, all bytes are alike: it is all one which of them comes first.
+        return begin[0] if len(begin) == 1 else lambda: Staged(iter([[call() for call in begin]]))
+
+
+def _of_a_byte(comm: Comm, end: End, tag: int) -> Callable[[], Request]:
+    """The same transfer of one byte."""
+    form, group = comm.form, comm.group
+    one, other, scratch = np.zeros(1, np.uint8), np.zeros(1, np.uint8), np.zeros(len(group) - 1, np.uint8)
+    counts = ((1, *(0,) * (len(group) - 1)),) * len(group)
+    # Where all wait for all, all still do: one byte is summed by the first and handed to the others.
+    form = form if form in ("move", "broadcast") else "all_reduce"
+    return partial(end.collective, form, group, one, other, scratch, counts, tag)
 
 
 def _nothing() -> None:
