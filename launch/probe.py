@@ -48,6 +48,8 @@ class Communicator(Protocol):
     def rank(self) -> int: ...
     @property
     def size(self) -> int: ...
+    @property
+    def local_size(self) -> int: ...
     def send(self, array: np.ndarray, peer: int, tag: int) -> Request: ...
     def recv(self, array: np.ndarray, peer: int, tag: int) -> Request: ...
     def barrier(self) -> None: ...
@@ -77,9 +79,9 @@ def find_machine(text: str, comm: Communicator | None = None) -> Machine:
 def local_machine(comm: Communicator | None = None, procs: int | None = None) -> Machine:
     """This host as `procs` processors (the ranks by default, without ranks the cores), with measured rates.
 
-    Figures come from the user's cache where they are there, else from measurements of at most 1.5 s with all ranks
-    (without them: as many threads) active, one thread a matrix product if the process was started so. Links are
-    measured between ranks; without a communicator of two or more they are the assumed ones of `local`.
+    Figures come from the user's cache where they are there. Else they are measured, in at most 1.5 s, with all ranks
+    (without ranks: as many threads) at work, and with as many threads a matrix product as this process was given.
+    Links are measured between ranks; without a communicator of two or more they are the assumed ones of `local`.
     Every rank calls it; rank 0's result is the one to broadcast.
     """
     procs = procs or (comm.size if comm else machines.num_cores())
@@ -92,7 +94,8 @@ def local_machine(comm: Communicator | None = None, procs: int | None = None) ->
     if not is_known:
         leads = comm is None or comm.rank == 0
         if leads:
-            print("castile: measuring this host, once; it should have nothing else to do", file=sys.stderr, flush=True)
+            what = "1 processor" if procs == 1 else f"{procs} processors"
+            print(f"castile: measuring this host, once for {what}", file=sys.stderr, flush=True)
         cached = measure(comm, procs)
         if leads:
             _write(path, cached)
@@ -118,8 +121,8 @@ def forget() -> None:
 def measure(comm: Communicator | None, procs: int) -> Figures:
     """The host's figures now, every rank at work on the same thing at the same time."""
     neighbours = 1 if comm is not None else min(procs, machines.num_cores())
-    # Of more processors than cores each gets its share; ranks feel that by themselves.
-    share = 1.0 if comm is not None else neighbours / procs
+    # Of more processors than cores each gets its share.
+    share = min(1.0, machines.num_cores() / (comm.local_size if comm is not None else procs))
     _meet(comm)
     single = _matrix_rate(np.float32, neighbours)
     _meet(comm)
@@ -227,7 +230,7 @@ def _matrix_rate(dtype: type, neighbours: int) -> float:
         a: np.ndarray = random.standard_normal((MATRIX, MATRIX)).astype(dtype)
         b: np.ndarray = a.T.copy()
         out = np.empty_like(a)
-        return _mean_seconds(lambda: np.matmul(a, b, out=out))
+        return _core_seconds(lambda: np.matmul(a, b, out=out))
 
     return 2 * MATRIX**3 / _together(worker, neighbours)
 
@@ -238,7 +241,7 @@ def _stream_rate(neighbours: int) -> float:
     def worker() -> float:
         a = np.ones(STREAM_BYTES // 4, np.float32)
         out = np.empty_like(a)
-        return _mean_seconds(lambda: np.add(a, a, out=out))
+        return _core_seconds(lambda: np.add(a, a, out=out))
 
     return 2 * STREAM_BYTES / _together(worker, neighbours)
 
@@ -246,7 +249,7 @@ def _stream_rate(neighbours: int) -> float:
 def _task_seconds() -> float:
     """An estimate of what a task costs besides its work, from kernel calls on next to no data."""
     a, out = np.ones(8, np.float32), np.empty(8, np.float32)
-    return CALLS_A_TASK * _mean_seconds(lambda: np.add(a, a, out=out))
+    return CALLS_A_TASK * _core_seconds(lambda: np.add(a, a, out=out))
 
 
 def _together(worker: Callable[[], float], neighbours: int) -> float:
@@ -255,14 +258,15 @@ def _together(worker: Callable[[], float], neighbours: int) -> float:
         return max(pool.map(lambda _: worker(), range(neighbours)))
 
 
-def _mean_seconds(work: Callable[[], object]) -> float:
-    """Seconds a call; the mean, so that time which neighbours take from an oversubscribed core counts."""
+def _core_seconds(work: Callable[[], object]) -> float:
+    """Seconds of a core that a call takes, waits for memory included and what other programs took of the core not:
+    a host that is busy for a moment has the same rates as an idle one."""
     work()
-    num_calls, begin = 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - begin) < SAMPLE_SECONDS or num_calls < 3:
+    num_calls, begin, core_begin = 0, time.perf_counter(), time.thread_time()
+    while time.perf_counter() - begin < SAMPLE_SECONDS or num_calls < 3:
         work()
         num_calls += 1
-    return _positive(elapsed / num_calls, "a kernel")
+    return _positive((time.thread_time() - core_begin) / num_calls, "a kernel")
 
 
 def _positive(seconds: float, what: str) -> float:

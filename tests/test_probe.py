@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 
 import msgspec
 import numpy as np
@@ -65,6 +66,7 @@ class Ranks:
 class End:
     def __init__(self, world, rank):
         self.world, self.rank, self.size = world, rank, world.size
+        self.local_size = world.size
 
     def send(self, array, peer, tag):
         self.world.boxes[self.rank, peer].put(array.copy())
@@ -178,9 +180,26 @@ def test_a_link_whose_small_messages_were_held_up_has_a_rate_all_the_same():
 
 
 def test_a_failed_measurement_raises(monkeypatch):
-    monkeypatch.setattr(probe.time, "perf_counter", lambda: float("nan"))
+    monkeypatch.setattr(probe.time, "thread_time", lambda: float("nan"))
     with pytest.raises(RuntimeError, match="clock"):
         probe.measure(None, 1)
+
+
+def test_what_other_programs_take_of_a_core_is_not_counted():
+    assert probe._core_seconds(lambda: time.sleep(5e-3)) < 2.5e-3
+
+
+@pytest.mark.parametrize(("num_cores", "local_size", "share"), [(2, 4, 0.5), (4, 4, 1), (8, 4, 1)])
+def test_each_of_more_ranks_than_cores_has_its_share(monkeypatch, num_cores, local_size, share):
+    for name in ("_matrix_rate", "_stream_rate"):
+        monkeypatch.setattr(probe, name, lambda *_: 1e9)
+    monkeypatch.setattr(probe, "_task_seconds", lambda: 1e-6)
+    monkeypatch.setattr(probe.machines, "num_cores", lambda: num_cores)
+    comm = End(Ranks(1), 0)
+    comm.local_size = local_size
+    for figures in (probe.measure(comm, 64), probe.measure(None, local_size)):
+        rates = (figures.float32_flops_per_second, figures.float64_flops_per_second, figures.bytes_per_second)
+        assert rates == (share * 1e9,) * 3 and figures.task_overhead_seconds == 1e-6 / share
 
 
 def test_find_machine_measures_only_local(monkeypatch):
