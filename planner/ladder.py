@@ -11,12 +11,12 @@ from itertools import pairwise
 
 import numpy as np
 
+from castile.planner.elimination import Scope, filled
 from castile.planner.relaxed import Relaxed
 
 # Entries of all tables; where a graph needs more, there are no such bounds.
 MOST_ENTRIES = 2**25
 
-Scope = tuple[int, ...]
 Tables = dict[Scope, np.ndarray]
 
 
@@ -32,11 +32,13 @@ class Ladder:
         self.relaxed, self.num_procs = relaxed, relaxed.busy[0].shape[1]
         self.path = longest(relaxed)
         self.tables: Tables = {}
-        self._add_path()
-        self.paths = {scope: table.copy() for scope, table in self.tables.items()}
-        self._add_work()
+        self.paths: Tables = {}
         self.ahead: dict[int, tuple[Scope, np.ndarray]] = {}
-        self._eliminate()
+        if self._num_entries() <= MOST_ENTRIES:
+            self._add_path()
+            self.paths = {scope: table.copy() for scope, table in self.tables.items()}
+            self._add_work()
+            self._eliminate()
 
     def bounds(self, chosen: Mapping[int, int], node: int) -> np.ndarray:
         """int64[C of `node`]: picoseconds below which no step is, where all nodes before it are chosen."""
@@ -71,6 +73,12 @@ class Ladder:
         row = table[(slice(None), *(slice(None) if n == node else chosen[n] for n in scope))]
         return row if node in scope else row[:, None]
 
+    def _num_entries(self) -> int:
+        """Of all tables: those of the path and of each node, and those on the way of elimination."""
+        sizes = [len(configs) for configs in self.relaxed.choices]
+        scopes = [(self.relaxed.node[before], self.relaxed.node[after]) for before, after in pairwise(self.path)]
+        return (len(self.path) + 1) * filled(sizes, scopes, range(len(sizes))[::-1])
+
     def _add_path(self) -> None:
         """Passes of the path and what it takes from one to the next, on all rungs from there on."""
         for rung, s in enumerate(self.path):
@@ -96,6 +104,7 @@ class Ladder:
     def _eliminate(self) -> None:
         """From the last node to the first: the least over its Configs of all that knows it, over the other nodes."""
         for node in reversed(range(len(self.relaxed.names))):
+            self.relaxed.check()
             known = [(s, t) for s, t in self.tables.items() if s[-1] == node]
             known += [(s, t) for s, t in self.ahead.values() if s and s[-1] == node]
             scope = tuple(sorted({n for s, _ in known for n in s}))

@@ -6,7 +6,7 @@ before that path allows. It does not know the order in which tasks are served, n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +27,10 @@ from castile.runtime.timeline import PICOSECONDS
 NEVER = -(2**60)
 
 
+def _go_on() -> None:
+    """There is time."""
+
+
 class Wait(NamedTuple):
     """A pass follows another: by how many picoseconds any of its parts starts after some part of that one has ended.
 
@@ -44,15 +48,18 @@ class Relaxed:
     steps         the passes, in order, that such a Config decides, and `node[s]`, the number of its node
     shortest[s]   [C] picoseconds of the shortest part of a pass;  busy[s] [C, P]: what it takes of each processor
     waits[s]      the passes that it follows
+    check         asked before each table is made; what it raises where there is no time ends the making
     """
 
-    def __init__(self, model: Additive, choices: Sequence[Sequence[Config]]) -> None:
-        self.model, self.choices, self.names = model, choices, list(model.steps)
+    def __init__(
+        self, model: Additive, choices: Sequence[Sequence[Config]], check: Callable[[], None] = _go_on
+    ) -> None:
+        self.model, self.choices, self.names, self.check = model, choices, list(model.steps), check
         number = {name: n for n, name in enumerate(self.names)}
         found = [(step.slot, number[name]) for name, steps in model.steps.items() for step in steps]
         self.slots, self.node = zip(*sorted(found), strict=True)
         self.place = {slot: s for s, slot in enumerate(self.slots)}
-        self.decided = [[model.decided(n, c) for c in configs] for n, configs in zip(self.names, choices, strict=True)]
+        self.decided = [self._decided(name, configs) for name, configs in zip(self.names, choices, strict=True)]
         durations = [self._durations(s) for s in range(len(self.slots))]
         self.shortest = [shortest for shortest, _ in durations]
         self.busy = [busy for _, busy in durations]
@@ -187,8 +194,14 @@ class Relaxed:
         row = delay[chosen[a]] if a in chosen else delay.min(axis=0)
         return _pick(row, chosen, b, node)
 
+    def _decided(self, name: str, configs: Sequence[Config]) -> list[dict[str, Config]]:
+        """What each Config of a node decides."""
+        self.check()
+        return [self.model.decided(name, config) for config in configs]
+
     def _durations(self, s: int) -> tuple[np.ndarray, np.ndarray]:
         """Of one pass under each Config: the shortest part's picoseconds, and what each processor spends."""
+        self.check()
         configs, slot = self.choices[self.node[s]], self.slots[s]
         name = self.model.program.steps[slot].node.name
         shortest = np.zeros(len(configs), np.int64)
@@ -211,6 +224,7 @@ class Relaxed:
 
     def _delays(self, flow: Flow, made: tuple[int, int], read: tuple[int, int]) -> np.ndarray:
         """NEVER where a part of the reader need not wait."""
+        self.check()
         a, b = (self.node[self.place[slot]] for slot, _ in (made, read))
         written = [self.model.placed(*made, True, decided) for decided in self.decided[a]]
         wanted = [self.model.placed(*read, False, decided) for decided in self.decided[b]]

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from castile.planner.additive import Additive
 from castile.planner.cost import CostModel
+from castile.planner.elimination import elimination, filled, minimise
 from castile.planner.lower import Lowering
 from castile.planner.missing import least
 from castile.planner.op import find
 from castile.planner.pins import Pins, parse
 from castile.planner.search import Evaluator, search
-from castile.planner.searches.dynamic import WORK, Tables, choices, elimination, filled, minimise
+from castile.planner.searches.dynamic import WORK, Tables, choices
 from castile.planner.space import space_of
 from castile.planner.strategy import Config, Strategy, encode
 from castile.planner.updates import Updates

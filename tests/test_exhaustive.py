@@ -7,11 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from castile.planner import ladder, relaxed
 from castile.planner.additive import Additive
+from castile.planner.budget import Budget
 from castile.planner.cost import CostModel
 from castile.planner.lower import Lowering
 from castile.planner.relaxed import Relaxed
 from castile.planner.search import Evaluator, search
+from castile.planner.searches import exhaustive
 from castile.planner.space import space_of
 from castile.planner.spaces import Spaces
 from castile.planner.strategy import Strategy, encode
@@ -50,6 +53,27 @@ def test_it_is_plain_enumeration_of_a_longer_chain(on):
     ranks = every(evaluator(GRAPHS["two"], ON[on]))
     found = search("exhaustive", evaluator(GRAPHS["two"], ON[on]))
     assert found.evaluated.rank[:2] == ranks[0][:2] and found.num_proposals < len(ranks) / 10
+
+
+def test_without_room_for_bounds_of_all_nodes_the_optimum_is_the_same(monkeypatch):
+    monkeypatch.setattr(ladder, "MOST_ENTRIES", 0)
+    found = search("exhaustive", evaluator(GRAPHS["one"], ON["far"]))
+    assert found.evaluated.rank[:2] == every(evaluator(GRAPHS["one"], ON["far"]))[0][:2]
+
+
+def test_what_has_no_room_or_no_time_is_told_before_tables_are_made(monkeypatch):
+    monkeypatch.setattr(relaxed, "elements", None)
+    with pytest.raises(ValueError, match=r"not done after 1e-06 s and 0 plans"):
+        search("exhaustive", evaluator(GRAPHS["one"], ON["two"]), Budget(seconds=1e-6))
+    monkeypatch.setattr(exhaustive, "MOST_ENTRIES", 10)
+    with pytest.raises(ValueError, match=r"has \d+ plans on 2 processors, more than its bounds have room for"):
+        search("exhaustive", evaluator(GRAPHS["one"], ON["two"]))
+
+
+def test_how_many_plans_there_are_is_told_in_few_letters():
+    assert exhaustive._told(10**12 - 1) == "999,999,999,999"
+    assert exhaustive._told(10**12) == "about 10^12"
+    assert exhaustive._told(7 * 10**5000) == "about 10^5001"
 
 
 def test_memory_is_a_hard_limit():

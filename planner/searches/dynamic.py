@@ -1,21 +1,21 @@
 """The exact optimum of the additive cost model, by elimination of nodes and edges, judged by the simulator.
 
 After Jia, Lin, Qi, Aiken (ICML 2018), who eliminate nodes with one input and one output; here any node is eliminated,
-in an order of little fill, which is a tree decomposition of the graph (Bertele, Brioschi, "Nonserial Dynamic
-Programming", 1972). Pairs of Configs are priced only where the best plan so far would use them. It does not know
-overlap: that is why it finds plans for several weights of transfers, and the simulator chooses.
+in an order of little fill, which is a tree decomposition of the graph. Pairs of Configs are priced only where the best
+plan so far would use them. It does not know overlap: that is why it finds plans for several weights of transfers, and
+the simulator chooses.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
 from math import prod
 
 import numpy as np
 
 from castile.planner.additive import Additive
+from castile.planner.elimination import Scope, elimination, filled, minimise
 from castile.planner.missing import least
 from castile.planner.search import Run
 from castile.planner.space import Space
@@ -32,9 +32,6 @@ LEAST = 4
 WORK, WEIGHTS = 2, ((2, 2), (1, 1), (0, 2))
 # Entries of all tables on the way; where the graph needs more, fewer Configs are looked at.
 MOST_ENTRIES = 2**21
-
-Scope = tuple[int, ...]
-Factor = tuple[Scope, np.ndarray]
 
 
 def search(run: Run) -> None:
@@ -180,86 +177,3 @@ def _plain(space: Space) -> list[Config]:
         for placement in placed[prod(split.values())]
         if placement.procs[0] == first
     ]
-
-
-def elimination(num_nodes: int, scopes: Iterable[Scope]) -> list[int]:
-    """All nodes, in the order of little fill: first those whose elimination joins the fewest neighbours anew."""
-    near = _neighbours(num_nodes, scopes)
-
-    def fill(node: int) -> int:
-        return sum(b not in near[a] for a in near[node] for b in near[node] if a < b)
-
-    fills = [fill(node) for node in range(num_nodes)]
-    heap = [(count, node) for node, count in enumerate(fills)]
-    heapq.heapify(heap)
-    order: list[int] = []
-    done = [False] * num_nodes
-    while heap:
-        count, node = heapq.heappop(heap)
-        if done[node] or count != fills[node]:
-            continue
-        done[node] = True
-        order.append(node)
-        around = near[node]
-        for other in around:
-            near[other] |= around - {other}
-            near[other].discard(node)
-        for other in sorted(around.union(*(near[other] for other in around))):
-            if fills[other] != (now := fill(other)):
-                fills[other] = now
-                heapq.heappush(heap, (now, other))
-    return order
-
-
-def filled(sizes: Sequence[int], scopes: Iterable[Scope], order: Sequence[int]) -> int:
-    """The entries of all tables that an elimination in this order fills."""
-    near, total = _neighbours(len(sizes), scopes), 0
-    for node in order:
-        total += sizes[node] * prod(sizes[other] for other in near[node])
-        for other in near[node]:
-            near[other] |= near[node] - {other}
-            near[other].discard(node)
-    return total
-
-
-def _neighbours(num_nodes: int, scopes: Iterable[Scope]) -> list[set[int]]:
-    near: list[set[int]] = [set() for _ in range(num_nodes)]
-    for scope in scopes:
-        for node in scope:
-            near[node].update(other for other in scope if other != node)
-    return near
-
-
-def minimise(factors: Iterable[Factor], order: Sequence[int]) -> tuple[list[int], int]:
-    """The point at which the sum of all factors is least, and that sum.
-
-    A factor is a table over its scope, the numbers of the nodes along its axes. A node is eliminated by adding up all
-    tables that know it and taking the least over it, which leaves a table over its neighbours.
-    """
-    place = {node: number for number, node in enumerate(order)}
-    waiting: dict[int, list[Factor]] = {node: [] for node in order}
-    for scope, table in factors:
-        waiting[min(scope, key=place.__getitem__)].append((scope, table))
-    total, decided = 0, []
-    for node in order:
-        rest = tuple(sorted({other for scope, _ in waiting[node] for other in scope} - {node}))
-        summed = _sum(waiting.pop(node), (*rest, node))
-        decided.append((node, rest, summed.argmin(axis=-1)))
-        if rest:
-            waiting[min(rest, key=place.__getitem__)].append((rest, summed.min(axis=-1)))
-        else:
-            total += int(summed.min())
-    point = [0] * len(order)
-    for node, rest, best in reversed(decided):
-        point[node] = int(best[tuple(point[other] for other in rest)])
-    return point, total
-
-
-def _sum(factors: Sequence[Factor], scope: Scope) -> np.ndarray:
-    """The sum of tables over one scope that holds all of theirs."""
-    total: np.ndarray = np.zeros((1,) * len(scope), np.int64)
-    for own, table in factors:
-        axes = sorted(range(len(own)), key=lambda axis: scope.index(own[axis]))
-        lengths = dict(zip(own, table.shape, strict=True))
-        total = total + table.transpose(axes).reshape([lengths.get(node, 1) for node in scope])
-    return total

@@ -5,7 +5,8 @@ It does not know moves: its result is the best plan of the space, updates and ac
 
 from __future__ import annotations
 
-from math import prod
+from functools import partial
+from math import log10, prod
 
 import numpy as np
 
@@ -19,22 +20,34 @@ from castile.runtime.timeline import PICOSECONDS
 BUDGET = "100000"
 # Each limit is so many times the one before.
 RAISE = 1.01
+# For each processor and two Configs of neighbours there are entries in tables of bounds: with more they take gigabytes.
+MOST_ENTRIES = 2**27
+# Larger numbers are told by their magnitude.
+READABLE = 10**12
 
 
 def search(run: Run) -> None:
     """Branch and bound over the nodes in topological order, of each node's Configs the most promising first.
 
-    Raises ValueError where the space holds more plans than the budget, or a budget of seconds ends before it is done.
+    Raises ValueError where the space holds more plans than the budget or than can be bounded, or a budget of seconds
+    ends before it is done.
     """
     graph, num_procs = run.lowering.piece, run.lowering.machine.num_procs
-    spaces = [run.spaces[name].configs for name in graph.nodes]
-    size, most = prod(map(len, spaces)), run.budget.proposals
+    spaces = {name: run.spaces[name].configs for name in graph.nodes}
+    size, most = prod(map(len, spaces.values())), run.budget.proposals
+    told = f"exhaustive search: {graph.name} has {_told(size)} plans on {num_procs} processors, more than"
     if most is not None and size > most:
-        raise ValueError(
-            f"exhaustive search: {graph.name} has {size:,} plans on {num_procs} processors, more than the budget of "
-            f"{most:,}: use --search mcmc, or raise --budget"
-        )
-    Descent(run, Relaxed(Additive(run.lowering, run.evaluator.cost), spaces)).run_all()
+        raise ValueError(f"{told} the budget of {most:,}: use --search mcmc, or raise --budget")
+    model = Additive(run.lowering, run.evaluator.cost)
+    pairs = sum(prod(len(spaces[name]) for name in edge.nodes) for edge in model.edges)
+    if pairs * num_procs > MOST_ENTRIES:
+        raise ValueError(f"{told} its bounds have room for: use --search mcmc")
+    Descent(run, Relaxed(model, list(spaces.values()), partial(_refuse_late, run))).run_all()
+
+
+def _told(size: int) -> str:
+    """A number that may have thousands of digits, as people read it."""
+    return f"{size:,}" if size < READABLE else f"about 10^{log10(size):.0f}"
 
 
 class Descent:
