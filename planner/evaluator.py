@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from castile.planner import repeats
 from castile.planner import snapshot as snapshots
 from castile.planner.cost import CostModel
 from castile.planner.folding import Folded, Folding, expand, timed
@@ -75,13 +75,23 @@ class Evaluated:
         return worth * (1 + PENALTY * self.overflow)
 
 
-class _Seen(NamedTuple):
-    """A plan that was simulated: its tasks, folded where that is how plans are evaluated, and when they would run."""
+@dataclass(frozen=True, eq=False)
+class _Seen:
+    """A plan that was simulated: its tasks, folded where that is how plans are evaluated, and when they would run.
+
+    is_short   whether few of its microbatches were written out
+    count[T]   for how many tasks of the whole graph each stands
+    seconds, peak_bytes   of the whole step
+    """
 
     key: Key
+    is_short: bool
     folded: Folded | None
     tasks: TaskGraph
     simulated: Simulated
+    count: np.ndarray
+    seconds: float
+    peak_bytes: np.ndarray
 
 
 class Evaluator:
@@ -102,7 +112,7 @@ class Evaluator:
         self._small: dict[Key, bool] = {}
         self._work: dict[tuple[str, Config], np.ndarray] = {}
         self._steps: dict[str, list[Step]] = {}
-        self._folding: Folding | None = None
+        self._short: dict[int, tuple[Lowering, Folding]] = {}
         self._best: tuple[tuple[float, ...], _Seen] | None = None
 
     def turned(self, objective: str, most_bytes: int | None = None, lowering: Lowering | None = None) -> Evaluator:
@@ -118,6 +128,7 @@ class Evaluator:
         other.objective, other._best = objective, None
         if lowering is not None:
             other.lowering, other._known, other._small, other._work, other._steps = lowering, {}, {}, {}, {}
+            other._short = {}
         if (objective == "latency") > (other.lowering.mode == "forward"):
             raise ValueError("objective 'latency' is that of a forward pass: it takes a lowering of mode 'forward'")
         if most_bytes is not None:
@@ -126,15 +137,21 @@ class Evaluator:
 
     def simulate(self, strategy: Strategy) -> tuple[TaskGraph, Simulated]:
         """The tasks of a plan and when they would run, each kernel on its own kind of processor."""
-        tasks = self.lowering.lower(strategy)
+        return self._simulated(self.lowering, strategy)
+
+    def _simulated(self, lowering: Lowering, strategy: Strategy) -> tuple[TaskGraph, Simulated]:
+        tasks = lowering.lower(strategy)
         timed, durations = self.cost.by_kind(tasks)
-        return tasks, simulate(timed, durations, self.lowering.machine.engines)
+        return tasks, simulate(timed, durations, lowering.machine.engines)
 
     def folded(self, strategy: Strategy) -> tuple[Folded, TaskGraph, Simulated]:
         """The plan through one processor of each role: the folded tasks, priced, and when they would run."""
-        folded = self._folds().fold(strategy)
+        return self._folded(self._shortened(strategy, strategy.microbatches)[1], strategy)
+
+    def _folded(self, folding: Folding, strategy: Strategy) -> tuple[Folded, TaskGraph, Simulated]:
+        folded = folding.fold(strategy)
         tasks, durations = timed(folded, self.cost)
-        return folded, tasks, simulate(tasks, durations, self.lowering.machine.engines)
+        return folded, tasks, simulate(tasks, durations, folding.lowering.machine.engines)
 
     def is_small(self, strategy: Strategy) -> bool:
         """Whether what a plan is evaluated through is small: of few processors, or of their roles."""
@@ -143,18 +160,22 @@ class Evaluator:
             return True
         key = _key(strategy)
         if key not in self._small:
-            self._small[key] = self._folds().by_roles(strategy) is not None
+            few = repeats.shown(strategy.microbatches)[0]
+            self._small[key] = self._shortened(strategy, few)[1].by_roles(strategy) is not None
         return self._small[key]
 
-    def _folds(self) -> Folding:
-        if self._folding is None or self._folding.lowering is not self.lowering:
-            self._folding = Folding(self.lowering)
-        return self._folding
+    def _shortened(self, strategy: Strategy, shown: int) -> tuple[Lowering, Folding]:
+        """How a plan is lowered and folded with so many of its microbatches written out."""
+        few = shown if shown < strategy.microbatches else 0
+        if few not in self._short:
+            lowering = self.lowering.shortened(few) if few else self.lowering
+            self._short[few] = lowering, Folding(lowering)
+        return self._short[few]
 
     def tasks(self, strategy: Strategy) -> tuple[TaskGraph, np.ndarray]:
         """The tasks through which a plan is evaluated, and int64[T], for how many of the whole graph each stands."""
-        _, folded, tasks, _ = self._see(strategy, _key(strategy))
-        return tasks, np.ones(tasks.num_tasks, np.int64) if folded is None else folded.count
+        seen = self._see(strategy, _key(strategy))
+        return seen.tasks, seen.count
 
     def evaluate(self, strategy: Strategy) -> Evaluated:
         """What a plan is worth. Raises ValueError where it is not one for this graph and machine."""
@@ -162,11 +183,7 @@ class Evaluator:
         if key in self._known:
             return self._evaluated(strategy, key)
         seen = self._see(strategy, key)
-        if seen.folded is None:
-            self._known[key] = seen.simulated.seconds, seen.simulated.peak_bytes, moved_bytes(seen.tasks)
-        else:
-            peak = expand(seen.folded, seen.simulated).peak_bytes
-            self._known[key] = seen.simulated.seconds, peak, moved_bytes(seen.tasks, seen.folded.count)
+        self._known[key] = seen.seconds, seen.peak_bytes, moved_bytes(seen.tasks, seen.count)
         found = self._evaluated(strategy, key)
         if self._best is None or found.rank < self._best[0]:
             self._best = found.rank, seen
@@ -181,19 +198,56 @@ class Evaluator:
         """The plan simulated; the best one so far is kept, as it is the one that is asked for again."""
         if self._best is not None and self._best[1].key == key:
             return self._best[1]
-        if self.lowering.machine.num_procs >= FOLDED_FROM:
-            return _Seen(key, *self.folded(strategy))
-        return _Seen(key, None, *self.simulate(strategy))
+        few = repeats.shown(strategy.microbatches)
+        found = (self._seen_through(shown, strategy, key) for shown in few)
+        return next(seen for seen in found if seen is not None)
+
+    def _seen_through(self, shown: int, strategy: Strategy, key: Key) -> _Seen | None:
+        """The plan simulated with so many microbatches written out, None where these do not say what all take."""
+        lowering, folding = self._shortened(strategy, shown)
+        is_short, more = shown < strategy.microbatches, 0
+        if lowering.machine.num_procs >= FOLDED_FROM:
+            folded, tasks, simulated = self._folded(folding, strategy)
+            peak, count = expand(folded, simulated).peak_bytes, folded.count
+        else:
+            folded, (tasks, simulated) = None, self._simulated(lowering, strategy)
+            peak, count = simulated.peak_bytes, np.ones(tasks.num_tasks, np.int64)
+        if is_short:
+            program = lowering.program(strategy)
+            number = repeats.numbers(program, tasks)
+            longer = repeats.period(tasks, number, simulated)
+            if longer is None:
+                return None
+            more = longer * (strategy.microbatches - shown)
+            peak = peak + self._lasting(lowering, strategy)
+            count = count * repeats.times(program)[number]
+        seconds = float(simulated.timeline.end.max(initial=0) + more) / PICOSECONDS
+        return _Seen(key, is_short, folded, tasks, simulated, count, seconds, peak)
+
+    def _lasting(self, lowering: Lowering, strategy: Strategy, alignment: int = 1) -> np.ndarray:
+        """int64[P]: bytes that microbatches hold all step long which are not written out."""
+        _, flows = lowering.instances(strategy)
+        return repeats.lasting(lowering.program(strategy), flows, lowering.machine.num_procs, alignment)
 
     def pack(self, strategy: Strategy) -> tuple[int, ...]:
-        """The bytes of each processor's arena. Raises ValueError, naming the largest owners, where one is too long."""
-        _, folded, tasks, simulated = self._see(strategy, _key(strategy))
-        packing = memory.arenas(tasks, simulated.timeline)
+        """The bytes of each processor's arena. Raises ValueError, naming the largest owners, where one is too long.
+
+        Of a large machine's many microbatches those few are packed through which the plan is evaluated.
+        """
+        seen = self._see(strategy, _key(strategy))
+        folded, tasks, simulated = seen.folded, seen.tasks, seen.simulated
         if folded is None:
+            if seen.is_short:
+                tasks, simulated = self.simulate(strategy)
+            packing = memory.arenas(tasks, simulated.timeline)
             memory.refuse(tasks, simulated.timeline, packing, self.capacity.tolist())
             return tuple(packing.peak_bytes.tolist())
+        packing, reps = memory.arenas(tasks, simulated.timeline), folded.representative
+        if seen.is_short:
+            few = repeats.shown(strategy.microbatches)[0]
+            more = self._lasting(self._shortened(strategy, few)[0], strategy, memory.ALIGNMENT)
+            packing = replace(packing, peak_bytes=packing.peak_bytes + more[reps])
         # Processors of one role are of one kind, so they have as much memory as the one that stands for them.
-        reps = folded.representative
         memory.refuse(tasks, simulated.timeline, packing, self.capacity[reps].tolist(), reps.tolist())
         return tuple(packing.peak_bytes[folded.proc_class].tolist())
 

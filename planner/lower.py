@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from functools import cached_property
 from math import inf
 
@@ -56,7 +57,8 @@ class Lowering:
         self.names = beside.names(graph, self.updates)
         self.templates = Templates()
         self._versions = Versions(machine)
-        self._programs: dict[tuple[frozenset[str], int], Program] = {}
+        self._shown: int | None = None
+        self._programs: dict[tuple[frozenset[str], int, int], Program] = {}
         self._numbers: dict[Config, int] = {}
         self._homes: dict[tuple, Config] = {}
         self._steps: dict[tuple[int, int, int], StepInstance] = {}
@@ -65,13 +67,23 @@ class Lowering:
         self._kind_numbers: dict[Hashable, int] = {}
         self._flow_templates: dict[tuple[int, tuple[int, ...]], FlowTemplate] = {}
 
+    def shortened(self, shown: int) -> Lowering:
+        """The same, of whose microbatches so many are written out, two or more; the last but one stands for the others.
+
+        Templates are shared.
+        """
+        other = copy(self)
+        other._shown = shown
+        return other
+
     def program(self, strategy: Strategy) -> Program:
         """The passes that a strategy asks for."""
         chosen = frozenset(n for n in strategy.configs if n.endswith(("/fetch", "/accumulate")))
-        key = chosen, strategy.microbatches
+        count = strategy.microbatches
+        key = chosen, count, min(count, self._shown or count)
         if key not in self._programs:
             if self.mode == "train":
-                self._programs[key] = passes.training(self.graph, self.updates, chosen, strategy.microbatches)
+                self._programs[key] = passes.training(self.graph, self.updates, *key)
             else:
                 self._programs[key] = passes.forward(self.graph, self.updates, chosen)
         return self._programs[key]

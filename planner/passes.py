@@ -41,6 +41,7 @@ from castile.planner.vocabulary import Spec
 class _Draft:
     """A program under construction; specs: what each region holds; renewals: the update of each parameter.
 
+    shown    of so many microbatches at most the passes are written out
     source   where parameters are read from that were fetched. slope: where the loss's gradient is, if it has a place
     same     tensors whose gradient is that of another, and of which: the two are one region
     """
@@ -49,6 +50,7 @@ class _Draft:
     updates: Updates
     samples: Samples
     count: int = 1
+    shown: int = 1
     steps: list[Step] = field(default_factory=list)
     specs: dict[str, Spec] = field(default_factory=dict)
     homes: dict[str, Home] = field(default_factory=dict)
@@ -82,18 +84,21 @@ class _Draft:
         return Port(role, index, region, cut)
 
     def micros(self) -> list[Micro]:
-        return [Micro(k, self.count) for k in range(self.count)]
+        """Those that are written out; all but the first and the last are alike, so one of them can stand for more."""
+        few = min(self.shown, self.count)
+        return [Micro(k, self.count, 1 + (self.count - few) * (k == few - 2)) for k in range(few)]
 
 
-def training(graph: Graph, updates: Updates, chosen: frozenset[str], count: int = 1) -> Program:
+def training(graph: Graph, updates: Updates, chosen: frozenset[str], count: int = 1, shown: int = 0) -> Program:
     """The program of one training step in `count` microbatches.
 
     chosen   the fetch and accumulate nodes that the strategy asks for
+    shown    so many of them are written out, two or more, the last but one standing for the others; 0 for all
     Raises ValueError where there is nothing to minimise, or the graph cannot be cut into microbatches.
     """
     if not graph.loss:
         raise ValueError(f"{graph.name} has no loss to minimise")
-    draft = _draft(graph, updates, chosen | cast(graph, updates), count)
+    draft = _draft(graph, updates, chosen | cast(graph, updates), count, shown or count)
     if is_scaled(graph, updates):
         _scale(draft)
     constant = [n for n in graph.nodes.values() if n.name not in draft.samples.axes]
@@ -103,9 +108,10 @@ def training(graph: Graph, updates: Updates, chosen: frozenset[str], count: int 
     _forward(draft, head, None)
     gradients = _Gradients(draft)
     wanted = gradients.plan([*tail[::-1], *each[::-1], *head[::-1]])
-    for micro in draft.micros() if count > 1 else []:
+    micros = draft.micros() if count > 1 else []
+    for micro in micros:
         _forward(draft, each, micro)
-        if micro.number == count - 1:
+        if micro is micros[-1]:
             _forward(draft, tail, None)
         if micro.number == 0:
             _check_tail(tail, draft)
@@ -123,14 +129,14 @@ def forward(graph: Graph, updates: Updates, chosen: frozenset[str]) -> Program:
     needed = _needed(graph, graph.outputs)
     params = {i for n in needed for i in n.inputs if graph.tensors[i].param}
     asked = chosen | cast(graph, updates)
-    draft = _draft(graph, updates, frozenset(c for c in asked if c.rpartition("/")[0] in params), 1)
+    draft = _draft(graph, updates, frozenset(c for c in asked if c.rpartition("/")[0] in params), 1, 1)
     _forward(draft, needed, None)
     return Program(graph, tuple(draft.steps), _flows(draft, set(graph.outputs)))
 
 
-def _draft(graph: Graph, updates: Updates, chosen: frozenset[str], count: int) -> _Draft:
+def _draft(graph: Graph, updates: Updates, chosen: frozenset[str], count: int, shown: int) -> _Draft:
     found = samples.trace(graph, count) if count > 1 else Samples({}, {})
-    draft = _Draft(graph, updates, found, count)
+    draft = _Draft(graph, updates, found, count, shown)
     draft.specs = {t.name: Spec(t.shape, t.dtype) for t in graph.tensors.values()}
     for param in graph.params:
         node = draft.renewals[param.name] = update(graph, updates, param)

@@ -16,10 +16,14 @@ GRADIENT, FETCHED, ACCUMULATED, CLIPPED = "/grad", "/fetched", "/accumulated", "
 
 @dataclass(frozen=True)
 class Micro:
-    """One of `count` microbatches: an equal piece of the sample axis in time."""
+    """One of `count` microbatches: an equal piece of the sample axis in time.
+
+    times   it stands for so many alike, of which the others are not written out
+    """
 
     number: int = 0
     count: int = 1
+    times: int = 1
 
 
 WHOLE_BATCH = Micro()

@@ -60,11 +60,11 @@ def two_towers(width: int = 64) -> Graph:
     return g
 
 
-def tower(layers: int) -> Graph:
+def tower(layers: int, batch: int = 8) -> Graph:
     """Equal layers one after the other."""
     g = Graph("tower", "float32")
-    x = g.input("x", (8, 16), "b i")
-    y = g.input("label", (8,), "b", "int64")
+    x = g.input("x", (batch, 16), "b i")
+    y = g.input("label", (batch,), "b", "int64")
     for n in range(layers):
         x = g.relu(f"act{n}", g.linear(f"fc{n}", x, features=16))
     g.minimise(g.cross_entropy("loss", x, y))

@@ -1,0 +1,97 @@
+"""Repeats: of many equal microbatches few are simulated, and what that says of the step is what simulating all says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
+
+from castile.planner import evaluator as evaluators
+from castile.planner import repeats
+from castile.planner.cost import CostModel
+from castile.planner.evaluator import Evaluator
+from castile.planner.lower import Lowering
+from castile.planner.seeds import seeds
+from tests.little import evaluator, machine, tower
+from tests.strategies import in_buckets, machines, problems
+from tests.training import SGD
+
+EXAMPLES = 40
+
+
+@pytest.mark.parametrize("folded_from", [1, 64], ids=["folded", "whole"])
+def test_any_plan_takes_what_all_its_microbatches_take(
+    monkeypatch: pytest.MonkeyPatch, tell: Callable[[str], None], folded_from: int
+) -> None:
+    monkeypatch.setattr(evaluators, "FOLDED_FROM", folded_from)
+    seen: Counter[str] = Counter()
+
+    @settings(max_examples=EXAMPLES, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        count = data.draw(st.integers(5, 10))
+        problem, on = data.draw(problems(batch=count * data.draw(st.integers(1, 3)))), data.draw(machines())
+        plan = msgspec.structs.replace(data.draw(in_buckets(problem.graph, on.num_procs)), microbatches=count)
+        known = Evaluator(Lowering(problem.graph, on, SGD, microbatches=count), CostModel(on))
+        try:
+            tasks, all_of_it = known.simulate(plan)
+        except ValueError as error:
+            assert "microbatches" in str(error), error
+            reject()
+        found = known.evaluate(plan)
+        assert found.seconds == all_of_it.seconds
+        assert found.peak_bytes == tuple(all_of_it.peak_bytes.tolist())
+        assert found.moved_bytes == evaluators.moved_bytes(tasks)
+        assert known.tasks(plan)[1].sum() == tasks.num_tasks or plan.bucket_bytes
+
+    def watched(*args: Any) -> int | None:
+        found = period(*args)
+        seen["enough" if found else "too few"] += 1
+        return found
+
+    period = repeats.period
+    monkeypatch.setattr(repeats, "period", watched)
+    check()
+    tell(f"repeats: {', '.join(f'{k} {n}' for k, n in seen.most_common())}")
+    assert seen["enough"] > EXAMPLES // 4
+
+
+def test_what_is_simulated_does_not_grow_with_microbatches() -> None:
+    graph = tower(3, batch=64)
+    sizes = []
+    for count in (4, 8, 64):
+        known = evaluator(graph, machine(1), microbatches=count)
+        sizes.append(known.tasks(seeds(known.lowering)["data_parallel"])[0].num_tasks)
+    assert len(set(sizes)) == 1
+
+
+def test_arenas_hold_what_the_host_gives_to_all_microbatches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where few are packed, as where all are."""
+    known = evaluator(tower(3, batch=64), machine(2), microbatches=16)
+    plan = seeds(known.lowering)["data_parallel"]
+    whole = known.pack(plan)
+    monkeypatch.setattr(evaluators, "FOLDED_FROM", 1)
+    assert evaluator(tower(3, batch=64), machine(2), microbatches=16).pack(plan) == whole
+
+
+def test_a_step_whose_microbatches_do_not_settle_is_not_foretold() -> None:
+    known = evaluator(tower(2, batch=16), machine(1), microbatches=8)
+    plan = seeds(known.lowering)["data_parallel"]
+    few = known.lowering.shortened(4)
+    tasks, program = few.lower(plan), few.program(plan)
+    cost, number = CostModel(known.lowering.machine), repeats.numbers(program, tasks)
+    simulated = evaluators.simulate(tasks, cost.picoseconds(tasks.cost_keys), known.lowering.machine.engines)
+    assert repeats.period(tasks, number, simulated)
+    at = int(np.flatnonzero(number == 2)[-1])
+    for which in ("start", "end"):
+        moved = getattr(simulated.timeline, which).copy()
+        moved[at] += 1
+        other = replace(simulated, timeline=replace(simulated.timeline, **{which: moved}))
+        assert repeats.period(tasks, number, other) is None
