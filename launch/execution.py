@@ -13,6 +13,8 @@ import numpy as np
 
 from castile.planner.beside import BEGINNINGS
 from castile.planner.cost import CostModel
+from castile.planner.evaluator import FOLDED_FROM
+from castile.planner.folding import Folding
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.op import Tensor
@@ -40,7 +42,12 @@ class Prepared:
 
 
 def prepare(lowering: Lowering, strategy: Strategy, cost: CostModel) -> Prepared:
-    """Lower, simulate and pack a plan. Raises ValueError where it does not fit graph, machine or memory."""
+    """Lower, simulate and pack a plan.
+
+    Raises ValueError where it does not fit graph, machine or memory, or has too many transfers to write out.
+    """
+    if lowering.machine.num_procs >= FOLDED_FROM:
+        Folding(lowering).instances(strategy)
     tasks = lowering.lower(strategy)
     machine = lowering.machine
     simulated = simulate(tasks, cost.picoseconds(tasks.cost_keys), machine.engines)

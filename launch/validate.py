@@ -5,6 +5,7 @@ It does not know how predictions are made.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import random
@@ -25,6 +26,7 @@ from castile.planner.search import Evaluator
 from castile.planner.seeds import seeds, stamped
 from castile.planner.space import space_of
 from castile.planner.strategy import Config, Strategy
+from castile.runtime.transfer import TooManyTransfers
 
 POOL = 200
 WIDEST = 4.0
@@ -128,17 +130,23 @@ def draw(job: Job, count: int, seed: int) -> dict[str, Strategy]:
     """The seeds, and random plans spread evenly over the logarithm of their simulated times, in that order.
 
     A plan draws a Config for each kind of node, so that repeated layers are alike, and breaks the rule for a few nodes.
+    Those of too many transfers are not drawn. Raises UserError where there are fewer than are asked for.
     """
     rng = random.Random(seed)
     evaluator = Evaluator(job.lowering, job.cost)
     pool = dict(seeds(job.lowering))
     for number in range(POOL):
         pool[f"random {number}"] = stamped(job.lowering, _random(job, rng), "random", seed)
-    seconds = {name: evaluator.evaluate(plan).seconds for name, plan in pool.items()}
+    seconds = {}
+    for name, plan in pool.items():
+        with contextlib.suppress(TooManyTransfers):
+            seconds[name] = evaluator.evaluate(plan).seconds
+    if len(seconds) < count:
+        raise UserError(f"--plans {count}: there are {len(seconds)} to draw from, ask for no more")
     limit = WIDEST * min(seconds.values())
-    names = sorted((n for n in pool if seconds[n] <= limit), key=lambda n: seconds[n])
+    names = sorted((n for n in seconds if seconds[n] <= limit), key=lambda n: seconds[n])
     if len(names) < count:
-        names = sorted(pool, key=lambda n: seconds[n])[:count]
+        names = sorted(seconds, key=lambda n: seconds[n])[:count]
     wanted = np.geomspace(seconds[names[0]], seconds[names[-1]], count)
     taken: list[str] = []
     for target in wanted:

@@ -3,13 +3,14 @@
 import pickle
 from math import inf
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from castile.launch import explain, models, offline, simulate
+from castile.launch import execution, explain, models, offline, simulate, validate
 from castile.launch.explain import Explain
 from castile.launch.ranks import UserError
 from castile.launch.simulate import Simulate
@@ -117,14 +118,32 @@ def refusing(monkeypatch: pytest.MonkeyPatch):
     return refuse
 
 
+def prepared(evaluator: Evaluator, plan: Strategy) -> execution.Prepared:
+    """As ranks prepare a plan that they are to run."""
+    return execution.prepare(evaluator.lowering, plan, evaluator.cost)
+
+
 def test_what_is_looked_at_task_by_task_is_refused_before(refusing) -> None:
     lowering, plans = known(FOLDED_FROM // 8)
     refusing(lowering, plans["data_parallel"])
     evaluator = Evaluator(lowering, CostModel(lowering.machine))
-    for look in (explanation.explain, sized):
+    for look in (explanation.explain, sized, prepared):
         look(evaluator, plans["data_parallel"])
         with pytest.raises(TooManyTransfers):
             look(evaluator, plans["megatron"])
+
+
+def test_none_of_too_many_is_drawn_to_be_measured(refusing, monkeypatch: pytest.MonkeyPatch) -> None:
+    lowering, plans = known(FOLDED_FROM // 8)
+    refusing(lowering, plans["data_parallel"])
+    monkeypatch.setattr(validate, "POOL", 4)
+    job = Mock(lowering=lowering, cost=CostModel(lowering.machine), graph=lowering.graph, machine=lowering.machine)
+    job.agree = lambda make: make()
+    drawn = validate.draw(job, 4, 0)
+    most = transfers(lowering, plans["data_parallel"])
+    assert len(drawn) == 4 and all(transfers(lowering, plan) <= most for plan in drawn.values())
+    with pytest.raises(UserError, match=r"--plans 100: there are \d to draw from"):
+        validate.draw(job, 100, 0)
 
 
 def test_what_differs_is_told_without_what_has_too_many(refusing) -> None:
