@@ -17,10 +17,10 @@ from castile.planner.compose import _Lazy, _rows
 from castile.planner.contraction import Contracted, Contraction
 from castile.planner.groups import END_TO_END, Joinable, grouped, joinable
 from castile.planner.instances import FlowInstance, StepInstance
-from castile.planner.together import alike, every_task, repeatable, together
+from castile.planner.together import alike, every_task, in_chains, repeatable, summing, together
 from castile.planner.vocabulary import round_up
 from castile.runtime.region import Box, contiguous, whole
-from castile.runtime.task import Buffer, Call, Comm, CostKey, Task, TaskGraph, View
+from castile.runtime.task import Buffer, Comm, CostKey, Task, TaskGraph, View
 
 
 def bucketed(
@@ -32,7 +32,7 @@ def bucketed(
     if not most_bytes:
         return Contracted(tasks, np.arange(tasks.num_tasks))
     groups = grouped(joinable(steps, flows), most_bytes)
-    return _contracted(tasks, groups, everywhere(tasks), repeatable(steps, flows, every_task(steps)))
+    return _contracted(tasks, groups, everywhere(tasks), steps, flows, list(every_task(steps)))
 
 
 def of_roles(
@@ -54,20 +54,23 @@ def of_roles(
         standing = where.standing(group)
         if any(company.setdefault(task, standing) != standing for task in standing):
             return None
-    return _contracted(tasks, groups, where, repeatable(steps, flows, of_steps))
+    return _contracted(tasks, groups, where, steps, flows, list(of_steps))
 
 
 def _contracted(
-    tasks: TaskGraph, groups: Sequence[Sequence[Joinable]], where: Where, calls: Sequence[tuple[int, Call]]
-) -> Contracted:
+    tasks: TaskGraph, groups: Sequence[Sequence[Joinable]], where: Where, steps: Sequence[StepInstance],
+    flows: Sequence[FlowInstance], of_steps: Sequence[Sequence[tuple[int, int]]],
+) -> Contracted:  # fmt: skip
     """The graph with these groups, and the calls together that are alike then."""
     sums = [group for group in groups if group[0].pattern.name == END_TO_END]
     others = dict.fromkeys([where.standing(group) for group in groups if group[0].pattern.name != END_TO_END])
     fewer = joined(tasks, sums, where)
     begun = together(fewer.graph, [fewer.number[list(group)].tolist() for group in others])
     # transfers stand behind the steps, whose tasks keep their numbers
-    found = together(begun.graph, alike(begun.graph, calls))
-    return Contracted(found.graph, found.number[begun.number[fewer.number]])
+    summed = together(begun.graph, in_chains(begun.graph, summing(steps, flows, of_steps)))
+    calls = [(int(summed.number[task]), call) for task, call in repeatable(steps, flows, of_steps)]
+    found = together(summed.graph, alike(summed.graph, calls))
+    return Contracted(found.graph, found.number[summed.number[begun.number[fewer.number]]])
 
 
 class Where(NamedTuple):

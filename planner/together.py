@@ -1,14 +1,15 @@
 """Together: tasks that do the same to one small array after the other become one that does it to them all.
 
-So are parameters cast to 16 bits when a step begins, their gradients clipped when it ends, and they updated: hundreds
-of vectors by a few launches. It does not know which kernels can do so; the vocabulary does.
+So are parameters cast to 16 bits when a step begins, their gradients measured and clipped when it ends, and they
+updated: hundreds of vectors by a few launches. It does not know which kernels can do so; the vocabulary does.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from castile.runtime.task import Arg, Body, Call, CostKey, Kind, Task, TaskGraph
 # what it reads is soon given back.
 MOST = 16
 MOST_BYTES = 100_000_000
+_FOR_SEVERAL = (vocabulary.takes_many, vocabulary.sums_many)
 
 
 def every_task(steps: Sequence[StepInstance]) -> Iterator[list[tuple[int, int]]]:
@@ -46,24 +48,53 @@ def repeatable(
         for user, _, adders in flow.template.adding:
             adding[flow.slots[user]].update(adders.tolist())
     found: list[tuple[int, Call]] = []
-    known: dict[Work, Call | None] = {}
-    for slot, (step, those) in enumerate(zip(steps, tasks, strict=True)):
-        calls = []
-        for piece in step.template.parts:
-            if piece.work not in known:
-                known[piece.work] = only_call(piece)
-            calls.append(known[piece.work])
+    for slot, (calls, those) in enumerate(zip(_calls(steps, vocabulary.takes_many), tasks, strict=True)):
         if any(calls):
-            alone = adding.get(slot, ())
-            each = ((number, calls[local // step.config.replicas]) for local, number in those if local not in alone)
+            replicas, alone = steps[slot].config.replicas, adding.get(slot, ())
+            each = ((number, calls[local // replicas]) for local, number in those if local not in alone)
             found += [(number, call) for number, call in each if call is not None]
     return found
+
+
+def summing(
+    steps: Sequence[StepInstance], flows: Sequence[FlowInstance], tasks: Iterable[Sequence[tuple[int, int]]]
+) -> list[list[tuple[int, Call | None]]]:
+    """The tasks of steps that add to one array, one after the other; with the call of a kernel that sums over the
+    arrays of several, where one consists of just that.
+
+    tasks   those of each step, as `every_task` says them
+    """
+    calls = {slot: found for slot, found in enumerate(_calls(steps, vocabulary.sums_many)) if any(found)}
+    numbers = [dict(those) for those in tasks]
+    chains: list[list[tuple[int, Call | None]]] = []
+    for flow in flows:
+        if calls.keys().isdisjoint(flow.slots) or not flow.template.adding:
+            continue
+        into: defaultdict[int, list[tuple[int, Call | None]]] = defaultdict(list)
+        ports = zip(flow.touches(flow.template.writing), flow.version.made.tolist(), strict=True)
+        for (slot, local, _), instance in ports:
+            if local in numbers[slot]:
+                call = calls[slot][local // steps[slot].config.replicas] if slot in calls else None
+                into[instance].append((numbers[slot][local], call))
+        chains += into.values()
+    return chains
+
+
+def _calls(steps: Sequence[StepInstance], does: Callable[[str], bool]) -> Iterator[list[Call | None]]:
+    """Of each step's parts their only call, where that is of a kernel that does the work of several so."""
+    known: dict[Work, Call | None] = {}
+    for step in steps:
+        for piece in step.template.parts:
+            if piece.work not in known:
+                call = only_call(piece)
+                known[piece.work] = call if call and does(call.kernel) else None
+        yield [known[piece.work] for piece in step.template.parts]
 
 
 def only_call(piece: PartTemplate) -> Call | None:
     """The call of a kernel that takes the arrays of several, where a part consists of just that."""
     calls = piece.body((False,) * len(piece.outputs)).calls
-    return calls[0] if len(calls) == 1 and vocabulary.takes_many(calls[0].kernel) else None
+    return calls[0] if len(calls) == 1 and any(d(calls[0].kernel) for d in _FOR_SEVERAL) else None
 
 
 def alike(tasks: TaskGraph, calls: Sequence[tuple[int, Call]]) -> list[list[int]]:
@@ -75,16 +106,52 @@ def alike(tasks: TaskGraph, calls: Sequence[tuple[int, Call]]) -> list[list[int]
     waiting = _waiting(tasks)
     rows = []
     for task, call in calls:
-        key, needs, after = tasks.cost_keys[tasks.cost[task]], tasks.needs_of(task), int(waiting[task])
+        needs, after, same = tasks.needs_of(task), int(waiting[task]), _same(tasks, task, call)
         after = -1 if after and needs.size == 0 else after
-        if after > 1 or key.dense or key.nbytes > MOST_BYTES:
+        if after > 1 or same is None:
             continue
-        collectives = tuple(needs[tasks.kind[needs] == Kind.COLLECTIVE].tolist())
-        same = (int(tasks.lanes_of(task)[0]), key.name, call.params, key.dtype, after, collectives)
-        rows.append((int(tasks.order[needs].max(initial=0)), int(tasks.order[task]), task, same, key.nbytes))
+        what = (after, same, _awaited(tasks, task))
+        rows.append((int(tasks.order[needs].max(initial=0)), int(tasks.order[task]), task, what))
+    return _packed(tasks, [row[2:] for row in sorted(rows, key=lambda row: row[:2])])
+
+
+def in_chains(tasks: TaskGraph, chains: Sequence[Sequence[tuple[int, Call | None]]]) -> list[list[int]]:
+    """Tasks that follow each other in a chain of `summing` and call the same, of which none waits for a collective for
+    which no task of the chain up to the first of them does.
+
+    For all of a group but its last only others of it wait. So no group can come to wait for itself.
+    """
+    found = []
+    for chain in chains:
+        rows, come = [], set[int]()
+        for task, call in chain:
+            come.update(_awaited(tasks, task))
+            rows.append((task, call and _same(tasks, task, call), len(come)))
+        for (same, _), run in groupby(rows, key=lambda row: row[1:]):
+            found += _packed(tasks, [row[:2] for row in run]) if same is not None else []
+    return found
+
+
+def _same(tasks: TaskGraph, task: int, call: Call) -> tuple[object, ...] | None:
+    """What tasks of one group have in common: processor and call. None for what is in no group."""
+    key = tasks.cost_keys[tasks.cost[task]]
+    if key.dense or key.nbytes > MOST_BYTES:
+        return None
+    return int(tasks.lanes_of(task)[0]), key.name, call.params, key.dtype
+
+
+def _awaited(tasks: TaskGraph, task: int) -> tuple[int, ...]:
+    """The collectives for which a task waits."""
+    needs = tasks.needs_of(task)
+    return tuple(needs[tasks.kind[needs] == Kind.COLLECTIVE].tolist())
+
+
+def _packed(tasks: TaskGraph, rows: Sequence[tuple[int, object]]) -> list[list[int]]:
+    """Groups of tasks that have the same in common, in their order, none of them too large; rows: a task and that."""
     found: list[list[int]] = []
     current: dict[object, tuple[list[int], int]] = {}
-    for _, _, task, same, nbytes in sorted(rows, key=lambda row: row[:2]):
+    for task, same in rows:
+        nbytes = tasks.cost_keys[tasks.cost[task]].nbytes
         group, held = current.get(same, ([], 0))
         if not group or len(group) == MOST or held + nbytes > MOST_BYTES:
             group, held = [], 0
@@ -131,9 +198,9 @@ def together(tasks: TaskGraph, groups: Sequence[Sequence[int]]) -> Contracted:
 
 
 def _key(keys: Sequence[CostKey]) -> CostKey:
-    """What tasks cost as one: arrays of one shape are told once, with how many there are; of transfers all bytes."""
+    """What tasks cost as one: arrays of one shape are told once, with how many there are."""
     if keys[0].link:
-        return replace(keys[0], shapes=f"{len(keys)} at once", nbytes=sum(key.nbytes for key in keys))
+        return keys[0].begun_with(keys[1:])
     counts = Counter(key.shapes.partition("|")[0] for key in keys)
     shapes = "+".join(f"{count}*{shape}" if count > 1 else shape for shape, count in sorted(counts.items()))
     settings = keys[0].shapes.partition("|")[2]
@@ -142,7 +209,9 @@ def _key(keys: Sequence[CostKey]) -> CostKey:
 
 
 def _one(number: int, each: Sequence[Task]) -> Task:
-    """The tasks as one whose call takes the arrays of all; transfers as one that begins them all."""
+    """The tasks as one whose call takes the arrays of all, and adds up what all add to one array; transfers as one that
+    begins them all.
+    """
     name = f"{each[0].name} and {len(each) - 1} more"
     if each[0].comms:
         return replace(each[0], index=number, name=name, comms=tuple(comm for task in each for comm in task.comms))
@@ -154,5 +223,7 @@ def _one(number: int, each: Sequence[Task]) -> Task:
         args += [replace(a, index=a.index + shift) if isinstance(a, Arg) else a for a in call.args]
         outs += [replace(a, index=a.index + shift) for a in call.outs]
         views += task.views
-    body = Body((replace(each[0].body.calls[0], args=tuple(args), outs=tuple(outs)),))
+    first = each[0].body.calls[0]
+    made = first.outs if vocabulary.sums_many(first.kernel) else tuple(outs)
+    body = Body((replace(first, args=tuple(args), outs=made),))
     return Task(number, name, each[0].kind, each[0].procs, tuple(views), body)

@@ -49,6 +49,7 @@ class Entry:
 
     casts   whether it writes results of another floating dtype as gladly, rounded or widened
     many    whether one call takes the arrays of several, one call's after the other's, and gives all their results
+    sums    whether one call takes the arrays of several, and gives the sum of their results
     """
 
     results: Callable[..., Results]
@@ -56,6 +57,7 @@ class Entry:
     adds: bool
     casts: bool
     many: bool
+    sums: bool
 
 
 _ENTRIES: dict[str, Entry] = {}
@@ -87,6 +89,11 @@ def casts(name: str) -> bool:
 def takes_many(name: str) -> bool:
     """Whether one call of kernel `name` does the work of several with the same literals."""
     return _entry(name).many
+
+
+def sums_many(name: str) -> bool:
+    """Whether one call of kernel `name` gives the sum of what several with the same literals give."""
+    return _entry(name).sums
 
 
 def wide(dtype: str) -> str:
@@ -139,12 +146,13 @@ def kernel(
     working: Callable[..., int] = lambda *args, **params: 0,
     casts: bool = False,
     many: bool = False,
+    sums: bool = False,
 ) -> Callable[[Callable[..., Results]], Callable[..., Results]]:
     """Enters the decorated function, which gives the result specs, under its name."""
 
     def enter(function: Callable[..., Results]) -> Callable[..., Results]:
         assert function.__name__ not in _ENTRIES, f"two entries of {function.__name__}"
-        _ENTRIES[function.__name__] = Entry(function, working, adds, casts, many)
+        _ENTRIES[function.__name__] = Entry(function, working, adds, casts, many, sums)
         return function
 
     return enter

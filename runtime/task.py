@@ -144,6 +144,7 @@ class Comm:
 
 NOTHING = Body(())
 STRIDED = " strided"
+BEGUN_TOGETHER = " at once"
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,17 @@ class CostKey:
         if not self.name.endswith(STRIDED):
             return None
         return replace(self, name=self.name.removesuffix(STRIDED), shapes=re.sub(r"/[0-9x]*", "", self.shapes))
+
+    def begun_with(self, others: Sequence[CostKey]) -> CostKey:
+        """A transfer and others that begin together with it: of all their bytes, and as many as they are."""
+        nbytes = sum(key.nbytes for key in (self, *others))
+        return replace(self, shapes=f"{1 + len(others)}{BEGUN_TOGETHER}", nbytes=nbytes)
+
+    @property
+    def num_begun(self) -> int:
+        """How many transfers begin together."""
+        count = self.shapes.removesuffix(BEGUN_TOGETHER)
+        return int(count) if self.link and count != self.shapes else 1
 
 
 @dataclass(frozen=True)

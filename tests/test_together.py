@@ -41,6 +41,7 @@ from tests.test_mixed import NARROW, same
 from tests.training import SGD, train
 
 MANY = [name for name in sorted(definitions()) if vocabulary.takes_many(name)]
+SUMS = [name for name in sorted(definitions()) if vocabulary.sums_many(name)]
 
 
 def one_by_one(name: str, case: Case) -> list[Case]:
@@ -73,6 +74,30 @@ def test_a_call_for_several_gives_the_bits_of_one_for_each(form: str, name: str,
     assert more
     for case in more:
         check_each(Table(form), name, case, place)
+
+
+@pytest.mark.parametrize("place", [dense, stepped], ids=["dense", "stepped"])
+@pytest.mark.parametrize("form", ["reference", "numpy"])
+@pytest.mark.parametrize("name", SUMS)
+def test_a_sum_over_several_has_the_bits_of_sums_that_are_added_to_it(name: str, form: str, place: object) -> None:
+    """And what is no number is seen, wherever it is."""
+    table, checked = Table(form), 0
+    for case in cases(name, "float32"):
+        each = [args for args, _ in one_by_one(name, case)]
+        found, want = np.array(np.nan, np.float32), np.array(0, np.float32)
+        table.bind(name, tuple(place(x) for args in each for x in args), (found,), case[1])()  # type: ignore[operator]
+        for args in each:
+            held = np.array(np.nan, np.float32)
+            table.bind(name, tuple(map(place, args)), (held,), case[1])()  # type: ignore[call-overload]
+            want += held
+        np.testing.assert_array_equal(found, want)
+        checked += len(each) > 1
+        for one in filter(np.size, case[0]):
+            before, one.flat[-1] = one.flat[-1], np.nan
+            table.bind(name, tuple(map(place, case[0])), (found,), case[1])()  # type: ignore[call-overload]
+            one.flat[-1] = before
+            assert np.isnan(found)
+    assert checked
 
 
 def odd(dtype: str) -> Graph:
@@ -111,7 +136,7 @@ def test_in_16_bits_what_is_put_together_leaves_the_same_bits(num_procs: int, na
     apart, found = (num_tasks(one.prepared.tasks) for one in each)
     assert apart["fetch"] == len(graph.params) * num_procs and found["fetch"] == num_procs
     assert found[name] == (apart[name] if name == "adafactor" else num_procs)
-    assert found["clip"] == (num_procs if apart["clip"] else 0)
+    assert found["clip"] == found["square_sum"] == (num_procs if apart["clip"] else 0)
     if dtype == "float16":
         assert each[0].carried[TAKEN] == 3
 
@@ -187,7 +212,7 @@ def test_gpt_casts_and_updates_by_a_tenth_of_its_launches(dtype: str) -> None:
     plan = Strategy(seed("data_parallel", lowering))
     apart, found = (lowering.lower(with_size(plan, size)) for size in (0, 2**20))
     before, after = num_tasks(apart), num_tasks(found)
-    names = ("fetch", "adamw", "clip")[: 2 + (dtype == "float16")]
+    names = ("fetch", "adamw", "clip", "square_sum")[: 4 if dtype == "float16" else 2]
     for name in names:
         assert before[name] == len(graph.params) and 5 * after[name] < before[name]
         those = np.array([key.name.startswith(name) for key in found.cost_keys])[found.cost]

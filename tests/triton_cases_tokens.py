@@ -53,6 +53,7 @@ def large_max_over(draw: Any) -> Iterator[Case]:
 
 def large_square_sum(draw: Any) -> Iterator[Case]:
     yield (draw(WORDS, WIDTH),), {}
+    yield tuple(draw(*shape) for shape in BLOCK), {}
 
 
 def large_contract(draw: Any) -> Iterator[Case]:

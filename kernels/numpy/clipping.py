@@ -17,26 +17,32 @@ from castile.kernels.numpy.walk import FIRST, SECOND, block_size, elementwise, f
 
 
 @prepares
-def square_sum(out: np.ndarray, x: np.ndarray) -> Callable[[], Any] | None:
+def square_sum(out: np.ndarray, x: np.ndarray, *more: np.ndarray, accumulate: bool) -> Callable[[], Any] | None:
     """See the definition."""
+    adds = chain_all(_adding(out, one) for one in (x, *more))
+    return adds if accumulate else adds and chain([partial(out.fill, 0), adds])
+
+
+def _adding(out: np.ndarray, x: np.ndarray) -> Callable[[], Any] | None:
     if x.flags.c_contiguous:
-        return partial(_dot, out, x.reshape(-1))
-    add = elementwise(_add_squares, [x], out.reshape(1))
-    return add and chain([partial(out.fill, 0), add])
+        return partial(_add_dot, out, x.reshape(-1))
+    return elementwise(_add_squares, [x], out.reshape(1))
 
 
-def _dot(out: np.ndarray, x: np.ndarray) -> None:
-    out[...] = np.dot(x, x)
+def _add_dot(out: np.ndarray, x: np.ndarray) -> None:
+    out[...] += np.dot(x, x)
 
 
 @compiled
 def _add_squares(walk, x, total):  # type: ignore[no-untyped-def]
     plan, p_x = pointer(walk), pointer(x)
     s_x, a = after(plan, FIRST), spare(x)
+    squares = x.dtype.type(0)
     for first in range(0, num_rows(plan), plan[4]):
         v = fetch(plan, s_x, p_x, first, a)
         for j in range(block_size(plan, first)):
-            total[0] += v[j] * v[j]
+            squares += v[j] * v[j]
+    total[0] += squares
 
 
 def clip_factor(out: tuple[np.ndarray, np.ndarray], squares: np.ndarray, *, most: float) -> None:

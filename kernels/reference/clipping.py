@@ -3,9 +3,12 @@
 import numpy as np
 
 
-def square_sum(x: np.ndarray) -> np.ndarray:
-    """Sum of the squares of x -> []."""
-    return np.array(np.sum(x * x, dtype=x.dtype))
+def square_sum(x: np.ndarray, *more: np.ndarray) -> np.ndarray:
+    """Sum of the squares of x -> []; more: further arrays, whose sums are added one after the other."""
+    squares = np.array(np.sum(x * x, dtype=x.dtype))
+    for one in more:
+        squares += np.sum(one * one, dtype=x.dtype)
+    return squares
 
 
 def clip_factor(squares: np.ndarray, *, most: float) -> tuple[np.ndarray, np.ndarray]:

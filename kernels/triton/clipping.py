@@ -6,8 +6,8 @@ It knows no optimizer.
 from typing import Any
 
 from castile.kernels.triton.launch import Plan, planned, takes
-from castile.kernels.triton.lines import Text, each, folded, text
-from castile.kernels.triton.several import several
+from castile.kernels.triton.lines import Text, each, text
+from castile.kernels.triton.several import several, summed
 from castile.kernels.triton.views import view
 
 _SQUARE = text("x -> x * x")
@@ -16,9 +16,9 @@ _FACTOR = Text(("squares",), ("most",), ("norm = sqrt(squares)",), ("minimum(1.0
 
 
 @planned
-def square_sum(out: Any, x: Any) -> Plan | None:
-    """See the definition."""
-    return folded(_SQUARE, [view(out)], [view(x)], tuple(range(x.ndim)), {}) if takes(out, x) else None
+def square_sum(out: Any, x: Any, *more: Any, accumulate: bool) -> Plan | None:
+    """See the definition. Several arrays that lie dense are read by one launch, whose sums another one adds up."""
+    return summed(_SQUARE, out, (x, *more), accumulate) if takes(out, x, *more) else None
 
 
 @planned

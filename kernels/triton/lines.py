@@ -23,7 +23,7 @@ from castile.kernels.triton.views import Nest, Shape, View, nest, ordered, permu
 _FEW = 3
 # A fold is cut into parts until there are so many programs: about as many as the largest chip holds at once, since the
 # loads of one are few; no more, as those that come later run alone.
-_FILL = 1056
+FILL = 1056
 # Elements of parts that a program folds at once: all, where few results are made of many parts.
 _PARTS = 2048
 # Rows, columns and warps of a fold, and how many blocks are on their way at once; neighbours in rows, in columns.
@@ -213,7 +213,7 @@ class _Folding(NamedTuple):
         down = min(tile // across, power_of_two(rows))
         across = min(tile // down, power_of_two(max(1, cols)))
         programs, blocks = -(-rows // down), max(1, -(-cols // across))
-        parts = max(1, min(_FILL // programs, blocks // 4))
+        parts = max(1, min(FILL // programs, blocks // 4))
         span = -(-blocks // parts) * across
         parts = max(1, -(-cols // span))
         block = {"ROWS": down, "COLS": across, "WIDE": far, "STAGES": stages}

@@ -1,14 +1,14 @@
 """Arithmetic on each element of the arrays of several, as of many parameters, in one launch where they lie dense.
 
-It knows no form.
+What is made of them may be added up. It knows no form.
 """
 
 from functools import cache
 from itertools import accumulate
 from typing import Any
 
-from castile.kernels.triton.launch import Launch, Plan, all_alike, always
-from castile.kernels.triton.lines import Text, each, kernel_of, operations
+from castile.kernels.triton.launch import Launch, Plan, Room, all_alike, always, in_turn
+from castile.kernels.triton.lines import FILL, Text, each, folded, kernel_of, operations, text
 from castile.kernels.triton.views import View, view
 
 # The arrays of so many are walked by one launch: each has lines of its own in the kernel, and few arrays.
@@ -21,6 +21,19 @@ _MANY = """
 def {name}({pointers}{constants}BLOCK: tl.constexpr):
     program, at = tl.program_id(0), tl.arange(0, BLOCK)
     {each}
+"""
+
+# Elements that a program adds up at once, and its warps.
+_SUM_SETTINGS = ((2048, 4), (1024, 4), (4096, 8), (8192, 8))
+_PLUS = text("x -> x")
+
+# The same; each program adds up a span of one array.
+_SUMS = """
+def {name}(parts, span, {pointers}BLOCK: tl.constexpr):
+    program, at = tl.program_id(0), tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    {each}
+    tl.store(parts + program, tl.sum(total))
 """
 
 Row = tuple[tuple[Any, ...], tuple[Any, ...]]
@@ -103,3 +116,49 @@ def _many(what: Text, num: int, numbers: int) -> Any:
         "constants": "".join(f"{name}, " for name in what.constants),
     }
     return kernel_of(_MANY, {"each": lines}, words)
+
+
+def summed(what: Text, out: Any, arrays: tuple[Any, ...], adds: bool) -> Plan:
+    """The sum over all elements of all arrays of the value that the text has for one, into `out` [] or added to it.
+
+    In an order that depends on their sizes alone.
+    """
+    found = [one for one in arrays if one.size] or [arrays[0]]
+    if len(found) == 1 or not _lies_dense(*found):
+        dims = [tuple(range(one.ndim)) for one in found]
+        return in_turn(*(
+            folded(what, [view(out)], [view(one)], over, {}, adds=adds or n > 0)
+            for n, (one, over) in enumerate(zip(found, dims, strict=True))
+        ))  # fmt: skip
+
+    def launches(setting: tuple[int, int]) -> list[Launch]:
+        block, warps = setting
+        sizes = [one.size for one in found]
+        span = -(-sum(sizes) // (FILL * block)) * block
+        ends = list(accumulate(-(-size // span) for size in sizes))
+        parts, num = Room(ends[-1]), ends[-1]
+        args = [part for row in zip(found, sizes, ends, strict=True) for part in row]
+        kernel, flops = _sums(what, len(found)), sum(sizes) * (operations(what) + 1)
+        first = Launch(kernel, (num,), (parts, span, *args), {"BLOCK": block}, warps, flops=flops)
+        last = folded(_PLUS, [view(out)], [View(parts, (num,), (1,))], (0,), {}, adds=adds)
+        return [first, *last.launches(last.settings[0])]
+
+    return Plan(_SUM_SETTINGS, launches)
+
+
+@cache
+def _sums(what: Text, num: int) -> Any:
+    """The kernel that adds up the text's value over the arrays of `num`, each by programs of its own."""
+    lines, pointers = [], []
+    for n in range(num):
+        begin = f"end{n - 1}" if n else "0"
+        lines += [
+            f"if (program >= {begin}) & (program < end{n}):",
+            f"    first = (program - {begin}).to(tl.int64) * span",
+            f"    for start in range(first, tl.minimum(first + span, num{n}), BLOCK):",
+            f"        here = at < num{n} - start",
+            f"        {what.names[0]} = tl.load(p{n} + start + at, mask=here).to(tl.float32)",
+            f"        total += tl.where(here, {what.values[0]}, 0.0)",
+        ]
+        pointers += [f"p{n}", f"num{n}", f"end{n}"]
+    return kernel_of(_SUMS, {"each": lines}, {"pointers": "".join(f"{name}, " for name in pointers)})

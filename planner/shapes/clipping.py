@@ -1,11 +1,13 @@
 """What kernels of clipping by the global norm give, work in and refuse."""
 
-from castile.planner.vocabulary import Results, Spec, kernel, like, need, total
+from castile.planner.vocabulary import Results, Spec, kernel, like, need, same, total
 
 
-@kernel()
-def square_sum(x: Spec) -> Results:
+@kernel(adds=True, sums=True)
+def square_sum(x: Spec, *more: Spec) -> Results:
     """A scalar."""
+    if more:
+        same("square_sum: dtypes", **{f"array {n}": one.dtype for n, one in enumerate((x, *more))})
     return (total((), x.dtype),)
 
 

@@ -10,6 +10,8 @@ from tests.kernel_cases import MANY, SHAPES, Case, Draw
 def case_square_sum(draw: Draw) -> Iterator[Case]:
     for shape in SHAPES:
         yield (draw(*shape),), {}
+    yield tuple(draw(*shape) for shape in (*MANY, ())), {}
+    yield tuple(draw(*shape) for shape in MANY[3:6]), {}
 
 
 def case_clip_factor(draw: Draw) -> Iterator[Case]:
