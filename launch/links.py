@@ -1,5 +1,7 @@
 """Links: every form of transfer alone, over growing groups of processors and from few bytes to many, as curves.
 
+Of those that plans begin together, several at once too: what each more of them takes beside its bytes.
+
 It does not know plans, nor how transfers are timed.
 """
 
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -18,24 +21,30 @@ from castile.runtime.collectives import SPECIAL_FORMS
 from castile.runtime.machine import Machine
 from castile.runtime.region import whole
 from castile.runtime.runner import Runner
-from castile.runtime.task import NOTHING, NUM_LANES, Buffer, Comm, CostKey, Kind, Lane, Task, TaskGraph, View
+from castile.runtime.task import AT_ONCE, NOTHING, NUM_LANES, Buffer, Comm, CostKey, Kind, Lane, Task, TaskGraph, View
 from castile.runtime.timeline import Timeline
 
 FORMS = ("move", *SPECIAL_FORMS)
 # The cost model interpolates between neighbours of which one is up to four times the other.
 LEAST_BYTES, MOST_BYTES, RATIO = 64, 2**26, 3
+# So many begin together, of some of the sizes: their time is a sum of a share for each and one for the bytes.
+NUMBERS, EVERY = (4, 16), 4
 # All arrays of a transfer together take at most this share of a processor's memory.
 MEMORY_SHARE = 0.25
 SEND, RECEIVE, SCRATCH = "send", "receive", "scratch"
 
 
 class Exchange(NamedTuple):
-    """A form over groups of so many processors side by side, all at once; nbytes as in CostKey."""
+    """A form over groups of so many processors side by side, all at once; nbytes as in CostKey.
+
+    num   so many such transfers begin together in each group, each of `nbytes`
+    """
 
     form: str
     groups: tuple[tuple[int, ...], ...]
     nbytes: int
     dtype: str
+    num: int = 1
 
     @property
     def elements(self) -> int:
@@ -50,9 +59,13 @@ def exchanges(machine: Machine, dtype: str) -> Iterator[Exchange]:
     room = MEMORY_SHARE * min(p.memory_bytes - p.reserved_bytes for p in machine.processors)
     for size in [*sizes, num_procs] if num_procs > 1 else []:
         groups = tuple(tuple(range(first, first + size)) for first in range(0, num_procs - size + 1, size))
-        for nbytes in _sizes(size * np.dtype(dtype).itemsize, min(MOST_BYTES, room / 3)):
+        share, most = size * np.dtype(dtype).itemsize, min(MOST_BYTES, room / 3)
+        for nbytes in _sizes(share, most):
             for form in FORMS if size == 2 else SPECIAL_FORMS:
                 yield Exchange(form, groups, nbytes, dtype)
+        for num, form in product(NUMBERS, AT_ONCE):
+            for nbytes in _sizes(share, most / num)[::EVERY]:
+                yield Exchange(form, groups, nbytes, dtype, num)
 
 
 def _sizes(share: int, most: float) -> list[int]:
@@ -64,7 +77,8 @@ def _sizes(share: int, most: float) -> list[int]:
 def key_of(machine: Machine, exchange: Exchange) -> CostKey:
     """What a plan's transfer of that form, group and size costs under."""
     group = exchange.groups[0]
-    return CostKey(exchange.form, "", exchange.dtype, 0, exchange.nbytes, machine.link(group).name, len(group))
+    key = CostKey(exchange.form, "", exchange.dtype, 0, exchange.nbytes, machine.link(group).name, len(group))
+    return key.begun_with([key] * (exchange.num - 1)) if exchange.num > 1 else key
 
 
 def graph_of(machine: Machine, exchange: Exchange) -> TaskGraph:
@@ -111,23 +125,29 @@ def _task(number: int, group: tuple[int, ...], exchange: Exchange, buffers: list
         ((0, elements), (0, 0)) if form == "move" else ((elements if form == "broadcast" else piece,) * size,) * size
     )
 
-    def views(role: str, sizes: Sequence[int]) -> tuple[View | None, ...]:
+    def views(role: str, which: int, sizes: Sequence[int]) -> tuple[View | None, ...]:
         found: list[View | None] = []
         for proc, length in zip(group, sizes, strict=True):
             found.append(View(len(buffers), whole((length,))) if length else None)
             if length:
                 kind = "input" if role == SEND else ""
-                buffers.append(Buffer(f"{role}{number}", whole((length,)), exchange.dtype, proc, kind))
+                buffers.append(Buffer(f"{role}{number}.{which}", whole((length,)), exchange.dtype, proc, kind))
         return tuple(found)
 
-    comm = Comm(form, group, views(SEND, sent), views(RECEIVE, received), views(SCRATCH, (scratch,) * size), counts)
+    comms = tuple(
+        Comm(
+            form, group, views(SEND, n, sent), views(RECEIVE, n, received), views(SCRATCH, n, (scratch,) * size), counts
+        )
+        for n in range(exchange.num)
+    )
     kind = Kind.MOVE if form == "move" else Kind.COLLECTIVE
-    return Task(number, f"{form}[{number}]", kind, group, (), NOTHING, (comm,))
+    return Task(number, f"{form}[{number}]", kind, group, (), NOTHING, comms)
 
 
 def _touched(task: Task) -> set[int]:
-    (comm,) = task.comms
-    return {view.buffer for view in (*comm.send, *comm.receive, *comm.scratch) if view is not None}
+    return {
+        view.buffer for comm in task.comms for view in (*comm.send, *comm.receive, *comm.scratch) if view is not None
+    }
 
 
 def _lanes(form: str, procs: tuple[int, ...]) -> list[int]:

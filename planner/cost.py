@@ -51,8 +51,10 @@ class CostModel:
     which seconds never fall as the work grows; corrections of the roofline's terms (overhead or latency, flops, bytes)
     learned for the family, else for its class (a pass, or a transfer form on a link), else for all kernels or all
     transfers of the level; the roofline itself (Williams et al. 2009), for a transfer by the cheapest of the machine's
-    algorithms. A kernel that reads in strides and was not measured costs as much as on unbroken arrays, times what
-    strides cost its family. Kernels' prices include the snapshot's overhead a task, which measured spans leave out.
+    algorithms. Transfers that begin together cost as much as one of all their bytes, and what each more of them takes
+    in its family, by those that were measured. A kernel that reads in strides and was not measured costs as much as on
+    unbroken arrays, times what strides cost its family. Kernels' prices include the snapshot's overhead a task, which
+    measured spans leave out.
 
     Where processors are of several kinds, a kernel's price without a kind is that of the slowest; what was measured
     holds for the kind that the snapshot names as its device, or else for the slowest, and other kinds' prices stand to
@@ -73,7 +75,10 @@ class CostModel:
         }
         self._classes = {group: self._factor(of) for group, of in _grouped(here, class_of).items()}
         families = _grouped(here, family_of)
-        self._families = {family: self._fit(of) for family, of in families.items()}
+        fits = {family: self._fit(of) for family, of in families.items()}
+        self._families = {family: scales for family, (scales, _) in fits.items()}
+        # seconds of each more of several that begin together
+        self._more_seconds = {family: more for family, (_, more) in fits.items()}
         self._curves = {family: self._curve(of) for family, of in families.items()}
         self._memo: dict[CostKey, Priced] = {}
         self._by_kind: dict[int | None, dict[CostKey, Priced]] = defaultdict(dict)
@@ -164,14 +169,18 @@ class CostModel:
             slower = self._slower.get(family_of(key), 1.0)
             return Priced(price.seconds * slower, price.source if price.source == "roofline" else "learned")
         if between := self._interpolate(key):
-            return Priced(between + overhead, "interpolated")
+            return Priced(between + overhead + self._more(key), "interpolated")
         roofline = self.roofline(key)
         scales = self._scales(key)
         if scales is None:
             return Priced(roofline, "roofline")
         basis = _raised(_way_terms(self.way(key))) if key.link else self._basis(key)
         learned = _scaled(scales, basis)
-        return Priced(max(learned, FLOOR * roofline) + overhead, "learned")
+        return Priced(max(learned, FLOOR * roofline) + overhead + self._more(key), "learned")
+
+    def _more(self, key: CostKey) -> float:
+        """Seconds that several transfers take more than one of all their bytes."""
+        return (key.num_begun - 1) * self._more_seconds.get(family_of(key), 0.0)
 
     def _stride_factor(self, rows: list[Measured]) -> float:
         """By how much reading in strides makes a kernel slower: the geometric mean over what was measured."""
@@ -195,27 +204,36 @@ class CostModel:
         """The geometric mean of measured over modelled seconds."""
         return math.exp(sum(math.log(row.seconds / sum(self._terms[row.key])) for row in rows) / len(rows))
 
-    def _fit(self, rows: list[Measured]) -> Terms:
-        """Scales of the three terms: non-negative least squares of relative errors, drawn to the class's factor.
+    def _fit(self, rows: list[Measured]) -> tuple[Terms, float]:
+        """Scales of the three terms, and seconds of each more of several transfers: non-negative least squares of
+        relative errors, drawn to the class's factor, and to no seconds.
 
-        Seconds = a + b flops + c bytes in other words; the pull decides what the sizes at hand leave open.
+        Seconds = a + b flops + c bytes + d more in other words; the pull decides what the sizes at hand leave open.
         """
         # slow to import, and needed only where something was measured
         from scipy.optimize import nnls
 
         prior = self._classes[class_of(rows[0].key)]
-        terms = np.array([self._terms[row.key] for row in rows]) / np.array([[row.seconds] for row in rows])
-        pull = np.eye(3) * math.sqrt(PRIOR_WEIGHT) / prior
-        target = np.concatenate([np.ones(len(rows)), np.full(3, math.sqrt(PRIOR_WEIGHT))])
+        more = [(row.key.num_begun - 1) * SMALL_SECONDS for row in rows]
+        size = 3 + any(more)
+        terms = np.array([(*self._terms[row.key], n)[:size] for row, n in zip(rows, more, strict=True)])
+        terms /= np.array([[row.seconds] for row in rows])
+        pull = np.eye(size) * math.sqrt(PRIOR_WEIGHT) / prior
+        target = np.concatenate([np.ones(len(rows)), np.full(3, math.sqrt(PRIOR_WEIGHT)), np.zeros(size - 3)])
         scales, _ = nnls(np.concatenate([terms, pull]), target)
-        return (float(scales[0]), float(scales[1]), float(scales[2]))
+        a, b, c, *d = scales.tolist()
+        return (a, b, c), sum(d) * SMALL_SECONDS
 
     def _curve(self, rows: list[Measured]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """A family's (log work, log seconds, log intensity), ascending in work, seconds made monotone in it."""
+        """A family's (log work, log seconds, log intensity), ascending in work, seconds made monotone in it.
+
+        Of several transfers as of one of all their bytes.
+        """
         points: dict[float, list[tuple[float, float]]] = defaultdict(list)
         for row in rows:
             if (size := self._size(row.key)) > 0:
-                points[math.log(size)].append((math.log(row.seconds), _intensity(row.key)))
+                seconds = max(row.seconds - self._more(row.key), FLOOR * row.seconds)
+                points[math.log(size)].append((math.log(seconds), _intensity(row.key)))
         work = np.array(sorted(points))
         means = np.array([np.mean(points[w], axis=0) for w in work]).reshape(-1, 2)
         weights = np.array([len(points[w]) for w in work], dtype=float)

@@ -256,6 +256,50 @@ def test_far_or_unlike_neighbours_are_not_interpolated():
     assert model([sized(10**6, 10**7), sized(10**6, 10**7 + 9)]).seconds(sized(6 * 10**7, 1)).source == "learned"
 
 
+def several(num, nbytes, form="all_gather"):
+    """So many transfers that begin together, of so many bytes in all."""
+    return transfer(form, nbytes // num).begun_with([transfer(form, nbytes // num)] * (num - 2) + [
+        transfer(form, nbytes - nbytes // num * (num - 1))])  # fmt: skip
+
+
+@given(st.lists(sizes, max_size=6, unique=True), st.integers(2, 64), st.integers(10**3, 10**10))
+def test_several_of_which_none_was_measured_cost_as_one_of_all_their_bytes(known, num, nbytes):
+    costs = model([transfer("all_gather", n) for n in known if n != nbytes], noise=1.0)
+    assert several(num, nbytes).num_begun == num
+    assert costs.seconds(several(num, nbytes)) == costs.seconds(transfer("all_gather", nbytes))
+
+
+@pytest.mark.parametrize("each", [0.0, 2e-6, 3e-5])
+@pytest.mark.parametrize("seed", range(3))
+def test_what_several_take_is_learned_by_their_number_and_their_bytes(seed, each):
+    """Alone, where only they were measured, and beside single ones, which are as if there were no others."""
+    rng, noise = np.random.default_rng(seed), 0.02
+
+    def lasts(key):
+        return truth(key) + each * (key.num_begun - 1)
+
+    def learned(keys):
+        rows = [Measured(key, lasts(key) * math.exp(rng.normal(0, noise))) for key in keys]
+        return CostModel(MACHINE, snapshot_of(HERE, rows))
+
+    together = [several(num, 3**n) for n in range(7, 17) for num in (2, 4, 16)]
+    alone = [transfer("all_gather", 3**n) for n in range(7, 16)]
+    asked = [several(num, nbytes) for nbytes in (9000, 150_000, 2 * 10**6, 3 * 10**7) for num in (2, 3, 9, 16)]
+    for known in (together, together + alone):
+        costs = learned(known)
+        errors = [abs(costs.seconds(key).seconds / lasts(key) - 1) for key in asked]
+        assert np.mean(errors) < 0.1 and max(errors) < 0.3
+        prices = [costs.seconds(several(num, 10**6 + 1)).seconds for num in range(2, 40)]
+        assert all(a <= b * (1 + 1e-9) for a, b in pairwise(prices))
+        between = [costs.seconds(several(5, n)) for n in (3**12 + 1, 3**13 - 1, 3**13 + 1, 3**14 - 1)]
+        assert {price.source for price in between} == {"interpolated"}
+        assert all(a.seconds <= b.seconds for a, b in pairwise(between))
+    both, single = learned(together + alone), learned(alone)
+    for nbytes in (3000, 70_000, 9 * 10**6):
+        price, other = (c.seconds(transfer("all_gather", nbytes)) for c in (both, single))
+        assert price.source == other.source and price.seconds == pytest.approx(other.seconds, rel=0.15)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_learning_predicts_sizes_that_were_not_measured(seed):
     noise = 0.04

@@ -29,7 +29,7 @@ from castile.planner.space import space_of
 from castile.runtime import machine as machines
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.runner import Runner, run_local
-from castile.runtime.task import CostKey
+from castile.runtime.task import AT_ONCE, CostKey
 from castile.runtime.timeline import Timeline
 from tests import homes
 from tests.test_gpus import host_with_gpus
@@ -111,11 +111,14 @@ def test_exchanges_are_the_transfers_that_they_say(num_procs):
                 sent[name, proc] = array.copy()
         run_local(runners)
         for task in graph.tasks:
-            check(exchange, task, [sent.get((f"send{task.index}", proc)) for proc in task.procs],
-                  [held(runners[proc], view) for proc, view in zip(task.procs, task.comms[0].receive)])  # fmt: skip
-        done.add((exchange.form, len(exchange.groups[0])))
-    sizes = {2, num_procs}
-    assert done == {(form, size) for form in links.FORMS for size in sizes if form != "move" or size == 2}
+            assert len(task.comms) == exchange.num == graph.cost_keys[0].num_begun
+            for n, comm in enumerate(task.comms):
+                check(exchange, task, [sent.get((f"send{task.index}.{n}", proc)) for proc in task.procs],
+                      [held(runners[proc], view) for proc, view in zip(task.procs, comm.receive)])  # fmt: skip
+        done.add((exchange.form, len(exchange.groups[0]), exchange.num))
+    one = {(form, size, 1) for form in links.FORMS for size in {2, num_procs} if form != "move" or size == 2}
+    several = {(form, size, num) for form in AT_ONCE for size in {2, num_procs} for num in links.NUMBERS}
+    assert done == one | several
 
 
 def held(runner, view):
@@ -139,14 +142,17 @@ def check(exchange, task, sent, got):
 def test_what_links_measure_prices_the_transfers_of_plans():
     lowering = lowering_of("mlp", 4)
     machine = lowering.machine
-    measured = [Measured(links.key_of(machine, exchange), 1e-6 * (1 + exchange.nbytes))
-                for exchange in links.exchanges(machine, "float32")]  # fmt: skip
+    measured = [Measured(links.key_of(machine, x), 1e-6 * (1 + x.nbytes * x.num) + 2e-3 * (x.num - 1))
+                for x in links.exchanges(machine, "float32")]  # fmt: skip
     assert len({row.key for row in measured}) == len(measured)
     cost = CostModel(machine, snapshot_of(Environment("cpu"), measured))
     for form, nbytes, members in (("all_reduce", 5000, 4), ("move", 77_000, 2), ("broadcast", 2**20 + 4, 4)):
         link = machine.link(range(members)).name
         price = cost.seconds(CostKey(form, "", "float32", 0, nbytes, link, members))
         assert price.source in ("interpolated", "learned") and price.seconds == pytest.approx(1e-6 * nbytes, rel=0.1)
+    one = CostKey("all_gather", "", "float32", 0, 7000, machine.link(range(4)).name, 4)
+    price = cost.seconds(one.begun_with([one] * 9))
+    assert price.source == "interpolated" and price.seconds == pytest.approx(0.07 + 9 * 2e-3, rel=0.1)
     families = {(row.key.name, row.key.link, row.key.members) for row in measured}
     for plan in seeds(lowering).values():
         used = {key for key in lowering.lower(plan).cost_keys if key.link and key.members in (2, 4)}
