@@ -18,6 +18,7 @@ from castile.planner.seeds import seeds
 from castile.planner.sketch.sieve import LEAST, Sieve
 from castile.planner.spaces import Spaces
 from castile.planner.updates import Updates
+from castile.runtime import machine as machines
 from castile.runtime.machine import Level, Machine, Processor
 
 DEEP = "gpt:layers=4,width=128,heads=8,seq=16,vocab=64"
@@ -52,6 +53,19 @@ def test_a_sketch_knows_roughly_what_memory_known_plans_take(updates: str, sampl
         sieve.sketch.seconds(sieve.configs[name])
         held, peak = sieve.sketch.room.held.max(), max(same.evaluate(plans[name]).peak_bytes)
         assert 0.95 * peak < held < 1.4 * peak, name
+
+
+@pytest.mark.parametrize(
+    ("model", "samples"), [("resnet:depth=50", 256), ("inception:norm=False", 256), ("alexnet", 1024)]
+)
+def test_a_sketch_knows_which_results_gradients_need(model: str, samples: int) -> None:
+    on = machines.parse("flexflow-k80:nodes=1")
+    same = Evaluator(Lowering(models.parse(model).graph(samples), on, Updates(find("sgd")())), CostModel(on))
+    plans = {name: plan for name, plan in seeds(same.lowering).items() if name in ("data_parallel", "one_processor")}
+    sieve = Sieve(same, plans, Spaces(same.lowering, same.cost))
+    for name, plan in plans.items():
+        sieve.sketch.seconds(sieve.configs[name])
+        assert sieve.sketch.room.held.max() == pytest.approx(max(same.evaluate(plan).peak_bytes), rel=0.15), name
 
 
 def test_pieces_never_hold_more_than_what_is_whole() -> None:

@@ -17,12 +17,11 @@ from castile.planner.cost import CostModel
 from castile.planner.graph import Node
 from castile.planner.lower import Lowering
 from castile.planner.op import PASSES, available, find
-from castile.planner.program import Port
 from castile.planner.seeds import seeds
 from castile.planner.sketch.layouts import LayoutTable
 from castile.planner.sketch.sketch import Sketch
 from castile.planner.sketch.spaces import SpaceTable
-from castile.planner.sketch.works import _Largest
+from castile.planner.sketch.works import Largest
 from castile.planner.snapshot import Environment, Measured, snapshot_of
 from castile.planner.space import space_of, splits
 from castile.planner.spaces import Spaces
@@ -49,7 +48,7 @@ def test_the_largest_parts_of_all_splits_at_once_are_those_of_each(case: Case) -
     node = node_of(case)
     table, layouts = tables(node)
     cut = dict(zip(table.axes[0], table.degree[0].T, strict=True))
-    every = _Largest(node, cut, len(table.splits[0]), layouts)
+    every = Largest(node, cut, len(table.splits[0]), layouts)
     first = [parts(node, split)[0] for split in table.splits[0]]
 
     def of_each(found: object) -> list:
@@ -58,7 +57,7 @@ def test_the_largest_parts_of_all_splits_at_once_are_those_of_each(case: Case) -
     for role, count in (("x", len(node.inputs)), ("y", len(node.outputs))):
         for index in range(count):
             shapes = [(p.reads(index) if role == "x" else p.writes(index)).shape for p in first]
-            found = [of_each(length) for length in every.shape(Port(role, index, ""))]
+            found = [of_each(length) for length in every.shape(role == "x", index)]
             assert list(zip(*found, strict=True)) == shapes or (not found and set(shapes) == {()})
     for which in PASSES:
         if case.op.has(which):

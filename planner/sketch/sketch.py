@@ -26,7 +26,7 @@ from castile.planner.sketch.layouts import LayoutTable
 from castile.planner.sketch.many import Cut
 from castile.planner.sketch.room import classes_for, log_for, room_for, uses_of
 from castile.planner.sketch.spaces import SpaceTable
-from castile.planner.sketch.works import Works
+from castile.planner.sketch.works import Largest, Works
 from castile.planner.space import Space
 from castile.planner.strategy import Config
 from castile.runtime.compiled import can_compile
@@ -87,7 +87,8 @@ class Sketch:
         self._steps = additive.steps
         alike = [(tuple(n.alignment.extents.items()), n.alignment.frozen, id(spaces[n.name])) for n in nodes.values()]
         self._spaces = _numbered(alike)
-        self._kinds = _numbered([additive.kinds[name] for name in self.names])
+        self._works = Works(lowering, cost, additive.program, known[0] if known else {})
+        self._kinds = _numbered([(additive.kinds[name], self._works.keeps.get(name)) for name in self.names])
         firsts = [self.names[n] for n in np.unique(self._spaces, return_index=True)[1]]
         of_space: list[dict[Config, None]] = [{} for _ in firsts]
         for name, space in zip(self.names, self._spaces.tolist(), strict=True):
@@ -98,7 +99,6 @@ class Sketch:
             [nodes[name] for name in firsts], [spaces[name] for name in firsts], num_procs, of_space, most
         )
         self._layouts = LayoutTable(self.table)
-        self._works = Works(lowering, cost, additive.program, self._layouts, known[0] if known else {})
         self.spaces = self.table.arrays()
         self.type_of = lowering.machine.kind_of.astype(np.int64)
         self.axes_of = np.array([len(axes) for axes in self.table.axes], np.int64)
@@ -228,13 +228,14 @@ class Sketch:
         if self._works.is_plain:
             cut, which = dict(zip(axes, self.table.degree[space].T, strict=True)), slice(0, len(splits))
         of = self.program.own[self.program.own_ptr[first] : self.program.own_ptr[first + 1]].tolist()
-        seconds = self._works.seconds(node, [self._draft.steps[s] for s in of], cut, which.stop - which.start)
+        largest = Largest(node, cut, which.stop - which.start, self._layouts)
+        seconds = self._works.seconds(largest, [self._draft.steps[s] for s in of])
         for s, lasts in zip(of, seconds, strict=True):
             row = int(self.program.row[s])
             self.prices.seconds[row + which.start : row + which.stop] = lasts
         here = slice(begin + which.start, begin + which.stop)
         self.prices.total[here] = sum(seconds)
-        self._nbytes[:, here] = self._works.many_nbytes(node, self._steps[name], splits[which], cut)
+        self._nbytes[:, here] = self._works.nbytes(largest, self._steps[name])
         self.prices.known[here] = True
 
     def _widen(self) -> None:

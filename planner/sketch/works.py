@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -16,7 +17,7 @@ from castile.planner.cost import CostModel
 from castile.planner.graph import Node
 from castile.planner.lower import Lowering
 from castile.planner.op import Part
-from castile.planner.program import FETCHED, Port, Program, Step
+from castile.planner.program import FETCHED, Program, Step
 from castile.planner.sketch.layouts import LayoutTable
 from castile.planner.sketch.many import Cut, asked
 from castile.planner.strategy import Config
@@ -47,45 +48,69 @@ class Works:
         lowering: Lowering,
         cost: CostModel,
         program: Program,
-        layouts: LayoutTable,
         plan: Mapping[str, Config],
     ) -> None:
-        self._lowering, self._cost, self._program, self._layouts = lowering, cost, program, layouts
+        self._lowering, self._cost, self._program = lowering, cost, program
         self._plan = plan
-        self._firsts: dict[int, PartTemplate] = {}
         # Where any kernel was measured, what was learned from it tells of all others.
         probe = cost.seconds(CostKey("", "", "float32", 1, 1))
         self.is_plain = len(lowering.machine.kinds) == 1 and probe.source == "roofline"
 
-    def seconds(self, node: Node, steps: Sequence[Step], cut: Cut, count: int) -> list[np.ndarray]:
+    @cached_property
+    def keeps(self) -> dict[str, tuple[tuple[bool, int], ...]]:
+        """By node which of its operands (True) and results lie on its parts until gradients come.
+
+        What gradient passes touch, each tensor where the first node lies that does so; all else is let go before.
+        """
+        dtypes, tensors = self._program.dtypes.__getitem__, self._lowering.graph.tensors
+        touched: dict[int, list[int]] = {}
+        keepers: dict[str, tuple[str, bool, int]] = {}
+        for step in self._program.steps:
+            if step.which == "F":
+                continue
+            kind = self._lowering.templates.kind(step, dtypes)
+            if kind not in touched:
+                ports = enumerate(zip(step.inputs, self._first(step).inputs, strict=True))
+                touched[kind] = [n for n, (port, box) in ports if box is not None and port.role in ("x", "y")]
+            for n in touched[kind]:
+                # Passes of earlier nodes come later, and have the last word.
+                is_operand, index = step.inputs[n].role == "x", step.inputs[n].index
+                tensor = (step.node.inputs if is_operand else step.node.outputs)[index]
+                keepers[tensor] = step.node.name, is_operand, index
+        found: dict[str, list[tuple[bool, int]]] = {}
+        for tensor, (name, is_operand, index) in keepers.items():
+            if not tensors[tensor].param:
+                found.setdefault(name, []).append((is_operand, index))
+        return {name: tuple(sorted(ports)) for name, ports in found.items()}
+
+    def seconds(self, own: Largest, steps: Sequence[Step]) -> list[np.ndarray]:
         """float64[count, T] for each step that a node decides: seconds of its largest part under each split, by the
         type of processor."""
-        own, found = _Largest(node, cut, count, self._layouts), []
+        found = []
         for step in steps:
-            of = own
-            if step.node is not node:
-                of = _Largest(step.node, self.of_param(node, step, cut), count, self._layouts)
-            found.append(self._seconds(step, of, count))
+            of = own if step.node.name == own.node.name else own.like(step.node, self.of_param(own.node, step, own.cut))
+            found.append(self._seconds(step, of))
         return found
 
-    def _seconds(self, step: Step, of: _Largest, count: int) -> np.ndarray:
+    def _seconds(self, step: Step, of: Largest) -> np.ndarray:
         dtypes = self._program.dtypes.__getitem__
-        if step.slot not in self._firsts:
-            name = step.node.name
-            split = self._plan[name].split if name in self._plan else {}
-            self._firsts[step.slot] = self._lowering.templates.get(step, split, dtypes).parts[0]
-        first = self._firsts[step.slot]
+        first = self._first(step)
         touched = [box is not None for box in (*first.inputs, *first.outputs)]
         ports = itertools.compress(zip((*step.inputs, *step.outputs), bearing(step), strict=True), touched)
-        rows = [(of.shape(port), dtypes(port.region), own) for port, own in ports]
+        rows = [(of.shape(port.role in ("x", "dx"), port.index), dtypes(port.region), own) for port, own in ports]
         every = [dtypes(port.region) for port in (*step.inputs, *step.outputs)]
         kinds = self._lowering.machine.kinds
         if self.is_plain:
             nbytes = sum(prod(shape) * np.dtype(dtype).itemsize for shape, dtype, _ in rows)
             seconds = _roofline(kinds[0], priced(step, every), np.rint(of.flops(step.which)), nbytes)
-            return np.broadcast_to(seconds, count)[:, None]
+            return np.broadcast_to(seconds, of.count)[:, None]
         key = _cost_key(step, rows, of.flops(step.which), every)
         return np.array([self._cost.picoseconds([key], kind) for kind in range(len(kinds))]).T / PICOSECONDS
+
+    def _first(self, step: Step) -> PartTemplate:
+        name = step.node.name
+        split = self._plan[name].split if name in self._plan else {}
+        return self._lowering.templates.get(step, split, self._program.dtypes.__getitem__).parts[0]
 
     def of_param(self, node: Node, step: Step, cut: Cut) -> Cut:
         """The split of a parameter's update that cuts the parameter as the node does."""
@@ -94,75 +119,77 @@ class Works:
         along = zip(mine.operands[0].dims, theirs.dims, strict=True)
         return {own[0]: cut.get(of[0], 1) for own, of in along if own and of and own[0] not in mine.frozen}
 
-    def many_nbytes(self, node: Node, steps: Sequence[Step], splits: Sequence[Mapping[str, int]], cut: Cut) -> Any:
-        """float64[2, splits]: what `nbytes` says of each."""
-        found = asked(lambda: self.nbytes(node, steps, cut))
-        if found is None:
-            return np.array([self.nbytes(node, steps, split) for split in splits]).T
-        return np.stack([np.broadcast_to(nbytes, len(splits)) for nbytes in found])
-
-    def nbytes(self, node: Node, steps: Sequence[Step], split: Mapping[str, int]) -> tuple[float, float]:
-        """What a part of a node keeps: its results till their gradients, and its parameters with what updates need.
+    def nbytes(self, of: Largest, steps: Sequence[Step]) -> np.ndarray:
+        """float64[2, count]: what a part of a node keeps through a step: what is its to keep for gradient passes, and
+        its parameters with what updates need.
 
         The second number holds where updates are in pieces: of what they need, those who hold a parameter alike have
         a share each.
         """
-        part, tensors = _largest(node, split), self._lowering.graph.tensors
-        total = in_pieces = sum(
-            prod(part.writes(result).shape) * np.dtype(tensors[name].dtype).itemsize
-            for result, name in enumerate(node.outputs)
-        )
+        node, dtypes, tensors = of.node, self._program.dtypes, self._lowering.graph.tensors
+        kept = [
+            (of.shape(*port), (node.inputs if port[0] else node.outputs)[port[1]])
+            for port in self.keeps.get(node.name, ())
+        ]
+        total = in_pieces = sum(prod(shape) * np.dtype(tensors[name].dtype).itemsize for shape, name in kept)
         for step in steps:
             param = param_of(step, self._program)
             if not param or not step.node.name.endswith("/update"):
                 continue
             index = node.inputs.index(param)
-            size, dtypes = prod(part.reads(index).shape), self._program.dtypes
+            size = prod(of.shape(True, index))
             nbytes = size * np.dtype(dtypes[param]).itemsize
             cast = size * np.dtype(dtypes[param + FETCHED]).itemsize if param + FETCHED in dtypes else 0
             borne = node.alignment.operands[index].axes
-            alike = prod(degree for axis, degree in split.items() if axis not in borne)
+            alike = prod(degree for axis, degree in of.cut.items() if axis not in borne)
             like = sum(o.dims == step.node.alignment.operands[0].dims for o in step.node.alignment.operands)
             # Arrays where many splits are asked about: what both numbers begin with is not to be changed.
             total = total + nbytes * like + cast
             in_pieces = in_pieces + nbytes * np.minimum(like, 1 + like / alike) + cast
-        return total, in_pieces
+        return np.stack([np.broadcast_to(number, of.count) for number in (total, in_pieces)])
 
 
-class _Largest:
-    """The largest part of a node under each of many splits, or under one; what its passes have in common."""
+class Largest:
+    """The largest part of a node under each of many splits, or under one; what its passes have in common.
+
+    count   how many splits
+    """
 
     def __init__(self, node: Node, cut: Cut, count: int, layouts: LayoutTable) -> None:
-        self._node, self._cut, self._count, self._layouts = node, cut, count, layouts
+        self.node, self.cut, self.count, self._layouts = node, cut, count, layouts
         self._part = _largest(node, cut)
         self._shapes: dict[tuple[bool, int], tuple[Any, ...]] = {}
 
-    def shape(self, port: Port) -> tuple[Any, ...]:
-        """The lengths of what it touches of a port, or an array of each."""
-        key = (port.role in ("x", "dx"), port.index)
+    def like(self, node: Node, cut: Cut) -> Largest:
+        """As many of another node."""
+        return Largest(node, cut, self.count, self._layouts)
+
+    def shape(self, is_operand: bool, index: int) -> tuple[Any, ...]:
+        """The lengths of what it touches of an operand or result, or an array of each."""
+        key = is_operand, index
         if key not in self._shapes:
-            box = asked(lambda: self._part.reads(key[1]) if key[0] else self._part.writes(key[1]))
-            self._shapes[key] = self._by_axis(key[1]) if box is None else box.shape
+            box = asked(lambda: self._part.reads(index) if is_operand else self._part.writes(index))
+            self._shapes[key] = self._by_axis(index) if box is None else box.shape
         return self._shapes[key]
 
     def flops(self, which: str) -> Any:
         """The operations of a pass."""
-        op, ranges = self._node.op, self._part.ranges
+        op, ranges = self.node.op, self._part.ranges
         found = asked(lambda: op.flops(which, self._part))
         if found is not None:
             return found
-        ends = np.broadcast_arrays(np.empty(self._count), *(hi for _, hi in ranges.values()))[1:]
+        ends = np.broadcast_arrays(np.empty(self.count), *(hi for _, hi in ranges.values()))[1:]
         parts = (dict(zip(ranges, zip(itertools.repeat(0), row))) for row in np.array(ends).T.tolist())
-        return np.array([op.flops(which, Part(op, self._node.alignment, of)) for of in parts])
+        return np.array([op.flops(which, Part(op, self.node.alignment, of)) for of in parts])
 
     def _by_axis(self, index: int) -> tuple[Any, ...]:
         """The shape of an operand, where each axis cuts it by itself."""
-        whole = self._node.whole().reads(index)
+        whole = self.node.whole().reads(index)
         shape: list[Any] = list(whole.shape)
-        for axis, degree in self._cut.items():
+        for axis, degree in self.cut.items():
             degrees = tuple(sorted({*degree.tolist()} - {1}))
             firsts = np.cumsum([0, *degrees[:-1]])
-            seen = self._layouts.seen(self._node, True, index, axis, degrees, whole) if degrees else {}
+            seen = self._layouts.seen(self.node, True, index, axis, degrees, whole) if degrees else {}
             for d, (lo, hi) in seen.items():
                 lengths = np.full(degrees[-1] + 1, shape[d])
                 lengths[list(degrees)] = (hi - lo)[firsts]
