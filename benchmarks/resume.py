@@ -67,6 +67,7 @@ def _config(node: Node, ranks: int, axes: str) -> Config:
 
 def train(ranks: int, model: str, steps: int, folder: Path, chosen: Strategy) -> None:
     """The command line; it goes on from what is in the folder."""
+    folder.mkdir(exist_ok=True)
     (folder / f"plan{ranks}.json").write_bytes(strategies.encode(chosen))
     words: Sequence[str] = (
         "launch", "-n", str(ranks), "train", model, "--dtype", "float64", "--steps", str(steps), "--resume",
