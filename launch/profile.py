@@ -111,7 +111,7 @@ def _known(job: Job) -> dict[str, Strategy]:
     and updates together, are tasks of their own kinds."""
     plain = seeds(job.lowering)
     sized = {
-        f"{name}, buckets of {written(size)}": msgspec.structs.replace(plan, bucket_bytes=size)
+        f"{name} in buckets of {written(size)}": msgspec.structs.replace(plan, bucket_bytes=size)
         for size in SIZES
         for name, plan in plain.items()
     }

@@ -110,7 +110,8 @@ def tell(facts: Mapping[str, Any], as_json: bool) -> None:
         return
     keys = facts["keys"]
     print(f"{facts['model']}, {report.counted(facts['batch_samples'], 'sample')} a step, on {facts['machine']}")
-    print(f"{len(keys)} kinds of tasks in the steps of {', '.join(facts['plans'])}\n")
+    print(f"{report.counted(len(keys), 'kind')} of tasks in the steps of {', '.join(facts['plans'])}")
+    print("share: what a kind takes of the time in tasks, in the first of these plans that has it\n")
     print("\n".join(_table(keys[:MOST_ROWS])))
     if len(keys) > MOST_ROWS:
         print(f"... and {len(keys) - MOST_ROWS} more, which --json tells")

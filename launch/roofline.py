@@ -8,16 +8,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
 
 from castile.launch import files
 
 WIDTH, HEIGHT, MARGIN = 860.0, 520.0, 64.0
 PASSES = {"F": "#1f77b4", "B": "#d62728", "W": "#2ca02c"}
+WORDS = {"F": "forward", "B": "to inputs", "W": "to parameters"}
 OTHER = "#7f7f7f"
 # The area of a dot is the share of the step's time; the smallest can still be pointed at.
 LEAST_RADIUS, MOST_RADIUS = 3.0, 18.0
+# Kinds of tasks that take so much of the step have their names beside their dots, where there is room.
+LEAST_NAMED, NAME_SIZE = 0.05, 11
+# The width of a letter over its height, at the most.
+LETTER = 0.6
 
 Facts = Mapping[str, Any]
 
@@ -30,7 +35,8 @@ def draw(facts: Facts, path: str) -> None:
 def picture(facts: Facts) -> str:
     """The SVG text: a dot for each kind of task that computes; its last line counts the others."""
     peak, rate = facts["processor"]["flops_per_second"], facts["processor"]["bytes_per_second"]
-    dots = [key for key in facts["keys"] if key["flops_per_second"] > 0 and key["bytes_per_second"] > 0]
+    computing = (key for key in facts["keys"] if key["flops_per_second"] > 0 and key["bytes_per_second"] > 0)
+    dots = sorted(computing, key=lambda key: -key["step_share"])
     plane = _Plane(peak, rate, dots)
     left = len(facts["keys"]) - len(dots)
     title = f"{facts['model']}, {facts['batch_samples']} samples a step, on {facts['machine']}"
@@ -40,8 +46,10 @@ def picture(facts: Facts) -> str:
         _text(WIDTH / 2, 24, title, 15, "middle"),
         *_axes(plane),
         *_roof(plane),
-        *(_dot(plane, key) for key in sorted(dots, key=lambda key: -key["step_share"])),
-        *_legend(f"{peak / 1e9:.4g} GFLOP/s, {rate / 1e9:.4g} GB/s"),
+        *(_dot(plane, key) for key in dots),
+        *_names(plane, dots),
+        *_legend(f"{peak / 1e9:.4g} GFLOP/s, {rate / 1e9:.4g} GB/s of memory"),
+        _text(8, HEIGHT - 6, "larger dots take more of the step; above the slope operands are in caches", 10, "start"),
         _text(WIDTH - 8, HEIGHT - 6, f"{left} of {len(facts['keys'])} kinds of tasks do no arithmetic", 10, "end"),
         "</svg>",
     ]
@@ -92,11 +100,53 @@ def _roof(plane: _Plane) -> Iterator[str]:
 
 def _dot(plane: _Plane, key: Facts) -> str:
     x, y = plane.at(_intensity(key), key["flops_per_second"])
-    radius = max(LEAST_RADIUS, MOST_RADIUS * math.sqrt(key["step_share"]))
+    radius = _radius(key)
     told = (f"{key['op']}.{key['pass']} {key['shapes']}: {key['seconds'] * 1e6:.1f} us, "
             f"{key['roofline_share']:.0%} of the roofline, {key['step_share']:.1%} of the step")  # fmt: skip
     return (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" fill="{_colour(key)}" fill-opacity="0.6">'
             f"<title>{escape(told)}</title></circle>")  # fmt: skip
+
+
+def _radius(key: Facts) -> float:
+    return max(LEAST_RADIUS, MOST_RADIUS * math.sqrt(key["step_share"]))
+
+
+class _Box(NamedTuple):
+    """A part of the picture that something takes."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def meets(self, other: _Box) -> bool:
+        is_beside = self.right < other.left or other.right < self.left
+        return not (is_beside or self.bottom < other.top or other.bottom < self.top)
+
+
+def _names(plane: _Plane, dots: Sequence[Facts]) -> Iterator[str]:
+    """Names of the kinds that take most of the step, each beside its dot; none where it would lie on something."""
+    legend = _Box(0, 0, WIDTH / 2, MARGIN + 16 + 18 * (len(WORDS) + 1))
+    places = [(*plane.at(_intensity(key), key["flops_per_second"]), _radius(key)) for key in dots]
+    taken = [legend, *(_Box(x - r, y - r, x + r, y + r) for x, y, r in places)]
+    for key, place in zip(dots, places):
+        if key["step_share"] < LEAST_NAMED:
+            continue
+        name = f"{key['op']} {WORDS.get(key['pass'], '')} {key['step_share']:.0%}"
+        free = (box for box in _beside(*place, len(name)) if not any(box.meets(other) for other in taken))
+        if box := next(free, None):
+            taken.append(box)
+            yield _text(box.left, box.bottom, name, NAME_SIZE, "start")
+
+
+def _beside(x: float, y: float, radius: float, num_letters: int) -> Iterator[_Box]:
+    """Where a name can stand at a dot: to its right or left, level with it, above or below; inside the axes."""
+    width = LETTER * NAME_SIZE * num_letters
+    for left in (x + radius + 3, x - radius - 3 - width):
+        above, below = y - radius, y + radius + NAME_SIZE
+        for bottom in (y + NAME_SIZE / 2, above, below, above - NAME_SIZE - 1, below + NAME_SIZE + 1):
+            if left > MARGIN and left + width < WIDTH - MARGIN and bottom < HEIGHT - MARGIN:
+                yield _Box(left, bottom - NAME_SIZE, left + width, bottom)
 
 
 def _colour(key: Facts) -> str:
@@ -105,12 +155,11 @@ def _colour(key: Facts) -> str:
 
 def _legend(roof: str) -> Iterator[str]:
     """What colours and the line mean: above the roof, where few dots are."""
-    words = {"F": "forward", "B": "to inputs", "W": "to parameters"}
-    for number, (name, colour) in enumerate([*((words[p], c) for p, c in PASSES.items()), ("others", OTHER)]):
+    for number, (name, colour) in enumerate([*((WORDS[p], c) for p, c in PASSES.items()), ("others", OTHER)]):
         y = MARGIN + 16 + 18 * number
         yield f'<circle cx="{MARGIN + 14}" cy="{y - 4}" r="5" fill="{colour}" fill-opacity="0.6"/>'
         yield _text(MARGIN + 26, y, name, 12, "start")
-    y = MARGIN + 16 + 18 * (len(words) + 1)
+    y = MARGIN + 16 + 18 * (len(WORDS) + 1)
     yield _line(MARGIN + 6, y - 4, MARGIN + 22, y - 4, "black", 1.5)
     yield _text(MARGIN + 26, y, roof, 12, "start")
 
