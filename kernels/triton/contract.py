@@ -163,13 +163,13 @@ def _by_tiles(sums: Sums) -> Plan:
         return tile._replace(m=min(tile.m, max(16, high)), n=min(tile.n, max(16, long)), k=min(tile.k, max(16, deep)))
 
     def likely(tile: Tile) -> tuple[bool, bool, bool, float]:
-        """Registers and exact products first, and then time; places of several dims and masks take registers."""
+        """Registers and exact products first, then time; several dims, masks and what is added to take registers."""
         sides = ((product.m, tile.m), (product.n, tile.n), (product.k, tile.k))
         plain = all(len(one.sizes) == 1 and one.extent % size == 0 for one, size in sides)
         alone = loose * (tile.m + tile.n) * tile.k // (32 * tile.warps)
         cut = _cut(tile, half)
         spent = microseconds(cut, m, n, k, l, best_parts(cut, m, n, k, l))
-        tight = not plain and tile.m * tile.n > 64 * 32 * tile.warps
+        tight = (sums.adds or not plain) and tile.m * tile.n > 64 * 32 * tile.warps
         return tight, alone > _MOST_ALONE, not half and tile.precision != "ieee", spent
 
     tiles = sorted(dict.fromkeys(fitting(tile) for tile in (_HALF if half else _FULL)), key=likely)

@@ -13,7 +13,7 @@ import numpy as np
 
 from castile.kernels.triton.channels import channels_last, grouped
 from castile.kernels.triton.contract import Tile, contract
-from castile.kernels.triton.correlation import Windows, correlation, fitting, together
+from castile.kernels.triton.correlation import Windows, correlation, fitting, in_vectors, together
 from castile.kernels.triton.depthwise import is_depthwise, spread, weighed, windowed
 from castile.kernels.triton.launch import Launch, Plan, always, planned, takes
 from castile.kernels.triton.pictures import copy_size, in_rows, is_picture, rows_met, rows_weighed, slopes_by_rows
@@ -63,6 +63,8 @@ _FULL = (
     Way(Tile(64, 64, 32, 8, 2, "tf32x3"), False),
 )
 _FULL_SLOPES = (*_FULL, Way(Tile(64, 64, 16, 8, 2), True, 3))
+# Of windows whose row has no three, of more rows and columns: a third less is read from the cache.
+_ONE = Way(Tile(128, 128, 64, 16, 3), True)
 # Where channels of dy lie together, 64 places a step would leave out registers on an A100.
 _FEW_PLACES = Way(Tile(128, 64, 32, 8, 4), True, 3)
 _HALF_SLOPES = (
@@ -172,8 +174,9 @@ def conv2d_grad_weight(
         tile = fitting(way.tile, num_m, num_n, prod(dy.shape[2:]) * dy.shape[0])
         return way._replace(tile=tile, beside=way.beside if taps[1] % way.beside == 0 else 1)
 
-    few = taps[1] % _FEW_PLACES.beside == 0 and not _apart(images.y)
-    half = (_FEW_PLACES, *_HALF_SLOPES) if few else _HALF_SLOPES
+    rows = taps[1] % _FEW_PLACES.beside == 0
+    first = () if rows and _apart(images.y) else (_FEW_PLACES,) if rows else (_ONE,)
+    half = (*first, *_HALF_SLOPES)
     ways = map(fit, _FULL_SLOPES if x.dtype.itemsize == 4 else half)
     # Tiles do not have to fill the chip, as places are divided, but adding to what is there takes registers.
     settings = _ordered(ways, images, windows, num_c, lambda tile: tile.m * tile.n == 1024 * tile.warps)
@@ -296,7 +299,7 @@ def _correlated(images: Images, windows: Windows, back: bool, adds: bool) -> Pla
     def launches(way: Way) -> list[Launch]:
         weights = permuted(images.w, (0, 2, 1, 3, 4)) if back else images.w
         found = []
-        if way.vectors and 1 not in weights.steps[1:3]:
+        if way.vectors and not in_vectors(weights, to, windows):
             # What is summed is to lie together: of [g,m,c,r,s] the dim c.
             weights, first = channels_last(weights)
             found.append(first)

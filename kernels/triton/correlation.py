@@ -143,6 +143,14 @@ def together(out: View) -> int:
     return gcd(_VECTOR // np.dtype(out.array.dtype).itemsize, run, *apart) if col == 1 else 1
 
 
+def in_vectors(w: View, out: View, windows: Windows) -> bool:
+    """Whether weights [g,m,c,r,s] for out [b,g,m,h,w] are fetched well as they lie.
+
+    Where m lies together in both, a thread takes so many registers that a processor holds one program instead of two.
+    """
+    return w.steps[2] == 1 or (w.steps[1] == 1 and (windows.alone or out.steps[2] != 1))
+
+
 def on_tensor_cores(x: View, tile: Tile) -> bool:
     """Whether products of such elements run there."""
     return str(x.array.dtype) != "float32" or tile.precision != "ieee"
