@@ -101,6 +101,12 @@ class Executor:
         self._finished: set[int] = set()
         self._outstanding: set[int] = set()
 
+    @property
+    def furthest(self) -> int:
+        """The position of the last task in the program that has been started, 0 before any."""
+        last = (queue[at - 1].position for queue, at in zip(self._queues, (self._at, self._next)) if at)
+        return max(last, default=0)
+
     def begin(self) -> None:
         """Begins a step; the one before must have ended."""
         assert self._at == self._num and self._next == self._end and not self._outstanding, "a step is still under way"

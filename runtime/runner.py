@@ -33,7 +33,8 @@ class Runner:
     poison   memory that no task has written yet holds NaN
     mapper   decides the issue order; raises ValueError where its order breaks a need or moves a transfer
 
-    An exception out of a task carries the step, the task and the rank as a note.
+    An exception out of a task carries the step, the task and the rank as a note; where a device tells late that a task
+    has failed, it is that task or one before.
     """
 
     def __init__(
@@ -124,7 +125,8 @@ class Runner:
                 moved |= worker.advance()
             except Exception as error:
                 task = self.graph.tasks[worker.program.tasks[worker.position]]
-                error.add_note(f"step {self.num_steps}, task {task.name}, rank {self.comm.rank}")
+                before = "at or before " * worker.late
+                error.add_note(f"step {self.num_steps}, {before}task {task.name}, rank {self.comm.rank}")
                 raise
         return moved
 

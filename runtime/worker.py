@@ -23,6 +23,7 @@ class Worker:
 
     done      whether the step has ended
     position  where in the program the task stands that was touched last
+    late      whether what has failed may be a task before that one, of which nobody is told at once
     actions   the calls, in the program's order
 
     A transfer's span ends when it is seen to have finished, and is as long as the processor was occupied with it: in
@@ -38,6 +39,7 @@ class Worker:
         self.program = steps
         self.done = True
         self.position = 0
+        self.late = False
         self.actions = tuple(actions)
         self._executor = Executor(steps)
         self._pending: dict[int, tuple[int, Request]] = {}
@@ -48,7 +50,7 @@ class Worker:
     def begin(self, timed: bool = True) -> None:
         """Begins a step; `timed` where its times will be asked for, which this worker always knows."""
         self._executor.begin()
-        self.done = False
+        self.done, self.position = False, 0
 
     def advance(self) -> bool:
         """Goes on until the step has ended or nothing can go on before something finishes; False where nothing went."""

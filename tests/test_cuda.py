@@ -414,6 +414,14 @@ def test_a_device_without_room_is_told_before_anything_is_allocated() -> None:
             Ranks(Plan(problem, whole_on(problem.graph), ONE, 1), "cuda")
 
 
+def test_transfers_come_before_kernels_that_could_begin_too() -> None:
+    problem = small()
+    with device():
+        (execution,) = Ranks(Plan(problem, whole_on(problem.graph), ONE, 1), "cuda").executions
+        memory = execution.runner.backend(0)
+        assert memory.traffic.priority < memory.compute_stream.priority
+
+
 def test_graphs_of_a_processor_share_its_streams_and_what_is_carried() -> None:
     problem = small()
     with device():

@@ -22,6 +22,7 @@ BUSY_ROOMS = {"executor", "runner", "worker", "mapper", "debug", "watchdog", "ba
 OWNERS = {
     "mpi4py": ("castile.runtime.comm.mpi",),
     "cupy": (
+        "castile.runtime.comm.looks",
         "castile.runtime.comm.nccl",
         "castile.runtime.comm.staged",
         "castile.runtime.backends.cuda",

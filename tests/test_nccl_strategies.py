@@ -107,6 +107,30 @@ def test_a_transfer_that_fails_under_way_is_named(captured: bool) -> None:
         names_its_task(caught.value, plan)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_graph_holds_a_communicator_that_ends(fails: bool) -> None:
+    """NCCL would wait for it to go."""
+    problem = network()
+    plan = Plan(problem, named_plans.plans(problem, 2)["data"], links(2), 2)
+    with device(1) as cupy:
+        from castile.runtime.comm import nccl
+
+        ranks = shells(plan, cupy)
+        ranks.train(3)
+        cupy.cuda.Device(0).use()
+        runner = ranks.executions[0].runner
+        (worker,), comm = runner._workers, runner.comm
+        assert worker._graph is not None
+        if fails:
+            comm._groups[0, 1]._error = fake.REMOTE_ERROR
+            with pytest.raises(nccl.TransferError):
+                runner.run()
+        else:
+            nccl._destroy(comm._groups, comm._let_go)
+        assert not fake.journal.hanging_ends and worker._graph is None
+        assert all(group._aborted for group in comm._groups.values())
+
+
 @drawn(10)
 @given(plans(each=True), st.integers(0, 2**16))
 def test_the_same_plan_has_the_same_bits(plan: Plan, seed: int) -> None:

@@ -70,6 +70,12 @@ class End(Messenger):
         """
         return None
 
+    def before_ending(self, let_go: Callable[[], None]) -> None:
+        """Has this called before what can be put onto streams ends, be it that this end fails or is no more.
+
+        Whoever has captured calls of `streamed` asks for it, and lets go of them then. It is kept as long as this end.
+        """
+
     def check(self) -> None:
         """Raises RuntimeError where something that was put onto a stream has failed, which nobody else would notice."""
 

@@ -30,7 +30,9 @@ from castile.runtime.comm.messages import Request
 
 # What NCCL reads when the first communicator is made; what the user has set stays. One algorithm: a sum has the same
 # bits in every run. Streams meet in the order of the calls: communicators that run side by side cannot lock each other.
-ENVIRONMENT = {"NCCL_ALGO": "Ring", "NCCL_LAUNCH_ORDER_IMPLICIT": "1"}
+# Captured calls are made as others are: a rank may capture its step where another cannot, and bits are those of a step
+# that is timed.
+ENVIRONMENT = {"NCCL_ALGO": "Ring", "NCCL_LAUNCH_ORDER_IMPLICIT": "1", "NCCL_GRAPH_REGISTER": "0"}
 SHARING_SWITCH = "NCCL_MULTI_RANK_GPU_ENABLE"
 FIRST_TO_SHARE = 23003
 # The kinds of number that NCCL adds; bytes of any kind travel.
@@ -127,8 +129,9 @@ class NcclCommunicator(Communicator):
         self._groups: dict[tuple[int, ...], Any] = {}
         self._begun: dict[tuple[int, ...], tuple[str, int]] = {}
         self._failure: tuple[str, int | None] | None = None
+        self._let_go: list[Callable[[], None]] = []
         # in the order in which they were made, which is one on all ranks
-        weakref.finalize(self, _destroy, self._groups)
+        weakref.finalize(self, _destroy, self._groups, self._let_go)
 
     def streamed(self, sides: Sequence[Side], tag: int, stream: Any) -> Callable[[], None] | None:
         """See `End.streamed`; what begins together is one group of NCCL's, which makes one kernel of it.
@@ -145,6 +148,9 @@ class NcclCommunicator(Communicator):
         comm, more = self._communicator(ranks), f" and {len(sides) - 1} more" * (len(sides) > 1)
         calls = [call for side in sides for call in _FORMS[side.form](self._part(side, ranks, comm, stream))]
         return partial(self._begin, ranks, f"{kinds[0]}{more} {over}", tag, calls)
+
+    def before_ending(self, let_go: Callable[[], None]) -> None:
+        self._let_go.append(let_go)
 
     def check(self) -> None:
         self._refuse()
@@ -232,14 +238,22 @@ class NcclCommunicator(Communicator):
         raise TransferError(*self._failure) from fault
 
     def _abort_groups(self) -> None:
+        _call_all(self._let_go)
         for comm in self._groups.values():
             with contextlib.suppress(*_FAULTS):
                 comm.abort()
 
 
-def _destroy(groups: dict[tuple[int, ...], Any]) -> None:
+def _destroy(groups: dict[tuple[int, ...], Any], let_go: Sequence[Callable[[], None]]) -> None:
+    _call_all(let_go)
     for comm in groups.values():
         comm.destroy()
+
+
+def _call_all(let_go: Sequence[Callable[[], None]]) -> None:
+    """NCCL does not come back from ending a communicator before all CUDA graphs are gone that have a call of it."""
+    for call in let_go:
+        call()
 
 
 def _together(calls: Sequence[Callable[[], None]]) -> None:

@@ -12,6 +12,7 @@ import cupy
 import numpy as np
 
 from castile.runtime.comm.base import End, Side
+from castile.runtime.comm.looks import idle, reached
 from castile.runtime.comm.messages import Request, Staged
 
 HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
@@ -74,7 +75,7 @@ class StagedEnd(End):
     @property
     def copies(self) -> bool:
         """Whether copies are under way, which end without anybody's help."""
-        return not (self._down.done and self._up.done)
+        return not (idle(self._down) and idle(self._up))
 
     def check(self) -> None:
         self._end.check()
@@ -89,7 +90,7 @@ class _Reached(Request):
         self._event = event
 
     def poll(self) -> bool:
-        return bool(self._event.done)
+        return reached(self._event)
 
 
 def _on_host(side: Side) -> Side:

@@ -14,7 +14,10 @@ from types import ModuleType
 from tests.stand_in import cublas, cupy, green
 
 # What imports CuPy, below which nothing may survive that saw another CuPy.
-ROOMS = ("castile.runtime.backends.cuda", "castile.runtime.comm.nccl", "castile.runtime.comm.staged")
+ROOMS = (
+    "castile.runtime.backends.cuda", "castile.runtime.comm.looks", "castile.runtime.comm.nccl",
+    "castile.runtime.comm.staged",
+)  # fmt: skip
 
 _PLACE = cublas.Place(
     cupy.cuda.memory,

@@ -52,7 +52,8 @@ class Journal:
 
     fails_at   the call, counted from one, that gives `status` instead of being made
     may_share  whether several ranks may sit on one device
-    hanging_ends   communicators destroyed while a transfer was under way, which would not have come back
+    hanging_ends   communicators destroyed while a transfer was under way, or ended while a graph held a call of theirs,
+                   which would not have come back
     """
 
     calls: list[tuple[int, int, int, str]] = field(default_factory=list)
@@ -196,6 +197,9 @@ class NcclCommunicator:
 
     def abort(self) -> None:
         """Ends what is under way here; whoever waits for us waits on."""
+        nodes = (work for graph in cuda.world.graphs for work, _, _ in graph.nodes)
+        if self._meeting is not None and any(isinstance(work, Launch) and work._comm is self for work in nodes):
+            journal.hanging_ends += 1
         self._aborted, self._meeting = True, None
 
     def destroy(self) -> None:

@@ -73,7 +73,10 @@ class Backend(numpy.Backend):
         transfers = {task: [[(self.traffic, call)]] for task, call in streamed.items() if call is not None}
         check = end.check if transfers else None
         tasks_of = {tag: task.index for task, tag, moves in rows if moves}
-        return Issuer([seat], transfers, [self._supply], check, self._kernels.on_host, tasks_of)
+        issuer = Issuer([seat], transfers, [self._supply], check, self._kernels.on_host, tasks_of)
+        if transfers:
+            end.before_ending(issuer.graphs.clear)
+        return issuer
 
     @classmethod
     def workers(cls, shares: Sequence[base.Share]) -> list[Worker]:

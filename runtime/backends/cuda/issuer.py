@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,10 +17,12 @@ import cupy
 import numpy as np
 
 from castile.runtime.backends.cuda.clocks import Clocks
+from castile.runtime.backends.cuda.faults import AT_ONCE, tells_at_once, told_late
 from castile.runtime.backends.cuda.polled import TASK_BY_TASK
 from castile.runtime.backends.cuda.streams import Phase, Placed, Seat, issued, pieces, together
 from castile.runtime.backends.cuda.supply import Supply
 from castile.runtime.backends.numpy import chain
+from castile.runtime.comm.looks import reached
 from castile.runtime.worker import Worker
 
 # Between two looks for transfers that failed; waiting itself is the device's business.
@@ -51,7 +54,7 @@ class Issuer(Worker):
         for seat in seats:
             whole |= seat.kernels
         super().__init__(steps, [whole[task] for task in steps.tasks])
-        self.uncaptured = f"{_listed(on_host)} on the host" if on_host else ""
+        self.uncaptured = f"{_listed(on_host)} on the host" if on_host else f"{AT_ONCE} is set" * tells_at_once()
         # Where all streams meet.
         self._origin = seats[0].compute
         self._supplies, self._check, self._is_shared = supplies, check, len(seats) > 1
@@ -61,7 +64,9 @@ class Issuer(Worker):
         self._clocks = Clocks([piece.stream for piece in self._pieces])
         self._timed_calls: list[Placed] = []
         self._end = cupy.cuda.Event(disable_timing=True)
-        self._graph: Any = None
+        # whoever ends what a graph has captured may empty this first
+        self.graphs: list[Any] = []
+        weakref.finalize(self, self.graphs.clear)
         self._num_steps = 0
         self._timed = self._issued = False
 
@@ -72,17 +77,29 @@ class Issuer(Worker):
     def begin(self, timed: bool = True) -> None:
         """Begins a step; one that is `timed` has an event before and after each task, and is issued task by task."""
         assert self.done, "a step is still under way"
-        self.done, self._timed, self._issued = False, timed, False
+        self.done, self._timed, self._issued, self.position = False, timed, False, 0
 
     def advance(self) -> bool:
-        """Issues the step, and later waits for a while; True, since the device goes on by itself."""
-        if self._issued:
-            self.done = self._waited()
-        else:
-            self._issue()
-            self._issued = True
-            self._num_steps += 1
+        """Issues the step, and later waits for a while; True, since the device goes on by itself.
+
+        What a device raises at a call may come of one before it: then it raises at every call that follows.
+        """
+        try:
+            if self._issued:
+                self.done = self._waited()
+            else:
+                self._issue()
+                self._issued = True
+                self._num_steps += 1
+        except Exception as error:
+            self.late = told_late(error, self._origin)
+            raise
         return True
+
+    @property
+    def _graph(self) -> Any:
+        """That of the step, once it has been captured."""
+        return self.graphs[0] if self.graphs else None
 
     def times(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """As every worker's; the device's clock is set by the host's at the beginning of the step."""
@@ -102,6 +119,7 @@ class Issuer(Worker):
             if self._timed:
                 self._run_timed()
             elif self._captured():
+                self.position = len(self.program.tasks) - 1
                 self._graph.launch(self._origin)
             else:
                 self._run(self._calls)
@@ -125,7 +143,7 @@ class Issuer(Worker):
             self._end.synchronize()
             return True
         until = time.perf_counter_ns() + LOOK_NANOSECONDS
-        while not self._end.done:
+        while not reached(self._end):
             if time.perf_counter_ns() >= until:
                 self._look(self._check)
                 return False
@@ -150,7 +168,7 @@ class Issuer(Worker):
         self._origin.begin_capture()
         try:
             self._run(self._calls)
-            self._graph = self._origin.end_capture()
+            self.graphs.append(self._origin.end_capture())
         except Exception as error:
             self._abandon()
             # What has failed for another reason would fail again; but of contexts in one graph not much is known.

@@ -14,6 +14,8 @@ import cupy
 # A context's multiprocessors are a multiple of this: what every architecture from Hopper on asks for.
 GRAIN = 8
 PACKAGE = "cuda-bindings"
+# The priority of transfers: other ranks wait for them, and they find no room while a kernel has blocks to start.
+SOONER = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +54,7 @@ def place(proc: int) -> Place:
     found = _PLACES.get(cupy.cuda.runtime.getDevice())
     if found:
         return found[proc % len(found)]
-    return Place(*(cupy.cuda.Stream(non_blocking=True) for _ in range(2)))
+    return Place(*(cupy.cuda.Stream(non_blocking=True, priority=priority) for priority in (0, SOONER)))
 
 
 class _Outside:

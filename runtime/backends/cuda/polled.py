@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from castile.runtime.backends.cuda.clocks import Clocks
+from castile.runtime.backends.cuda.faults import told_late
+from castile.runtime.comm.looks import idle
 from castile.runtime.comm.staged import StagedEnd
 from castile.runtime.executor import Program
 from castile.runtime.worker import Action, Worker
@@ -48,16 +50,25 @@ class Polled(Worker):
         self.actions = self._timed if timed else self._plain
 
     def advance(self) -> bool:
-        """As every worker's; while the device is busy it goes on by itself, and nobody else is waited for."""
-        busy = self._is_busy()
-        with self._compute:
-            moved = super().advance()
-        if self.done:
-            self._compute.synchronize()
-        return moved or busy or self._is_busy()
+        """As every worker's; while the device is busy it goes on by itself, and nobody else is waited for.
+
+        What a device raises may come of any kernel that was issued: then it raises at every call that follows.
+        """
+        try:
+            busy = self._is_busy()
+            with self._compute:
+                moved = super().advance()
+            if self.done:
+                self._compute.synchronize()
+            return moved or busy or self._is_busy()
+        except Exception as error:
+            self.late = told_late(error, self._compute)
+            if self.late:
+                self.position = self._executor.furthest
+            raise
 
     def _is_busy(self) -> bool:
-        return self._end.copies or not self._compute.done
+        return self._end.copies or not idle(self._compute)
 
     def times(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """As every worker's: kernels by the device's clock, transfers by the host's."""

@@ -6,12 +6,13 @@ that a wait that is missing shows in the numbers. It refuses what CUDA refuses.
 
 from __future__ import annotations
 
+import os
 import random
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 import numpy as np
 
@@ -23,8 +24,15 @@ NUM_DEVICES = 2
 STUCK = 2000
 
 
+NOT_READY, ILLEGAL_ADDRESS = 600, 700
+STATUSES = {ILLEGAL_ADDRESS: "cudaErrorIllegalAddress: an illegal memory access was encountered"}
+
+
 class CUDARuntimeError(RuntimeError):
-    """What CUDA says."""
+    """What CUDA says, of itself or for a status."""
+
+    def __init__(self, what: str | int) -> None:
+        super().__init__(STATUSES[what] if isinstance(what, int) else what)
 
 
 class _World:
@@ -40,6 +48,11 @@ class _World:
         self.idle_looks = 0
         # every piece of work as it was done: (stream, name)
         self.done: list[tuple[Stream, str]] = []
+        # After so many of them the next one fails, and with it its device; the device that has failed, and at what.
+        self.fails_at = -1
+        self.broken: dict[int, Work] = {}
+        self.events: WeakValueDictionary[int, Event] = WeakValueDictionary()
+        self.graphs: WeakSet[Graph] = WeakSet()
         self.current: list[Stream] = []
 
 
@@ -51,6 +64,24 @@ def renew(seed: int) -> None:
     global world
     world = _World(seed)
     world.current.append(Stream())
+
+
+def attempt(device: int, work: Work) -> bool:
+    """Does a piece of work on a device; False where it cannot go on yet, or the device has failed, now or before."""
+    if not world.broken and len(world.done) == world.fails_at:
+        world.broken[device] = work
+    return device not in world.broken and work() is not False
+
+
+def refuse_broken(device: int) -> None:
+    """What has failed says so at every call."""
+    if device in world.broken:
+        raise CUDARuntimeError(ILLEGAL_ADDRESS)
+
+
+def status(device: int, done: bool) -> int:
+    """What a query of CUDA's gives."""
+    return ILLEGAL_ADDRESS if device in world.broken else 0 if done else NOT_READY
 
 
 def take_turns() -> bool:
@@ -82,6 +113,7 @@ class Device:
 
     def synchronize(self) -> None:
         while any(stream.queue for stream in world.streams):
+            refuse_broken(self.id)
             take_turns()
 
 
@@ -90,6 +122,7 @@ class Memory:
 
     def __init__(self, size: int) -> None:
         refuse_in_capture("memory cannot be allocated")
+        refuse_broken(world.device)
         self.size, self.device_id = size, world.device
         self.host = np.random.default_rng(0).integers(0, 256, size + 512, dtype=np.uint8)
         self._begin = -self.host.ctypes.data % 512 if size else 0
@@ -183,6 +216,7 @@ class Graph:
 
     def __init__(self, nodes: list[tuple[Work, str, set[int]]], device: int) -> None:
         self.nodes, self._device = nodes, device
+        world.graphs.add(self)
 
     def launch(self, stream: Stream | None = None) -> None:
         stream = stream or get_current_stream()
@@ -192,7 +226,7 @@ class Graph:
             ready = [n for n, (_, _, needs) in left.items() if needs <= ended]
             for n in world.random.sample(ready, len(ready)):
                 work, name, _ = left[n]
-                if work() is not False:
+                if attempt(stream.device_id, work):
                     world.done.append((stream, name))
                     del left[n]
                     ended.add(n)
@@ -212,13 +246,15 @@ class Graph:
 class Stream:
     """A queue of work on the device that was current when it was made."""
 
-    def __init__(self, null: bool = False, non_blocking: bool = False) -> None:
+    def __init__(
+        self, null: bool = False, non_blocking: bool = False, ptds: bool = False, priority: int | None = None
+    ) -> None:
         self.device_id = world.device
         self.queue: deque[tuple[Work, str]] = deque()
         self.capture: Capture | None = None
         world.streams.append(self)
         self.name = f"stream {len(world.streams)}"
-        self.ptr = 1000 + len(world.streams)
+        self.ptr, self.priority = 1000 + len(world.streams), priority or 0
         # those of a green context
         self.multiprocessors = range(0)
 
@@ -243,14 +279,17 @@ class Stream:
         for place in places:
             if place.device_id != self.device_id:
                 raise CUDARuntimeError(f"cudaErrorIllegalAddress: {name} on memory of device {place.device_id}")
+        refuse_broken(self.device_id)
         if self.capture is not None:
             self.capture.add(self, work, name)
-        else:
-            self.queue.append((work, name))
+            return
+        self.queue.append((work, name))
+        if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1":
+            self.synchronize()
 
     def do_one(self) -> bool:
         """Does the first piece of work; False where there is none or it cannot go on."""
-        if not self.queue or self.queue[0][0]() is False:
+        if not self.queue or not attempt(self.device_id, self.queue[0][0]):
             return False
         world.done.append((self, self.queue.popleft()[1]))
         return True
@@ -261,14 +300,21 @@ class Stream:
 
     def synchronize(self) -> None:
         self.no_capture("a wait of the host")
+        refuse_broken(self.device_id)
         while self.queue:
             take_turns()
+            refuse_broken(self.device_id)
+
+    def look(self) -> int:
+        """The status of a query."""
+        self.no_capture("a look")
+        take_turns()
+        return status(self.device_id, not self.queue)
 
     @property
     def done(self) -> bool:
-        self.no_capture("a look")
-        take_turns()
-        return not self.queue
+        """As in CuPy 14 False where the device has failed."""
+        return self.look() == 0
 
     def wait_event(self, event: Event) -> None:
         marker = event.marker
@@ -287,6 +333,7 @@ class Stream:
 
     def begin_capture(self, mode: Any = None) -> None:
         self.no_capture("another capture")
+        refuse_broken(self.device_id)
         self.capture = Capture(self)
 
     def end_capture(self) -> Graph:
@@ -307,6 +354,10 @@ class Event:
     def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
         self.timed = not disable_timing
         self.marker: Marker | None = None
+        self.device_id, self.ptr = world.device, 1 + len(world.events)
+        while self.ptr in world.events:
+            self.ptr += 1
+        world.events[self.ptr] = self
 
     def record(self, stream: Stream | None = None) -> None:
         stream = stream or get_current_stream()
@@ -317,17 +368,21 @@ class Event:
         else:
             stream.enqueue(marker.mark, "record")
 
+    def look(self) -> int:
+        """The status of a query."""
+        marker = self._outside()
+        if marker is not None and not marker.done:
+            take_turns()
+        return status(self.device_id, marker is None or marker.done)
+
     @property
     def done(self) -> bool:
-        marker = self._outside()
-        if marker is None or marker.done:
-            return True
-        take_turns()
-        return marker.done
+        """As in CuPy 14 False where the device has failed."""
+        return self.look() == 0
 
     def synchronize(self) -> None:
         while not self.done:
-            pass
+            refuse_broken(self.device_id)
 
     def _outside(self) -> Marker | None:
         if self.marker is not None and self.marker.capture is not None:
@@ -337,6 +392,7 @@ class Event:
 
 def get_elapsed_time(first: Event, second: Event) -> float:
     """Milliseconds: one for each recording in between."""
+    refuse_broken(first.device_id)
     moments = [event._outside() for event in (first, second)]
     if not (first.timed and second.timed) or any(m is None or not m.done for m in moments):
         raise CUDARuntimeError("cudaErrorInvalidResourceHandle: events without times")
@@ -373,6 +429,8 @@ runtime = SimpleNamespace(
     setDevice=lambda number: Device(number).use(),
     getDeviceCount=lambda: NUM_DEVICES,
     memcpyAsync=_memcpy_async,
+    eventQuery=lambda ptr: world.events[ptr].look(),
+    streamQuery=lambda ptr: stream_of(ptr).look(),
     memGetInfo=lambda: (2**30, 2**31),
     getDeviceProperties=lambda number: {"name": b"stand-in", "totalGlobalMem": 2**31, "multiProcessorCount": 4},
 )
