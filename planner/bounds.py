@@ -28,6 +28,8 @@ from castile.runtime.timeline import PICOSECONDS
 
 # With measured prices every split is priced; where all together have more parts than this, there is no bound.
 MOST_PARTS = 20_000
+# Of many microbatches the passes of so few are looked at.
+FEWEST = 2
 
 
 @dataclass(frozen=True)
@@ -66,13 +68,14 @@ def lower_bound(evaluator: Evaluator, most_parts: int | None = None) -> Bound | 
     priced (as on unbroken arrays). None where these are too many.
     """
     lowering = evaluator.lowering
-    program = lowering.program(Strategy({}, lowering.microbatches))
+    # Microbatches do the same work and none needs another.
+    program = lowering.shortened(FEWEST).program(Strategy({}, lowering.microbatches))
     most_parts = most_parts or lowering.machine.num_procs
     is_measured = bool(evaluator.cost_snapshot)
     if is_measured and _num_parts(program, most_parts) > MOST_PARTS:
         return None
     known = (_BySplits if is_measured else _ByFigures)(lowering, program, evaluator.cost, most_parts)
-    work = sum(known.of(step).total for step in program.steps) / lowering.machine.num_procs
+    work = sum(step.micro.times * known.of(step).total for step in program.steps) / lowering.machine.num_procs
     return Bound(work / PICOSECONDS, _longest_chain(program, known) / PICOSECONDS)
 
 

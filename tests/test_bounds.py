@@ -122,6 +122,14 @@ def test_the_bound_falls_with_more_processors_and_grows_with_work():
     assert lower_bound(evaluator(chain(), machine(4), "forward")).seconds < 0.5 * known[2]
 
 
+def test_two_microbatches_say_the_bound_of_all(monkeypatch):
+    for graph in (chain(), models.parse("gpt:layers=1,width=32,heads=2,seq=16,vocab=32").graph(16)):
+        few = lower_bound(evaluator(graph, machine(4, 1e-4), microbatches=8))
+        with monkeypatch.context() as patch:
+            patch.setattr(bounds, "FEWEST", 8)
+            assert lower_bound(evaluator(graph, machine(4, 1e-4), microbatches=8)) == few
+
+
 def test_microbatches_do_the_same_work_and_more_passes():
     whole, pieces = (lower_bound(evaluator(chain(), machine(4, 1e-4), microbatches=n)) for n in (1, 4))
     assert pieces.work_seconds > whole.work_seconds

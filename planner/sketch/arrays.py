@@ -89,6 +89,8 @@ class Program(NamedTuple):
     own_ptr[N+1], own   the steps that a node decides
     space[N]        of each node
     known[N]        where the splits of the node's kind begin in `known` and `nbytes`
+    turns[3]        the steps with which the first and the second of two microbatches begin, and how many more are like
+                    the first; -1 where there are none
     """
 
     node: np.ndarray
@@ -109,6 +111,7 @@ class Program(NamedTuple):
     own: np.ndarray
     space: np.ndarray
     known: np.ndarray
+    turns: np.ndarray
 
 
 class Uses(NamedTuple):
@@ -156,6 +159,8 @@ class Room(NamedTuple):
     kept_done, kept_since       the same of the plan that was kept
     marks[M, 3, P], longest[M]  before each STRIDE-th step of that plan: free, link, work done; the longest so far
     drafts, drafted_longest     the same of the plan that is worked out
+    turn[2, 2]                  of the plan that was kept, and of the one that is worked out: when the first microbatch
+                                begins, and how long it takes
     work[P], held[P]            seconds of kernels in the whole step, and bytes
     entries[0]                  entries in the table of transfers
     offsets, others, scratch    of `price`
@@ -174,6 +179,7 @@ class Room(NamedTuple):
     longest: np.ndarray
     drafts: np.ndarray
     drafted_longest: np.ndarray
+    turn: np.ndarray
     work: np.ndarray
     held: np.ndarray
     entries: np.ndarray

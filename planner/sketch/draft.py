@@ -77,7 +77,7 @@ class Draft:
     def _found(self, step: Step, port: Port) -> int | None:
         space = int(self._spaces[self._owner[step.slot]])
         if step.node.name in self._nodes:
-            return self._layouts.number(step.node, space, port.role in ("x", "dx"), port.index)
+            return self._layouts.number(self._nodes[step.node.name], space, port.role in ("x", "dx"), port.index)
         # What updates and clips a parameter lies as the parameter does where it is used.
         param = param_of(step, self._additive.program)
         node = self._nodes[self._additive.deciders[step.node.name]]
@@ -153,9 +153,17 @@ class Draft:
             _array([end[2] for end in flat]),
             np.array([end[3] for end in flat], np.bool_), _pointer([r[2] for r in every])[:-1],
             _array([p for r in every for p in r[2]]), _array(sizes), _pointer(own),
-            _array([s for of in own for s in of]), self._spaces, known_first[kinds],
+            _array([s for of in own for s in of]), self._spaces, known_first[kinds], self._turns(),
         )  # fmt: skip
         return program, num_rows
+
+    def _turns(self) -> np.ndarray:
+        """Where the first and the second microbatch begin, and for how many more than itself the first stands."""
+        begins = {s.micro: n for n, s in reversed([*enumerate(self.steps)]) if s.micro.count > 1}
+        if not begins:
+            return np.full(3, -1)
+        first, second = sorted(begins, key=begins.__getitem__)
+        return _array([begins[first], begins[second], first.times - 1])
 
     def _rows(self, owners: Sequence[int], kinds: np.ndarray, num_splits: np.ndarray) -> tuple[np.ndarray, int]:
         """Where the seconds of each step begin: the passes of nodes of a kind have the same rows."""

@@ -23,7 +23,7 @@ def room_for(num_procs: int, num_levels: int, program: Program, spaces: Spaces) 
     scratch = (*np.zeros((6, max(MOST_DIMS, width)), np.int64), *np.zeros((2, num_levels + 2)))
     return Room(
         procs[0], procs[1], procs[2], steps[0], reads[0], reads[1], np.zeros(num_reads, np.int64), steps[1], reads[2],
-        marks[0], longest[0], marks[1], longest[1], procs[3], procs[4], np.zeros(1, np.int64),
+        marks[0], longest[0], marks[1], longest[1], np.zeros((2, 2)), procs[3], procs[4], np.zeros(1, np.int64),
         offsets[0], offsets[1], scratch,
     )  # fmt: skip
 

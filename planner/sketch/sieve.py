@@ -81,10 +81,9 @@ class Sieve:
 def helps(evaluator: Evaluator, is_sketched: bool) -> bool:
     """Whether known plans are sketched first: a search does so anyway, or plans take a second to simulate.
 
-    Sketches know whole batches only, and little of memory.
+    Sketches know little of memory.
     """
-    knows = evaluator.objective != "memory" and evaluator.lowering.microbatches == 1
-    return knows and (is_sketched or num_parts(evaluator) >= SLOW)
+    return evaluator.objective != "memory" and (is_sketched or num_parts(evaluator) >= SLOW)
 
 
 def is_long(budget: Budget) -> bool:

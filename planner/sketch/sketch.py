@@ -79,9 +79,9 @@ class Sketch:
         known: Sequence[Mapping[str, Config]],
         bucket: int = 0,
     ) -> None:
-        assert lowering.microbatches == 1, "a sketch is of a whole batch"
         self.lowering, self.cost, self._bucket = lowering, cost, float(bucket)
-        additive = Additive(lowering, cost)
+        # One microbatch as all but the last, and the last, with which gradients are summed.
+        additive = Additive(lowering.shortened(2), cost)
         nodes = lowering.piece.nodes
         self.names = list(nodes)
         self._steps = additive.steps
@@ -234,7 +234,7 @@ class Sketch:
             row = int(self.program.row[s])
             self.prices.seconds[row + which.start : row + which.stop] = lasts
         here = slice(begin + which.start, begin + which.stop)
-        self.prices.total[here] = sum(seconds)
+        self.prices.total[here] = sum(self._draft.steps[s].micro.times * each for s, each in zip(of, seconds))
         self._nbytes[:, here] = self._works.nbytes(largest, self._steps[name])
         self.prices.known[here] = True
 

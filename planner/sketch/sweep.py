@@ -87,7 +87,8 @@ def step_seconds(  # type: ignore[no-untyped-def]
 ):
     """How long the step of a plan takes, NEVER where that is more than `limit`, as soon as it shows; how far it went.
 
-    Steps before `begin`, which follows a mark, are as they were when all was last worked out.
+    Steps before `begin`, which follows a mark, are as they were when all was last worked out. Further microbatches take
+    as long each as the first one, after which no gradients are summed yet.
     """
     mark = begin // STRIDE
     free, link, rest = room.free, room.link, room.rest
@@ -95,10 +96,14 @@ def step_seconds(  # type: ignore[no-untyped-def]
         p = classes.each[side, k]
         free[p], link[p] = room.marks[mark, 0, p], room.marks[mark, 1, p]
         rest[p] = room.work[p] - room.marks[mark, 2, p]
-    longest = room.longest[mark]
+    longest, lead, period = room.longest[mark], room.turn[0, 0], room.turn[0, 1]
     for s in range(begin, len(program.node)):
         if s % STRIDE == 0:
             draft(s // STRIDE, longest, side, classes, room)
+        if s == program.turns[0]:
+            lead = longest
+        elif s == program.turns[1]:
+            period = longest - lead
         c = plan[program.node[s]]
         crew = spaces.crew[c]
         if classes.listed_in[side, crew] != classes.state[side]:
@@ -115,7 +120,8 @@ def step_seconds(  # type: ignore[no-untyped-def]
             else:
                 flow = program.flow[e]
                 for m in range(program.made_ptr[flow], program.made_ptr[flow + 1]):
-                    if program.step[m] >= 0:
+                    # Who names what later microbatches add to does not look at it.
+                    if 0 <= program.step[m] < s:
                         since = max(since, room.done[program.step[m]])
                 if room.toll[e] > 0:
                     for k in range(first, last):
@@ -141,6 +147,8 @@ def step_seconds(  # type: ignore[no-untyped-def]
         longest = max(longest, done)
     for k in range(classes.num_first[side]):
         longest = max(longest, link[classes.each[side, k]])
+    room.turn[1, 0], room.turn[1, 1] = lead, period
+    longest += max(0, program.turns[2]) * period
     return longest if longest <= limit else NEVER, len(program.node)
 
 
@@ -212,6 +220,7 @@ def keep(begin, side, program, classes, room, log):  # type: ignore[no-untyped-d
         room.kept_done[s] = room.done[s]
     for e in range(program.read_ptr[begin], len(program.flow)):
         room.kept_since[e] = room.since[e]
+    room.turn[0, 0], room.turn[0, 1] = room.turn[1, 0], room.turn[1, 1]
     for mark in range(begin // STRIDE, len(room.longest)):
         room.longest[mark] = room.drafted_longest[mark]
         for k in range(3):

@@ -17,7 +17,7 @@ from castile.planner.cost import CostModel
 from castile.planner.graph import Node
 from castile.planner.lower import Lowering
 from castile.planner.op import Part
-from castile.planner.program import FETCHED, Program, Step
+from castile.planner.program import FETCHED, GRADIENT, Program, Step
 from castile.planner.sketch.layouts import LayoutTable
 from castile.planner.sketch.many import Cut, asked
 from castile.planner.strategy import Config
@@ -124,8 +124,9 @@ class Works:
         its parameters with what updates need.
 
         The second number holds where updates are in pieces: of what they need, those who hold a parameter alike have
-        a share each.
+        a share each; gradients that microbatches add to are whole until the last has added its own.
         """
+        is_added = any(step.micro.count > 1 for step in steps)
         node, dtypes, tensors = of.node, self._program.dtypes, self._lowering.graph.tensors
         kept = [
             (of.shape(*port), (node.inputs if port[0] else node.outputs)[port[1]])
@@ -146,6 +147,8 @@ class Works:
             # Arrays where many splits are asked about: what both numbers begin with is not to be changed.
             total = total + nbytes * like + cast
             in_pieces = in_pieces + nbytes * np.minimum(like, 1 + like / alike) + cast
+            if is_added:
+                in_pieces = in_pieces + size * np.dtype(dtypes[param + GRADIENT]).itemsize * (1 - 1 / alike)
         return np.stack([np.broadcast_to(number, of.count) for number in (total, in_pieces)])
 
 

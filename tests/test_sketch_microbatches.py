@@ -1,0 +1,74 @@
+"""Sketches of plans in microbatches say what all microbatches take, as tightly as those of a whole batch."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from scipy.stats import kendalltau
+
+from castile.launch import models
+from castile.planner.cost import CostModel
+from castile.planner.evaluator import Evaluator
+from castile.planner.lower import Lowering
+from castile.planner.op import find
+from castile.planner.pieces import in_pieces
+from castile.planner.seeds import seeds
+from castile.planner.sketch.sketch import Sketch
+from castile.planner.spaces import Spaces
+from castile.planner.strategy import Strategy
+from castile.planner.updates import Updates
+from castile.runtime import machine as machines
+from tests.test_sketch import LARGE, capacity, kept_by, shaken, walked
+
+MODELS = [model for model in LARGE if model.startswith(("mlp", "alexnet", "gpt"))]
+
+
+def made(model: str, microbatches: int, machine: str = "flexflow-p100:nodes=2") -> tuple[Sketch, Evaluator]:
+    on = machines.parse(machine)
+    graph = models.parse(model).graph(LARGE[model])
+    lowering = Lowering(graph, on, Updates(find("sgd")(momentum=0.9)), microbatches=microbatches)
+    evaluator = Evaluator(lowering, CostModel(on))
+    known = [dict(plan.configs) for plan in seeds(lowering).values() if len(plan.configs) == len(lowering.piece.nodes)]
+    return Sketch(lowering, evaluator.cost, Spaces(lowering, evaluator.cost), known), evaluator
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_plans_rank_as_when_all_microbatches_are_simulated(model: str) -> None:
+    taus, errors = [], []
+    for count in (1, 2, 8):
+        (sketch, evaluator), rng = made(model, count), random.Random(3)
+        known = [p.configs for p in seeds(evaluator.lowering).values() if len(p.configs) == len(sketch.names)]
+        plans = [*known, *(shaken(sketch, dict(plan), rng, 3) for plan in known for _ in range(2))]
+        rough = np.array([sketch.seconds(plan) for plan in plans])
+        exact = np.array([evaluator.evaluate(Strategy(plan, count)).seconds for plan in plans])
+        taus.append(kendalltau(rough, exact).statistic)
+        errors.append(np.median(np.abs(rough / exact - 1)))
+    # As found: tau 0.85 to 0.93, errors 1 to 7 %; of a whole batch 0.85 to 0.88, 2 to 7 %.
+    assert min(taus[1:]) > taus[0] - 0.1 and max(errors[1:]) < errors[0] + 0.02, (taus, errors)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_a_walk_keeps_is_what_its_plan_takes_from_the_beginning(model: str) -> None:
+    sketch, evaluator = made(model, 4)
+    start = dict(seeds(evaluator.lowering)["data_parallel"].configs)
+    found = walked(sketch, start, 1500, 0.1)
+    assert found.energy == found.history[-1][1] == pytest.approx(sketch.seconds(found.plan), rel=1e-9)
+    plan = sketch.number(start)
+    sketch.trail(plan, np.random.default_rng(0).random((1000, 12)), np.full(1000, 0.3), capacity(sketch))
+    kept, turn = kept_by(sketch), sketch.room.turn[0].copy()
+    sketch.seconds(sketch.configs(plan))
+    assert all(map(np.array_equal, kept, kept_by(sketch))) and np.array_equal(turn, sketch.room.turn[0])
+
+
+def test_what_is_kept_is_of_one_microbatch_and_gradients_are_whole() -> None:
+    for count in (2, 16):
+        sketch, evaluator = made(MODELS[-1], count, "dgx-h100")
+        megatron = seeds(evaluator.lowering)["megatron"].configs
+        for plan, is_cut in ((megatron, False), (in_pieces(evaluator.lowering, dict(megatron)), True)):
+            sketch.update(is_cut)
+            sketch.seconds({name: plan[name] for name in sketch.names})
+            share = sketch.room.held.max() / max(evaluator.evaluate(Strategy(plan, count)).peak_bytes)
+            # As found: 0.78 to 0.93.
+            assert 0.7 < share < 1.05, (count, is_cut, share)
