@@ -14,9 +14,10 @@ from castile.planner.strategy import Config, Strategy
 
 
 def plans(lowering: Lowering) -> dict[str, Strategy]:
-    """As many plans as the node with the most splits has; the others, and updates of parameters, begin theirs anew.
+    """Plans which together give every node, and every update of a parameter, each of its splits.
 
-    Tasks of microbatches are those of the lowering's number of them.
+    There are as many as the node with the most splits has; a node with fewer goes through its own again. The batch is
+    cut into as many microbatches as the lowering has.
     """
     graph, num_procs = lowering.piece, lowering.machine.num_procs
     names = [update_name(param.name) for param in graph.params]
@@ -32,7 +33,7 @@ def plans(lowering: Lowering) -> dict[str, Strategy]:
 
 
 def _everywhere(split: dict[str, int], num_procs: int) -> Config:
-    """The split with as many replicas as keep all processors at work, where their number allows it."""
+    """The split with so many replicas that all processors work; one where its parts do not divide their number."""
     parts = Config(split).num_parts
     replicas = 1 if num_procs % parts else num_procs // parts
     return Config(dict(split), replicas, tuple(range(parts * replicas)))

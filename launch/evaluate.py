@@ -1,4 +1,4 @@
-"""Evaluation: a second graph over the very parameters of training, run over held-out samples under the same plan.
+"""Evaluation: a second graph uses the parameters where training has them, under the same plan, on held-out samples.
 
 In that graph dropout is off and running statistics stand for those of the batch. It does not know how the model was
 trained.
@@ -53,7 +53,11 @@ def held_out(job: Job, plan: Strategy, dataset: Dataset, state: State) -> HeldOu
 
 
 def adapted(plan: Strategy, trained: Lowering, graph: Graph) -> Strategy:
-    """A plan for a graph over parameters that lie as a training plan has them: each node as it is there, if it is."""
+    """The plan for a graph that uses a training plan's parameters where they lie.
+
+    Nodes have the Config that they have there; those that are not there, or where it is not legal, are whole on
+    processor 0.
+    """
     known = trained.configs(plan)
     configs = {name: known.get(name, Config()) for name in graph.nodes}
     configs = {name: config if _legal(graph.nodes[name], config) else Config() for name, config in configs.items()}
@@ -70,7 +74,7 @@ def _legal(node: Node, config: Config) -> bool:
 
 
 def _scores(graph: Graph, dataset: Dataset, execution: Execution) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
-    """What the model says of each batch of held-out samples, on the rank that holds it, and the batch."""
+    """The model's output for each batch of held-out samples, and the batch; nothing on ranks that do not hold it."""
     batch, total = graph.batch, dataset.num_held_out
     for begin in range(0, total, batch):
         arrays = dataset.held_out_batch(begin, batch)
@@ -82,7 +86,7 @@ def _scores(graph: Graph, dataset: Dataset, execution: Execution) -> Iterator[tu
 
 
 def labels_of(graph: Graph) -> str:
-    """The input that the model's output is compared with: the first that only what follows the output reads."""
+    """The input that the model's output is compared with: the first of which the output does not depend."""
     before: set[str] = set(graph.outputs)
     for node in reversed(graph.nodes.values()):
         if before & set(node.outputs):

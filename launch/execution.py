@@ -58,7 +58,10 @@ def prepare(lowering: Lowering, strategy: Strategy, cost: CostModel) -> Prepared
 
 
 def initial(tensor: Tensor, seed: int, box: Box) -> np.ndarray:
-    """The numbers with which a box of a parameter begins, not rounded to 16 bits; the same under every plan."""
+    """The initial numbers of a box of a parameter, in float32 where the parameter has 16 bits.
+
+    They depend on the seed, the name and the place in the parameter alone, so every plan begins alike.
+    """
     init, dtype = tensor.init, wide(tensor.dtype)
     if init is None or init.kind == "zeros":
         return np.zeros(box.shape, dtype)
@@ -125,7 +128,11 @@ class Execution:
         return self.runner.persistent("carried")
 
     def initialise(self, seed: int, values: Mapping[str, np.ndarray] | None = None) -> None:
-        """Fill parameters and states with their initial numbers, or `values` by name, and what updates carry."""
+        """Fill all that is carried from step to step with its beginning.
+
+        Parameters and running statistics get those of `values`, by name, or else their initial numbers; the state of
+        optimizers begins with zeros, or as BEGINNINGS says.
+        """
         for (region, box, proc), array in self.carried.items():
             fill = partial(self.runner.backend(proc).fill, array)
             if values is not None and region in values:
@@ -136,16 +143,17 @@ class Execution:
                 fill(BEGINNINGS.get(region, 0))
 
     def restore(self, read: Feed) -> None:
-        """Fill parameters and state with what `read` finds of each (region, box)."""
+        """Fill parameters and state from a checkpoint: `read` gives the array of a region and a box."""
         for (region, box, proc), array in self.carried.items():
             self.runner.backend(proc).fill(array, read(region, box))
 
     def saved(self) -> State:
-        """What `carried` holds, on the host, to be read before the next step."""
+        """What `carried` holds, as arrays on the host; they may be overwritten by the next step."""
         return {key: self.runner.backend(key[2]).read(array) for key, array in self.carried.items()}
 
     def feed(self, feed: Feed, rate: float = 0.0, step: int = 0) -> None:
-        """Fill this rank's boxes of the inputs, and the numbers of a step (from 0) with that learning rate."""
+        """Fill this rank's boxes of the inputs, and what a step needs besides: its learning rate, its number (from 0),
+        and noise."""
         for name, box, fill in self._inputs:
             fill(feed(name, box))
         scalars = {"lr": rate, "step": step + 1, "noise": rng.number(self.seed, "noise", step)}
@@ -153,15 +161,16 @@ class Execution:
             fill(scalars[name])
 
     def run(self, meanwhile: Callable[[], object] | None = None) -> None:
-        """Run one step as fast as it goes; `meanwhile` may feed the next one where the runner feeds ahead."""
+        """Run one step, untimed. `meanwhile` is called while it runs; it may feed the next one where the runner
+        `feeds_ahead`."""
         self.runner.run(meanwhile=meanwhile)
 
     def step(self, meanwhile: Callable[[], object] | None = None) -> Timeline:
-        """Run one step, as `run`; when each of this rank's tasks ran."""
+        """Run one step as `run` does; returns when each of this rank's tasks ran."""
         return self.runner.step(meanwhile)
 
     def output(self, region: str) -> np.ndarray | None:
-        """What the last step left of an output, whole; None on ranks that do not hold it."""
+        """The whole of an output after the last step; None on ranks that do not hold it."""
         for (name, _, proc), array in self.runner.persistent("output").items():
             if name == region:
                 return self.runner.backend(proc).read(array)

@@ -22,7 +22,7 @@ AHEAD = 2
 
 
 def places(inputs: Sequence[tuple[str, Box]]) -> dict[str, np.ndarray]:
-    """The places in the batch of the samples that these boxes of whole inputs need: rising, by input."""
+    """For each input, which samples of the batch the boxes of it need: their places, rising."""
     ranges: dict[str, list[np.ndarray]] = {}
     for name, box in inputs:
         ranges.setdefault(name, []).append(np.arange(box.lo[0], box.hi[0]))
@@ -31,9 +31,10 @@ def places(inputs: Sequence[tuple[str, Box]]) -> dict[str, np.ndarray]:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Some samples of a step, from which boxes are cut: called with an input and a box, it gives the box.
+    """Some samples of a step's batch; called with an input and a box of the whole input, it gives that box.
 
-    places   where in the batch they stand, rising, by input; rows: the samples in the same order
+    places   for each input, where in the batch the samples stand, rising
+    rows     for each input, the samples in the same order
     """
 
     places: dict[str, np.ndarray]

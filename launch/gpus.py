@@ -66,7 +66,7 @@ def count() -> int:
 
 
 def use(local_rank: int) -> None:
-    """Takes the GPU of a rank of this host for all that follows; the first shows how far compiling has come."""
+    """From now on this process uses the GPU of its rank on this host. The first rank shows how compiling goes."""
     from castile.runtime.backends.cuda import kernels
 
     _devices().use(local_rank)
@@ -103,7 +103,7 @@ def measure() -> Figures:
 
 
 def named(text: str, procs: int, local_size: int) -> Machine:
-    """The machine that `is_meant`, with the figures of the GPU in use."""
+    """The machine of a name that `is_meant`: as `virtual` or as `machine` make it of the GPU in use."""
     return virtual(procs) if text.partition(":")[0] == VIRTUAL else machine(procs, local_size)
 
 
@@ -117,9 +117,10 @@ def virtual(procs: int) -> Machine:
 
 
 def machine(procs: int, local_size: int) -> Machine:
-    """`procs` processors like the GPU in use; of `local_size` ranks on this host some share a GPU where there are more.
+    """`procs` processors like the GPU in use.
 
-    Sharers have equal parts of its memory and its rates.
+    Where this host has more ranks (`local_size`) than GPUs, ranks that share one have equal parts of its memory and
+    rates.
     """
     figures = measure()
     sharers = -(-local_size // count())
@@ -139,7 +140,7 @@ def machine(procs: int, local_size: int) -> Machine:
 
 
 def joined(comm: Communicator) -> tuple[Communicator, str]:
-    """The communicator for ranks that all have their GPU in use, and by which way arrays travel; collective."""
+    """The communicator for ranks whose GPUs are in use, and how arrays travel, in words. All ranks call it."""
     from castile.runtime.comm import nccl
 
     chosen: tuple[Communicator, str] = nccl.choose(comm)
@@ -156,7 +157,7 @@ def ways_to_talk() -> str:
 
 
 def most_parts() -> tuple[int, str]:
-    """Into how many virtual devices the first GPU can be divided, 0 where it cannot, and why."""
+    """Into how many virtual devices the first GPU can be divided, and so in words; 0 and the reason where it cannot."""
     try:
         most = _parts().most()
     except ValueError as error:

@@ -33,10 +33,11 @@ STEPS = 15
 
 
 class Bench:
-    """Tasks bound to memory that they need not share with others.
+    """Tasks with buffers of their own, so that any of them can be run again by itself.
 
-    mine       those of this rank
-    by_steps   all tasks are timed in the same whole steps, by the device's events: calls only put them onto its streams
+    mine       the numbers of this rank's tasks
+    by_steps   tasks are not timed one by one but within whole steps, by the device's events: on a GPU a call returns
+               before its kernel has run
     """
 
     def __init__(self, job: Job, tasks: TaskGraph, runner: Runner) -> None:
@@ -45,9 +46,10 @@ class Bench:
         self.mine = np.unique(np.concatenate(mine)) if mine else np.zeros(0, np.int64)
 
     def repeat(self, tasks: Sequence[int], nanoseconds: int) -> np.ndarray:
-        """Run tasks of this rank in turns for so long, each five times at least; int64[n]: the nanoseconds of each run.
+        """Run these tasks of this rank in turns for at least so long and five times each.
 
-        Without tasks this rank stands still. By steps it is what they took in those, for which all ranks have to ask.
+        Returns the nanoseconds of each run, int64[n]; none where there are no tasks. Where tasks are timed `by_steps`
+        these are the times within the bench's steps, and all ranks have to call, since all run those steps.
         """
         if self.by_steps:
             return np.concatenate([self._spans(step, tasks) @ (-1, 1) for step in self._steps])
@@ -62,10 +64,10 @@ class Bench:
         return np.array(lasted, np.int64)
 
     def exchange(self, tasks: Sequence[int], repetitions: int) -> np.ndarray:
-        """Run transfers so often; all ranks meet before each; int64[repetitions, 2]: this rank's beginnings and ends.
+        """Run these transfers so often, with a barrier of all ranks before each time.
 
-        Nanoseconds on the clock that all ranks share; a rank without a part in `tasks` only comes to the meetings. By
-        steps there are as many repetitions as steps.
+        Returns when this rank began and ended each, int64[repetitions, 2], in nanoseconds of the clock that all ranks
+        share. A rank without transfers calls it for the barriers. `by_steps`, the repetitions are the bench's steps.
         """
         if self.by_steps:
             # Of several, which ran at their times in the step, the last.
@@ -91,7 +93,7 @@ class Bench:
 
 
 class Isolated(Bench):
-    """A prepared plan on this rank after two real steps: every buffer holds the numbers that the step left in it."""
+    """This rank's part of a plan after two real steps, so that every buffer holds what a real step leaves in it."""
 
     def __init__(self, job: Job, name: str, plan: Strategy, feed: Feed, rate: float) -> None:
         """Raises UserError where the buffers do not fit side by side."""

@@ -45,9 +45,11 @@ from castile.runtime.timeline import Timeline
 class Job:
     """One job: its communicator, machine, model and graph, how plans of it are lowered, and what has been measured.
 
-    Everything that decides comes from rank 0 and is the same on all ranks. procs: the processors of this rank.
-    travel: by which way arrays go from GPU to GPU, "" where they do not.
-    ways: what ways to run kernel calls took here; the fastest are taken.
+    All that decides what is run is rank 0's and the same on all ranks.
+
+    ways     the ways to run kernel calls that were timed here, of which the fastest are taken
+    travel   how arrays go from GPU to GPU, in words; "" where they do not
+    procs    the processors of this rank
     """
 
     comm: Communicator
@@ -102,7 +104,7 @@ class Job:
         return CostModel(self.machine, self.snapshot)
 
     def agree(self, make: Callable[[], bytes]) -> bytes:
-        """What rank 0 makes, on every rank."""
+        """The bytes that rank 0 makes, on every rank; all ranks call it."""
         return from_leader(self.comm, make)
 
     def agreed_plan(self, make: Callable[[], Strategy]) -> Strategy:
@@ -110,7 +112,7 @@ class Job:
         return strategies.decode(self.agree(lambda: strategies.encode(make())))
 
     def plan_of(self, path: str) -> Strategy:
-        """The plan of a file on every rank. Raises ValueError or UserError where it is none for as many ranks."""
+        """The plan of a file, on every rank. Raises ValueError or UserError where it is not for so many processors."""
         plan = self.agreed_plan(lambda: strategies.read(path))
         if plan.num_procs != self.machine.num_procs:
             here = f"{self.machine.name} has {self.machine.num_procs}" if gpus.is_virtual(self.machine) else ""
@@ -215,12 +217,12 @@ def recipe_updates(recipe: Recipe) -> Updates:
 
 
 def from_leader(comm: Communicator, make: Callable[[], bytes]) -> bytes:
-    """What rank 0 makes, on every rank."""
+    """The bytes that rank 0 makes, on every rank; all ranks call it."""
     return comm.bcast_bytes(make() if comm.rank == 0 else None)
 
 
 def _joined(comm: Communicator, on: Machine) -> tuple[Communicator, str]:
-    """The communicator for processors of that kind, and by which way arrays travel where that was to be chosen."""
+    """The communicator for processors of that kind, and how arrays travel between them, as in `Job.travel`."""
     return gpus.joined(comm) if gpus.is_on(on) and comm.size > 1 else (comm, "")
 
 
@@ -282,13 +284,13 @@ def find_machine(text: str, comm: Communicator, dtype: str) -> Machine:
 
 
 def environment_of(comm: Communicator, on: Machine) -> Environment:
-    """What measurements of this job hold for; rank 0's on every rank."""
+    """The environment that measurements of this job belong to: rank 0's, on every rank."""
     mine = environment(on)
     return msgspec.json.decode(from_leader(comm, lambda: msgspec.json.encode(mine)), type=Environment)
 
 
 def environment(on: Machine) -> Environment:
-    """What measurements of this process hold for, with a rank at work for each processor of that machine."""
+    """The environment that measurements of this process belong to, with a rank at work for each processor."""
     measures = gpus.environment if gpus.is_on(on) and gpus.count() else probe.environment
     found = measures(kernels_hash(), on.num_procs)
     # A part of a GPU takes its own time.
@@ -297,7 +299,7 @@ def environment(on: Machine) -> Environment:
 
 @cache
 def kernels_hash() -> str:
-    """A hash of the sources of all kernels, and of what they share."""
+    """A hash of all sources in the kernels' package: measurements of other kernels are not used."""
     sources = sorted(Path(str(files("castile.kernels"))).rglob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
 

@@ -1,6 +1,6 @@
-"""Links: every form of transfer alone, over growing groups of processors and from few bytes to many, as curves.
+"""Links: every form of transfer by itself, over groups of 2, 4, 8, ... processors and from few bytes to many.
 
-Of those that plans begin together, several at once too: what each more of them takes beside its bytes.
+Forms of which plans begin several together are measured so, too: that shows what each of them costs besides its bytes.
 
 It does not know plans, nor how transfers are timed.
 """
@@ -35,9 +35,11 @@ SEND, RECEIVE, SCRATCH = "send", "receive", "scratch"
 
 
 class Exchange(NamedTuple):
-    """A form over groups of so many processors side by side, all at once; nbytes as in CostKey.
+    """A transfer to measure: all groups of processors do it at the same time.
 
-    num   so many such transfers begin together in each group, each of `nbytes`
+    form     as in `Comm`: move, all_reduce, ...
+    nbytes   what one transfer moves, counted as CostKey counts it
+    num      how many such transfers begin together in each group
     """
 
     form: str
@@ -48,12 +50,12 @@ class Exchange(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Of the array that `nbytes` tells of; whatever number of members there is, each has some of it."""
+        """How many numbers `nbytes` are; each member of a group has an equal share of them."""
         return self.nbytes // np.dtype(self.dtype).itemsize
 
 
 def exchanges(machine: Machine, dtype: str) -> Iterator[Exchange]:
-    """All that is worth measuring on a machine: pairs, then groups of twice as many each, and all processors."""
+    """All transfers worth measuring on a machine: between pairs, in groups of 4, 8, ... and among all processors."""
     num_procs = machine.num_procs
     sizes = [size for size in (2**n for n in range(1, num_procs.bit_length())) if size < num_procs]
     room = MEMORY_SHARE * min(p.memory_bytes - p.reserved_bytes for p in machine.processors)
@@ -69,20 +71,20 @@ def exchanges(machine: Machine, dtype: str) -> Iterator[Exchange]:
 
 
 def _sizes(share: int, most: float) -> list[int]:
-    """Bytes of which every member has a share, and all shares are alike."""
+    """Sizes in bytes, from few to `most`, each RATIO times the one before, rounded to a multiple of `share`."""
     counts = range(int(math.log(max(most / LEAST_BYTES, 1), RATIO)) + 1)
     return list(dict.fromkeys(max(1, LEAST_BYTES * RATIO**n // share) * share for n in counts))
 
 
 def key_of(machine: Machine, exchange: Exchange) -> CostKey:
-    """What a plan's transfer of that form, group and size costs under."""
+    """The key under which the cost model looks up such a transfer of a plan."""
     group = exchange.groups[0]
     key = CostKey(exchange.form, "", exchange.dtype, 0, exchange.nbytes, machine.link(group).name, len(group))
     return key.begun_with([key] * (exchange.num - 1)) if exchange.num > 1 else key
 
 
 def graph_of(machine: Machine, exchange: Exchange) -> TaskGraph:
-    """A step that does nothing else."""
+    """The tasks of a step that consists of this exchange alone."""
     buffers: list[Buffer] = []
     tasks = [_task(number, group, exchange, buffers) for number, group in enumerate(exchange.groups)]
     num, lanes = len(tasks), [_lanes(exchange.form, task.procs) for task in tasks]
@@ -100,7 +102,7 @@ def graph_of(machine: Machine, exchange: Exchange) -> TaskGraph:
 
 
 def bench(job: Job, exchange: Exchange) -> Bench:
-    """The exchange on this rank, over random numbers."""
+    """The exchange, ready to be run on this rank; what is sent are random numbers."""
     graph = graph_of(job.machine, exchange)
     order = np.arange(graph.num_tasks)
     runner = Runner(graph, Timeline(order, order, order + 1), apart(graph), job.procs, job.comm, job.backend)
@@ -157,6 +159,6 @@ def _lanes(form: str, procs: tuple[int, ...]) -> list[int]:
 
 
 def _flat(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Rows end to end, and where each begins."""
+    """Where each row begins and where the last ends, int64[n + 1]; and all rows end to end, int64."""
     ends = np.cumsum([0, *map(len, rows)])
     return ends.astype(np.int64), np.array([n for row in rows for n in row], np.int64)

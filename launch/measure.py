@@ -1,6 +1,7 @@
-"""Measuring plans: several plans take turns in running real steps, so that a disturbance of the host strikes them all.
+"""Measuring plans: several plans take turns in running real steps, so that what disturbs the host disturbs all of them.
 
-On a GPU, which has no other work and little memory, one comes after the other. It does not know how plans were found.
+On a GPU plans are measured one after the other: it has no other work, and little memory. This module does not know how
+plans were found.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ WARM_UP = 2
 
 
 def sample_feed(job: Job, seed: int = 0) -> Feed:
-    """Inputs of a step to be timed: real samples, as often as it takes to fill the batch.
+    """Inputs for steps that are timed: real samples, repeated where there are fewer than a batch.
 
-    Random numbers where the model's data set does not fit it.
+    They are random numbers where the model's data set cannot be had or does not fit the graph.
     """
     graph = job.graph
     with contextlib.suppress(ValueError):
@@ -43,7 +44,11 @@ def sample_feed(job: Job, seed: int = 0) -> Feed:
 
 @dataclass
 class Trial:
-    """A plan to be measured, with parameters of this seed; `steps` are whole timelines, on rank 0 only."""
+    """A plan to be measured.
+
+    seed    fixes its parameters
+    steps   the timelines of its measured steps, of all ranks; on rank 0 only
+    """
 
     name: str
     plan: Strategy
@@ -58,7 +63,7 @@ class Trial:
 
     @property
     def spread_seconds(self) -> float:
-        """Half the distance of the quartiles of the steps."""
+        """Half the distance between the quartiles of the steps' seconds."""
         low, high = np.percentile([s.seconds for s in self.steps], (25, 75))
         return float(high - low) / 2
 
@@ -75,9 +80,9 @@ def measure(
     rate: float,
     rounds: int,
 ) -> None:
-    """Time a step of every trial in each of `rounds` rounds, after a warm-up; rank 0 keeps the timelines.
+    """Time `rounds` steps of every trial, after a warm-up; their timelines go into the trials, on rank 0.
 
-    Their memory is given back. Raises ValueError where there is too little.
+    The trials' memory is free again afterwards. Raises ValueError where there is too little of it.
     """
     for those in [trials] if job.backend == "numpy" else [[t] for t in trials]:
         _take_turns(job, those, feed, rate, rounds)

@@ -85,7 +85,10 @@ def check_plan(plan: Strategy, path: str, model: str, desk: Desk) -> None:
 
 
 def known(profile: str, machine: Machine) -> Snapshot:
-    """What a profile database knows of this host with that many ranks at work."""
+    """What a profile database knows of this host with a rank at work for each processor of the machine.
+
+    Raises UserError where there is no such file, and where nothing in it was measured here with so many ranks.
+    """
     if not Path(profile).is_file():
         raise UserError(f"profile database {profile}: no such file; `castile train` and `castile profile` make one")
     database = Database(profile)

@@ -66,7 +66,8 @@ class Work:
     """Tasks of which each kind is to be measured.
 
     is_step   whether they are a plan's whole step
-    tasks     makes them; bench: makes them ready to be run, and raises ValueError where they do not fit
+    tasks     makes the task graph
+    bench     makes the tasks ready to be run; raises ValueError where they do not fit into memory
     """
 
     name: str
@@ -119,7 +120,7 @@ def _known(job: Job) -> dict[str, Strategy]:
 
 
 def _works(job: Job, command: Profile) -> list[Work]:
-    """A plan's step each, in the order in which they are measured, and then the links."""
+    """What is measured, in this order: the step of each plan, then each transfer if the user asked for links."""
     plans = {command.plan: job.plan_of(command.plan)} if command.plan else _known(job)
     if command.all:
         plans |= coverage.plans(job.lowering)
@@ -137,9 +138,9 @@ def _works(job: Job, command: Profile) -> list[Work]:
 
 
 def _measure_all(job: Job, works: Sequence[Work], known: set[CostKey]) -> list[Row]:
-    """Measure the kinds of tasks that are not known, keep each at once; a row for each in the first that has it.
+    """Measure the kinds of tasks that are not known yet, and keep each as soon as it is measured.
 
-    Raises UserError where nothing could be measured.
+    Returns a row for each kind, told as part of the first work that has it. Raises UserError where no work fits.
     """
     rows: dict[CostKey, Row] = {}
     refused: list[str] = []
@@ -187,7 +188,10 @@ def _number_of(tasks: TaskGraph) -> dict[CostKey, int]:
 
 
 def _add_rows(job: Job, work: Work, tasks: TaskGraph, beside: dict[CostKey, str], rows: dict[CostKey, Row]) -> None:
-    """A row for each kind of task that has none yet; beside: what was measured now, and what other ranks did then."""
+    """Make a row for each kind of task that has none yet.
+
+    beside   the kinds that were measured now, each with what ranks without it did meanwhile
+    """
     held = {row.key: row for row in job.snapshot.rows}
     counts = np.bincount(tasks.cost, minlength=len(tasks.cost_keys)).tolist()
     numbers = _number_of(tasks)
@@ -201,7 +205,8 @@ def _add_rows(job: Job, work: Work, tasks: TaskGraph, beside: dict[CostKey, str]
 
 
 def _keep(job: Job, row: Measured) -> None:
-    """Into the job's snapshot, in place of an older figure, and at once into the database: it may be the last."""
+    """Put a measurement into the job's snapshot, in place of an older one, and at once into the database, since the run
+    may be broken off at any time."""
     overhead = job.snapshot.overhead_seconds
     others = [r for r in job.snapshot.rows if r.key != row.key]
     job.snapshot = snapshot_of(job.snapshot.environment, [*others, row], overhead)

@@ -29,12 +29,13 @@ TOO_FAST = 1.5
 
 @dataclass(frozen=True)
 class Row:
-    """A cost key as measured, in the step of the plan that had it first.
+    """A kind of task as measured, and what it is in the step of the first plan that has it.
 
-    count    its tasks in that step; share: of all processors' time in tasks; 0 where it was in no plan's
-    kernels  what it calls, and how that is run
-    is_new   measured now, not found in the database
-    beside   what ranks without that key did meanwhile: the "same" key on all, something "similar", or "idle"
+    count    how many tasks of that step are of this kind; 0 where it was measured apart from a plan
+    share    what they take of all processors' time in tasks
+    is_new   whether it was measured now, not found in the database
+    beside   what ranks without such tasks did meanwhile: "similar" ones, or "idle"; "same" where all ranks had them
+    kernels  the kernels that it calls, and how each is run
     """
 
     measured: Measured

@@ -14,7 +14,10 @@ Advance = Callable[[str, int, int], None]
 
 @contextlib.contextmanager
 def bar(leads: bool, what: str) -> Iterator[Advance]:
-    """Gives a function to be called with what is being done now, how much is done, and how much there is in all."""
+    """Show a bar while the block runs; gives the function that moves it.
+
+    That takes what is being done now, in words, how much is done, and how much there is in all.
+    """
     if not leads or not sys.stderr.isatty():
         yield lambda text, done, total: None
         return

@@ -32,7 +32,7 @@ class Layout:
 
 
 def layouts(strategy: Strategy) -> list[Layout]:
-    """The plan by Configs, each with its nodes; then the updates and the like that do not lie where they would."""
+    """The nodes of each Config; behind them the updates and fetches that have a Config of their own."""
     found: dict[tuple[bool, str], list[str]] = {}
     for name, config in strategy.configs.items():
         found.setdefault(("/" in name, str(config)), []).append(name)
@@ -57,7 +57,7 @@ def plan_lines(strategy: Strategy, most: int = MOST_LINES, width: int = 100) -> 
 
 
 def _shortened(nodes: Sequence[str], every: Iterable[str], width: int) -> str:
-    """Names on one line: a family of which all are here as one name with a star, and a count for what does not fit."""
+    """Names on one line: a family of which all are here as one name with a star; what does not fit is counted."""
     families = _families(every)
     words: dict[str, int] = {}
     for name in nodes:

@@ -52,8 +52,9 @@ def check_same(saved: Facts, here: Facts, path: Path) -> None:
 
 
 def plan_of(job: Job, saved: Reader, microbatches: int | None) -> Strategy | None:
-    """The plan of the run that wrote the checkpoint, where it is one for these ranks and machine, for as many
-    microbatches, and for what is computed with here.
+    """The plan of the run that wrote the checkpoint; None where it does not fit here.
+
+    It fits where ranks, machine and graph are the same, and the number of microbatches too unless that is None.
     """
     plan = strategies.decode(saved.plan, f"checkpoint {saved.path}")
     fits = plan.num_procs == job.machine.num_procs and plan.machine == job.machine.fingerprint

@@ -23,9 +23,10 @@ WEIGHT = 5
 
 
 def measure(job: Job, bench: Bench, k: int) -> tuple[Measured, str]:
-    """What a cost key takes on this machine, the same on every rank, and what ranks without that key did meanwhile.
+    """What tasks with the bench's cost key number `k` take here, and what ranks that have none of them did meanwhile.
 
-    Rounds are repeated until the repetitions agree; all ranks begin each together.
+    All ranks call it and get the same: the median of all repetitions, and "same", "similar" or "idle" as `_worst` says.
+    Every round begins on all ranks together; there are more rounds, up to MOST_ROUNDS, until the repetitions agree.
     """
     key = bench.tasks.cost_keys[k]
     which = np.flatnonzero(bench.tasks.cost == k)
@@ -54,7 +55,8 @@ def measure(job: Job, bench: Bench, k: int) -> tuple[Measured, str]:
 
 
 def _chosen(bench: Bench, which: np.ndarray, key: CostKey) -> tuple[list[int], str]:
-    """This rank's tasks to run while a key is measured: its own of that key, else one that should take as long."""
+    """The tasks that this rank runs while a key is measured: its own with that key ("same"), else the one that should
+    take about as long ("similar"), else none ("idle")."""
     own = np.intersect1d(which, bench.mine)
     if len(own):
         return own.tolist(), "same"
@@ -72,7 +74,8 @@ def _work(key: CostKey) -> float:
 
 
 def _worst(job: Job, beside: str) -> str:
-    """What the rank least busy with the same key does: "same" as the others, something "similar", or it is "idle"."""
+    """The least that any rank does meanwhile: "idle" where one does nothing, else "similar" where one has other tasks,
+    else "same"."""
     words = job.comm.gather_bytes(beside.encode())
     order = ["idle", "similar", "same"]
     return job.agree(lambda: min((w.decode() for w in words or []), key=order.index).encode()).decode()
@@ -91,7 +94,7 @@ def _compute_round(job: Job, bench: Bench, tasks: list[int], counts: bool) -> li
 
 
 def _transfer_round(job: Job, bench: Bench, tasks: list[int]) -> list[float]:
-    """Seconds of each repetition, on rank 0: from the moment when the last member came to the last member's end."""
+    """Seconds of each repetition, on rank 0: from when the last member began to when the last one ended."""
     mine = [t for t in tasks if t in bench.mine]
     first = bench.exchange(mine, LEAST_REPETITIONS)
     once = _gathered(job, np.array([int(np.median(first[:, 1] - first[:, 0])) if mine else 0]))
@@ -105,7 +108,7 @@ def _transfer_round(job: Job, bench: Bench, tasks: list[int]) -> list[float]:
 
 
 def _stand_by(bench: Bench, repetitions: int) -> np.ndarray:
-    """Comes to the meetings of a transfer that this rank has no part in."""
+    """Takes part in the barriers of a transfer that is none of this rank's; returns no times."""
     bench.exchange([], repetitions)
     return np.zeros(0, np.int64)
 
@@ -117,7 +120,7 @@ def _gathered(job: Job, numbers: np.ndarray) -> list[np.ndarray]:
 
 
 def disjoint(tasks: TaskGraph, which: np.ndarray) -> list[int]:
-    """As many transfers of a key as can run at once, each processor in one of them."""
+    """Of these tasks, all transfers, so many as can run at once: no processor is in two of them."""
     taken: set[int] = set()
     chosen = []
     for task in which.tolist():

@@ -15,11 +15,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Piece:
-    """A parameter as a piece of a standard tensor; "{n}" in both names is a block's number, from 1 in the parameter's
-    and from 0 in the tensor's.
+    """How a parameter is a part of a tensor in a file.
 
-    part, of   which of `of` equal parts side by side along dim `dim` of the tensor, from 0
-    turned     the part's two dims are exchanged in the parameter
+    param, tensor   their names; "{n}" stands for the number of a block, from 1 in `param` and from 0 in `tensor`
+    turned          whether the parameter is the part with its two dims exchanged
+    part, of, dim   the tensor's `of` equal parts lie side by side along `dim`; this is number `part`, from 0
     """
 
     param: str
@@ -56,11 +56,12 @@ class Piece:
 
 @dataclass(frozen=True)
 class StandardNames:
-    """The pieces of one family of files.
+    """How the files of one family, such as GPT-2's, name the parameters of a model.
 
-    prefixes   what the names in a file may begin with besides
-    copies     tensors that may repeat another, where no parameter of the model is theirs
-    idle       patterns of tensors that hold no parameter
+    pieces     where each parameter lies
+    prefixes   what may stand before every name in a file
+    copies     tensors that may be left out because they repeat another one: the copy's name and the original's
+    idle       patterns of names of tensors that hold no parameter
     """
 
     pieces: tuple[Piece, ...]

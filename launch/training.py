@@ -137,7 +137,7 @@ class Training:
 
     @property
     def _every(self) -> int:
-        """So many steps lie between two that are measured whole, of which there are about twenty, or fewer on a GPU."""
+        """Every so many steps one is measured task by task: about twenty in all, on a GPU fewer."""
         num_steps = self.course.num_steps - self.course.first_step
         least = 1 if self.job.backend == "numpy" else min(LEAST_BETWEEN, num_steps)
         return max(least, num_steps // NUM_SAMPLED)

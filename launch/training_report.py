@@ -175,7 +175,7 @@ def text(facts: dict[str, Any]) -> str:
     if "error_before_learning" in facts:
         before, after = 100 * facts["error_before_learning"], 100 * facts["error_after_learning"]
         lines.append(
-            f"prediction error over {facts['num_steps']} steps that were not learned from: "
+            f"prediction error over {report.counted(facts['num_steps'], 'step')} not learned from: "
             f"{before:.1f} % before learning, {after:.1f} % after"
         )
     if facts["first_step"] and not facts["num_steps"]:

@@ -1,4 +1,4 @@
-"""Tuning for a job: which ways to run the kernel calls of its tasks are the fastest on its device, measured or known.
+"""Tuning for a job: each kernel call of its tasks is run in the way that was the fastest on its device.
 
 It does not know how a call is timed.
 """
@@ -40,10 +40,13 @@ def _table(backend: str) -> Table:
 
 
 def tune(job: Job, graphs: Iterable[TaskGraph], again: bool, meter: tuning.Meter | None = None) -> int:
-    """Time what the database does not hold of all kernel calls that leave a choice; how many that were.
+    """Time each way to run those kernel calls that can be run in several; returns how many calls that were.
 
-    The ranks share the calls, keep what they find after each, and from then on take the fastest way of each.
-    again: also what it holds. meter: where calls are timed, by default the device of the job's backend.
+    Calls that the database knows are left out. The ranks share the others, keep what they find after each call, and
+    from then on run it in its fastest way.
+
+    again   time what the database knows, too
+    meter   where calls are timed; by default the device of the job's backend
     """
     table = _table(job.backend)
     mine = {name for graph in graphs for proc in job.procs for name in names(table, graph, graph.tasks_of(proc))}
@@ -68,9 +71,8 @@ def tune(job: Job, graphs: Iterable[TaskGraph], again: bool, meter: tuning.Meter
 
 
 def settings_line(job: Job, graph: TaskGraph, command: str) -> str:
-    """How many kernel calls of this rank's tasks run as was fastest here, and what command measures the others.
-
-    "" where nothing is left to choose, as on a CPU.
+    """A line on how many kernel calls of this rank's tasks run in the way that was fastest here, and on the command
+    that times the others; "" where nothing is left to choose, as on a CPU.
     """
     if job.backend == "numpy":
         return ""
@@ -99,7 +101,7 @@ def kernels_of(job: Job, graph: TaskGraph, task: int) -> tuple[Taken, ...]:
 
 
 def names(table: Table, graph: TaskGraph, tasks: Iterable[int]) -> Iterator[str]:
-    """By what the kernel calls of tasks are looked up, in their order."""
+    """The names under which the kernel calls of these tasks are kept and looked up, in the order of the calls."""
     for number in tasks:
         task = graph.tasks[int(number)]
         yield from _names(table, task.body, [_seen(graph, view) for view in task.views])
@@ -117,7 +119,7 @@ def _names(table: Table, body: Body, views: Sequence[tuning.Array]) -> Iterator[
 
 
 def _seen(graph: TaskGraph, view: View) -> tuning.Array:
-    """A view as the array that a backend makes of it."""
+    """Shape, strides and dtype of the array that a backend makes of a view."""
     buffer = graph.buffers[view.buffer]
     if view.shape is not None:
         return tuning.dense(view.shape, buffer.dtype)
@@ -131,7 +133,7 @@ def _timed(table: Table, name: str, meter: tuning.Meter) -> list[Way]:
 
 
 def _keep(job: Job, found: Sequence[Way]) -> None:
-    """What all ranks found, into the job and at once into the database, and taken from now on."""
+    """Put what all ranks found into the job and at once into the database; calls are run so from now on."""
     parts = job.comm.gather_bytes(msgspec.json.encode(found))
     told = job.agree(lambda: msgspec.json.encode([way for part in parts or [] for way in msgspec.json.decode(part)]))
     new = msgspec.json.decode(told, type=tuple[Way, ...])

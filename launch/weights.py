@@ -90,7 +90,7 @@ class File:
         return tuple(self._file.get_slice(name).get_shape())
 
     def check_floating(self, name: str) -> None:
-        """Raises ValueError where the numbers of a tensor are none that NumPy has as floating."""
+        """Raises ValueError where a tensor does not hold floating-point numbers that NumPy can read."""
         kind = self._file.get_slice(name).get_dtype()
         if kind not in _FLOATING:
             raise ValueError(f"weights {self.path}: {name!r} holds {kind}; it should be one of {', '.join(_FLOATING)}")
@@ -116,7 +116,8 @@ class Weights(Mapping[str, np.ndarray]):
         self._check()
 
     def _own(self) -> tuple[Sources, str | None]:
-        """Every parameter under its own name, and the states that are there; a tensor that is none of these."""
+        """Tensors under the parameters' own names, with running statistics where the file has them; and the name of a
+        tensor that is none of these, if there is one."""
         params = [t.name for t in self._graph.params]
         states = [name for name in self._graph.states if name in self._file.names]
         sources = {name: (name, Piece(name, name)) for name in (*params, *states)}
@@ -129,7 +130,8 @@ class Weights(Mapping[str, np.ndarray]):
         return sum(tensor in there for tensor, _ in found.values())
 
     def _standard(self, names: StandardNames, found: Sources) -> tuple[Sources, str | None]:
-        """Every parameter under the name that its tensor has in this file; a tensor that the model has no use for."""
+        """The tensor of this file, and the piece of it, that each parameter is; and the name of a tensor that the model
+        has no use for, if there is one."""
         there: dict[str, str] = {}
         for name in self._file.names:
             if names.bare(name) in there:
