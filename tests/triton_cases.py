@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import chain, combinations
+from itertools import chain, combinations, product
 from typing import Any
 from unittest import mock
 
@@ -17,6 +17,7 @@ from castile.planner.vocabulary import Spec
 from tests import triton_cases_images, triton_cases_tokens
 from tests.kernel_cases import Case, cases
 from tests.triton_arrays import array
+from tests.triton_cases_images import layouts
 
 NAMES = sorted(forms("triton"))
 FAMILIES = (triton_cases_images, triton_cases_tokens)
@@ -92,6 +93,22 @@ def fake_plan(name: str, case: Case) -> Plan | None:
     """The plan on arrays like those of a case, with results that lie dense."""
     outs = tuple(array(one.shape, one.dtype) for one in results(name, *case))
     return plan(name, outs, case)
+
+
+def asked(name: str, dtype: str) -> Iterator[tuple[str, Plan]]:
+    """The plans of `large` cases in every way that planners ask for them, and that way in words: with images in each
+    layout, added to what is there, and written in float32; the first of a case, as it comes, has none.
+    """
+    adds = ("", "adds")[: 1 + ("accumulate" in inspect.signature(forms("triton")[name]).parameters)]
+    wide = ("", "written in float32")[: 1 + (vocabulary.casts(name) and dtype != "float32")]
+    for case in large(name, dtype):
+        lays = layouts(case) if hasattr(triton_cases_images, f"large_{name}") else {"": lambda x: x}
+        for (layout, lay), add, cast_to in product(lays.items(), adds, wide):
+            made_of = (tuple(map(lay, case[0])), case[1])
+            outs = (array(one.shape, "float32" if cast_to else one.dtype) for one in results(name, *case))
+            made = plan(name, tuple(map(lay, outs)), made_of, bool(add))
+            assert made is not None, f"{name} falls back to its definition"
+            yield " ".join(filter(None, (layout, add, cast_to))), made
 
 
 def launches(made: Plan) -> list[Launch]:

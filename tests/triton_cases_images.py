@@ -5,6 +5,8 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from castile.kernels.windows import count
 from tests.kernel_cases import Case
 from tests.triton_arrays import array
@@ -32,6 +34,21 @@ def is_image(x: Any, case: Case) -> bool:
 def turned(case: Case, lay: Callable[[Any, list[int]], Any]) -> Callable[[Any], Any]:
     """What has `lay` put the images of a case so that their channels are innermost, and leaves what is none."""
     return lambda x: lay(x, list(INNERMOST)) if is_image(x, case) else x
+
+
+def layouts(case: Case) -> dict[str, Callable[[Any], Any]]:
+    """What lays arrays that are not there, by how: as they come, images with channels innermost, and those but
+    for images of a number of channels that is no multiple of 8, as pictures stay as they come from the host.
+    """
+
+    def laid(x: Any, order: list[int]) -> Any:
+        return array(tuple(x.shape[dim] for dim in order), x.dtype.name).transpose(np.argsort(order))
+
+    def few(x: Any) -> bool:
+        return is_image(x, case) and x.shape[1] % 8 > 0
+
+    innermost = turned(case, laid)
+    return {"": lambda x: x, "channels innermost": innermost, "but of few": lambda x: x if few(x) else innermost(x)}
 
 
 def large_conv2d(draw: Any) -> Iterator[Case]:

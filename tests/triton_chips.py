@@ -41,8 +41,9 @@ _REGISTERS, WARPS, _BLOCKS = 65536, 64, 32
 # The operation of an instruction that does nothing.
 _NOTHING = 0x918
 
-# Bytes of stack that ptxas may leave where it buys another program with them.
-_TRADED = 32
+# Bytes of stack that ptxas may leave where it buys another program with them, and instructions for each register that
+# it may leave out in any case: what that costs is about one in so many.
+_TRADED, _LOST = 32, 100
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,10 @@ class Compiled:
 
     @property
     def spills(self) -> bool:
-        """Whether registers are left out, but for few whose lack lets a processor hold one more program."""
-        return self.stack > _TRADED or (
-            self.stack > 0 and self._held(self.registers + self.stack // 4) == self._held(self.registers)
-        )
+        """Whether registers are left out, but for so few that they are lost among instructions or buy a program."""
+        left = self.stack // 4
+        bought = self.stack <= _TRADED and self._held(self.registers + left) < self._held(self.registers)
+        return left * _LOST > self.instructions and not bought
 
 
 class Pointer:

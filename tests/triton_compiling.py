@@ -6,6 +6,7 @@ Run by `make test` in a process of its own without TRITON_INTERPRET; what settin
 
 import re
 from collections.abc import Callable, Iterator
+from itertools import cycle, product
 from typing import Any
 
 import pytest
@@ -15,25 +16,21 @@ from castile.kernels.triton.launch import arrays_of
 from tests import triton_cases_images
 from tests.kernel_cases import Case, cases
 from tests.triton_arrays import array
-from tests.triton_cases import NAMES, cast, fake_plan, has_network_shapes, large, launches, plan, results
-from tests.triton_cases_images import is_image, turned
+from tests.triton_cases import NAMES, asked, cast, fake_plan, has_network_shapes, large, launches, plan, results
+from tests.triton_cases_images import is_image, layouts
 from tests.triton_cases_tokens import BLOCK
 from tests.triton_chips import CHIPS, Compiled, compiled
 from tests.triton_estimate import least_seconds, told
+from tests.triton_every import DTYPES
 
 assert not triton.knobs.runtime.interpret, "these checks compile, which TRITON_INTERPRET forbids"
 
 
-# With the Triton that castile names no default of these leaves out any register. That of 3.9 leaves out two to four of
-# one kernel, the gradient of weights of 7x7 windows in float32.
-NAMED = triton.__version__.startswith("3.6.")
-
-
-def fits(made: Compiled) -> None:
-    spills = made.stack > 0 if NAMED else made.spills
-    assert not spills, f"{made.name} for sm_{made.chip} spills registers: {made.stack} bytes of stack"
+def fits(made: Compiled, named: str = "") -> None:
+    told = f"{named} {made.name} for sm_{made.chip}"
+    assert not made.spills, f"{told} spills registers: {made.stack} bytes of stack"
     limit = CHIPS[made.chip].shared_bytes
-    assert made.shared <= limit, f"{made.name} for sm_{made.chip}: {made.shared} bytes of shared memory of {limit}"
+    assert made.shared <= limit, f"{told}: {made.shared} bytes of shared memory of {limit}"
 
 
 def of_networks(name: str, dtype: str) -> Iterator[tuple[str, list]]:
@@ -57,15 +54,21 @@ def test_the_default_setting_fits_a_chip(name: str, chip: int, tell: Callable[[s
                     tell(f"{name} {shapes}: {told(launch, made)}")
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_every_way_to_ask_for_a_kernel_fits_some_chip(name: str) -> None:
+    # Each once, of one dtype and for one chip: all of all are compiled by `make kernels`.
+    ways = {way: made for way, made in asked(name, "bfloat16") if way}
+    for way, (chip, dtype) in zip(ways, cycle(product(CHIPS, DTYPES)), strict=False):
+        made = next((made for named, made in asked(name, dtype) if named == way), ways[way])
+        for launch in launches(made):
+            fits(compiled(launch, chip), f"{name} {way} {dtype}")
+
+
 def innermost(name: str) -> list[tuple[Any, Case]]:
     """Results and operands of the first and the last case whose images, channels innermost, have vectors of them."""
-
-    def laid(x: Any, order: list[int]) -> Any:
-        return array(tuple(x.shape[dim] for dim in order), x.dtype.name).transpose(0, 3, 1, 2)
-
     found = []
     for case in large(name, "bfloat16"):
-        lay = turned(case, laid)
+        lay = layouts(case)["channels innermost"]
         outs = tuple(lay(array(one.shape, one.dtype)) for one in results(name, *case))
         args = tuple(map(lay, case[0]))
         if any(is_image(x, case) for x in args) and all(x.shape[1] % 8 == 0 for x in args if is_image(x, case)):

@@ -231,10 +231,11 @@ def test_what_no_launch_could_use_is_told(some: list[Part], tmp_path: Path) -> N
     assert text.startswith(f"Triton {triton.__version__}") and "sm_80" in text and "sm_90" in text
 
 
-def test_few_registers_may_be_traded_for_a_program() -> None:
-    def spills(registers: int, stack: int) -> bool:
-        return Compiled("one", 90, 100, registers, stack, 0, 8, "").spills
+def test_few_registers_may_be_left_out() -> None:
+    def spills(registers: int, stack: int, instructions: int = 100) -> bool:
+        return Compiled("one", 90, instructions, registers, stack, 0, 8, "").spills
 
     assert not spills(128, 0) and not spills(128, 8) and not spills(80, 32)
     assert spills(128, 40), "these are not few"
     assert spills(136, 8), "no more programs are held than with two registers more"
+    assert not spills(255, 96, 2400) and spills(255, 100, 2400), "many instructions hide a few"

@@ -28,7 +28,7 @@ import triton
 
 from castile.kernels.choice import setting_text
 from castile.kernels.triton.launch import Launch
-from tests.triton_cases import NAMES, fake_plan, large
+from tests.triton_cases import NAMES, asked
 from tests.triton_chips import CHIPS, Compiled, code, compiled
 
 DTYPES = ("bfloat16", "float32", "float16")
@@ -38,9 +38,10 @@ Found = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One launch of one setting of a kernel on the shapes of a network."""
+    """One launch of one setting of a kernel on the shapes of a network, asked for in some way."""
 
     kernel: str
+    way: str
     dtype: str
     chip: int
     setting: str
@@ -50,21 +51,19 @@ class Part:
 
     @property
     def named(self) -> str:
-        return f"{self.kernel} {self.dtype} sm_{self.chip} {self.setting}"
+        return f"{self.kernel} {self.way or 'as it comes'} {self.dtype} sm_{self.chip} {self.setting}"
 
 
 def parts(chips: Iterable[int] = CHIPS, dtypes: Iterable[str] = DTYPES, names: Iterable[str] = NAMES) -> list[Part]:
     """All there are, defaults before what else may be tried."""
     every = []
     for chip, dtype, name in product(chips, dtypes, names):
-        for case in large(name, dtype):
-            made = fake_plan(name, case)
-            assert made is not None, f"{name} falls back to its definition"
+        for way, made in asked(name, dtype):
             for number, setting in enumerate(made.settings):
                 launches = made.launches(setting)
-                since = max(launch.since for launch in launches)
+                since = max((launch.since for launch in launches), default=0)
                 text = setting_text(setting)
-                every += [Part(name, dtype, chip, text, number == 0, since, launch) for launch in launches]
+                every += [Part(name, way, dtype, chip, text, number == 0, since, launch) for launch in launches]
     return sorted(every, key=lambda part: not part.default)
 
 

@@ -169,7 +169,9 @@ def _by_tiles(sums: Sums) -> Plan:
         alone = loose * (tile.m + tile.n) * tile.k // (32 * tile.warps)
         cut = _cut(tile, half)
         spent = microseconds(cut, m, n, k, l, best_parts(cut, m, n, k, l))
-        tight = (sums.adds or not plain) and tile.m * tile.n > 64 * 32 * tile.warps
+        ragged = sums.adds and n % tile.n > 0
+        most = 32 if ragged else 64 if sums.adds or not plain else 128
+        tight = tile.m * tile.n > most * 32 * tile.warps
         return tight, alone > _MOST_ALONE, not half and tile.precision != "ieee", spent
 
     tiles = sorted(dict.fromkeys(fitting(tile) for tile in (_HALF if half else _FULL)), key=likely)

@@ -66,7 +66,7 @@ _FULL_SLOPES = (*_FULL, Way(Tile(64, 64, 16, 8, 2), True, 3))
 # Of windows whose row has no three, of more rows and columns: a third less is read from the cache.
 _ONE = Way(Tile(128, 128, 64, 16, 3), True)
 # Where channels of dy lie together, 64 places a step would leave out registers on an A100.
-_FEW_PLACES = Way(Tile(128, 64, 32, 8, 4), True, 3)
+_FEW_PLACES = Way(Tile(128, 64, 32, 8, 3), True, 3)
 _HALF_SLOPES = (
     Way(Tile(128, 64, 64, 8, 3), True, 3),
     Way(Tile(256, 64, 64, 16, 3), True, 3),
