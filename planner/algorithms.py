@@ -73,8 +73,11 @@ class Transfer(NamedTuple):
 class Crossed(NamedTuple):
     """A level on which a transfer has something to do.
 
-    fan: groups of the level below that meet in one of this. inner: members in such a group. outer: members in one of
-    this level. rate: bytes per second that such a group can send; one_rate: what one member can.
+    fan        how many groups of the level below meet in one group of this level
+    inner      members in such a group of the level below
+    outer      members in one group of this level
+    rate       bytes per second that a group of the level below can send
+    one_rate   bytes per second that one member can send
     """
 
     level: Level
@@ -85,7 +88,7 @@ class Crossed(NamedTuple):
     one_rate: float
 
     def stage(self, steps: int, nbytes: float, one: bool = False) -> Stage:
-        """So many steps one after another, and bytes that leave a group, or `one` member, in all."""
+        """So many steps one after another on this level; nbytes: what leaves a group, or `one` member, in all."""
         rate = self.one_rate if one else self.rate
         return Stage(self.level.name, self.fan, steps * self.level.latency_seconds, nbytes / rate)
 
@@ -145,7 +148,7 @@ def _ring(t: Transfer) -> Way:
 
 
 def _apart(t: Transfer, at: Crossed) -> Stage:
-    """Each member's pieces for those that are as far from it as this level."""
+    """The part of an all-to-all that crosses this level and no farther one."""
     others = at.outer - at.inner
     return at.stage(others, at.inner * others / math.prod(t.spread.counts) * t.nbytes)
 

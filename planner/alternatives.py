@@ -114,7 +114,7 @@ def differences(here: Mapping[str, Config], there: Mapping[str, Config]) -> dict
 
 
 def plain(config: Config) -> Config:
-    """The same layout in one way of writing: without degrees of 1, axes in the order of their names."""
+    """A layout written in the one way in which equal ones are equal: without degrees of 1, axes by name."""
     return Config({axis: n for axis, n in sorted(config.split.items()) if n > 1}, config.replicas, config.procs)
 
 
@@ -130,7 +130,7 @@ class _Spending:
         self.budget, self.num_spent, self.began = budget, 0, time.perf_counter()
 
     def take(self) -> bool:
-        """Whether one more may be simulated, which is spent with that."""
+        """Whether one more may be simulated; if so, it is counted as spent."""
         if self.budget.proposals is not None:
             left = self.num_spent < self.budget.proposals
         else:

@@ -85,14 +85,18 @@ def _overlapping(sources: Sequence[Source], each: list[int]) -> list[tuple[int, 
 
 @dataclass(eq=False)
 class _Group:
-    """Copies that share members, and the number of the last of them."""
+    """Copies that share members.
+
+    last   the number of the last copy
+    into   the group that this one has become a part of
+    """
 
     last: int = 0
     copies: list[Wanted] = field(default_factory=list)
     into: _Group | None = None
 
     def found(self) -> _Group:
-        """The group into which this one went."""
+        """The group that this one is a part of now: itself, or the one that it went into at last."""
         group = self
         while group.into is not None:
             group = group.into
@@ -119,7 +123,7 @@ def components(wanted: Sequence[Wanted]) -> list[list[Wanted]]:
 
 
 def _joined(joined: Sequence[_Group], groups: list[_Group]) -> _Group:
-    """One group of these, or a new one."""
+    """These groups as one: the one that there is, or a new one into which all of them go."""
     if len(joined) == 1:
         return joined[0]
     group = _Group(copies=[copy for g in joined for copy in g.copies])

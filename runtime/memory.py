@@ -160,7 +160,7 @@ def _homes(graph: TaskGraph) -> np.ndarray:
 
 
 def _last_ends(graph: TaskGraph, timeline: Timeline) -> np.ndarray:
-    """The last end of a task that uses it, for every buffer."""
+    """For every buffer, when the last task that uses it ends: int64[B], picoseconds."""
     last = np.zeros(graph.num_buffers, np.int64)
     np.maximum.at(last, graph.uses, np.repeat(timeline.end, np.diff(graph.use_ptr)))
     return last
@@ -246,7 +246,10 @@ def _best_fit(size, begin, end, sequence):  # type: ignore[no-untyped-def]
 
 
 def _final_users(graph: TaskGraph) -> tuple[np.ndarray, np.ndarray]:
-    """For all buffers the users that no other user needs (when these have ended, all have), and where each's begin."""
+    """The users of each buffer that no other user of it needs: when these have ended, all have.
+
+    All buffers' users in one row, and where those of each buffer begin, int64[B + 1].
+    """
     num_tasks, counts = graph.num_tasks, np.diff(graph.use_ptr)
     uses = graph.uses.astype(np.int64)
     name = uses * num_tasks + np.repeat(np.arange(num_tasks), counts)
@@ -263,7 +266,8 @@ def _final_users(graph: TaskGraph) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _every(ptr: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """All places of these compressed rows, one row after the other, and of which of the rows each is."""
+    """The entries of some compressed rows, one row after the other: for each the place of its row in `rows`, and its
+    own place in the flat array."""
     counts = np.diff(ptr)[rows]
     row = np.repeat(np.arange(len(rows)), counts)
     return row, np.arange(len(row)) - (np.cumsum(counts) - counts - ptr[rows])[row]
@@ -287,7 +291,7 @@ def _reuse(blocks: _Blocks, places: np.ndarray, finals: tuple[np.ndarray, np.nda
 
 
 def _successions(low: np.ndarray, high: np.ndarray, sequence: np.ndarray) -> list[tuple[int, int]]:
-    """Former and new owner, wherever a block takes bytes over; what a block in between took over is implied by it."""
+    """Pairs (former owner, new owner) of blocks, wherever one takes bytes over directly from another."""
     starts, owners, pairs = [0], [-1], []
     for new, lo, hi in zip(sequence.tolist(), low[sequence].tolist(), high[sequence].tolist()):
         i, j = bisect_right(starts, lo) - 1, bisect_left(starts, hi)

@@ -16,7 +16,8 @@ Read = tuple[int, Box]  # a processor, and what it reads
 def placed(
     t: Transfer, reads: Sequence[Read], alike: bool, twins: Sequence[Hashable]
 ) -> tuple[dict[Read, int | None], dict[Read, Box]]:
-    """For each read the source in which it lies, or None where it needs a copy; and the box of either."""
+    """For each read the number of the source's piece in which it lies, None where a copy has to be made for it; and for
+    each the box of that piece or copy."""
     exact: set[Read] = set()
     on: dict[int, list[int]] = {}
     for number, proc in t.instances if alike else ():
@@ -32,7 +33,8 @@ def placed(
 
 
 def standing(t: Transfer, reads: Sequence[Read], alike: bool) -> list[int] | None:
-    """The source of each read, where each is just what lies on its processor and to none is anything added."""
+    """The source of each read, where every read is exactly a source that lies on its processor and is no partial sum;
+    else None."""
     held: dict[Read, int] = {}
     for (number, proc), piece in t.instances.items():
         held.setdefault((proc, t.sources[number].box), piece)
@@ -44,7 +46,8 @@ def standing(t: Transfer, reads: Sequence[Read], alike: bool) -> list[int] | Non
 
 
 def filled(reads: Sequence[Read], twins: Sequence[Hashable] = ()) -> list[Read]:
-    """Where the host puts what is read, so that each read lies in one piece, and those of twins alike."""
+    """The boxes, each with its processor, that the host fills: every read lies in one of them, and reads of twins lie
+    alike."""
     exact: set[Read] = set()
     while True:
         around = _around(reads, exact)
@@ -67,9 +70,11 @@ def _apart(reads: Sequence[Read], twins: Sequence[Hashable], around: Mapping[Rea
 
 
 def _in_place(t: Transfer, proc: int, box: Box, on: Mapping[int, list[int]] | None, exact: bool) -> int | None:
-    """The source that already holds all of a box (or just it) on this processor, where nothing is to be added to it.
+    """The number of the piece on this processor that holds all of a box already, None where there is none, or where
+    another source is to be added to it.
 
-    on   by processor the sources on it, where those that overlap are alike and nothing is ever added
+    on      the sources on each processor, where sources that overlap are alike and never added; else None
+    exact   whether the piece has to be that box and no more
     """
     if on is None:
         candidates: Sequence[int] = t.overlaps.of(box)

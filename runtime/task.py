@@ -61,7 +61,10 @@ class Arg:
     turn: tuple[int, ...] = ()
 
     def among(self, arrays: Mapping[str, Sequence[Any]]) -> Any:
-        """The operand, of what has a `transpose`, by space and number."""
+        """The array that this operand is, turned as it says.
+
+        arrays   by space ("view", "temp") what its numbers stand for: anything with a `transpose`
+        """
         array = arrays[self.space][self.index]
         return array.transpose(self.turn) if self.turn else array
 
@@ -151,8 +154,9 @@ BEGUN_TOGETHER = " at once"
 class CostKey:
     """What a task costs, by name: durations are looked up, learned and stored under it.
 
-    nbytes: bytes that kernels touch, or for a transfer the bytes of its largest member. link: the class of the slowest
-    link crossed ("" on one processor).
+    nbytes    bytes that kernels touch, or for a transfer the bytes of its largest member
+    link      the class of the slowest link that a transfer crosses; "" for work on one processor
+    members   processors that take part
     """
 
     name: str
@@ -164,7 +168,10 @@ class CostKey:
     members: int = 1
 
     def strided(self, arrays: Mapping[int, tuple[int, ...]]) -> CostKey:
-        """The same work where operands number n of the shapes are read in strides, out of arrays of shape arrays[n]."""
+        """The key of the same work where some operands are read in strides.
+
+        arrays   by the operand's place in `shapes` the shape of the larger array that it is read out of
+        """
         shapes, bar, settings = self.shapes.partition("|")
         rows = shapes.split(";")
         for n, shape in arrays.items():
@@ -173,13 +180,13 @@ class CostKey:
 
     @property
     def dense(self) -> CostKey | None:
-        """The same work on unbroken arrays, where this one reads some in strides."""
+        """The key of the same work on unbroken arrays; None where this one already reads no others."""
         if not self.name.endswith(STRIDED):
             return None
         return replace(self, name=self.name.removesuffix(STRIDED), shapes=re.sub(r"/[0-9x]*", "", self.shapes))
 
     def begun_with(self, others: Sequence[CostKey]) -> CostKey:
-        """A transfer and others that begin together with it: of all their bytes, and as many as they are."""
+        """The key of this transfer and others that begin together with it: how many they are, and all their bytes."""
         nbytes = sum(key.nbytes for key in (self, *others))
         return replace(self, shapes=f"{1 + len(others)}{BEGUN_TOGETHER}", nbytes=nbytes)
 
