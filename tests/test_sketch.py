@@ -132,7 +132,7 @@ def test_what_a_long_walk_keeps_is_what_its_last_plan_gives(model: str, heat: fl
 def kept_by(sketch: Sketch) -> list[np.ndarray]:
     """What the next proposal begins with."""
     room, classes = sketch.room, sketch.classes
-    found = (room.kept_done, room.kept_since, room.toll, room.shared < 0, room.marks[:, :2])
+    found = (room.kept_done, room.kept_since, room.toll, room.shared < 0, room.marks)
     return [a.copy() for a in (*found, classes.sign, classes.first[classes.side[0]])]
 
 

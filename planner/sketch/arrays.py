@@ -152,12 +152,12 @@ class Prices(NamedTuple):
 class Room(NamedTuple):
     """Where a sketch is worked out.
 
-    free[P], link[P], rest[P]   when a processor and its links are free, and how much of its work is still to be done
+    free[P], link[P], waited[P] when a processor and its links are free, and for how long it has waited so far
     done[S], since[E]           when steps end, and since when what each read brings is there
     toll[E], shared[E]          seconds of its transfers, UNFOUND before they are found; the read before it of the same
                                 flow that brings the same, -1 where none does
     kept_done, kept_since       the same of the plan that was kept
-    marks[M, 3, P], longest[M]  before each STRIDE-th step of that plan: free, link, work done; the longest so far
+    marks[M, 3, P], longest[M]  before each STRIDE-th step of that plan: free, link, waited; the longest so far
     drafts, drafted_longest     the same of the plan that is worked out
     turn[2, 2]                  of the plan that was kept, and of the one that is worked out: when the first microbatch
                                 begins, and how long it takes
@@ -168,7 +168,7 @@ class Room(NamedTuple):
 
     free: np.ndarray
     link: np.ndarray
-    rest: np.ndarray
+    waited: np.ndarray
     done: np.ndarray
     since: np.ndarray
     toll: np.ndarray

@@ -27,13 +27,16 @@ def toll(e, is_ahead, plan, axes_of, program, uses, spaces, layouts, links, pric
     mine = contents(read, r, reader_axes, spaces, layouts, prices, room)
     room.toll[e], room.shared[e] = 0.0, -1
     # Who has fetched the same before has fetched it for all.
-    other = program.before[e]
+    last_layout, last_c, other = -1, -1, program.before[e]
     while other >= 0:
         who = uses.reader[other]
-        kind_axes = axes_of[program.space[who]]
-        if contents(program.layout[other], plan[who], kind_axes, spaces, layouts, prices, room) == mine:
-            room.shared[e] = other
-            return
+        c, made = plan[who], program.layout[other]
+        # Steps of a recurrent layer read the same one after the other.
+        if c != last_c or made != last_layout:
+            last_c, last_layout = c, made
+            if contents(made, c, axes_of[program.space[who]], spaces, layouts, prices, room) == mine:
+                room.shared[e] = other
+                return
         other = program.before[other]
     seconds, last_layout, last_c = 0.0, -1, -1
     begin, num_groups, most, replicated = program.made_ptr[flow], 0, 0, False
@@ -75,10 +78,14 @@ def is_added(m, begin, plan, axes_of, program, spaces, layouts, prices, room):  
         return False
     who = program.owner[m]
     mine = contents(program.made[m], plan[who], axes_of[program.space[who]], spaces, layouts, prices, room)
+    last_layout, last_c = -1, -1
     for other in range(begin, m):
         who = program.owner[other]
-        if mine == contents(program.made[other], plan[who], axes_of[program.space[who]], spaces, layouts, prices, room):
-            return True
+        c, made = plan[who], program.made[other]
+        if c != last_c or made != last_layout:
+            last_c, last_layout = c, made
+            if mine == contents(made, c, axes_of[program.space[who]], spaces, layouts, prices, room):
+                return True
     return False
 
 
@@ -91,11 +98,11 @@ def step_seconds(  # type: ignore[no-untyped-def]
     as long each as the first one, after which no gradients are summed yet.
     """
     mark = begin // STRIDE
-    free, link, rest = room.free, room.link, room.rest
+    free, link, waited = room.free, room.link, room.waited
     for k in range(classes.num_first[side]):
         p = classes.each[side, k]
         free[p], link[p] = room.marks[mark, 0, p], room.marks[mark, 1, p]
-        rest[p] = room.work[p] - room.marks[mark, 2, p]
+        waited[p] = room.marks[mark, 2, p]
     longest, lead, period = room.longest[mark], room.turn[0, 0], room.turn[0, 1]
     for s in range(begin, len(program.node)):
         if s % STRIDE == 0:
@@ -137,12 +144,15 @@ def step_seconds(  # type: ignore[no-untyped-def]
         done = 0.0
         for k in range(first, last):
             p = classes.listed[side, k]
-            lasts = prices.seconds[row, type_of[p]]
-            free[p] = max(free[p], ready) + lasts
-            rest[p] -= lasts
-            done = max(done, free[p])
-            if free[p] + rest[p] > limit:
-                return NEVER, s + 1
+            starts = free[p]
+            if ready > starts:
+                waited[p] += ready - starts
+                starts = ready
+                if waited[p] + room.work[p] > limit:
+                    return NEVER, s + 1
+            ends = starts + prices.seconds[row, type_of[p]]
+            free[p] = ends
+            done = max(done, ends)
         room.done[s] = done
         longest = max(longest, done)
     for k in range(classes.num_first[side]):
@@ -158,7 +168,7 @@ def draft(mark, longest, side, classes, room):  # type: ignore[no-untyped-def]
     for k in range(classes.num_first[side]):
         p = classes.each[side, k]
         room.drafts[mark, 0, p], room.drafts[mark, 1, p] = room.free[p], room.link[p]
-        room.drafts[mark, 2, p] = room.work[p] - room.rest[p]
+        room.drafts[mark, 2, p] = room.waited[p]
 
 
 def classed(side, classes):  # type: ignore[no-untyped-def]
@@ -243,5 +253,5 @@ def forget(begin, stop, program, room, log):  # type: ignore[no-untyped-def]
 
 
 # To hand so many arrays to a function takes longer than what these do.
-INLINED = (toll,)
-PARTS = (is_added, step_seconds, draft, classed, enlist, doubt, keep, forget)
+INLINED = (toll, draft, enlist)
+PARTS = (is_added, step_seconds, classed, doubt, keep, forget)
