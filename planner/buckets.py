@@ -17,7 +17,7 @@ from castile.planner.compose import _Lazy, _rows
 from castile.planner.contraction import Contracted, Contraction
 from castile.planner.groups import END_TO_END, Joinable, grouped, joinable
 from castile.planner.instances import FlowInstance, StepInstance
-from castile.planner.together import alike, every_task, in_chains, repeatable, summing, together
+from castile.planner.together import alike, every_task, in_chains, only_calls, repeatable, summing, together
 from castile.planner.vocabulary import round_up
 from castile.runtime.region import Box, contiguous, whole
 from castile.runtime.task import Buffer, Comm, CostKey, Task, TaskGraph, View
@@ -67,8 +67,9 @@ def _contracted(
     fewer = joined(tasks, sums, where)
     begun = together(fewer.graph, [fewer.number[list(group)].tolist() for group in others])
     # transfers stand behind the steps, whose tasks keep their numbers
-    summed = together(begun.graph, in_chains(begun.graph, summing(steps, flows, of_steps)))
-    calls = [(int(summed.number[task]), call) for task, call in repeatable(steps, flows, of_steps)]
+    alone = only_calls(steps)
+    summed = together(begun.graph, in_chains(begun.graph, summing(steps, flows, of_steps, alone)))
+    calls = [(int(summed.number[task]), call) for task, call in repeatable(steps, flows, of_steps, alone)]
     found = together(summed.graph, alike(summed.graph, calls))
     return Contracted(found.graph, found.number[summed.number[begun.number[fewer.number]]])
 

@@ -318,7 +318,8 @@ def _clip(draft: _Draft, regions: dict[str, str], together: Mapping[str, Node]) 
     """Clip all gradients and take the loss's scale out of them; gives where each parameter's is then."""
     kept = draft.updates.kept(draft.graph.dtype)
     draft.specs.update({name: Spec((), kept) for name in (SQUARES, FACTOR, NORM, NUMBER)})
-    for param, region in regions.items():
+    # As their gradients come, the last layer's first: they are added up one after the other.
+    for param, region in reversed(regions.items()):
         draft.add(together[f"{param}/square_sum"], "F", [Port("x", 0, region)], [Port("y", 0, SQUARES)])
     for node in (together[name] for name in (FACTOR, update_name(SCALE)) if name in together):
         ports = [Port("x", i, region) for i, region in enumerate(node.inputs)]

@@ -7,7 +7,7 @@ updated: hundreds of vectors by a few launches. It does not know which kernels c
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -36,11 +36,14 @@ def every_task(steps: Sequence[StepInstance]) -> Iterator[list[tuple[int, int]]]
 
 
 def repeatable(
-    steps: Sequence[StepInstance], flows: Sequence[FlowInstance], tasks: Iterable[Sequence[tuple[int, int]]]
-) -> list[tuple[int, Call]]:
-    """The tasks of steps that consist of one call of a kernel that takes the arrays of several, with that call.
+    steps: Sequence[StepInstance], flows: Sequence[FlowInstance], tasks: Iterable[Sequence[tuple[int, int]]],
+    calls: Sequence[Sequence[Call | None]],
+) -> list[tuple[int, Call]]:  # fmt: skip
+    """The tasks of steps that consist of one call of a kernel that does to the arrays of several what it does to one's,
+    with that call.
 
     tasks   those of each step, as `every_task` says them
+    calls   as `only_calls` says them
     Those that add to what is there are left out: a call adds to all of its results or to none.
     """
     adding: defaultdict[int, set[int]] = defaultdict(set)
@@ -48,47 +51,47 @@ def repeatable(
         for user, _, adders in flow.template.adding:
             adding[flow.slots[user]].update(adders.tolist())
     found: list[tuple[int, Call]] = []
-    for slot, (calls, those) in enumerate(zip(_calls(steps, vocabulary.takes_many), tasks, strict=True)):
-        if any(calls):
+    for slot, (own, those) in enumerate(zip(calls, tasks, strict=True)):
+        if any(own):
             replicas, alone = steps[slot].config.replicas, adding.get(slot, ())
-            each = ((number, calls[local // replicas]) for local, number in those if local not in alone)
-            found += [(number, call) for number, call in each if call is not None]
+            each = ((number, own[local // replicas]) for local, number in those if local not in alone)
+            found += [(number, call) for number, call in each if call and vocabulary.takes_many(call.kernel)]
     return found
 
 
 def summing(
-    steps: Sequence[StepInstance], flows: Sequence[FlowInstance], tasks: Iterable[Sequence[tuple[int, int]]]
-) -> list[list[tuple[int, Call | None]]]:
+    steps: Sequence[StepInstance], flows: Sequence[FlowInstance], tasks: Iterable[Sequence[tuple[int, int]]],
+    calls: Sequence[Sequence[Call | None]],
+) -> list[list[tuple[int, Call | None]]]:  # fmt: skip
     """The tasks of steps that add to one array, one after the other; with the call of a kernel that sums over the
     arrays of several, where one consists of just that.
 
     tasks   those of each step, as `every_task` says them
+    calls   as `only_calls` says them
     """
-    calls = {slot: found for slot, found in enumerate(_calls(steps, vocabulary.sums_many)) if any(found)}
-    numbers = [dict(those) for those in tasks]
+    sums = [[call if call and vocabulary.sums_many(call.kernel) else None for call in own] for own in calls]
+    able = {slot for slot, own in enumerate(sums) if any(own)}
+    numbers = [dict(those) for those in tasks] if able else []
     chains: list[list[tuple[int, Call | None]]] = []
     for flow in flows:
-        if calls.keys().isdisjoint(flow.slots) or not flow.template.adding:
+        if able.isdisjoint(flow.slots) or not flow.template.adding:
             continue
         into: defaultdict[int, list[tuple[int, Call | None]]] = defaultdict(list)
         ports = zip(flow.touches(flow.template.writing), flow.version.made.tolist(), strict=True)
         for (slot, local, _), instance in ports:
             if local in numbers[slot]:
-                call = calls[slot][local // steps[slot].config.replicas] if slot in calls else None
-                into[instance].append((numbers[slot][local], call))
+                into[instance].append((numbers[slot][local], sums[slot][local // steps[slot].config.replicas]))
         chains += into.values()
     return chains
 
 
-def _calls(steps: Sequence[StepInstance], does: Callable[[str], bool]) -> Iterator[list[Call | None]]:
-    """Of each step's parts their only call, where that is of a kernel that does the work of several so."""
+def only_calls(steps: Sequence[StepInstance]) -> list[list[Call | None]]:
+    """Of each step's parts what `only_call` says."""
     known: dict[Work, Call | None] = {}
-    for step in steps:
-        for piece in step.template.parts:
-            if piece.work not in known:
-                call = only_call(piece)
-                known[piece.work] = call if call and does(call.kernel) else None
-        yield [known[piece.work] for piece in step.template.parts]
+    for piece in (piece for step in steps for piece in step.template.parts):
+        if piece.work not in known:
+            known[piece.work] = only_call(piece)
+    return [[known[piece.work] for piece in step.template.parts] for step in steps]
 
 
 def only_call(piece: PartTemplate) -> Call | None:
@@ -110,7 +113,7 @@ def alike(tasks: TaskGraph, calls: Sequence[tuple[int, Call]]) -> list[list[int]
         after = -1 if after and needs.size == 0 else after
         if after > 1 or same is None:
             continue
-        what = (after, same, _awaited(tasks, task))
+        what = (after, same, tuple(needs[tasks.kind[needs] == Kind.COLLECTIVE].tolist()))
         rows.append((int(tasks.order[needs].max(initial=0)), int(tasks.order[task]), task, what))
     return _packed(tasks, [row[2:] for row in sorted(rows, key=lambda row: row[:2])])
 
@@ -123,12 +126,26 @@ def in_chains(tasks: TaskGraph, chains: Sequence[Sequence[tuple[int, Call | None
     """
     found = []
     for chain in chains:
-        rows, come = [], set[int]()
-        for task, call in chain:
-            come.update(_awaited(tasks, task))
-            rows.append((task, call and _same(tasks, task, call), len(come)))
+        numbers = np.array([task for task, _ in chain])
+        known: dict[tuple[int, int], object] = {}
+        rows = []
+        for (task, call), cost, num in zip(chain, tasks.cost[numbers].tolist(), _come(tasks, numbers), strict=True):
+            if call and (cost, id(call)) not in known:
+                known[cost, id(call)] = _same(tasks, task, call)
+            rows.append((task, call and known[cost, id(call)], num))
         for (same, _), run in groupby(rows, key=lambda row: row[1:]):
             found += _packed(tasks, [row[:2] for row in run]) if same is not None else []
+    return found
+
+
+def _come(tasks: TaskGraph, chain: np.ndarray) -> list[int]:
+    """For how many collectives each task of a chain waits, or one before it does."""
+    counts = tasks.need_ptr[chain + 1] - tasks.need_ptr[chain]
+    who = np.repeat(np.arange(len(chain)), counts)
+    needs = tasks.needs[np.arange(len(who)) + np.repeat(tasks.need_ptr[chain] - np.cumsum(counts) + counts, counts)]
+    collective = tasks.kind[needs] == Kind.COLLECTIVE
+    _, first = np.unique(needs[collective], return_index=True)
+    found: list[int] = np.cumsum(np.bincount(who[collective][first], minlength=len(chain))).tolist()
     return found
 
 
@@ -138,12 +155,6 @@ def _same(tasks: TaskGraph, task: int, call: Call) -> tuple[object, ...] | None:
     if key.dense or key.nbytes > MOST_BYTES:
         return None
     return int(tasks.lanes_of(task)[0]), key.name, call.params, key.dtype
-
-
-def _awaited(tasks: TaskGraph, task: int) -> tuple[int, ...]:
-    """The collectives for which a task waits."""
-    needs = tasks.needs_of(task)
-    return tuple(needs[tasks.kind[needs] == Kind.COLLECTIVE].tolist())
 
 
 def _packed(tasks: TaskGraph, rows: Sequence[tuple[int, object]]) -> list[list[int]]:
