@@ -3,10 +3,12 @@
 import json
 import math
 from dataclasses import asdict
+from unittest.mock import Mock
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.checks.validate import validate_convnet
 from castile.launch.validate import Row, truth
 
 SECONDS = st.floats(1e-6, 10.0)
@@ -28,3 +30,19 @@ def test_right_predictions_are_right_and_their_opposite_is_not(seconds):
     num_pairs = math.comb(len(seconds), 2)
     assert (exact.mean_error, exact.kendall_tau, exact.num_pairs, exact.regret) == (0.0, 1.0, num_pairs, 0.0)
     assert opposite.kendall_tau < 1 and opposite.regret > 0
+
+
+@given(st.permutations([0.4, 0.8, 0.9]))
+def test_the_figures_are_the_middle_of_several_draws(taus):
+    plans = [asdict(Row("x", n % 2 == 0, 0.02 + n, 0.0, 1.0, 1.0)) for n in range(16)]
+    told = {"mean_error": 0.1, "largest_error": 0.2, "num_pairs": 28, "regret": 0.0}
+
+    def run(*words, user, timeout):
+        of = told | {"kendall_tau": taus[int(words[-1])]}
+        facts = {"plans": plans, "batch": 64, "measured_spread": 2.0, "before_learning": of, "after_learning": of}
+        return Mock(object=lambda: facts)
+
+    found = {figure.name: figure for figure in validate_convnet(Mock(run=run))}
+    assert found["validate_convnet_kendall_tau"].value == 0.8
+    assert all(f"{tau:.2f} (28 pairs)" in found["validate_convnet_kendall_tau"].note for tau in taus)
+    assert found["validate_convnet_num_plans"].value == 16 and found["validate_convnet_mean_error_share"].value == 0.1
