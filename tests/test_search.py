@@ -17,7 +17,9 @@ from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.moves import Moves
 from castile.planner.search import Evaluator, Run, parse_budget, search
+from castile.planner.searches import mcmc
 from castile.planner.seeds import seeds
+from castile.planner.sketch.sieve import num_parts
 from castile.planner.snapshot import Environment, Measured, snapshot_of
 from castile.planner.space import placements, space_of
 from castile.planner.strategy import Config, Strategy, check_config, decode, encode
@@ -240,14 +242,15 @@ def test_progress_goes_from_nothing_to_all():
     assert list(seconds) == sorted(seconds, reverse=True)
 
 
-def test_memory_is_a_hard_limit():
+@pytest.mark.parametrize("budget", ["400", "2000"])
+def test_memory_is_a_hard_limit(budget):
     graph, roomy = GRAPHS["two"], machine(2)
     worth = {n: evaluator(graph, roomy).evaluate(s) for n, s in seeds(Lowering(graph, roomy)).items()}
     least = min(max(w.peak_bytes) for w in worth.values())
     tight = machine(2, memory=least - 64)
     same = evaluator(graph, tight)
     assert not any(same.evaluate(s).fits for s in seeds(same.lowering).values())
-    found = search("mcmc", same, "400")
+    found = search("mcmc", same, budget)
     assert found.evaluated.fits and max(found.arena_bytes) <= least - 64 and not found.equals
 
 
@@ -269,6 +272,16 @@ def test_a_plan_that_fits_comes_before_a_faster_one_that_does_not():
 def test_where_no_plan_fits_the_largest_owners_are_named():
     with pytest.raises(ValueError, match=r"no plan fits; the nearest one: processor \d needs .* most of it is"):
         search("mcmc", evaluator(GRAPHS["two"], machine(2, memory=128)), "20")
+
+
+def test_that_no_plan_fits_is_said_after_few_simulated_plans(monkeypatch):
+    same, simulated = evaluator(GRAPHS["two"], machine(32, memory=128)), []
+    evaluate = Evaluator.evaluate
+    monkeypatch.setattr(Evaluator, "evaluate", lambda self, plan: simulated.append(plan) or evaluate(self, plan))
+    with pytest.raises(ValueError, match="no plan fits"):
+        search("mcmc", same, "20000")
+    parts = num_parts(same)
+    assert parts > mcmc.SMALL_PARTS and len(simulated) <= 2 * mcmc.JUDGED_PARTS // parts + len(seeds(same.lowering))
 
 
 @pytest.mark.parametrize("name", sorted(GRAPHS))

@@ -33,10 +33,9 @@ MOST_STARTS = 3
 SEED_SHARE = 0.5
 # Through sketches so many chains are of so many proposals, as many are twice as long, and so on.
 NUM_CHAINS, CHAIN = 10, 2000
-# Of what chains end with the best are simulated, so many parts of nodes together.
+# Of what chains end with the best are simulated, so many parts of nodes together; and as many more where no plan is
+# known to fit, in a walk that goes on from the nearest.
 JUDGED_PARTS = 30_000
-# Where no plan is known to fit, sketches are walked through all the same if plans have more parts than this.
-DEAR = 100_000
 # After sketches, this share of a budget of seconds is for simulated plans. Where plans have at most so many parts it is
 # the other one, and of a budget of proposals so many are simulated: of larger plans each takes as long as thousands
 # of sketches.
@@ -49,8 +48,8 @@ Configs = dict[str, Config]
 
 def search(run: Run) -> None:
     """Chains from the best seeds, then one from the best plan that these found."""
-    if run.sieve is not None and run.chains is not None and _is_roomy(run):
-        share = _simulated_share(run.evaluator, run.budget)
+    if run.sieve is not None and run.chains is not None:
+        share = _simulated_share(run.evaluator, run.budget, any(seed.fits for seed in run.seeds.values()))
         if run.sieve.is_joined:
             run.settle()
         _Sketched(run, run.sieve, run.chains).search(1 - share)
@@ -82,17 +81,16 @@ def begin(
     return chains
 
 
-def _is_roomy(run: Run) -> bool:
-    """Whether walking through sketches helps: they know but roughly what memory a plan takes."""
-    return num_parts(run.evaluator) > DEAR or any(seed.fits for seed in run.seeds.values())
+def _simulated_share(evaluator: Evaluator, budget: Budget, is_roomy: bool = True) -> float:
+    """Of the budget what is for simulated plans after sketches.
 
-
-def _simulated_share(evaluator: Evaluator, budget: Budget) -> float:
-    """Of the budget what is for simulated plans after sketches."""
-    is_small = num_parts(evaluator) <= SMALL_PARTS
+    is_roomy   whether a known plan fits: sketches know but roughly what memory a plan takes
+    """
+    parts = num_parts(evaluator)
     if budget.proposals is None:
-        return SMALL_SHARE if is_small else SIMULATED_SHARE
-    return min(SIMULATED_SHARE, MOST_SIMULATED / budget.proposals) if is_small else 0.0
+        return SMALL_SHARE if parts <= SMALL_PARTS else SIMULATED_SHARE
+    most = MOST_SIMULATED if parts <= SMALL_PARTS else 0 if is_roomy else JUDGED_PARTS // parts
+    return min(SIMULATED_SHARE, most / budget.proposals)
 
 
 class _Start(NamedTuple):
