@@ -8,8 +8,9 @@ its memory included; the batch has a sample for each processor. First: nothing i
 instances are known, as for a search that comes back to a plan; folding is done anew. Each row is a process of its own,
 whose peak memory is told. Where a row takes longer than the limit, larger machines are left out.
 
-Then `castile plan` for the largest model on the target's processors, with so many samples a step as `--batches` says:
-until it has told its plan, or that none fits, which it must find out as fast.
+Then `castile plan` for the largest model on the target's processors, with so many samples a step as `--batches` says;
+where no plan of a whole batch fits, it is cut into microbatches. Of the plan that is told: in how many, what a step
+takes, and its operations a second as a share of what the processors do at the rates of the machine's figures.
 
 The last figures are exponents: of the time that evaluating again takes against the number of processors, and against
 the size of the folded graph from the small model to the large one.
@@ -135,22 +136,39 @@ def measured(model: str, plan: str, nodes: int) -> Row:
 
 
 def planning(model: str, batch: int) -> list[Figure]:
-    """What `castile plan` takes for so many samples a step on the target's processors; it may say that no plan fits."""
+    """What `castile plan` takes for so many samples a step on the target's processors, and what its plan is worth."""
     machine = f"dgx-h100:nodes={TARGET // 8}"
-    command = [sys.executable, "-m", "castile", "plan", model, "--machine", machine, "--batch", str(batch)]
+    command = [sys.executable, "-m", "castile", "plan", model, "--machine", machine, "--batch", str(batch), "--json"]
     began = perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        told = process.stderr.read()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        told = process.stdout.read()
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode and "no plan fits" not in told:
-        raise RuntimeError(told)
-    note = "no plan fits" if process.returncode else ""
+    lasted, name = perf_counter() - began, f"plan_{batch}_on_{TARGET}"
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
+    facts = json.loads(told)
+    step = facts["found"]["step_seconds"]
     return [
-        Figure(f"plan_{batch}_on_{TARGET}_seconds", perf_counter() - began, most=MOST_PLANNING, note=note),
-        Figure(f"plan_{batch}_on_{TARGET}_gib", usage.ru_maxrss / 2**20, most=MOST_GIB, note=note),
+        Figure(f"{name}_seconds", lasted, most=MOST_PLANNING),
+        Figure(f"{name}_gib", usage.ru_maxrss / 2**20, most=MOST_GIB),
+        Figure(f"{name}_microbatches", facts["microbatches"]),
+        Figure(f"{name}_step_seconds", step),
+        Figure(f"{name}_share_of_rates", flops(model, batch) / step / rate(machine)),
     ]
+
+
+def flops(model: str, batch: int) -> float:
+    """The operations of a training step."""
+    lowering = Lowering(models.parse(model).graph(batch), machines.local(1))
+    steps = lowering.program(Strategy({})).steps
+    return float(sum(step.node.op.flops(step.which, step.node.whole()) for step in steps))
+
+
+def rate(machine: str) -> float:
+    """Operations a second of all processors, in float32."""
+    return sum(p.flops_rate("float32") for p in machines.parse(machine).processors)
 
 
 HEAD = (

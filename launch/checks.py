@@ -21,6 +21,15 @@ def counts(**given: int | None) -> None:
             raise UserError(f"{option} {value}: give 1 or more, or leave {option} out")
 
 
+def pieces(accumulate: int | None, batch: int) -> None:
+    """Raises UserError where a batch is not cut into as many equal pieces as --accumulate says."""
+    if accumulate and batch % accumulate:
+        raise UserError(
+            f"--accumulate {accumulate}: a batch of {batch} samples does not make as many equal pieces; give a --batch "
+            "that does"
+        )
+
+
 def rates(**given: float | None) -> None:
     """Raises UserError, with the option's name, for a number that is not above 0 and finite."""
     for name, value in given.items():

@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +20,8 @@ import tyro
 from castile.launch import checks, files, offline, options, ranks, report, trace
 from castile.launch.interrupts import ending_early
 from castile.launch.offline import Desk
-from castile.planner import pins
+from castile.launch.ranks import UserError
+from castile.planner import accumulating, pins
 from castile.planner import strategy as strategies
 from castile.planner.bounds import Bound, lower_bound
 from castile.planner.budget import Budget
@@ -27,11 +29,15 @@ from castile.planner.evaluator import Evaluated, Evaluator
 from castile.planner.fronts import Point, search_front
 from castile.planner.lower import Lowering
 from castile.planner.pins import Pins
-from castile.planner.search import Found, Progress, budget_of, search
+from castile.planner.search import Found, NoPlanFits, Progress, budget_of, search
 from castile.planner.settling import settled
 from castile.planner.sizes import SIZES
+from castile.planner.sketch.sieve import num_parts
 from castile.planner.spaces import Spaces
 from castile.planner.strategy import Names, Strategy
+
+# Where plans have so many parts, it is asked first whether any can fit: a search takes a minute to say no.
+DEAR = 100_000
 
 Pin = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="PIN", help_behavior_hint="")]
 Procs = Annotated[str, tyro.conf.arg(metavar="PROCS", help_behavior_hint="")]
@@ -70,6 +76,8 @@ class Plan:
     """Fixes the search: the same seed and number of proposals give the same plan."""
     batch: options.Count = None
     """Samples a step; the model's own by default."""
+    accumulate: options.Count = None
+    """Cut each batch into so many pieces in time, one after another; by default one, or as many as let a plan fit."""
     dtype: options.Dtype = "float32"
     """What is computed with: float32, float64, bfloat16 or float16."""
     profile: options.File = ""
@@ -87,7 +95,7 @@ COMMAND = Plan
 
 def run(command: Plan) -> int:
     """Search, tell, write; rank 0 alone. Raises ValueError or UserError in one sentence for a user's mistake."""
-    checks.counts(batch=command.batch, processes=command.processes)
+    checks.counts(batch=command.batch, processes=command.processes, accumulate=command.accumulate)
     checks.dtype(command.dtype)
     checks.writable(out=command.out, trace=command.trace)
     machine = offline.find_machine(command.machine)
@@ -95,14 +103,15 @@ def run(command: Plan) -> int:
         return 0
     desk = offline.desk(command.model, machine, command.batch, command.profile, (command.dtype,))
     start = _start(command, desk)
-    evaluator = _evaluator(command, desk, start)
-    pinned = _pins(command, evaluator)
+    _check_pieces(command, desk, start)
     with _progress() as progress, ending_early("the best plan so far") as is_over:
         limits = replace(budget_of(command.search, command.budget), is_over=is_over)
-        found, points = _search(command, evaluator, start, limits, pinned, progress)
+        evaluator, pinned, found, points = _look(command, desk, start, limits, progress)
     # A plan file names its model as the user did, so that it can be simulated from the file alone.
     plan = msgspec.structs.replace(found.strategy, model=command.model)
     facts = _facts(command, desk, found)
+    facts["microbatches"] = plan.microbatches
+    facts["is_cut_to_fit"] = plan.microbatches > _asked(command, start)
     facts["pinned"] = [str(pin) for pin in pinned.pins] if pinned is not None else []
     facts |= _bound_facts(_bound(evaluator, pinned, found), found)
     facts |= _task_facts(evaluator, plan)
@@ -139,10 +148,69 @@ def _start(command: Plan, desk: Desk) -> dict[str, Strategy]:
     return {"given": plan}
 
 
-def _evaluator(command: Plan, desk: Desk, start: dict[str, Strategy]) -> Evaluator:
-    """What measures the objective: training steps, in as many microbatches as the given plan, or forward passes."""
+def _check_pieces(command: Plan, desk: Desk, start: dict[str, Strategy]) -> None:
+    """Raises UserError where the batch cannot be cut as --accumulate says."""
+    checks.pieces(command.accumulate, desk.evaluator.lowering.graph.batch)
+    if command.accumulate and command.objective == "latency":
+        raise UserError("--accumulate means nothing for --objective latency: a forward pass takes the whole batch")
+    for plan in start.values():
+        if command.accumulate not in (None, plan.microbatches):
+            raise UserError(
+                f"--accumulate {command.accumulate}: plan {command.from_} cuts the batch into {plan.microbatches}; "
+                "give that, or leave --from out"
+            )
+
+
+def _asked(command: Plan, start: dict[str, Strategy]) -> int:
+    """Into how many microbatches the batch is cut if a plan fits then: as is said, as the given plan does, or one."""
+    if command.objective == "latency":
+        return 1
+    return command.accumulate or max((plan.microbatches for plan in start.values()), default=1)
+
+
+def _look(
+    command: Plan, desk: Desk, start: dict[str, Strategy], limits: Budget, progress: Progress | None
+) -> tuple[Evaluator, Pins | None, Found, list[Point]]:
+    """Search, and where no plan fits in more and more microbatches, unless their number was said.
+
+    Raises NoPlanFits then, with a number that would do.
+    """
+
+    # What was simulated to find a number is not simulated again.
+    @lru_cache(maxsize=2)
+    def at(count: int) -> tuple[Evaluator, Pins | None]:
+        evaluator = _evaluator(command, desk, count)
+        return evaluator, _pins(command, evaluator)
+
+    def more_than(count: int) -> int | None:
+        numbers = accumulating.counts(desk.evaluator.lowering.graph.batch) if command.objective != "latency" else ()
+        return accumulating.enough(at, [n for n in numbers if n > count], names)
+
+    names, refused = _names(command), None
+    count, is_free = _asked(command, start), not (command.accumulate or start)
+    if is_free and _is_hopeless(*at(count), names):
+        count = more_than(count) or count
+    while True:
+        try:
+            evaluator, pinned = at(count)
+            return evaluator, pinned, *_search(command, evaluator, start, limits, pinned, progress)
+        except NoPlanFits as error:
+            refused, more = refused or error, more_than(count)
+            if more is None:
+                raise refused from None
+            if not is_free:
+                raise NoPlanFits(f"{error}; or give --accumulate {more}, with which a known plan fits") from error
+            count = more
+
+
+def _is_hopeless(evaluator: Evaluator, pinned: Pins | None, names: list[str] | None) -> bool:
+    """Whether no plan can fit, where a search takes long to find that out."""
+    return num_parts(evaluator) >= DEAR and accumulating.foresee(evaluator, names, pinned).is_hopeless
+
+
+def _evaluator(command: Plan, desk: Desk, count: int) -> Evaluator:
+    """What measures the objective: training steps in so many microbatches, or forward passes."""
     mode = "forward" if command.objective == "latency" else "train"
-    count = max((plan.microbatches for plan in start.values()), default=1) if mode == "train" else 1
     known = desk.evaluator.lowering
     if (known.mode, known.microbatches) == (mode, count):
         return desk.evaluator.turned(command.objective)
@@ -162,12 +230,17 @@ def _search(
     plain = {name: msgspec.structs.replace(plan, bucket_bytes=0) for name, plan in start.items()}
     sizes = (*SIZES, *(plan.bucket_bytes for plan in start.values()))
     given = (command.search, evaluator, limits, command.seed, progress, plain)
-    names = [name.strip() for name in command.seeds.split(",")] if command.seeds else None
+    names = _names(command)
     if command.front:
         found, points = search_front(*given, num_processes=command.processes, seeds=names, pins=pinned, sizes=sizes)
     else:
         found, points = search(*given, num_processes=command.processes, seeds=names, pins=pinned, sizes=sizes), []
     return settled(evaluator, found, sizes), points
+
+
+def _names(command: Plan) -> list[str] | None:
+    """The known plans to start from, None for all."""
+    return [name.strip() for name in command.seeds.split(",")] if command.seeds else None
 
 
 def _pins(command: Plan, evaluator: Evaluator) -> Pins | None:
@@ -244,6 +317,11 @@ def _tell(facts: dict[str, Any], lines: list[str]) -> None:
         f"prices: {report.prices_words(facts['prices'])}\n",
         markup=False, soft_wrap=True,
     )  # fmt: skip
+    if facts["microbatches"] > 1:
+        why = ": no plan of a whole batch was found to fit" if facts["is_cut_to_fit"] else ""
+        out.print(
+            f"a step in {facts['microbatches']} microbatches, one after another{why}\n", markup=False, soft_wrap=True
+        )
     if facts["pinned"]:
         out.print(f"pinned: {'; '.join(facts['pinned'])}\n", markup=False, soft_wrap=True)
     out.print(report.plan_table({**facts["seeds"], f"found by {facts['search']}": facts["found"]}))

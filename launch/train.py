@@ -145,7 +145,8 @@ def run(command: Train) -> int:
     begun = time.perf_counter()
     _check(command)
     command = resolved(command)
-    _check_pieces(command)
+    if command.batch:
+        checks.pieces(command.accumulate, command.batch)
     if command.print:
         return _print(command)
     profile = command.profile or jobs.default_profile()
@@ -227,15 +228,6 @@ def _check(command: Train) -> None:
     searches.find(command.search)
     searches.parse_budget(command.budget)
     debug.level()
-
-
-def _check_pieces(command: Train) -> None:
-    """Raises UserError where the batch, which the recipe may have said, is not cut into equal pieces."""
-    if command.accumulate and command.batch and command.batch % command.accumulate:
-        raise UserError(
-            f"--accumulate {command.accumulate}: a batch of {command.batch} samples does not make as many equal "
-            "pieces; give a --batch that does"
-        )
 
 
 def _updates(command: Train) -> Updates:

@@ -41,9 +41,11 @@ LEAST_GAIN = 1e-3
 
 Configs = Mapping[str, Config]
 Plans = Mapping[str, Strategy]
-
-
 Progress = Callable[[float, Evaluated], None]
+
+
+class NoPlanFits(ValueError):
+    """No plan that was found fits into memory; its words say what takes most of it in the nearest one."""
 
 
 @dataclass
@@ -266,8 +268,8 @@ def search(
     Known plans that a sketch puts far behind others are left out where a search walks through sketches anyway, and
     where simulating takes seconds; so are those with more transfers than can be looked at (`folding.MOST_TRANSFERS`).
     The plan is never ranked behind data parallelism or another seed that fits, unless the search returns one that it
-    insists on. Raises ValueError in one sentence for an unknown search or seed, a budget that is none, and where no
-    plan fits, with the largest owners of memory named.
+    insists on. Raises ValueError in one sentence for an unknown search or seed, a budget that is none, and NoPlanFits,
+    with the largest owners of memory named.
     """
     module = find(name)
     limits = budget_of(name, budget)
@@ -344,7 +346,7 @@ def fitting(
 ) -> tuple[Evaluated, tuple[int, ...]]:
     """The best plan whose arenas fit, and their bytes: live bytes are a bound only, the packer has the last word.
 
-    Raises ValueError in one sentence, with the largest owners of memory named, where there is none.
+    Raises NoPlanFits in one sentence, with the largest owners of memory named.
     """
     refused: ValueError | None = None
     for candidate in sorted(candidates, key=lambda e: e.rank):
@@ -357,7 +359,7 @@ def fitting(
             refused = refused or error
     assert refused is not None
     pinned = " with what is pinned" if is_pinned else ""
-    raise ValueError(f"no plan fits{pinned}; the nearest one: {refused}")
+    raise NoPlanFits(f"no plan fits{pinned}; the nearest one: {refused}")
 
 
 def _met(plan: Strategy, pins: Pins | None) -> Strategy:

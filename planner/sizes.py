@@ -15,12 +15,18 @@ from castile.planner.strategy import Strategy
 # The most bytes of one sum: what PyTorch's DDP takes (Li et al., VLDB 2020); more, where a sum takes long to begin; and
 # less, where the last one to be made would keep all waiting.
 SIZES = (25 * 2**20, 100 * 2**20, 5 * 2**20, 2**20)
+# A plan that exceeds memory by this share without buckets does not fit with any.
+HOPELESS = 0.1
 
 
 def variants(evaluator: Evaluator, plan: Strategy, sizes: Sequence[int]) -> list[Evaluated]:
     """What the plan is worth without buckets and with those of each size. Raises ValueError where it is none.
 
-    Sizes that tell processors of large machines apart are left out: all tasks of a step would be written out.
+    Sizes that tell processors of large machines apart are left out: all tasks of a step would be written out. So are
+    all of them for a plan that is far from fitting without any, as buckets keep gradients for longer.
     """
-    every = [msgspec.structs.replace(plan, bucket_bytes=size) for size in dict.fromkeys((0, *sizes))]
-    return [evaluator.evaluate(one) for one in every if evaluator.is_small(one)]
+    plain = evaluator.evaluate(msgspec.structs.replace(plan, bucket_bytes=0))
+    if plain.overflow > HOPELESS:
+        return [plain]
+    others = [msgspec.structs.replace(plan, bucket_bytes=size) for size in dict.fromkeys(sizes) if size]
+    return [plain, *(evaluator.evaluate(one) for one in others if evaluator.is_small(one))]

@@ -41,6 +41,7 @@ CASES = {
                       lambda ran: ran.child_seconds > 0, becomes(True)),
     "seed": Case(WIDE, f"{WIDE} --seed 3", found),
     "batch": Case(f"{HERE} --json", f"{HERE} --json --batch 24", fact("batch_samples"), becomes(24)),
+    "accumulate": Case(MANY, f"{MANY} --accumulate 4", fact("found", "live_bytes"), operator.gt),
     "dtype": Case(MANY, f"{MANY} --dtype bfloat16", fact("found", "step_seconds"), operator.gt),
     "profile": profile_of(f"plan {MLP} --machine local:procs=1 --budget 20 --json"),
     "out": Case(HERE, f"{HERE} --out new/plan.json", lambda ran: (ran.read("new/plan.json") or {}).get("model"),
