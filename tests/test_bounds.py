@@ -18,7 +18,7 @@ from castile.planner.search import Evaluator
 from castile.planner.seeds import one_processor, seeds
 from castile.planner.snapshot import Environment, Measured, snapshot_of
 from castile.planner.strategy import Strategy
-from castile.planner.together import every_task, repeatable
+from castile.planner.together import every_task, only_calls, repeatable
 from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 from castile.runtime.machine import Level, Machine, Processor
@@ -94,7 +94,7 @@ def test_one_processor_has_no_choice(updates, overhead):
     plan = Strategy(one_processor(same.lowering.graph))
     # Updates of several parameters may have their overhead once.
     steps, flows = same.lowering.instances(plan)
-    shared = overhead * len(repeatable(steps, flows, every_task(steps)))
+    shared = overhead * len(repeatable(steps, flows, every_task(steps), only_calls(steps)))
     least = same.evaluate(plan).seconds - shared
     found = lower_bound(same)
     assert found.seconds == found.work_seconds == pytest.approx(least, rel=1e-6)
