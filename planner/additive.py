@@ -14,7 +14,6 @@ from functools import cached_property
 import numpy as np
 
 from castile.planner.cost import CostModel
-from castile.planner.graph import Node
 from castile.planner.instances import StepInstance
 from castile.planner.lower import Lowering
 from castile.planner.program import Flow, Program, Step
@@ -62,7 +61,7 @@ class Additive:
         self.program: Program = lowering.program(Strategy({}, lowering.microbatches))
         self._versions = Versions(lowering.machine)
         self._numbers: dict[Hashable, int] = {}
-        self._shapes: dict[str, int] = {}
+        self._steps: dict[Hashable, int] = {}
         self._decided: dict[tuple[str, Config], dict[str, Config]] = {}
         self._instances: dict[tuple[int, Config], StepInstance] = {}
         self._boxes: dict[tuple[int, int, bool, Config], Placed] = {}
@@ -270,16 +269,19 @@ class Additive:
         return self._decided[key]
 
     def _kind(self, step: Step) -> int:
+        # What has the same templates costs the same; what differs there may do so too.
+        template = self.lowering.templates.kind(step, self.program.dtypes.__getitem__)
+        like = template, step.micro, step.node.alignment.frozen
+        if like not in self._steps:
+            self._steps[like] = self._priced_as(step)
+        return self._steps[like]
+
+    def _priced_as(self, step: Step) -> int:
         dtypes = self.program.dtypes
         ports = tuple([(p.role, p.index, p.cut, dtypes[p.region]) for p in (*step.inputs, *step.outputs)])
-        return self._number("step", self._shape(step.node), step.which, step.axis, step.micro, ports)
-
-    def _shape(self, node: Node) -> int:
-        if node.name not in self._shapes:
-            a = node.alignment
-            shape = (tuple(a.extents.items()), a.operands, a.results, a.frozen)
-            self._shapes[node.name] = self._number("shape", node.op.name, node.op.cost_settings, shape)
-        return self._shapes[node.name]
+        op, a = step.node.op, step.node.alignment
+        shape = (op.name, op.cost_settings, tuple(a.extents.items()), a.operands, a.results, a.frozen)
+        return self._number("step", shape, step.which, step.axis, step.micro, ports)
 
     def own_key(self, name: str) -> int:
         """Equal for nodes whose `sync` is the same."""

@@ -63,7 +63,7 @@ class Moves:
         users = {t: n.name for n in reversed(graph.nodes.values()) for t in n.inputs if graph.tensors[t].param}
         nodes = {**lowering.names.optional, **graph.nodes}
         return cls(
-            lowering, nodes, list(graph.nodes), users, _groups(graph), _neighbours(graph), _shared(graph),
+            lowering, nodes, list(graph.nodes), users, groups_of(graph), neighbours_of(graph), _shared(graph),
             _families(graph), spaces,
         )  # fmt: skip
 
@@ -242,7 +242,7 @@ class Moves:
         return Config(split, placed.replicas, placed.procs)
 
 
-def _groups(graph: Graph) -> list[list[str]]:
+def groups_of(graph: Graph) -> list[list[str]]:
     """Nodes of one kind, and nodes whose names differ in numbers only; groups of two or more."""
     found: dict[object, list[str]] = {}
     kinds: dict[object, int] = {}
@@ -254,7 +254,7 @@ def _groups(graph: Graph) -> list[list[str]]:
     return list({tuple(group): group for group in found.values() if len(group) > 1}.values())
 
 
-def _neighbours(graph: Graph) -> dict[str, Beside]:
+def neighbours_of(graph: Graph) -> dict[str, Beside]:
     """By name: the nodes that touch the same tensor (not a parameter), and what the axes of it are called there."""
     touching: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
     for name, node in graph.nodes.items():

@@ -25,6 +25,7 @@ from castile.planner.sketch.sketch import NUM_DRAWS, Sketch
 from castile.planner.sketch.spaces import SpaceTable
 from castile.planner.spaces import Spaces
 from castile.planner.strategy import Config, Strategy, parts
+from castile.planner.template import Templates
 from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 from castile.runtime.machine import Level, Machine, Processor
@@ -91,7 +92,7 @@ def test_blocks_are_those_of_parts(model: str) -> None:
     spaces, rng = Spaces(lowering, cost), random.Random(1)
     for name, node in lowering.piece.nodes.items():
         table = SpaceTable([node], [spaces[name]], 4, [[]], 200)
-        layouts = LayoutTable(table)
+        layouts = LayoutTable(table, Templates().node_kind)
         ports = [(True, n) for n in range(len(node.inputs))] + [(False, n) for n in range(len(node.outputs))]
         numbers = [layouts.number(node, 0, *port) for port in ports]
         arrays, rank = layouts.arrays(table.first)[0], {degree: n for n, degree in enumerate(table.degrees)}

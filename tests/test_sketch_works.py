@@ -26,6 +26,7 @@ from castile.planner.snapshot import Environment, Measured, snapshot_of
 from castile.planner.space import space_of, splits
 from castile.planner.spaces import Spaces
 from castile.planner.strategy import Config, parts
+from castile.planner.template import Templates
 from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 from castile.runtime.machine import Machine
@@ -40,7 +41,7 @@ every_case = pytest.mark.parametrize("case", CASES, ids=str)
 
 def tables(node: Node) -> tuple[SpaceTable, LayoutTable]:
     table = SpaceTable([node], [space_of(node, NUM_PROCS)], NUM_PROCS, [[]], 50)
-    return table, LayoutTable(table)
+    return table, LayoutTable(table, Templates().node_kind)
 
 
 @every_case

@@ -36,6 +36,7 @@ class Draft:
     ) -> None:
         self._nodes, self._additive, self._spaces, self._layouts = nodes, additive, spaces, layouts
         self._number = {name: n for n, name in enumerate(names)}
+        self._space: list[int] = spaces.tolist()
         self._known: dict[tuple[str, bool, int], int | None] = {}
         kept = [step for step in additive.program.steps if self._is_kept(step)]
         # The node that decides each step.
@@ -69,23 +70,22 @@ class Draft:
 
     def _layout(self, step: Step, port: Port) -> int | None:
         """The layout of a port; None where a sketch has none for it."""
-        key = step.node.name, port.role in ("x", "dx"), port.index
+        node, is_operand = self._nodes.get(step.node.name), port.role in ("x", "dx")
+        if node is not None:
+            return self._layouts.number(node, self._space[self._owner[step.slot]], is_operand, port.index)
+        key = step.node.name, is_operand, port.index
         if key not in self._known:
-            self._known[key] = self._found(step, port)
+            self._known[key] = self._of_param(step, is_operand, port.index)
         return self._known[key]
 
-    def _found(self, step: Step, port: Port) -> int | None:
-        space = int(self._spaces[self._owner[step.slot]])
-        if step.node.name in self._nodes:
-            return self._layouts.number(self._nodes[step.node.name], space, port.role in ("x", "dx"), port.index)
-        # What updates and clips a parameter lies as the parameter does where it is used.
-        param = param_of(step, self._additive.program)
+    def _of_param(self, step: Step, is_operand: bool, index: int) -> int | None:
+        """What updates and clips a parameter lies as the parameter does where it is used."""
+        owner, param = self._owner[step.slot], param_of(step, self._additive.program)
         node = self._nodes[self._additive.deciders[step.node.name]]
         a = step.node.alignment
-        operand = (a.operands if port.role in ("x", "dx") else a.results)[port.index]
-        if a.shape(operand) != self._params[param]:
+        if a.shape((a.operands if is_operand else a.results)[index]) != self._params[param]:
             return None
-        return self._layouts.number(node, space, True, node.inputs.index(param))
+        return self._layouts.number(node, self._space[owner], True, node.inputs.index(param))
 
     def _ends(self, flow: Flow) -> list[End]:
         """Where a flow's pieces are before they are read."""
@@ -101,9 +101,7 @@ class Draft:
         if decider is None or param not in self._nodes[decider].inputs or param not in self._params:
             return []
         owner, node = self._number[decider], self._nodes[decider]
-        return [
-            (-1, owner, self._layouts.number(node, int(self._spaces[owner]), True, node.inputs.index(param)), False)
-        ]
+        return [(-1, owner, self._layouts.number(node, self._space[owner], True, node.inputs.index(param)), False)]
 
     def _may_sum(self, step: Step, layout: int) -> bool:
         """Whether parts of a step may lie alike, and are then to be summed."""

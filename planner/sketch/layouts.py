@@ -6,7 +6,7 @@ does not know processors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -33,12 +33,13 @@ class Dim(NamedTuple):
 
 
 class LayoutTable:
-    """The layouts asked for so far, numbered."""
+    """The layouts asked for so far, numbered.
 
-    def __init__(self, table: SpaceTable) -> None:
-        self._table = table
-        self._kinds: dict[object, int] = {}
-        self._kind_of: dict[str, int] = {}
+    kind   equal for nodes whose parts lie alike
+    """
+
+    def __init__(self, table: SpaceTable, kind: Callable[[Node], int]) -> None:
+        self._table, self._kind = table, kind
         self._numbers: dict[object, int] = {}
         self._seen: dict[object, Seen] = {}
         self._rows: list[tuple[int, list[Dim], list[bool]]] = []
@@ -100,14 +101,6 @@ class LayoutTable:
         if key not in self._seen:
             self._seen[key] = _seen(node, is_operand, index, axis, degrees, whole)
         return self._seen[key]
-
-    def _kind(self, node: Node) -> int:
-        """Equal for nodes whose parts lie alike."""
-        if node.name not in self._kind_of:
-            a = node.alignment
-            kind = (node.op, tuple(a.extents.items()), a.operands, a.results)
-            self._kind_of[node.name] = self._kinds.setdefault(kind, len(self._kinds))
-        return self._kind_of[node.name]
 
     def _made(self, node: Node, space: int, is_operand: bool, index: int) -> tuple[list[Dim], list[bool]]:
         axes = self._table.axes[space]

@@ -17,8 +17,9 @@ import numpy as np
 
 from castile.planner.additive import Additive
 from castile.planner.cost import CostModel
+from castile.planner.graph import Graph
 from castile.planner.lower import Lowering, uncollected
-from castile.planner.moves import Moves
+from castile.planner.moves import groups_of, neighbours_of
 from castile.planner.sketch import changes, loops, prices, sweep
 from castile.planner.sketch.arrays import Choices, Links, Prices
 from castile.planner.sketch.draft import Draft
@@ -98,7 +99,7 @@ class Sketch:
         self.table = SpaceTable(
             [nodes[name] for name in firsts], [spaces[name] for name in firsts], num_procs, of_space, most
         )
-        self._layouts = LayoutTable(self.table)
+        self._layouts = LayoutTable(self.table, lowering.templates.node_kind)
         self.spaces = self.table.arrays()
         self.type_of = lowering.machine.kind_of.astype(np.int64)
         self.axes_of = np.array([len(axes) for axes in self.table.axes], np.int64)
@@ -119,7 +120,7 @@ class Sketch:
         )  # fmt: skip
         self.uses = uses_of(self.program)
         self._make_room()
-        self.choices = _choices(Moves.of(lowering), self._kinds, self.names, self._spaces, self.table)
+        self.choices = _choices(lowering.piece, self._kinds, self._spaces, self.table)
 
     @property
     def is_apart(self) -> bool:
@@ -275,16 +276,16 @@ def _links(cost: CostModel) -> Links:
     return Links(np.array([v.group for v in levels], np.int64), np.array(latency), np.array(per_byte), has_trees, 0.0)
 
 
-def _choices(moves: Moves, kinds: np.ndarray, names: Sequence[str], spaces: np.ndarray, table: SpaceTable) -> Choices:
+def _choices(graph: Graph, kinds: np.ndarray, spaces: np.ndarray, table: SpaceTable) -> Choices:
     """What a walk may change: as `Moves` does, in groups whose nodes have one space."""
-    number = {name: n for n, name in enumerate(names)}
+    number, neighbours = {name: n for n, name in enumerate(graph.nodes)}, neighbours_of(graph)
     groups: list[list[int]] = []
-    for group in moves.groups:
+    for group in groups_of(graph):
         of_space: dict[int, list[int]] = {}
         for name in group:
             of_space.setdefault(int(spaces[number[name]]), []).append(number[name])
         groups += [some for some in of_space.values() if len(some) > 1]
-    rows = [(n, number[other], along) for n, name in enumerate(names) for other, along in moves.neighbours[name]]
+    rows = [(n, number[other], along) for name, n in number.items() for other, along in neighbours[name]]
     # Most neighbours share what lies along what, and their spaces.
     ways: dict[tuple[int, int, int], int] = {}
     of = spaces.tolist()
@@ -306,7 +307,7 @@ def _choices(moves: Moves, kinds: np.ndarray, names: Sequence[str], spaces: np.n
     return Choices(
         _pointer(np.bincount(kinds)), np.argsort(kinds, kind="stable"),
         _pointer([len(group) for group in groups]), _array([n for group in groups for n in group]),
-        _pointer([len(moves.neighbours[name]) for name in names]), _array([other for _, other, _ in rows]),
+        _pointer([len(neighbours[name]) for name in number]), _array([other for _, other, _ in rows]),
         same[way or [0]], _array(like_ptr)[way], np.zeros(size, np.int64),
         np.zeros(changes.NUM_TURNS * int(table.first[-1]), np.int64),
     )  # fmt: skip
