@@ -258,7 +258,7 @@ def _database(profile: str) -> Database:
     try:
         Path(profile).parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"profile database {profile}: {error.strerror}; choose another path") from error
+        raise UserError(f"profile database {profile}: {error.strerror}; choose another path with --profile") from error
     return Database(profile)
 
 
