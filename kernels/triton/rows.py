@@ -74,8 +74,9 @@ def by_rows(
 
     # The first of several is written.
     nbytes_each = sum(np.dtype(one.array.dtype).itemsize for one in arrays[1:] or arrays)
+    reads = len(arrays) - 1 + len(vectors or ()) if len(arrays) > 1 else 0
     settings: tuple[tuple[int, ...], ...] = _settings(
-        walk.extent, cols + (_EIGHT - 1) * skewed, _HELD if again else _ONCE, nbytes_each
+        walk.extent, cols + (_EIGHT - 1) * skewed, _HELD if again else _ONCE, nbytes_each, reads
     )
     return Plan(_staged(settings, cols, nbytes_each) if "STAGES" in known else settings, launches)
 
@@ -95,11 +96,12 @@ def _staged(settings: tuple[tuple[int, ...], ...], cols: int, nbytes: int) -> tu
     )
 
 
-def _settings(extent: int, cols: int, most: int, nbytes: int) -> tuple[tuple[int, int, int], ...]:
+def _settings(extent: int, cols: int, most: int, nbytes: int, reads: int) -> tuple[tuple[int, int, int], ...]:
     """Rows, elements of a row and warps of a program, first with as many elements a thread as spill no registers.
 
     Of one row that is held at once, as those of at most `most` elements are, these are 16; masks of several rows, or of
-    blocks of one, take registers too. nbytes: of an element of each array that is read.
+    blocks of one, take registers too. nbytes: of an element of each array that is read; reads: rows that are read to
+    write one.
     """
     if cols <= most:
         longest = power_of_two(cols)
@@ -114,7 +116,9 @@ def _settings(extent: int, cols: int, most: int, nbytes: int) -> tuple[tuple[int
     if cols > most:
         # Of programs this large few run at once, so that what they read again is still in the cache.
         found += [(1, 8192, 32), (1, 16384, 32)]
-        if most == _HELD and power_of_two(cols) * nbytes <= _ROOM:
-            # One a processor holds a row as it lies in memory, and reads it once.
-            found.append((1, power_of_two(cols), 32))
+        held = power_of_two(cols) * nbytes
+        if most == _HELD and held <= _ROOM:
+            # One a processor holds a row as it lies in memory, and reads it once; of several rows registers are few.
+            first = reads > 0 and held * min(reads, 2) <= _ROOM
+            found.insert(0 if first else len(found), (1, power_of_two(cols), 32))
     return tuple(dict.fromkeys(found))
