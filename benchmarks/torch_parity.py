@@ -85,7 +85,8 @@ def torch_losses(work, steps: int, rate: float, momentum: float) -> list[float]:
 
     from benchmarks.torch_model import TorchStep
 
-    torch.set_num_threads(2)
+    # Losses are compared, not times: threads that wait for each other hardly get on where the host is busy.
+    torch.set_num_threads(1)
     theirs = TorchStep(work.graph, SEED, rate, momentum)
     losses = []
     for step in range(steps):
