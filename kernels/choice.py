@@ -39,7 +39,7 @@ class Array(NamedTuple):
 
     @property
     def laid(self) -> tuple[int, ...]:
-        """The strides of an array that is made like this one: along dims of one element as if it lay dense."""
+        """Strides for making such an array: its own, but along dims of one element those of a dense array."""
         dense = (self.itemsize * prod(self.shape[dim + 1 :]) for dim in range(len(self.shape)))
         return tuple(own if n > 1 else step for n, own, step in zip(self.shape, self.strides, dense, strict=True))
 
@@ -102,12 +102,12 @@ def wanted_of(text: str) -> Wanted:
 
 
 def remember(which: str, choice: Choice) -> None:
-    """From now on the call of that key is bound so."""
+    """Bind the call of that key by this choice from now on."""
     _chosen[which] = choice
 
 
 def forget() -> None:
-    """As if nothing had been measured."""
+    """Drop all that was remembered, so that calls are bound by their forms' own settings."""
     _chosen.clear()
 
 

@@ -107,11 +107,11 @@ class Table:
         scratch: np.ndarray | None,
         accumulate: bool,
     ) -> Call:
-        """As `bind`, by the definition; a table for arrays that NumPy cannot read does it in its own way."""
+        """As `bind`, but by the definition. Tables for arrays that NumPy cannot read replace this."""
         return partial(_define, definitions()[name], args, outs, params, accumulate)
 
     def adds(self, name: str) -> bool:
-        """Whether a kernel's form adds into results by itself; if not, what is chosen is how it fills its results."""
+        """Whether a kernel's form can add into its results; if not, they are computed in scratch and then added."""
         return name in self.forms and native_accumulate(self.forms[name])
 
     def ways(self, name: str, args: tuple[Any, ...], outs: Arrays, params: dict[str, Any], adds: bool) -> list[Choice]:
@@ -166,7 +166,7 @@ def _given(
     scratch: np.ndarray | None,
     accumulate: bool,
 ) -> partial[Any]:
-    """The form with all that it takes."""
+    """A call of the form: with scratch, and with whether it adds, where the form takes them."""
     extra: dict[str, Any] = {"scratch": scratch, "accumulate": accumulate}
     keywords = params | {key: value for key, value in extra.items() if key in _keywords(form)}
     return partial(form, outs[0] if len(outs) == 1 else outs, *args, **keywords)
@@ -188,7 +188,7 @@ def _run_all(calls: list[Call]) -> None:
 
 
 def _held(outs: Arrays, scratch: np.ndarray | None) -> tuple[Arrays, np.ndarray]:
-    """Places for the results at the head of scratch, each rounded up to 64 bytes, and the scratch that is left."""
+    """Arrays for the results at the head of scratch, each padded to a multiple of 64 bytes, and the rest of it."""
     assert scratch is not None, "adding to a result needs scratch"
     held = []
     for out in outs:

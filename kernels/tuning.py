@@ -21,7 +21,7 @@ class Meter(Protocol):
     """Where calls are timed."""
 
     def place(self) -> AbstractContextManager[object]:
-        """Within which operands are made, and calls bound and timed."""
+        """A context in which operands are made, and calls are bound and timed: the device is current there."""
 
     def operands(self, call: Wanted) -> list[Operands]:
         """Arrays for a call, as many as it takes to outgrow the caches."""
@@ -38,9 +38,10 @@ def gpu() -> Meter:
 def named(
     table: Table, name: str, outs: Sequence[Array], args: Sequence[Any], params: dict[str, Any], accumulate: bool
 ) -> str:
-    """What a call is looked up by when the table binds it; arrays are given as `Array`s.
+    """The key under which a table looks up the choice for a call; arrays are given as `Array`s.
 
-    A call that adds, of a kernel whose form cannot, fills memory that lies dense and is added then.
+    Where a call adds to its results and the kernel's form cannot, the key is that of a call which writes dense arrays,
+    since that is what is run before they are added.
     """
     if accumulate and not table.adds(name):
         accumulate, outs = False, [dense(out.shape, out.dtype) for out in outs]
@@ -108,5 +109,5 @@ def take(found: dict[str, Choice]) -> None:
 
 
 def hollow(one: Array) -> np.ndarray:
-    """An array of which one element is there, for what looks at shapes and steps only."""
+    """An array of one element, repeated: it has the shape and strides of a whole one and takes no memory."""
     return as_strided(np.zeros(1, one.dtype), one.shape, one.laid)

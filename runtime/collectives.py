@@ -72,9 +72,10 @@ def _transfer(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> 
 
 
 def _passed_on(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> bool:
-    """Where those who contribute want the whole and so do others: it is made once, and passed on from the nearest.
+    """Make a copy once, where all who contribute to it want it, and pass it on to the others from the nearest of them.
 
-    The others would add the same in the same order, so they get the same bits. Whether that was cheaper, and done.
+    Returns whether that was cheaper, and so was done. The others get the bits that they would have had by adding
+    themselves, since all add in the same order.
     """
     members = component[0].members
     holders = {m.proc for m in members}

@@ -119,9 +119,10 @@ class Links:
 
 @dataclass
 class Transfer:
-    """The plan of one version: pieces (sources first), tasks in an order that respects their needs, a piece a read.
+    """The plan of one version: its pieces (sources first), its tasks in an order that respects what they need, and the
+    piece that each read reads.
 
-    most   of which there are to be no more than so many tasks
+    most   how many tasks there may be
     """
 
     sources: Sequence[Source]
