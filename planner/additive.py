@@ -125,7 +125,7 @@ class Additive:
         return self._prices[key]
 
     def sync(self, name: str, config: Config) -> int:
-        """The transfers that a node's own Config decides."""
+        """Picoseconds of the transfers that a node's own Config decides, such as the sum of its gradients."""
         key = ("sync", self.own_key(name), config)
         if key not in self._prices:
             configs = self.decided(name, config)
@@ -133,7 +133,7 @@ class Additive:
         return self._prices[key]
 
     def move(self, edge: Edge, first: Config, second: Config) -> int:
-        """The transfers between two nodes, less what `sync` of either holds of them."""
+        """Picoseconds of the transfers between two nodes, less what `sync` of either has of them already."""
         key = ("move", edge.key, first, second)
         if key not in self._prices:
             configs = self.decided(edge.nodes[0], first) | self.decided(edge.nodes[1], second)
@@ -142,13 +142,13 @@ class Additive:
         return self._prices[key]
 
     def price(self, configs: Mapping[str, Config]) -> int:
-        """The price of a plan: of its nodes and of all pairs."""
+        """The price of a plan in picoseconds: of its nodes and of all pairs."""
         nodes = sum(self.work(name, configs[name]) + self.sync(name, configs[name]) for name in self.steps)
         return nodes + sum(self.move(edge, *(configs[name] for name in edge.nodes)) for edge in self.edges)
 
     @cached_property
     def _shares(self) -> list[tuple[str, tuple[str, ...], Flow]]:
-        """Each flow with the node at its single end, and the other nodes that touch it."""
+        """The flows that have one node at one of their ends: that node, the other nodes that touch it, and the flow."""
         found = []
         for flow in self.program.flows:
             # what lies where nobody alone decides, as the loss's scale does, is little
@@ -179,11 +179,11 @@ class Additive:
         return replace(flow, producers=made, readers=read, overwriters=kept(flow.overwriters))
 
     def side(self, edge: Edge, slot: int) -> int:
-        """Which of an edge's nodes decides a pass."""
+        """Which of an edge's two nodes decides the pass in this slot of the program: 0 or 1."""
         return edge.nodes.index(self.deciders[self.program.steps[slot].node.name])
 
     def home_side(self, edge: Edge, flow: Flow) -> int:
-        """Which of an edge's nodes decides where a carried region lies; -1 where that is neither."""
+        """Which of an edge's two nodes decides where a carried region lies: 0 or 1, and -1 where neither does."""
         name = self.deciders.get(flow.home.node.name) if flow.home is not None else None
         return edge.nodes.index(name) if name in edge.nodes else -1
 
@@ -199,7 +199,7 @@ class Additive:
         return found + [Placed(("whole", flow.shape), (whole(flow.shape),), Config())] * (flow.role == "output")
 
     def moves(self, flow: Flow, configs: Mapping[str, Config]) -> int:
-        """The transfers of a flow between nodes with these Configs."""
+        """Picoseconds of a flow's transfers between nodes with these Configs."""
         version, procs = self.version(flow, self.made(flow, configs), self.read(flow, configs))
         key = id(version), self.lowering.machine.kind_of[list(procs)].tobytes()
         if key not in self._spent:

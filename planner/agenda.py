@@ -18,14 +18,16 @@ NEVER = np.iinfo(np.int64).max
 
 
 class Agenda(NamedTuple):
-    """Room for tasks that wait in buckets by time, in the order in which they came.
+    """Room for tasks that are ready and wait, in buckets by the time from which they are.
 
-    Those of the bucket under way stand in a row as long as they come in the order in which they are taken, as most do,
-    and the others in a heap. What lies behind the last but one bucket waits in the last.
+    In a later bucket they are chained in the order in which they came. Those of the bucket under way stand in a row if
+    they came in the order in which they are taken, as most do, else in a heap. The last bucket holds all that comes
+    after the others.
 
-    first, last   of each bucket the first and the last task, or -1
-    chain         by task the next one of its bucket, or -1
-    row, heap     tasks from row[head] to row[stop - 1]; a heap of `size`
+    first, last   the first and the last task of each bucket, or -1
+    chain         for each task the next one of its bucket, or -1
+    row           the tasks in it are row[head] to row[stop - 1]
+    heap          the tasks in it are the first `size`
     fresh         tasks that have just become ready
     """
 
@@ -50,7 +52,7 @@ def room(num_tasks: int) -> Agenda:
 def put(  # type: ignore[no-untyped-def]
     num_fresh, size, head, stop, bucket, base, width, first, last, chain, row, heap, fresh, ready, order
 ):
-    """Enter so many fresh tasks; the size of the heap and the end of the row after that.
+    """Enter so many fresh tasks; returns the size of the heap and the end of the row after that.
 
     Bucket number `bucket` is under way, the first begins at `base`, and each is 2**width picoseconds wide.
     """
@@ -73,7 +75,11 @@ def put(  # type: ignore[no-untyped-def]
 
 
 def opened(bucket, base, width, first, chain, fresh, ready):  # type: ignore[no-untyped-def]
-    """The tasks of the next bucket are fresh: how many (none at the end only), and the buckets from there on."""
+    """Make the tasks of the next bucket that has any the fresh ones.
+
+    Returns how many they are, 0 only when no task waits; and the number of the bucket under way, where the first begins
+    and how wide they are, which change when the last bucket is opened.
+    """
     num_fresh, bucket = 0, bucket + 1
     while bucket < len(first) and first[bucket] < 0:
         bucket += 1
@@ -90,7 +96,7 @@ def opened(bucket, base, width, first, chain, fresh, ready):  # type: ignore[no-
 
 
 def take(size, head, stop, row, heap, ready, order):  # type: ignore[no-untyped-def]
-    """The first of the tasks in row and heap, and where the row begins and the size of the heap without it."""
+    """Take the first task of row and heap; returns it, where the row begins now, and the size of the heap now."""
     if size == 0 or (head < stop and before(row[head], heap[0], ready, order)):
         return row[head], head + 1, size
     task = heap[0]
@@ -126,10 +132,10 @@ PARTS = (put, opened, take, before, rise, sink)
 
 
 def without_arrays(bodies: Sequence[Callable[..., Any]], parts: Sequence[Callable[..., Any]]) -> tuple[Any, ...]:
-    """Functions that make no array compiled, where numba is installed, with the parts that they call, and those here.
+    """These functions, compiled where numba is installed; they may call `parts` and the parts of this file.
 
-    Counting references to the arrays that they are given would take longer than all else, so they do not count; and to
-    hand so many arrays on takes longer than most parts do, so these are put in where they are called.
+    None of them may make an array: references to arrays are not counted, since that would take longer than all else.
+    Parts are put in where they are called, since handing on so many arrays would take longer than most parts do.
     """
     if not can_compile():
         return tuple(bodies)

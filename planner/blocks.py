@@ -22,11 +22,12 @@ Frames = tuple[tuple[int, int, tuple[int, ...]], ...]
 
 
 class Edges(NamedTuple):
-    """Tasks of one block that wait for others, pair by pair.
+    """What tasks of one block wait for, pair by pair.
 
-    block[n], task[n], after[n]   each waits for that task of that block
-    blocks    those among them
-    identity  equal for equal edges
+    after[n]            the task that waits, by its number in the block
+    block[n], task[n]   what it waits for: a block, and the number of a task there
+    blocks              all blocks that are waited for
+    identity            bytes that are equal for equal edges
     """
 
     block: np.ndarray
@@ -54,10 +55,11 @@ class Contents(NamedTuple):
 class Block:
     """The n tasks of an instance.
 
-    order[n], lasts[n]      as in a composed graph: the key that breaks ties, and picoseconds, at least 1
-    lane_count[n], lanes    how many lanes each task occupies, and which
-    into      of a flow, by block: what tasks of that block wait for
-    frames    of a flow, by slot: where a step's tasks read in strides
+    order[n]              the key that breaks ties, as in a composed graph
+    lasts[n]              picoseconds, at least 1
+    lane_count[n], lanes  how many lanes each task occupies, and which
+    into                  in the block of a flow: for each block what its tasks wait for because of the flow
+    frames                in the block of a flow: by slot which tasks of a step read in strides, where, and out of what
     """
 
     order: np.ndarray
@@ -80,7 +82,7 @@ def of_step(step: StepInstance, slot: int, cost: CostModel) -> Block:
 
 
 def of_flow(flow: FlowInstance, number: int, num_slots: int, cost: CostModel) -> Block:
-    """The transfers of flow number so-and-so of a program of so many steps, and all that waits because of it."""
+    """The transfers of a flow, the `number`th of a program of `num_slots` steps, and all that waits because of it."""
     every = np.arange(flow.num_tasks)
     lane_count, lanes = flow.lanes
     lasts = priced(cost, flow.keys, every, lanes[np.cumsum(lane_count) - lane_count])

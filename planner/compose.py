@@ -89,7 +89,7 @@ class _Layout:
         return np.fromiter(procs, np.int64, int(self.step_base[-1])) * NUM_LANES + COMPUTE
 
     def order(self) -> np.ndarray:
-        """(slot in the program, transfers after computation, number): unique, and the same whatever was made first."""
+        """Unique keys, whatever was made first: by slot in the program, there computation before transfers, then number."""
         sizes = np.diff(self.step_base)
         slots = np.repeat(np.arange(len(self.steps)), sizes)
         of_steps = (slots + 1 << 40) + np.arange(self.step_base[-1]) - np.repeat(self.step_base[:-1], sizes)
@@ -172,7 +172,7 @@ class _Layout:
 
     @cached_property
     def _in_strides(self) -> dict[int, list[list[tuple[int, int, tuple[int, ...]]]]]:
-        """By slot the rows of its tasks that read arrays in strides, as the templates of the flows tell them."""
+        """For each slot what its tasks read in strides, as the flows' templates tell: rows of (task, port, shape)."""
         found: dict[int, list[list[tuple[int, int, tuple[int, ...]]]]] = {}
         for f, template in zip(self.flows, self.templates):
             for step, rows in template.in_strides if template.version.is_strided else ():
@@ -181,7 +181,7 @@ class _Layout:
 
     @cached_property
     def _adding(self) -> dict[int, list[tuple[int, np.ndarray]]]:
-        """By slot the output ports that add to what is there already, and in which tasks they do."""
+        """For each slot its output ports through which tasks add to what is there already, and which tasks do."""
         adding: dict[int, list[tuple[int, np.ndarray]]] = {}
         for f in self.flows:
             for step, port, tasks in f.template.adding:
@@ -229,8 +229,11 @@ def _strided(
 
 
 def _private_adding(step: StepInstance, rows: Sequence[tuple[int, np.ndarray]]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The tasks of a step that add to what is there already, those that do so through the same ports together, and
-    their private bytes; rows: an output port and the tasks that add through it."""
+    """The tasks of a step that add to what is there already, and the private bytes of each, by the ports that they add
+    through.
+
+    rows   for each output port the tasks that add through it
+    """
     ports = np.zeros(step.num_tasks, dtype=np.int64)
     for port, tasks in rows:
         ports[tasks] |= 1 << port
