@@ -89,7 +89,7 @@ class _Layout:
         return np.fromiter(procs, np.int64, int(self.step_base[-1])) * NUM_LANES + COMPUTE
 
     def order(self) -> np.ndarray:
-        """Unique keys, whatever was made first: by slot in the program, computation before transfers, then by number."""
+        """Keys, unique whatever was made first: by slot in the program, computation before transfers, by number."""
         sizes = np.diff(self.step_base)
         slots = np.repeat(np.arange(len(self.steps)), sizes)
         of_steps = (slots + 1 << 40) + np.arange(self.step_base[-1]) - np.repeat(self.step_base[:-1], sizes)
