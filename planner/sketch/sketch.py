@@ -89,7 +89,9 @@ class Sketch:
         alike = [(tuple(n.alignment.extents.items()), n.alignment.frozen, id(spaces[n.name])) for n in nodes.values()]
         self._spaces = _numbered(alike)
         self._works = Works(lowering, cost, additive.program, known[0] if known else {})
-        self._kinds = _numbered([(additive.kinds[name], self._works.keeps.get(name)) for name in self.names])
+        # Nodes without passes, and of those alike such as are pinned, may have another space.
+        every = zip(self.names, self._spaces.tolist(), strict=True)
+        self._kinds = _numbered([(additive.kinds[name], self._works.keeps.get(name), space) for name, space in every])
         firsts = [self.names[n] for n in np.unique(self._spaces, return_index=True)[1]]
         of_space: list[dict[Config, None]] = [{} for _ in firsts]
         for name, space in zip(self.names, self._spaces.tolist(), strict=True):

@@ -1,0 +1,35 @@
+"""Nodes that a sketch prices as one have one space, whatever passes they have and whatever is pinned of some."""
+
+import math
+
+import pytest
+
+from castile.launch import models
+from castile.planner import pins
+from castile.planner.cost import CostModel
+from castile.planner.lower import Lowering
+from castile.planner.op import find
+from castile.planner.pins import Pins
+from castile.planner.seeds import seeds
+from castile.planner.sketch.sketch import Sketch
+from castile.planner.spaces import Spaces
+from castile.planner.strategy import Names
+from castile.planner.updates import Updates
+from castile.runtime import machine as machines
+
+# Of a forward pass it has nodes without any, of several shapes.
+BERT = "bert:layers=2,width=12,heads=3,seq=7,vocab=30,positions=9"
+
+
+@pytest.mark.parametrize("mode", ["train", "forward"])
+@pytest.mark.parametrize("pin", ["", "block1.q: {b: 2}", "block1.*: {procs: 0-3}"])
+def test_nodes_of_one_kind_have_one_space(mode: str, pin: str) -> None:
+    machine = machines.parse("flexflow-p100:nodes=2")
+    lowering = Lowering(models.parse(BERT).graph(64), machine, Updates(find("sgd")()), mode)
+    cost, names = CostModel(machine), Names(lowering.piece.nodes, lowering.names.optional)
+    pinned = Pins([pins.parse(pin)], names, machine.num_procs) if pin else None
+    plans = seeds(lowering, None, cost, pinned)
+    sketch = Sketch(lowering, cost, Spaces(lowering, cost, pinned), [plan.configs for plan in plans.values()])
+    assert all(0 < sketch.seconds(plan.configs) < math.inf for plan in plans.values())
+    pairs = set(zip(sketch._kinds.tolist(), sketch._spaces.tolist(), strict=True))
+    assert len(pairs) == len({kind for kind, _ in pairs})
