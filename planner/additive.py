@@ -8,9 +8,10 @@ minimises it.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import numpy as np
 
 from castile.planner.cost import CostModel
@@ -176,7 +177,7 @@ class Additive:
         made, read = kept(flow.producers), kept(flow.readers)
         if not (made or flow.home) or not (read or flow.role == "output"):
             return None
-        return replace(flow, producers=made, readers=read, overwriters=kept(flow.overwriters))
+        return msgspec.structs.replace(flow, producers=made, readers=read, overwriters=kept(flow.overwriters))
 
     def side(self, edge: Edge, slot: int) -> int:
         """Which of an edge's two nodes decides the pass in this slot of the program: 0 or 1."""

@@ -8,40 +8,40 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 from itertools import chain
+from typing import Generic, TypeVar
 
 import numpy as np
 
-from castile.planner.instances import HOST, NONE, PATTERN, FlowInstance, FlowTemplate, StepInstance
-from castile.runtime.task import NUM_LANES, Buffer, CostKey, Kind, Lane, Task, TaskGraph
+from castile.planner.instances import HOST, NONE, PATTERN, FlowInstance, StepInstance
+from castile.planner.template import InStrides
+from castile.runtime.dependence import NO_KINDS
+from castile.runtime.task import Buffer, CostKey, Kind, Task, TaskGraph
 
-# Where the host's tasks begin: no number of a task makes it the number of one.
-NOWHERE = -(2**62)
-COMPUTE = int(Lane.COMPUTE)
+NO_PAIRS = np.zeros((0, 2), dtype=np.int64)
 
 
 def compose(steps: Sequence[StepInstance], flows: Sequence[FlowInstance], num_procs: int) -> TaskGraph:
     """The task graph of these instances: the tasks of the steps in their order, then those of the flows."""
     layout = _Layout(steps, flows)
-    templates = layout.templates
     cost, keys = layout.costs()
     need_ptr, needs = _rows(*layout.edges(), layout.num_tasks)
     use_ptr, uses = _rows(*layout.uses(), layout.num_tasks)
-    compute = np.full(layout.flow_base[0], Kind.COMPUTE, dtype=np.int8)
-    one_lane = np.ones(layout.flow_base[0], dtype=np.int64)
+    lane_count, lanes = layout.lanes()
+    buffer_proc, buffer_bytes, buffer_first = layout.buffers()
     return TaskGraph(
-        kind=_join([compute, *[t.version.kinds for t in templates]], np.int8),
+        kind=layout.kinds(),
         order=layout.order(),
         cost=cost,
         cost_keys=keys,
-        lane_ptr=_pointer(_join([one_lane, *[t.lanes[0] for t in templates]])),
-        lanes=_join([layout.step_lanes(), *[t.lanes[1] for t in templates]]),
+        lane_ptr=_pointer(lane_count),
+        lanes=lanes,
         need_ptr=need_ptr,
         needs=needs,
         use_ptr=use_ptr,
         uses=uses,
-        buffer_proc=_join([t.buffer_procs for t in templates]),
-        buffer_bytes=_join([t.buffer_bytes for t in templates]),
-        buffer_first=layout.first(),
+        buffer_proc=buffer_proc,
+        buffer_bytes=buffer_bytes,
+        buffer_first=buffer_first,
         private_bytes=layout.private(),
         num_procs=num_procs,
         tasks=_Lazy(layout.task, layout.num_tasks),
@@ -49,102 +49,166 @@ def compose(steps: Sequence[StepInstance], flows: Sequence[FlowInstance], num_pr
     )
 
 
+Kin = TypeVar("Kin")
+
+
+class _Alike(Generic[Kin]):
+    """Things of which many are alike: `kinds` are one of each, in the order in which they come.
+
+    which[n]   the kind of thing n
+    """
+
+    def __init__(self, things: Sequence[Kin], keys: Sequence[Hashable]) -> None:
+        one_of = dict(zip(keys, things, strict=True))
+        place = {key: n for n, key in enumerate(one_of)}
+        self.kinds = list(one_of.values())
+        self.which = np.array([place[key] for key in keys], dtype=np.int64)
+
+    def counts(self, of: Callable[[Kin], int]) -> np.ndarray:
+        """A number of each kind."""
+        return np.array([of(kind) for kind in self.kinds], dtype=np.int64)
+
+    def where(self, of: Callable[[Kin], bool]) -> list[int]:
+        """The things of whose kinds that is so."""
+        return np.flatnonzero(np.array([of(kind) for kind in self.kinds], dtype=bool)[self.which]).tolist()
+
+    def rows(self, kind: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of kinds, kind[row] ascending, for all things end to end: which row each is, and of which thing."""
+        counts = np.bincount(kind, minlength=len(self.kinds))
+        each = counts[self.which]
+        thing = np.repeat(np.arange(len(each)), each)
+        begin = (np.cumsum(counts) - counts)[self.which] - (np.cumsum(each) - each)
+        return np.arange(len(thing)) + begin[thing], thing
+
+    def together(self, of: Callable[[Kin], np.ndarray], none: np.ndarray = NONE) -> tuple[np.ndarray, np.ndarray]:
+        """Whose each row is of what the kinds have, and the rows; `none` of them are like those."""
+        arrays = [of(kind) for kind in self.kinds]
+        kind = np.repeat(np.arange(len(arrays)), np.array([len(array) for array in arrays], dtype=np.int64))
+        return kind, np.concatenate([none, *arrays]).astype(none.dtype, copy=False)
+
+    def joined(self, of: Callable[[Kin], np.ndarray], none: np.ndarray = NONE) -> np.ndarray:
+        """What kinds have, for all things end to end."""
+        kind, rows = self.together(of, none)
+        return rows[self.rows(kind)[0]]
+
+
 class _Layout:
     """Where the tasks and buffers of each instance begin, and what follows from that."""
 
     def __init__(self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> None:
         self.steps, self.flows = steps, flows
-        self.step_base = _pointer(np.array([len(s.config.procs) for s in steps], dtype=np.int64))
-        self.flow_base = self.step_base[-1] + _pointer(np.array([f.num_tasks for f in flows], dtype=np.int64))
-        self.buffer_base = _pointer(np.array([f.num_buffers for f in flows], dtype=np.int64))
+        self.of_steps = _Alike(steps, [(id(s.template), id(s.config)) for s in steps])
+        templates = [f.template for f in flows]
+        self.of_flows = _Alike(templates, templates)
+        sizes = self.of_steps.counts(lambda s: s.num_tasks)
+        transfers, buffers = (self.of_flows.counts(of) for of in (lambda t: t.num_tasks, lambda t: t.num_buffers))
+        self.step_base = _pointer(sizes[self.of_steps.which])
+        self.flow_base = self.step_base[-1] + _pointer(transfers[self.of_flows.which])
+        self.buffer_base = _pointer(buffers[self.of_flows.which])
         self.num_tasks, self.num_buffers = int(self.flow_base[-1]), int(self.buffer_base[-1])
 
-    @cached_property
-    def templates(self) -> list[FlowTemplate]:
-        return [f.template for f in self.flows]
+    def kinds(self) -> np.ndarray:
+        """int8: what each task is."""
+        compute = np.full(self.flow_base[0], Kind.COMPUTE, dtype=np.int8)
+        return np.append(compute, self.of_flows.joined(lambda t: t.version.kinds, NO_KINDS))
 
     def costs(self) -> tuple[np.ndarray, tuple[CostKey, ...]]:
         """What each task costs: the number of its key, and the keys."""
         keys: dict[CostKey, int] = {}
-        numbers = {template: _numbered(keys, template.keys[0]) for template in {s.template: None for s in self.steps}}
-        of_steps = [numbers[s.template][s.costs] for s in self.steps]
-        versions = {t.version: None for t in self.templates if t.version.patterns}
-        of_flows = {v: _numbered(keys, v.keys[0])[v.keys[1]] for v in versions}
-        cost = _join([*of_steps, *[of_flows[t.version] for t in self.templates if t.version.patterns]])
-        known: dict[Hashable, tuple[np.ndarray, np.ndarray]] = {}
+        templates = {s.template: None for s in self.of_steps.kinds}
+        of_template = {template: _numbered(keys, template.keys[0]) for template in templates}
+        of_steps = self.of_steps.joined(lambda s: of_template[s.template][s.costs])
+        versions = {t.version: None for t in self.of_flows.kinds if t.version.patterns}
+        of_version = {v: _numbered(keys, v.keys[0])[v.keys[1]] for v in versions}
+        cost = np.append(of_steps, self.of_flows.joined(lambda t: of_version.get(t.version, NONE)))
+        numbers: dict[int, np.ndarray] = {}
         for slot, rows in self._in_strides.items():
-            step = self.steps[slot]
-            # Steps that are alike read alike: their flows have one template, whose rows these are.
-            key = (step.template, step.config.replicas, *map(id, rows))
-            if key not in known:
-                tasks, strided = _strided(step, rows)
-                known[key] = tasks, _numbered(keys, strided)
-            tasks, numbers_of = known[key]
-            cost[self.step_base[slot] + tasks] = numbers_of
+            tasks, strided = self.steps[slot].template.strided(self.steps[slot].config.replicas, rows)
+            if id(strided) not in numbers:
+                numbers[id(strided)] = _numbered(keys, strided)
+            cost[self.step_base[slot] + tasks] = numbers[id(strided)]
         return cost, tuple(keys)
 
-    def step_lanes(self) -> np.ndarray:
-        """The lane of each task of a step."""
-        procs = chain.from_iterable([s.config.procs for s in self.steps])
-        return np.fromiter(procs, np.int64, int(self.step_base[-1])) * NUM_LANES + COMPUTE
+    def lanes(self) -> tuple[np.ndarray, np.ndarray]:
+        """How many lanes each task occupies, and which."""
+        one = np.ones(self.flow_base[0], dtype=np.int64)
+        counts, lanes = (self.of_flows.joined(of) for of in (lambda t: t.lanes[0], lambda t: t.lanes[1]))
+        return np.append(one, counts), np.append(self.of_steps.joined(lambda s: s.lanes), lanes)
 
     def order(self) -> np.ndarray:
         """Keys, unique whatever was made first: by slot in the program, computation before transfers, by number."""
         sizes = np.diff(self.step_base)
         slots = np.repeat(np.arange(len(self.steps)), sizes)
-        of_steps = (slots + 1 << 40) + np.arange(self.step_base[-1]) - np.repeat(self.step_base[:-1], sizes)
-        sizes = np.diff(self.flow_base)
-        starts = np.array([(f.slot + 1 << 40) + (n + 1 << 20) for n, f in enumerate(self.flows)], dtype=np.int64)
-        numbers = np.arange(self.flow_base[0], self.num_tasks) - np.repeat(self.flow_base[:-1], sizes)
-        return np.concatenate([of_steps, np.repeat(starts, sizes) + numbers])
+        of_steps = (slots + 1 << 40) + np.arange(self.step_base[-1]) - self.step_base[slots]
+        sending = np.flatnonzero(np.diff(self.flow_base))
+        starts = np.array([(self.flows[n].slot + 1 << 40) + (n + 1 << 20) for n in sending.tolist()], dtype=np.int64)
+        starts -= self.flow_base[sending]
+        of_flows = np.arange(self.flow_base[0], self.num_tasks) + np.repeat(starts, np.diff(self.flow_base)[sending])
+        return np.append(of_steps, of_flows)
 
     @cached_property
-    def _ports(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where the ports of each flow begin, and the task of each port, -1 for the host; the last stands for none."""
-        num_ports = np.array([len(t.port_step) for t in self.templates], dtype=np.int64)
-        # of each flow where its own tasks begin, where the host's would, then where those of each of its steps do
-        slots = np.array([slot for f in self.flows for slot in (PATTERN, HOST, *f.slots)], dtype=np.int64)
-        begin = np.where(slots >= 0, self.step_base[slots], NOWHERE)
-        table = _pointer(np.array([2 + len(f.slots) for f in self.flows], dtype=np.int64))[:-1]
-        begin[table] = self.flow_base[:-1]
-        step = _join([t.port_step for t in self.templates])
-        step = np.where(step >= 0, step + 2, -1 - step)
-        task = begin[step + np.repeat(table, num_ports)] + _join([t.port_task for t in self.templates])
-        return _pointer(num_ports)[:-1], np.append(np.maximum(task, -1), -1)
+    def _ports(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Where the ports of each kind of flow begin, which of its flow's steps each is of, and which task of that."""
+        counts = self.of_flows.counts(lambda t: len(t.port_step))
+        steps, tasks = (
+            self.of_flows.together(lambda t: t.port_step)[1],
+            self.of_flows.together(lambda t: t.port_task)[1],
+        )
+        return np.cumsum(counts) - counts, steps, tasks
+
+    @cached_property
+    def _begins(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where the tasks of each flow begin, then those of each step that it touches; and where these rows begin."""
+        slots = np.fromiter(chain.from_iterable([f.slots for f in self.flows]), dtype=np.int64)
+        counts = np.array([len(f.slots) for f in self.flows], dtype=np.int64)
+        first = np.cumsum(counts) - counts
+        return np.insert(self.step_base[slots], first, self.flow_base[:-1]), first + np.arange(len(first))
+
+    def _tasks(self, port: np.ndarray, row: np.ndarray, flow: np.ndarray) -> np.ndarray:
+        """The tasks at ports of kinds, none of them a host's: those of these rows, in these flows."""
+        _, step, task = self._ports
+        begin, first = self._begins
+        # what stands for a flow's own tasks is one less than the number of its first step
+        return begin[(step[port] - PATTERN)[row] + first[flow]] + task[port][row]
 
     def edges(self) -> tuple[np.ndarray, np.ndarray]:
         """All edges: the tasks that wait, and those for which they wait."""
-        offset, task = self._ports
-        before, after = task[_shifted([t.version.edges for t in self.templates], offset)].T
-        real = (before != after) & (before >= 0) & (after >= 0)
+        first, step, task = self._ports
+        kind, pairs = self.of_flows.together(lambda t: t.version.edges, NO_PAIRS)
+        before, after = (pairs + first[kind][:, None]).T
+        real = (step[before] != HOST) & (step[after] != HOST)
+        real &= (step[before] != step[after]) | (task[before] != task[after])
+        row, flow = self.of_flows.rows(kind[real])
+        before, after = (self._tasks(port[real], row, flow) for port in (before, after))
         turns = self._one_by_one()
-        return np.append(after[real], turns[:, 1]), np.append(before[real], turns[:, 0])
+        return np.append(after, turns[:, 1]), np.append(before, turns[:, 0])
 
     def uses(self) -> tuple[np.ndarray, np.ndarray]:
         """Tasks, and buffers that they touch."""
-        offset, task = self._ports
-        pairs = [t.version.touched for t in self.templates]
-        if not pairs:
-            return NONE, NONE
-        ports, buffers = np.concatenate(pairs).T
-        counts = [len(p) for p in pairs]
-        users = task[ports + np.repeat(offset, counts)]
-        return users[users >= 0], (buffers + np.repeat(self.buffer_base[:-1], counts))[users >= 0]
+        first, step, _ = self._ports
+        kind, pairs = self.of_flows.together(lambda t: t.version.touched, NO_PAIRS)
+        port, buffer = pairs[:, 0] + first[kind], pairs[:, 1]
+        real = step[port] != HOST
+        row, flow = self.of_flows.rows(kind[real])
+        return self._tasks(port[real], row, flow), buffer[real][row] + self.buffer_base[flow]
 
-    def first(self) -> np.ndarray:
-        """The task that begins each buffer's life, -1 for what outlives the step."""
-        offset, task = self._ports
-        first = _join([t.first for t in self.templates])
-        return task[np.where(first >= 0, first + np.repeat(offset, np.diff(self.buffer_base)), -1)]
+    def buffers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Where each buffer lies, its bytes, and the task that begins its life, -1 for what outlives the step."""
+        kind, first = self.of_flows.together(lambda t: t.first)
+        row, flow = self.of_flows.rows(kind)
+        begun = np.flatnonzero(first[row] >= 0)
+        task = np.full(len(row), -1)
+        task[begun] = self._tasks(first + self._ports[0][kind], row[begun], flow[begun])
+        procs, nbytes = (self.of_flows.together(of)[1] for of in (lambda t: t.buffer_procs, lambda t: t.buffer_bytes))
+        return procs[row], nbytes[row], task
 
     def _one_by_one(self) -> np.ndarray:
         """A processor does one microbatch after the other: else the activations of all would be live."""
         last: dict[tuple[int, int], int] = {}
         pairs = []
-        for slot, step in enumerate(self.steps):
-            number, count = step.step.micro.number, step.step.micro.count
-            if count == 1:
-                continue
+        for slot in [slot for slot, step in enumerate(self.steps) if step.step.micro.count > 1]:
+            step = self.steps[slot]
+            number = step.step.micro.number
             for local, proc in enumerate(step.config.procs):
                 task = int(self.step_base[slot]) + local
                 if number and step.step.which == "F" and (number - 1, proc) in last:
@@ -158,34 +222,28 @@ class _Layout:
         Transfers need no memory of their own: staging is among the buffers.
         """
         of_flows = np.zeros(self.num_tasks - int(self.flow_base[0]), dtype=np.int64)
-        result = _join([*[s.private for s in self.steps], of_flows])
-        # Steps that are alike add alike: their flows have one template, whose arrays these are.
-        known: dict[Hashable, list[tuple[np.ndarray, np.ndarray]]] = {}
+        result = np.append(self.of_steps.joined(lambda s: s.private), of_flows)
         for slot, rows in self._adding.items():
-            step = self.steps[slot]
-            key = (step.template, step.config.replicas, *[(port, id(tasks)) for port, tasks in rows])
-            if key not in known:
-                known[key] = _private_adding(step, rows)
-            for tasks, nbytes in known[key]:
-                result[self.step_base[slot] + tasks] = nbytes
+            tasks, nbytes = self.steps[slot].template.adding(self.steps[slot].config.replicas, rows)
+            result[self.step_base[slot] + tasks] = nbytes
         return result
 
     @cached_property
-    def _in_strides(self) -> dict[int, list[list[tuple[int, int, tuple[int, ...]]]]]:
+    def _in_strides(self) -> dict[int, list[InStrides]]:
         """For each slot what its tasks read in strides, as the flows' templates tell: rows of (task, port, shape)."""
-        found: dict[int, list[list[tuple[int, int, tuple[int, ...]]]]] = {}
-        for f, template in zip(self.flows, self.templates):
-            for step, rows in template.in_strides if template.version.is_strided else ():
-                found.setdefault(f.slots[step], []).append(rows)
+        found: dict[int, list[InStrides]] = {}
+        for f in self.of_flows.where(lambda t: t.version.is_strided):
+            for step, rows in self.flows[f].template.in_strides:
+                found.setdefault(self.flows[f].slots[step], []).append(rows)
         return found
 
     @cached_property
     def _adding(self) -> dict[int, list[tuple[int, np.ndarray]]]:
         """For each slot its output ports through which tasks add to what is there already, and which tasks do."""
         adding: dict[int, list[tuple[int, np.ndarray]]] = {}
-        for f in self.flows:
-            for step, port, tasks in f.template.adding:
-                adding.setdefault(f.slots[step], []).append((port, tasks))
+        for f in self.of_flows.where(lambda t: bool(t.adding)):
+            for step, port, tasks in self.flows[f].template.adding:
+                adding.setdefault(self.flows[f].slots[step], []).append((port, tasks))
         return adding
 
     @cached_property
@@ -216,35 +274,6 @@ class _Layout:
         return self.flows[flow].buffer(number - int(self.buffer_base[flow]))
 
 
-def _strided(
-    step: StepInstance, rows: Sequence[Sequence[tuple[int, int, tuple[int, ...]]]]
-) -> tuple[np.ndarray, list[CostKey]]:
-    """The tasks of a step that read arrays in strides, and the cost keys that say so; rows: (task, port, shape)."""
-    frames: dict[int, dict[int, tuple[int, ...]]] = {}
-    for task, port, frame in chain.from_iterable(rows):
-        frames.setdefault(task, {})[port] = frame
-    parts, replicas = step.template.parts, step.config.replicas
-    keys = [parts[task // replicas].strided_key(tuple(sorted(of.items()))) for task, of in frames.items()]
-    return np.array(list(frames), np.int64), keys
-
-
-def _private_adding(step: StepInstance, rows: Sequence[tuple[int, np.ndarray]]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The tasks of a step that add to what is there already, and the private bytes of each, by the ports that they add
-    through.
-
-    rows   for each output port the tasks that add through it
-    """
-    ports = np.zeros(step.num_tasks, dtype=np.int64)
-    for port, tasks in rows:
-        ports[tasks] |= 1 << port
-    found = []
-    for added in set(ports.tolist()) - {0}:
-        tasks = np.flatnonzero(ports == added)
-        adds = tuple([bool(added >> port & 1) for port in range(len(step.step.outputs))])
-        found.append((tasks, step.template.private_adding(adds)[tasks // step.config.replicas]))
-    return found
-
-
 class _Lazy(Sequence):
     """A sequence whose items are made when they are asked for."""
 
@@ -264,29 +293,15 @@ def _numbered(keys: dict[CostKey, int], distinct: Sequence[CostKey]) -> np.ndarr
     return np.array([keys.setdefault(k, len(keys)) for k in distinct], dtype=np.int64)
 
 
-def _join(arrays: Sequence[np.ndarray], dtype: type = np.int64) -> np.ndarray:
-    return np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype)
-
-
-def _shifted(arrays: Sequence[np.ndarray], offsets: np.ndarray) -> np.ndarray:
-    """All arrays in one, each with its offset added."""
-    if not arrays:
-        return np.zeros(0, np.int64)
-    shift = np.repeat(offsets, [len(a) for a in arrays])
-    joined = np.concatenate(arrays)
-    joined += shift[:, None] if joined.ndim == 2 else shift
-    return joined
-
-
 def _pointer(counts: np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 def _rows(rows: np.ndarray, values: np.ndarray, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
     """Compressed rows with sorted, unique values."""
-    width = int(values.max()) + 1 if len(values) else 1
-    pairs = rows * width
-    pairs += values
+    bits = int(values.max(initial=0)).bit_length()
+    pairs = rows << bits
+    pairs |= values
     pairs.sort()
-    pairs = pairs[np.concatenate([pairs[:1] == pairs[:1], pairs[1:] != pairs[:-1]])]
-    return _pointer(np.bincount(pairs // width, minlength=num_rows)), pairs % width
+    pairs = pairs[np.append(pairs[:1] == pairs[:1], pairs[1:] != pairs[:-1])]
+    return _pointer(np.bincount(pairs >> bits, minlength=num_rows)), pairs & ((1 << bits) - 1)

@@ -123,9 +123,11 @@ def _before_norms(steps: Sequence[Step], kept: set[Symbol | None]) -> list[Step]
 
 def _inner(steps: Sequence[Step], kept: set[Symbol | None], kernels: Iterable[str]) -> set[Symbol]:
     """What some kernels make that is read once, and not kept."""
-    readers = Counter(symbol for step in steps for symbol in set(step.symbols))
-    made = (step.outs[0] for step in steps if step.kernel in kernels)
-    return {symbol for symbol in made if symbol not in kept and readers[symbol] == 1}
+    made = {step.outs[0] for step in steps if step.kernel in kernels} - kept
+    if not made:
+        return set()
+    readers = Counter([symbol for step in steps for symbol in set(step.symbols)])
+    return {symbol for symbol in made if readers[symbol] == 1}
 
 
 def _chain(step: Step) -> Chain | None:

@@ -155,7 +155,7 @@ class Incremental:
         for name, config in fresh.items():
             check_config(self._node(name), config, lowering.machine.num_procs)
         if not lowering._together and not lowering._cast:
-            for update, _, user in lowering._users:
+            for update, _, user, _ in lowering._users:
                 if user in fresh and update not in known:
                     fresh[update] = self._home(update, user, strategy)
         else:

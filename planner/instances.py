@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+import msgspec
 import numpy as np
 
-from castile.planner.program import Flow, Step
+from castile.planner.program import Flow, Step, touched
 from castile.planner.strategy import Config
 from castile.planner.template import StepTemplate
 from castile.planner.vocabulary import round_up
@@ -23,8 +24,7 @@ PATTERN, HOST = -1, -2
 NONE = np.zeros(0, dtype=np.int64)
 
 
-@dataclass(frozen=True, eq=False)
-class StepInstance:
+class StepInstance(msgspec.Struct, frozen=True, eq=False, dict=True):
     """A step under its Config; its task part * replicas + replica lies on config.procs of that number."""
 
     step: Step
@@ -169,8 +169,7 @@ class FlowTemplate:
         return [(s, n, task[(step == s) & (number == n)]) for s, n in pairs]
 
 
-@dataclass(frozen=True, eq=False)
-class FlowInstance:
+class FlowInstance(msgspec.Struct, frozen=True, eq=False, dict=True):
     """A flow between instances of steps, and the slots of these, in the sequence of `touched`."""
 
     flow: Flow
@@ -239,11 +238,6 @@ class FlowInstance:
         instance = self.version.instances[local]
         role = self.flow.role if self.template.outlives[local] else ""
         return Buffer(self.flow.region, instance.box, self.flow.dtype, self.procs[instance.proc], role)
-
-
-def touched(flow: Flow) -> tuple[int, ...]:
-    """The slots of the steps that a flow touches, each once: as they make it, read it and write it anew."""
-    return tuple(dict.fromkeys([slot for slot, _ in (*flow.producers, *flow.readers, *flow.overwriters)]))
 
 
 def flow_template(flow: Flow, version: Version, procs: tuple[int, ...], steps: Sequence[StepInstance]) -> FlowTemplate:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from operator import itemgetter
 
-from castile.planner.instances import touched
 from castile.planner.program import Flow, Program
 from castile.planner.template import Templates
 
@@ -16,17 +15,17 @@ from castile.planner.template import Templates
 class Kinds:
     """The kinds of a program's steps and flows, by slot and by number.
 
-    slots      the steps that each flow touches
+    step       the kind of each step
+    flow       the kind of each flow
     of_users   for each flow what picks its users' numbers out of those of all nodes
-    numbers    of the kinds met so far, in any program
+    numbers    of the kinds of flows met so far, in any program
     """
 
     def __init__(self, program: Program, templates: Templates, numbers: dict[Hashable, int]) -> None:
-        self._program, self._templates = program, templates
-        dtypes = program.dtypes.__getitem__
-        self._step = [templates.kind(step, dtypes) for step in program.steps]
-        self.slots = [touched(flow) for flow in program.flows]
-        rows = zip(program.flows, self.slots, program.users, strict=True)
+        self._templates, dtypes = templates, program.dtypes.__getitem__
+        self._nodes = [step.node.name for step in program.steps]
+        self.step = [templates.kind(step, dtypes) for step in program.steps]
+        rows = zip(program.flows, program.slots, program.users, strict=True)
         self.flow = [numbers.setdefault(self._key(*row), len(numbers)) for row in rows]
         self.of_users = [_chosen(users) for users in program.users]
 
@@ -35,7 +34,7 @@ class Kinds:
         ports = [
             tuple([(place[slot], port) for slot, port in of]) for of in (flow.producers, flow.readers, flow.overwriters)
         ]
-        steps = tuple([(self._step[slot], users.index(self._program.steps[slot].node.name)) for slot in slots])
+        steps = tuple([(self.step[slot], users.index(self._nodes[slot])) for slot in slots])
         home = flow.home and (
             self._templates.node_kind(flow.home.node),
             flow.home.result,

@@ -21,9 +21,9 @@ from castile.planner.graph import Graph, Node
 from castile.planner.instances import FlowInstance, FlowTemplate, StepInstance, flow_template
 from castile.planner.kinds import Kinds
 from castile.planner.op import find
-from castile.planner.program import Flow, Home, Program, Step, fetch_name, update_name
+from castile.planner.program import Flow, Home, Program, Step, accumulate_name, fetch_name, update_name
 from castile.planner.strategy import Config, Strategy, check, parts
-from castile.planner.template import Templates
+from castile.planner.template import StepTemplate, Templates
 from castile.planner.updates import Updates
 from castile.planner.versions import Placed, Versions
 from castile.runtime.dependence import Version
@@ -60,8 +60,10 @@ class Lowering:
         self._shown: int | None = None
         self._programs: dict[tuple[frozenset[str], int, int], Program] = {}
         self._numbers: dict[Config, int] = {}
-        self._homes: dict[tuple, Config] = {}
+        self._configs: list[Config] = []
+        self._homes: dict[tuple[int, Config], Config] = {}
         self._steps: dict[tuple[int, int, int], StepInstance] = {}
+        self._step_templates: dict[tuple[int, int], StepTemplate] = {}
         self._flows: dict[tuple[int, int, tuple[int, ...]], FlowInstance] = {}
         self._kinds: dict[int, Kinds] = {}
         self._kind_numbers: dict[Hashable, int] = {}
@@ -78,7 +80,7 @@ class Lowering:
 
     def program(self, strategy: Strategy) -> Program:
         """The passes that a strategy asks for."""
-        chosen = frozenset(n for n in strategy.configs if n.endswith(("/fetch", "/accumulate")))
+        chosen = frozenset(self._asked & strategy.configs.keys())
         count = strategy.microbatches
         key = chosen, count, min(count, self._shown or count)
         if key not in self._programs:
@@ -94,11 +96,11 @@ class Lowering:
         loss's scale wherever there is an update.
         """
         configs = dict(strategy.configs)
-        for update, tensor, user in self._users:
+        for update, tensor, user, alike in self._users:
             if update not in configs:
-                nodes = self.names.optional[update], self.names.nodes[user]
-                key = (*self._alike(*nodes, tensor), configs[user])
+                key = alike, configs[user]
                 if key not in self._homes:
+                    nodes = self.names.optional[update], self.names.nodes[user]
                     self._homes[key] = _home(*nodes, tensor, configs[user])
                 configs[update] = self._homes[key]
         for name in self._cast:
@@ -112,15 +114,16 @@ class Lowering:
                 configs.setdefault(name, Config({}, len(procs), tuple(sorted(procs))))
         return configs
 
-    def _alike(self, update: Node, user: Node, tensor: str) -> tuple[int, ...]:
-        """What the home of a tensor depends on beside its user's Config."""
-        kinds = (self.templates.node_kind(node) for node in (update, user))
-        return *kinds, update.inputs.index(tensor), user.inputs.index(tensor)
-
     @cached_property
     def piece(self) -> Graph:
         """The graph as plans may cut it: where there are microbatches, one of them."""
         return samples.piece(self.graph, self.microbatches)
+
+    @cached_property
+    def _asked(self) -> frozenset[str]:
+        """The nodes that are there where a strategy asks for them."""
+        params = [param.name for param in self.graph.params]
+        return frozenset([name for param in params for name in (fetch_name(param), accumulate_name(param))])
 
     @cached_property
     def _cast(self) -> list[str]:
@@ -133,8 +136,10 @@ class Lowering:
         return beside.whole(self.graph, self.updates)
 
     @cached_property
-    def _users(self) -> list[tuple[str, str, str]]:
-        """For each parameter and state its update, and the tensor and node whose layout it takes by default."""
+    def _users(self) -> list[tuple[str, str, str, int]]:
+        """For each parameter and state its update, and the tensor and node whose layout it takes by default; those of
+        one number take the same where these nodes have the same Config.
+        """
         first = {t: n.name for n in reversed(self.graph.nodes.values()) for t in n.inputs}
         users = [(update_name(p.name), p.name, first[p.name]) for p in self.graph.params]
         for state in self.graph.states:
@@ -142,7 +147,13 @@ class Lowering:
             seen = [t for t in (*update.inputs[1:], state) if t in first]
             if seen:
                 users.append((update.name, seen[0], first[seen[0]]))
-        return users
+        numbers: dict[Hashable, int] = {}
+        return [(*row, numbers.setdefault(self._taken(*row), len(numbers))) for row in users]
+
+    def _taken(self, update: str, tensor: str, user: str) -> Hashable:
+        """What a layout that is taken depends on beside its user's Config."""
+        nodes = self.names.optional[update], self.names.nodes[user]
+        return tuple([(self.templates.node_kind(node), node.inputs.index(tensor)) for node in nodes])
 
     def lower(self, strategy: Strategy) -> TaskGraph:
         """The task graph of a plan. Raises ValueError in one sentence where it does not fit graph and machine."""
@@ -150,7 +161,8 @@ class Lowering:
 
     def check(self, strategy: Strategy) -> None:
         """Raises ValueError in one sentence where a strategy is none for this graph on this machine."""
-        self._step_instances(*self._checked(strategy))
+        program, _, numbers = self._checked(strategy)
+        self._step_instances(program, numbers)
 
     def contracted(self, strategy: Strategy) -> Contracted:
         """The same, and what the tasks of the plan's instances have become in its buckets. Raises ValueError too."""
@@ -179,48 +191,59 @@ class Lowering:
 
     def number(self, config: Config) -> int:
         """The same for equal Configs."""
-        return self._numbers.setdefault(config, len(self._numbers))
+        found = self._numbers.setdefault(config, len(self._configs))
+        if found == len(self._configs):
+            self._configs.append(config)
+        return found
 
     def instances_of(
         self, program: Program, configs: dict[str, Config], numbers: dict[str, int], most: float = inf
     ) -> tuple[list[StepInstance], list[FlowInstance]]:
         """The instances of a program whose nodes have these Configs, and numbers of them."""
-        steps = self._step_instances(program, configs, numbers)
+        steps = self._step_instances(program, numbers)
         return steps, self._flow_instances(program, configs, numbers, steps, most)
 
-    def _step_instances(
-        self, program: Program, configs: dict[str, Config], numbers: dict[str, int]
-    ) -> list[StepInstance]:
-        dtypes, known, name_of = program.dtypes.__getitem__, self._steps, id(program)
-        instances = []
-        for step in program.steps:
-            name = step.node.name
-            key = (name_of, step.slot, numbers[name])
+    def _kinds_of(self, program: Program) -> Kinds:
+        if id(program) not in self._kinds:
+            self._kinds[id(program)] = Kinds(program, self.templates, self._kind_numbers)
+        return self._kinds[id(program)]
+
+    def _step_instances(self, program: Program, numbers: Mapping[str, int]) -> list[StepInstance]:
+        known, name_of, instances = self._steps, id(program), []
+        for step, kind in zip(program.steps, self._kinds_of(program).step, strict=True):
+            number = numbers[step.node.name]
+            key = (name_of, step.slot, number)
             found = known.get(key)
             if found is None:
-                _check_micro(step, configs[name])
-                template = self.templates.get(step, configs[name].split, dtypes)
-                found = known[key] = StepInstance(step, template, configs[name])
+                template = self._step_template(program, step, (kind, number))
+                found = known[key] = StepInstance(step, template, self._configs[number])
             instances.append(found)
         return instances
+
+    def _step_template(self, program: Program, step: Step, alike: tuple[int, int]) -> StepTemplate:
+        """The template of a step, given its kind and the number of its Config."""
+        if alike not in self._step_templates:
+            config = self._configs[alike[1]]
+            _check_micro(step, config)
+            self._step_templates[alike] = self.templates.get(step, config.split, program.dtypes.__getitem__)
+        return self._step_templates[alike]
 
     def _flow_instances(
         self, program: Program, configs: dict[str, Config], numbers: dict[str, int], steps: Sequence[StepInstance],
         most: float,
     ) -> list[FlowInstance]:  # fmt: skip
-        if id(program) not in self._kinds:
-            self._kinds[id(program)] = Kinds(program, self.templates, self._kind_numbers)
-        kinds, known, templates, name_of = self._kinds[id(program)], self._flows, self._flow_templates, id(program)
+        kinds, known, templates, name_of = self._kinds_of(program), self._flows, self._flow_templates, id(program)
         instances, counted, left = [], set[Version](), most
-        for number, flow in enumerate(program.flows):
-            chosen = kinds.of_users[number](numbers)
+        rows = zip(program.flows, program.slots, kinds.flow, kinds.of_users, strict=True)
+        for number, (flow, slots, kind, of_users) in enumerate(rows):
+            chosen = of_users(numbers)
             key = (name_of, number, chosen)
             found = known.get(key)
             if found is None:
-                alike = (kinds.flow[number], chosen)
+                alike = (kind, chosen)
                 if alike not in templates:
                     templates[alike] = self._flow_template(flow, configs, steps, left)
-                found = known[key] = FlowInstance(flow, templates[alike], kinds.slots[number])
+                found = known[key] = FlowInstance(flow, templates[alike], slots)
             if most < inf and found.version not in counted:
                 counted.add(found.version)
                 left -= len(found.version.patterns)

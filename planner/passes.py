@@ -7,7 +7,7 @@ strategies, processors or costs.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -333,13 +333,12 @@ def _clip(draft: _Draft, regions: dict[str, str], together: Mapping[str, Node]) 
 
 def _flows(draft: _Draft, outputs: set[str]) -> tuple[Flow, ...]:
     """Who produces and who reads each region, in program order."""
-    producers: dict[str, list[tuple[int, int]]] = {}
-    readers: dict[str, list[tuple[int, int]]] = {}
+    producers, readers = defaultdict[str, list[tuple[int, int]]](list), defaultdict[str, list[tuple[int, int]]](list)
     for step in draft.steps:
         for n, port in enumerate(step.outputs):
-            producers.setdefault(port.region, []).append((step.slot, n))
+            producers[port.region].append((step.slot, n))
         for n, port in enumerate(step.inputs):
-            readers.setdefault(port.region, []).append((step.slot, n))
+            readers[port.region].append((step.slot, n))
     flows = []
     for region in dict.fromkeys((*readers, *producers)):
         made, read = tuple(producers.get(region, ())), tuple(readers.get(region, ()))

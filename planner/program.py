@@ -8,14 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
+
 from castile.planner.graph import Graph, Node
 from castile.runtime.region import Box
 
 GRADIENT, FETCHED, ACCUMULATED, CLIPPED = "/grad", "/fetched", "/accumulated", "/clipped"
 
 
-@dataclass(frozen=True)
-class Micro:
+class Micro(msgspec.Struct, frozen=True):
     """One of `count` microbatches: an equal piece of the sample axis in time.
 
     times   it stands for so many alike, of which the others are not written out
@@ -29,8 +30,7 @@ class Micro:
 WHOLE_BATCH = Micro()
 
 
-@dataclass(frozen=True)
-class Port:
+class Port(msgspec.Struct, frozen=True):
     """What a pass touches: operand ("x"), result ("y"), or the gradient of either ("dy", "dx"), by number.
 
     cut   the dim along which the region holds one microbatch only; its boxes are counted from there
@@ -42,8 +42,7 @@ class Port:
     cut: int | None = None
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """One pass of one node, over `axis` (its sample axis) for one microbatch; its place in the program is its slot."""
 
     slot: int
@@ -60,16 +59,14 @@ class Step:
         return f"{self.node.name}.{self.which}{number}"
 
 
-@dataclass(frozen=True)
-class Home:
+class Home(msgspec.Struct, frozen=True):
     """Where a carried region lies between steps: in the layout of that result of its update."""
 
     node: Node
     result: int
 
 
-@dataclass(frozen=True)
-class Flow:
+class Flow(msgspec.Struct, frozen=True):
     """One version of a region: who produces it, who reads it, by (slot, port number), in program order.
 
     role          "" (made and used within the step), "input" (the host fills what readers want), "output" (the host
@@ -106,15 +103,22 @@ class Program:
         return {f.region: f.dtype for f in self.flows}
 
     @cached_property
+    def slots(self) -> tuple[tuple[int, ...], ...]:
+        """For each flow the steps that it touches."""
+        return tuple([touched(flow) for flow in self.flows])
+
+    @cached_property
     def users(self) -> tuple[tuple[str, ...], ...]:
         """For each flow the nodes whose Configs decide its layouts."""
+        names = [step.node.name for step in self.steps]
+        homes = [[flow.home.node.name] if flow.home else [] for flow in self.flows]
+        rows = [[*map(names.__getitem__, slots), *home] for slots, home in zip(self.slots, homes)]
+        return tuple([tuple(dict.fromkeys(row)) for row in rows])
 
-        def of(flow: Flow) -> dict[str, None]:
-            slots = dict.fromkeys(slot for slot, _ in (*flow.producers, *flow.readers, *flow.overwriters))
-            home = {flow.home.node.name: None} if flow.home else {}
-            return {self.steps[slot].node.name: None for slot in slots} | home
 
-        return tuple(tuple(of(f)) for f in self.flows)
+def touched(flow: Flow) -> tuple[int, ...]:
+    """The slots of the steps that a flow touches, each once: as they make it, read it and write it anew."""
+    return tuple(dict.fromkeys([slot for slot, _ in (*flow.producers, *flow.readers, *flow.overwriters)]))
 
 
 def update_name(param: str) -> str:

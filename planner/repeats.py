@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from castile.planner.instances import FlowInstance, touched
-from castile.planner.program import Flow, Program
+from castile.planner.instances import FlowInstance
+from castile.planner.program import Flow, Program, touched
 from castile.planner.simulate import Simulated
 from castile.runtime.task import TaskGraph
 

@@ -5,11 +5,12 @@ One template serves all nodes of the same operator, shapes and split, whatever t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from math import prod
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,12 +21,14 @@ from castile.planner.program import Micro, Port, Step
 from castile.planner.strategy import parts
 from castile.planner.trace import Recording, record
 from castile.planner.vocabulary import Spec
+from castile.planner.watched import Shared
 from castile.runtime.region import Box, whole
 from castile.runtime.task import Body, CostKey
 
 Bodies = dict[tuple[bool, ...], Body]
 Cuts = tuple[tuple[str, int], ...]
 Frames = tuple[tuple[int, tuple[int, ...]], ...]  # input ports, and the shapes of arrays that they read in strides
+InStrides = list[tuple[int, int, tuple[int, ...]]]  # tasks, input ports, and the same
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +108,46 @@ class StepTemplate:
     def _private(self) -> dict[tuple[bool, ...], np.ndarray]:
         return {}
 
+    def strided(self, replicas: int, rows: Sequence[InStrides]) -> tuple[np.ndarray, list[CostKey]]:
+        """The tasks, when each part has that many replicas, that read arrays in strides, and cost keys that say so."""
+        # Flows have the rows of their templates, so those that are alike are one object, which is kept.
+        key = (replicas, *map(id, rows))
+        if key not in self._strided:
+            frames: dict[int, dict[int, tuple[int, ...]]] = {}
+            for task, port, frame in chain.from_iterable(rows):
+                frames.setdefault(task, {})[port] = frame
+            keys = [self.parts[task // replicas].strided_key(tuple(sorted(of.items()))) for task, of in frames.items()]
+            self._strided[key] = rows, (np.array(list(frames), np.int64), keys)
+        return self._strided[key][1]
+
+    @cached_property
+    def _strided(self) -> dict[tuple[int, ...], tuple[object, tuple[np.ndarray, list[CostKey]]]]:
+        return {}
+
+    def adding(self, replicas: int, rows: Sequence[tuple[int, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+        """The tasks, when each part has that many replicas, that add to what is there already, and their private bytes.
+
+        rows   output ports, and the tasks that add through each
+        """
+        # as above
+        key = (replicas, *[(port, id(tasks)) for port, tasks in rows])
+        if key not in self._adding:
+            ports = np.zeros(len(self.parts) * replicas, dtype=np.int64)
+            for port, tasks in rows:
+                ports[tasks] |= 1 << port
+            nbytes = np.zeros_like(ports)
+            for added in set(ports.tolist()) - {0}:
+                adds = tuple([bool(added >> port & 1) for port in range(len(self.parts[0].outputs))])
+                mine = ports == added
+                nbytes[mine] = np.repeat(self.private_adding(adds), replicas)[mine]
+            tasks = np.flatnonzero(ports)
+            self._adding[key] = rows, (tasks, nbytes[tasks])
+        return self._adding[key][1]
+
+    @cached_property
+    def _adding(self) -> dict[tuple[object, ...], tuple[object, tuple[np.ndarray, np.ndarray]]]:
+        return {}
+
     def touching(self, port: int, output: bool, replicas: int) -> np.ndarray:
         """The tasks that touch a port when each part has that many replicas, in order."""
         key = (port, output, replicas)
@@ -181,44 +224,6 @@ class Templates:
             key = (node.op, tuple(a.extents.items()), a.operands, a.results)
             self._nodes[id(node)] = node, self._numbers.setdefault(key, len(self._numbers))
         return self._nodes[id(node)][1]
-
-
-Result = TypeVar("Result")
-
-
-class Watched(Mapping[str, tuple[int, int]]):
-    """The ranges of a part, and which of them were looked at."""
-
-    def __init__(self, ranges: Mapping[str, tuple[int, int]]) -> None:
-        self.ranges, self.seen = ranges, dict[str, tuple[int, int]]()
-
-    def __getitem__(self, axis: str) -> tuple[int, int]:
-        found = self.seen[axis] = self.ranges[axis]
-        return found
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.ranges)
-
-    def __len__(self) -> int:
-        return len(self.ranges)
-
-
-class Shared(Generic[Result]):
-    """What follows from a part: the same for parts that are alike in the ranges at which one looks to find it."""
-
-    def __init__(self, find: Callable[[Part], Result]) -> None:
-        self._find = find
-        self._known: dict[tuple[str, ...], dict[tuple[tuple[int, int], ...], Result]] = {}
-
-    def of(self, part: Part) -> Result:
-        for axes, known in self._known.items():
-            ranges = tuple([part.ranges[axis] for axis in axes])
-            if ranges in known:
-                return known[ranges]
-        watched = Watched(part.ranges)
-        result = self._find(Part(part.op, part.alignment, watched))
-        self._known.setdefault(tuple(watched.seen), {})[tuple(watched.seen.values())] = result
-        return result
 
 
 class Pieces:

@@ -66,7 +66,9 @@ class Versions:
         for p in (*made, *read):
             of = _touching(p)
             if of not in known:
-                known[of] = tuple([slots.setdefault(proc, len(slots)) for proc in of])
+                fresh = [proc for proc in dict.fromkeys(of) if proc not in slots]
+                slots.update({proc: slot for slot, proc in enumerate(fresh, len(slots))})
+                known[of] = tuple(map(slots.__getitem__, of))
             renamed.append((self._layout(p)[0], p.config.replicas, known[of]))
         procs = tuple(slots)
         among, apart = self._links(procs)

@@ -12,6 +12,7 @@ from math import prod
 from pkgutil import iter_modules
 from typing import Any
 
+import msgspec
 import numpy as np
 
 Shape = tuple[int, ...]
@@ -22,8 +23,7 @@ ALIGNMENT = 64
 NARROW = ("float16", "bfloat16")
 
 
-@dataclass(frozen=True)
-class Spec:
+class Spec(msgspec.Struct, frozen=True):
     """Shape and dtype (by name, such as "float32") of an array."""
 
     shape: Shape

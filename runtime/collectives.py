@@ -47,6 +47,11 @@ def plan(
     for i, source in enumerate(sources):
         for proc in source.procs:
             t.instances[i, proc] = t.add("source", source.box, proc)
+    if component := [] if alike else _summed_by_all(sources, reads):
+        copies = {(copy.proc, copy.box): t.add("copy", copy.box, copy.proc) for copy in component}
+        _transfer(t, component, copies)
+        t.located = [copies[read] for read in reads]
+        return t
     if (located := placement.standing(t, reads, alike)) is not None:
         t.located = located
         return t
@@ -57,6 +62,22 @@ def plan(
         _transfer(t, component, copies)
     t.located = [found if (found := place[read]) is not None else copies[read[0], around[read]] for read in reads]
     return t
+
+
+def _summed_by_all(sources: Sequence[Source], reads: Sequence[Read]) -> list[Wanted]:
+    """The copies to be made where each of several processors adds to one box, which all of them, and only they, read.
+
+    Empty in other cases. Gradients are summed so: of many processors it takes long to find this out as `components` do.
+    """
+    procs = {proc for source in sources for proc in source.procs}
+    boxes = {source.box for source in sources}
+    if len(boxes) != 1 or len(procs) < 2 or any(len(source.procs) > 1 for source in sources):
+        return []
+    box = boxes.pop()
+    if len(procs) < len(sources) or not box.volume or set(reads) != {(proc, box) for proc in procs}:
+        return []
+    members = tuple([Term((n,), source.procs[0], box) for n, source in enumerate(sources)])
+    return [Wanted(proc, box, members) for proc in sorted(procs)]
 
 
 def _transfer(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> None:
@@ -273,7 +294,8 @@ def _scratch(t: Transfer, form: str, elements: int, proc: int) -> View | None:
     """Room for the pieces that a member adds up; the other forms need none."""
     if form not in ("all_reduce", "reduce_scatter") or not elements:
         return None
-    return View(t.add("staging", whole((elements,)), proc), whole((elements,)))
+    box = whole((elements,))
+    return View(t.add("staging", box, proc), box)
 
 
 # Which is cheaper: alpha-beta, with the bytes that copies and sums touch.

@@ -243,3 +243,19 @@ def test_a_sum_of_little_takes_a_tree_where_there_are_trees() -> None:
             known = Links(lambda a, b: int(a != b), lambda slots: slow, 1e12, 5e-4, has_trees)
             t = plan(sources[:num], reads[:num], "float64", known)
             assert [p.name for p in t.patterns if p.comm] == (form or ["move"] * num * (num - 1))
+
+
+@settings(max_examples=60)
+@given(st.permutations(range(6)), st.integers(2, 6), st.integers(0, 3), st.booleans())
+def test_sum_that_all_want_is_made_as_any_other(procs, count: int, twice: int, has_forms: bool) -> None:
+    box, forms = whole((3, 4)), SPECIAL_FORMS if has_forms else ()
+    sources, reads = [Source(box, (p,)) for p in procs[:count]], [(p, box) for p in sorted(procs[:count])]
+    reads += reads[:twice]
+    with pytest.MonkeyPatch.context() as patch:
+        at_once = plan(sources, reads, "float64", links(), forms)
+        patch.setattr(collectives, "_summed_by_all", lambda sources, reads: [])
+        looked_at = plan(sources, reads, "float64", links(), forms)
+    assert at_once.pieces == looked_at.pieces and at_once.located == looked_at.located
+    assert [pattern[:6] for pattern in at_once.patterns] == [pattern[:6] for pattern in looked_at.patterns]
+    assert [pattern.views for pattern in at_once.patterns] == [pattern.views for pattern in looked_at.patterns]
+    assert any(pattern.kind == Kind.COLLECTIVE for pattern in at_once.patterns) == has_forms

@@ -90,7 +90,8 @@ def one_block(graph, engines):
         graph.buffer_proc, graph.buffer_bytes, graph.buffer_first, user, graph.uses,
     )  # fmt: skip
     union = Union([shape], engines, np.zeros(graph.num_procs, int))
-    flow = SimpleNamespace(slot=0, num_tasks=graph.num_tasks, num_buffers=graph.num_buffers)
+    template = type("Template", (), {"num_tasks": graph.num_tasks, "num_buffers": graph.num_buffers})
+    flow = SimpleNamespace(slot=0, template=template)
     return _Assembly([], [flow], [Block(shape)], _Small(union, refined(union)), graph.cost_keys).folded
 
 
