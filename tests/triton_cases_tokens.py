@@ -11,6 +11,8 @@ from tests.kernel_cases import Case
 from tests.triton_arrays import array
 
 TOKENS, WIDTH, WORDS = (8, 1024), 768, 50257
+# Rows of more than a program holds in registers: begun anywhere or in vectors, held as they lie or too long for that.
+LONG = (16385, 20000, 32761, 32768, 50304, 65536, 100003)
 # All parameters of a block of the transformer.
 BLOCK = (
     *((3 * WIDTH, WIDTH), (WIDTH, WIDTH), (4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH)),
@@ -80,7 +82,8 @@ def large_contract_pointwise(draw: Any) -> Iterator[Case]:
 
 def large_layer_norm(draw: Any) -> Iterator[Case]:
     yield (draw(*TOKENS, WIDTH), draw(WIDTH), draw(WIDTH)), {"eps": 1e-5}
-    yield (draw(2, 20000), draw(20000), draw(20000)), {"eps": 1e-5}
+    for num in LONG:
+        yield (draw(*TOKENS, num), draw(num), draw(num)), {"eps": 1e-5}
 
 
 def large_layer_norm_grad_input(draw: Any) -> Iterator[Case]:
@@ -93,7 +96,8 @@ def large_layer_norm_grad_params(draw: Any) -> Iterator[Case]:
 
 
 def large_rms_norm(draw: Any) -> Iterator[Case]:
-    yield (draw(*TOKENS, 4096), draw(4096)), {"eps": 1e-5}
+    for num in (4096, *LONG):
+        yield (draw(*TOKENS, num), draw(num)), {"eps": 1e-5}
 
 
 def large_rms_norm_grad_input(draw: Any) -> Iterator[Case]:
@@ -106,7 +110,8 @@ def large_rms_norm_grad_params(draw: Any) -> Iterator[Case]:
 
 def large_softmax(draw: Any) -> Iterator[Case]:
     yield (draw(8, 12, 1024, 1024),), {}
-    yield (draw(*TOKENS, WORDS),), {}
+    for num in (WORDS, *LONG):
+        yield (draw(*TOKENS, num),), {}
 
 
 def large_softmax_grad(draw: Any) -> Iterator[Case]:

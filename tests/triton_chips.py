@@ -41,9 +41,10 @@ _REGISTERS, WARPS, _BLOCKS = 65536, 64, 32
 # The operation of an instruction that does nothing.
 _NOTHING = 0x918
 
-# Bytes of stack that ptxas may leave where it buys another program with them, and instructions for each register that
-# it may leave out in any case: what that costs is about one in so many.
-_TRADED, _LOST = 32, 100
+# With the Triton that castile names no default leaves out any register. Of others these are bytes of stack that ptxas
+# may leave where it buys another program with them.
+NAMED = triton.__version__.startswith("3.6.")
+_TRADED = 32
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,14 @@ class Compiled:
         return min(by_registers, by_shared, WARPS // self.warps, _BLOCKS)
 
     @property
+    def trades(self) -> bool:
+        """Whether what is left out is so little that it is worth the program more that a processor holds for it."""
+        return self.stack <= _TRADED and self._held(self.registers + self.stack // 4) < self._held(self.registers)
+
+    @property
     def spills(self) -> bool:
-        """Whether registers are left out, but for so few that they are lost among instructions or buy a program."""
-        left = self.stack // 4
-        bought = self.stack <= _TRADED and self._held(self.registers + left) < self._held(self.registers)
-        return left * _LOST > self.instructions and not bought
+        """Whether a default may not leave out what this does: anything, or with another Triton more than it trades."""
+        return self.stack > 0 and (NAMED or not self.trades)
 
 
 class Pointer:

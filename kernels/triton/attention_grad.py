@@ -52,7 +52,7 @@ def attention_grad(
 def _tiles(width: int, itemsize: int) -> tuple[tuple[Tile, Tile], ...]:
     """Those of the gradient of queries, and of those of keys and values, which holds two sums; see those forward."""
     if itemsize == 4:
-        first = (Tile(32, 32, 4, 2), Tile(32, 32, 8, 2)) if width <= 64 else (Tile(32, 16, 4, 2), Tile(32, 16, 8, 2))
+        first = (Tile(32, 32, 4, 2), Tile(32, 32, 8, 3)) if width <= 64 else (Tile(32, 16, 4, 2), Tile(32, 16, 8, 2))
         return (first, (Tile(32, 32, 4, 2, "tf32x3"), Tile(32, 32, 4, 2, "tf32x3")))
     if width <= 64:
         return (

@@ -90,10 +90,12 @@ def _weights_grad(dy, s_dy, out, s_out, ids, s_ids, table, rows, lead, count, k_
     for number in range(count):
         named = tl.load(ids + number * k_ids, mask=here, other=0).to(tl.int64)
         found = here & (named >= 0) & (named < known)
+        # A row that is there in place of one that is not: masks of each would take registers.
+        named = tl.where(found, named, 0)
         total = tl.zeros((ROWS,), tl.float32)
         for start in range(0, NUM, BLOCK):
             col, mask = block(here, start, NUM, BLOCK)
-            value = fetch(table + named * step, col, t_table, mask & found[:, None], 0.0)
+            value = fetch(table + named * step, col, t_table, mask & (known > 0), 0.0)
             total += tl.sum(value * fetch(dy, col, t_dy, mask, 0.0), 1)
         total = tl.where(found, total * scale, float("nan"))
         tl.store(out + number * k_out, total.to(out.dtype.element_ty), mask=here)

@@ -46,6 +46,7 @@ _HALF = (
 )
 _FULL = (
     Tile(128, 128, 16, 8, 3),
+    Tile(128, 128, 16, 8, 2),
     Tile(128, 128, 32, 8, 3),
     Tile(64, 64, 32, 4, 3),
     Tile(128, 64, 32, 4, 3, "tf32x3"),
@@ -158,6 +159,9 @@ def _by_tiles(sums: Sums) -> Plan:
     # Of rows that begin anywhere each element is fetched alone, from a place that takes registers.
     steps = (*product.m.steps[1], *product.n.steps[1], *chain(*product.k.steps))
     loose = any(step != 1 and step % 16 for step in steps)
+    # So do several fetched ahead in float32 where what is summed lies together, and float32 of several batches.
+    inner = not half and all(one[-1] == 1 for one in product.k.steps)
+    batches = len(product.l.sizes) > 1 and sums.out.dtype.itemsize > sums.x.dtype.itemsize
 
     def fitting(tile: Tile) -> Tile:
         return tile._replace(m=min(tile.m, max(16, high)), n=min(tile.n, max(16, long)), k=min(tile.k, max(16, deep)))
@@ -165,12 +169,12 @@ def _by_tiles(sums: Sums) -> Plan:
     def likely(tile: Tile) -> tuple[bool, bool, bool, float]:
         """Registers and exact products first, then time; several dims, masks and what is added to take registers."""
         sides = ((product.m, tile.m), (product.n, tile.n), (product.k, tile.k))
-        plain = all(len(one.sizes) == 1 and one.extent % size == 0 for one, size in sides)
+        plain = not batches and all(len(one.sizes) == 1 and one.extent % size == 0 for one, size in sides)
         alone = loose * (tile.m + tile.n) * tile.k // (32 * tile.warps)
         cut = _cut(tile, half)
         spent = microseconds(cut, m, n, k, l, best_parts(cut, m, n, k, l))
         ragged = sums.adds and n % tile.n > 0
-        most = 32 if ragged else 64 if sums.adds or not plain else 128
+        most = 32 if ragged or (inner and tile.stages > 2) else 64 if sums.adds or not plain else 128
         tight = tile.m * tile.n > most * 32 * tile.warps
         return tight, alone > _MOST_ALONE, not half and tile.precision != "ieee", spent
 

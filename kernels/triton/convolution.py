@@ -62,6 +62,8 @@ _FULL = (
     Way(Tile(64, 64, 16, 4, 2), False),
     Way(Tile(64, 64, 32, 8, 2, "tf32x3"), False),
 )
+# Forward three steps of so many sums would leave out registers on a B200.
+_TWO_STEPS = Way(Tile(128, 128, 16, 8, 2), True)
 _FULL_SLOPES = (*_FULL, Way(Tile(64, 64, 16, 8, 2), True, 3))
 # Of windows whose row has no three, of more rows and columns: a third less is read from the cache.
 _ONE = Way(Tile(128, 128, 64, 16, 3), True)
@@ -312,7 +314,8 @@ def _correlated(images: Images, windows: Windows, back: bool, adds: bool) -> Pla
             found.append(correlation(here, met, weights, windows, way.tile, turned, way.vectors, adds))
         return found
 
-    every = _FULL if to.array.dtype.itemsize == 4 else _HALF
+    full = (_TWO_STEPS, *_FULL) if not back and num_m >= _TWO_STEPS.tile.m else _FULL
+    every = full if to.array.dtype.itemsize == 4 else _HALF
     ways = (_fitted(way, num_m, num_n, num_c, prod(windows.kernel)) for way in every)
     return Plan(_ordered(ways, images, windows, num_c, lambda tile: _fills(tile, num_m, num_n, groups)), launches)
 

@@ -11,6 +11,7 @@ from hashlib import sha256
 from math import inf, prod
 from typing import Any, NamedTuple
 
+import numpy as np
 import triton
 from triton import language as tl
 
@@ -155,9 +156,11 @@ def each(what: Text, outs: list[View], xs: list[View], constants: dict[str, floa
         args = (*operands, rows, cols, lead, *numbers)
         return [Launch(kernel, grid, args, last | blocks, warps, flops=walk.extent * operations(what))]
 
-    # Of few arrays 16 elements a thread are on their way before any is needed, of many 8 are as much.
-    sizes = ((2048, 4), (1024, 4)) if len(views) <= _FEW else ((1024, 4), (2048, 4))
-    return Plan((*sizes, (4096, 8), (512, 2)), launches)
+    # Of few arrays 16 elements a thread are on their way before any is needed, of many 8 are as much. What is added to
+    # is read too. Of float64 programs of four warps would leave out registers on an A100, for one more at once.
+    sizes = ((2048, 4), (1024, 4)) if len(views) + adds <= _FEW else ((1024, 4), (2048, 4))
+    long = ((2048, 8),) if any(np.dtype(one.array.dtype) == np.float64 for one in views) else ()
+    return Plan((*long, *sizes, (4096, 8), (512, 2)), launches)
 
 
 def folded(

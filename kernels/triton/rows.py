@@ -28,6 +28,9 @@ _HELD = 16384
 _ONCE = 4096
 # Bytes of blocks that a program has on their way at once, or of a row that it holds packed: what any chip has room for.
 _ROOM = 2**17
+# Elements of a row held so that each of 1024 threads may have where it comes first, as such threads have 64 registers:
+# of one array that is read, shifted or in vectors; of several, in halves, without masks or with them.
+_SHIFTED, _IN_VECTORS, _WHOLE, _MASKED = 64, 48, 32, 24
 # Elements that certainly fill the 16 bytes that are read at once.
 _EIGHT = 8
 
@@ -75,8 +78,12 @@ def by_rows(
     # The first of several is written.
     nbytes_each = sum(np.dtype(one.array.dtype).itemsize for one in arrays[1:] or arrays)
     reads = len(arrays) - 1 + len(vectors or ()) if len(arrays) > 1 else 0
+    loose = any(one.steps[-1] != 1 for one in arrays) or any(
+        step % _EIGHT for steps in walk.steps[: len(arrays)] for step in steps
+    )
+    first = 1024 * _each_first(cols, reads, nbytes_each, loose, skewed)
     settings: tuple[tuple[int, ...], ...] = _settings(
-        walk.extent, cols + (_EIGHT - 1) * skewed, _HELD if again else _ONCE, nbytes_each, reads
+        walk.extent, cols + (_EIGHT - 1) * skewed, _HELD if again else _ONCE, nbytes_each, first, loose and reads > 1
     )
     return Plan(_staged(settings, cols, nbytes_each) if "STAGES" in known else settings, launches)
 
@@ -85,6 +92,15 @@ def _skewed(arrays: list[View], steps: tuple[Shape, ...]) -> bool:
     """Whether rows begin between boundaries of 16 bytes, all arrays' by as many elements."""
     dense = all(one.steps[-1] == 1 for one in arrays) and arrays[0].shape[-1] >= 2 * _EIGHT
     return dense and len(set(steps)) == 1 and any(step % _EIGHT for step in steps[0])
+
+
+def _each_first(cols: int, reads: int, nbytes: int, loose: bool, skewed: bool) -> int:
+    """Elements of a row that a thread may hold without leaving out registers, where so many are read to write one."""
+    if reads == 0 or nbytes * min(reads, 2) > 4:
+        return 0
+    if reads == 1:
+        return _SHIFTED if skewed else 0 if loose else _IN_VECTORS
+    return _WHOLE if not loose and cols == power_of_two(cols) else _MASKED
 
 
 def _staged(settings: tuple[tuple[int, ...], ...], cols: int, nbytes: int) -> tuple[tuple[int, ...], ...]:
@@ -96,19 +112,22 @@ def _staged(settings: tuple[tuple[int, ...], ...], cols: int, nbytes: int) -> tu
     )
 
 
-def _settings(extent: int, cols: int, most: int, nbytes: int, reads: int) -> tuple[tuple[int, int, int], ...]:
+def _settings(
+    extent: int, cols: int, most: int, nbytes: int, first: int, loose: bool
+) -> tuple[tuple[int, int, int], ...]:
     """Rows, elements of a row and warps of a program, first with as many elements a thread as spill no registers.
 
     Of one row that is held at once, as those of at most `most` elements are, these are 16; masks of several rows, or of
-    blocks of one, take registers too. nbytes: of an element of each array that is read; reads: rows that are read to
-    write one.
+    blocks of one, take registers too, most where several rows are `loose`, as they are read one by one. nbytes: of an
+    element of each array that is read; first: the longest row that is held first though it is longer than that.
     """
     if cols <= most:
         longest = power_of_two(cols)
         blocks = [longest] * 4 + [min(longest, 2048)] * 2
         each = (16 if longest >= 1024 else 8, 8, 16, 32, 8, 16)
     else:
-        blocks, each = [4096, 4096, 4096, 2048, 2048, 8192], (16, 8, 32, 16, 8, 32)
+        blocks = [4096, 4096, 4096, 2048, 2048, 8192]
+        each = (8, 16, 32, 16, 8, 32) if loose else (16, 8, 32, 16, 8, 32)
     found = []
     for block, own in zip(blocks, each, strict=True):
         rows = min(max(1, 1024 // block), power_of_two(extent))
@@ -118,7 +137,6 @@ def _settings(extent: int, cols: int, most: int, nbytes: int, reads: int) -> tup
         found += [(1, 8192, 32), (1, 16384, 32)]
         held = power_of_two(cols) * nbytes
         if most == _HELD and held <= _ROOM:
-            # One a processor holds a row as it lies in memory, and reads it once; of several rows registers are few.
-            first = reads > 0 and held * min(reads, 2) <= _ROOM
-            found.insert(0 if first else len(found), (1, power_of_two(cols), 32))
+            # One a processor holds a row as it lies in memory, and reads it once.
+            found.insert(0 if cols <= first else len(found), (1, power_of_two(cols), 32))
     return tuple(dict.fromkeys(found))
