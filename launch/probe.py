@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 import castile
+from castile.launch import cores
 from castile.planner.snapshot import Environment
 from castile.runtime import machine as machines
 from castile.runtime import strict
@@ -50,9 +51,13 @@ class Communicator(Protocol):
     def size(self) -> int: ...
     @property
     def local_size(self) -> int: ...
+    @property
+    def host(self) -> str: ...
     def send(self, array: np.ndarray, peer: int, tag: int) -> Request: ...
     def recv(self, array: np.ndarray, peer: int, tag: int) -> Request: ...
     def barrier(self) -> None: ...
+    def bcast_bytes(self, data: bytes | None, root: int = 0) -> bytes: ...
+    def gather_bytes(self, data: bytes, root: int = 0) -> list[bytes] | None: ...
 
 
 class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,18 +84,19 @@ def find_machine(text: str, comm: Communicator | None = None) -> Machine:
 def local_machine(comm: Communicator | None = None, procs: int | None = None) -> Machine:
     """This host as `procs` processors (the ranks by default, without ranks the cores), with measured rates.
 
-    Figures come from the user's cache where they are there. Else they are measured, in at most 1.5 s, with all ranks
-    (without ranks: as many threads) at work, and with as many threads a matrix product as this process was given.
+    Figures come from the user's cache where they are there. Else they are measured, in about 1.5 s, with all ranks
+    (without ranks: as many threads) at work, and with as many threads a matrix product as this process was given. With
+    one thread the rates are the same where other programs want its core too; with more that is not sure.
     Links are measured between ranks; without a communicator of two or more they are the assumed ones of `local`.
     Every rank calls it; rank 0's result is the one to broadcast.
     """
     procs = procs or (comm.size if comm else machines.num_cores())
-    path = cache_path(procs)
+    path = cache_path(procs, num_cores(comm))
     cached = _read(path) if comm is None or comm.rank == 0 else None
     wants_links = comm is not None and comm.size > 1
     is_known = cached is not None and (not wants_links or cached.latency_seconds is not None)
     if comm is not None and wants_links:
-        is_known = _from_root(comm, is_known)
+        is_known = comm.bcast_bytes(bytes([is_known])) == bytes([True])
     if not is_known:
         leads = comm is None or comm.rank == 0
         if leads:
@@ -110,7 +116,7 @@ def known() -> dict[int, Figures]:
 
 
 def forget() -> None:
-    """Remove all figures that are kept, as where the host was busy. Raises ValueError where the system refuses."""
+    """Remove all figures that are kept: the next command measures. Raises ValueError where the system refuses."""
     for path in _kept():
         try:
             path.unlink(missing_ok=True)
@@ -122,7 +128,7 @@ def measure(comm: Communicator | None, procs: int) -> Figures:
     """The host's figures now, every rank at work on the same thing at the same time."""
     neighbours = 1 if comm is not None else min(procs, machines.num_cores())
     # Of more processors than cores each gets its share.
-    share = min(1.0, machines.num_cores() / (comm.local_size if comm is not None else procs))
+    share = min(1.0, num_cores(comm) / (comm.local_size if comm is not None else procs))
     _meet(comm)
     single = _matrix_rate(np.float32, neighbours)
     _meet(comm)
@@ -133,6 +139,18 @@ def measure(comm: Communicator | None, procs: int) -> Figures:
     overhead = _task_seconds()
     latency, bandwidth = _link(comm) if comm is not None and comm.size > 1 else (None, None)
     return Figures(share * single, share * double, share * stream, overhead / share, latency, bandwidth)
+
+
+def num_cores(comm: Communicator | None) -> float:
+    """How many cores this host's ranks may use together, be each bound to its own or all free, and no more of their
+    time than this process's quota; all ranks call it. Without ranks those of this process."""
+    found = cores.affinity()
+    if comm is not None:
+        rows = comm.gather_bytes(msgspec.json.encode((comm.host, sorted(found))))
+        told = comm.bcast_bytes(None if rows is None else b"[%b]" % b",".join(rows))
+        rank_cores = msgspec.json.decode(told, type=list[tuple[str, frozenset[int]]])
+        found = frozenset().union(*(theirs for host, theirs in rank_cores if host == comm.host))
+    return min(len(found), cores.quota())
 
 
 def environment(kernels: str = "", active_ranks: int = 1) -> Environment:
@@ -160,10 +178,13 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def cache_path(procs: int) -> Path:
-    """The file of the figures for this host, number of processors, threads and library versions."""
+def cache_path(procs: int, together: float | None = None) -> Path:
+    """The file of the figures for this host, number of processors, threads and library versions.
+
+    together    the cores that the ranks may use, by default those of this process alone
+    """
     env = environment()
-    text = repr((env.device, machines.num_cores(), procs, env.threads, env.libraries))
+    text = repr((env.device, num_cores(None) if together is None else together, procs, env.threads, env.libraries))
     return _folder() / f"local-{procs}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
 
 
@@ -259,8 +280,12 @@ def _together(worker: Callable[[], float], neighbours: int) -> float:
 
 
 def _core_seconds(work: Callable[[], object]) -> float:
-    """Seconds of a core that a call takes, waits for memory included and what other programs took of the core not:
-    a host that is busy for a moment has the same rates as an idle one."""
+    """Seconds that the calling thread works on a call, waits for memory included and what other programs took of its
+    core not: a host that is busy for a moment has the same rates as an idle one.
+
+    Where a call has threads of its own, their work is not added up: they work while the caller does, and the rate is
+    that of all of them. What the caller sleeps until the last of them is done is not counted either.
+    """
     work()
     num_calls, begin, core_begin = 0, time.perf_counter(), time.thread_time()
     while time.perf_counter() - begin < SAMPLE_SECONDS or num_calls < 3:
@@ -284,16 +309,6 @@ def _wait(*requests: Request) -> None:
     """Poll until all are done; every rank must come to the core, also where there are more ranks than cores."""
     while not all(request.poll() for request in requests):
         os.sched_yield()
-
-
-def _from_root(comm: Communicator, flag: bool) -> bool:
-    """Rank 0's flag, on every rank."""
-    word = np.array([flag], np.int64)
-    if comm.rank == 0:
-        _wait(*[comm.send(word, peer, PING_TAG) for peer in range(1, comm.size)])
-    else:
-        _wait(comm.recv(word, 0, PING_TAG))
-    return bool(word[0])
 
 
 def _link(comm: Communicator) -> tuple[float, float]:

@@ -23,7 +23,7 @@ WIDEST_KERNELS = 32
 HEAD = ("share", "count", "op", "pass", "shapes", "time", "+-", "GFLOP/s", "GB/s", "roofline", "kernels")
 WORDS = ("op", "pass", "shapes", "kernels")
 ALONE = ("similar", "idle")
-# No kernel is by so much faster than the large products by which a host's rate was measured, unless it was busy then.
+# No kernel is by so much faster than the large products by which a host's rate was measured, unless that was long ago.
 TOO_FAST = 1.5
 
 
@@ -129,14 +129,14 @@ def tell(facts: Mapping[str, Any], as_json: bool) -> None:
 
 
 def _doubt(facts: Mapping[str, Any]) -> str:
-    """Where a kernel outdoes the rate that this host was measured to have, what to do about it; else nothing."""
+    """Where a kernel outdoes the rate that is kept of this host, what to do about it; else nothing."""
     rate, most = facts["processor"]["flops_per_second"], max(key["flops_per_second"] for key in facts["keys"])
     is_measured = facts["machine"].startswith("local:") and facts["processor"]["kind"] == "cpu"
     if not is_measured or most < TOO_FAST * rate:
         return ""
     return (
-        f"kernels reach {_giga(most)} GFLOP/s where this host's rate is {_giga(rate)}, as if it was busy when it was "
-        "measured: `castile doctor --measure-again`"
+        f"kernels reach {_giga(most)} GFLOP/s where this host's rate is kept as {_giga(rate)}: that is out of date, "
+        "`castile doctor --measure-again`"
     )
 
 

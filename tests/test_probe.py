@@ -3,6 +3,7 @@
 import queue
 import threading
 import time
+from math import inf
 
 import msgspec
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from castile.launch import probe
+from castile.launch import cores, probe
 from castile.runtime import machine as machines
 from tests.mpi import mpirun
 
@@ -48,6 +49,7 @@ class Ranks:
         self.boxes = {(a, b): queue.Queue() for a in range(size) for b in range(size)}
         self.meeting = threading.Barrier(size)
         self.size = size
+        self.words = [b""] * size
 
     def run(self, work):
         results = [None] * self.size
@@ -66,7 +68,7 @@ class Ranks:
 class End:
     def __init__(self, world, rank):
         self.world, self.rank, self.size = world, rank, world.size
-        self.local_size = world.size
+        self.local_size, self.host = world.size, "here"
 
     def send(self, array, peer, tag):
         self.world.boxes[self.rank, peer].put(array.copy())
@@ -77,6 +79,22 @@ class End:
 
     def barrier(self):
         self.world.meeting.wait(60)
+
+    def gather_bytes(self, data, root=0):
+        self.world.words[self.rank] = data
+        self.barrier()
+        every = list(self.world.words)
+        self.barrier()
+        return every if self.rank == root else None
+
+    def bcast_bytes(self, data, root=0):
+        assert (data is not None) or self.rank != root
+        if self.rank == root:
+            self.world.words[root] = data
+        self.barrier()
+        told = self.world.words[root]
+        self.barrier()
+        return told
 
 
 def test_figures_enter_the_machine_and_links_stay_assumed_without_ranks(monkeypatch):
@@ -189,17 +207,90 @@ def test_what_other_programs_take_of_a_core_is_not_counted():
     assert probe._core_seconds(lambda: time.sleep(5e-3)) < 2.5e-3
 
 
-@pytest.mark.parametrize(("num_cores", "local_size", "share"), [(2, 4, 0.5), (4, 4, 1), (8, 4, 1)])
-def test_each_of_more_ranks_than_cores_has_its_share(monkeypatch, num_cores, local_size, share):
+@pytest.fixture
+def even(monkeypatch):
+    """A host whose cores all have the same rate, and no quota."""
     for name in ("_matrix_rate", "_stream_rate"):
         monkeypatch.setattr(probe, name, lambda *_: 1e9)
     monkeypatch.setattr(probe, "_task_seconds", lambda: 1e-6)
-    monkeypatch.setattr(probe.machines, "num_cores", lambda: num_cores)
-    comm = End(Ranks(1), 0)
-    comm.local_size = local_size
-    for figures in (probe.measure(comm, 64), probe.measure(None, local_size)):
-        rates = (figures.float32_flops_per_second, figures.float64_flops_per_second, figures.bytes_per_second)
-        assert rates == (share * 1e9,) * 3 and figures.task_overhead_seconds == 1e-6 / share
+    monkeypatch.setattr(probe, "_link", lambda comm: (1e-6, 1e9))
+    monkeypatch.setattr(cores, "quota", lambda: inf)
+
+
+def assert_share(figures, share):
+    rates = (figures.float32_flops_per_second, figures.float64_flops_per_second, figures.bytes_per_second)
+    assert rates == (share * 1e9,) * 3 and figures.task_overhead_seconds == 1e-6 / share
+
+
+def bound(monkeypatch, affinities):
+    """Measures with as many ranks as there are affinities, each with its own; what each rank found."""
+    here = threading.local()
+    monkeypatch.setattr(cores, "affinity", lambda: here.cores)
+
+    def rank(comm):
+        here.cores = frozenset(affinities[comm.rank])
+        return probe.measure(comm, comm.size), probe.cache_path(comm.size, probe.num_cores(comm))
+
+    return Ranks(len(affinities)).run(rank)
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "num_ranks", "share"), [(1, 2, 0.5), (2, 4, 0.5), (4, 4, 1), (8, 4, 1), (4, 3, 1)]
+)
+def test_each_of_more_ranks_than_cores_has_its_share_however_they_are_bound(
+    even, monkeypatch, num_cores, num_ranks, share
+):
+    every = range(num_cores)
+    free = bound(monkeypatch, [every] * num_ranks)
+    apart = bound(monkeypatch, [every[n % num_cores :: num_ranks] for n in range(num_ranks)])
+    overlapping = bound(monkeypatch, [{n % num_cores, (n + 1) % num_cores} for n in range(max(num_ranks, num_cores))])
+    for figures, _ in (*free, *apart):
+        assert_share(figures, share)
+    assert free == apart
+    for figures, _ in overlapping:
+        assert_share(figures, min(1, num_cores / max(num_ranks, num_cores)))
+    monkeypatch.setattr(cores, "affinity", lambda: frozenset(every))
+    assert_share(probe.measure(None, num_ranks), share)
+
+
+def test_cores_of_other_hosts_are_not_shared(even, monkeypatch):
+    monkeypatch.setattr(cores, "affinity", lambda: frozenset({0, 1}))
+
+    def rank(comm):
+        comm.host, comm.local_size = f"host {comm.rank // 3}", 3
+        return probe.measure(comm, comm.size)
+
+    for figures in Ranks(6).run(rank):
+        assert_share(figures, 2 / 3)
+
+
+def test_a_quota_is_shared_where_it_is_less_than_the_cores(even, monkeypatch):
+    for limit, share in ((0.5, 0.25), (1.5, 0.75), (2.0, 1), (64.0, 1)):
+        monkeypatch.setattr(cores, "quota", lambda limit=limit: limit)
+        for figures, _ in bound(monkeypatch, [{0}, {1}]):
+            assert_share(figures, share)
+
+
+@pytest.mark.parametrize(
+    ("group", "files", "limit"),
+    [
+        ("0::/a/b", {"a/b/cpu.max": "max 100000", "a/cpu.max": "max 100000"}, inf),
+        ("0::/a/b", {"a/b/cpu.max": "150000 100000", "a/cpu.max": "max 100000"}, 1.5),
+        ("0::/a/b", {"a/b/cpu.max": "300000 100000", "a/cpu.max": "50000 100000"}, 0.5),
+        ("0::/", {"cpu.max": "200000 100000"}, 2),
+        ("3:cpuset:/a\n1:cpu,cpuacct:/a", {"cpu/a/cpu.cfs_quota_us": "-1", "cpu/a/cpu.cfs_period_us": "100000"}, inf),
+        ("4:cpuacct,cpu:/a\n0::/", {"cpu/a/cpu.cfs_quota_us": "25000", "cpu/a/cpu.cfs_period_us": "100000"}, 0.25),
+        ("1:cpu:/of/the/host", {"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "50000"}, 2),
+        ("2:cpuset:/", {"cpu.max": "100000 100000"}, inf),
+        ("", {}, inf),
+    ],
+)
+def test_a_quota_is_the_tightest_of_the_groups_on_the_way_up(tmp_path, group, files, limit):
+    for name, text in {"proc/self/cgroup": group, **{f"sys/fs/cgroup/{k}": v for k, v in files.items()}}.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text and text + "\n")
+    assert cores.quota(tmp_path) == limit
 
 
 def test_find_machine_measures_only_local(monkeypatch):

@@ -72,7 +72,7 @@ def test_every_kind_of_task_is_measured_once_and_then_priced_by_it(capsys):
 
 
 @pytest.mark.parametrize(("rate", "is_doubted"), [(1e6, True), (1e15, False)])
-def test_a_host_that_was_measured_while_it_was_busy_is_found_out(rate, is_doubted, tmp_path, capsys):
+def test_a_rate_that_is_out_of_date_is_found_out(rate, is_doubted, tmp_path, capsys):
     homes.make(tmp_path, figures=msgspec.structs.replace(homes.FIGURES, float32_flops_per_second=rate))
     assert main(["profile", "mlp:width=16"]) == 0
     assert ("`castile doctor --measure-again`" in capsys.readouterr().out) is is_doubted

@@ -1,0 +1,48 @@
+"""Cores: which of this host's this process may use, and how much of their time.
+
+It does not know ranks: what several processes may use together is asked where they can talk.
+"""
+
+from __future__ import annotations
+
+import os
+from math import inf
+from pathlib import Path
+
+
+def affinity() -> frozenset[int]:
+    """The numbers of the cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def quota(root: Path = Path("/")) -> float:
+    """How many cores' time the control groups of this process allow, infinite where they set no limit.
+
+    root    where `proc` and `sys` are
+    """
+    least = inf
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        top = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
+        group = Path(path.lstrip("/"))
+        # In a container the path may be the host's: then its own group is at the top.
+        least = min(least, *(_limit(top / at) for at in (group, *group.parents)))
+    return least
+
+
+def _limit(group: Path) -> float:
+    """The limit of one group, of the second version of control groups or of the first."""
+    first = f"{_text(group / 'cpu.cfs_quota_us')} {_text(group / 'cpu.cfs_period_us')}"
+    words = (_text(group / "cpu.max") or first).split()
+    return int(words[0]) / int(words[1]) if words and words[0].isdecimal() else inf
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
