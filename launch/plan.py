@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -38,6 +39,8 @@ from castile.planner.strategy import Names, Strategy
 
 # Where plans have so many parts, it is asked first whether any can fit: a search takes a minute to say no.
 DEAR = 100_000
+# What a search gets of a budget that others have spent: it looks at the known plans all the same.
+LEAST_SECONDS = 1e-3
 
 Pin = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="PIN", help_behavior_hint="")]
 Procs = Annotated[str, tyro.conf.arg(metavar="PROCS", help_behavior_hint="")]
@@ -173,7 +176,8 @@ def _look(
 ) -> tuple[Evaluator, Pins | None, Found, list[Point]]:
     """Search, and where no plan fits in more and more microbatches, unless their number was said.
 
-    Raises NoPlanFits then, with a number that would do.
+    A time to look is that of all searches together, and what was found tells how long they took together. Where
+    nothing is left of it, a search still looks at the known plans. Raises NoPlanFits then, with a number that would do.
     """
 
     # What was simulated to find a number is not simulated again.
@@ -186,21 +190,30 @@ def _look(
         numbers = accumulating.counts(desk.evaluator.lowering.graph.batch) if command.objective != "latency" else ()
         return accumulating.enough(at, [n for n in numbers if n > count], names)
 
-    names, refused = _names(command), None
+    began, names, refused = time.perf_counter(), _names(command), None
     count, is_free = _asked(command, start), not (command.accumulate or start)
     if is_free and _is_hopeless(*at(count), names):
         count = more_than(count) or count
     while True:
         try:
             evaluator, pinned = at(count)
-            return evaluator, pinned, *_search(command, evaluator, start, limits, pinned, progress)
+            passed = time.perf_counter() - began
+            found, points = _search(command, evaluator, start, _left(limits, passed), pinned, progress)
+            return evaluator, pinned, replace(found, elapsed_seconds=passed + found.elapsed_seconds), points
         except NoPlanFits as error:
             refused, more = refused or error, more_than(count)
             if more is None:
                 raise refused from None
             if not is_free:
-                raise NoPlanFits(f"{error}; or give --accumulate {more}, with which a known plan fits") from error
+                # A plan that is given says into how many pieces it cuts the batch.
+                free = "leave --from out and " if start else ""
+                raise NoPlanFits(f"{error}; or {free}give --accumulate {more}, with which a known plan fits") from error
             count = more
+
+
+def _left(limits: Budget, passed: float) -> Budget:
+    """What is left of a budget after so many seconds: the least there is where nothing is."""
+    return limits if limits.seconds is None else replace(limits, seconds=max(LEAST_SECONDS, limits.seconds - passed))
 
 
 def _is_hopeless(evaluator: Evaluator, pinned: Pins | None, names: list[str] | None) -> bool:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from castile.launch import models
+from castile.launch import plan as planning
 from castile.launch.__main__ import main
 from castile.planner import accumulating
 from castile.planner import strategy as strategies
 from castile.planner.evaluator import Evaluator
 from castile.planner.lower import Lowering
 from castile.planner.pins import Pins
+from castile.planner.search import NoPlanFits, search
 from castile.planner.seeds import seeds
 from tests.little import evaluator, machine, tower
 
@@ -80,6 +85,49 @@ def test_where_no_plan_of_a_whole_batch_fits_it_is_cut(
     assert simulated["step_seconds"] == facts["found"]["step_seconds"]
 
 
+@pytest.mark.parametrize(
+    ("budget", "each", "shares"),
+    [
+        ("10s", 4.0, [10.0, 6.0, 2.0]),
+        ("10s", 8.0, [10.0, 2.0, planning.LEAST_SECONDS]),
+        ("5", 4.0, [None, None, None]),
+    ],
+)
+def test_searches_that_find_nothing_share_the_time_with_the_next(
+    budget: str,
+    each: float,
+    shares: list[float | None],
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, given = [100.0], []
+
+    def searched(name, evaluator, limits, *rest, **more):
+        given.append(limits)
+        clock[0] += each
+        if len(given) < len(shares):
+            raise NoPlanFits("no plan fits")
+        return replace(search(name, evaluator, "5", *rest, **more), elapsed_seconds=each)
+
+    monkeypatch.setattr(planning, "search", searched)
+    monkeypatch.setattr(planning, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    words[words.index("--budget") + 1] = budget
+    facts = answer(capsys, *words)
+    assert [limits.seconds for limits in given] == (shares if shares[0] is None else pytest.approx(shares))
+    assert len({limits.proposals for limits in given}) == 1
+    assert facts["elapsed_seconds"] == pytest.approx(each * len(shares)) and facts["is_cut_to_fit"]
+
+
+def test_where_no_time_is_left_a_known_plan_is_found(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "_left", lambda limits, passed: replace(limits, seconds=planning.LEAST_SECONDS))
+    words[words.index("--budget") + 1] = "10s"
+    facts = answer(capsys, *words)
+    assert facts["found"]["fits"] and facts["is_cut_to_fit"]
+
+
 def test_more_pieces_need_less_memory(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     few, many = (answer(capsys, *words, "--accumulate", n, "--search", "data_parallel") for n in ("8", "16"))
     assert (few["microbatches"], many["microbatches"]) == (8, 16) and not few["is_cut_to_fit"]
@@ -106,6 +154,19 @@ def test_a_given_plan_says_its_own_number(tmp_path: Path, words: list[str], caps
     assert answer(capsys, *words, "--from", path)["microbatches"] == 16
     told = refused(capsys, *words, "--from", path, "--accumulate", "8")
     assert "cuts the batch into 16; give that, or leave --from out" in told
+
+
+def test_what_is_advised_where_a_given_plan_does_not_fit_is_not_refused(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, large = tmp_path / "p.json", tmp_path / "large.toml"
+    large.write_text(SMALL.replace(str(MEMORY), str(100 * MEMORY)))
+    answer(capsys, *[str(large) if word.endswith("small.toml") else word for word in words])
+    told = refused(capsys, *words, "--from", str(path))
+    assert "no plan fits" in told
+    advice = re.search(r"; or leave --from out and give (--accumulate) ([0-9]+), with which", told)
+    assert advice is not None, told
+    assert answer(capsys, *words, *advice.groups())["found"]["fits"]
 
 
 def on(memory: int, microbatches: int) -> tuple[Evaluator, Pins | None]:
