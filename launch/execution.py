@@ -11,10 +11,10 @@ from functools import partial
 
 import numpy as np
 
+from castile.planner import folding
 from castile.planner.beside import BEGINNINGS
 from castile.planner.cost import CostModel
 from castile.planner.evaluator import FOLDED_FROM
-from castile.planner.folding import Folding
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.op import Tensor
@@ -46,8 +46,7 @@ def prepare(lowering: Lowering, strategy: Strategy, cost: CostModel) -> Prepared
 
     Raises ValueError where it does not fit graph, machine or memory, or has too many transfers to write out.
     """
-    if lowering.machine.num_procs >= FOLDED_FROM:
-        Folding(lowering).instances(strategy)
+    _check_transfers(lowering, strategy)
     tasks = lowering.lower(strategy)
     machine = lowering.machine
     simulated = simulate(tasks, cost.picoseconds(tasks.cost_keys), machine.engines)
@@ -55,6 +54,15 @@ def prepare(lowering: Lowering, strategy: Strategy, cost: CostModel) -> Prepared
     capacity = [p.memory_bytes - p.reserved_bytes for p in machine.processors]
     memory.refuse(tasks, simulated.timeline, packing, capacity)
     return Prepared(tasks, simulated, packing)
+
+
+def _check_transfers(lowering: Lowering, strategy: Strategy) -> None:
+    """Raises TooManyTransfers for a plan that no search takes either: to write out its tasks may need all memory.
+
+    The lowering keeps the instances that are made here, so that its tasks are composed without another look.
+    """
+    if lowering.machine.num_procs >= FOLDED_FROM:
+        lowering.instances(strategy, folding.MOST_TRANSFERS)
 
 
 def initial(tensor: Tensor, seed: int, box: Box) -> np.ndarray:

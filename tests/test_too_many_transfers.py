@@ -133,6 +133,22 @@ def test_what_is_looked_at_task_by_task_is_refused_before(refusing) -> None:
             look(evaluator, plans["megatron"])
 
 
+def test_what_is_prepared_is_analysed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    analysed, counts, made = Lowering._flow_template, [], [0]
+
+    def counted(self: Lowering, *given: object) -> object:
+        made[0] += 1
+        return analysed(self, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Lowering, "_flow_template", counted)
+    for look in (prepared, lambda evaluator, plan: evaluator.lowering.lower(plan)):
+        lowering, plans = known(FOLDED_FROM // 8)
+        made[0] = 0
+        look(Evaluator(lowering, CostModel(lowering.machine)), plans["data_parallel"])
+        counts.append(made[0])
+    assert counts[0] == counts[1] > 0
+
+
 def test_none_of_too_many_is_drawn_to_be_measured(refusing, monkeypatch: pytest.MonkeyPatch) -> None:
     lowering, plans = known(FOLDED_FROM // 8)
     refusing(lowering, plans["data_parallel"])
