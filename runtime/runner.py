@@ -34,7 +34,7 @@ class Runner:
     mapper   decides the issue order; raises ValueError where its order breaks a need or moves a transfer
 
     An exception out of a task carries the step, the task and the rank as a note; where a device tells late that a task
-    has failed, it is that task or one before.
+    has failed, it is that task or one before, or one of another processor of the rank.
     """
 
     def __init__(
@@ -126,7 +126,8 @@ class Runner:
             except Exception as error:
                 task = self.graph.tasks[worker.program.tasks[worker.position]]
                 before = "at or before " * worker.late
-                error.add_note(f"step {self.num_steps}, {before}task {task.name}, rank {self.comm.rank}")
+                others = " or on another processor" * (worker.late and len(self._workers) > 1)
+                error.add_note(f"step {self.num_steps}, {before}task {task.name}{others}, rank {self.comm.rank}")
                 raise
         return moved
 

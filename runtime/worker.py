@@ -23,7 +23,8 @@ class Worker:
 
     done      whether the step has ended
     position  where in the program the task stands that was touched last
-    late      whether what has failed may be a task before that one, of which nobody is told at once
+    late      whether what has failed may be a task before that one, or one of another worker of the same rank, of
+              which nobody is told at once
     actions   the calls, in the program's order
 
     A transfer's span ends when it is seen to have finished, and is as long as the processor was occupied with it: in

@@ -1,46 +1,76 @@
-"""Faults of a device, injected at every piece of work of a step: they end it, and its task or one after is named.
+"""Faults of a device, injected at pieces of work of a step: they end it, and no task before theirs is named.
 
-On a stand-in, which tells of them as CUDA and CuPy do: late, at every call, and to those who only look never.
+Pieces are every second, third or fifth. On a stand-in, which tells of faults as CUDA and CuPy do: late, at every call,
+and to those who only look never.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
 from castile.planner.strategy import Config, Strategy
+from castile.runtime.machine import Level, Machine
 from castile.runtime.worker import Worker
 from tests.late import device
-from tests.strategies import whole_on
+from tests.strategies import Problem, batches, whole_on
 from tests.test_cuda import ONE, TWO, Plan, Ranks, small
+
+FOUR = Machine("four", ONE.processors * 4, (Level("link", 4, 1e-6, 1e9),))
 
 
 class Noted:
-    """Where in its rank's program the task stands that each piece of work on a device is for, -1 outside of a step."""
+    """The worker that put each piece of work onto a device, and where in its program it stood; none outside of a step.
+
+    worker  the one that goes on, or has failed
+    """
 
     def __init__(self) -> None:
-        self.position: dict[Any, int] = {}
-        self.workers: list[Worker] = []
+        self.worker: Worker | None = None
+        self._stood: dict[Any, tuple[Worker, int]] = {}
+
+    def within(self, worker: Worker, advance: Callable[[], bool]) -> bool:
+        self.worker = worker
+        moved = advance()
+        self.worker = None
+        return moved
 
     def enqueue(self, real: Any, stream: Any, work: Any, name: str, *places: Any) -> None:
-        if self.workers:
-            worker = self.workers[stream.device_id]
-            self.position[work] = -1 if worker.done else worker.position
+        if self.worker is not None:
+            self._stood[work] = self.worker, self.worker.position
         real(stream, work, name, *places)
+
+    def of(self, work: Any) -> tuple[Worker | None, int]:
+        return self._stood.get(work, (None, -1))
 
 
 @contextmanager
 def noted() -> Iterator[Noted]:
-    """Of ranks that are made within, one worker each."""
+    """Of streams that are used within."""
     from cupy.cuda import Stream
 
     made, real = Noted(), Stream.enqueue
     with patch.object(Stream, "enqueue", lambda *args: made.enqueue(real, *args)):
         yield made
+
+
+def workers_of(ranks: Ranks) -> list[Worker]:
+    return [worker for execution in ranks.executions for worker in execution.runner._workers]
+
+
+def name_of(ranks: Ranks, worker: Worker, position: int) -> str:
+    return str(ranks.prepared.tasks.tasks[worker.program.tasks[position]].name)
+
+
+def in_graph(worker: Any, work: Any) -> bool:
+    """Whether work is a node of the worker's step."""
+    graph = getattr(worker, "_graph", None)
+    return graph is not None and any(work is node for node, _, _ in graph.nodes)
 
 
 def faulty(plan: Plan, way: str, steps: int, at: int) -> tuple[Ranks, Noted, Exception | None]:
@@ -52,7 +82,8 @@ def faulty(plan: Plan, way: str, steps: int, at: int) -> tuple[Ranks, Noted, Exc
     reach = NcclCommunicator if way == "nccl" else lambda comm: comm
     with noted() as found:
         ranks = Ranks(plan, "cuda", reach, lambda rank: cupy.cuda.Device(rank).use())
-        found.workers = [worker for e in ranks.executions for worker in e.runner._workers]
+        for worker in workers_of(ranks):
+            worker.advance = partial(found.within, worker, worker.advance)  # type: ignore[method-assign]
         if steps > 1:
             ranks.train(steps - 1)
         cupy.cuda.world.fails_at = len(cupy.cuda.world.done) + at
@@ -65,16 +96,24 @@ def faulty(plan: Plan, way: str, steps: int, at: int) -> tuple[Ranks, Noted, Exc
     return ranks, found, None
 
 
+def apart(problem: Problem, num_procs: int) -> Strategy:
+    """Each node on the next processor."""
+    return Strategy({name: Config({}, 1, (n % num_procs,)) for n, name in enumerate(problem.graph.nodes)})
+
+
 @pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize("way", ["alone", "nccl", "staged"])
+@pytest.mark.parametrize("way", ["alone", "nccl", "staged", "shared"])
 def test_a_fault_of_any_kernel_ends_the_step_and_is_told_of_a_task_that_does_not_come_before(
     way: str, steps: int
 ) -> None:
     """A device that has failed says so late, and CuPy's `done` never does: nobody may wait for it for ever."""
     problem = small()
-    apart = Strategy({name: Config({}, 1, (n % 2,)) for n, name in enumerate(problem.graph.nodes)})
-    plan = Plan(problem, whole_on(problem.graph), ONE, 1) if way == "alone" else Plan(problem, apart, TWO, 2)
-    told, failing = 0, set()
+    plan = {
+        "alone": Plan(problem, whole_on(problem.graph), ONE, 1),
+        "shared": Plan(problem, apart(problem, 4), FOUR, 2),
+    }.get(way, Plan(problem, apart(problem, 2), TWO, 2))
+    others = " or on another processor" * (way == "shared")
+    told, captured, elsewhere, failing = 0, 0, 0, set()
     for at in range(0, 1000, 2 if way == "alone" else 5):
         with device() as cupy:
             ranks, found, error = faulty(plan, way, steps, at)
@@ -85,15 +124,72 @@ def test_a_fault_of_any_kernel_ends_the_step_and_is_told_of_a_task_that_does_not
             if not notes:  # before the step, or after it
                 continue
             ((rank, work),) = cupy.cuda.world.broken.items()
-            program, position = found.workers[rank].program, found.workers[rank].position
-            name = ranks.prepared.tasks.tasks[program.tasks[position]].name
-            assert notes[1] == f"step {steps}, at or before task {name}, rank {rank}"
+            worker, (owner, failed) = found.worker, found.of(work)
+            assert worker is not None
+            name = name_of(ranks, worker, worker.position)
+            assert notes[1] == f"step {steps}, at or before task {name}{others}, rank {rank}"
             assert "CUDA_LAUNCH_BLOCKING=1" in notes[0]
-            # within a graph its nodes are the work
-            assert found.position[work] <= position
+            if in_graph(worker, work):  # of which all tasks are launched at once
+                assert worker.position == len(worker.program.tasks) - 1
+                captured += 1
+            elif owner in (worker, None):  # work of no task is what a step begins with
+                assert failed <= worker.position
+            else:
+                assert owner in ranks.executions[rank].runner._workers and others
+                elsewhere += 1
             told += 1
-            failing.add((rank, found.position[work]))
+            failing.add((rank, owner and name_of(ranks, owner, failed)))
     assert error is None and told > 10 and len(failing) > 4
+    assert bool(captured) == (steps > 1 and way in ("alone", "nccl")) and bool(elsewhere) == (way == "shared")
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["well", "failed"])
+@pytest.mark.parametrize("captured", [False, True], ids=["issued", "captured"])
+@pytest.mark.parametrize("known", [False, True], ids=["unknown", "known"])
+def test_a_transfer_that_fails_is_named_alone_only_where_it_is_known_and_the_device_is_well(
+    known: bool, captured: bool, fails: bool
+) -> None:
+    """Where the device has failed too, NCCL may be the first to say so, and a kernel after the transfer the one."""
+    problem = small()
+    with device() as cupy:
+        from castile.runtime.comm.nccl import NcclCommunicator, TransferError
+
+        plan = Plan(problem, apart(problem, 2), TWO, 2)
+        ranks = Ranks(plan, "cuda", NcclCommunicator, lambda rank: cupy.cuda.Device(rank).use())
+        if captured:
+            ranks.train(1)
+        ranks._feed(iter(enumerate(batches(problem, 1, exact=False))))
+        (worker, _), (first, _) = workers_of(ranks), ranks.executions
+        task = next(n for n, moves in enumerate(worker.program.asynchronous) if moves)
+
+        def check() -> None:
+            if fails:
+                cupy.cuda.world.broken[0] = check
+            (tag,) = (tag for tag, at in worker._tags.items() if at == worker.program.tasks[task])
+            raise TransferError("no peer", tag if known else None)
+
+        cupy.cuda.Device(0).use()
+        with patch.object(worker, "_check", check), pytest.raises(RuntimeError, match="no peer") as caught:
+            first.run()  # the other rank never comes
+        assert (worker._graph is not None) == captured
+        last = len(worker.program.tasks) - 1
+        alone = known and not fails
+        assert task < last
+        said = f"task {name_of(ranks, worker, task)}" if alone else f"at or before task {name_of(ranks, worker, last)}"
+        assert caught.value.__notes__[-1] == f"step {1 + captured}, {said}, rank 0"
+
+
+def test_a_graph_whose_launch_fails_by_itself_clears_no_task() -> None:
+    problem = small()
+    with device():
+        ranks = Ranks(Plan(problem, whole_on(problem.graph), ONE, 1), "cuda")
+        ranks.train(2)
+        (worker,) = workers_of(ranks)
+        launch = patch.object(worker._graph, "launch", side_effect=RuntimeError("out of resources"))
+        with launch, pytest.raises(RuntimeError, match="out of resources") as caught:
+            ranks.train(1)
+        name = name_of(ranks, worker, -1)
+        assert caught.value.__notes__ == [f"step 3, at or before task {name}, rank 0"]
 
 
 def test_where_kernels_are_waited_for_the_one_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,14 +198,14 @@ def test_where_kernels_are_waited_for_the_one_that_fails_is_named(monkeypatch: p
     for at in range(0, 1000, 3):
         with device() as cupy:
             ranks, found, error = faulty(Plan(problem, whole_on(problem.graph), ONE, 1), "alone", 3, at)
-            (worker,) = found.workers
+            (worker,) = workers_of(ranks)
             assert worker._graph is None and "CUDA_LAUNCH_BLOCKING is set" in worker.remark
             if error is None:
                 break
             if not hasattr(error, "__notes__"):
                 continue
-            assert found.position[cupy.cuda.world.broken[0]] == worker.position
-            name = ranks.prepared.tasks.tasks[worker.program.tasks[worker.position]].name
+            assert found.of(cupy.cuda.world.broken[0]) == (worker, worker.position)
+            name = name_of(ranks, worker, worker.position)
             assert error.__notes__ == [f"step 3, task {name}, rank 0"]
             named.add(name)
     assert error is None and len(named) > len(worker.program.tasks) // 4

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from castile.kernels.table import Table, definitions
 from castile.kernels.triton import convolution
 from castile.kernels.triton.launch import Launch, Room, bound, numbered
+from castile.kernels.triton.lines import Text, text
+from castile.kernels.triton.several import summed
 from castile.planner import vocabulary
 from tests.kernel_cases import Case, Draw, cases
 from tests.test_kernels import check, dense, laid_out, several, stepped, unwritten
@@ -264,6 +266,29 @@ def test_many_are_cast_by_few_launches() -> None:
     bound(made, made.settings[0])()
     for got, x in zip(outs, xs, strict=True):
         np.testing.assert_array_equal(got, x.astype(got.dtype))
+
+
+@pytest.mark.parametrize("place", [dense, stepped], ids=["dense", "stepped"])
+@pytest.mark.parametrize("num", [1, 3, 16, 17, 40])
+def test_any_line_is_added_up_over_any_number_of_arrays(num: int, place: Any) -> None:
+    what = Text(("x",), (), ("y = x + 1.0", "z = y * y"), ("z - x",))
+    rng, few = np.random.default_rng(num), range(0, num, 16)
+    arrays = tuple(place(rng.normal(size=(n % 5 + 2, 7)).astype("float32")) for n in range(num))
+    want = sum(((x.astype(float) + 1) ** 2 - x).sum() for x in arrays)
+    for adds in (False, True):
+        out = np.full((), 3.0, "float32")
+        made = summed(what, out, arrays, adds)
+        if place is dense and num % 16 != 1:
+            assert len(made.launches(made.settings[0])) == 2 * len(few)
+        bound(made, made.settings[-1])()
+        np.testing.assert_allclose(out, want + 3.0 * adds, rtol=1e-5)
+
+
+@pytest.mark.parametrize("line", ["x, y -> x * y", "x -> x; x * x", "x -> x * c"])
+def test_what_cannot_be_added_up_is_refused(line: str) -> None:
+    arrays = (np.ones(8, "float32"), np.ones(8, "float32"))
+    with pytest.raises(AssertionError, match="names="):
+        summed(text(line, *(["c"] if "c" in line else [])), np.zeros((), "float32"), arrays, False)
 
 
 def _exact(name: str, case: Case) -> list[np.ndarray]:

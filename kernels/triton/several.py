@@ -121,8 +121,9 @@ def _many(what: Text, num: int, numbers: int) -> Any:
 def summed(what: Text, out: Any, arrays: tuple[Any, ...], adds: bool) -> Plan:
     """The sum over all elements of all arrays of the value that the text has for one, into `out` [] or added to it.
 
-    In an order that depends on their sizes alone.
+    what: of one array, without constants. In an order that depends on their sizes alone.
     """
+    assert len(what.names) == len(what.values) == 1 and not (what.constants or what.moves), what
     found = [one for one in arrays if one.size] or [arrays[0]]
     if len(found) == 1 or not _lies_dense(*found):
         dims = [tuple(range(one.ndim)) for one in found]
@@ -130,6 +131,9 @@ def summed(what: Text, out: Any, arrays: tuple[Any, ...], adds: bool) -> Plan:
             folded(what, [view(out)], [view(one)], over, {}, adds=adds or n > 0)
             for n, (one, over) in enumerate(zip(found, dims, strict=True))
         ))  # fmt: skip
+    if len(found) > _AT_ONCE:
+        few = [tuple(found[n : n + _AT_ONCE]) for n in range(0, len(found), _AT_ONCE)]
+        return in_turn(*(summed(what, out, some, adds or n > 0) for n, some in enumerate(few)))
 
     def launches(setting: tuple[int, int]) -> list[Launch]:
         block, warps = setting
@@ -158,6 +162,7 @@ def _sums(what: Text, num: int) -> Any:
             f"    for start in range(first, tl.minimum(first + span, num{n}), BLOCK):",
             f"        here = at < num{n} - start",
             f"        {what.names[0]} = tl.load(p{n} + start + at, mask=here).to(tl.float32)",
+            *(f"        {statement}" for statement in what.statements),
             f"        total += tl.where(here, {what.values[0]}, 0.0)",
         ]
         pointers += [f"p{n}", f"num{n}", f"end{n}"]

@@ -82,7 +82,8 @@ class Issuer(Worker):
     def advance(self) -> bool:
         """Issues the step, and later waits for a while; True, since the device goes on by itself.
 
-        What a device raises at a call may come of one before it: then it raises at every call that follows.
+        What a device raises at a call may come of one before it: then it raises at every call that follows. What is
+        raised when all tasks have been issued may come of any, but where the transfer that failed is known.
         """
         try:
             if self._issued:
@@ -92,7 +93,7 @@ class Issuer(Worker):
                 self._issued = True
                 self._num_steps += 1
         except Exception as error:
-            self.late = told_late(error, self._origin)
+            self._locate(error)
             raise
         return True
 
@@ -119,7 +120,8 @@ class Issuer(Worker):
             if self._timed:
                 self._run_timed()
             elif self._captured():
-                self.position = len(self.program.tasks) - 1
+                # All of them by one call.
+                self.position, self._issued = len(self.program.tasks) - 1, True
                 self._graph.launch(self._origin)
             else:
                 self._run(self._calls)
@@ -145,21 +147,22 @@ class Issuer(Worker):
         until = time.perf_counter_ns() + LOOK_NANOSECONDS
         while not reached(self._end):
             if time.perf_counter_ns() >= until:
-                self._look(self._check)
+                self._check()
                 return False
             # Other threads make the next step's samples.
             time.sleep(0)
         return True
 
-    def _look(self, check: Callable[[], None]) -> None:
-        """Raises where a transfer has failed, which the worker then stands at: all calls have been made long ago."""
-        try:
-            check()
-        except RuntimeError as error:
-            tag = getattr(error, "tag", None)
-            if isinstance(tag, int) and tag in self._tags:
-                self.position = self.program.tasks.index(self._tags[tag])
-            raise
+    def _locate(self, error: Exception) -> None:
+        """Stands where an error may come of: that of a transfer is of it alone, but where the device has failed too."""
+        tag: Any = getattr(error, "tag", None)
+        transfer = self._tags.get(tag)
+        if told_late(error, self._origin):
+            self.late = True
+        elif transfer is not None:
+            self.position, self.late = self.program.tasks.index(transfer), False
+        else:
+            self.late = self._issued
 
     def _captured(self) -> bool:
         """Whether there is a graph of the step, which the second step makes: the first may load and allocate."""
