@@ -69,7 +69,7 @@ def _contracted(
     # transfers stand behind the steps, whose tasks keep their numbers
     alone = only_calls(steps)
     summed = together(begun.graph, in_chains(begun.graph, summing(steps, flows, of_steps, alone)))
-    calls = [(int(summed.number[task]), call) for task, call in repeatable(steps, flows, of_steps, alone)]
+    calls = [(int(summed.number[task]), call, micro) for task, call, micro in repeatable(steps, flows, of_steps, alone)]
     found = together(summed.graph, alike(summed.graph, calls))
     return Contracted(found.graph, found.number[summed.number[begun.number[fewer.number]]])
 

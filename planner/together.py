@@ -17,6 +17,7 @@ from castile.planner import vocabulary
 from castile.planner.compose import _Lazy, _rows
 from castile.planner.contraction import Contracted, Contraction
 from castile.planner.instances import FlowInstance, StepInstance
+from castile.planner.program import Micro
 from castile.planner.template import PartTemplate, Work
 from castile.runtime.task import Arg, Body, Call, CostKey, Kind, Task, TaskGraph, View
 
@@ -38,9 +39,9 @@ def every_task(steps: Sequence[StepInstance]) -> Iterator[list[tuple[int, int]]]
 def repeatable(
     steps: Sequence[StepInstance], flows: Sequence[FlowInstance], tasks: Iterable[Sequence[tuple[int, int]]],
     calls: Sequence[Sequence[Call | None]],
-) -> list[tuple[int, Call]]:  # fmt: skip
+) -> list[tuple[int, Call, Micro]]:  # fmt: skip
     """The tasks of steps that consist of one call of a kernel that does to the arrays of several what it does to one's,
-    with that call.
+    with that call, and their microbatch.
 
     tasks   those of each step, as `every_task` says them
     calls   as `only_calls` says them
@@ -50,12 +51,13 @@ def repeatable(
     for flow in flows:
         for user, _, adders in flow.template.adding:
             adding[flow.slots[user]].update(adders.tolist())
-    found: list[tuple[int, Call]] = []
+    found: list[tuple[int, Call, Micro]] = []
     for slot, (own, those) in enumerate(zip(calls, tasks, strict=True)):
         if any(own):
             replicas, alone = steps[slot].config.replicas, adding.get(slot, ())
             each = ((number, own[local // replicas]) for local, number in those if local not in alone)
-            found += [(number, call) for number, call in each if call and vocabulary.takes_many(call.kernel)]
+            micro = steps[slot].step.micro
+            found += [(number, call, micro) for number, call in each if call and vocabulary.takes_many(call.kernel)]
     return found
 
 
@@ -100,20 +102,21 @@ def only_call(piece: PartTemplate) -> Call | None:
     return calls[0] if len(calls) == 1 and any(d(calls[0].kernel) for d in _FOR_SEVERAL) else None
 
 
-def alike(tasks: TaskGraph, calls: Sequence[tuple[int, Call]]) -> list[list[int]]:
-    """Tasks of one processor that call the same, and wait for the same collectives: of those that wait for nobody, of
-    those for which nobody waits, and of those for which only such tasks wait. So no group can come to wait for itself.
+def alike(tasks: TaskGraph, calls: Sequence[tuple[int, Call, Micro]]) -> list[list[int]]:
+    """Tasks of one processor and microbatch that call the same, and wait for the same collectives: of those that wait
+    for nobody, of those for which nobody waits, and of those for which only such tasks wait. So no group can come to
+    wait for itself, and none makes the arrays of many microbatches lie there at one time.
 
     In the order in which what they wait for comes, and in the program's.
     """
     waiting = _waiting(tasks)
     rows = []
-    for task, call in calls:
+    for task, call, micro in calls:
         needs, after, same = tasks.needs_of(task), int(waiting[task]), _same(tasks, task, call)
         after = -1 if after and needs.size == 0 else after
         if after > 1 or same is None:
             continue
-        what = (after, same, tuple(needs[tasks.kind[needs] == Kind.COLLECTIVE].tolist()))
+        what = (after, same, micro, tuple(needs[tasks.kind[needs] == Kind.COLLECTIVE].tolist()))
         rows.append((int(tasks.order[needs].max(initial=0)), int(tasks.order[task]), task, what))
     return _packed(tasks, [row[2:] for row in sorted(rows, key=lambda row: row[:2])])
 

@@ -22,6 +22,7 @@ from castile.planner.cost import CostModel
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.op import Init
+from castile.planner.program import WHOLE_BATCH
 from castile.planner.seeds import seed
 from castile.planner.snapshot import Environment, Measured, snapshot_of
 from castile.planner.strategy import Strategy
@@ -168,8 +169,8 @@ def test_no_task_comes_to_wait_for_itself() -> None:
         nonlocal fewer
         key = CostKey("same.F", "8", "float32", 0, 32)
         tasks = replace(drawn, cost=0 * drawn.cost, cost_keys=(key,))
-        calls = [(task, Call("copy", (), ())) for task in range(tasks.num_tasks) if tasks.kind[task] == Kind.COMPUTE]
-        groups = alike(tasks, calls)
+        own = np.flatnonzero(tasks.kind == Kind.COMPUTE).tolist()
+        groups = alike(tasks, [(task, Call("copy", (), ()), WHOLE_BATCH) for task in own])
         needs = Contraction(tasks, groups).fields()
         rows = [set(row) for row in np.split(needs["needs"], needs["need_ptr"][1:])[:-1]]
         left = set(range(len(rows)))
