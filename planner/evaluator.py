@@ -79,19 +79,24 @@ class Evaluated:
 class _Seen:
     """A plan that was simulated: its tasks, folded where that is how plans are evaluated, and when they would run.
 
-    is_short   whether few of its microbatches were written out
+    shown      how many of its microbatches were written out
     count[T]   for how many tasks of the whole graph each stands
     seconds, peak_bytes   of the whole step
     """
 
     key: Key
-    is_short: bool
+    shown: int
     folded: Folded | None
     tasks: TaskGraph
     simulated: Simulated
     count: np.ndarray
     seconds: float
     peak_bytes: np.ndarray
+
+    @property
+    def is_short(self) -> bool:
+        """Whether these are not all."""
+        return self.shown < self.key[0]
 
 
 class Evaluator:
@@ -205,14 +210,14 @@ class Evaluator:
     def _seen_through(self, shown: int, strategy: Strategy, key: Key) -> _Seen | None:
         """The plan simulated with so many microbatches written out, None where these do not say what all take."""
         lowering, folding = self._shortened(strategy, shown)
-        is_short, more = shown < strategy.microbatches, 0
+        more = 0
         if lowering.machine.num_procs >= FOLDED_FROM:
             folded, tasks, simulated = self._folded(folding, strategy)
             peak, count = expand(folded, simulated).peak_bytes, folded.count
         else:
             folded, (tasks, simulated) = None, self._simulated(lowering, strategy)
             peak, count = simulated.peak_bytes, np.ones(tasks.num_tasks, np.int64)
-        if is_short:
+        if shown < strategy.microbatches:
             program = lowering.program(strategy)
             number = repeats.numbers(program, tasks)
             longer = repeats.period(tasks, number, simulated)
@@ -222,7 +227,7 @@ class Evaluator:
             peak = peak + self._lasting(lowering, strategy)
             count = count * repeats.times(program)[number]
         seconds = float(simulated.timeline.end.max(initial=0) + more) / PICOSECONDS
-        return _Seen(key, is_short, folded, tasks, simulated, count, seconds, peak)
+        return _Seen(key, shown, folded, tasks, simulated, count, seconds, peak)
 
     def _lasting(self, lowering: Lowering, strategy: Strategy, alignment: int = 1) -> np.ndarray:
         """int64[P]: bytes that microbatches hold all step long which are not written out."""
@@ -244,8 +249,7 @@ class Evaluator:
             return tuple(packing.peak_bytes.tolist())
         packing, reps = memory.arenas(tasks, simulated.timeline), folded.representative
         if seen.is_short:
-            few = repeats.shown(strategy.microbatches)[0]
-            more = self._lasting(self._shortened(strategy, few)[0], strategy, memory.ALIGNMENT)
+            more = self._lasting(self._shortened(strategy, seen.shown)[0], strategy, memory.ALIGNMENT)
             packing = replace(packing, peak_bytes=packing.peak_bytes + more[reps])
         # Processors of one role are of one kind, so they have as much memory as the one that stands for them.
         memory.refuse(tasks, simulated.timeline, packing, self.capacity[reps].tolist(), reps.tolist())

@@ -80,11 +80,13 @@ def test_what_is_simulated_does_not_grow_with_microbatches() -> None:
     assert len(set(sizes)) == 1
 
 
-def test_arenas_hold_what_the_host_gives_to_all_microbatches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where few are packed, as where all are."""
+@pytest.mark.parametrize("enough", [4, 8])
+def test_arenas_hold_what_the_host_gives_to_all_microbatches(monkeypatch: pytest.MonkeyPatch, enough: int) -> None:
+    """Where few are packed, however few are enough, as where all are."""
     known = evaluator(tower(3, batch=64), machine(2), microbatches=16)
     plan = seeds(known.lowering)["data_parallel"]
-    whole = known.pack(plan)
+    whole, period = known.pack(plan), repeats.period
+    monkeypatch.setattr(repeats, "period", lambda *of: period(*of) if of[1].max() + 1 >= enough else None)
     monkeypatch.setattr(evaluators, "FOLDED_FROM", 1)
     assert evaluator(tower(3, batch=64), machine(2), microbatches=16).pack(plan) == whole
 
