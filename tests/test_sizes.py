@@ -23,7 +23,7 @@ from castile.planner.pins import Pins, parse
 from castile.planner.search import Run, search
 from castile.planner.seeds import seed, seeds
 from castile.planner.settling import settled, sized
-from castile.planner.sizes import SIZES, variants
+from castile.planner.sizes import HOPELESS, SIZES, variants
 from castile.planner.strategy import Strategy
 from castile.planner.updates import Updates
 from castile.runtime import machine as machines
@@ -73,6 +73,18 @@ def test_what_does_not_fit_is_left_as_it_is() -> None:
     found = sized(same.turned("time", most_bytes=most), strategy)
     assert max(same.pack(found)) <= most
     assert sized(same.turned("time", most_bytes=1), strategy) == strategy
+
+
+def test_buckets_are_tried_unless_memory_is_far_exceeded_without() -> None:
+    graph, on = models.parse("lenet").graph(64, "bfloat16"), machines.parse("dgx-h100")
+    same = Evaluator(Lowering(graph, on, Updates(optimizers.parse("adamw"), clip=1.0)), CostModel(on))
+    plan = seeds(same.lowering)["data_parallel_4"]
+    alone, found = (max(same.evaluate(with_size(plan, size)).peak_bytes) for size in (0, 2**20))
+    assert alone > 1.1 * found
+    tried = variants(same.turned("time", most_bytes=found), plan, SIZES)
+    assert not tried[0].fits and any(one.fits for one in tried)
+    for most, is_tried in ((alone / (1 + HOPELESS) + 1, True), (alone / (1 + HOPELESS) - 1, False)):
+        assert (len(variants(same.turned("time", most_bytes=int(most)), plan, SIZES)) > 1) == is_tried
 
 
 @settings(max_examples=15, deadline=None)
