@@ -83,6 +83,13 @@ class Works:
                 found.setdefault(name, []).append((is_operand, index))
         return {name: tuple(sorted(ports)) for name, ports in found.items()}
 
+    @cached_property
+    def _reader(self) -> dict[str, str]:
+        """By what the host gives the first node that reads it."""
+        graph = self._lowering.graph
+        readers = {name: node.name for node in reversed(graph.nodes.values()) for name in node.inputs}
+        return {name: readers[name] for name in graph.inputs if name in readers}
+
     def seconds(self, own: Largest, steps: Sequence[Step]) -> list[np.ndarray]:
         """float64[count, T] for each step that a node decides: seconds of its largest part under each split, by the
         type of processor."""
@@ -124,15 +131,21 @@ class Works:
         its parameters with what updates need.
 
         The second number holds where updates are in pieces: of what they need, those who hold a parameter alike have
-        a share each; gradients that microbatches add to are whole until the last has added its own.
+        a share each; gradients that microbatches add to are whole until the last has added its own. What the host gives
+        to all other microbatches lies there besides.
         """
-        is_added = any(step.micro.count > 1 for step in steps)
+        count = max(step.micro.count for step in steps)
         node, dtypes, tensors = of.node, self._program.dtypes, self._lowering.graph.tensors
-        kept = [
-            (of.shape(*port), (node.inputs if port[0] else node.outputs)[port[1]])
+        lying = [
+            (1, of.shape(*port), (node.inputs if port[0] else node.outputs)[port[1]])
             for port in self.keeps.get(node.name, ())
         ]
-        total = in_pieces = sum(prod(shape) * np.dtype(tensors[name].dtype).itemsize for shape, name in kept)
+        if count > 1:
+            given = [n for n, name in enumerate(node.inputs) if self._reader.get(name) == node.name]
+            lying += [(count - 1, of.shape(True, n), node.inputs[n]) for n in given]
+        total = in_pieces = sum(
+            times * prod(shape) * np.dtype(tensors[name].dtype).itemsize for times, shape, name in lying
+        )
         for step in steps:
             param = param_of(step, self._program)
             if not param or not step.node.name.endswith("/update"):
@@ -147,7 +160,7 @@ class Works:
             # Arrays where many splits are asked about: what both numbers begin with is not to be changed.
             total = total + nbytes * like + cast
             in_pieces = in_pieces + nbytes * np.minimum(like, 1 + like / alike) + cast
-            if is_added:
+            if count > 1:
                 in_pieces = in_pieces + size * np.dtype(dtypes[param + GRADIENT]).itemsize * (1 - 1 / alike)
         return np.stack([np.broadcast_to(number, of.count) for number in (total, in_pieces)])
 
