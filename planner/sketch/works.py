@@ -134,7 +134,7 @@ class Works:
         a share each; gradients that microbatches add to are whole until the last has added its own. What the host gives
         to all other microbatches lies there besides.
         """
-        count = max(step.micro.count for step in steps)
+        count = max((step.micro.count for step in steps), default=1)
         node, dtypes, tensors = of.node, self._program.dtypes, self._lowering.graph.tensors
         lying = [
             (1, of.shape(*port), (node.inputs if port[0] else node.outputs)[port[1]])
