@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +23,7 @@ from castile.launch.offline import Desk
 from castile.launch.ranks import UserError
 from castile.planner import accumulating, pins
 from castile.planner import strategy as strategies
+from castile.planner.accumulating import Chosen
 from castile.planner.bounds import Bound, lower_bound
 from castile.planner.budget import Budget
 from castile.planner.evaluator import Evaluated, Evaluator
@@ -37,7 +37,8 @@ from castile.planner.sketch.sieve import num_parts
 from castile.planner.spaces import Spaces
 from castile.planner.strategy import Names, Strategy
 
-# Where plans have so many parts, it is asked first whether any can fit: a search takes a minute to say no.
+# Where plans have so many parts, it is asked first whether known ones come near fitting: a search takes a minute to say
+# that it found none.
 DEAR = 100_000
 # What a search gets of a budget that others have spent: it looks at the known plans all the same.
 LEAST_SECONDS = 1e-3
@@ -180,23 +181,22 @@ def _look(
     nothing is left of it, a search still looks at the known plans. Raises NoPlanFits then, with a number that would do.
     """
 
-    # What was simulated to find a number is not simulated again.
-    @lru_cache(maxsize=2)
     def at(count: int) -> tuple[Evaluator, Pins | None]:
         evaluator = _evaluator(command, desk, count)
         return evaluator, _pins(command, evaluator)
 
-    def more_than(count: int) -> int | None:
+    def more_than(count: int) -> Chosen | None:
         numbers = accumulating.counts(desk.evaluator.lowering.graph.batch) if command.objective != "latency" else ()
-        return accumulating.enough(at, [n for n in numbers if n > count], names)
+        # Who wants an end waits for no further number.
+        return accumulating.enough(at, (n for n in numbers if n > count and not limits.is_over()), names)
 
     began, names, refused = time.perf_counter(), _names(command), None
     count, is_free = _asked(command, start), not (command.accumulate or start)
-    if is_free and _is_hopeless(*at(count), names):
-        count = more_than(count) or count
+    evaluator, pinned = at(count)
+    if is_free and _is_far(evaluator, pinned, names) and (more := more_than(count)) is not None:
+        count, evaluator, pinned = more.number, more.evaluator, more.pins
     while True:
         try:
-            evaluator, pinned = at(count)
             passed = time.perf_counter() - began
             found, points = _search(command, evaluator, start, _left(limits, passed), pinned, progress)
             return evaluator, pinned, replace(found, elapsed_seconds=passed + found.elapsed_seconds), points
@@ -206,9 +206,10 @@ def _look(
                 raise refused from None
             if not is_free:
                 # A plan that is given says into how many pieces it cuts the batch.
-                free = "leave --from out and " if start else ""
-                raise NoPlanFits(f"{error}; or {free}give --accumulate {more}, with which a known plan fits") from error
-            count = more
+                free, near = "leave --from out and " if start else "", "fits" if more.fits else "comes near fitting"
+                advice = f"{free}give --accumulate {more.number}, with which a known plan {near}"
+                raise NoPlanFits(f"{error}; or {advice}") from error
+            count, evaluator, pinned = more.number, more.evaluator, more.pins
 
 
 def _left(limits: Budget, passed: float) -> Budget:
@@ -216,9 +217,9 @@ def _left(limits: Budget, passed: float) -> Budget:
     return limits if limits.seconds is None else replace(limits, seconds=max(LEAST_SECONDS, limits.seconds - passed))
 
 
-def _is_hopeless(evaluator: Evaluator, pinned: Pins | None, names: list[str] | None) -> bool:
-    """Whether no plan can fit, where a search takes long to find that out."""
-    return num_parts(evaluator) >= DEAR and accumulating.foresee(evaluator, names, pinned).is_hopeless
+def _is_far(evaluator: Evaluator, pinned: Pins | None, names: list[str] | None) -> bool:
+    """Whether no known plan comes near fitting, where a search takes long to say that it found none."""
+    return num_parts(evaluator) >= DEAR and accumulating.foresee(evaluator, names, pinned).is_far
 
 
 def _evaluator(command: Plan, desk: Desk, count: int) -> Evaluator:
@@ -331,7 +332,7 @@ def _tell(facts: dict[str, Any], lines: list[str]) -> None:
         markup=False, soft_wrap=True,
     )  # fmt: skip
     if facts["microbatches"] > 1:
-        why = ": no plan of a whole batch was found to fit" if facts["is_cut_to_fit"] else ""
+        why = ": no known plan of a whole batch fits" if facts["is_cut_to_fit"] else ""
         out.print(
             f"a step in {facts['microbatches']} microbatches, one after another{why}\n", markup=False, soft_wrap=True
         )

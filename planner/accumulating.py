@@ -5,28 +5,33 @@ It does not know how plans are found; whether one fits, and what it takes, the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
 from castile.planner.evaluator import Evaluator
 from castile.planner.pins import Pins
-from castile.planner.seeds import one_processor, seeds
+from castile.planner.seeds import seeds
 from castile.planner.sketch.sieve import Sieve
 from castile.planner.spaces import Spaces
 from castile.planner.strategy import Strategy
 from castile.runtime.transfer import TooManyTransfers
 
-ALONE = "alone"
 # Of the known plans that are taken to fit so many are simulated, the best, until one does.
 MOST_TRIED = 3
+# A search may find a plan that fits where a sketch takes the smallest known one for so many times the memory: searches
+# were seen to save a quarter.
+NEAR = 1.5
+# Sketches of whole batches took the smallest known plan for up to 1.45 times what it needed (docs/decisions/0046), and
+# those of cut ones for no more than it needed. From so many times the memory on none comes near fitting.
+FAR = 3.0
 
 
 @dataclass(frozen=True)
 class Foreseen:
     """What known plans in so many microbatches are taken for.
 
-    share     what activations, parameters and updates take if nothing lies twice, of all memory there is
+    share     of its memory the fullest processor needs in the plan that needs least: more than 1 where none fits
     fitting   those that are taken to fit, by the seconds that they are taken for
     """
 
@@ -34,9 +39,24 @@ class Foreseen:
     fitting: tuple[tuple[float, Strategy], ...]
 
     @property
-    def is_hopeless(self) -> bool:
-        """Whether no plan at all can fit."""
-        return self.share > 1
+    def is_far(self) -> bool:
+        """Whether no known plan comes near fitting. That no other fits is not known."""
+        return self.share > FAR
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A number of microbatches, and what is known of it.
+
+    evaluator  for so many; it knows the plans that were simulated to find the number
+    pins       what plans must have
+    fits       whether a known plan was simulated and fits
+    """
+
+    number: int
+    evaluator: Evaluator
+    pins: Pins | None
+    fits: bool
 
 
 def counts(batch: int) -> tuple[int, ...]:
@@ -54,41 +74,44 @@ def foresee(evaluator: Evaluator, names: Sequence[str] | None = None, pins: Pins
     """
     lowering, cost = evaluator.lowering, evaluator.cost
     known = seeds(lowering, names, cost, pins)
-    plans = {**known, ALONE: Strategy(one_processor(lowering.piece))}
-    sieve = Sieve(evaluator, plans, Spaces(lowering, cost, pins))
-    share, fitting = 0.0, []
+    sieve = Sieve(evaluator, known, Spaces(lowering, cost, pins))
+    shares, fitting = [], []
     for name, configs in sieve.configs.items():
         sieve.sketch.update(name in sieve.in_pieces)
-        seconds, held = sieve.sketch.seconds(configs), sieve.sketch.room.held
-        if name == ALONE:
-            share = float(held.max() / evaluator.capacity.sum())
-        elif (held <= evaluator.capacity).all():
+        seconds = sieve.sketch.seconds(configs)
+        shares.append(float((sieve.sketch.room.held / evaluator.capacity).max()))
+        if shares[-1] <= 1:
             fitting.append((seconds, known[name]))
-    return Foreseen(share, tuple(sorted(fitting, key=lambda one: one[0])))
+    return Foreseen(min(shares), tuple(sorted(fitting, key=lambda one: one[0])))
 
 
 def enough(
-    at: Callable[[int], tuple[Evaluator, Pins | None]], numbers: Sequence[int], names: Sequence[str] | None = None
-) -> int | None:
+    at: Callable[[int], tuple[Evaluator, Pins | None]], numbers: Iterable[int], names: Sequence[str] | None = None
+) -> Chosen | None:
     """Of these numbers of microbatches, ascending, the one in which the best known plan that fits takes least.
 
     at      an evaluator for so many, and what plans must have
-    When none is taken for less than one that was simulated, no more are looked at; None where no known plan fits.
+    When none is taken for less than one that was simulated, no more are looked at. Where no known plan fits, the number
+    in which the smallest lacks least, if it comes so near that a search may find one; else None.
     """
     least, best = inf, None
+    share, nearest = NEAR, None
     for number in numbers:
         try:
             evaluator, pins = at(number)
-            fitting = foresee(evaluator, names, pins).fitting
+            foreseen = foresee(evaluator, names, pins)
         except ValueError:
             # What cannot be cut into so many may be cut into others.
             continue
+        fitting = foreseen.fitting
         if fitting and fitting[0][0] >= least:
             break
         found = next((seconds for _, plan in fitting[:MOST_TRIED] if (seconds := _seconds(evaluator, plan)) < inf), inf)
         if found < least:
-            least, best = found, number
-    return best
+            least, best = found, Chosen(number, evaluator, pins, True)
+        elif best is None and foreseen.share < share:
+            share, nearest = foreseen.share, Chosen(number, evaluator, pins, False)
+    return best or nearest
 
 
 def _seconds(evaluator: Evaluator, plan: Strategy) -> float:

@@ -1,10 +1,12 @@
-"""Batches of which no plan fits are cut in time: into as few pieces as let one fit, or as many as are said."""
+"""Batches of which no plan fits are cut in time: into those in which known ones are fastest, or as many as are said."""
 
 from __future__ import annotations
 
 import json
 import re
+from contextlib import nullcontext
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +17,7 @@ from castile.launch import plan as planning
 from castile.launch.__main__ import main
 from castile.planner import accumulating
 from castile.planner import strategy as strategies
+from castile.planner.accumulating import Chosen, Foreseen
 from castile.planner.evaluator import Evaluator
 from castile.planner.lower import Lowering
 from castile.planner.pins import Pins
@@ -80,7 +83,7 @@ def test_where_no_plan_of_a_whole_batch_fits_it_is_cut(
     asked = answer(capsys, *words, "--accumulate", str(count))
     assert not asked["is_cut_to_fit"] and asked["found"] == facts["found"]
     assert main(words) == 0
-    assert f"{count} microbatches, one after another: no plan of a whole batch" in capsys.readouterr().out
+    assert f"{count} microbatches, one after another: no known plan of a whole batch" in capsys.readouterr().out
     simulated = answer(capsys, "simulate", str(tmp_path / "p.json"), *words[2:6])
     assert simulated["step_seconds"] == facts["found"]["step_seconds"]
 
@@ -173,25 +176,65 @@ def on(memory: int, microbatches: int) -> tuple[Evaluator, Pins | None]:
     return evaluator(tower(3, batch=64), machine(2, memory=memory), microbatches=microbatches), None
 
 
-def test_what_is_foreseen_is_hopeless_only_where_no_plan_fits() -> None:
-    """Of anything that is known to fit, all nodes once take less than all memory."""
-    for memory in (3_000, 5_000, 10_000, 20_000, 10**6):
-        for count in (1, 4, 16):
-            known = on(memory, count)[0]
-            foreseen = accumulating.foresee(known)
-            plans = [known.evaluate(plan) for plan in seeds(known.lowering).values()]
-            assert not (foreseen.is_hopeless and any(plan.fits for plan in plans))
-            assert not (foreseen.is_hopeless and foreseen.fitting)
-    assert accumulating.foresee(on(3_000, 1)[0]).is_hopeless and not accumulating.foresee(on(10**6, 1)[0]).is_hopeless
+@pytest.mark.parametrize(("layers", "batch", "procs"), [(3, 64, 1), (10, 8, 1), (20, 4, 1), (20, 4, 4), (40, 2, 1)])
+def test_where_a_known_plan_just_fits_none_is_called_far(layers: int, batch: int, procs: int) -> None:
+    graph = tower(layers, batch)
+    for count in (1, 2):
+        roomy = evaluator(graph, machine(procs), microbatches=count)
+        least = min(max(roomy.evaluate(plan).peak_bytes) for plan in seeds(roomy.lowering).values())
+        full = accumulating.foresee(evaluator(graph, machine(procs, memory=least), microbatches=count))
+        assert 2 * full.share < accumulating.FAR and not full.is_far
+        tight = accumulating.foresee(evaluator(graph, machine(procs, memory=least // 8), microbatches=count))
+        assert tight.is_far and not tight.fitting
+
+
+def number(memory: int, numbers: tuple[int, ...]) -> int | None:
+    chosen = accumulating.enough(lambda n: on(memory, n), numbers)
+    return None if chosen is None else chosen.number
 
 
 def test_the_number_is_that_in_which_known_plans_are_best() -> None:
-    assert accumulating.enough(lambda n: on(10**6, n), (2, 4, 8)) == 2
-    assert accumulating.enough(lambda n: on(100, n), (2, 4, 8)) is None
+    assert number(10**6, (2, 4, 8)) == 2
+    assert number(100, (2, 4, 8)) is None
     numbers = (1, 2, 4, 8, 16, 32)
     every = [on(15_000, n)[0] for n in numbers]
     fits = [any(known.evaluate(plan).fits for plan in seeds(known.lowering).values()) for known in every]
-    assert accumulating.enough(lambda n: on(15_000, n), numbers) == numbers[fits.index(True)] > 1
+    assert number(15_000, numbers) == numbers[fits.index(True)] > 1
+
+
+def choose(monkeypatch: pytest.MonkeyPatch, known: dict[int, tuple[float, float, float]]) -> Chosen | None:
+    """What is chosen where the best plan of each number has that share, sketched seconds and simulated ones."""
+
+    def foresee(number: int, *_: object) -> Foreseen:
+        share, sketched, _ = known[number]
+        return Foreseen(share, ((sketched, number),) if share <= 1 else ())
+
+    monkeypatch.setattr(accumulating, "foresee", foresee)
+    monkeypatch.setattr(accumulating, "_seconds", lambda evaluator, number: known[number][2])
+    return accumulating.enough(lambda n: (n, None), known)
+
+
+def test_the_fewest_pieces_that_fit_are_not_always_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {2: (1.2, 1.0, inf), 4: (0.9, 5.0, 5.0), 8: (0.8, 3.0, 3.0), 16: (0.7, 4.0, 1.0)}
+    assert choose(monkeypatch, known) == Chosen(8, 8, None, True)
+
+
+def test_where_no_known_plan_fits_the_nearest_number_is_left_to_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {2: (1.4, 1.0, inf), 4: (1.2, 1.0, inf), 8: (1.2, 1.0, inf)}
+    assert choose(monkeypatch, known) == Chosen(4, 4, None, False)
+    # What a sketch takes to fit and the simulator does not is as near.
+    assert choose(monkeypatch, known | {8: (0.9, 1.0, inf)}) == Chosen(8, 8, None, False)
+    assert choose(monkeypatch, {n: (1.01 * accumulating.NEAR, 1.0, inf) for n in known}) is None
+
+
+def test_who_wants_an_end_waits_for_no_further_number(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = []
+    monkeypatch.setattr(planning, "ending_early", lambda what: nullcontext(lambda: True))
+    monkeypatch.setattr(accumulating, "foresee", lambda *given: looked.append(given))
+    told = refused(capsys, *words)
+    assert "no plan fits" in told and not looked
 
 
 def test_what_lets_samples_meet_is_not_cut() -> None:
