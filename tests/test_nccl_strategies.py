@@ -88,10 +88,15 @@ def names_its_task(error: Exception, plan: Plan) -> None:
     assert re.fullmatch(rf"step \d, task {re.escape(moving[int(said[2]) - 1].name)}, rank {said[1]}", note), note
 
 
+def on_two() -> Plan:
+    """A network on two ranks by data parallelism: its gradients are summed over both."""
+    problem = network()
+    return Plan(problem, named_plans.plans(problem, 2)["data"], links(2), 2)
+
+
 @pytest.mark.parametrize("captured", [False, True])
 def test_a_transfer_that_fails_under_way_is_named(captured: bool) -> None:
-    problem = network()
-    plan = Plan(problem, named_plans.plans(problem, 2)["data"], links(2), 2)
+    plan = on_two()
     with device(1) as cupy:
         from castile.runtime.comm.nccl import TransferError
 
@@ -110,8 +115,7 @@ def test_a_transfer_that_fails_under_way_is_named(captured: bool) -> None:
 @pytest.mark.parametrize("fails", [False, True])
 def test_no_graph_holds_a_communicator_that_ends(fails: bool) -> None:
     """NCCL would wait for it to go."""
-    problem = network()
-    plan = Plan(problem, named_plans.plans(problem, 2)["data"], links(2), 2)
+    plan = on_two()
     with device(1) as cupy:
         from castile.runtime.comm import nccl
 
