@@ -17,6 +17,8 @@ A prepared form that one may choose has an attribute `settings`: of the same arg
 trying, as text and the likeliest first, [""] where it leaves nothing to choose and [] where it cannot; of the arrays it
 looks at shapes, strides and dtypes alone. Such a form takes the keyword `setting`, unless all that it offers is [""],
 and raises Refused for one that the device cannot run.
+
+A definition that adds up the arrays of several is marked too, by `sums`.
 """
 
 from collections.abc import Callable
@@ -43,3 +45,9 @@ def prepares(form: Form) -> Form:
     """Mark `form` as prepared: it is called once when bound and returns the work as a callable, or None."""
     setattr(form, "prepares", True)
     return form
+
+
+def sums(definition: Form) -> Form:
+    """Mark a definition that takes any number of arrays and adds up, in their order, what it gives for each alone."""
+    setattr(definition, "sums", True)
+    return definition

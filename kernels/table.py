@@ -201,11 +201,13 @@ def _held(outs: Arrays, scratch: np.ndarray | None) -> tuple[Arrays, np.ndarray]
 def _define(
     definition: Callable[..., Any], args: tuple[Any, ...], outs: Arrays, params: dict[str, Any], accumulate: bool
 ) -> None:
-    results = definition(*args, **params)
-    for out, result in zip(outs, results if isinstance(results, tuple) else (results,), strict=True):
-        # what overflows 16 bits is infinite there
-        with np.errstate(over="ignore"):
-            if accumulate:
-                np.add(out, result, out=out)
-            else:
-                np.copyto(out, result)
+    # What is added up is added array by array, as by calls for each.
+    for those in [(one,) for one in args] if accumulate and hasattr(definition, "sums") else [args]:
+        results = definition(*those, **params)
+        for out, result in zip(outs, results if isinstance(results, tuple) else (results,), strict=True):
+            # what overflows 16 bits is infinite there
+            with np.errstate(over="ignore"):
+                if accumulate:
+                    np.add(out, result, out=out)
+                else:
+                    np.copyto(out, result)

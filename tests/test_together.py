@@ -53,13 +53,14 @@ def one_by_one(name: str, case: Case) -> list[Case]:
     return [(args[n : n + length], params) for n in range(0, len(args), length)]
 
 
-def check_each(table: Table, name: str, case: Case, place: object) -> None:
-    """One call for several gives what calls for each give, to the last bit."""
+def check_each(table: Table, name: str, case: Case, place: object, adds: bool = False) -> None:
+    """One call for several gives, or adds, what calls for each do, to the last bit."""
 
     def made(one: Case) -> list[np.ndarray]:
         args, params = tuple(map(place, one[0])), one[1]  # type: ignore[call-overload]
-        outs = tuple(place(unwritten(x)) for x in several(definitions()[name](*args, **params)))  # type: ignore[operator]
-        table.bind(name, args, outs, params)()
+        made = several(definitions()[name](*args, **params))
+        outs = tuple(place(np.full_like(x, np.pi) if adds else unwritten(x)) for x in made)  # type: ignore[operator]
+        table.bind(name, args, outs, params, None, adds)()
         return list(outs)
 
     apart = [out for one in one_by_one(name, case) for out in made(one)]
@@ -73,29 +74,38 @@ def check_each(table: Table, name: str, case: Case, place: object) -> None:
 def test_a_call_for_several_gives_the_bits_of_one_for_each(form: str, name: str, place: object) -> None:
     more = [case for case in cases(name, "float32") if len(one_by_one(name, case)) > 1]
     assert more
+    table = Table(form)
     for case in more:
-        check_each(Table(form), name, case, place)
+        check_each(table, name, case, place)
+        if name not in table.forms or table.adds(name):
+            check_each(table, name, case, place, adds=True)
 
 
+@pytest.mark.parametrize("adds", [False, True])
 @pytest.mark.parametrize("place", [dense, stepped], ids=["dense", "stepped"])
 @pytest.mark.parametrize("form", ["reference", "numpy"])
 @pytest.mark.parametrize("name", SUMS)
-def test_a_sum_over_several_has_the_bits_of_sums_that_are_added_to_it(name: str, form: str, place: object) -> None:
-    """And what is no number is seen, wherever it is."""
+def test_a_sum_over_several_has_the_bits_of_sums_that_are_added_to_it(
+    name: str, form: str, place: object, adds: bool
+) -> None:
+    """As tasks for each leave them, the first of which may find something there. What is no number is seen anywhere."""
     table, checked = Table(form), 0
+
+    def call(arrays: tuple[np.ndarray, ...], out: np.ndarray, params: dict[str, object], onto: bool) -> None:
+        table.bind(name, tuple(map(place, arrays)), (out,), params, None, onto)()  # type: ignore[call-overload]
+
     for case in cases(name, "float32"):
-        each = [args for args, _ in one_by_one(name, case)]
-        found, want = np.array(np.nan, np.float32), np.array(0, np.float32)
-        table.bind(name, tuple(place(x) for args in each for x in args), (found,), case[1])()  # type: ignore[operator]
-        for args in each:
-            held = np.array(np.nan, np.float32)
-            table.bind(name, tuple(map(place, args)), (held,), case[1])()  # type: ignore[call-overload]
-            want += held
-        np.testing.assert_array_equal(found, want)
-        checked += len(each) > 1
+        for start in (np.pi, 1e3) if adds else (np.nan,):
+            found, want = np.array(start, np.float32), np.array(start, np.float32)
+            call(case[0], found, case[1], adds)
+            for n, (args, params) in enumerate(one_by_one(name, case)):
+                call(args, want, params, adds or n > 0)
+            np.testing.assert_array_equal(found, want)
+        checked += len(case[0]) > 1
         for one in filter(np.size, case[0]):
             before, one.flat[-1] = one.flat[-1], np.nan
-            table.bind(name, tuple(map(place, case[0])), (found,), case[1])()  # type: ignore[call-overload]
+            found[...] = 0
+            call(case[0], found, case[1], adds)
             one.flat[-1] = before
             assert np.isnan(found)
     assert checked

@@ -2,7 +2,10 @@
 
 import numpy as np
 
+from castile.kernels.form import sums
 
+
+@sums
 def square_sum(x: np.ndarray, *more: np.ndarray) -> np.ndarray:
     """Sum of the squares of x -> []; more: further arrays, whose sums are added one after the other."""
     squares = np.array(np.sum(x * x, dtype=x.dtype))
