@@ -145,9 +145,9 @@ def test_a_fault_of_any_kernel_ends_the_step_and_is_told_of_a_task_that_does_not
 
 @pytest.mark.parametrize("fails", [False, True], ids=["well", "failed"])
 @pytest.mark.parametrize("captured", [False, True], ids=["issued", "captured"])
-@pytest.mark.parametrize("known", [False, True], ids=["unknown", "known"])
+@pytest.mark.parametrize("known", ["", "late", "alone"])
 def test_a_transfer_that_fails_is_named_alone_only_where_it_is_known_and_the_device_is_well(
-    known: bool, captured: bool, fails: bool
+    known: str, captured: bool, fails: bool
 ) -> None:
     """Where the device has failed too, NCCL may be the first to say so, and a kernel after the transfer the one."""
     problem = small()
@@ -165,17 +165,17 @@ def test_a_transfer_that_fails_is_named_alone_only_where_it_is_known_and_the_dev
         def check() -> None:
             if fails:
                 cupy.cuda.world.broken[0] = check
-            (tag,) = (tag for tag, at in worker._tags.items() if at == worker.program.tasks[task])
-            raise TransferError("no peer", tag if known else None)
+            which = [name for name, at in worker._named.items() if at == worker.program.tasks[task]]
+            raise TransferError("no peer", which[0] if known else None, known == "late")
 
         cupy.cuda.Device(0).use()
         with patch.object(worker, "_check", check), pytest.raises(RuntimeError, match="no peer") as caught:
             first.run()  # the other rank never comes
         assert (worker._graph is not None) == captured
         last = len(worker.program.tasks) - 1
-        alone = known and not fails
         assert task < last
-        said = f"task {name_of(ranks, worker, task)}" if alone else f"at or before task {name_of(ranks, worker, last)}"
+        said = "task " + name_of(ranks, worker, task if known and not fails else last)
+        said = said if known == "alone" and not fails else f"at or before {said}"
         assert caught.value.__notes__[-1] == f"step {1 + captured}, {said}, rank 0"
 
 

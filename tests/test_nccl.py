@@ -274,13 +274,32 @@ def test_after_a_fault_the_devices_are_free_and_every_call_says_the_same(journal
     # Rank 0 waits for rank 1, which never comes.
     assert not [cupy.cuda.take_turns() for _ in range(50)][-1] and ranks.streams[0].queue
     ranks.ends[0]._groups[0, 1]._error = fake.REMOTE_ERROR
-    words = r"begun last: all_gather of float32 over ranks 0, 1 \(transfer 4\)\) failed: .*REMOTE_ERROR"
-    with pytest.raises(TransferError, match=words):
+    with pytest.raises(TransferError, match=r"a transfer over ranks 0, 1 failed: .*REMOTE_ERROR") as caught:
         ranks.ends[0].check()
+    assert (caught.value.which, caught.value.late) == ((0, 1), True)
     ranks.streams[0].synchronize()
     for again in (calls[0], ranks.ends[0].check):
         with pytest.raises(TransferError, match="REMOTE_ERROR"):
             again()
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_call_that_tells_of_a_transfer_before_it_does_not_take_the_blame(journal: fake.Journal, before: bool) -> None:
+    from castile.runtime.comm.nccl import TransferError
+
+    ranks = Ranks(2)
+    case = random_case(np.random.default_rng(1), "all_gather", 2, "float32", (0, 1))
+    calls = [ranks.bound(0, case, tag)[0] for tag in (4, 5)]
+    cupy.cuda.Device(0).use()
+    calls[0]()
+    if before:
+        ranks.ends[0]._groups[0, 1]._error = fake.REMOTE_ERROR
+    else:
+        journal.fails_at = journal.num_calls + 1
+    words = r"\(transfer 5\)" + ", or one before it over these ranks," * before + " failed"
+    with pytest.raises(TransferError, match=words) as caught:
+        calls[1]()
+    assert (caught.value.which, caught.value.late) == (5, before)
 
 
 def test_a_status_that_cupy_has_no_name_for_is_told_too(journal: fake.Journal) -> None:

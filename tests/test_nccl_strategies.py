@@ -9,13 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from castile.launch.execution import prepare
-from castile.planner.cost import CostModel
-from castile.planner.lower import Lowering
 from tests import named_plans
 from tests.named_plans import links, network
 from tests.stand_in import nccl as fake
-from tests.strategies import SGD
 from tests.test_cuda import Plan, Ranks, close, device, drawn, on_host, plans, same
 from tests.test_nccl import is_one_order
 
@@ -70,22 +66,36 @@ def test_a_fault_at_any_call_ends_the_step_in_words(plan: Plan, seed: int, share
         from castile.runtime.comm.nccl import TransferError
 
         fake.journal.fails_at = 1 + int(share * (num_calls - 1))
+        ranks = None
         with pytest.raises(TransferError, match=r"^rank \d: .* over ranks .*|^rank \d: the meeting of ranks") as caught:
-            shells(plan, cupy).train(2)
+            ranks = shells(plan, cupy)
+            ranks.train(2)
         assert "failed: NCCL_ERROR_SYSTEM_ERROR" in str(caught.value)
-        names_its_task(caught.value, plan)
+        if ranks is None:
+            assert "meeting" in str(caught.value)
+        else:
+            names_its_task(caught.value, ranks)
 
 
-def names_its_task(error: Exception, plan: Plan) -> None:
-    """A note has the task of the transfer that the words name, whatever the rank did since then."""
-    said = re.search(r"rank (\d): .*\(transfer (\d+)\)", str(error))
-    if said is None:
-        assert "meeting" in str(error) or "begun last: nothing" in str(error)
-        return
-    tasks = prepare(Lowering(plan.problem.graph, plan.machine, SGD), plan.strategy, CostModel(plan.machine)).tasks
-    moving = [task for task in tasks.tasks if task.comms]
+def names_its_task(error: Any, ranks: Ranks) -> None:
+    """A note has the task of the transfer that failed at its call, whatever the rank did since then; of one that failed
+    under way the last over these ranks, and that it may be one before.
+    """
     (note,) = error.__notes__
-    assert re.fullmatch(rf"step \d, task {re.escape(moving[int(said[2]) - 1].name)}, rank {said[1]}", note), note
+    said = re.fullmatch(r"step \d, (at or before )?task (.*), rank (\d)", note)
+    assert said and str(error).startswith(f"rank {said[3]}: ")
+    (worker,) = ranks.executions[int(said[3])].runner._workers
+    tasks = ranks.prepared.tasks.tasks
+    moving = [task for task in tasks if task.comms]
+    if said[1]:
+        over = re.search(r"a transfer over ranks ([\d, ]+) failed", str(error))
+        own = [tasks[number] for number in worker.program.tasks if tasks[number].comms]
+        wanted = [task for task in own if over and ", ".join(map(str, sorted(task.comms[0].group))) == over[1]][-1]
+    else:
+        number = re.search(r"\(transfer (\d+)\) failed", str(error))
+        assert number
+        wanted = moving[int(number[1]) - 1]
+    assert said[2] == wanted.name
 
 
 def on_two() -> Plan:
@@ -94,22 +104,34 @@ def on_two() -> Plan:
     return Plan(problem, named_plans.plans(problem, 2)["data"], links(2), 2)
 
 
+@pytest.mark.parametrize("among", [False, True], ids=["one graph", "two graphs"])
 @pytest.mark.parametrize("captured", [False, True])
-def test_a_transfer_that_fails_under_way_is_named(captured: bool) -> None:
-    plan = on_two()
+def test_a_transfer_that_fails_under_way_is_named(captured: bool, among: bool) -> None:
+    """Of the graph that was run, be there another one over the same ranks that was issued since."""
+    plan, others = on_two(), Plan(network(), named_plans.plans(network(), 2)["model"], links(2), 2)
     with device(1) as cupy:
-        from castile.runtime.comm.nccl import TransferError
+        from castile.runtime.comm.nccl import NcclCommunicator, TransferError
 
-        ranks = shells(plan, cupy)
+        comms: dict[int, Any] = {}
+
+        def reach(comm: Any) -> Any:
+            return comms.setdefault(comm.rank, NcclCommunicator(comm))
+
+        ranks, other = (Ranks(p, "cuda", reach, lambda rank: cupy.cuda.Device(rank).use()) for p in (plan, others))
         ranks.train(1 + captured)
+        if among:
+            other.train(1)
         cupy.cuda.Device(0).use()
-        execution = ranks.executions[0]
-        assert (execution.runner._workers[0]._graph is not None) == captured
-        execution.runner.comm._groups[0, 1]._error = fake.REMOTE_ERROR
+        runner = ranks.executions[0].runner
+        assert (runner._workers[0]._graph is not None) == captured
+        runner.begin(False)
+        runner.advance()
+        comms[0]._groups[0, 1]._error = fake.REMOTE_ERROR
         # the other rank never comes
-        with pytest.raises(TransferError, match="begun last: all_reduce") as caught:
-            execution.run()
-        names_its_task(caught.value, plan)
+        with pytest.raises(TransferError, match="a transfer over ranks 0, 1 failed") as caught:
+            runner.advance()
+        assert "at or before" in caught.value.__notes__[-1]
+        names_its_task(caught.value, ranks)
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -43,17 +43,19 @@ SUMMED = {
 # Transfers are numbered from one, so that nothing else is sent under this tag.
 IDENTITY_TAG = 0
 IDENTITY_BYTES = 128
+Which = int | tuple[int, ...] | None
 
 
 class TransferError(RuntimeError):
     """NCCL has failed: which rank, which transfer over which ranks, and what NCCL said.
 
-    tag  the transfer's, or that of the one over these ranks that was begun last; None where none was
+    which  the transfer's tag, or the ranks of which any transfer may have failed; None where none was to be made
+    late   whether it may be a transfer over the same ranks that was begun before
     """
 
-    def __init__(self, words: str, tag: int | None) -> None:
+    def __init__(self, words: str, which: Which = None, late: bool = False) -> None:
         super().__init__(words)
-        self.tag = tag
+        self.which, self.late = which, late
 
 
 @dataclass(frozen=True)
@@ -127,8 +129,7 @@ class NcclCommunicator(Communicator):
         self.rank, self.size, self.host = comm.rank, comm.size, comm.host
         self.local_rank, self.local_size, self.epoch_ns = comm.local_rank, comm.local_size, comm.epoch_ns
         self._groups: dict[tuple[int, ...], Any] = {}
-        self._begun: dict[tuple[int, ...], tuple[str, int]] = {}
-        self._failure: tuple[str, int | None] | None = None
+        self._failure: tuple[str, Which, bool] | None = None
         self._let_go: list[Callable[[], None]] = []
         # in the order in which they were made, which is one on all ranks
         weakref.finalize(self, _destroy, self._groups, self._let_go)
@@ -147,7 +148,7 @@ class NcclCommunicator(Communicator):
                 raise ValueError(f"NCCL does not add {_some(side).dtype}: {kind} {over}")
         comm, more = self._communicator(ranks), f" and {len(sides) - 1} more" * (len(sides) > 1)
         calls = [call for side in sides for call in _FORMS[side.form](self._part(side, ranks, comm, stream))]
-        return partial(self._begin, ranks, f"{kinds[0]}{more} {over}", tag, calls)
+        return partial(self._begin, comm, f"{kinds[0]}{more} {over}", tag, calls)
 
     def before_ending(self, let_go: Callable[[], None]) -> None:
         self._let_go.append(let_go)
@@ -155,11 +156,8 @@ class NcclCommunicator(Communicator):
     def check(self) -> None:
         self._refuse()
         for ranks, comm in self._groups.items():
-            try:
-                comm.check_async_error()
-            except _FAULTS as fault:
-                begun, tag = self._begun.get(ranks, ("nothing", None))
-                self._fail(f"a transfer over ranks {', '.join(map(str, ranks))} (begun last: {begun})", tag, fault)
+            if fault := _told(comm):
+                self._fail(f"a transfer over ranks {', '.join(map(str, ranks))}", ranks, True, fault)
 
     def send(self, array: np.ndarray, peer: int, tag: int) -> Request:
         return self._comm.send(array, peer, tag)
@@ -211,29 +209,30 @@ class NcclCommunicator(Communicator):
                     self._comm.wait(self._comm.recv(identity, ranks[0], IDENTITY_TAG))
                 self._groups[ranks] = nccl.NcclCommunicator(len(ranks), identity.tobytes(), ranks.index(self.rank))
             except _FAULTS as fault:
-                self._fail(f"the meeting of ranks {', '.join(map(str, ranks))}", None, fault)
+                self._fail(f"the meeting of ranks {', '.join(map(str, ranks))}", None, False, fault)
         return self._groups[ranks]
 
-    def _begin(self, ranks: tuple[int, ...], words: str, tag: int, calls: Sequence[Callable[[], None]]) -> None:
+    def _begin(self, comm: Any, words: str, tag: int, calls: Sequence[Callable[[], None]]) -> None:
         self._refuse()
-        self._begun[ranks] = words, tag
         try:
             if len(calls) == 1:
                 calls[0]()
             elif calls:
                 _together(calls)
         except _FAULTS as fault:
-            self._fail(words, tag, fault)
+            # a call gives what a transfer before it has failed of, too
+            late = _told(comm) is not None
+            self._fail(f"{words}, or one before it over these ranks," if late else words, tag, late, fault)
 
     def _refuse(self) -> None:
         """After one failure nothing is as it was: it is what is said from then on."""
         if self._failure:
             raise TransferError(*self._failure)
 
-    def _fail(self, what: str, tag: int | None, fault: Exception) -> NoReturn:
+    def _fail(self, what: str, which: Which, late: bool, fault: Exception) -> NoReturn:
         """Ends all kernels that wait for a peer, so that the device can be left, and says what happened."""
         said = f"NCCL status {fault}" if isinstance(fault, KeyError) else str(fault)
-        self._failure = f"rank {self.rank}: {what} failed: {said}", tag
+        self._failure = f"rank {self.rank}: {what} failed: {said}", which, late
         self._abort_groups()
         raise TransferError(*self._failure) from fault
 
@@ -242,6 +241,15 @@ class NcclCommunicator(Communicator):
         for comm in self._groups.values():
             with contextlib.suppress(*_FAULTS):
                 comm.abort()
+
+
+def _told(comm: Any) -> Exception | None:
+    """What NCCL tells of transfers of a communicator that were under way."""
+    try:
+        comm.check_async_error()
+    except _FAULTS as fault:
+        return fault
+    return None
 
 
 def _destroy(groups: dict[tuple[int, ...], Any], let_go: Sequence[Callable[[], None]]) -> None:

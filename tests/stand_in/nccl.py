@@ -256,6 +256,8 @@ class NcclCommunicator:
         """Checks a call and launches it, or leaves it to the group that is open."""
         _called()
         size = self._there().size
+        if self._error:
+            raise NcclError(self._error)
         if op.count < 0:
             raise OverflowError("can't convert negative value to size_t")
         if not 0 <= op.dtype < len(DTYPES) or not -1 <= op.other < size:

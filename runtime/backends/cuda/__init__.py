@@ -72,8 +72,11 @@ class Backend(numpy.Backend):
             return Polled(steps, ordered, self.compute_stream, staged, deliver)
         transfers = {task: [[(self.traffic, call)]] for task, call in streamed.items() if call is not None}
         check = end.check if transfers else None
-        tasks_of = {tag: task.index for task, tag, moves in rows if moves}
-        issuer = Issuer([seat], transfers, [self._supply], check, self._kernels.on_host, tasks_of)
+        named: dict[Any, int] = {}
+        for task, tag, moves in rows:
+            if moves:
+                named |= {tag: task.index, tuple(sorted(task.comms[0].group)): task.index}
+        issuer = Issuer([seat], transfers, [self._supply], check, self._kernels.on_host, named)
         if transfers:
             end.before_ending(issuer.graphs.clear)
         return issuer

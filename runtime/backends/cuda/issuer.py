@@ -35,7 +35,7 @@ class Issuer(Worker):
     transfers  what those of the program put onto streams
     supplies   bring what a step begins with, which changes from step to step
     check      raises where a transfer under way has failed; None where none can
-    tags       the tasks of transfers, by the tag that what `check` raises may have
+    named      the tasks of transfers, by their tag; by their ranks the last one over these. What fails may have either
     on_host    kernels among the actions that compute on the host, and so cannot be captured
     uncaptured why a step is not one CUDA graph, "" where it is
     """
@@ -47,7 +47,7 @@ class Issuer(Worker):
         supplies: Sequence[Supply],
         check: Callable[[], None] | None,
         on_host: Collection[str] = (),
-        tags: Mapping[int, int] | None = None,
+        named: Mapping[Any, int] | None = None,
     ) -> None:
         steps = together([seat.steps for seat in seats]) if len(seats) > 1 else seats[0].steps
         whole = {task: chain([call for phase in phases for _, call in phase]) for task, phases in transfers.items()}
@@ -58,7 +58,7 @@ class Issuer(Worker):
         # Where all streams meet.
         self._origin = seats[0].compute
         self._supplies, self._check, self._is_shared = supplies, check, len(seats) > 1
-        self._tags = tags or {}
+        self._named = named or {}
         self._pieces = pieces(steps, seats, transfers)
         self._calls = issued(self._pieces, self._origin)
         self._clocks = Clocks([piece.stream for piece in self._pieces])
@@ -154,13 +154,14 @@ class Issuer(Worker):
         return True
 
     def _locate(self, error: Exception) -> None:
-        """Stands where an error may come of: that of a transfer is of it alone, but where the device has failed too."""
-        tag: Any = getattr(error, "tag", None)
-        transfer = self._tags.get(tag)
+        """Stands where an error may come of: one that knows its transfers is of none after those, but where the device
+        has failed too.
+        """
+        transfer = self._named.get(getattr(error, "which", None))
         if told_late(error, self._origin):
             self.late = True
         elif transfer is not None:
-            self.position, self.late = self.program.tasks.index(transfer), False
+            self.position, self.late = self.program.tasks.index(transfer), getattr(error, "late", False)
         else:
             self.late = self._issued
 
