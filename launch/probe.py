@@ -19,10 +19,9 @@ import msgspec
 import numpy as np
 
 import castile
-from castile.launch import cores
 from castile.planner.snapshot import Environment
+from castile.runtime import cores, strict
 from castile.runtime import machine as machines
-from castile.runtime import strict
 from castile.runtime.machine import Level, Machine, Processor
 
 # Each rate is measured for so long: the whole probe stays below 1.5 s.
@@ -91,7 +90,7 @@ def local_machine(comm: Communicator | None = None, procs: int | None = None) ->
     Every rank calls it; rank 0's result is the one to broadcast.
     """
     procs = procs or (comm.size if comm else machines.num_cores())
-    path = cache_path(procs, num_cores(comm))
+    path = cache_path(procs, cores.together(comm))
     cached = _read(path) if comm is None or comm.rank == 0 else None
     wants_links = comm is not None and comm.size > 1
     is_known = cached is not None and (not wants_links or cached.latency_seconds is not None)
@@ -128,7 +127,7 @@ def measure(comm: Communicator | None, procs: int) -> Figures:
     """The host's figures now, every rank at work on the same thing at the same time."""
     neighbours = 1 if comm is not None else min(procs, machines.num_cores())
     # Of more processors than cores each gets its share.
-    share = min(1.0, num_cores(comm) / (comm.local_size if comm is not None else procs))
+    share = min(1.0, cores.together(comm) / (comm.local_size if comm is not None else procs))
     _meet(comm)
     single = _matrix_rate(np.float32, neighbours)
     _meet(comm)
@@ -139,18 +138,6 @@ def measure(comm: Communicator | None, procs: int) -> Figures:
     overhead = _task_seconds()
     latency, bandwidth = _link(comm) if comm is not None and comm.size > 1 else (None, None)
     return Figures(share * single, share * double, share * stream, overhead / share, latency, bandwidth)
-
-
-def num_cores(comm: Communicator | None) -> float:
-    """How many cores this host's ranks may use together, be each bound to its own or all free, and no more of their
-    time than this process's quota; all ranks call it. Without ranks those of this process."""
-    found = cores.affinity()
-    if comm is not None:
-        rows = comm.gather_bytes(msgspec.json.encode((comm.host, sorted(found))))
-        told = comm.bcast_bytes(None if rows is None else b"[%b]" % b",".join(rows))
-        rank_cores = msgspec.json.decode(told, type=list[tuple[str, frozenset[int]]])
-        found = frozenset().union(*(theirs for host, theirs in rank_cores if host == comm.host))
-    return min(len(found), cores.quota())
 
 
 def environment(kernels: str = "", active_ranks: int = 1) -> Environment:
@@ -184,7 +171,7 @@ def cache_path(procs: int, together: float | None = None) -> Path:
     together    the cores that the ranks may use, by default those of this process alone
     """
     env = environment()
-    text = repr((env.device, num_cores(None) if together is None else together, procs, env.threads, env.libraries))
+    text = repr((env.device, cores.together(None) if together is None else together, procs, env.threads, env.libraries))
     return _folder() / f"local-{procs}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
 
 

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from castile.runtime import levels, strict
+from castile.runtime.cores import affinity
 from castile.runtime.levels import Level, Spread, Users, level_name
 from castile.runtime.task import NUM_LANES, Lane
 
@@ -164,7 +165,7 @@ def presets() -> list[str]:
 
 def num_cores() -> int:
     """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(affinity())
 
 
 def local(procs: int) -> Machine:

@@ -159,3 +159,22 @@ def test_cases_are_not_trivial() -> None:
     assert all(isinstance(case, Case) for case in cases)
     counts = [np.array(case.counts) for case in cases]
     assert any((c == 0).any() and c.any() for c in counts) and any(len(set(c.ravel())) > 2 for c in counts)
+
+
+@pytest.mark.mpi
+def test_ranks_are_crowded_only_where_their_host_has_fewer_cores_for_them_than_there_are() -> None:
+    """However they are bound: two ranks with a core each are not, and a quota counts."""
+    program = """
+from castile.runtime import cores
+from castile.runtime.comm.mpi import MPI, MpiCommunicator
+rank = MPI.COMM_WORLD.Get_rank()
+for bound, quota in (({rank}, 9), ({0}, 9), ({0, 1}, 9), ({0, 1}, 1.5)):
+    cores.affinity, cores.quota = lambda: frozenset(bound), lambda: quota
+    comm = MpiCommunicator(MPI.COMM_WORLD.Dup())
+    found = comm.gather_bytes(b"%d " % comm._polls_before_sleep)
+    if not rank:
+        print(b"".join(found).decode(), flush=True)
+"""
+    status, output = mpirun(2, "-c", program)
+    assert status == 0, output
+    assert [line.split() for line in output.splitlines()] == [["500"] * 2, ["20"] * 2, ["500"] * 2, ["20"] * 2]

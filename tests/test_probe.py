@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from castile.launch import cores, probe
+from castile.launch import probe
+from castile.runtime import cores
 from castile.runtime import machine as machines
 from tests.mpi import mpirun
 
@@ -229,7 +230,7 @@ def bound(monkeypatch, affinities):
 
     def rank(comm):
         here.cores = frozenset(affinities[comm.rank])
-        return probe.measure(comm, comm.size), probe.cache_path(comm.size, probe.num_cores(comm))
+        return probe.measure(comm, comm.size), probe.cache_path(comm.size, cores.together(comm))
 
     return Ranks(len(affinities)).run(rank)
 

@@ -16,6 +16,7 @@ from functools import lru_cache, partial
 import mpi4py
 import numpy as np
 
+from castile.runtime import cores
 from castile.runtime.comm.base import Communicator
 from castile.runtime.comm.messages import DONE, Request
 
@@ -94,7 +95,7 @@ class MpiCommunicator(Communicator):
         highest = comm.Get_attr(MPI.TAG_UB)
         assert isinstance(highest, int)
         self._num_tags = highest + 1
-        crowded = self.local_size > len(os.sched_getaffinity(0))
+        crowded = self.local_size > cores.together(self)
         self._polls_before_sleep = POLLS_BEFORE_SLEEP_CROWDED if crowded else POLLS_BEFORE_SLEEP
         self._one_host = bool(comm.allreduce(int(self.local_size == self.size), op=MPI.MIN))
         epoch = np.array(time.perf_counter_ns())

@@ -1,6 +1,6 @@
-"""Cores: which of this host's this process may use, and how much of their time.
+"""Cores: which of this host's this process may use, which all ranks of the host together, and how much of their time.
 
-It does not know ranks: what several processes may use together is asked where they can talk.
+It does not know what carries the ranks' words, nor what they compute.
 """
 
 from __future__ import annotations
@@ -8,6 +8,31 @@ from __future__ import annotations
 import os
 from math import inf
 from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+
+class Words(Protocol):
+    """As much of a communicator as ranks need to tell each other of their cores."""
+
+    @property
+    def host(self) -> str: ...
+    def bcast_bytes(self, data: bytes | None, root: int = 0) -> bytes: ...
+    def gather_bytes(self, data: bytes, root: int = 0) -> list[bytes] | None: ...
+
+
+def together(comm: Words | None) -> float:
+    """How many cores this host's ranks may use together, be each bound to its own or all free, and no more of their
+    time than this process's quota; all ranks call it. Without ranks those of this process.
+    """
+    found = affinity()
+    if comm is not None:
+        rows = comm.gather_bytes(msgspec.json.encode((comm.host, sorted(found))))
+        told = comm.bcast_bytes(None if rows is None else b"[%b]" % b",".join(rows))
+        rank_cores = msgspec.json.decode(told, type=list[tuple[str, frozenset[int]]])
+        found = frozenset().union(*(theirs for host, theirs in rank_cores if host == comm.host))
+    return min(len(found), quota())
 
 
 def affinity() -> frozenset[int]:
