@@ -46,9 +46,9 @@ def convert(tree: Any, form: type[T], source: str) -> T:
 
 
 def suggestion(word: str, known: list[str]) -> str:
-    """", did you mean 'x'?" for the known word nearest to `word`, or "" where none is near."""
+    """" (did you mean 'x'?)" for the known word nearest to `word`, or "" where none is near: any sentence goes on."""
     near = difflib.get_close_matches(word, known, n=1)
-    return f", did you mean {near[0]!r}?" if near else ""
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 class _Duplicate(ValueError):

@@ -179,8 +179,8 @@ def test_missing_or_damaged_digits_are_refused(tmp_path, how):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("digit", "no data set 'digit', did you mean 'digits'"),
-        ("digits:files=x", "no setting 'files', did you mean 'file'"),
+        ("digit", r"no data set 'digit' \(did you mean 'digits'"),
+        ("digits:files=x", r"no setting 'files' \(did you mean 'file'"),
         ("text:file=/nowhere/x.txt", "data set text: /nowhere/x.txt: No such file"),
         ("text:seq=10000000", "too few for two windows"),
         ("text:seq=0", "seq 0 should be at least 1"),

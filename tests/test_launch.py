@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import MISSING
 
 import numpy as np
 import pytest
@@ -15,8 +16,8 @@ from hypothesis import strategies as st
 
 from castile import __version__
 from castile.launch import launch, ranks
-from castile.launch.__main__ import main
-from tests.command_lines import COMMANDS, options_of
+from castile.launch.__main__ import main, parse
+from tests.command_lines import COMMANDS, module_of, options_of
 from tests.mpi import CHECKOUT, is_running, mpirun_apart
 
 RULE = "-" * 74 + "\n"
@@ -379,4 +380,45 @@ def test_every_option_is_known_as_it_is_typed_and_a_letter_more_is_not(command, 
         capsys.readouterr()
         assert main([command, f"{option}x", "--help"]) == 2
         told = capsys.readouterr().err
-        assert told.startswith(f"castile: castile {command} has no option {option}x, did you mean '{option}'?")
+        assert told.startswith(f"castile: castile {command} has no option {option}x (did you mean '{option}'?)")
+
+
+def typed_right(command: str) -> list[str]:
+    """Words that give a command what it needs, and no more."""
+    needed = [option for option in options_of(command) if option.default is MISSING]
+    return [word for o in needed for word in ([o.flag, "1"] if o.flag else [o.metavar.partition("|")[0]])]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_words_that_lack_and_words_too_many_are_told_in_a_sentence(command):
+    def told(*words: str) -> str:
+        with pytest.raises(ranks.UserError) as caught:
+            parse(command, module_of(command), words)
+        return str(caught.value)
+
+    words = typed_right(command)
+    # What follows `launch` is another command's.
+    if command != "launch":
+        assert not words or f"castile {command} needs {words[-1]}" in told(*words[:-1])
+        assert f"castile {command} has no place for 'more'" in told(*words, "more")
+    for option in options_of(command):
+        if option.metavar and option.flag:
+            for line in ([option.flag], [option.flag, "--json", *words]):
+                assert told(*line) == f"{option.flag} needs {option.metavar} after it"
+        elif option.flag:
+            assert f"{option.flag} is a switch and has no value: leave 'yes' out" in told(f"{option.flag}=yes", *words)
+
+
+def test_ranks_that_are_to_be_launched_are_asked_for(capsys):
+    assert main(["launch", "doctor"]) == 2
+    assert capsys.readouterr().err.startswith("castile: castile launch needs --ranks N;")
+    assert main(["launch", "-n", "--dry-run", "doctor"]) == 2
+    assert capsys.readouterr().err == "castile: -n needs N after it\n"
+    for words in (["-n2"], ["-n=2"], ["--ranks=2"], ["-n", "2"]):
+        assert main(["launch", *words, "--dry-run", "--", "doctor"]) == 0
+        assert "-n 2 " in capsys.readouterr().out
+
+
+def test_a_word_that_is_one_of_few(capsys):
+    assert main(["checkpoint", "list", "run"]) == 2
+    assert capsys.readouterr().err == "castile: castile checkpoint: 'list' is none of ls, verify, export\n"

@@ -182,7 +182,7 @@ def test_rate_of_a_dtype_falls_back_to_float32():
 def test_json_with_duplicate_or_unknown_keys_is_refused():
     with pytest.raises(ValueError, match="'kind' occurs twice"):
         strict.from_json('{"kind": "a", "kind": "b"}', Processor, "p.json")
-    with pytest.raises(ValueError, match=r"p\.json: unknown field 'kin', did you mean 'kind'\?"):
+    with pytest.raises(ValueError, match=r"p\.json: unknown field 'kin' \(did you mean 'kind'\?"):
         strict.from_json('{"kin": "a"}', Processor, "p.json")
     with pytest.raises(ValueError, match="not JSON"):
         strict.from_json(to_json(parse("dgx-a100"))[:100], Machine, "m.json")

@@ -198,8 +198,8 @@ def test_a_python_file_is_a_model(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("gtp", "no model 'gtp', did you mean 'gpt'.*there are"),
-        ("gpt:layer=3", "no setting 'layer', did you mean 'layers'"),
+        ("gtp", r"no model 'gtp' \(did you mean 'gpt'.*there are"),
+        ("gpt:layer=3", r"no setting 'layer' \(did you mean 'layers'"),
         ("gpt:layers=many", "setting 'layers' should be a whole number, got 'many'"),
         ("gpt:tied=maybe", "setting 'tied' should be true or false"),
         ("gpt:layers", "name:key=value"),
@@ -231,7 +231,7 @@ def test_settings_that_do_not_fit_are_refused():
 
 FAULTS = [
     ("    return 1 / 0\n", r"build\(\) failed: ZeroDivisionError: division by zero \(line 3\)"),
-    ('    return Graph("m", dtype).rleu\n', r"build\(\) failed: .* no layer 'rleu', did you mean 'relu'.* \(line 3\)"),
+    ('    return Graph("m", dtype).rleu\n', r"build\(\) failed: .* no layer 'rleu' \(did you mean 'relu'.* \(line 3\)"),
     ("    return batch.shape\n", r"build\(\) failed: AttributeError: .* \(line 3\)"),
     ('    return Graph("m", dtype)\n', r"build\(\) gave a graph of no nodes"),
     ("    return dtype\n", r"build\(\) gave a str; it should give a Graph"),

@@ -175,7 +175,7 @@ def test_a_seed_that_is_another_may_be_named():
 
 
 def test_a_seed_that_there_is_not_is_refused():
-    with pytest.raises(ValueError, match=r"no known plan 'megatrn', did you mean 'megatron'\?; there are data_"):
+    with pytest.raises(ValueError, match=r"no known plan 'megatrn' \(did you mean 'megatron'\?\); there are data_"):
         search("mcmc", evaluator(GRAPHS["one"], machine(2)), seeds=["megatrn"])
 
 

@@ -145,7 +145,7 @@ def test_what_is_no_pin_is_refused(text):
 @pytest.mark.parametrize(
     ("texts", "part"),
     [
-        (["heat: {b: 2}"], "no node has a name like 'heat', did you mean 'head'"),
+        (["heat: {b: 2}"], r"no node has a name like 'heat' \(did you mean 'head'"),
         (["head: {c: 2}"], "has no axis 'c'"),
         (["head: {b: 7}"], "axis 'b' has 6 elements"),
         (["head: {procs: 4}"], "processor 4 is out of range; the machine has 4"),

@@ -253,12 +253,12 @@ def test_batch_is_part_of_what_a_plan_is_for(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["plan", "convnett"], "no model 'convnett', did you mean 'convnet'"),
-        (["plan", "mlp:wdth=3"], "no setting 'wdth', did you mean 'width'"),
+        (["plan", "convnett"], "no model 'convnett' (did you mean 'convnet'"),
+        (["plan", "mlp:wdth=3"], "no setting 'wdth' (did you mean 'width'"),
         (["plan", "none.py"], "model file none.py: No such file"),
         (["plan", "mlp", "--machine", "dgx"], "no machine 'dgx'"),
         (["plan", "mlp", "--machine", "none.toml"], "machine file none.toml: No such file"),
-        (["plan", MLP, "--machine", MACHINE, "--search", "mcm"], "no search 'mcm', did you mean 'mcmc'"),
+        (["plan", MLP, "--machine", MACHINE, "--search", "mcm"], "no search 'mcm' (did you mean 'mcmc'"),
         (
             ["plan", MLP, "--machine", MACHINE, "--budget", "ten"],
             "budget 'ten': give a number of proposals such as 5000",

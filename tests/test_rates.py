@@ -108,9 +108,9 @@ def test_wsd_keeps_the_peak_until_its_last_steps():
 @pytest.mark.parametrize(
     "text, told",
     [
-        ("cosin", r"no schedule 'cosin', did you mean 'cosine'"),
+        ("cosin", r"no schedule 'cosin' \(did you mean 'cosine'"),
         ("parse", r"no schedule 'parse'"),
-        ("cosine:warm=3", r"schedule cosine has no setting 'warm', did you mean 'warmup'"),
+        ("cosine:warm=3", r"schedule cosine has no setting 'warm' \(did you mean 'warmup'"),
         ("constant:floor=0.1", r"schedule constant has no setting 'floor'"),
         ("cosine:warmup=-1", r"schedule cosine: warmup should be a number of at least 0, got -1"),
         ("cosine:floor=1.5", r"floor is a share of the peak and should be at most 1, got 1.5"),

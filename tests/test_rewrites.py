@@ -391,7 +391,7 @@ def test_rewrites_follow_each_other_in_any_order(names: str, text: str) -> None:
 
 
 def test_an_unknown_rewrite_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"no rewrite 'fuze', did you mean 'fuse'.*there are"):
+    with pytest.raises(ValueError, match=r"no rewrite 'fuze' \(did you mean 'fuse'.*there are"):
         rewrite.apply("fuze", Graph("empty"))
 
 

@@ -84,7 +84,7 @@ def test_every_option_of_training_is_a_key():
 @pytest.mark.parametrize(
     "text, told",
     [
-        ('model = "a"\nbath = 3', r"x.toml: unknown field 'bath', did you mean 'batch'"),
+        ('model = "a"\nbath = 3', r"x.toml: unknown field 'bath' \(did you mean 'batch'"),
         ('model = "a"\nbatch = 3\nbatch = 4', r"x.toml is not TOML: .*overwrite"),
         (
             'model = "a"\ncheck-every = 3\ncheck_every = 4',

@@ -210,7 +210,7 @@ def test_a_budget_of_seconds_ends(monkeypatch):
 
 
 def test_an_unknown_search_is_refused_with_the_nearest():
-    with pytest.raises(ValueError, match="no search 'mcmcc', did you mean 'mcmc'"):
+    with pytest.raises(ValueError, match=r"no search 'mcmcc' \(did you mean 'mcmc'"):
         search("mcmcc", evaluator(GRAPHS["two"], machine(2)))
     assert {"data_parallel", "exhaustive", "mcmc"} <= set(searching.available())
 

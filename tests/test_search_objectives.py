@@ -84,7 +84,7 @@ def test_an_evaluator_turns_without_forgetting():
 
 def test_an_objective_that_there_is_not_is_refused():
     same = evaluator(machine())
-    with pytest.raises(ValueError, match="no objective 'memry', did you mean 'memory'"):
+    with pytest.raises(ValueError, match=r"no objective 'memry' \(did you mean 'memory'"):
         same.turned("memry")
     with pytest.raises(ValueError, match="takes a lowering of mode 'forward'"):
         same.turned("latency")

@@ -70,7 +70,7 @@ def test_missing_unexpected_and_misshapen_tensors_are_named(tmp_path, standard):
     name = "h.1.ln_2.weight" if standard else "block2.norm2.weight"
     for broken, words in (
         ({n: a for n, a in whole.items() if n != name}, f"no tensor '{name}'"),
-        ({**whole, f"{name}s": np.ones(8)}, f"no use for '{name}s', did you mean '{name}'"),
+        ({**whole, f"{name}s": np.ones(8)}, rf"no use for '{name}s' \(did you mean '{name}'"),
         ({**whole, name: np.ones(9, np.float32)}, rf"'{name}' has shape \(9,\), it should have \(8,\)"),
         ({**whole, name: np.ones(8, np.int32)}, f"'{name}' holds I32"),
     ):

@@ -5,7 +5,6 @@ It does not know when a call is made, nor what the calls compute.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from castile.runtime.comm.messages import Request
 from castile.runtime.executor import Program
 from castile.runtime.memory import Packing
 from castile.runtime.region import Box
+from castile.runtime.strict import suggestion
 from castile.runtime.task import Task, TaskGraph
 from castile.runtime.worker import Worker
 
@@ -95,8 +95,7 @@ def names() -> list[str]:
 def load(name: str) -> type[Backend]:
     """The backend of that name. Raises ValueError where there is none, or its library is not there."""
     if name not in names():
-        close = difflib.get_close_matches(name, names(), 1)
-        raise ValueError(f"no backend {name!r}: " + (f"did you mean {close[0]!r}?" if close else ", ".join(names())))
+        raise ValueError(f"no backend {name!r}{suggestion(name, names())}; there are {', '.join(names())}")
     try:
         found: type[Backend] = importlib.import_module(f"castile.runtime.backends.{name}").Backend
     except ModuleNotFoundError as error:
