@@ -1,4 +1,4 @@
-"""Ctrl-C where a user has waited for long: the first one ends the work with what there is, the next one ends all.
+"""Signals where a user has waited for long: Ctrl-C that ends the work with what there is, and words for an end of all.
 
 It does not know what the work is.
 """
@@ -10,6 +10,10 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
+
+from castile.launch.ranks import Ended
+from castile.launch.stopping import SIGNALS
 
 
 @contextlib.contextmanager
@@ -21,7 +25,7 @@ def ending_early(what: str) -> Iterator[Callable[[], bool]]:
     """
     asked = threading.Event()
 
-    def ask(number: int, frame: object) -> None:
+    def ask(number: int, frame: FrameType | None) -> None:
         asked.set()
         signal.signal(signal.SIGINT, before)
         print(f"\ncastile: ending with {what}; Ctrl-C once more leaves it all", file=sys.stderr, flush=True)
@@ -34,3 +38,24 @@ def ending_early(what: str) -> Iterator[Callable[[], bool]]:
         yield asked.is_set
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def told(text: str) -> Iterator[None]:
+    """Where Ctrl-C or a signal that asks to stop ends what this block does, `text` says what there is of it.
+
+    Raises Ended there. In another thread than the main one, and where they are to be ignored, signals are left alone.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise Ended(number, text)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        numbers = [n for n in (signal.SIGINT, *SIGNALS) if signal.getsignal(n) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, end) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -142,9 +142,10 @@ def start(words: Sequence[str], environment: Mapping[str, str]) -> int:
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-    if status > 0 and signal.SIGINT in passed:
-        # mpirun ends with 1 then, as after any failure; a shell that runs us in a loop is to see that it was Ctrl-C
-        return 128 + signal.SIGINT
+    if status > 0 and passed:
+        # mpirun ends with 1, as after any failure, or as what it was given in place of the signal; a shell that runs us
+        # in a loop is to see that it was Ctrl-C
+        return 128 + passed[0]
     return 128 - status if status < 0 else status
 
 

@@ -13,7 +13,19 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from castile.launch import checks, coverage, jobs, links, options, profile_report, progress, roofline, rounds, tuning
+from castile.launch import (
+    checks,
+    coverage,
+    interrupts,
+    jobs,
+    links,
+    options,
+    profile_report,
+    progress,
+    roofline,
+    rounds,
+    tuning,
+)
 from castile.launch.isolation import Bench, Isolated
 from castile.launch.jobs import Job
 from castile.launch.measure import sample_feed
@@ -87,9 +99,11 @@ def run(command: Profile) -> int:
     path = command.profile or jobs.default_profile()
     job = jobs.start(command.model, command.machine, command.batch, path, dtype=command.dtype)
     works = _works(job, command)
-    num_tuned = tuning.tune(job, (work.tasks() for work in works), command.again)
     known = set() if command.again else {row.key for row in job.snapshot.rows}
-    rows = _measure_all(job, works, known)
+    how = "without --again the same command" if command.again else "the same command"
+    with interrupts.told(f"ended; what was measured until now is kept in {path}, and {how} goes on from there"):
+        num_tuned = tuning.tune(job, (work.tasks() for work in works), command.again)
+        rows = _measure_all(job, works, known)
     if job.leads:
         facts = profile_report.facts(job, rows, path, time.perf_counter() - begun, num_tuned)
         if command.picture:

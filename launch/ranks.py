@@ -38,6 +38,14 @@ class UserError(ValueError):
     """A mistake that the user can mend: its text is one clear sentence that says how."""
 
 
+class Ended(BaseException):
+    """A signal ended the work, as the user or what runs the job wanted; the text says what there is of it."""
+
+    def __init__(self, number: int, text: str) -> None:
+        super().__init__(text)
+        self.status = 128 + number
+
+
 @dataclass(frozen=True)
 class World:
     """This process among the ranks of the job: `local_rank` counts those of its own host, `host_index` the hosts.
@@ -118,6 +126,8 @@ def main_guard(body: Callable[[], int]) -> int:
             _flush()
     except SystemExit as stop:
         return _end(stop.code if isinstance(stop.code, int) else int(stop.code is not None), _text_of(stop.code))
+    except Ended as ended:
+        return _end(ended.status, f"castile: {ended}\n")
     except KeyboardInterrupt:
         return _end(130, "")
     except BrokenPipeError:

@@ -23,6 +23,7 @@ from castile.launch import (
     checks,
     explore,
     files,
+    interrupts,
     jobs,
     metrics,
     models,
@@ -271,6 +272,7 @@ def _saved(command: Train, job: Job, say: Speaker) -> Reader | None:
     return saved
 
 
+@interrupts.told("ended before the first step, so nothing is saved; with --plan FILE a run begins without measuring")
 def _choose(command: Train, job: Job, dataset: Dataset, saved: Reader | None, say: Speaker) -> Chosen:
     """The plan of the file that the user named, the one that was trained with before, or what measures fastest here."""
     if command.plan:

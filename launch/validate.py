@@ -15,7 +15,7 @@ from itertools import combinations
 
 import numpy as np
 
-from castile.launch import checks, jobs, models, options, report
+from castile.launch import checks, interrupts, jobs, models, options, report
 from castile.launch.explore import simulated
 from castile.launch.jobs import Job
 from castile.launch.measure import Trial, measure, sample_feed, trial
@@ -89,6 +89,7 @@ class Truth:
     regret: float
 
 
+@interrupts.told("ended, and nothing is kept; with fewer --plans and --rounds there is less to wait for")
 def run(command: Validate) -> int:
     """Measure, learn, predict, report. Raises ValueError or UserError in one sentence for a user's mistake."""
     checks.counts(batch=command.batch, rounds=command.rounds)

@@ -13,7 +13,6 @@ import pytest
 from castile.launch import models, report, simulate
 from castile.launch import plan as plan_command
 from castile.launch.__main__ import main
-from castile.launch.interrupts import ending_early
 from castile.planner import search as searching
 from castile.planner import strategy as strategies
 from castile.planner.seeds import data_parallel
@@ -143,23 +142,6 @@ def test_ctrl_c_ends_a_search_with_the_best_plan_so_far(words, tmp_path, capsys,
     facts = answer(capsys, "plan", *words)
     assert strategies.read(out).predicted.step_seconds == facts["found"]["step_seconds"]
     assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_the_second_ctrl_c_ends_all():
-    with pytest.raises(KeyboardInterrupt), ending_early("what there is") as is_over:
-        signal.raise_signal(signal.SIGINT)
-        assert is_over()
-        signal.raise_signal(signal.SIGINT)
-
-
-def test_a_search_in_the_background_of_a_script_ignores_ctrl_c():
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with ending_early("what there is") as is_over:
-            signal.raise_signal(signal.SIGINT)
-            assert not is_over()
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def test_a_search_goes_on_from_a_plan(tmp_path, capsys):

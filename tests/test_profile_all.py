@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+import signal
 import xml.etree.ElementTree as ElementTree
 from contextlib import nullcontext
 from unittest.mock import patch
@@ -77,13 +78,14 @@ def test_a_run_that_was_broken_off_is_gone_on_with(capsys, monkeypatch):
 
     def breaks(job, bench, k):
         if len(measured) == 3:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGTERM)
         measured.append(bench.tasks.cost_keys[k])
         return measure(job, bench, k)
 
     with monkeypatch.context() as patch:
         patch.setattr(rounds, "measure", breaks)
-        assert main(["profile", MODELS[0], "--all", "--profile", "here.db"]) != 0
+        assert main(["profile", MODELS[0], "--all", "--profile", "here.db"]) == 128 + signal.SIGTERM
+    assert "kept in here.db, and the same command goes on from there" in capsys.readouterr().err
     facts = told(capsys, MODELS[0], "--all", "--profile", "here.db")
     assert facts["num_new_keys"] == facts["num_keys"] - 3
     assert told(capsys, MODELS[0], "--all", "--profile", "here.db")["num_new_keys"] == 0
