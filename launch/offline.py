@@ -48,19 +48,26 @@ def find_machine(text: str) -> Machine:
 
 
 def desk(
-    model: str, machine: Machine, batch: int | None, profile: str, dtypes: Sequence[str] = DTYPES, graph: str = ""
+    model: str,
+    machine: Machine,
+    batch: int | None,
+    profile: str,
+    dtypes: Sequence[str] = DTYPES,
+    graph: str = "",
+    mode: str = "train",
 ) -> Desk:
     """The model that the user names on a machine, with the prices of a profile database ("": the machine's figures).
 
     batch    samples a step, None for the model's own number
     dtypes   what may be computed with: the first, or that which gives a graph of this fingerprint
+    mode     what plans are lowered to: "train" for training steps, "forward" for forward passes
     Raises ValueError or UserError in one sentence for a user's mistake.
     """
     named = models.parse(model)
     graphs = (named.graph(batch or named.recipe.batch, dtype) for dtype in dtypes)
     first = next(graphs)
     found = first if graph in ("", first.fingerprint) else next((g for g in graphs if g.fingerprint == graph), first)
-    lowering = Lowering(found, machine, jobs.recipe_updates(named.recipe))
+    lowering = Lowering(found, machine, jobs.recipe_updates(named.recipe), mode)
     snapshot = known(profile, machine) if profile else None
     return Desk(named, machine, Evaluator(lowering, CostModel(machine, snapshot), snapshot))
 

@@ -338,12 +338,12 @@ def _tell(facts: dict[str, Any], lines: list[str]) -> None:
         )
     if facts["pinned"]:
         out.print(f"pinned: {'; '.join(facts['pinned'])}\n", markup=False, soft_wrap=True)
-    out.print(report.plan_table({**facts["seeds"], f"found by {facts['search']}": facts["found"]}))
+    out.print(report.plan_table({**facts["seeds"], f"found by {facts['search']}": facts["found"]}, what))
     if facts["bound_seconds"] is not None:
         out.print(f"\n{_bound_words(facts)}", markup=False, soft_wrap=True)
     if facts.get("front"):
         out.print("\nplans that none other beats in both time and memory:")
-        out.print(report.plan_table({row.get("file", f"{n}"): row for n, row in enumerate(facts["front"], 1)}))
+        out.print(report.plan_table({row.get("file", f"{n}"): row for n, row in enumerate(facts["front"], 1)}, what))
     looked = f"after {report.counted(facts['num_proposals'], 'proposal')} in {facts['elapsed_seconds']:.1f} s"
     same = f"; it equals {facts['equals']}" if facts["equals"] else ""
     out.print(f"\nthe plan, {looked}{same}:", markup=False)

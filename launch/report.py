@@ -124,11 +124,11 @@ def bucket_words(row: Mapping[str, int] | None) -> str:
     return f" ({before} {joined})"
 
 
-def plan_table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Plans by name, with their facts."""
+def plan_table(rows: Mapping[str, Mapping[str, Any]], what: str = "step") -> Table:
+    """Plans by name, with their facts, which are of a `what` each."""
     notes = {name: "" if row["fits"] else "does not fit" for name, row in rows.items()}
     noted = any(notes.values())
-    table = _table("plan", ">step", ">memory", ">moved a step", ">x data parallel", *[""] * noted)
+    table = _table("plan", f">{what}", ">memory", f">moved a {what}", ">x data parallel", *[""] * noted)
     for name, row in rows.items():
         factor = f"{row['speedup_over_data_parallel']:.2f}"
         moved = written(row["moved_bytes"])

@@ -39,6 +39,8 @@ class Simulate:
     """Where the step would run: local, local:procs=4, a preset such as dgx-h100:nodes=2, or a TOML file."""
     plan: options.File = ""
     """The plan file of the model."""
+    forward: bool = False
+    """Only the forward pass of a step, as for plans that were found with `--objective latency`."""
     batch: options.Count = None
     """Samples a step; the model's own by default."""
     profile: options.File = ""
@@ -61,13 +63,20 @@ def run(command: Simulate) -> int:
         return 0
     path, model, given = _given(command)
     of = given.graph if given is not None else ""
-    desk = offline.desk(model, machine, command.batch, command.profile, graph=of)
+    mode = "forward" if command.forward else "train"
+    desk = offline.desk(model, machine, command.batch, command.profile, graph=of, mode=mode)
     plan = given or seeds(desk.evaluator.lowering)[BASE]
     offline.check_plan(plan, path or BASE, model, desk)
     if given is None:
         plan = sized(desk.evaluator, plan)
     tasks, simulated = desk.evaluator.simulate(plan)
-    facts = _facts(model, path or BASE, desk, tasks, simulated) | {"buckets": report.buckets(desk.evaluator, plan)}
+    try:
+        facts = _facts(model, path or BASE, desk, tasks, simulated)
+    except ValueError as error:
+        # What is found for forward passes foretells no step.
+        meant = given is not None and given.predicted is None and not command.forward
+        raise UserError(f"{error}; --forward simulates its forward pass alone" if meant else str(error)) from error
+    facts |= {"forward": command.forward, "buckets": report.buckets(desk.evaluator, plan)}
     if command.trace:
         trace.write(command.trace, tasks, {"simulated": simulated.timeline})
         facts["files"] = {"trace": command.trace}
@@ -177,14 +186,15 @@ def _tell(facts: dict[str, Any], lines: list[str]) -> None:
     def say(text: str) -> None:
         out.print(text, markup=False, soft_wrap=True)
 
+    what = "forward pass" if facts["forward"] else "step"
     say(
-        f"{facts['model']}, {report.counted(facts['batch_samples'], 'sample')} a step, on {facts['machine']} "
+        f"{facts['model']}, {report.counted(facts['batch_samples'], 'sample')} a {what}, on {facts['machine']} "
         f"({report.counted(facts['num_procs'], 'processor')}), plan {facts['plan']}:"
     )
     for line in lines:
         say(f"  {line}")
     say(
-        f"\na step takes {report.milliseconds(facts['step_seconds'])} in {facts['num_tasks']} tasks"
+        f"\na {what} takes {report.milliseconds(facts['step_seconds'])} in {facts['num_tasks']} tasks"
         f"{report.bucket_words(facts['buckets'])} and moves "
         f"{memory.written(facts['moved_bytes'])}; prices: {report.prices_words(facts['prices'])}\n"
     )

@@ -27,6 +27,18 @@ from tests.mpi import CHECKOUT, mpirun_apart
 MLP = "mlp:layers=1,width=16"
 # Figures of a preset never depend on the host that the tests run on.
 MACHINE = "dgx-h100:nodes=1"
+# A machine of which a forward pass of this model needs half the memory, and a step more than there is.
+WIDE = "mlp:width=256"
+TIGHT = """
+nodes = 1
+
+[[processor]]
+kind = "cpu"
+flops_per_second = 1e9
+bytes_per_second = 1e9
+memory_bytes = 1_000_000
+task_overhead_seconds = 1e-6
+"""
 
 
 @pytest.fixture
@@ -109,7 +121,21 @@ def test_a_plan_of_forward_passes_foretells_no_step(tmp_path, capsys):
     path = str(tmp_path / "plan.json")
     answer(capsys, "plan", MLP, "--machine", MACHINE, "--budget", "5", "--objective", "latency", "--out", path)
     assert strategies.read(path).predicted is None
-    assert answer(capsys, "simulate", path, "--machine", MACHINE)["step_seconds"] > 0
+    step, forward = (answer(capsys, "simulate", path, "--machine", MACHINE, *words) for words in ([], ["--forward"]))
+    assert 0 < forward["step_seconds"] < step["step_seconds"]
+
+
+def test_a_plan_of_which_the_forward_pass_alone_fits(tmp_path, capsys):
+    """Its step is refused with a word of the other; a plan of steps that does not fit is refused without one."""
+    path, small = str(tmp_path / "plan.json"), tmp_path / "small.toml"
+    small.write_text(TIGHT)
+    words = [WIDE, "--machine", str(small), "--budget", "1", "--search", "data_parallel"]
+    found = answer(capsys, "plan", *words, "--objective", "latency", "--out", path)["found"]
+    told = sentence(capsys, "simulate", path, "--machine", str(small))
+    assert "processor 0 needs" in told and told.endswith("; --forward simulates its forward pass alone\n")
+    forward = answer(capsys, "simulate", path, "--machine", str(small), "--forward")
+    assert forward["step_seconds"] == found["step_seconds"]
+    assert "--forward" not in sentence(capsys, "simulate", WIDE, "--machine", str(small))
 
 
 def test_the_front_is_told_and_written(tmp_path, capsys):
