@@ -157,7 +157,7 @@ def test_a_transfer_that_fails_is_named_alone_only_where_it_is_known_and_the_dev
         plan = Plan(problem, apart(problem, 2), TWO, 2)
         ranks = Ranks(plan, "cuda", NcclCommunicator, lambda rank: cupy.cuda.Device(rank).use())
         if captured:
-            ranks.train(1)
+            ranks.train(2)
         ranks._feed(iter(enumerate(batches(problem, 1, exact=False))))
         (worker, _), (first, _) = workers_of(ranks), ranks.executions
         task = next(n for n, moves in enumerate(worker.program.asynchronous) if moves)
@@ -176,7 +176,7 @@ def test_a_transfer_that_fails_is_named_alone_only_where_it_is_known_and_the_dev
         assert task < last
         said = "task " + name_of(ranks, worker, task if known and not fails else last)
         said = said if known == "alone" and not fails else f"at or before {said}"
-        assert caught.value.__notes__[-1] == f"step {1 + captured}, {said}, rank 0"
+        assert caught.value.__notes__[-1] == f"step {1 + 2 * captured}, {said}, rank 0"
 
 
 def test_a_graph_whose_launch_fails_by_itself_clears_no_task() -> None:

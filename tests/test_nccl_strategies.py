@@ -120,11 +120,11 @@ def test_a_transfer_that_fails_under_way_is_named(captured: bool, among: bool) -
         ranks, other = (Ranks(p, "cuda", reach, lambda rank: cupy.cuda.Device(rank).use()) for p in (plan, others))
         ranks.train(1 + captured)
         if among:
-            other.train(1)
+            other.train(1, timed=True)
         cupy.cuda.Device(0).use()
         runner = ranks.executions[0].runner
         assert (runner._workers[0]._graph is not None) == captured
-        runner.begin(False)
+        runner.begin(timed=not captured)
         runner.advance()
         comms[0]._groups[0, 1]._error = fake.REMOTE_ERROR
         # the other rank never comes
@@ -165,3 +165,29 @@ def test_the_same_plan_has_the_same_bits(plan: Plan, seed: int) -> None:
         with device(turns) as cupy:
             found.append(shells(plan, cupy).train(2))
     same(*found)
+
+
+@pytest.mark.parametrize("why", ["a kernel on the host", "what cannot be captured"])
+def test_a_step_is_captured_by_all_ranks_or_by_none(why: str) -> None:
+    """Whether a call of NCCL's is captured must be alike on all its ranks; only that in the middle knows a reason."""
+    problem = network()
+    strategy = named_plans.plans(problem, 3)["data"]
+    plan = Plan(problem, strategy, links(3), 3)
+    host = on_host(plan, 4)
+    with device(1) as cupy:
+        ranks = shells(plan, cupy)
+        workers = [execution.runner._workers[0] for execution in ranks.executions]
+        if why == "a kernel on the host":
+            workers[1].uncaptured = why
+        else:
+
+            def refused() -> None:
+                if workers[1]._origin.capture is not None:
+                    raise RuntimeError(why)
+
+            workers[1]._calls.insert(len(workers[1]._calls) // 2, (0, refused))
+        close(ranks.train(4), host)
+        assert [worker._graph for worker in workers] == [None] * 3
+        assert why in workers[1].remark
+        assert all("another rank's" in workers[rank].remark for rank in (0, 2))
+        assert not fake.journal.hanging_ends and not any(graph.nodes for graph in cupy.cuda.world.graphs)

@@ -16,6 +16,9 @@ from castile.runtime.comm import forms
 from castile.runtime.comm.messages import DONE, Messenger, Request, Staged
 from castile.runtime.task import AT_ONCE
 
+# Transfers are numbered from one: what members tell each other besides them has this tag.
+WORDS_TAG = 0
+
 
 class Side(NamedTuple):
     """One member's side of a transfer: flat arrays of the host or of a device, the rest as in `Comm` in task.py."""

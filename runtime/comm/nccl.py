@@ -25,7 +25,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from cupy.cuda import nccl
 
-from castile.runtime.comm.base import Communicator, Side
+from castile.runtime.comm.base import WORDS_TAG, Communicator, Side
 from castile.runtime.comm.messages import Request
 
 # What NCCL reads when the first communicator is made; what the user has set stays. One algorithm: a sum has the same
@@ -40,8 +40,6 @@ SUMMED = {
     "int8": "INT8", "uint8": "UINT8", "int32": "INT32", "uint32": "UINT32", "int64": "INT64", "uint64": "UINT64",
     "float16": "FLOAT16", "float32": "FLOAT32", "float64": "FLOAT64", "bfloat16": "BFLOAT16",
 }  # fmt: skip
-# Transfers are numbered from one, so that nothing else is sent under this tag.
-IDENTITY_TAG = 0
 IDENTITY_BYTES = 128
 Which = int | tuple[int, ...] | None
 
@@ -204,9 +202,9 @@ class NcclCommunicator(Communicator):
             try:
                 if self.rank == ranks[0]:
                     identity[:] = np.frombuffer(nccl.get_unique_id(), np.uint8)
-                    self._comm.wait(*(self._comm.send(identity, peer, IDENTITY_TAG) for peer in ranks[1:]))
+                    self._comm.wait(*(self._comm.send(identity, peer, WORDS_TAG) for peer in ranks[1:]))
                 else:
-                    self._comm.wait(self._comm.recv(identity, ranks[0], IDENTITY_TAG))
+                    self._comm.wait(self._comm.recv(identity, ranks[0], WORDS_TAG))
                 self._groups[ranks] = nccl.NcclCommunicator(len(ranks), identity.tobytes(), ranks.index(self.rank))
             except _FAULTS as fault:
                 self._fail(f"the meeting of ranks {', '.join(map(str, ranks))}", None, False, fault)

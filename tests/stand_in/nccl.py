@@ -66,7 +66,7 @@ class Journal:
 
 @dataclass
 class Op:
-    """One call's part: addresses, elements, and root or peer by NCCL rank."""
+    """One call's part: addresses, elements, and root or peer by NCCL rank; whether a graph has captured it."""
 
     name: str
     send: int
@@ -74,15 +74,16 @@ class Op:
     count: int
     dtype: int
     other: int = -1
+    captured: bool = False
 
     @property
     def nbytes(self) -> int:
         return self.count * DTYPES[self.dtype].itemsize
 
     @property
-    def signature(self) -> tuple[str, int, int, int]:
+    def signature(self) -> tuple[str, int, int, int, bool]:
         """What all members must agree on."""
-        return self.name, self.count, self.dtype, self.other
+        return self.name, self.count, self.dtype, self.other, self.captured
 
 
 class Meeting:
@@ -188,6 +189,8 @@ class NcclCommunicator:
         self._rank, self._aborted, self._error = rank, False, 0
         self._running: Launch | None = None
         self._num_collectives = 0
+        # whoever ends with an earlier test, be it later, does not hang in this one
+        self._journal = journal
 
     def check_async_error(self) -> None:
         _called()
@@ -199,12 +202,12 @@ class NcclCommunicator:
         """Ends what is under way here; whoever waits for us waits on."""
         nodes = (work for graph in cuda.world.graphs for work, _, _ in graph.nodes)
         if self._meeting is not None and any(isinstance(work, Launch) and work._comm is self for work in nodes):
-            journal.hanging_ends += 1
+            self._journal.hanging_ends += 1
         self._aborted, self._meeting = True, None
 
     def destroy(self) -> None:
         if self._running is not None and not self._aborted:
-            journal.hanging_ends += 1
+            self._journal.hanging_ends += 1
         self.abort()
 
     def allReduce(self, send: int, receive: int, count: int, dtype: int, op: int, stream: int) -> None:
@@ -282,6 +285,8 @@ class NcclCommunicator:
 
     def _launch(self, ops: Sequence[Op], stream: int) -> None:
         meeting = self._there()
+        for op in ops:
+            op.captured = cuda.stream_of(stream).capture is not None
         words = " + ".join(f"{op.name} {op.count} {DTYPES[op.dtype]} {op.other}" for op in ops)
         journal.calls.append((stream, meeting.number, self._rank, words))
         cuda.stream_of(stream).enqueue(Launch(self, tuple(ops)), words)
@@ -341,6 +346,8 @@ def _post(meeting: Meeting, rank: int, op: Op) -> Callable[[], bool]:
     other = theirs.popleft()
     if other.op.nbytes != op.nbytes:
         raise Refused(f"{source} sends to {target} {op.nbytes} bytes one way, {other.op.nbytes} the other")
+    if other.op.captured != op.captured:
+        raise Refused(f"what {source} sends to {target} is captured by one of them")
     sent, received = (op, other.op) if op.name == "send" else (other.op, op)
     cuda.memory(received.receive, op.nbytes)[:] = cuda.memory(sent.send, op.nbytes)
     other.done = True

@@ -22,12 +22,12 @@ from castile.runtime.backends.cuda.polled import Polled
 from castile.runtime.backends.cuda.streams import Phase, Seat
 from castile.runtime.backends.cuda.supply import Supply
 from castile.runtime.backends.cuda.within import Member, phases, put
-from castile.runtime.comm.base import End
+from castile.runtime.comm.base import WORDS_TAG, End
 from castile.runtime.comm.messages import DONE, Request
 from castile.runtime.comm.staged import StagedEnd
 from castile.runtime.executor import Program
 from castile.runtime.memory import Packing, written
-from castile.runtime.task import Comm, Task, TaskGraph
+from castile.runtime.task import NUM_LANES, Comm, Kind, Task, TaskGraph
 from castile.runtime.worker import Action, Worker
 
 
@@ -76,7 +76,9 @@ class Backend(numpy.Backend):
         for task, tag, moves in rows:
             if moves:
                 named |= {tag: task.index, tuple(sorted(task.comms[0].group)): task.index}
-        issuer = Issuer([seat], transfers, [self._supply], check, self._kernels.on_host, named)
+        group = _meeting(self._graph)
+        tell = partial(_tell, end, group) if self.proc in group else None
+        issuer = Issuer([seat], transfers, [self._supply], check, self._kernels.on_host, named, tell)
         if transfers:
             end.before_ending(issuer.graphs.clear)
         return issuer
@@ -204,6 +206,20 @@ def _shared(task: Task, memories: Mapping[int, Backend]) -> list[Phase]:
 
 def _nothing() -> None:
     """What a transfer of no elements does."""
+
+
+def _meeting(graph: TaskGraph) -> tuple[int, ...]:
+    """The processors that have transfers with others."""
+    procs, begins = graph.lanes // NUM_LANES, graph.lane_ptr[:-1]
+    apart = np.minimum.reduceat(procs, begins) < np.maximum.reduceat(procs, begins)
+    found = procs[np.repeat(apart & (graph.kind >= Kind.MOVE), np.diff(graph.lane_ptr))]
+    return tuple(np.unique(found).tolist())
+
+
+def _tell(end: End, group: Sequence[int], number: int) -> tuple[Request, np.ndarray]:
+    """Tells the group a number; the request that is done when all have told theirs, and where these then stand."""
+    found, counts = np.empty(len(group), np.int8), [[1] * len(group)] * len(group)
+    return end.collective("all_gather", group, np.array([number], np.int8), found, None, counts, WORDS_TAG), found
 
 
 def _stays(task: Task) -> bool:

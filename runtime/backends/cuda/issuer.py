@@ -1,7 +1,8 @@
 """The issuer runs the programs of processors that have streams: a whole step is put onto them without waiting.
 
 A processor's kernels lie on one stream and its transfers on another, and events make one wait for the other.
-From its second time on a step is one CUDA graph, where all of it can be captured. It does not know what the calls do.
+From its second time on a step is one CUDA graph, where all of it can be captured, here and by all ranks with transfers.
+It does not know what the calls do.
 """
 
 from __future__ import annotations
@@ -23,10 +24,13 @@ from castile.runtime.backends.cuda.streams import Phase, Placed, Seat, issued, p
 from castile.runtime.backends.cuda.supply import Supply
 from castile.runtime.backends.numpy import chain
 from castile.runtime.comm.looks import reached
+from castile.runtime.comm.messages import Request
 from castile.runtime.worker import Worker
 
 # Between two looks for transfers that failed; waiting itself is the device's business.
 LOOK_NANOSECONDS = 1_000_000
+# Tells all members of a group a number, each once: how to find whether all have come, and where they then stand.
+Tell = Callable[[int], tuple[Request, np.ndarray]]
 
 
 class Issuer(Worker):
@@ -36,6 +40,8 @@ class Issuer(Worker):
     supplies   bring what a step begins with, which changes from step to step
     check      raises where a transfer under way has failed; None where none can
     named      the tasks of transfers, by their tag; by their ranks the last one over these. What fails may have either
+    tell       tells those with whom there are transfers whether the step was captured here: these are captured by all
+               or by none. None where there are none
     on_host    kernels among the actions that compute on the host, and so cannot be captured
     uncaptured why a step is not one CUDA graph, "" where it is
     """
@@ -48,6 +54,7 @@ class Issuer(Worker):
         check: Callable[[], None] | None,
         on_host: Collection[str] = (),
         named: Mapping[Any, int] | None = None,
+        tell: Tell | None = None,
     ) -> None:
         steps = together([seat.steps for seat in seats]) if len(seats) > 1 else seats[0].steps
         whole = {task: chain([call for phase in phases for _, call in phase]) for task, phases in transfers.items()}
@@ -58,7 +65,8 @@ class Issuer(Worker):
         # Where all streams meet.
         self._origin = seats[0].compute
         self._supplies, self._check, self._is_shared = supplies, check, len(seats) > 1
-        self._named = named or {}
+        self._named, self._tell = named or {}, tell
+        self._told: tuple[Request, np.ndarray] | None = None
         self._pieces = pieces(steps, seats, transfers)
         self._calls = issued(self._pieces, self._origin)
         self._clocks = Clocks([piece.stream for piece in self._pieces])
@@ -78,9 +86,14 @@ class Issuer(Worker):
         """Begins a step; one that is `timed` has an event before and after each task, and is issued task by task."""
         assert self.done, "a step is still under way"
         self.done, self._timed, self._issued, self.position = False, timed, False, 0
+        # Here, as what the next step begins with may come before others have told whether they captured this one.
+        with self._origin:
+            for supply in self._supplies:
+                supply.deliver(self._origin)
 
     def advance(self) -> bool:
-        """Issues the step, and later waits for a while; True, since the device goes on by itself.
+        """Issues the step, and later waits for a while; True, since the device goes on by itself, but where others have
+        not told yet whether they captured theirs.
 
         What a device raises at a call may come of one before it: then it raises at every call that follows. What is
         raised when all tasks have been issued may come of any, but where the transfer that failed is known.
@@ -88,10 +101,12 @@ class Issuer(Worker):
         try:
             if self._issued:
                 self.done = self._waited()
-            else:
+            elif self._is_agreed():
                 self._issue()
                 self._issued = True
                 self._num_steps += 1
+            else:
+                return False
         except Exception as error:
             self._locate(error)
             raise
@@ -115,11 +130,9 @@ class Issuer(Worker):
 
     def _issue(self) -> None:
         with self._origin:
-            for supply in self._supplies:
-                supply.deliver(self._origin)
             if self._timed:
                 self._run_timed()
-            elif self._captured():
+            elif self._graph is not None:
                 # All of them by one call.
                 self.position, self._issued = len(self.program.tasks) - 1, True
                 self._graph.launch(self._origin)
@@ -165,10 +178,31 @@ class Issuer(Worker):
         else:
             self.late = self._issued
 
-    def _captured(self) -> bool:
-        """Whether there is a graph of the step, which the second step makes: the first may load and allocate."""
-        if self._graph is not None or self.uncaptured or not self._num_steps:
-            return self._graph is not None
+    def _is_agreed(self) -> bool:
+        """Whether it is known if this step is one graph, which the second one makes: the first may load and allocate.
+
+        Whether a call of NCCL's is captured must be the same on all ranks that it is of.
+        """
+        if self._timed or not self._num_steps:
+            return True
+        if self._graph is None and not self.uncaptured:
+            with self._origin:
+                self._capture()
+        if self._tell is None:
+            return True
+        self._told = self._told or self._tell(self._graph is not None)
+        request, captured = self._told
+        if not request.poll():
+            if self._check is not None:
+                self._check()
+            return False
+        if not captured.all():
+            self.graphs.clear()
+            self.uncaptured = self.uncaptured or "another rank's cannot be captured"
+        self._tell = None
+        return True
+
+    def _capture(self) -> None:
         self._origin.begin_capture()
         try:
             self._run(self._calls)
@@ -180,7 +214,6 @@ class Issuer(Worker):
             if "captur" not in str(error).lower() and not over_contexts:
                 raise
             self.uncaptured = f"it cannot be captured ({error})"
-        return self._graph is not None
 
     def _abandon(self) -> None:
         """Ends a capture that failed; what CUDA says to that has been said already."""
