@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from castile.planner.compose import _Lazy, _rows
 from castile.planner.contraction import Contracted, Contraction
 from castile.planner.groups import END_TO_END, Joinable, grouped, joinable
 from castile.planner.instances import FlowInstance, StepInstance
+from castile.planner.rows import Lazy, compressed
 from castile.planner.together import alike, every_task, in_chains, only_calls, repeatable, summing, together
 from castile.planner.vocabulary import round_up
 from castile.runtime.region import Box, contiguous, whole
@@ -202,7 +202,7 @@ class _Rewrite:
         procs, nbytes, first, turns = self.added()
         users = np.concatenate([np.repeat(self.number, np.diff(old.use_ptr)), *[b.touching[0] for b in self.buckets]])
         used = np.concatenate([self.buffer[old.uses], *[b.touching[1] for b in self.buckets]])
-        use_ptr, uses = _rows(users, used, len(kept))
+        use_ptr, uses = compressed(users, used, len(kept))
         began = old.buffer_first[self.stay]
         return replace(
             old, **self.contraction.fields(turns), cost=cost, cost_keys=keys, use_ptr=use_ptr, uses=uses,
@@ -210,7 +210,7 @@ class _Rewrite:
             buffer_bytes=np.append(old.buffer_bytes[self.stay], nbytes),
             buffer_first=np.append(np.where(began < 0, -1, self.number[began]), first),
             private_bytes=old.private_bytes[kept],
-            tasks=_Lazy(self.task, len(kept)), buffers=_Lazy(self.made_buffer, self.num_buffers),
+            tasks=Lazy(self.task, len(kept)), buffers=Lazy(self.made_buffer, self.num_buffers),
         )  # fmt: skip
 
     def costs(self) -> tuple[np.ndarray, tuple[CostKey, ...]]:

@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from castile.planner.instances import HOST, NONE, PATTERN, FlowInstance, StepInstance
+from castile.planner.rows import Lazy, compressed, pointer
 from castile.planner.template import InStrides
 from castile.runtime.dependence import NO_KINDS
 from castile.runtime.task import Buffer, CostKey, Kind, Task, TaskGraph
@@ -22,10 +23,10 @@ NO_PAIRS = np.zeros((0, 2), dtype=np.int64)
 
 def compose(steps: Sequence[StepInstance], flows: Sequence[FlowInstance], num_procs: int) -> TaskGraph:
     """The task graph of these instances: the tasks of the steps in their order, then those of the flows."""
-    layout = _Layout(steps, flows)
+    layout = Layout(steps, flows)
     cost, keys = layout.costs()
-    need_ptr, needs = _rows(*layout.edges(), layout.num_tasks)
-    use_ptr, uses = _rows(*layout.uses(), layout.num_tasks)
+    need_ptr, needs = compressed(*layout.edges(), layout.num_tasks)
+    use_ptr, uses = compressed(*layout.uses(), layout.num_tasks)
     lane_count, lanes = layout.lanes()
     buffer_proc, buffer_bytes, buffer_first = layout.buffers()
     return TaskGraph(
@@ -33,7 +34,7 @@ def compose(steps: Sequence[StepInstance], flows: Sequence[FlowInstance], num_pr
         order=layout.order(),
         cost=cost,
         cost_keys=keys,
-        lane_ptr=_pointer(lane_count),
+        lane_ptr=pointer(lane_count),
         lanes=lanes,
         need_ptr=need_ptr,
         needs=needs,
@@ -44,8 +45,8 @@ def compose(steps: Sequence[StepInstance], flows: Sequence[FlowInstance], num_pr
         buffer_first=buffer_first,
         private_bytes=layout.private(),
         num_procs=num_procs,
-        tasks=_Lazy(layout.task, layout.num_tasks),
-        buffers=_Lazy(layout.buffer, layout.num_buffers),
+        tasks=Lazy(layout.task, layout.num_tasks),
+        buffers=Lazy(layout.buffer, layout.num_buffers),
     )
 
 
@@ -92,7 +93,7 @@ class _Alike(Generic[Kin]):
         return rows[self.rows(kind)[0]]
 
 
-class _Layout:
+class Layout:
     """Where the tasks and buffers of each instance begin, and what follows from that."""
 
     def __init__(self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> None:
@@ -102,9 +103,9 @@ class _Layout:
         self.of_flows = _Alike(templates, templates)
         sizes = self.of_steps.counts(lambda s: s.num_tasks)
         transfers, buffers = (self.of_flows.counts(of) for of in (lambda t: t.num_tasks, lambda t: t.num_buffers))
-        self.step_base = _pointer(sizes[self.of_steps.which])
-        self.flow_base = self.step_base[-1] + _pointer(transfers[self.of_flows.which])
-        self.buffer_base = _pointer(buffers[self.of_flows.which])
+        self.step_base = pointer(sizes[self.of_steps.which])
+        self.flow_base = self.step_base[-1] + pointer(transfers[self.of_flows.which])
+        self.buffer_base = pointer(buffers[self.of_flows.which])
         self.num_tasks, self.num_buffers = int(self.flow_base[-1]), int(self.buffer_base[-1])
 
     def kinds(self) -> np.ndarray:
@@ -274,34 +275,5 @@ class _Layout:
         return self.flows[flow].buffer(number - int(self.buffer_base[flow]))
 
 
-class _Lazy(Sequence):
-    """A sequence whose items are made when they are asked for."""
-
-    def __init__(self, make: Callable, length: int) -> None:
-        self._make, self._length = make, length
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, number):  # type: ignore[no-untyped-def]
-        if not 0 <= number < self._length:
-            raise IndexError(number)
-        return self._make(int(number))
-
-
 def _numbered(keys: dict[CostKey, int], distinct: Sequence[CostKey]) -> np.ndarray:
     return np.array([keys.setdefault(k, len(keys)) for k in distinct], dtype=np.int64)
-
-
-def _pointer(counts: np.ndarray) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-
-
-def _rows(rows: np.ndarray, values: np.ndarray, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Compressed rows with sorted, unique values."""
-    bits = int(values.max(initial=0)).bit_length()
-    pairs = rows << bits
-    pairs |= values
-    pairs.sort()
-    pairs = pairs[np.append(pairs[:1] == pairs[:1], pairs[1:] != pairs[:-1])]
-    return _pointer(np.bincount(pairs >> bits, minlength=num_rows)), pairs & ((1 << bits) - 1)

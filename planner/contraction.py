@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from castile.planner.compose import _pointer, _rows
+from castile.planner.rows import compressed, pointer
 from castile.runtime.task import TaskGraph
 
 NO_PAIRS = np.empty((0, 2), np.int64)
@@ -61,12 +61,13 @@ class Contraction:
         old, kept = self.old, self.kept
         after, before = np.repeat(self.number, np.diff(old.need_ptr)), self.number[old.needs]
         real = after != before
-        need_ptr, needs = _rows(np.append(after[real], turns[:, 1]), np.append(before[real], turns[:, 0]), len(kept))
+        after, before = np.append(after[real], turns[:, 1]), np.append(before[real], turns[:, 0])
+        need_ptr, needs = compressed(after, before, len(kept))
         counts = np.diff(old.lane_ptr)
         return {
             "kind": old.kind[kept],
             "order": old.order[kept],
-            "lane_ptr": _pointer(counts[kept]),
+            "lane_ptr": pointer(counts[kept]),
             "lanes": old.lanes[np.repeat(self.stands == np.arange(old.num_tasks), counts)],
             "need_ptr": need_ptr,
             "needs": needs,

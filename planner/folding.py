@@ -16,11 +16,12 @@ import numpy as np
 from castile.planner import buckets
 from castile.planner.buckets import Where
 from castile.planner.collapse import _grouped, _mixed
-from castile.planner.compose import _Layout, _Lazy
+from castile.planner.compose import Layout
 from castile.planner.cost import CostModel
 from castile.planner.instances import FlowInstance, StepInstance
 from castile.planner.lower import Lowering, uncollected
 from castile.planner.roles import Block, Roles, Shapes, Union, pointer, refined
+from castile.planner.rows import Lazy
 from castile.planner.simulate import Simulated
 from castile.planner.strategy import Strategy
 from castile.runtime.task import NUM_LANES, TaskGraph
@@ -101,7 +102,7 @@ class Folding:
         if found is None:
             return None
         kept = np.unique(found.number, return_index=True)[1]
-        tasks = _Lazy(lambda n: folded.graph.tasks[int(kept[n])], len(kept))
+        tasks = Lazy(lambda n: folded.graph.tasks[int(kept[n])], len(kept))
         return replace(
             folded, graph=replace(found.graph, tasks=tasks), number=folded.number[kept], count=folded.count[kept]
         )
@@ -243,9 +244,9 @@ class _Assembly:
         return kept[entry], block, self.full.buffer_base[block - len(self.steps)] + local
 
     @cached_property
-    def full(self) -> _Layout:
+    def full(self) -> Layout:
         """Where all stand in the whole graph."""
-        return _Layout(self.steps, self.flows)
+        return Layout(self.steps, self.flows)
 
     @cached_property
     def where(self) -> Where:
@@ -285,8 +286,8 @@ class _Assembly:
             lane_ptr=lane_ptr, lanes=lanes, need_ptr=need_ptr, needs=needs, use_ptr=use_ptr, uses=uses,
             buffer_proc=small.small_proc[union.buffer_proc[buffer]], buffer_bytes=union.buffer_bytes[buffer],
             buffer_first=born, private_bytes=self._private(node, block), num_procs=len(small.representative),
-            tasks=_Lazy(lambda n: full.task(int(number[n])), num_tasks),
-            buffers=_Lazy(lambda n: full.buffer(int(written[n])), len(buffer)),
+            tasks=Lazy(lambda n: full.task(int(number[n])), num_tasks),
+            buffers=Lazy(lambda n: full.buffer(int(written[n])), len(buffer)),
         )  # fmt: skip
         return Folded(graph, small.proc_class, small.representative, number, small.count[pick])
 

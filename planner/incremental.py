@@ -22,6 +22,7 @@ from castile.planner.graph import Node
 from castile.planner.instances import FlowInstance, StepInstance
 from castile.planner.lower import KEPT, Lowering
 from castile.planner.program import Program
+from castile.planner.rows import pointer
 from castile.planner.strategy import Config, Strategy, check, check_config
 from castile.runtime.timeline import Timeline
 
@@ -199,7 +200,7 @@ class Incremental:
         graph, durations = self._cost.by_kind(tasks)
         counts = np.array([one.num_tasks for one in lowered.blocks], np.int64)
         delta = Delta.of(graph, durations, machine.engines, self._form)
-        return _Laid(strategy, lowered, _pointer(counts)[:-1], counts, int(counts.sum()), delta)
+        return _Laid(strategy, lowered, pointer(counts)[:-1], counts, int(counts.sum()), delta)
 
     def _changed(self, strategy: Strategy, lowered: _Lowered, changed: list[int]) -> tuple[_Laid, Change]:
         """Another plan of the same program: new instances go and come, and steps that now wait for others or take
@@ -230,7 +231,7 @@ class Incremental:
         found = {b: self._block(b, instances[b], num_slots) for b in near.union(moved)}
         own = [found[b] for b in moved]
         counts = np.array([block.num_tasks for block in own], np.int64)
-        begin = _pointer(counts)
+        begin = pointer(counts)
         edges: list[Edges] = []
         begins, lasts = [], []
         for b, block, at in zip(moved, own, begin.tolist()):
@@ -245,10 +246,10 @@ class Incremental:
         # needs are sorted and unique, as two flows may make a task wait for the same
         pairs = np.sort(after * (top + 1) + laid.first[before] + task)
         pairs = pairs[np.diff(pairs, prepend=-1) > 0]
-        need_ptr = _pointer(np.bincount(pairs // (top + 1), minlength=int(begin[-1])))
+        need_ptr = pointer(np.bincount(pairs // (top + 1), minlength=int(begin[-1])))
         return Change(
             removed, _ranges(laid.first[moved], counts), _join([block.order for block in own]), _join(lasts),
-            _pointer(_join([block.lane_count for block in own])), _join([block.lanes for block in own]),
+            pointer(_join([block.lane_count for block in own])), _join([block.lanes for block in own]),
             need_ptr, pairs % (top + 1),
         )  # fmt: skip
 
@@ -296,10 +297,6 @@ def _join(arrays: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([EMPTY, *arrays])
 
 
-def _pointer(counts: np.ndarray) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-
-
 def _ranges(first: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """first[i], first[i] + 1, ..., so many of each."""
-    return np.repeat(first - _pointer(counts)[:-1], counts) + np.arange(counts.sum())
+    return np.repeat(first - pointer(counts)[:-1], counts) + np.arange(counts.sum())

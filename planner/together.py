@@ -14,10 +14,10 @@ from itertools import groupby
 import numpy as np
 
 from castile.planner import vocabulary
-from castile.planner.compose import _Lazy, _rows
 from castile.planner.contraction import Contracted, Contraction
 from castile.planner.instances import FlowInstance, StepInstance
 from castile.planner.program import Micro
+from castile.planner.rows import Lazy, compressed
 from castile.planner.template import PartTemplate, Work
 from castile.runtime.task import Arg, Body, Call, CostKey, Kind, Task, TaskGraph, View
 
@@ -195,7 +195,7 @@ def together(tasks: TaskGraph, groups: Sequence[Sequence[int]]) -> Contracted:
     for number, group in of_number.items():
         key = _key([tasks.cost_keys[tasks.cost[task]] for task in group])
         cost[number] = keys.setdefault(key, len(keys))
-    use_ptr, uses = _rows(np.repeat(c.number, np.diff(tasks.use_ptr)), tasks.uses, len(c.kept))
+    use_ptr, uses = compressed(np.repeat(c.number, np.diff(tasks.use_ptr)), tasks.uses, len(c.kept))
     first = tasks.buffer_first
 
     def task(number: int) -> Task:
@@ -206,7 +206,7 @@ def together(tasks: TaskGraph, groups: Sequence[Sequence[int]]) -> Contracted:
     graph = replace(
         tasks, **c.fields(), cost=cost, cost_keys=tuple(keys), use_ptr=use_ptr, uses=uses,
         buffer_first=np.where(first < 0, -1, c.number[first]), private_bytes=tasks.private_bytes[c.kept],
-        tasks=_Lazy(task, len(c.kept)),
+        tasks=Lazy(task, len(c.kept)),
     )  # fmt: skip
     return Contracted(graph, c.number)
 
