@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from castile.planner.compose import _Alike, _rows
+from castile.planner.compose import _Alike
+from castile.planner.rows import compressed
 
 words = st.lists(st.text("ab", max_size=3), max_size=12)
 
@@ -27,6 +28,6 @@ def test_what_kinds_have_is_there_for_each_of_its_things_in_their_order(things: 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2**20))))
 def test_rows_are_sorted_and_have_no_value_twice(pairs: list[tuple[int, int]]) -> None:
     rows, values = np.array(pairs, np.int64).reshape(-1, 2).T
-    ptr, found = _rows(rows, values, 6)
+    ptr, found = compressed(rows, values, 6)
     each = [found[a:b].tolist() for a, b in zip(ptr, ptr[1:])]
     assert each == [sorted({value for row, value in pairs if row == n}) for n in range(6)]
