@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -39,6 +40,24 @@ def environment_as_it_was() -> Iterator[None]:
     for name in os.environ.keys() - before.keys():
         del os.environ[name]
     os.environ.update(before)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> dict[str, str]:
+    """The variables of a user's folder of this test's own, in which this host is measured."""
+    # NumPy, which comes with it, is to find the variables above.
+    from tests import homes
+
+    return homes.make(tmp_path / "home")
+
+
+@pytest.fixture
+def alone(home: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """This process as a user of its own, in a folder of its own."""
+    for name, value in home.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture

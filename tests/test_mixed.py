@@ -34,7 +34,7 @@ from castile.planner.strategy import Config, Strategy
 from castile.planner.updates import Updates
 from castile.runtime import machine
 from castile.runtime.region import Box
-from tests import homes, test_cuda
+from tests import test_cuda
 from tests.late import device
 from tests.strategies import Problem, batches, beginnings, configs, strategies, whole_on
 from tests.test_any_strategy import Plan, drawn, plans
@@ -216,15 +216,6 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     assert main([*words, "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
-
-
-@pytest.fixture
-def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """This process as a user of its own."""
-    for name, value in homes.make(tmp_path / "home").items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def test_training_goes_on_in_other_numbers(alone: Path, capsys: pytest.CaptureFixture[str]) -> None:

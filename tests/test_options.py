@@ -22,6 +22,9 @@ from tests.command_lines import COMMANDS, module_of, options_of
 from tests.mpi import mpirun_apart
 from tests.option_cases import Case, Ran, cases_of
 
+# What measures waits its turn: on a host with other work it takes several times as long, and is no fault for that.
+HANGS_SECONDS = 300.0
+
 CASES = [(command, option) for command in COMMANDS for option in cases_of(command)]
 
 
@@ -110,7 +113,8 @@ def ran(line: str, case: Case, folder: Path, environment: dict[str, str], capfd:
         if case.patch:
             case.patch(patch)
         if case.ranks:
-            status, out, err = mpirun_apart(case.ranks, "-m", "castile", *words, **environment)
+            line = ("-m", "castile", *words)
+            status, out, err = mpirun_apart(case.ranks, *line, timeout=HANGS_SECONDS, **environment)
         else:
             status = main(words)
             out, err = capfd.readouterr()

@@ -22,19 +22,6 @@ STEP_LINE = (
 )
 
 
-@pytest.fixture
-def home(tmp_path):
-    return homes.make(tmp_path / "home")
-
-
-@pytest.fixture
-def alone(home, monkeypatch, tmp_path):
-    """This process as a user of its own."""
-    for name, value in home.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(tmp_path)
-
-
 def told(capsys, *words):
     assert main(["train", *words, "--json"]) == 0
     return json.loads(capsys.readouterr().out)

@@ -28,25 +28,10 @@ from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.region import whole
-from tests import homes
 from tests.mpi import CHECKOUT, mpirun_apart
 
 UPDATES = Updates(Sgd(momentum=0.9, decay=0.001))
 MLP = ("train", "mlp:width=32", "--search", "data_parallel")
-
-
-@pytest.fixture
-def home(tmp_path):
-    return homes.make(tmp_path / "home")
-
-
-@pytest.fixture
-def alone(home, monkeypatch, tmp_path):
-    """This process as a user of its own."""
-    for name, value in home.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def told(capsys, *words):
