@@ -22,7 +22,7 @@ from castile.planner.strategy import parts
 from castile.planner.trace import Recording, record
 from castile.planner.vocabulary import Spec
 from castile.planner.watched import Shared
-from castile.runtime.region import Box, whole
+from castile.runtime.region import Box
 from castile.runtime.task import Body, CostKey
 
 Bodies = dict[tuple[bool, ...], Body]
@@ -254,19 +254,11 @@ class Pieces:
             found: Shared[Box] = Shared(lambda part: part.reads(index))
             return [found.of(part) for part in self.parts]
         operand = (node.alignment.operands if is_operand else node.alignment.results)[index]
-        if not operand.dims:
-            return [whole(())] * len(self.parts)
-        rows = list(zip(*map(self._along, operand.dims), strict=True))
-        known = {row: Box(*zip(*row, strict=True)) for row in dict.fromkeys(rows)}
+        # Many parts have the same ranges of the axes that it bears.
+        axes = [dim[0] for dim in operand.dims if dim]
+        rows = [tuple([part.ranges[axis] for axis in axes]) for part in self.parts]
+        known = {row: part.shard(operand) for row, part in dict(zip(rows, self.parts)).items()}
         return [known[row] for row in rows]
-
-    def _along(self, dim: tuple[str, ...]) -> list[tuple[int, int]]:
-        """What each part has of a dim, by the law of `Part.shard`: many parts have the same."""
-        if not dim:
-            return [(0, 1)] * len(self.parts)
-        ranges = [part.ranges[dim[0]] for part in self.parts]
-        inner = prod([self.node.alignment.extents[axis] for axis in dim[1:]])
-        return ranges if inner == 1 else [(lo * inner, hi * inner) for lo, hi in ranges]
 
     def _moved(self, part: Part, box: Box, cut: int, key: tuple[bool, int]) -> Box:
         a = part.alignment
