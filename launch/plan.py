@@ -8,8 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,13 +24,13 @@ from castile.planner import accumulating, pins
 from castile.planner import strategy as strategies
 from castile.planner.accumulating import Chosen
 from castile.planner.bounds import Bound, lower_bound
-from castile.planner.budget import Budget
+from castile.planner.budget import Budget, clock
 from castile.planner.evaluator import Evaluated, Evaluator
 from castile.planner.fronts import Point, search_front
 from castile.planner.lower import Lowering
 from castile.planner.pins import Pins
 from castile.planner.search import Found, NoPlanFits, Progress, budget_of, search
-from castile.planner.settling import settled
+from castile.planner.settling import SETTLING, settled
 from castile.planner.sizes import SIZES
 from castile.planner.sketch.sieve import num_parts
 from castile.planner.spaces import Spaces
@@ -177,8 +176,9 @@ def _look(
 ) -> tuple[Evaluator, Pins | None, Found, list[Point]]:
     """Search, and where no plan fits in more and more microbatches, unless their number was said.
 
-    A time to look is that of all searches together, and what was found tells how long they took together. Where
-    nothing is left of it, a search still looks at the known plans. Raises NoPlanFits then, with a number that would do.
+    A time to look is that of all searches together, and what was found tells how long they took together and what they
+    proposed. Where nothing is left of it, a search still looks at the known plans. Raises NoPlanFits then, with a
+    number that would do.
     """
 
     def at(count: int) -> tuple[Evaluator, Pins | None]:
@@ -188,19 +188,23 @@ def _look(
     def more_than(count: int) -> Chosen | None:
         numbers = accumulating.counts(desk.evaluator.lowering.graph.batch) if command.objective != "latency" else ()
         # Who wants an end waits for no further number.
-        return accumulating.enough(at, (n for n in numbers if n > count and not limits.is_over()), names)
+        return accumulating.enough(at, (n for n in numbers if n > count and not limits.is_over()), names, is_late)
 
-    began, names, refused = time.perf_counter(), _names(command), None
+    began, names, refused, num_proposals = clock(), _names(command), None, 0
+    is_late, is_settled = limits.begun().is_over, limits.begun(1 + SETTLING).is_over
     count, is_free = _asked(command, start), not (command.accumulate or start)
     evaluator, pinned = at(count)
     if is_free and _is_far(evaluator, pinned, names) and (more := more_than(count)) is not None:
         count, evaluator, pinned = more.number, more.evaluator, more.pins
     while True:
         try:
-            passed = time.perf_counter() - began
-            found, points = _search(command, evaluator, start, _left(limits, passed), pinned, progress)
-            return evaluator, pinned, replace(found, elapsed_seconds=passed + found.elapsed_seconds), points
+            left = _left(limits, clock() - began)
+            found, points = _search(command, evaluator, start, left, is_settled, pinned, progress)
+            num_proposals += found.num_proposals
+            told = replace(found, elapsed_seconds=clock() - began, num_proposals=num_proposals)
+            return evaluator, pinned, told, points
         except NoPlanFits as error:
+            num_proposals += error.num_proposals
             refused, more = refused or error, more_than(count)
             if more is None:
                 raise refused from None
@@ -214,7 +218,9 @@ def _look(
 
 def _left(limits: Budget, passed: float) -> Budget:
     """What is left of a budget after so many seconds: the least there is where nothing is."""
-    return limits if limits.seconds is None else replace(limits, seconds=max(LEAST_SECONDS, limits.seconds - passed))
+    if limits.seconds is None:
+        return limits
+    return replace(limits, seconds=max(LEAST_SECONDS, limits.seconds - passed), before=passed)
 
 
 def _is_far(evaluator: Evaluator, pinned: Pins | None, names: list[str] | None) -> bool:
@@ -237,6 +243,7 @@ def _search(
     evaluator: Evaluator,
     start: dict[str, Strategy],
     limits: Budget,
+    is_settled: Callable[[], bool],
     pinned: Pins | None,
     progress: Progress | None,
 ) -> tuple[Found, list[Point]]:
@@ -249,7 +256,7 @@ def _search(
         found, points = search_front(*given, num_processes=command.processes, seeds=names, pins=pinned, sizes=sizes)
     else:
         found, points = search(*given, num_processes=command.processes, seeds=names, pins=pinned, sizes=sizes), []
-    return settled(evaluator, found, sizes), points
+    return settled(evaluator, found, sizes, is_settled), points
 
 
 def _names(command: Plan) -> list[str] | None:

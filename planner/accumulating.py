@@ -86,17 +86,23 @@ def foresee(evaluator: Evaluator, names: Sequence[str] | None = None, pins: Pins
 
 
 def enough(
-    at: Callable[[int], tuple[Evaluator, Pins | None]], numbers: Iterable[int], names: Sequence[str] | None = None
+    at: Callable[[int], tuple[Evaluator, Pins | None]],
+    numbers: Iterable[int],
+    names: Sequence[str] | None = None,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> Chosen | None:
     """Of these numbers of microbatches, ascending, the one in which the best known plan that fits takes least.
 
-    at      an evaluator for so many, and what plans must have
+    at        an evaluator for so many, and what plans must have
+    is_over   once it says so one in which a known plan fits will do
     When none is taken for less than one that was simulated, no more are looked at. Where no known plan fits, the number
     in which the smallest lacks least, if it comes so near that a search may find one; else None.
     """
     least, best = inf, None
     share, nearest = NEAR, None
     for number in numbers:
+        if best is not None and is_over():
+            break
         try:
             evaluator, pins = at(number)
             foreseen = foresee(evaluator, names, pins)

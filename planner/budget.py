@@ -6,8 +6,14 @@ They do not know searches.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+
+def clock() -> float:
+    """Seconds, as all searches count them."""
+    return time.perf_counter()
 
 
 def _never() -> bool:
@@ -20,12 +26,21 @@ class Budget:
 
     patient   with a number: a search that still finds better plans in the second half of its proposals goes on
     is_over   asked now and then: once it says so nothing is left, and the search ends with the best plan so far
+    before    seconds of a time that others have spent already: these are what they left
     """
 
     proposals: int | None = None
     seconds: float | None = None
     patient: bool = False
     is_over: Callable[[], bool] = _never
+    before: float = 0.0
+
+    def begun(self, times: float = 1.0) -> Budget:
+        """The same, of which a time is over once so many times of it have passed from now on."""
+        if self.seconds is None:
+            return self
+        end = clock() + times * self.seconds
+        return replace(self, is_over=lambda: self.is_over() or clock() >= end)
 
 
 def parse_budget(text: str) -> Budget:

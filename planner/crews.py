@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from types import TracebackType
 
@@ -45,11 +45,18 @@ class Crew:
     """Walkers in so many processes, or in this one; what they find is the same.
 
     Processes begin as copies of this one, so that they know what the evaluator knows; they hear and tell JSON.
-    pins   what all plans that they walk through must have
+    pins      what all plans that they walk through must have
+    is_over   asked before each plan: once it says so legs end
     """
 
-    def __init__(self, evaluator: Evaluator, num_processes: int, pins: Pins | None = None) -> None:
-        self._evaluator = evaluator
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        num_processes: int,
+        pins: Pins | None = None,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._evaluator, self._is_over = evaluator, is_over
         self._moves = Moves.of(evaluator.lowering, Spaces(evaluator.lowering, evaluator.cost, pins))
         self._num_processes = num_processes
         self._members: list[tuple[Connection, multiprocessing.process.BaseProcess]] = []
@@ -96,7 +103,8 @@ class Crew:
             connection.send_bytes(msgspec.json.encode([self._walk(leg) for leg in legs]))
 
     def _walk(self, leg: Leg) -> Walked:
-        run = Run(self._evaluator, Budget(proposals=leg.num_proposals), random.Random(leg.seed), {})
+        budget = Budget(proposals=leg.num_proposals, is_over=self._is_over)
+        run = Run(self._evaluator, budget, random.Random(leg.seed), {})
         begin = self._evaluator.evaluate(Strategy(leg.configs, run.lowering.microbatches))
         current = walk(run, self._moves, begin, 1.0, lambda left: leg.heat)
         best = [found.strategy.configs for found in run.finalists[:NUM_BEST]]

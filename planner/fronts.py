@@ -8,12 +8,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from castile.planner.budget import Budget
 from castile.planner.evaluator import Evaluated, Evaluator
 from castile.planner.frontier import Frontier
 from castile.planner.pins import Pins
-from castile.planner.search import Found, Progress, budget_of, finished, search
+from castile.planner.search import Found, NoPlanFits, Progress, budget_of, finished, search
+from castile.planner.settling import SETTLING
 from castile.planner.sizes import SIZES, variants
 from castile.planner.strategy import Strategy
 
@@ -51,19 +53,21 @@ def search_front(
     raises ValueError. In the front plans have buckets of any of these sizes, or none.
     """
     frontier: Frontier[Evaluated] = Frontier(evaluator.capacity)
+    budget = budget_of(name, budget)
+    is_over, is_settled = budget.begun().is_over, budget.begun(1 + SETTLING).is_over
     turns = _Turns(name, budget, seed, progress, dict(start or {}), num_processes, seeds, pins, frontier)
     fastest = "time" if evaluator.lowering.mode == "train" else "latency"
     others = [objective for objective in ("memory", fastest) if objective != evaluator.objective]
     for objective in others:
         turns.search(evaluator.turned(objective))
-    for limit in _limits(frontier):
+    for limit in takewhile(lambda _: not is_over(), _limits(frontier)):
         # Within a limit there may be no plan.
         with contextlib.suppress(ValueError):
             turns.search(evaluator.turned(fastest, most_bytes=limit))
     found = turns.search(evaluator)
     found = replace(found, num_proposals=turns.num_proposals, elapsed_seconds=turns.elapsed_seconds)
     for worth in (*frontier.points, found.evaluated, *found.seeds.values()):
-        for one in variants(evaluator, worth.strategy, sizes):
+        for one in variants(evaluator, worth.strategy, sizes, is_settled):
             frontier.add(one)
     return found, _packed(evaluator, frontier, name, seed)
 
@@ -73,7 +77,7 @@ class _Turns:
     """Searches one after another, each with its share of the budget."""
 
     name: str
-    budget: str | Budget
+    budget: Budget
     seed: int
     progress: Progress | None
     start: dict[str, Strategy]
@@ -95,9 +99,13 @@ class _Turns:
                 self.progress((first + spent) / count, best)
 
         kept = {f"front {n + 1}": point.strategy for n, point in enumerate(self.frontier.thinned(GAIN))}
-        share = _share(budget_of(self.name, self.budget), count)
-        found = search(self.name, evaluator, share, self.seed, tell, {**self.start, **kept}, self.frontier,
-                       self.num_processes, self.seeds, self.pins)  # fmt: skip
+        share = _share(self.budget, count)
+        try:
+            found = search(self.name, evaluator, share, self.seed, tell, {**self.start, **kept}, self.frontier,
+                           self.num_processes, self.seeds, self.pins)  # fmt: skip
+        except NoPlanFits as error:
+            self.num_proposals += error.num_proposals
+            raise
         self.num_proposals += found.num_proposals
         self.elapsed_seconds += found.elapsed_seconds
         seeds = {label: worth for label, worth in found.seeds.items() if label not in kept}

@@ -6,7 +6,6 @@ It does not know how a search moves through the plans: each is a file of `search
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,7 +16,7 @@ from types import ModuleType
 
 import msgspec
 
-from castile.planner.budget import Budget, parse_budget
+from castile.planner.budget import Budget, clock, parse_budget
 from castile.planner.evaluator import Evaluated, Evaluator
 from castile.planner.frontier import Frontier
 from castile.planner.lower import Lowering
@@ -38,6 +37,8 @@ NUM_FINALISTS = 8
 DATA_PARALLEL = "data_parallel"
 # What counts as better where a search asks whether it still gets anywhere: a thousandth.
 LEAST_GAIN = 1e-3
+# Where this share of a time is spent, seeds are left with the buckets that they have: the rest is for looking.
+SETTLED = 0.5
 
 Configs = Mapping[str, Config]
 Plans = Mapping[str, Strategy]
@@ -45,7 +46,14 @@ Progress = Callable[[float, Evaluated], None]
 
 
 class NoPlanFits(ValueError):
-    """No plan that was found fits into memory; its words say what takes most of it in the nearest one."""
+    """No plan that was found fits into memory; its words say what takes most of it in the nearest one.
+
+    num_proposals   after how many
+    """
+
+    def __init__(self, words: str, num_proposals: int = 0) -> None:
+        super().__init__(words)
+        self.num_proposals = num_proposals
 
 
 @dataclass
@@ -61,6 +69,7 @@ class Run:
     sizes      of buckets, on which a search may `settle`
     bucket_bytes    of the buckets with which plans are judged by default
     spaces     the Configs from which a search should choose, by node
+    began      when, on the clock
     spent      the share of the budget that is used up, from 0
     history    (number of proposals, seconds) whenever a better plan was found
     """
@@ -80,7 +89,7 @@ class Run:
     num_proposals: int = 0
     history: list[tuple[int, float]] = field(default_factory=list)
     finalists: list[Evaluated] = field(default_factory=list)
-    began: float = field(default_factory=lambda: time.perf_counter())
+    began: float = field(default_factory=clock)
 
     def __post_init__(self) -> None:
         for seed in self.seeds.values():
@@ -100,7 +109,7 @@ class Run:
 
     @property
     def elapsed_seconds(self) -> float:
-        return time.perf_counter() - self.began
+        return clock() - self.began
 
     @property
     def spent(self) -> float:
@@ -152,10 +161,12 @@ class Run:
         """From now on seeds have buckets of their best sizes, and plans are judged with buckets of the size of the best
         seed; of those that update parameters otherwise than by default only where there is no other.
 
-        Called before anything is proposed.
+        Called before anything is proposed. The best seeds come first, as long as there is time.
         """
-        known = {name: variants(self.evaluator, seed.strategy, self.sizes) for name, seed in self.seeds.items()}
-        self.seeds = {name: min(each, key=lambda one: one.rank) for name, each in known.items()}
+        known = {}
+        for name in sorted(self.seeds, key=lambda name: self.seeds[name].rank):
+            known[name] = variants(self.evaluator, self.seeds[name].strategy, self.sizes, lambda: self.spent >= SETTLED)
+        self.seeds = {name: min(known[name], key=lambda one: one.rank) for name in self.seeds}
         self.history, self.finalists = [], []
         self.__post_init__()
         num_nodes = len(self.lowering.piece.nodes)
@@ -266,13 +277,14 @@ def search(
     pins       what every plan must have, known ones too, which are made so
     sizes      of buckets: where these pay, a search may walk and judge with them in mind
     Known plans that a sketch puts far behind others are left out where a search walks through sketches anyway, and
-    where simulating takes seconds; so are those with more transfers than can be looked at (`folding.MOST_TRANSFERS`).
+    where simulating takes seconds; so are those with more transfers than can be looked at (`folding.MOST_TRANSFERS`),
+    and where a time is over, those that were not asked for, as soon as one fits.
     The plan is never ranked behind data parallelism or another seed that fits, unless the search returns one that it
     insists on. Raises ValueError in one sentence for an unknown search or seed, a budget that is none, and NoPlanFits,
     with the largest owners of memory named.
     """
-    module = find(name)
-    limits = budget_of(name, budget)
+    module, began = find(name), clock()
+    limits = budget_of(name, budget).begun()
     lowering, cost = evaluator.lowering, evaluator.cost
     known = known_plans(lowering, seeds, cost, pins)
     base = {
@@ -290,15 +302,20 @@ def search(
         wanted = {*base, *given, *sieve.within(times)}
         chains = begin(sieve, evaluator, limits, {n: plan for n, plan in plans.items() if n in wanted}, rng)
     try:
-        worth = _evaluated(evaluator, base, given, plans, sieve, times)
+        worth = _evaluated(evaluator, base, given, plans, sieve, times, limits.is_over)
         starts = {label: found for label, found in worth.items() if label in plans}
-        run = Run(evaluator, limits, rng, starts, progress, frontier, num_processes, pins, sieve, chains, sizes)
+        run = Run(
+            evaluator, limits, rng, starts, progress, frontier, num_processes, pins, sieve, chains, sizes, began=began
+        )
         insisted = module.search(run)
     finally:
         if chains is not None:
             chains.stop()
     candidates = [insisted] if insisted else [*worth.values(), *run.finalists]
-    best, arena = fitting(evaluator, candidates, is_pinned=pins is not None)
+    try:
+        best, arena = fitting(evaluator, candidates, is_pinned=pins is not None)
+    except NoPlanFits as error:
+        raise NoPlanFits(str(error), run.num_proposals) from None
     plan = finished(evaluator, best, arena, name, seed)
     equals = same(lowering, worth, best)
     return Found(
@@ -308,25 +325,33 @@ def search(
 
 
 def _evaluated(
-    evaluator: Evaluator, base: Plans, given: Plans, known: Plans, sieve: Sieve | None, times: float
+    evaluator: Evaluator,
+    base: Plans,
+    given: Plans,
+    known: Plans,
+    sieve: Sieve | None,
+    times: float,
+    is_over: Callable[[], bool],
 ) -> dict[str, Evaluated]:
     """The known plans that no sketch puts far behind; where none of them fits, others that are not very far.
 
-    Those that have too many transfers to look at are left out, unless they were asked for; `base` never is.
+    Those that have too many transfers to look at are left out, unless they were asked for; `base` never is. So are,
+    where a plan fits and there is no time left, those that were not asked for; what a sketch puts first comes first.
     """
-    wanted = {*base, *given, *(known if sieve is None else sieve.within(times))}
-    found = {}
-    for name, plan in {**base, **known}.items():
-        if name not in wanted:
-            continue
+    every, asked = {**base, **known}, {**base, **given}
+    wanted = list(known) if sieve is None else sorted(sieve.within(times), key=sieve.energy.__getitem__)
+    found: dict[str, Evaluated] = {}
+    for name in (*asked, *(name for name in wanted if name not in asked)):
+        if name not in asked and is_over() and any(plan.fits for plan in found.values()):
+            break
         try:
-            found[name] = evaluator.evaluate(plan)
+            found[name] = evaluator.evaluate(every[name])
         except TooManyTransfers as error:
-            if name in given or name in base:
+            if name in asked:
                 raise TooManyTransfers(f"plan {name}: {error}") from error
     if sieve is not None and times < FAR and not any(plan.fits for plan in found.values()):
-        return _evaluated(evaluator, base, given, known, sieve, FAR)
-    return found
+        return _evaluated(evaluator, base, given, known, sieve, FAR, is_over)
+    return {name: found[name] for name in every if name in found}
 
 
 def finished(evaluator: Evaluator, best: Evaluated, arena: tuple[int, ...], name: str, seed: int) -> Strategy:

@@ -5,14 +5,17 @@ It does not know how buckets are made, nor how plans are found.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 
 from castile.planner.evaluator import Evaluator
-from castile.planner.search import Found, finished, fitting, same
+from castile.planner.search import DATA_PARALLEL, Found, finished, fitting, same
 from castile.planner.sizes import SIZES, variants
 from castile.planner.strategy import Strategy
+
+# Of a time that a search was given, so much more may go into settling what it found.
+SETTLING = 0.1
 
 
 def sized(evaluator: Evaluator, plan: Strategy, sizes: Sequence[int] = SIZES) -> Strategy:
@@ -27,14 +30,23 @@ def sized(evaluator: Evaluator, plan: Strategy, sizes: Sequence[int] = SIZES) ->
         return plan
 
 
-def settled(evaluator: Evaluator, found: Found, sizes: Sequence[int] = SIZES) -> Found:
+def settled(
+    evaluator: Evaluator, found: Found, sizes: Sequence[int] = SIZES, is_over: Callable[[], bool] = lambda: False
+) -> Found:
     """What was found, and the known plans, each with buckets of its best size; the best of all, as by `search`.
 
+    is_over   once it says so no further size is tried, but of data parallelism where another plan may be taken
     So what was not ranked behind data parallelism without buckets is not ranked behind it with them.
     """
-    known = {name: variants(evaluator, worth.strategy, sizes) for name, worth in found.seeds.items()}
+    base = found.seeds[DATA_PARALLEL].strategy
+    known = {} if found.is_insisted else {DATA_PARALLEL: variants(evaluator, base, sizes)}
+    mine = variants(evaluator, found.strategy, sizes, is_over)
+    for name in sorted(found.seeds, key=lambda name: found.seeds[name].rank):
+        known[name] = known.get(name) or variants(evaluator, found.seeds[name].strategy, sizes, is_over)
+    known = {name: known[name] for name in found.seeds}
     others = () if found.is_insisted else chain.from_iterable(known.values())
-    best, arena = fitting(evaluator, [*variants(evaluator, found.strategy, sizes), *others])
+    # Where there was no time for its size, what was found still has it.
+    best, arena = fitting(evaluator, [*mine, *others, found.evaluated])
     plan = finished(evaluator, best, arena, found.strategy.search, found.strategy.seed)
     seeds = {name: min(each, key=lambda one: one.rank) for name, each in known.items()}
     return replace(

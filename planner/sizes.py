@@ -5,7 +5,8 @@ It does not know how buckets are made, nor how plans are found.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 import msgspec
 
@@ -20,8 +21,12 @@ SIZES = (25 * 2**20, 100 * 2**20, 5 * 2**20, 2**20)
 HOPELESS = 1.0
 
 
-def variants(evaluator: Evaluator, plan: Strategy, sizes: Sequence[int]) -> list[Evaluated]:
+def variants(
+    evaluator: Evaluator, plan: Strategy, sizes: Sequence[int], is_over: Callable[[], bool] = lambda: False
+) -> list[Evaluated]:
     """What the plan is worth without buckets and with those of each size. Raises ValueError where it is none.
+
+    is_over   asked before each size: once it says so no further one is tried
 
     Sizes that tell processors of large machines apart are left out: all tasks of a step would be written out. So are
     all of them for a plan that is far from fitting without any: they save little memory.
@@ -29,5 +34,6 @@ def variants(evaluator: Evaluator, plan: Strategy, sizes: Sequence[int]) -> list
     plain = evaluator.evaluate(msgspec.structs.replace(plan, bucket_bytes=0))
     if plain.overflow > HOPELESS:
         return [plain]
-    others = [msgspec.structs.replace(plan, bucket_bytes=size) for size in dict.fromkeys(sizes) if size]
-    return [plain, *(evaluator.evaluate(one) for one in others if evaluator.is_small(one))]
+    others = (msgspec.structs.replace(plan, bucket_bytes=size) for size in dict.fromkeys(sizes) if size)
+    tried = takewhile(lambda one: not is_over(), others)
+    return [plain, *(evaluator.evaluate(one) for one in tried if evaluator.is_small(one))]

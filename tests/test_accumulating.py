@@ -16,6 +16,7 @@ from castile.launch import models
 from castile.launch import plan as planning
 from castile.launch.__main__ import main
 from castile.planner import accumulating
+from castile.planner import budget as budgets
 from castile.planner import strategy as strategies
 from castile.planner.accumulating import Chosen, Foreseen
 from castile.planner.evaluator import Evaluator
@@ -110,16 +111,19 @@ def test_searches_that_find_nothing_share_the_time_with_the_next(
         given.append(limits)
         clock[0] += each
         if len(given) < len(shares):
-            raise NoPlanFits("no plan fits")
-        return replace(search(name, evaluator, "5", *rest, **more), elapsed_seconds=each)
+            raise NoPlanFits("no plan fits", 7)
+        return search(name, evaluator, "5", *rest, **more)
 
     monkeypatch.setattr(planning, "search", searched)
-    monkeypatch.setattr(planning, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(budgets, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     words[words.index("--budget") + 1] = budget
     facts = answer(capsys, *words)
     assert [limits.seconds for limits in given] == (shares if shares[0] is None else pytest.approx(shares))
     assert len({limits.proposals for limits in given}) == 1
+    assert [limits.before for limits in given] == ([0] * 3 if shares[0] is None else [0, each, 2 * each])
     assert facts["elapsed_seconds"] == pytest.approx(each * len(shares)) and facts["is_cut_to_fit"]
+    # What was proposed in vain counts too.
+    assert facts["num_proposals"] == 7 + 7 + 5
 
 
 def test_where_no_time_is_left_a_known_plan_is_found(
@@ -202,7 +206,9 @@ def test_the_number_is_that_in_which_known_plans_are_best() -> None:
     assert number(15_000, numbers) == numbers[fits.index(True)] > 1
 
 
-def choose(monkeypatch: pytest.MonkeyPatch, known: dict[int, tuple[float, float, float]]) -> Chosen | None:
+def choose(
+    monkeypatch: pytest.MonkeyPatch, known: dict[int, tuple[float, float, float]], is_over: bool = False
+) -> Chosen | None:
     """What is chosen where the best plan of each number has that share, sketched seconds and simulated ones."""
 
     def foresee(number: int, *_: object) -> Foreseen:
@@ -211,12 +217,14 @@ def choose(monkeypatch: pytest.MonkeyPatch, known: dict[int, tuple[float, float,
 
     monkeypatch.setattr(accumulating, "foresee", foresee)
     monkeypatch.setattr(accumulating, "_seconds", lambda evaluator, number: known[number][2])
-    return accumulating.enough(lambda n: (n, None), known)
+    return accumulating.enough(lambda n: (n, None), known, is_over=lambda: is_over)
 
 
 def test_the_fewest_pieces_that_fit_are_not_always_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {2: (1.2, 1.0, inf), 4: (0.9, 5.0, 5.0), 8: (0.8, 3.0, 3.0), 16: (0.7, 4.0, 1.0)}
     assert choose(monkeypatch, known) == Chosen(8, 8, None, True)
+    # Once time is over the first that will do does.
+    assert choose(monkeypatch, known, is_over=True) == Chosen(4, 4, None, True)
 
 
 def test_where_no_known_plan_fits_the_nearest_number_is_left_to_a_search(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,8 @@ def test_what_has_no_room_or_no_time_is_told_before_tables_are_made(monkeypatch)
     monkeypatch.setattr(relaxed, "elements", None)
     with pytest.raises(ValueError, match=r"not done after 1e-06 s and 0 plans"):
         search("exhaustive", evaluator(GRAPHS["one"], ON["two"]), Budget(seconds=1e-6))
+    with pytest.raises(ValueError, match=r"not done after 3 s and 0 plans"):
+        search("exhaustive", evaluator(GRAPHS["one"], ON["two"]), Budget(seconds=1e-6, before=3.0))
     monkeypatch.setattr(exhaustive, "MOST_ENTRIES", 10)
     with pytest.raises(ValueError, match=r"has \d+ plans on 2 processors, more than its bounds have room for"):
         search("exhaustive", evaluator(GRAPHS["one"], ON["two"]))

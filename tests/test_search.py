@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.launch import models
+from castile.planner import budget as budgets
 from castile.planner import search as searching
 from castile.planner.budget import Budget
 from castile.planner.cost import CostModel
@@ -203,7 +204,7 @@ def test_a_budget_that_is_none_is_refused(text):
 def test_a_budget_of_seconds_ends(monkeypatch):
     """By a clock of its own, a tenth of a second for each look at it: how fast this machine is makes no difference."""
     ticks = itertools.count()
-    monkeypatch.setattr(searching, "time", SimpleNamespace(perf_counter=lambda: next(ticks) / 10))
+    monkeypatch.setattr(budgets, "time", SimpleNamespace(perf_counter=lambda: next(ticks) / 10))
     short, long = (search("mcmc", evaluator(GRAPHS["two"], machine(2)), budget) for budget in ("5s", "10s"))
     assert 5 <= short.elapsed_seconds < 6 and 10 <= long.elapsed_seconds < 11
     assert 0 < short.num_proposals < long.num_proposals

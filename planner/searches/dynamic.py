@@ -9,7 +9,9 @@ the simulator chooses.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
+from itertools import takewhile
 from math import prod
 
 import numpy as np
@@ -37,6 +39,12 @@ MOST_ENTRIES = 2**21
 def search(run: Run) -> None:
     """The optima among more and more Configs of each node, until there are no more or the budget is spent."""
     run.settle()
+    # Without time for its tables there is no optimum.
+    with suppress(_Late):
+        _rounds(run)
+
+
+def _rounds(run: Run) -> None:
     model, num_procs, before = Additive(run.lowering, run.evaluator.cost), run.lowering.machine.num_procs, 0
     for most in ROUNDS:
         tables = _affordable(run, model, max(LEAST, most * FEW_PROCS // max(FEW_PROCS, num_procs)))
@@ -44,25 +52,34 @@ def search(run: Run) -> None:
             continue
         before = tables.num_configs
         for sync, move in WEIGHTS:
-            run.propose(tables.optimum(sync, move, lambda: run.spent >= 1))
+            run.propose(tables.optimum(sync, move))
             if run.spent >= 1:
                 return
+
+
+class _Late(Exception):
+    """No time is left."""
 
 
 def _affordable(run: Run, model: Additive, most: int) -> Tables:
     """Tables of at most so many Configs a node, fewer where elimination could not hold what they need."""
     while True:
-        tables = Tables(model, choices(run, model, most))
+        tables = Tables(model, choices(run, model, most), lambda: run.spent >= 1)
         if most <= LEAST or tables.num_entries <= MOST_ENTRIES:
             return tables
         most = most * 3 // 4
 
 
 class Tables:
-    """The Configs of each node, by name, and what is known of their prices; nodes alike in both share them."""
+    """The Configs of each node, by name, and what is known of their prices; nodes alike in both share them.
 
-    def __init__(self, model: Additive, choices: Mapping[str, Sequence[Config]]) -> None:
-        self.model, self.names = model, list(model.steps)
+    spent   asked before each table is filled: once it says so none is
+    """
+
+    def __init__(
+        self, model: Additive, choices: Mapping[str, Sequence[Config]], spent: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.model, self.names, self.spent = model, list(model.steps), spent
         number = {name: n for n, name in enumerate(self.names)}
         self.scopes: list[Scope] = [(number[a], number[b]) for a, b in (edge.nodes for edge in model.edges)]
         self.configs = [choices[name] for name in self.names]
@@ -75,6 +92,7 @@ class Tables:
         found: dict[Hashable, np.ndarray] = {}
         for key, edge, (a, b) in zip(self.keys, self.model.edges, self.scopes, strict=True):
             if key not in found:
+                self._refuse_late()
                 found[key] = least(self.model, edge, self.configs[a], self.configs[b])
         return found
 
@@ -86,8 +104,15 @@ class Tables:
     @cached_property
     def work(self) -> list[np.ndarray]:
         """By node, [C]: the work of each Config."""
-        rows = zip(self.names, self.configs, strict=True)
-        return [np.array([self.model.work(name, config) for config in configs], np.int64) for name, configs in rows]
+        return [self._work(name, configs) for name, configs in zip(self.names, self.configs, strict=True)]
+
+    def _work(self, name: str, configs: Sequence[Config]) -> np.ndarray:
+        self._refuse_late()
+        return np.array([self.model.work(name, config) for config in configs], np.int64)
+
+    def _refuse_late(self) -> None:
+        if self.spent():
+            raise _Late
 
     @cached_property
     def own(self) -> list[Hashable]:
@@ -108,8 +133,8 @@ class Tables:
         """Of all tables that elimination fills."""
         return filled([len(configs) for configs in self.configs], self.scopes, self.order)
 
-    def optimum(self, sync: int, move: int, spent: Callable[[], bool] = lambda: False) -> dict[str, Config]:
-        """The plan of the least price, with transfers weighed so; once `spent`, the best as far as is known.
+    def optimum(self, sync: int, move: int) -> dict[str, Config]:
+        """The plan of the least price, with transfers weighed so; once all is spent, the best as far as is known.
 
         sync   the weight of transfers that one Config decides;  move: of those between two nodes
         """
@@ -119,25 +144,25 @@ class Tables:
             weighed = {key: move * table for key, table in self.moves.items()}
             pairs = [(scope, weighed[key]) for scope, key in zip(self.scopes, self.keys, strict=True)]
             point, _ = minimise([*nodes, *pairs], self.order)
-            if not self._price(point, spent) or spent():
+            if not self._price(point) or self.spent():
                 return {name: self.configs[n][point[n]] for n, name in enumerate(self.names)}
 
-    def _price(self, point: Sequence[int], spent: Callable[[], bool]) -> bool:
+    def _price(self, point: Sequence[int]) -> bool:
         """Price what a plan uses, as far as the budget goes; whether anything was not priced before."""
         news = False
         for name, key, configs, i in zip(self.names, self.own, self.configs, point, strict=True):
-            if self.sync[key][i] < 0 and not (news and spent()):
+            if self.sync[key][i] < 0 and not (news and self.spent()):
                 news, self.sync[key][i] = True, self.model.sync(name, configs[i])
         for number, (a, b) in enumerate(self.scopes):
             i, j = point[a], point[b]
             moves, known = self.moves[self.keys[number]], self.known[self.keys[number]]
-            if known[i, j] or (news and spent()):
+            if known[i, j] or (news and self.spent()):
                 continue
             news, bound = True, moves[i, j]
             self._set(number, i, j)
             if moves[i, j] < bound:
                 # This bound is none, so none of its table is trusted.
-                for i, j in np.argwhere(~known).tolist():
+                for i, j in takewhile(lambda _: not self.spent(), np.argwhere(~known).tolist()):
                     self._set(number, i, j)
         return news
 

@@ -6,7 +6,7 @@ It does not know moves: its result is the best plan of the space, updates and ac
 from __future__ import annotations
 
 from functools import partial
-from math import log10, prod
+from math import inf, log10, prod
 
 import numpy as np
 
@@ -112,8 +112,9 @@ class Descent:
 
 
 def _refuse_late(run: Run) -> None:
-    if run.budget.is_over() or (run.budget.seconds is not None and run.spent > 1):
-        seconds = run.elapsed_seconds if run.budget.is_over() else run.budget.seconds
+    if run.budget.is_over():
+        # What others left of a time is not what was given.
+        seconds = run.budget.before + min(run.elapsed_seconds, run.budget.seconds or inf)
         raise ValueError(
             f"exhaustive search: not done after {seconds:.3g} s and {run.num_proposals:,} plans: use "
             "--search mcmc, or raise --budget"

@@ -26,7 +26,8 @@ def search(run: Run) -> None:
     """Walks from the best of the seeds, the best of them coldest, until the budget is spent."""
     best = sorted(run.seeds.values(), key=lambda seed: seed.energy)
     current = [best[min(n, len(best) - 1)] for n in range(len(LADDER))]
-    with Crew(run.evaluator, min(run.num_processes, len(LADDER)), run.pins) as crew:
+    num_processes = min(run.num_processes, len(LADDER))
+    with Crew(run.evaluator, num_processes, run.pins, run.budget.is_over) as crew:
         while run.spent < 1:
             legs = [
                 Leg(found.strategy.configs, heat, count, run.rng.getrandbits(32))
@@ -46,11 +47,11 @@ def _counts(run: Run) -> list[int]:
 
 
 def _told(run: Run, walked: Walked) -> Evaluated:
-    """Where a walk has come to; what it met counts as proposed."""
-    microbatches = run.lowering.microbatches
-    best = [run.evaluator.evaluate(Strategy(configs, microbatches)) for configs in walked.best]
-    run.adopt(walked.num_proposals, best)
-    return run.evaluator.evaluate(Strategy(walked.configs, microbatches))
+    """Where a walk has come to; what it met counts as proposed. Without time left only the best of that is seen."""
+    microbatches, is_late = run.lowering.microbatches, run.spent >= 1
+    seen = walked.best[:1] if is_late else walked.best
+    run.adopt(walked.num_proposals, [run.evaluator.evaluate(Strategy(configs, microbatches)) for configs in seen])
+    return run.best if is_late else run.evaluator.evaluate(Strategy(walked.configs, microbatches))
 
 
 def _exchange(current: list[Evaluated], scale: float, draw: Callable[[], float]) -> None:

@@ -1,0 +1,86 @@
+"""Times that searches are given are kept, whatever takes them, by a clock that goes on with the work that is done."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from itertools import product
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from castile.launch.__main__ import main
+from castile.planner import budget, relaxed
+from castile.planner import search as searching
+from castile.planner.additive import Additive
+from castile.planner.evaluator import Evaluator
+from castile.planner.fronts import NUM_LIMITS
+from castile.planner.settling import SETTLING
+from castile.planner.sizes import SIZES
+from castile.planner.sketch.sketch import Sketch
+
+MODEL = "mlp:layers=1,width=16"
+# Seconds of simulating a plan, of a price between two nodes or of one, and of a proposal to a sketch.
+PLAN, PRICE, STEP = 1.0, 0.02, 1e-5
+
+
+class Watch:
+    """A clock that goes on while plans are simulated, prices found and sketches walked through, at no other time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self._lock = 100.0, threading.Lock()
+        monkeypatch.setattr(budget, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        for owner, name, seconds in (
+            (Evaluator, "_seen_through", PLAN),
+            (Additive, "moves", PRICE),
+            (Additive, "lasts", PRICE),
+            (relaxed, "elements", PRICE),
+        ):
+            monkeypatch.setattr(owner, name, self._counted(getattr(owner, name), lambda *_, each=seconds: each))
+        trail = self._counted(Sketch.trail, lambda _, plan, draws, *__: STEP * len(draws))
+        monkeypatch.setattr(Sketch, "trail", trail)
+
+    def _counted(self, of: Callable[..., Any], seconds: Callable[..., float]) -> Callable[..., Any]:
+        def counted(*given: Any) -> Any:
+            with self._lock:
+                self.now += seconds(*given)
+            return of(*given)
+
+        return counted
+
+
+MORE = (("--front",), ("--accumulate", "2"), ("--objective", "memory"))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [*((name, ()) for name in searching.available()), *product(("mcmc", "random", "dynamic"), MORE)]
+)
+@pytest.mark.parametrize("seconds", [0.5, 20.0])
+def test_a_time_is_kept_but_for_one_plan_and_what_every_search_looks_at(
+    seconds: float,
+    name: str,
+    words: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watch = Watch(monkeypatch)
+    began = watch.now
+    given = ["plan", MODEL, "--machine", "dgx-h100:nodes=1", "--search", name, "--budget", f"{seconds}s", *words]
+    status = main([*given, "--json"])
+    told, passed = capsys.readouterr(), watch.now - began
+    # Data parallelism is looked at with buckets of every size, and what is told of a plan is found once more.
+    num_plans = 1 + (1 + len(SIZES)) + 1
+    if status:
+        assert name == "exhaustive" and f"not done after {seconds:.3g} s" in told.err
+        assert passed <= seconds + PLAN
+        return
+    facts = json.loads(told.out)
+    if "front" in facts:
+        # Each of its searches may be late by a plan, and of each point it is told where everything lies.
+        num_plans += NUM_LIMITS + 2 + len(facts["front"])
+    assert facts["elapsed_seconds"] <= passed <= (1 + SETTLING) * seconds + PLAN * num_plans
+    is_known_plan = searching.find(name).BUDGET == "1"
+    if not is_known_plan and "memory" not in words:
+        assert all(facts["found"]["step_seconds"] <= known["step_seconds"] for known in facts["seeds"].values())
