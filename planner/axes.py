@@ -92,7 +92,8 @@ def _operand(part: str, text: str, frozen: set[str]) -> Operand:
     dims = []
     for merged, leading, name, other in _TOKEN.findall(part.removeprefix("*")):
         if other:
-            raise ValueError(f"axis line {text!r}: {other!r} is not understood")
+            hint = "; give a name to a dim of one element too" if other == "1" else ""
+            raise ValueError(f"axis line {text!r}: {other!r} is not understood{hint}")
         names = tuple((leading or merged or name).split())
         bare = tuple(n.rstrip("!") for n in names)
         frozen.update(n.rstrip("!") for n in names if n.endswith("!"))

@@ -51,6 +51,7 @@ def test_results_may_bear_derived_axes():
     [
         ("b i", [(2, 3)], "no '->'"),
         ("b ? -> b", [(2, 3)], "'\\?' is not understood"),
+        ("b -> b 1", [(2,)], "'1' is not understood; give a name to a dim of one element too"),
         ("b -> b b", [(2,)], "twice in a result"),
         ("b, b -> b", [(2,)], "layer: takes 2 operands, got 1"),
         ("b, b -> b", [(2,), (3,)], "layer: axis b=2 does not fit an operand dim of length 3"),

@@ -32,5 +32,7 @@ def layer_reshape(c: Canvas) -> Tensor | None:
         letters = "a b" if len(x.shape) == 3 else "a"
         texts.append(f"{letters} (e f) -> {letters} e f")
         sizes[texts[-1]] = {"f": c.draw(st.sampled_from(inner))}
+        texts.append(f"{letters} e -> {letters} e one")
+        sizes[texts[-1]] = {"one": 1}
     text = c.draw(st.sampled_from(texts))
     return c.graph.reshape(c.name("reshape"), x, text, **sizes.get(text, {}))

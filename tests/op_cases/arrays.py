@@ -20,6 +20,8 @@ def cases_reshape(rng):
     yield case(Reshape("b (c h w) -> b c h w", (("c", 3), ("h", 2))), (x.reshape(5, 24), "b d"))
     yield case(Reshape("(b s) d -> b s d", (("s", 3),)), (x.reshape(15, 8), "t d"))
     yield case(Reshape("... (h d) -> ... h d", (("d", 2),)), (x, "b c h w"))
+    yield case(Reshape("b c h w -> b (c h) o w", (("o", 1),)), (x, "b c h w"))
+    yield case(Reshape("b c h w -> b c h (w o)", (("o", 1),)), (x, "b c h w"))
 
 
 def cases_fetch(rng):
