@@ -191,8 +191,10 @@ def together(tasks: TaskGraph, groups: Sequence[Sequence[int]]) -> Contracted:
         return Contracted(tasks, c.number)
     of_number = {int(c.number[group[-1]]): group for group in groups}
     keys = {key: n for n, key in enumerate(tasks.cost_keys)}
-    cost = tasks.cost[c.kept]
+    cost, private = tasks.cost[c.kept], tasks.private_bytes[c.kept]
     for number, group in of_number.items():
+        # What a kernel works in it has for one after the other.
+        private[number] = tasks.private_bytes[np.array(group)].max()
         key = _key([tasks.cost_keys[tasks.cost[task]] for task in group])
         cost[number] = keys.setdefault(key, len(keys))
     use_ptr, uses = compressed(np.repeat(c.number, np.diff(tasks.use_ptr)), tasks.uses, len(c.kept))
@@ -205,8 +207,7 @@ def together(tasks: TaskGraph, groups: Sequence[Sequence[int]]) -> Contracted:
 
     graph = replace(
         tasks, **c.fields(), cost=cost, cost_keys=tuple(keys), use_ptr=use_ptr, uses=uses,
-        buffer_first=np.where(first < 0, -1, c.number[first]), private_bytes=tasks.private_bytes[c.kept],
-        tasks=Lazy(task, len(c.kept)),
+        buffer_first=np.where(first < 0, -1, c.number[first]), private_bytes=private, tasks=Lazy(task, len(c.kept)),
     )  # fmt: skip
     return Contracted(graph, c.number)
 
@@ -239,5 +240,6 @@ def _one(number: int, each: Sequence[Task]) -> Task:
         views += task.views
     first = each[0].body.calls[0]
     made = first.outs if vocabulary.sums_many(first.kernel) else tuple(outs)
-    body = Body((replace(first, args=tuple(args), outs=made),))
+    most = max((task.body.calls[0] for task in each), key=lambda call: call.scratch_bytes)
+    body = Body((replace(most, args=tuple(args), outs=made),))
     return Task(number, name, each[0].kind, each[0].procs, tuple(views), body)

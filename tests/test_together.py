@@ -37,7 +37,7 @@ from tests.late import device
 from tests.named_plans import links
 from tests.strategies import Problem, strategies, whole_on
 from tests.test_folding import check_plan
-from tests.test_kernels import dense, several, stepped, unwritten
+from tests.test_kernels import dense, scratch_of, several, stepped, unwritten
 from tests.test_mixed import NARROW, same
 from tests.training import SGD, train
 
@@ -60,7 +60,7 @@ def check_each(table: Table, name: str, case: Case, place: object, adds: bool = 
         args, params = tuple(map(place, one[0])), one[1]  # type: ignore[call-overload]
         made = several(definitions()[name](*args, **params))
         outs = tuple(place(np.full_like(x, np.pi) if adds else unwritten(x)) for x in made)  # type: ignore[operator]
-        table.bind(name, args, outs, params, None, adds)()
+        table.bind(name, args, outs, params, scratch_of(name, args, params, adds), adds)()
         return list(outs)
 
     apart = [out for one in one_by_one(name, case) for out in made(one)]
@@ -146,7 +146,7 @@ def test_in_16_bits_what_is_put_together_leaves_the_same_bits(num_procs: int, na
     same(*each)
     apart, found = (num_tasks(one.prepared.tasks) for one in each)
     assert apart["fetch"] == len(graph.params) * num_procs and found["fetch"] == num_procs
-    assert found[name] == (apart[name] if name == "adafactor" else num_procs)
+    assert found[name] == num_procs < apart[name]
     assert found["clip"] == found["square_sum"] == (num_procs if apart["clip"] else 0)
     if dtype == "float16":
         assert each[0].carried[TAKEN] == 3

@@ -126,6 +126,21 @@ def of(name: str, *shapes: tuple[int, ...], dtype: str = "bfloat16", **params: f
     return launches(made)
 
 
+def test_adafactor_of_many_parameters_takes_few_launches() -> None:
+    """A task's sixteen, as those of two layers: what they need in one pass is one launch to three."""
+    shapes = [(768,), (768, 768), (768,), (3072, 768), (3072,), (768, 3072), (768,), (768, 768)] * 2
+    settings = {"beta2_decay": -0.8, "eps1": 1e-7, "eps2": 1e-3, "clip": 1.0, "decay": 0.1}
+
+    def taken(some: list[tuple[int, ...]]) -> list:
+        arrays = [(shape, shape, shape[: len(shape) - 1] or shape, shape[-1:], (), ()) for shape in some]
+        return of("adafactor", *(one for each in arrays for one in each), dtype="float32", **settings)
+
+    apart, together = sum(len(taken([shape])) for shape in shapes), taken(shapes)
+    assert 6 * len(together) < apart
+    for launch in together:
+        fits(compiled(launch, 90))
+
+
 def test_casts_of_many_parameters_read_and_write_vectors() -> None:
     outs = tuple(array(shape, "bfloat16") for shape in BLOCK)
     made = plan("copy", outs, (tuple(array(shape, "float32") for shape in BLOCK), {}))

@@ -14,13 +14,39 @@ from castile.kernels.form import prepares
 from castile.kernels.numpy.jit import compiled
 from castile.kernels.numpy.optimizer import guarding, moves
 from castile.kernels.numpy.views import Scratch, chain, flat, merge, outer
+from castile.kernels.reference.optimizer import adafactor as definition
 
 Call = Callable[[], Any]
 
 
 @prepares
 def adafactor(
-    out: tuple[np.ndarray, np.ndarray, np.ndarray],
+    out: tuple[np.ndarray, ...],
+    w: np.ndarray,
+    g: np.ndarray,
+    rows: np.ndarray,
+    columns: np.ndarray,
+    lr: np.ndarray,
+    step: np.ndarray,
+    *more: np.ndarray,
+    beta2_decay: float,
+    eps1: float,
+    eps2: float,
+    clip: float,
+    decay: float,
+    scratch: np.ndarray,
+    guarded: bool = False,
+) -> Call:
+    """See the definition. In place."""
+    arrays = w, g, rows, columns, lr, step, *more
+    length = len(arrays) * 3 // len(out)
+    settings = (beta2_decay, eps1, eps2, clip, decay)
+    each = [(out[3 * n :][:3], arrays[length * n :][:length]) for n in range(len(out) // 3)]
+    return chain([_one(made, *given, settings=settings, scratch=scratch) for made, given in each])
+
+
+def _one(
+    out: tuple[np.ndarray, ...],
     w: np.ndarray,
     g: np.ndarray,
     rows: np.ndarray,
@@ -28,17 +54,16 @@ def adafactor(
     lr: np.ndarray,
     step: np.ndarray,
     *guard: np.ndarray,
-    beta2_decay: float,
-    eps1: float,
-    eps2: float,
-    clip: float,
-    decay: float,
+    settings: tuple[float, ...],
     scratch: np.ndarray,
-) -> Call | None:
-    """See the definition. In place."""
+) -> Call:
+    """The update of one parameter, by the definition where an array's last dim is not dense, or a step is uneven."""
+    beta2_decay, eps1, eps2, clip, decay = settings
     pieces = _matrices(*_at_least_matrix(out[0], g, *out[1:]))
     if pieces is None:
-        return None
+        words = {"beta2_decay": beta2_decay, "eps1": eps1, "eps2": eps2, "clip": clip, "decay": decay}
+        defined = partial(definition, w, g, rows, columns, lr, step, *guard, **words, guarded=bool(guard))
+        return partial(_take, out, defined)
     places = Scratch(scratch)
     totals, sums = places.take((2,), np.dtype("float64")), places.take(columns.shape[-1:] or (1,), np.dtype("float64"))
     count, rate, vector = step.reshape(1), lr.reshape(1), w.ndim < 2
@@ -47,6 +72,11 @@ def adafactor(
     moving = [partial(_step, *piece, totals, *ends) for piece in pieces]
     work = chain([partial(totals.fill, 0), *measure, *moving])
     return chain([*moves(out, (w, rows, columns)), guarding(work, *guard)])
+
+
+def _take(out: tuple[np.ndarray, ...], give: Callable[[], tuple[np.ndarray, ...]]) -> None:
+    for to, made in zip(out, give(), strict=True):
+        np.copyto(to, made)
 
 
 def _at_least_matrix(w: np.ndarray, g: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -107,21 +107,22 @@ def adafactor(
     columns: np.ndarray,
     lr: np.ndarray,
     step: np.ndarray,
-    *guard: np.ndarray,
+    *more: np.ndarray,
     beta2_decay: float,
     eps1: float,
     eps2: float,
     clip: float,
     decay: float,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    guarded: bool = False,
+) -> Arrays:
     """One step of Adafactor (Shazeer and Stern 2018) as PyTorch defines it -> new w, new rows, new columns.
 
     rows [...,r] and columns [...,c] are mean squares of gradients over the columns and rows of the matrices that the
     last two dims of w [...,r,c] make. Of a vector w [c] columns [c] are the squares themselves, and rows [c] stay as
-    they are. lr and step [], which counts from 1. guard: none, or one number [].
+    they are. lr and step [], which counts from 1. more: the same arrays of further parameters, whose results follow.
     """
-    if guard and not guard[0] > 0:
-        return w, rows, columns
+    again = partial(adafactor, beta2_decay=beta2_decay, eps1=eps1, eps2=eps2, clip=clip, decay=decay)
+    before = w, rows, columns
     real, count = w.dtype.type, float(step)
     share, left = real(count**beta2_decay), real(1 - count**beta2_decay)
     rate = max(eps2, float(np.sqrt(_mean(w * w)))) * min(float(lr), count**-0.5)
@@ -135,7 +136,8 @@ def adafactor(
         squares = (rows / mean)[..., None] * columns[..., None, :]
     move = g / np.sqrt(np.maximum(squares, real(eps1 * eps1)))
     longest = max(1.0, float(np.sqrt(_mean(move * move))) / clip)
-    return np.array(real(1 - float(lr) * decay) * w - real(rate / longest) * move), np.array(rows), np.array(columns)
+    w = np.array(real(1 - float(lr) * decay) * w - real(rate / longest) * move)
+    return _with_others((w, np.array(rows), np.array(columns)), before, again, more, guarded)
 
 
 def _mean(x: np.ndarray, dim: int | None = None) -> np.ndarray:

@@ -1,12 +1,13 @@
 """The update of Adafactor: squares of the gradient by row and by column, the length of the step, the step.
 
 It knows no schedule of learning rates. Working memory holds what is smaller than the parameter, in float32: its
-matrices are read anew by each pass.
+matrices are read anew by each pass. What parameters need in the same pass is one launch.
 """
 
 from math import prod
 from typing import Any
 
+from castile.kernels.triton.beside import beside
 from castile.kernels.triton.launch import Plan, Room, in_turn, planned, takes
 from castile.kernels.triton.lines import Text, each, folded, packed, text
 from castile.kernels.triton.several import guarding
@@ -30,7 +31,35 @@ _STEPPED = "(1.0 - lr * decay) * w - rate * (g / sqrt(squares))"
 
 @planned
 def adafactor(
-    out: tuple[Any, Any, Any],
+    out: tuple[Any, ...],
+    w: Any,
+    g: Any,
+    rows: Any,
+    columns: Any,
+    lr: Any,
+    step: Any,
+    *more: Any,
+    beta2_decay: float,
+    eps1: float,
+    eps2: float,
+    clip: float,
+    decay: float,
+    guarded: bool = False,
+) -> Plan | None:
+    """See the definition. In place."""
+    arrays = w, g, rows, columns, lr, step, *more
+    length = len(arrays) * 3 // len(out)
+    each = [(out[3 * n :][:3], arrays[length * n :][:length]) for n in range(len(out) // 3)]
+    if not takes(*out, *arrays) or not all(one[0].size for one, _ in each):
+        return None
+    settings = beta2_decay, eps1, eps2, clip, decay
+    passes = [_passes(one, *given, settings=settings) for one, given in each]
+    rounds = [plans for row in zip(*passes, strict=True) if (plans := [plan for plans in row for plan in plans])]
+    return in_turn(*map(beside, rounds), chooses=len(rounds) - 1)
+
+
+def _passes(
+    out: tuple[Any, ...],
     w: Any,
     g: Any,
     rows: Any,
@@ -38,15 +67,10 @@ def adafactor(
     lr: Any,
     step: Any,
     *guard: Any,
-    beta2_decay: float,
-    eps1: float,
-    eps2: float,
-    clip: float,
-    decay: float,
-) -> Plan | None:
-    """See the definition. In place."""
-    if not takes(*out, w, g, rows, columns, lr, step, *guard) or not w.size:
-        return None
+    settings: tuple[float, ...],
+) -> list[list[Plan]]:
+    """The update of one parameter, as passes of which each needs those before; what is in one needs nothing of it."""
+    beta2_decay, eps1, eps2, clip, decay = settings
     shape = tuple(w.shape)
     size, length, numbers = _held(()), _held(()), tuple(map(view, (step, *guard)))
     made = _vector if len(shape) < 2 else _matrices
@@ -57,17 +81,17 @@ def adafactor(
     meets = f"squares = maximum({squares}, least)"
     xs = [view(g), *(broadcast(one, shape) for one in state)]
     far = Text(names, _CONSTANTS[:3], (meets,), ("g * g / squares * share",))
-    before.append(folded(far, [length], xs, tuple(range(len(shape))), {c: constants[c] for c in far.constants}))
+    measured = _folded(far, [length], xs, tuple(range(len(shape))), {c: constants[c] for c in far.constants})
     scalars = (broadcast(one, shape) for one in (size, length, view(lr), *numbers))
     what = Text(("w", *names, "size", "length", "lr", "step"), _CONSTANTS, (meets, *_RATE), (_STEPPED,))
     last = each(guarding(what, ("w",), bool(guard)), [view(out[0])], [view(w), *xs, *scalars], constants)
-    return in_turn(*before, last, chooses=len(before))
+    return [*before, [measured], [last]]
 
 
 def _vector(
     out: tuple[Any, ...], w: Any, g: Any, rows: Any, columns: Any, numbers: tuple[View, ...], power: float, size: View
-) -> tuple[list[Plan], list[View]]:
-    """What renews the state of a vector and finds its mean square, and the squares as the step meets them.
+) -> tuple[list[list[Plan]], list[View]]:
+    """Passes that renew the state of a vector and find its mean square, and the squares as the step meets them.
 
     numbers: that of the step, and a guard where there is one.
     """
@@ -76,32 +100,39 @@ def _vector(
     xs = [view(columns), view(g), view(rows), *(broadcast(one, shape) for one in numbers)]
     what = guarding(_VECTOR, ("old",), len(numbers) > 1)
     renewed = each(what, [view(out[2]), new, view(out[1])], xs, {"power": power, "share": 1.0})
-    measured = folded(_MEAN_SQUARE, [size], [view(w)], tuple(range(len(shape))), {"share": 1 / w.size})
-    return [renewed, measured], [new]
+    measured = _folded(_MEAN_SQUARE, [size], [view(w)], tuple(range(len(shape))), {"share": 1 / w.size})
+    return [[renewed, measured], [], []], [new]
 
 
 def _matrices(
     out: tuple[Any, ...], w: Any, g: Any, rows: Any, columns: Any, numbers: tuple[View, ...], power: float, size: View
-) -> tuple[list[Plan], list[View]]:
+) -> tuple[list[list[Plan]], list[View]]:
     """As `_vector`, of matrices: the squares of columns and of rows, and the mean of those."""
     *lead, height, width = w.shape
     across, own, new_rows = (_held((*lead, height)) for _ in range(3))
     down, new_columns = (_held((*lead, width)) for _ in range(2))
     mean = _held(tuple(lead))
     what = guarding(_STATE, ("old",), len(numbers) > 1)
-    plans = [
-        folded(_SQUARES, [across, own], [view(g), view(w)], (-1,), {}),
-        folded(_SQUARE, [down], [view(g)], (-2,), {}),
+    sums = [
+        _folded(_SQUARES, [across, own], [view(g), view(w)], (-1,), {}),
+        _folded(_SQUARE, [down], [view(g)], (-2,), {}),
     ]
+    means = [_folded(_MEAN, [size], [own], tuple(range(len(lead) + 1)), {"share": 1 / w.size})]
     for kept, new, old, square, num in (
         (out[1], new_rows, rows, across, width),
         (out[2], new_columns, columns, down, height),
     ):
         xs = [view(old), square, *(broadcast(one, square.shape) for one in numbers)]
-        plans.append(each(what, [view(kept), new], xs, {"power": power, "share": 1 / num}))
-    plans.append(folded(_MEAN, [mean], [new_rows], (-1,), {"share": 1 / height}))
-    plans.append(folded(_MEAN, [size], [own], tuple(range(len(lead) + 1)), {"share": 1 / w.size}))
-    return plans, [_apart(new_columns, -2), _apart(new_rows, -1), _apart(_apart(mean, -1), -1)]
+        means.append(each(what, [view(kept), new], xs, {"power": power, "share": 1 / num}))
+    whole = _folded(_MEAN, [mean], [new_rows], (-1,), {"share": 1 / height})
+    return [sums, means, [whole]], [_apart(new_columns, -2), _apart(new_rows, -1), _apart(_apart(mean, -1), -1)]
+
+
+def _folded(what: Text, outs: list[View], xs: list[View], dims: Shape, constants: dict[str, float]) -> Plan:
+    """As `folded`, with eight elements a thread: of more the masks of kernels that are put together leave registers."""
+    plan = folded(what, outs, xs, dims, constants)
+    down, across, warps, stages = plan.settings[0]
+    return plan._replace(settings=((down // 2, across, warps, stages),))
 
 
 def _held(shape: Shape) -> View:

@@ -370,7 +370,7 @@ def kernel_of(
 ) -> Any:
     """The kernel of a template: lines of `parts` where a line of it names them alone, `words` within its lines.
 
-    It may call `functions`, and what else is `known`.
+    It may call `functions`, and what else is `known`. These are its `made_of`.
     """
     lines: list[str] = []
     for line in template.strip().splitlines():
@@ -387,4 +387,6 @@ def kernel_of(
     names |= {key: value for key, value in vars(functions).items() if not key.startswith("_")}
     assert all(word in names for word in FUNCTIONS)
     exec(compile(body, file, "exec"), names)
-    return triton.jit(names[name])
+    made = triton.jit(names[name])
+    made.made_of = template, parts, words, known
+    return made

@@ -59,7 +59,8 @@ class Adafactor(Optimizer):
         return Box((0,) * len(part.whole(operand)), part.whole(operand))
 
     def forward(self, k, w, g, rows, columns, lr, step, *guard, at):
-        settings = dict(self.settings) | {"eps1": self.eps1 or float(np.finfo(w.dtype).eps)}
+        eps1 = self.eps1 or float(np.finfo(w.dtype).eps)
+        settings = dict(self.settings) | {"eps1": eps1, "guarded": bool(guard)}
         made = k.adafactor(w, g, rows, columns, lr, step, *guard, **settings)
         own = at.writes(0)
         if own.shape == w.shape:

@@ -81,11 +81,11 @@ def _check_guard(who: str, *guard: Spec) -> None:
 
 
 def _adafactor_working(outs: Results, accumulate: bool, *args: Spec, **settings: float) -> int:
-    """Two totals, and a sum for each column in float64."""
-    return ALIGNMENT + 8 * prod(outs[2].shape[-1:])
+    """Two totals, and a sum for each column in float64: of one parameter after the other."""
+    return ALIGNMENT + 8 * max(prod(columns.shape[-1:]) for columns in outs[2::3])
 
 
-@kernel(working=_adafactor_working)
+@kernel(many=True, working=_adafactor_working)
 def adafactor(
     w: Spec,
     g: Spec,
@@ -93,18 +93,18 @@ def adafactor(
     columns: Spec,
     lr: Spec,
     step: Spec,
-    *guard: Spec,
+    *more: Spec,
     beta2_decay: float,
     eps1: float,
     eps2: float,
     clip: float,
     decay: float,
+    guarded: bool = False,
 ) -> Results:
-    """w, rows, columns."""
+    """w, rows, columns, and those of further parameters."""
     like("adafactor", w=w, g=g)
     like("adafactor", rows=rows, expected=Spec(w.shape[:-1] if len(w.shape) > 1 else w.shape, w.dtype))
     like("adafactor", columns=columns, expected=Spec(w.shape[:-2] + w.shape[-1:], w.dtype))
     like("adafactor", lr=lr, step=step, scalar=Spec((), w.dtype))
-    if guard:
-        _check_guard("adafactor", *guard)
-    return w, rows, columns
+    again = partial(adafactor, beta2_decay=beta2_decay, eps1=eps1, eps2=eps2, clip=clip, decay=decay)
+    return w, rows, columns, *_others("adafactor", again, more, guarded)
