@@ -279,7 +279,7 @@ class Additive:
 
     def _priced_as(self, step: Step) -> int:
         dtypes = self.program.dtypes
-        ports = tuple([(p.role, p.index, p.cut, dtypes[p.region]) for p in (*step.inputs, *step.outputs)])
+        ports = tuple([(p.role, p.index, p.cut, p.begin, dtypes[p.region]) for p in (*step.inputs, *step.outputs)])
         op, a = step.node.op, step.node.alignment
         shape = (op.name, op.cost_settings, tuple(a.extents.items()), a.operands, a.results, a.frozen)
         return self._number("step", shape, step.which, step.axis, step.micro, ports)

@@ -18,6 +18,7 @@ from castile.planner.cost import CostModel
 from castile.planner.lower import Lowering
 from castile.planner.op import Op, Part
 from castile.planner.program import Port, Program, Step
+from castile.planner.recordings import place_counts
 from castile.planner.search import Evaluator
 from castile.planner.space import space_of
 from castile.planner.strategy import Strategy
@@ -150,7 +151,7 @@ class _ByFigures(_Known):
         """Of each port that every split touches at least as much: the bytes of the whole, the least of a part."""
         free, piece = _free(step), whole.parts[0]
         # A body that asks which part it computes may leave an operand to others.
-        every = "at" not in step.node.op.asks(step.which)
+        every = not place_counts(step)
         found = []
         for port, box in zip((*step.inputs, *step.outputs), (*piece.inputs, *piece.outputs), strict=True):
             # Where a hook says what is read, parts may leave gaps between them.
@@ -183,13 +184,13 @@ def _longest_chain(program: Program, known: _Known) -> int:
 
 def _is_hooked(step: Step, port: Port) -> bool:
     """Whether the operator's own hook, not its axis line, says which box a part touches."""
-    is_operand = port.role in ("x", "dx")
-    return is_operand and type(step.node.op).reads is not Op.reads and not _operand(step, port).param
+    return port.of_operand and type(step.node.op).reads is not Op.reads and not _operand(step, port).param
 
 
 def _is_always_read(step: Step, port: Port) -> bool:
     """Whether every part, however small, reads something through a port: so the first and the last of each axis do."""
-    if _operand(step, port).param:
+    # What is added to only the first of those read that give the same piece.
+    if _operand(step, port).param or port.role == "onto":
         return False
     if not _is_hooked(step, port):
         return True
@@ -225,7 +226,7 @@ def _fits(step: Step, split: dict[str, int]) -> bool:
 
 def _operand(step: Step, port: Port) -> Operand:
     a = step.node.alignment
-    return (a.operands if port.role in ("x", "dx") else a.results)[port.index]
+    return (a.operands if port.of_operand else a.results)[port.index]
 
 
 def _best(processors: Sequence[Processor]) -> Processor:

@@ -65,7 +65,7 @@ def collapsed(steps: Sequence[Step], results: Iterable[Symbol | None]) -> list[S
     if len(steps) < 2:
         return list(steps)
     kept = set(results)
-    return _before_norms(_after_products(_in_lines(steps, kept), kept), kept)
+    return _onto(_before_norms(_after_products(_in_lines(steps, kept), kept), kept), kept)
 
 
 def _in_lines(steps: Sequence[Step], kept: set[Symbol | None]) -> list[Step]:
@@ -119,6 +119,29 @@ def _before_norms(steps: Sequence[Step], kept: set[Symbol | None]) -> list[Step]
             step = replace(step, kernel="norm_grad_pointwise", args=args, params=params)
         made[step.outs[0]] = step
     return list(made.values())
+
+
+def _onto(steps: Sequence[Step], kept: set[Symbol | None]) -> list[Step]:
+    """The calls with one that can add its result to an array and the sum of the two, which alone reads it, as one."""
+    inner = _inner(steps, kept, [step.kernel for step in steps if vocabulary.adds_onto(step.kernel)])
+    made: dict[Symbol, Step] = {}
+    for step in steps:
+        last = next((made[symbol] for symbol in step.symbols if symbol in inner), None)
+        other = _added(step, last.outs[0]) if last is not None else None
+        if last is not None and other is not None:
+            del made[last.outs[0]]
+            step = replace(last, args=(*last.args, other), outs=step.outs)
+        made[step.outs[0]] = step
+    return list(made.values())
+
+
+def _added(step: Step, symbol: Symbol) -> Symbol | None:
+    """What a call adds to an array of the same spec; None where it does anything else."""
+    chain = _chain(step)
+    if chain is None or ast.unparse(chain.value) not in ("v0 + v1", "v1 + v0"):
+        return None
+    arrays = [array for array, row in chain.sources if row == NO_ROW and array.spec == symbol.spec == step.outs[0].spec]
+    return next((array for array in arrays if array is not symbol), None) if len(arrays) == 2 else None
 
 
 def _inner(steps: Sequence[Step], kept: set[Symbol | None], kernels: Iterable[str]) -> set[Symbol]:

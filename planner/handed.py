@@ -1,4 +1,4 @@
-"""Gradients that a pass hands on as they came: those of the terms of a sum are the sum's own.
+"""Gradients that a pass hands on as they came: those of the terms of a sum are the sum's own, or pieces of one.
 
 They are found in what the pass records, and hold whatever its Config. It does not know programs or strategies.
 """
@@ -6,11 +6,21 @@ They are found in what the pass records, and hold whatever its Config. It does n
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
+from castile.planner.axes import Operand
 from castile.planner.graph import Node
-from castile.planner.op import PASSES, Op, Tensor
+from castile.planner.op import PASSES, Tensor
+from castile.planner.symbols import Step
 from castile.planner.trace import Recording, record
 from castile.planner.vocabulary import Spec
+
+
+class Handed(NamedTuple):
+    """A gradient that is that of a result, by number, or the box of it that begins at `begin`."""
+
+    result: int
+    begin: tuple[int, ...]
 
 
 def recorded(node: Node, tensors: Mapping[str, Tensor]) -> Recording:
@@ -26,15 +36,34 @@ def recorded(node: Node, tensors: Mapping[str, Tensor]) -> Recording:
     return record(getattr(node.op, PASSES["B"]), given, None, **context)
 
 
-def handed_on(node: Node, tensors: Mapping[str, Tensor]) -> dict[int, int]:
-    """The operands whose gradient is that of a result, number for number, under every Config: by operand the result."""
+def handed_on(node: Node, tensors: Mapping[str, Tensor]) -> dict[int, Handed]:
+    """The operands whose gradient is that of a result or a box of it, number for number, under every Config."""
     a, flows = node.alignment, node.op.flows
     cut = {axis for axis in a.axes if axis not in a.frozen and a.extents[axis] > 1}
-    # Both are parted alike, and no part gives a partial sum.
-    borne = [r if cut <= {*r.axes} else None for r in a.results[:flows]]
-    alike = {(i, j) for i, o in enumerate(a.operands) for j, r in enumerate(borne) if o == r}
-    if not alike or not node.op.has("B") or type(node.op).reads is not Op.reads:
+    # No part of these gives a partial sum.
+    borne = [j for j, r in enumerate(a.results[:flows]) if cut <= {*r.axes}]
+    alike = {(i, j) for i, o in enumerate(a.operands) for j in borne if _are_alike(o, a.results[j])}
+    if not alike or not node.op.has("B"):
         return {}
     recording = recorded(node, tensors)
+    known = {recording.inputs[j]: Handed(j, (0,) * recording.inputs[j].ndim) for j in borne}
+    for step in recording.steps:
+        if step.kernel == "cut" and step.symbols[0] in known:
+            known[step.outs[0]] = _piece(known[step.symbols[0]], step)
     made = zip([i for i, o in enumerate(a.operands) if not o.param], recording.outputs, strict=True)
-    return {i: j for i, out in made for j in range(flows) if (i, j) in alike and out is recording.inputs[j]}
+    found = {i: known[out] for i, out in made if out in known and out.shape == tensors[node.inputs[i]].shape}
+    return {i: one for i, one in found.items() if (i, one.result) in alike}
+
+
+def _are_alike(operand: Operand, result: Operand) -> bool:
+    """Whether both lie in memory alike, and their dims run over the same axes, but for one that may be shorter."""
+    if operand.order != result.order or len(operand.dims) != len(result.dims):
+        return False
+    return sum(mine != theirs for mine, theirs in zip(operand.dims, result.dims, strict=True)) <= 1
+
+
+def _piece(of: Handed, step: Step) -> Handed:
+    """What a call cuts out of what is handed on."""
+    params: dict[str, Any] = step.params
+    dim, begin = params["dim"], of.begin
+    return of._replace(begin=(*begin[:dim], begin[dim] + params["start"], *begin[dim + 1 :]))

@@ -84,6 +84,13 @@ class Op:
         """The box of an operand that a part needs (empty where it needs nothing); the axis line's law by default."""
         return part.shard(part.alignment.operands[operand])
 
+    def apart(self, operand: int, a: Alignment) -> tuple[str, ...] | None:
+        """The axes whose parts read pieces of an operand that do not meet and make up the whole of it.
+
+        Parts that differ along other axes only read the same. None where it may be otherwise, as windows overlap.
+        """
+        return a.operands[operand].axes if type(self).reads is Op.reads else None
+
     def flops(self, which: str, part: Part) -> float:
         """Operations of a part's pass: those of the line's points; each gradient pass costs as much as forward."""
         return self.flops_per_point * prod(hi - lo for lo, hi in part.ranges.values())

@@ -7,14 +7,15 @@ strategies, processors or costs.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import add
 
 from castile.planner import beside, samples
 from castile.planner.beside import FACTOR, NORM, NUMBER, SCALE, SQUARES, apart, cast, is_scaled, state_updates, update
 from castile.planner.graph import Graph, Node
-from castile.planner.handed import handed_on, recorded
+from castile.planner.handed import Handed, handed_on, recorded
 from castile.planner.program import (
     ACCUMULATED,
     CLIPPED,
@@ -36,6 +37,9 @@ from castile.planner.samples import Samples
 from castile.planner.updates import Updates
 from castile.planner.vocabulary import Spec
 
+# A tensor, and where in its gradient a piece of that begins.
+Place = tuple[str, tuple[int, ...]]
+
 
 @dataclass
 class _Draft:
@@ -43,7 +47,7 @@ class _Draft:
 
     shown    of so many microbatches at most the passes are written out
     source   where parameters are read from that were fetched. slope: where the loss's gradient is, if it has a place
-    same     tensors whose gradient is that of another, and of which: the two are one region
+    same     tensors whose gradient is a piece of that of another, or all of it, and which: the two are one region
     """
 
     graph: Graph
@@ -56,7 +60,7 @@ class _Draft:
     homes: dict[str, Home] = field(default_factory=dict)
     source: dict[str, str] = field(default_factory=dict)
     slope: str = ""
-    same: dict[str, str] = field(default_factory=dict)
+    same: dict[str, Place] = field(default_factory=dict)
     renewals: dict[str, Node] = field(default_factory=dict)
 
     def add(
@@ -66,11 +70,20 @@ class _Draft:
         step = Step(len(self.steps), node, which, tuple(inputs), tuple(outputs), axis, micro or WHOLE_BATCH)
         self.steps.append(step)
 
-    def port(self, role: str, index: int, tensor: str, micro: Micro | None) -> Port:
-        """The port of a tensor of the graph, or of its gradient; a parameter is read from where it was fetched to."""
-        suffix = GRADIENT if role in ("dy", "dx") else ""
-        tensor = self.same.get(tensor, tensor) if suffix else tensor
-        if role == "dy" and tensor == self.graph.loss and self.slope:
+    def place(self, tensor: str, begin: Sequence[int]) -> Place:
+        """Where a piece of a tensor's gradient lies that begins there."""
+        of, first = self.same.get(tensor, (tensor, (0,) * len(begin)))
+        return of, tuple(map(add, first, begin))
+
+    def port(self, role: str, index: int, tensor: str, micro: Micro | None, piece: Sequence[int] = ()) -> Port:
+        """The port of a tensor of the graph, or of its gradient; a parameter is read from where it was fetched to.
+
+        piece   where in the gradient what it touches begins
+        """
+        suffix, begin = GRADIENT if role in ("dy", "dx", "onto") else "", tuple[int, ...]()
+        if suffix:
+            tensor, begin = self.place(tensor, piece or (0,) * len(self.specs[tensor].shape))
+        if role in ("dy", "onto") and tensor == self.graph.loss and self.slope:
             return Port(role, index, self.slope)
         tensor = tensor if suffix else self.source.get(tensor, tensor)
         spec, cut = self.specs[tensor], self.samples.dims.get(tensor)
@@ -81,7 +94,7 @@ class _Draft:
             length = spec.shape[cut] // micro.count
             spec = Spec((*spec.shape[:cut], length, *spec.shape[cut + 1 :]), spec.dtype)
         self.specs[region] = spec
-        return Port(role, index, region, cut)
+        return Port(role, index, region, cut, begin if any(begin) else ())
 
     def micros(self) -> list[Micro]:
         """Those that are written out; all but the first and the last are alike, so one of them can stand for more."""
@@ -216,11 +229,14 @@ class _Gradients:
     """Gradient passes: which operands of which nodes want one is found once, for all microbatches.
 
     arriving   the tensors that have a gradient
+    onto       what the gradient that a node gives of an operand, by number, is added to
     """
 
     def __init__(self, draft: _Draft) -> None:
         self.draft = draft
         self.arriving = {draft.graph.loss}
+        self.onto: dict[tuple[str, int], Place] = {}
+        self._handed: dict[object, dict[int, Handed]] = {}
 
     def plan(self, nodes: Sequence[Node]) -> dict[tuple[str, str], list[int]]:
         """(node, pass) -> the operands whose gradients it makes; `nodes` in the order of their gradients."""
@@ -246,26 +262,51 @@ class _Gradients:
         return wanted
 
     def _hand_on(self, wanted: dict[tuple[str, str], list[int]]) -> None:
-        """A gradient that is another one, and to which nobody adds, is not made: whoever reads it reads that one."""
-        draft, nodes, tensors = self.draft, self.draft.graph.nodes, self.draft.graph.tensors
-        makers = Counter(nodes[name].inputs[i] for (name, _), found in wanted.items() for i in found)
-        known: dict[object, dict[int, int]] = {}
-        for (name, which), found in list(wanted.items()):
-            node, a = nodes[name], nodes[name].alignment
-            alone = {i for i in found if makers[node.inputs[i]] == 1 and not tensors[node.inputs[i]].param}
-            if not alone:
-                continue
-            # Bodies ask which lengths are one, not how long others are.
-            kind = (node.op, a.operands, a.results, *(n == 1 for n in a.extents.values()))
-            if kind not in known:
-                known[kind] = handed_on(node, tensors)
-            for i in sorted(alone & known[kind].keys()):
-                x, y = node.inputs[i], node.outputs[known[kind][i]]
-                if draft.specs[x] == draft.specs[y] and draft.samples.dims.get(x) == draft.samples.dims.get(y):
-                    draft.same[x] = draft.same.get(y, y)
-                    found.remove(i)
-            if not found:
-                del wanted[name, which]
+        """A gradient that is another one, or a piece of it, is not made.
+
+        Where nobody adds to it, whoever reads it reads that one; else the next who adds gives the sum of both.
+        """
+        draft, makers = self.draft, dict[str, list[tuple[str, int]]]()
+        for (name, _), found in wanted.items():
+            for i in found:
+                makers.setdefault(draft.graph.nodes[name].inputs[i], []).append((name, i))
+        for x, made in makers.items():
+            for maker, after in zip(made, [*made[1:], None]):
+                source = self._source(x, *maker)
+                if source is None:
+                    continue
+                if len(made) == 1:
+                    draft.same[x] = draft.place(*source)
+                elif after is not None and self._adds(x, maker[0], *after):
+                    self.onto[after] = source
+                else:
+                    continue
+                name, i = maker
+                wanted[name, "B"].remove(i)
+                if not wanted[name, "B"]:
+                    del wanted[name, "B"]
+
+    def _source(self, x: str, name: str, operand: int) -> Place | None:
+        """What the gradient that a node gives of its operand x is, where it is handed on; with all samples of x."""
+        graph, dims, specs = self.draft.graph, self.draft.samples.dims, self.draft.specs
+        node = graph.nodes[name]
+        if graph.tensors[x].param or (name, operand) in self.onto:
+            return None
+        kind = (node.op, node.alignment.operands, node.alignment.results, *node.alignment.extents.items())
+        if kind not in self._handed:
+            self._handed[kind] = handed_on(node, graph.tensors)
+        handed = self._handed[kind].get(operand)
+        if handed is None:
+            return None
+        y, cut = node.outputs[handed.result], dims.get(x)
+        is_whole = cut == dims.get(y) and (cut is None or specs[x].shape[cut] == specs[y].shape[cut])
+        return (y, handed.begin) if is_whole and specs[x].dtype == specs[y].dtype else None
+
+    def _adds(self, x: str, before: str, name: str, operand: int) -> bool:
+        """Whether the parts of a node give x's gradient in pieces, each of which is added to what `before` gives."""
+        node, samples = self.draft.graph.nodes[name], self.draft.samples
+        together = (name in samples.axes) == (before in samples.axes) == (x in samples.dims)
+        return together and node.op.apart(operand, node.alignment) is not None
 
     def add(self, nodes: Sequence[Node], wanted: dict[tuple[str, str], list[int]], micro: Micro | None) -> None:
         """The gradient passes of nodes in reverse."""
@@ -274,11 +315,14 @@ class _Gradients:
             for which in ("B", "W"):
                 if (node.name, which) not in wanted:
                     continue
+                found = wanted[node.name, which]
                 inputs = [draft.port("dy", j, t, micro) for j, t in enumerate(node.outputs[: node.op.flows])]
                 inputs += _operands(draft, node, micro)
                 if "y" in node.op.asks(which):
                     inputs += _results(draft, node, micro)
-                outputs = [draft.port("dx", i, node.inputs[i], micro) for i in wanted[node.name, which]]
+                added = [(i, *self.onto[node.name, i]) for i in found if (node.name, i) in self.onto]
+                inputs += [draft.port("onto", i, tensor, micro, piece) for i, tensor, piece in added]
+                outputs = [draft.port("dx", i, node.inputs[i], micro) for i in found]
                 draft.add(node, which, inputs, outputs, micro)
 
 

@@ -33,13 +33,21 @@ WHOLE_BATCH = Micro()
 class Port(msgspec.Struct, frozen=True):
     """What a pass touches: operand ("x"), result ("y"), or the gradient of either ("dy", "dx"), by number.
 
-    cut   the dim along which the region holds one microbatch only; its boxes are counted from there
+    What an operand's gradient is added to ("onto") lies as that gradient does.
+    cut     the dim along which the region holds one microbatch only; its boxes are counted from there
+    begin   where in the region what it touches begins, () where they are one
     """
 
     role: str
     index: int
     region: str
     cut: int | None = None
+    begin: tuple[int, ...] = ()
+
+    @property
+    def of_operand(self) -> bool:
+        """Whether it lies as an operand does; else as a result."""
+        return self.role in ("x", "dx", "onto")
 
 
 class Step(msgspec.Struct, frozen=True):

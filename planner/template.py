@@ -16,13 +16,14 @@ import numpy as np
 
 from castile.planner.axes import Operand
 from castile.planner.graph import Node
-from castile.planner.op import PASSES, Op, Part
+from castile.planner.op import Op, Part
 from castile.planner.program import Micro, Port, Step
+from castile.planner.recordings import place_counts, recorded, wanted
 from castile.planner.strategy import parts
-from castile.planner.trace import Recording, record
+from castile.planner.trace import Recording
 from castile.planner.vocabulary import Spec
 from castile.planner.watched import Shared
-from castile.runtime.region import Box
+from castile.runtime.region import Box, moved
 from castile.runtime.task import Body, CostKey
 
 Bodies = dict[tuple[bool, ...], Body]
@@ -212,7 +213,7 @@ class Templates:
         if id(step) not in self._steps:
             # where a body does not ask which piece it is, all microbatches are alike
             micro = step.micro if "at" in step.node.op.asks(step.which) else Micro(0, step.micro.count)
-            ports = tuple([(p.role, p.index, dtypes(p.region), p.cut) for p in (*step.inputs, *step.outputs)])
+            ports = tuple([(p.role, p.index, dtypes(p.region), p.cut, p.begin) for p in (*step.inputs, *step.outputs)])
             key = (self.node_kind(step.node), step.which, step.axis, micro, ports)
             self._steps[id(step)] = step, self._numbers.setdefault(key, len(self._numbers)), micro
         return self._steps[id(step)][1]
@@ -237,16 +238,18 @@ class Pieces:
 
     def boxes(self, port: Port) -> tuple[list[Box], list[tuple[int, ...]]]:
         """What each part touches of a port's region, and its shape; one that holds one microbatch begins where that
-        begins.
+        begins, and of one that holds other things the port tells where it does.
         """
-        key = (port.role in ("x", "dx"), port.index)
+        key = (port.of_operand, port.index)
         if key not in self._boxes:
             boxes = self._find(*key)
             self._boxes[key] = boxes, [box.shape for box in boxes]
         boxes, shapes = self._boxes[key]
-        if port.cut is None:
-            return boxes, shapes
-        return [self._moved(*each, port.cut, key) for each in zip(self.parts, boxes)], shapes
+        if port.cut is not None:
+            boxes = [self._moved(*each, port.cut, key) for each in zip(self.parts, boxes)]
+        if port.begin:
+            boxes = [moved(box, port.begin) for box in boxes]
+        return boxes, shapes
 
     def _find(self, is_operand: bool, index: int) -> list[Box]:
         node = self.node
@@ -278,7 +281,7 @@ class _Draft:
         self.dtypes = [dtypes(port.region) for port in (*step.inputs, *step.outputs)]
         self.bears = bearing(step)
         op = step.node.op
-        self._place_counts = "at" in op.asks(step.which) or type(op).flops is not Op.flops
+        self._place_counts = place_counts(step) or type(op).flops is not Op.flops
         self._recordings: dict[tuple[tuple[int, ...], ...], Shared[tuple[Recording, Bodies]]] = {}
         self._alike: dict[object, Work] = {}
         self._works: dict[object, Work] = {}
@@ -304,7 +307,7 @@ class _Draft:
         flops, given = self.step.node.op.flops(self.step.which, part), shapes[: len(self.step.inputs)]
         if given not in self._recordings:
             specs = tuple(map(Spec, given, self.dtypes))
-            self._recordings[given] = Shared(lambda like: (_record(self.step, like, specs), {}))
+            self._recordings[given] = Shared(lambda like: (recorded(self.step, like, specs), {}))
         recording, bodies = self._recordings[given].of(part)
         known = (shapes, flops, id(bodies))
         if known not in self._works:
@@ -315,49 +318,20 @@ class _Draft:
 
     def _common(self, recording: Recording, bodies: Bodies, shapes: tuple[tuple[int, ...], ...], flops: float) -> Work:
         step, num_inputs = self.step, len(self.step.inputs)
-        wanted = _wanted(step, recording)
-        for shape, spec, port in zip(shapes[num_inputs:], wanted, step.outputs, strict=True):
+        made = wanted(step, recording)
+        for shape, spec, port in zip(shapes[num_inputs:], made, step.outputs, strict=True):
             assert spec is None or spec.shape == shape, f"{step.name}: {port} is {spec}, its box has shape {shape}"
-        touched = (*(i in recording.reads for i in range(num_inputs)), *(spec is not None for spec in wanted))
+        touched = (*(i in recording.reads for i in range(num_inputs)), *(spec is not None for spec in made))
         rows = [row for row, t in zip(zip(shapes, self.dtypes, self.bears, strict=True), touched, strict=True) if t]
-        made = tuple(d for d, t in zip(self.dtypes[num_inputs:], touched[num_inputs:], strict=True) if t)
+        dtypes = tuple(d for d, t in zip(self.dtypes[num_inputs:], touched[num_inputs:], strict=True) if t)
         turns = tuple(one.back for _, _, one in rows)
-        return Work(_cost_key(step, rows, flops, self.dtypes), recording, bodies, touched, made, turns)
+        return Work(_cost_key(step, rows, flops, self.dtypes), recording, bodies, touched, dtypes, turns)
 
 
 def bearing(step: Step) -> list[Operand]:
     """What each port of a step is to its node: an operand or a result, or the gradient of one."""
     a, ports = step.node.alignment, (*step.inputs, *step.outputs)
-    return [(a.operands if port.role in ("x", "dx") else a.results)[port.index] for port in ports]
-
-
-def _record(step: Step, part: Part, specs: tuple[Spec, ...]) -> Recording:
-    """Run the pass's body on shapes; its inputs are numbered as the step's ports."""
-    op, which = step.node.op, step.which
-    roles = [p.role for p in step.inputs]
-    pulled = tuple(s for s, role in zip(specs, roles, strict=True) if role == "dy")
-    operands = [s for s, role in zip(specs, roles, strict=True) if role == "x"]
-    positional = [*(pulled if op.flows == 1 else [pulled] if pulled else []), *operands]
-    kept = tuple(s for s, role in zip(specs, roles, strict=True) if role == "y")
-    context: dict[str, object] = {"at": part} if "at" in op.asks(which) else {}
-    if kept:
-        context["y"] = kept
-    return record(getattr(op, PASSES[which]), positional, _mask(step), **context)
-
-
-def _mask(step: Step) -> tuple[bool, ...] | None:
-    """Which of the body's results are wanted: it gives one for each operand of its kind."""
-    if step.which == "F":
-        return None
-    indices = {p.index for p in step.outputs}
-    given = [i for i, o in enumerate(step.node.alignment.operands) if o.param == (step.which == "W")]
-    return tuple(i in indices for i in given)
-
-
-def _wanted(step: Step, recording: Recording) -> list[Spec | None]:
-    """The specs of the results that the step's output ports take, in the order of the ports."""
-    mask = _mask(step)
-    return [r for n, r in enumerate(recording.results) if mask is None or mask[n]]
+    return [(a.operands if port.of_operand else a.results)[port.index] for port in ports]
 
 
 def _cost_key(

@@ -50,6 +50,7 @@ class Entry:
     casts   whether it writes results of another floating dtype as gladly, rounded or widened
     many    whether one call takes the arrays of several, one call's after the other's, and gives all their results
     sums    whether one call takes the arrays of several, and gives the sum of their results
+    onto    whether it takes one more array, the last, to which it adds its only result
     """
 
     results: Callable[..., Results]
@@ -58,6 +59,7 @@ class Entry:
     casts: bool
     many: bool
     sums: bool
+    onto: bool
 
 
 _ENTRIES: dict[str, Entry] = {}
@@ -94,6 +96,11 @@ def takes_many(name: str) -> bool:
 def sums_many(name: str) -> bool:
     """Whether one call of kernel `name` gives the sum of what several with the same literals give."""
     return _entry(name).sums
+
+
+def adds_onto(name: str) -> bool:
+    """Whether kernel `name` takes one more array, the last, and gives the sum of that and its only result."""
+    return _entry(name).onto
 
 
 def wide(dtype: str) -> str:
@@ -147,12 +154,13 @@ def kernel(
     casts: bool = False,
     many: bool = False,
     sums: bool = False,
+    onto: bool = False,
 ) -> Callable[[Callable[..., Results]], Callable[..., Results]]:
     """Enters the decorated function, which gives the result specs, under its name."""
 
     def enter(function: Callable[..., Results]) -> Callable[..., Results]:
         assert function.__name__ not in _ENTRIES, f"two entries of {function.__name__}"
-        _ENTRIES[function.__name__] = Entry(function, working, adds, casts, many, sums)
+        _ENTRIES[function.__name__] = Entry(function, working, adds, casts, many, sums, onto)
         return function
 
     return enter
@@ -173,6 +181,11 @@ def same(what: str, **values: Any) -> None:
 def like(what: str, **specs: Spec) -> None:
     same(f"{what}: shapes", **{name: one.shape for name, one in specs.items()})
     same(f"{what}: dtypes", **{name: one.dtype for name, one in specs.items()})
+
+
+def there(**specs: Spec | None) -> dict[str, Spec]:
+    """Those that are given."""
+    return {name: one for name, one in specs.items() if one is not None}
 
 
 def integers(what: str, **specs: Spec) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from castile.planner.axes import Alignment
 from castile.planner.op import Op, Part
 from castile.runtime.region import Box
 
@@ -107,6 +108,15 @@ class Sliding(Op):
         found = [n for _, ends in self.windows(at) for n in ends]
         top, bottom, left, right = [0] * (4 - len(found)) + found
         return top, bottom, left, right
+
+    def apart(self, operand: int, a: Alignment) -> tuple[str, ...] | None:
+        axes = a.operands[operand].axes
+        if operand > 0:
+            return axes
+        each = enumerate(zip(self.sizes(a.extents), self.dilation, self.stride, strict=True))
+        if any(reach(size, gaps) != step or self.ends(n) != (0, 0) for n, (size, gaps, step) in each):
+            return None
+        return (*(axis for axis in axes if axis not in self.seen), *self.made)
 
     def reads(self, operand: int, part: Part) -> Box:
         box = super().reads(operand, part)

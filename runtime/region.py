@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import prod
-from operator import ge, le, lt, sub
+from operator import add, ge, le, lt, sub
 from typing import NamedTuple
 
 import numpy as np
@@ -202,6 +202,11 @@ def relative(box: Box, frame: Box) -> Box:
         tuple(a - b for a, b in zip(box.lo, frame.lo, strict=True)),
         tuple(a - b for a, b in zip(box.hi, frame.lo, strict=True)),
     )
+
+
+def moved(box: Box, by: Sequence[int]) -> Box:
+    """`box` so many elements further along each dim."""
+    return Box(tuple(map(add, box.lo, by)), tuple(map(add, box.hi, by)))
 
 
 def slices(box: Box) -> tuple[slice, ...]:

@@ -145,6 +145,17 @@ def test_vocabulary_tells_the_results(name: str) -> None:
             assert vocabulary.results(name, tuple(map(spec_of, args)), params) == real
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if vocabulary.adds_onto(name)])
+def test_the_last_array_is_what_a_result_is_added_to(name: str) -> None:
+    added = 0
+    for args, params in cases(name, "float64"):
+        define = definitions()[name]
+        if "onto" in inspect.signature(define).bind(*args, **params).arguments:
+            assert np.array_equal(define(*args, **params), define(*args[:-1], **params) + args[-1])
+            added += 1
+    assert added, f"no case of {name} has something to add to"
+
+
 def large_case(name: str) -> Case:
     """The case of a kernel with most elements, several times over in the first dim where that is possible."""
     return max(cases(name, "float32"), key=lambda case: sum(x.size for x in case[0] if isinstance(x, np.ndarray)))

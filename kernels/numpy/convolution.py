@@ -56,6 +56,7 @@ def conv2d_grad_input(
     out: np.ndarray,
     dy: np.ndarray,
     w: np.ndarray,
+    onto: np.ndarray | None = None,
     *,
     shape: tuple[int, ...],
     stride: Pair,
@@ -68,6 +69,10 @@ def conv2d_grad_input(
     """See the definition."""
     if out.size == 0:
         return nothing
+    if onto is not None:
+        there = partial(np.add, out, onto, out) if accumulate else partial(np.copyto, out, onto)
+        how: dict[str, Any] = {"shape": shape, "stride": stride, "pads": pads, "dilation": dilation, "groups": groups}
+        return _all([there, conv2d_grad_input(out, dy, w, **how, scratch=scratch, accumulate=True)])
     out, dy, w = _images(out, dy, w)
     windows = Windows(w.shape[2:], stride, pads, dilation)
     if windows.pointwise and groups == 1 and _gapless(out) and _gapless(dy):

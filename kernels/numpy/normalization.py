@@ -30,12 +30,19 @@ def layer_norm(
 
 @prepares
 def layer_norm_grad_input(
-    out: np.ndarray, dy: np.ndarray, x: np.ndarray, g: np.ndarray, mean: np.ndarray, rstd: np.ndarray
+    out: np.ndarray,
+    dy: np.ndarray,
+    x: np.ndarray,
+    g: np.ndarray,
+    mean: np.ndarray,
+    rstd: np.ndarray,
+    onto: np.ndarray | None = None,
 ) -> Call | None:
     """See the definition."""
     if not dense(g):
         return None
-    return by_rows(_normal_grad, [out, dy, x], g, x.dtype.type(1 / x.shape[-1]), bare=[mean, rstd])
+    arrays = [out, dy, x, out if onto is None else onto]
+    return by_rows(_normal_grad, arrays, g, x.dtype.type(1 / x.shape[-1]), onto is not None, bare=[mean, rstd])
 
 
 @prepares
@@ -65,11 +72,14 @@ def rms_norm(out: tuple[np.ndarray, np.ndarray], x: np.ndarray, g: np.ndarray, *
 
 
 @prepares
-def rms_norm_grad_input(out: np.ndarray, dy: np.ndarray, x: np.ndarray, g: np.ndarray, rstd: np.ndarray) -> Call | None:
+def rms_norm_grad_input(
+    out: np.ndarray, dy: np.ndarray, x: np.ndarray, g: np.ndarray, rstd: np.ndarray, onto: np.ndarray | None = None
+) -> Call | None:
     """See the definition."""
     if not dense(g):
         return None
-    return by_rows(_rms_grad, [out, dy, x], g, x.dtype.type(1 / x.shape[-1]), bare=[rstd])
+    arrays = [out, dy, x, out if onto is None else onto]
+    return by_rows(_rms_grad, arrays, g, x.dtype.type(1 / x.shape[-1]), onto is not None, bare=[rstd])
 
 
 @prepares
@@ -103,7 +113,7 @@ def _normal(rows, cols, y, sy, x, sx, mean, sm, rstd, sr, g, b, per_col, eps):  
 
 
 @compiled
-def _normal_grad(rows, cols, out, so, dy, sd, x, sx, mean, sm, rstd, sr, g, per_col):  # type: ignore[no-untyped-def]
+def _normal_grad(rows, cols, out, so, dy, sd, x, sx, onto, st, mean, sm, rstd, sr, g, per_col, adds):  # type: ignore[no-untyped-def]
     for r in range(rows):
         o, d, v = out[r * so : r * so + cols], dy[r * sd : r * sd + cols], x[r * sx : r * sx + cols]
         middle, scale = mean[r * sm], rstd[r * sr]
@@ -116,6 +126,9 @@ def _normal_grad(rows, cols, out, so, dy, sd, x, sx, mean, sm, rstd, sr, g, per_
         second *= per_col * scale
         for j in range(cols):
             o[j] = (d[j] * g[j] - first - (v[j] - middle) * scale * second) * scale
+        if adds:
+            for j in range(cols):
+                o[j] += onto[r * st + j]
 
 
 @compiled
@@ -142,7 +155,7 @@ def _rms(rows, cols, y, sy, x, sx, rstd, sr, g, per_col, eps):  # type: ignore[n
 
 
 @compiled
-def _rms_grad(rows, cols, out, so, dy, sd, x, sx, rstd, sr, g, per_col):  # type: ignore[no-untyped-def]
+def _rms_grad(rows, cols, out, so, dy, sd, x, sx, onto, st, rstd, sr, g, per_col, adds):  # type: ignore[no-untyped-def]
     for r in range(rows):
         o, d, v = out[r * so : r * so + cols], dy[r * sd : r * sd + cols], x[r * sx : r * sx + cols]
         scale = rstd[r * sr]
@@ -152,6 +165,9 @@ def _rms_grad(rows, cols, out, so, dy, sd, x, sx, rstd, sr, g, per_col):  # type
         along *= per_col * scale * scale
         for j in range(cols):
             o[j] = (d[j] * g[j] - v[j] * along) * scale
+        if adds:
+            for j in range(cols):
+                o[j] += onto[r * st + j]
 
 
 @compiled

@@ -32,6 +32,7 @@ def conv2d(
 def conv2d_grad_input(
     dy: np.ndarray,
     w: np.ndarray,
+    onto: np.ndarray | None = None,
     *,
     shape: tuple[int, ...],
     stride: Pair,
@@ -39,15 +40,20 @@ def conv2d_grad_input(
     dilation: Pair = (1, 1),
     groups: int = 1,
 ) -> np.ndarray:
-    """Gradient of `conv2d` to its x [b,i,H,W] = `shape`, from dy [b,o,h,w]; zero where no window reads x."""
+    """Gradient of `conv2d` to its x [b,i,H,W] = `shape`, from dy [b,o,h,w]; zero where no window reads x.
+
+    It is added to `onto` where that is given.
+    """
     how: dict[str, Any] = {"stride": stride, "pads": pads, "dilation": dilation, "groups": groups}
     if dy.ndim == 3:
-        return _lone(conv2d_grad_input(_rows(dy), _rows(w), shape=(*shape[:2], 1, shape[2]), **how))
+        there = None if onto is None else _rows(onto)
+        return _lone(conv2d_grad_input(_rows(dy), _rows(w), there, shape=(*shape[:2], 1, shape[2]), **how))
     wide = pad(np.zeros(shape, dy.dtype), pads, 0)
     for r, s in np.ndindex(*w.shape[2:]):
         met = tap(wide, r * dilation[0], s * dilation[1], dy.shape[2:], stride)
         met += _join(np.einsum("bgohw,goi->bgihw", _groups(dy, 1, groups), _groups(w[:, :, r, s], 0, groups)))
-    return unpad(wide, pads, shape)
+    made = unpad(wide, pads, shape)
+    return made if onto is None else made + onto
 
 
 @casts

@@ -13,12 +13,13 @@ def layer_norm(x: np.ndarray, g: np.ndarray, b: np.ndarray, *, eps: float) -> tu
 
 
 def layer_norm_grad_input(
-    dy: np.ndarray, x: np.ndarray, g: np.ndarray, mean: np.ndarray, rstd: np.ndarray
+    dy: np.ndarray, x: np.ndarray, g: np.ndarray, mean: np.ndarray, rstd: np.ndarray, onto: np.ndarray | None = None
 ) -> np.ndarray:
-    """Gradient of `layer_norm` to its x."""
+    """Gradient of `layer_norm` to its x, added to `onto` where that is given."""
     z, dz = _standard(x, mean, rstd), dy * g
     inner = dz - dz.mean(axis=-1, keepdims=True) - z * (dz * z).mean(axis=-1, keepdims=True)
-    return inner * rstd[..., None]
+    made = inner * rstd[..., None]
+    return made if onto is None else made + onto
 
 
 @casts
@@ -36,10 +37,13 @@ def rms_norm(x: np.ndarray, g: np.ndarray, *, eps: float) -> tuple[np.ndarray, n
     return x * rstd[..., None] * g, rstd
 
 
-def rms_norm_grad_input(dy: np.ndarray, x: np.ndarray, g: np.ndarray, rstd: np.ndarray) -> np.ndarray:
-    """Gradient of `rms_norm` to its x."""
+def rms_norm_grad_input(
+    dy: np.ndarray, x: np.ndarray, g: np.ndarray, rstd: np.ndarray, onto: np.ndarray | None = None
+) -> np.ndarray:
+    """Gradient of `rms_norm` to its x, added to `onto` where that is given."""
     z, dz = x * rstd[..., None], dy * g
-    return (dz - z * (dz * z).mean(axis=-1, keepdims=True)) * rstd[..., None]
+    made = (dz - z * (dz * z).mean(axis=-1, keepdims=True)) * rstd[..., None]
+    return made if onto is None else made + onto
 
 
 @casts

@@ -8,6 +8,7 @@ each other a window begins anywhere, and each number is fetched alone. It knows 
 # mypy: disable-error-code="no-untyped-def"
 
 from math import prod
+from typing import Any
 
 import triton
 from triton import language as tl
@@ -15,7 +16,7 @@ from triton import language as tl
 from castile.kernels.triton.functions import places
 from castile.kernels.triton.launch import Launch, Room
 from castile.kernels.triton.lines import packed
-from castile.kernels.triton.views import Shape, View, nest, power_of_two, wide
+from castile.kernels.triton.views import Shape, View, nest, power_of_two, view, wide
 
 _TILE = 64
 
@@ -54,6 +55,27 @@ def channels_last(one: View) -> tuple[View, Launch]:
         "NUM_C": num,
     }
     return copy, Launch(_channels_last, grid, (copy, one), constants | {"WIDE": wide([one]), "C": c, "N": n})
+
+
+def copied(one: View) -> tuple[View, Launch]:
+    """Images [b,g,c,h,w] copied so that all channels lie together."""
+    batch, groups, num, *size = one.shape
+    joined = View(one.array, (batch, groups * num, *size), (one.steps[0], one.steps[2], *one.steps[3:]))
+    copy, launch = channels_last(joined)
+    return grouped(copy, 1, groups), launch
+
+
+def still(x: Any) -> View:
+    """All of x, which stands still along dims of one element: no step there tells where vectors begin."""
+    one = view(x)
+    return one._replace(steps=tuple(0 if n == 1 else step for n, step in zip(one.shape, one.steps, strict=True)))
+
+
+def in_line(one: View) -> View:
+    """Images of one row."""
+    *steps, _, step = one.steps
+    num = prod(one.shape[3:])
+    return View(one.array, (*one.shape[:3], 1, num), (*steps, num * step, step))
 
 
 @triton.jit

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from castile.kernels.triton.channels import channels_last, grouped
-from castile.kernels.triton.contract import Tile, contract
+from castile.kernels.triton.channels import channels_last, copied, grouped, in_line, still
+from castile.kernels.triton.contract import Tile, contract, contract_pointwise
 from castile.kernels.triton.correlation import Windows, correlation, fitting, in_vectors, together
 from castile.kernels.triton.depthwise import is_depthwise, spread, weighed, windowed
 from castile.kernels.triton.launch import Launch, Plan, always, planned, takes
+from castile.kernels.triton.layout import copy
 from castile.kernels.triton.pictures import copy_size, in_rows, is_picture, rows_met, rows_weighed, slopes_by_rows
 from castile.kernels.triton.slopes import divided, slopes, summed, waiting
 from castile.kernels.triton.views import View, nest, permuted, view
@@ -123,6 +124,7 @@ def conv2d_grad_input(
     out: Any,
     dy: Any,
     w: Any,
+    onto: Any = None,
     *,
     shape: tuple[int, ...],
     stride: Pair,
@@ -136,14 +138,16 @@ def conv2d_grad_input(
         return None
     if out.size == 0:
         return always()
+    there = None if onto is None else inspect.unwrap(copy)(out, onto, accumulate=accumulate)
     out, dy, w = _images(out, dy, w)
+    to = None if onto is None else _images(onto)[0]
     windows = Windows(w.shape[2:], stride, (pads[0], pads[2]), dilation)
     images = _grouped(dy, out, w, groups, windows)
     if is_depthwise(images.w):
-        return spread(images.x, images.y, images.w, windows, accumulate)
+        return _after(there, spread(images.x, images.y, images.w, windows, accumulate or there is not None))
     made = [
-        *_products(images, windows, out, dy, w, "i", "o", accumulate),
-        _correlated(images, windows, True, accumulate),
+        *_products(images, windows, out, dy, w, "i", "o", accumulate, to),
+        _after(there, _correlated(images, windows, True, accumulate or there is not None)),
     ]
     return _either(made)
 
@@ -204,22 +208,34 @@ def _in_one(images: Images) -> bool:
 
 
 def _products(
-    images: Images, windows: Windows, out: Any, x: Any, w: Any, made: str, summed: str, adds: bool
+    images: Images, windows: Windows, out: Any, x: Any, w: Any, made: str, summed: str, adds: bool, onto: Any = None
 ) -> Iterator[Plan | None]:
     """The plan of a product of all places, or of one for each sample of whole vectors, where each place is one."""
     if not _alike(images, windows):
         return
     weights = w[:, :, 0, 0]
     if _in_one(images):
-        yield _contracted(out, f"z{summed}hw,oi->z{made}hw", x, weights, adds)
+        yield _contracted(out, f"z{summed}hw,oi->z{made}hw", x, weights, adds, onto)
     elif prod(images.x.shape[3:]) % 16 == 0:
         every = np.broadcast_to(weights, (x.shape[0], *weights.shape))
-        yield _contracted(out, f"zoi,z{summed}hw->z{made}hw", every, x, adds)
+        yield _contracted(out, f"zoi,z{summed}hw->z{made}hw", every, x, adds, onto)
 
 
-def _contracted(out: Any, spec: str, first: Any, second: Any, adds: bool) -> Plan | None:
-    plan: Plan | None = inspect.unwrap(contract)(out, spec, first, second, scratch=None, accumulate=adds)
+def _contracted(out: Any, spec: str, first: Any, second: Any, adds: bool, onto: Any = None) -> Plan | None:
+    plan: Plan | None
+    if onto is None:
+        plan = inspect.unwrap(contract)(out, spec, first, second, scratch=None, accumulate=adds)
+    else:
+        plan = inspect.unwrap(contract_pointwise)(out, spec, "x, y -> x + y", first, second, onto, accumulate=adds)
     return plan
+
+
+def _after(first: Plan | None, plan: Plan) -> Plan:
+    """A plan whose launches come after those of another one, if there is one."""
+    if first is None:
+        return plan
+    ahead = first.launches(first.settings[0])
+    return Plan(plan.settings, lambda one: [*ahead, *plan.launches(one)])
 
 
 def _either(plans: Sequence[Plan | None]) -> Plan:
@@ -236,24 +252,11 @@ def _images(*arrays: Any) -> tuple[Any, ...]:
 
 def _grouped(y: Any, x: Any, w: Any, groups: int, windows: Windows) -> Images:
     """The arrays in groups. Where each place is a product of its own, rows that lie one after the other are one."""
-    images = Images(grouped(view(y), 1, groups), grouped(view(x), 1, groups), grouped(_still(w), 0, groups))
+    images = Images(grouped(view(y), 1, groups), grouped(view(x), 1, groups), grouped(still(w), 0, groups))
     dense = all(one.steps[3] == one.shape[4] * one.steps[4] for one in images[:2])
     if dense and windows.alone and images.y.shape[3:] == images.x.shape[3:]:
-        return images._replace(y=_in_line(images.y), x=_in_line(images.x))
+        return images._replace(y=in_line(images.y), x=in_line(images.x))
     return images
-
-
-def _still(x: Any) -> View:
-    """All of x, which stands still along dims of one element: no step there tells where vectors begin."""
-    one = view(x)
-    return one._replace(steps=tuple(0 if n == 1 else step for n, step in zip(one.shape, one.steps, strict=True)))
-
-
-def _in_line(one: View) -> View:
-    """Images of one row."""
-    *steps, _, step = one.steps
-    num = prod(one.shape[3:])
-    return View(one.array, (*one.shape[:3], 1, num), (*steps, num * step, step))
 
 
 def _ordered(
@@ -308,7 +311,7 @@ def _correlated(images: Images, windows: Windows, back: bool, adds: bool) -> Pla
         copies = way.vectors and _apart(of)
         for here, met in _samples(to, of, copies * _most(to, of)):
             if copies:
-                met, first = _copied(met)
+                met, first = copied(met)
                 found.append(first)
             turned = back and not windows.alone
             found.append(correlation(here, met, weights, windows, way.tile, turned, way.vectors, adds))
@@ -355,10 +358,10 @@ def _slope_launches(images: Images, windows: Windows, way: Way, adds: bool) -> l
     found = []
     for number, (met, slope) in enumerate(pieces):
         if copies[0]:
-            met, first = _copied(met)
+            met, first = copied(met)
             found.append(first)
         if copies[1]:
-            slope, first = _copied(slope)
+            slope, first = copied(slope)
             found.append(first)
         adding = adds if whole else number > 0
         found.append(slopes(to, slope, met, windows, way.tile, way.beside, parts, way.vectors, adding))
@@ -388,11 +391,3 @@ def _cut(one: View, start: int, stop: int) -> View:
     if stop - start == one.shape[0]:
         return one
     return View(one.array[start:stop], (stop - start, *one.shape[1:]), one.steps)
-
-
-def _copied(one: View) -> tuple[View, Launch]:
-    """Images [b,g,c,h,w] copied so that all channels lie together."""
-    batch, groups, num, *size = one.shape
-    joined = View(one.array, (batch, groups * num, *size), (one.steps[0], one.steps[2], *one.steps[3:]))
-    copy, launch = channels_last(joined)
-    return grouped(copy, 1, groups), launch

@@ -30,11 +30,12 @@ def layer_norm(out: tuple[Any, Any, Any], x: Any, g: Any, b: Any, *, eps: float)
 
 
 @planned
-def layer_norm_grad_input(out: Any, dy: Any, x: Any, g: Any, mean: Any, rstd: Any) -> Plan | None:
+def layer_norm_grad_input(out: Any, dy: Any, x: Any, g: Any, mean: Any, rstd: Any, onto: Any = None) -> Plan | None:
     """See the definition."""
-    if not takes(out, dy, x, g, mean, rstd):
+    kernel, more = (_layer_norm_grad, ()) if onto is None else (_layer_norm_grad_onto, (onto,))
+    if not takes(out, dy, x, g, mean, rstd, *more):
         return None
-    return by_rows(_layer_norm_grad, [*map(view, (out, dy, x))], [view(mean), view(rstd)], [view(g)], flops=11)
+    return by_rows(kernel, [*map(view, (out, dy, x, *more))], [view(mean), view(rstd)], [view(g)], flops=11)
 
 
 @planned
@@ -57,11 +58,12 @@ def rms_norm(out: tuple[Any, Any], x: Any, g: Any, *, eps: float) -> Plan | None
 
 
 @planned
-def rms_norm_grad_input(out: Any, dy: Any, x: Any, g: Any, rstd: Any) -> Plan | None:
+def rms_norm_grad_input(out: Any, dy: Any, x: Any, g: Any, rstd: Any, onto: Any = None) -> Plan | None:
     """See the definition."""
-    if not takes(out, dy, x, g, rstd):
+    kernel, more = (_rms_norm_grad, ()) if onto is None else (_rms_norm_grad_onto, (onto,))
+    if not takes(out, dy, x, g, rstd, *more):
         return None
-    return by_rows(_rms_norm_grad, [*map(view, (out, dy, x))], [view(rstd)], [view(g)], flops=8)
+    return by_rows(kernel, [*map(view, (out, dy, x, *more))], [view(rstd)], [view(g)], flops=8)
 
 
 @planned
@@ -109,11 +111,29 @@ def _layer_norm(y, s_y, x, s_x, mean, s_mean, rstd, s_rstd, g, b, rows, lead, ep
 def _layer_norm_grad(out, s_out, dy, s_dy, x, s_x, mean, s_mean, rstd, s_rstd, g, rows, lead, t_out: tl.constexpr,
                      t_dy: tl.constexpr, t_x: tl.constexpr, t_g: tl.constexpr,
                      NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    _layer_slopes(out, s_out, dy, s_dy, x, s_x, x, s_x, mean, s_mean, rstd, s_rstd, g, rows, lead, t_out, t_dy, t_x,
+                  t_x, t_g, False, NUM, ROWS, BLOCK)  # fmt: skip
+
+
+@triton.jit
+def _layer_norm_grad_onto(out, s_out, dy, s_dy, x, s_x, onto, s_onto, mean, s_mean, rstd, s_rstd, g, rows, lead,
+                          t_out: tl.constexpr, t_dy: tl.constexpr, t_x: tl.constexpr, t_onto: tl.constexpr,
+                          t_g: tl.constexpr, NUM: tl.constexpr, ROWS: tl.constexpr,
+                          BLOCK: tl.constexpr):  # fmt: skip
+    _layer_slopes(out, s_out, dy, s_dy, x, s_x, onto, s_onto, mean, s_mean, rstd, s_rstd, g, rows, lead, t_out, t_dy,
+                  t_x, t_onto, t_g, True, NUM, ROWS, BLOCK)  # fmt: skip
+
+
+@triton.jit
+def _layer_slopes(out, s_out, dy, s_dy, x, s_x, onto, s_onto, mean, s_mean, rstd, s_rstd, g, rows, lead,
+                  t_out: tl.constexpr, t_dy: tl.constexpr, t_x: tl.constexpr, t_onto: tl.constexpr, t_g: tl.constexpr,
+                  ADDS: tl.constexpr, NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = row < rows
     out += places(row, lead, s_out)
     dy += places(row, lead, s_dy)
     x += places(row, lead, s_x)
+    onto += places(row, lead, s_onto)
     middle = tl.load(mean + places(row, lead, s_mean), mask=here, other=0.0).to(tl.float32)[:, None]
     scale = tl.load(rstd + places(row, lead, s_rstd), mask=here, other=0.0).to(tl.float32)[:, None]
     first = tl.zeros((ROWS,), tl.float32)
@@ -130,7 +150,10 @@ def _layer_norm_grad(out, s_out, dy, s_dy, x, s_x, mean, s_mean, rstd, s_rstd, g
         col, mask = block(here, start, NUM, BLOCK)
         slope = fetch(dy, col, t_dy, mask, 0.0) * fetch_vector(g, col, t_g, NUM)
         z = (fetch(x, col, t_x, mask, 0.0) - middle) * scale
-        put(out, col, t_out, (slope - first[:, None] - z * second[:, None]) * scale, mask)
+        made = (slope - first[:, None] - z * second[:, None]) * scale
+        if ADDS:
+            made += fetch(onto, col, t_onto, mask, 0.0)
+        put(out, col, t_out, made, mask)
 
 
 @triton.jit
@@ -157,11 +180,28 @@ def _rms_norm(y, s_y, x, s_x, rstd, s_rstd, g, rows, lead, eps, t_y: tl.constexp
 def _rms_norm_grad(out, s_out, dy, s_dy, x, s_x, rstd, s_rstd, g, rows, lead, t_out: tl.constexpr,
                    t_dy: tl.constexpr, t_x: tl.constexpr, t_g: tl.constexpr,
                    NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    _rms_slopes(out, s_out, dy, s_dy, x, s_x, x, s_x, rstd, s_rstd, g, rows, lead, t_out, t_dy, t_x, t_x, t_g, False,
+                NUM, ROWS, BLOCK)  # fmt: skip
+
+
+@triton.jit
+def _rms_norm_grad_onto(out, s_out, dy, s_dy, x, s_x, onto, s_onto, rstd, s_rstd, g, rows, lead, t_out: tl.constexpr,
+                        t_dy: tl.constexpr, t_x: tl.constexpr, t_onto: tl.constexpr, t_g: tl.constexpr,
+                        NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    _rms_slopes(out, s_out, dy, s_dy, x, s_x, onto, s_onto, rstd, s_rstd, g, rows, lead, t_out, t_dy, t_x, t_onto, t_g,
+                True, NUM, ROWS, BLOCK)  # fmt: skip
+
+
+@triton.jit
+def _rms_slopes(out, s_out, dy, s_dy, x, s_x, onto, s_onto, rstd, s_rstd, g, rows, lead, t_out: tl.constexpr,
+                t_dy: tl.constexpr, t_x: tl.constexpr, t_onto: tl.constexpr, t_g: tl.constexpr, ADDS: tl.constexpr,
+                NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = row < rows
     out += places(row, lead, s_out)
     dy += places(row, lead, s_dy)
     x += places(row, lead, s_x)
+    onto += places(row, lead, s_onto)
     scale = tl.load(rstd + places(row, lead, s_rstd), mask=here, other=0.0).to(tl.float32)[:, None]
     along = tl.zeros((ROWS,), tl.float32)
     for start in range(0, NUM, BLOCK):
@@ -172,4 +212,7 @@ def _rms_norm_grad(out, s_out, dy, s_dy, x, s_x, rstd, s_rstd, g, rows, lead, t_
     for start in range(0, NUM, BLOCK):
         col, mask = block(here, start, NUM, BLOCK)
         slope = fetch(dy, col, t_dy, mask, 0.0) * fetch_vector(g, col, t_g, NUM)
-        put(out, col, t_out, (slope - fetch(x, col, t_x, mask, 0.0) * inner) * scale, mask)
+        made = (slope - fetch(x, col, t_x, mask, 0.0) * inner) * scale
+        if ADDS:
+            made += fetch(onto, col, t_onto, mask, 0.0)
+        put(out, col, t_out, made, mask)

@@ -3,7 +3,7 @@
 from math import prod
 from typing import Any
 
-from castile.planner.vocabulary import Pads, Pair, Results, Shape, Spec, kernel, like, need, round_up, same
+from castile.planner.vocabulary import Pads, Pair, Results, Shape, Spec, kernel, like, need, round_up, same, there
 
 # Bytes of padded copies of images that are worked on at once: half of a second-level cache.
 COLUMNS_CAP = 1 << 19
@@ -24,7 +24,9 @@ def _forward(outs: Results, accumulate: bool, x: Spec, w: Spec, **how: Any) -> i
     return _weights(w) + copied
 
 
-def _backward(outs: Results, accumulate: bool, dy: Spec, w: Spec, *, shape: Shape, **how: Any) -> int:
+def _backward(
+    outs: Results, accumulate: bool, dy: Spec, w: Spec, onto: Spec | None = None, *, shape: Shape, **how: Any
+) -> int:
     (dy, w), how = _images(dy, w), _how(**how)
     image = _images(Spec(tuple(shape), dy.dtype))[0]
     reach = [(n - 1) // s for n, s in zip(_extents(w.shape[2:], how["dilation"]), how["stride"], strict=True)]
@@ -97,14 +99,23 @@ def conv2d(x: Spec, w: Spec, *, stride: Pair, pads: Pads, dilation: Pair = (1, 1
     return (Spec((x.shape[0], w.shape[0], *size[lone:]), x.dtype),)
 
 
-@kernel(adds=True, working=_backward)
+@kernel(adds=True, working=_backward, onto=True)
 def conv2d_grad_input(
-    dy: Spec, w: Spec, *, shape: Shape, stride: Pair, pads: Pads, dilation: Pair = (1, 1), groups: int = 1
+    dy: Spec,
+    w: Spec,
+    onto: Spec | None = None,
+    *,
+    shape: Shape,
+    stride: Pair,
+    pads: Pads,
+    dilation: Pair = (1, 1),
+    groups: int = 1,
 ) -> Results:
     """x's shape."""
     x = Spec(tuple(shape), dy.dtype)
     y = conv2d(x, w, stride=stride, pads=pads, dilation=dilation, groups=groups)[0]
     like("conv2d_grad_input", dy=dy, conv2d=y)
+    like("conv2d_grad_input", x=x, **there(onto=onto))
     return (x,)
 
 

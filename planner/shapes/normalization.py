@@ -1,6 +1,6 @@
 """What kernels of normalisations give, work in and refuse."""
 
-from castile.planner.vocabulary import Results, Spec, kernel, like, need, wide
+from castile.planner.vocabulary import Results, Spec, kernel, like, need, there, wide
 
 
 @kernel()
@@ -11,10 +11,10 @@ def layer_norm(x: Spec, g: Spec, b: Spec, *, eps: float) -> Results:
     return x, rows, rows
 
 
-@kernel()
-def layer_norm_grad_input(dy: Spec, x: Spec, g: Spec, mean: Spec, rstd: Spec) -> Results:
+@kernel(onto=True)
+def layer_norm_grad_input(dy: Spec, x: Spec, g: Spec, mean: Spec, rstd: Spec, onto: Spec | None = None) -> Results:
     """x's spec."""
-    like("layer_norm_grad_input", dy=dy, x=x)
+    like("layer_norm_grad_input", dy=dy, x=x, **there(onto=onto))
     like("layer_norm_grad_input", g=g, **{"x's last dim": Spec(x.shape[-1:], x.dtype)})
     like("layer_norm_grad_input", mean=mean, rstd=rstd, **{"x's rows": Spec(x.shape[:-1], wide(x.dtype))})
     return (x,)
@@ -36,10 +36,10 @@ def rms_norm(x: Spec, g: Spec, *, eps: float) -> Results:
     return x, Spec(x.shape[:-1], wide(x.dtype))
 
 
-@kernel()
-def rms_norm_grad_input(dy: Spec, x: Spec, g: Spec, rstd: Spec) -> Results:
+@kernel(onto=True)
+def rms_norm_grad_input(dy: Spec, x: Spec, g: Spec, rstd: Spec, onto: Spec | None = None) -> Results:
     """x's spec."""
-    like("rms_norm_grad_input", dy=dy, x=x)
+    like("rms_norm_grad_input", dy=dy, x=x, **there(onto=onto))
     like("rms_norm_grad_input", g=g, **{"x's last dim": Spec(x.shape[-1:], x.dtype)})
     like("rms_norm_grad_input", rstd=rstd, **{"x's rows": Spec(x.shape[:-1], wide(x.dtype))})
     return (x,)

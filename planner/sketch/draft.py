@@ -70,9 +70,9 @@ class Draft:
 
     def _layout(self, step: Step, port: Port) -> int | None:
         """The layout of a port; None where a sketch has none for it."""
-        node, is_operand = self._nodes.get(step.node.name), port.role in ("x", "dx")
+        node, is_operand = self._nodes.get(step.node.name), port.of_operand
         if node is not None:
-            return self._layouts.number(node, self._space[self._owner[step.slot]], is_operand, port.index)
+            return self._layouts.number(node, self._space[self._owner[step.slot]], is_operand, port.index, port.begin)
         key = step.node.name, is_operand, port.index
         if key not in self._known:
             self._known[key] = self._of_param(step, is_operand, port.index)

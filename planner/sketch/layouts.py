@@ -44,21 +44,23 @@ class LayoutTable:
         self._seen: dict[object, Seen] = {}
         self._rows: list[tuple[int, list[Dim], list[bool]]] = []
 
-    def number(self, node: Node, space: int, is_operand: bool, index: int) -> int:
-        """The layout of a node's operand or result."""
-        asker = (self._kind(node), space, is_operand, index)
+    def number(self, node: Node, space: int, is_operand: bool, index: int, begin: tuple[int, ...] = ()) -> int:
+        """The layout of a node's operand or result, in an array where it begins at `begin`, () where they are one."""
+        asker = (self._kind(node), space, is_operand, index, begin)
         if asker not in self._numbers:
             a = node.alignment
             dims = (a.operands if is_operand else a.results)[index].dims
             # What follows the law is told by its axes; other operators may read otherwise with other settings.
-            key = (dims, tuple(a.extents.items()), space) if _is_lawful(node, is_operand) else asker
+            key = (dims, tuple(a.extents.items()), space, begin) if _is_lawful(node, is_operand) else asker
             if key not in self._numbers:
-                self._numbers[key] = self._new(node, space, is_operand, index)
+                self._numbers[key] = self._new(node, space, is_operand, index, begin)
             self._numbers[asker] = self._numbers[key]
         return self._numbers[asker]
 
-    def _new(self, node: Node, space: int, is_operand: bool, index: int) -> int:
+    def _new(self, node: Node, space: int, is_operand: bool, index: int, begin: tuple[int, ...]) -> int:
         rows, borne = self._made(node, space, is_operand, index)
+        if begin:
+            rows = [Dim(axis, lo + first, hi + first) for (axis, lo, hi), first in zip(rows, begin, strict=True)]
         same = (space, tuple((dim.axis, dim.lo.tobytes(), dim.hi.tobytes()) for dim in rows), tuple(borne))
         if same not in self._numbers:
             self._numbers[same] = len(self._rows)

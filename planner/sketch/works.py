@@ -104,7 +104,7 @@ class Works:
         first = self._first(step)
         touched = [box is not None for box in (*first.inputs, *first.outputs)]
         ports = itertools.compress(zip((*step.inputs, *step.outputs), bearing(step), strict=True), touched)
-        rows = [(of.shape(port.role in ("x", "dx"), port.index), dtypes(port.region), own) for port, own in ports]
+        rows = [(of.shape(port.of_operand, port.index), dtypes(port.region), own) for port, own in ports]
         every = [dtypes(port.region) for port in (*step.inputs, *step.outputs)]
         kinds = self._lowering.machine.kinds
         if self.is_plain:

@@ -48,6 +48,9 @@ def _how(stride, pads, dilation=(1, 1), groups=1) -> dict[str, object]:
 def case_conv2d_grad_input(draw: Draw) -> Iterator[Case]:
     for (x, w), params in case_conv2d(draw):
         yield (draw(*reference.conv2d(x, w, **params).shape), w), params | {"shape": x.shape}
+    for (x, w), params in case_conv2d(draw):
+        if x.ndim == 3 or w.shape[2:] == (1, 1) or w.shape[1] == 1:
+            yield (draw(*reference.conv2d(x, w, **params).shape), w, draw(*x.shape)), params | {"shape": x.shape}
 
 
 def case_conv2d_grad_weight(draw: Draw) -> Iterator[Case]:

@@ -15,6 +15,7 @@ def case_layer_norm_grad_input(draw: Draw) -> Iterator[Case]:
     for (x, g, b), params in case_layer_norm(draw):
         _, mean, rstd = reference.layer_norm(x, g, b, **params)
         yield (draw(*x.shape), x, g, mean, rstd), {}
+        yield (draw(*x.shape), x, g, mean, rstd, draw(*x.shape)), {}
 
 
 def case_layer_norm_grad_params(draw: Draw) -> Iterator[Case]:
@@ -30,7 +31,9 @@ def case_rms_norm(draw: Draw) -> Iterator[Case]:
 
 def case_rms_norm_grad_input(draw: Draw) -> Iterator[Case]:
     for (x, g), params in case_rms_norm(draw):
-        yield (draw(*x.shape), x, g, reference.rms_norm(x, g, **params)[1]), {}
+        _, rstd = reference.rms_norm(x, g, **params)
+        yield (draw(*x.shape), x, g, rstd), {}
+        yield (draw(*x.shape), x, g, rstd, draw(*x.shape)), {}
 
 
 def case_rms_norm_grad_params(draw: Draw) -> Iterator[Case]:
