@@ -116,7 +116,9 @@ class Training:
         self._record(step + 1, rate)
         if loss is not None and not math.isfinite(progress.losses[-1]):
             self.log.record("end", step=step + 1, reason="the loss is not a finite number")
-            raise UserError(f"step {step + 1}: the loss is not a finite number: train again with a smaller --lr")
+            # Before the first update no rate is to blame.
+            mend = "train again with a smaller --lr" if step else "look for such numbers in samples and parameters"
+            raise UserError(f"step {step + 1}: the loss is not a finite number: {mend}")
         if timeline is not None:
             self._sample(step + 1, timeline)
 

@@ -125,13 +125,18 @@ class Graph:
         """Add a node and return its first result; the others are `name:label`."""
         if name in self.nodes:
             raise ValueError(f"two nodes are named {name!r}")
+        if strange := [t.name for t in inputs if self.tensors.get(t.name) != t]:
+            raise ValueError(f"{name}: the tensor {strange[0]!r} is of another graph")
         alignment = op.bind(inputs, name)
         node = Node(
             name, op, tuple(t.name for t in inputs), tuple(name + (f":{r}" if r else "") for r in op.results), alignment
         )
         specs = [Spec(node.whole().reads(n).shape, t.dtype) for n, t in enumerate(inputs)]
         context = {"at": node.whole()} if "at" in op.asks("F") else {}
-        results = record(op.forward, specs, None, **context).results  # type: ignore[attr-defined]
+        try:
+            results = record(op.forward, specs, None, **context).results  # type: ignore[attr-defined]
+        except ValueError as error:
+            raise ValueError(f"{name} ({op.name}): {error}") from error
         for output, operand, spec in zip(node.outputs, alignment.results, results, strict=True):
             assert spec is not None and spec.shape == alignment.shape(operand), (
                 f"{name}: body gives {spec}, line {operand}"
@@ -150,13 +155,12 @@ class Graph:
         if name in layers.available():
             return partial(layers.find(name), self)
         if name.startswith("_") or name not in operators.available():
-            known = sorted((*operators.available(), *layers.available()))
+            known = sorted((*filter(_is_layer, operators.available()), *layers.available()))
             near, among = suggestion(name, known), ", ".join(known)
             raise AttributeError(f"a graph has no layer {name!r}{near}; there are {among}")
-        layer = getattr(operators.find(name), "layer", None)
-        if layer is None:
+        if not _is_layer(name):
             raise AttributeError(f"{name} is no layer of a graph: it belongs to updates, which plans add by themselves")
-        return partial(layer, self)
+        return partial(operators.find(name).layer, self)
 
     def _tensor(self, tensor: Tensor) -> Tensor:
         if tensor.name in self.tensors:
@@ -190,3 +194,8 @@ class Graph:
         tensors = [(t.name, t.shape, t.dtype, t.param) for t in self.tensors.values()]
         told = (nodes, updates, tensors, self.loss, *sorted(self.orders.items()))
         return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+
+
+def _is_layer(name: str) -> bool:
+    """Whether an operator adds itself to graphs."""
+    return hasattr(operators.find(name), "layer")

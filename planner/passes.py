@@ -110,7 +110,7 @@ def training(graph: Graph, updates: Updates, chosen: frozenset[str], count: int 
     Raises ValueError where there is nothing to minimise, or the graph cannot be cut into microbatches.
     """
     if not graph.loss:
-        raise ValueError(f"{graph.name} has no loss to minimise")
+        raise ValueError(f"{graph.name} has no loss to minimise: name it with minimise(loss)")
     draft = _draft(graph, updates, chosen | cast(graph, updates), count, shown or count)
     if is_scaled(graph, updates):
         _scale(draft)

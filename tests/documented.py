@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from castile.launch import data, models, optimizers, rates
+from castile.planner import layers
 from castile.planner import op as ops
 from castile.planner import search as searches
 from castile.runtime import machine as machines
@@ -162,6 +163,24 @@ def schedules() -> str:
     ))  # fmt: skip
 
 
+def layering() -> str:
+    """A row for each layer of a graph: how it is called, and the first sentence of its file."""
+    owners = {name: ops.find(name) for name in ops.available() if hasattr(ops.find(name), "layer")}
+    found = {name: (owner.layer, owner.__module__) for name, owner in owners.items()}
+    found |= {name: (layers.find(name), layers.find(name).__module__) for name in layers.available()}
+    return table("layer | what it is", (
+        (f"`{_call(name, layer)}`", _first(sys.modules[module])) for name, (layer, module) in sorted(found.items())
+    ))  # fmt: skip
+
+
+def _call(name: str, layer: Callable[..., Any]) -> str:
+    """As it is written on a graph, with the operator's own settings where the layer leaves them to it."""
+    parameters = list(inspect.signature(layer).parameters.values())[1:]
+    if parameters[-1].name == "settings":
+        parameters[-1:] = inspect.signature(ops.find(name)).parameters.values()
+    return f"{name}{inspect.Signature([p.replace(annotation=p.empty) for p in parameters])}"
+
+
 def _defaults(function: Callable[..., Any], reserved: Iterable[str] = ()) -> dict[str, Any]:
     parameters = inspect.signature(function).parameters.values()
     return {p.name: p.default for p in parameters if p.name not in set(reserved)}
@@ -206,7 +225,7 @@ def _clause(text: str) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     function.__name__: function
-    for function in (commands, options, zoo, datasets, searching, presets, updating, schedules)
+    for function in (commands, options, zoo, datasets, searching, presets, updating, schedules, layering)
 }
 
 

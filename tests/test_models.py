@@ -232,6 +232,18 @@ def test_settings_that_do_not_fit_are_refused():
 FAULTS = [
     ("    return 1 / 0\n", r"build\(\) failed: ZeroDivisionError: division by zero \(line 3\)"),
     ('    return Graph("m", dtype).rleu\n', r"build\(\) failed: .* no layer 'rleu' \(did you mean 'relu'.* \(line 3\)"),
+    (
+        "    g, o = Graph('m', dtype), Graph('o')\n    g.relu('it', o.input('x', (2, 3), 'b i'))\n",
+        r"build\(\) failed: ValueError: it: the tensor 'x' is of another graph \(line 4\)",
+    ),
+    (
+        "    g = Graph('m')\n    g.add('it', g.input('a', (2, 3), 'b i'), g.input('c', (2, 3), 'b i', 'int32'))\n",
+        r"build\(\) failed: ValueError: it \(add\): .*dtypes.*must be equal \(line 4\)",
+    ),
+    (
+        "    g = Graph('m')\n    g.relu('it', g.input('x', (2, 3), 'b i'))\n    g.outputs = ['its']\n    return g\n",
+        r"build\(\) names 'its' as an output, which no layer gives",
+    ),
     ("    return batch.shape\n", r"build\(\) failed: AttributeError: .* \(line 3\)"),
     ('    return Graph("m", dtype)\n', r"build\(\) gave a graph of no nodes"),
     ("    return dtype\n", r"build\(\) gave a str; it should give a Graph"),

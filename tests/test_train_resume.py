@@ -221,6 +221,14 @@ def test_a_loss_that_is_no_number_ends_the_run_and_is_not_saved(alone, capsys):
     assert not checkpoints("run")
 
 
+def test_a_loss_that_is_no_number_before_the_first_update_is_blamed_on_no_rate(alone, capsys):
+    np.savez("nan.npz", image=np.full((100, 1, 8, 8), np.nan, "float32"), label=np.zeros(100, "int32"))
+    assert main([*MLP, "--steps", "10", "--data", "numpy:file=nan.npz"]) == 2
+    assert capsys.readouterr().err.endswith(
+        "castile: step 1: the loss is not a finite number: look for such numbers in samples and parameters\n"
+    )
+
+
 def test_numbers_that_are_not_finite_are_not_saved_though_the_loss_is(alone, capsys):
     # The loss of a step is that of the parameters before it.
     with warnings.catch_warnings(action="error"):

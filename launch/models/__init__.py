@@ -85,6 +85,8 @@ class Model:
             raise ValueError(f"model {self.name}: build() gave a {type(graph).__name__}; it should give a Graph")
         if not graph.nodes:
             raise ValueError(f"model {self.name}: build() gave a graph of no nodes; its layers are methods of Graph")
+        if strange := [name for name in graph.outputs if name not in graph.tensors]:
+            raise ValueError(f"model {self.name}: build() names {strange[0]!r} as an output, which no layer gives")
         return rewrites.apply(self.rewrite, graph) if self.rewrite else graph
 
 
