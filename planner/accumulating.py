@@ -17,7 +17,7 @@ from castile.planner.spaces import Spaces
 from castile.planner.strategy import Strategy
 from castile.runtime.transfer import TooManyTransfers
 
-# Of the known plans that are taken to fit so many are simulated, the best, until one does.
+# Of the known plans that are taken to fit so many are simulated, the best, until one does; then the smallest.
 MOST_TRIED = 3
 # A search may find a plan that fits where a sketch takes the smallest known one for so many times the memory: searches
 # were seen to save a quarter.
@@ -32,7 +32,7 @@ class Foreseen:
     """What known plans in so many microbatches are taken for.
 
     share     of its memory the fullest processor needs in the plan that needs least: more than 1 where none fits
-    fitting   those that are taken to fit, by the seconds that they are taken for
+    fitting   of those that are taken to fit the best, by the seconds that they are taken for, and the smallest
     """
 
     share: float
@@ -75,14 +75,17 @@ def foresee(evaluator: Evaluator, names: Sequence[str] | None = None, pins: Pins
     lowering, cost = evaluator.lowering, evaluator.cost
     known = seeds(lowering, names, cost, pins)
     sieve = Sieve(evaluator, known, Spaces(lowering, cost, pins))
-    shares, fitting = [], []
+    shares, found = [], []
     for name, configs in sieve.configs.items():
         sieve.sketch.update(name in sieve.in_pieces)
         seconds = sieve.sketch.seconds(configs)
         shares.append(float((sieve.sketch.room.held / evaluator.capacity).max()))
         if shares[-1] <= 1:
-            fitting.append((seconds, known[name]))
-    return Foreseen(min(shares), tuple(sorted(fitting, key=lambda one: one[0])))
+            found.append((seconds, shares[-1], known[name]))
+    found.sort(key=lambda one: one[:2])
+    # A sketch took a small vit for half the memory that it needs: where the best do not fit, the smallest may.
+    last = sorted(found[MOST_TRIED:], key=lambda one: one[1])[:1]
+    return Foreseen(min(shares), tuple((seconds, plan) for seconds, _, plan in (*found[:MOST_TRIED], *last)))
 
 
 def enough(
@@ -112,7 +115,7 @@ def enough(
         fitting = foreseen.fitting
         if fitting and fitting[0][0] >= least:
             break
-        found = next((seconds for _, plan in fitting[:MOST_TRIED] if (seconds := _seconds(evaluator, plan)) < inf), inf)
+        found = next((seconds for _, plan in fitting if (seconds := _seconds(evaluator, plan)) < inf), inf)
         if found < least:
             least, best = found, Chosen(number, evaluator, pins, True)
         elif best is None and foreseen.share < share:

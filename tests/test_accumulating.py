@@ -206,6 +206,19 @@ def test_the_number_is_that_in_which_known_plans_are_best() -> None:
     assert number(15_000, numbers) == numbers[fits.index(True)] > 1
 
 
+def test_where_the_best_known_plans_do_not_fit_the_smallest_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    same = on(10**6, 2)[0]
+    monkeypatch.setattr(accumulating, "MOST_TRIED", 1)
+    few = accumulating.foresee(same)
+    (_, best), (_, smallest) = few.fitting
+    others = [name for name in seeds(same.lowering) if name != best.search]
+    assert smallest.search == min(others, key=lambda name: accumulating.foresee(same, [name]).share)
+    tried = []
+    monkeypatch.setattr(accumulating, "_seconds", lambda evaluator, plan: tried.append(plan) or inf)
+    assert accumulating.enough(lambda n: (same, None), (2,)) is not None
+    assert tried == [plan for _, plan in few.fitting]
+
+
 def choose(
     monkeypatch: pytest.MonkeyPatch, known: dict[int, tuple[float, float, float]], is_over: bool = False
 ) -> Chosen | None:
