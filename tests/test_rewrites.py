@@ -233,7 +233,7 @@ def test_fusing_never_adds_calls_or_bytes(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text,calls,nbytes",
-    [("resnet:depth=50", 0.91, 0.83), ("vgg:hidden=64", 0.94, 0.90)],
+    [("resnet:depth=50", 0.915, 0.84), ("vgg:hidden=64", 0.94, 0.90)],
 )
 def test_fusing_saves_large_models(text: str, calls: float, nbytes: float) -> None:
     graph = models.parse(text).graph(8, "bfloat16")
