@@ -37,7 +37,7 @@ def _rows(graph: TaskGraph, timeline: Timeline, pid: int) -> Iterator[dict[str, 
     """Names and places of the rows, by processor and lane."""
     for row in sorted({int(lane) for task in timeline.task for lane in graph.lanes_of(task)}):
         proc, lane = divmod(row, NUM_LANES)
-        yield _named("thread_name", pid, row, f"rank {proc} {Lane(lane).name.lower()}")
+        yield _named("thread_name", pid, row, f"processor {proc} {Lane(lane).name.lower()}")
         yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": row, "args": {"sort_index": row}}
 
 
