@@ -78,12 +78,14 @@ def by_rows(
     # The first of several is written.
     nbytes_each = sum(np.dtype(one.array.dtype).itemsize for one in arrays[1:] or arrays)
     reads = len(arrays) - 1 + len(vectors or ()) if len(arrays) > 1 else 0
-    loose = any(one.steps[-1] != 1 for one in arrays) or any(
-        step % _EIGHT for steps in walk.steps[: len(arrays)] for step in steps
-    )
+    apart = any(one.steps[-1] != 1 for one in arrays)
+    loose = apart or any(step % _EIGHT for steps in walk.steps[: len(arrays)] for step in steps)
     first = 1024 * _each_first(cols, reads, nbytes_each, loose, skewed)
+    most = _HELD if again else _ONCE
+    # Rows that begin anywhere, but not all alike, are read and written one by one.
+    masked = loose and (reads > 1 or (not skewed and arrays[0].steps[-1] == 1))
     settings: tuple[tuple[int, ...], ...] = _settings(
-        walk.extent, cols + (_EIGHT - 1) * skewed, _HELD if again else _ONCE, nbytes_each, first, loose and reads > 1
+        walk.extent, cols + (_EIGHT - 1) * skewed, most, nbytes_each, first, masked, apart and cols < _EIGHT
     )
     return Plan(_staged(settings, cols, nbytes_each) if "STAGES" in known else settings, launches)
 
@@ -113,18 +115,19 @@ def _staged(settings: tuple[tuple[int, ...], ...], cols: int, nbytes: int) -> tu
 
 
 def _settings(
-    extent: int, cols: int, most: int, nbytes: int, first: int, loose: bool
+    extent: int, cols: int, most: int, nbytes: int, first: int, loose: bool, alone: bool
 ) -> tuple[tuple[int, int, int], ...]:
     """Rows, elements of a row and warps of a program, first with as many elements a thread as spill no registers.
 
     Of one row that is held at once, as those of at most `most` elements are, these are 16; masks of several rows, or of
-    blocks of one, take registers too, most where several rows are `loose`, as they are read one by one. nbytes: of an
-    element of each array that is read; first: the longest row that is held first though it is longer than that.
+    blocks of one, take registers too, most where rows are `loose`, as they are read one by one, or elements of short
+    ones `alone`, each far from the next. nbytes: of an element of each array that is read; first: the longest row that
+    is held first though it is longer than that.
     """
     if cols <= most:
         longest = power_of_two(cols)
         blocks = [longest] * 4 + [min(longest, 2048)] * 2
-        each = (16 if longest >= 1024 else 8, 8, 16, 32, 8, 16)
+        each = (16 if longest >= 1024 else 4 if alone else 8, 8, 16, 32, 8, 16)
     else:
         blocks = [4096, 4096, 4096, 2048, 2048, 8192]
         each = (8, 16, 32, 16, 8, 32) if loose else (16, 8, 32, 16, 8, 32)
