@@ -31,8 +31,8 @@ test-kernels: .venv/.castile-test
 test-mpi: .venv/.castile-test
 	$(BIN)/python -m pytest -m mpi
 
-# Every setting of every kernel, with the oldest and the newest Triton that castile works with. What was compiled is kept
-# in build/triton-*/compiled.jsonl: a run that is cut off goes on there.
+# Every way to ask for a kernel and every setting, with the oldest and the newest Triton that castile works with: an hour
+# of two cores. What was compiled is kept in build/triton-*/compiled.jsonl: a run that is cut off goes on there.
 kernels: kernels-3.6.0 kernels-3.9.0
 	@cat build/triton-*/table.txt
 

@@ -1,4 +1,4 @@
-"""Arrays of any size that take no memory, for what looks at shapes and steps only."""
+"""Arrays of any size that take no memory, for what looks at shapes and steps only; it knows no kernel."""
 
 from math import prod
 from typing import Any
@@ -18,3 +18,15 @@ def array(shape: tuple[int, ...], dtype: str) -> np.ndarray:
 def laid(x: Any) -> Any:
     """An array with the steps that a call's name tells; what is no array stays."""
     return as_strided(np.zeros(1, x.dtype), x.shape, x.strides) if isinstance(x, Array) else x
+
+
+def boxed(x: Any) -> Any:
+    """x as a box inside an array twice as long in each dim; what is no array stays."""
+    if not hasattr(x, "strides"):
+        return x
+    return as_strided(np.zeros(1, x.dtype), x.shape, array(tuple(2 * n for n in x.shape), x.dtype.name).strides)
+
+
+def by_columns(x: Any) -> Any:
+    """x with its dims in memory the other way round, the first innermost."""
+    return array(x.shape[::-1], x.dtype.name).T

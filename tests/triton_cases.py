@@ -16,11 +16,19 @@ from castile.planner import vocabulary
 from castile.planner.vocabulary import Spec
 from tests import triton_cases_images, triton_cases_tokens
 from tests.kernel_cases import Case, cases
-from tests.triton_arrays import array
+from tests.triton_arrays import array, boxed, by_columns
 from tests.triton_cases_images import layouts
 
 NAMES = sorted(forms("triton"))
 FAMILIES = (triton_cases_images, triton_cases_tokens)
+
+
+def _as_it_comes(x: Any) -> Any:
+    return x
+
+
+# How operands and results lie where these are not whole arrays, or not by rows.
+STEPPED = {"reading boxes": (boxed, _as_it_comes), "writing columns": (_as_it_comes, by_columns)}
 
 
 def specs(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -97,16 +105,19 @@ def fake_plan(name: str, case: Case) -> Plan | None:
 
 def asked(name: str, dtype: str) -> Iterator[tuple[str, Plan]]:
     """The plans of `large` cases in every way that planners ask for them, and that way in words: with images in each
-    layout, added to what is there, and written in float32; the first of a case, as it comes, has none.
+    layout, added to what is there, and written in float32; reading boxes of larger arrays; writing by columns what is
+    read by rows. The first of a case, as it comes, has none.
     """
     adds = ("", "adds")[: 1 + ("accumulate" in inspect.signature(forms("triton")[name]).parameters)]
     wide = ("", "written in float32")[: 1 + (vocabulary.casts(name) and dtype != "float32")]
     for case in large(name, dtype):
-        lays = layouts(case) if hasattr(triton_cases_images, f"large_{name}") else {"": lambda x: x}
-        for (layout, lay), add, cast_to in product(lays.items(), adds, wide):
-            made_of = (tuple(map(lay, case[0])), case[1])
+        lays = layouts(case) if hasattr(triton_cases_images, f"large_{name}") else {"": _as_it_comes}
+        ways = [(layout, lay, lay, add, cast_to) for (layout, lay), add, cast_to in product(lays.items(), adds, wide)]
+        ways += [(way, read, written, "", "") for way, (read, written) in STEPPED.items()]
+        for layout, read, written, add, cast_to in ways:
+            made_of = (tuple(map(read, case[0])), case[1])
             outs = (array(one.shape, "float32" if cast_to else one.dtype) for one in results(name, *case))
-            made = plan(name, tuple(map(lay, outs)), made_of, bool(add))
+            made = plan(name, tuple(map(written, outs)), made_of, bool(add))
             assert made is not None, f"{name} falls back to its definition"
             yield " ".join(filter(None, (layout, add, cast_to))), made
 

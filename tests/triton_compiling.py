@@ -6,20 +6,20 @@ Run by `make test` in a process of its own without TRITON_INTERPRET; what settin
 
 import re
 from collections.abc import Callable, Iterator
-from itertools import cycle, product
 from typing import Any
+from zlib import crc32
 
 import pytest
 import triton
 
-from castile.kernels.triton.launch import arrays_of
+from castile.kernels.triton.launch import Launch, Plan, arrays_of
 from tests import triton_cases_images
 from tests.kernel_cases import Case, cases
 from tests.triton_arrays import array
 from tests.triton_cases import NAMES, asked, cast, fake_plan, has_network_shapes, large, launches, plan, results
 from tests.triton_cases_images import is_image, layouts
 from tests.triton_cases_tokens import BLOCK
-from tests.triton_chips import CHIPS, Compiled, compiled
+from tests.triton_chips import CHIPS, Compiled, compiled, lines
 from tests.triton_estimate import least_seconds, told
 from tests.triton_every import DTYPES
 
@@ -54,12 +54,23 @@ def test_the_default_setting_fits_a_chip(name: str, chip: int, tell: Callable[[s
                     tell(f"{name} {shapes}: {told(launch, made)}")
 
 
+def ways(name: str) -> list[tuple[str, int, str, Plan]]:
+    """Each way to ask for a kernel once, for chips and in dtypes in turn, whatever other kernels there are: all of all
+    are compiled by `make kernels`.
+    """
+    every = {dtype: {way: made for way, made in asked(name, dtype) if way} for dtype in DTYPES}
+    found = []
+    for turn, way in enumerate(dict.fromkeys(way for made in every.values() for way in made), crc32(name.encode())):
+        # What is written in float32 is not of float32.
+        has = [dtype for dtype in DTYPES if way in every[dtype]]
+        dtype = has[turn // len(CHIPS) % len(has)]
+        found.append((way, list(CHIPS)[turn % len(CHIPS)], dtype, every[dtype][way]))
+    return found
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_way_to_ask_for_a_kernel_fits_some_chip(name: str) -> None:
-    # Each once, of one dtype and for one chip: all of all are compiled by `make kernels`.
-    ways = {way: made for way, made in asked(name, "bfloat16") if way}
-    for way, (chip, dtype) in zip(ways, cycle(product(CHIPS, DTYPES)), strict=False):
-        made = next((made for named, made in asked(name, dtype) if named == way), ways[way])
+    for way, chip, dtype, made in ways(name):
         for launch in launches(made):
             fits(compiled(launch, chip), f"{name} {way} {dtype}")
 
@@ -110,14 +121,27 @@ def test_windows_over_pictures_are_read_in_vectors(name: str) -> None:
             assert not re.findall(r"ld\.global\S*\.b(?:8|16)\s", compiled(launch, 90).ptx)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_odd_shapes_compile(name: str) -> None:
-    # A length of 1 is a constant to the compiler, though not to the interpreter.
+def odd(name: str) -> list[Launch]:
+    """Defaults on odd shapes. A length of 1 is a constant to the compiler, though not to the interpreter."""
+    found = []
     for case in cases(name, "float32"):
         made = fake_plan(name, cast(name, case, "float16"))
-        assert made is not None
-        for launch in launches(made):
-            fits(compiled(launch, 90))
+        assert made is not None, f"{name} falls back to its definition"
+        found += launches(made)
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_odd_shapes_compile(name: str) -> None:
+    for launch in {lines(launch, 90): launch for launch in odd(name)}.values():
+        fits(compiled(launch, 90))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_all_odd_shapes_compile(name: str) -> None:
+    for launch in odd(name):
+        fits(compiled(launch, 90))
 
 
 def of(name: str, *shapes: tuple[int, ...], dtype: str = "bfloat16", **params: float) -> list:

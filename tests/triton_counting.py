@@ -6,6 +6,7 @@ Run by `make test` in a process of its own without TRITON_INTERPRET.
 import json
 from math import prod
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,11 @@ from castile.kernels.triton.launch import Launch
 from tests import triton_chips
 from tests.kernel_cases import Case
 from tests.triton_arrays import array
-from tests.triton_cases import fake_plan, launches, plan
+from tests.triton_cases import NAMES, STEPPED, fake_plan, launches, plan
 from tests.triton_chips import CHIPS, Compiled, code, compiled, parameters
 from tests.triton_counted import SECTOR, Counted, counted, made
 from tests.triton_estimate import estimate, measured, moved_bytes, of_call
-from tests.triton_every import Part, by_code, compile_all, faults, kept, parts, table
+from tests.triton_every import Part, by_code, compile_all, faults, kept, parts, resources, table, worth
 
 assert not triton.knobs.runtime.interpret, "these checks compile, which TRITON_INTERPRET forbids"
 
@@ -233,6 +234,46 @@ def test_what_no_launch_could_use_is_told(some: list[Part], tmp_path: Path) -> N
             assert len(lines) == told and all(same[0].kernel in line for line in lines), change
     text = table(some, wanted, found)
     assert text.startswith(f"Triton {triton.__version__}") and "sm_80" in text and "sm_90" in text
+
+
+def test_all_that_may_be_asked_for_is_compiled_in_some_way() -> None:
+    every = parts(chips=[90])
+    chosen = worth(every)
+    assert len(chosen) < len(every) / 4
+    whole = [part for part in every if part.way not in STEPPED]
+    for seen in (
+        lambda part: (part.kernel, part.setting, part.launch.kernel.__name__),
+        lambda part: (part.kernel, part.setting, part.dtype == "float32"),
+        lambda part: (part.kernel, part.dtype),
+    ):
+        assert set(map(seen, whole)) <= set(map(seen, chosen))
+    for narrow in ("float16", "bfloat16"):
+        left = {(part.kernel, part.way) for part in every} - {
+            (part.kernel, part.way) for part in chosen if part.default and part.dtype == narrow
+        }
+        assert all(narrow == "float16" and way in STEPPED for _, way in left)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_in_float16_a_setting_takes_the_shared_memory_that_it_takes_in_bfloat16(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    chip = int(rng.choice(list(CHIPS)))
+    made = {dtype: parts([chip], [dtype], NAMES[seed::40]) for dtype in ("bfloat16", "float16")}
+    for number in rng.integers(0, len(made["bfloat16"]), 3):
+        one, other = (made[dtype][number] for dtype in made)
+        assert (one.kernel, one.way, one.setting, one.since) == (other.kernel, other.way, other.setting, other.since)
+        if one.since <= chip:
+            assert resources(one.launch, chip)["shared"] == resources(other.launch, chip)["shared"], other.named
+
+
+@pytest.mark.slow
+def test_what_is_left_out_fits_too(tmp_path: Path) -> None:
+    every = parts()
+    left = by_code(every)
+    for key in by_code(worth(every)):
+        del left[key]
+    some = dict(Random(0).sample(sorted(left.items(), key=lambda one: one[0]), 100))
+    assert faults(some, compile_all(some, tmp_path / "kept", 1)) == []
 
 
 def test_few_registers_may_be_traded_for_a_program() -> None:

@@ -15,12 +15,14 @@ import json
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from itertools import groupby, product
+from math import prod
 from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
@@ -28,7 +30,7 @@ import triton
 
 from castile.kernels.choice import setting_text
 from castile.kernels.triton.launch import Launch
-from tests.triton_cases import NAMES, asked
+from tests.triton_cases import NAMES, STEPPED, asked
 from tests.triton_chips import CHIPS, Compiled, code, compiled
 
 DTYPES = ("bfloat16", "float32", "float16")
@@ -67,6 +69,31 @@ def parts(chips: Iterable[int] = CHIPS, dtypes: Iterable[str] = DTYPES, names: I
     return sorted(every, key=lambda part: not part.default)
 
 
+def worth(every: Iterable[Part]) -> list[Part]:
+    """The parts that are compiled: those that differ from a default, in bfloat16 or float32 and on whole arrays, in one
+    of these at most; and of another setting of a kernel, by chip, launch and dtype, only the one that asks most.
+    """
+    most: dict[Any, Part] = {}
+    for part in every:
+        if sum((not part.default, part.dtype == "float16", part.way in STEPPED)) < 2:
+            key = part if part.default else (part.kernel, part.chip, part.setting, part.launch.kernel, part.dtype)
+            most[key] = max(most.get(key, part), part, key=_asks)
+    return list(most.values())
+
+
+def _asks(part: Part) -> tuple[int, int]:
+    """How much a part asks of a chip as far as is told before: by the numbers it is compiled for, then by its way."""
+    return prod(1 + abs(one) for one in _numbers(tuple(part.launch.constants.values()))), len(part.way.split())
+
+
+def _numbers(x: Any) -> Iterator[int]:
+    if isinstance(x, tuple):
+        for one in x:
+            yield from _numbers(one)
+    elif isinstance(x, int):
+        yield x
+
+
 def by_code(every: Iterable[Part]) -> dict[str, list[Part]]:
     """The parts that a chip is new enough for, by what decides their code."""
     found: dict[str, list[Part]] = defaultdict(list)
@@ -87,13 +114,15 @@ def kept(path: Path) -> Found:
 
 def resources(launch: Launch, chip: int) -> dict[str, Any]:
     """What a compiled launch takes of its chip, or why it does not compile."""
-    try:
-        row = asdict(compiled(launch, chip))
-        del row["ptx"]
-    except Exception as problem:
-        row = {"problem": f"{type(problem).__name__}: {problem}"[:300]}
-    # Else a process would hold all that it has compiled.
-    launch.kernel.device_caches.clear()
+    # Else a process would hold all that it has compiled, and a disk some gigabytes of it.
+    with TemporaryDirectory() as folder, triton.knobs.cache.scope():
+        triton.knobs.cache.dir = folder
+        try:
+            row = asdict(compiled(launch, chip))
+            del row["ptx"]
+        except Exception as problem:
+            row = {"problem": f"{type(problem).__name__}: {problem}"[:300]}
+        launch.kernel.device_caches.clear()
     return row
 
 
@@ -181,7 +210,7 @@ def main() -> int:
     parser.add_argument("table", type=Path, help="file that gets the table")
     parser.add_argument("--workers", type=int, default=2, help="processes that compile")
     arguments = parser.parse_args()
-    every = parts()
+    every = worth(parts())
     wanted = by_code(every)
     found = compile_all(wanted, arguments.kept, arguments.workers)
     wrong = faults(wanted, found)
