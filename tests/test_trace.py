@@ -40,7 +40,8 @@ def test_every_span_is_found_again(tmp_path_factory, data):
                 assert event["args"]["step"] == 3
                 assert event["args"]["flops"] == graph.cost_keys[graph.cost[task]].flops
         rows = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name" and e["pid"] == pid}
-        assert rows == {lane: f"processor {lane // NUM_LANES} {Lane(lane % NUM_LANES).name.lower()}" for _, lane in wanted}
+        lanes = ((lane, Lane(lane % NUM_LANES).name.lower()) for _, lane in wanted)
+        assert rows == {lane: f"processor {lane // NUM_LANES} {name}" for lane, name in lanes}
 
 
 def test_names_survive_and_missing_timelines_are_left_out(tmp_path):
