@@ -59,8 +59,9 @@ class Layouts(NamedTuple):
 
 
 class Links(NamedTuple):
-    """By level, the nearest first: processors in a group; seconds of a hop; seconds a byte, where all use the links.
+    """By level, the nearest first: seconds of a hop; seconds a byte, where all use the links.
 
+    group[L, P]  the group of each processor
     has_trees  sums can go along trees
     bucket     the most bytes of sums that go together, 0 where none do
     """
@@ -80,17 +81,15 @@ class Program(NamedTuple):
                     -1: the step only sends what it reads on its way, as soon as that is made
     read_ptr[S+1]   the reads of a step
     flow[E], layout[E]      of each read
-    before[E]       the read of the same flow that comes before, -1 where none does
     made_ptr[F+1]   the ends of a flow that are there before its reads
     step[M], owner[M], made[M], partial[M]      the step of such an end (-1: there before), the node that decides
                     it, its layout, and whether parts that lie alike are to be summed
-    pair_ptr[E]     where the pairs of a read begin, one for each end of its flow; pair[...] numbers those alike
     itemsize[F]
     own_ptr[N+1], own   the steps that a node decides
     space[N]        of each node
     known[N]        where the splits of the node's kind begin in `known` and `nbytes`
     turns[3]        the steps with which the first and the second of two microbatches begin, and how many more are like
-                    the first; -1 where there are none
+                    the first; S, S and 0 where there are none
     """
 
     node: np.ndarray
@@ -98,14 +97,11 @@ class Program(NamedTuple):
     read_ptr: np.ndarray
     flow: np.ndarray
     layout: np.ndarray
-    before: np.ndarray
     made_ptr: np.ndarray
     step: np.ndarray
     owner: np.ndarray
     made: np.ndarray
     partial: np.ndarray
-    pair_ptr: np.ndarray
-    pair: np.ndarray
     itemsize: np.ndarray
     own_ptr: np.ndarray
     own: np.ndarray
@@ -118,11 +114,14 @@ class Uses(NamedTuple):
     """Which reads have to do with which nodes.
 
     reader[E]       the node that reads
+    source_ptr[E+1], source     the steps before it that make what it reads
     flow_ptr[N+1], flow     the flows that a node makes or reads, if any reads them
     read_ptr[F+1], read     the reads of a flow
     """
 
     reader: np.ndarray
+    source_ptr: np.ndarray
+    source: np.ndarray
     flow_ptr: np.ndarray
     flow: np.ndarray
     read_ptr: np.ndarray
@@ -136,17 +135,19 @@ class Prices(NamedTuple):
     seconds[rows, T]    of a step's largest part, by the type of processor
     total[Q, T]         of all steps that a node of the kind decides
     nbytes[Q]           that a part of a node keeps through a step
-    content[...]        a hash of where a layout's parts lie, by layout and Config; 0 where unknown
-    keys[H], moves[H]   a hash table of transfers' seconds by (pair, Config, Config)
+    pattern[...]        by layout and Config, 1 + the first entry whose every part lies as its does; 0 where unknown
+    content[...]        the same, where all parts together lie as its do: the same processors hold the same boxes
+    keys[H], values[H]  a hash table: of transfers their seconds, of hashes of where parts lie the first entry
     """
 
     known: np.ndarray
     seconds: np.ndarray
     total: np.ndarray
     nbytes: np.ndarray
+    pattern: np.ndarray
     content: np.ndarray
     keys: np.ndarray
-    moves: np.ndarray
+    values: np.ndarray
 
 
 class Room(NamedTuple):
@@ -162,7 +163,11 @@ class Room(NamedTuple):
     turn[2, 2]                  of the plan that was kept, and of the one that is worked out: when the first microbatch
                                 begins, and how long it takes
     work[P], held[P]            seconds of kernels in the whole step, and bytes
-    entries[0]                  entries in the table of transfers
+    ends[M], num_ends[F]        of each flow those ends that lie as none before them does, from made_ptr on; how many
+                                these are, UNKNOWN before they are found
+    fullest[F]                  the most parts that such an end has; 0 where one has replicas
+    met[...]                    by content, which read of which flow was the last that had it
+    entries[2]                  entries in the table of prices; a number that none in `met` is above
     offsets, others, scratch    of `price`
     """
 
@@ -182,6 +187,10 @@ class Room(NamedTuple):
     turn: np.ndarray
     work: np.ndarray
     held: np.ndarray
+    ends: np.ndarray
+    num_ends: np.ndarray
+    fullest: np.ndarray
+    met: np.ndarray
     entries: np.ndarray
     offsets: np.ndarray
     others: np.ndarray

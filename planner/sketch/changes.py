@@ -191,4 +191,5 @@ def spread(n, i, draws, plan, program, spaces, choices, nodes, old):  # type: ig
     return count
 
 
-PARTS = (likened, likeness, turned, turning, chosen, drawn, rare, put, changed, group, region, spread)
+INLINED = (likened, turned, drawn, rare, put, changed, group, region, spread)
+PARTS = (likeness, turning, chosen)

@@ -109,16 +109,14 @@ class Draft:
 
     def program(self, kinds: np.ndarray, known_first: np.ndarray, num_splits: np.ndarray) -> tuple[Program, int]:
         """Flat arrays, and how many rows of seconds there are; kinds[N] of the nodes, num_splits of each space."""
-        reads: list[list[tuple[int, int, list[int]]]] = [[] for _ in self.steps]
+        reads: list[list[tuple[int, int]]] = [[] for _ in self.steps]
         ends: list[list[End]] = []
         sizes: list[int] = []
         ahead = {step.slot: (n,) for n, step in enumerate(self.steps) if self._is_ahead[n]}
-        pairs: dict[tuple[int, int, bool, int], int] = {}
         for flow in self._additive.program.flows:
             made = self._ends(flow)
             if not made:
                 continue
-            itemsize = np.dtype(flow.dtype).itemsize
             here: set[tuple[int, int]] = set()
             ways = {end[1:] for end in made}
             for slot, port in flow.readers:
@@ -131,11 +129,10 @@ class Draft:
                         continue
                     if slot not in ahead:
                         here.add((owner, layout))
-                    of = [pairs.setdefault((end[2], layout, end[3], itemsize), len(pairs)) for end in made]
                     for place in (self._place[slot], *ahead.get(slot, ())):
-                        reads[place].append((len(ends), layout, of))
+                        reads[place].append((len(ends), layout))
             ends.append(made)
-            sizes.append(itemsize)
+            sizes.append(np.dtype(flow.dtype).itemsize)
         owners = [self._owner[step.slot] for step in self.steps]
         rows, num_rows = self._rows(owners, kinds, num_splits)
         every = [read for of in reads for read in of]
@@ -146,11 +143,9 @@ class Draft:
                 own[n].append(s)
         program = Program(
             _array(owners), rows, _pointer(reads), _array([r[0] for r in every]), _array([r[1] for r in every]),
-            _before([r[0] for r in every]),
             _pointer(ends), _array([end[0] for end in flat]), _array([end[1] for end in flat]),
             _array([end[2] for end in flat]),
-            np.array([end[3] for end in flat], np.bool_), _pointer([r[2] for r in every])[:-1],
-            _array([p for r in every for p in r[2]]), _array(sizes), _pointer(own),
+            np.array([end[3] for end in flat], np.bool_), _array(sizes), _pointer(own),
             _array([s for of in own for s in of]), self._spaces, known_first[kinds], self._turns(),
         )  # fmt: skip
         return program, num_rows
@@ -159,7 +154,7 @@ class Draft:
         """Where the first and the second microbatch begin, and for how many more than itself the first stands."""
         begins = {s.micro: n for n, s in reversed([*enumerate(self.steps)]) if s.micro.count > 1}
         if not begins:
-            return np.full(3, -1)
+            return _array([len(self.steps), len(self.steps), 0])
         first, second = sorted(begins, key=begins.__getitem__)
         return _array([begins[first], begins[second], first.times - 1])
 
@@ -179,15 +174,6 @@ class Draft:
                 count += int(num_splits[self._spaces[n]])
             rows[s] = begins[key]
         return rows, count
-
-
-def _before(flows: Sequence[int]) -> np.ndarray:
-    last: dict[int, int] = {}
-    found = []
-    for number, flow in enumerate(flows):
-        found.append(last.get(flow, -1))
-        last[flow] = number
-    return _array(found)
 
 
 def _array(values: Sequence[int]) -> np.ndarray:

@@ -125,4 +125,5 @@ def walk(  # type: ignore[no-untyped-def]
     return DONE, len(draws), energy, best_energy
 
 
-PARTS = (load, load_all, shortage, carry)
+INLINED = (load, shortage, carry)
+PARTS = (load_all,)

@@ -14,6 +14,19 @@ MOST_DIMS = 8
 MASK = (1 << 42) - 1
 FETCHED, SUMMED, JOINED, MIXED = 0, 1, 2, 3
 NUM_HOWS = 4
+# Keys of the table: hashes above one of these; for transfers two numbers of so many bits, a way and an item size.
+PATTERN, CONTENT = 1 << 61, 1 << 62
+NUMBER_BITS = 26
+
+
+def index(number):  # type: ignore[no-untyped-def]
+    """A number that is not negative; `unsigned` in what is compiled."""
+    return number
+
+
+def unsigned(number):  # type: ignore[no-untyped-def]
+    """Arrays that are asked with signed numbers look each time whether they count from the end: a third of a sweep."""
+    return np.uintp(number)
 
 
 def hashed(state, value):  # type: ignore[no-untyped-def]
@@ -23,22 +36,48 @@ def hashed(state, value):  # type: ignore[no-untyped-def]
 
 
 def content(layout, c, kind_axes, spaces, layouts, coords):  # type: ignore[no-untyped-def]
-    """A hash of which processor holds which box, never 0."""
-    found, replicas = 1, spaces.replicas[c]
+    """A hash of which processor holds which box."""
+    found, replicas, begin = 1, spaces.replicas[c], spaces.proc_ptr[c]
+    for a in range(kind_axes):
+        coords[a] = 0
     for part in range(spaces.parts[c]):
-        rest = part
-        for a in range(kind_axes - 1, -1, -1):
-            coords[a] = rest % spaces.degree[c, a]
-            rest //= spaces.degree[c, a]
         box = 17
         for d in range(layouts.dims[layout]):
             a = layouts.axis[layout, d]
             at = layouts.table[layout, d, spaces.rank[c, a] if a >= 0 else 0] + (coords[a] if a >= 0 else 0)
             box = hashed(hashed(box, layouts.lo[at]), layouts.hi[at])
-        for r in range(replicas):
+        for at in range(begin + part * replicas, begin + (part + 1) * replicas):
             # A sum: the order of parts does not matter.
-            found = (found + hashed(box, spaces.procs[spaces.proc_ptr[c] + part * replicas + r] + 1)) & MASK
-    return found | 1
+            found = (found + hashed(box, spaces.procs[at] + 1)) & MASK
+        a = kind_axes - 1
+        while a >= 0 and coords[a] == spaces.degree[c, a] - 1:
+            coords[a] = 0
+            a -= 1
+        if a >= 0:
+            coords[a] += 1
+    return found
+
+
+def pattern(layout, c, kind_axes, spaces, layouts):  # type: ignore[no-untyped-def]
+    """A hash of all that `price` looks at of a layout under a Config: blocks and parts in their order, and holders."""
+    found = hashed(spaces.replicas[c], layouts.dims[layout])
+    for d in range(layouts.dims[layout]):
+        a = layouts.axis[layout, d]
+        degree = spaces.degree[c, a] if a >= 0 else 1
+        first = layouts.table[layout, d, spaces.rank[c, a] if a >= 0 else 0]
+        found = hashed(found, degree)
+        for at in range(first, first + degree):
+            found = hashed(hashed(found, layouts.lo[at]), layouts.hi[at])
+    for a in range(kind_axes):
+        degree = spaces.degree[c, a]
+        if degree > 1:
+            traits = 2 * degree + layouts.bears[layout, a]
+            for d in range(layouts.dims[layout]):
+                traits = 2 * traits + (layouts.axis[layout, d] == a)
+            found = hashed(found, traits)
+    for at in range(spaces.proc_ptr[c], spaces.proc_ptr[c + 1]):
+        found = hashed(found, spaces.procs[at])
+    return found
 
 
 def alike(layout, c, kind_axes, spaces, layouts, out):  # type: ignore[no-untyped-def]
@@ -61,7 +100,7 @@ def apart(p, q, links):  # type: ignore[no-untyped-def]
     if p == q:
         return 0
     for level in range(len(links.group)):
-        if p // links.group[level] == q // links.group[level]:
+        if links.group[level, p] == links.group[level, q]:
             return level + 1
     return len(links.group)
 
@@ -79,8 +118,10 @@ def reach(layout, c, lo, hi, spaces, layouts, first, last):  # type: ignore[no-u
     """first, last: of each dim the blocks that meet lo to hi."""
     for d in range(layouts.dims[layout]):
         a = layouts.axis[layout, d]
-        degree = spaces.degree[c, a] if a >= 0 else 1
-        at = layouts.table[layout, d, spaces.rank[c, a] if a >= 0 else 0]
+        degree, first[d], last[d] = spaces.degree[c, a] if a >= 0 else 1, 0, 0
+        if degree == 1:
+            continue
+        at = layouts.table[layout, d, spaces.rank[c, a]]
         whole = layouts.hi[at + degree - 1]
         n = min(degree - 1, lo[d] * degree // max(whole, 1))
         while n > 0 and layouts.hi[at + n - 1] > lo[d]:
@@ -95,15 +136,14 @@ def reach(layout, c, lo, hi, spaces, layouts, first, last):  # type: ignore[no-u
 
 def spot(part, layout, c, num_axes, spaces, layouts, coords, lo, hi):  # type: ignore[no-untyped-def]
     """Where a part lies, lo to hi: its volume, and the first part that lies alike."""
-    volume, rest, base = 1.0, part, part
+    volume, rest, base, turn = 1.0, part, part, 1
     for a in range(num_axes - 1, -1, -1):
-        coords[a] = rest % spaces.degree[c, a]
-        rest //= spaces.degree[c, a]
-    turn = 1
-    for a in range(num_axes - 1, -1, -1):
-        if not layouts.bears[layout, a]:
-            base -= coords[a] * turn
-        turn *= spaces.degree[c, a]
+        degree, coords[a] = spaces.degree[c, a], 0
+        if degree > 1:
+            rest, coords[a] = rest // degree, rest % degree
+            if not layouts.bears[layout, a]:
+                base -= coords[a] * turn
+            turn *= degree
     for d in range(layouts.dims[layout]):
         a = layouts.axis[layout, d]
         at = layouts.table[layout, d, spaces.rank[c, a] if a >= 0 else 0] + (coords[a] if a >= 0 else 0)
@@ -228,43 +268,73 @@ def fetched(p, r, base, twins, met, hops, itemsize, spaces, links, room):  # typ
             for n in range(twins):
                 begin = spaces.proc_ptr[r] + (base + room.others[n]) * replicas
                 for at in range(begin, begin + replicas):
-                    together += spaces.procs[at] // links.group[level - 1] == p // links.group[level - 1]
+                    together += links.group[level - 1, spaces.procs[at]] == links.group[level - 1, p]
             together = max(together, 1)
             seconds += nbytes * (together - 1) / together * links.per_byte[level - 1]
-        steps = min(hops[level + 1], 2 * np.ceil(np.log2(1 + hops[level + 1])))
+        # Up a tree, in which those that are reached double.
+        doublings, reached = 0.0, 1.0
+        while reached < 1 + hops[level + 1]:
+            doublings, reached = doublings + 1, 2 * reached
+        steps = min(hops[level + 1], 2 * doublings)
         seconds += nbytes / together * links.per_byte[level] + steps * links.latency[level]
     return seconds
 
 
-def contents(layout, c, kind_axes, spaces, layouts, prices, room):  # type: ignore[no-untyped-def]
-    """The hash of where a layout's parts lie, found once."""
+def slot_of(key, keys):  # type: ignore[no-untyped-def]
+    """Where a key is in the table, or is to be put."""
+    slot = index(hashed(hashed(1, key & MASK), key >> 42) & (len(keys) - 1))
+    while keys[slot] != 0 and keys[slot] != key:
+        slot = index((slot + 1) & (len(keys) - 1))
+    return slot
+
+
+def first_of(key, number, prices, room):  # type: ignore[no-untyped-def]
+    """The number under which a key was met first: this one, where it is new."""
+    slot = slot_of(key, prices.keys)
+    if prices.keys[slot] == 0:
+        prices.keys[slot], prices.values[slot] = key, number
+        room.entries[0] += 1
+    return int(prices.values[slot])
+
+
+def placed(layout, c, kind_axes, spaces, layouts, prices, room):  # type: ignore[no-untyped-def]
+    """Find the first entry whose every part lies as those of a layout under a Config, and the first whose all do."""
     at = layouts.base[layout] + c
+    first = first_of(PATTERN | pattern(layout, c, kind_axes, spaces, layouts), at + 1, prices, room)
+    prices.pattern[at] = first
+    if first == at + 1:
+        key = CONTENT | content(layout, c, kind_axes, spaces, layouts, room.scratch[4])
+        prices.content[at] = first_of(key, first, prices, room)
+    else:
+        prices.content[at] = prices.content[first - 1]
+
+
+def contents(layout, c, kind_axes, spaces, layouts, prices, room):  # type: ignore[no-untyped-def]
+    """A number, equal where the same processors hold the same boxes, found once."""
+    at = index(layouts.base[layout] + c)
     if prices.content[at] == 0:
-        prices.content[at] = content(layout, c, kind_axes, spaces, layouts, room.scratch[4])
+        placed(layout, c, kind_axes, spaces, layouts, prices, room)
     return prices.content[at]
 
 
-def move(pair, made, c, how, read, r, itemsize, axes, spaces, layouts, links, prices, room):  # type: ignore[no-untyped-def]
-    """Seconds of a transfer, found once."""
-    key = (pair * NUM_HOWS + how << 42) + (c << 21) + r + 1
-    slot = hashed(hashed(1, key & MASK), key >> 42) & (len(prices.keys) - 1)
-    while prices.keys[slot] != 0 and prices.keys[slot] != key:
-        slot = (slot + 1) & (len(prices.keys) - 1)
+def move(made, c, how, read, r, itemsize, axes, spaces, layouts, links, prices, room):  # type: ignore[no-untyped-def]
+    """Seconds of a transfer between what `contents` was asked for, found once for all that lie alike."""
+    begin, end = index(layouts.base[made] + c), index(layouts.base[read] + r)
+    ends = (prices.pattern[begin] << NUMBER_BITS) + prices.pattern[end]
+    key = (itemsize * NUM_HOWS + how << 2 * NUMBER_BITS) + ends
+    slot = slot_of(key, prices.keys)
     if prices.keys[slot] == 0:
-        prices.moves[slot] = price(made, c, how, read, r, itemsize, axes, spaces, layouts, links, room)
+        prices.values[slot] = price(made, c, how, read, r, itemsize, axes, spaces, layouts, links, room)
         prices.keys[slot] = key
         room.entries[0] += 1
-    return prices.moves[slot]
+    return prices.values[slot]
 
 
-def rehashed(old_keys, old_moves, keys, moves):  # type: ignore[no-untyped-def]
+def rehashed(old_keys, old_values, keys, values):  # type: ignore[no-untyped-def]
     """Put a table's entries into another."""
     for k in range(len(old_keys)):
-        key = old_keys[k]
-        slot = hashed(hashed(1, key & MASK), key >> 42) & (len(keys) - 1)
-        while keys[slot] != 0:
-            slot = (slot + 1) & (len(keys) - 1)
-        keys[slot], moves[slot] = key, old_moves[k]
+        slot = slot_of(old_keys[k], keys)
+        keys[slot], values[slot] = old_keys[k], old_values[k]
 
 
 def summands(layout, c, kind_axes, spaces, layouts):  # type: ignore[no-untyped-def]
@@ -276,6 +346,9 @@ def summands(layout, c, kind_axes, spaces, layouts):  # type: ignore[no-untyped-
     return count
 
 
-# To hand so many arrays to a function takes longer than what these do.
-INLINED = (contents, move, summands)
-PARTS = (hashed, content, alike, apart, nearest, reach, spot, meet, price, summed, fetched)
+# To hand so many arrays to a function takes longer than what most of these do.
+INLINED = (
+    hashed, content, pattern, alike, apart, nearest, reach, spot, meet, summed, fetched, slot_of, first_of, contents,
+    move, summands,
+)  # fmt: skip
+PARTS = (price, placed)

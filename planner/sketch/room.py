@@ -12,19 +12,21 @@ from castile.planner.sketch.prices import MOST_DIMS
 from castile.planner.sketch.sweep import STRIDE
 
 
-def room_for(num_procs: int, num_levels: int, program: Program, spaces: Spaces) -> Room:
+def room_for(num_procs: int, num_levels: int, num_contents: int, program: Program, spaces: Spaces) -> Room:
     """Room for one plan that is kept and one that is tried."""
     most, width = max(int(spaces.parts.max(initial=1)), num_procs), spaces.degree.shape[1]
-    num_steps, num_reads = len(program.node), len(program.flow)
+    num_steps, num_reads, num_flows = len(program.node), len(program.flow), len(program.itemsize)
     num_marks = num_steps // STRIDE + 1
     procs, steps, reads = np.zeros((5, num_procs)), np.zeros((2, num_steps)), np.zeros((3, num_reads))
     marks, longest = np.zeros((2, num_marks, 3, num_procs)), np.zeros((2, num_marks))
+    flows = np.zeros((2, num_flows), np.int64)
     offsets = np.zeros((2, most + 1), np.int64)
     scratch = (*np.zeros((6, max(MOST_DIMS, width)), np.int64), *np.zeros((2, num_levels + 2)))
     return Room(
         procs[0], procs[1], procs[2], steps[0], reads[0], reads[1], np.zeros(num_reads, np.int64), steps[1], reads[2],
-        marks[0], longest[0], marks[1], longest[1], np.zeros((2, 2)), procs[3], procs[4], np.zeros(1, np.int64),
-        offsets[0], offsets[1], scratch,
+        marks[0], longest[0], marks[1], longest[1], np.zeros((2, 2)), procs[3], procs[4],
+        np.zeros(len(program.made), np.int64), flows[0], flows[1], np.zeros(num_contents, np.int64),
+        np.zeros(2, np.int64), offsets[0], offsets[1], scratch,
     )  # fmt: skip
 
 
@@ -40,7 +42,7 @@ def classes_for(num_procs: int, spaces: Spaces) -> Classes:
 
 def log_for(num_procs: int, program: Program) -> Log:
     """Room for what one proposal changes."""
-    num_reads, num_flows = len(program.flow), len(program.made_ptr) - 1
+    num_reads, num_flows = len(program.flow), len(program.itemsize)
     procs, reads = np.zeros((2, num_procs)), np.zeros((2, num_reads), np.int64)
     ones, turned = np.zeros((2, 1), np.int64), np.zeros(len(program.space), np.int64)
     return Log(
@@ -61,4 +63,16 @@ def uses_of(program: Program) -> Uses:
     flow_ptr = np.searchsorted(pairs, np.arange(num_nodes + 1) * num_flows)
     read_ptr = np.concatenate([[0], np.cumsum(counts)])
     read = np.argsort(program.flow, kind="stable")
-    return Uses(*(a.astype(np.int64) for a in (reader, flow_ptr, pairs % max(num_flows, 1), read_ptr, read)))
+    source_ptr, source = _sources(program)
+    found = (reader, source_ptr, source, flow_ptr, pairs % max(num_flows, 1), read_ptr, read)
+    return Uses(*(a.astype(np.int64) for a in found))
+
+
+def _sources(program: Program) -> tuple[np.ndarray, np.ndarray]:
+    """Of each read the steps of its flow's ends: who names what later microbatches add to does not look at it."""
+    count, reads = np.diff(program.made_ptr)[program.flow], np.arange(len(program.flow))
+    first = program.made_ptr[program.flow] - (np.cumsum(count) - count)
+    read, end = np.repeat(reads, count), np.repeat(first, count) + np.arange(int(count.sum()))
+    step_of = np.repeat(np.arange(len(program.node)), np.diff(program.read_ptr))
+    is_before = (program.step[end] >= 0) & (program.step[end] < step_of[read])
+    return np.searchsorted(read[is_before], np.arange(len(reads) + 1)), program.step[end[is_before]]

@@ -118,7 +118,8 @@ class Sketch:
         self.prices = Prices(
             np.zeros(self._known_first[-1], np.bool_), np.full((num_rows, num_types), np.nan),
             np.zeros((self._known_first[-1], num_types)), self._nbytes[0],
-            np.zeros(num_contents, np.int64), np.zeros(TABLE, np.int64), np.zeros(TABLE),
+            np.zeros(num_contents, np.int64), np.zeros(num_contents, np.int64),
+            np.zeros(TABLE, np.int64), np.zeros(TABLE),
         )  # fmt: skip
         self.uses = uses_of(self.program)
         self._make_room()
@@ -135,14 +136,15 @@ class Sketch:
     def beside(self) -> Sketch:
         """The same with room and tables of its own, for walks at the same time: what these find is the same."""
         other, known, like, turned = copy(self), self.prices, self.choices.like, self.choices.turned
-        other.prices = known._replace(content=known.content.copy(), keys=known.keys.copy(), moves=known.moves.copy())
+        found = {name: getattr(known, name).copy() for name in ("pattern", "content", "keys", "values")}
+        other.prices = known._replace(**found)
         other.choices = self.choices._replace(like=like.copy(), turned=turned.copy())
         other._make_room()
         return other
 
     def _make_room(self) -> None:
         num_procs = len(self.type_of)
-        self.room = room_for(num_procs, len(self.links.group), self.program, self.spaces)
+        self.room = room_for(num_procs, len(self.links.group), len(self.prices.content), self.program, self.spaces)
         self.classes = classes_for(num_procs, self.spaces)
         self.log = log_for(num_procs, self.program)
 
@@ -204,8 +206,11 @@ class Sketch:
                 self._fill(number)
         self._widen()
         self.room.marks[0], self.room.longest[0], self.room.toll[:] = 0.0, 0.0, sweep.UNFOUND
+        self.room.num_ends[:] = sweep.UNKNOWN
         best, seen = plan.copy(), np.zeros((NUM_KEPT + 1, 2))
         seen[0, 0] = 1
+        # A walk is compiled once, for what is always of these types.
+        capacity = capacity.astype(np.float64)
         energy, least, at, why = np.nan, np.nan, 0, loops.FULL
         nodes, old = np.zeros((2, len(plan)), np.int64)
         while why != loops.DONE:
@@ -247,9 +252,9 @@ class Sketch:
         self.room.entries[0] = len(used)
         if 2 * len(used) > len(self.prices.keys) or len(self.prices.keys) < 8 * len(self.program.flow):
             size = 4 * len(self.prices.keys)
-            keys, moves = np.zeros(size, np.int64), np.zeros(size)
-            _bodies().rehashed(self.prices.keys[used], self.prices.moves[used], keys, moves)
-            self.prices = self.prices._replace(keys=keys, moves=moves)
+            keys, values = np.zeros(size, np.int64), np.zeros(size)
+            _bodies().rehashed(self.prices.keys[used], self.prices.values[used], keys, values)
+            self.prices = self.prices._replace(keys=keys, values=values)
 
 
 def _numbered(values: Sequence[object]) -> np.ndarray:
@@ -275,7 +280,8 @@ def _links(cost: CostModel) -> Links:
     per_byte = [(seconds(v.name, LARGE) - seconds(v.name, SMALL)) / (LARGE - SMALL) for v in levels]
     latency = [max(0.0, seconds(v.name, SMALL) - SMALL * b) for v, b in zip(levels, per_byte, strict=True)]
     has_trees = "tree" in cost.machine.algorithms
-    return Links(np.array([v.group for v in levels], np.int64), np.array(latency), np.array(per_byte), has_trees, 0.0)
+    group = np.arange(cost.machine.num_procs) // np.array([v.group for v in levels], np.int64).reshape(-1, 1)
+    return Links(group, np.array(latency), np.array(per_byte), has_trees, 0.0)
 
 
 def _choices(graph: Graph, kinds: np.ndarray, spaces: np.ndarray, table: SpaceTable) -> Choices:
@@ -325,11 +331,14 @@ def _bodies() -> _Bodies:
     """The loops, compiled where numba is installed."""
     bodies = _Bodies(loops.walk, prices.rehashed)
     if can_compile():
-        from numba.extending import register_jitable
+        from numba.extending import overload, register_jitable
 
-        inlined: tuple[Callable[..., Any], ...] = (*prices.INLINED, *sweep.INLINED)
+        overload(prices.index, jit_options={"forceinline": True})(lambda number: prices.unsigned)
+        inlined: tuple[Callable[..., Any], ...] = (
+            *prices.INLINED, *sweep.INLINED, *changes.INLINED, *loops.INLINED,
+        )  # fmt: skip
         for part in inlined:
-            register_jitable(inline="always")(part)
+            register_jitable(forceinline=True)(part)
         for part in (*prices.PARTS, *sweep.PARTS, *changes.PARTS, *loops.PARTS):
             register_jitable(part)
         import numba
