@@ -89,6 +89,8 @@ def large_layer_norm(draw: Any) -> Iterator[Case]:
 def large_layer_norm_grad_input(draw: Any) -> Iterator[Case]:
     yield (draw(*TOKENS, WIDTH), draw(*TOKENS, WIDTH), draw(WIDTH), draw(*TOKENS), draw(*TOKENS)), {}
     yield (draw(512, 16384), draw(512, 16384), draw(16384), draw(512), draw(512)), {}
+    tokens = draw(*TOKENS, WIDTH)
+    yield (tokens, tokens, draw(WIDTH), draw(*TOKENS), draw(*TOKENS), tokens), {}
 
 
 def large_layer_norm_grad_params(draw: Any) -> Iterator[Case]:
@@ -102,6 +104,7 @@ def large_rms_norm(draw: Any) -> Iterator[Case]:
 
 def large_rms_norm_grad_input(draw: Any) -> Iterator[Case]:
     yield (draw(*TOKENS, 4096), draw(*TOKENS, 4096), draw(4096), draw(*TOKENS)), {}
+    yield (draw(*TOKENS, 4096), draw(*TOKENS, 4096), draw(4096), draw(*TOKENS), draw(*TOKENS, 4096)), {}
 
 
 def large_rms_norm_grad_params(draw: Any) -> Iterator[Case]:
