@@ -189,7 +189,7 @@ def test_a_plan_that_is_asked_for_is_refused_by_its_name(refusing, tmp_path: Pat
     few, many = (str(tmp_path / f"{name}.json") for name in ("data_parallel", "megatron"))
     for module, command in (
         (simulate, Simulate(many, machine, batch=batch)),
-        (simulate, Simulate(GPT, machine, many, batch)),
+        (simulate, Simulate(GPT, machine, many, batch=batch)),
         (explain, Explain(many, machine=machine, batch=batch)),
     ):
         with pytest.raises(UserError, match=r"plan .*megatron\.json: .*tasks of transfers.*: lay"):
