@@ -100,7 +100,7 @@ def test_a_graph_learns_the_same_as_where_nothing_is_handed_on(
 ) -> None:
     fewer = []
 
-    @drawn(15)
+    @drawn(12)
     @given(problems(featured=featured))
     def check(problem: Problem) -> None:
         given = (problem.graph, whole_on(problem.graph), machine.local(1), batches(problem, 1, False))
@@ -151,7 +151,7 @@ def test_what_goes_round_adds_once_under_any_plan(name: str, monkeypatch: pytest
     program = Lowering(g, machine.local(1), SGD).program(whole_on(g))
     assert [p.region for s in program.steps for p in s.inputs if p.role == "onto"] == ["sum/grad"]
 
-    @drawn(10)
+    @drawn(6)
     @given(strategies(g, 4))
     def check(strategy: Strategy) -> None:
         many = train(g, strategy, machine.local(4), data, values, size=2)
