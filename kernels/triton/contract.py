@@ -52,6 +52,8 @@ _FULL = (
     Tile(128, 64, 32, 4, 3, "tf32x3"),
     Tile(128, 128, 32, 8, 3, "tf32x3"),
 )
+# A step of fewer elements, whose places take fewer registers.
+_SHORT = Tile(128, 128, 32, 8, 4)
 # Elements of a step that a thread may fetch one by one.
 _MOST_ALONE = 48
 
@@ -162,6 +164,9 @@ def _by_tiles(sums: Sums) -> Plan:
     # So do several fetched ahead in float32 where what is summed lies together, and float32 of several batches.
     inner = not half and all(one[-1] == 1 for one in product.k.steps)
     batches = len(product.l.sizes) > 1 and sums.out.dtype.itemsize > sums.x.dtype.itemsize
+    # Two programs of eight warps have 128 registers a thread: places of a long step in rows of several dims, and a line
+    # on what comes of halves, take more.
+    crowded = half and sums.finish is not None and len(product.m.sizes) > 1 and product.n.steps[0] == (1,)
 
     def fitting(tile: Tile) -> Tile:
         return tile._replace(m=min(tile.m, max(16, high)), n=min(tile.n, max(16, long)), k=min(tile.k, max(16, deep)))
@@ -175,10 +180,11 @@ def _by_tiles(sums: Sums) -> Plan:
         spent = microseconds(cut, m, n, k, l, best_parts(cut, m, n, k, l))
         ragged = sums.adds and n % tile.n > 0
         most = 32 if ragged or (inner and tile.stages > 2) else 64 if sums.adds or not plain else 128
-        tight = tile.m * tile.n > most * 32 * tile.warps
+        tight = tile.m * tile.n > most * 32 * tile.warps or (crowded and tile.warps * tile.k > 256)
         return tight, alone > _MOST_ALONE, not half and tile.precision != "ieee", spent
 
-    tiles = sorted(dict.fromkeys(fitting(tile) for tile in (_HALF if half else _FULL)), key=likely)
+    every = (*_HALF, *[_SHORT] * crowded) if half else _FULL
+    tiles = sorted(dict.fromkeys(map(fitting, every)), key=likely)
     both = operands(product, sums.x, sums.y)
     walks = [one for one in WALKS if both and one.m <= high and one.n <= long and one.k <= deep]
     return Plan((*tiles, *walks), lambda cut: _launches(sums, cut, both))
