@@ -45,14 +45,21 @@ def attention_grad(
         room = Room(max(1, about.batch * heads * about.num_q))
         return [*_to_queries(about, tiles[0], views, lse, room), _to_keys(about, tiles[1], views, lse, room)]
 
-    pairs = [tuple(map(about.fitting, pair)) for pair in _tiles(about.width, q.dtype.itemsize)]
+    columns = views[0].steps[-1] != 1
+    pairs = [tuple(map(about.fitting, pair)) for pair in _tiles(about.width, q.dtype.itemsize, columns)]
     return Plan(tuple(dict.fromkeys(pairs)), launches)
 
 
-def _tiles(width: int, itemsize: int) -> tuple[tuple[Tile, Tile], ...]:
-    """Those of the gradient of queries, and of those of keys and values, which holds two sums; see those forward."""
+def _tiles(width: int, itemsize: int, columns: bool) -> tuple[tuple[Tile, Tile], ...]:
+    """Those of the gradient of queries, and of those of keys and values, which holds two sums; see those forward.
+
+    columns: whether the gradient of queries is written by columns.
+    """
     if itemsize == 4:
-        first = (Tile(32, 32, 4, 2), Tile(32, 32, 8, 3)) if width <= 64 else (Tile(32, 16, 4, 2), Tile(32, 16, 8, 2))
+        first = (Tile(32, 16, 4, 2), Tile(32, 16, 8, 2))
+        if width <= 64:
+            # Four warps that write by columns leave out registers.
+            first = (Tile(32, 32, 8 if columns else 4, 2), Tile(32, 32, 8, 3))
         return (first, (Tile(32, 32, 4, 2, "tf32x3"), Tile(32, 32, 4, 2, "tf32x3")))
     if width <= 64:
         return (
