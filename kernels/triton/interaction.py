@@ -20,17 +20,21 @@ _MOST = 128
 @planned
 def pair_dots(out: Any, x: Any) -> Plan | None:
     """See the definition. Both halves are computed, as tensor cores do, and one is written."""
-    return _by_samples(_pair_dots, x, [out, x]) if takes(out, x) else None
+    return _by_samples(_pair_dots, x, [out, x], 64) if takes(out, x) else None
 
 
 @planned
 def pair_dots_grad(out: Any, dy: Any, x: Any) -> Plan | None:
     """See the definition."""
-    return _by_samples(_pair_dots_grad, x, [out, dy, x]) if takes(out, dy, x) else None
+    # Of 64 a thread that writes by columns leaves out registers in float32.
+    block = 64 if view(out).steps[-1] == 1 else 32
+    return _by_samples(_pair_dots_grad, x, [out, dy, x], block) if takes(out, dy, x) else None
 
 
-def _by_samples(kernel: Any, x: Any, arrays: list[Any]) -> Plan | None:
-    """The work of `kernel` on one sample a program; None for more vectors than it can hold."""
+def _by_samples(kernel: Any, x: Any, arrays: list[Any], likely: int) -> Plan | None:
+    """The work of `kernel` on one sample a program, `likely` of the width of its vectors a step at first; None for more
+    vectors than it can hold.
+    """
     batch, num, width = x.shape
     if num > _MOST:
         return None
@@ -46,7 +50,8 @@ def _by_samples(kernel: Any, x: Any, arrays: list[Any]) -> Plan | None:
         half = x.dtype.name != "float32"
         return [Launch(kernel, (batch,), args, sizes, warps, flops=flops, tensor_cores=half)]
 
-    return Plan(((64, max(1, across * across // 1024)), (128, 4), (32, 4)), launches)
+    settings = ((likely, max(1, across * across // 1024)), (128, 4), (32, 4))
+    return Plan(tuple(dict.fromkeys(settings)), launches)
 
 
 @triton.jit
