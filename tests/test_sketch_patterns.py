@@ -93,6 +93,20 @@ def test_contents_have_one_number_where_the_same_processors_hold_the_same(machin
 
 
 @pytest.mark.parametrize("model", SMALL)
+def test_numbers_that_ask_arrays_lie_within_them(model: str) -> None:
+    """Compiled loops do not look: whoever writes past an end breaks what lies behind it."""
+    sketch, _ = sketched(model)
+    p = sketch.program
+    ends = zip([*p.made, *p.layout], [*p.space[p.owner], *p.space[sketch.uses.reader]], strict=True)
+    for layout, space in set(ends):
+        for c in range(sketch.spaces.first[space], sketch.spaces.first[space + 1]):
+            args = sketch.axes_of[space], sketch.spaces, sketch.layouts, sketch.prices, sketch.room
+            assert 0 < prices.contents(layout, c, *args) < len(sketch.room.met)
+    found = sketch.prices.content.nonzero()[0]
+    assert found[-1] == len(sketch.prices.content) - 1, "the last number of all was not among them"
+
+
+@pytest.mark.parametrize("model", SMALL)
 def test_of_reads_that_lie_alike_the_nearest_before_has_fetched_for_the_next(model: str) -> None:
     (sketch, start), rng, num_shared = sketched(model), random.Random(6), 0
     for _ in range(5):

@@ -25,7 +25,7 @@ def room_for(num_procs: int, num_levels: int, num_contents: int, program: Progra
     return Room(
         procs[0], procs[1], procs[2], steps[0], reads[0], reads[1], np.zeros(num_reads, np.int64), steps[1], reads[2],
         marks[0], longest[0], marks[1], longest[1], np.zeros((2, 2)), procs[3], procs[4],
-        np.zeros(len(program.made), np.int64), flows[0], flows[1], np.zeros(num_contents, np.int64),
+        np.zeros(len(program.made), np.int64), flows[0], flows[1], np.zeros(num_contents + 1, np.int64),
         np.zeros(2, np.int64), offsets[0], offsets[1], scratch,
     )  # fmt: skip
 
