@@ -17,9 +17,9 @@ from castile.launch.measure import Trial, measure, trial
 from castile.launch.ranks import UserError
 from castile.planner.cost import CostModel
 from castile.planner.evaluator import Evaluator, identity, moved_bytes
-from castile.planner.search import search
+from castile.planner.search import budget_of, search
 from castile.planner.seeds import seeds
-from castile.planner.settling import settled, sized
+from castile.planner.settling import SETTLING, settled, sized
 from castile.planner.simulate import simulate
 from castile.planner.sizes import SIZES
 from castile.planner.strategy import Predicted, Strategy
@@ -92,10 +92,11 @@ def choose(
 
     def searched() -> Strategy:
         nonlocal num_proposals
-        evaluator = Evaluator(job.lowering, job.cost, job.snapshot)
-        found = search(name, evaluator, budget, seed, sizes=SIZES)
+        evaluator, limits = Evaluator(job.lowering, job.cost, job.snapshot), budget_of(name, budget)
+        is_settled = limits.begun(1 + SETTLING).is_over
+        found = search(name, evaluator, limits, seed, sizes=SIZES)
         num_proposals += found.num_proposals
-        return settled(evaluator, found).strategy
+        return settled(evaluator, found, is_over=is_settled).strategy
 
     for turn in range(MOST_TURNS):
         progress(f"searching ({name}, {budget}{' proposals' * budget.isdigit()})")
