@@ -218,7 +218,9 @@ def _launches(sums: Sums, cut: Tile | Walk, both: Any) -> list[Launch]:
     pieces = View(room, (parts, *total.shape), packed((parts, *total.shape)))
     last = finish and finish._replace(xs=tuple(permuted(x, order) for x in finish.xs))
     whole = folded(Text(("x",), (), (), ("x",)), [total], [pieces], (0,), {}, adds=adds, finish=last)
-    return [first, *whole.launches(whole.settings[0])]
+    # A line by columns has places of its own in each of a thread's results: it has half as many.
+    setting = whole.settings[-1 if finish and total.steps[-1] != 1 else 0]
+    return [first, *whole.launches(setting)]
 
 
 def _dense(product: Product) -> Product:
