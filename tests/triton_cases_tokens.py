@@ -262,3 +262,13 @@ def large_pick(draw: Any) -> Iterator[Case]:
 
 def large_pick_grad(draw: Any) -> Iterator[Case]:
     yield (draw(*TOKENS, 2), _routed(*TOKENS, 2)[0]), {"size": 64}
+
+
+def large_pair_dots(draw: Any) -> Iterator[Case]:
+    for num, width in ((27, 64), (27, 128), (60, 64)):
+        yield (draw(2048, num, width),), {}
+
+
+def large_pair_dots_grad(draw: Any) -> Iterator[Case]:
+    for (x,), params in large_pair_dots(draw):
+        yield (draw(2048, x.shape[1] * (x.shape[1] - 1) // 2), x), params
