@@ -122,13 +122,13 @@ def _placed_results(
     for j, (symbol, adds, dtype) in enumerate(made):
         at = maker.get(id(symbol), -1)
         direct = at >= 0 and id(symbol) not in places and id(symbol) not in views
+        # else others see what is there: a call that reads it, or another result that is the same
+        alone = id(symbol) not in read and sum(other is symbol for other, _, _ in made) == 1
         if direct and adds:
             # two results may share a view: the one that adds must come after the one that writes
-            direct = len(steps[at].outs) == 1 and id(symbol) not in read and at > latest
+            direct = len(steps[at].outs) == 1 and alone and at > latest
         target = symbol
         if symbol.dtype != dtype:
-            # nobody else may see what is there
-            alone = id(symbol) not in read and sum(other is symbol for other, _, _ in made) == 1
             direct = direct and alone and vocabulary.casts(steps[at].kernel)
             target = Symbol(symbol.shape, dtype)
         if direct:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 
@@ -170,11 +170,14 @@ def spec(array: np.ndarray) -> Spec:
     return Spec(array.shape, array.dtype.name)
 
 
-def execute(recording: Recording, inputs: list[np.ndarray], form: str, accumulate: bool) -> list[np.ndarray]:
-    """Run a recording's calls on poisoned memory; with `accumulate` its results are added to ones."""
+def execute(
+    recording: Recording, inputs: list[np.ndarray], form: str, accumulate: bool | Sequence[bool]
+) -> list[np.ndarray]:
+    """Run calls on poisoned memory; with `accumulate` results are added to ones, all or those that it says."""
     made = [s for s in recording.results if s is not None]
-    outs = [np.ones(s.shape, s.dtype) if accumulate else poison(s) for s in made]
-    body = recording.body([accumulate] * len(made), [s.dtype for s in made], [()] * (len(recording.reads) + len(made)))
+    added = [accumulate] * len(made) if isinstance(accumulate, bool) else accumulate
+    outs = [np.ones(s.shape, s.dtype) if adds else poison(s) for s, adds in zip(made, added, strict=True)]
+    body = recording.body(added, [s.dtype for s in made], [()] * (len(recording.reads) + len(made)))
     views = [inputs[n] for n in recording.reads] + outs
     memory = poisoned(body.private_bytes)
     temps = [

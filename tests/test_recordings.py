@@ -1,0 +1,47 @@
+"""Recorded bodies: each result is what the body gives, whether or not it is added, and what others are the same."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+
+from castile.kernels import reference
+from castile.planner import rewrite
+from castile.planner.graph import Graph
+from castile.planner.trace import record
+from castile.runtime import machine
+from tests.op_laws import execute, spec
+from tests.strategies import Problem, batches, beginnings, whole_on
+from tests.training import difference, train
+
+
+def test_results_that_are_the_same_are_added_each_on_its_own() -> None:
+    arrays = [np.arange(6.0).reshape(2, 3), np.full((2, 3), 7.0)]
+    for numbers in product(range(3), repeat=3):
+
+        def body(k, x, y, numbers=numbers):
+            made = k.pointwise("x, y -> x * y", x, y), k.add(x, y), x
+            return tuple(made[n] for n in numbers)
+
+        recording = record(body, [spec(array) for array in arrays])
+        for added in product((False, True), repeat=3):
+            for one, other, adds in zip(
+                execute(recording, arrays, "reference", added), body(reference, *arrays), added, strict=True
+            ):
+                assert np.array_equal(one, other + adds), f"{numbers} {added}"
+
+
+def test_terms_of_a_fused_sum_have_gradients_of_their_own() -> None:
+    """Others have added to that of one of them, and none to that of the other."""
+    g = Graph("terms", "float64")
+    x = g.linear("first", g.input("x", (3, 4), "b i"), features=4)
+    y = g.relu("bent", x)
+    sums = [g.sum(f"{t.name}.sum", g.tanh(f"{t.name}.bound", t)) for t in (g.add("both", y, x), g.neg("apart", y))]
+    g.minimise(g.add("loss", *sums))
+    problem, on = Problem(g, {}), machine.local(1)
+    data, values, fused = batches(problem, 1, False), beginnings(problem, False), rewrite.apply("fuse", g)
+    one, other = (train(made, whole_on(made), on, data, values) for made in (g, fused))
+    assert len(fused.nodes) < len(g.nodes)
+    for name, expected in one.carried.items():
+        assert difference(other.carried[name], expected) < 1e-12, name
