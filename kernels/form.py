@@ -21,7 +21,7 @@ and raises Refused for one that the device cannot run.
 A definition that adds up the arrays of several is marked too, by `sums`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 Form = TypeVar("Form", bound=Callable[..., Any])
@@ -51,3 +51,11 @@ def sums(definition: Form) -> Form:
     """Mark a definition that takes any number of arrays and adds up, in their order, what it gives for each alone."""
     setattr(definition, "sums", True)
     return definition
+
+
+def each_of(out: Sequence[Any], arrays: Sequence[Any], num_results: int) -> list[tuple[Any, Any]]:
+    """Of one call for many the results and the arrays of each: so many results, and as many arrays for all."""
+    length = len(arrays) * num_results // len(out)
+    return [
+        (out[num_results * n :][:num_results], arrays[length * n :][:length]) for n in range(len(out) // num_results)
+    ]

@@ -25,7 +25,7 @@ class Lazy(Sequence):
         return self._make(int(number))
 
 
-def pointer(counts: np.ndarray) -> np.ndarray:
+def pointer(counts: Sequence[int] | np.ndarray) -> np.ndarray:
     """int64[n + 1]: where each of n rows of so many entries begins, and the end of the last."""
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from castile.kernels.form import prepares
+from castile.kernels.form import each_of, prepares
 from castile.kernels.numpy.jit import compiled
 from castile.kernels.numpy.optimizer import guarding, moves
 from castile.kernels.numpy.views import Scratch, chain, flat, merge, outer
@@ -39,10 +39,9 @@ def adafactor(
 ) -> Call:
     """See the definition. In place."""
     arrays = w, g, rows, columns, lr, step, *more
-    length = len(arrays) * 3 // len(out)
     settings = (beta2_decay, eps1, eps2, clip, decay)
-    each = [(out[3 * n :][:3], arrays[length * n :][:length]) for n in range(len(out) // 3)]
-    return chain([_one(made, *given, settings=settings, scratch=scratch) for made, given in each])
+    works = [_one(made, *given, settings=settings, scratch=scratch) for made, given in each_of(out, arrays, 3)]
+    return chain(works)
 
 
 def _one(

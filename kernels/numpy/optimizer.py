@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from castile.kernels.form import prepares
+from castile.kernels.form import each_of, prepares
 from castile.kernels.numpy.gemm import address
 from castile.kernels.numpy.jit import compiled
 from castile.kernels.numpy.lanes import after, pointer, spare
@@ -87,12 +87,8 @@ def _each(
 ) -> Callable[[], Any] | None:
     """One parameter after the other; each has so many results, a gradient after the first array, and scalars last."""
     works: list[Callable[[], Any]] = []
-    length = len(arrays) * num_results // len(out)
-    for first in range(0, len(out), num_results):
-        made = out[first : first + num_results]
-        begin = first // num_results * length
-        w, g, *states = arrays[begin : begin + num_results + 1]
-        scalars = [one.reshape(1) for one in arrays[begin + num_results + 1 : begin + length]]
+    for made, (w, g, *others) in each_of(out, arrays, num_results):
+        states, scalars = others[: num_results - 1], [one.reshape(1) for one in others[num_results - 1 :]]
         guards = [scalars.pop()] if guarded else []
         work = elementwise(loop, [made[0], g, *made[1:]], *scalars, *settings)
         if work is None:

@@ -7,6 +7,7 @@ matrices are read anew by each pass. What parameters need in the same pass is on
 from math import prod
 from typing import Any
 
+from castile.kernels.form import each_of
 from castile.kernels.triton.beside import beside
 from castile.kernels.triton.launch import Plan, Room, in_turn, planned, takes
 from castile.kernels.triton.lines import Text, each, folded, packed, text
@@ -48,12 +49,11 @@ def adafactor(
 ) -> Plan | None:
     """See the definition. In place."""
     arrays = w, g, rows, columns, lr, step, *more
-    length = len(arrays) * 3 // len(out)
-    each = [(out[3 * n :][:3], arrays[length * n :][:length]) for n in range(len(out) // 3)]
-    if not takes(*out, *arrays) or not all(one[0].size for one, _ in each):
+    parameters = each_of(out, arrays, 3)
+    if not takes(*out, *arrays) or not all(one[0].size for one, _ in parameters):
         return None
     settings = beta2_decay, eps1, eps2, clip, decay
-    passes = [_passes(one, *given, settings=settings) for one, given in each]
+    passes = [_passes(one, *given, settings=settings) for one, given in parameters]
     rounds = [plans for row in zip(*passes, strict=True) if (plans := [plan for plans in row for plan in plans])]
     return in_turn(*map(beside, rounds), chooses=len(rounds) - 1)
 

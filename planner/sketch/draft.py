@@ -12,6 +12,7 @@ import numpy as np
 from castile.planner.additive import Additive
 from castile.planner.graph import Node
 from castile.planner.program import Flow, Port, Step
+from castile.planner.rows import pointer
 from castile.planner.sketch.arrays import Program
 from castile.planner.sketch.layouts import LayoutTable
 from castile.planner.sketch.works import param_of
@@ -181,4 +182,4 @@ def _array(values: Sequence[int]) -> np.ndarray:
 
 
 def _pointer(rows: Sequence[Sequence[object]]) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+    return pointer([len(row) for row in rows])

@@ -20,6 +20,7 @@ from castile.planner.cost import CostModel
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering, uncollected
 from castile.planner.moves import groups_of, neighbours_of
+from castile.planner.rows import pointer
 from castile.planner.sketch import changes, loops, prices, sweep
 from castile.planner.sketch.arrays import Choices, Links, Prices
 from castile.planner.sketch.draft import Draft
@@ -107,7 +108,7 @@ class Sketch:
         self.axes_of = np.array([len(axes) for axes in self.table.axes], np.int64)
         splits = np.array([len(splits) for splits in self.table.splits], np.int64)
         self._first_of_kind = np.unique(self._kinds, return_index=True)[1]
-        self._known_first = _pointer(splits[self._spaces[self._first_of_kind]])
+        self._known_first = pointer(splits[self._spaces[self._first_of_kind]])
         self._draft = Draft(self.names, nodes, additive, self._spaces, self._layouts)
         self.program, num_rows = self._draft.program(self._kinds, self._known_first, splits)
         self.layouts, num_contents = self._layouts.arrays(self.table.first)
@@ -266,10 +267,6 @@ def _array(values: Sequence[int]) -> np.ndarray:
     return np.array(values, np.int64)
 
 
-def _pointer(counts: Sequence[int] | np.ndarray) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-
-
 def _links(cost: CostModel) -> Links:
     """What each level takes, by the price of a small and a large transfer."""
     levels = cost.machine.levels if cost.machine.num_procs > 1 else ()
@@ -313,9 +310,9 @@ def _choices(graph: Graph, kinds: np.ndarray, spaces: np.ndarray, table: SpaceTa
             size += int(table.first[here + 1] - table.first[here])
         like_ptr[k] = tables[key]
     return Choices(
-        _pointer(np.bincount(kinds)), np.argsort(kinds, kind="stable"),
-        _pointer([len(group) for group in groups]), _array([n for group in groups for n in group]),
-        _pointer([len(neighbours[name]) for name in number]), _array([other for _, other, _ in rows]),
+        pointer(np.bincount(kinds)), np.argsort(kinds, kind="stable"),
+        pointer([len(group) for group in groups]), _array([n for group in groups for n in group]),
+        pointer([len(neighbours[name]) for name in number]), _array([other for _, other, _ in rows]),
         same[way or [0]], _array(like_ptr)[way], np.zeros(size, np.int64),
         np.zeros(changes.NUM_TURNS * int(table.first[-1]), np.int64),
     )  # fmt: skip
