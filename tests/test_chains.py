@@ -116,3 +116,19 @@ def test_a_search_is_the_same_whatever_was_foreseen(monkeypatch: pytest.MonkeyPa
     known = run(lambda chains: guesses.append(len(chains)) or chains)
     assert guesses == [2]
     assert known == run(lambda chains: []) == run(lambda chains: chains[:1] + chains[:1])
+
+
+def test_a_search_asks_for_what_it_foresaw_though_simulating_puts_known_plans_in_another_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    foreseen, asked = list[Chain](), list[Chain]()
+    foresee, walk = Chains.foresee, Chains.walk
+    monkeypatch.setattr(Chains, "foresee", lambda self, chains: foreseen.extend(chains) or foresee(self, chains))
+    monkeypatch.setattr(Chains, "walk", lambda self, chain: asked.append(chain) or walk(self, chain))
+    machine = machines.parse(MACHINE)
+    told = search("mcmc", Evaluator(Lowering(models.parse("alexnet").graph(1024), machine), CostModel(machine)), "8000")
+    plain = [seed for seed in told.seeds.values() if len(seed.strategy.configs) == len(asked[0].configs)]
+    by_time = sorted(plain, key=lambda seed: seed.energy)
+    assert by_time[0].strategy.configs != asked[0].configs
+    assert len(foreseen) >= len(by_time) == 3
+    assert asked[: len(foreseen)] == foreseen

@@ -180,7 +180,10 @@ def _chain(start: _Start, count: int) -> Chain:
 def _starts(
     sieve: Sieve, plans: Mapping[str, Strategy], energy: Mapping[str, float], fitting: Container[str]
 ) -> list[_Start]:
-    """The best plans whose nodes differ; of those that differ in other Configs the one without these, if it fits."""
+    """The best plans whose nodes differ; of those that differ in other Configs the one without these, if it fits.
+
+    In the sketch's order, which is known before they are simulated: chains that were begun then are those asked for.
+    """
     found: dict[frozenset[tuple[str, Config]], _Start] = {}
     for name in sorted(plans, key=lambda name: energy[name]):
         configs = sieve.configs[name]
@@ -189,4 +192,4 @@ def _starts(
         if key not in found or (name in fitting and not kept):
             is_cut, size = name in sieve.in_pieces, plans[name].bucket_bytes
             found[key] = _Start(configs, sieve.energy[name], kept, is_cut, size)
-    return list(found.values())[:MOST_STARTS]
+    return sorted(list(found.values())[:MOST_STARTS], key=lambda start: start.energy)
