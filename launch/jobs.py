@@ -142,11 +142,16 @@ class Job:
 
     def gather(self, timeline: Timeline) -> Timeline | None:
         """One timeline of all ranks' parts of a step, on rank 0."""
-        rows = np.stack([timeline.task, timeline.start, timeline.end])
-        parts = self.comm.gather_bytes(rows.astype(np.int64).tobytes())
+        numbers = np.concatenate([timeline.task, timeline.start, timeline.end, [timeline.delayed]])
+        parts = self.comm.gather_bytes(numbers.astype(np.int64).tobytes())
         if parts is None:
             return None
-        return whole_step([Timeline(*np.frombuffer(part, np.int64).reshape(3, -1)) for part in parts])
+        each = []
+        for part in parts:
+            numbers = np.frombuffer(part, np.int64)
+            task, start, end = numbers[:-1].reshape(3, -1)
+            each.append(Timeline(task, start, end, int(numbers[-1])))
+        return whole_step(each)
 
     def learn(self, prepared: Prepared, steps: Sequence[Timeline]) -> None:
         """Learn from measured steps on rank 0; every rank gets the new snapshot."""

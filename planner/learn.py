@@ -13,14 +13,18 @@ from castile.runtime.timeline import PICOSECONDS, Timeline
 
 # Old steps weigh at most this many times as much as the new ones: machines change.
 MEMORY = 4
+# A step in which a rank waited for a core for more than this share of it says nothing of transfers: one turn of another
+# program on the core of one member is many times as long as most of them.
+DELAYED = 0.1
 
 
 def learn(snapshot: Snapshot, graph: TaskGraph, timelines: list[Timeline]) -> Snapshot:
     """The snapshot with the steps of `timelines` learned: one merged timeline a step, all of one graph.
 
     A key's figure in a step is the mean over its tasks, so that count x figure is what the step spent; over steps the
-    median is taken, against disturbed steps. Warm-up steps are for the caller to drop. Keys known before are averaged,
-    weighted by counts. The overhead a task is learned too.
+    median is taken, against disturbed steps. Transfers are not learned from steps that other programs held up. Warm-up
+    steps are for the caller to drop. Keys known before are averaged, weighted by counts. The overhead a task is learned
+    too.
     Raises ValueError where a key's tasks took no time, or a timeline is not of this graph.
     """
     if not timelines:
@@ -36,7 +40,7 @@ def learn(snapshot: Snapshot, graph: TaskGraph, timelines: list[Timeline]) -> Sn
 
 
 def _seconds_per_key(graph: TaskGraph, timeline: Timeline) -> np.ndarray:
-    """The mean seconds of each cost key's tasks in one step, NaN for keys that did not run."""
+    """The mean seconds of each cost key's tasks in one step, NaN for keys that did not run or were held up."""
     if len(timeline.task) and not 0 <= timeline.task.min() <= timeline.task.max() < graph.num_tasks:
         raise ValueError(f"timeline names task {timeline.task.max()} of a graph with {graph.num_tasks}")
     lasted = timeline.durations()
@@ -46,6 +50,8 @@ def _seconds_per_key(graph: TaskGraph, timeline: Timeline) -> np.ndarray:
     cost = graph.cost[timeline.task]
     total = np.bincount(cost, weights=lasted / PICOSECONDS, minlength=len(graph.cost_keys))
     count = np.bincount(cost, minlength=len(graph.cost_keys))
+    if timeline.delayed > DELAYED * timeline.seconds * PICOSECONDS:
+        count[[bool(key.link) for key in graph.cost_keys]] = 0
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 

@@ -1,4 +1,5 @@
-"""Cores: which of this host's this process may use, which all ranks of the host together, and how much of their time.
+"""Cores: which of this host's this process may use, which all ranks of the host together, how much of their time, and
+for how long none was free.
 
 It does not know what carries the ranks' words, nor what they compute.
 """
@@ -57,6 +58,15 @@ def quota(root: Path = Path("/")) -> float:
         # In a container the path may be the host's: then its own group is at the top.
         least = min(least, *(_limit(top / at) for at in (group, *group.parents)))
     return least
+
+
+def delayed_ns(root: Path = Path("/")) -> int:
+    """For how long the calling thread has been ready to run and no core took it up, in all; 0 where no system tells.
+
+    root    where `proc` is
+    """
+    words = _text(root / "proc/thread-self/schedstat").split()
+    return int(words[1]) if len(words) > 1 else 0
 
 
 def _limit(group: Path) -> float:

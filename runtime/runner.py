@@ -6,9 +6,11 @@ It does not know what tasks compute, nor what carries their messages.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from castile.runtime import cores
 from castile.runtime.backends.base import Backend, Share, State, load
 from castile.runtime.comm.base import Communicator
 from castile.runtime.comm.local import PATIENCE
@@ -52,6 +54,7 @@ class Runner:
     ) -> None:
         self.graph, self.comm = graph, comm
         self.num_steps = 0
+        self._delayed_ns = 0
         ranks = rank_of(graph.num_procs, comm.size) if ranks is None else ranks
         state = {} if state is None else state
         kind = load(backend) if isinstance(backend, str) else backend
@@ -112,6 +115,8 @@ class Runner:
     def begin(self, timed: bool = True) -> None:
         """Begins a step, which `advance` then carries on; `timed` where `timeline` will be asked for."""
         self.num_steps += 1
+        if timed:
+            self._delayed_ns = cores.delayed_ns()
         for worker in self._workers:
             worker.begin(timed)
 
@@ -155,12 +160,14 @@ class Runner:
 
         All ranks share that epoch: `whole_step` makes one timeline of theirs.
         """
+        # Where the host has too few cores, to wait for one is part of what a step takes there.
+        delayed_ns = 0 if self.comm.crowded else cores.delayed_ns() - self._delayed_ns
         spans = []
         for worker in self._workers:
             tasks, begun, ended = worker.times()
             epoch = self.comm.epoch_ns
             begun, ended = ((times - epoch) * PICOSECONDS_PER_NANOSECOND for times in (begun, ended))
-            spans.append(Timeline(tasks, begun, ended))
+            spans.append(Timeline(tasks, begun, ended, delayed_ns * PICOSECONDS_PER_NANOSECOND))
         if not spans:
             return Timeline(*np.empty((3, 0), np.int64))
         return spans[0] if len(spans) == 1 else merge(spans)
@@ -183,7 +190,7 @@ def whole_step(timelines: Sequence[Timeline]) -> Timeline:
     """All ranks' timelines of one step as one, which begins at zero."""
     merged = merge(list(timelines))
     begin = min((int(t.start.min()) for t in timelines if len(t.start)), default=0)
-    return Timeline(merged.task, merged.start - begin, merged.end - begin)
+    return replace(merged, start=merged.start - begin, end=merged.end - begin)
 
 
 def _order(graph: TaskGraph, timeline: Timeline, packing: Packing, proc: int, mapper: Mapper | None) -> tuple[int, ...]:

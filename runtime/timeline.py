@@ -14,11 +14,16 @@ PICOSECONDS = 10**12
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """Spans of tasks in picoseconds since the step began: task[N], start[N], end[N], ordered by task number."""
+    """Spans of tasks in picoseconds since the step began: task[N], start[N], end[N], ordered by task number.
+
+    delayed   for how long a rank at most was ready to run while others had the cores, though there are enough for all
+              ranks: picoseconds
+    """
 
     task: np.ndarray
     start: np.ndarray
     end: np.ndarray
+    delayed: int = 0
 
     def __post_init__(self) -> None:
         if not len(self.task) == len(self.start) == len(self.end):
@@ -44,4 +49,4 @@ def merge(timelines: list[Timeline]) -> Timeline:
     end = start.copy()
     np.maximum.at(start, inverse, np.concatenate([t.start for t in timelines]))
     np.maximum.at(end, inverse, np.concatenate([t.end for t in timelines]))
-    return Timeline(numbers, start, end)
+    return Timeline(numbers, start, end, max(t.delayed for t in timelines))

@@ -171,10 +171,10 @@ rank = MPI.COMM_WORLD.Get_rank()
 for bound, quota in (({rank}, 9), ({0}, 9), ({0, 1}, 9), ({0, 1}, 1.5)):
     cores.affinity, cores.quota = lambda: frozenset(bound), lambda: quota
     comm = MpiCommunicator(MPI.COMM_WORLD.Dup())
-    found = comm.gather_bytes(b"%d " % comm._polls_before_sleep)
+    found = comm.gather_bytes(b"%d,%d " % (comm.crowded, comm._polls_before_sleep))
     if not rank:
         print(b"".join(found).decode(), flush=True)
 """
     status, output = mpirun(2, "-c", program)
     assert status == 0, output
-    assert [line.split() for line in output.splitlines()] == [["500"] * 2, ["20"] * 2, ["500"] * 2, ["20"] * 2]
+    assert [line.split() for line in output.splitlines()] == [["0,500"] * 2, ["1,20"] * 2, ["0,500"] * 2, ["1,20"] * 2]

@@ -107,6 +107,7 @@ class Communicator(End):
 
     host                    the name of the machine this rank runs on
     local_rank, local_size  its place among the ranks on that host
+    crowded                 whether the ranks on that host are more than the cores that they may use
     epoch_ns                this rank's perf_counter_ns at one moment that all ranks share
     """
 
@@ -114,6 +115,7 @@ class Communicator(End):
     host: str
     local_rank: int
     local_size: int
+    crowded: bool = False
     epoch_ns: int
 
     @abstractmethod

@@ -95,8 +95,8 @@ class MpiCommunicator(Communicator):
         highest = comm.Get_attr(MPI.TAG_UB)
         assert isinstance(highest, int)
         self._num_tags = highest + 1
-        crowded = self.local_size > cores.together(self)
-        self._polls_before_sleep = POLLS_BEFORE_SLEEP_CROWDED if crowded else POLLS_BEFORE_SLEEP
+        self.crowded = self.local_size > cores.together(self)
+        self._polls_before_sleep = POLLS_BEFORE_SLEEP_CROWDED if self.crowded else POLLS_BEFORE_SLEEP
         self._one_host = bool(comm.allreduce(int(self.local_size == self.size), op=MPI.MIN))
         epoch = np.array(time.perf_counter_ns())
         comm.Bcast([epoch, MPI.INT64_T])

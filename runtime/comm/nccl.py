@@ -126,6 +126,7 @@ class NcclCommunicator(Communicator):
         self._comm = comm
         self.rank, self.size, self.host = comm.rank, comm.size, comm.host
         self.local_rank, self.local_size, self.epoch_ns = comm.local_rank, comm.local_size, comm.epoch_ns
+        self.crowded = comm.crowded
         self._groups: dict[tuple[int, ...], Any] = {}
         self._failure: tuple[str, Which, bool] | None = None
         self._let_go: list[Callable[[], None]] = []
