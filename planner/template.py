@@ -318,13 +318,14 @@ class _Draft:
 
     def _common(self, recording: Recording, bodies: Bodies, shapes: tuple[tuple[int, ...], ...], flops: float) -> Work:
         step, num_inputs = self.step, len(self.step.inputs)
-        made = wanted(step, recording)
+        ports, made = (*step.inputs, *step.outputs), wanted(step, recording)
         for shape, spec, port in zip(shapes[num_inputs:], made, step.outputs, strict=True):
             assert spec is None or spec.shape == shape, f"{step.name}: {port} is {spec}, its box has shape {shape}"
         touched = (*(i in recording.reads for i in range(num_inputs)), *(spec is not None for spec in made))
-        rows = [row for row, t in zip(zip(shapes, self.dtypes, self.bears, strict=True), touched, strict=True) if t]
+        every = zip(ports, shapes, self.dtypes, self.bears, strict=True)
+        rows = [row for row, t in zip(every, touched, strict=True) if t]
         dtypes = tuple(d for d, t in zip(self.dtypes[num_inputs:], touched[num_inputs:], strict=True) if t)
-        turns = tuple(one.back for _, _, one in rows)
+        turns = tuple(one.back for *_, one in rows)
         return Work(_cost_key(step, rows, flops, self.dtypes), recording, bodies, touched, dtypes, turns)
 
 
@@ -335,13 +336,15 @@ def bearing(step: Step) -> list[Operand]:
 
 
 def _cost_key(
-    step: Step, arrays: Sequence[tuple[tuple[int, ...], str, Operand]], flops: float, dtypes: Sequence[str]
+    step: Step, arrays: Sequence[tuple[Port, tuple[int, ...], str, Operand]], flops: float, dtypes: Sequence[str]
 ) -> CostKey:
-    """The cost of a part that touches arrays of these shapes and dtypes, laid so; dtypes: those of all ports."""
+    """The cost of a part that touches arrays at these ports, of these shapes and dtypes, laid so; dtypes: those of all
+    ports. As `+3x4` what a gradient is added to, which else could be taken for one more that is given.
+    """
     op = step.node.op
-    shapes = ";".join("x".join(map(str, shape)) + _laid(one) for shape, _, one in arrays)
+    shapes = ";".join("+" * (p.role == "onto") + "x".join(map(str, shape)) + _laid(one) for p, shape, _, one in arrays)
     settings = ",".join(f"{name}={value}" for name, value in op.cost_settings)
-    nbytes = sum(prod(shape) * np.dtype(dtype).itemsize for shape, dtype, _ in arrays)
+    nbytes = sum(prod(shape) * np.dtype(dtype).itemsize for _, shape, dtype, _ in arrays)
     return CostKey(f"{op.name}.{step.which}", f"{shapes}|{settings}", priced(step, dtypes), round(flops), nbytes)
 
 

@@ -104,11 +104,11 @@ class Works:
         first = self._first(step)
         touched = [box is not None for box in (*first.inputs, *first.outputs)]
         ports = itertools.compress(zip((*step.inputs, *step.outputs), bearing(step), strict=True), touched)
-        rows = [(of.shape(port.of_operand, port.index), dtypes(port.region), own) for port, own in ports]
+        rows = [(port, of.shape(port.of_operand, port.index), dtypes(port.region), own) for port, own in ports]
         every = [dtypes(port.region) for port in (*step.inputs, *step.outputs)]
         kinds = self._lowering.machine.kinds
         if self.is_plain:
-            nbytes = sum(prod(shape) * np.dtype(dtype).itemsize for shape, dtype, _ in rows)
+            nbytes = sum(prod(shape) * np.dtype(dtype).itemsize for _, shape, dtype, _ in rows)
             seconds = _roofline(kinds[0], priced(step, every), np.rint(of.flops(step.which)), nbytes)
             return np.broadcast_to(seconds, of.count)[:, None]
         key = _cost_key(step, rows, of.flops(step.which), every)
