@@ -16,11 +16,35 @@ import numpy as np
 from castile.planner.contraction import Contracted, Contraction
 from castile.planner.groups import END_TO_END, Joinable, grouped, joinable
 from castile.planner.instances import FlowInstance, StepInstance
+from castile.planner.program import Micro
 from castile.planner.rows import Lazy, compressed
 from castile.planner.together import alike, every_task, in_chains, only_calls, repeatable, summing, together
 from castile.planner.vocabulary import round_up
 from castile.runtime.region import Box, contiguous, whole
-from castile.runtime.task import Buffer, Comm, CostKey, Task, TaskGraph, View
+from castile.runtime.task import Buffer, Call, Comm, CostKey, Task, TaskGraph, View
+
+
+class Candidates(NamedTuple):
+    """What of a graph may come together, whatever the size of buckets.
+
+    transfers   as `joinable` says them
+    sums        the tasks that add to one array, one after the other, as `summing` says them
+    calls       the tasks that do to an array what is done to others, as `repeatable` says them
+    """
+
+    transfers: Sequence[Joinable]
+    sums: Sequence[Sequence[tuple[int, Call | None]]]
+    calls: Sequence[tuple[int, Call, Micro]]
+
+
+def candidates(
+    steps: Sequence[StepInstance], flows: Sequence[FlowInstance], of_steps: Iterable[Sequence[tuple[int, int]]]
+) -> Candidates:
+    """What may come together of a graph of these instances; of_steps: the tasks of each step, as `every_task` says."""
+    alone, tasks = only_calls(steps), list(of_steps)
+    return Candidates(
+        joinable(steps, flows), summing(steps, flows, tasks, alone), repeatable(steps, flows, tasks, alone)
+    )
 
 
 def bucketed(
@@ -31,45 +55,36 @@ def bucketed(
     """
     if not most_bytes:
         return Contracted(tasks, np.arange(tasks.num_tasks))
-    groups = grouped(joinable(steps, flows), most_bytes)
-    return _contracted(tasks, groups, everywhere(tasks), steps, flows, list(every_task(steps)))
+    able = candidates(steps, flows, every_task(steps))
+    return _contracted(tasks, grouped(able.transfers, most_bytes), able, everywhere(tasks))
 
 
-def of_roles(
-    steps: Sequence[StepInstance], flows: Sequence[FlowInstance], most_bytes: int, tasks: TaskGraph, where: Where,
-    of_steps: Iterable[Sequence[tuple[int, int]]],
-) -> Contracted | None:  # fmt: skip
+def of_roles(tasks: TaskGraph, able: Candidates, most_bytes: int, where: Where) -> Contracted | None:
     """The same for a graph of one processor of each role; None where some of a role are not in groups alike.
 
-    where      where the transfers, buffers and processors are, or what stands for them
-    of_steps   the tasks of each step there, as `every_task` says them
+    where   where the transfers, buffers and processors are, or what stands for them
     Transfers for which one task stands must be in groups for which one can stand: then all that tasks wait for, and all
     that engines serve and processors hold, is of the same roles as before, or of those that were put together.
     """
-    ones = joinable(steps, flows)
-    groups = grouped(ones, most_bytes)
-    alone = {one.task for one in ones}.difference(one.task for group in groups for one in group)
+    groups = grouped(able.transfers, most_bytes)
+    alone = {one.task for one in able.transfers}.difference(one.task for group in groups for one in group)
     company: dict[int, tuple[int, ...]] = {}
-    for group in (*groups, *([one] for one in ones if one.task in alone)):
+    for group in (*groups, *([one] for one in able.transfers if one.task in alone)):
         standing = where.standing(group)
         if any(company.setdefault(task, standing) != standing for task in standing):
             return None
-    return _contracted(tasks, groups, where, steps, flows, list(of_steps))
+    return _contracted(tasks, groups, able, where)
 
 
-def _contracted(
-    tasks: TaskGraph, groups: Sequence[Sequence[Joinable]], where: Where, steps: Sequence[StepInstance],
-    flows: Sequence[FlowInstance], of_steps: Sequence[Sequence[tuple[int, int]]],
-) -> Contracted:  # fmt: skip
+def _contracted(tasks: TaskGraph, groups: Sequence[Sequence[Joinable]], able: Candidates, where: Where) -> Contracted:
     """The graph with these groups, and the calls together that are alike then."""
     sums = [group for group in groups if group[0].pattern.name == END_TO_END]
     others = dict.fromkeys([where.standing(group) for group in groups if group[0].pattern.name != END_TO_END])
     fewer = joined(tasks, sums, where)
     begun = together(fewer.graph, [fewer.number[list(group)].tolist() for group in others])
     # transfers stand behind the steps, whose tasks keep their numbers
-    alone = only_calls(steps)
-    summed = together(begun.graph, in_chains(begun.graph, summing(steps, flows, of_steps, alone)))
-    calls = [(int(summed.number[task]), call, micro) for task, call, micro in repeatable(steps, flows, of_steps, alone)]
+    summed = together(begun.graph, in_chains(begun.graph, able.sums))
+    calls = [(int(summed.number[task]), call, micro) for task, call, micro in able.calls]
     found = together(summed.graph, alike(summed.graph, calls))
     return Contracted(found.graph, found.number[summed.number[begun.number[fewer.number]]])
 
@@ -180,7 +195,10 @@ class _Rewrite:
         self.contraction = Contraction(tasks, list(groups))
         self.kept, self.number = self.contraction.kept, self.contraction.number
         moved = [one.first_buffer + p for b in buckets for one in b for p in (*one.pattern.reads, *one.pattern.writes)]
-        self.stay = np.setdiff1d(np.arange(tasks.num_buffers), where.buffer[moved])
+        # the last entry is for those that are not there
+        goes = np.zeros(tasks.num_buffers + 1, dtype=bool)
+        goes[where.buffer[moved]] = True
+        self.stay = np.flatnonzero(~goes[:-1])
         self.buckets: list[_Bucket] = []
         self.num_buffers = len(self.stay)
         for sums in buckets:

@@ -49,12 +49,16 @@ class Contraction:
     @cached_property
     def kept(self) -> np.ndarray:
         """The old number of each new task."""
-        return np.unique(self.stands)
+        return np.flatnonzero(self._stands_for_itself)
 
     @cached_property
     def number(self) -> np.ndarray:
         """The new number of each old task."""
-        return np.searchsorted(self.kept, self.stands)
+        return (np.cumsum(self._stands_for_itself) - 1)[self.stands]
+
+    @cached_property
+    def _stands_for_itself(self) -> np.ndarray:
+        return self.stands == np.arange(self.old.num_tasks)
 
     def fields(self, turns: np.ndarray = NO_PAIRS) -> dict[str, Any]:
         """Kinds, order, lanes and needs of the new tasks, with more edges (before, after) between them."""
@@ -68,7 +72,7 @@ class Contraction:
             "kind": old.kind[kept],
             "order": old.order[kept],
             "lane_ptr": pointer(counts[kept]),
-            "lanes": old.lanes[np.repeat(self.stands == np.arange(old.num_tasks), counts)],
+            "lanes": old.lanes[np.repeat(self._stands_for_itself, counts)],
             "need_ptr": need_ptr,
             "needs": needs,
         }

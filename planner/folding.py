@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from castile.planner import buckets
-from castile.planner.buckets import Where
+from castile.planner.buckets import Candidates, Where
 from castile.planner.collapse import _grouped, _mixed
 from castile.planner.compose import Layout
 from castile.planner.cost import CostModel
@@ -97,8 +97,7 @@ class Folding:
         folded = assembly.folded
         if not strategy.bucket_bytes:
             return folded
-        steps, flows, where = assembly.steps, assembly.flows, assembly.where
-        found = buckets.of_roles(steps, flows, strategy.bucket_bytes, folded.graph, where, assembly.of_steps())
+        found = buckets.of_roles(folded.graph, assembly.candidates, strategy.bucket_bytes, assembly.where)
         if found is None:
             return None
         kept = np.unique(found.number, return_index=True)[1]
@@ -260,7 +259,12 @@ class _Assembly:
         buffer[written] = np.arange(len(written))
         return Where(task, buffer, small.small_proc)
 
-    def of_steps(self) -> Iterator[list[tuple[int, int]]]:
+    @cached_property
+    def candidates(self) -> Candidates:
+        """What of the small graph may come together."""
+        return buckets.candidates(self.steps, self.flows, self._of_steps())
+
+    def _of_steps(self) -> Iterator[list[tuple[int, int]]]:
         """The small tasks of each step: which of the step's each is, and its number."""
         task = self.union.task[self._tasks[1]].tolist()
         for begin, end in pairwise(self.base[: len(self.steps) + 1].tolist()):

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from castile.planner.instances import FlowInstance, StepInstance
+from castile.planner.instances import FlowInstance, FlowTemplate, StepInstance
+from castile.runtime.dependence import Version
 from castile.runtime.task import AT_ONCE, Comm, Kind
 from castile.runtime.transfer import Pattern
 
@@ -46,41 +47,43 @@ class Joinable(NamedTuple):
 def joinable(steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> list[Joinable]:
     """The transfers that could be put together, as they are made in the program."""
     task, buffer, found = sum(len(s.config.procs) for s in steps), 0, []
+    known: dict[tuple[FlowTemplate, bool], list[tuple[int, tuple[int, ...]]]] = {}
     for flow in flows:
-        numbers = _of(flow) if flow.version.patterns else []
-        if numbers:
+        template, is_read = flow.template, bool(flow.flow.readers)
+        if (template, is_read) not in known:
+            known[template, is_read] = _of(template, is_read)
+        if known[template, is_read]:
             made = max([slot for slot, _ in flow.flow.producers], default=-1)
             read = min(slot for slot, _ in flow.flow.readers)
-            for n in numbers:
-                pattern = flow.version.patterns[n]
-                procs = tuple([flow.procs[slot] for slot in pattern.procs])
-                found.append(Joinable(task + n, buffer, pattern, procs, made, read, flow.slot))
+            for n, procs in known[template, is_read]:
+                found.append(Joinable(task + n, buffer, flow.version.patterns[n], procs, made, read, flow.slot))
         task, buffer = task + flow.num_tasks, buffer + flow.num_buffers
     return sorted(found, key=lambda one: (one.at, one.task))
 
 
-def _of(flow: FlowInstance) -> list[int]:
-    """The transfers of a flow that others can join: they wait for none of it that comes from another processor."""
-    patterns = flow.version.patterns
-    if all(pattern.name == END_TO_END for pattern in patterns):
-        if flow.flow.role or flow.version.is_strided:
-            return []
-        return [n for n, pattern in enumerate(patterns) if _is_whole(pattern, flow)]
-    found, brought = [], set[int]()
-    for n, pattern in enumerate(patterns):
-        waits = not brought.isdisjoint(pattern.reads)
-        if pattern.name in AT_ONCE and not waits and flow.flow.readers:
-            found.append(n)
-        if waits or pattern.kind >= Kind.MOVE:
-            brought.update(pattern.writes)
-    return found
+def _of(template: FlowTemplate, is_read: bool) -> list[tuple[int, tuple[int, ...]]]:
+    """The transfers of such flows that others can join, which wait for none of it that comes from another processor;
+    and the processors of each one's members.
+    """
+    patterns, found, brought = template.version.patterns, list[int](), set[int]()
+    if patterns and all(pattern.name == END_TO_END for pattern in patterns):
+        if not template.role and not template.version.is_strided:
+            found = [n for n, pattern in enumerate(patterns) if _is_whole(pattern, template.version)]
+    else:
+        for n, pattern in enumerate(patterns):
+            waits = not brought.isdisjoint(pattern.reads)
+            if pattern.name in AT_ONCE and not waits and is_read:
+                found.append(n)
+            if waits or pattern.kind >= Kind.MOVE:
+                brought.update(pattern.writes)
+    return [(n, tuple([template.procs[slot] for slot in patterns[n].procs])) for n in found]
 
 
-def _is_whole(pattern: Pattern, flow: FlowInstance) -> bool:
+def _is_whole(pattern: Pattern, version: Version) -> bool:
     """Whether all views of an all-reduce are whole buffers, each another."""
     assert isinstance(pattern.how, Comm)
     views = [v for v in (*pattern.how.send, *pattern.how.receive) if v is not None]
-    boxes = [flow.version.instances[v.buffer].box for v in views]
+    boxes = [version.instances[v.buffer].box for v in views]
     alone = len({v.buffer for v in views}) == len(views) == 2 * len(pattern.how.group)
     return alone and all(v.box == box and box.volume for v, box in zip(views, boxes, strict=True))
 

@@ -18,7 +18,7 @@ from castile.planner.contraction import Contracted, Contraction
 from castile.planner.instances import FlowInstance, StepInstance
 from castile.planner.program import Micro
 from castile.planner.rows import Lazy, compressed
-from castile.planner.template import PartTemplate, Work
+from castile.planner.template import PartTemplate, StepTemplate, Work
 from castile.runtime.task import Arg, Body, Call, CostKey, Kind, Task, TaskGraph, View
 
 # Of so many arrays' parameters, and so many bytes that it touches, is one task at most: then it still begins early, and
@@ -90,10 +90,13 @@ def summing(
 def only_calls(steps: Sequence[StepInstance]) -> list[list[Call | None]]:
     """Of each step's parts what `only_call` says."""
     known: dict[Work, Call | None] = {}
-    for piece in (piece for step in steps for piece in step.template.parts):
-        if piece.work not in known:
-            known[piece.work] = only_call(piece)
-    return [[known[piece.work] for piece in step.template.parts] for step in steps]
+    of_parts: dict[StepTemplate, list[Call | None]] = {}
+    for template in dict.fromkeys([step.template for step in steps]):
+        for piece in template.parts:
+            if piece.work not in known:
+                known[piece.work] = only_call(piece)
+        of_parts[template] = [known[piece.work] for piece in template.parts]
+    return [of_parts[step.template] for step in steps]
 
 
 def only_call(piece: PartTemplate) -> Call | None:
