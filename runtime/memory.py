@@ -77,7 +77,7 @@ def _placed(
     last, homes = _last_ends(graph, timeline), _homes(graph)
     offset, private_offset = np.full(graph.num_buffers, -1), np.full(graph.num_tasks, -1)
     peak, live = np.zeros(graph.num_procs, np.int64), np.zeros(graph.num_procs, np.int64)
-    placed = []
+    placed, known = [], dict[tuple[bytes, ...], tuple[int, np.ndarray]]()
     for proc in procs:
         lasting = _persistent(graph, proc)
         sizes = _aligned(graph.buffer_bytes[lasting])
@@ -86,8 +86,12 @@ def _placed(
         # what is empty lies anywhere above these
         offset[_transient(graph, proc)] = floor
         blocks = _blocks(graph, timeline, last, homes, proc)
-        live[proc] = floor + _most_alive(blocks)[0]
-        places = floor + _place(blocks, int(live[proc]) - floor)
+        # Most processors of a plan are alike to the last byte and picosecond.
+        alike = blocks.size.tobytes(), blocks.begin.tobytes(), blocks.end.tobytes()
+        if alike not in known:
+            most = _most_alive(blocks)[0]
+            known[alike] = most, _place(blocks, most)
+        live[proc], places = floor + known[alike][0], floor + known[alike][1]
         peak[proc] = (places + blocks.size).max(initial=floor)
         whole = blocks.buffer >= 0
         offset[blocks.buffer[whole]] = places[whole]
