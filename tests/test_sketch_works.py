@@ -16,7 +16,7 @@ from castile.launch import models
 from castile.planner.cost import CostModel
 from castile.planner.graph import Node
 from castile.planner.lower import Lowering
-from castile.planner.op import PASSES, available, find
+from castile.planner.op import PASSES, Part, available, find
 from castile.planner.seeds import seeds
 from castile.planner.sketch.layouts import LayoutTable
 from castile.planner.sketch.sketch import Sketch
@@ -31,6 +31,7 @@ from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 from castile.runtime.machine import Machine
 from castile.runtime.timeline import PICOSECONDS
+from tests import op_laws
 from tests.op_cases import Case, cases_of
 from tests.op_laws import node_of
 
@@ -63,6 +64,30 @@ def test_the_largest_parts_of_all_splits_at_once_are_those_of_each(case: Case) -
     for which in PASSES:
         if case.op.has(which):
             assert of_each(every.flops(which)) == [case.op.flops(which, part) for part in first]
+
+
+def touched(whole: op_laws.Whole, which: str, part: Part) -> tuple[set[tuple[str, int]], set[tuple[str, int]]]:
+    """What a part's pass reads and makes, by number, and what there is none of to be read or made."""
+    recording, arrays = op_laws.recorded(whole.case, which, part, *whole.local(part))
+    numbers = op_laws.targets(whole.case, which)
+    made = {n for n, one in zip(numbers, recording.results, strict=True) if one is not None}
+    boxes = {n: part.writes(n) if which == "F" else part.reads(n) for n in numbers}
+    found = {("reads", n) for n in recording.reads} | {("makes", n) for n in made}
+    nothing = {("reads", n) for n, array in enumerate(arrays) if array.size == 0}
+    return found, nothing | {("makes", n) for n, box in boxes.items() if box.volume == 0}
+
+
+def test_settings_alone_tell_what_first_parts_touch() -> None:
+    seen: dict[object, set[tuple[str, int]]] = {}
+    for whole in map(op_laws.Whole, CASES):
+        op, a = whole.case.op, whole.node.alignment
+        firsts = [parts(whole.node, split)[0] for split in op_laws.splits(whole.node)]
+        for which in op_laws.passes(whole.case):
+            every, _ = touched(whole, which, whole.node.whole())
+            assert seen.setdefault((type(op), op.cost_settings, which, a.operands, a.results), every) == every
+            for found, nothing in (touched(whole, which, part) for part in firsts):
+                # Who has nothing to make reads nothing.
+                assert found <= every and (not found or every <= found | nothing), (whole.case, which)
 
 
 @every_case

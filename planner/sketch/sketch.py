@@ -25,7 +25,6 @@ from castile.planner.sketch import changes, loops, prices, sweep
 from castile.planner.sketch.arrays import Choices, Links, Prices
 from castile.planner.sketch.draft import Draft
 from castile.planner.sketch.layouts import LayoutTable
-from castile.planner.sketch.many import Cut
 from castile.planner.sketch.room import classes_for, log_for, room_for, uses_of
 from castile.planner.sketch.spaces import SpaceTable
 from castile.planner.sketch.works import Largest, Works
@@ -89,7 +88,7 @@ class Sketch:
         self._steps = additive.steps
         alike = [(tuple(n.alignment.extents.items()), n.alignment.frozen, id(spaces[n.name])) for n in nodes.values()]
         self._spaces = _numbered(alike)
-        self._works = Works(lowering, cost, additive.program, known[0] if known else {})
+        self._works = Works(lowering, cost, additive.program)
         # Nodes without passes, and of those alike such as are pinned, may have another space.
         every = zip(self.names, self._spaces.tolist(), strict=True)
         self._kinds = _numbered([(additive.kinds[name], self._works.keeps.get(name), space) for name, space in every])
@@ -202,7 +201,8 @@ class Sketch:
         self, plan: np.ndarray, draws: np.ndarray, heats: np.ndarray, capacity: np.ndarray, penalty: float = 100.0
     ) -> Trail:
         """A walk in numbers; plan: those of the Configs that it begins with, which it changes."""
-        for number in np.unique(self.program.known + self.spaces.split[plan]).tolist():
+        numbers = self.program.known + self.spaces.split[plan]
+        for number in np.unique(numbers[~self.prices.known[numbers]]).tolist():
             if not self.prices.known[number]:
                 self._fill(number)
         self._widen()
@@ -227,25 +227,41 @@ class Sketch:
         return Trail(float(least), best, seen)
 
     def _fill(self, number: int) -> None:
-        """Price one split of a kind; all of them, where that is done at once."""
-        kind = int(np.searchsorted(self._known_first, number, side="right")) - 1
-        first, begin = int(self._first_of_kind[kind]), int(self._known_first[kind])
-        name, space = self.names[first], int(self._spaces[first])
-        node, axes, splits = self.lowering.piece.nodes[name], self.table.axes[space], self.table.splits[space]
-        cut: Cut = splits[number - begin]
-        which = slice(number - begin, number - begin + 1)
+        """Price one split of a kind; all of every kind, where that is done at once."""
         if self._works.is_plain:
-            cut, which = dict(zip(axes, self.table.degree[space].T, strict=True)), slice(0, len(splits))
-        of = self.program.own[self.program.own_ptr[first] : self.program.own_ptr[first + 1]].tolist()
-        largest = Largest(node, cut, which.stop - which.start, self._layouts)
-        seconds = self._works.seconds(largest, [self._draft.steps[s] for s in of])
-        for s, lasts in zip(of, seconds, strict=True):
-            row = int(self.program.row[s])
-            self.prices.seconds[row + which.start : row + which.stop] = lasts
-        here = slice(begin + which.start, begin + which.stop)
-        self.prices.total[here] = sum(self._draft.steps[s].micro.times * each for s, each in zip(of, seconds))
-        self._nbytes[:, here] = self._works.nbytes(largest, self._steps[name])
-        self.prices.known[here] = True
+            self._price(range(len(self._first_of_kind)), None)
+        else:
+            kind = int(np.searchsorted(self._known_first, number, side="right")) - 1
+            self._price([kind], number - int(self._known_first[kind]))
+
+    def _price(self, kinds: Sequence[int], split: int | None) -> None:
+        """Price a split of kinds, None for all."""
+        own = [self._own(int(self._first_of_kind[kind])) for kind in kinds]
+        asked = [self._largest(int(self._first_of_kind[kind]), split) for kind in kinds]
+        steps = [[self._draft.steps[s] for s in of] for of in own]
+        every = self._works.seconds(list(zip(asked, steps, strict=True)))
+        for kind, largest, numbers, of_kind, seconds in zip(kinds, asked, own, steps, every, strict=True):
+            begin, count = split or 0, largest.count
+            for s, lasts in zip(numbers, seconds, strict=True):
+                row = int(self.program.row[s]) + begin
+                self.prices.seconds[row : row + count] = lasts
+            begin += int(self._known_first[kind])
+            here = slice(begin, begin + count)
+            self.prices.total[here] = sum(step.micro.times * each for step, each in zip(of_kind, seconds, strict=True))
+            self._nbytes[:, here] = self._works.nbytes(largest, self._steps[largest.node.name])
+            self.prices.known[here] = True
+
+    def _own(self, node: int) -> list[int]:
+        """The steps that a node decides."""
+        return self.program.own[self.program.own_ptr[node] : self.program.own_ptr[node + 1]].tolist()
+
+    def _largest(self, number: int, split: int | None) -> Largest:
+        """The largest part of a node under a split, None for under each."""
+        node, space = self.lowering.piece.nodes[self.names[number]], int(self._spaces[number])
+        splits, degree = self.table.splits[space], self.table.degree[space]
+        if split is not None:
+            return Largest(node, splits[split], 1, self._layouts)
+        return Largest(node, dict(zip(self.table.axes[space], degree.T, strict=True)), len(splits), self._layouts)
 
     def _widen(self) -> None:
         """Make room for as many transfers again, where half of it is used."""

@@ -5,9 +5,9 @@ The largest part stands for all of them. It does not know placements.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
+from itertools import accumulate, islice, repeat
 from math import prod
 from typing import Any
 
@@ -20,9 +20,7 @@ from castile.planner.op import Part
 from castile.planner.program import FETCHED, GRADIENT, Program, Step
 from castile.planner.sketch.layouts import LayoutTable
 from castile.planner.sketch.many import Cut, asked
-from castile.planner.strategy import Config
-from castile.planner.template import PartTemplate, _cost_key, bearing, priced
-from castile.runtime.machine import Processor
+from castile.planner.template import _cost_key, bearing, priced
 from castile.runtime.task import CostKey
 from castile.runtime.timeline import PICOSECONDS
 
@@ -39,19 +37,12 @@ def param_of(step: Step, program: Program) -> str:
 class Works:
     """Seconds and bytes of nodes of one graph.
 
-    plan       of which first parts say what those of other plans touch: a search makes its templates anyway
     is_plain   whether all prices are rooflines of one kind of processor, of which many are told at once
     """
 
-    def __init__(
-        self,
-        lowering: Lowering,
-        cost: CostModel,
-        program: Program,
-        plan: Mapping[str, Config],
-    ) -> None:
+    def __init__(self, lowering: Lowering, cost: CostModel, program: Program) -> None:
         self._lowering, self._cost, self._program = lowering, cost, program
-        self._plan = plan
+        self._known: dict[object, tuple[bool, ...]] = {}
         # Where any kernel was measured, what was learned from it tells of all others.
         probe = cost.seconds(CostKey("", "", "float32", 1, 1))
         self.is_plain = len(lowering.machine.kinds) == 1 and probe.source == "roofline"
@@ -70,8 +61,8 @@ class Works:
                 continue
             kind = self._lowering.templates.kind(step, dtypes)
             if kind not in touched:
-                ports = enumerate(zip(step.inputs, self._first(step).inputs, strict=True))
-                touched[kind] = [n for n, (port, box) in ports if box is not None and port.role in ("x", "y")]
+                ports = enumerate(zip(step.inputs, self._touched(step), strict=False))
+                touched[kind] = [n for n, (port, is_touched) in ports if is_touched and port.role in ("x", "y")]
             for n in touched[kind]:
                 # Passes of earlier nodes come later, and have the last word.
                 is_operand, index = step.inputs[n].role == "x", step.inputs[n].index
@@ -90,34 +81,50 @@ class Works:
         readers = {name: node.name for node in reversed(graph.nodes.values()) for name in node.inputs}
         return {name: readers[name] for name in graph.inputs if name in readers}
 
-    def seconds(self, own: Largest, steps: Sequence[Step]) -> list[np.ndarray]:
-        """float64[count, T] for each step that a node decides: seconds of its largest part under each split, by the
-        type of processor."""
-        found = []
-        for step in steps:
-            of = own if step.node.name == own.node.name else own.like(step.node, self.of_param(own.node, step, own.cut))
-            found.append(self._seconds(step, of))
-        return found
+    def seconds(self, asked: Sequence[tuple[Largest, Sequence[Step]]]) -> list[list[np.ndarray]]:
+        """For each node, float64[count, T] for each of the steps that it decides: seconds of its largest part under
+        each split, by the type of processor."""
+        rows = [(step, self._of(own, step)) for own, steps in asked for step in steps]
+        found = iter(self._rooflines(rows) if self.is_plain else [self._priced(*row) for row in rows])
+        return [list(islice(found, len(steps))) for _, steps in asked]
 
-    def _seconds(self, step: Step, of: Largest) -> np.ndarray:
-        dtypes = self._program.dtypes.__getitem__
-        first = self._first(step)
-        touched = [box is not None for box in (*first.inputs, *first.outputs)]
-        ports = itertools.compress(zip((*step.inputs, *step.outputs), bearing(step), strict=True), touched)
-        rows = [(port, of.shape(port.of_operand, port.index), dtypes(port.region), own) for port, own in ports]
-        every = [dtypes(port.region) for port in (*step.inputs, *step.outputs)]
-        kinds = self._lowering.machine.kinds
-        if self.is_plain:
-            nbytes = sum(prod(shape) * np.dtype(dtype).itemsize for _, shape, dtype, _ in rows)
-            seconds = _roofline(kinds[0], priced(step, every), np.rint(of.flops(step.which)), nbytes)
-            return np.broadcast_to(seconds, of.count)[:, None]
+    def _of(self, own: Largest, step: Step) -> Largest:
+        """The largest part of a step that a node decides."""
+        return own if step.node.name == own.node.name else own.like(step.node, self.of_param(own.node, step, own.cut))
+
+    def _rooflines(self, rows: Sequence[tuple[Step, Largest]]) -> list[np.ndarray]:
+        """Seconds, in whole picoseconds, of kernels of which no more is known than their flops and bytes."""
+        processor, dtypes, counts = self._lowering.machine.kinds[0], self._program.dtypes, [of.count for _, of in rows]
+        flops, nbytes = np.zeros(sum(counts)), np.zeros(sum(counts))
+        rates, ends = [], list(accumulate(counts))
+        for (step, of), begin, end in zip(rows, [0, *ends], ends):
+            every = [dtypes[port.region] for port in (*step.inputs, *step.outputs)]
+            ports = zip((*step.inputs, *step.outputs), every, self._touched(step), strict=True)
+            sizes = [of.size(port.of_operand, port.index) * np.dtype(dtype).itemsize for port, dtype, t in ports if t]
+            flops[begin:end], nbytes[begin:end] = of.flops(step.which), sum(sizes)
+            rates.append(processor.flops_rate(priced(step, every)))
+        work = np.maximum(np.rint(flops) / np.repeat(rates, counts), nbytes / processor.bytes_per_second)
+        seconds = np.maximum(1, np.rint((processor.task_overhead_seconds + work) * PICOSECONDS)) / PICOSECONDS
+        return np.split(seconds[:, None], ends[:-1])
+
+    def _priced(self, step: Step, of: Largest) -> np.ndarray:
+        """Seconds of kernels some of which were measured."""
+        every = [self._program.dtypes[port.region] for port in (*step.inputs, *step.outputs)]
+        ports = zip((*step.inputs, *step.outputs), every, bearing(step), self._touched(step), strict=True)
+        rows = [(port, of.shape(port.of_operand, port.index), dtype, own) for port, dtype, own, t in ports if t]
         key = _cost_key(step, rows, of.flops(step.which), every)
-        return np.array([self._cost.picoseconds([key], kind) for kind in range(len(kinds))]).T / PICOSECONDS
+        kinds = range(len(self._lowering.machine.kinds))
+        return np.array([self._cost.picoseconds([key], kind) for kind in kinds]).T / PICOSECONDS
 
-    def _first(self, step: Step) -> PartTemplate:
-        name = step.node.name
-        split = self._plan[name].split if name in self._plan else {}
-        return self._lowering.templates.get(step, split, self._program.dtypes.__getitem__).parts[0]
+    def _touched(self, step: Step) -> tuple[bool, ...]:
+        """Which of its ports a pass touches, inputs then outputs: operators say so whatever the length of axes is."""
+        op, a, dtypes = step.node.op, step.node.alignment, self._program.dtypes
+        ports = tuple([(p.role, p.index, dtypes[p.region]) for p in (*step.inputs, *step.outputs)])
+        key = type(op), op.cost_settings, step.which, a.operands, a.results, ports
+        if key not in self._known:
+            whole = self._lowering.templates.get(step, {}, dtypes.__getitem__).parts[0]
+            self._known[key] = tuple([box is not None for box in (*whole.inputs, *whole.outputs)])
+        return self._known[key]
 
     def of_param(self, node: Node, step: Step, cut: Cut) -> Cut:
         """The split of a parameter's update that cuts the parameter as the node does."""
@@ -137,21 +144,19 @@ class Works:
         count = max((step.micro.count for step in steps), default=1)
         node, dtypes, tensors = of.node, self._program.dtypes, self._lowering.graph.tensors
         lying = [
-            (1, of.shape(*port), (node.inputs if port[0] else node.outputs)[port[1]])
+            (1, of.size(*port), (node.inputs if port[0] else node.outputs)[port[1]])
             for port in self.keeps.get(node.name, ())
         ]
         if count > 1:
             given = [n for n, name in enumerate(node.inputs) if self._reader.get(name) == node.name]
-            lying += [(count - 1, of.shape(True, n), node.inputs[n]) for n in given]
-        total = in_pieces = sum(
-            times * prod(shape) * np.dtype(tensors[name].dtype).itemsize for times, shape, name in lying
-        )
+            lying += [(count - 1, of.size(True, n), node.inputs[n]) for n in given]
+        total = in_pieces = sum(times * size * np.dtype(tensors[name].dtype).itemsize for times, size, name in lying)
         for step in steps:
             param = param_of(step, self._program)
             if not param or not step.node.name.endswith("/update"):
                 continue
             index = node.inputs.index(param)
-            size = prod(of.shape(True, index))
+            size = of.size(True, index)
             nbytes = size * np.dtype(dtypes[param]).itemsize
             cast = size * np.dtype(dtypes[param + FETCHED]).itemsize if param + FETCHED in dtypes else 0
             borne = node.alignment.operands[index].axes
@@ -175,6 +180,7 @@ class Largest:
         self.node, self.cut, self.count, self._layouts = node, cut, count, layouts
         self._part = _largest(node, cut)
         self._shapes: dict[tuple[bool, int], tuple[Any, ...]] = {}
+        self._sizes: dict[tuple[bool, int], Any] = {}
 
     def like(self, node: Node, cut: Cut) -> Largest:
         """As many of another node."""
@@ -188,6 +194,13 @@ class Largest:
             self._shapes[key] = self._by_axis(index) if box is None else box.shape
         return self._shapes[key]
 
+    def size(self, is_operand: bool, index: int) -> Any:
+        """How many elements these are."""
+        key = is_operand, index
+        if key not in self._sizes:
+            self._sizes[key] = prod(self.shape(*key))
+        return self._sizes[key]
+
     def flops(self, which: str) -> Any:
         """The operations of a pass."""
         op, ranges = self.node.op, self._part.ranges
@@ -195,7 +208,7 @@ class Largest:
         if found is not None:
             return found
         ends = np.broadcast_arrays(np.empty(self.count), *(hi for _, hi in ranges.values()))[1:]
-        parts = (dict(zip(ranges, zip(itertools.repeat(0), row))) for row in np.array(ends).T.tolist())
+        parts = (dict(zip(ranges, zip(repeat(0), row))) for row in np.array(ends).T.tolist())
         return np.array([op.flops(which, Part(op, self.node.alignment, of)) for of in parts])
 
     def _by_axis(self, index: int) -> tuple[Any, ...]:
@@ -217,9 +230,3 @@ def _largest(node: Node, cut: Cut) -> Part:
     """The first part of a node under a split, or under each of many, which is as large as any."""
     a = node.alignment
     return Part(node.op, a, {axis: (0, -(-n // cut.get(axis, 1))) for axis, n in a.extents.items()})
-
-
-def _roofline(processor: Processor, dtype: str, flops: Any, nbytes: Any) -> np.ndarray:
-    """Seconds, in whole picoseconds, of kernels of so many flops and bytes each, of which nothing more is known."""
-    work = np.maximum(flops / processor.flops_rate(dtype), nbytes / processor.bytes_per_second)
-    return np.maximum(1, np.rint((processor.task_overhead_seconds + work) * PICOSECONDS)) / PICOSECONDS
