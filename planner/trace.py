@@ -114,19 +114,25 @@ def _placed_results(
 ) -> tuple[list[Step], dict[int, Arg]]:
     """Let each result, told with whether it is added and its dtype, be written straight into its view where its last
     call can; else copy it there.
+
+    Views of one shape may be one array, to which all but the first of them are added: what is added comes after those
+    before it are there, and after all that reads what is written there.
     """
-    read = {id(a) for s in steps for a in s.args}
+    last = {id(a): n for n, s in enumerate(steps) for a in s.args}
     maker = {id(o): n for n, s in enumerate(steps) for o in s.outs}
     places: dict[int, Arg] = {}
-    latest = -1
+    copies: tuple[list[Step], list[Step]] = ([], [])
+    latest: dict[tuple[int, ...], int] = {}
     for j, (symbol, adds, dtype) in enumerate(made):
-        at = maker.get(id(symbol), -1)
+        at, until = maker.get(id(symbol), -1), last.get(id(symbol), -1)
         direct = at >= 0 and id(symbol) not in places and id(symbol) not in views
+        same = [also for other, also, _ in made if other is symbol]
         # else others see what is there: a call that reads it, or another result that is the same
-        alone = id(symbol) not in read and sum(other is symbol for other, _, _ in made) == 1
+        alone = until < 0 and len(same) == 1
         if direct and adds:
-            # two results may share a view: the one that adds must come after the one that writes
-            direct = len(steps[at].outs) == 1 and alone and at > latest
+            direct = len(steps[at].outs) == 1 and alone and at > latest.get(symbol.shape, -1)
+        # whoever adds the same elsewhere would find here what others have added
+        direct = direct and (adds or not any(same))
         target = symbol
         if symbol.dtype != dtype:
             direct = direct and alone and vocabulary.casts(steps[at].kernel)
@@ -135,13 +141,14 @@ def _placed_results(
             step = steps[at]
             outs = tuple(target if o is symbol else o for o in step.outs)
             steps[at] = Step(step.kernel, step.args, outs, step.params, adds)
-            latest = max(latest, at)
+            after = max(at, until, len(steps) * (len(same) > 1))
         else:
             target = Symbol(symbol.shape, dtype)
-            steps.append(Step("copy", (symbol,), (target,), {}, adds))
-            latest = len(steps) - 1
+            copies[adds].append(Step("copy", (symbol,), (target,), {}, adds))
+            after = len(steps)
+        latest[symbol.shape] = max(latest.get(symbol.shape, -1), after)
         places[id(target)] = to[j]
-    return steps, places
+    return [*steps, *copies[False], *copies[True]], places
 
 
 def _turn(out: Symbol, step: Step, places: Mapping[int, Arg]) -> tuple[int, ...]:

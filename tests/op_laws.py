@@ -171,12 +171,17 @@ def spec(array: np.ndarray) -> Spec:
 
 
 def execute(
-    recording: Recording, inputs: list[np.ndarray], form: str, accumulate: bool | Sequence[bool]
-) -> list[np.ndarray]:
-    """Run calls on poisoned memory; with `accumulate` results are added to ones, all or those that it says."""
+    recording: Recording, inputs: list[np.ndarray], form: str, accumulate: bool | Sequence[bool],
+    places: Sequence[int] = (),
+) -> list[np.ndarray]:  # fmt: skip
+    """Run calls on poisoned memory; with `accumulate` results are added to ones, all or those that it says.
+
+    places   results of the same number have one array, which is as the first of them says
+    """
     made = [s for s in recording.results if s is not None]
     added = [accumulate] * len(made) if isinstance(accumulate, bool) else accumulate
     outs = [np.ones(s.shape, s.dtype) if adds else poison(s) for s, adds in zip(made, added, strict=True)]
+    outs = [outs[list(places).index(n)] for n in places] or outs
     body = recording.body(added, [s.dtype for s in made], [()] * (len(recording.reads) + len(made)))
     views = [inputs[n] for n in recording.reads] + outs
     memory = poisoned(body.private_bytes)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import product
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
 from castile.kernels import reference
 from castile.planner import rewrite
@@ -30,6 +32,36 @@ def test_results_that_are_the_same_are_added_each_on_its_own() -> None:
                 execute(recording, arrays, "reference", added), body(reference, *arrays), added, strict=True
             ):
                 assert np.array_equal(one, other + adds), f"{numbers} {added}"
+
+
+# Calls of a body: each takes two of what there is by then, and products read all of a row before they write.
+KERNELS = ("x * y", "x + y", "product")
+bodies = st.lists(st.tuples(st.sampled_from(KERNELS), st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=4)
+
+
+@given(bodies, st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2)), min_size=2, max_size=4), st.integers(0, 7))
+def test_results_may_be_added_up_in_one_array(calls, results, adding) -> None:
+    """As the gradients of operands that are one tensor: the first is written, or added, and the others are added."""
+
+    def body(k, x, y):
+        there = [x, y]
+        for kernel, a, b in calls:
+            one, other = there[a % len(there)], there[b % len(there)]
+            product = kernel == "product"
+            there.append(
+                k.contract("ij,jk->ik", one, other) if product else k.pointwise(f"x, y -> {kernel}", one, other)
+            )
+        return tuple(there[n % len(there)] for n, _ in results)
+
+    arrays = [np.arange(4.0).reshape(2, 2), np.array([[1.0, 2.0], [0.0, 1.0]])]
+    places = [place for _, place in results]
+    added = [place in places[:n] or bool(adding >> place & 1) for n, place in enumerate(places)]
+    made = execute(record(body, [spec(array) for array in arrays]), arrays, "reference", added, places)
+    expected = dict.fromkeys(places, np.zeros((2, 2)))
+    for one, place in zip(body(reference, *arrays), places, strict=True):
+        expected[place] = expected[place] + one
+    for one, place in zip(made, places, strict=True):
+        assert np.array_equal(one, expected[place] + (adding >> place & 1))
 
 
 def test_terms_of_a_fused_sum_have_gradients_of_their_own() -> None:
