@@ -161,8 +161,10 @@ def _by_tiles(sums: Sums) -> Plan:
     # Of rows that begin anywhere each element is fetched alone, from a place that takes registers.
     steps = (*product.m.steps[1], *product.n.steps[1], *chain(*product.k.steps))
     loose = any(step != 1 and step % 16 for step in steps)
-    # So do several fetched ahead in float32 where what is summed lies together, and float32 of several batches.
-    inner = not half and all(one[-1] == 1 for one in product.k.steps)
+    # In float32 so do several fetched ahead of such rows, or where what is summed lies together; columns that end within
+    # a tile; and several batches.
+    inner = not half and (loose or all(one[-1] == 1 for one in product.k.steps))
+    by_columns = not half and product.n.steps[0][-1] != 1
     batches = len(product.l.sizes) > 1 and sums.out.dtype.itemsize > sums.x.dtype.itemsize
     # Two programs of eight warps have 128 registers a thread: places of a long step in rows of several dims, and a line
     # on what comes of halves, take more.
@@ -178,7 +180,7 @@ def _by_tiles(sums: Sums) -> Plan:
         alone = loose * (tile.m + tile.n) * tile.k // (32 * tile.warps)
         cut = _cut(tile, half)
         spent = microseconds(cut, m, n, k, l, best_parts(cut, m, n, k, l))
-        ragged = sums.adds and n % tile.n > 0
+        ragged = (sums.adds or by_columns) and n % tile.n > 0
         most = 32 if ragged or (inner and tile.stages > 2) else 64 if sums.adds or not plain else 128
         tight = tile.m * tile.n > most * 32 * tile.warps or (crowded and tile.warps * tile.k > 256)
         return tight, alone > _MOST_ALONE, not half and tile.precision != "ieee", spent
