@@ -161,8 +161,8 @@ def _by_tiles(sums: Sums) -> Plan:
     # Of rows that begin anywhere each element is fetched alone, from a place that takes registers.
     steps = (*product.m.steps[1], *product.n.steps[1], *chain(*product.k.steps))
     loose = any(step != 1 and step % 16 for step in steps)
-    # In float32 so do several fetched ahead of such rows, or where what is summed lies together; columns that end within
-    # a tile; and several batches.
+    # In float32 so do several fetched ahead of such rows, or where what is summed lies together; several batches; and
+    # columns that end within a tile.
     inner = not half and (loose or all(one[-1] == 1 for one in product.k.steps))
     by_columns = not half and product.n.steps[0][-1] != 1
     batches = len(product.l.sizes) > 1 and sums.out.dtype.itemsize > sums.x.dtype.itemsize
