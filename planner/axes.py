@@ -11,8 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from math import prod
+
+import msgspec
 
 from castile.runtime.region import Box
 
@@ -20,8 +22,7 @@ LEADING = "..."
 _TOKEN = re.compile(r"\(([^()]*)\)|(\.\.\.)|([A-Za-z_]\w*!?)|(\S)")
 
 
-@dataclass(frozen=True)
-class Operand:
+class Operand(msgspec.Struct, frozen=True):
     """The axes of one operand or result: a tuple of axis names for each array dim (several where dims are merged).
 
     order   its dims as its region has them, so as they lie in memory, the outermost first; () where as they come
@@ -163,6 +164,7 @@ def fresh(name: str, taken: set[str]) -> str:
     return name
 
 
+@lru_cache(maxsize=4096)
 def _expand(operand: Operand, leading: tuple[str, ...]) -> Operand:
     dims: list[tuple[str, ...]] = []
     for dim in operand.dims:

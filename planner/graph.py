@@ -6,14 +6,16 @@ A graph does not know strategies, machines or optimizers.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from castile.planner import layers
 from castile.planner import op as operators
-from castile.planner.axes import Alignment
+from castile.planner.axes import Alignment, Operand
 from castile.planner.op import Init, Op, Part, Tensor
 from castile.planner.trace import Spec, record
 from castile.planner.vocabulary import wide
@@ -47,8 +49,12 @@ class Node:
 def laid(node: Node, orders: Mapping[str, tuple[int, ...]]) -> Node:
     """The node where the dims of these tensors lie in such orders, those of others as they come."""
     a = node.alignment
-    operands = tuple([replace(own, order=orders.get(x, ())) for own, x in zip(a.operands, node.inputs, strict=True)])
-    results = tuple([replace(own, order=orders.get(y, ())) for own, y in zip(a.results, node.outputs, strict=True)])
+
+    def ordered(every: Sequence[Operand], names: Sequence[str]) -> tuple[Operand, ...]:
+        rows = zip(every, names, strict=True)
+        return tuple([msgspec.structs.replace(own, order=orders.get(name, ())) for own, name in rows])
+
+    operands, results = ordered(a.operands, node.inputs), ordered(a.results, node.outputs)
     return replace(node, alignment=replace(a, operands=operands, results=results))
 
 

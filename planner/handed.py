@@ -55,6 +55,24 @@ def handed_on(node: Node, tensors: Mapping[str, Tensor]) -> dict[int, Handed]:
     return {i: one for i, one in found.items() if (i, one.result) in alike}
 
 
+class HandedOn:
+    """What nodes of a graph hand on, found once for those that record the same."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._of: dict[str, dict[int, Handed]] = {}
+        self._alike: dict[object, dict[int, Handed]] = {}
+
+    def of(self, node: Node) -> dict[int, Handed]:
+        if node.name not in self._of:
+            a = node.alignment
+            kind = type(node.op), node.op.recorded_settings, a.operands, a.results, *a.extents.items()
+            if kind not in self._alike:
+                self._alike[kind] = handed_on(node, self._tensors)
+            self._of[node.name] = self._alike[kind]
+        return self._of[node.name]
+
+
 def _are_alike(operand: Operand, result: Operand) -> bool:
     """Whether both lie in memory alike, and their dims run over the same axes, but for one that may be shorter."""
     if operand.order != result.order or len(operand.dims) != len(result.dims):

@@ -71,6 +71,8 @@ class Op:
     flows: ClassVar[int] = 1
     # Settings that say where or which one, and nothing of how much there is to do.
     costless: ClassVar[tuple[str, ...]] = ()
+    # Those of them that bodies do not look at: parts record the same whatever these are.
+    unrecorded: ClassVar[tuple[str, ...]] = ()
 
     def axis_line(self, inputs: tuple[Tensor, ...]) -> str:
         """The axis line for these inputs; override it where it depends on their shapes (broadcasting)."""
@@ -107,6 +109,11 @@ class Op:
     def cost_settings(self) -> tuple[tuple[str, object], ...]:
         """The settings on which the cost depends."""
         return tuple((name, value) for name, value in self.settings if name not in self.costless)
+
+    @cached_property
+    def recorded_settings(self) -> tuple[tuple[str, object], ...]:
+        """The settings on which what bodies record may depend."""
+        return tuple((name, value) for name, value in self.settings if name not in self.unrecorded)
 
     def bind(self, inputs: tuple[Tensor, ...], who: str) -> Alignment:
         """Fit the axis line to the inputs. Raises ValueError in the user's names where they do not fit."""

@@ -15,7 +15,7 @@ from operator import add
 from castile.planner import beside, samples
 from castile.planner.beside import FACTOR, NORM, NUMBER, SCALE, SQUARES, apart, cast, is_scaled, state_updates, update
 from castile.planner.graph import Graph, Node
-from castile.planner.handed import Handed, handed_on, recorded
+from castile.planner.handed import HandedOn, recorded
 from castile.planner.program import (
     ACCUMULATED,
     CLIPPED,
@@ -48,6 +48,7 @@ class _Draft:
     shown    of so many microbatches at most the passes are written out
     source   where parameters are read from that were fetched. slope: where the loss's gradient is, if it has a place
     same     tensors whose gradient is a piece of that of another, or all of it, and which: the two are one region
+    ports    those made so far: each of a node's passes reads its operands
     """
 
     graph: Graph
@@ -62,6 +63,7 @@ class _Draft:
     slope: str = ""
     same: dict[str, Place] = field(default_factory=dict)
     renewals: dict[str, Node] = field(default_factory=dict)
+    ports: dict[tuple[str, int, str, Micro | None, tuple[int, ...]], Port] = field(default_factory=dict)
 
     def add(
         self, node: Node, which: str, inputs: Iterable[Port], outputs: Iterable[Port], micro: Micro | None = None
@@ -75,11 +77,17 @@ class _Draft:
         of, first = self.same.get(tensor, (tensor, (0,) * len(begin)))
         return of, tuple(map(add, first, begin))
 
-    def port(self, role: str, index: int, tensor: str, micro: Micro | None, piece: Sequence[int] = ()) -> Port:
+    def port(self, role: str, index: int, tensor: str, micro: Micro | None, piece: tuple[int, ...] = ()) -> Port:
         """The port of a tensor of the graph, or of its gradient; a parameter is read from where it was fetched to.
 
         piece   where in the gradient what it touches begins
         """
+        key = role, index, tensor, micro, piece
+        if key not in self.ports:
+            self.ports[key] = self._port(*key)
+        return self.ports[key]
+
+    def _port(self, role: str, index: int, tensor: str, micro: Micro | None, piece: tuple[int, ...]) -> Port:
         suffix, begin = GRADIENT if role in ("dy", "dx", "onto") else "", tuple[int, ...]()
         if suffix:
             tensor, begin = self.place(tensor, piece or (0,) * len(self.specs[tensor].shape))
@@ -236,7 +244,7 @@ class _Gradients:
         self.draft = draft
         self.arriving = {draft.graph.loss}
         self.onto: dict[tuple[str, int], Place] = {}
-        self._handed: dict[object, dict[int, Handed]] = {}
+        self._handed = HandedOn(draft.graph.tensors)
 
     def plan(self, nodes: Sequence[Node]) -> dict[tuple[str, str], list[int]]:
         """(node, pass) -> the operands whose gradients it makes; `nodes` in the order of their gradients."""
@@ -292,10 +300,7 @@ class _Gradients:
         node = graph.nodes[name]
         if graph.tensors[x].param or (name, operand) in self.onto:
             return None
-        kind = (node.op, node.alignment.operands, node.alignment.results, *node.alignment.extents.items())
-        if kind not in self._handed:
-            self._handed[kind] = handed_on(node, graph.tensors)
-        handed = self._handed[kind].get(operand)
+        handed = self._handed.of(node).get(operand)
         if handed is None:
             return None
         y, cut = node.outputs[handed.result], dims.get(x)

@@ -33,7 +33,7 @@ class Cell(Op):
     """
 
     first: ClassVar[str]
-    costless = ("position",)
+    costless = unrecorded = ("position",)
     position: int
 
     def axis_line(self, inputs: tuple[Tensor, ...]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -11,9 +12,11 @@ from hypothesis import strategies as st
 from castile.kernels import reference
 from castile.planner import rewrite
 from castile.planner.graph import Graph
+from castile.planner.op import available
 from castile.planner.trace import record
 from castile.runtime import machine
-from tests.op_laws import execute, spec
+from tests.op_cases import Case, cases_of
+from tests.op_laws import Whole, execute, passes, recorded, spec
 from tests.strategies import Problem, batches, beginnings, whole_on
 from tests.training import difference, train
 
@@ -77,3 +80,25 @@ def test_terms_of_a_fused_sum_have_gradients_of_their_own() -> None:
     assert len(fused.nodes) < len(g.nodes)
     for name, expected in one.carried.items():
         assert difference(other.carried[name], expected) < 1e-12, name
+
+
+def bodies(case: Case) -> list[object]:
+    """What each pass of a case in one piece reads, and its calls."""
+    whole, found = Whole(case), []
+    for which in passes(case):
+        part = whole.node.whole()
+        recording, _ = recorded(case, which, part, *whole.local(part))
+        dtypes = [made.dtype for made in recording.results if made is not None]
+        turns = [()] * (len(recording.reads) + len(dtypes))
+        found.append((recording.reads, recording.body([False] * len(dtypes), dtypes, turns)))
+    return found
+
+
+def test_bodies_are_the_same_whatever_settings_they_do_not_look_at() -> None:
+    cases = [case for name in available() for case in cases_of(name) if case.op.unrecorded]
+    # These are counted in elements, as positions are: the first of all is another.
+    others = [replace(case, op=replace(case.op, **dict.fromkeys(case.op.unrecorded, 0))) for case in cases]
+    assert any(one.op != other.op for one, other in zip(cases, others, strict=True))
+    for one, other in zip(cases, others, strict=True):
+        assert {*one.op.unrecorded} <= {*one.op.costless}
+        assert one.op.recorded_settings == other.op.recorded_settings and bodies(one) == bodies(other), one
