@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from castile.launch import models
-from castile.planner import passes
+from castile.planner import handed
 from castile.planner.graph import Graph
 from castile.planner.handed import handed_on
 from castile.planner.lower import Lowering
@@ -106,7 +106,7 @@ def test_a_graph_learns_the_same_as_where_nothing_is_handed_on(
         given = (problem.graph, whole_on(problem.graph), machine.local(1), batches(problem, 1, False))
         one = train(*given, beginnings(problem, False))
         with monkeypatch.context() as patched:
-            patched.setattr(passes, "handed_on", lambda node, tensors: {})
+            patched.setattr(handed, "handed_on", lambda node, tensors: {})
             copied = train(*given, beginnings(problem, False))
         for name, expected in [("losses", np.array(copied.losses)), *copied.carried.items()]:
             made = np.array(one.losses) if name == "losses" else one.carried[name]
@@ -146,7 +146,7 @@ def test_what_goes_round_adds_once_under_any_plan(name: str, monkeypatch: pytest
     problem = Problem(g, {})
     data, values = batches(problem, 2, False), beginnings(problem, False)
     with monkeypatch.context() as patched:
-        patched.setattr(passes, "handed_on", lambda node, tensors: {})
+        patched.setattr(handed, "handed_on", lambda node, tensors: {})
         one = train(g, whole_on(g), machine.local(1), data, values)
     program = Lowering(g, machine.local(1), SGD).program(whole_on(g))
     assert [p.region for s in program.steps for p in s.inputs if p.role == "onto"] == ["sum/grad"]
