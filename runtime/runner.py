@@ -35,8 +35,9 @@ class Runner:
     poison   memory that no task has written yet holds NaN
     mapper   decides the issue order; raises ValueError where its order breaks a need or moves a transfer
 
-    An exception out of a task carries the step, the task and the rank as a note; where a device tells late that a task
-    has failed, it is that task or one before, or one of another processor of the rank.
+    An exception out of a step carries the step, the task and the rank as a note; where it came as the step began or its
+    times were asked for, or a device tells late that a task has failed, it is that task or one before, or one of
+    another processor of the rank.
     """
 
     def __init__(
@@ -118,7 +119,11 @@ class Runner:
         if timed:
             self._delayed_ns = cores.delayed_ns()
         for worker in self._workers:
-            worker.begin(timed)
+            try:
+                worker.begin(timed)
+            except Exception as error:
+                self._note(error, worker, True)
+                raise
 
     def advance(self) -> bool:
         """Goes as far as is possible without waiting; False where nothing could go on."""
@@ -129,10 +134,7 @@ class Runner:
             try:
                 moved |= worker.advance()
             except Exception as error:
-                task = self.graph.tasks[worker.program.tasks[worker.position]]
-                before = "at or before " * worker.late
-                others = " or on another processor" * (worker.late and len(self._workers) > 1)
-                error.add_note(f"step {self.num_steps}, {before}task {task.name}{others}, rank {self.comm.rank}")
+                self._note(error, worker, worker.late)
                 raise
         return moved
 
@@ -142,7 +144,12 @@ class Runner:
         empty_polls = 0
         if meanwhile is not None:
             self.advance()
-            meanwhile()
+            try:
+                meanwhile()
+            except Exception:
+                # Where the device has failed it is a task's fault, and says so here too.
+                self.advance()
+                raise
         while not self.done:
             if self.advance():
                 empty_polls = 0
@@ -164,13 +171,27 @@ class Runner:
         delayed_ns = 0 if self.comm.crowded else cores.delayed_ns() - self._delayed_ns
         spans = []
         for worker in self._workers:
-            tasks, begun, ended = worker.times()
+            try:
+                tasks, begun, ended = worker.times()
+            except Exception as error:
+                self._note(error, worker, True)
+                raise
             epoch = self.comm.epoch_ns
             begun, ended = ((times - epoch) * PICOSECONDS_PER_NANOSECOND for times in (begun, ended))
             spans.append(Timeline(tasks, begun, ended, delayed_ns * PICOSECONDS_PER_NANOSECOND))
         if not spans:
             return Timeline(*np.empty((3, 0), np.int64))
         return spans[0] if len(spans) == 1 else merge(spans)
+
+    def _note(self, error: Exception, worker: Worker, late: bool) -> None:
+        """Says where a worker stood when an error came; `late` where it may come of an earlier task, or of others."""
+        if not worker.program.tasks:
+            where = "a processor without tasks"
+        else:
+            others = " or on another processor" * (late and len(self._workers) > 1)
+            name = self.graph.tasks[worker.program.tasks[worker.position]].name
+            where = f"{'at or before ' * late}task {name}{others}"
+        error.add_note(f"step {self.num_steps}, {where}, rank {self.comm.rank}")
 
 
 def run_local(runners: Sequence[Runner], timed: bool = True) -> None:

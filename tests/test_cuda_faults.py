@@ -27,18 +27,19 @@ FOUR = Machine("four", ONE.processors * 4, (Level("link", 4, 1e-6, 1e9),))
 class Noted:
     """The worker that put each piece of work onto a device, and where in its program it stood; none outside of a step.
 
-    worker  the one that goes on, or has failed
+    worker  the one that begins or goes on, or has failed at that. begins: whether at its beginning
     """
 
     def __init__(self) -> None:
         self.worker: Worker | None = None
+        self.begins = False
         self._stood: dict[Any, tuple[Worker, int]] = {}
 
-    def within(self, worker: Worker, advance: Callable[[], bool]) -> bool:
-        self.worker = worker
-        moved = advance()
+    def within(self, worker: Worker, call: Callable[..., Any], *args: Any) -> Any:
+        self.worker, self.begins = worker, call.__name__ == "begin"
+        found = call(*args)
         self.worker = None
-        return moved
+        return found
 
     def enqueue(self, real: Any, stream: Any, work: Any, name: str, *places: Any) -> None:
         if self.worker is not None:
@@ -83,6 +84,7 @@ def faulty(plan: Plan, way: str, steps: int, at: int) -> tuple[Ranks, Noted, Exc
     with noted() as found:
         ranks = Ranks(plan, "cuda", reach, lambda rank: cupy.cuda.Device(rank).use())
         for worker in workers_of(ranks):
+            worker.begin = partial(found.within, worker, worker.begin)  # type: ignore[method-assign]
             worker.advance = partial(found.within, worker, worker.advance)  # type: ignore[method-assign]
         if steps > 1:
             ranks.train(steps - 1)
@@ -121,11 +123,11 @@ def test_a_fault_of_any_kernel_ends_the_step_and_is_told_of_a_task_that_does_not
                 break
             assert "cudaErrorIllegalAddress" in str(error)
             notes = getattr(error, "__notes__", ())
-            if not notes:  # before the step, or after it
+            if found.worker is None:  # before the step, or after it
+                assert not notes
                 continue
             ((rank, work),) = cupy.cuda.world.broken.items()
             worker, (owner, failed) = found.worker, found.of(work)
-            assert worker is not None
             name = name_of(ranks, worker, worker.position)
             assert notes[1] == f"step {steps}, at or before task {name}{others}, rank {rank}"
             assert "CUDA_LAUNCH_BLOCKING=1" in notes[0]
@@ -202,10 +204,83 @@ def test_where_kernels_are_waited_for_the_one_that_fails_is_named(monkeypatch: p
             assert worker._graph is None and "CUDA_LAUNCH_BLOCKING is set" in worker.remark
             if error is None:
                 break
-            if not hasattr(error, "__notes__"):
+            if found.worker is None:
                 continue
             assert found.of(cupy.cuda.world.broken[0]) == (worker, worker.position)
-            name = name_of(ranks, worker, worker.position)
-            assert error.__notes__ == [f"step 3, task {name}, rank 0"]
+            # what a step begins with is brought before its first task
+            name, before = name_of(ranks, worker, worker.position), "at or before " * found.begins
+            assert error.__notes__ == [f"step 3, {before}task {name}, rank 0"] and not (before and worker.position)
             named.add(name)
     assert error is None and len(named) > len(worker.program.tasks) // 4
+
+
+@pytest.mark.parametrize("timed", [False, True], ids=["plain", "timed"])
+@pytest.mark.parametrize("way", ["alone", "nccl", "staged", "shared"])
+def test_whatever_a_call_raises_is_told_with_step_task_and_rank(way: str, timed: bool) -> None:
+    """Any call that puts something onto a stream, from the beginning of a step until its times are asked for."""
+    problem, places = small(), set()
+    plan = {
+        "alone": Plan(problem, whole_on(problem.graph), ONE, 1),
+        "shared": Plan(problem, apart(problem, 4), FOUR, 2),
+    }.get(way, Plan(problem, apart(problem, 2), TWO, 2))
+    for at in range(0, 1000, 7 if way == "alone" else 23):
+        with device() as cupy, noted() as found:
+            from castile.runtime.comm.nccl import NcclCommunicator
+
+            reach = NcclCommunicator if way == "nccl" else lambda comm: comm
+            ranks = Ranks(plan, "cuda", reach, lambda rank: cupy.cuda.Device(rank).use())
+            for worker in workers_of(ranks):
+                for name in ("begin", "advance", "times"):
+                    setattr(worker, name, partial(found.within, worker, getattr(worker, name)))
+            try:
+                with failing_at(at, found):
+                    ranks.train(2, timed)
+            except ZeroDivisionError as error:
+                failed, (note,) = found.worker, error.__notes__
+                (execution,) = (e for e in ranks.executions if failed in e.runner._workers)
+                assert failed is not None
+                name = name_of(ranks, failed, failed.position)
+                assert f"task {name}" in note and note.endswith(f", rank {execution.comm.rank}")
+                places.add(note.partition(",")[::2])
+            else:
+                break
+    assert len(places) > 2 and {step for step, _ in places} == {"step 1", "step 2"}
+
+
+@contextmanager
+def failing_at(number: int, found: Noted) -> Iterator[None]:
+    """A fault of the call of that number among those that a step makes, which the device knows nothing of."""
+    from cupy.cuda import Stream
+
+    left, real = [number], Stream.enqueue
+
+    def enqueue(*args: Any) -> None:
+        left[0] -= found.worker is not None
+        if left[0] < 0:
+            left[0] = 1000
+            raise ZeroDivisionError("boom")
+        real(*args)
+
+    with patch.object(Stream, "enqueue", enqueue):
+        yield
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["well", "failed"])
+def test_what_comes_up_beside_a_step_is_its_fault_only_where_the_device_has_failed(fails: bool) -> None:
+    """The next step's samples are brought while one is under way: a kernel of that one may be to blame."""
+    problem = small()
+    with device() as cupy:
+        ranks = Ranks(Plan(problem, whole_on(problem.graph), ONE, 1), "cuda")
+        ranks._feed(iter(enumerate(batches(problem, 1, exact=False))))
+
+        def meanwhile() -> None:
+            if fails:
+                cupy.cuda.world.broken[0] = meanwhile
+            raise ValueError("no such sample")
+
+        wanted = cupy.cuda.runtime.CUDARuntimeError if fails else ValueError
+        with pytest.raises(wanted) as caught:
+            ranks.executions[0].run(meanwhile)
+        last = name_of(ranks, workers_of(ranks)[0], -1)
+        told = [f"step 1, at or before task {last}, rank 0"] * fails
+        assert getattr(caught.value, "__notes__", [])[-1:] == told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from castile.runtime.backends import base
 from castile.runtime.backends.null import Backend
 from castile.runtime.comm.local import LocalCommunicator, LocalWorld
+from castile.runtime.comm.messages import Request
 from castile.runtime.mapper import Default, Logging
 from castile.runtime.memory import pack
 from castile.runtime.region import Box, whole
@@ -188,22 +190,40 @@ def test_state_of_another_type_is_refused() -> None:
         runners(shared("float32"), state=state)
 
 
-def test_an_exception_names_step_task_and_rank() -> None:
-    graph = random_graph(3, 3, 12)
-    world = runners(graph)
-    run_local(world)
-    victim = next(w for r in world for w in r._workers if not all(w.program.asynchronous))
-    rank = next(r.comm.rank for r in world if victim in r._workers)
-    at = victim.program.asynchronous.index(False)
+class Failing(Request):
+    """What is under way and then fails."""
 
-    def fail() -> None:
+    def poll(self) -> bool:
         raise ZeroDivisionError("boom")
 
-    victim.actions = (*victim.actions[:at], fail, *victim.actions[at + 1 :])
-    with pytest.raises(ZeroDivisionError) as caught:
+
+@pytest.mark.parametrize("which", ["call", "poll", "begin"])
+def test_an_exception_names_step_task_and_rank(which: str) -> None:
+    """Whichever task it comes of, as it is called or while it is under way; or none, as the step begins."""
+    graph, ranks = random_graph(3, 3, 12), [0, 0, 1]
+    first = [(rank, w) for rank, runner in enumerate(runners(graph, 2, ranks)) for w in range(len(runner._workers))]
+    tried = 0
+    for (rank, w), at in product(first, range(graph.num_tasks)):
+        world = runners(graph, 2, ranks)
         run_local(world)
-    name = graph.tasks[victim.program.tasks[at]].name
-    assert caught.value.__notes__ == [f"step 2, task {name}, rank {rank}"]
+        victim = world[rank]._workers[w]
+        if at >= len(victim.actions) or (which == "poll" and not victim.program.asynchronous[at]):
+            continue
+        if which == "begin":
+            victim.begin = lambda timed: Failing().poll()  # type: ignore[method-assign, assignment]
+        else:
+            failing = Failing().poll if which == "call" else Failing
+            victim.actions = (*victim.actions[:at], failing, *victim.actions[at + 1 :])
+        with pytest.raises(ZeroDivisionError) as caught:
+            run_local(world)
+        if which == "begin":
+            told = f"step 2, at or before task {{}}{' or on another processor' * (rank == 0)}, rank {rank}"
+            name = graph.tasks[victim.program.tasks[victim.position]].name
+        else:
+            told, name = f"step 2, task {{}}, rank {rank}", graph.tasks[victim.program.tasks[at]].name
+        assert caught.value.__notes__ == [told.format(name)]
+        tried += 1
+    assert tried > 4
 
 
 def test_timelines_hold_each_task_once_in_order_of_needs() -> None:

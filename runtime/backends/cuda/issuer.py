@@ -87,9 +87,13 @@ class Issuer(Worker):
         assert self.done, "a step is still under way"
         self.done, self._timed, self._issued, self.position = False, timed, False, 0
         # Here, as what the next step begins with may come before others have told whether they captured this one.
-        with self._origin:
-            for supply in self._supplies:
-                supply.deliver(self._origin)
+        try:
+            with self._origin:
+                for supply in self._supplies:
+                    supply.deliver(self._origin)
+        except Exception as error:
+            told_late(error, self._origin)
+            raise
 
     def advance(self) -> bool:
         """Issues the step, and later waits for a while; True, since the device goes on by itself, but where others have

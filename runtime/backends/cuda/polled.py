@@ -41,12 +41,16 @@ class Polled(Worker):
     def begin(self, timed: bool = True) -> None:
         """Begins a step; one that is `timed` has an event before and after each kernel."""
         super().begin(timed)
-        self._deliver()
-        if timed:
-            around = self._clocks.around([self._plain[n] for n in self._kernels])
-            kernels = dict(zip(self._kernels, around, strict=True))
-            self._timed = tuple(kernels.get(n, action) for n, action in enumerate(self._plain))
-            self._clocks.start()
+        try:
+            self._deliver()
+            if timed:
+                around = self._clocks.around([self._plain[n] for n in self._kernels])
+                kernels = dict(zip(self._kernels, around, strict=True))
+                self._timed = tuple(kernels.get(n, action) for n, action in enumerate(self._plain))
+                self._clocks.start()
+        except Exception as error:
+            told_late(error, self._compute)
+            raise
         self.actions = self._timed if timed else self._plain
 
     def advance(self) -> bool:
