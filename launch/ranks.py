@@ -5,20 +5,24 @@ Knows no command and no plan; MPI only through the runtime's communicator.
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import dis
 import errno
 import functools
 import os
+import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from castile.launch import installing, mpi_settings
 
@@ -30,6 +34,11 @@ PATIENCE_SECONDS = 5.0
 # By so much the ranks of each further host hold back, because a claim is seen on its own host only.
 HOST_DELAY_SECONDS = 0.2
 
+# After so long an interrupt that was dropped comes again.
+REPEAT_SECONDS = 0.01
+
+# The file of what loads modules, as frames have it.
+_LOADER = "<frozen importlib._bootstrap>"
 _SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
@@ -117,8 +126,13 @@ def main_guard(body: Callable[[], int]) -> int:
     """Runs `body` and returns its exit status, ending the whole job when it fails on any rank.
 
     A user's mistake, or no room for what is printed, is one sentence from one rank and status 2; any other exception is
-    one traceback, from the first rank that failed, and status 1. Both go to stderr.
+    one traceback, from the first rank that failed, and status 1. Both go to stderr. Ctrl-C is status 130.
     """
+    with _hearing_interrupts() as is_interrupted:
+        return _guarded(body, is_interrupted)
+
+
+def _guarded(body: Callable[[], int], is_interrupted: Callable[[], bool]) -> int:
     try:
         try:
             return body()
@@ -135,6 +149,9 @@ def main_guard(body: Callable[[], int]) -> int:
         _drop_output()
         return _end(141, "")
     except BaseException as error:
+        # A library that is interrupted as it is loaded may tell of a fault of its own.
+        if is_interrupted():
+            return _end(130, "")
         # Whatever else is written is refused with its name.
         if isinstance(error, OSError) and error.filename is None and error.errno in _NO_ROOM:
             _drop_output()
@@ -142,6 +159,46 @@ def main_guard(body: Callable[[], int]) -> int:
         if is_users_mistake(error):
             return _end(2, f"castile: {_sentence(error)}\n")
         return _end(1, _report(error))
+
+
+@contextlib.contextmanager
+def _hearing_interrupts() -> Iterator[Callable[[], bool]]:
+    """Whether a KeyboardInterrupt has been raised in this block, whatever a library made of it."""
+    heard = threading.Event()
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        if _is_loading(frame):
+            # Libraries in C print what they meet while they are loaded; nothing is under way yet.
+            os._exit(_end(130, ""))
+        heard.set()
+        raise KeyboardInterrupt
+
+    def dropped(what: Any) -> None:
+        if what.exc_type is not KeyboardInterrupt:
+            hook(what)
+            return
+        # C code called Python, and went on: it comes again when that has ended.
+        threading.Timer(REPEAT_SECONDS, _thread.interrupt_main).start()
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield heard.is_set
+        return
+    signal.signal(signal.SIGINT, interrupt)
+    hook, sys.unraisablehook = sys.unraisablehook, dropped
+    try:
+        yield heard.is_set
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.unraisablehook = hook
+
+
+def _is_loading(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == _LOADER:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def is_users_mistake(error: BaseException) -> bool:

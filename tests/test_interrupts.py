@@ -1,6 +1,10 @@
 """Signals while a user waits: Ctrl-C that ends with what there is, and ends that say what is left of the work."""
 
+import ctypes
 import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -41,6 +45,61 @@ def test_an_end_says_what_is_left_and_which_signal_it_was(number, capsys):
     assert main_guard(body) == 128 + number
     assert capsys.readouterr().err == "castile: ended; half of it is kept\n"
     assert signal.getsignal(number) is before
+
+
+def test_an_interrupt_is_no_fault_of_the_library_that_it_met(capsys):
+    def body() -> int:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ImportError("failed to import") from None
+        return 0
+
+    before = signal.getsignal(signal.SIGINT)
+    assert main_guard(body) == 130
+    assert capsys.readouterr().err == ""
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_interrupt_that_c_code_drops_comes_again(capsys):
+    def called() -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    def body() -> int:
+        ctypes.CFUNCTYPE(None)(called)()
+        time.sleep(30)
+        return 0
+
+    before = sys.unraisablehook
+    assert main_guard(body) == 130
+    assert capsys.readouterr().err == ""
+    assert sys.unraisablehook is before
+
+
+SLOW = """
+import signal, sys
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "NAME":
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                # as NumPy does where its own modules are loaded
+                print("failed to import", file=sys.stderr)
+                raise
+sys.meta_path.insert(0, Slow())
+from castile.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("castile.launch.__main__", "failed to import\n"), ("castile.launch.doctor", "")]
+)
+def test_an_interrupt_while_the_program_is_loaded_is_no_traceback(name, told):
+    command = [sys.executable, "-c", SLOW.replace("NAME", name), "doctor"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", told)
 
 
 @pytest.mark.parametrize("number", ENDS)

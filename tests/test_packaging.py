@@ -140,5 +140,5 @@ def test_the_links_are_relative():
 def test_what_the_makefile_and_the_readme_promise_is_declared():
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
     assert set(project["optional-dependencies"]) == {"mpi", "gpu", "test", "bench", "import"}
-    assert project["scripts"] == {"castile": "castile.launch.__main__:main"}
+    assert project["scripts"] == {"castile": "castile.__main__:main"}
     assert "Apache License" in (CHECKOUT / "LICENSE").read_text()
