@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from castile.launch import data, gpus, models, optimizers, probe, ways
+from castile.launch import compiling, data, gpus, models, optimizers, probe, ways
 from castile.launch.data import Dataset
 from castile.launch.execution import Execution, Prepared, prepare
 from castile.launch.models import Model, Recipe
@@ -182,6 +182,8 @@ def start(
     Raises ValueError or UserError in one sentence for a user's mistake.
     """
     comm = communicator()
+    if comm.rank == 0:
+        compiling.watch()
     named = fitted(models.parse(model), dataset, seed)
     graph = named.graph(named.recipe.batch if batch is None else batch, dtype)
     on = find_machine(machine, comm, dtype)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from castile.launch import gpus, jobs, models, probe
+from castile.launch import compiling, gpus, jobs, models, probe
 from castile.launch.models import DTYPES, Model
 from castile.launch.ranks import UserError, this_world
 from castile.planner.cost import CostModel
@@ -63,6 +63,7 @@ def desk(
     mode     what plans are lowered to: "train" for training steps, "forward" for forward passes
     Raises ValueError or UserError in one sentence for a user's mistake.
     """
+    compiling.watch()
     named = models.parse(model)
     graphs = (named.graph(batch or named.recipe.batch, dtype) for dtype in dtypes)
     first = next(graphs)

@@ -1,0 +1,52 @@
+"""Compiling: loops that numba compiles here for the first time take seconds, which are told once and are not silence.
+
+It does not know what the loops compute, nor where they are kept.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from functools import cache
+
+from castile.runtime.compiled import can_compile
+
+# So long a user waits without a word.
+PATIENCE_SECONDS = 2.0
+TEXT = "castile: compiling loops, once for each installation: up to half a minute for the first search\n"
+
+
+@cache
+def watch() -> None:
+    """From now on this process says so, once, where it compiles for long."""
+    if not can_compile():
+        return
+    from numba.core import event
+
+    class Watch(event.Listener):
+        """Loops are compiled one after another; what one calls is compiled within it."""
+
+        def __init__(self) -> None:
+            self.depth, self.spent, self.is_told = 0, 0.0, False
+
+        def on_start(self, started: event.Event) -> None:
+            self.depth += 1
+            if self.depth == 1 and not self.is_told:
+                self.began = time.perf_counter()
+                self.timer = threading.Timer(max(0.0, PATIENCE_SECONDS - self.spent), self.tell)
+                self.timer.daemon = True
+                self.timer.start()
+
+        def on_end(self, ended: event.Event) -> None:
+            self.depth -= 1
+            if self.depth == 0 and not self.is_told:
+                self.timer.cancel()
+                self.spent += time.perf_counter() - self.began
+
+        def tell(self) -> None:
+            self.is_told = True
+            sys.stderr.write(TEXT)
+            sys.stderr.flush()
+
+    event.register("numba:compile", Watch())
