@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from unittest.mock import patch
 
 import numpy as np
@@ -116,5 +115,5 @@ def test_two_processors_on_one_gpu_learn_what_one_learns(text: str, divided: boo
 @contextmanager
 def places_of_their_own() -> Iterator[None]:
     """Processors have new streams, as in a process in which none was bound yet."""
-    with patch.object(cuda, "_place", cache(lambda device, proc: parts.place(proc))), patch.dict(parts._PLACES):
+    with patch.dict(parts._PLACES, clear=True), patch.dict(parts._PARTS, clear=True):
         yield

@@ -11,8 +11,11 @@ from unittest.mock import patch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from castile.launch.execution import Execution
 from castile.planner.strategy import Config, Strategy
+from castile.runtime.machine import local
 from tests.late import device
+from tests.strategies import Problem
 from tests.test_cuda import TWO, Plan, Ranks, drawn, on_host, plans, same, small
 
 
@@ -37,7 +40,7 @@ def test_any_strategy_on_processors_that_share_a_device(plan: Plan, seed: int, t
 
 
 def test_processors_whose_graph_cannot_be_made_run_task_by_task_and_say_why() -> None:
-    plan = Plan(small(), Strategy({n: Config({}, 1, (k % 2,)) for k, n in enumerate(small().graph.nodes)}), TWO, 1)
+    plan = Plan(small(), apart(small(), 2), TWO, 1)
     host = on_host(plan, 3)
     with device():
         import cupy
@@ -51,3 +54,32 @@ def test_processors_whose_graph_cannot_be_made_run_task_by_task_and_say_why() ->
             found = Ranks(plan, "cuda").train(3)
     same(found, host)
     assert "nodes of several contexts" in found.workers[0].remark
+
+
+def test_a_device_that_is_divided_anew_has_other_parts() -> None:
+    """Processors have a part each, whatever the device was divided into before."""
+    with device():
+        from castile.runtime.backends.cuda import parts
+
+        whole = parts.place(0)
+        assert parts.place(0) is whole and parts.place(1) is not whole
+        for num_parts in (2, 4, 3):
+            parts.split(num_parts)
+            machine = local(num_parts)
+            ranks = Ranks(Plan(small(), apart(small(), num_parts), machine, 1), "cuda")
+            own = [ranks.executions[0].runner.backend(p).compute_stream.multiprocessors for p in range(num_parts)]
+            assert all(own) and len(set().union(*own)) == sum(map(len, own)), num_parts
+
+
+def test_memory_has_been_set_before_anything_is_put_onto_streams() -> None:
+    """Transfers into it lie on a stream that knows nothing of the one on which it was set."""
+    plan = Plan(small(), apart(small(), 2), TWO, 1)
+    with device() as cupy, patch.object(Execution, "initialise"):
+        Ranks(plan, "cuda")
+        pending = [name for stream in cupy.cuda.world.streams for _, name in stream.queue]
+        assert "memset" in [name for _, name in cupy.cuda.world.done] and "memset" not in pending
+
+
+def apart(problem: Problem, num_procs: int) -> Strategy:
+    """Each node on the next processor."""
+    return Strategy({name: Config({}, 1, (n % num_procs,)) for n, name in enumerate(problem.graph.nodes)})

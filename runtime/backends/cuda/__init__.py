@@ -7,7 +7,7 @@ run, nor what its kernels compute.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any, cast
 
 import cupy
@@ -17,7 +17,6 @@ from castile.runtime.backends import base, numpy
 from castile.runtime.backends.cuda import parts
 from castile.runtime.backends.cuda.issuer import Issuer
 from castile.runtime.backends.cuda.kernels import DeviceTable, Listed, compile_ahead
-from castile.runtime.backends.cuda.parts import Place
 from castile.runtime.backends.cuda.polled import Polled
 from castile.runtime.backends.cuda.streams import Phase, Seat
 from castile.runtime.backends.cuda.supply import Supply
@@ -40,7 +39,7 @@ class Backend(numpy.Backend):
     feeds_ahead = True
 
     def __init__(self, graph: TaskGraph, packing: Packing, proc: int, state: base.State, poison: bool) -> None:
-        place = _place(cupy.cuda.runtime.getDevice(), proc)
+        place = parts.place(proc)
         self.compute_stream, self.traffic = place.compute, place.traffic
         with self.compute_stream:
             super().__init__(graph, packing, proc, state, poison)
@@ -174,13 +173,9 @@ class Backend(numpy.Backend):
             raise ValueError(f"the GPU has {written(free)} left of its memory, and {written(wanted)} more are needed")
         memory = cupy.ndarray((wanted,), np.uint8, cupy.cuda.MemoryPointer(cupy.cuda.Memory(wanted), 0))
         _set(memory, numpy.POISON if self._poison else 0, self.compute_stream)()
+        # Streams of other processors write into it, too.
+        self.compute_stream.synchronize()
         return memory
-
-
-@cache
-def _place(device: int, proc: int) -> Place:
-    """The streams of a processor, which all its graphs share, and with them the working memory of kernels."""
-    return parts.place(proc)
 
 
 def _set(memory: Any, value: int, stream: Any) -> Callable[[], object]:

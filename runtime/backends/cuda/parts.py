@@ -27,7 +27,9 @@ class Place:
     kept: Any = None
 
 
-_PLACES: dict[int, tuple[Place, ...]] = {}
+# Of each device that is divided its parts; of others what each processor has there.
+_PARTS: dict[int, tuple[Place, ...]] = {}
+_PLACES: dict[tuple[int, int], Place] = {}
 
 
 def split(num_parts: int) -> float:
@@ -37,8 +39,8 @@ def split(num_parts: int) -> float:
     """
     total, groups = _groups(num_parts)
     device = cupy.cuda.runtime.getDevice()
-    if len(_PLACES.get(device, ())) != num_parts:
-        _PLACES[device] = tuple(_place(device, group) for group in groups)
+    if len(_PARTS.get(device, ())) != num_parts:
+        _PARTS[device] = tuple(_place(device, group) for group in groups)
     return int(groups[0].sm.smCount) / total
 
 
@@ -50,11 +52,16 @@ def most() -> int:
 
 
 def place(proc: int) -> Place:
-    """New streams on the current device, or those of a processor's part where it is divided."""
-    found = _PLACES.get(cupy.cuda.runtime.getDevice())
-    if found:
+    """The streams of a processor on the current device, those of its part where that is divided: all its graphs share
+    them, and with them the working memory of kernels.
+    """
+    device = cupy.cuda.runtime.getDevice()
+    if found := _PARTS.get(device):
         return found[proc % len(found)]
-    return Place(*(cupy.cuda.Stream(non_blocking=True, priority=priority) for priority in (0, SOONER)))
+    if (device, proc) not in _PLACES:
+        streams = [cupy.cuda.Stream(non_blocking=True, priority=priority) for priority in (0, SOONER)]
+        _PLACES[device, proc] = Place(*streams)
+    return _PLACES[device, proc]
 
 
 class _Outside:
