@@ -371,8 +371,10 @@ def test_choice(journal: fake.Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     ):  # fmt: skip
         comm = Words(LocalWorld(1), 0)
         comm.others = [other.replace("HOST", comm.host).encode() for other in others]
+        comm.crowded = True
         chosen, why = nccl.choose(comm)
         assert isinstance(chosen, nccl.NcclCommunicator) == is_nccl and (chosen is comm) != is_nccl
+        assert chosen.crowded
         assert words in why
 
 
