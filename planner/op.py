@@ -86,6 +86,10 @@ class Op:
         """The box of an operand that a part needs (empty where it needs nothing); the axis line's law by default."""
         return part.shard(part.alignment.operands[operand])
 
+    def follows(self, operand: int) -> bool:
+        """Whether all parts read an operand as the axis line says."""
+        return type(self).reads is Op.reads
+
     def apart(self, operand: int, a: Alignment) -> tuple[str, ...] | None:
         """The axes whose parts read pieces of an operand that do not meet and make up the whole of it.
 

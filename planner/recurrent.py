@@ -42,9 +42,12 @@ class Cell(Op):
             raise ValueError(f"{self.name}: {x.name!r} of shape {x.shape} has no position {self.position}")
         return self.first if len(inputs) == len(parse(self.first).operands) else self.line
 
+    def follows(self, operand: int) -> bool:
+        return operand > 0
+
     def reads(self, operand: int, part: Part) -> Box:
         box = super().reads(operand, part)
-        if operand:
+        if self.follows(operand):
             return box
         return Box((box.lo[0], self.position, *box.lo[2:]), (box.hi[0], self.position + 1, *box.hi[2:]))
 

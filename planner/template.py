@@ -253,7 +253,7 @@ class Pieces:
 
     def _find(self, is_operand: bool, index: int) -> list[Box]:
         node = self.node
-        if is_operand and type(node.op).reads is not Op.reads:
+        if is_operand and not node.op.follows(index):
             found: Shared[Box] = Shared(lambda part: part.reads(index))
             return [found.of(part) for part in self.parts]
         operand = (node.alignment.operands if is_operand else node.alignment.results)[index]

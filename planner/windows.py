@@ -118,9 +118,12 @@ class Sliding(Op):
             return None
         return (*(axis for axis in axes if axis not in self.seen), *self.made)
 
+    def follows(self, operand: int) -> bool:
+        return operand > 0
+
     def reads(self, operand: int, part: Part) -> Box:
         box = super().reads(operand, part)
-        if operand > 0:
+        if self.follows(operand):
             return box
         ranges = [inside for inside, _ in self.windows(part)]
         keep = len(box.lo) - len(ranges)

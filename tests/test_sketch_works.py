@@ -66,6 +66,14 @@ def test_the_largest_parts_of_all_splits_at_once_are_those_of_each(case: Case) -
             assert of_each(every.flops(which)) == [case.op.flops(which, part) for part in first]
 
 
+@every_case
+def test_operands_that_follow_the_line_are_read_so(case: Case) -> None:
+    node = node_of(case)
+    for part in (part for split in op_laws.splits(node) for part in parts(node, split)):
+        for n, operand in enumerate(node.alignment.operands):
+            assert part.reads(n) == part.shard(operand) or not case.op.follows(n)
+
+
 def touched(whole: op_laws.Whole, which: str, part: Part) -> tuple[set[tuple[str, int]], set[tuple[str, int]]]:
     """What a part's pass reads and makes, by number, and what there is none of to be read or made."""
     recording, arrays = op_laws.recorded(whole.case, which, part, *whole.local(part))

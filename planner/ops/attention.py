@@ -29,9 +29,12 @@ class Attention(Op):
             return self.line
         return "b s (h r! d!), b t! (h d!), b t! (h d!) -> b s (h r! d!), b (h r!) s"
 
+    def follows(self, operand: int) -> bool:
+        return operand == 0 or not self.causal
+
     def reads(self, operand: int, part: Part) -> Box:
         box = super().reads(operand, part)
-        if operand == 0 or not self.causal:
+        if self.follows(operand):
             return box
         seen = min(part.range("s")[1], part.extent("t"))
         return Box(box.lo, (box.hi[0], seen, box.hi[2]))

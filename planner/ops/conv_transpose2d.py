@@ -56,9 +56,12 @@ class ConvTranspose2d(Op):
         last = max(first, min(at.extent(small), (hi - 1 + padding) // stride + 1))
         return (first, last), (lo + padding - first * stride, (last - 1) * stride - padding + window - hi)
 
+    def follows(self, operand: int) -> bool:
+        return operand > 0
+
     def reads(self, operand: int, part: Part) -> Box:
         box = super().reads(operand, part)
-        if operand > 0:
+        if self.follows(operand):
             return box
         (rows, _), (columns, _) = (self._span(part, n) for n in range(2))
         return Box((*box.lo[:2], rows[0], columns[0]), (*box.hi[:2], rows[1], columns[1]))

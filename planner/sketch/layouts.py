@@ -6,28 +6,34 @@ does not know processors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from itertools import accumulate
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
+from castile.planner.axes import Operand
 from castile.planner.graph import Node
-from castile.planner.op import Op, Part
+from castile.planner.op import Part
 from castile.planner.sketch.arrays import Layouts
-from castile.planner.sketch.many import Pairs, all_blocks, asked
+from castile.planner.sketch.many import Pairs, all_blocks, asked, in_turn
 from castile.planner.sketch.prices import MOST_DIMS
 from castile.planner.sketch.spaces import SpaceTable
 from castile.runtime.region import Box
 
-# By dim the blocks of an axis, one degree after the other.
+# By axis the degrees above 1 into which it is cut.
+Cuts = tuple[tuple[str, tuple[int, ...]], ...]
+# By dim the blocks of an axis: uncut, then one degree after the other.
 Seen = dict[int, Pairs]
 
 
 class Dim(NamedTuple):
-    """The axis that cuts a dim, -1 for none, and where its blocks begin and end: uncut, then degree after degree."""
+    """The axis that cuts a dim, -1 for none, into how many, and where its blocks begin and end: uncut, then degree
+    after degree."""
 
     axis: int
+    degrees: tuple[int, ...]
     lo: np.ndarray
     hi: np.ndarray
 
@@ -40,32 +46,30 @@ class LayoutTable:
 
     def __init__(self, table: SpaceTable, kind: Callable[[Node], int]) -> None:
         self._table, self._kind = table, kind
+        self._cuts: list[Cuts] = [tuple(zip(*of, strict=True)) for of in zip(table.axes, table.cuts, strict=True)]
         self._numbers: dict[object, int] = {}
-        self._seen: dict[object, Seen] = {}
-        self._rows: list[tuple[int, list[Dim], list[bool]]] = []
+        self._seen: dict[object, list[Seen]] = {}
+        self._dims: list[Dim] = []
+        self._number_of: dict[object, int] = {}
+        # Of each layout its space, the numbers of its dims, and which axes of the space cut any.
+        self._rows: list[tuple[int, list[int], list[bool]]] = []
 
     def number(self, node: Node, space: int, is_operand: bool, index: int, begin: tuple[int, ...] = ()) -> int:
         """The layout of a node's operand or result, in an array where it begins at `begin`, () where they are one."""
         asker = (self._kind(node), space, is_operand, index, begin)
         if asker not in self._numbers:
-            a = node.alignment
-            dims = (a.operands if is_operand else a.results)[index].dims
-            # What follows the law is told by its axes; other operators may read otherwise with other settings.
-            key = (dims, tuple(a.extents.items()), space, begin) if _is_lawful(node, is_operand) else asker
-            if key not in self._numbers:
-                self._numbers[key] = self._new(node, space, is_operand, index, begin)
-            self._numbers[asker] = self._numbers[key]
+            if is_operand and not node.op.follows(index):
+                rows, borne = self._as_read(node, space, index, begin)
+            else:
+                operand = (node.alignment.operands if is_operand else node.alignment.results)[index]
+                rows, borne = self._by_law(node, space, operand, begin)
+            assert len(rows) <= MOST_DIMS, f"{node.name}: arrays of {len(rows)} dims are too many"
+            same = (space, tuple(rows), tuple(borne))
+            if same not in self._numbers:
+                self._numbers[same] = len(self._rows)
+                self._rows.append((space, rows, borne))
+            self._numbers[asker] = self._numbers[same]
         return self._numbers[asker]
-
-    def _new(self, node: Node, space: int, is_operand: bool, index: int, begin: tuple[int, ...]) -> int:
-        rows, borne = self._made(node, space, is_operand, index)
-        if begin:
-            rows = [Dim(axis, lo + first, hi + first) for (axis, lo, hi), first in zip(rows, begin, strict=True)]
-        same = (space, tuple((dim.axis, dim.lo.tobytes(), dim.hi.tobytes()) for dim in rows), tuple(borne))
-        if same not in self._numbers:
-            self._numbers[same] = len(self._rows)
-            self._rows.append((space, rows, borne))
-        return self._numbers[same]
 
     def bears_all(self, number: int) -> bool:
         """Whether every axis that may be cut cuts the array."""
@@ -73,73 +77,93 @@ class LayoutTable:
 
     def arrays(self, first: np.ndarray) -> tuple[Layouts, int]:
         """All of it, flat, and how many contents there may be; first: where the Configs of each space begin."""
-        degrees, width = self._table.degrees, self._table.width
-        ranks = [[np.searchsorted(degrees, (1, *of)) for of in axes] for axes in self._table.cuts]
-        starts = [[np.concatenate([[0, 1], 1 + np.cumsum(of)[:-1]]) for of in axes] for axes in self._table.cuts]
-        count = len(self._rows)
-        base, dims = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        axis, bears = np.full((count, MOST_DIMS), -1), np.zeros((count, width), np.bool_)
-        table = np.zeros((count, MOST_DIMS, len(degrees)), np.int64)
-        lo: list[np.ndarray] = []
-        hi: list[np.ndarray] = []
-        offset, begin = 0, 0
-        for n, (space, rows, borne) in enumerate(self._rows):
-            base[n], dims[n], bears[n, : len(borne)] = offset - first[space], len(rows), borne
-            offset += int(first[space + 1] - first[space])
-            for d, dim in enumerate(rows):
-                axis[n, d] = dim.axis
-                if dim.axis < 0:
-                    table[n, d, 0] = begin
-                else:
-                    table[n, d, ranks[space][dim.axis]] = begin + starts[space][dim.axis]
-                lo.append(dim.lo)
-                hi.append(dim.hi)
-                begin += len(dim.lo)
-        return Layouts(base, dims, axis, table, bears, _joined(lo), _joined(hi)), offset
+        degrees, count = self._table.degrees, len(self._rows)
+        axis, table = np.full((count, MOST_DIMS), -1), np.zeros((count, MOST_DIMS, len(degrees)), np.int64)
+        begin, blocks = 0, np.zeros((len(self._dims), len(degrees)), np.int64)
+        for n, dim in enumerate(self._dims):
+            each = (1, *dim.degrees)
+            blocks[n, [degrees.index(degree) for degree in each]] = list(accumulate(each[:-1], initial=begin))
+            begin += len(dim.lo)
+        every = [(n, d, number) for n, (_, rows, _) in enumerate(self._rows) for d, number in enumerate(rows)]
+        places = np.array(every, np.int64).reshape(-1, 3).T
+        axis[places[0], places[1]] = np.array([dim.axis for dim in self._dims], np.int64)[places[2]]
+        table[places[0], places[1]] = blocks[places[2]]
+        bears = np.zeros((count, self._table.width), np.bool_)
+        for n, (_, _, borne) in enumerate(self._rows):
+            bears[n, : len(borne)] = borne
+        space = np.array([space for space, _, _ in self._rows], np.int64)
+        ends = np.cumsum(np.diff(first)[space])
+        dims = np.array([len(rows) for _, rows, _ in self._rows], np.int64)
+        lo, hi = (np.concatenate([np.zeros(0, np.int64), *(dim[end] for dim in self._dims)]) for end in (2, 3))
+        return Layouts(ends - first[space + 1], dims, axis, table, bears, lo, hi), int(ends[-1]) if count else 0
 
-    def seen(self, node: Node, is_operand: bool, index: int, axis: str, degrees: tuple[int, ...], whole: Box) -> Seen:
-        """What the blocks of an axis see of an operand, or make of a result, by the dims that it cuts; whole: all."""
-        key = (self._kind(node), is_operand, index, axis, degrees)
+    def seen(self, node: Node, index: int, cuts: Cuts) -> list[Seen]:
+        """For each of these axes what its blocks see of an operand, by the dims that it cuts."""
+        key = (self._kind(node), index, cuts)
         if key not in self._seen:
-            self._seen[key] = _seen(node, is_operand, index, axis, degrees, whole)
+            self._seen[key] = _seen(node, index, cuts)
         return self._seen[key]
 
-    def _made(self, node: Node, space: int, is_operand: bool, index: int) -> tuple[list[Dim], list[bool]]:
-        axes = self._table.axes[space]
-        whole = _box(node.whole(), is_operand, index)
-        assert len(whole.shape) <= MOST_DIMS, f"{node.name}: arrays of {len(whole.shape)} dims are too many"
-        rows = [Dim(-1, np.array([lo]), np.array([hi])) for lo, hi in zip(whole.lo, whole.hi, strict=True)]
-        borne = [False] * len(axes)
-        for number, (axis, degrees) in enumerate(zip(axes, self._table.cuts[space], strict=True)):
-            for d, (lo, hi) in self.seen(node, is_operand, index, axis, degrees, whole).items():
-                borne[number] = True
-                rows[d] = Dim(number, np.concatenate([rows[d].lo[:1], lo]), np.concatenate([rows[d].hi[:1], hi]))
-        return rows, borne
+    def _by_law(self, node: Node, space: int, operand: Operand, begin: tuple[int, ...]) -> tuple[list[int], list[bool]]:
+        """The dims of what is cut as the axis line says, and which axes cut any."""
+        axes, cuts, extents = self._table.axes[space], self._table.cuts[space], node.alignment.extents
+        rows = []
+        for n, dim in enumerate(operand.dims):
+            number = axes.index(dim[0]) if dim and dim[0] in axes else -1
+            degrees = cuts[number] if number >= 0 else ()
+            extent, inner = extents[dim[0]] if dim else 1, prod([extents[axis] for axis in dim[1:]])
+            key = number, degrees, extent, inner, begin[n] if begin else 0
+            if key not in self._number_of:
+                lo, hi = all_blocks(extent, (1, *degrees))
+                self._number_of[key] = self._dim(Dim(number, degrees, lo * inner + key[-1], hi * inner + key[-1]))
+            rows.append(self._number_of[key])
+        cut = {dim[0] for dim in operand.dims if dim}
+        return rows, [axis in cut for axis in axes]
+
+    def _as_read(self, node: Node, space: int, index: int, begin: tuple[int, ...]) -> tuple[list[int], list[bool]]:
+        """The same of an operand that is not read as the axis line says."""
+        seen, whole = self.seen(node, index, self._cuts[space]), node.whole().reads(index)
+        rows = []
+        for d, (lo, hi, first) in enumerate(zip(*whole, begin or (0,) * len(whole.lo), strict=True)):
+            number = max((n for n, of in enumerate(seen) if d in of), default=-1)
+            los, his = seen[number][d] if number >= 0 else (np.array([lo]), np.array([hi]))
+            degrees = self._table.cuts[space][number] if number >= 0 else ()
+            rows.append(self._dim(Dim(number, degrees, los + first, his + first)))
+        return rows, [bool(of) for of in seen]
+
+    def _dim(self, dim: Dim) -> int:
+        """The number of a dim: equal ones have the same."""
+        key = dim.axis, dim.degrees, dim.lo.tobytes(), dim.hi.tobytes()
+        number = self._number_of.setdefault(key, len(self._dims))
+        if number == len(self._dims):
+            self._dims.append(dim)
+        return number
 
 
-def _seen(node: Node, is_operand: bool, index: int, axis: str, degrees: tuple[int, ...], whole: Box) -> Seen:
-    blocks = all_blocks(node.alignment.extents[axis], degrees)
-    if _is_lawful(node, is_operand):
-        return _by_law(node, is_operand, index, axis, blocks)
-    part = _where(node, axis, blocks)
-    box = asked(lambda: part.reads(index)) or _one_by_one(node, index, axis, degrees)
-    found: Seen = {}
-    for d, (lo, hi, first, last) in enumerate(zip(*box, *whole, strict=True)):
-        # Windows may see all of a dim where it is cut in few, and less where it is cut in many.
-        if np.count_nonzero(lo != first) or np.count_nonzero(hi != last):
-            found[d] = np.broadcast_to(lo, len(blocks[0])), np.broadcast_to(hi, len(blocks[0]))
-    return found
-
-
-def _by_law(node: Node, is_operand: bool, index: int, axis: str, blocks: Pairs) -> Seen:
-    a, (lo, hi) = node.alignment, blocks
-    dims = (a.operands if is_operand else a.results)[index].dims
-    inner = {d: prod(a.extents[x] for x in dim[1:]) for d, dim in enumerate(dims) if dim and dim[0] == axis}
-    return {d: (lo * n, hi * n) for d, n in inner.items()}
-
-
-def _is_lawful(node: Node, is_operand: bool) -> bool:
-    return not is_operand or type(node.op).reads is Op.reads
+def _seen(node: Node, index: int, cuts: Cuts) -> list[Seen]:
+    a, whole = node.alignment, node.whole()
+    box = whole.reads(index)
+    if not box.lo or not cuts:
+        return [{} for _ in cuts]
+    lo, hi, ends = in_turn(tuple([(a.extents[axis], (1, *degrees)) for axis, degrees in cuts]))
+    ranges = {axis: (first, last) for (axis, _), first, last in zip(cuts, lo, hi, strict=True)}
+    part = Part(node.op, a, {**whole.ranges, **ranges})
+    read = asked(lambda: part.reads(index))
+    places = [slice(*place) for place in zip((0, *ends), ends)]
+    found = np.empty((2, len(box.lo), ends[-1]), np.int64)
+    each = [(read, slice(None))] if read is not None else [
+        (_one_by_one(node, index, axis, (1, *degrees)), place) for (axis, degrees), place in zip(cuts, places)
+    ]  # fmt: skip
+    for every, place in each:
+        for end, dims in zip(found, every, strict=True):
+            for d, of in enumerate(dims):
+                end[d, place] = of
+    # Windows may see all of a dim where it is cut in few, and less where it is cut in many.
+    differ = np.logical_or.reduceat((found != np.array(box)[:, :, None]).any(axis=0), (0, *ends[:-1]), axis=1)
+    return [
+        {d: (found[0, d, place], found[1, d, place]) for d, differs in enumerate(of) if differs}
+        for of, place in zip(differ.T.tolist(), places, strict=True)
+    ]
 
 
 def _one_by_one(node: Node, index: int, axis: str, degrees: tuple[int, ...]) -> Box:
@@ -159,7 +183,7 @@ def _one_by_one(node: Node, index: int, axis: str, degrees: tuple[int, ...]) -> 
         return Box(tuple(los), tuple(his))
 
     # Most axes of operators that read otherwise are as the line says: the coarsest and the finest cut tell.
-    is_lawful = all(_are_same(each(few), law(few)) for few in (degrees[:1], degrees[-1:]))
+    is_lawful = all(_are_same(each(few), law(few)) for few in (degrees[1:2], degrees[-1:]))
     return law(degrees) if is_lawful else each(degrees)
 
 
@@ -170,11 +194,3 @@ def _are_same(one: Box, other: Box) -> bool:
 def _where(node: Node, axis: str, blocks: Pairs) -> Part:
     """The parts that have only this of an axis."""
     return Part(node.op, node.alignment, {**node.whole().ranges, axis: blocks})  # type: ignore[dict-item]
-
-
-def _box(part: Part, is_operand: bool, index: int) -> Box:
-    return part.reads(index) if is_operand else part.writes(index)
-
-
-def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    return np.concatenate([np.zeros(0, np.int64), *arrays])

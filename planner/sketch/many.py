@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import numpy as np
@@ -36,3 +37,17 @@ def all_blocks(extent: int, degrees: Sequence[int]) -> Pairs:
         at = np.arange(degree + 1)
         bounds.append(at * size + np.minimum(at, longer))
     return np.concatenate([b[:-1] for b in bounds]), np.concatenate([b[1:] for b in bounds])
+
+
+@lru_cache(maxsize=1024)
+def in_turn(cuts: tuple[tuple[int, tuple[int, ...]], ...]) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
+    """Blocks of axes, each of an extent and with its degrees, where one after the other is cut and all others are
+    whole: int64[axes, sum of all degrees] each, where they begin and end; and where each axis's own blocks end.
+    """
+    own = [all_blocks(extent, degrees) for extent, degrees in cuts]
+    ends = tuple(accumulate(len(lo) for lo, _ in own))
+    los, his = np.zeros((len(cuts), ends[-1]), np.int64), np.zeros((len(cuts), ends[-1]), np.int64)
+    for n, ((extent, _), (lo, hi), end) in enumerate(zip(cuts, own, ends, strict=True)):
+        his[n] = extent
+        los[n, end - len(lo) : end], his[n, end - len(hi) : end] = lo, hi
+    return los, his, ends

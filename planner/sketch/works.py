@@ -16,11 +16,14 @@ import numpy as np
 from castile.planner.cost import CostModel
 from castile.planner.graph import Node
 from castile.planner.lower import Lowering
-from castile.planner.op import Part
+from castile.planner.op import Op, Part
 from castile.planner.program import FETCHED, GRADIENT, Program, Step
+from castile.planner.recordings import recorded, wanted
 from castile.planner.sketch.layouts import LayoutTable
 from castile.planner.sketch.many import Cut, asked
+from castile.planner.strategy import parts
 from castile.planner.template import _cost_key, bearing, priced
+from castile.planner.vocabulary import Spec
 from castile.runtime.task import CostKey
 from castile.runtime.timeline import PICOSECONDS
 
@@ -122,8 +125,13 @@ class Works:
         ports = tuple([(p.role, p.index, dtypes[p.region]) for p in (*step.inputs, *step.outputs)])
         key = type(op), op.cost_settings, step.which, a.operands, a.results, ports
         if key not in self._known:
-            whole = self._lowering.templates.get(step, {}, dtypes.__getitem__).parts[0]
-            self._known[key] = tuple([box is not None for box in (*whole.inputs, *whole.outputs)])
+            micro = step.micro
+            whole = parts(step.node, {}, step.axis, (micro.number, micro.count))[0]
+            boxes = [whole.reads(p.index) if p.of_operand else whole.writes(p.index) for p in step.inputs]
+            specs = tuple([Spec(box.shape, dtypes[p.region]) for p, box in zip(step.inputs, boxes, strict=True)])
+            recording = recorded(step, whole, specs)
+            reads, made = set(recording.reads), wanted(step, recording)
+            self._known[key] = (*(n in reads for n in range(len(specs))), *(spec is not None for spec in made))
         return self._known[key]
 
     def of_param(self, node: Node, step: Step, cut: Cut) -> Cut:
@@ -180,7 +188,8 @@ class Largest:
         self.node, self.cut, self.count, self._layouts = node, cut, count, layouts
         self._part = _largest(node, cut)
         self._shapes: dict[tuple[bool, int], tuple[Any, ...]] = {}
-        self._sizes: dict[tuple[bool, int], Any] = {}
+        self._sizes: dict[object, Any] = {}
+        self._flops: dict[str, Any] = {}
 
     def like(self, node: Node, cut: Cut) -> Largest:
         """As many of another node."""
@@ -196,13 +205,23 @@ class Largest:
 
     def size(self, is_operand: bool, index: int) -> Any:
         """How many elements these are."""
-        key = is_operand, index
+        key: object = (is_operand, index)
+        if not is_operand or self.node.op.follows(index):
+            # Many ports of a node have the same dims, as all of an update.
+            a = self.node.alignment
+            key = (a.operands if is_operand else a.results)[index].dims
         if key not in self._sizes:
-            self._sizes[key] = prod(self.shape(*key))
+            self._sizes[key] = prod(self.shape(is_operand, index))
         return self._sizes[key]
 
     def flops(self, which: str) -> Any:
         """The operations of a pass."""
+        which = "" if type(self.node.op).flops is Op.flops else which
+        if which not in self._flops:
+            self._flops[which] = self._find_flops(which)
+        return self._flops[which]
+
+    def _find_flops(self, which: str) -> Any:
         op, ranges = self.node.op, self._part.ranges
         found = asked(lambda: op.flops(which, self._part))
         if found is not None:
@@ -213,16 +232,15 @@ class Largest:
 
     def _by_axis(self, index: int) -> tuple[Any, ...]:
         """The shape of an operand, where each axis cuts it by itself."""
-        whole = self.node.whole().reads(index)
-        shape: list[Any] = list(whole.shape)
-        for axis, degree in self.cut.items():
-            degrees = tuple(sorted({*degree.tolist()} - {1}))
-            firsts = np.cumsum([0, *degrees[:-1]])
-            seen = self._layouts.seen(self.node, True, index, axis, degrees, whole) if degrees else {}
+        shape: list[Any] = list(self.node.whole().reads(index).shape)
+        degrees = {axis: tuple(sorted({*degree.tolist()} - {1})) for axis, degree in self.cut.items()}
+        cuts = tuple([(axis, of) for axis, of in degrees.items() if of])
+        for (axis, of), seen in zip(cuts, self._layouts.seen(self.node, index, cuts), strict=True):
+            firsts = np.cumsum([1, *of[:-1]])
             for d, (lo, hi) in seen.items():
-                lengths = np.full(degrees[-1] + 1, shape[d])
-                lengths[list(degrees)] = (hi - lo)[firsts]
-                shape[d] = lengths[degree]
+                lengths = np.full(of[-1] + 1, shape[d])
+                lengths[list(of)] = (hi - lo)[firsts]
+                shape[d] = lengths[self.cut[axis]]
         return tuple(shape)
 
 
