@@ -100,8 +100,7 @@ class Lowering:
             if update not in configs:
                 key = alike, configs[user]
                 if key not in self._homes:
-                    nodes = self.names.optional[update], self.names.nodes[user]
-                    self._homes[key] = _home(*nodes, tensor, configs[user])
+                    self._homes[key] = self._home(update, user, tensor, *key)
                 configs[update] = self._homes[key]
         for name in self._cast:
             configs.setdefault(fetch_name(name), configs[update_name(name)])
@@ -113,6 +112,18 @@ class Lowering:
             for name in {beside.FACTOR, update_name(beside.SCALE)} & self._together.keys():
                 configs.setdefault(name, Config({}, len(procs), tuple(sorted(procs))))
         return configs
+
+    def _home(self, update: str, user: str, tensor: str, alike: int, config: Config) -> Config:
+        """The layout that an update takes of a user's: found once for Configs that name as many processors in the same
+        order.
+        """
+        procs = sorted({*config.procs})
+        rank = {proc: n for n, proc in enumerate(procs)}
+        like = alike, Config(config.split, config.replicas, tuple([rank[proc] for proc in config.procs]))
+        if like not in self._homes:
+            self._homes[like] = _home(self.names.optional[update], self.names.nodes[user], tensor, like[1])
+        home = self._homes[like]
+        return Config(home.split, home.replicas, tuple([procs[n] for n in home.procs]))
 
     @cached_property
     def piece(self) -> Graph:

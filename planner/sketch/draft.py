@@ -17,6 +17,7 @@ from castile.planner.sketch.arrays import Program
 from castile.planner.sketch.layouts import LayoutTable
 from castile.planner.sketch.works import param_of
 
+UNASKED = -1
 # An end of a flow: its step (-1: there before), the node that decides it, its layout, whether it may be a sum.
 End = tuple[int, int, int, bool]
 
@@ -38,13 +39,22 @@ class Draft:
         self._nodes, self._additive, self._spaces, self._layouts = nodes, additive, spaces, layouts
         self._number = {name: n for n, name in enumerate(names)}
         self._space: list[int] = spaces.tolist()
-        self._known: dict[tuple[str, bool, int], int | None] = {}
+        dtypes = additive.program.dtypes.__getitem__
         kept = [step for step in additive.program.steps if self._is_kept(step)]
         # The node that decides each step.
         self._owner = {step.slot: self._number[additive.deciders[step.node.name]] for step in kept}
         self.steps, self._is_ahead = self._ordered(kept)
         self._place = {s.slot: n for n, (s, ahead) in enumerate(zip(self.steps, self._is_ahead)) if not ahead}
         self._params = {p.name: p.shape for p in additive.program.graph.params}
+        # Of each step the layouts of its inputs, then outputs, as far as these were asked for.
+        self._known: dict[int, list[int | None]] = {}
+        alike: dict[object, list[int | None]] = {}
+        for step in kept:
+            own: object = step.slot
+            if step.node.name in nodes:
+                own = additive.lowering.templates.kind(step, dtypes), self._space[self._owner[step.slot]]
+            unasked: list[int | None] = [UNASKED] * (len(step.inputs) + len(step.outputs))
+            self._known[step.slot] = alike.setdefault(own, unasked)
 
     def _is_kept(self, step: Step) -> bool:
         if step.node.name in self._nodes:
@@ -69,15 +79,18 @@ class Draft:
         flat = [row for of in found for row in of]
         return [step for step, _ in flat], [ahead for _, ahead in flat]
 
-    def _layout(self, step: Step, port: Port) -> int | None:
-        """The layout of a port; None where a sketch has none for it."""
+    def _layout(self, step: Step, number: int) -> int | None:
+        """The layout of an input of a step that is kept, or beyond them of an output; None where a sketch has none."""
+        known = self._known[step.slot]
+        if known[number] == UNASKED:
+            known[number] = self._find(step, (*step.inputs, *step.outputs)[number])
+        return known[number]
+
+    def _find(self, step: Step, port: Port) -> int | None:
         node, is_operand = self._nodes.get(step.node.name), port.of_operand
         if node is not None:
             return self._layouts.number(node, self._space[self._owner[step.slot]], is_operand, port.index, port.begin)
-        key = step.node.name, is_operand, port.index
-        if key not in self._known:
-            self._known[key] = self._of_param(step, is_operand, port.index)
-        return self._known[key]
+        return self._of_param(step, is_operand, port.index)
 
     def _of_param(self, step: Step, is_operand: bool, index: int) -> int | None:
         """What updates and clips a parameter lies as the parameter does where it is used."""
@@ -95,7 +108,7 @@ class Draft:
             return [
                 (self._place[step.slot], self._owner[step.slot], layout, self._may_sum(step, layout))
                 for step, port in made
-                if step.slot in self._place and (layout := self._layout(step, step.outputs[port])) is not None
+                if step.slot in self._place and (layout := self._layout(step, len(step.inputs) + port)) is not None
             ]
         param = flow.region
         decider = self._additive.deciders.get(flow.home.node.name)
@@ -122,7 +135,7 @@ class Draft:
             ways = {end[1:] for end in made}
             for slot, port in flow.readers:
                 step = self._additive.program.steps[slot]
-                layout = self._layout(step, step.inputs[port]) if slot in self._place else None
+                layout = self._layout(step, port) if slot in self._place else None
                 if layout is not None:
                     owner = self._owner[slot]
                     # What a node holds, or has fetched for an earlier pass, is there.
