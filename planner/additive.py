@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from castile.planner.cost import CostModel
+from castile.planner.graph import Node
 from castile.planner.instances import StepInstance
 from castile.planner.lower import Lowering
 from castile.planner.program import Flow, Program, Step
@@ -63,6 +64,7 @@ class Additive:
         self._versions = Versions(lowering.machine)
         self._numbers: dict[Hashable, int] = {}
         self._steps: dict[Hashable, int] = {}
+        self._shapes: dict[str, int] = {}
         self._decided: dict[tuple[str, Config], dict[str, Config]] = {}
         self._instances: dict[tuple[int, Config], StepInstance] = {}
         self._boxes: dict[tuple[int, int, bool, Config], Placed] = {}
@@ -280,9 +282,15 @@ class Additive:
     def _priced_as(self, step: Step) -> int:
         dtypes = self.program.dtypes
         ports = tuple([(p.role, p.index, p.cut, p.begin, dtypes[p.region]) for p in (*step.inputs, *step.outputs)])
-        op, a = step.node.op, step.node.alignment
-        shape = (op.name, op.cost_settings, tuple(a.extents.items()), a.operands, a.results, a.frozen)
-        return self._number("step", shape, step.which, step.axis, step.micro, ports)
+        node = self._shape(step.node)
+        return self._number("step", node, step.which, step.axis, step.micro, ports)
+
+    def _shape(self, node: Node) -> int:
+        if node.name not in self._shapes:
+            op, a = node.op, node.alignment
+            shape = op.name, op.cost_settings, tuple(a.extents.items()), a.operands, a.results, a.frozen
+            self._shapes[node.name] = self._number("shape", shape)
+        return self._shapes[node.name]
 
     def own_key(self, name: str) -> int:
         """Equal for nodes whose `sync` is the same."""

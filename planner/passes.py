@@ -48,7 +48,7 @@ class _Draft:
     shown    of so many microbatches at most the passes are written out
     source   where parameters are read from that were fetched. slope: where the loss's gradient is, if it has a place
     same     tensors whose gradient is a piece of that of another, or all of it, and which: the two are one region
-    ports    those made so far: each of a node's passes reads its operands
+    ports    of operands and results of each node, for all of its passes in a microbatch
     """
 
     graph: Graph
@@ -63,7 +63,7 @@ class _Draft:
     slope: str = ""
     same: dict[str, Place] = field(default_factory=dict)
     renewals: dict[str, Node] = field(default_factory=dict)
-    ports: dict[tuple[str, int, str, Micro | None, tuple[int, ...]], Port] = field(default_factory=dict)
+    ports: dict[tuple[str, str, Micro | None], tuple[Port, ...]] = field(default_factory=dict)
 
     def add(
         self, node: Node, which: str, inputs: Iterable[Port], outputs: Iterable[Port], micro: Micro | None = None
@@ -82,14 +82,8 @@ class _Draft:
 
         piece   where in the gradient what it touches begins
         """
-        key = role, index, tensor, micro, piece
-        if key not in self.ports:
-            self.ports[key] = self._port(*key)
-        return self.ports[key]
-
-    def _port(self, role: str, index: int, tensor: str, micro: Micro | None, piece: tuple[int, ...]) -> Port:
         suffix, begin = GRADIENT if role in ("dy", "dx", "onto") else "", tuple[int, ...]()
-        if suffix:
+        if suffix and (piece or tensor in self.same):
             tensor, begin = self.place(tensor, piece or (0,) * len(self.specs[tensor].shape))
         if role in ("dy", "onto") and tensor == self.graph.loss and self.slope:
             return Port(role, index, self.slope)
@@ -183,12 +177,13 @@ def _needed(graph: Graph, outputs: Iterable[str]) -> list[Node]:
     return [n for n in graph.nodes.values() if wanted & set(n.outputs)]
 
 
-def _operands(draft: _Draft, node: Node, micro: Micro | None) -> list[Port]:
-    return [draft.port("x", i, t, micro) for i, t in enumerate(node.inputs)]
-
-
-def _results(draft: _Draft, node: Node, micro: Micro | None) -> list[Port]:
-    return [draft.port("y", j, t, micro) for j, t in enumerate(node.outputs)]
+def _ports(draft: _Draft, role: str, node: Node, micro: Micro | None) -> tuple[Port, ...]:
+    """Those of a node's operands ("x"), results ("y") or the gradients of these ("dy")."""
+    key = role, node.name, micro
+    if key not in draft.ports:
+        tensors = {"x": node.inputs, "y": node.outputs, "dy": node.outputs[: node.op.flows]}[role]
+        draft.ports[key] = tuple([draft.port(role, n, t, micro) for n, t in enumerate(tensors)])
+    return draft.ports[key]
 
 
 def _scale(draft: _Draft) -> None:
@@ -211,7 +206,7 @@ def _scale(draft: _Draft) -> None:
 
 def _forward(draft: _Draft, nodes: Iterable[Node], micro: Micro | None) -> None:
     for node in nodes:
-        draft.add(node, "F", _operands(draft, node, micro), _results(draft, node, micro), micro)
+        draft.add(node, "F", _ports(draft, "x", node, micro), _ports(draft, "y", node, micro), micro)
 
 
 def _follows(node: Node, draft: _Draft) -> bool:
@@ -321,10 +316,9 @@ class _Gradients:
                 if (node.name, which) not in wanted:
                     continue
                 found = wanted[node.name, which]
-                inputs = [draft.port("dy", j, t, micro) for j, t in enumerate(node.outputs[: node.op.flows])]
-                inputs += _operands(draft, node, micro)
+                inputs = [*_ports(draft, "dy", node, micro), *_ports(draft, "x", node, micro)]
                 if "y" in node.op.asks(which):
-                    inputs += _results(draft, node, micro)
+                    inputs += _ports(draft, "y", node, micro)
                 added = [(i, *self.onto[node.name, i]) for i in found if (node.name, i) in self.onto]
                 inputs += [draft.port("onto", i, tensor, micro, piece) for i, tensor, piece in added]
                 outputs = [draft.port("dx", i, node.inputs[i], micro) for i in found]
@@ -335,7 +329,7 @@ def _renew_states(draft: _Draft) -> None:
     for state, node in draft.graph.updates.items():
         if draft.count > 1 and any(t in draft.samples.dims for t in node.inputs):
             raise ValueError(f"{state!r} is renewed from single samples: it cannot be trained in microbatches")
-        draft.add(node, "F", _operands(draft, node, None), [Port("y", 0, state)])
+        draft.add(node, "F", _ports(draft, "x", node, None), [Port("y", 0, state)])
 
 
 def _updates(draft: _Draft, gradients: set[str], chosen: frozenset[str]) -> None:

@@ -21,6 +21,9 @@ MOST_SALT = 1 << 44
 # Placements are numbered below this.
 MOST_PLACEMENTS = 1 << 32
 
+# What was not looked for yet.
+UNASKED = -1
+
 
 class _Placed(NamedTuple):
     """Where so many parts may lie: the placements, numbered from `begin` on, those on all processors and the others."""
@@ -61,6 +64,8 @@ class SpaceTable:
         self._split_of: list[dict[tuple[int, ...], int]] = []
         self._placements: list[Placement] = []
         self._placed: dict[int, _Placed] = {}
+        # Spaces of as many splits into as many parts have the same entries.
+        self._alike: dict[object, np.ndarray] = {}
         self._numbers: dict[int, dict[Placement, int]] = {}
         self._others: dict[Placement, int] = {}
         self._found: list[dict[Config, int | None]] = [{} for _ in nodes]
@@ -100,13 +105,17 @@ class SpaceTable:
 
     def _chosen(self, space: Space, degree: np.ndarray, most: int) -> np.ndarray:
         """At most about so many entries: those on all processors first, the others at even distances."""
-        num_parts, of_split = np.unique(degree.prod(axis=1), return_inverse=True)
-        placed = [self._of(space, count) for count in num_parts.tolist()]
-        first = _pairs([of.everywhere for of in placed], of_split)
-        others = _pairs([of.elsewhere for of in placed], of_split)
-        room = max(0, most - len(first))
-        step = max(1, -(-len(others) // room)) if room else len(others) + 1
-        return np.concatenate([first[:most], others[::step]])
+        counts = degree.prod(axis=1)
+        placed = [self._of(space, count) for count in sorted({*counts.tolist()})]
+        key = counts.tobytes(), *(of.begin for of in placed)
+        if key not in self._alike:
+            of_split = np.unique(counts, return_inverse=True)[1]
+            first = _pairs([of.everywhere for of in placed], of_split)
+            others = _pairs([of.elsewhere for of in placed], of_split)
+            room = max(0, most - len(first))
+            step = max(1, -(-len(others) // room)) if room else len(others) + 1
+            self._alike[key] = np.concatenate([first[:most], others[::step]])
+        return self._alike[key]
 
     def _of(self, space: Space, num_parts: int) -> _Placed:
         """Where so many parts may lie: the same for most spaces, and numbered once."""
@@ -133,9 +142,10 @@ class SpaceTable:
     def find(self, space: int, config: Config) -> int | None:
         """The number of a Config, None where there is none."""
         known = self._found[space]
-        if config not in known:
-            known[config] = self._find(space, config)
-        return known[config]
+        found = known.get(config, UNASKED)
+        if found == UNASKED:
+            found = known[config] = self._find(space, config)
+        return found
 
     def _find(self, space: int, config: Config) -> int | None:
         axes = self.axes[space]

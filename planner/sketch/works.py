@@ -46,6 +46,8 @@ class Works:
     def __init__(self, lowering: Lowering, cost: CostModel, program: Program) -> None:
         self._lowering, self._cost, self._program = lowering, cost, program
         self._known: dict[object, tuple[bool, ...]] = {}
+        self._numbers: dict[str, int] = {}
+        self._settings: dict[object, int] = {}
         # Where any kernel was measured, what was learned from it tells of all others.
         probe = cost.seconds(CostKey("", "", "float32", 1, 1))
         self.is_plain = len(lowering.machine.kinds) == 1 and probe.source == "roofline"
@@ -121,9 +123,9 @@ class Works:
 
     def _touched(self, step: Step) -> tuple[bool, ...]:
         """Which of its ports a pass touches, inputs then outputs: operators say so whatever the length of axes is."""
-        op, a, dtypes = step.node.op, step.node.alignment, self._program.dtypes
+        dtypes = self._program.dtypes
         ports = tuple([(p.role, p.index, dtypes[p.region]) for p in (*step.inputs, *step.outputs)])
-        key = type(op), op.cost_settings, step.which, a.operands, a.results, ports
+        key = self._alike(step.node), step.which, ports
         if key not in self._known:
             micro = step.micro
             whole = parts(step.node, {}, step.axis, (micro.number, micro.count))[0]
@@ -133,6 +135,14 @@ class Works:
             reads, made = set(recording.reads), wanted(step, recording)
             self._known[key] = (*(n in reads for n in range(len(specs))), *(spec is not None for spec in made))
         return self._known[key]
+
+    def _alike(self, node: Node) -> int:
+        """The same for nodes of an operator with the same settings, however long their axes are."""
+        if node.name not in self._numbers:
+            op, a = node.op, node.alignment
+            like = type(op), op.cost_settings, a.operands, a.results
+            self._numbers[node.name] = self._settings.setdefault(like, len(self._settings))
+        return self._numbers[node.name]
 
     def of_param(self, node: Node, step: Step, cut: Cut) -> Cut:
         """The split of a parameter's update that cuts the parameter as the node does."""
