@@ -58,7 +58,11 @@ def large_conv2d(draw: Any) -> Iterator[Case]:
 
 def large_conv2d_grad_input(draw: Any) -> Iterator[Case]:
     for (x, w), params in large_conv2d(draw):
-        yield (_convolved(draw, x, w, params), w), params | {"shape": x.shape}
+        given, how = (_convolved(draw, x, w, params), w), params | {"shape": x.shape}
+        yield given, how
+        # of other windows what is added to is copied first, and what is there is added to
+        if w.shape[2:] == (1, 1):
+            yield (*given, draw(*x.shape)), how
 
 
 def large_conv2d_grad_weight(draw: Any) -> Iterator[Case]:
