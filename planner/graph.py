@@ -79,6 +79,7 @@ class Graph:
     updates: dict[str, Node] = field(default_factory=dict)
     outputs: list[str] = field(default_factory=list)
     loss: str = ""
+    _told: tuple[list[object], str] | None = field(default=None, init=False, repr=False, compare=False)
 
     def input(self, name: str, shape: tuple[int, ...], axes: str, dtype: str | None = None) -> Tensor:
         """A tensor that the host fills at each step; `axes` names its dims, as in "b c h w"."""
@@ -195,6 +196,13 @@ class Graph:
     @property
     def fingerprint(self) -> str:
         """A hash of nodes, settings, shapes, orders of dims and wiring."""
+        # every plan is asked whether it was made for this graph
+        now = [*self.nodes.values(), *self.updates.values(), *self.tensors.values(), self.loss]
+        if self._told is None or self._told[0] != now:
+            self._told = now, self._fingerprint()
+        return self._told[1]
+
+    def _fingerprint(self) -> str:
         nodes = [(n.name, n.op.name, n.op.settings, n.inputs, n.outputs) for n in self.nodes.values()]
         updates = [(n.name, n.op.name, n.op.settings, n.inputs) for n in self.updates.values()]
         tensors = [(t.name, t.shape, t.dtype, t.param) for t in self.tensors.values()]
