@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from typing import Any
+
+import msgspec
 
 from castile.launch import files
 from castile.runtime.task import NUM_LANES, Kind, Lane, TaskGraph
@@ -43,7 +44,7 @@ def _rows(graph: TaskGraph, timeline: Timeline, pid: int) -> Iterator[dict[str, 
 
 def _spans(graph: TaskGraph, timeline: Timeline, pid: int, common: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """One span for every lane of every task."""
-    costs = [asdict(key) for key in graph.cost_keys]
+    costs = [msgspec.structs.asdict(key) for key in graph.cost_keys]
     for task, start, end in zip(timeline.task.tolist(), timeline.start.tolist(), timeline.end.tolist(), strict=True):
         span = {
             "ph": "X",

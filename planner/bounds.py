@@ -6,7 +6,7 @@ They do not know transfers, which only make a step longer, nor any plan.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
@@ -141,8 +141,10 @@ class _ByFigures(_Known):
         share = _density(step) * _smallest_share(tuple(sorted(_free(step).values())), self.most_parts)
         # Operations and picoseconds of each part and of the whole are rounded, by a half at most.
         rounding = self.most_parts - 1
-        total = replace(key, flops=max(0, key.flops - rounding), nbytes=sum(size for size, _ in nbytes))
-        part = replace(key, flops=max(0, int(key.flops * share) - 1), nbytes=sum(least for _, least in nbytes))
+        total = msgspec.structs.replace(key, flops=max(0, key.flops - rounding), nbytes=sum(size for size, _ in nbytes))
+        part = msgspec.structs.replace(
+            key, flops=max(0, int(key.flops * share) - 1), nbytes=sum(least for _, least in nbytes)
+        )
         cost = self.cost if only_call(whole.parts[0]) is None else self._shared
         together, alone = cost.picoseconds([total, part]).tolist()
         return Least(max(1, together - rounding), alone)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from castile.planner.contraction import Contracted, Contraction
@@ -237,7 +238,7 @@ class _Rewrite:
         cost = self.old.cost[self.kept]
         for bucket in self.buckets:
             nbytes = sum(one.pattern.key.nbytes for one in bucket.sums)
-            key = replace(bucket.sums[0].pattern.key, nbytes=nbytes)
+            key = msgspec.structs.replace(bucket.sums[0].pattern.key, nbytes=nbytes)
             cost[bucket.number] = keys.setdefault(key, len(keys))
         return cost, tuple(keys)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
+import msgspec
 import numpy as np
 
 from castile.planner import vocabulary
@@ -223,7 +224,7 @@ def _key(keys: Sequence[CostKey]) -> CostKey:
     shapes = "+".join(f"{count}*{shape}" if count > 1 else shape for shape, count in sorted(counts.items()))
     settings = keys[0].shapes.partition("|")[2]
     flops, nbytes = sum(key.flops for key in keys), sum(key.nbytes for key in keys)
-    return replace(keys[0], shapes=f"{shapes}|{settings}", flops=flops, nbytes=nbytes)
+    return msgspec.structs.replace(keys[0], shapes=f"{shapes}|{settings}", flops=flops, nbytes=nbytes)
 
 
 def _one(number: int, each: Sequence[Task]) -> Task:

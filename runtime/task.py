@@ -8,11 +8,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, IntEnum
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from castile.runtime.region import Box
@@ -150,8 +151,7 @@ STRIDED = " strided"
 BEGUN_TOGETHER = " at once"
 
 
-@dataclass(frozen=True)
-class CostKey:
+class CostKey(msgspec.Struct, frozen=True, cache_hash=True):
     """What a task costs, by name: durations are looked up, learned and stored under it.
 
     nbytes    bytes that kernels touch, or for a transfer the bytes of its largest member
@@ -176,19 +176,20 @@ class CostKey:
         rows = shapes.split(";")
         for n, shape in arrays.items():
             rows[n] += "/" + "x".join(map(str, shape))
-        return replace(self, name=self.name + STRIDED, shapes=";".join(rows) + bar + settings)
+        return msgspec.structs.replace(self, name=self.name + STRIDED, shapes=";".join(rows) + bar + settings)
 
     @property
     def dense(self) -> CostKey | None:
         """The key of the same work on unbroken arrays; None where this one already reads no others."""
         if not self.name.endswith(STRIDED):
             return None
-        return replace(self, name=self.name.removesuffix(STRIDED), shapes=re.sub(r"/[0-9x]*", "", self.shapes))
+        dense = re.sub(r"/[0-9x]*", "", self.shapes)
+        return msgspec.structs.replace(self, name=self.name.removesuffix(STRIDED), shapes=dense)
 
     def begun_with(self, others: Sequence[CostKey]) -> CostKey:
         """The key of this transfer and others that begin together with it: how many they are, and all their bytes."""
         nbytes = sum(key.nbytes for key in (self, *others))
-        return replace(self, shapes=f"{1 + len(others)}{BEGUN_TOGETHER}", nbytes=nbytes)
+        return msgspec.structs.replace(self, shapes=f"{1 + len(others)}{BEGUN_TOGETHER}", nbytes=nbytes)
 
     @property
     def num_begun(self) -> int:

@@ -240,7 +240,7 @@ def test_what_was_measured_of_some_prices_several() -> None:
     )
     (key,) = found - apart
     assert 900 < key.nbytes == sum(3 * 2 * prod(p.shape) for p in lowering.graph.params) < 1800
-    rows = [Measured(replace(key, shapes=f"{n}|", nbytes=n), n * 1e-9) for n in (900, 1800)]
+    rows = [Measured(msgspec.structs.replace(key, shapes=f"{n}|", nbytes=n), n * 1e-9) for n in (900, 1800)]
     for more, word in (([], "interpolated"), ([Measured(key, 1.0)], "measured")):
         price = CostModel(lowering.machine, snapshot_of(Environment("p"), [*rows, *more])).seconds(key)
         assert price.source == word and (price.seconds == 1.0) == bool(more)
