@@ -5,25 +5,27 @@ Edges run between ports of one version only; where its tasks have come to stand 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain
-from typing import Generic, TypeVar
 
 import numpy as np
 
-from castile.planner.instances import HOST, NONE, PATTERN, FlowInstance, StepInstance
+from castile.planner.catalogue import Catalogue
+from castile.planner.instances import HOST, NONE, FlowInstance, StepInstance
 from castile.planner.rows import Lazy, compressed, pointer
 from castile.planner.template import InStrides
-from castile.runtime.dependence import NO_KINDS
 from castile.runtime.task import Buffer, CostKey, Kind, Task, TaskGraph
 
-NO_PAIRS = np.zeros((0, 2), dtype=np.int64)
 
+def compose(
+    steps: Sequence[StepInstance], flows: Sequence[FlowInstance], num_procs: int, catalogue: Catalogue
+) -> TaskGraph:
+    """The task graph of these instances: the tasks of the steps in their order, then those of the flows.
 
-def compose(steps: Sequence[StepInstance], flows: Sequence[FlowInstance], num_procs: int) -> TaskGraph:
-    """The task graph of these instances: the tasks of the steps in their order, then those of the flows."""
-    layout = Layout(steps, flows)
+    catalogue   of the kinds of instances met before, which learns those that are new
+    """
+    layout = Layout(steps, flows, catalogue)
     cost, keys = layout.costs()
     need_ptr, needs = compressed(*layout.edges(), layout.num_tasks)
     use_ptr, uses = compressed(*layout.uses(), layout.num_tasks)
@@ -50,91 +52,60 @@ def compose(steps: Sequence[StepInstance], flows: Sequence[FlowInstance], num_pr
     )
 
 
-Kin = TypeVar("Kin")
-
-
-class _Alike(Generic[Kin]):
-    """Things of which many are alike: `kinds` are one of each, in the order in which they come.
-
-    which[n]   the kind of thing n
-    """
-
-    def __init__(self, things: Sequence[Kin], keys: Sequence[Hashable]) -> None:
-        one_of = dict(zip(keys, things, strict=True))
-        place = {key: n for n, key in enumerate(one_of)}
-        self.kinds = list(one_of.values())
-        self.which = np.array([place[key] for key in keys], dtype=np.int64)
-
-    def counts(self, of: Callable[[Kin], int]) -> np.ndarray:
-        """A number of each kind."""
-        return np.array([of(kind) for kind in self.kinds], dtype=np.int64)
-
-    def where(self, of: Callable[[Kin], bool]) -> list[int]:
-        """The things of whose kinds that is so."""
-        return np.flatnonzero(np.array([of(kind) for kind in self.kinds], dtype=bool)[self.which]).tolist()
-
-    def rows(self, kind: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Rows of kinds, kind[row] ascending, for all things end to end: which row each is, and of which thing."""
-        counts = np.bincount(kind, minlength=len(self.kinds))
-        each = counts[self.which]
-        thing = np.repeat(np.arange(len(each)), each)
-        begin = (np.cumsum(counts) - counts)[self.which] - (np.cumsum(each) - each)
-        return np.arange(len(thing)) + begin[thing], thing
-
-    def together(self, of: Callable[[Kin], np.ndarray], none: np.ndarray = NONE) -> tuple[np.ndarray, np.ndarray]:
-        """Whose each row is of what the kinds have, and the rows; `none` of them are like those."""
-        arrays = [of(kind) for kind in self.kinds]
-        kind = np.repeat(np.arange(len(arrays)), np.array([len(array) for array in arrays], dtype=np.int64))
-        return kind, np.concatenate([none, *arrays]).astype(none.dtype, copy=False)
-
-    def joined(self, of: Callable[[Kin], np.ndarray], none: np.ndarray = NONE) -> np.ndarray:
-        """What kinds have, for all things end to end."""
-        kind, rows = self.together(of, none)
-        return rows[self.rows(kind)[0]]
-
-
 class Layout:
     """Where the tasks and buffers of each instance begin, and what follows from that."""
 
-    def __init__(self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> None:
-        self.steps, self.flows = steps, flows
-        self.of_steps = _Alike(steps, [(id(s.template), id(s.config)) for s in steps])
-        templates = [f.template for f in flows]
-        self.of_flows = _Alike(templates, templates)
-        sizes = self.of_steps.counts(lambda s: s.num_tasks)
-        transfers, buffers = (self.of_flows.counts(of) for of in (lambda t: t.num_tasks, lambda t: t.num_buffers))
-        self.step_base = pointer(sizes[self.of_steps.which])
-        self.flow_base = self.step_base[-1] + pointer(transfers[self.of_flows.which])
-        self.buffer_base = pointer(buffers[self.of_flows.which])
+    def __init__(self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance], catalogue: Catalogue) -> None:
+        self.steps, self.flows, self._catalogue = steps, flows, catalogue
+        self._step_kind, self._flow_kind = catalogue.kinds(steps, [f.template for f in flows])
+        sizes = catalogue.step_sizes.of(self._step_kind)[0]
+        transfers, buffers = catalogue.flow_sizes.of(self._flow_kind)[0]
+        self.step_base = pointer(sizes[0])
+        self.flow_base = self.step_base[-1] + pointer(transfers)
+        self.buffer_base = pointer(buffers)
         self.num_tasks, self.num_buffers = int(self.flow_base[-1]), int(self.buffer_base[-1])
+
+    @cached_property
+    def _of_steps(self) -> np.ndarray:
+        """Cost, lane and private bytes of the tasks of steps."""
+        return self._catalogue.tasks.of(self._step_kind)[0]
+
+    @cached_property
+    def _of_flows(self) -> np.ndarray:
+        """Kind, cost and number of lanes of the tasks of flows."""
+        return self._catalogue.transfers.of(self._flow_kind)[0]
 
     def kinds(self) -> np.ndarray:
         """int8: what each task is."""
         compute = np.full(self.flow_base[0], Kind.COMPUTE, dtype=np.int8)
-        return np.append(compute, self.of_flows.joined(lambda t: t.version.kinds, NO_KINDS))
+        return np.append(compute, self._of_flows[0].astype(np.int8))
 
     def costs(self) -> tuple[np.ndarray, tuple[CostKey, ...]]:
-        """What each task costs: the number of its key, and the keys."""
-        keys: dict[CostKey, int] = {}
-        templates = {s.template: None for s in self.of_steps.kinds}
-        of_template = {template: _numbered(keys, template.keys[0]) for template in templates}
-        of_steps = self.of_steps.joined(lambda s: of_template[s.template][s.costs])
-        versions = {t.version: None for t in self.of_flows.kinds if t.version.patterns}
-        of_version = {v: _numbered(keys, v.keys[0])[v.keys[1]] for v in versions}
-        cost = np.append(of_steps, self.of_flows.joined(lambda t: of_version.get(t.version, NONE)))
-        numbers: dict[int, np.ndarray] = {}
+        """What each task costs: the number of its key, and the keys, in the order in which tasks have them, then tasks
+        that read in strides.
+        """
+        cost = np.append(self._of_steps[0], self._of_flows[1])
+        strided, numbers = [NONE], [NONE]
         for slot, rows in self._in_strides.items():
-            tasks, strided = self.steps[slot].template.strided(self.steps[slot].config.replicas, rows)
-            if id(strided) not in numbers:
-                numbers[id(strided)] = _numbered(keys, strided)
-            cost[self.step_base[slot] + tasks] = numbers[id(strided)]
-        return cost, tuple(keys)
+            tasks, keys = self.steps[slot].template.strided(self.steps[slot].config.replicas, rows)
+            strided.append(self.step_base[slot] + tasks)
+            numbers.append(self._catalogue.keys.numbered(keys))
+        every = np.concatenate([cost, *numbers])
+        cost[np.concatenate(strided)] = np.concatenate(numbers)
+        # backwards, so that of those with one key the first stays
+        first = np.full(len(self._catalogue.keys.each), -1)
+        first[every[::-1]] = np.arange(len(every))[::-1]
+        met = np.flatnonzero(first >= 0)
+        met = met[np.argsort(first[met])]
+        number = np.zeros(len(first), np.int64)
+        number[met] = np.arange(len(met))
+        return number[cost], tuple([self._catalogue.keys.each[n] for n in met.tolist()])
 
     def lanes(self) -> tuple[np.ndarray, np.ndarray]:
         """How many lanes each task occupies, and which."""
         one = np.ones(self.flow_base[0], dtype=np.int64)
-        counts, lanes = (self.of_flows.joined(of) for of in (lambda t: t.lanes[0], lambda t: t.lanes[1]))
-        return np.append(one, counts), np.append(self.of_steps.joined(lambda s: s.lanes), lanes)
+        lanes = self._catalogue.lanes.of(self._flow_kind)[0]
+        return np.append(one, self._of_flows[2]), np.append(self._of_steps[1], lanes[0])
 
     def order(self) -> np.ndarray:
         """Keys, unique whatever was made first: by slot in the program, computation before transfers, by number."""
@@ -148,16 +119,6 @@ class Layout:
         return np.append(of_steps, of_flows)
 
     @cached_property
-    def _ports(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Where the ports of each kind of flow begin, which of its flow's steps each is of, and which task of that."""
-        counts = self.of_flows.counts(lambda t: len(t.port_step))
-        steps, tasks = (
-            self.of_flows.together(lambda t: t.port_step)[1],
-            self.of_flows.together(lambda t: t.port_task)[1],
-        )
-        return np.cumsum(counts) - counts, steps, tasks
-
-    @cached_property
     def _begins(self) -> tuple[np.ndarray, np.ndarray]:
         """Where the tasks of each flow begin, then those of each step that it touches; and where these rows begin."""
         slots = np.fromiter(chain.from_iterable([f.slots for f in self.flows]), dtype=np.int64)
@@ -165,43 +126,27 @@ class Layout:
         first = np.cumsum(counts) - counts
         return np.insert(self.step_base[slots], first, self.flow_base[:-1]), first + np.arange(len(first))
 
-    def _tasks(self, port: np.ndarray, row: np.ndarray, flow: np.ndarray) -> np.ndarray:
-        """The tasks at ports of kinds, none of them a host's: those of these rows, in these flows."""
-        _, step, task = self._ports
+    def _tasks(self, owner: np.ndarray, task: np.ndarray, flow: np.ndarray) -> np.ndarray:
+        """The numbers of tasks of owners, as a catalogue says them, in these flows."""
         begin, first = self._begins
-        # what stands for a flow's own tasks is one less than the number of its first step
-        return begin[(step[port] - PATTERN)[row] + first[flow]] + task[port][row]
+        return begin[owner + first[flow]] + task
 
     def edges(self) -> tuple[np.ndarray, np.ndarray]:
         """All edges: the tasks that wait, and those for which they wait."""
-        first, step, task = self._ports
-        kind, pairs = self.of_flows.together(lambda t: t.version.edges, NO_PAIRS)
-        before, after = (pairs + first[kind][:, None]).T
-        real = (step[before] != HOST) & (step[after] != HOST)
-        real &= (step[before] != step[after]) | (task[before] != task[after])
-        row, flow = self.of_flows.rows(kind[real])
-        before, after = (self._tasks(port[real], row, flow) for port in (before, after))
+        rows, flow = self._catalogue.edges.of(self._flow_kind)
         turns = self._one_by_one()
+        after, before = self._tasks(rows[0], rows[1], flow), self._tasks(rows[2], rows[3], flow)
         return np.append(after, turns[:, 1]), np.append(before, turns[:, 0])
 
     def uses(self) -> tuple[np.ndarray, np.ndarray]:
         """Tasks, and buffers that they touch."""
-        first, step, _ = self._ports
-        kind, pairs = self.of_flows.together(lambda t: t.version.touched, NO_PAIRS)
-        port, buffer = pairs[:, 0] + first[kind], pairs[:, 1]
-        real = step[port] != HOST
-        row, flow = self.of_flows.rows(kind[real])
-        return self._tasks(port[real], row, flow), buffer[real][row] + self.buffer_base[flow]
+        (owner, task, buffer), flow = self._catalogue.uses.of(self._flow_kind)
+        return self._tasks(owner, task, flow), buffer + self.buffer_base[flow]
 
     def buffers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Where each buffer lies, its bytes, and the task that begins its life, -1 for what outlives the step."""
-        kind, first = self.of_flows.together(lambda t: t.first)
-        row, flow = self.of_flows.rows(kind)
-        begun = np.flatnonzero(first[row] >= 0)
-        task = np.full(len(row), -1)
-        task[begun] = self._tasks(first + self._ports[0][kind], row[begun], flow[begun])
-        procs, nbytes = (self.of_flows.together(of)[1] for of in (lambda t: t.buffer_procs, lambda t: t.buffer_bytes))
-        return procs[row], nbytes[row], task
+        (procs, nbytes, owner, task), flow = self._catalogue.buffers.of(self._flow_kind)
+        return procs, nbytes, np.where(task < 0, -1, self._tasks(owner, task, flow))
 
     def _one_by_one(self) -> np.ndarray:
         """A processor does one microbatch after the other: else the activations of all would be live."""
@@ -223,17 +168,25 @@ class Layout:
         Transfers need no memory of their own: staging is among the buffers.
         """
         of_flows = np.zeros(self.num_tasks - int(self.flow_base[0]), dtype=np.int64)
-        result = np.append(self.of_steps.joined(lambda s: s.private), of_flows)
-        for slot, rows in self._adding.items():
-            tasks, nbytes = self.steps[slot].template.adding(self.steps[slot].config.replicas, rows)
-            result[self.step_base[slot] + tasks] = nbytes
+        result = np.append(self._of_steps[2], of_flows)
+        (owner, task, port), flow = self._catalogue.adds.of(self._flow_kind)
+        ports = np.zeros(self.flow_base[0], np.int64)
+        np.bitwise_or.at(ports, self._tasks(owner, task, flow), 1 << port)
+        adding = np.flatnonzero(ports)
+        slot = np.searchsorted(self.step_base, adding, side="right") - 1
+        bits = int(ports.max(initial=0)).bit_length()
+        pairs, each = np.unique(self._step_kind[slot] << bits | ports[adding], return_inverse=True)
+        kinds, through = (pairs >> bits).tolist(), (pairs & (1 << bits) - 1).tolist()
+        nbytes = [self._catalogue.private_adding(*pair) for pair in zip(kinds, through, strict=True)]
+        begin = pointer([len(of) for of in nbytes])
+        result[adding] = np.concatenate([NONE, *nbytes])[begin[each] + adding - self.step_base[slot]]
         return result
 
     @cached_property
     def _in_strides(self) -> dict[int, list[InStrides]]:
         """For each slot what its tasks read in strides, as the flows' templates tell: rows of (task, port, shape)."""
         found: dict[int, list[InStrides]] = {}
-        for f in self.of_flows.where(lambda t: t.version.is_strided):
+        for f in np.flatnonzero(self._catalogue.strided.of(self._flow_kind)[0][0]).tolist():
             for step, rows in self.flows[f].template.in_strides:
                 found.setdefault(self.flows[f].slots[step], []).append(rows)
         return found
@@ -242,9 +195,9 @@ class Layout:
     def _adding(self) -> dict[int, list[tuple[int, np.ndarray]]]:
         """For each slot its output ports through which tasks add to what is there already, and which tasks do."""
         adding: dict[int, list[tuple[int, np.ndarray]]] = {}
-        for f in self.of_flows.where(lambda t: bool(t.adding)):
-            for step, port, tasks in self.flows[f].template.adding:
-                adding.setdefault(self.flows[f].slots[step], []).append((port, tasks))
+        for flow in self.flows:
+            for step, port, tasks in flow.template.adding:
+                adding.setdefault(flow.slots[step], []).append((port, tasks))
         return adding
 
     @cached_property
@@ -273,7 +226,3 @@ class Layout:
     def buffer(self, number: int) -> Buffer:
         flow = int(np.searchsorted(self.buffer_base, number, side="right")) - 1
         return self.flows[flow].buffer(number - int(self.buffer_base[flow]))
-
-
-def _numbered(keys: dict[CostKey, int], distinct: Sequence[CostKey]) -> np.ndarray:
-    return np.array([keys.setdefault(k, len(keys)) for k in distinct], dtype=np.int64)

@@ -15,6 +15,7 @@ import numpy as np
 
 from castile.planner import buckets
 from castile.planner.buckets import Candidates, Where
+from castile.planner.catalogue import Catalogue
 from castile.planner.collapse import _grouped, _mixed
 from castile.planner.compose import Layout
 from castile.planner.cost import CostModel
@@ -119,7 +120,8 @@ class Folding:
         machine = self.lowering.machine
         union = Union(list(dict.fromkeys(b.shape for b in blocks)), machine.engines, machine.kind_of)
         roles = refined(union)
-        return _Assembly(steps, flows, blocks, _Small(union, roles), tuple(self._shapes.keys))
+        small, keys = _Small(union, roles), tuple(self._shapes.keys)
+        return _Assembly(steps, flows, blocks, small, keys, self.lowering.catalogue)
 
 
 def fold(lowering: Lowering, strategy: Strategy) -> Folded:
@@ -204,9 +206,10 @@ class _Assembly:
 
     def __init__(
         self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance], blocks: Sequence[Block], small: _Small,
-        keys: tuple,
+        keys: tuple, catalogue: Catalogue,
     ) -> None:  # fmt: skip
         self.steps, self.flows, self.small, self.union, self.keys = steps, flows, small, small.union, keys
+        self._catalogue = catalogue
         where = {shape: n for n, shape in enumerate(small.union.shapes)}
         self.shape = np.array([where[b.shape] for b in blocks], np.int64)
         self.base = pointer(np.diff(small.pick_ptr)[self.shape])
@@ -245,7 +248,7 @@ class _Assembly:
     @cached_property
     def full(self) -> Layout:
         """Where all stand in the whole graph."""
-        return Layout(self.steps, self.flows)
+        return Layout(self.steps, self.flows, self._catalogue)
 
     @cached_property
     def where(self) -> Where:

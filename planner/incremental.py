@@ -196,7 +196,8 @@ class Incremental:
     def _anew(self, strategy: Strategy, lowered: _Lowered) -> _Laid:
         """A plan laid out from nothing: its tasks are numbered as in the lowered graph."""
         machine, num_slots = self.lowering.machine, len(lowered.program.steps)
-        tasks = compose(lowered.blocks[:num_slots], lowered.blocks[num_slots:], machine.num_procs)  # type: ignore[arg-type]
+        steps, flows = lowered.blocks[:num_slots], lowered.blocks[num_slots:]
+        tasks = compose(steps, flows, machine.num_procs, self.lowering.catalogue)  # type: ignore[arg-type]
         graph, durations = self._cost.by_kind(tasks)
         counts = np.array([one.num_tasks for one in lowered.blocks], np.int64)
         delta = Delta.of(graph, durations, machine.engines, self._form)

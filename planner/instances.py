@@ -5,9 +5,10 @@ Nothing here has a number of its own: an instance is kept while its Configs stay
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -240,37 +241,72 @@ class FlowInstance(msgspec.Struct, frozen=True, eq=False, dict=True):
         return Buffer(self.flow.region, instance.box, self.flow.dtype, self.procs[instance.proc], role)
 
 
-def flow_template(flow: Flow, version: Version, procs: tuple[int, ...], steps: Sequence[StepInstance]) -> FlowTemplate:
-    """Find the task of each port of a version."""
-    place = {slot: n for n, slot in enumerate(touched(flow))}
+class _Ports(NamedTuple):
+    """The fields of a `FlowTemplate` that say what touches a version."""
 
-    def ports(of: Sequence[tuple[int, int]], output: bool) -> list[tuple[int, int, np.ndarray]]:
-        return [(place[slot], port, steps[slot].touching(port, output)) for slot, port in of]
+    step: np.ndarray
+    task: np.ndarray
+    number: np.ndarray
 
-    made = ports(flow.producers, True)
-    transfers = (PATTERN, 0, np.arange(len(version.patterns)))
-    host = [(HOST, 0, np.zeros(1, dtype=np.int64))] if flow.role == "output" else []
-    rows = [*made, transfers, *ports(flow.readers, False), *host, *ports(flow.overwriters, True)]
+
+class FlowTemplates:
+    """The templates made so far: one for all flows between steps whose tasks touch the same version alike."""
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, FlowTemplate] = {}
+        self._ports: dict[Hashable, _Ports] = {}
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self._made.clear()
+        self._ports.clear()
+
+    def get(
+        self, flow: Flow, slots: Sequence[int], version: Version, procs: tuple[int, ...], steps: Sequence[StepInstance]
+    ) -> FlowTemplate:
+        """The template of a flow of this version, whose slots are these processors, between these steps.
+
+        slots   of the steps that the flow touches, in the sequence of `touched`
+        """
+        place = {slot: n for n, slot in enumerate(slots)}
+        made, read, overwritten = (
+            [(place[slot], port, steps[slot].touching(port, output)) for slot, port in of]
+            for of, output in ((flow.producers, True), (flow.readers, False), (flow.overwriters, True))
+        )
+        rows, is_output = [*made, *read, *overwritten], flow.role == "output"
+        several = len({slot for slot, _ in flow.producers}) < len(made)
+        replicas = tuple([steps[slot].config.replicas for slot in slots]) if several else ()
+        named = tuple([(step, port, tasks.tobytes()) for step, port, tasks in rows])
+        like = named, len(made), len(read), len(version.patterns), is_output, replicas
+        if like not in self._ports:
+            transfers = (PATTERN, 0, np.arange(len(version.patterns)))
+            host = [(HOST, 0, np.zeros(1, dtype=np.int64))] if is_output else []
+            self._ports[like] = _ports([*made, transfers, *read, *host, *overwritten], len(made), replicas)
+        ports = self._ports[like]
+        key = version, procs, flow.role, flow.dtype, bool(made), id(ports)
+        if key not in self._made:
+            self._made[key] = FlowTemplate(version, procs, flow.role, flow.dtype, bool(made), *ports)
+        return self._made[key]
+
+
+def _ports(rows: Sequence[tuple[int, int, np.ndarray]], num_made: int, replicas: Sequence[int]) -> _Ports:
+    """Rows of (step, input or output of it, tasks) written out, the first of which make the version.
+
+    replicas   of each step, where one makes the region through several ports: it does so part by part, as its tasks
+               follow each other
+    """
     sizes = [len(tasks) for _, _, tasks in rows]
-    step, number = _spread(tuple([row[0] for row in rows]), tuple([row[1] for row in rows]), tuple(sizes))
+    step, number = (np.repeat([row[n] for row in rows], sizes) for n in range(2))
     task = np.concatenate([tasks for _, _, tasks in rows])
-    if len({slot for slot, _ in flow.producers}) < len(flow.producers):
-        # A step that makes one region through several ports does so part by part, as its tasks follow each other.
-        first, order = sum(sizes[: len(made)]), np.arange(len(task))
-        replicas = np.array([steps[slot].config.replicas for slot in place], dtype=np.int64)
-        part = task[:first] // replicas[step[:first]]
+    if replicas:
+        first, order = sum(sizes[:num_made]), np.arange(len(task))
+        part = task[:first] // np.array(replicas, dtype=np.int64)[step[:first]]
         order[:first] = np.lexsort((task[:first], number[:first], part, step[:first]))
         step, task, number = step[order], task[order], number[order]
-    return FlowTemplate(version, procs, flow.role, flow.dtype, bool(flow.producers), step, task, number)
-
-
-# Most flows are of few patterns: so many are remembered.
-@lru_cache(maxsize=1024)
-def _spread(steps: tuple[int, ...], numbers: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """The step and number of each port, given those of each row of so many ports."""
-    return np.repeat(steps, sizes), np.repeat(numbers, sizes)
+    return _Ports(step, task, number)
 
 
 def flow_instance(flow: Flow, version: Version, procs: tuple[int, ...], steps: Sequence[StepInstance]) -> FlowInstance:
     """A flow of its own, whose template nobody shares."""
-    return FlowInstance(flow, flow_template(flow, version, procs, steps), touched(flow))
+    slots = touched(flow)
+    return FlowInstance(flow, FlowTemplates().get(flow, slots, version, procs, steps), slots)

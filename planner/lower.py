@@ -15,10 +15,11 @@ from functools import cached_property
 from math import inf
 
 from castile.planner import beside, buckets, passes, samples
+from castile.planner.catalogue import Catalogue
 from castile.planner.compose import compose
 from castile.planner.contraction import Contracted
 from castile.planner.graph import Graph, Node
-from castile.planner.instances import FlowInstance, FlowTemplate, StepInstance, flow_template
+from castile.planner.instances import FlowInstance, FlowTemplate, FlowTemplates, StepInstance
 from castile.planner.kinds import Kinds
 from castile.planner.op import find
 from castile.planner.program import Flow, Home, Program, Step, accumulate_name, fetch_name, update_name
@@ -57,17 +58,21 @@ class Lowering:
         self.names = beside.names(graph, self.updates)
         self.templates = Templates()
         self._versions = Versions(machine)
+        self.catalogue = Catalogue()
         self._shown: int | None = None
         self._programs: dict[tuple[frozenset[str], int, int], Program] = {}
+        self._legal: set[tuple[str, Config]] = set()
         self._numbers: dict[Config, int] = {}
         self._configs: list[Config] = []
         self._homes: dict[tuple[int, Config], Config] = {}
         self._steps: dict[tuple[int, int, int], StepInstance] = {}
         self._step_templates: dict[tuple[int, int], StepTemplate] = {}
         self._flows: dict[tuple[int, int, tuple[int, ...]], FlowInstance] = {}
+        self._at_home: dict[Hashable, tuple[Box, ...]] = {}
         self._kinds: dict[int, Kinds] = {}
         self._kind_numbers: dict[Hashable, int] = {}
-        self._flow_templates: dict[tuple[int, tuple[int, ...]], FlowTemplate] = {}
+        self._flow_kinds: dict[tuple[int, tuple[int, ...]], FlowTemplate] = {}
+        self._flow_templates = FlowTemplates()
 
     def shortened(self, shown: int) -> Lowering:
         """The same, of whose microbatches so many are written out, two or more; the last but one stands for the others.
@@ -179,7 +184,7 @@ class Lowering:
         """The same, and what the tasks of the plan's instances have become in its buckets. Raises ValueError too."""
         with uncollected():
             steps, flows = self.instances(strategy)
-            tasks = compose(steps, flows, self.machine.num_procs)
+            tasks = compose(steps, flows, self.machine.num_procs, self.catalogue)
             return buckets.bucketed(steps, flows, tasks, strategy.bucket_bytes)
 
     def instances(self, strategy: Strategy, most: float = inf) -> tuple[list[StepInstance], list[FlowInstance]]:
@@ -191,12 +196,16 @@ class Lowering:
         if len(self._flows) > KEPT:
             self._steps.clear()
             self._flows.clear()
+            self._flow_kinds.clear()
             self._flow_templates.clear()
+            self.catalogue.clear()
+            self._legal.clear()
         return self.instances_of(*found, most)
 
     def _checked(self, strategy: Strategy) -> tuple[Program, dict[str, Config], dict[str, int]]:
         """A plan's program, Configs and numbers of these. Raises ValueError for what can be seen without its steps."""
-        check(strategy, self.names, self.graph, self.machine)
+        check(strategy, self.names, self.graph, self.machine, self._legal)
+        self._legal.update(strategy.configs.items())
         configs = self.configs(strategy)
         return self.program(strategy), configs, {name: self.number(config) for name, config in configs.items()}
 
@@ -243,7 +252,7 @@ class Lowering:
         self, program: Program, configs: dict[str, Config], numbers: dict[str, int], steps: Sequence[StepInstance],
         most: float,
     ) -> list[FlowInstance]:  # fmt: skip
-        kinds, known, templates, name_of = self._kinds_of(program), self._flows, self._flow_templates, id(program)
+        kinds, known, templates, name_of = self._kinds_of(program), self._flows, self._flow_kinds, id(program)
         instances, counted, left = [], set[Version](), most
         rows = zip(program.flows, program.slots, kinds.flow, kinds.of_users, strict=True)
         for number, (flow, slots, kind, of_users) in enumerate(rows):
@@ -253,7 +262,7 @@ class Lowering:
             if found is None:
                 alike = (kind, chosen)
                 if alike not in templates:
-                    templates[alike] = self._flow_template(flow, configs, steps, left)
+                    templates[alike] = self._flow_template(flow, slots, configs, steps, left)
                 found = known[key] = FlowInstance(flow, templates[alike], slots)
             if most < inf and found.version not in counted:
                 counted.add(found.version)
@@ -264,7 +273,7 @@ class Lowering:
         return instances
 
     def _flow_template(
-        self, flow: Flow, configs: dict[str, Config], steps: Sequence[StepInstance], most: float
+        self, flow: Flow, slots: Sequence[int], configs: dict[str, Config], steps: Sequence[StepInstance], most: float
     ) -> FlowTemplate:
         made = [_placed(steps[slot], port, True) for slot, port in flow.producers]
         read = [_placed(steps[slot], port, False) for slot, port in flow.readers]
@@ -273,14 +282,15 @@ class Lowering:
         if flow.home is not None:
             made = [self.at_home(flow.home, configs)]
         version, procs = self._versions.get(flow, made, read, most)
-        return flow_template(flow, version, procs, steps)
+        return self._flow_templates.get(flow, slots, version, procs, steps)
 
     def at_home(self, home: Home, configs: Mapping[str, Config]) -> Placed:
         """Where a carried region lies: as its update writes it."""
         config = configs[home.node.name]
-        boxes = tuple(p.writes(home.result) for p in parts(home.node, config.split))
         layout = self.templates.node_kind(home.node), home.result, tuple(sorted(config.split.items()))
-        return Placed(layout, boxes, config)
+        if layout not in self._at_home:
+            self._at_home[layout] = tuple([p.writes(home.result) for p in parts(home.node, config.split)])
+        return Placed(layout, self._at_home[layout], config)
 
 
 @contextmanager

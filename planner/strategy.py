@@ -6,6 +6,7 @@ It does not know how a plan becomes tasks.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
@@ -174,8 +175,17 @@ def check_config(node: Node, config: Config, num_procs: int | None = None) -> No
         )
 
 
-def check(strategy: Strategy, names: Names, graph: Graph, machine: Machine) -> None:
-    """Raise ValueError in one sentence where the strategy is not one for this graph and machine."""
+def check(
+    strategy: Strategy,
+    names: Names,
+    graph: Graph,
+    machine: Machine,
+    known: AbstractSet[tuple[str, Config]] = frozenset(),
+) -> None:
+    """Raise ValueError in one sentence where the strategy is not one for this graph and machine.
+
+    known   the Configs of nodes that were looked at before, and found legal
+    """
     if strategy.graph and strategy.graph != graph.fingerprint:
         other = strategy.model or strategy.graph
         raise ValueError(f"the plan was made for another model ({other}), not for this {graph.name}: plan again")
@@ -199,7 +209,7 @@ def check(strategy: Strategy, names: Names, graph: Graph, machine: Machine) -> N
     missing = [name for name in names.nodes if name not in strategy.configs]
     if missing:
         raise ValueError(f"the plan has no entry for node {missing[0]!r} of {graph.name}")
-    for name, config in strategy.configs.items():
+    for name, config in strategy.configs.items() if strategy.configs.items() - known else ():
         check_config(names.nodes.get(name) or names.optional[name], config, machine.num_procs)
 
 

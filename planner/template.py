@@ -125,30 +125,6 @@ class StepTemplate:
     def _strided(self) -> dict[tuple[int, ...], tuple[object, tuple[np.ndarray, list[CostKey]]]]:
         return {}
 
-    def adding(self, replicas: int, rows: Sequence[tuple[int, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-        """The tasks, when each part has that many replicas, that add to what is there already, and their private bytes.
-
-        rows   output ports, and the tasks that add through each
-        """
-        # as above
-        key = (replicas, *[(port, id(tasks)) for port, tasks in rows])
-        if key not in self._adding:
-            ports = np.zeros(len(self.parts) * replicas, dtype=np.int64)
-            for port, tasks in rows:
-                ports[tasks] |= 1 << port
-            nbytes = np.zeros_like(ports)
-            for added in set(ports.tolist()) - {0}:
-                adds = tuple([bool(added >> port & 1) for port in range(len(self.parts[0].outputs))])
-                mine = ports == added
-                nbytes[mine] = np.repeat(self.private_adding(adds), replicas)[mine]
-            tasks = np.flatnonzero(ports)
-            self._adding[key] = rows, (tasks, nbytes[tasks])
-        return self._adding[key][1]
-
-    @cached_property
-    def _adding(self) -> dict[tuple[object, ...], tuple[object, tuple[np.ndarray, np.ndarray]]]:
-        return {}
-
     def touching(self, port: int, output: bool, replicas: int) -> np.ndarray:
         """The tasks that touch a port when each part has that many replicas, in order."""
         key = (port, output, replicas)

@@ -51,7 +51,7 @@ class Versions:
         Raises TooManyTransfers where it takes more than `most`.
         """
         together = tuple([len(list(ports)) for _, ports in groupby(slot for slot, _ in flow.producers)]) or (len(made),)
-        layouts = tuple([(p.layout, p.config) for p in (*made, *read)])
+        layouts = tuple([(self._layout(p)[0], p.config) for p in (*made, *read)])
         key = (together, layouts, flow.dtype, flow.role, bool(flow.overwriters))
         if key not in self._placed:
             self._placed[key] = self._get(flow, made, read, together, most)

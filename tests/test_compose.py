@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from castile.planner.compose import _Alike
+from castile.planner.catalogue import Kinds, Table
 from castile.planner.rows import compressed
 
 words = st.lists(st.text("ab", max_size=3), max_size=12)
 
 
-@given(words)
-def test_what_kinds_have_is_there_for_each_of_its_things_in_their_order(things: list[str]) -> None:
-    alike = _Alike(things, things)
-    assert alike.kinds == list(dict.fromkeys(things))
-    letters = {thing: np.array([ord(letter) for letter in thing], np.int64) for thing in things}
-    assert alike.joined(lambda kind: letters[kind]).tolist() == [ord(letter) for thing in things for letter in thing]
-    kind, rows = alike.together(lambda kind: letters[kind])
-    row, thing = alike.rows(kind[rows == ord("b")])
-    assert thing.tolist() == [n for n, each in enumerate(things) for letter in each if letter == "b"]
-    assert (kind[rows == ord("b")][row] == alike.which[thing]).all()
-    assert alike.where(lambda kind: kind == "a") == [n for n, each in enumerate(things) if each == "a"]
+@given(st.lists(words, max_size=4))
+def test_what_kinds_have_is_there_for_each_of_its_things_in_their_order(plans: list[list[str]]) -> None:
+    kinds = Kinds[str]()
+    letters = Table(
+        kinds, 2, lambda new: rows_of(new, [[(ord(letter), n) for n, letter in enumerate(of)] for of in new])
+    )
+    for things in plans:
+        which = kinds.numbers(things, things)
+        assert [kinds.each[n] for n in which] == things
+        rows, thing = letters.of(which)
+        told = [(ord(letter), place, n) for n, each in enumerate(things) for place, letter in enumerate(each)]
+        assert list(zip(*rows.tolist(), thing.tolist(), strict=True)) == told
+    assert kinds.each == list(dict.fromkeys(thing for things in plans for thing in things))
+    assert letters.num_rows == sum(map(len, kinds.each)) * bool(plans)
+
+
+def rows_of(kinds: Sequence[str], each: list[list[tuple[int, int]]]) -> tuple[np.ndarray, np.ndarray]:
+    kind = np.repeat(np.arange(len(kinds)), [len(rows) for rows in each])
+    return kind, np.array([row for rows in each for row in rows], np.int64).reshape(-1, 2).T
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2**20))))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from castile.launch import models
 from castile.planner import evaluator as evaluating
 from castile.planner import lower, roles
+from castile.planner.catalogue import Catalogue
 from castile.planner.compose import compose
 from castile.planner.cost import CostModel
 from castile.planner.evaluator import Evaluator
@@ -92,7 +93,8 @@ def one_block(graph, engines):
     union = Union([shape], engines, np.zeros(graph.num_procs, int))
     template = type("Template", (), {"num_tasks": graph.num_tasks, "num_buffers": graph.num_buffers})
     flow = SimpleNamespace(slot=0, template=template)
-    return _Assembly([], [flow], [Block(shape)], _Small(union, refined(union)), graph.cost_keys).folded
+    small = _Small(union, refined(union))
+    return _Assembly([], [flow], [Block(shape)], small, graph.cost_keys, Catalogue()).folded
 
 
 @st.composite
@@ -289,7 +291,7 @@ def without_host(lowering, configs):
     folding = Folding(lowering)
     steps, flows = folding.instances(Strategy(configs))
     flows = [f for f in flows if f.flow.role != "output"]
-    return compose(steps, flows, lowering.machine.num_procs), folding.of(steps, flows)
+    return compose(steps, flows, lowering.machine.num_procs, Catalogue()), folding.of(steps, flows)
 
 
 @pytest.mark.parametrize("engines", ENGINES)
