@@ -106,6 +106,7 @@ class Shapes:
         self._known: dict[StepInstance | FlowInstance, Block] = {}
         self._made: dict[Hashable, Shape] = {}
         self._wirings: dict[Hashable, _Wiring] = {}
+        self._digests: dict[int, tuple[np.ndarray, bytes]] = {}
 
     def of(self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> list[Block]:
         """All blocks: the steps by slot, then the flows."""
@@ -113,6 +114,7 @@ class Shapes:
             self._known.clear()
             self._made.clear()
             self._wirings.clear()
+            self._digests.clear()
         found = []
         for step in steps:
             if step not in self._known:
@@ -152,8 +154,7 @@ class Shapes:
             template.port_step, template.port_task, template.port_number, version.edges, version.touched, *flow.lanes,
             *[s.lane for s in steps],
         )  # fmt: skip
-        # Arrays of large plans are long, so digests stand for them.
-        digests = [blake2b(array.tobytes(), digest_size=16).digest() for array in arrays]
+        digests = map(self._digest, arrays)
         like = (flow.num_tasks, template.reading.start, template.reading.stop, _only_lies(template), *digests)
         if like not in self._wirings:
             self._wirings[like] = self._wired(flow, steps)
@@ -161,9 +162,9 @@ class Shapes:
         ported, adding, strided, adds = self._marks(template, steps, wiring)
         return Shape(
             flow, len(self._made), flow.num_tasks, wiring.rel, wiring.task, version.kinds.astype(np.int64),
-            self._numbered(flow.keys), np.zeros(flow.num_tasks, np.int64), ported, adding, *wiring.lanes,
-            tuple([s.number for s in steps]), *wiring.pairs, template.buffer_procs, template.buffer_bytes,
-            wiring.node[template.first], *wiring.uses, strided, adds,
+            self._numbered(version.keys[0])[version.keys[1]], np.zeros(flow.num_tasks, np.int64), ported, adding,
+            *wiring.lanes, tuple([s.number for s in steps]), *wiring.pairs, template.buffer_procs,
+            template.buffer_bytes, wiring.node[template.first], *wiring.uses, strided, adds,
         )  # fmt: skip
 
     def _wired(self, flow: FlowInstance, steps: Sequence[Shape]) -> _Wiring:
@@ -235,6 +236,12 @@ class Shapes:
         nth = np.empty(len(lane), np.int64)
         nth[order] = rank - np.repeat(rank[first], np.diff(np.append(np.flatnonzero(first), len(order))))
         return nth
+
+    def _digest(self, array: np.ndarray) -> bytes:
+        """What stands for an array: those of large plans are long, and those of one object many."""
+        if id(array) not in self._digests:
+            self._digests[id(array)] = array, blake2b(array.tobytes(), digest_size=16).digest()
+        return self._digests[id(array)][1]
 
     def _numbered(self, keys: Sequence[CostKey]) -> np.ndarray:
         return np.array([self.keys.setdefault(key, len(self.keys)) for key in keys], np.int64)
