@@ -5,7 +5,7 @@ convolution is a product, and goes the way of those. It knows no pooling.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -24,6 +24,8 @@ from castile.kernels.windows import Pads, Pair
 
 # Programs that fill the largest chip once.
 _FILL = 148
+# Programs that nearly fill the smallest once: half as large, twice as many take longer.
+_NEARLY = range(98, 109)
 # Bytes that threads may fetch ahead at once.
 _LEAST_BYTES = 8
 # Elements of a copy of images, so that working memory is bounded, and much of what is written is read from the cache.
@@ -58,6 +60,7 @@ _HALF = (
 )
 _FULL = (
     Way(Tile(128, 128, 16, 8, 3), True),
+    Way(Tile(64, 64, 32, 8, 3), True),
     Way(Tile(64, 64, 32, 4, 3), True),
     Way(Tile(64, 128, 32, 8, 3, "tf32x3"), True),
     Way(Tile(64, 64, 16, 4, 2), False),
@@ -288,10 +291,10 @@ def _fitted(way: Way, num_m: int, num_n: int, num_c: int, taps: int) -> Way:
     return way._replace(tile=tile._replace(stages=min(tile.stages, -(-num_c * taps // tile.k))))
 
 
-def _fills(tile: Tile, num_m: int, num_n: int, groups: int) -> bool:
-    """Whether each processor gets one, and registers last."""
+def _fills(tile: Tile, num_m: int, num_n: int, groups: int, sums: int = 2048, nearly: Collection[int] = ()) -> bool:
+    """Whether each processor gets one, or there are so many, and a warp has at most so many sums."""
     num = -(-num_m // tile.m) * -(-num_n // tile.n) * groups
-    return num >= _FILL and tile.m * tile.n <= 2048 * tile.warps
+    return (num >= _FILL or num in nearly) and tile.m * tile.n <= sums * tile.warps
 
 
 def _correlated(images: Images, windows: Windows, back: bool, adds: bool) -> Plan:
@@ -318,9 +321,12 @@ def _correlated(images: Images, windows: Windows, back: bool, adds: bool) -> Pla
         return found
 
     full = (_TWO_STEPS, *_FULL) if not back and num_m >= _TWO_STEPS.tile.m else _FULL
-    every = full if to.array.dtype.itemsize == 4 else _HALF
+    every, nearly = (full, ()) if to.array.dtype.itemsize == 4 else (_HALF, _NEARLY)
+    # What is added to in rows that begin anywhere is fetched element by element, which takes registers.
+    sums = 1024 if adds and to.steps[4] == 1 == together(to) and every is _HALF else 2048
     ways = (_fitted(way, num_m, num_n, num_c, prod(windows.kernel)) for way in every)
-    return Plan(_ordered(ways, images, windows, num_c, lambda tile: _fills(tile, num_m, num_n, groups)), launches)
+    liked = _ordered(ways, images, windows, num_c, lambda t: _fills(t, num_m, num_n, groups, sums, nearly))
+    return Plan(liked, launches)
 
 
 def _by_rows(images: Images, windows: Windows, adds: bool) -> Plan:
