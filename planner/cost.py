@@ -31,6 +31,8 @@ FLOOR = 0.1
 PRIOR_WEIGHT = 1e-3
 # Stands for an overhead or a latency of zero, which no factor could correct.
 SMALL_SECONDS = 1e-6
+# Of tasks that take longer a step might add up to more picoseconds than 63 bits tell.
+LONGEST_SECONDS = 1e5
 
 G = TypeVar("G", bound=Hashable)
 Terms = tuple[float, float, float]
@@ -97,8 +99,17 @@ class CostModel:
         return known[key]
 
     def picoseconds(self, keys: Sequence[CostKey], kind: int | None = None) -> np.ndarray:
-        """int64[K], at least 1 each: the durations that the simulator takes."""
+        """int64[K], at least 1 each: the durations that the simulator takes.
+
+        Raises ValueError where one is so long that no sum of them could be told.
+        """
         seconds = np.fromiter((self.seconds(key, kind).seconds for key in keys), np.float64, len(keys))
+        if seconds.max(initial=0.0) > LONGEST_SECONDS:
+            longest = int(seconds.argmax())
+            raise ValueError(
+                f"{keys[longest].name} would take {seconds[longest]:.3g} s on machine {self.machine.name!r}, and what "
+                f"takes more than {LONGEST_SECONDS:.0f} s is not simulated: look at its figures, which are of a second"
+            )
         return np.maximum(1, np.rint(seconds * PICOSECONDS)).astype(np.int64)
 
     def by_kind(self, graph: TaskGraph) -> tuple[TaskGraph, np.ndarray]:

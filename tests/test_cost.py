@@ -1,6 +1,7 @@
 """The cost model and learning: monotone, never without a source, and near the truth on sizes that nobody measured."""
 
 import math
+import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -423,3 +424,20 @@ def test_learning_from_nothing_or_from_failures_is_refused():
             learn(Snapshot(HERE), graph, [Timeline(timeline.task, timeline.start, end)])
     with pytest.raises(ValueError, match="graph with 7"):
         learn(Snapshot(HERE), graph, [Timeline(timeline.task + 1, timeline.start, timeline.end)])
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(-320, 300), st.integers(-320, 300), st.integers(-20, 300), st.integers(-20, 300))
+def test_a_machine_of_any_figures_has_true_durations_or_is_refused(flops, nbytes, overhead, latency):
+    figures = [10.0**e for e in (flops, nbytes, overhead, latency)]
+    slow = Processor("cpu", max(figures[0], 5e-324), max(figures[1], 5e-324), 2**30, task_overhead_seconds=figures[2])
+    cost = CostModel(Machine("m", (slow,) * 4, (Level("host", 4, figures[3], 8e9),), (0,) * 5))
+    keys = [product(8, 16, 32), sized(0, 64, "relu.F"), transfer("move", 100), transfer("all_reduce", 4096, 4)]
+    for key in keys:
+        true = cost.seconds(key).seconds * PICOSECONDS
+        try:
+            (lasts,) = cost.picoseconds([key])
+        except ValueError as refused:
+            assert true > 1e5 * PICOSECONDS and re.match(f"{key.name} would take .* s on machine 'm'", str(refused))
+        else:
+            assert 1 <= lasts <= 1e5 * PICOSECONDS and abs(lasts - true) <= max(1, 1e-15 * true)
