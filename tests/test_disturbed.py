@@ -16,6 +16,7 @@ import pytest
 from graphs import Draft
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from castile.launch.jobs import Job
 from castile.planner.learn import DELAYED, learn
@@ -40,8 +41,8 @@ def step_of_two() -> TaskGraph:
     draft.task([(0, Lane.COLLECTIVE), (1, Lane.COLLECTIVE)], needs=[3], cost=3, kind=Kind.COLLECTIVE)
     graph = draft.graph()
     links = {int(c) for c in graph.cost[graph.kind >= Kind.MOVE]}
-    keys = tuple(replace(key, link="host" * (n in links)) for n, key in enumerate(graph.cost_keys))
-    return replace(graph, cost_keys=keys)
+    keys = (structs.replace(key, link="host" * (n in links)) for n, key in enumerate(graph.cost_keys))
+    return replace(graph, cost_keys=tuple(keys))
 
 
 GRAPH = step_of_two()
