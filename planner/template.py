@@ -167,6 +167,7 @@ class Templates:
     def __init__(self) -> None:
         self._made: dict[tuple[int, Cuts], StepTemplate] = {}
         self._pieces: dict[object, Pieces] = {}
+        self._works: dict[object, _Works] = {}
         self._numbers: dict[object, int] = {}
         # by identity, each with what keeps its identity its own
         self._nodes: dict[int, tuple[Node, int]] = {}
@@ -181,8 +182,18 @@ class Templates:
             pieces = (self.node_kind(step.node), step.axis, micro, cuts)
             if pieces not in self._pieces:
                 self._pieces[pieces] = Pieces(step.node, split, step.axis, micro)
-            self._made[key] = StepTemplate(_Draft(step, self._pieces[pieces], dtypes).parts())
+            self._made[key] = StepTemplate(self._works_of(step, micro, dtypes).parts(step, self._pieces[pieces]))
         return self._made[key]
+
+    def _works_of(self, step: Step, micro: Micro, dtypes: Callable[[str], str]) -> _Works:
+        """What parts of steps that record the same have in common, wherever in their regions these lie."""
+        op, a = step.node.op, step.node.alignment
+        ports = tuple([(p.role, p.index, dtypes(p.region)) for p in (*step.inputs, *step.outputs)])
+        node = type(op), op.recorded_settings, tuple(a.extents.items()), a.operands, a.results
+        key = (*node, step.which, step.axis, micro, ports)
+        if key not in self._works:
+            self._works[key] = _Works(step, dtypes)
+        return self._works[key]
 
     def kind(self, step: Step, dtypes: Callable[[str], str]) -> int:
         """The same number for steps that have the same template under every split."""
@@ -249,11 +260,11 @@ class Pieces:
         return Box(tuple(lo), tuple(hi))
 
 
-class _Draft:
-    """The parts of a step's template; what parts have in common is found once."""
+class _Works:
+    """The works of steps that record the same, under every split: what parts have in common is found once."""
 
-    def __init__(self, step: Step, pieces: Pieces, dtypes: Callable[[str], str]) -> None:
-        self.step, self.pieces = step, pieces
+    def __init__(self, step: Step, dtypes: Callable[[str], str]) -> None:
+        self.step = step
         self.dtypes = [dtypes(port.region) for port in (*step.inputs, *step.outputs)]
         self.bears = bearing(step)
         op = step.node.op
@@ -262,8 +273,8 @@ class _Draft:
         self._alike: dict[object, Work] = {}
         self._works: dict[object, Work] = {}
 
-    def parts(self) -> tuple[PartTemplate, ...]:
-        step, pieces = self.step, self.pieces
+    def parts(self, step: Step, pieces: Pieces) -> tuple[PartTemplate, ...]:
+        """Those of one of these steps under a split."""
         boxes, shapes = zip(*[pieces.boxes(port) for port in (*step.inputs, *step.outputs)], strict=True)
         works = list(map(self._work, pieces.parts, zip(*shapes, strict=True), pieces.lengths))
         laid = [[one.laid(box) for box in each] if one.order else each for one, each in zip(self.bears, boxes)]
