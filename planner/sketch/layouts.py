@@ -1,7 +1,7 @@
 """Where the parts of a port lie in its array: for each dim the axis that cuts it, and its blocks by degree.
 
-Operators may read more than their axis line says (halos, offsets): such blocks are asked for, each axis by itself. It
-does not know processors.
+Operators may read more than their axis line says (halos, offsets): such blocks are asked for, where one axis is cut and
+all others are whole. It does not know processors.
 """
 
 from __future__ import annotations

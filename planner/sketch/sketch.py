@@ -248,7 +248,7 @@ class Sketch:
             begin += int(self._known_first[kind])
             here = slice(begin, begin + count)
             self.prices.total[here] = sum(step.micro.times * each for step, each in zip(of_kind, seconds, strict=True))
-            self._nbytes[:, here] = self._works.nbytes(largest, self._steps[largest.node.name])
+            self._nbytes[0, here], self._nbytes[1, here] = self._works.nbytes(largest, self._steps[largest.node.name])
             self.prices.known[here] = True
 
     def _own(self, node: int) -> list[int]:

@@ -102,15 +102,16 @@ class Works:
         processor, dtypes, counts = self._lowering.machine.kinds[0], self._program.dtypes, [of.count for _, of in rows]
         flops, nbytes = np.zeros(sum(counts)), np.zeros(sum(counts))
         rates, ends = [], list(accumulate(counts))
-        for (step, of), begin, end in zip(rows, [0, *ends], ends):
+        places = [slice(*place) for place in zip([0, *ends], ends)]
+        for (step, of), here in zip(rows, places, strict=True):
             every = [dtypes[port.region] for port in (*step.inputs, *step.outputs)]
             ports = zip((*step.inputs, *step.outputs), every, self._touched(step), strict=True)
             sizes = [of.size(port.of_operand, port.index) * np.dtype(dtype).itemsize for port, dtype, t in ports if t]
-            flops[begin:end], nbytes[begin:end] = of.flops(step.which), sum(sizes)
+            flops[here], nbytes[here] = of.flops(step.which), sum(sizes)
             rates.append(processor.flops_rate(priced(step, every)))
         work = np.maximum(np.rint(flops) / np.repeat(rates, counts), nbytes / processor.bytes_per_second)
         seconds = np.maximum(1, np.rint((processor.task_overhead_seconds + work) * PICOSECONDS)) / PICOSECONDS
-        return np.split(seconds[:, None], ends[:-1])
+        return [seconds[here, None] for here in places]
 
     def _priced(self, step: Step, of: Largest) -> np.ndarray:
         """Seconds of kernels some of which were measured."""
@@ -151,9 +152,9 @@ class Works:
         along = zip(mine.operands[0].dims, theirs.dims, strict=True)
         return {own[0]: cut.get(of[0], 1) for own, of in along if own and of and own[0] not in mine.frozen}
 
-    def nbytes(self, of: Largest, steps: Sequence[Step]) -> np.ndarray:
-        """float64[2, count]: what a part of a node keeps through a step: what is its to keep for gradient passes, and
-        its parameters with what updates need.
+    def nbytes(self, of: Largest, steps: Sequence[Step]) -> tuple[Any, Any]:
+        """Twice a number, or float64[count]: what a part of a node keeps through a step: what is its to keep for
+        gradient passes, and its parameters with what updates need.
 
         The second number holds where updates are in pieces: of what they need, those who hold a parameter alike have
         a share each; gradients that microbatches add to are whole until the last has added its own. What the host gives
@@ -185,7 +186,7 @@ class Works:
             in_pieces = in_pieces + nbytes * np.minimum(like, 1 + like / alike) + cast
             if count > 1:
                 in_pieces = in_pieces + size * np.dtype(dtypes[param + GRADIENT]).itemsize * (1 - 1 / alike)
-        return np.stack([np.broadcast_to(number, of.count) for number in (total, in_pieces)])
+        return total, in_pieces
 
 
 class Largest:
