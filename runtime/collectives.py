@@ -81,12 +81,11 @@ def _summed_by_all(sources: Sequence[Source], reads: Sequence[Read]) -> list[Wan
 
 
 def _transfer(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> None:
-    special = _special(component) or _sum_for_one(t, component)
+    special = _special(component) or _sum_for_some(component)
     if special and special.form in t.forms and _is_cheaper(t, special, component):
-        others = {(c.proc, c.box) for c in special.copies} - copies.keys()
-        _collective(t, special, copies | {read: t.add("staging", read[1], read[0]) for read in sorted(others)})
+        _collective_for(t, special, copies)
         return
-    if _passed_on(t, component, copies):
+    if _passed_on(t, component, copies) or _box_by_box(t, component, copies):
         return
     for copy in component:
         transfer.general(t, copy, copies[copy.proc, copy.box])
@@ -124,18 +123,35 @@ def _passed_on(t: Transfer, component: list[Wanted], copies: dict[Read, int]) ->
     return True
 
 
-def _sum_for_one(t: Transfer, component: list[Wanted]) -> Special | None:
-    """An all-reduce for the sake of one of its members: up and down a tree it takes fewer turns than one by one."""
-    if not t.links.has_trees or len(component) > 1:
+def _box_by_box(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> bool:
+    """Make a sum of which some want one box and some another by an all-reduce for each box, over all who contribute.
+
+    Returns whether that was cheaper, and so was done.
+    """
+    wanted: dict[Box, list[Wanted]] = {}
+    for copy in component:
+        wanted.setdefault(copy.box, []).append(copy)
+    each = [_sum_for_some(some) for some in wanted.values()]
+    found = [special for special in each if special and special.form in t.forms]
+    if len(wanted) < 2 or len(found) < len(wanted):
+        return False
+    if sum(_form_seconds(t, special) for special in found) > _general_seconds(t, component):
+        return False
+    for special in found:
+        _collective_for(t, special, copies)
+    return True
+
+
+def _sum_for_some(component: list[Wanted]) -> Special | None:
+    """An all-reduce for the sake of some of its members, which all want the same."""
+    first, terms = component[0], component[0].terms
+    procs = {term.proc for term in terms}
+    if len(procs) < 2 or len(procs) < len(terms) or any(term.box != first.box for term in terms):
         return None
-    copy = component[0]
-    procs = {term.proc for term in copy.terms}
-    if len(procs) < 2 or copy.proc not in procs:
+    if any(c.proc not in procs or c.box != first.box or c.members is not first.members for c in component):
         return None
-    if len(procs) < len(copy.terms) or any(term.box != copy.box for term in copy.terms):
-        return None
-    members = tuple(sorted(copy.terms))
-    return Special("all_reduce", members, tuple(copy._replace(proc=m.proc) for m in members), copy.box)
+    members = tuple(sorted(terms))
+    return Special("all_reduce", members, tuple(first._replace(proc=m.proc) for m in members), first.box)
 
 
 # The special forms: one task over a group.
@@ -206,6 +222,12 @@ def _take_all(component: Sequence[Wanted], members: Sequence[Term]) -> bool:
 
 def _tiles(boxes: list[Box], frame: Box) -> bool:
     return sum(b.volume for b in boxes) == frame.volume and disjoint(boxes)
+
+
+def _collective_for(t: Transfer, special: Special, copies: dict[Read, int]) -> None:
+    """The form, of which some members' results may be wanted by nobody."""
+    others = {(c.proc, c.box) for c in special.copies} - copies.keys()
+    _collective(t, special, copies | {read: t.add("staging", read[1], read[0]) for read in sorted(others)})
 
 
 def _collective(t: Transfer, special: Special, targets: dict[Read, int]) -> None:
@@ -340,7 +362,8 @@ def _general_seconds(t: Transfer, component: list[Wanted]) -> float:
     receives: dict[int, float] = {}
     for copy in component:
         terms = copy.terms
-        received = receives.get(copy.proc, 0.0)
+        # a sum is a task of its own
+        received = receives.get(copy.proc, 0.0) + (t.links.task_seconds if len(terms) > 1 else 0.0)
         for _, proc, box in terms:
             nbytes = box.volume * t.itemsize
             if proc != copy.proc:

@@ -201,6 +201,30 @@ def test_a_form_is_chosen_where_it_is_cheaper(form: str) -> None:
         assert len(t.located) == len(reads)
 
 
+def test_a_sum_of_two_is_one_task_where_to_add_up_is_dearer_than_a_message() -> None:
+    sources, reads = [Source(WHOLE, (p,)) for p in range(2)], [(p, WHOLE) for p in range(2)]
+    latency = Level("link", 8, 1e-6, 1e15)
+    kinds = []
+    for task_seconds in (0.5e-6, 1.5e-6):
+        known = Links(lambda a, b: int(a != b), lambda slots: latency, 1e15, task_seconds)
+        kinds.append([p.name for p in plan(sources, reads, "float64", known).patterns])
+    # A message and a sum each, or two messages' time and no sum of its own.
+    assert kinds == [["move", "fold"] * 2, ["all_reduce"]]
+
+
+def test_where_some_want_one_box_of_a_sum_and_some_another_each_is_summed_by_all() -> None:
+    count, halves = 8, [Box((0, 0), (4, 8)), Box((4, 0), (8, 8))]
+    sources, reads = [Source(WHOLE, (p,)) for p in range(count)], [(p, halves[p % 2]) for p in range(count)]
+    slow = Level("link", count, 1e-6, 1e6)
+    known = Links(lambda a, b: int(a != b), lambda slots: slow, 1e15, 1e-6)
+    found, general = (plan(sources, reads, "float64", known, forms) for forms in (SPECIAL_FORMS, ()))
+    assert [p.name for p in found.patterns] == ["all_reduce"] * 2
+    assert len(general.patterns) == count * (count - 1) + count
+    held = [np.random.default_rng(p).random((8, 8)) for p in range(count)]
+    for mine, other in zip(results(found, held, reads), results(general, held, reads), strict=True):
+        assert np.array_equal(mine, other)
+
+
 def test_a_sum_counts_one_replica_of_each_part() -> None:
     sources, held = [Source(WHOLE, (0, 1)), Source(WHOLE, (3, 2))], [np.full((8, 8), value) for value in (1.0, 2.0)]
     for shared in ([(p, WHOLE) for p in range(N)], list(enumerate(ROWS))):

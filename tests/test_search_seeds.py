@@ -103,8 +103,8 @@ def test_megatron_sends_activations_twice_a_half_block_and_no_gradient_of_what_i
     stream = 4 * 8 * 32 * 4
     # Forward and backward, of each half of each block.
     assert sent["all_gather", stream] == sent["reduce_scatter", stream] == 2 * 2 * 2
-    # What else is summed are the gradients of the tables and the head, and of norms and biases.
-    assert {nbytes for name, nbytes in sent if name == "all_reduce"} == {8192, 1024, 128}
+    # What else is summed are the gradients of the tables and the head, and of norms and biases; and the loss.
+    assert {nbytes for name, nbytes in sent if name == "all_reduce"} == {8192, 1024, 128, 4}
 
 
 def test_fsdp_keeps_pieces_at_home():

@@ -63,6 +63,7 @@ class Links(NamedTuple):
 
     group[L, P]  the group of each processor
     has_trees  sums can go along trees
+    task       seconds of a kernel that packs or adds up little
     bucket     the most bytes of sums that go together, 0 where none do
     """
 
@@ -70,6 +71,7 @@ class Links(NamedTuple):
     latency: np.ndarray
     per_byte: np.ndarray
     has_trees: bool
+    task: float
     bucket: float
 
 

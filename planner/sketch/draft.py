@@ -6,6 +6,7 @@ It does not know Configs or prices.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 
 import numpy as np
 
@@ -63,21 +64,55 @@ class Draft:
 
     def _ordered(self, kept: Sequence[Step]) -> tuple[list[Step], list[bool]]:
         """The steps in order, and what updates parameters once more, ahead, where its gradient is made: there it only
-        has it sent on its way, as else all sums would wait for the last gradient."""
-        last = {step.outputs[n].region: step.slot for step in kept for n in range(len(step.outputs))}
+        has it sent on its way, as else all sums would wait for the last gradient.
+
+        Steps that could begin together come together, as processors take what is ready first: while one waits for what
+        is sent, others go on. What the next ones read is sent before sums that were made together with it.
+        """
+        turns = self._turns_of(kept)
+        when = {step.slot: (step.micro.number, turns[step.slot], step.slot) for step in kept}
+        due = self._due(kept, when)
         early: dict[int, list[Step]] = {}
-        due: dict[int, int] = {}
         for step in kept:
-            if step.node.name not in self._nodes:
-                made = [last[p.region] for p in step.inputs if p.region in last and last[p.region] < step.slot]
-                due[step.slot] = max(made, default=step.slot)
+            if step.slot in due:
                 early.setdefault(due[step.slot], []).append(step)
         # As their gradients come, the last layer's first: none waits for one that comes later.
-        waiting = iter(sorted((step for step in kept if step.slot in due), key=lambda step: due[step.slot]))
+        waiting = iter(sorted((step for step in kept if step.slot in due), key=lambda step: when[due[step.slot]]))
         kept = [next(waiting) if step.slot in due else step for step in kept]
-        found = [[(step, False), *((other, True) for other in early.get(step.slot, ()))] for step in kept]
-        flat = [row for of in found for row in of]
-        return [step for step, _ in flat], [ahead for _, ahead in flat]
+        found, held = list[tuple[Step, bool]](), list[tuple[Step, bool]]()
+        for (_, is_due), run in groupby(kept, key=lambda step: (step.micro, step.slot in due)):
+            if is_due:
+                found, held = [*found, *held, *((step, False) for step in run)], []
+                continue
+            for _, together in groupby(sorted(run, key=lambda step: when[step.slot]), lambda step: turns[step.slot]):
+                steps = list(together)
+                found += [*((step, False) for step in steps), *held]
+                held = [(other, True) for step in steps for other in early.get(step.slot, ())]
+        found += held
+        return [step for step, _ in found], [ahead for _, ahead in found]
+
+    def _due(self, kept: Sequence[Step], when: Mapping[int, tuple[int, int, int]]) -> dict[int, int]:
+        """For each step that updates a parameter the slot after which its gradient is there."""
+        last: dict[str, int] = {}
+        for step in sorted(kept, key=lambda step: when[step.slot]):
+            last.update((port.region, step.slot) for port in step.outputs)
+        found = {}
+        for step in kept:
+            if step.node.name not in self._nodes:
+                made = [last[p.region] for p in step.inputs if last.get(p.region, step.slot) < step.slot]
+                found[step.slot] = max(made, default=step.slot, key=when.__getitem__)
+        return found
+
+    def _turns_of(self, kept: Sequence[Step]) -> dict[int, int]:
+        """By slot, how many steps come one after the other before each at least."""
+        before: dict[int, set[int]] = {}
+        for flow in self._additive.program.flows:
+            for slot, _ in flow.readers:
+                before.setdefault(slot, set()).update(producer for producer, _ in flow.producers)
+        found: dict[int, int] = {}
+        for step in sorted(kept, key=lambda step: step.slot):
+            found[step.slot] = 1 + max((found[s] for s in before.get(step.slot, ()) if s in found), default=-1)
+        return found
 
     def _layout(self, step: Step, number: int) -> int | None:
         """The layout of an input of a step that is kept, or beyond them of an output; None where a sketch has none."""

@@ -216,11 +216,15 @@ def price(made, c, how, read, r, itemsize, axes, spaces, layouts, links, room): 
         if volume <= 0:
             continue
         meet(p, made, c, partial, copies, spaces, layouts, links, room)
+        # No collective sums boxes that lie beside each other into one.
+        special = special and (not partial or hops[: len(links.group) + 2].sum() <= copies)
         if partial and special:
             bucket = links.bucket if how == JOINED else 0.0
             seconds = summed(volume * itemsize, met, volume, copies, twins * spaces.replicas[r], bucket, links)
         else:
             seconds = fetched(p, r, base, twins if special else 0, met, hops, itemsize, spaces, links, room)
+        if seconds > 0:
+            seconds += links.task * errands(made, c, partial, special, spaces, layouts, links, room)
         worst, arrived = max(worst, seconds), arrived + seconds / num_seen
     # What few hold and many need leaves those few one after the other, as far as it is not the same for all. The pieces
     # of a sum that no collective makes come from one of its summands after the other.
@@ -229,30 +233,55 @@ def price(made, c, how, read, r, itemsize, axes, spaces, layouts, links, room): 
     return max(worst, sent)
 
 
+def errands(made, c, partial, special, spaces, layouts, links, room):  # type: ignore[no-untyped-def]
+    """How many kernels pack what a reader is sent, and unpack or add up what it gets: as far as that is no run of
+    elements, and comes in pieces that no collective puts where they belong.
+    """
+    lo, hi, first, _, _, _, _, hops = room.scratch
+    pieces, is_whole, inner_made, inner_read, packed, unpacked = 0.0, True, True, True, 0, 0
+    for level in range(len(links.group) + 2):
+        pieces += hops[level]
+    for d in range(layouts.dims[made] - 1, -1, -1):
+        a = layouts.axis[made, d]
+        at = layouts.table[made, d, spaces.rank[c, a] if a >= 0 else 0] + (first[d] if a >= 0 else 0)
+        extent = min(hi[d], layouts.hi[at]) - max(lo[d], layouts.lo[at])
+        # In one run all dims within one that is cut are whole, and those around it have one place.
+        if extent > 1:
+            packed, unpacked = max(packed, int(not inner_made)), max(unpacked, int(not inner_read))
+        inner_made = inner_made and extent == layouts.hi[at] - layouts.lo[at]
+        inner_read = inner_read and extent == hi[d] - lo[d]
+        is_whole = is_whole and extent == hi[d] - lo[d]
+    if is_whole and (pieces <= 1 or (partial and special)):
+        return packed
+    return packed + (unpacked if special and not partial else 1)
+
+
 def summed(nbytes, met, volume, copies, readers, bucket, links):  # type: ignore[no-untyped-def]
     """Seconds in which a reader of a sum gets it: pieces of it are summed, and gathered where several read the same.
 
-    Level by level: the sum of a group crosses the next level once, spread over the group's members. Sums that all read
-    share the latency of a bucket of so many bytes, of which each has its part.
+    Level by level, where the sum of a group crosses the next level once, spread over the group's members; or round a
+    ring through all of them, which is at work on all levels at once. Sums that all read share the latency of a bucket
+    of so many bytes, of which each has its part.
     """
     share = min(readers, copies)
     part = nbytes / bucket if share == copies and nbytes < bucket else 1.0
-    span = nbytes * copies / share
-    here, seconds = max(1.0, met[0] / volume), 0.0
+    span, rounds = nbytes * copies / share, 1 + (share - 1) / max(copies - 1, 1)
+    here, apart_seconds, ring_steps, ring_seconds = max(1.0, met[0] / volume), 0.0, 0.0, 0.0
     for level in range(len(links.group)):
         more = met[level + 1] / volume
         if more <= 0:
             continue
         groups = (here + more) / here
-        rounds = 1 + (share - 1) / max(copies - 1, 1)
         crossing = rounds * (groups - 1) / groups * span / here
         steps = rounds * (groups - 1)
+        ring_steps += part * steps * copies / (here + more) * links.latency[level]
+        ring_seconds = max(ring_seconds, rounds * (copies - 1) / copies * span / here * links.per_byte[level])
         if links.has_trees:
             # Up a tree and down again; what is only scattered takes as long.
             steps = min(steps, 2 * np.ceil(np.log2(groups)) * (1.0 if share == copies else rounds))
-        seconds += crossing * links.per_byte[level] + part * steps * links.latency[level]
+        apart_seconds += crossing * links.per_byte[level] + part * steps * links.latency[level]
         here += more
-    return seconds
+    return min(apart_seconds, ring_steps + ring_seconds)
 
 
 def fetched(p, r, base, twins, met, hops, itemsize, spaces, links, room):  # type: ignore[no-untyped-def]
@@ -348,7 +377,7 @@ def summands(layout, c, kind_axes, spaces, layouts):  # type: ignore[no-untyped-
 
 # To hand so many arrays to a function takes longer than what most of these do.
 INLINED = (
-    hashed, content, pattern, alike, apart, nearest, reach, spot, meet, summed, fetched, slot_of, first_of, contents,
-    move, summands,
+    hashed, content, pattern, alike, apart, nearest, reach, spot, meet, errands, summed, fetched, slot_of, first_of,
+    contents, move, summands,
 )  # fmt: skip
 PARTS = (price, placed)

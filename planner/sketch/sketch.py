@@ -294,7 +294,8 @@ def _links(cost: CostModel) -> Links:
     latency = [max(0.0, seconds(v.name, SMALL) - SMALL * b) for v, b in zip(levels, per_byte, strict=True)]
     has_trees = "tree" in cost.machine.algorithms
     group = np.arange(cost.machine.num_procs) // np.array([v.group for v in levels], np.int64).reshape(-1, 1)
-    return Links(group, np.array(latency), np.array(per_byte), has_trees, 0.0)
+    task = min(p.task_overhead_seconds for p in cost.machine.processors)
+    return Links(group, np.array(latency), np.array(per_byte), has_trees, task, 0.0)
 
 
 def _choices(graph: Graph, kinds: np.ndarray, spaces: np.ndarray, table: SpaceTable) -> Choices:
