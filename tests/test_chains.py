@@ -52,7 +52,7 @@ def found(chains: Chains, asked: Sequence[Chain]) -> list[Walked]:
 def test_what_was_foreseen_changes_nothing(seed: int) -> None:
     sketch, plans, capacity = fresh()
     rng = random.Random(seed)
-    asked = [Chain(rng.choice(plans), rng.random() < 0.5, rng.choice([100, 300])) for _ in range(6)]
+    asked = [Chain(rng.choice(plans), rng.random() < 0.5, rng.choice([100, 300]), rng.random() < 0.5) for _ in range(6)]
     known = found(Chains(sketch, capacity, seed), asked)
     assert known != found(Chains(sketch, capacity, seed + 1), asked)
     # Right to the end, wrong from some chain on, of which there may be more than are asked for, or fewer.
@@ -77,7 +77,7 @@ def test_walks_that_ask_what_others_change_are_not_foreseen(monkeypatch: pytest.
     for is_plain in (True, False):
         sketch._works.is_plain = is_plain
         chains = Chains(sketch, capacity, 0)
-        chain = Chain(plans[0], False, 50)
+        chain = Chain(plans[0], False, 50, False)
         chains.foresee([chain] * 3)
         found(chains, [chain] * 3)
     here = threading.current_thread().name
@@ -86,7 +86,7 @@ def test_walks_that_ask_what_others_change_are_not_foreseen(monkeypatch: pytest.
 
 def test_who_waits_for_a_chain_walks_those_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     sketch, plans, capacity = fresh()
-    asked = [Chain(plans[n % len(plans)], n % 2 == 0, 100) for n in range(5)]
+    asked = [Chain(plans[n % len(plans)], n % 2 == 0, 100, n % 3 == 0) for n in range(5)]
     known = found(Chains(sketch, capacity, 0), asked)
     here, names, trail, helped = threading.current_thread().name, list[str](), Sketch.trail, threading.Event()
 

@@ -339,3 +339,20 @@ def test_memory_that_is_short_turns_a_walk_to_plans_that_fit() -> None:
     found = sketch.walk(wide.plan, draws, np.full(2000, 0.01), np.full(4, most * 0.6))
     sketch.seconds(found.plan)
     assert sketch.room.held.max() <= most * 0.6
+
+
+@pytest.mark.parametrize("model", ["lstm:layers=2,width=32,seq=8,vocab=64", "mlp", "alexnet"])
+def test_a_coarse_walk_moves_a_group_or_a_node(model: str) -> None:
+    sketch, start = sketched(model)
+    draws = np.random.default_rng(5).random((300, NUM_DRAWS))
+    coarse, choices = changes.coarsened(draws), sketch.choices
+    assert np.all((coarse >= 0) & (coarse < 1)) and not np.array_equal(coarse, draws)
+    ends = zip(choices.group_ptr[:-1].tolist(), choices.group_ptr[1:].tolist(), strict=True)
+    groups = [set(choices.group[begin:end].tolist()) for begin, end in ends]
+    plan, (nodes, old), counts = sketch.number(start), np.zeros((2, len(start)), np.int64), []
+    for i in range(len(coarse)):
+        count = changes.changed(i, coarse, plan, sketch.program, sketch.spaces, choices, nodes, old)
+        moved = set(nodes[:count].tolist())
+        counts.append(count)
+        assert count < 2 or any(moved <= g and len({*plan[[*g]].tolist()}) == 1 for g in groups)
+    assert counts.count(1) > 50 and (max(counts) > 1 or not groups)

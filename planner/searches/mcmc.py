@@ -11,7 +11,7 @@ which moves there are.
 from __future__ import annotations
 
 import random
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
 from castile.planner.budget import Budget
@@ -33,6 +33,8 @@ MOST_STARTS = 3
 SEED_SHARE = 0.5
 # Through sketches so many chains are of so many proposals, as many are twice as long, and so on.
 NUM_CHAINS, CHAIN = 10, 2000
+# One chain in so many is a coarse one.
+COARSE_EVERY = 5
 # Of what chains end with the best are simulated, so many parts of nodes together; and as many more where no plan is
 # known to fit, in a walk that goes on from the nearest.
 JUDGED_PARTS = 30_000
@@ -77,7 +79,7 @@ def begin(
     until, count = 1 - _simulated_share(evaluator, budget), NUM_CHAINS
     if budget.proposals is not None:
         count = min(count, int(until * budget.proposals) // CHAIN)
-    chains.foresee([_chain(starts[number % len(starts)], CHAIN) for number in range(count)])
+    chains.foresee([_chain(starts, number, CHAIN) for number in range(count)])
     return chains
 
 
@@ -144,10 +146,11 @@ class _Sketched:
     def walk(self, until: float) -> None:
         """Chains from the seeds in turn."""
         while self.run.spent < until:
-            start, count = self.starts[self.num_chains % len(self.starts)], CHAIN << self.num_chains // NUM_CHAINS
+            number, start = self.num_chains, self.starts[self.num_chains % len(self.starts)]
+            count = CHAIN << number // NUM_CHAINS
             if self.run.budget.proposals is not None:
                 count = min(count, round((until - self.run.spent) * self.run.budget.proposals) or 1)
-            walked = self.chains.walk(_chain(start, count))
+            walked = self.chains.walk(_chain(self.starts, number, count))
             if walked.energy < start.energy:
                 plan = start.kept | walked.plan
                 found = _End(walked.energy, self.run.num_proposals + walked.history[-1][0], plan, start)
@@ -173,8 +176,10 @@ class _Sketched:
             self.run.judge(plan, end.number, end.start.bucket_bytes)
 
 
-def _chain(start: _Start, count: int) -> Chain:
-    return Chain(start.configs, start.in_pieces, count)
+def _chain(starts: Sequence[_Start], number: int, count: int) -> Chain:
+    """The chain of that number: from each start in turn, every fifth a coarse one."""
+    start = starts[number % len(starts)]
+    return Chain(start.configs, start.in_pieces, count, number % COARSE_EVERY == COARSE_EVERY - 1)
 
 
 def _starts(

@@ -14,20 +14,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from castile.planner.sketch.changes import coarsened
 from castile.planner.sketch.sketch import NUM_DRAWS, Sketch, Trail, Walked
 from castile.planner.strategy import Config
 from castile.runtime.machine import num_cores
 
-# Of a plan's own time: at first, a plan that takes so much longer is kept with probability 1/e.
-TEMPERATURE = 0.02
+# Of a plan's own time: at first, a plan that takes so much longer is kept with probability 1/e; of coarse chains a
+# tenth.
+TEMPERATURE, COARSE = 0.02, 0.002
 
 
 class Chain(NamedTuple):
-    """Where a chain begins, whether updates are in pieces there, and how many proposals it is of."""
+    """Where a chain begins, whether updates are in pieces there, and how many proposals it is of.
+
+    is_coarse   whether it moves groups of nodes mostly, and hardly ever leaves what it has found
+    """
 
     configs: dict[str, Config]
     in_pieces: bool
     num_proposals: int
+    is_coarse: bool
 
 
 class _Foreseen(NamedTuple):
@@ -89,7 +95,8 @@ class Chains:
             self._foreseen.clear()
 
     def _draws(self, chain: Chain) -> np.ndarray:
-        return self._rng.random((chain.num_proposals, NUM_DRAWS))
+        draws = self._rng.random((chain.num_proposals, NUM_DRAWS))
+        return coarsened(draws) if chain.is_coarse else draws
 
     def _number(self, configs: dict[str, Config]) -> np.ndarray:
         if id(configs) not in self._numbers:
@@ -117,5 +124,5 @@ class Chains:
     def _trail(self, sketch: Sketch, chain: Chain, plan: np.ndarray, draws: np.ndarray) -> Trail:
         """What one does beside others: next to nothing but walk, as the interpreter's lock is theirs."""
         sketch.update(chain.in_pieces)
-        heats = TEMPERATURE * np.linspace(1, 0, chain.num_proposals)
+        heats = (COARSE if chain.is_coarse else TEMPERATURE) * np.linspace(1, 0, chain.num_proposals)
         return sketch.trail(plan, draws, heats, self._capacity)

@@ -5,6 +5,8 @@ Compiled where it can be. It does not know what a plan takes.
 
 from __future__ import annotations
 
+import numpy as np
+
 # Where nodes go from their processors: to the lower or upper half of them, to others, to them and as many others.
 LOWER, UPPER, OTHERS, TWICE = 0, 1, 2, 3
 # Each of these in so many ways: by which axis is cut less or more, or how far the others are.
@@ -16,6 +18,20 @@ REGIONS = 9
 # over many steps an embedding or a head would hardly come by. With more of them, plans that place many alike nodes
 # suffer.
 BY_KIND = 0.1
+# Of the moves of a coarse walk, the share that is of a node of any kind; the others are of groups.
+SINGLE = 0.4
+
+
+def coarsened(draws: np.ndarray) -> np.ndarray:
+    """Draws of a walk as they are of a coarse one: it moves groups, and a node of any kind now and then.
+
+    To Configs that are drawn, most often to the first of their spaces, which are on all processors.
+    """
+    found, is_one = draws.copy(), draws[:, 0] < SINGLE
+    found[:, 0] = np.where(is_one, 0.0, 2.5 / REGIONS)
+    found[:, 3] = np.where(is_one, 0.0, (1 + draws[:, 3]) / 2)
+    found[:, 4] = np.where(is_one, draws[:, 4], draws[:, 4] ** 3)
+    return found
 
 
 def likened(c, other, b, program, spaces, choices):  # type: ignore[no-untyped-def]
