@@ -9,6 +9,8 @@ from tests.option_cases import MLP, PRESET, Case, Ran, becomes, fact, json_of, p
 HERE = f"plan {MLP} {PRESET} --budget 20"
 # Wide enough that it matters how it is cut.
 WIDE = f"plan mlp:layers=3,width=1024 {PRESET} --batch 512 --budget 60 --json"
+# Of which what a short search finds is chance.
+LONG = f"plan mlp:layers=3,width=1024 {PRESET} --batch 65536 --budget 60 --json"
 # So many samples that products take most of the time.
 MANY = f"plan mlp:layers=2,width=2048 {PRESET} --search data_parallel --batch 65536 --json"
 
@@ -39,7 +41,7 @@ CASES = {
     "budget": Case(f"{HERE} --json", f"plan {MLP} {PRESET} --budget 7 --json", fact("num_proposals"), becomes(7)),
     "processes": Case(f"{HERE} --search tempering --json", f"{HERE} --search tempering --json --processes 2",
                       lambda ran: ran.child_seconds > 0, becomes(True)),
-    "seed": Case(WIDE, f"{WIDE} --seed 3", found),
+    "seed": Case(LONG, f"{LONG} --seed 3", found),
     "batch": Case(f"{HERE} --json", f"{HERE} --json --batch 24", fact("batch_samples"), becomes(24)),
     "accumulate": Case(MANY, f"{MANY} --accumulate 4", fact("found", "live_bytes"), operator.gt),
     "dtype": Case(MANY, f"{MANY} --dtype bfloat16", fact("found", "step_seconds"), operator.gt),
