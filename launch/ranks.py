@@ -5,7 +5,6 @@ Knows no command and no plan; MPI only through the runtime's communicator.
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import dis
 import errno
@@ -177,8 +176,9 @@ def _hearing_interrupts() -> Iterator[Callable[[], bool]]:
         if what.exc_type is not KeyboardInterrupt:
             hook(what)
             return
-        # C code called Python, and went on: it comes again when that has ended.
-        threading.Timer(REPEAT_SECONDS, _thread.interrupt_main).start()
+        # C code called Python, and went on: it comes again when that has ended, and ends what sleeps.
+        main = threading.main_thread().ident
+        threading.Timer(REPEAT_SECONDS, signal.pthread_kill, (main, signal.SIGINT)).start()
 
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
