@@ -131,9 +131,11 @@ def _box_by_box(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -
     wanted: dict[Box, list[Wanted]] = {}
     for copy in component:
         wanted.setdefault(copy.box, []).append(copy)
+    if len(wanted) < 2:
+        return False
     each = [_sum_for_some(some) for some in wanted.values()]
     found = [special for special in each if special and special.form in t.forms]
-    if len(wanted) < 2 or len(found) < len(wanted):
+    if len(found) < len(wanted):
         return False
     if sum(_form_seconds(t, special) for special in found) > _general_seconds(t, component):
         return False

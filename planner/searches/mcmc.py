@@ -11,7 +11,7 @@ which moves there are.
 from __future__ import annotations
 
 import random
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from typing import NamedTuple
 
 from castile.planner.budget import Budget
@@ -79,7 +79,7 @@ def begin(
     until, count = 1 - _simulated_share(evaluator, budget), NUM_CHAINS
     if budget.proposals is not None:
         count = min(count, int(until * budget.proposals) // CHAIN)
-    chains.foresee([_chain(starts, number, CHAIN) for number in range(count)])
+    chains.foresee([_chain(starts[number % len(starts)], number, CHAIN) for number in range(count)])
     return chains
 
 
@@ -146,11 +146,10 @@ class _Sketched:
     def walk(self, until: float) -> None:
         """Chains from the seeds in turn."""
         while self.run.spent < until:
-            number, start = self.num_chains, self.starts[self.num_chains % len(self.starts)]
-            count = CHAIN << number // NUM_CHAINS
+            start, count = self.starts[self.num_chains % len(self.starts)], CHAIN << self.num_chains // NUM_CHAINS
             if self.run.budget.proposals is not None:
                 count = min(count, round((until - self.run.spent) * self.run.budget.proposals) or 1)
-            walked = self.chains.walk(_chain(self.starts, number, count))
+            walked = self.chains.walk(_chain(start, self.num_chains, count))
             if walked.energy < start.energy and not self.is_known(walked.energy):
                 plan = start.kept | walked.plan
                 found = _End(walked.energy, self.run.num_proposals + walked.history[-1][0], plan, start)
@@ -180,9 +179,7 @@ class _Sketched:
             self.run.judge(plan, end.number, end.start.bucket_bytes)
 
 
-def _chain(starts: Sequence[_Start], number: int, count: int) -> Chain:
-    """The chain of that number: from each start in turn, every fifth a coarse one."""
-    start = starts[number % len(starts)]
+def _chain(start: _Start, number: int, count: int) -> Chain:
     return Chain(start.configs, start.in_pieces, count, number % COARSE_EVERY == COARSE_EVERY - 1)
 
 

@@ -110,7 +110,7 @@ class Draft:
             for slot, _ in flow.readers:
                 before.setdefault(slot, set()).update(producer for producer, _ in flow.producers)
         found: dict[int, int] = {}
-        for step in sorted(kept, key=lambda step: step.slot):
+        for step in kept:
             found[step.slot] = 1 + max((found[s] for s in before.get(step.slot, ()) if s in found), default=-1)
         return found
 

@@ -216,15 +216,16 @@ def price(made, c, how, read, r, itemsize, axes, spaces, layouts, links, room): 
         if volume <= 0:
             continue
         meet(p, made, c, partial, copies, spaces, layouts, links, room)
+        pieces = hops[: len(links.group) + 2].sum()
         # No collective sums boxes that lie beside each other into one.
-        special = special and (not partial or hops[: len(links.group) + 2].sum() <= copies)
+        special = special and (not partial or pieces <= copies)
         if partial and special:
             bucket = links.bucket if how == JOINED else 0.0
             seconds = summed(volume * itemsize, met, volume, copies, twins * spaces.replicas[r], bucket, links)
         else:
             seconds = fetched(p, r, base, twins if special else 0, met, hops, itemsize, spaces, links, room)
         if seconds > 0:
-            seconds += links.task * errands(made, c, partial, special, spaces, layouts, links, room)
+            seconds += links.task * errands(made, c, pieces, partial, special, spaces, layouts, room)
         worst, arrived = max(worst, seconds), arrived + seconds / num_seen
     # What few hold and many need leaves those few one after the other, as far as it is not the same for all. The pieces
     # of a sum that no collective makes come from one of its summands after the other.
@@ -233,14 +234,12 @@ def price(made, c, how, read, r, itemsize, axes, spaces, layouts, links, room): 
     return max(worst, sent)
 
 
-def errands(made, c, partial, special, spaces, layouts, links, room):  # type: ignore[no-untyped-def]
-    """How many kernels pack what a reader is sent, and unpack or add up what it gets: as far as that is no run of
-    elements, and comes in pieces that no collective puts where they belong.
+def errands(made, c, pieces, partial, special, spaces, layouts, room):  # type: ignore[no-untyped-def]
+    """How many kernels pack what a reader is sent, and unpack or add up the pieces that it gets: as far as these are no
+    run of elements, and no collective puts them where they belong.
     """
-    lo, hi, first, _, _, _, _, hops = room.scratch
-    pieces, is_whole, inner_made, inner_read, packed, unpacked = 0.0, True, True, True, 0, 0
-    for level in range(len(links.group) + 2):
-        pieces += hops[level]
+    lo, hi, first, _, _, _, _, _ = room.scratch
+    is_whole, inner_made, inner_read, packed, unpacked = True, True, True, 0, 0
     for d in range(layouts.dims[made] - 1, -1, -1):
         a = layouts.axis[made, d]
         at = layouts.table[made, d, spaces.rank[c, a] if a >= 0 else 0] + (first[d] if a >= 0 else 0)
