@@ -3,6 +3,7 @@
 Knows mpirun; not what the command does.
 """
 
+import ctypes
 import json
 import os
 import shlex
@@ -24,6 +25,8 @@ from castile.launch.ranks import UserError, num_launched
 
 # How long mpirun may take to end its ranks after a signal. Killed outright, it would leave them behind.
 GRACE_SECONDS = 10.0
+# <linux/prctl.h>: the signal that a process gets when its parent ends.
+PR_SET_PDEATHSIG = 1
 _VALUE_OPTIONS = ("-n", "--ranks", "--hostfile")
 
 
@@ -126,14 +129,11 @@ def start(words: Sequence[str], environment: Mapping[str, str]) -> int:
 
     Ranks' output passes through; mpirun's own note that a rank ended with an error is left out, for the rank says why.
     """
-    # A group of its own, so that Ctrl-C reaches mpirun through us alone; such a group must not read the terminal.
     passed: list[int] = []
-    with subprocess.Popen(
-        words, env=dict(environment), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, process_group=0
-    ) as process:
-        assert process.stderr is not None
+    read, write = os.pipe()
+    with open(read, "rb") as told, _started(words, environment, told, write) as process:
         handlers = {number: signal.signal(number, _passing(process, passed)) for number in _passed()}
-        relay = threading.Thread(target=_relay, args=(process.stderr,), daemon=True)
+        relay = threading.Thread(target=_relay, args=(told,), daemon=True)
         relay.start()
         try:
             status = process.wait()
@@ -147,6 +147,38 @@ def start(words: Sequence[str], environment: Mapping[str, str]) -> int:
         # in a loop is to see that it was Ctrl-C
         return 128 + passed[0]
     return 128 - status if status < 0 else status
+
+
+def _started(
+    words: Sequence[str], environment: Mapping[str, str], told: IO[bytes], write: int
+) -> subprocess.Popen[bytes]:
+    """mpirun, which writes its and the ranks' errors to a pipe: `told` is the end to read; that to write is its alone.
+
+    It has the end to read, too: it would end before its ranks if it met a pipe that nobody reads when we are gone.
+    """
+    with open(write, "wb") as telling:
+        # A group of its own, so that Ctrl-C reaches it through us alone; such a group must not read the terminal.
+        return subprocess.Popen(
+            words, env=dict(environment), stdin=subprocess.DEVNULL, stderr=telling, pass_fds=(told.fileno(),),
+            process_group=0, preexec_fn=_ending_with_parent(),
+        )  # fmt: skip
+
+
+def _ending_with_parent() -> Callable[[], None] | None:
+    """What mpirun does first: it asks Linux for a SIGTERM, on which it ends its ranks, should this process end before
+    it. A process that is killed outright passes nothing on. None where there is no such thing to ask for.
+    """
+    if sys.platform != "linux":
+        return None
+    libc, parent = ctypes.CDLL(None, use_errno=True), os.getpid()
+
+    def ask() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
+        # it may have ended before it could be asked
+        if os.getppid() != parent:
+            os._exit(128 + signal.SIGTERM)
+
+    return ask
 
 
 def _passing(process: subprocess.Popen[bytes], passed: list[int]) -> Callable[[int, FrameType | None], None]:

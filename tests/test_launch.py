@@ -18,7 +18,7 @@ from castile import __version__
 from castile.launch import launch, ranks
 from castile.launch.__main__ import main, parse
 from tests.command_lines import COMMANDS, module_of, options_of
-from tests.mpi import CHECKOUT, is_running, mpirun_apart
+from tests.mpi import CHECKOUT, mpirun_apart
 
 RULE = "-" * 74 + "\n"
 
@@ -324,34 +324,6 @@ def test_launch_gives_the_status_and_the_sentence_alone():
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (2, "")
     assert err == "castile: castile has no command 'docter'; did you mean `castile doctor`?\n"
-
-
-SLEEPER = """
-import os, sys, time
-from castile.launch import launch
-program = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
-words = launch.mpirun_words(2, None, [sys.executable, "-c", program])
-sys.exit(launch.start(words, os.environ | launch.variables()))
-"""
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_ranks_too(number):
-    process = subprocess.Popen(
-        [sys.executable, "-c", SLEEPER],
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(CHECKOUT)},
-        stdout=subprocess.PIPE,
-        process_group=0,
-    )
-    assert process.stdout is not None
-    with process:
-        pids = [int(process.stdout.readline()) for _ in range(2)]
-        process.send_signal(number)
-        status = process.wait(20)
-    assert status == 130 if number == signal.SIGINT else status != 0
-    assert not any(map(is_running, pids))
 
 
 def test_too_little_memory_is_told_in_one_sentence(capsys):
