@@ -6,10 +6,18 @@ It does not know what is in them.
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import glob
+import os
+import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from castile.launch.ranks import UserError
+
+# Bytes of the random part of a draft's name.
+NUM_RANDOM = 4
 
 
 def write(path: str | Path, data: bytes) -> None:
@@ -20,9 +28,10 @@ def write(path: str | Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def whole(path: str | Path) -> Iterator[Path]:
-    """The path to write to: a draft in the file's folder, which takes the file's place when the block ends well.
+    """The path to write to: a draft beside the file, which takes the file's place when the block ends well.
 
-    Missing folders are made. A device or a pipe, such as /dev/stdout, is never replaced: it is the path itself. Raises
+    Of several who write a file at the same time each has a draft of its own, and the last to end has the file. Missing
+    folders are made. A device or a pipe, such as /dev/stdout, is never replaced: it is the path itself. Raises
     UserError where the system refuses; the file then is as it was before.
     """
     path = Path(path)
@@ -33,15 +42,47 @@ def whole(path: str | Path) -> Iterator[Path]:
         # a link stays one: what it leads to is written
         file = path.resolve()
         file.parent.mkdir(parents=True, exist_ok=True)
-        draft = file.with_name(f"{file.name}.part")
-        try:
-            draft.unlink(missing_ok=True)
+        _remove_left(file)
+        with _own_folder(file) as folder:
+            draft = folder / file.name
             yield draft
             draft.replace(file)
-        finally:
-            draft.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}; make room or choose another path") from error
+
+
+@contextlib.contextmanager
+def _own_folder(file: Path) -> Iterator[Path]:
+    """An empty folder beside the file that nobody else writes to or removes; it goes away with all that is in it."""
+    while True:
+        folder = file.with_name(f"{file.name}.{secrets.token_hex(NUM_RANDOM)}.part")
+        folder.mkdir()
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            # Some file systems keep no locks, and what is left there stays: nobody can tell that it is.
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            # another who removes what is left may have come before the lock
+            if folder.exists():
+                break
+            os.close(descriptor)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _remove_left(file: Path) -> None:
+    """Remove drafts of processes that were killed: those whose folders nobody has locked."""
+    for folder in file.parent.glob(f"{glob.escape(file.name)}.{'[0-9a-f]' * 2 * NUM_RANDOM}.part"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+            finally:
+                os.close(descriptor)
 
 
 def _is_stream(path: Path) -> bool:

@@ -19,6 +19,8 @@ import msgspec
 import numpy as np
 
 import castile
+from castile.launch import files
+from castile.launch.ranks import UserError
 from castile.planner.snapshot import Environment
 from castile.runtime import cores, strict
 from castile.runtime import machine as machines
@@ -222,12 +224,9 @@ def _read(path: Path) -> Figures | None:
 def _write(path: Path, figures: Figures) -> None:
     """Keep the figures; whoever reads at the same time sees the old file or the new one, whole."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(f".{os.getpid()}")
-        draft.write_bytes(msgspec.json.encode(figures))
-        draft.replace(path)
-    except OSError as error:
-        print(f"castile: the figures of this host could not be kept in {path} ({error.strerror})", file=sys.stderr)
+        files.write(path, msgspec.json.encode(figures))
+    except UserError as error:
+        print(f"castile: the figures of this host could not be kept: {error}", file=sys.stderr)
 
 
 def _matrix_rate(dtype: type, neighbours: int) -> float:

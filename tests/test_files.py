@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -37,10 +38,41 @@ def test_what_is_broken_off_leaves_the_file_as_it_was(before, tmp_path):
     assert homes.contents(tmp_path) == ({} if before is None else {"folder/x.json": before})
 
 
-def test_what_a_kill_left_is_no_hindrance(tmp_path):
-    (tmp_path / "x.json.part").write_bytes(b"half of ")
-    files.write(tmp_path / "x.json", b"all")
-    assert homes.contents(tmp_path) == {"x.json": b"all"}
+def test_each_who_writes_has_a_draft_of_its_own(tmp_path):
+    """Who begins first and ends last has the file, and whoever looks meanwhile sees one that is whole."""
+    path = tmp_path / "x.json"
+    with files.whole(path) as first:
+        first.write_bytes(b"half of ")
+        with files.whole(path) as second:
+            second.write_bytes(b"the second")
+        assert path.read_bytes() == b"the second"
+        with first.open("ab") as file:
+            file.write(b"the first")
+    assert homes.contents(tmp_path) == {"x.json": b"half of the first"} and os.listdir(tmp_path) == ["x.json"]
+
+
+KILLED = """
+import os, signal, sys
+from castile.launch import files
+with files.whole(sys.argv[1]) as draft:
+    draft.write_bytes(b"half of ")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_kill_left_goes_with_the_next_who_writes(tmp_path):
+    path, others = tmp_path / "x[0].json", {"x[0].json.old.part": b"a user's", "x0.json.01234567.part": b"another's"}
+    for name, data in others.items():
+        (tmp_path / name).write_bytes(data)
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(path)], timeout=60, check=False)
+    assert ended.returncode == -signal.SIGKILL and list(homes.contents(tmp_path).values()).count(b"half of ") == 1
+    with files.whole(path) as draft:
+        draft.write_bytes(b"half of ")
+        files.write(path, b"all")
+        assert draft.read_bytes() == b"half of ", "somebody still wrote it"
+        draft.write_bytes(b"all of it")
+    assert homes.contents(tmp_path) == {"x[0].json": b"all of it", **others}
+    assert len(os.listdir(tmp_path)) == 3
 
 
 def test_a_link_stays_one(tmp_path):
