@@ -6,6 +6,7 @@ It does not know plans. Without CuPy and a driver it finds none, and nothing els
 from __future__ import annotations
 
 import os
+from collections import Counter
 from functools import cache, partial
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -102,9 +103,20 @@ def measure() -> Figures:
     )
 
 
-def named(text: str, procs: int, local_size: int) -> Machine:
+def sharers(comm: Communicator | None) -> int:
+    """How many ranks use one GPU, at most; every rank calls it after it chose its own, None where it is alone.
+
+    GPUs that a rank sees are no measure: what starts ranks may show each its own alone.
+    """
+    if comm is None:
+        return 1
+    taken = comm.gather_bytes(f"{comm.host} {_devices().bus()}".encode())
+    return int(comm.bcast_bytes(str(max(Counter(taken).values())).encode() if taken else None))
+
+
+def named(text: str, procs: int, num_sharers: int) -> Machine:
     """The machine of a name that `is_meant`: as `virtual` or as `machine` make it of the GPU in use."""
-    return virtual(procs) if text.partition(":")[0] == VIRTUAL else machine(procs, local_size)
+    return virtual(procs) if text.partition(":")[0] == VIRTUAL else machine(procs, num_sharers)
 
 
 def virtual(procs: int) -> Machine:
@@ -116,24 +128,19 @@ def virtual(procs: int) -> Machine:
     return machines.divided(found)
 
 
-def machine(procs: int, local_size: int) -> Machine:
-    """`procs` processors like the GPU in use.
-
-    Where this host has more ranks (`local_size`) than GPUs, ranks that share one have equal parts of its memory and
-    rates.
-    """
+def machine(procs: int, num_sharers: int) -> Machine:
+    """`procs` processors like the GPU in use; of its memory and rates ranks that share it have equal parts."""
     figures = measure()
-    sharers = -(-local_size // count())
-    memory = figures.memory_bytes // sharers
+    memory = figures.memory_bytes // num_sharers
     processor = Processor(
         KIND,
-        figures.float32_flops_per_second / sharers,
-        figures.bytes_per_second / sharers,
+        figures.float32_flops_per_second / num_sharers,
+        figures.bytes_per_second / num_sharers,
         memory,
-        min(figures.reserved_bytes // sharers + LIBRARIES_BYTES, memory // 2),
+        min(figures.reserved_bytes // num_sharers + LIBRARIES_BYTES, memory // 2),
         figures.task_overhead_seconds,
-        figures.float16_flops_per_second / sharers,
-        figures.float64_flops_per_second / sharers,
+        figures.float16_flops_per_second / num_sharers,
+        figures.float64_flops_per_second / num_sharers,
     )
     links = (Level("gpus", procs, LATENCY_SECONDS, LINK_BYTES_PER_SECOND),) if procs > 1 else ()
     return Machine(f"local:procs={procs}", (processor,) * procs, links)

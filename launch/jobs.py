@@ -282,7 +282,7 @@ def find_machine(text: str, comm: Communicator, dtype: str) -> Machine:
     text = f"local:procs={comm.size}" if text == "local" else text
     if gpus.is_meant(text, dtype):
         gpus.use(comm.local_rank)
-        found = gpus.named(text, parse(text).num_procs, comm.local_size)
+        found = gpus.named(text, parse(text).num_procs, gpus.sharers(comm))
     else:
         found = probe.find_machine(text, comm if comm.size > 1 else None)
         if gpus.is_on(found) and gpus.count():

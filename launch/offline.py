@@ -43,7 +43,7 @@ def find_machine(text: str) -> Machine:
     if gpus.is_meant(text, "float32"):
         gpus.use(comm.local_rank if comm is not None else 0)
         procs = gpus.count() if text == "local" else parse(text).num_procs
-        return gpus.named(text, procs, comm.local_size if comm is not None else 1)
+        return gpus.named(text, procs, gpus.sharers(comm))
     return probe.find_machine(text, comm)
 
 

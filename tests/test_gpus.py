@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import cast
 from unittest.mock import Mock, call, patch
 
 import numpy as np
@@ -20,9 +22,11 @@ from castile.launch.jobs import Job
 from castile.launch.measure import measure, sample_feed, trial
 from castile.launch.ranks import UserError
 from castile.planner.seeds import seeds
+from castile.runtime.comm.base import Communicator
 from castile.runtime.comm.local import LocalWorld
 from tests.late import device
 from tests.stand_in.green import CUresult
+from tests.test_probe import End, Ranks
 
 RATES = (5e13, 7e14, 6e13, 4e12, 1e-6)
 
@@ -57,16 +61,34 @@ def test_local_means_a_gpu_for_each_rank() -> None:
 
 def test_ranks_that_share_a_gpu_have_parts_of_it() -> None:
     with host_with_gpus():
-        num_gpus = gpus.count()
-        whole, half = gpus.machine(4, num_gpus).processors[0], gpus.machine(4, 2 * num_gpus).processors[0]
+        whole, half = gpus.machine(4, 1).processors[0], gpus.machine(4, 2).processors[0]
         assert half.memory_bytes == whole.memory_bytes // 2
         assert half.flops_per_second == whole.flops_per_second / 2
 
 
+@pytest.mark.parametrize("num_seen", [1, 2, 6])
+@pytest.mark.parametrize("num_sharers", [1, 2])
+def test_ranks_share_a_gpu_only_where_they_have_the_same(num_seen: int, num_sharers: int) -> None:
+    """However many each of them sees: what starts ranks may show each its own alone."""
+    num_hosts, each, mine = 2, 3, threading.local()
+
+    def rank(comm: End) -> int:
+        comm.host, comm.local_size = f"host {comm.rank % num_hosts}", each * num_sharers
+        mine.gpu = f"0000:{comm.rank // num_hosts % each:02x}:00.0"
+        return gpus.sharers(cast(Communicator, comm))
+
+    with host_with_gpus(), patch.object(gpus, "count", lambda: num_seen):
+        from castile.runtime.backends.cuda import devices
+
+        with patch.object(devices, "bus", lambda: mine.gpu):
+            found = Ranks(num_hosts * each * num_sharers).run(rank)
+    assert set(found) == {num_sharers}
+
+
 def test_a_gpu_is_measured_once() -> None:
     with host_with_gpus() as measured:
-        for procs, local_size in ((1, 1), (4, 1), (4, 4)):
-            gpus.named("local", procs, local_size)
+        for procs, num_sharers in ((1, 1), (4, 1), (4, 4)):
+            gpus.named("local", procs, num_sharers)
         for text in ("virtual", "local", "local:procs=3"):
             offline.find_machine(text)
         jobs.find_machine("local", LocalWorld(1).communicators[0], "float32")

@@ -49,6 +49,11 @@ def use(local_rank: int) -> None:
     cupy.cuda.Device(local_rank % count()).use()
 
 
+def bus() -> str:
+    """Where the current device sits on its host: its name there, whatever number each process knows it by."""
+    return str(cupy.cuda.Device().pci_bus_id)
+
+
 def current() -> Device:
     """The device that `use` chose."""
     number = cupy.cuda.runtime.getDevice()
