@@ -379,9 +379,10 @@ def _progress() -> Iterator[Progress | None]:
 
     columns = (TextColumn("searching"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=1.0)
+        # before the first proposal there is a while of known plans and sketches, of which no share can be told
+        task = bar.add_task("", total=None)
 
         def show(spent: float, best: Evaluated) -> None:
-            bar.update(task, completed=spent, description=report.milliseconds(best.seconds))
+            bar.update(task, completed=spent, total=1.0, description=report.milliseconds(best.seconds))
 
         yield show

@@ -22,12 +22,19 @@ def bar(leads: bool, what: str) -> Iterator[Advance]:
         yield lambda text, done, total: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
     from rich.table import Column
+    from rich.text import Text
+
+    class Count(MofNCompleteColumn):
+        """Nothing where it is not known yet how much there is: the bar alone says that work is under way."""
+
+        def render(self, task: Task) -> Text:
+            return Text() if task.total is None else super().render(task)
 
     # of a narrow terminal the bar itself has what figures leave
     whole = Column(no_wrap=True)
-    figures = (MofNCompleteColumn(table_column=whole), TimeRemainingColumn(table_column=whole))
+    figures = (Count(table_column=whole), TimeRemainingColumn(table_column=whole))
     columns = (TextColumn("{task.description}"), BarColumn(), *figures)
     with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
         task = shown.add_task(what, total=None)

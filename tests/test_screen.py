@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from castile.launch import progress, report
+from castile.launch import plan, progress, report
 from castile.launch.screen import Speaker
 
 # Columns; a bar's figures alone take 51.
@@ -60,6 +60,15 @@ def test_no_figure_of_a_bar_is_cut(columns, monkeypatch):
         advance("conv2d.F", 3_000, 100_000)
     text = shown.getvalue()
     assert " 40000/100000" in text and "3000/100000" in text, text
+
+
+def test_nothing_is_counted_before_it_is_known_how_much_there_is(monkeypatch):
+    for show in (progress.bar(True, "x"), plan._progress()):
+        shown = terminal(monkeypatch, 80)
+        with show:
+            pass
+        text = shown.getvalue()
+        assert "━" in text and "/" not in text, text
 
 
 @given(st.floats(1e-3, 1e9))
