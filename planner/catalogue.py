@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from castile.planner.instances import HOST, NONE, PATTERN, FlowTemplate, StepInstance
+from castile.runtime.compiled import compiled
 from castile.runtime.task import CostKey
 
 NO_PAIRS = np.zeros((0, 2), dtype=np.int64)
@@ -58,11 +59,7 @@ class Table(Generic[Kin]):
     def of(self, which: np.ndarray) -> Rows:
         """What things of these kinds have, end to end: int64[columns, rows], and of which thing each row is."""
         self._enter(self._kinds.each[len(self._begin) - 1 :])
-        each = (self._begin[1:] - self._begin[:-1])[which]
-        end = np.cumsum(each)
-        thing = np.repeat(np.arange(len(which)), each)
-        row = np.arange(len(thing)) + (self._begin[which] - (end - each))[thing]
-        return self._columns[:, row], thing
+        return compiled(_laid)(self._begin, self._columns, which)
 
     def _enter(self, kinds: Sequence[Kin]) -> None:
         if not kinds:
@@ -76,6 +73,21 @@ class Table(Generic[Kin]):
         self._columns[:, old:new] = columns
         ends = np.cumsum(np.bincount(kind, minlength=len(kinds)))
         self._begin = np.append(self._begin, old + ends)
+
+
+def _laid(begin, columns, which):  # type: ignore[no-untyped-def]
+    """Rows begin[kind] to begin[kind + 1] of each of these kinds end to end, and of which of them each row is."""
+    num_rows = 0
+    for n in range(len(which)):
+        num_rows += begin[which[n] + 1] - begin[which[n]]
+    rows, thing = np.empty((len(columns), num_rows), np.int64), np.empty(num_rows, np.int64)
+    for column in range(len(columns)):
+        row = 0
+        for n in range(len(which)):
+            for k in range(begin[which[n]], begin[which[n] + 1]):
+                rows[column, row], thing[row] = columns[column, k], n
+                row += 1
+    return rows, thing
 
 
 class CostKeys:

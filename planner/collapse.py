@@ -11,6 +11,7 @@ from typing import Generic, TypeVar, overload
 
 import numpy as np
 
+from castile.planner.rows import compressed
 from castile.planner.simulate import Simulated
 from castile.runtime.task import NUM_LANES, TaskGraph
 from castile.runtime.timeline import Timeline
@@ -142,14 +143,16 @@ def _small(graph: TaskGraph, task_class: np.ndarray, proc_class: np.ndarray) -> 
     # By the least order of its members a class stands, on every engine that it shares, where its members stand.
     np.minimum.at(order, task_class, graph.order)
     owner, lane = _rows(graph.lane_ptr, graph.lanes, picked)
-    lane_ptr, lanes = _grouped(len(picked), owner, proc_class[lane // NUM_LANES] * NUM_LANES + lane % NUM_LANES)
+    lane_ptr, lanes = compressed(
+        owner, proc_class[lane // NUM_LANES] * NUM_LANES + lane % NUM_LANES, len(picked)
+    )
     owner, needs = _rows(graph.need_ptr, graph.needs, picked)
-    need_ptr, needs = _grouped(len(picked), owner, task_class[needs])
+    need_ptr, needs = compressed(owner, task_class[needs], len(picked))
     kept = np.flatnonzero(np.isin(graph.buffer_proc, reps))
     number = np.full(graph.num_buffers, -1)
     number[kept] = np.arange(len(kept))
     user, ours = np.repeat(task_class, np.diff(graph.use_ptr)), number[graph.uses] >= 0
-    use_ptr, uses = _grouped(len(picked), user[ours], number[graph.uses[ours]])
+    use_ptr, uses = compressed(user[ours], number[graph.uses[ours]], len(picked))
     small = TaskGraph(
         kind=graph.kind[picked], order=order, cost=graph.cost[picked], cost_keys=graph.cost_keys,
         lane_ptr=lane_ptr, lanes=lanes, need_ptr=need_ptr, needs=needs, use_ptr=use_ptr, uses=uses,
@@ -166,13 +169,6 @@ def _rows(ptr: np.ndarray, values: np.ndarray, rows: np.ndarray) -> tuple[np.nda
     counts = (ptr[1:] - ptr[:-1])[rows]
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     return np.repeat(np.arange(len(rows)), counts), values[np.repeat(ptr[:-1][rows], counts) + within]
-
-
-def _grouped(size: int, row: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A flat table of the (row, value) pairs, each pair once, values ascending."""
-    width = int(value.max(initial=0)) + 1
-    row, value = np.divmod(distinct(row.astype(np.int64) * width + value), width)
-    return np.searchsorted(row, np.arange(size + 1)).astype(np.int32), value.astype(np.int32)
 
 
 def distinct(values: np.ndarray) -> np.ndarray:

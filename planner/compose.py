@@ -15,6 +15,7 @@ from castile.planner.catalogue import Catalogue
 from castile.planner.instances import HOST, NONE, FlowInstance, StepInstance
 from castile.planner.rows import Lazy, compressed, pointer
 from castile.planner.template import InStrides
+from castile.runtime.compiled import compiled
 from castile.runtime.task import Buffer, CostKey, Kind, Task, TaskGraph
 
 
@@ -128,8 +129,7 @@ class Layout:
 
     def _tasks(self, owner: np.ndarray, task: np.ndarray, flow: np.ndarray) -> np.ndarray:
         """The numbers of tasks of owners, as a catalogue says them, in these flows."""
-        begin, first = self._begins
-        return begin[owner + first[flow]] + task
+        return compiled(_placed)(*self._begins, owner, task, flow)
 
     def edges(self) -> tuple[np.ndarray, np.ndarray]:
         """All edges: the tasks that wait, and those for which they wait."""
@@ -226,3 +226,11 @@ class Layout:
     def buffer(self, number: int) -> Buffer:
         flow = int(np.searchsorted(self.buffer_base, number, side="right")) - 1
         return self.flows[flow].buffer(number - int(self.buffer_base[flow]))
+
+
+def _placed(begin, first, owner, task, flow):  # type: ignore[no-untyped-def]
+    """begin[owner + first[flow]] + task of each."""
+    found = np.empty(len(task), np.int64)
+    for k in range(len(task)):
+        found[k] = begin[owner[k] + first[flow[k]]] + task[k]
+    return found

@@ -16,13 +16,13 @@ import numpy as np
 from castile.planner import buckets
 from castile.planner.buckets import Candidates, Where
 from castile.planner.catalogue import Catalogue
-from castile.planner.collapse import _grouped, _mixed
+from castile.planner.collapse import _mixed
 from castile.planner.compose import Layout
 from castile.planner.cost import CostModel
 from castile.planner.instances import FlowInstance, StepInstance
 from castile.planner.lower import Lowering, uncollected
 from castile.planner.roles import Block, Roles, Shapes, Union, pointer, refined
-from castile.planner.rows import Lazy
+from castile.planner.rows import Lazy, compressed
 from castile.planner.simulate import Simulated
 from castile.planner.strategy import Strategy
 from castile.runtime.task import NUM_LANES, TaskGraph
@@ -310,7 +310,7 @@ class _Assembly:
         entry, block = self._spread(union.shape[union.lane_node[ours]])
         at = ours[entry]
         lane = small.small_proc[union.proc[at]] * NUM_LANES + union.lane[at] % NUM_LANES
-        return _grouped(num_tasks, self._task(union.lane_node[at], block), lane)
+        return compressed(self._task(union.lane_node[at], block), lane, num_tasks)
 
     def _needs(self, num_tasks: int) -> tuple[np.ndarray, np.ndarray]:
         here = np.flatnonzero(self.small.is_here[self.union.after])
@@ -318,7 +318,7 @@ class _Assembly:
         at = here[entry]
         before, after = self._task(self.union.before[at], block), self._task(self.union.after[at], block)
         turns = self._one_by_one()
-        return _grouped(num_tasks, np.concatenate([after, turns[:, 1]]), np.concatenate([before, turns[:, 0]]))
+        return compressed(np.append(after, turns[:, 1]), np.append(before, turns[:, 0]), num_tasks)
 
     def _one_by_one(self) -> np.ndarray:
         """A processor does one microbatch after the other, as in a composed graph."""
@@ -343,7 +343,7 @@ class _Assembly:
         ours = np.flatnonzero(place[union.use_buffer] >= 0)
         entry, block = self._spread(union.shape[union.use_node[ours]])
         at = ours[entry]
-        return _grouped(num_tasks, self._task(union.use_node[at], block), base[block] + place[union.use_buffer[at]])
+        return compressed(self._task(union.use_node[at], block), base[block] + place[union.use_buffer[at]], num_tasks)
 
     def _costs(self, node: np.ndarray, block: np.ndarray) -> tuple[np.ndarray, tuple]:
         """The cost of each small task; reading in strides has its own."""

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from castile.runtime.compiled import compiled
+
 
 class Lazy(Sequence):
     """A sequence whose items are made when they are asked for."""
@@ -35,9 +37,37 @@ def compressed(rows: np.ndarray, values: np.ndarray, num_rows: int) -> tuple[np.
 
     rows, values   of each entry, none below 0, in any order
     """
-    bits = int(values.max(initial=0)).bit_length()
-    pairs = rows << bits
-    pairs |= values
-    pairs.sort()
-    pairs = pairs[np.append(pairs[:1] == pairs[:1], pairs[1:] != pairs[:-1])]
-    return pointer(np.bincount(pairs >> bits, minlength=num_rows)), pairs & ((1 << bits) - 1)
+    rows, values = (np.ascontiguousarray(of, np.int64) for of in (rows, values))
+    begin, found = compiled(_compressed)(rows, values, num_rows, int(values.max(initial=-1)) + 1)
+    return begin, found[: begin[-1]]
+
+
+def _compressed(rows, values, num_rows, num_values):  # type: ignore[no-untyped-def]
+    """The same, of values below `num_values`: first by value, then by row."""
+    place, begin = np.zeros(num_values + 1, np.int64), np.zeros(num_rows + 1, np.int64)
+    for k in range(len(values)):
+        place[values[k] + 1] += 1
+        begin[rows[k] + 1] += 1
+    for v in range(num_values):
+        place[v + 1] += place[v]
+    for r in range(num_rows):
+        begin[r + 1] += begin[r]
+    by_value = np.empty(len(values), np.int64)
+    for k in range(len(values)):
+        by_value[place[values[k]]] = rows[k]
+        place[values[k]] += 1
+    end, found, k = begin.copy(), np.empty(len(values), np.int64), 0
+    for v in range(num_values):
+        while k < place[v]:
+            r, k = by_value[k], k + 1
+            if end[r] == begin[r] or found[end[r] - 1] < v:
+                found[end[r]] = v
+                end[r] += 1
+    num_found = 0
+    for r in range(num_rows):
+        first, begin[r] = begin[r], num_found
+        for k in range(first, end[r]):
+            found[num_found] = found[k]
+            num_found += 1
+    begin[num_rows] = num_found
+    return begin, found
