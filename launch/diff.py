@@ -43,6 +43,8 @@ class Diff:
     machine: Annotated[str, tyro.conf.arg(metavar="MACHINE", help_behavior_hint="")] = ""
     """Simulate both on this machine (dgx-h100:nodes=2), by the same prices, and tell what is part of fused nodes; else
     their files' predictions are told."""
+    forward: bool = False
+    """With --machine: only the forward pass of a step, as for plans that were found with `--objective latency`."""
     batch: options.Count = None
     """With --machine: samples a step; the model's own by default."""
     profile: options.File = ""
@@ -58,7 +60,7 @@ def run(command: Diff) -> int:
     """Read, compare, tell; rank 0 alone. Raises ValueError or UserError for a user's mistake."""
     checks.counts(batch=command.batch)
     if not command.machine:
-        checks.only_with("machine", batch=command.batch, profile=command.profile)
+        checks.only_with("machine", forward=command.forward, batch=command.batch, profile=command.profile)
     machine = offline.find_machine(command.machine) if command.machine else None
     if ranks.silent():
         return 0
@@ -71,6 +73,7 @@ def run(command: Diff) -> int:
         )
     facts: dict[str, Any] = {"a": {"file": command.a}, "b": {"file": command.b}}
     facts["simulated_on"] = machine.name if machine else None
+    facts["forward"] = command.forward
     if machine is None:
         facts |= compare(a, b, a.predicted, b.predicted)
     else:
@@ -126,7 +129,8 @@ def _told(config: Config | None) -> str | None:
 
 def _simulated(path: str, machine: Machine, command: Diff) -> tuple[Predicted, Mapping[str, Node]]:
     """What a plan takes on a machine, whether it fits there or not, and its model's nodes."""
-    plan, desk = open_plan(path, machine, "", command.batch, command.profile)
+    mode = "forward" if command.forward else "train"
+    plan, desk = open_plan(path, machine, "", command.batch, command.profile, mode)
     tasks, simulated = desk.evaluator.simulate(plan)
     arenas = memory.arenas(tasks, simulated.timeline).peak_bytes
     worth = Predicted(simulated.seconds, int(arenas.max()), moved_bytes(tasks))
@@ -144,11 +148,11 @@ def _tell(facts: Mapping[str, Any]) -> None:
         say(f"  {name.replace('_', ' ')}: {of['a'] or 'none'} -> {of['b'] or 'none'}")
     figures = facts["figures"]
     if figures is None:
-        say("\na file predicts nothing: with --machine both plans are simulated")
+        say("\na file predicts nothing: with --machine both plans are simulated, with --forward their forward passes")
     else:
         by = f"simulated on {facts['simulated_on']}" if facts["simulated_on"] else "as their files predict"
         say(f"\n{by}:")
-        out.print(_figure_table(figures))
+        out.print(_figure_table(figures, report.what(facts["forward"])))
     say(f"\n{facts['num_moved']} of {facts['num_nodes']} nodes lie differently" + (":" if facts["moved"] else ""))
     for row in facts["moved"][:MOST_ROWS]:
         say(f"  {row['a'] or 'by default'} -> {row['b'] or 'by default'}  {shortened(with_members(row), MOST_LETTERS)}")
@@ -156,13 +160,13 @@ def _tell(facts: Mapping[str, Any]) -> None:
         say(f"  and {len(facts['moved']) - MOST_ROWS} more moves")
 
 
-def _figure_table(figures: Mapping[str, Mapping[str, Any]]) -> Table:
+def _figure_table(figures: Mapping[str, Mapping[str, Any]], what: str) -> Table:
     table = Table(box=None, pad_edge=False)
     for column in ("", "a", "b", "b is more by"):
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
     step = figures["step_seconds"]
-    table.add_row("step", *map(report.milliseconds, (step["a"], step["b"])), signed(step["delta"]))
-    for name, words in (("peak_bytes", "memory"), ("moved_bytes", "moved a step")):
+    table.add_row(what, *map(report.milliseconds, (step["a"], step["b"])), signed(step["delta"]))
+    for name, words in (("peak_bytes", "memory"), ("moved_bytes", f"moved a {what}")):
         of = figures[name]
         delta = ("-" if of["delta"] < 0 else "+") + memory.written(abs(of["delta"]))
         table.add_row(words, memory.written(of["a"]), memory.written(of["b"]), delta)

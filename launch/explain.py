@@ -50,6 +50,8 @@ class Explain:
     """The machine that the plan was made for: local, local:procs=4, a preset such as dgx-h100:nodes=2, a TOML file."""
     model: Annotated[str, tyro.conf.arg(metavar="MODEL", help_behavior_hint="")] = ""
     """The model, where the plan's file does not say it."""
+    forward: bool = False
+    """Only the forward pass of a step, as for plans that were found with `--objective latency`."""
     batch: options.Count = None
     """Samples a step; the model's own by default."""
     profile: options.File = ""
@@ -70,7 +72,8 @@ def run(command: Explain) -> int:
     machine = offline.find_machine(command.machine)
     if ranks.silent():
         return 0
-    plan, desk = open_plan(command.plan, machine, command.model, command.batch, command.profile)
+    mode = "forward" if command.forward else "train"
+    plan, desk = open_plan(command.plan, machine, command.model, command.batch, command.profile, mode)
     evaluator = desk.evaluator
     names = evaluator.lowering.names
     command = replace(command, op=names.within.get(command.op, command.op))
@@ -109,21 +112,22 @@ def run(command: Explain) -> int:
 
 
 def open_plan(
-    path: str, machine: Machine, model: str = "", batch: int | None = None, profile: str = ""
+    path: str, machine: Machine, model: str = "", batch: int | None = None, profile: str = "", mode: str = "train"
 ) -> tuple[Strategy, Desk]:
     """The plan of a file, and a desk for its model on the machine with batches cut as the plan cuts them.
 
     model   where the file does not say it
+    mode    what the plan is lowered to, as `Lowering` has it; a forward pass takes the whole batch
     Raises ValueError or UserError where the file is no plan, or one for another model or machine.
     """
     plan = strategies.read(path)
     named = model or plan.model
     if not named:
         raise UserError(f"plan {path} does not say its model: give it with --model")
-    desk = offline.desk(named, machine, batch, profile, graph=plan.graph)
+    desk = offline.desk(named, machine, batch, profile, graph=plan.graph, mode=mode)
     lowering = desk.evaluator.lowering
     offline.check_plan(plan, path, named, desk)
-    if plan.microbatches > 1:
+    if plan.microbatches > 1 and mode == "train":
         lowering = Lowering(lowering.graph, machine, lowering.updates, microbatches=plan.microbatches)
         desk = replace(desk, evaluator=desk.evaluator.turned("time", lowering=lowering))
     return plan, desk
@@ -158,10 +162,11 @@ def _facts(command: Explain, desk: Desk, plan: Strategy, found: Explanation, wor
         "num_procs": desk.machine.num_procs,
         "batch_samples": desk.evaluator.lowering.graph.batch,
         "microbatches": plan.microbatches,
+        "forward": command.forward,
         "num_tasks": int(found.num_tasks.sum()),
         "buckets": report.buckets(desk.evaluator, plan),
         "step_seconds": worth.seconds,
-        "predicted_step_seconds": predicted,
+        "predicted_step_seconds": None if command.forward else predicted,
         "moved_bytes": worth.moved_bytes,
         "live_bytes": worth.peak_bytes[fullest],
         "capacity_bytes": int(capacity[fullest]),

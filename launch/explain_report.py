@@ -29,51 +29,54 @@ SPANS = {
 
 def tell(facts: Mapping[str, Any], lines: Sequence[str]) -> None:
     """Print it; lines are the plan's."""
-    out = report.console()
+    out, what = report.console(), report.what(facts["forward"])
     _say(
         out,
-        f"{facts['model']}, {report.counted(facts['batch_samples'], 'sample')} a step, on {facts['machine']} "
-        f"({facts['num_procs']} processors), plan {facts['plan']}:",
+        f"{facts['model']}, {report.counted(facts['batch_samples'], 'sample')} a {what}, on {facts['machine']} "
+        f"({report.counted(facts['num_procs'], 'processor')}), plan {facts['plan']}:",
     )
     op = facts.get("op")
     for line in [f"{op['config']}  {with_members(op)}"] if op else lines:
         _say(out, f"  {line}")
-    _say(out, f"\n{_worth(facts)}\n")
+    _say(out, f"\n{_worth(facts, what)}\n")
+    # What is found for forward passes foretells no step.
+    if facts["predicted_step_seconds"] is None and not facts["forward"]:
+        _say(out, "its file foretells no step; --forward explains its forward pass alone\n")
     if op:
-        _tell_op(out, op)
+        _tell_op(out, op, what)
     else:
-        out.print(_span_table(facts["spans"]))
+        out.print(_span_table(facts["spans"], what))
     whose = f"{op['name']} and its edges in the longest chain" if op else "the longest chain"
-    _say(out, f"\n{whose}, of tasks that follow each other without a gap; a step is shorter only if this is:")
+    _say(out, f"\n{whose}, of tasks that follow each other without a gap; a {what} is shorter only if this is:")
     out.print(_cause_table(facts["causes"]))
     if op and any(row["levels"] for row in facts["causes"]):
         _say(out, "\nits transfers on each level of links, by the machine's figures:")
         out.print(_level_table(facts["causes"]))
     if "why_not" in facts:
-        _tell_why_not(out, facts["why_not"])
+        _tell_why_not(out, facts["why_not"], what)
 
 
 def _say(out: Console, text: str) -> None:
     out.print(text, markup=False, soft_wrap=True)
 
 
-def _worth(facts: Mapping[str, Any]) -> str:
+def _worth(facts: Mapping[str, Any], what: str) -> str:
     """What the plan takes, in a sentence."""
     before = facts["predicted_step_seconds"]
     changed = before is not None and milliseconds(before) != milliseconds(facts["step_seconds"])
     note = f" (by the prices of its file {milliseconds(before)})" if changed else ""
     over = "" if facts["fits"] else ", too many"
     return (
-        f"a step takes {milliseconds(facts['step_seconds'])}{note} in {facts['num_tasks']} tasks"
+        f"a {what} takes {milliseconds(facts['step_seconds'])}{note} in {facts['num_tasks']} tasks"
         f"{report.bucket_words(facts['buckets'])}, moves "
         f"{written(facts['moved_bytes'])}, and holds {written(facts['live_bytes'])} of "
         f"{written(facts['capacity_bytes'])}{over}"
     )
 
 
-def _span_table(spans: Sequence[Mapping[str, Any]]) -> Table:
+def _span_table(spans: Sequence[Mapping[str, Any]], what: str) -> Table:
     """What processors do."""
-    table = _table("a processor's step", ">mean", ">share", ">least", ">most")
+    table = _table(f"a processor's {what}", ">mean", ">share", ">least", ">most")
     for row in spans:
         seconds = (milliseconds(row[f"{which}_seconds"]) for which in ("mean", "least", "most"))
         mean, *extremes = seconds
@@ -116,20 +119,20 @@ def _cause(row: Mapping[str, Any]) -> str:
     return f"{row['form']}{over}: {row['name']}{to}"
 
 
-def _tell_op(out: Console, op: Mapping[str, Any]) -> None:
+def _tell_op(out: Console, op: Mapping[str, Any], what: str) -> None:
     """The next best layouts of a node."""
     _say(
         out,
         f"{op['name']} otherwise, all else equal (of {op['num_layouts']} other layouts {op['num_simulated']} were "
         f"simulated, {op['num_excluded']} ruled out by a bound):",
     )
-    table = _table("layout", ">step", ">longer by", ">x", ">memory", ">moved a step", "")
+    table = _table("layout", f">{what}", ">longer by", ">x", ">memory", f">moved a {what}", "")
     for row in op["alternatives"]:
         table.add_row(shortened(row["config"]), *_priced(row))
     out.print(table)
 
 
-def _tell_why_not(out: Console, why: Mapping[str, Any]) -> None:
+def _tell_why_not(out: Console, why: Mapping[str, Any], what: str) -> None:
     """What another plan takes, and by what."""
     _say(
         out,
@@ -149,7 +152,7 @@ def _tell_why_not(out: Console, why: Mapping[str, Any]) -> None:
     _add_rest(table, why["causes"])
     out.print(table)
     _say(out, f"\nthis plan with a part laid out as in {why['name']}, each by itself:")
-    table = _table("nodes", "here", "there", ">step", ">longer by", ">x", ">memory", ">moved a step", "")
+    table = _table("nodes", "here", "there", f">{what}", ">longer by", ">x", ">memory", f">moved a {what}", "")
     for row in why["switches"][:MOST_ROWS]:
         table.add_row(
             shortened(row["name"], 32), shortened(row["here"], 24), shortened(row["there"], 24), *_priced(row)

@@ -330,7 +330,7 @@ def _facts(command: Plan, desk: Desk, found: Found) -> dict[str, Any]:
 
 def _tell(facts: dict[str, Any], lines: list[str]) -> None:
     out = report.console()
-    what = "forward pass" if facts["objective"] == "latency" else "step"
+    what = report.what(facts["objective"] == "latency")
     out.print(
         f"{facts['model']}, {report.counted(facts['batch_samples'], 'sample')} a {what}, on {facts['machine']} "
         f"({report.counted(facts['num_procs'], 'processor')}); "

@@ -124,6 +124,11 @@ def bucket_words(row: Mapping[str, int] | None) -> str:
     return f" ({before} {joined})"
 
 
+def what(forward: bool) -> str:
+    """What figures are of, in words."""
+    return "forward pass" if forward else "step"
+
+
 def plan_table(rows: Mapping[str, Mapping[str, Any]], what: str = "step") -> Table:
     """Plans by name, with their facts, which are of a `what` each."""
     notes = {name: "" if row["fits"] else "does not fit" for name, row in rows.items()}

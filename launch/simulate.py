@@ -186,7 +186,7 @@ def _tell(facts: dict[str, Any], lines: list[str]) -> None:
     def say(text: str) -> None:
         out.print(text, markup=False, soft_wrap=True)
 
-    what = "forward pass" if facts["forward"] else "step"
+    what = report.what(facts["forward"])
     say(
         f"{facts['model']}, {report.counted(facts['batch_samples'], 'sample')} a {what}, on {facts['machine']} "
         f"({report.counted(facts['num_procs'], 'processor')}), plan {facts['plan']}:"

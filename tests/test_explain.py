@@ -324,6 +324,26 @@ def test_other_prices_than_the_files_are_told(plan, capsys):
     assert "by the prices of its file 500 ms" in capsys.readouterr().out
 
 
+def test_a_plan_for_latency_is_explained_as_what_it_was_found_for(tmp_path, capsys):
+    """Every command that takes a plan says the same of its forward pass; who asks for a step is told that there is
+    more to ask for.
+    """
+    path, on = str(tmp_path / "plan.json"), ("--machine", MACHINE)
+    found = answer(capsys, "plan", MLP, *on, "--objective", "latency", "--budget", "20", "--out", path)["found"]
+    told = answer(capsys, "explain", path, *on, "--forward", "--op", "fc1.weight/update", "--why-not", "data_parallel")
+    compared = answer(capsys, "diff", path, path, *on, "--forward")["figures"]
+    simulated = answer(capsys, "simulate", path, *on, "--forward")
+    for name in ("step_seconds", "moved_bytes"):
+        assert found[name] == told[name] == simulated[name] == compared[name]["a"] == compared[name]["b"]
+    assert told["live_bytes"] == found["live_bytes"]
+    assert {row["form"] for row in told["causes"]}.isdisjoint("BW")
+    assert main(["explain", path, *on, "--forward"]) == 0
+    out = capsys.readouterr().out
+    assert "a forward pass takes" in out and "step" not in out
+    assert main(["explain", path, *on]) == 0
+    assert "--forward explains" in capsys.readouterr().out
+
+
 def test_help_explains(capsys):
     assert main(["explain", "--help"]) == 0
     out = capsys.readouterr().out

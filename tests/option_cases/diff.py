@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 from tests.option_cases import PRESET, Case, Ran, becomes, fact, json_of
 
 HERE = "diff dp.json fsdp.json"
@@ -18,6 +20,8 @@ CASES = {
     "a": Case(f"{HERE} --json", "diff fsdp.json fsdp.json --json", fact("num_moved"), becomes(0)),
     "b": Case(f"{HERE} --json", "diff dp.json dp.json --json", fact("num_moved"), becomes(0)),
     "machine": Case(f"{HERE} --json", f"{HERE} --json {PRESET}", fact("simulated_on"), becomes("dgx-h100:nodes=1")),
+    "forward": Case(f"{HERE} --json {PRESET}", f"{HERE} --json {PRESET} --forward",
+                    fact("figures", "step_seconds", "a"), operator.gt),
     "batch": Case(OTHER_BATCH, f"{OTHER_BATCH} --batch 24", lambda ran: ran.status, becomes(0)),
     "profile": Case(ALONE, f"{ALONE} --profile known.db", fact("figures", "step_seconds", "a")),
     "json": json_of(HERE),

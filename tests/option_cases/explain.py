@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 from tests.option_cases import MLP, PRESET, Case, Ran, becomes, fact, json_of
 
 HERE = f"explain dp.json {PRESET}"
@@ -23,6 +25,7 @@ CASES = {
     "machine": Case("explain dp.json --json", f"{HERE} --json", lambda ran: ran.status, becomes(0)),
     "model": Case(f"explain nameless.json {PRESET} --json", f"explain nameless.json {PRESET} --json --model {MLP}",
                   lambda ran: ran.status, becomes(0)),
+    "forward": Case(f"{HERE} --json", f"{HERE} --json --forward", fact("step_seconds"), operator.gt),
     "batch": Case(f"explain dp24.json {PRESET} --json", f"explain dp24.json {PRESET} --json --batch 24", understood,
                   becomes(24)),
     "profile": Case(ALONE, f"{ALONE} --profile known.db", fact("step_seconds")),
