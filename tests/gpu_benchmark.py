@@ -37,7 +37,7 @@ class Update(cases.Update):
 
 def ways() -> None:
     """Print how many ways there are to run each call of each case at its full size, and of those how many in Triton."""
-    for kind in cases.KINDS:
+    for kind in cases.KERNELS:
         for case in getattr(cases, kind)():
             for call in ours.calls(case):
                 found = tuning.ways(Table("triton"), call.named)
@@ -52,4 +52,4 @@ if __name__ == "__main__":
     ways()
     small = {kind: (lambda found=found: found) for kind, found in (SMALL | {"updates": [Update()]}).items()}
     with mock.patch.multiple(cases, **small):
-        ours.main(cases.KINDS)
+        ours.main(cases.KERNELS)

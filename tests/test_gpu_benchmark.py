@@ -1,19 +1,29 @@
-"""`python -m benchmarks.gpu` as far as it goes without a GPU: its own side on NumPy, its figures on rows made up."""
+"""`python -m benchmarks.gpu` as far as it goes without a GPU: its own side on NumPy and on a stand-in, figures of made-up
+rows, processes that fail.
+"""
 
+import ast
 import json
 import os
+import random
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 pytest.importorskip("triton")
 
 from benchmarks.gpu import __main__ as benchmark
-from benchmarks.gpu import cases
+from benchmarks.gpu import cases, sides, steps
+from castile.kernels import tuning
+from castile.launch import gpus
+from tests.test_gpus import host_with_gpus
 
 HERE = Path(__file__).parent
 
@@ -29,7 +39,7 @@ def rows() -> list[dict[str, Any]]:
 
 def test_every_case_is_measured_and_is_right(rows: list[dict[str, Any]]) -> None:
     measured = [row for row in rows if "kind" in row]
-    assert {row["kind"] for row in measured} == set(cases.KINDS)
+    assert {row["kind"] for row in measured} == set(cases.KERNELS)
     for row in measured:
         assert "failed" not in row and row["seconds"] > 0, row
         assert row.get("error", 0.0) < 1e-2, row
@@ -41,28 +51,65 @@ def test_every_case_is_measured_and_is_right(rows: list[dict[str, Any]]) -> None
 
 def test_every_case_at_its_full_size_has_a_form(rows: list[dict[str, Any]]) -> None:
     found = [row for row in rows if "call" in row]
-    names = {case.name for kind in cases.KINDS for case in getattr(cases, kind)()}
+    names = {case.name for kind in cases.KERNELS for case in getattr(cases, kind)()}
     assert {row["call"].rpartition(": ")[0] for row in found} == names
     for row in found:
         # There is nothing to choose from where there is one.
         assert row["settings"] > 0 and (row["ways"] >= row["settings"] or row["settings"] == 1), row
 
 
-def _rows(share: float) -> list[dict[str, Any]]:
-    """As many rows as there are cases, each of which reaches this share of what is beside it."""
-    ways = ("library", "cudnn", "flash", "nchw", "nhwc", "compiled", "fused")
+@pytest.mark.parametrize(
+    "case",
+    [
+        cases.Step("mlp:layers=1,width=16", 4, False, dtype="float32"),
+        cases.Step("gpt:layers=1,width=16,heads=2,seq=8", 2, True, "fuse", dtype="float32"),
+        cases.Step("mlp", 4, True, "fuse", dtype="float32", machine="virtual:procs=2"),
+    ],
+)
+def test_steps_are_measured_and_told(case: cases.Step, home: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a stand-in, whose kernels are the definitions: its times mean nothing."""
+    for name, value in home.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(tuning, "gpu", lambda: None)
+    monkeypatch.setattr(tuning, "ahead", lambda calls, tell: None)
+    monkeypatch.setattr(tuning, "tune", lambda table, name, meter: dict.fromkeys(tuning.ways(table, name), 1.0))
+    with host_with_gpus(), patch.object(gpus, "version", lambda name: "1.0"):
+        row = steps.measure(case)
+    own = row["own"]
+    assert row["seconds"] > 0 and own["host_seconds"] > 0 and own["nbytes"] > 0 and own["remarks"] == []
+    assert len(own["losses"]) == steps.NUM_LOSSES and own["losses"][-1] < own["losses"][0]
+    assert (own["num_tuned_calls"] > 0) == case.tuned
+    assert own["prediction_error"] == abs(own["predicted_seconds"] / row["seconds"] - 1)
+    assert json.loads(json.dumps(row)) == row
+
+
+def test_pytorch_has_a_call_for_each_operator_of_steps() -> None:
+    source = ast.parse((HERE.parent / "benchmarks" / "torch_model.py").read_text())
+    (calls,) = (part for part in source.body if isinstance(part, ast.ClassDef) and part.name == "Calls")
+    known = {part.name for part in calls.body if isinstance(part, ast.FunctionDef)}
+    for case in cases.steps():
+        assert {node.op.name for node in steps.graph(case, "float32").nodes.values()} <= known, case.name
+
+
+def _rows(good: bool) -> list[dict[str, Any]]:
+    """As many rows as there are cases, each of which reaches all or half of what is beside it."""
+    ways = ("library", "cudnn", "flash", "nchw", "nhwc", "compiled", "eager", "fused")
+    beside = {f"{way}_seconds": 1.0 if good else 0.5 for way in ways} | {"compiled_nbytes": 2}
+    own = {"own": {"host_seconds": 1e-5 if good else 0.5, "prediction_error": 0.02 if good else 0.5, "nbytes": 1}}
     return [
-        {"kind": kind, "name": case.name, "seconds": 1.0} | {f"{way}_seconds": share for way in ways}
+        {"kind": kind, "name": case.name, "seconds": 1.0} | beside | (own if kind in cases.WHOLE else {})
         for kind in cases.KINDS
         for case in getattr(cases, kind)()
     ]
 
 
 def test_figures_are_shares_of_what_is_beside() -> None:
-    good, bad = (benchmark.figures(_rows(share)) for share in (1.0, 0.5))
-    assert len(good) == len(bad) == 11 and all(figure.met for figure in good)
+    good, bad = (benchmark.figures(_rows(is_good)) for is_good in (True, False))
+    aims = [figure.name for figure in good if figure.target]
+    assert len(good) == len(bad) == 17 and len(aims) == 16
+    assert all(figure.met for figure in good if figure.name in aims)
     assert not any(figure.met for figure in bad) and {figure.value for figure in bad} == {0.5}
-    every = _rows(1.0)
+    every = _rows(True)
     every[0] = every[0] | {"library_seconds": 0.2, "cudnn_seconds": 0.2}
     (worst,) = [figure for figure in benchmark.figures(every) if figure.name.startswith("product")]
     assert worst.value == 0.2 and every[0]["name"] in worst.note
@@ -71,21 +118,103 @@ def test_figures_are_shares_of_what_is_beside() -> None:
 @pytest.mark.parametrize("lost", ["seconds", "peers"])
 def test_what_was_not_measured_has_no_value(lost: str) -> None:
     """A case that failed, and libraries that are not there: neither is a share of nothing."""
-    gone = {"seconds"} if lost == "seconds" else {key for row in _rows(1.0) for key in row if key.endswith("_seconds")}
-    found = benchmark.figures([{key: x for key, x in row.items() if key not in gone} for row in _rows(1.0)])
+    every, own = _rows(True), ("seconds", "own")
+    gone = own if lost == "seconds" else set(every[0]) - {"kind", "name", *own}
+    alone = {"step_host_seconds", "step_prediction_error", "virtual_step_prediction_error"}
+    found = benchmark.figures([{key: x for key, x in row.items() if key not in gone} for row in every])
+    found = [figure for figure in found if lost == "seconds" or figure.name not in alone]
     assert found and all(figure.value is None and figure.note for figure in found)
     assert all(figure.met is None for figure in found)
-    assert all(replace(figure, value=0.0).met is False for figure in found)
+    assert not any(replace(figure, value=0.0 if figure.least else inf).met for figure in found)
 
 
 def test_sides_are_merged_and_failures_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(side: str, kinds: list[str]) -> list[dict[str, Any]]:
+    def told(side: str, kinds: list[str]) -> Iterator[dict[str, Any]]:
         row = {"kind": "losses", "name": "one"}
-        return [
-            row | ({"seconds": 2.0, "error": 1e-3} if side == "ours" else {"failed": "no room", "cudnn_seconds": 1.0})
-        ]
+        if kinds:
+            yield row | ({"seconds": 2.0, "error": 1e-3} if side == "ours" else {"failed": "no", "cudnn_seconds": 1.0})
 
-    monkeypatch.setattr(benchmark, "_told", told)
-    (row,) = benchmark.measured(["losses"])
-    assert row["seconds"] == 2.0 and row["cudnn_seconds"] == 1.0
-    assert "0.50" in benchmark.line(row) and "no room" in benchmark.line(row)
+    monkeypatch.setattr(sides, "told", told)
+    *_, (row, rows) = benchmark.measured(["losses"])
+    assert rows == [row] and row["seconds"] == 2.0 and row["cudnn_seconds"] == 1.0
+    assert "0.50" in benchmark.line(row) and row["failed"] in benchmark.line(row)
+
+
+def test_what_was_measured_is_kept_as_it_comes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out, names = tmp_path / "figures.json", [case.name for case in cases.attentions()]
+
+    def told(side: str, kinds: Sequence[str]) -> Iterator[dict[str, Any]]:
+        for number, name in enumerate(names if side == "ours" and kinds else ()):
+            if number:
+                assert [row["name"] for row in json.loads(out.read_text())["rows"]] == names[:number]
+            yield {"kind": "attentions", "name": name, "seconds": 1.0}
+            if number == 3:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(sides, "told", told)
+    monkeypatch.setattr(benchmark, "device", lambda: {"name": "NVIDIA H200"})
+    monkeypatch.setattr(sys, "argv", ["gpu", "attentions", "--out", str(out)])
+    with pytest.raises(KeyboardInterrupt):
+        benchmark.main()
+    found = json.loads(out.read_text())
+    assert len(found["rows"]) == 4 and found["device"] == {"name": "NVIDIA H200"} and found["figures"]
+
+
+# What a case may do to its process, and a side of such cases.
+FATES = ("well", "fails", "loses", "dies", "is killed")
+SIDE = """
+import os, signal, sys, time
+sys.path.insert(0, {root!r})
+from benchmarks.gpu import sides
+fates = {fates!r}
+lost = []
+def measure(case):
+    if fates[case.number] == "hangs": time.sleep(1000)
+    if fates[case.number] == "dies": sys.exit("it died")
+    if fates[case.number] == "is killed": os.kill(os.getpid(), signal.SIGKILL)
+    if fates[case.number] == "loses": lost.append(1)
+    if fates[case.number] in ("loses", "fails"): raise RuntimeError("it failed")
+    return {{"seconds": 1.0}}
+def settle():
+    if lost: raise RuntimeError
+class Case:
+    def __init__(self, number): self.number, self.name = number, str(number)
+sides.listed = lambda kinds: [("one", Case(number)) for number in range(len(fates))]
+sys.exit(sides.tell(["one"], int(sys.argv[1]), measure, settle, lambda: None))
+"""
+
+
+def _fated(fates: Sequence[str], patience: float = 300) -> list[dict[str, Any]]:
+    """The rows of cases with these fates."""
+    source = SIDE.format(root=str(HERE.parent), fates=list(fates))
+    listed = [("one", cases.Stream(str(number), ((),))) for number in range(len(fates))]
+    with (
+        patch.object(sides, "_command", lambda side, skip, kinds: [sys.executable, "-c", source, str(skip)]),
+        patch.object(sides, "listed", lambda kinds: listed),
+    ):
+        return list(sides.told("ours", ["one"], patience))
+
+
+def test_a_case_that_ends_its_process_costs_its_own_row() -> None:
+    draw = random.Random(0)
+    for _ in range(4):
+        fates = draw.choices(FATES, k=6)
+        # Two processes in a row that tell nothing are taken to be able to tell nothing.
+        fates = ["well" if n % 3 == 0 else fate for n, fate in enumerate(fates)]
+        rows = _fated(fates)
+        assert [row["name"].split()[0] for row in rows] == [str(n) for n in range(len(fates))], fates
+        for row, fate in zip(rows, fates, strict=True):
+            assert ("seconds" in row) == (fate == "well") and ("failed" in row) == (fate != "well"), (row, fate)
+            assert {"fails": "it failed", "loses": "it failed", "dies": "it died"}.get(fate, "") in row.get(
+                "failed", ""
+            )
+
+
+def test_a_case_that_hangs_costs_its_own_row() -> None:
+    first, second, third = _fated(["well", "hangs", "well"], 3)
+    assert "seconds" in first and "too long" in second["failed"] and "seconds" in third
+
+
+def test_a_side_that_cannot_begin_is_not_begun_for_each_case() -> None:
+    rows = _fated(["dies"] * 9)
+    assert len(rows) == sides.FRUITLESS and all("it died" in row["failed"] for row in rows)

@@ -2,8 +2,9 @@
 
     python -m benchmarks.gpu [KIND ...] [--out FILE]
 
-Meant to take five minutes on an H200. Prints a table, then each figure beside its target; FILE (by default
-benchmarks/results/DEVICE-figures.json) holds every number, the device and the versions.
+Meant to take five minutes on an H200, and as long again for whole steps, which come last. Prints a line for each case,
+then each figure beside its target; FILE (by default benchmarks/results/DEVICE-figures.json) holds every number, the
+device and the versions, and is written anew with each case: what ends the benchmark early costs what was to come.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Figure, tell
-from benchmarks.gpu import cases
+from benchmarks.gpu import cases, sides
+from benchmarks.gpu.sides import Row
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-PACKAGES = ("castile", "triton", "cupy-cuda13x", "numpy", "torch")
-PEERS = ("attentions", "convolutions", "losses", "updates")
-Row = dict[str, Any]
+PACKAGES = ("castile", "triton", "cupy-cuda13x", "numpy", "nvidia-nccl-cu13", "cuda-bindings", "torch")
+PEERS = ("attentions", "convolutions", "losses", "updates", "steps")
 
 
 def main() -> int:
@@ -33,39 +34,34 @@ def main() -> int:
     parser.add_argument("--out", default="", help="where the numbers go")
     parser.add_argument("--json", action="store_true", help="print them as one JSON object instead of tables")
     arguments = parser.parse_args()
-    rows = measured(arguments.kinds)
-    found = figures(rows)
-    facts = {"device": device(), "versions": versions(), "figures": [vars(f) for f in found], "rows": rows}
-    out = Path(arguments.out or RESULTS / f"{facts['device']['name'].split()[-1].lower()}-figures.json")
+    about = {"device": device(), "versions": versions()}
+    out = Path(arguments.out or RESULTS / f"{about['device']['name'].split()[-1].lower()}-figures.json")
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(facts, indent=1) + "\n")
+    rows: list[Row] = []
+    facts: dict[str, Any] = about
+    for new, rows in measured(arguments.kinds):
+        print(line(new), file=sys.stderr, flush=True)
+        facts = about | {"figures": [vars(f) for f in figures(rows)], "rows": rows}
+        out.write_text(json.dumps(facts, indent=1) + "\n")
     if arguments.json:
         print(json.dumps(facts))
     else:
         print("\n".join(map(line, rows)))
-        tell(found)
+        tell(figures(rows))
     return 0
 
 
-def measured(kinds: list[str]) -> list[Row]:
-    """What ours takes and what theirs take, by case."""
+def measured(kinds: Sequence[str]) -> Iterator[tuple[Row, list[Row]]]:
+    """What ours takes and what theirs take, by case: each row with what came to it, and all rows that there are."""
     rows: dict[str, Row] = {}
-    for row in (*_told("ours", kinds), *_told("theirs", [kind for kind in kinds if kind in PEERS])):
-        mine = rows.setdefault(row["name"], {"kind": row["kind"], "name": row["name"]})
-        mine |= {key: value for key, value in row.items() if key not in mine or key == "failed"}
-    return list(rows.values())
-
-
-def _told(side: str, kinds: list[str]) -> list[Row]:
-    if not kinds:
-        return []
-    words = [sys.executable, "-m", f"benchmarks.gpu.{side}", *kinds]
-    ran = subprocess.run(words, capture_output=True, text=True)
-    rows = [json.loads(text) for text in ran.stdout.splitlines() if text.startswith("{")]
-    if ran.returncode:
-        sys.stderr.write(ran.stderr[-2000:])
-        rows.append({"kind": "", "name": side, "failed": ran.stderr.strip().splitlines()[-1:]})
-    return rows
+    # Whole steps take long: what kernels take, and what others take beside them, is known before.
+    for together in (cases.KERNELS, cases.WHOLE):
+        some = [kind for kind in kinds if kind in together]
+        for side, own in (("ours", some), ("theirs", [kind for kind in some if kind in PEERS])):
+            for row in sides.told(side, own):
+                mine = rows.setdefault(row["name"], {"kind": row["kind"], "name": row["name"]})
+                mine |= {key: value for key, value in row.items() if key not in mine or key == "failed"}
+                yield mine, list(rows.values())
 
 
 def best_peer(row: Row) -> float | None:
@@ -103,12 +99,13 @@ def figures(rows: list[Row]) -> list[Figure]:
         _least("cross_entropy_over_compiled_ratio", by_kind.get("losses", []), 1.0, _key("compiled_seconds")),
         _least("adamw_over_compiled_ratio", by_kind.get("updates", []), 1.0, _key("compiled_seconds")),
         *_convolutions(by_kind.get("convolutions", [])),
+        *_steps(by_kind.get("steps", [])),
     ]
     return [figure for figure in told if figure is not None]
 
 
-def _key(name: str) -> Callable[[Row], float | None]:
-    return lambda row: row.get(name)
+def _key(name: str, within: str = "") -> Callable[[Row], float | None]:
+    return lambda row: (row.get(within, {}) if within else row).get(name)
 
 
 def _least(name: str, rows: list[Row], target: float, peer: Callable[[Row], float | None]) -> Figure | None:
@@ -123,6 +120,39 @@ def _least(name: str, rows: list[Row], target: float, peer: Callable[[Row], floa
     shares = {row["name"]: (peer(row) or 0.0) / row["seconds"] for row in rows}
     worst = min(shares, key=lambda one: shares[one])
     return Figure(name, shares[worst], least=target, note=f"worst of {len(shares)}: {worst}")
+
+
+def _steps(rows: list[Row]) -> list[Figure]:
+    """Of whole steps: their time and memory beside PyTorch's, what the host does for one, and what was predicted."""
+    known = {case.name: case for case in cases.steps()}
+    beside = [row for row in rows if known[row["name"]].has_peer]
+    virtual = [row for row in rows if not known[row["name"]].is_whole]
+    error = _key("prediction_error", "own")
+    found = [
+        _least("step_over_compiled_ratio", beside, 1.0, _key("compiled_seconds")),
+        _least("step_over_eager_ratio", beside, 1.0, _key("eager_seconds")),
+        _most("step_host_seconds", rows, 1e-4, _key("host_seconds", "own")),
+        _most("step_bytes_over_compiled_ratio", beside, None, _quotient("nbytes", "compiled_nbytes")),
+        _most("step_prediction_error", beside, 0.05, error),
+        _most("virtual_step_prediction_error", virtual, 0.1, error),
+    ]
+    return [figure for figure in found if figure is not None]
+
+
+def _most(name: str, rows: list[Row], most: float | None, of: Callable[[Row], float | None]) -> Figure | None:
+    """The largest value of any of the rows; none where one of them has none."""
+    if not rows:
+        return None
+    values = {row["name"]: of(row) for row in rows}
+    lacking = [one for one, value in values.items() if value is None]
+    if lacking:
+        return Figure(name, None, most=most, note=f"not known: {', '.join(lacking)[:200]}")
+    worst = max(values, key=lambda one: values[one] or 0.0)
+    return Figure(name, values[worst], most=most, note=f"worst of {len(values)}: {worst}")
+
+
+def _quotient(ours: str, theirs: str) -> Callable[[Row], float | None]:
+    return lambda row: row["own"][ours] / row[theirs] if "own" in row and theirs in row else None
 
 
 def _convolutions(rows: list[Row]) -> list[Figure]:

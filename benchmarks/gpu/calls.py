@@ -113,6 +113,12 @@ def _(case: cases.Update) -> list[Call]:
 
 
 @calls.register
+def _(case: cases.Step) -> list[Call]:
+    # Those of its plan, which whoever runs it knows.
+    return []
+
+
+@calls.register
 def _(case: cases.Stream) -> list[Call]:
     line = (case.line,) if case.line else ()
     operands = (Spec(shape, case.dtype_of(number)) for number, shape in enumerate(case.shapes))

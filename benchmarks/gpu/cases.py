@@ -159,7 +159,36 @@ class Stream(NamedTuple):
         return " ".join(word for word in (self.kernel, self.line, shape, over) if word)
 
 
-Case = Product | Attention | Convolution | Loss | Update | Stream
+class Step(NamedTuple):
+    """A training step of a model, by AdamW, on the whole device or on virtual ones that divide it.
+
+    rewrite  what its graph goes through on our side. tuned: whether each kernel call runs in the way that is fastest
+    """
+
+    model: str
+    batch: int
+    tuned: bool
+    rewrite: str = ""
+    dtype: str = "bfloat16"
+    machine: str = "local"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether one processor has all of the device."""
+        return self.machine == "local"
+
+    @property
+    def has_peer(self) -> bool:
+        """Whether PyTorch's step of the model is timed beside this one."""
+        return self.is_whole and self.tuned
+
+    @property
+    def name(self) -> str:
+        how = [self.rewrite, "tuned" * self.tuned, self.machine * (not self.is_whole)]
+        return " ".join(["step of", self.model, "batch", str(self.batch), self.dtype, *filter(None, how)])
+
+
+Case = Product | Attention | Convolution | Loss | Update | Stream | Step
 
 _LAYOUTS = ("nt", "nn", "tn")
 _SQUARES = ((4096, 4096, 4096), (8192, 8192, 8192))
@@ -264,4 +293,18 @@ def updates() -> list[Update]:
     return [Update()]
 
 
-KINDS = ("products", "attentions", "convolutions", "losses", "updates", "streams")
+def steps() -> list[Step]:
+    """Those of GPT-2 and ResNet-50; a small one on virtual devices is last, as a device that was divided stays so."""
+    return [
+        *(
+            Step(model, batch, tuned, "fuse")
+            for tuned in (False, True)
+            for model, batch in (("gpt:size=124m", 8), ("resnet:depth=50", 128))
+        ),
+        Step("gpt:layers=4,width=256,heads=4,seq=128", 8, True, machine="virtual:procs=2"),
+    ]
+
+
+KERNELS = ("products", "attentions", "convolutions", "losses", "updates", "streams")
+WHOLE = ("steps",)
+KINDS = (*KERNELS, *WHOLE)

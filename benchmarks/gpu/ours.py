@@ -1,4 +1,4 @@
-"""castile's kernels on the cases: `python -m benchmarks.gpu.ours`, one JSON line a case; PyTorch is not there.
+"""castile on the cases: `python -m benchmarks.gpu.ours SKIPPED KIND ...`, one JSON line a case; PyTorch is not there.
 
 Every way to run a kernel is timed, as `castile profile` does; `seconds` is that of the fastest Triton form,
 `library_seconds` that of the library beside it where there is one. What the fastest computes is compared with the same
@@ -7,7 +7,6 @@ work in float32 on the device where that is cheap.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ import cupy
 import ml_dtypes  # noqa: F401  (makes "bfloat16" a dtype)
 import numpy as np
 
-from benchmarks.gpu import cases
+from benchmarks.gpu import cases, sides, steps
 from benchmarks.gpu.calls import Call, calls
 from castile.kernels import tuning
 from castile.kernels.choice import Choice, wanted_of
@@ -44,16 +43,23 @@ def fastest(call: Call) -> dict[str, float]:
     return {("seconds" if form == "triton" else "library_seconds"): took for form, took in best.items()}
 
 
-def measure(case: Any) -> dict[str, float]:
+@singledispatch
+def measure(case: Any) -> dict[str, Any]:
     """What one case takes, and what else there is to tell."""
     told = [fastest(call) for call in calls(case)]
-    found = {"seconds": sum(one["seconds"] for one in told)}
-    if isinstance(case, cases.Stream):
-        (call,) = calls(case)
-        return found | {"nbytes": call.nbytes, "library_seconds": copied(call.nbytes)}
-    if "library_seconds" in told[0]:
-        found["library_seconds"] = told[0]["library_seconds"]
-    return found | error(case)
+    beside = {key: told[0][key] for key in ("library_seconds",) if key in told[0]}
+    return {"seconds": sum(one["seconds"] for one in told)} | beside | error(case)
+
+
+@measure.register
+def _(case: cases.Stream) -> dict[str, Any]:
+    (call,) = calls(case)
+    return fastest(call) | {"nbytes": call.nbytes, "library_seconds": copied(call.nbytes)}
+
+
+@measure.register
+def _(case: cases.Step) -> dict[str, Any]:
+    return steps.measure(case)
 
 
 def copied(nbytes: int) -> float:
@@ -160,22 +166,15 @@ def compile_ways(named: str) -> None:
     cupy.get_default_memory_pool().free_all_blocks()
 
 
-def main(kinds: Sequence[str]) -> None:
-    """Measure the cases of the functions of `cases` that are named."""
-    every = [(kind, case) for kind in kinds for case in getattr(cases, kind)()]
-    names = sorted({call.named for _, case in every for call in calls(case)})
+def main(kinds: Sequence[str], skip: int = 0) -> int:
+    """Measure the cases of the functions of `cases` that are named, but for the first of them."""
+    names = sorted({call.named for _, case in sides.listed(kinds)[skip:] for call in calls(case)})
     with get_context("spawn").Pool(max(1, len(os.sched_getaffinity(0)) - 2)) as pool:
         pool.map(compile_ways, names, chunksize=1)
-    with cupy.cuda.Stream(non_blocking=True):
-        for kind, case in every:
-            try:
-                found: dict[str, Any] = measure(case)
-            except Exception as problem:
-                # One case that fails costs its own figure only.
-                found = {"failed": f"{type(problem).__name__}: {problem}"[:300]}
-            print(json.dumps({"kind": kind, "name": case.name} | found), flush=True)
-            cupy.get_default_memory_pool().free_all_blocks()
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        pool_of_memory = cupy.get_default_memory_pool()
+        return sides.tell(kinds, skip, measure, stream.synchronize, pool_of_memory.free_all_blocks)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[2:], int(sys.argv[1])))

@@ -1,8 +1,7 @@
-"""PyTorch on the same cases: `python -m benchmarks.gpu.theirs`, one JSON line a case."""
+"""PyTorch on the same cases: `python -m benchmarks.gpu.theirs SKIPPED KIND ...`, one JSON line a case."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial, singledispatch
@@ -12,7 +11,8 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.gpu import cases, clock
+from benchmarks.gpu import cases, clock, sides, steps
+from benchmarks.torch_model import TorchModel
 
 HALF: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
 
@@ -116,18 +116,56 @@ def _(case: cases.Update) -> dict[str, float]:
     return {"fused_seconds": seconds([fused.step]), "compiled_seconds": seconds([torch.compile(plain.step)])}
 
 
-def main(kinds: Sequence[str]) -> None:
-    """Measure the cases of the functions of `cases` that are named."""
-    for kind in kinds:
-        for case in getattr(cases, kind)():
-            try:
-                found = measure(case)
-            except Exception as error:
-                # One case that fails costs its own figure only.
-                found = {"failed": f"{type(error).__name__}: {error}"[:300]}  # type: ignore[dict-item]
-            print(json.dumps({"kind": kind, "name": case.name} | found), flush=True)
-            torch.cuda.empty_cache()
+@measure.register
+def _(case: cases.Step) -> dict[str, float]:
+    if not case.has_peer:
+        return {}
+    found: dict[str, Any] = {}
+    for name, made in (("eager", _as_it_is), ("compiled", torch.compile)):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        step = _step(case, made)
+        losses = [float(step()) for _ in range(steps.NUM_LOSSES)]
+        found |= {f"{name}_seconds": seconds([step]), f"{name}_nbytes": torch.cuda.max_memory_allocated()}
+        found[f"{name}_losses"] = losses
+    return found
+
+
+def _as_it_is(model: Any) -> Any:
+    return model
+
+
+def _step(case: cases.Step, made: Callable[[Any], Any]) -> Callable[[], torch.Tensor]:
+    """A step as one writes it: parameters in float32, autocast, the fused AdamW, images with channels last."""
+    graph = steps.graph(case, "float32")
+    whole = TorchModel(graph, steps.SEED).to("cuda", memory_format=torch.channels_last)
+    whole._kept = {name: x.cuda() for name, x in whole._kept.items()}
+    inputs = {name: _moved(torch.from_numpy(x).cuda()) for name, x in steps.numbers(graph).items()}
+    optimizer = torch.optim.AdamW(whole.parameters(), fused=True, **steps.ADAMW)
+    model = made(whole)
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss: torch.Tensor = model(inputs)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def _moved(x: torch.Tensor) -> torch.Tensor:
+    """As PyTorch wants what it is given: images with channels last, labels of 64 bits."""
+    if not x.is_floating_point():
+        return x.long()
+    return x.to(memory_format=torch.channels_last) if x.ndim == 4 else x
+
+
+def main(kinds: Sequence[str], skip: int = 0) -> int:
+    """Measure the cases of the functions of `cases` that are named, but for the first of them."""
+    return sides.tell(kinds, skip, measure, torch.cuda.synchronize, torch.cuda.empty_cache)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[2:], int(sys.argv[1])))
