@@ -18,7 +18,7 @@ from castile.launch.ranks import UserError
 from castile.planner.cost import CostModel
 from castile.planner.evaluator import Evaluator, identity, moved_bytes
 from castile.planner.search import budget_of, search
-from castile.planner.seeds import seeds
+from castile.planner.seeds import is_known, seeds
 from castile.planner.settling import SETTLING, settled, sized
 from castile.planner.simulate import simulate
 from castile.planner.sizes import SIZES
@@ -76,13 +76,14 @@ def choose(
 
     A search seeks out what the cost model underrates, and measuring what it found is the cure: it ends when it finds a
     plan that has been measured, or after a few turns. A search that has a seed's name, such as data_parallel, insists
-    on that seed.
+    on that seed, and no other is looked at.
     """
     untaught = CostModel(job.machine)
-    progress("measuring the known plans")
+    asked_for = [name] if is_known(name, job.lowering) else None
+    progress(f"measuring {name}" if asked_for else "measuring the known plans")
     evaluator = Evaluator(job.lowering, job.cost, job.snapshot)
     known = {}
-    for label, plan in seeds(job.lowering).items():
+    for label, plan in seeds(job.lowering, asked_for, job.cost).items():
         with contextlib.suppress(TooManyTransfers):
             known[label] = sized(evaluator, plan)
     trials = _fitting(job, known, seed)
@@ -94,12 +95,13 @@ def choose(
         nonlocal num_proposals
         evaluator, limits = Evaluator(job.lowering, job.cost, job.snapshot), budget_of(name, budget)
         is_settled = limits.begun(1 + SETTLING).is_over
-        found = search(name, evaluator, limits, seed, sizes=SIZES)
+        found = search(name, evaluator, limits, seed, seeds=asked_for, sizes=SIZES)
         num_proposals += found.num_proposals
         return settled(evaluator, found, is_over=is_settled).strategy
 
     for turn in range(MOST_TURNS):
-        progress(f"searching ({name}, {budget}{' proposals' * budget.isdigit()})")
+        if not asked_for:
+            progress(f"searching ({name}, {budget}{' proposals' * budget.isdigit()})")
         plan = job.agreed_plan(searched)
         if any((plan.configs, plan.bucket_bytes) == (t.plan.configs, t.plan.bucket_bytes) for t in trials):
             break
@@ -108,13 +110,13 @@ def choose(
         measure(job, [new], feed, rate, _rounds([new]))
         _learn(job, [new])
         trials.append(new)
-    asked_for = [t for t in trials if name in known and t.plan.configs == known[name].configs]
-    best = job.agree(lambda: min(asked_for or trials, key=lambda t: t.seconds).name.encode()).decode()
+    best = job.agree(lambda: min(trials, key=lambda t: t.seconds).name.encode()).decode()
     taken = next(t for t in trials if t.name == best)
     prepared = job.prepare(taken.plan)
     candidates = tuple(_candidate(job, t, untaught) for t in trials) if job.leads else ()
     plan = _predicted(job, taken.plan, prepared)
-    equals = next((label for label, plan in known.items() if plan.configs == taken.plan.configs), "")
+    same = (label for label, plan in known.items() if plan.configs == taken.plan.configs)
+    equals = name if asked_for else next(same, "")
     return Chosen(plan, prepared, candidates, equals, bool(asked_for), num_proposals)
 
 

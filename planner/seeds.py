@@ -62,6 +62,11 @@ def seeds(
     return distinct
 
 
+def is_known(name: str, lowering: Lowering) -> bool:
+    """Whether there is a known plan of that name for the graph on the machine."""
+    return name in _makers(lowering, None)
+
+
 def seed(name: str, lowering: Lowering, cost: CostModel | None = None) -> Configs:
     """The known plan of that name, also where it is the same as another."""
     return _makers(lowering, cost)[name]()
