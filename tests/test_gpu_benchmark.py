@@ -1,5 +1,5 @@
-"""`python -m benchmarks.gpu` as far as it goes without a GPU: its own side on NumPy and on a stand-in, figures of made-up
-rows, processes that fail.
+"""`python -m benchmarks.gpu` as far as it goes without a GPU: its own side on NumPy and on a stand-in, figures of rows
+that are made up, processes that fail.
 """
 
 import ast

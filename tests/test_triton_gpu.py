@@ -1,7 +1,7 @@
 """Every Triton form on a GPU against its definition, under the same law as in the interpreter."""
 
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,12 +10,15 @@ pytest.importorskip("triton")
 
 from castile.kernels.form import Refused
 from castile.kernels.table import Table, definitions
-from tests.kernel_cases import Draw, cases
-from tests.test_kernels import several, unwritten
+from tests.kernel_cases import Case, Draw, cases
+from tests.test_kernels import dense, laid_out, scratch_of, several, sliced, stepped, unwritten
 from tests.triton_cases import NAMES, cast, error, plain
+from tests.triton_cases_images import is_image, turned
 from tests.triton_cases_long import LONG
 
 pytestmark = pytest.mark.gpu
+DTYPES = ("float32", "float16", "bfloat16")
+Place = Callable[[np.ndarray], np.ndarray]
 
 
 def spread(got: np.ndarray, want: np.ndarray) -> float:
@@ -25,28 +28,78 @@ def spread(got: np.ndarray, want: np.ndarray) -> float:
     return float(np.sqrt(np.mean(apart**2))) if apart.size else 0.0
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def apart(case: Case) -> Place:
+    """Every other element of larger arrays, which begins anywhere."""
+    return stepped
+
+
+def together(case: Case) -> Place:
+    """Whole arrays."""
+    return dense
+
+
+def innermost(case: Case) -> Place:
+    """Images with their channels innermost, and the rest as boxes of larger arrays, which begin anywhere."""
+    lay = turned(case, lambda x, order: laid_out(x, order, 0))
+    return lambda x: lay(x) if is_image(x, case) else sliced(x)
+
+
+class There:
+    """An array of the host and its copy on a GPU, which lies as it does: in a larger one if it is part of that."""
+
+    def __init__(self, x: np.ndarray) -> None:
+        import cupy
+
+        self.host = x
+        self.root = x if x.base is None else x.base
+        assert isinstance(self.root, np.ndarray) and self.root.flags.c_contiguous
+        self.whole = cupy.asarray(self.root)
+        offset = x.__array_interface__["data"][0] - self.root.__array_interface__["data"][0]
+        self.array = cupy.ndarray(x.shape, x.dtype, self.whole.data + offset, x.strides)
+
+    def keeps_the_rest(self) -> bool:
+        """Whether nothing beside the array has changed there."""
+        now = self.whole.get()
+        there = np.lib.stride_tricks.as_strided(now.reshape(-1)[self._first :], self.host.shape, self.host.strides)
+        there[...] = self.host
+        return bool(now.tobytes() == self.root.tobytes())
+
+    @property
+    def _first(self) -> int:
+        apart = self.host.__array_interface__["data"][0] - self.root.__array_interface__["data"][0]
+        return int(apart // self.host.itemsize)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", NAMES)
 def test_form_equals_definition_on_a_gpu(name: str, dtype: str) -> None:
-    import cupy
-
-    def moved(x: Any) -> Any:
-        return cupy.asarray(x) if isinstance(x, np.ndarray) else x
-
-    for case in [*cases(name, "float32"), *LONG.get(name, [])]:
+    """Each case lies in each way in one of the dtypes; some are added to what is there."""
+    ways = (together, apart, innermost)
+    for number, case in enumerate([*cases(name, "float32"), *LONG.get(name, [])]):
         low = cast(name, case, dtype)
         args, params = cast(name, low, "float64")
         with np.errstate(all="ignore"):
             exact = several(definitions()[name](*args, **params))
         rounded = plain(name, low, dtype)
-        outs = tuple(moved(unwritten(x)) for x in rounded)
-        Table("triton").bind(name, tuple(map(moved, low[0])), outs, low[1], None, False)()
+        place, adds = ways[(number + DTYPES.index(dtype)) % 3](low), number % 4 == 1
+        begun = [Draw(x.dtype.name, 1)(*x.shape) if adds else unwritten(x) for x in rounded]
+        if adds:
+            exact = tuple(x + one.astype(x.dtype) for x, one in zip(exact, begun, strict=True))
+            rounded = [(x.astype("float64") + one).astype(x.dtype) for x, one in zip(rounded, begun, strict=True)]
+        outs = [There(place(x)) for x in begun]
+        given = [There(place(x)) if isinstance(x, np.ndarray) else x for x in low[0]]
+        scratch = scratch_of(name, low[0], low[1], adds)
+        room = None if scratch is None else There(scratch.copy()).array
+        taken = tuple(x.array if isinstance(x, There) else x for x in given)
+        Table("triton").bind(name, taken, tuple(x.array for x in outs), low[1], room, adds)()
         for out, near, want in zip(outs, rounded, exact, strict=True):
+            words = f"{name} {low[1]} {place.__name__} {'added' * adds}"
             scale = max(1.0, float(np.abs(want).max(initial=0)))
-            got = out.get()
-            assert spread(got, want) <= 2 * spread(near, want) + 4e-6 * scale, f"{name} {low[1]}"
+            got = out.array.get()
+            assert spread(got, want) <= 2 * spread(near, want) + 4e-6 * scale, words
             # Which of few elements is off by most is luck: over six seeds it was up to 3.5 times as far off.
-            assert error(got, want) <= 4 * error(near, want) + 4e-6 * scale, f"{name} {low[1]}"
+            assert error(got, want) <= 4 * error(near, want) + 4e-6 * scale, words
+            assert not out.root.size or out.keeps_the_rest(), f"{words} wrote beside its result"
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

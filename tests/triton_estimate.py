@@ -207,4 +207,4 @@ def main(kinds: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or [*cases.KINDS, FORMS])
+    main(sys.argv[1:] or [*cases.KERNELS, FORMS])
