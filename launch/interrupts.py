@@ -20,14 +20,25 @@ from castile.launch.stopping import SIGNALS
 def ending_early(what: str) -> Iterator[Callable[[], bool]]:
     """Whether the user has asked to end what this block does; `what` there will be then is told at once.
 
+    A block asks for it, in this thread, when it has something and before it goes on. Until it does so for the first
+    time there is nothing to end with, and Ctrl-C ends all: what is compiled on first use takes half a minute.
+
     In another thread than the main one signals are left as they are, and so is one that this process is to ignore, as
     whatever a script starts in the background.
     """
-    asked = threading.Event()
+    asked, has_some = threading.Event(), threading.Event()
+
+    def is_over() -> bool:
+        if threading.current_thread() is threading.main_thread():
+            has_some.set()
+        return asked.is_set()
 
     def ask(number: int, frame: FrameType | None) -> None:
-        asked.set()
         signal.signal(signal.SIGINT, before)
+        if not has_some.is_set():
+            signal.raise_signal(signal.SIGINT)
+            return
+        asked.set()
         print(f"\ncastile: ending with {what}; Ctrl-C once more leaves it all", file=sys.stderr, flush=True)
 
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -35,7 +46,7 @@ def ending_early(what: str) -> Iterator[Callable[[], bool]]:
         return
     before = signal.signal(signal.SIGINT, ask)
     try:
-        yield asked.is_set
+        yield is_over
     finally:
         signal.signal(signal.SIGINT, before)
 

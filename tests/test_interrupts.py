@@ -4,6 +4,7 @@ import ctypes
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -19,9 +20,21 @@ ENDS = (signal.SIGINT, *SIGNALS)
 
 def test_the_second_ctrl_c_ends_all():
     with pytest.raises(KeyboardInterrupt), ending_early("what there is") as is_over:
+        assert not is_over()
         signal.raise_signal(signal.SIGINT)
         assert is_over()
         signal.raise_signal(signal.SIGINT)
+
+
+def test_where_there_is_nothing_yet_the_first_ctrl_c_ends_all(capsys):
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), ending_early("what there is") as is_over:
+        # another thread of the search may look at plans while this one has none to show
+        other = threading.Thread(target=is_over)
+        other.start()
+        other.join()
+        signal.raise_signal(signal.SIGINT)
+    assert capsys.readouterr().err == "" and signal.getsignal(signal.SIGINT) is before
 
 
 def test_work_in_the_background_of_a_script_ignores_ctrl_c():

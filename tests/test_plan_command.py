@@ -4,7 +4,7 @@ import json
 import signal
 import subprocess
 import sys
-import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,6 @@ import pytest
 from castile.launch import compiling, models, report, simulate
 from castile.launch import plan as plan_command
 from castile.launch.__main__ import main
-from castile.planner import search as searching
 from castile.planner import strategy as strategies
 from castile.planner.seeds import data_parallel
 from castile.planner.simulate import simulate as simulated
@@ -158,12 +157,11 @@ def test_the_front_is_told_and_written(tmp_path, capsys):
 @pytest.mark.parametrize("words", [[], ["--front"], ["--search", "tempering", "--processes", "2"]])
 def test_ctrl_c_ends_a_search_with_the_best_plan_so_far(words, tmp_path, capsys, monkeypatch):
     out, before = tmp_path / "plan.json", signal.getsignal(signal.SIGINT)
-
-    def budget_of(name, budget):
-        threading.Timer(0.5, signal.raise_signal, [signal.SIGINT]).start()
-        return searching.budget_of(name, budget)
-
-    monkeypatch.setattr(plan_command, "budget_of", budget_of)
+    presses = iter([signal.SIGINT])
+    monkeypatch.setattr(
+        plan_command, "_progress",
+        lambda: nullcontext(lambda spent, best: [signal.raise_signal(number) for number in presses]),
+    )  # fmt: skip
     words = ["mlp", "--machine", "local:procs=4", "--budget", "100000s", "--out", str(out), *words]
     facts = answer(capsys, "plan", *words)
     assert strategies.read(out).predicted.step_seconds == facts["found"]["step_seconds"]
@@ -335,6 +333,7 @@ def test_help_explains(capsys):
 
 BLOCKED = """
 import sys
+from contextlib import nullcontext
 class Absent:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in {"cupy", "triton", "mpi4py"} or name.startswith("castile.kernels"):
@@ -361,8 +360,10 @@ def test_of_several_ranks_one_speaks(tmp_path):
     status, out, err = mpirun_apart(2, *words, "--out", path, XDG_CACHE_HOME=str(tmp_path))
     assert status == 0 and err.replace(compiling.TEXT, "").count("\n") == 1 and "measuring this host, once" in err
     assert json.loads(out)["num_procs"] == 2 and strategies.read(path).num_procs == 2
-    status, out, err = mpirun_apart(2, *words, "--search", "none", XDG_CACHE_HOME=str(tmp_path))
-    assert status == 2 and out == "" and "no search 'none'" in err and "Traceback" not in err
+    # where this host was never measured, it is not measured for a mistake
+    status, out, err = mpirun_apart(2, *words, "--search", "none", XDG_CACHE_HOME=str(tmp_path / "empty"))
+    assert status == 2 and out == "" and "no search 'none'" in err
+    assert "measuring" not in err and "Traceback" not in err
 
 
 def test_equal_layers_are_told_once():
