@@ -1,7 +1,11 @@
-"""Nodes that a sketch prices as one have one space, whatever passes they have and whatever is pinned of some."""
+"""Nodes that a sketch prices as one have one space, whatever passes they have and whatever is pinned of some.
+
+Walks change those without any passes, too.
+"""
 
 import math
 
+import numpy as np
 import pytest
 
 from castile.launch import models
@@ -11,7 +15,8 @@ from castile.planner.lower import Lowering
 from castile.planner.op import find
 from castile.planner.pins import Pins
 from castile.planner.seeds import seeds
-from castile.planner.sketch.sketch import Sketch
+from castile.planner.sketch import sketch as sketches
+from castile.planner.sketch.sketch import NUM_DRAWS, Sketch
 from castile.planner.spaces import Spaces
 from castile.planner.strategy import Names
 from castile.planner.updates import Updates
@@ -33,3 +38,20 @@ def test_nodes_of_one_kind_have_one_space(mode: str, pin: str) -> None:
     assert all(0 < sketch.seconds(plan.configs) < math.inf for plan in plans.values())
     pairs = set(zip(sketch._kinds.tolist(), sketch._spaces.tolist(), strict=True))
     assert len(pairs) == len({kind for kind, _ in pairs})
+
+
+def test_walks_change_nodes_without_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = machines.parse("flexflow-p100:nodes=1")
+    lowering = Lowering(models.parse(BERT).graph(64), machine, Updates(find("sgd")()), "forward")
+    cost = CostModel(machine)
+    start = seeds(lowering)["data_parallel"].configs
+    sketch = Sketch(lowering, cost, Spaces(lowering, cost), [start])
+    assert (np.diff(sketch.program.own_ptr) == 0)[-1]
+    # Plain loops refuse to look beyond the ends of arrays.
+    monkeypatch.setattr(sketches, "can_compile", lambda: False)
+    sketches._bodies.cache_clear()
+    draws, capacity = np.random.default_rng(0).random((200, NUM_DRAWS)), np.full(machine.num_procs, np.inf)
+    plan = sketch.number(start)
+    sketch.trail(plan, draws, np.full(200, 0.1), capacity)
+    sketches._bodies.cache_clear()
+    assert (plan != sketch.number(start))[np.diff(sketch.program.own_ptr) == 0].any()

@@ -96,7 +96,9 @@ def walk(  # type: ignore[no-untyped-def]
         if busiest <= limit:
             first, is_turned = len(program.node), False
             for k in range(count):
-                first = min(first, program.own[program.own_ptr[nodes[k]]])
+                # A node without passes decides no step.
+                if program.own_ptr[nodes[k]] < program.own_ptr[nodes[k] + 1]:
+                    first = min(first, program.own[program.own_ptr[nodes[k]]])
                 is_turned = is_turned or spaces.crew[old[k]] != spaces.crew[plan[nodes[k]]]
             if is_turned:
                 side = 1 - side
