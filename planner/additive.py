@@ -258,8 +258,7 @@ class Additive:
         key = (slot, port, output, config)
         if key not in self._boxes:
             template = self.instance(slot, config).template
-            boxes = tuple(template.box(part, port, output) for part in range(len(template.parts)))
-            self._boxes[key] = Placed((id(template), port, output), boxes, config)
+            self._boxes[key] = Placed((id(template), port, output), template.boxes(port, output), config)
         return self._boxes[key]
 
     def decided(self, name: str, config: Config) -> dict[str, Config]:

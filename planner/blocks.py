@@ -129,8 +129,8 @@ def strided(step: StepInstance, frames: Iterable[tuple[int, int, tuple[int, ...]
     of_task: dict[int, dict[int, tuple[int, ...]]] = {}
     for task, port, frame in frames:
         of_task.setdefault(task, {})[port] = frame
-    parts = step.template.parts
-    keys = [parts[t // step.config.replicas].strided_key(tuple(sorted(f.items()))) for t, f in of_task.items()]
+    rows = [(step.template.work(t // step.config.replicas), tuple(sorted(f.items()))) for t, f in of_task.items()]
+    keys = [work.strided_key(of_port) for work, of_port in rows]
     return list(of_task), keys
 
 

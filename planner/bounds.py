@@ -111,7 +111,7 @@ class _BySplits(_Known):
     """By pricing every part of every split."""
 
     def find(self, step: Step, whole: StepTemplate) -> Least:
-        if only_call(whole.parts[0]) is not None:
+        if only_call(whole.part(0).work) is not None:
             # What it takes as one of several in a task was not measured.
             return Least(0, 0)
         each = [
@@ -136,7 +136,7 @@ class _ByFigures(_Known):
         self._shared = CostModel(Machine("best", (msgspec.structs.replace(best, task_overhead_seconds=0.0),), ()))
 
     def find(self, step: Step, whole: StepTemplate) -> Least:
-        key = whole.parts[0].key
+        key = whole.part(0).key
         nbytes = self._bytes(step, whole)
         share = _density(step) * _smallest_share(tuple(sorted(_free(step).values())), self.most_parts)
         # Operations and picoseconds of each part and of the whole are rounded, by a half at most.
@@ -145,13 +145,13 @@ class _ByFigures(_Known):
         part = msgspec.structs.replace(
             key, flops=max(0, int(key.flops * share) - 1), nbytes=sum(least for _, least in nbytes)
         )
-        cost = self.cost if only_call(whole.parts[0]) is None else self._shared
+        cost = self.cost if only_call(whole.part(0).work) is None else self._shared
         together, alone = cost.picoseconds([total, part]).tolist()
         return Least(max(1, together - rounding), alone)
 
     def _bytes(self, step: Step, whole: StepTemplate) -> list[tuple[int, int]]:
         """Of each port that every split touches at least as much: the bytes of the whole, the least of a part."""
-        free, piece = _free(step), whole.parts[0]
+        free, piece = _free(step), whole.part(0)
         # A body that asks which part it computes may leave an operand to others.
         every = not place_counts(step)
         found = []
@@ -170,13 +170,13 @@ def _longest_chain(program: Program, known: _Known) -> int:
     producers = {flow.region: (prod(flow.shape), flow.producers) for flow in program.flows}
     ends: list[int] = []
     for step in program.steps:
-        piece, begin = known.template(step, {}).parts[0], 0
+        piece, begin = known.template(step, {}).part(0), 0
         for port, box in zip(step.inputs, piece.inputs, strict=True):
             if box is None or not _is_always_read(step, port):
                 continue
             volume, made = producers[port.region]
             for slot, number in made:
-                written = known.template(program.steps[slot], {}).parts[0].outputs[number]
+                written = known.template(program.steps[slot], {}).part(0).outputs[number]
                 # Whatever is read of a region is there when all have ended that write the whole of it, in parts or not.
                 if written is not None and written.volume == volume:
                     begin = max(begin, ends[slot])

@@ -355,8 +355,8 @@ class _Assembly:
         keys = {self.keys[n]: k for k, n in enumerate(numbers.tolist())}
         for task, of_port in frames.items():
             step = self.steps[block[task]]
-            part = step.template.parts[self.union.task[node[task]] // step.config.replicas]
-            cost[task] = keys.setdefault(part.strided_key(tuple(sorted(of_port.items()))), len(keys))
+            work = step.template.work(self.union.task[node[task]] // step.config.replicas)
+            cost[task] = keys.setdefault(work.strided_key(tuple(sorted(of_port.items()))), len(keys))
         return cost, tuple(keys)
 
     def _private(self, node: np.ndarray, block: np.ndarray) -> np.ndarray:

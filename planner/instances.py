@@ -57,7 +57,7 @@ class StepInstance(msgspec.Struct, frozen=True, eq=False, dict=True):
     def task(self, number: int, local: int, buffers: Sequence[int], adds: Sequence[bool]) -> Task:
         """The task written out; buffers by port, -1 where a port is not touched."""
         part, replica = divmod(local, self.config.replicas)
-        piece = self.template.parts[part]
+        piece = self.template.part(part)
         boxes = (*piece.inputs, *piece.outputs)
         views = tuple(View(int(b), box) for b, box in zip(buffers, boxes, strict=True) if box is not None)
         copy = f"~{replica}" if self.config.replicas > 1 else ""

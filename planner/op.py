@@ -73,6 +73,9 @@ class Op:
     costless: ClassVar[tuple[str, ...]] = ()
     # Those of them that bodies do not look at: parts record the same whatever these are.
     unrecorded: ClassVar[tuple[str, ...]] = ()
+    # Whether bodies do no more with where a part lies than to tell kernels: of parts as long along all axes that touch
+    # boxes of the same shapes all make the same calls then, but for literals.
+    told: ClassVar[bool] = False
 
     def axis_line(self, inputs: tuple[Tensor, ...]) -> str:
         """The axis line for these inputs; override it where it depends on their shapes (broadcasting)."""
@@ -198,15 +201,17 @@ class Part(NamedTuple):
 
     def shard(self, operand: Operand) -> Box:
         """The law: an array that bears a split axis is cut along it, one that does not is whole."""
-        lo, hi = [], []
-        for dim in operand.dims:
-            first, last = self.ranges[dim[0]] if dim else (0, 1)
-            if len(dim) > 1:
-                inner = prod([self.alignment.extents[a] for a in dim[1:]])
-                first, last = first * inner, last * inner
-            lo.append(first)
-            hi.append(last)
-        return Box(tuple(lo), tuple(hi))
+        a, of = self.alignment, self.ranges
+        rows = [ends(a, dim, of[dim[0]]) if dim else (0, 1) for dim in operand.dims]
+        return Box(tuple([lo for lo, _ in rows]), tuple([hi for _, hi in rows]))
+
+
+def ends(a: Alignment, dim: tuple[str, ...], block: tuple[int, int]) -> tuple[int, int]:
+    """Where a block of the first axis of a dim begins and ends there: of merged axes only the first is cut."""
+    if len(dim) == 1:
+        return block
+    inner = prod([a.extents[axis] for axis in dim[1:]])
+    return block[0] * inner, block[1] * inner
 
 
 def find(name: str) -> type[Any]:

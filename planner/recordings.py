@@ -42,8 +42,10 @@ def wanted(step: Step, recording: Recording) -> list[Spec | None]:
 
 
 def place_counts(step: Step) -> bool:
-    """Whether what a part records may depend on which one it is."""
-    return "at" in step.node.op.asks(step.which) or any(_repeats(step, p) for p in step.inputs if p.role == "onto")
+    """Whether what a part records may depend on which one it is, in more than literals."""
+    op = step.node.op
+    asks = "at" in op.asks(step.which) and not op.told
+    return asks or any(_repeats(step, p) for p in step.inputs if p.role == "onto")
 
 
 def _repeats(step: Step, port: Port) -> list[str]:

@@ -133,7 +133,8 @@ class Shapes:
         count, every = step.num_tasks, np.arange(step.num_tasks)
         lane = step.lanes
         numbers: dict[int, int] = {}
-        recordings = [numbers.setdefault(id(p.work.recording), len(numbers)) for p in step.template.parts]
+        of_works = np.array([numbers.setdefault(id(w.recording), len(numbers)) for w in step.template.works])
+        recordings = of_works[step.template.number]
         return Shape(
             step, len(self._made), count, np.zeros(count, np.int64), every, np.full(count, int(Kind.COMPUTE)),
             self._numbered(step.template.keys[0])[step.costs], step.private, np.zeros(count, np.uint64),

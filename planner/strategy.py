@@ -128,19 +128,26 @@ class Names:
 
 
 def parts(node: Node, split: Mapping[str, int], axis: str = "", micro: tuple[int, int] = (0, 1)) -> list[Part]:
-    """The pieces of a node cut so, row-major in the order of its axis line.
+    """The pieces of a node cut so, row-major in the order of its axis line; `axis` and `micro` as in `ranges`."""
+    a, points = node.alignment, product(*ranges(node, split, axis, micro))
+    return [Part(node.op, a, dict(zip(a.axes, point, strict=True))) for point in points]
+
+
+def ranges(node: Node, split: Mapping[str, int], axis: str, micro: tuple[int, int]) -> list[list[tuple[int, int]]]:
+    """By axis the blocks into which a node is cut.
 
     axis, micro   of this axis only one of so many equal pieces is cut up: microbatch (index, count)
     """
-    a = node.alignment
-    index, count = micro
-    lengths = {name: n // count if name == axis else n for name, n in a.extents.items()}
-    first = index * lengths.get(axis, 0)
-    ranges = [
-        [(lo + first, hi + first) if name == axis else (lo, hi) for lo, hi in blocks(lengths[name], split.get(name, 1))]
-        for name in a.axes
-    ]
-    return [Part(node.op, a, dict(zip(a.axes, point, strict=True))) for point in product(*ranges)]
+    found, (index, count) = [], micro
+    for name in node.alignment.axes:
+        extent = node.alignment.extents[name]
+        if name != axis or count == 1:
+            found.append(blocks(extent, split.get(name, 1)))
+        else:
+            length = extent // count
+            first = index * length
+            found.append([(lo + first, hi + first) for lo, hi in blocks(length, split.get(name, 1))])
+    return found
 
 
 def check_config(node: Node, config: Config, num_procs: int | None = None) -> None:

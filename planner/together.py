@@ -19,7 +19,7 @@ from castile.planner.contraction import Contracted, Contraction
 from castile.planner.instances import FlowInstance, StepInstance
 from castile.planner.program import Micro
 from castile.planner.rows import Lazy, compressed
-from castile.planner.template import PartTemplate, StepTemplate, Work
+from castile.planner.template import StepTemplate, Work
 from castile.runtime.task import Arg, Body, Call, CostKey, Kind, Task, TaskGraph, View
 
 # Of so many arrays' parameters, and so many bytes that it touches, is one task at most: then it still begins early, and
@@ -91,18 +91,22 @@ def summing(
 def only_calls(steps: Sequence[StepInstance]) -> list[list[Call | None]]:
     """Of each step's parts what `only_call` says."""
     known: dict[Work, Call | None] = {}
+
+    def each(works: Sequence[Work]) -> list[Call | None]:
+        known.update([(work, only_call(work)) for work in works if work not in known])
+        return [known[work] for work in works]
+
     of_parts: dict[StepTemplate, list[Call | None]] = {}
     for template in dict.fromkeys([step.template for step in steps]):
-        for piece in template.parts:
-            if piece.work not in known:
-                known[piece.work] = only_call(piece)
-        of_parts[template] = [known[piece.work] for piece in template.parts]
+        # What parts of one work do differs in literals at most, so all of them consist of such a call or none.
+        is_any = any(each(template.works))
+        of_parts[template] = each([p.work for p in template.parts]) if is_any else [None] * template.num_parts
     return [of_parts[step.template] for step in steps]
 
 
-def only_call(piece: PartTemplate) -> Call | None:
+def only_call(work: Work) -> Call | None:
     """The call of a kernel that takes the arrays of several, where a part consists of just that."""
-    calls = piece.body((False,) * len(piece.outputs)).calls
+    calls = work.body((False,) * len(work.outputs)).calls
     return calls[0] if len(calls) == 1 and any(d(calls[0].kernel) for d in _FOR_SEVERAL) else None
 
 

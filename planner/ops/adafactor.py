@@ -26,6 +26,7 @@ class Adafactor(Optimizer):
     The rate is at most 1 / sqrt(step), times the root of the parameter's mean square.
     """
 
+    told = True
     scalars: ClassVar[tuple[str, ...]] = ("lr", "step")
 
     beta2_decay: float = -0.8

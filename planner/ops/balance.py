@@ -16,6 +16,8 @@ class Balance(Op):
     experts are alike. As in GShard a sample is the group; only p has a gradient.
     """
 
+    told = True
+
     def flops(self, which: str, part: Part) -> float:
         return super().flops(which, part) / part.extent("k")
 

@@ -13,6 +13,7 @@ class BlockEntropy(Op):
     """logits [..., p*v], labels [...] (integers below p*v) -> [..., p, 2]: of each of p blocks the log-sum-exp of its
     logits, and the logit at the label where the block has it, else 0."""
 
+    told = True
     p: int = 1
 
     def extents(self, known: dict[str, int]) -> dict[str, int]:

@@ -15,6 +15,8 @@ class Combine(Op):
     A token is the sum of its choices' places times their gates; a choice without a place counts nothing.
     """
 
+    told = True
+
     def flops(self, which: str, part: Part) -> float:
         # a choice has one place among all
         return super().flops(which, part) / (part.extent("e") * part.extent("c"))

@@ -15,6 +15,7 @@ class Dispatch(Op):
     e experts with c places for a sample each.
     """
 
+    told = True
     e: int = 1
     c: int = 1
 

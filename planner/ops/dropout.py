@@ -16,6 +16,7 @@ class Dropout(Op):
     """
 
     costless = ("salt",)
+    told = True
     rate: float = 0.5
     salt: int = 0
 

@@ -17,6 +17,7 @@ class Rotary(Op):
     weights), or neighbours where `interleaved` (as in the paper).
     """
 
+    told = True
     h: int = 1
     base: float = 10000.0
     interleaved: bool = False
