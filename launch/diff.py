@@ -13,9 +13,10 @@ from typing import Annotated, Any
 import tyro
 from rich.table import Table
 
-from castile.launch import checks, offline, options, ranks, report
+from castile.launch import checks, offline, options, report
 from castile.launch.explain import open_plan
 from castile.launch.explain_report import folded, shortened, signed, with_members
+from castile.launch.offline import Desk
 from castile.launch.ranks import UserError
 from castile.planner import strategy as strategies
 from castile.planner.alternatives import differences
@@ -23,7 +24,6 @@ from castile.planner.evaluator import moved_bytes
 from castile.planner.graph import Node
 from castile.planner.strategy import Config, Predicted, Strategy
 from castile.runtime import memory
-from castile.runtime.machine import Machine
 
 MOST_ROWS = 20
 MOST_LETTERS = 80
@@ -62,7 +62,7 @@ def run(command: Diff) -> int:
     if not command.machine:
         checks.only_with("machine", forward=command.forward, batch=command.batch, profile=command.profile)
     machine = offline.find_machine(command.machine) if command.machine else None
-    if ranks.silent():
+    if offline.is_silent(machine):
         return 0
     plans = {path: strategies.read(path) for path in (command.a, command.b)}
     a, b = plans[command.a], plans[command.b]
@@ -77,7 +77,9 @@ def run(command: Diff) -> int:
     if machine is None:
         facts |= compare(a, b, a.predicted, b.predicted)
     else:
-        (worth_a, nodes), (worth_b, _) = (_simulated(path, machine, command) for path in (command.a, command.b))
+        mode = "forward" if command.forward else "train"
+        opened = [open_plan(path, machine, "", command.batch, command.profile, mode) for path in (command.a, command.b)]
+        (worth_a, nodes), (worth_b, _) = (_simulated(plan, desk.measured()) for plan, desk in opened)
         facts |= compare(a, b, worth_a, worth_b)
         for row in facts["moved"]:
             row["members"] = folded([part for name in row["nodes"] if name in nodes for part in nodes[name].members])
@@ -127,10 +129,8 @@ def _told(config: Config | None) -> str | None:
     return None if config is None else str(config)
 
 
-def _simulated(path: str, machine: Machine, command: Diff) -> tuple[Predicted, Mapping[str, Node]]:
+def _simulated(plan: Strategy, desk: Desk) -> tuple[Predicted, Mapping[str, Node]]:
     """What a plan takes on a machine, whether it fits there or not, and its model's nodes."""
-    mode = "forward" if command.forward else "train"
-    plan, desk = open_plan(path, machine, "", command.batch, command.profile, mode)
     tasks, simulated = desk.evaluator.simulate(plan)
     arenas = memory.arenas(tasks, simulated.timeline).peak_bytes
     worth = Predicted(simulated.seconds, int(arenas.max()), moved_bytes(tasks))

@@ -15,12 +15,12 @@ import msgspec
 import numpy as np
 import tyro
 
-from castile.launch import checks, explain_report, offline, options, ranks, report
+from castile.launch import checks, explain_report, offline, options, report
 from castile.launch.explain_report import folded
 from castile.launch.offline import Desk
 from castile.launch.ranks import UserError
 from castile.planner import strategy as strategies
-from castile.planner.alternatives import alternatives, pattern, switches
+from castile.planner.alternatives import alternatives, node_of, pattern, switches
 from castile.planner.explanation import Crossing, Edge, Explanation, explain
 from castile.planner.lower import Lowering
 from castile.planner.search import Evaluated, Evaluator, parse_budget
@@ -70,13 +70,15 @@ def run(command: Explain) -> int:
     checks.counts(batch=command.batch)
     budget = parse_budget(command.budget)
     machine = offline.find_machine(command.machine)
-    if ranks.silent():
+    if offline.is_silent(machine):
         return 0
     mode = "forward" if command.forward else "train"
     plan, desk = open_plan(command.plan, machine, command.model, command.batch, command.profile, mode)
+    if command.op:
+        command = replace(command, op=node_of(desk.evaluator.lowering, plan, command.op))
+    desk = desk.measured()
     evaluator = desk.evaluator
     names = evaluator.lowering.names
-    command = replace(command, op=names.within.get(command.op, command.op))
     explanation, worth = explain(evaluator, plan), evaluator.evaluate(plan)
     facts = _facts(command, desk, plan, explanation, worth)
     if command.op:

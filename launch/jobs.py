@@ -103,6 +103,17 @@ class Job:
         """The cost model with all that has been learned so far."""
         return CostModel(self.machine, self.snapshot)
 
+    def measure(self) -> None:
+        """Take this host's figures for those of `local`, measured now where they never were.
+
+        All ranks call it when all that was given has been looked at, and before anything has a price.
+        """
+        if gpus.is_on(self.machine):
+            return
+        found, known = probe.measured(self.machine, self.comm if self.comm.size > 1 else None), self.lowering
+        self.machine = machines.from_json(self.agree(lambda: machines.to_json(found)))
+        self.lowering = Lowering(known.graph, self.machine, known.updates, microbatches=known.microbatches)
+
     def agree(self, make: Callable[[], bytes]) -> bytes:
         """The bytes that rank 0 makes, on every rank; all ranks call it."""
         return from_leader(self.comm, make)
@@ -112,7 +123,7 @@ class Job:
         return strategies.decode(self.agree(lambda: strategies.encode(make())))
 
     def plan_of(self, path: str) -> Strategy:
-        """The plan of a file, on every rank. Raises ValueError or UserError where it is not for so many processors."""
+        """The plan of a file, on every rank. Raises UserError where it is none for graph and machine."""
         plan = self.agreed_plan(lambda: strategies.read(path))
         if plan.num_procs != self.machine.num_procs:
             here = f"{self.machine.name} has {self.machine.num_procs}" if gpus.is_virtual(self.machine) else ""
@@ -120,6 +131,10 @@ class Job:
                 f"plan {path}: it is for {_processors(plan.num_procs)}, but {here or _run(self.comm.size)}: start as "
                 f"many with `castile launch -n {plan.num_procs} ...`, or plan again"
             )
+        try:
+            self.lowering.check(plan)
+        except ValueError as error:
+            raise UserError(f"plan {path}: {error}") from error
         return plan
 
     def prepare(self, plan: Strategy, lowering: Lowering | None = None) -> Prepared:
@@ -175,7 +190,7 @@ def start(
     seed: int = 0,
     dtype: str = "float32",
 ) -> Job:
-    """Begin a job; all ranks call it.
+    """Begin a job, nothing measured yet; all ranks call it.
 
     updates         by default those of the model's recipe
     dataset, seed   the data that decide settings which were left open
@@ -275,7 +290,8 @@ def communicator() -> Communicator:
 
 
 def find_machine(text: str, comm: Communicator, dtype: str) -> Machine:
-    """The machine that the user names, as rank 0 sees it; plain `local` has a processor for each rank.
+    """The machine that the user names, as rank 0 sees it; plain `local` has a processor for each rank. Of cores its
+    figures are assumed ones until `Job.measure`.
 
     Where it is one of GPUs, this rank's is in use from here on.
     """
@@ -284,7 +300,7 @@ def find_machine(text: str, comm: Communicator, dtype: str) -> Machine:
         gpus.use(comm.local_rank)
         found = gpus.named(text, parse(text).num_procs, gpus.sharers(comm))
     else:
-        found = probe.find_machine(text, comm if comm.size > 1 else None)
+        found = parse(text)
         if gpus.is_on(found) and gpus.count():
             gpus.use(comm.local_rank)
     return machines.from_json(from_leader(comm, lambda: machines.to_json(found)))

@@ -6,12 +6,12 @@ It does not know how plans are found.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from castile.launch import compiling, gpus, jobs, models, probe
+from castile.launch import compiling, gpus, jobs, models, probe, ranks
 from castile.launch.models import DTYPES, Model
 from castile.launch.ranks import UserError, this_world
 from castile.planner.cost import CostModel
@@ -26,16 +26,31 @@ from castile.runtime.machine import Machine, parse
 
 @dataclass(frozen=True)
 class Desk:
-    """A model and a machine to think about; the evaluator holds its graph, how it is lowered, and prices."""
+    """A model and a machine to think about; the evaluator holds its graph, how it is lowered, and prices, also those of
+    the snapshot if there is one.
+    """
 
     model: Model
     machine: Machine
     evaluator: Evaluator
+    snapshot: Snapshot | None = None
+
+    def measured(self) -> Desk:
+        """The same at the prices of this host where the machine is `local`, once all that was given is looked at.
+
+        Where several ranks run, the others are in `is_silent` meanwhile.
+        """
+        machine, known = _measured(self.machine), self.evaluator.lowering
+        if machine == self.machine:
+            return self
+        lowering = Lowering(known.graph, machine, known.updates, known.mode, known.microbatches)
+        evaluator = Evaluator(lowering, CostModel(machine, self.snapshot), self.snapshot)
+        return replace(self, machine=machine, evaluator=evaluator)
 
 
 def find_machine(text: str) -> Machine:
     """The machine that the user names; every rank calls it. `local` has a processor for each rank, alone one a core or,
-    where there are any, one a GPU.
+    where there are any, one a GPU; of cores its figures are assumed ones until they are measured.
     """
     comm = this_world().communicator
     if text == "local" and comm is not None:
@@ -44,7 +59,18 @@ def find_machine(text: str) -> Machine:
         gpus.use(comm.local_rank if comm is not None else 0)
         procs = gpus.count() if text == "local" else parse(text).num_procs
         return gpus.named(text, procs, gpus.sharers(comm))
-    return probe.find_machine(text, comm)
+    return parse(text)
+
+
+def is_silent(machine: Machine | None) -> bool:
+    """Whether this rank leaves all to rank 0; it has taken part in measuring the machine then, if there is one."""
+    if machine is not None and ranks.silent():
+        _measured(machine)
+    return ranks.silent()
+
+
+def _measured(machine: Machine) -> Machine:
+    return machine if gpus.is_on(machine) else probe.measured(machine, this_world().communicator)
 
 
 def desk(
@@ -70,7 +96,7 @@ def desk(
     found = first if graph in ("", first.fingerprint) else next((g for g in graphs if g.fingerprint == graph), first)
     lowering = Lowering(found, machine, jobs.recipe_updates(named.recipe), mode)
     snapshot = known(profile, machine) if profile else None
-    return Desk(named, machine, Evaluator(lowering, CostModel(machine, snapshot), snapshot))
+    return Desk(named, machine, Evaluator(lowering, CostModel(machine, snapshot), snapshot), snapshot)
 
 
 def check_plan(plan: Strategy, path: str, model: str, desk: Desk) -> None:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import msgspec
 import tyro
 
-from castile.launch import checks, files, offline, options, ranks, report, trace
+from castile.launch import checks, files, offline, options, report, trace
 from castile.launch.interrupts import ending_early
 from castile.launch.offline import Desk
 from castile.launch.ranks import UserError
@@ -29,7 +29,8 @@ from castile.planner.evaluator import Evaluated, Evaluator
 from castile.planner.fronts import Point, search_front
 from castile.planner.lower import Lowering
 from castile.planner.pins import Pins
-from castile.planner.search import Found, NoPlanFits, Progress, budget_of, search
+from castile.planner.search import Found, NoPlanFits, Progress, budget_of, find, search
+from castile.planner.seeds import seeds
 from castile.planner.settling import SETTLING, settled
 from castile.planner.sizes import SIZES
 from castile.planner.sketch.sieve import num_parts
@@ -102,13 +103,15 @@ def run(command: Plan) -> int:
     checks.dtype(command.dtype)
     checks.writable(out=command.out, trace=command.trace)
     machine = offline.find_machine(command.machine)
-    if ranks.silent():
+    if offline.is_silent(machine):
         return 0
     desk = offline.desk(command.model, machine, command.batch, command.profile, (command.dtype,))
     start = _start(command, desk)
     _check_pieces(command, desk, start)
+    _check_names(command, _evaluator(command, desk, _asked(command, start)))
     with _progress() as progress, ending_early("the best plan so far") as is_over:
         limits = replace(budget_of(command.search, command.budget), is_over=is_over)
+        desk = desk.measured()
         evaluator, pinned, found, points = _look(command, desk, start, limits, progress)
     # A plan file names its model as the user did, so that it can be simulated from the file alone.
     plan = msgspec.structs.replace(found.strategy, model=command.model)
@@ -162,6 +165,14 @@ def _check_pieces(command: Plan, desk: Desk, start: dict[str, Strategy]) -> None
                 f"--accumulate {command.accumulate}: plan {command.from_} cuts the batch into {plan.microbatches}; "
                 "give that, or leave --from out"
             )
+
+
+def _check_names(command: Plan, evaluator: Evaluator) -> None:
+    """Raises ValueError where there is no such search, known plan or pinned node."""
+    find(command.search)
+    _pins(command, evaluator)
+    if names := _names(command):
+        seeds(evaluator.lowering, names)
 
 
 def _asked(command: Plan, start: dict[str, Strategy]) -> int:

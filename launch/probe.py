@@ -72,13 +72,12 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     link_bytes_per_second: float | None = None
 
 
-def find_machine(text: str, comm: Communicator | None = None) -> Machine:
-    """The machine that a user names, as `castile.runtime.machine.parse`, with `local` measured.
+def measured(named: Machine, comm: Communicator | None = None) -> Machine:
+    """A machine that `castile.runtime.machine.parse` gave, `local` with this host's figures in place of assumed ones.
 
-    Every rank calls it; rank 0's result is the one to broadcast. Raises ValueError as `parse` does.
+    Every rank calls it; rank 0's result is the one to broadcast.
     """
-    named = machines.parse(text)
-    is_local = text.partition(":")[0] == "local"
+    is_local = named.name.partition(":")[0] == "local"
     return local_machine(comm, named.num_procs) if is_local else named
 
 

@@ -98,7 +98,9 @@ def run(command: Profile) -> int:
         raise UserError("--all measures more than --plan: give one of them")
     path = command.profile or jobs.default_profile()
     job = jobs.start(command.model, command.machine, command.batch, path, dtype=command.dtype)
-    works = _works(job, command)
+    given = {command.plan: job.plan_of(command.plan)} if command.plan else {}
+    job.measure()
+    works = _works(job, command, given)
     known = set() if command.again else {row.key for row in job.snapshot.rows}
     how = "without --again the same command" if command.again else "the same command"
     with interrupts.told(f"ended; what was measured until now is kept in {path}, and {how} goes on from there"):
@@ -133,9 +135,9 @@ def _known(job: Job) -> dict[str, Strategy]:
     return plain | sized
 
 
-def _works(job: Job, command: Profile) -> list[Work]:
+def _works(job: Job, command: Profile, given: dict[str, Strategy]) -> list[Work]:
     """What is measured, in this order: the step of each plan, then each transfer if the user asked for links."""
-    plans = {command.plan: job.plan_of(command.plan)} if command.plan else _known(job)
+    plans = given or _known(job)
     if command.all:
         plans |= coverage.plans(job.lowering)
     feed, rate = sample_feed(job), job.model.recipe.lr * RATE_SHARE

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from castile.launch import checks, offline, options, ranks, report, trace
+from castile.launch import checks, offline, options, report, trace
 from castile.launch.offline import Desk
 from castile.launch.ranks import UserError
 from castile.planner import strategy as strategies
@@ -59,7 +59,7 @@ def run(command: Simulate) -> int:
     checks.counts(batch=command.batch)
     checks.writable(trace=command.trace)
     machine = offline.find_machine(command.machine)
-    if ranks.silent():
+    if offline.is_silent(machine):
         return 0
     path, model, given = _given(command)
     of = given.graph if given is not None else ""
@@ -67,6 +67,7 @@ def run(command: Simulate) -> int:
     desk = offline.desk(model, machine, command.batch, command.profile, graph=of, mode=mode)
     plan = given or seeds(desk.evaluator.lowering)[BASE]
     offline.check_plan(plan, path or BASE, model, desk)
+    desk = desk.measured()
     if given is None:
         plan = sized(desk.evaluator, plan)
     tasks, simulated = desk.evaluator.simulate(plan)

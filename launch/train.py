@@ -50,6 +50,7 @@ from castile.launch.screen import Speaker
 from castile.launch.training import Course, Training
 from castile.planner import search as searches
 from castile.planner import strategy as strategies
+from castile.planner.strategy import Strategy
 from castile.planner.updates import Updates
 from castile.runtime import debug
 
@@ -159,7 +160,9 @@ def run(command: Train) -> int:
     dataset = job.dataset(command.data, command.seed)
     values = weights.load(command.weights, job.model, job.graph) if command.weights else None
     saved = _saved(command, job, say)
-    chosen = _choose(command, job, dataset, saved, say)
+    given = _given(command, job, saved)
+    job.measure()
+    chosen = _choose(command, job, dataset, given, say)
     say.line(training_report.plan_text(job, chosen))
     if line := tuning.settings_line(job, chosen.prepared.tasks, _profiling(command)):
         say.line(line)
@@ -272,9 +275,8 @@ def _saved(command: Train, job: Job, say: Speaker) -> Reader | None:
     return saved
 
 
-@interrupts.told("ended before the first step, so nothing is saved; with --plan FILE a run begins without measuring")
-def _choose(command: Train, job: Job, dataset: Dataset, saved: Reader | None, say: Speaker) -> Chosen:
-    """The plan of the file that the user named, the one that was trained with before, or what measures fastest here."""
+def _given(command: Train, job: Job, saved: Reader | None) -> tuple[Strategy, str] | None:
+    """The plan of the file that the user named, or the one that was trained with before, and whose it is."""
     if command.plan:
         plan = job.plan_of(command.plan)
         if command.accumulate not in (None, plan.microbatches):
@@ -282,10 +284,18 @@ def _choose(command: Train, job: Job, dataset: Dataset, saved: Reader | None, sa
                 f"--accumulate {command.accumulate}: plan {command.plan} cuts the batch into {plan.microbatches}; give "
                 "that, or plan again"
             )
-        return explore.given(job, plan, command.plan)
+        return plan, command.plan
     before = resume.plan_of(job, saved, command.accumulate) if saved is not None else None
     if saved is not None and before is not None:
-        return explore.given(job, before, f"of checkpoint {saved.path}")
+        return before, f"of checkpoint {saved.path}"
+    return None
+
+
+@interrupts.told("ended before the first step, so nothing is saved; with --plan FILE a run begins without measuring")
+def _choose(command: Train, job: Job, dataset: Dataset, given: tuple[Strategy, str] | None, say: Speaker) -> Chosen:
+    """The plan that is given, or what measures fastest here."""
+    if given is not None:
+        return explore.given(job, *given)
     assert command.lr is not None
     feed = feed_from(dataset.batch(0, job.graph.batch))
     return explore.choose(job, command.search, command.budget, command.seed, feed, command.lr, say.note)

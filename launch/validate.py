@@ -96,6 +96,7 @@ def run(command: Validate) -> int:
     if command.plans < 4:
         raise UserError(f"--plans {command.plans}: at least 4 are needed, half to learn from and half to predict")
     job = jobs.start(command.model, command.machine, command.batch or _batch(command), command.profile)
+    job.measure()
     Speaker(job.leads, command.json).note(f"measuring {command.plans} plans")
     feed = sample_feed(job, command.seed)
     plans = draw(job, command.plans, command.seed)
@@ -117,6 +118,7 @@ def _batch(command: Validate) -> int:
     batch, seconds = models.parse(command.model).recipe.batch, 0.0
     while batch < MOST_SAMPLES:
         job = jobs.start(command.model, command.machine, batch, "")
+        job.measure()
         Speaker(job.leads, command.json).note(f"timing a step of {batch} samples")
         timed = trial(job, "data_parallel", seeds(job.lowering)["data_parallel"], command.seed)
         measure(job, [timed], sample_feed(job, command.seed), 0.0, CALIBRATION_ROUNDS)

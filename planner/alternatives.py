@@ -16,6 +16,7 @@ import numpy as np
 
 from castile.planner import samples
 from castile.planner.graph import Node
+from castile.planner.lower import Lowering
 from castile.planner.search import Budget, Evaluated, Evaluator
 from castile.planner.space import placements, space_of
 from castile.planner.strategy import Config, Strategy
@@ -55,6 +56,18 @@ class Switch:
     evaluated: Evaluated
 
 
+def node_of(lowering: Lowering, plan: Strategy, name: str) -> str:
+    """The node of a plan that a name means: what became part of a node stands for that node.
+
+    Raises ValueError where the plan has no such node.
+    """
+    configs, within = lowering.configs(plan), lowering.names.within
+    found = within.get(name, name)
+    if found not in configs:
+        raise ValueError(f"the plan has no node {name!r}{suggestion(name, [*configs, *within])}")
+    return found
+
+
 def alternatives(evaluator: Evaluator, plan: Strategy, name: str, budget: Budget, most: int = 3) -> Alternatives:
     """The best `most` other layouts of a node by simulation, among those that the budget lets it simulate.
 
@@ -62,11 +75,8 @@ def alternatives(evaluator: Evaluator, plan: Strategy, name: str, budget: Budget
     ValueError where the plan has no such node.
     """
     assert plan.microbatches == evaluator.lowering.microbatches
-    configs, within = evaluator.lowering.configs(plan), evaluator.lowering.names.within
-    name = within.get(name, name)
-    if name not in configs:
-        raise ValueError(f"the plan has no node {name!r}{suggestion(name, [*configs, *within])}")
-    chosen = configs[name]
+    name = node_of(evaluator.lowering, plan, name)
+    chosen = evaluator.lowering.configs(plan)[name]
     layouts = _layouts(_node(evaluator, plan, name), chosen, evaluator.lowering.machine.num_procs)
     floors = _floors(evaluator, plan, name, layouts)
     best: list[tuple[Config, Evaluated]] = []

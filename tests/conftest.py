@@ -22,6 +22,10 @@ hypothesis.settings.register_profile("wide", deadline=None, print_blob=True, max
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "castile"))
 
 
+# Machines of this host have up to so many processors in tests.
+MOST_RANKS = 8
+
+
 def has_gpu() -> bool:
     """Whether CuPy is installed and sees a device."""
     try:
@@ -42,10 +46,21 @@ def environment_as_it_was() -> Iterator[None]:
     os.environ.update(before)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def nobodys_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test finds or leaves anything in the folders of whoever runs them; figures of this host lie in these."""
+    # NumPy, which comes with it, is to find the variables above.
+    from tests import homes
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in homes.make(tmp_path_factory.mktemp("home"), MOST_RANKS).items():
+            patch.setenv(name, value)
+        yield
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> dict[str, str]:
     """The variables of a user's folder of this test's own, in which this host is measured."""
-    # NumPy, which comes with it, is to find the variables above.
     from tests import homes
 
     return homes.make(tmp_path / "home")

@@ -294,12 +294,10 @@ def test_a_quota_is_the_tightest_of_the_groups_on_the_way_up(tmp_path, group, fi
     assert cores.quota(tmp_path) == limit
 
 
-def test_find_machine_measures_only_local(monkeypatch):
+def test_only_local_is_measured(monkeypatch):
     monkeypatch.setattr(probe, "measure", lambda comm, procs: FIGURES)
-    assert probe.find_machine("local:procs=2").processors[0].flops_per_second == 1e11
-    assert probe.find_machine("dgx-a100:nodes=2").num_procs == 16
-    with pytest.raises(ValueError, match="no machine"):
-        probe.find_machine("locl")
+    assert probe.measured(machines.parse("local:procs=2")).processors[0].flops_per_second == 1e11
+    assert probe.measured(machines.parse("dgx-a100:nodes=2")).num_procs == 16
 
 
 def test_environment_names_what_measurements_depend_on(monkeypatch):
