@@ -90,6 +90,12 @@ class Additive:
         return found
 
     @cached_property
+    def step_kinds(self) -> list[int]:
+        """By slot: the same number for steps that have the same template under every split."""
+        templates, dtypes = self.lowering.templates, self.program.dtypes.__getitem__
+        return [templates.kind(step, dtypes) for step in self.program.steps]
+
+    @cached_property
     def kinds(self) -> dict[str, int]:
         """By node: a number, equal for nodes whose passes are alike."""
         return {name: self._number("node", *map(self._kind, steps)) for name, steps in self.steps.items()}
@@ -272,8 +278,7 @@ class Additive:
 
     def _kind(self, step: Step) -> int:
         # What has the same templates costs the same; what differs there may do so too.
-        template = self.lowering.templates.kind(step, self.program.dtypes.__getitem__)
-        like = template, step.micro, step.node.alignment.frozen
+        like = self.step_kinds[step.slot], step.micro, step.node.alignment.frozen
         if like not in self._steps:
             self._steps[like] = self._priced_as(step)
         return self._steps[like]

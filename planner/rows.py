@@ -32,6 +32,15 @@ def pointer(counts: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
+def numbered(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """int64[n] the number of each value, as they are first met; int64[numbers] where each is met first."""
+    first, which = np.unique(values, return_index=True, return_inverse=True)[1:]
+    order = np.argsort(first)
+    number = np.empty(len(first), np.int64)
+    number[order] = np.arange(len(first))
+    return number[which], first[order]
+
+
 def compressed(rows: np.ndarray, values: np.ndarray, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
     """Entries by row, each once and in order: where rows begin (int64[num_rows + 1]), and their values.
 

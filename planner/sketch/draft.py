@@ -1,30 +1,55 @@
 """A program as a sketch sees it: the passes that nodes decide, and which layouts their flows go between.
 
-It does not know Configs or prices.
+Arrays over all ports of all steps: what ports have is found once for steps that are alike. It does not know Configs or
+prices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import groupby
+from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from castile.planner.additive import Additive
 from castile.planner.graph import Node
-from castile.planner.program import Flow, Port, Step
-from castile.planner.rows import pointer
+from castile.planner.program import Step
+from castile.planner.rows import numbered, pointer
 from castile.planner.sketch.arrays import Program
 from castile.planner.sketch.layouts import LayoutTable
+from castile.planner.sketch.order import joined, ordered
 from castile.planner.sketch.works import param_of
 
-UNASKED = -1
-# An end of a flow: its step (-1: there before), the node that decides it, its layout, whether it may be a sum.
-End = tuple[int, int, int, bool]
+NONE = -1
+
+
+class _Asker(NamedTuple):
+    """Who has ports: a step, None for where a parameter is at home; the node that decides it, and which operand of this
+    the parameter is that is updated or at home, NONE for a pass of the node itself."""
+
+    step: Step | None
+    owner: int
+    operand: int
+
+
+class _Met(NamedTuple):
+    """Where flows are met: by whom, the slot of the step, NONE for a home, the node that decides it, and the layout.
+
+    flow   the number of the flow
+    """
+
+    flow: np.ndarray
+    slot: np.ndarray
+    owner: np.ndarray
+    layout: np.ndarray
+
+    def of(self, which: np.ndarray) -> _Met:
+        """Some of it."""
+        return _Met(*(column[which] for column in self))
 
 
 class Draft:
-    """The steps that are kept, numbered anew, and the flows between them.
+    """The steps that are kept, in the order in which a sketch takes them, and the flows between them.
 
     spaces[N]   the space of each node
     """
@@ -37,197 +62,164 @@ class Draft:
         spaces: np.ndarray,
         layouts: LayoutTable,
     ) -> None:
-        self._nodes, self._additive, self._spaces, self._layouts = nodes, additive, spaces, layouts
-        self._number = {name: n for n, name in enumerate(names)}
-        self._space: list[int] = spaces.tolist()
-        dtypes = additive.program.dtypes.__getitem__
-        kept = [step for step in additive.program.steps if self._is_kept(step)]
-        # The node that decides each step.
-        self._owner = {step.slot: self._number[additive.deciders[step.node.name]] for step in kept}
-        self.steps, self._is_ahead = self._ordered(kept)
-        self._place = {s.slot: n for n, (s, ahead) in enumerate(zip(self.steps, self._is_ahead)) if not ahead}
-        self._params = {p.name: p.shape for p in additive.program.graph.params}
-        # Of each step the layouts of its inputs, then outputs, as far as these were asked for.
-        self._known: dict[int, list[int | None]] = {}
-        alike: dict[object, list[int | None]] = {}
-        for step in kept:
-            own: object = step.slot
-            if step.node.name in nodes:
-                own = additive.lowering.templates.kind(step, dtypes), self._space[self._owner[step.slot]]
-            unasked: list[int | None] = [UNASKED] * (len(step.inputs) + len(step.outputs))
-            self._known[step.slot] = alike.setdefault(own, unasked)
-
-    def _is_kept(self, step: Step) -> bool:
-        if step.node.name in self._nodes:
-            return True
-        return step.node.name in self._additive.deciders and bool(param_of(step, self._additive.program))
-
-    def _ordered(self, kept: Sequence[Step]) -> tuple[list[Step], list[bool]]:
-        """The steps in order, and what updates parameters once more, ahead, where its gradient is made: there it only
-        has it sent on its way, as else all sums would wait for the last gradient.
-
-        Steps that could begin together come together, as processors take what is ready first: while one waits for what
-        is sent, others go on. What the next ones read is sent before sums that were made together with it.
-        """
-        turns = self._turns_of(kept)
-        when = {step.slot: (step.micro.number, turns[step.slot], step.slot) for step in kept}
-        due = self._due(kept, when)
-        early: dict[int, list[Step]] = {}
-        for step in kept:
-            if step.slot in due:
-                early.setdefault(due[step.slot], []).append(step)
-        # As their gradients come, the last layer's first: none waits for one that comes later.
-        waiting = iter(sorted((step for step in kept if step.slot in due), key=lambda step: when[due[step.slot]]))
-        kept = [next(waiting) if step.slot in due else step for step in kept]
-        found, held = list[tuple[Step, bool]](), list[tuple[Step, bool]]()
-        for (_, is_due), run in groupby(kept, key=lambda step: (step.micro, step.slot in due)):
-            if is_due:
-                found, held = [*found, *held, *((step, False) for step in run)], []
-                continue
-            for _, together in groupby(sorted(run, key=lambda step: when[step.slot]), lambda step: turns[step.slot]):
-                steps = list(together)
-                found += [*((step, False) for step in steps), *held]
-                held = [(other, True) for step in steps for other in early.get(step.slot, ())]
-        found += held
-        return [step for step, _ in found], [ahead for _, ahead in found]
-
-    def _due(self, kept: Sequence[Step], when: Mapping[int, tuple[int, int, int]]) -> dict[int, int]:
-        """For each step that updates a parameter the slot after which its gradient is there."""
-        last: dict[str, int] = {}
-        for step in sorted(kept, key=lambda step: when[step.slot]):
-            last.update((port.region, step.slot) for port in step.outputs)
-        found = {}
-        for step in kept:
-            if step.node.name not in self._nodes:
-                made = [last[p.region] for p in step.inputs if last.get(p.region, step.slot) < step.slot]
-                found[step.slot] = max(made, default=step.slot, key=when.__getitem__)
-        return found
-
-    def _turns_of(self, kept: Sequence[Step]) -> dict[int, int]:
-        """By slot, how many steps come one after the other before each at least."""
-        before: dict[int, set[int]] = {}
-        for flow in self._additive.program.flows:
-            for slot, _ in flow.readers:
-                before.setdefault(slot, set()).update(producer for producer, _ in flow.producers)
-        found: dict[int, int] = {}
-        for step in kept:
-            found[step.slot] = 1 + max((found[s] for s in before.get(step.slot, ()) if s in found), default=-1)
-        return found
-
-    def _layout(self, step: Step, number: int) -> int | None:
-        """The layout of an input of a step that is kept, or beyond them of an output; None where a sketch has none."""
-        known = self._known[step.slot]
-        if known[number] == UNASKED:
-            known[number] = self._find(step, (*step.inputs, *step.outputs)[number])
-        return known[number]
-
-    def _find(self, step: Step, port: Port) -> int | None:
-        node, is_operand = self._nodes.get(step.node.name), port.of_operand
-        if node is not None:
-            return self._layouts.number(node, self._space[self._owner[step.slot]], is_operand, port.index, port.begin)
-        return self._of_param(step, is_operand, port.index)
-
-    def _of_param(self, step: Step, is_operand: bool, index: int) -> int | None:
-        """What updates and clips a parameter lies as the parameter does where it is used."""
-        owner, param = self._owner[step.slot], param_of(step, self._additive.program)
-        node = self._nodes[self._additive.deciders[step.node.name]]
-        a = step.node.alignment
-        if a.shape((a.operands if is_operand else a.results)[index]) != self._params[param]:
-            return None
-        return self._layouts.number(node, self._space[owner], True, node.inputs.index(param))
-
-    def _ends(self, flow: Flow) -> list[End]:
-        """Where a flow's pieces are before they are read."""
-        if flow.home is None:
-            made = [(self._additive.program.steps[slot], port) for slot, port in flow.producers]
-            return [
-                (self._place[step.slot], self._owner[step.slot], layout, self._may_sum(step, layout))
-                for step, port in made
-                if step.slot in self._place and (layout := self._layout(step, len(step.inputs) + port)) is not None
-            ]
-        param = flow.region
-        decider = self._additive.deciders.get(flow.home.node.name)
-        if decider is None or param not in self._nodes[decider].inputs or param not in self._params:
-            return []
-        owner, node = self._number[decider], self._nodes[decider]
-        return [(-1, owner, self._layouts.number(node, self._space[owner], True, node.inputs.index(param)), False)]
-
-    def _may_sum(self, step: Step, layout: int) -> bool:
-        """Whether parts of a step may lie alike, and are then to be summed."""
-        return step.node.name in self._nodes and not self._layouts.bears_all(layout)
+        self._nodes, self._additive, self._layouts = list(nodes.values()), additive, layouts
+        self._spaces, self._space = spaces, spaces.tolist()
+        self._program, self._params = additive.program, {p.name: p.shape for p in additive.program.graph.params}
+        every, number = self._program.steps, {name: n for n, name in enumerate(names)}
+        self._decider = {name: number[decider] for name, decider in additive.deciders.items()}
+        # Of nodes of the program that are none of the graph the parameter that they cast, update or clip, "" for none.
+        self._of = {name: param_of(name, self._program) for name in self._decider.keys() - number.keys()}
+        # The node that decides each step, NONE where a sketch does not keep the step, and whether it is of another one.
+        owner = {name: n for name, n in self._decider.items() if self._of.get(name, name)}
+        self._owner = np.array([owner.get(step.node.name, NONE) for step in every], np.int64)
+        self._is_late = np.array([step.node.name not in number for step in every], np.bool_)
+        self._micro = np.array([s.micro.number if s.micro.count > 1 else NONE for s in every], np.int64)
+        made, read = ([getattr(flow, of) for flow in self._program.flows] for of in ("producers", "readers"))
+        self._made, self._read = (of.of(self._owner[of.slot] >= 0) for of in (joined(made), joined(read)))
+        self._agenda = ordered(self._owner >= 0, self._is_late, self._micro, self._made, self._read)
+        self.steps = [every[slot] for slot in self._agenda.slot.tolist()]
+        self._askers: list[_Asker] = []
+        self._alike: dict[Hashable, int] = {}
 
     def program(self, kinds: np.ndarray, known_first: np.ndarray, num_splits: np.ndarray) -> tuple[Program, int]:
         """Flat arrays, and how many rows of seconds there are; kinds[N] of the nodes, num_splits of each space."""
-        reads: list[list[tuple[int, int]]] = [[] for _ in self.steps]
-        ends: list[list[End]] = []
-        sizes: list[int] = []
-        ahead = {step.slot: (n,) for n, step in enumerate(self.steps) if self._is_ahead[n]}
-        for flow in self._additive.program.flows:
-            made = self._ends(flow)
-            if not made:
-                continue
-            here: set[tuple[int, int]] = set()
-            ways = {end[1:] for end in made}
-            for slot, port in flow.readers:
-                step = self._additive.program.steps[slot]
-                layout = self._layout(step, port) if slot in self._place else None
-                if layout is not None:
-                    owner = self._owner[slot]
-                    # What a node holds, or has fetched for an earlier pass, is there.
-                    if (owner, layout) in here or ways == {(owner, layout, False)}:
-                        continue
-                    if slot not in ahead:
-                        here.add((owner, layout))
-                    for place in (self._place[slot], *ahead.get(slot, ())):
-                        reads[place].append((len(ends), layout))
-            ends.append(made)
-            sizes.append(np.dtype(flow.dtype).itemsize)
-        owners = [self._owner[step.slot] for step in self.steps]
-        rows, num_rows = self._rows(owners, kinds, num_splits)
-        every = [read for of in reads for read in of]
-        flat = [end for of in ends for end in of]
-        own: list[list[int]] = [[] for _ in self._number]
-        for s, n in enumerate(owners):
-            if not self._is_ahead[s]:
-                own[n].append(s)
+        owner, mine = self._owner[self._agenda.slot], np.flatnonzero(~self._agenda.is_ahead)
+        place, ahead = (self._agenda.places(len(self._owner), is_ahead) for is_ahead in (False, True))
+        ends, reads = self._met()
+        partial = (ends.slot >= 0) & ~self._is_late[ends.slot] & ~self._bears_all(ends.layout)
+        reads = reads.of(_is_needed(ends, partial, reads, ahead[reads.slot] >= 0))
+        # What is sent ahead reads what the step itself does.
+        sent = np.flatnonzero(ahead[reads.slot] >= 0)
+        which = np.append(np.arange(len(reads.slot)), sent)
+        reader = np.append(place[reads.slot], ahead[reads.slot[sent]])
+        reads, flow = reads.of(which[np.lexsort((which, reader))]), np.unique(ends.flow)
+        sizes = [np.dtype(self._program.flows[n].dtype).itemsize for n in flow.tolist()]
+        rows, num_rows = _rows(owner, mine, kinds, num_splits[self._spaces])
         program = Program(
-            _array(owners), rows, _pointer(reads), _array([r[0] for r in every]), _array([r[1] for r in every]),
-            _pointer(ends), _array([end[0] for end in flat]), _array([end[1] for end in flat]),
-            _array([end[2] for end in flat]),
-            np.array([end[3] for end in flat], np.bool_), _array(sizes), _pointer(own),
-            _array([s for of in own for s in of]), self._spaces, known_first[kinds], self._turns(),
+            owner, rows, pointer(np.bincount(reader, minlength=len(owner))), np.searchsorted(flow, reads.flow),
+            reads.layout, pointer(np.bincount(np.searchsorted(flow, ends.flow))),
+            np.where(ends.slot >= 0, place[ends.slot], NONE), ends.owner, ends.layout, partial,
+            np.array(sizes, np.int64), pointer(np.bincount(owner[mine], minlength=len(self._nodes))),
+            mine[np.argsort(owner[mine], kind="stable")], self._spaces, known_first[kinds], self._turns(),
         )  # fmt: skip
         return program, num_rows
 
+    def _met(self) -> tuple[_Met, _Met]:
+        """Where pieces of flows are before they are read, and who reads flows of which there are any."""
+        steps, made, read, home = self._program.steps, self._made, self._read, self._homes()
+        asker, num_inputs = self._askers_of_steps(), np.array([len(step.inputs) for step in steps], np.int64)
+        flow = np.concatenate([made.flow, home[0], read.flow])
+        slot = np.concatenate([made.slot, np.full(len(home[0]), NONE), read.slot])
+        owner = np.concatenate([self._owner[made.slot], home[1], self._owner[read.slot]])
+        by = np.concatenate([asker[made.slot], home[2], asker[read.slot]])
+        port = np.concatenate([made.port + num_inputs[made.slot], np.zeros_like(home[0]), read.port])
+        is_read = np.arange(len(flow)) >= len(flow) - len(read.flow)
+        # Ports that are alike have one layout; they are asked in the order of flows, as layouts are numbered so.
+        width = int(port.max(initial=0)) + 1
+        alike, which = np.unique(by * width + port, return_inverse=True)
+        there = np.array([self._is_there(*divmod(number, width)) for number in alike.tolist()], np.bool_)[which]
+        there &= np.isin(flow, flow[there & ~is_read])
+        met = np.flatnonzero(there)
+        met = met[np.lexsort((is_read[met], flow[met]))]
+        number, first = numbered(which[met])
+        layout = np.array([self._layout(*divmod(n, width)) for n in alike[which[met[first]]].tolist()], np.int64)
+        found = _Met(flow[met], slot[met], owner[met], layout[number])
+        return found.of(~is_read[met]), found.of(is_read[met])
+
+    def _homes(self) -> np.ndarray:
+        """Of parameters the number of the flow, the node that decides where it is at home, and who has its layout."""
+        rows = []
+        for number, flow in enumerate(self._program.flows):
+            owner = self._decider.get(flow.home.node.name, NONE) if flow.home is not None else NONE
+            if owner >= 0 and flow.region in self._params and flow.region in self._nodes[owner].inputs:
+                rows.append((number, owner, self._asker_of(None, owner, flow.region)))
+        return np.array(rows, np.int64).reshape(-1, 3).T
+
+    def _askers_of_steps(self) -> np.ndarray:
+        """By slot the number of who has its ports, NONE where it is not kept."""
+        rows = zip(self._program.steps, self._owner.tolist(), strict=True)
+        every = [
+            NONE if owner < 0 else self._asker_of(step, owner, self._of.get(step.node.name, "")) for step, owner in rows
+        ]
+        return np.array(every, np.int64)
+
+    def _asker_of(self, step: Step | None, owner: int, param: str) -> int:
+        """Who has the ports of a step or a home: the same number for those that have the same layouts."""
+        key: Hashable = step and self._additive.step_kinds[step.slot], self._space[owner]
+        operand = NONE
+        if param:
+            node = self._nodes[owner]
+            operand = node.inputs.index(param)
+            key = key, self._layouts.kind(node), operand
+        number = self._alike.setdefault(key, len(self._askers))
+        if number == len(self._askers):
+            self._askers.append(_Asker(step, owner, operand))
+        return number
+
+    def _is_there(self, asker: int, port: int) -> bool:
+        """Whether a port has a layout: of what updates and clips a parameter those of its shape."""
+        step, owner, operand = self._askers[asker]
+        if step is None or operand == NONE:
+            return True
+        of, a = (*step.inputs, *step.outputs)[port], step.node.alignment
+        shape = a.shape((a.operands if of.of_operand else a.results)[of.index])
+        return shape == self._params[self._nodes[owner].inputs[operand]]
+
+    def _layout(self, asker: int, port: int) -> int:
+        """The layout of a port: what updates and clips a parameter lies as the parameter does where it is used."""
+        step, owner, operand = self._askers[asker]
+        node, space = self._nodes[owner], self._space[owner]
+        if operand != NONE:
+            return self._layouts.number(node, space, True, operand)
+        assert step is not None
+        of = (*step.inputs, *step.outputs)[port]
+        return self._layouts.number(node, space, of.of_operand, of.index, of.begin)
+
+    def _bears_all(self, layout: np.ndarray) -> np.ndarray:
+        """Of layouts whether every axis that may be cut cuts the array: else parts may lie alike, and are summed."""
+        each, which = np.unique(layout, return_inverse=True)
+        return np.array([self._layouts.bears_all(number) for number in each.tolist()], np.bool_)[which]
+
     def _turns(self) -> np.ndarray:
         """Where the first and the second microbatch begin, and for how many more than itself the first stands."""
-        begins = {s.micro: n for n, s in reversed([*enumerate(self.steps)]) if s.micro.count > 1}
+        begins = [int(np.argmax(self._micro[self._agenda.slot] == n)) for n in np.unique(self._micro[self._micro >= 0])]
         if not begins:
-            return _array([len(self.steps), len(self.steps), 0])
-        first, second = sorted(begins, key=begins.__getitem__)
-        return _array([begins[first], begins[second], first.times - 1])
-
-    def _rows(self, owners: Sequence[int], kinds: np.ndarray, num_splits: np.ndarray) -> tuple[np.ndarray, int]:
-        """Where the seconds of each step begin: the passes of nodes of a kind have the same rows."""
-        begins: dict[tuple[int, int], int] = {}
-        seen = [0] * len(self._number)
-        rows, count = np.zeros(len(owners), np.int64), 0
-        for s, n in enumerate(owners):
-            if self._is_ahead[s]:
-                rows[s] = -1
-                continue
-            key = int(kinds[n]), seen[n]
-            seen[n] += 1
-            if key not in begins:
-                begins[key] = count
-                count += int(num_splits[self._spaces[n]])
-            rows[s] = begins[key]
-        return rows, count
+            return np.array([len(self.steps), len(self.steps), 0], np.int64)
+        first, second = begins
+        return np.array([first, second, self.steps[first].micro.times - 1], np.int64)
 
 
-def _array(values: Sequence[int]) -> np.ndarray:
-    return np.array(values, np.int64)
+def _is_needed(ends: _Met, partial: np.ndarray, reads: _Met, is_ahead: np.ndarray) -> np.ndarray:
+    """Which reads bring something: what a node holds, or has fetched for an earlier pass, is there.
+
+    is_ahead   of each read, whether what it brings is sent ahead: nobody else finds it there
+    """
+    count = 1 + int(max(ends.layout.max(initial=0), reads.layout.max(initial=0)))
+    made, read = ends.owner * count + ends.layout, reads.owner * count + reads.layout
+    flow, first, which = np.unique(ends.flow, return_index=True, return_inverse=True)
+    # Of flows of which one node has made all, in one layout and without sums, it needs nothing in this.
+    is_one, of = (
+        np.logical_and.reduceat((made == made[first][which]) & ~partial, first),
+        np.searchsorted(flow, reads.flow),
+    )
+    is_needed, number = ~is_one[of] | (made[first][of] != read), np.arange(len(read))
+    same = np.unique(of * (1 + int(read.max(initial=0))) + read, return_inverse=True)[1]
+    earliest, stays = np.full(len(read), len(read)), np.flatnonzero(is_needed & ~is_ahead)
+    np.minimum.at(earliest, same[stays], stays)
+    return is_needed & (number <= earliest[same])
 
 
-def _pointer(rows: Sequence[Sequence[object]]) -> np.ndarray:
-    return pointer([len(row) for row in rows])
+def _rows(owner: np.ndarray, mine: np.ndarray, kinds: np.ndarray, num_splits: np.ndarray) -> tuple[np.ndarray, int]:
+    """Where the seconds of each step begin, and how many there are: the passes of nodes of a kind have the same rows.
+
+    mine   the steps that are more than what they send ahead
+    """
+    rows, node = np.full(len(owner), NONE), owner[mine]
+    order = np.argsort(node, kind="stable")
+    # How many steps of its node come before each.
+    seen = np.empty_like(order)
+    seen[order] = np.arange(len(order)) - np.searchsorted(node[order], node[order])
+    number, first = numbered(kinds[node] * len(owner) + seen)
+    ends = np.cumsum(num_splits[node[first]])
+    rows[mine] = (ends - num_splits[node[first]])[number]
+    return rows, int(ends[-1]) if len(ends) else 0

@@ -45,7 +45,7 @@ class LayoutTable:
     """
 
     def __init__(self, table: SpaceTable, kind: Callable[[Node], int]) -> None:
-        self._table, self._kind = table, kind
+        self._table, self.kind = table, kind
         self._cuts: list[Cuts] = [tuple(zip(*of, strict=True)) for of in zip(table.axes, table.cuts, strict=True)]
         self._numbers: dict[object, int] = {}
         self._seen: dict[object, list[Seen]] = {}
@@ -56,7 +56,7 @@ class LayoutTable:
 
     def number(self, node: Node, space: int, is_operand: bool, index: int, begin: tuple[int, ...] = ()) -> int:
         """The layout of a node's operand or result, in an array where it begins at `begin`, () where they are one."""
-        asker = (self._kind(node), space, is_operand, index, begin)
+        asker = (self.kind(node), space, is_operand, index, begin)
         if asker not in self._numbers:
             if is_operand and not node.op.follows(index):
                 rows, borne = self._as_read(node, space, index, begin)
@@ -99,7 +99,7 @@ class LayoutTable:
 
     def seen(self, node: Node, index: int, cuts: Cuts) -> list[Seen]:
         """For each of these axes what its blocks see of an operand, by the dims that it cuts."""
-        key = (self._kind(node), index, cuts)
+        key = (self.kind(node), index, cuts)
         if key not in self._seen:
             self._seen[key] = _seen(node, index, cuts)
         return self._seen[key]

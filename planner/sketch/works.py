@@ -31,10 +31,10 @@ from castile.runtime.timeline import PICOSECONDS
 OF_PARAMS = ("fetch", "update", "square_sum", "clip")
 
 
-def param_of(step: Step, program: Program) -> str:
-    """The parameter that a step casts, updates or clips, "" where it is none of these."""
-    name, _, what = step.node.name.rpartition("/")
-    return name if what in OF_PARAMS and name in program.params else ""
+def param_of(name: str, program: Program) -> str:
+    """The parameter that a node of that name casts, updates or clips, "" where it is none of these."""
+    param, _, what = name.rpartition("/")
+    return param if what in OF_PARAMS and param in program.params else ""
 
 
 class Works:
@@ -147,7 +147,7 @@ class Works:
 
     def of_param(self, node: Node, step: Step, cut: Cut) -> Cut:
         """The split of a parameter's update that cuts the parameter as the node does."""
-        index = node.inputs.index(param_of(step, self._program))
+        index = node.inputs.index(param_of(step.node.name, self._program))
         mine, theirs = step.node.alignment, node.alignment.operands[index]
         along = zip(mine.operands[0].dims, theirs.dims, strict=True)
         return {own[0]: cut.get(of[0], 1) for own, of in along if own and of and own[0] not in mine.frozen}
@@ -171,7 +171,7 @@ class Works:
             lying += [(count - 1, of.size(True, n), node.inputs[n]) for n in given]
         total = in_pieces = sum(times * size * np.dtype(tensors[name].dtype).itemsize for times, size, name in lying)
         for step in steps:
-            param = param_of(step, self._program)
+            param = param_of(step.node.name, self._program)
             if not param or not step.node.name.endswith("/update"):
                 continue
             index = node.inputs.index(param)

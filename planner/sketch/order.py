@@ -1,0 +1,122 @@
+"""In which order a sketch takes the steps of a program, whose nodes are numbered and whose flows are flat arrays.
+
+It does not know operators, layouts or Configs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+# Pairs of a slot and the number of a port.
+Slots = Sequence[tuple[int, int]]
+
+
+class Joined(NamedTuple):
+    """What flows join, in the order of flows: the number of the flow, the slot of the step, and its port."""
+
+    flow: np.ndarray
+    slot: np.ndarray
+    port: np.ndarray
+
+    def of(self, which: np.ndarray) -> Joined:
+        """Some of it."""
+        return Joined(*(column[which] for column in self))
+
+
+def joined(flows: Sequence[Slots]) -> Joined:
+    """Flat what each flow has in a row."""
+    count = [len(slots) for slots in flows]
+    pairs = np.fromiter(chain.from_iterable(chain.from_iterable(flows)), np.int64, 2 * sum(count)).reshape(-1, 2)
+    return Joined(np.repeat(np.arange(len(count)), count), *pairs.T)
+
+
+class Agenda(NamedTuple):
+    """Steps in order: their slots, and which of them only send what they read on its way."""
+
+    slot: np.ndarray
+    is_ahead: np.ndarray
+
+    def places(self, num_slots: int, is_ahead: bool) -> np.ndarray:
+        """Of each slot where in the order its step is, itself or what it sends ahead; -1 where it is not."""
+        found, here = np.full(num_slots, -1), np.flatnonzero(self.is_ahead == is_ahead)
+        found[self.slot[here]] = here
+        return found
+
+
+def ordered(is_kept: np.ndarray, is_late: np.ndarray, micro: np.ndarray, made: Joined, read: Joined) -> Agenda:
+    """The steps that are kept in order, and those that are late once more, ahead, where what they read is made: there
+    they only have it sent on its way, as else all sums would wait for the last gradient.
+
+    Steps that could begin together come together, as processors take what is ready first: while one waits for what is
+    sent, others go on. What the next ones read is sent before sums that were made together with it.
+
+    is_late   of each slot, whether it updates a parameter; made, read: of flows, by those that are kept
+    micro     of each slot the number of its microbatch, -1 where it is of the whole batch
+    """
+    slots = np.flatnonzero(is_kept)
+    turn = _turns(slots, made, read)
+    # By microbatch, turn and slot.
+    sooner = slots[np.lexsort((turn[slots], np.maximum(micro, 0)[slots]))]
+    rank = np.zeros(len(is_kept), np.int64)
+    rank[sooner] = np.arange(len(slots))
+    late = slots[is_late[slots]]
+    due = _due(late, sooner, rank, made, read)
+    # As their gradients come, the last layer's first: none waits for one that comes later.
+    order, waits = slots.copy(), is_late[slots]
+    order[waits] = late[np.argsort(due, kind="stable")]
+    run = _numbered((micro[order], waits))
+    inner = np.lexsort((np.where(waits, np.arange(len(order)), rank[order]), run))
+    order, waits = order[inner], waits[inner]
+    # Steps of one microbatch and turn are a block, as are late ones.
+    block = _numbered((run[inner], np.where(waits, -1, turn[order])))
+    place = np.zeros(len(is_kept), np.int64)
+    place[order] = np.arange(len(order))
+    # What is sent ahead comes behind the block after that in which it is made, before late ones.
+    source = sooner[due]
+    early = ~is_late[source]
+    behind, source, ahead = block[place[source[early]]] + 1, source[early], late[early]
+    of_late = np.append(waits[np.append(True, block[1:] != block[:-1])], False)
+    blocks, sent = np.concatenate([block, behind]), np.arange(len(order) + len(ahead)) >= len(order)
+    final = np.lexsort((np.concatenate([np.arange(len(order)), place[source]]), sent != of_late[blocks], blocks))
+    return Agenda(np.concatenate([order, ahead])[final], sent[final])
+
+
+def _turns(slots: np.ndarray, made: Joined, read: Joined) -> np.ndarray:
+    """By slot, how many steps come one after the other before each at least."""
+    found = np.zeros(int(slots.max(initial=-1)) + 1, np.int64)
+    # By flow, the turn of who reads what is made of it so far.
+    ready = [0] * (1 + int(max(made.flow.max(initial=-1), read.flow.max(initial=-1))))
+    for slot, reads, makes in zip(slots.tolist(), _by_slot(slots, read), _by_slot(slots, made), strict=True):
+        turn = max([ready[flow] for flow in reads], default=0)
+        found[slot] = turn
+        for flow in makes:
+            ready[flow] = max(ready[flow], turn + 1)
+    return found
+
+
+def _by_slot(slots: np.ndarray, joined: Joined) -> list[list[int]]:
+    """The flows that each of these slots joins."""
+    flows = joined.flow[np.argsort(joined.slot, kind="stable")].tolist()
+    ends = np.cumsum(np.bincount(joined.slot, minlength=int(slots.max(initial=-1)) + 1))[slots].tolist()
+    return [flows[begin:end] for begin, end in zip([0, *ends], ends)]
+
+
+def _due(late: np.ndarray, sooner: np.ndarray, rank: np.ndarray, made: Joined, read: Joined) -> np.ndarray:
+    """For each late step the rank of that after which its gradient is there; its own where nothing is made for it."""
+    last = np.full(1 + int(max(made.flow.max(initial=-1), read.flow.max(initial=-1))), -1)
+    np.maximum.at(last, made.flow, rank[made.slot])
+    of_flow = last[read.flow]
+    comes = (of_flow >= 0) & (sooner[of_flow] < read.slot)
+    found = np.full(len(rank), -1)
+    np.maximum.at(found, read.slot[comes], of_flow[comes])
+    return np.where(found[late] >= 0, found[late], rank[late])
+
+
+def _numbered(columns: Sequence[np.ndarray]) -> np.ndarray:
+    """The number of the run in which each entry is: of those that follow each other and are alike in all columns."""
+    changes = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+    return np.append(0, np.cumsum(changes))
