@@ -275,7 +275,7 @@ class _Rewrite:
         send, receive, scratch = (
             tuple([view and self.view(view) for view in views]) for views in (comm.send, comm.receive, comm.scratch)
         )
-        return replace(comm, send=send, receive=receive, scratch=scratch)
+        return msgspec.structs.replace(comm, send=send, receive=receive, scratch=scratch)
 
     def view(self, view: View) -> View:
         """The same numbers where they lie now."""

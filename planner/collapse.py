@@ -143,9 +143,7 @@ def _small(graph: TaskGraph, task_class: np.ndarray, proc_class: np.ndarray) -> 
     # By the least order of its members a class stands, on every engine that it shares, where its members stand.
     np.minimum.at(order, task_class, graph.order)
     owner, lane = _rows(graph.lane_ptr, graph.lanes, picked)
-    lane_ptr, lanes = compressed(
-        owner, proc_class[lane // NUM_LANES] * NUM_LANES + lane % NUM_LANES, len(picked)
-    )
+    lane_ptr, lanes = compressed(owner, proc_class[lane // NUM_LANES] * NUM_LANES + lane % NUM_LANES, len(picked))
     owner, needs = _rows(graph.need_ptr, graph.needs, picked)
     need_ptr, needs = compressed(owner, task_class[needs], len(picked))
     kept = np.flatnonzero(np.isin(graph.buffer_proc, reps))

@@ -243,11 +243,11 @@ def _one(number: int, each: Sequence[Task]) -> Task:
     outs: list[Arg] = []
     for task in each:
         call, shift = task.body.calls[0], len(views)
-        args += [replace(a, index=a.index + shift) if isinstance(a, Arg) else a for a in call.args]
-        outs += [replace(a, index=a.index + shift) for a in call.outs]
+        args += [msgspec.structs.replace(a, index=a.index + shift) if isinstance(a, Arg) else a for a in call.args]
+        outs += [msgspec.structs.replace(a, index=a.index + shift) for a in call.outs]
         views += task.views
     first = each[0].body.calls[0]
     made = first.outs if vocabulary.sums_many(first.kernel) else tuple(outs)
     most = max((task.body.calls[0] for task in each), key=lambda call: call.scratch_bytes)
-    body = Body((replace(most, args=tuple(args), outs=made),))
+    body = Body((msgspec.structs.replace(most, args=tuple(args), outs=made),))
     return Task(number, name, each[0].kind, each[0].procs, tuple(views), body)

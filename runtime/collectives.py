@@ -10,8 +10,8 @@ It does not know what the regions hold or who produced them. Processors are slot
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from math import ceil, inf, log2
+from typing import NamedTuple
 
 from castile.runtime import placement, transfer
 from castile.runtime.components import Members, components
@@ -81,7 +81,7 @@ def _summed_by_all(sources: Sequence[Source], reads: Sequence[Read]) -> list[Wan
 
 
 def _transfer(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> None:
-    special = _special(component) or _sum_for_some(component)
+    special = _special(component) or _sum_for_some(t, component)
     if special and special.form in t.forms and _is_cheaper(t, special, component):
         _collective_for(t, special, copies)
         return
@@ -133,7 +133,7 @@ def _box_by_box(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -
         wanted.setdefault(copy.box, []).append(copy)
     if len(wanted) < 2:
         return False
-    each = [_sum_for_some(some) for some in wanted.values()]
+    each = [_sum_for_some(t, some) for some in wanted.values()]
     found = [special for special in each if special and special.form in t.forms]
     if len(found) < len(wanted):
         return False
@@ -144,23 +144,22 @@ def _box_by_box(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -
     return True
 
 
-def _sum_for_some(component: list[Wanted]) -> Special | None:
+def _sum_for_some(t: Transfer, component: list[Wanted]) -> Special | None:
     """An all-reduce for the sake of some of its members, which all want the same."""
-    first, terms = component[0], component[0].terms
+    first, terms = component[0], t.terms(component[0])
     procs = {term.proc for term in terms}
     if len(procs) < 2 or len(procs) < len(terms) or any(term.box != first.box for term in terms):
         return None
     if any(c.proc not in procs or c.box != first.box or c.members is not first.members for c in component):
         return None
     members = tuple(sorted(terms))
-    return Special("all_reduce", members, tuple(first._replace(proc=m.proc) for m in members), first.box)
+    return Special("all_reduce", members, tuple([Wanted(m.proc, first.box, first.members) for m in members]), first.box)
 
 
 # The special forms: one task over a group.
 
 
-@dataclass(frozen=True)
-class Special:
+class Special(NamedTuple):
     """A special form that fits: what each member contributes and gets, in group order, and the box around all."""
 
     form: str
@@ -182,7 +181,7 @@ def _special(component: list[Wanted]) -> Special | None:
     if len(keys) != 1 and procs != set(by_proc):
         return None
     members = _contributed(list(asking.values()))
-    around = bounding([c.box for c in component])
+    around = bounding({c.box for c in component})
     if len(members) == 1:
         alike = len(component) > 1 and {c.box for c in component} == {members[0].box} and members[0].proc not in by_proc
         return Special("broadcast", members, tuple(sorted(component, key=lambda c: c.proc)), around) if alike else None
@@ -203,13 +202,13 @@ def _contributed(asking: Sequence[Sequence[Wanted]]) -> tuple[Term, ...]:
     """Each member with the box around all that it contributes; copies that have the same members come together."""
     boxes: dict[tuple[tuple[int, ...], int], list[Box]] = {}
     for copies in asking:
-        around = bounding([copy.box for copy in copies])
+        around = bounding({copy.box for copy in copies})
         for m in copies[0].members:
             # each of them overlaps each member, so the box around what they have in common is this one
             common = intersect(m.box, around)
             assert common is not None
             boxes.setdefault((m.sources, m.proc), []).append(common)
-    return tuple(Term(s, p, bounding(b) if len(b) > 1 else b[0]) for (s, p), b in sorted(boxes.items()))
+    return tuple(Term(s, p, bounding(b)) for (s, p), b in sorted(boxes.items()))
 
 
 def _take_all(component: Sequence[Wanted], members: Sequence[Term]) -> bool:
@@ -363,7 +362,7 @@ def _general_seconds(t: Transfer, component: list[Wanted]) -> float:
     sends: dict[int, float] = {}
     receives: dict[int, float] = {}
     for copy in component:
-        terms = copy.terms
+        terms = t.terms(copy)
         # a sum is a task of its own
         received = receives.get(copy.proc, 0.0) + (t.links.task_seconds if len(terms) > 1 else 0.0)
         for _, proc, box in terms:

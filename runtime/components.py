@@ -19,7 +19,7 @@ class Members:
     def __init__(self, t: Transfer) -> None:
         self.t = t
         self.clusters = _clusters(t.sources)
-        self.frames = [bounding([t.sources[i].box for i in cluster]) for cluster in self.clusters]
+        self.frames = [bounding({t.sources[i].box for i in cluster}) for cluster in self.clusters]
         self.number = {i: n for n, cluster in enumerate(self.clusters) for i in cluster}
         self._made: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Term, ...]] = {}
         self._of_touched: dict[int, tuple[Term, ...]] = {}

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 
@@ -52,8 +53,7 @@ def scan(touches: Iterable[Touch]) -> np.ndarray:
     return np.stack(np.divmod(edges, max(1, num_tasks)), axis=1)
 
 
-@dataclass(frozen=True)
-class Contribution:
+class Contribution(NamedTuple):
     """What one part of a task launch produces of a version: a box, alike on each of `procs` (slots)."""
 
     box: Box

@@ -5,7 +5,7 @@ It does not know who computes what, nor where an array lies.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -70,7 +70,10 @@ def intersect(a: Box, b: Box) -> Box | None:
 
 def overlap(a: Box, b: Box) -> bool:
     """Whether they have an element in common."""
-    return all(map(lt, map(max, a.lo, b.lo), map(min, a.hi, b.hi)))
+    for a_lo, b_lo, a_hi, b_hi in zip(a.lo, b.lo, a.hi, b.hi):
+        if a_lo >= b_hi or b_lo >= a_hi or a_lo >= a_hi or b_lo >= b_hi:
+            return False
+    return True
 
 
 def contains(outer: Box, inner: Box) -> bool:
@@ -78,8 +81,10 @@ def contains(outer: Box, inner: Box) -> bool:
     return all(map(le, outer.lo, inner.lo)) and all(map(ge, outer.hi, inner.hi))
 
 
-def bounding(boxes: Iterable[Box]) -> Box:
+def bounding(boxes: Collection[Box]) -> Box:
     """The smallest box that contains them all."""
+    if len(boxes) == 1:
+        return next(iter(boxes))
     los, his = zip(*boxes, strict=True)
     return Box(tuple(map(min, zip(*los, strict=True))), tuple(map(max, zip(*his, strict=True))))
 

@@ -50,8 +50,7 @@ class Lane(IntEnum):
 NUM_LANES = len(Lane)
 
 
-@dataclass(frozen=True)
-class Arg:
+class Arg(msgspec.Struct, frozen=True):
     """An array operand of a call: the task's view, or a temporary of its body, by number.
 
     turn   where in the view each dim of the operand is; () where as they come
@@ -78,8 +77,7 @@ class Temp(NamedTuple):
     dtype: str
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """One kernel call: `args` are Args or literals, `outs` Args; scratch lies in the task's private memory."""
 
     kernel: str
@@ -91,8 +89,7 @@ class Call:
     scratch_bytes: int = 0
 
 
-@dataclass(frozen=True)
-class Body:
+class Body(msgspec.Struct, frozen=True):
     """What a task computes: its kernel calls in order, and the private bytes that they need."""
 
     calls: tuple[Call, ...]
@@ -126,8 +123,7 @@ class Buffer(NamedTuple):
 AT_ONCE = ("reduce_scatter", "all_gather", "all_to_all")
 
 
-@dataclass(frozen=True)
-class Comm:
+class Comm(msgspec.Struct, frozen=True):
     """A transfer between processors, over flat contiguous views in the order of `group`.
 
     form     "move" | "all_reduce" | "reduce_scatter" | "all_gather" | "all_to_all" | "broadcast"

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import inf
+from itertools import count
+from math import inf, prod
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from castile.runtime.machine import Level
@@ -41,7 +43,7 @@ class Source(NamedTuple):
     procs: tuple[int, ...]
 
 
-class Piece(NamedTuple):
+class Piece(msgspec.Struct, frozen=True):
     """A buffer of the plan: `kind` is "source", "copy" (what a reader reads) or "staging"."""
 
     kind: str
@@ -49,17 +51,34 @@ class Piece(NamedTuple):
     proc: int
 
 
-@dataclass(frozen=True, eq=False)
-class Recipe:
-    """What all local tasks do that copy and add boxes alike; buffer 0 of the views is written, the others are read."""
+class Recipe(msgspec.Struct, frozen=True, eq=False, dict=True):
+    """What all local tasks do that copy and add boxes alike; buffer 0 of the views is written, the others are read.
+
+    cleared   what is set to zero first, if anything
+    copies    what is read, where it is written, and whether it is added there; one after the other
+    """
 
     key: CostKey
-    views: tuple[View, ...]
-    body: Body
+    cleared: Box | None
+    copies: Sequence[tuple[View, View, bool]]
+
+    @cached_property
+    def views(self) -> tuple[View, ...]:
+        first = () if self.cleared is None else (View(0, self.cleared),)
+        return (*first, *(view for read, written, _ in self.copies for view in (read, written)))
+
+    @cached_property
+    def body(self) -> Body:
+        calls: list[Call] = []
+        if self.cleared is not None:
+            params = (("dtype", self.key.dtype), ("shape", self.cleared.shape))
+            calls.append(Call("zero", (), (Arg("view", 0),), params))
+        for view, (_, _, adds) in zip(count(len(calls), 2), self.copies):
+            calls.append(Call("copy", (Arg("view", view),), (Arg("view", view + 1),), (), adds))
+        return Body(tuple(calls))
 
 
-@dataclass(frozen=True, eq=False)
-class Run:
+class Run(msgspec.Struct, frozen=True, eq=False):
     """Pieces end to end: where each lies in an array of them all, in the piece's shape, and the box of that array."""
 
     pieces: tuple[Box, ...]
@@ -67,7 +86,7 @@ class Run:
     box: Box
 
 
-class Pattern(NamedTuple):
+class Pattern(msgspec.Struct, frozen=True, eq=False):
     """A transfer task; processors are slots, buffers are numbers of the plan's pieces.
 
     how   of a local task its recipe, of a move what is sent and where it lands, of a collective all that it is
@@ -138,6 +157,7 @@ class Transfer:
     recipes: dict[Hashable, Recipe] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
     keys: dict[Hashable, CostKey] = field(default_factory=dict)
+    contributed: dict[tuple[int, Box], tuple[tuple[Term, ...], list[Term]]] = field(default_factory=dict)
 
     @cached_property
     def itemsize(self) -> int:
@@ -156,6 +176,16 @@ class Transfer:
         self.pieces.append(Piece(kind, box, proc))
         return len(self.pieces) - 1
 
+    def terms(self, copy: Wanted) -> list[Term]:
+        """What each member contributes to a copy."""
+        # many copies have the same members and box; members are kept, so that no others take their number
+        key = id(copy.members), copy.box
+        if key not in self.contributed:
+            common = [(m, intersect(m.box, copy.box)) for m in copy.members]
+            terms = [Term(m.sources, m.proc, box) for m, box in common if box is not None]
+            self.contributed[key] = copy.members, terms
+        return self.contributed[key][1]
+
     def put(self, pattern: Pattern) -> None:
         """One task more. Raises TooManyTransfers where that is more than `most`."""
         if len(self.patterns) >= self.most:
@@ -171,7 +201,7 @@ class Term(NamedTuple):
     box: Box
 
 
-class Wanted(NamedTuple):
+class Wanted(msgspec.Struct, frozen=True, eq=False):
     """A copy to be made; members, in the order of their sum: what takes part, each over the box around its sources.
 
     Copies with the same members have them as one object.
@@ -181,18 +211,12 @@ class Wanted(NamedTuple):
     box: Box
     members: tuple[Term, ...]
 
-    @property
-    def terms(self) -> list[Term]:
-        """What each member contributes."""
-        common = [(m, intersect(m.box, self.box)) for m in self.members]
-        return [Term(m.sources, m.proc, box) for m, box in common if box is not None]
-
 
 # The general form: pieces from point to point, and one fold a copy.
 
 
 def general(t: Transfer, copy: Wanted, target: int) -> None:
-    terms = copy.terms
+    terms = t.terms(copy)
     if len(terms) == 1 and terms[0].box == copy.box and terms[0].proc != copy.proc:
         move(t, packed(t, terms[0], unbroken=True), terms[0].proc, View(target, copy.box), copy.proc)
         return
@@ -253,7 +277,7 @@ def add_up(t: Transfer, kind: Kind, name: str, proc: int, target: View, sources:
     if recipe is None:
         recipe = t.recipes[key] = _sum(t, name, target.box, operands)
     # what is empty is written by nobody
-    written = (target.buffer,) if recipe.views else ()
+    written = (target.buffer,) if recipe.copies or recipe.cleared is not None else ()
     t.put(Pattern(kind, name, (proc,), recipe.key, tuple(numbers), written, recipe))
 
 
@@ -263,27 +287,16 @@ def _sum(t: Transfer, name: str, target: Box, operands: Sequence[tuple[View, Box
     # all lie inside the target
     overlapping = len(boxes) > 1 and (leads or not disjoint(boxes))
     cleared = not leads and (overlapping or sum(box.volume for box in boxes) < target.volume)
-    adds = [cleared or (overlapping and n > 0) for n in range(len(boxes))]
-    views: list[View] = []
-    calls: list[Call] = []
-    if cleared:
-        views.append(View(0, target))
-        calls.append(Call("zero", (), (Arg("view", 0),), (("dtype", t.dtype), ("shape", target.shape))))
-    for (view, box), add in zip(operands, adds, strict=True):
-        views += [view, View(0, box)]
-        calls.append(Call("copy", (Arg("view", len(views) - 2),), (Arg("view", len(views) - 1),), (), add))
-    return _recipe(t, name, views, calls)
+    copies = [(view, View(0, box), cleared or (overlapping and n > 0)) for n, (view, box) in enumerate(operands)]
+    return _recipe(t, name, copies, target if cleared else None)
 
 
 def laid_out(t: Transfer, proc: int, source: View, run: Run) -> View:
     """Pieces of an array copied to staging, end to end."""
     key = (source.box, id(run))
     if key not in t.recipes:
-        views = [
-            v for p, view in zip(run.pieces, run.views, strict=True) for v in (View(1, p), view._replace(buffer=0))
-        ]
-        calls = [Call("copy", (Arg("view", n),), (Arg("view", n + 1),)) for n in range(0, len(views), 2)]
-        t.recipes[key] = _recipe(t, "pack", views, calls)
+        each = zip(run.pieces, run.views, strict=True)
+        t.recipes[key] = _recipe(t, "pack", [(View(1, p), view._replace(buffer=0), False) for p, view in each])
     target, recipe = landing(t, proc, run), t.recipes[key]
     read, written = (source.buffer,), (target.buffer,)
     t.put(Pattern(Kind.PACK, "pack", (proc,), recipe.key, read, written, recipe))
@@ -300,16 +313,18 @@ def unpack(t: Transfer, proc: int, run: Run, staging: View, target: View) -> Non
     t.put(Pattern(Kind.FOLD, "unpack", (proc,), recipe.key, read, written, recipe))
 
 
-def _recipe(t: Transfer, name: str, views: Sequence[View], calls: Sequence[Call]) -> Recipe:
+def _recipe(t: Transfer, name: str, copies: Sequence[tuple[View, View, bool]], cleared: Box | None = None) -> Recipe:
     """Copies and sums on one processor, with what they cost."""
-    boxes = [views[c.outs[0].index].box for c in calls]
-    volumes = [box.volume for box in boxes]
-    touched = sum(v * (len(c.args) + 1 + c.accumulate) for v, c in zip(volumes, calls, strict=True)) * t.itemsize
-    flops = sum(v for v, c in zip(volumes, calls, strict=True) if c.accumulate)
-    each = [box.shape for box in boxes]
+    each = [written.box.shape for _, written, _ in copies]
+    volumes = list(map(prod, each))
+    adds = [volume for volume, (_, _, adds) in zip(volumes, copies, strict=True) if adds]
+    touched = 2 * sum(volumes) + sum(adds)
+    if cleared is not None:
+        each.insert(0, cleared.shape)
+        touched += cleared.volume
     names = {shape: "x".join(map(str, shape)) for shape in set(each)}
     shapes = "+".join([names[shape] for shape in each])
-    return Recipe(CostKey(name, shapes, t.dtype, flops, touched), tuple(views), Body(tuple(calls)))
+    return Recipe(CostKey(name, shapes, t.dtype, sum(adds), touched * t.itemsize), cleared, copies)
 
 
 def move(t: Transfer, source: View, src: int, target: View, dst: int) -> None:
