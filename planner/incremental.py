@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from castile.planner import blocks
+from castile.planner import blocks, buckets
 from castile.planner.blocks import Block, Contents, Edges, Frames
 from castile.planner.compose import compose
 from castile.planner.cost import CostModel
@@ -56,8 +56,9 @@ class Incremental:
 
     `propose` says how long a plan's step takes, `accept` goes over to the plan last proposed. Seconds are those of
     lowering and simulating the whole plan, exactly; the fewer Configs differ from the present plan's, the sooner they
-    are found. Plans that cut the batch in time, and those with fetches and accumulators of their own where the present
-    one has none, or the other way about, are laid out from nothing.
+    are found. Laid out from nothing are plans that cut the batch in time, those with buckets, which may hold what any two
+    nodes send, and those with fetches and accumulators of their own where the present one has none, or the other way
+    about.
     """
 
     def __init__(self, lowering: Lowering, cost: CostModel, strategy: Strategy, form: str = "auto") -> None:
@@ -94,8 +95,9 @@ class Incremental:
         """When its tasks run, by their numbers in the lowered graph."""
         laid = self._laid
         counts = np.array([one.num_tasks for one in laid.lowered.blocks], np.int64)
-        spans = laid.delta.spans(_ranges(laid.first, counts))
-        return Timeline(np.arange(counts.sum()), spans.start, spans.end)
+        every = np.arange(self.num_tasks)
+        spans = laid.delta.spans(every if laid.strategy.bucket_bytes else _ranges(laid.first, counts))
+        return Timeline(every, spans.start, spans.end)
 
     def propose(self, strategy: Strategy, limit: float = inf) -> float | None:
         """Seconds of a plan's step; None where they are more than `limit`.
@@ -144,11 +146,13 @@ class Incremental:
     def _near(self, strategy: Strategy) -> tuple[_Lowered, list[int]] | None:
         """A plan's instances, found by way of those of the present one, and which of them may be others.
 
-        None where the two name not the same nodes, or cut the batch in time.
+        None where the two name not the same nodes, cut the batch in time, or one of them has buckets.
         """
         lowering, old = self.lowering, self._laid.lowered
         known = self.strategy.configs
         if strategy.microbatches > 1 or strategy.configs.keys() != known.keys():
+            return None
+        if strategy.bucket_bytes or self.strategy.bucket_bytes:
             return None
         if not _alike(strategy, self.strategy):
             check(strategy, lowering.names, lowering.graph, lowering.machine)
@@ -198,6 +202,7 @@ class Incremental:
         machine, num_slots = self.lowering.machine, len(lowered.program.steps)
         steps, flows = lowered.blocks[:num_slots], lowered.blocks[num_slots:]
         tasks = compose(steps, flows, machine.num_procs, self.lowering.catalogue)  # type: ignore[arg-type]
+        tasks = buckets.bucketed(steps, flows, tasks, strategy.bucket_bytes).graph  # type: ignore[arg-type]
         graph, durations = self._cost.by_kind(tasks)
         counts = np.array([one.num_tasks for one in lowered.blocks], np.int64)
         delta = Delta.of(graph, durations, machine.engines, self._form)

@@ -5,6 +5,7 @@ import random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from castile.launch import models
 from castile.planner import beside, incremental, lower
@@ -43,7 +44,8 @@ def test_equals_lowering_and_simulating_the_whole_plan(data):
     lowering, cost = Lowering(problem.graph, on, SGD), CostModel(on)
     names = beside.names(problem.graph, SGD)
     nodes = {**names.nodes, **names.optional}
-    plan = data.draw(strategies(problem.graph, on.num_procs))
+    sizes = st.sampled_from([0, 0, 0, 256, 2**20])
+    plan = replace(data.draw(strategies(problem.graph, on.num_procs)), bucket_bytes=data.draw(sizes))
     one = Incremental(lowering, cost, plan, data.draw(st.sampled_from(["auto", "plain"])))
     assert one.seconds == whole(lowering, cost, plan).seconds
     for _ in range(4):
@@ -52,13 +54,14 @@ def test_equals_lowering_and_simulating_the_whole_plan(data):
             plan[name] = data.draw(configs(nodes[name], on.num_procs))
         if data.draw(st.integers(0, 9)) == 0:
             plan = data.draw(strategies(problem.graph, on.num_procs)).configs
-        expected = whole(lowering, cost, Strategy(plan))
+        other = Strategy(plan, bucket_bytes=data.draw(sizes))
+        expected = whole(lowering, cost, other)
         limit = data.draw(st.sampled_from([0.5, 1.0, 2.0])) * expected.seconds
-        found = one.propose(Strategy(plan), limit)
+        found = one.propose(other, limit)
         assert found == (expected.seconds if expected.seconds <= limit else None)
         if found is not None and data.draw(st.booleans()):
             one.accept()
-            assert one.strategy.configs == plan
+            assert one.strategy == other
             assert one.seconds == expected.seconds
             assert one.timeline.start.tolist() == expected.timeline.start.tolist()
             assert one.timeline.end.tolist() == expected.timeline.end.tolist()
