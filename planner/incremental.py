@@ -56,9 +56,9 @@ class Incremental:
 
     `propose` says how long a plan's step takes, `accept` goes over to the plan last proposed. Seconds are those of
     lowering and simulating the whole plan, exactly; the fewer Configs differ from the present plan's, the sooner they
-    are found. Laid out from nothing are plans that cut the batch in time, those with buckets, which may hold what any two
-    nodes send, and those with fetches and accumulators of their own where the present one has none, or the other way
-    about.
+    are found. Laid out from nothing are plans that cut the batch in time, those with buckets, which may hold what any
+    two nodes send, and those with fetches and accumulators of their own where the present one has none, or the other
+    way about.
     """
 
     def __init__(self, lowering: Lowering, cost: CostModel, strategy: Strategy, form: str = "auto") -> None:
