@@ -71,7 +71,7 @@ def name_of(ranks: Ranks, worker: Worker, position: int) -> str:
 def in_graph(worker: Any, work: Any) -> bool:
     """Whether work is a node of the worker's step."""
     graph = getattr(worker, "_graph", None)
-    return graph is not None and any(work is node for node, _, _ in graph.nodes)
+    return graph is not None and any(work is node for node, _, _ in getattr(graph, "captured", graph).nodes)
 
 
 def faulty(plan: Plan, way: str, steps: int, at: int) -> tuple[Ranks, Noted, Exception | None]:

@@ -191,3 +191,19 @@ def test_a_step_is_captured_by_all_ranks_or_by_none(why: str) -> None:
         assert why in workers[1].remark
         assert all("another rank's" in workers[rank].remark for rank in (0, 2))
         assert not fake.journal.hanging_ends and not any(graph.nodes for graph in cupy.cuda.world.graphs)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_transfers_of_a_captured_step_have_their_priority(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the driver knows none all of it has that of the stream on which it is launched, as in what CuPy makes."""
+    plan = on_two()
+    with device(1) as cupy:
+        if not known:
+            monkeypatch.setattr(cupy.cuda.graphs, "BY_NODE", 0)
+        ranks = shells(plan, cupy)
+        ranks.train(4)
+        assert all(execution.runner._workers[0]._graph is not None for execution in ranks.executions)
+        done = cupy.cuda.world.priorities
+    for name, priority in done:
+        assert priority == (-1 if known and name.startswith(("all", "reduce", "send", "recv")) else 0), name
+    assert {priority for _, priority in done} == ({-1, 0} if known else {0})

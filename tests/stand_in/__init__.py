@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
+from unittest.mock import patch
 
 from tests.stand_in import cublas, cupy, green
 
@@ -36,7 +38,7 @@ def installed(seed: int = 0) -> Iterator[ModuleType]:
     sys.modules.update(ours)
     _forget()
     try:
-        with cublas.installed(cublas.Library(_PLACE)):
+        with cublas.installed(cublas.Library(_PLACE)), _driver():
             yield cupy
     finally:
         _forget()
@@ -46,6 +48,14 @@ def installed(seed: int = 0) -> Iterator[ModuleType]:
                 del sys.modules[name]
             else:
                 sys.modules[name] = module
+
+
+@contextmanager
+def _driver() -> Iterator[None]:
+    """The driver where ctypes opens that of CUDA."""
+    real, made = ctypes.CDLL, cupy.cuda.graphs.libcuda()
+    with patch.object(ctypes, "CDLL", lambda path: made if path == "libcuda.so.1" else real(path)):
+        yield
 
 
 def _forget() -> None:

@@ -19,6 +19,7 @@ import numpy as np
 
 from castile.runtime.backends.cuda.clocks import Clocks
 from castile.runtime.backends.cuda.faults import AT_ONCE, tells_at_once, told_late
+from castile.runtime.backends.cuda.graphs import by_priority
 from castile.runtime.backends.cuda.polled import TASK_BY_TASK
 from castile.runtime.backends.cuda.streams import Phase, Placed, Seat, issued, pieces, together
 from castile.runtime.backends.cuda.supply import Supply
@@ -210,7 +211,10 @@ class Issuer(Worker):
         self._origin.begin_capture()
         try:
             self._run(self._calls)
-            self.graphs.append(self._origin.end_capture())
+            captured = self._origin.end_capture()
+            # On one stream all have one priority.
+            is_one = all(piece.stream is self._origin for piece in self._pieces)
+            self.graphs.append(captured if is_one else by_priority(captured))
         except Exception as error:
             self._abandon()
             # What has failed for another reason would fail again; but of contexts in one graph not much is known.

@@ -17,6 +17,8 @@ from weakref import WeakSet, WeakValueDictionary
 import numpy as np
 
 from tests.stand_in.cublas import PATH as CUBLAS
+from tests.stand_in.cupy import graphs
+from tests.stand_in.cupy.graphs import Capture, Graph
 
 # Work: False where it cannot go on yet, as a transfer whose peer has not come.
 Work = Callable[[], object]
@@ -53,6 +55,10 @@ class _World:
         self.broken: dict[int, Work] = {}
         self.events: WeakValueDictionary[int, Event] = WeakValueDictionary()
         self.graphs: WeakSet[Graph] = WeakSet()
+        # What the driver made of graphs, by address: the nodes, and whether each has its own priority.
+        self.made: dict[int, tuple[Graph, bool]] = {}
+        # Every node of a graph as it was done: its name, and the priority that it had.
+        self.priorities: list[tuple[str, int]] = []
         self.current: list[Stream] = []
 
 
@@ -187,62 +193,6 @@ class Marker:
         self.done, self.time = True, world.clock
 
 
-class Capture:
-    """Work that is recorded: (work, name, what it comes after), one list for all streams that take part."""
-
-    def __init__(self, origin: Stream) -> None:
-        self.origin = origin
-        self.nodes: list[tuple[Work, str, set[int]]] = []
-        self.heads: dict[Stream, set[int]] = {origin: set()}
-        self.marks: dict[Marker, set[int]] = {}
-
-    def add(self, stream: Stream, work: Work, name: str) -> None:
-        self.nodes.append((work, name, self.heads[stream]))
-        self.heads[stream] = {len(self.nodes) - 1}
-
-    def before(self, heads: set[int]) -> set[int]:
-        """All nodes that have ended when these have."""
-        found, todo = set(), list(heads)
-        while todo:
-            node = todo.pop()
-            if node not in found:
-                found.add(node)
-                todo += self.nodes[node][2]
-        return found
-
-
-class Graph:
-    """A captured step; a launch does its nodes in any order that their needs allow."""
-
-    def __init__(self, nodes: list[tuple[Work, str, set[int]]], device: int) -> None:
-        self.nodes, self._device = nodes, device
-        world.graphs.add(self)
-
-    def launch(self, stream: Stream | None = None) -> None:
-        stream = stream or get_current_stream()
-        left, ended = dict(enumerate(self.nodes)), set[int]()
-
-        def go_on() -> bool:
-            ready = [n for n, (_, _, needs) in left.items() if needs <= ended]
-            for n in world.random.sample(ready, len(ready)):
-                work, name, _ = left[n]
-                if attempt(stream.device_id, work):
-                    world.done.append((stream, name))
-                    del left[n]
-                    ended.add(n)
-            return not left
-
-        def run() -> bool:
-            before = len(left)
-            while not go_on():
-                if len(left) == before:
-                    return False
-                before = len(left)
-            return True
-
-        stream.enqueue(run, "graph")
-
-
 class Stream:
     """A queue of work on the device that was current when it was made."""
 
@@ -345,7 +295,7 @@ class Stream:
         joined = capture.before(capture.heads[self])
         if len(joined) < len(capture.nodes):
             raise CUDARuntimeError("cudaErrorStreamCaptureUnjoined: work of another stream is not waited for")
-        return Graph(capture.nodes, self.device_id)
+        return Graph(capture, self.device_id)
 
 
 class Event:
@@ -429,6 +379,8 @@ runtime = SimpleNamespace(
     setDevice=lambda number: Device(number).use(),
     getDeviceCount=lambda: NUM_DEVICES,
     memcpyAsync=_memcpy_async,
+    graphLaunch=graphs.launch,
+    graphExecDestroy=lambda address: world.made.pop(address, None),
     eventQuery=lambda ptr: world.events[ptr].look(),
     streamQuery=lambda ptr: stream_of(ptr).look(),
     memGetInfo=lambda: (2**30, 2**31),
