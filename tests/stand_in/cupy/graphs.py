@@ -21,13 +21,14 @@ class Capture:
     def __init__(self, origin: cuda.Stream) -> None:
         self.origin = origin
         self.nodes: list[tuple[cuda.Work, str, set[int]]] = []
-        self.priorities: list[int] = []
+        self.priorities: list[int | None] = []
         self.heads: dict[cuda.Stream, set[int]] = {origin: set()}
         self.marks: dict[cuda.Marker, set[int]] = {}
 
     def add(self, stream: cuda.Stream, work: cuda.Work, name: str) -> None:
         self.nodes.append((work, name, self.heads[stream]))
-        self.priorities.append(stream.priority)
+        # Kernels alone have one.
+        self.priorities.append(None if name in ("memset", "copy") else stream.priority)
         self.heads[stream] = {len(self.nodes) - 1}
 
     def before(self, heads: set[int]) -> set[int]:
@@ -55,7 +56,8 @@ class Graph:
     def launch(self, stream: cuda.Stream | None = None, by_node: bool = False) -> None:
         stream = stream or cuda.get_current_stream()
         left, ended = dict(enumerate(self.nodes)), set[int]()
-        priorities = self._priorities if by_node else [stream.priority] * len(left)
+        own = self._priorities if by_node else [None] * len(left)
+        priorities = [stream.priority if one is None else one for one in own]
 
         def go_on() -> bool:
             ready = [n for n, (_, _, needs) in left.items() if needs <= ended]
