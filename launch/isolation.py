@@ -16,6 +16,7 @@ from castile.launch.execution import Feed, Prepared
 from castile.launch.jobs import Job
 from castile.launch.ranks import UserError
 from castile.planner.strategy import Strategy
+from castile.runtime import cores
 from castile.runtime.comm.messages import Request
 from castile.runtime.executor import is_transfer
 from castile.runtime.memory import ALIGNMENT, Packing, written
@@ -66,21 +67,26 @@ class Bench:
     def exchange(self, tasks: Sequence[int], repetitions: int) -> np.ndarray:
         """Run these transfers so often, with a barrier of all ranks before each time.
 
-        Returns when this rank began and ended each, int64[repetitions, 2], in nanoseconds of the clock that all ranks
-        share. A rank without transfers calls it for the barriers. `by_steps`, the repetitions are the bench's steps.
+        Returns when this rank began and ended each, in nanoseconds of the clock that all ranks share, and for how long
+        it was kept from a core meanwhile, as `Timeline.delayed` has it: int64[repetitions, 3]. A rank without transfers
+        calls it for the barriers. `by_steps`, the repetitions are the bench's steps.
         """
         if self.by_steps:
             # Of several, which ran at their times in the step, the last.
             found = [self._spans(step, tasks) for step in self._steps]
-            return np.array([one.max(axis=0, initial=0) for one in found], np.int64)
-        spans, comm = np.zeros((repetitions, 2), np.int64), self.runner.comm
+            delayed = [step.delayed // PICOSECONDS_PER_NANOSECOND for step in self._steps]
+            return np.array([[*one.max(axis=0, initial=0), d] for one, d in zip(found, delayed, strict=True)], np.int64)
+        spans, comm = np.zeros((repetitions, 3), np.int64), self.runner.comm
         calls = [call for task in tasks for call in self.runner.calls(task)]
         for number in range(repetitions):
+            # to ask takes as long as a short transfer: before the barrier it delays none
+            delayed_ns = cores.delayed_ns()
             comm.barrier()
             spans[number, 0] = perf_counter_ns()
             comm.wait(*[cast(Request, call()) for call in calls])
             spans[number, 1] = perf_counter_ns()
-        return spans - comm.epoch_ns
+            spans[number, 2] = 0 if comm.crowded else cores.delayed_ns() - delayed_ns
+        return spans - np.array([comm.epoch_ns, comm.epoch_ns, 0])
 
     @cached_property
     def _steps(self) -> list[Timeline]:

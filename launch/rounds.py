@@ -12,6 +12,7 @@ import numpy as np
 
 from castile.launch.isolation import LEAST_NANOSECONDS, LEAST_REPETITIONS, MOST_TRANSFERS, Bench, is_compute
 from castile.launch.jobs import Job
+from castile.planner.learn import DELAYED
 from castile.planner.snapshot import Measured
 from castile.runtime.task import CostKey, TaskGraph
 
@@ -27,6 +28,7 @@ def measure(job: Job, bench: Bench, k: int) -> tuple[Measured, str]:
 
     All ranks call it and get the same: the median of all repetitions, and "same", "similar" or "idle" as `_worst` says.
     Every round begins on all ranks together; there are more rounds, up to MOST_ROUNDS, until the repetitions agree.
+    Transfers that other programs held up do not count, unless all were.
     """
     key = bench.tasks.cost_keys[k]
     which = np.flatnonzero(bench.tasks.cost == k)
@@ -38,15 +40,17 @@ def measure(job: Job, bench: Bench, k: int) -> tuple[Measured, str]:
         group = disjoint(bench.tasks, which)
         beside = "same" if len(group) * key.members == bench.tasks.num_procs else "idle"
         measure_once = partial(_transfer_round, job, bench, group)
-    samples: list[float] = []
+    free: list[float] = []
+    held_up: list[float] = []
 
     def more() -> bytes:
-        low, median, high = np.percentile(samples, (25, 50, 75))
+        low, median, high = np.percentile(free or held_up, (25, 50, 75))
         measured = Measured(key, float(median), float(high - low) / 2, WEIGHT)
-        return msgspec.json.encode((measured, bool((high - low) / 2 > STABLE * median)))
+        return msgspec.json.encode((measured, bool((high - low) / 2 > STABLE * median or not free)))
 
     for _ in range(MOST_ROUNDS):
-        samples += measure_once()
+        for samples, more_samples in zip((free, held_up), measure_once(), strict=True):
+            samples += more_samples
         told = job.agree(more)
         measured, unstable = msgspec.json.decode(told, type=tuple[Measured, bool])
         if not unstable:
@@ -81,8 +85,8 @@ def _worst(job: Job, beside: str) -> str:
     return job.agree(lambda: min((w.decode() for w in words or []), key=order.index).encode()).decode()
 
 
-def _compute_round(job: Job, bench: Bench, tasks: list[int], counts: bool) -> list[float]:
-    """Seconds of each repetition on all ranks that have the key, on rank 0."""
+def _compute_round(job: Job, bench: Bench, tasks: list[int], counts: bool) -> tuple[list[float], list[float]]:
+    """Seconds of each repetition on all ranks that have the key, on rank 0, all as if nothing disturbed it."""
     first = bench.repeat(tasks, 0)
     slowest = int(np.median(first)) if counts else 0
     lengths = _gathered(job, np.array([slowest * LEAST_REPETITIONS]))
@@ -90,11 +94,14 @@ def _compute_round(job: Job, bench: Bench, tasks: list[int], counts: bool) -> li
     job.comm.barrier()
     lasted = bench.repeat(tasks, nanoseconds)
     parts = _gathered(job, lasted if counts else np.zeros(0, np.int64))
-    return (np.concatenate(parts) / 1e9).tolist() if parts else []
+    return (np.concatenate(parts) / 1e9).tolist() if parts else [], []
 
 
-def _transfer_round(job: Job, bench: Bench, tasks: list[int]) -> list[float]:
-    """Seconds of each repetition, on rank 0: from when the last member began to when the last one ended."""
+def _transfer_round(job: Job, bench: Bench, tasks: list[int]) -> tuple[list[float], list[float]]:
+    """Seconds of each repetition, on rank 0: from when the last member began to when the last one ended.
+
+    Those that nothing disturbed, and those in which a member was kept from a core for too much of it.
+    """
     mine = [t for t in tasks if t in bench.mine]
     first = bench.exchange(mine, LEAST_REPETITIONS)
     once = _gathered(job, np.array([int(np.median(first[:, 1] - first[:, 0])) if mine else 0]))
@@ -102,9 +109,11 @@ def _transfer_round(job: Job, bench: Bench, tasks: list[int]) -> list[float]:
     repetitions = min(MOST_TRANSFERS, max(LEAST_REPETITIONS, int(wanted)))
     spans = _gathered(job, bench.exchange(mine, repetitions) if mine else _stand_by(bench, repetitions))
     if not job.leads:
-        return []
-    taking = np.stack([s.reshape(-1, 2) for s in spans if len(s)])
-    return (np.maximum(1, taking[:, :, 1].max(axis=0) - taking[:, :, 0].max(axis=0)) / 1e9).tolist()
+        return [], []
+    began, ended, delayed = np.stack([s.reshape(-1, 3) for s in spans if len(s)]).max(axis=0).T
+    lasted = np.maximum(1, ended - began)
+    is_free = delayed <= DELAYED * lasted
+    return (lasted[is_free] / 1e9).tolist(), (lasted[~is_free] / 1e9).tolist()
 
 
 def _stand_by(bench: Bench, repetitions: int) -> np.ndarray:

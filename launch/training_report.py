@@ -18,6 +18,7 @@ from castile.launch.explore import Chosen, simulated
 from castile.launch.jobs import Job
 from castile.launch.report import milliseconds as ms
 from castile.planner.cost import CostModel
+from castile.planner.learn import held_up
 from castile.runtime.memory import written
 from castile.runtime.timeline import Timeline
 
@@ -161,6 +162,8 @@ def _predictions(job: Job, chosen: Chosen, progress: Progress) -> dict[str, Any]
         "untaught_step_seconds": before,
         "error_before_learning": abs(before / measured - 1),
         "error_after_learning": abs(after / measured - 1),
+        "num_sampled": len(progress.sampled),
+        "num_held_up": sum(map(held_up, progress.sampled)),
     }
 
 
@@ -177,6 +180,12 @@ def text(facts: dict[str, Any]) -> str:
         lines.append(
             f"prediction error over {report.counted(facts['num_steps'], 'step')} not learned from: "
             f"{before:.1f} % before learning, {after:.1f} % after"
+        )
+    if facts.get("num_held_up"):
+        measured = report.counted(facts["num_sampled"], "step")
+        lines.append(
+            f"other programs held up {facts['num_held_up']} of {measured} that were measured task by task: nothing is "
+            "learned of transfers from these"
         )
     if facts["first_step"] and not facts["num_steps"]:
         lines.append(f"nothing to train: {facts['first_step']} steps were done already; give more with --steps")

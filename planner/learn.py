@@ -39,6 +39,11 @@ def learn(snapshot: Snapshot, graph: TaskGraph, timelines: list[Timeline]) -> Sn
     return snapshot_of(snapshot.environment, rows.values(), _overhead(snapshot, graph, timelines))
 
 
+def held_up(timeline: Timeline) -> bool:
+    """Whether other programs had the cores for so much of a step that it says nothing of transfers."""
+    return timeline.delayed > DELAYED * timeline.seconds * PICOSECONDS
+
+
 def _seconds_per_key(graph: TaskGraph, timeline: Timeline) -> np.ndarray:
     """The mean seconds of each cost key's tasks in one step, NaN for keys that did not run or were held up."""
     if len(timeline.task) and not 0 <= timeline.task.min() <= timeline.task.max() < graph.num_tasks:
@@ -50,7 +55,7 @@ def _seconds_per_key(graph: TaskGraph, timeline: Timeline) -> np.ndarray:
     cost = graph.cost[timeline.task]
     total = np.bincount(cost, weights=lasted / PICOSECONDS, minlength=len(graph.cost_keys))
     count = np.bincount(cost, minlength=len(graph.cost_keys))
-    if timeline.delayed > DELAYED * timeline.seconds * PICOSECONDS:
+    if held_up(timeline):
         count[[bool(key.link) for key in graph.cost_keys]] = 0
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 

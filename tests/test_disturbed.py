@@ -18,10 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from castile.launch import rounds, training_report
 from castile.launch.jobs import Job
 from castile.planner.learn import DELAYED, learn
 from castile.planner.snapshot import Environment, Measured, snapshot_of
 from castile.runtime import cores
+from castile.runtime import machine as machines
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.memory import pack
 from castile.runtime.runner import Runner, run_local, whole_step
@@ -62,6 +64,23 @@ steps = st.lists(
     min_size=1,
     max_size=6,
 )
+
+
+@given(steps)
+def test_a_run_tells_how_many_of_its_steps_were_held_up(drawn) -> None:
+    progress = training_report.Progress(sampled=[timeline(*one) for one in drawn], seconds=[1.0])
+    prepared = SimpleNamespace(simulated=SimpleNamespace(seconds=1.0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training_report, "simulated", lambda *_: 1.0)
+        found = training_report._predictions(
+            SimpleNamespace(machine=machines.local(2)),  # type: ignore[arg-type]
+            SimpleNamespace(prepared=prepared), progress,  # type: ignore[arg-type]
+        )  # fmt: skip
+    count = sum(share > DELAYED for _, share in drawn)
+    assert (found["num_held_up"], found["num_sampled"]) == (count, len(drawn))
+    rest = {"remarks": [], "num_steps": 1, "first_step": 0, "waited_seconds": 0, "stopped_by": "", "files": {}}
+    text = training_report.text({**found, **rest, "total_seconds": 1.0})
+    assert ("held up" in text) == (count > 0)
 
 
 @given(steps, st.booleans())
@@ -105,6 +124,31 @@ def test_a_step_tells_for_how_long_its_rank_waited_for_a_core(monkeypatch, crowd
         # ranks that take turns have the waits of the one thread: each from where it began to where it is asked
         told = [runner.timeline().delayed for runner in both]
         assert told == ([0, 0] if crowded else [2_000_000, 2_000_000])
+
+
+lasts = st.lists(
+    st.tuples(st.integers(10**3, 10**9), st.sampled_from([0, DELAYED / 2, DELAYED * 2, 3])), min_size=5, max_size=5
+)
+
+
+@given(st.lists(lasts, min_size=rounds.MOST_ROUNDS, max_size=rounds.MOST_ROUNDS))
+def test_a_transfer_that_was_held_up_is_measured_again_and_counts_only_where_all_were(drawn) -> None:
+    (number,), told = np.flatnonzero(GRAPH.kind == Kind.COLLECTIVE), iter(drawn)
+
+    def exchange(tasks, repetitions):
+        # a few first say how many there can be
+        each = next(told) if repetitions > rounds.LEAST_REPETITIONS else [(1, 0)] * repetitions
+        return np.array([[10, 10 + lasted, int(share * lasted)] for lasted, share in each], np.int64)
+
+    comm = LocalWorld(1).communicators[0]
+    job = SimpleNamespace(comm=comm, leads=True, agree=lambda make: make())
+    bench = SimpleNamespace(tasks=GRAPH, mine=np.array([number]), exchange=exchange)
+    measured, _ = rounds.measure(job, bench, int(GRAPH.cost[number]))  # type: ignore[arg-type]
+    num_rounds = len(drawn) - len(list(told))
+    seen = [one for each in drawn[:num_rounds] for one in each]
+    free = [lasted for lasted, share in seen if share <= DELAYED]
+    assert measured.seconds == pytest.approx(np.median(free or [lasted for lasted, _ in seen]) / 1e9)
+    assert free or num_rounds == rounds.MOST_ROUNDS
 
 
 @given(st.lists(st.integers(0, 10**12), min_size=1, max_size=4))

@@ -170,8 +170,8 @@ def test_by_steps_tasks_are_timed_where_they_run():
         lasted = isolated.repeat(chosen, 10**9)
         assert len(lasted) == 15 * len(chosen) and (lasted >= 0).all() and (lasted > 0).any() == bool(chosen)
     spans = isolated.exchange(isolated.mine[:2].tolist(), 3)
-    assert spans.shape == (15, 2) and (spans[:, 0] < spans[:, 1]).all() and (np.diff(spans[:, 0]) > 0).all()
-    assert isolated.exchange([], 3).shape == (15, 2)
+    assert spans.shape == (15, 3) and (spans[:, 0] < spans[:, 1]).all() and (np.diff(spans[:, 0]) > 0).all()
+    assert isolated.exchange([], 3).shape == (15, 3)
     assert isolated.runner.num_steps == steps + 15, "all ranks take the same steps, whatever is asked of them"
 
 
