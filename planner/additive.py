@@ -71,14 +71,10 @@ class Additive:
         self._spent: dict[tuple[int, bytes], int] = {}
         self._prices: dict[Hashable, int] = {}
 
-    @cached_property
+    @property
     def deciders(self) -> dict[str, str]:
         """For each node of the program the node of the graph whose Config decides its own."""
-        names = list(self.lowering.piece.nodes)
-        marked = {name: Config(procs=(number,)) for number, name in enumerate(names)}
-        found = self.lowering.configs(Strategy(marked, self.lowering.microbatches))
-        # What is done by many at once, such as the factor of clipping, nobody decides alone.
-        return {name: names[config.procs[0]] for name, config in found.items() if len(config.procs) == 1}
+        return self.lowering.deciders
 
     @cached_property
     def steps(self) -> dict[str, list[Step]]:

@@ -107,16 +107,23 @@ class Lowering:
                 if key not in self._homes:
                     self._homes[key] = self._home(update, user, tensor, *key)
                 configs[update] = self._homes[key]
-        for name in self._cast:
-            configs.setdefault(fetch_name(name), configs[update_name(name)])
+        for name, update in self._followers.items():
+            configs.setdefault(name, configs[update])
         if self._together:
-            for param in self.graph.params:
-                for kind in ("square_sum", "clip"):
-                    configs.setdefault(f"{param.name}/{kind}", configs[update_name(param.name)])
             procs = {p for param in self.graph.params for p in configs[update_name(param.name)].procs}
-            for name in {beside.FACTOR, update_name(beside.SCALE)} & self._together.keys():
+            for name in self._everywhere:
                 configs.setdefault(name, Config({}, len(procs), tuple(sorted(procs))))
         return configs
+
+    @cached_property
+    def deciders(self) -> dict[str, str]:
+        """By node of the program of a strategy that leaves open what it can: the node of the graph whose Config decides
+        its own. What is done by many at once, such as the factor of clipping, nobody decides alone.
+        """
+        found = {name: name for name in self.graph.nodes} | {update: user for update, _, user, _ in self._users}
+        found |= {name: found[update] for name, update in self._followers.items()}
+        users = {found[update_name(param.name)] for param in self.graph.params}
+        return found | dict.fromkeys(self._everywhere, *users) if len(users) == 1 else found
 
     def _home(self, update: str, user: str, tensor: str, alike: int, config: Config) -> Config:
         """The layout that an update takes of a user's: found once for Configs that name as many processors in the same
@@ -145,6 +152,18 @@ class Lowering:
     def _cast(self) -> list[str]:
         """The parameters that every plan fetches."""
         return sorted(name.rpartition("/")[0] for name in beside.cast(self.graph, self.updates))
+
+    @cached_property
+    def _followers(self) -> dict[str, str]:
+        """By node that lies as an update does by default that update: casts, and what clips gradients."""
+        found = {fetch_name(name): update_name(name) for name in self._cast}
+        clipped = [param.name for param in self.graph.params if self._together]
+        return found | {f"{name}/{kind}": update_name(name) for name in clipped for kind in ("square_sum", "clip")}
+
+    @cached_property
+    def _everywhere(self) -> list[str]:
+        """The nodes that lie wherever there is an update."""
+        return [name for name in (beside.FACTOR, update_name(beside.SCALE)) if name in self._together]
 
     @cached_property
     def _together(self) -> dict[str, Node]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from castile.planner.graph import Graph, Node
 from castile.planner.lower import Lowering
+from castile.planner.neighbours import neighbours_of
 from castile.planner.program import accumulate_name, fetch_name, update_name
 from castile.planner.space import placements, space_of
 from castile.planner.spaces import Spaces
@@ -21,6 +22,9 @@ from castile.planner.strategy import Config, Strategy
 Configs = dict[str, Config]
 # The nodes beside a node, each with what the axes of the one are called at the other.
 Beside = list[tuple[str, dict[str, str]]]
+
+# What is left of names is the same at one place of repeated blocks.
+NUMBERS = re.compile(r"\d+")
 
 RETRIES = 8
 # The probability with which what spreads to a neighbour spreads on from there.
@@ -59,11 +63,11 @@ class Moves:
 
     @classmethod
     def of(cls, lowering: Lowering, spaces: Spaces | None = None) -> Moves:
-        graph = lowering.piece
+        graph, kind = lowering.piece, lowering.templates.node_kind
         users = {t: n.name for n in reversed(graph.nodes.values()) for t in n.inputs if graph.tensors[t].param}
         nodes = {**lowering.names.optional, **graph.nodes}
         return cls(
-            lowering, nodes, list(graph.nodes), users, groups_of(graph), neighbours_of(graph), _shared(graph),
+            lowering, nodes, list(graph.nodes), users, groups_of(graph, kind), _beside(graph, kind), _shared(graph),
             _families(graph), spaces,
         )  # fmt: skip
 
@@ -242,36 +246,30 @@ class Moves:
         return Config(split, placed.replicas, placed.procs)
 
 
-def groups_of(graph: Graph) -> list[list[str]]:
-    """Nodes of one kind, and nodes whose names differ in numbers only; groups of two or more."""
+def groups_of(graph: Graph, kind: Callable[[Node], int]) -> list[list[str]]:
+    """Nodes of one kind, and nodes whose names differ in numbers only; groups of two or more.
+
+    kind   equal for nodes of the same operator and shapes; of one kind are all that cost alike
+    """
     found: dict[object, list[str]] = {}
     kinds: dict[object, int] = {}
+    known: dict[object, int] = {}
     for name, node in graph.nodes.items():
-        a = node.alignment
-        kind = kinds.setdefault((node.op.name, node.op.cost_settings, tuple(a.extents.items()), a.frozen), len(kinds))
-        found.setdefault(kind, []).append(name)
-        found.setdefault((kind, re.sub(r"\d+", "#", name)), []).append(name)
+        a, like = node.alignment, (kind(node), node.alignment.frozen)
+        if like not in known:
+            cost = node.op.name, node.op.cost_settings, tuple(a.extents.items()), a.frozen
+            known[like] = kinds.setdefault(cost, len(kinds))
+        found.setdefault(known[like], []).append(name)
+        found.setdefault((known[like], NUMBERS.sub("#", name)), []).append(name)
     return list({tuple(group): group for group in found.values() if len(group) > 1}.values())
 
 
-def neighbours_of(graph: Graph) -> dict[str, Beside]:
+def _beside(graph: Graph, kind: Callable[[Node], int]) -> dict[str, Beside]:
     """By name: the nodes that touch the same tensor (not a parameter), and what the axes of it are called there."""
-    touching: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
-    for name, node in graph.nodes.items():
-        a = node.alignment
-        arrays = (*zip(node.inputs, a.operands), *zip(node.outputs, a.results))
-        for tensor, operand in arrays:
-            if not graph.tensors[tensor].param:
-                touching.setdefault(tensor, []).append((name, tuple(dim[0] for dim in operand.dims if dim)))
-    found: dict[str, Beside] = {name: [] for name in graph.nodes}
-    for users in touching.values():
-        ways = {dims: number for number, dims in enumerate(dict.fromkeys(dims for _, dims in users))}
-        # Those who touch a tensor alike share what lies along what: a recurrent layer has many of them.
-        along = [[dict(zip(dims, theirs)) for theirs in ways] for dims in ways]
-        numbered = [(name, ways[dims]) for name, dims in users]
-        for name, mine in numbered:
-            of = along[mine]
-            found[name] += [(other, of[way]) for other, way in numbered if other != name]
+    names, pairs = list(graph.nodes), neighbours_of(graph, kind)
+    found: dict[str, Beside] = {name: [] for name in names}
+    for node, other, way in zip(pairs.node.tolist(), pairs.other.tolist(), pairs.way.tolist(), strict=True):
+        found[names[node]].append((names[other], pairs.along[way]))
     return found
 
 
@@ -308,5 +306,5 @@ def _families(graph: Graph) -> dict[str, list[str]]:
     """By name of a parameter: those of its shape whose names differ from its own in numbers only."""
     found: dict[object, list[str]] = {}
     for param in graph.params:
-        found.setdefault((param.shape, re.sub(r"\d+", "#", param.name)), []).append(param.name)
+        found.setdefault((param.shape, NUMBERS.sub("#", param.name)), []).append(param.name)
     return {name: family for family in found.values() for name in family}

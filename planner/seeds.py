@@ -6,7 +6,7 @@ It does not know what they cost.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 
 import msgspec
@@ -138,10 +138,8 @@ def _on_fastest(make: Callable[[], Configs], lowering: Lowering, cost: CostModel
     speeds = shares.speeds(lowering, cost or CostModel(lowering.machine))
     count = 1 + max(p for config in configs.values() for p in config.procs)
     fastest = sorted(sorted(range(len(speeds)), key=lambda p: -speeds[p])[:count])
-    return {
-        name: Config(config.split, config.replicas, tuple(fastest[p] for p in config.procs))
-        for name, config in configs.items()
-    }
+    moved = {c: Config(c.split, c.replicas, tuple([fastest[p] for p in c.procs])) for c in {*configs.values()}}
+    return {name: moved[config] for name, config in configs.items()}
 
 
 def _halves(number: int) -> list[int]:
@@ -239,6 +237,8 @@ def megatron_zero(lowering: Lowering, width: int) -> Configs:
 
 def _weird_axis(graph: Graph, node: Node) -> str:
     params = [t for t in map(graph.tensors.__getitem__, node.inputs) if t.param]
+    if not params:
+        return SAMPLES
     of_params = {axis for o in node.alignment.operands if o.param for axis in o.axes}
     channels = [a for a in node.alignment.results[0].axes if a in of_params and a not in node.alignment.frozen]
     is_heavy = sum(prod(t.shape) for t in params) > prod(graph.tensors[node.outputs[0]].shape)
@@ -248,9 +248,13 @@ def _weird_axis(graph: Graph, node: Node) -> str:
 def _along(node: Node, axis: str, num_procs: int) -> Config:
     a = node.alignment
     degree = 1 if axis in a.frozen else min(num_procs, a.extents.get(axis, 1))
-    if degree > 1:
-        return Config({axis: degree}, 1, tuple(range(degree)))
-    return Config({}, num_procs, tuple(range(num_procs)))
+    return _cut(axis, degree, 1) if degree > 1 else _cut("", 1, num_procs)
+
+
+@lru_cache(maxsize=1024)
+def _cut(axis: str, degree: int, replicas: int) -> Config:
+    """An axis cut so often, on the first processors: one for all nodes, as plans are compared by their Configs."""
+    return Config({axis: degree} if axis else {}, replicas, tuple(range(degree * replicas)))
 
 
 def _crossed(node: Node, axis: str, num_procs: int, width: int) -> Config:

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from castile.launch import models
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
-from castile.planner.op import Init, Part
+from castile.planner.op import Init, Part, find
 from castile.planner.ops.sgd import Sgd
 from castile.planner.strategy import Config, Strategy
 from castile.planner.updates import Updates
@@ -19,6 +20,7 @@ from castile.runtime import machine
 from castile.runtime.region import Box, uncovered, whole
 from castile.runtime.task import NUM_LANES, Kind, Lane
 from tests.strategies import Problem, machines, problems, strategies, whole_on
+from tests.test_models import small
 from tests.training import SGD
 
 
@@ -50,6 +52,26 @@ def test_a_step_on_one_processor_is_its_passes_in_order() -> None:
         "up.F[0]", "act.F[0]", "down.F[0]", "loss.F[0]", "loss.B[0]", "down.B[0]", "down.W[0]", "act.B[0]", "up.W[0]",
         "up.weight/update.F[0]", "up.bias/update.F[0]", "down.weight/update.F[0]", "down.bias/update.F[0]",
     ]  # fmt: skip
+
+
+UPDATES = {
+    "plain": SGD,
+    "clipped": Updates(find("adam")(), clip=1.0),
+    "scaled": Updates(find("adafactor")(), scaled=True),
+    "cast": Updates(find("sgd")(), master="float32"),
+}
+
+
+@pytest.mark.parametrize("updates", UPDATES)
+@pytest.mark.parametrize("model", ["resnet", "moe", "lstm", "mlp"])
+def test_who_decides_a_nodes_config_is_on_whose_processor_it_lies(model: str, updates: str) -> None:
+    graph = models.parse(small(model)).graph(4, "float16" if updates == "cast" else "float32")
+    lowering = Lowering(graph, machine.local(2), UPDATES[updates])
+    names = list(graph.nodes)
+    found = lowering.configs(Strategy({name: Config(procs=(number,)) for number, name in enumerate(names)}))
+    assert lowering.deciders == {name: names[c.procs[0]] for name, c in found.items() if len(c.procs) == 1}
+    alone = lowering.configs(Strategy(dict.fromkeys(names, Config(procs=(1,)))))
+    assert all(config.procs == (1,) for config in alone.values()) and alone.keys() == found.keys()
 
 
 def test_parameters_live_where_they_are_used() -> None:

@@ -17,12 +17,11 @@ import numpy as np
 
 from castile.planner.additive import Additive
 from castile.planner.cost import CostModel
-from castile.planner.graph import Graph
 from castile.planner.lower import Lowering, uncollected
-from castile.planner.moves import groups_of, neighbours_of
 from castile.planner.rows import pointer
 from castile.planner.sketch import changes, loops, prices, sweep
-from castile.planner.sketch.arrays import Choices, Links, Prices
+from castile.planner.sketch.arrays import Links, Prices
+from castile.planner.sketch.choices import choices_of
 from castile.planner.sketch.draft import Draft
 from castile.planner.sketch.layouts import LayoutTable
 from castile.planner.sketch.room import classes_for, log_for, room_for, uses_of
@@ -123,7 +122,7 @@ class Sketch:
         )  # fmt: skip
         self.uses = uses_of(self.program)
         self._make_room()
-        self.choices = _choices(lowering.piece, self._kinds, self._spaces, self.table)
+        self.choices = choices_of(lowering, self._kinds, self._spaces, self.table)
 
     @property
     def is_apart(self) -> bool:
@@ -279,10 +278,6 @@ def _numbered(values: Sequence[object]) -> np.ndarray:
     return np.array([numbers.setdefault(value, len(numbers)) for value in values], np.int64)
 
 
-def _array(values: Sequence[int]) -> np.ndarray:
-    return np.array(values, np.int64)
-
-
 def _links(cost: CostModel) -> Links:
     """What each level takes, by the price of a small and a large transfer."""
     levels = cost.machine.levels if cost.machine.num_procs > 1 else ()
@@ -296,43 +291,6 @@ def _links(cost: CostModel) -> Links:
     group = np.arange(cost.machine.num_procs) // np.array([v.group for v in levels], np.int64).reshape(-1, 1)
     task = min(p.task_overhead_seconds for p in cost.machine.processors)
     return Links(group, np.array(latency), np.array(per_byte), has_trees, task, 0.0)
-
-
-def _choices(graph: Graph, kinds: np.ndarray, spaces: np.ndarray, table: SpaceTable) -> Choices:
-    """What a walk may change: as `Moves` does, in groups whose nodes have one space."""
-    number, neighbours = {name: n for n, name in enumerate(graph.nodes)}, neighbours_of(graph)
-    groups: list[list[int]] = []
-    for group in groups_of(graph):
-        of_space: dict[int, list[int]] = {}
-        for name in group:
-            of_space.setdefault(int(spaces[number[name]]), []).append(number[name])
-        groups += [some for some in of_space.values() if len(some) > 1]
-    rows = [(n, number[other], along) for name, n in number.items() for other, along in neighbours[name]]
-    # Most neighbours share what lies along what, and their spaces.
-    ways: dict[tuple[int, int, int], int] = {}
-    of = spaces.tolist()
-    way = [ways.setdefault((of[n], of[other], id(along)), len(ways)) for n, other, along in rows]
-    first = dict(zip(reversed(way), reversed(rows)))
-    same = np.full((max(len(ways), 1), table.width), -1)
-    tables: dict[object, int] = {}
-    like_ptr, size = [0] * max(len(ways), 1), 0
-    for k, (here, there, _) in enumerate(ways):
-        ours, theirs = table.axes[here], table.axes[there]
-        for mine, axis in first[k][2].items():
-            if axis in theirs and mine in ours:
-                same[k, theirs.index(axis)] = ours.index(mine)
-        key = here, there, same[k].tobytes()
-        if key not in tables:
-            tables[key] = size - int(table.first[here])
-            size += int(table.first[here + 1] - table.first[here])
-        like_ptr[k] = tables[key]
-    return Choices(
-        pointer(np.bincount(kinds)), np.argsort(kinds, kind="stable"),
-        pointer([len(group) for group in groups]), _array([n for group in groups for n in group]),
-        pointer([len(neighbours[name]) for name in number]), _array([other for _, other, _ in rows]),
-        same[way or [0]], _array(like_ptr)[way], np.zeros(size, np.int64),
-        np.zeros(changes.NUM_TURNS * int(table.first[-1]), np.int64),
-    )  # fmt: skip
 
 
 class _Bodies(NamedTuple):

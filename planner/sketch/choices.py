@@ -1,0 +1,52 @@
+"""What a walk may change: as `planner/moves` does, in groups whose nodes have one space.
+
+It does not know what changes are made, nor what they cost.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from castile.planner.lower import Lowering
+from castile.planner.moves import groups_of
+from castile.planner.neighbours import neighbours_of
+from castile.planner.rows import numbered, pointer
+from castile.planner.sketch.arrays import Choices
+from castile.planner.sketch.changes import NUM_TURNS
+from castile.planner.sketch.spaces import SpaceTable
+
+
+def choices_of(lowering: Lowering, kinds: np.ndarray, spaces: np.ndarray, table: SpaceTable) -> Choices:
+    """The groups and neighbours of nodes that are of these kinds and spaces."""
+    graph, kind = lowering.piece, lowering.templates.node_kind
+    number, space_of = {name: n for n, name in enumerate(graph.nodes)}, spaces.tolist()
+    groups: list[list[int]] = []
+    for group in groups_of(graph, kind):
+        of_space: dict[int, list[int]] = {}
+        for n in [number[name] for name in group]:
+            of_space.setdefault(space_of[n], []).append(n)
+        groups += [some for some in of_space.values() if len(some) > 1]
+    pairs = neighbours_of(graph, kind)
+    # Most neighbours share what lies along what, and their spaces.
+    here, there, count = spaces[pairs.node], spaces[pairs.other], len(table.axes)
+    way, first = numbered((pairs.way * count + here) * count + there)
+    ways = np.stack([here, there, pairs.way])[:, first].T.tolist()
+    same, like_ptr = np.full((max(len(ways), 1), table.width), -1), np.zeros(max(len(ways), 1), np.int64)
+    tables: dict[object, int] = {}
+    size = 0
+    for k, (mine, other, along) in enumerate(ways):
+        ours, theirs = table.axes[mine], table.axes[other]
+        for axis, beside in pairs.along[along].items():
+            if beside in theirs and axis in ours:
+                same[k, theirs.index(beside)] = ours.index(axis)
+        key = mine, other, same[k].tobytes()
+        if key not in tables:
+            tables[key] = size - int(table.first[mine])
+            size += int(table.first[mine + 1] - table.first[mine])
+        like_ptr[k] = tables[key]
+    return Choices(
+        pointer(np.bincount(kinds)), np.argsort(kinds, kind="stable"),
+        pointer([len(group) for group in groups]), np.array([n for group in groups for n in group], np.int64),
+        pointer(np.bincount(pairs.node, minlength=len(number))), pairs.other, same[way], like_ptr[way],
+        np.zeros(size, np.int64), np.zeros(NUM_TURNS * int(table.first[-1]), np.int64),
+    )  # fmt: skip
