@@ -20,10 +20,9 @@ from castile.planner.instances import StepInstance
 from castile.planner.lower import Lowering
 from castile.planner.program import Flow, Program, Step
 from castile.planner.strategy import Config, Strategy
-from castile.planner.versions import Placed, Versions
+from castile.planner.versions import Placed
 from castile.runtime import transfer
 from castile.runtime.dependence import Version
-from castile.runtime.region import whole
 from castile.runtime.task import NUM_LANES, CostKey, Kind
 
 # Packing, moving and folding of one transfer follow each other.
@@ -61,7 +60,6 @@ class Additive:
     def __init__(self, lowering: Lowering, cost: CostModel) -> None:
         self.lowering, self.cost = lowering, cost
         self.program: Program = lowering.program(Strategy({}, lowering.microbatches))
-        self._versions = Versions(lowering.machine)
         self._numbers: dict[Hashable, int] = {}
         self._steps: dict[Hashable, int] = {}
         self._shapes: dict[str, int] = {}
@@ -201,7 +199,7 @@ class Additive:
     def read(self, flow: Flow, configs: Mapping[str, Config]) -> list[Placed]:
         """What a flow's readers need, and where; the host reads the whole on processor 0."""
         found = [self.placed(slot, port, False, configs) for slot, port in flow.readers]
-        return found + [Placed(("whole", flow.shape), (whole(flow.shape),), Config())] * (flow.role == "output")
+        return found + [self.lowering.versions.on_host(flow.shape)] * (flow.role == "output")
 
     def moves(self, flow: Flow, configs: Mapping[str, Config]) -> int:
         """Picoseconds of a flow's transfers between nodes with these Configs."""
@@ -213,7 +211,7 @@ class Additive:
 
     def version(self, flow: Flow, made: Sequence[Placed], read: Sequence[Placed]) -> tuple[Version, tuple[int, ...]]:
         """The analysis of a flow between these layouts, and the processor of each of its slots."""
-        return self._versions.get(flow, made, read)
+        return self.lowering.versions.get(flow, made, read)
 
     def _seconds(self, version: Version, procs: Sequence[int]) -> int:
         """Picoseconds of a version's transfers: of each phase the busiest engine's, one phase after the other."""
@@ -260,7 +258,8 @@ class Additive:
         key = (slot, port, output, config)
         if key not in self._boxes:
             template = self.instance(slot, config).template
-            self._boxes[key] = Placed((id(template), port, output), template.boxes(port, output), config)
+            boxes = template.boxes(port, output)
+            self._boxes[key] = self.lowering.versions.placed((id(template), port, output), boxes, config)
         return self._boxes[key]
 
     def decided(self, name: str, config: Config) -> dict[str, Config]:

@@ -29,7 +29,7 @@ from castile.planner.updates import Updates
 from castile.planner.versions import Placed, Versions
 from castile.runtime.dependence import Version
 from castile.runtime.machine import Machine
-from castile.runtime.region import Box, whole
+from castile.runtime.region import Box
 from castile.runtime.task import TaskGraph
 from castile.runtime.transfer import TooManyTransfers
 
@@ -57,7 +57,7 @@ class Lowering:
         self.updates = updates if updates is not None else Updates(find("sgd")())
         self.names = beside.names(graph, self.updates)
         self.templates = Templates()
-        self._versions = Versions(machine)
+        self.versions = Versions(machine)
         self.catalogue = Catalogue()
         self._shown: int | None = None
         self._programs: dict[tuple[frozenset[str], int, int], Program] = {}
@@ -68,6 +68,7 @@ class Lowering:
         self._steps: dict[tuple[int, int, int], StepInstance] = {}
         self._step_templates: dict[tuple[int, int], StepTemplate] = {}
         self._flows: dict[tuple[int, int, tuple[int, ...]], FlowInstance] = {}
+        self._ports: dict[tuple[int, int, int, bool], Placed] = {}
         self._at_home: dict[Hashable, tuple[Box, ...]] = {}
         self._kinds: dict[int, Kinds] = {}
         self._kind_numbers: dict[Hashable, int] = {}
@@ -294,13 +295,13 @@ class Lowering:
     def _flow_template(
         self, flow: Flow, slots: Sequence[int], configs: dict[str, Config], steps: Sequence[StepInstance], most: float
     ) -> FlowTemplate:
-        made = [_placed(steps[slot], port, True) for slot, port in flow.producers]
-        read = [_placed(steps[slot], port, False) for slot, port in flow.readers]
+        made = [self._placed(steps[slot], port, True) for slot, port in flow.producers]
+        read = [self._placed(steps[slot], port, False) for slot, port in flow.readers]
         if flow.role == "output":
-            read.append(Placed(("whole", flow.shape), (whole(flow.shape),), Config()))
+            read.append(self.versions.on_host(flow.shape))
         if flow.home is not None:
             made = [self.at_home(flow.home, configs)]
-        version, procs = self._versions.get(flow, made, read, most)
+        version, procs = self.versions.get(flow, made, read, most)
         return self._flow_templates.get(flow, slots, version, procs, steps)
 
     def at_home(self, home: Home, configs: Mapping[str, Config]) -> Placed:
@@ -309,7 +310,16 @@ class Lowering:
         layout = self.templates.node_kind(home.node), home.result, tuple(sorted(config.split.items()))
         if layout not in self._at_home:
             self._at_home[layout] = tuple([p.writes(home.result) for p in parts(home.node, config.split)])
-        return Placed(layout, self._at_home[layout], config)
+        return self.versions.placed(layout, self._at_home[layout], config)
+
+    def _placed(self, step: StepInstance, port: int, output: bool) -> Placed:
+        """Where the boxes of a port lie."""
+        key = id(step.template), id(step.config), port, output
+        found = self._ports.get(key)
+        if found is None:
+            boxes = step.template.boxes(port, output)
+            found = self._ports[key] = self.versions.placed((id(step.template), port, output), boxes, step.config)
+        return found
 
 
 @contextmanager
@@ -336,12 +346,6 @@ def _check_micro(step: Step, config: Config) -> None:
             f"{step.node.name}: one of {step.micro.count} microbatches has fewer samples than axis {step.axis!r} is to "
             f"have parts, {config.degree(step.axis)}: use fewer microbatches or a smaller degree"
         )
-
-
-def _placed(instance: StepInstance, port: int, output: bool) -> Placed:
-    """Where a port's boxes lie: the identity of their layout, the boxes by part, and the Config that places them."""
-    boxes = instance.template.boxes(port, output)
-    return Placed((id(instance.template), port, output), boxes, instance.config)
 
 
 def _home(update: Node, user: Node, tensor: str, config: Config) -> Config:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import groupby
+from itertools import groupby, islice
 from math import inf
-from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from castile.planner.program import Flow
@@ -20,16 +20,23 @@ from castile.planner.strategy import Config
 from castile.runtime import collectives
 from castile.runtime.dependence import Contribution, Version, everywhere, in_place, links, version
 from castile.runtime.machine import Machine
-from castile.runtime.region import Box, disjoint
+from castile.runtime.region import Box, disjoint, whole
 from castile.runtime.transfer import Links
 
 
-class Placed(NamedTuple):
-    """A layout: its identity, the boxes by part (None: not touched), and the Config that places the parts."""
+class Placed(msgspec.Struct, frozen=True, eq=False):
+    """A layout: the boxes by part (None: not touched), and the Config that places the parts; one for all equal ones.
 
-    layout: Hashable
+    layout     the same number for equal boxes
+    is_apart   whether all parts have a box and no two overlap
+    touching   the processors of all parts that touch it, replica by replica
+    """
+
+    layout: int
     boxes: tuple[Box | None, ...]
     config: Config
+    is_apart: bool
+    touching: tuple[int, ...]
 
 
 class Versions:
@@ -38,10 +45,23 @@ class Versions:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._made: dict[Hashable, Version] = {}
-        self._placed: dict[Hashable, tuple[Version, tuple[int, ...]]] = {}
+        self._known: dict[Hashable, tuple[Version, tuple[int, ...]]] = {}
+        self._placed: dict[tuple[int, Config], Placed] = {}
         self._boxes: dict[tuple[Box | None, ...], tuple[int, bool]] = {}
         self._layouts: dict[Hashable, tuple[int, bool]] = {}
         self._among: dict[tuple[int, ...], tuple[Links, Hashable]] = {}
+
+    def placed(self, identity: Hashable, boxes: tuple[Box | None, ...], config: Config) -> Placed:
+        """What has these boxes by part and this Config; `identity` of the boxes, as to hash many takes long."""
+        number, is_apart = self._layout(identity, boxes)
+        key = number, config
+        if key not in self._placed:
+            self._placed[key] = Placed(number, boxes, config, is_apart, _touching(boxes, config))
+        return self._placed[key]
+
+    def on_host(self, shape: tuple[int, ...]) -> Placed:
+        """A whole array as the host reads it: from processor 0."""
+        return self.placed(("whole", shape), (whole(shape),), Config())
 
     def get(
         self, flow: Flow, made: Sequence[Placed], read: Sequence[Placed], most: float = inf
@@ -51,11 +71,10 @@ class Versions:
         Raises TooManyTransfers where it takes more than `most`.
         """
         together = tuple([len(list(ports)) for _, ports in groupby(slot for slot, _ in flow.producers)]) or (len(made),)
-        layouts = tuple([(self._layout(p)[0], p.config) for p in (*made, *read)])
-        key = (together, layouts, flow.dtype, flow.role, bool(flow.overwriters))
-        if key not in self._placed:
-            self._placed[key] = self._get(flow, made, read, together, most)
-        return self._placed[key]
+        key = (together, *made, *read, flow.dtype, flow.role, bool(flow.overwriters))
+        if key not in self._known:
+            self._known[key] = self._get(flow, made, read, together, most)
+        return self._known[key]
 
     def _get(
         self, flow: Flow, made: Sequence[Placed], read: Sequence[Placed], together: tuple[int, ...], most: float
@@ -64,18 +83,18 @@ class Versions:
         known: dict[tuple[int, ...], tuple[int, ...]] = {}
         renamed = []
         for p in (*made, *read):
-            of = _touching(p)
+            of = p.touching
             if of not in known:
                 fresh = [proc for proc in dict.fromkeys(of) if proc not in slots]
                 slots.update({proc: slot for slot, proc in enumerate(fresh, len(slots))})
                 known[of] = tuple(map(slots.__getitem__, of))
-            renamed.append((self._layout(p)[0], p.config.replicas, known[of]))
+            renamed.append((p.layout, p.config.replicas, known[of]))
         procs = tuple(slots)
         among, apart = self._links(procs)
         carried, overwritten = flow.role in ("carried", "input"), bool(flow.overwriters)
         key = (together, tuple(renamed), flow.dtype, flow.role, overwritten, apart)
         if key not in self._made:
-            held = _held(made[0], slots) if len(made) == 1 and self._layout(made[0])[1] else None
+            held = _held(made[0], slots) if len(made) == 1 and made[0].is_apart else None
             there = zip(read, renamed[len(made) :]) if held is not None else ()
             wanted = [held if of == renamed[0] else _held(p, slots) for p, of in there]
             if held is not None and all(each == held for each in wanted if each):
@@ -86,17 +105,15 @@ class Versions:
                 self._made[key] = _analysed(flow, made, read, together, slots, among, carried, overwritten, most)
         return self._made[key], procs
 
-    def _layout(self, placed: Placed) -> tuple[int, bool]:
+    def _layout(self, identity: Hashable, boxes: tuple[Box | None, ...]) -> tuple[int, bool]:
         """The number of a layout, the same for equal boxes, and whether all parts have one and no two overlap."""
-        # To hash many boxes takes long: once for each identity.
-        found = self._layouts.get(placed.layout)
+        found = self._layouts.get(identity)
         if found is None:
-            found = self._boxes.get(placed.boxes)
+            found = self._boxes.get(boxes)
             if found is None:
-                boxes = [box for box in placed.boxes if box is not None and box.volume]
-                alone = len(boxes) == len(placed.boxes) and disjoint(boxes)
-                found = self._boxes[placed.boxes] = len(self._boxes), alone
-            self._layouts[placed.layout] = found
+                full = [box for box in boxes if box is not None and box.volume]
+                found = self._boxes[boxes] = len(self._boxes), len(full) == len(boxes) and disjoint(full)
+            self._layouts[identity] = found
         return found
 
     def _links(self, procs: tuple[int, ...]) -> tuple[Links, Hashable]:
@@ -138,30 +155,30 @@ def _analysed(
     return version(contributions, readers, flow.dtype, among, carried, overwritten, is_input, twins=twins, most=most)
 
 
-def _each(placed: Placed) -> list[tuple[int, Box, tuple[int, ...]]]:
+def _each(boxes: Sequence[Box | None], config: Config) -> list[tuple[int, Box, tuple[int, ...]]]:
     """The number of each touched part, its box and the processors of its replicas."""
-    boxes, config = placed.boxes, placed.config
     r = config.replicas
     return [(n, box, config.procs[n * r : (n + 1) * r]) for n, box in enumerate(boxes) if box is not None]
 
 
-def _touching(placed: Placed) -> tuple[int, ...]:
+def _touching(boxes: Sequence[Box | None], config: Config) -> tuple[int, ...]:
     """The processors of all parts that touch it."""
-    if None not in placed.boxes:
-        return placed.config.procs
-    return tuple([proc for _, _, procs in _each(placed) for proc in procs])
+    if None not in boxes:
+        return config.procs
+    return tuple([proc for _, _, procs in _each(boxes, config) for proc in procs])
 
 
 def _held(placed: Placed, slots: dict[int, int]) -> list[tuple[int, Box]]:
     """Where each part and replica touches what, in their order."""
-    return [(slots[proc], box) for _, box, procs in _each(placed) for proc in procs]
+    return [(slots[proc], box) for _, box, procs in _each(placed.boxes, placed.config) for proc in procs]
 
 
 def _contributions(made: Sequence[Placed], together: Sequence[int], slots: dict[int, int]) -> list[Contribution]:
     """In program order: a step that makes the region through several ports (so many together) does so part by part."""
     contributions, ports = [], iter(made)
     for count in together:
-        rows = [(part, port, box, procs) for port in range(count) for part, box, procs in _each(next(ports))]
+        those = enumerate(islice(ports, count))
+        rows = [(part, port, box, procs) for port, p in those for part, box, procs in _each(p.boxes, p.config)]
         for _, _, box, procs in sorted(rows, key=lambda row: row[:2]):
             contributions.append(Contribution(box, tuple(slots[p] for p in procs)))
     return contributions
@@ -169,4 +186,5 @@ def _contributions(made: Sequence[Placed], together: Sequence[int], slots: dict[
 
 def _readers(placed: Placed, slots: dict[int, int], number: int) -> list[tuple[int, Box, tuple[int, int]]]:
     """Slot, box, and what replicas have in common."""
-    return [(slots[p], box, (number, part)) for part, box, procs in _each(placed) for p in procs]
+    each = _each(placed.boxes, placed.config)
+    return [(slots[p], box, (number, part)) for part, box, procs in each for p in procs]
