@@ -79,6 +79,22 @@ def test_low_precision_loses_no_more_than_it_must(name: str, dtype: str) -> None
             assert error(got, want) <= most, f"{name} {low[1]}: {error(got, want)} where {most} is allowed"
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_no_number_stays_none(name: str) -> None:
+    """Whoever skips steps that overflowed, or ends a training, has to see it, whichever operand it comes in."""
+    args, params = cases(name, "float32")[1]
+    for n in [n for n, x in enumerate(args) if isinstance(x, np.ndarray) and x.dtype.kind == "f" and x.size][:6]:
+        case = (tuple(np.full_like(x, np.nan) if k == n else x for k, x in enumerate(args)), params)
+        with np.errstate(all="ignore"):
+            wanted = several(_define(name, case))
+            outs = tuple(np.zeros_like(x) for x in wanted)
+            made = plan(name, outs, case)
+            assert made is not None
+            bound(made, made.settings[0])()
+        for got, want in zip(outs, wanted, strict=True):
+            assert want.dtype.kind != "f" or np.isnan(got[np.isnan(want)]).all(), f"{name} {params}: operand {n}"
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if vocabulary.casts(name)])
 def test_wide_results_of_16_bits_are_not_rounded_on_the_way(name: str) -> None:
     for case in cases(name, "float32")[::3]:

@@ -62,7 +62,8 @@ _DEVIATION = (
     "gain = gain.to(tl.float32)",
 )
 _EPS = ("eps", "less")
-_RATE = "rate = 1.0 / tl.sqrt(tl.where(variance > 0.0, variance, 0.0) + eps + less)"
+# What is no number stays none.
+_RATE = "rate = 1.0 / tl.sqrt(tl.where(variance < 0.0, 0.0, variance) + eps + less)"
 
 
 @planned
@@ -131,7 +132,7 @@ def norm_factors_grad(out: tuple[Any, ...], df: Any, gain: Any, *statistics: Any
         "d_scale = d_scale.to(tl.float64)",
         _variance(statistics),
         _RATE,
-        "spread = tl.where(variance >= 0.0, -0.5 * d_scale * gain * rate * rate * rate, 0.0)",
+        "spread = tl.where(variance < 0.0, 0.0, -0.5 * d_scale * gain * rate * rate * rate)",
     )
     d_mean = "d_mean" if len(statistics) == 2 else "d_mean - 2.0 * mean * spread"
     values = ("(d_scale * rate).to(tl.float32)", "d_shift", d_mean, "spread")

@@ -74,7 +74,9 @@ def _top_k(x, s_x, out, s_out, at, s_at, rows, lead, count, k_out, k_at, t_x: tl
             found = tl.where((most > best) | (found == NUM), first, found)
             best = tl.maximum(best, most)
         last, place = best, found
-        tl.store(out + number * k_out, last.to(out.dtype.element_ty), mask=here)
+        # Nothing is left where what is left is no number.
+        value = tl.where(found < NUM, last, float("nan"))
+        tl.store(out + number * k_out, value.to(out.dtype.element_ty), mask=here)
         tl.store(at + number * k_at, place, mask=here)
 
 
