@@ -112,6 +112,34 @@ def test_two_processors_on_one_gpu_learn_what_one_learns(text: str, divided: boo
         assert np.array_equal(losses(timed, timed.step), found)
 
 
+def test_a_graph_of_several_streams_is_the_drivers() -> None:
+    """It does the same again and again, also when what CuPy captured is held by nobody else."""
+    import cupy
+
+    from castile.runtime.backends.cuda.graphs import by_priority
+
+    origin, other = (cupy.cuda.Stream(non_blocking=True, priority=priority) for priority in (0, parts.SOONER))
+    with origin:
+        x = cupy.zeros(1000, "float32")
+        # compiles what is captured
+        cupy.add(x, 0, out=x)
+    gone, back = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
+    origin.begin_capture()
+    gone.record(origin)
+    other.wait_event(gone)
+    with other:
+        cupy.add(x, 1, out=x)
+    back.record(other)
+    origin.wait_event(back)
+    captured = origin.end_capture()
+    graph = by_priority(captured)
+    assert graph is not captured, "the driver refuses it"
+    del captured
+    for _ in range(3):
+        graph.launch(origin)
+    assert (x.get(origin) == 3).all()
+
+
 @contextmanager
 def places_of_their_own() -> Iterator[None]:
     """Processors have new streams, as in a process in which none was bound yet."""
