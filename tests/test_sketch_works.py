@@ -34,6 +34,7 @@ from castile.runtime.timeline import PICOSECONDS
 from tests import op_laws
 from tests.op_cases import Case, cases_of
 from tests.op_laws import node_of
+from tests.test_models import small
 
 NUM_PROCS = 6
 CASES = [c for name in available() for c in cases_of(name)]
@@ -50,7 +51,7 @@ def test_the_largest_parts_of_all_splits_at_once_are_those_of_each(case: Case) -
     node = node_of(case)
     table, layouts = tables(node)
     cut = dict(zip(table.axes[0], table.degree[0].T, strict=True))
-    every = Largest(node, cut, len(table.splits[0]), layouts)
+    every = Largest([node], cut, [len(table.splits[0])], layouts)
     first = [parts(node, split)[0] for split in table.splits[0]]
 
     def of_each(found: object) -> list:
@@ -165,6 +166,29 @@ def test_only_what_nothing_is_known_of_is_priced_at_once() -> None:
         assert sketch._works.is_plain == at_once
         sketch._fill(0)
         assert (sketch.prices.known.sum() > 1) == at_once
+
+
+@pytest.mark.parametrize("model", models.available())
+def test_nodes_of_which_only_extents_differ_are_asked_about_together(model: str) -> None:
+    on = machines.parse("flexflow-k80:nodes=1")
+    lowering = Lowering(models.parse(small(model)).graph(8), on, Updates(find("adam")()))
+    cost = CostModel(on)
+    sketch = Sketch(lowering, cost, Spaces(lowering, cost), [seeds(lowering)["data_parallel"].configs])
+    alike: dict[object, list[Largest]] = {}
+    for number in sketch._first_of_kind.tolist():
+        name = sketch.names[number]
+        key = sketch._works.together(lowering.piece.nodes[name], sketch._steps[name])
+        alike.setdefault(key, []).append(sketch._largest(number, None))
+    for every in alike.values():
+        joined, node = Largest.joined(every), every[0].node
+        for port in [(True, n) for n in range(len(node.inputs))] + [(False, n) for n in range(len(node.outputs))]:
+            mine = np.broadcast_to(np.array(joined.size(*port)), joined.count)
+            assert mine.tolist() == [n for one in every for n in np.broadcast_to(one.size(*port), one.count).tolist()]
+        for which in PASSES:
+            if node.op.has(which):
+                mine = np.broadcast_to(joined.flops(which), joined.count)
+                each = [np.broadcast_to(one.flops(which), one.count) for one in every]
+                assert mine.tolist() == np.concatenate(each).tolist()
 
 
 @pytest.mark.parametrize("fixed", [{}, {"i": 3}, {"b": 2, "o": 1}])

@@ -8,7 +8,7 @@ what a plan takes is what `simulate` says. It does not know clipping's factor, f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
 from functools import cache
 from typing import Any, NamedTuple
@@ -234,20 +234,28 @@ class Sketch:
             self._price([kind], number - int(self._known_first[kind]))
 
     def _price(self, kinds: Sequence[int], split: int | None) -> None:
-        """Price a split of kinds, None for all."""
-        own = [self._own(int(self._first_of_kind[kind])) for kind in kinds]
-        asked = [self._largest(int(self._first_of_kind[kind]), split) for kind in kinds]
-        steps = [[self._draft.steps[s] for s in of] for of in own]
-        every = self._works.seconds(list(zip(asked, steps, strict=True)))
-        for kind, largest, numbers, of_kind, seconds in zip(kinds, asked, own, steps, every, strict=True):
-            begin, count = split or 0, largest.count
-            for s, lasts in zip(numbers, seconds, strict=True):
-                row = int(self.program.row[s]) + begin
-                self.prices.seconds[row : row + count] = lasts
-            begin += int(self._known_first[kind])
-            here = slice(begin, begin + count)
-            self.prices.total[here] = sum(step.micro.times * each for step, each in zip(of_kind, seconds, strict=True))
-            self._nbytes[0, here], self._nbytes[1, here] = self._works.nbytes(largest, self._steps[largest.node.name])
+        """Price a split of kinds, None for all; those of which only extents differ together."""
+        nodes, alike = self.lowering.piece.nodes, dict[Hashable, list[int]]()
+        for kind in kinds:
+            node = nodes[self.names[self._first_of_kind[kind]]]
+            alike.setdefault(self._works.together(node, self._steps[node.name]), []).append(kind)
+        firsts = [self._first_of_kind[of].tolist() for of in alike.values()]
+        own = [[self._own(node) for node in of] for of in firsts]
+        each = [[self._largest(node, split) for node in of] for of in firsts]
+        largest = [Largest.joined(of) for of in each]
+        steps = [[[self._draft.steps[s] for s in row] for row in zip(*of, strict=True)] for of in own]
+        every = self._works.seconds(list(zip(largest, steps, strict=True)))
+        rows = zip(alike.values(), each, largest, own, steps, every, strict=True)
+        for of, ones, joined, numbers, decided, seconds in rows:
+            counts = [one.count for one in ones]
+            split_of = np.arange(joined.count) - np.repeat(np.cumsum(counts) - counts, counts) + (split or 0)
+            for places, lasts in zip(np.array(numbers, np.int64).T, seconds, strict=True):
+                self.prices.seconds[np.repeat(self.program.row[places], counts) + split_of] = lasts
+            here = np.repeat(self._known_first[of], counts) + split_of
+            passes = zip(decided, seconds, strict=True)
+            self.prices.total[here] = sum(steps[0].micro.times * lasts for steps, lasts in passes)
+            steps_of = self._steps[joined.node.name]
+            self._nbytes[0, here], self._nbytes[1, here] = self._works.nbytes(joined, steps_of)
             self.prices.known[here] = True
 
     def _own(self, node: int) -> list[int]:
@@ -259,8 +267,8 @@ class Sketch:
         node, space = self.lowering.piece.nodes[self.names[number]], int(self._spaces[number])
         splits, degree = self.table.splits[space], self.table.degree[space]
         if split is not None:
-            return Largest(node, splits[split], 1, self._layouts)
-        return Largest(node, dict(zip(self.table.axes[space], degree.T, strict=True)), len(splits), self._layouts)
+            return Largest([node], splits[split], [1], self._layouts)
+        return Largest([node], dict(zip(self.table.axes[space], degree.T, strict=True)), [len(splits)], self._layouts)
 
     def _widen(self) -> None:
         """Make room for as many transfers again, where half of it is used."""

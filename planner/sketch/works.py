@@ -5,7 +5,8 @@ The largest part stands for all of them. It does not know placements.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate, islice, repeat
 from math import prod
@@ -86,16 +87,31 @@ class Works:
         readers = {name: node.name for node in reversed(graph.nodes.values()) for name in node.inputs}
         return {name: readers[name] for name in graph.inputs if name in readers}
 
-    def seconds(self, asked: Sequence[tuple[Largest, Sequence[Step]]]) -> list[list[np.ndarray]]:
-        """For each node, float64[count, T] for each of the steps that it decides: seconds of its largest part under
-        each split, by the type of processor."""
-        rows = [(step, self._of(own, step)) for own, steps in asked for step in steps]
+    def seconds(self, asked: Sequence[tuple[Largest, Sequence[Sequence[Step]]]]) -> list[list[np.ndarray]]:
+        """For nodes that are asked about together, float64[count, T] for each of the steps that one decides, of which
+        those of all of them are given: seconds of the largest part under each split, by the type of processor."""
+        rows = [(steps[0], self._of(own, steps)) for own, every in asked for steps in every]
         found = iter(self._rooflines(rows) if self.is_plain else [self._priced(*row) for row in rows])
-        return [list(islice(found, len(steps))) for _, steps in asked]
+        return [list(islice(found, len(every))) for _, every in asked]
 
-    def _of(self, own: Largest, step: Step) -> Largest:
-        """The largest part of a step that a node decides."""
-        return own if step.node.name == own.node.name else own.like(step.node, self.of_param(own.node, step, own.cut))
+    def together(self, node: Node, steps: Sequence[Step]) -> Hashable:
+        """Equal for nodes that can be asked about together, given the steps that they decide: only extents differ."""
+        dtypes, tensors = self._program.dtypes, self._lowering.graph.tensors
+        passes = []
+        for step in steps:
+            ports = tuple([(p.role, p.index, dtypes[p.region]) for p in (*step.inputs, *step.outputs)])
+            param = param_of(step.node.name, self._program)
+            operand = node.inputs.index(param) if param else -1
+            passes.append((self._alike(step.node), step.node.alignment.frozen, step.which, step.micro, ports, operand))
+        held = tuple([(tensors[name].dtype, self._reader.get(name) == node.name) for name in node.inputs])
+        made = tuple([tensors[name].dtype for name in node.outputs])
+        return self._alike(node), node.alignment.frozen, self.keeps.get(node.name), tuple(passes), held, made
+
+    def _of(self, own: Largest, steps: Sequence[Step]) -> Largest:
+        """The largest part of steps that nodes decide, one of each."""
+        if steps[0].node.name == own.node.name:
+            return own
+        return own.like([step.node for step in steps], self.of_param(own.node, steps[0], own.cut))
 
     def _rooflines(self, rows: Sequence[tuple[Step, Largest]]) -> list[np.ndarray]:
         """Seconds, in whole picoseconds, of kernels of which no more is known than their flops and bytes."""
@@ -192,19 +208,41 @@ class Works:
 class Largest:
     """The largest part of a node under each of many splits, or under one; what its passes have in common.
 
+    Of several nodes that differ in extents only, one after the other.
     count   how many splits
     """
 
-    def __init__(self, node: Node, cut: Cut, count: int, layouts: LayoutTable) -> None:
-        self.node, self.cut, self.count, self._layouts = node, cut, count, layouts
-        self._part = _largest(node, cut)
+    def __init__(self, nodes: Sequence[Node], cut: Cut, counts: Sequence[int], layouts: LayoutTable) -> None:
+        self.node, self.cut, self.count, self._layouts = nodes[0], cut, sum(counts), layouts
+        self._nodes, self._counts = nodes, counts
         self._shapes: dict[tuple[bool, int], tuple[Any, ...]] = {}
         self._sizes: dict[object, Any] = {}
         self._flops: dict[str, Any] = {}
 
-    def like(self, node: Node, cut: Cut) -> Largest:
-        """As many of another node."""
-        return Largest(node, cut, self.count, self._layouts)
+    @classmethod
+    def joined(cls, every: Sequence[Largest]) -> Largest:
+        """Those of nodes that differ in extents only."""
+        axes = dict.fromkeys(axis for one in every for axis in one.cut)
+        each = {axis: [np.broadcast_to(one.cut.get(axis, 1), one.count) for one in every] for axis in axes}
+        cut = {axis: np.concatenate(of) for axis, of in each.items()}
+        first = every[0]
+        return first if len(every) == 1 else cls([o.node for o in every], cut, [o.count for o in every], first._layouts)
+
+    @cached_property
+    def _part(self) -> Part:
+        return _largest(self.node if len(self._nodes) == 1 else _joined(self._nodes, self._counts), self.cut)
+
+    @cached_property
+    def _each(self) -> list[Largest]:
+        """Those of each node by itself."""
+        ends = np.cumsum(self._counts)[:-1]
+        parts = [dict(zip(self.cut, row)) for row in zip(*(np.split(of, ends) for of in self.cut.values()))]
+        rows = zip(self._nodes, parts or [{} for _ in self._nodes], self._counts, strict=True)
+        return [Largest([node], cut, [count], self._layouts) for node, cut, count in rows]
+
+    def like(self, nodes: Sequence[Node], cut: Cut) -> Largest:
+        """As many of other nodes."""
+        return Largest(nodes, cut, self._counts, self._layouts)
 
     def shape(self, is_operand: bool, index: int) -> tuple[Any, ...]:
         """The lengths of what it touches of an operand or result, or an array of each."""
@@ -237,12 +275,17 @@ class Largest:
         found = asked(lambda: op.flops(which, self._part))
         if found is not None:
             return found
+        if len(self._nodes) > 1:
+            return np.concatenate([np.broadcast_to(one.flops(which), one.count) for one in self._each])
         ends = np.broadcast_arrays(np.empty(self.count), *(hi for _, hi in ranges.values()))[1:]
         parts = (dict(zip(ranges, zip(repeat(0), row))) for row in np.array(ends).T.tolist())
         return np.array([op.flops(which, Part(op, self.node.alignment, of)) for of in parts])
 
     def _by_axis(self, index: int) -> tuple[Any, ...]:
         """The shape of an operand, where each axis cuts it by itself."""
+        if len(self._nodes) > 1:
+            rows = zip(*([np.broadcast_to(n, o.count) for n in o.shape(True, index)] for o in self._each), strict=True)
+            return tuple([np.concatenate(row) for row in rows])
         shape: list[Any] = list(self.node.whole().reads(index).shape)
         degrees = {axis: tuple(sorted({*degree.tolist()} - {1})) for axis, degree in self.cut.items()}
         cuts = tuple([(axis, of) for axis, of in degrees.items() if of])
@@ -253,6 +296,13 @@ class Largest:
                 lengths[list(of)] = (hi - lo)[firsts]
                 shape[d] = lengths[self.cut[axis]]
         return tuple(shape)
+
+
+def _joined(nodes: Sequence[Node], counts: Sequence[int]) -> Node:
+    """A node whose extents are those of others, for so many splits of each."""
+    a = nodes[0].alignment
+    extents: Any = {axis: np.repeat([node.alignment.extents[axis] for node in nodes], counts) for axis in a.axes}
+    return replace(nodes[0], alignment=replace(a, extents=extents))
 
 
 def _largest(node: Node, cut: Cut) -> Part:
