@@ -177,8 +177,19 @@ def test_programs_that_walk_are_no_more_than_processors(library: ctypes.CDLL, mo
 
 def test_a_grid_that_no_device_takes_is_refused() -> None:
     launch = types.SimpleNamespace(grid=(1, 70000), kernel=types.SimpleNamespace(__name__="some"), walks=False)
-    with pytest.raises(ValueError, match="no grid"):
+    with pytest.raises(Refused, match="no grid"):
         driver.call(launch, ())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_more_products_than_a_grid_has_rows_go_another_way(dtype: str) -> None:
+    """As of the windows of a large batch: those that fetch blocks, or the library's, take any number."""
+    xs = tuple(DeviceArray((70000, 32, 32), dtype) for _ in range(3))
+    spec, table = "bik,bkj->bij", Table("triton")
+    with pytest.raises(Refused, match="no grid"):
+        table.bind("contract", (spec, *xs[:2]), xs[2:], {}, None, False)
+    ways = table.ways("contract", (spec, *xs[:2]), xs[2:], {}, False)
+    assert any(way.form == "cupy" for way in ways)
 
 
 def settled(launch: Any, pointers: Any) -> tuple[Any, ...]:

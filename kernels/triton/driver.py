@@ -18,6 +18,8 @@ from triton.backends.compiler import BaseBackend
 from triton.backends.nvidia.driver import CudaDriver, CudaLauncher, CudaUtils
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from castile.kernels.form import Refused
+
 # cudaDevAttrComputeCapabilityMajor and Minor, and MultiProcessorCount
 _MAJOR, _MINOR, _PROCESSORS = 75, 76, 16
 
@@ -81,7 +83,7 @@ class Frozen:
 def call(launch: Any, args: tuple[Any, ...]) -> Callable[[], None]:
     """The frozen call of a Launch with args on CuPy's current device and stream; compiles the kernel if need be.
 
-    ValueError for a grid that the device does not take.
+    Refused for a grid that the device does not take: another way may have another one.
     """
     active = _driver()
     device = active.get_current_device()
@@ -89,7 +91,7 @@ def call(launch: Any, args: tuple[Any, ...]) -> Callable[[], None]:
     if launch.walks:
         grid = (min(grid[0], active.num_processors(device)), *grid[1:])
     if prod(grid) >= 2**31 or any(n >= 2**16 for n in grid[1:]):
-        raise ValueError(f"{launch.kernel.__name__}: a GPU takes no grid of {grid}")
+        raise Refused(f"{launch.kernel.__name__}: a GPU takes no grid of {grid}")
     pointers = tuple(argument(arg, DevicePointer) for arg in args)
     kernel = compiled(launch, pointers)
     addresses = tuple(arg.address if isinstance(arg, DevicePointer) else arg for arg in pointers)
