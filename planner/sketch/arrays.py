@@ -116,12 +116,14 @@ class Uses(NamedTuple):
     """Which reads have to do with which nodes.
 
     reader[E]       the node that reads
+    block[E]        which STRIDE steps of the program the reading one is among
     source_ptr[E+1], source     the steps before it that make what it reads
     flow_ptr[N+1], flow     the flows that a node makes or reads, if any reads them
     read_ptr[F+1], read     the reads of a flow
     """
 
     reader: np.ndarray
+    block: np.ndarray
     source_ptr: np.ndarray
     source: np.ndarray
     flow_ptr: np.ndarray
@@ -159,9 +161,18 @@ class Room(NamedTuple):
     done[S], since[E]           when steps end, and since when what each read brings is there
     toll[E], shared[E]          seconds of its transfers, UNFOUND before they are found; the read before it of the same
                                 flow that brings the same, -1 where none does
-    kept_done, kept_since       the same of the plan that was kept
-    marks[M, 3, P], longest[M]  before each STRIDE-th step of that plan: free, link, waited; the longest so far
+    old_done, old_since         the same before they were worked out last
+    marks[M, 3, P], longest[M]  before each STRIDE-th step of that plan, and at the end: free, link, waited; the longest
+                                so far
     drafts, drafted_longest     the same of the plan that is worked out
+    slack[3, M]                 of these steps of that plan: when the last is done; by how much what they read of steps
+                                that are not among them or the STRIDE before comes too early to be waited for, negative
+                                where it is waited for; the same of links that were at work before
+    drafted_slack               the same of the plan that is worked out
+    lag[M]                      by how much later these steps are in the plan that is worked out, where they are not
+                                worked out one by one
+    touched[M], swept[M]        the last proposals that had to do with these steps, and in which they were worked out
+                                one by one
     turn[2, 2]                  of the plan that was kept, and of the one that is worked out: when the first microbatch
                                 begins, and how long it takes
     work[P], held[P]            seconds of kernels in the whole step, and bytes
@@ -180,12 +191,17 @@ class Room(NamedTuple):
     since: np.ndarray
     toll: np.ndarray
     shared: np.ndarray
-    kept_done: np.ndarray
-    kept_since: np.ndarray
+    old_done: np.ndarray
+    old_since: np.ndarray
     marks: np.ndarray
     longest: np.ndarray
     drafts: np.ndarray
     drafted_longest: np.ndarray
+    slack: np.ndarray
+    drafted_slack: np.ndarray
+    lag: np.ndarray
+    touched: np.ndarray
+    swept: np.ndarray
     turn: np.ndarray
     work: np.ndarray
     held: np.ndarray

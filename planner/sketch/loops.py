@@ -68,7 +68,7 @@ def walk(  # type: ignore[no-untyped-def]
         load_all(plan, type_of, program, spaces, prices, classes, room)
         classed(0, classes)
         seconds, _ = step_seconds(
-            0, 0, plan, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, NEVER
+            0, 0, True, plan, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log, NEVER
         )
         keep(0, 0, program, classes, room, log)
         energy = seconds * (1 + penalty * shortage(capacity, room))
@@ -103,14 +103,22 @@ def walk(  # type: ignore[no-untyped-def]
             if is_turned:
                 side = 1 - side
                 classed(side, classes)
-            first -= first % STRIDE
+            first //= STRIDE
             doubt(first, nodes, count, program, uses, room, log)
             seconds, stop = step_seconds(
-                first, side, plan, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, limit
-            )
+                first, side, False, plan, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes,
+                room, log, limit,
+            )  # fmt: skip
         if seconds <= limit:
             keep(first, side, program, classes, room, log)
             energy = seconds * (1 + penalty * overflow)
+            if energy < best_energy:
+                seconds, _ = step_seconds(
+                    0, side, True, plan, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room,
+                    log, NEVER,
+                )  # fmt: skip
+                keep(0, side, program, classes, room, log)
+                energy = seconds * (1 + penalty * overflow)
             if energy < best_energy:
                 k = int(seen[0, 0]) % (len(seen) - 1)
                 best_energy = energy

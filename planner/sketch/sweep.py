@@ -13,6 +13,8 @@ from castile.planner.sketch.prices import FETCHED, JOINED, MIXED, SUMMED, conten
 NEVER = np.inf
 # Steps from mark to mark, from which working out can begin.
 STRIDE = 16
+# Of a step's time: shifts that differ by less are the same.
+NEAR = 1e-10
 # What stands for the toll of a read before it is found, and for how many ends of a flow lie apart.
 UNFOUND, UNKNOWN = -1.0, -1
 
@@ -82,74 +84,190 @@ def survey(flow, plan, axes_of, program, uses, spaces, layouts, prices, room):  
 
 
 def step_seconds(  # type: ignore[no-untyped-def]
-    begin, side, plan, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, limit
-):
+    begin, side, is_whole, plan, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log,
+    limit,
+):  # fmt: skip
     """How long the step of a plan takes, NEVER where that is more than `limit`, as soon as it shows; how far it went.
 
-    Steps before `begin`, which follows a mark, are as they were when all was last worked out. Further microbatches take
-    as long each as the first one, after which no gradients are summed yet.
+    Blocks of STRIDE steps before `begin` are as they were when all was last worked out. Of what follows a change most
+    takes as long as it did, all of it later or sooner: blocks that have nothing to do with changed nodes are passed
+    over, unless all are to be worked out (is_whole). Further microbatches take as long each as the first one, after
+    which no gradients are summed yet.
     """
-    mark, side = begin // STRIDE, index(side)
-    free, link, waited = room.free, room.link, room.waited
+    side, longest, last = index(side), room.longest[begin], index(len(room.lag) - 1)
+    least, most, earliest, latest = 0.0, 0.0, 0.0, 0.0
     for k in range(classes.num_first[side]):
         p = classes.each[side, k]
-        free[p], link[p] = room.marks[mark, 0, p], room.marks[mark, 1, p]
-        waited[p] = room.marks[mark, 2, p]
-    longest, lead, period = room.longest[mark], room.turn[0, 0], room.turn[0, 1]
-    first_turn, second_turn, state = index(program.turns[0]), index(program.turns[1]), classes.state[side]
-    for s in range(index(begin), index(len(program.node))):
-        if s % STRIDE == 0:
-            draft(s // STRIDE, longest, side, classes, room)
-        if s == first_turn:
-            lead = longest
-        elif s == second_turn:
-            period = longest - lead
+        room.free[p], room.link[p] = room.marks[begin, 0, p], room.marks[begin, 1, p]
+        room.waited[p] = room.marks[begin, 2, p]
+    room.turn[1, 0], room.turn[1, 1] = room.turn[0, 0], room.turn[0, 1]
+    for block in range(index(begin), last):
+        draft(block, longest, side, classes, room)
+        lag = np.nan
+        if not is_whole:
+            lag = lagging(block, least, most, earliest, latest, side, program, classes, room, log)
+        if lag == lag:
+            longest = passed(block, lag, latest, longest, side, classes, room, limit)
+            least, most = lag, lag
+        else:
+            room.lag[block], room.swept[block] = 0.0, log.turn[0]
+            first, end = index(block * STRIDE), behind(block, program)
+            for s in range(first, end):
+                room.old_done[s] = room.done[s]
+            for e in range(index(program.read_ptr[first]), index(program.read_ptr[end])):
+                room.old_since[e] = room.since[e]
+            longest, least, most = worked(
+                block, longest, side, plan, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes,
+                room, limit,
+            )  # fmt: skip
+        if longest == NEVER:
+            return NEVER, int(block) + 1
+        earliest, latest = min(earliest, least), max(latest, most)
+    draft(last, longest, side, classes, room)
+    for k in range(classes.num_first[side]):
+        longest = max(longest, room.link[classes.each[side, k]])
+    longest += program.turns[2] * room.turn[1, 1]
+    return longest if longest <= limit else NEVER, int(last)
+
+
+def worked(  # type: ignore[no-untyped-def]
+    block, longest, side, plan, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, limit
+):
+    """Work out a block: the longest so far, NEVER where that shows to be above the limit, and by how much later at
+    least and at most what is made and brought here is than it was.
+    """
+    peak, slack, link_slack, least, most = 0.0, NEVER, NEVER, NEVER, -NEVER
+    for s in range(index(block * STRIDE), behind(block, program)):
+        if s == index(program.turns[0]):
+            room.turn[1, 0] = max(longest, peak)
+        elif s == index(program.turns[1]):
+            room.turn[1, 1] = max(longest, peak) - room.turn[1, 0]
         c = index(plan[index(program.node[s])])
         crew = index(spaces.crew[c])
-        if classes.listed_in[side, crew] != state:
+        if classes.listed_in[side, crew] != classes.state[side]:
             enlist(crew, c, side, spaces, classes)
         first = index(spaces.crew_ptr[crew])
         last = first + index(classes.size[side, crew])
-        ready = 0.0
+        ready, old_ready = 0.0, 0.0
         for e in range(index(program.read_ptr[s]), index(program.read_ptr[s + 1])):
             if room.toll[e] < 0:
                 toll(e, program.row[s] < 0, plan, axes_of, program, uses, spaces, layouts, links, prices, room)
-            since = 0.0
-            if room.shared[e] >= 0:
-                since = room.since[index(room.shared[e])]
-            else:
-                for k in range(index(uses.source_ptr[e]), index(uses.source_ptr[e + 1])):
-                    since = max(since, room.done[index(uses.source[k])])
-                if room.toll[e] > 0:
-                    for k in range(first, last):
-                        since = max(since, link[index(classes.listed[side, k])])
-                    since += room.toll[e]
-                    for k in range(first, last):
-                        link[index(classes.listed[side, k])] = since
-            room.since[e] = since
-            ready = max(ready, since)
+            since, old = made(e, block, uses, room)
+            if room.toll[e] > 0:
+                since, early, link_early = sent(e, since, old, block, first, last, side, classes, room)
+                slack, link_slack, old = min(slack, early), min(link_slack, link_early), 0.0
+                least, most = min(least, since - room.since[e]), max(most, since - room.since[e])
+            room.since[e] = max(since, old)
+            ready, old_ready = max(ready, since), max(old_ready, old)
         if program.row[s] < 0:
             continue
-        row = index(program.row[s] + spaces.split[c])
-        done = 0.0
+        row, done = index(program.row[s] + spaces.split[c]), 0.0
         for k in range(first, last):
             p = index(classes.listed[side, k])
-            starts = free[p]
-            if ready > starts:
-                waited[p] += ready - starts
-                starts = ready
-                if waited[p] + room.work[p] > limit:
-                    return NEVER, int(s) + 1
-            ends = starts + prices.seconds[row, index(type_of[p])]
-            free[p] = ends
-            done = max(done, ends)
-        room.done[s] = done
-        longest = max(longest, done)
-    for k in range(classes.num_first[side]):
-        longest = max(longest, link[classes.each[side, k]])
-    room.turn[1, 0], room.turn[1, 1] = lead, period
-    longest += program.turns[2] * period
-    return longest if longest <= limit else NEVER, len(program.node)
+            starts = max(room.free[p], ready)
+            slack = min(slack, starts - old_ready)
+            starts = max(starts, old_ready)
+            if starts > room.free[p]:
+                room.waited[p] += starts - room.free[p]
+                if room.waited[p] + room.work[p] > limit:
+                    return NEVER, least, most
+            room.free[p] = starts + prices.seconds[row, index(type_of[p])]
+            done = max(done, room.free[p])
+        least, most = min(least, done - room.done[s]), max(most, done - room.done[s])
+        room.done[s], peak = done, max(peak, done)
+    room.drafted_slack[0, block], room.drafted_slack[1, block], room.drafted_slack[2, block] = peak, slack, link_slack
+    return max(longest, peak), least, most
+
+
+def made(e, block, uses, room):  # type: ignore[no-untyped-def]
+    """Since when all that read e brings is there where it is made: what this block makes or the one before, and what
+    others do.
+    """
+    since, old = 0.0, 0.0
+    if room.shared[e] >= 0:
+        other = index(room.shared[e])
+        there = index(uses.block[other])
+        since = room.since[other] + room.lag[there]
+        return (0.0, since) if there + 1 < block else (since, 0.0)
+    for k in range(index(uses.source_ptr[e]), index(uses.source_ptr[e + 1])):
+        source = index(uses.source[k])
+        there = source // STRIDE
+        done = room.done[source] + room.lag[there]
+        if there + 1 < block:
+            old = max(old, done)
+        else:
+            since = max(since, done)
+    return since, old
+
+
+def sent(e, since, old, block, first, last, side, classes, room):  # type: ignore[no-untyped-def]
+    """Send what read e brings, which is there since then: when it has come, and by how much what is old came too early
+    to be waited for, and links that were at work before this block did.
+    """
+    busy = 0.0
+    for k in range(first, last):
+        p = index(classes.listed[side, k])
+        if room.link[p] == room.drafts[block, 1, p]:
+            busy = max(busy, room.link[p])
+        else:
+            since = max(since, room.link[p])
+    link_early, since = max(since, old) - busy, max(since, busy)
+    early, since = since - old, max(since, old) + room.toll[e]
+    for k in range(first, last):
+        room.link[index(classes.listed[side, k])] = since
+    return since, early, link_early
+
+
+def behind(block, program):  # type: ignore[no-untyped-def]
+    """The step behind a block."""
+    return index(min(int(block) * STRIDE + STRIDE, len(program.node)))
+
+
+def lagging(block, least, most, earliest, latest, side, program, classes, room, log):  # type: ignore[no-untyped-def]
+    """By how much later a block is than in the plan that was kept; not a number where it is to be worked out.
+
+    least, most         by how much later what the block before has made is, at least and at most
+    earliest, latest    the same of all before
+    All of it is as much later as its processors, unless a change has to do with it, or something else that is waited
+    for is not: links, what the block before has made, or what comes from long before and is waited for, or may be now.
+    What others read before, at no cost, is taken to be of the block in which they did.
+    """
+    is_turn = index(program.turns[0]) // STRIDE == block or index(program.turns[1]) // STRIDE == block
+    if is_turn or room.touched[block] == log.turn[0]:
+        return np.nan
+    near, stray, is_kept = NEAR * room.longest[len(room.longest) - 1], -NEVER, side == classes.side[0]
+    lag = room.free[classes.each[side, 0]] - room.marks[block, 0, classes.each[side, 0]]
+    if least < lag - near or most > lag + near:
+        return np.nan
+    for k in range(classes.num_first[side] if is_kept else len(room.free)):
+        p = index(classes.each[side, k] if is_kept else k)
+        mine = index(classes.first[side, p])
+        if abs(room.free[mine] - room.marks[block, 0, p] - lag) > near:
+            return np.nan
+        link_lag = room.link[mine] - room.marks[block, 1, p]
+        if abs(link_lag - lag) > near:
+            stray = max(stray, link_lag)
+    if stray > -NEVER and room.slack[2, block] < max(0.0, stray - lag) + near:
+        return np.nan
+    is_same = abs(lag) <= near and earliest >= -near and latest <= near
+    return np.nan if room.slack[1, block] < max(0.0, latest - lag) and not is_same else lag
+
+
+def passed(block, lag, latest, longest, side, classes, room, limit):  # type: ignore[no-untyped-def]
+    """Go on behind a block of which all is later by `lag`: the longest so far, NEVER where that is above the limit."""
+    for k in range(index(0), index(classes.num_first[side])):
+        p = index(classes.each[side, k])
+        room.free[p] = room.marks[block + 1, 0, p] + lag
+        if room.marks[block + 1, 1, p] != room.marks[block, 1, p]:
+            room.link[p] = room.marks[block + 1, 1, p] + lag
+        room.waited[p] += room.marks[block + 1, 2, p] - room.marks[block, 2, p]
+        if room.waited[p] + room.work[p] > limit:
+            return NEVER
+    room.lag[block] = lag
+    room.drafted_slack[0, block] = room.slack[0, block] + lag
+    room.drafted_slack[1, block] = room.slack[1, block] + min(0.0, lag - latest)
+    room.drafted_slack[2, block] = room.slack[2, block] + min(0.0, lag - latest)
+    return max(longest, room.drafted_slack[0, block])
 
 
 def draft(mark, longest, side, classes, room):  # type: ignore[no-untyped-def]
@@ -190,11 +308,13 @@ def enlist(crew, c, side, spaces, classes):  # type: ignore[no-untyped-def]
 
 
 def doubt(begin, nodes, count, program, uses, room, log):  # type: ignore[no-untyped-def]
-    """Of reads from step `begin` on that have to do with changed nodes, it is not known any more what they cost."""
+    """Of reads from block `begin` on that have to do with changed nodes, it is not known any more what they cost."""
     log.turn[0] += 1
-    turn, earliest = log.turn[0], index(program.read_ptr[begin])
+    turn, earliest = log.turn[0], index(program.read_ptr[begin * STRIDE])
     for k in range(count):
         log.turned[nodes[k]] = turn
+        for at in range(program.own_ptr[nodes[k]], program.own_ptr[nodes[k] + 1]):
+            room.touched[index(program.own[at]) // STRIDE] = turn
     for k in range(count):
         for at in range(uses.flow_ptr[nodes[k]], uses.flow_ptr[nodes[k] + 1]):
             flow, is_made = index(uses.flow[at]), False
@@ -210,18 +330,24 @@ def doubt(begin, nodes, count, program, uses, room, log):  # type: ignore[no-unt
                 if e >= earliest and (is_concerned or log.turned[index(uses.reader[e])] == turn):
                     n = index(log.num_reads[0])
                     log.read[n], log.toll[n], log.shared[n] = e, room.toll[e], other
-                    room.toll[e] = UNFOUND
+                    room.toll[e], room.touched[index(uses.block[e])] = UNFOUND, turn
                     log.num_reads[0] += 1
 
 
 def keep(begin, side, program, classes, room, log):  # type: ignore[no-untyped-def]
-    """What was worked out from step `begin` on is what later plans may begin with."""
-    for s in range(index(begin), index(len(program.node))):
-        room.kept_done[s] = room.done[s]
-    for e in range(index(program.read_ptr[begin]), index(len(program.flow))):
-        room.kept_since[e] = room.since[e]
+    """What was worked out from block `begin` on is what later plans may begin with."""
+    for block in range(index(begin), index(len(room.lag) - 1)):
+        lag, room.lag[block] = room.lag[block], 0.0
+        if lag != 0:
+            first, last = index(block * STRIDE), behind(block, program)
+            for s in range(first, last):
+                room.done[s] += lag
+            for e in range(index(program.read_ptr[first]), index(program.read_ptr[last])):
+                room.since[e] += lag
+        for k in range(index(0), index(3)):
+            room.slack[k, block] = room.drafted_slack[k, block]
     room.turn[0, 0], room.turn[0, 1] = room.turn[1, 0], room.turn[1, 1]
-    for mark in range(index(begin // STRIDE), index(len(room.longest))):
+    for mark in range(index(begin), index(len(room.longest))):
         room.longest[mark] = room.drafted_longest[mark]
         for k in range(index(0), index(3)):
             for p in range(index(0), index(len(room.free))):
@@ -231,16 +357,20 @@ def keep(begin, side, program, classes, room, log):  # type: ignore[no-untyped-d
 
 
 def forget(begin, stop, program, room, log):  # type: ignore[no-untyped-def]
-    """What was worked out from step `begin` on is as it was kept."""
-    for s in range(index(begin), index(stop)):
-        room.done[s] = room.kept_done[s]
-    for e in range(index(program.read_ptr[begin]), index(program.read_ptr[stop])):
-        room.since[e] = room.kept_since[e]
+    """What was worked out from block `begin` on is as it was kept."""
+    for block in range(index(begin), index(stop)):
+        room.lag[block] = 0.0
+        if room.swept[block] == log.turn[0]:
+            first, last = index(block * STRIDE), behind(block, program)
+            for s in range(first, last):
+                room.done[s] = room.old_done[s]
+            for e in range(index(program.read_ptr[first]), index(program.read_ptr[last])):
+                room.since[e] = room.old_since[e]
     for k in range(log.num_reads[0]):
         e = log.read[k]
         room.toll[e], room.shared[e] = log.toll[k], log.shared[k]
     log.num_reads[0] = 0
 
 
-INLINED = (survey, toll, draft, enlist)
+INLINED = (survey, toll, draft, enlist, behind, made, sent, worked, lagging, passed)
 PARTS = (step_seconds, classed, doubt, keep, forget)
