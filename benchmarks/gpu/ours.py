@@ -156,9 +156,12 @@ def _(case: cases.Loss) -> dict[str, float]:
 
 
 def compile_ways(named: str) -> None:
-    """Compile all ways of one call into Triton's cache: by launching, since that is what the cache knows."""
+    """Compile all ways of one call into Triton's cache: by launching, since that is what the cache knows.
+
+    What is wrong with one is told where it is measured.
+    """
     table, call = Table("triton"), wanted_of(named)
-    with cupy.cuda.Stream(non_blocking=True), suppress(cupy.cuda.memory.OutOfMemoryError):
+    with cupy.cuda.Stream(non_blocking=True), suppress(Exception):
         (one, *_) = measuring.operands(call)
         for way in tuning.ways(table, named) or [Choice("triton")]:
             with suppress(Refused):
@@ -167,13 +170,22 @@ def compile_ways(named: str) -> None:
 
 
 def main(kinds: Sequence[str], skip: int = 0) -> int:
-    """Measure the cases of the functions of `cases` that are named, but for the first of them."""
-    names = sorted({call.named for _, case in sides.listed(kinds)[skip:] for call in calls(case)})
-    with get_context("spawn").Pool(max(1, len(os.sched_getaffinity(0)) - 2)) as pool:
-        pool.map(compile_ways, names, chunksize=1)
-    with cupy.cuda.Stream(non_blocking=True) as stream:
-        pool_of_memory = cupy.get_default_memory_pool()
-        return sides.tell(kinds, skip, measure, stream.synchronize, pool_of_memory.free_all_blocks)
+    """Measure the cases of the functions of `cases` that are named, but for the first of them: kind by kind, so that
+    what is compiled for one is not waited for before another is measured. The status to end with.
+    """
+    num_processes = max(1, len(os.sched_getaffinity(0)) - 2)
+    with get_context("spawn").Pool(num_processes) as pool, cupy.cuda.Stream(non_blocking=True) as stream:
+        for kind in kinds:
+            every = sides.listed([kind])
+            skipped, skip = min(skip, len(every)), max(0, skip - len(every))
+            names = sorted({call.named for _, case in every[skipped:] for call in calls(case)})
+            for number, _ in enumerate(pool.imap_unordered(compile_ways, names), 1):
+                # Whoever waits for rows sees that they are worked at.
+                print(f"compiled {number} of {len(names)}", flush=True)
+            free = cupy.get_default_memory_pool().free_all_blocks
+            if status := sides.tell([kind], skipped, measure, stream.synchronize, free):
+                return status
+    return 0
 
 
 if __name__ == "__main__":

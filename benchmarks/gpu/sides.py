@@ -25,8 +25,8 @@ Row = dict[str, Any]
 
 # With this status a side ends where its device has failed with the case that it told last.
 LOST = 3
-# Seconds without a row after which a process is taken to hang. The first comes when all has been compiled.
-PATIENCE_SECONDS = 300
+# Seconds in which a process tells nothing, neither a row nor that it is at work, after which it is taken to hang.
+PATIENCE_SECONDS = 400
 # So many processes in a row that tell nothing are enough.
 FRUITLESS = 2
 _REASON_BYTES = 2000
