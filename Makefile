@@ -10,6 +10,8 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests start hundreds of processes, each of which would else compile castile's modules and pytest's asserts anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-plain test-kernels test-mpi kernels gpu lint accept clean
 
@@ -27,9 +29,10 @@ test-kernels: .venv/.castile-test
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/triton_numerics.py
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" tests/triton_compiling.py tests/triton_counting.py
 
-# Tests that start ranks measure nothing and fail by timeout only, yet they want the cores to themselves.
+# Tests that start ranks measure nothing and fail by timeout only, yet they want the cores to themselves. Files without
+# any are not read.
 test-mpi: .venv/.castile-test
-	$(BIN)/python -m pytest -m mpi
+	$(BIN)/python -m pytest -m mpi $(shell grep -lr --include='test_*.py' 'mark\.mpi' tests)
 
 # Every way to ask for a kernel and every setting, with the oldest and the newest Triton that castile works with: an hour
 # of two cores. What was compiled is kept in build/triton-*/compiled.jsonl: a run that is cut off goes on there.
