@@ -361,12 +361,14 @@ def _general_seconds(t: Transfer, component: list[Wanted]) -> float:
     """The busiest processor's sends, or its receives and sums, one after another."""
     sends: dict[int, float] = {}
     receives: dict[int, float] = {}
+    sizes: dict[int, list[tuple[int, int]]] = {}
     for copy in component:
         terms = t.terms(copy)
+        if id(terms) not in sizes:
+            sizes[id(terms)] = [(term.proc, term.box.volume * t.itemsize) for term in terms]
         # a sum is a task of its own
         received = receives.get(copy.proc, 0.0) + (t.links.task_seconds if len(terms) > 1 else 0.0)
-        for _, proc, box in terms:
-            nbytes = box.volume * t.itemsize
+        for proc, nbytes in sizes[id(terms)]:
             if proc != copy.proc:
                 cost = seconds("move", nbytes, 2, t.links.level((proc, copy.proc))) + t.links.task_seconds
                 sends[proc] = sends.get(proc, 0.0) + cost

@@ -248,8 +248,10 @@ def links(machine: Machine, procs: Sequence[int]) -> Links:
     users = machine.users(procs)
     among = users if any(users) else None
 
+    crowds = [machine.crowd(p, among) for p in procs] if among is not None else [()] * len(procs)
+
     def level(slots: tuple[int, ...]) -> Level:
-        return machine.link(tuple(procs[s] for s in slots), among)
+        return machine.link(tuple([procs[s] for s in slots]), among, tuple([crowds[s] for s in slots]))
 
     processor = machine.processors[0]
     return Links(

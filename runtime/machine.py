@@ -87,12 +87,14 @@ class Machine:
         """0 on one processor, else 1 + the number of the nearest level that joins them."""
         return levels.distance(self.levels, p, q)
 
-    def link(self, procs: Sequence[int], among: Users | None = None) -> Level:
+    def link(self, procs: Sequence[int], among: Users | None = None, crowds: tuple[tuple[int, ...], ...] = ()) -> Level:
         """The farthest level that a transfer over these processors crosses, as they see it, and how they lie.
 
-        among: those that may use the links at once, as `users` tells; every processor where it is not given.
+        among    those that may use the links at once, as `users` tells; every processor where it is not given
+        crowds   what `crowd` says of each of the processors among those, for who asks of many groups of the same
         """
-        crowds = tuple([levels.crowd(self.levels, p, among) for p in procs]) if among is not None else ()
+        if among is not None and not crowds:
+            crowds = tuple([self.crowd(p, among) for p in procs])
         # all pairs at one distance are alike, where as many share the links of both
         key = (self.distance(*procs) if len(procs) == 2 else tuple(procs), crowds)
         if key not in self._links:
@@ -106,6 +108,10 @@ class Machine:
     def users(self, procs: Sequence[int]) -> Users:
         """How many of these processors share the links of each group: those `among` whom `link` divides them."""
         return levels.users(self.levels, procs)
+
+    def crowd(self, proc: int, among: Users) -> tuple[int, ...]:
+        """How many of those `among` whom links are divided share those of each level that lead away from one."""
+        return levels.crowd(self.levels, proc, among)
 
     def spread(self, link: str, members: int) -> Spread:
         """How members lie by the name of their link. Raises ValueError where the machine has no such link."""

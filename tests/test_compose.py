@@ -8,8 +8,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from castile.planner import rows as plain
 from castile.planner.catalogue import Kinds, Table
 from castile.planner.rows import compressed
+from castile.planner.strategy import Config
+from castile.planner.versions import Versions
+from castile.runtime.machine import local
+from tests import transfers
 
 words = st.lists(st.text("ab", max_size=3), max_size=12)
 
@@ -41,3 +46,23 @@ def test_rows_are_sorted_and_have_no_value_twice(pairs: list[tuple[int, int]]) -
     ptr, found = compressed(rows, values, 6)
     each = [found[a:b].tolist() for a, b in zip(ptr, ptr[1:])]
     assert each == [sorted({value for row, value in pairs if row == n}) for n in range(6)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 20))))
+def test_rows_are_compiled_as_they_stand(pairs: list[tuple[int, int]]) -> None:
+    rows, values = np.array(pairs, np.int64).reshape(-1, 2).T
+    found, interpreted = compressed(rows, values, 6), plain._compressed(rows, values, 6, 21)
+    for one, other in zip(found, interpreted, strict=True):
+        assert one.tolist() == other[: len(one)].tolist()
+
+
+@given(st.lists(transfers.layouts((6, 4), 4), max_size=4))
+def test_what_lies_alike_is_one_object(layouts) -> None:
+    versions = Versions(local(4))
+    rows = [
+        (tuple(box for box, _ in each), Config(procs=tuple(p for _, procs in each for p in procs))) for each in layouts
+    ]
+    placed = [versions.placed((n, "port"), *row) for n, row in enumerate(rows * 2)]
+    for one, row in zip(placed, rows * 2, strict=True):
+        assert (one.boxes, one.config) == row
+        assert [one is other for other in placed] == [row == other for other in rows * 2]

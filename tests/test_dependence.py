@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.runtime.dependence import Contribution, complete, everywhere, in_place, links, scan, version
-from castile.runtime.machine import local
+from castile.runtime.machine import local, parse, presets
 from castile.runtime.region import Box, contains, whole
 from tests import transfers
 from tests.transfers import situations
@@ -139,3 +139,15 @@ def test_distance_follows_the_processors_of_the_slots() -> None:
     known = links(local(3), (2, 0))
     assert known.distance(0, 0) == 0 and known.distance(0, 1) == 1
     assert known.level((0, 1)) == local(3).link((2, 0))
+
+
+@given(st.sampled_from(presets()), st.data())
+def test_levels_are_the_machines_for_those_who_use_its_links_at_once(name: str, data) -> None:
+    machine = parse(name)
+    procs = data.draw(st.permutations(range(machine.num_procs)))[:6]
+    known, users = links(machine, procs), machine.users(procs)
+    for slots in ([(a, b) for a in range(len(procs)) for b in range(a)] + [tuple(range(len(procs)))]) * (
+        len(procs) > 1
+    ):
+        group = [procs[slot] for slot in slots]
+        assert known.level(slots) == machine.link(group, users if any(users) else None)
