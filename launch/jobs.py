@@ -9,7 +9,7 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -298,12 +298,13 @@ def find_machine(text: str, comm: Communicator, dtype: str) -> Machine:
     text = f"local:procs={comm.size}" if text == "local" else text
     if gpus.is_meant(text, dtype):
         gpus.use(comm.local_rank)
-        found = gpus.named(text, parse(text).num_procs, gpus.sharers(comm))
+        # What one rank measures would be half of it while another that shares its GPU does, too.
+        found = partial(gpus.named, text, parse(text).num_procs, gpus.sharers(comm))
     else:
-        found = parse(text)
-        if gpus.is_on(found) and gpus.count():
+        found = partial(parse, text)
+        if gpus.is_on(found()) and gpus.count():
             gpus.use(comm.local_rank)
-    return machines.from_json(from_leader(comm, lambda: machines.to_json(found)))
+    return machines.from_json(from_leader(comm, lambda: machines.to_json(found())))
 
 
 def environment_of(comm: Communicator, on: Machine) -> Environment:

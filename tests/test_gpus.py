@@ -24,6 +24,7 @@ from castile.launch.ranks import UserError
 from castile.planner.seeds import seeds
 from castile.runtime.comm.base import Communicator
 from castile.runtime.comm.local import LocalWorld
+from castile.runtime.machine import Machine
 from tests.late import device
 from tests.stand_in.green import CUresult
 from tests.test_probe import End, Ranks
@@ -83,6 +84,23 @@ def test_ranks_share_a_gpu_only_where_they_have_the_same(num_seen: int, num_shar
         with patch.object(devices, "bus", lambda: mine.gpu):
             found = Ranks(num_hosts * each * num_sharers).run(rank)
     assert set(found) == {num_sharers}
+
+
+def test_the_first_rank_alone_measures() -> None:
+    """Others that share its GPU would take their part of what it reaches."""
+
+    def rank(comm: End) -> Machine:
+        comm.local_rank = comm.rank
+        return jobs.find_machine("local", cast(Communicator, comm), "float32")
+
+    with host_with_gpus():
+        from castile.runtime.backends.cuda import devices
+
+        with patch.object(gpus, "named", wraps=gpus.named) as named, patch.object(devices, "bus", lambda: "0"):
+            found = Ranks(3).run(rank)
+        (processor, *_), whole = found[0].processors, gpus.machine(1, 1).processors[0]
+    assert named.call_count == 1 and found == [found[0]] * 3
+    assert processor.bytes_per_second == whole.bytes_per_second / 3
 
 
 def test_a_gpu_is_measured_once() -> None:
