@@ -7,10 +7,16 @@ from __future__ import annotations
 
 import math
 import os
+from fnmatch import fnmatchcase
 from pathlib import Path
 
+from castile.launch import optimizers
 from castile.launch.models import DTYPES
 from castile.launch.ranks import UserError
+from castile.runtime.strict import suggestion
+
+# So many names are told where none is meant that there is.
+MOST_NAMES = 6
 
 
 def counts(**given: int | None) -> None:
@@ -49,6 +55,15 @@ def only_with(other: str, **given: object) -> None:
     for name, value in given.items():
         if value:
             raise UserError(f"{_option(name)} means nothing without {_option(other)}: give that too")
+
+
+def some_match(name: str, text: str, names: list[str]) -> None:
+    """Raises UserError for patterns, separated by commas, of which none matches any of the names of parameters."""
+    wanted = optimizers.patterns(text)
+    if wanted and not any(fnmatchcase(one, pattern) for one in names for pattern in wanted):
+        words = [suggestion(pattern, names) for pattern in wanted]
+        hint = next(filter(None, words), f"; there are {', '.join(names[:MOST_NAMES])}")
+        raise UserError(f"{_option(name)} {text}: no parameter has a name like that{hint}")
 
 
 def writable(**given: str) -> None:

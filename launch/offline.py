@@ -107,8 +107,8 @@ def check_plan(plan: Strategy, path: str, model: str, desk: Desk) -> None:
     graph = lowering.graph
     if plan.graph and plan.graph != graph.fingerprint:
         raise UserError(
-            f"plan {path} was made for {plan.model or 'another model'} with another batch or other settings than "
-            f"{model} with {graph.batch} samples a step: give its --batch and settings, or plan again"
+            f"plan {path} was made for {plan.model or 'another model'} with another batch, dtype or other settings "
+            f"than {model} with {graph.batch} samples a step: give its --batch and settings, or plan again"
         )
     try:
         lowering.check(plan)

@@ -38,6 +38,7 @@ from castile.launch import (
     tuning,
     weights,
 )
+from castile.launch.checkpoints import folder as folders
 from castile.launch.checkpoints.checkpointer import Checkpointer
 from castile.launch.checkpoints.manifest import Facts
 from castile.launch.checkpoints.reader import Reader
@@ -146,6 +147,7 @@ def run(command: Train) -> int:
     """Plan, train, evaluate, learn, report. Raises ValueError or UserError for a user's mistake."""
     begun = time.perf_counter()
     _check(command)
+    undecayed = command.undecayed
     command = resolved(command)
     if command.batch:
         checks.pieces(command.accumulate, command.batch)
@@ -156,6 +158,7 @@ def run(command: Train) -> int:
         command.model, command.machine, command.batch, profile,
         _updates(command), command.accumulate or 1, command.data, command.seed, command.dtype,
     )  # fmt: skip
+    checks.some_match("undecayed", undecayed, [param.name for param in job.graph.params])
     say = Speaker(job.leads, command.json)
     dataset = job.dataset(command.data, command.seed)
     values = weights.load(command.weights, job.model, job.graph) if command.weights else None
@@ -263,8 +266,13 @@ def _print(command: Train) -> int:
 
 
 def _saved(command: Train, job: Job, say: Speaker) -> Reader | None:
-    """The checkpoint to go on from, if any. Raises UserError where it is of another training."""
+    """The checkpoint to go on from, if any.
+
+    Raises UserError where it is of another training, and where a run that begins finds some that it would write over.
+    """
     if not command.resume:
+        if command.checkpoint and job.leads:
+            folders.check_free(Path(command.checkpoint), 0)
         return None
     saved, warnings = resume.find(job, command.checkpoint)
     for text in warnings:

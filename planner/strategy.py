@@ -194,8 +194,10 @@ def check(
     known   the Configs of nodes that were looked at before, and found legal
     """
     if strategy.graph and strategy.graph != graph.fingerprint:
-        other = strategy.model or strategy.graph
-        raise ValueError(f"the plan was made for another model ({other}), not for this {graph.name}: plan again")
+        raise ValueError(
+            f"the plan was made for {strategy.model or 'another model'} with another batch, dtype or settings than "
+            f"this {graph.name} has: give those, or plan again"
+        )
     if strategy.num_procs > machine.num_procs:
         raise ValueError(
             f"the plan needs {strategy.num_procs} processors, {machine.name} has {machine.num_procs}: "
@@ -216,8 +218,9 @@ def check(
     missing = [name for name in names.nodes if name not in strategy.configs]
     if missing:
         raise ValueError(f"the plan has no entry for node {missing[0]!r} of {graph.name}")
-    for name, config in strategy.configs.items() if strategy.configs.items() - known else ():
-        check_config(names.nodes.get(name) or names.optional[name], config, machine.num_procs)
+    for name, config in strategy.configs.items():
+        if (name, config) not in known:
+            check_config(names.nodes.get(name) or names.optional[name], config, machine.num_procs)
 
 
 def encode(strategy: Strategy) -> bytes:

@@ -107,14 +107,16 @@ def unmeasured(tmp_path):
 
 CASES = [
     # a plan that is for something else
-    ("train mlp --plan convnet1.json", r"plan convnet1.json: .* another model \(convnet\)"),
-    ("train mlp:width=64 --plan mlp1.json", r"plan mlp1.json: .* another model"),
-    ("train mlp --batch 32 --plan mlp1.json", r"plan mlp1.json: .* another model"),
+    ("train mlp --plan convnet1.json", r"plan convnet1.json: the plan was made for convnet with another batch"),
+    ("train mlp1.json", r"no model 'mlp1.json': name the model first; a plan's file goes with --plan"),
+    ("train mlp --undecayed *.bais,gain", r"--undecayed \*.bais,gain: no parameter has a name like that"),
+    ("train mlp:width=64 --plan mlp1.json", r"plan mlp1.json: .* made for mlp with another batch, dtype or"),
+    ("train mlp --batch 32 --plan mlp1.json", r"plan mlp1.json: .* made for mlp with another batch, dtype or"),
     ("train mlp --plan elsewhere.json", r"plan elsewhere.json: .* another machine"),
     ("train mlp --plan mlp2.json", r"plan mlp2.json: it is for 2 processors, but 1 rank runs: .*castile launch -n 2"),
     ("simulate mlp1.json --machine dgx-h100", r"another machine"),
     ("simulate mlp --plan convnet1.json", r"convnet1.json was made for convnet"),
-    ("profile mlp --plan convnet1.json", r"plan convnet1.json: .* another model"),
+    ("profile mlp --plan convnet1.json", r"plan convnet1.json: the plan was made for convnet with another batch"),
     ("profile mlp --plan mlp2.json", r"it is for 2 processors, but 1 rank runs"),
     # a plan that is none
     ("train mlp --plan frozen.json", r"plan frozen.json: loss: axis 'v' of cross_entropy"),

@@ -288,7 +288,7 @@ def test_a_plan_that_is_unfit_is_refused(plan, tmp_path, capsys):
     assert "another machine" in sentence(capsys, "simulate", plan, "--machine", "dgx-h100:nodes=2")
     assert "give its --batch" in sentence(capsys, "simulate", "mlp:width=32", "--plan", plan, "--machine", MACHINE)
     other = sentence(capsys, "plan", "mlp:width=32", "--machine", MACHINE, "--from", plan)
-    assert f"plan {plan} was made for {MLP} with another batch or other settings than mlp:width=32" in other
+    assert f"plan {plan} was made for {MLP} with another batch, dtype or other settings than mlp:width=32" in other
     later = sentence(capsys, "plan", MLP, "--machine", MACHINE, "--batch", "24", "--from", plan)
     assert "with 24 samples a step: give its --batch and settings, or plan again" in later
     moved = sentence(capsys, "plan", MLP, "--machine", "dgx-a100:nodes=1", "--from", plan)

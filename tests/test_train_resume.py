@@ -329,3 +329,11 @@ def test_a_terminal_shows_a_bar_and_a_pipe_shows_lines(alone, capsys, monkeypatc
     assert out.count("\nstep ") == 21 and "held out" in out
     assert main([*MLP, "--steps", "2", "--json"]) == 0
     json.loads(capsys.readouterr().out)
+
+
+def test_a_run_that_would_write_over_another_is_refused_before_anything_is_measured(alone, capsys, monkeypatch):
+    first = told(capsys, "--steps", "3", "--checkpoint", "run", "--out", "plan.json")
+    monkeypatch.setattr("castile.launch.train._choose", lambda *_: pytest.fail("it went on"))
+    assert main([*MLP, "--steps", "3", "--checkpoint", "run"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and f"step-0000000{first['num_steps']} is there" in err and "--resume" in err

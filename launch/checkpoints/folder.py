@@ -9,6 +9,7 @@ import errno
 import fcntl
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,24 +109,30 @@ def clean(disk: Disk, folder: Path, step: int) -> None:
     """
     for left in sorted(path for path in folder.iterdir() if _LEFT.fullmatch(path.name)):
         disk.remove_tree(left)
-    for later, path in checkpoints(folder).items():
-        if later > step:
-            _set_aside(disk, path, step)
-
-
-def _set_aside(disk: Disk, path: Path, step: int) -> None:
-    try:
-        open_checkpoint(path).verify()
-    except Damaged:
+    for path in _damaged(folder, step):
         aside = path.with_name(path.name + DAMAGED)
         if aside.exists():
             disk.remove_tree(aside)
         disk.rename(path, aside)
-    else:
-        raise UserError(
-            f"--checkpoint {path.parent}: {path.name} is there, and this run begins after step {step}: "
-            "go on from it with --resume, or choose another folder"
-        )
+
+
+def check_free(folder: Path, step: int) -> None:
+    """Raises UserError as `clean` does, and changes nothing: a run can ask before it does what takes long."""
+    list(_damaged(folder, step))
+
+
+def _damaged(folder: Path, step: int) -> Iterator[Path]:
+    """Later checkpoints that are damaged. Raises UserError at one that is whole."""
+    for path in [path for later, path in checkpoints(folder).items() if later > step]:
+        try:
+            open_checkpoint(path).verify()
+        except Damaged:
+            yield path
+        else:
+            raise UserError(
+                f"--checkpoint {path.parent}: {path.name} is there, and this run begins after step {step}: "
+                "go on from it with --resume, or choose another folder"
+            )
 
 
 def retire(disk: Disk, folder: Path, keep: int) -> None:

@@ -110,6 +110,11 @@ def parse(text: str) -> Model:
 
 
 def _by_name(name: str) -> ModuleType:
+    if name.endswith(".json"):
+        raise ValueError(
+            f"no model {name!r}: name the model first; a plan's file goes with --plan, or with --from where a search "
+            "is to go on from it"
+        )
     if name not in available():
         among = ", ".join(available())
         hint = suggestion(name, list(available()))
