@@ -61,7 +61,6 @@ class Additive:
         self.lowering, self.cost = lowering, cost
         self.program: Program = lowering.program(Strategy({}, lowering.microbatches))
         self._numbers: dict[Hashable, int] = {}
-        self._steps: dict[Hashable, int] = {}
         self._shapes: dict[str, int] = {}
         self._decided: dict[tuple[str, Config], dict[str, Config]] = {}
         self._instances: dict[tuple[int, Config], StepInstance] = {}
@@ -92,7 +91,12 @@ class Additive:
     @cached_property
     def kinds(self) -> dict[str, int]:
         """By node: a number, equal for nodes whose passes are alike."""
-        return {name: self._number("node", *map(self._kind, steps)) for name, steps in self.steps.items()}
+        # What has the same templates costs the same; what differs there may do so too.
+        every = zip(self.step_kinds, self.program.steps, strict=True)
+        like = [(kind, step.micro.number, step.node.alignment.frozen) for kind, step in every]
+        alike = {key: self._priced_as(step) for key, step in dict(zip(like, self.program.steps)).items()}
+        cost = [alike[key] for key in like]
+        return {name: self._number("node", *[cost[s.slot] for s in steps]) for name, steps in self.steps.items()}
 
     @cached_property
     def own(self) -> dict[str, tuple[Flow, ...]]:
@@ -270,13 +274,6 @@ class Additive:
             found = self.lowering.configs(Strategy({**others, name: config}, self.lowering.microbatches))
             self._decided[key] = {n: found[n] for n, decider in self.deciders.items() if decider == name}
         return self._decided[key]
-
-    def _kind(self, step: Step) -> int:
-        # What has the same templates costs the same; what differs there may do so too.
-        like = self.step_kinds[step.slot], step.micro, step.node.alignment.frozen
-        if like not in self._steps:
-            self._steps[like] = self._priced_as(step)
-        return self._steps[like]
 
     def _priced_as(self, step: Step) -> int:
         dtypes = self.program.dtypes

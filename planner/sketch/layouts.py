@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import accumulate
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,7 +25,15 @@ from castile.runtime.region import Box
 # By axis the degrees above 1 into which it is cut.
 Cuts = tuple[tuple[str, tuple[int, ...]], ...]
 # By dim the blocks of an axis: uncut, then one degree after the other.
-Seen = dict[int, Pairs]
+Blocks = dict[int, Pairs]
+
+
+class Seen(NamedTuple):
+    """What parts see of an operand: the whole of it, and for each axis that is cut what blocks of that see of each dim
+    that it cuts."""
+
+    whole: Box
+    by_axis: list[Blocks]
 
 
 class Dim(NamedTuple):
@@ -48,7 +56,7 @@ class LayoutTable:
         self._table, self.kind = table, kind
         self._cuts: list[Cuts] = [tuple(zip(*of, strict=True)) for of in zip(table.axes, table.cuts, strict=True)]
         self._numbers: dict[object, int] = {}
-        self._seen: dict[object, list[Seen]] = {}
+        self._seen: dict[object, Seen] = {}
         self._dims: list[Dim] = []
         self._number_of: dict[object, int] = {}
         # Of each layout its space, the numbers of its dims, and which axes of the space cut any.
@@ -97,8 +105,8 @@ class LayoutTable:
         lo, hi = (np.concatenate([np.zeros(0, np.int64), *(dim[end] for dim in self._dims)]) for end in (2, 3))
         return Layouts(ends - first[space + 1], dims, axis, table, bears, lo, hi), int(ends[-1]) if count else 0
 
-    def seen(self, node: Node, index: int, cuts: Cuts) -> list[Seen]:
-        """For each of these axes what its blocks see of an operand, by the dims that it cuts."""
+    def seen(self, node: Node, index: int, cuts: Cuts) -> Seen:
+        """What blocks of each of these axes see of an operand where all others are whole."""
         key = (self.kind(node), index, cuts)
         if key not in self._seen:
             self._seen[key] = _seen(node, index, cuts)
@@ -122,7 +130,7 @@ class LayoutTable:
 
     def _as_read(self, node: Node, space: int, index: int, begin: tuple[int, ...]) -> tuple[list[int], list[bool]]:
         """The same of an operand that is not read as the axis line says."""
-        seen, whole = self.seen(node, index, self._cuts[space]), node.whole().reads(index)
+        whole, seen = self.seen(node, index, self._cuts[space])
         rows = []
         for d, (lo, hi, first) in enumerate(zip(*whole, begin or (0,) * len(whole.lo), strict=True)):
             number = max((n for n, of in enumerate(seen) if d in of), default=-1)
@@ -140,17 +148,16 @@ class LayoutTable:
         return number
 
 
-def _seen(node: Node, index: int, cuts: Cuts) -> list[Seen]:
-    a, whole = node.alignment, node.whole()
-    box = whole.reads(index)
-    if not box.lo or not cuts:
-        return [{} for _ in cuts]
+def _seen(node: Node, index: int, cuts: Cuts) -> Seen:
+    a, num_dims = node.alignment, len(node.alignment.operands[index].dims)
+    if not num_dims or not cuts:
+        return Seen(node.whole().reads(index), [{} for _ in cuts])
     lo, hi, ends = in_turn(tuple([(a.extents[axis], (1, *degrees)) for axis, degrees in cuts]))
-    ranges = {axis: (first, last) for (axis, _), first, last in zip(cuts, lo, hi, strict=True)}
-    part = Part(node.op, a, {**whole.ranges, **ranges})
+    ranges: dict[str, Any] = {axis: (first, last) for (axis, _), first, last in zip(cuts, lo, hi, strict=True)}
+    part = Part(node.op, a, {**node.whole().ranges, **ranges})
     read = asked(lambda: part.reads(index))
     places = [slice(*place) for place in zip((0, *ends), ends)]
-    found = np.empty((2, len(box.lo), ends[-1]), np.int64)
+    found = np.empty((2, num_dims, ends[-1]), np.int64)
     each = [(read, slice(None))] if read is not None else [
         (_one_by_one(node, index, axis, (1, *degrees)), place) for (axis, degrees), place in zip(cuts, places)
     ]  # fmt: skip
@@ -158,12 +165,14 @@ def _seen(node: Node, index: int, cuts: Cuts) -> list[Seen]:
         for end, dims in zip(found, every, strict=True):
             for d, of in enumerate(dims):
                 end[d, place] = of
-    # Windows may see all of a dim where it is cut in few, and less where it is cut in many.
-    differ = np.logical_or.reduceat((found != np.array(box)[:, :, None]).any(axis=0), (0, *ends[:-1]), axis=1)
-    return [
+    # Windows may see all of a dim where it is cut in few, and less where it is cut in many. The first is uncut.
+    whole = found[:, :, 0]
+    differ = np.logical_or.reduceat((found != whole[:, :, None]).any(axis=0), (0, *ends[:-1]), axis=1)
+    by_axis = [
         {d: (found[0, d, place], found[1, d, place]) for d, differs in enumerate(of) if differs}
         for of, place in zip(differ.T.tolist(), places, strict=True)
     ]
+    return Seen(Box(*map(tuple, whole.tolist())), by_axis)
 
 
 def _one_by_one(node: Node, index: int, axis: str, degrees: tuple[int, ...]) -> Box:

@@ -87,7 +87,7 @@ class Sketch:
         self._steps = additive.steps
         alike = [(tuple(n.alignment.extents.items()), n.alignment.frozen, id(spaces[n.name])) for n in nodes.values()]
         self._spaces = _numbered(alike)
-        self._works = Works(lowering, cost, additive.program)
+        self._works = Works(lowering, cost, additive.program, additive.step_kinds)
         # Nodes without passes, and of those alike such as are pinned, may have another space.
         every = zip(self.names, self._spaces.tolist(), strict=True)
         self._kinds = _numbered([(additive.kinds[name], self._works.keeps.get(name), space) for name, space in every])

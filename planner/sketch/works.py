@@ -41,11 +41,12 @@ def param_of(name: str, program: Program) -> str:
 class Works:
     """Seconds and bytes of nodes of one graph.
 
+    step_kinds   by slot, equal for steps that have the same template under every split
     is_plain   whether all prices are rooflines of one kind of processor, of which many are told at once
     """
 
-    def __init__(self, lowering: Lowering, cost: CostModel, program: Program) -> None:
-        self._lowering, self._cost, self._program = lowering, cost, program
+    def __init__(self, lowering: Lowering, cost: CostModel, program: Program, step_kinds: Sequence[int]) -> None:
+        self._lowering, self._cost, self._program, self._step_kinds = lowering, cost, program, step_kinds
         self._known: dict[object, tuple[bool, ...]] = {}
         self._numbers: dict[str, int] = {}
         self._settings: dict[object, int] = {}
@@ -59,21 +60,19 @@ class Works:
 
         What gradient passes touch, each tensor where the first node lies that does so; all else is let go before.
         """
-        dtypes, tensors = self._program.dtypes.__getitem__, self._lowering.graph.tensors
-        touched: dict[int, list[int]] = {}
+        tensors = self._lowering.graph.tensors
+        touched: dict[int, list[tuple[bool, int]]] = {}
         keepers: dict[str, tuple[str, bool, int]] = {}
-        for step in self._program.steps:
+        for step, kind in zip(self._program.steps, self._step_kinds, strict=True):
             if step.which == "F":
                 continue
-            kind = self._lowering.templates.kind(step, dtypes)
             if kind not in touched:
-                ports = enumerate(zip(step.inputs, self._touched(step), strict=False))
-                touched[kind] = [n for n, (port, is_touched) in ports if is_touched and port.role in ("x", "y")]
-            for n in touched[kind]:
+                ports = [port for port, t in zip(step.inputs, self._touched(step), strict=False) if t]
+                touched[kind] = [(port.role == "x", port.index) for port in ports if port.role in ("x", "y")]
+            node = step.node
+            for is_operand, index in touched[kind]:
                 # Passes of earlier nodes come later, and have the last word.
-                is_operand, index = step.inputs[n].role == "x", step.inputs[n].index
-                tensor = (step.node.inputs if is_operand else step.node.outputs)[index]
-                keepers[tensor] = step.node.name, is_operand, index
+                keepers[(node.inputs if is_operand else node.outputs)[index]] = node.name, is_operand, index
         found: dict[str, list[tuple[bool, int]]] = {}
         for tensor, (name, is_operand, index) in keepers.items():
             if not tensors[tensor].param:
@@ -286,12 +285,13 @@ class Largest:
         if len(self._nodes) > 1:
             rows = zip(*([np.broadcast_to(n, o.count) for n in o.shape(True, index)] for o in self._each), strict=True)
             return tuple([np.concatenate(row) for row in rows])
-        shape: list[Any] = list(self.node.whole().reads(index).shape)
         degrees = {axis: tuple(sorted({*degree.tolist()} - {1})) for axis, degree in self.cut.items()}
         cuts = tuple([(axis, of) for axis, of in degrees.items() if of])
-        for (axis, of), seen in zip(cuts, self._layouts.seen(self.node, index, cuts), strict=True):
+        whole, by_axis = self._layouts.seen(self.node, index, cuts)
+        shape: list[Any] = list(whole.shape)
+        for (axis, of), blocks in zip(cuts, by_axis, strict=True):
             firsts = np.cumsum([1, *of[:-1]])
-            for d, (lo, hi) in seen.items():
+            for d, (lo, hi) in blocks.items():
                 lengths = np.full(of[-1] + 1, shape[d])
                 lengths[list(of)] = (hi - lo)[firsts]
                 shape[d] = lengths[self.cut[axis]]
