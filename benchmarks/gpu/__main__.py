@@ -55,7 +55,7 @@ def measured(kinds: Sequence[str]) -> Iterator[tuple[Row, list[Row]]]:
     """What ours takes and what theirs take, by case: each row with what came to it, and all rows that there are."""
     rows: dict[str, Row] = {}
     # Whole steps take long: what kernels take, and what others take beside them, is known before.
-    for together in (cases.KERNELS, cases.WHOLE):
+    for together in (cases.KERNELS, *((kind,) for kind in cases.WHOLE)):
         some = [kind for kind in kinds if kind in together]
         for side, own in (("ours", some), ("theirs", [kind for kind in some if kind in PEERS])):
             for row in sides.told(side, own):
@@ -100,6 +100,7 @@ def figures(rows: list[Row]) -> list[Figure]:
         _least("adamw_over_compiled_ratio", by_kind.get("updates", []), 1.0, _key("compiled_seconds")),
         *_convolutions(by_kind.get("convolutions", [])),
         *_steps(by_kind.get("steps", [])),
+        _most("virtual_step_prediction_error", by_kind.get("virtual_steps", []), 0.1, _key("prediction_error", "own")),
     ]
     return [figure for figure in told if figure is not None]
 
@@ -124,17 +125,14 @@ def _least(name: str, rows: list[Row], target: float, peer: Callable[[Row], floa
 
 def _steps(rows: list[Row]) -> list[Figure]:
     """Of whole steps: their time and memory beside PyTorch's, what the host does for one, and what was predicted."""
-    known = {case.name: case for case in cases.steps()}
-    beside = [row for row in rows if known[row["name"]].has_peer]
-    virtual = [row for row in rows if not known[row["name"]].is_whole]
-    error = _key("prediction_error", "own")
+    peers = {case.name for case in cases.steps() if case.has_peer}
+    beside = [row for row in rows if row["name"] in peers]
     found = [
         _least("step_over_compiled_ratio", beside, 1.0, _key("compiled_seconds")),
         _least("step_over_eager_ratio", beside, 1.0, _key("eager_seconds")),
         _most("step_host_seconds", rows, 1e-4, _key("host_seconds", "own")),
         _most("step_bytes_over_compiled_ratio", beside, None, _quotient("nbytes", "compiled_nbytes")),
-        _most("step_prediction_error", beside, 0.05, error),
-        _most("virtual_step_prediction_error", virtual, 0.1, error),
+        _most("step_prediction_error", beside, 0.05, _key("prediction_error", "own")),
     ]
     return [figure for figure in found if figure is not None]
 

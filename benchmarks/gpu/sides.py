@@ -26,7 +26,7 @@ Row = dict[str, Any]
 # With this status a side ends where its device has failed with the case that it told last.
 LOST = 3
 # Seconds in which a process tells nothing, neither a row nor that it is at work, after which it is taken to hang.
-PATIENCE_SECONDS = 400
+PATIENCE_SECONDS = 500
 # So many processes in a row that tell nothing are enough.
 FRUITLESS = 2
 _REASON_BYTES = 2000
