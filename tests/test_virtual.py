@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +17,7 @@ from castile.launch.execution import Execution
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.machine import local
 from tests.late import device
+from tests.stand_in import green
 from tests.strategies import Problem
 from tests.test_cuda import TWO, Plan, Ranks, drawn, on_host, plans, same, small
 
@@ -69,6 +72,31 @@ def test_a_device_that_is_divided_anew_has_other_parts() -> None:
             ranks = Ranks(Plan(small(), apart(small(), num_parts), machine, 1), "cuda")
             own = [ranks.executions[0].runner.backend(p).compute_stream.multiprocessors for p in range(num_parts)]
             assert all(own) and len(set().union(*own)) == sum(map(len, own)), num_parts
+
+
+@given(st.lists(st.integers(8, 40), min_size=1, max_size=6))
+def test_a_device_is_divided_into_any_number_of_parts_up_to_the_most(clusters: list[int]) -> None:
+    """Whatever its multiprocessors share: the driver makes no group that lies in two clusters of them."""
+
+    def within_clusters(wanted: int, whole: Any, flags: int, least: int) -> tuple[Any, ...]:
+        size = -(-least // green.GRAIN) * green.GRAIN
+        ends = np.cumsum(clusters)
+        starts = [n for end, num in zip(ends, clusters, strict=True) for n in range(end - num, end - size + 1, size)]
+        groups = [green.Resource(range(start, start + size)) for start in starts[:wanted]]
+        return green.CUresult.CUDA_SUCCESS, groups, len(groups), green.Resource(range(0))
+
+    with (
+        patch.object(green, "MULTIPROCESSORS", sum(clusters)),
+        patch.object(green, "cuDevSmResourceSplitByCount", within_clusters), device(),
+    ):  # fmt: skip
+        from castile.runtime.backends.cuda import parts
+
+        most = parts.most()
+        assert most == sum(num // green.GRAIN for num in clusters)
+        for num_parts in range(1, most + 1):
+            assert 0 < parts.split(num_parts) <= 1 / num_parts
+        with pytest.raises(ValueError, match=f"at most {most} parts of 8"):
+            parts.split(most + 1)
 
 
 def test_memory_has_been_set_before_anything_is_put_onto_streams() -> None:

@@ -45,10 +45,8 @@ def split(num_parts: int) -> float:
 
 
 def most() -> int:
-    """Into how many parts the current device can be divided. Raises ValueError as `split` does."""
-    total, groups = _groups(1)
-    assert len(groups) == 1
-    return total // GRAIN
+    """Into how many parts the driver divides the current device. Raises ValueError as `split` does."""
+    return len(_made(*_whole(), GRAIN))
 
 
 def place(proc: int) -> Place:
@@ -75,21 +73,32 @@ class _Outside:
 
 
 def _groups(num_parts: int) -> tuple[int, list[Any]]:
-    """The device's multiprocessors, and as many equal groups of them."""
+    """The device's multiprocessors, and as many equal groups of them, as large as the driver makes them.
+
+    Groups lie within what multiprocessors share, so that there may be fewer of a size than the whole has room for.
+    """
+    driver, whole = _whole()
+    total = int(whole.sm.smCount)
+    for size in range(total // num_parts // GRAIN * GRAIN, 0, -GRAIN):
+        if len(groups := _made(driver, whole, size)) >= num_parts:
+            return total, groups[:num_parts]
+    least = len(_made(driver, whole, GRAIN))
+    raise ValueError(f"this GPU has {total} multiprocessors: at most {least} parts of {GRAIN}")
+
+
+def _whole() -> tuple[Any, Any]:
+    """The driver, and the multiprocessors of the current device."""
     driver = _driver()
     # Makes the device's own context, which the parts share memory and modules with.
     cupy.cuda.runtime.memGetInfo()
     device = _done(driver.cuDeviceGet(cupy.cuda.runtime.getDevice()))
-    kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
-    whole = _done(driver.cuDeviceGetDevResource(device, kind))
-    total = int(whole.sm.smCount)
-    size = total // num_parts // GRAIN * GRAIN
-    if not size:
-        raise ValueError(f"this GPU has {total} multiprocessors: at most {total // GRAIN} parts of {GRAIN}")
-    groups, count, _ = _done(driver.cuDevSmResourceSplitByCount(num_parts, whole, 0, size))
-    if count < num_parts:
-        raise ValueError(f"the driver makes {count} parts of {size} multiprocessors, not {num_parts}")
-    return total, list(groups[:num_parts])
+    return driver, _done(driver.cuDeviceGetDevResource(device, driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM))
+
+
+def _made(driver: Any, whole: Any, size: int) -> list[Any]:
+    """All groups of so many multiprocessors that the driver makes."""
+    groups, count, _ = _done(driver.cuDevSmResourceSplitByCount(int(whole.sm.smCount) // size, whole, 0, size))
+    return list(groups[:count])
 
 
 def _place(device: int, group: Any) -> Place:
