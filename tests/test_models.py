@@ -246,7 +246,7 @@ FAULTS = [
     ),
     ("    return batch.shape\n", r"build\(\) failed: AttributeError: .* \(line 3\)"),
     ('    return Graph("m", dtype)\n', r"build\(\) gave a graph of no nodes"),
-    ("    return dtype\n", r"build\(\) gave a str; it should give a Graph"),
+    ("    return dtype\n", r"build\(\) should give a Graph, not str"),
 ]
 
 
@@ -257,6 +257,16 @@ def test_what_fails_in_a_users_model_is_told_with_its_line(body, told, tmp_path,
     (tmp_path / "mine.py").write_text(head + body)
     with pytest.raises(ValueError, match=rf"model(?: file)? mine\.py: {told}"):
         models.parse("mine.py").graph()
+
+
+@pytest.mark.parametrize(
+    "params, missing", [("", "batch and dtype"), ("dtype", "batch"), ("batch=3, width=4", "dtype")]
+)
+def test_a_users_model_that_takes_not_what_all_take_is_told(params, missing, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(f"def build({params}): pass")
+    with pytest.raises(ValueError, match=rf"model file mine\.py: build\(\) does not take {missing}: write def build"):
+        models.parse("mine.py")
 
 
 def test_what_fails_in_a_model_of_ours_is_a_fault_of_ours(monkeypatch):

@@ -82,7 +82,7 @@ class Model:
         with theirs.running(self.name, doing) if self.is_theirs else nullcontext():
             graph = self.build(batch=batch, dtype=dtype, **mode, **self.settings)
         if not isinstance(graph, Graph):
-            raise ValueError(f"model {self.name}: build() gave a {type(graph).__name__}; it should give a Graph")
+            raise ValueError(f"model {self.name}: build() should give a Graph, not {type(graph).__name__}")
         if not graph.nodes:
             raise ValueError(f"model {self.name}: build() gave a graph of no nodes; its layers are methods of Graph")
         if strange := [name for name in graph.outputs if name not in graph.tensors]:
@@ -126,4 +126,11 @@ def _from_file(path: str) -> ModuleType:
     module = theirs.module(path, "model file")
     if not callable(getattr(module, "build", None)):
         raise ValueError(f"model file {path} has no function build(batch, dtype, ...) that returns a Graph")
+    taken = inspect.signature(module.build).parameters
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken.values())
+    if missing := [name for name in ("batch", "dtype") if name not in taken and not takes_any]:
+        raise ValueError(
+            f"model file {path}: build() does not take {' and '.join(missing)}: write "
+            'def build(batch=None, dtype="float32"), with the model\'s settings after these'
+        )
     return module
