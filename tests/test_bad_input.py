@@ -262,7 +262,7 @@ def test_the_same_as_a_process_of_its_own(words, folder, unmeasured):
 ON_TWO_RANKS = [
     ("train mlp --plan {}/mlp1.json", r"it is for 1 processor, but 2 ranks run"),
     ("train mlp --plan {}/cut.json", r"cut.json is not JSON"),
-    ("train convnet --plan {}/mlp2.json", r"mlp2.json: .* another model \(mlp\)"),
+    ("train convnet --plan {}/mlp2.json", r"mlp2.json: .* made for mlp with another .* than this convnet has"),
     ("train mlp --profile {}/garbage.db", r"garbage.db is no profile database"),
     ("train gpt --data text:file={}/missing.txt", r"missing.txt: No such file"),
     ("train mlp --steps 0", r"--steps 0: give 1 or more"),
