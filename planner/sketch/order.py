@@ -57,7 +57,8 @@ def ordered(is_kept: np.ndarray, is_late: np.ndarray, micro: np.ndarray, made: J
     is_late   of each slot, whether it updates a parameter; made, read: of flows, by those that are kept
     micro     of each slot the number of its microbatch, -1 where it is of the whole batch
     """
-    slots = np.flatnonzero(is_kept)
+    slots, is_made = np.flatnonzero(is_kept), np.bincount(made.flow, minlength=int(read.flow.max(initial=-1)) + 1) > 0
+    read = read.of(is_made[read.flow])
     turn = _turns(slots, made, read)
     # By microbatch, turn and slot.
     sooner = slots[np.lexsort((turn[slots], np.maximum(micro, 0)[slots]))]
@@ -89,7 +90,7 @@ def _turns(slots: np.ndarray, made: Joined, read: Joined) -> np.ndarray:
     """By slot, how many steps come one after the other before each at least."""
     found = np.zeros(int(slots.max(initial=-1)) + 1, np.int64)
     # By flow, the turn of who reads what is made of it so far.
-    ready = [0] * (1 + int(max(made.flow.max(initial=-1), read.flow.max(initial=-1))))
+    ready = [0] * (1 + int(made.flow.max(initial=-1)))
     for slot, reads, makes in zip(slots.tolist(), _by_slot(slots, read), _by_slot(slots, made), strict=True):
         turn = max([ready[flow] for flow in reads], default=0)
         found[slot] = turn
@@ -107,10 +108,10 @@ def _by_slot(slots: np.ndarray, joined: Joined) -> list[list[int]]:
 
 def _due(late: np.ndarray, sooner: np.ndarray, rank: np.ndarray, made: Joined, read: Joined) -> np.ndarray:
     """For each late step the rank of that after which its gradient is there; its own where nothing is made for it."""
-    last = np.full(1 + int(max(made.flow.max(initial=-1), read.flow.max(initial=-1))), -1)
+    last = np.full(1 + int(made.flow.max(initial=-1)), -1)
     np.maximum.at(last, made.flow, rank[made.slot])
     of_flow = last[read.flow]
-    comes = (of_flow >= 0) & (sooner[of_flow] < read.slot)
+    comes = sooner[of_flow] < read.slot
     found = np.full(len(rank), -1)
     np.maximum.at(found, read.slot[comes], of_flow[comes])
     return np.where(found[late] >= 0, found[late], rank[late])
