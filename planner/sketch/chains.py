@@ -22,6 +22,8 @@ from castile.runtime.machine import num_cores
 # Of a plan's own time: at first, a plan that takes so much longer is kept with probability 1/e; of coarse chains a
 # tenth.
 TEMPERATURE, COARSE = 0.02, 0.002
+# Of plans of more nodes, each of which has a smaller part in the time, it is as much less.
+MOST_HOT = 60
 
 
 class Chain(NamedTuple):
@@ -124,5 +126,6 @@ class Chains:
     def _trail(self, sketch: Sketch, chain: Chain, plan: np.ndarray, draws: np.ndarray) -> Trail:
         """What one does beside others: next to nothing but walk, as the interpreter's lock is theirs."""
         sketch.update(chain.in_pieces)
-        heats = (COARSE if chain.is_coarse else TEMPERATURE) * np.linspace(1, 0, chain.num_proposals)
+        hot = TEMPERATURE * min(1.0, MOST_HOT / len(plan))
+        heats = (COARSE if chain.is_coarse else hot) * np.linspace(1, 0, chain.num_proposals)
         return sketch.trail(plan, draws, heats, self._capacity)

@@ -52,6 +52,17 @@ def carry(count, nodes, old, plan, type_of, program, spaces, prices, classes, ro
         load(nodes[k], plan[nodes[k]], 1, type_of, program, spaces, prices, classes, room)
 
 
+def renewed(  # type: ignore[no-untyped-def]
+    side, plan, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log
+):  # fmt: skip
+    """Work out a plan's step from the beginning, and keep it: its seconds."""
+    seconds, _ = step_seconds(
+        0, side, True, plan, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log, NEVER
+    )
+    keep(0, side, program, classes, room, log)
+    return seconds
+
+
 def walk(  # type: ignore[no-untyped-def]
     begin, draws, heats, plan, energy, best, best_energy, capacity, penalty, axes_of, type_of,
     program, uses, spaces, layouts, links, prices, choices, classes, room, log, nodes, old, seen,
@@ -67,10 +78,9 @@ def walk(  # type: ignore[no-untyped-def]
     if np.isnan(energy):
         load_all(plan, type_of, program, spaces, prices, classes, room)
         classed(0, classes)
-        seconds, _ = step_seconds(
-            0, 0, True, plan, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log, NEVER
-        )
-        keep(0, 0, program, classes, room, log)
+        seconds = renewed(
+            0, plan, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log
+        )  # fmt: skip
         energy = seconds * (1 + penalty * shortage(capacity, room))
         seen[1, 1] = best_energy = energy
     for i in range(begin, len(draws)):
@@ -113,11 +123,9 @@ def walk(  # type: ignore[no-untyped-def]
             keep(first, side, program, classes, room, log)
             energy = seconds * (1 + penalty * overflow)
             if energy < best_energy:
-                seconds, _ = step_seconds(
-                    0, side, True, plan, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room,
-                    log, NEVER,
+                seconds = renewed(
+                    side, plan, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log
                 )  # fmt: skip
-                keep(0, side, program, classes, room, log)
                 energy = seconds * (1 + penalty * overflow)
             if energy < best_energy:
                 k = int(seen[0, 0]) % (len(seen) - 1)
@@ -136,4 +144,4 @@ def walk(  # type: ignore[no-untyped-def]
 
 
 INLINED = (load, shortage, carry)
-PARTS = (load_all,)
+PARTS = (load_all, renewed)
