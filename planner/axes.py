@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from math import prod
 
 import msgspec
@@ -39,7 +39,7 @@ class Operand(msgspec.Struct, frozen=True):
     @property
     def back(self) -> tuple[int, ...]:
         """Where in its region each of its dims is; () where as they come."""
-        return tuple(self.order.index(dim) for dim in range(len(self.order)))
+        return tuple([self.order.index(dim) for dim in range(len(self.order))]) if self.order else ()
 
     def laid(self, box: Box) -> Box:
         """A box of it as one of its region."""
@@ -66,6 +66,14 @@ class Alignment:
     operands: tuple[Operand, ...]
     results: tuple[Operand, ...]
     frozen: frozenset[str]
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        # Nodes are known by it to be alike: each is asked for it many times.
+        return hash((tuple(self.extents.items()), self.operands, self.results))
 
     def shape(self, operand: Operand) -> tuple[int, ...]:
         return tuple(prod(self.extents[a] for a in dim) for dim in operand.dims)
@@ -136,7 +144,13 @@ def align(
     missing = [a for a in axes if a not in extents]
     if missing:
         raise ValueError(f"{who}: the extent of axis {missing[0]!r} follows from no operand")
-    return Alignment(axes, {a: extents[a] for a in axes}, operands, results, line.frozen & set(axes))
+    return only(Alignment(axes, {a: extents[a] for a in axes}, operands, results, line.frozen & set(axes)))
+
+
+@lru_cache(maxsize=65536)
+def only(alignment: Alignment) -> Alignment:
+    """The one object for all that are equal: such are found to be so at once."""
+    return alignment
 
 
 def _leading(

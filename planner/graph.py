@@ -15,7 +15,7 @@ import msgspec
 
 from castile.planner import layers
 from castile.planner import op as operators
-from castile.planner.axes import Alignment, Operand
+from castile.planner.axes import Alignment, Operand, only
 from castile.planner.op import Init, Op, Part, Tensor
 from castile.planner.trace import Spec, record
 from castile.planner.vocabulary import wide
@@ -55,7 +55,7 @@ def laid(node: Node, orders: Mapping[str, tuple[int, ...]]) -> Node:
         return tuple([msgspec.structs.replace(own, order=orders.get(name, ())) for own, name in rows])
 
     operands, results = ordered(a.operands, node.inputs), ordered(a.results, node.outputs)
-    return replace(node, alignment=replace(a, operands=operands, results=results))
+    return replace(node, alignment=only(replace(a, operands=operands, results=results)))
 
 
 @dataclass

@@ -9,19 +9,17 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from castile.planner.axes import Operand
 from castile.planner.graph import Node
 from castile.planner.op import Op, Part, ends
 from castile.planner.program import Micro, Port
 from castile.planner.sketch.many import asked
 from castile.planner.strategy import ranges
-from castile.planner.watched import Watched
 from castile.runtime.region import Box, moved
-
-Result = TypeVar("Result")
 
 
 class Numbering(NamedTuple):
@@ -72,21 +70,24 @@ class Grid:
         self._dims = {name: dim for dim, name in enumerate(cut)}
         self._degrees = tuple([len(self.blocks[name]) for name in cut])
         self.count = prod(self._degrees)
+        self._parts: dict[int, Part] = {}
         self._layouts: dict[object, Layout] = {}
         self._flops: dict[str, Sequence[float]] = {}
 
     def part(self, number: int) -> Part:
-        a, of = self.node.alignment, {}
-        for axis, blocks in reversed(self.blocks.items()):
-            number, at = divmod(number, len(blocks))
-            of[axis] = blocks[at]
-        return Part(self.node.op, a, {axis: of[axis] for axis in a.axes})
+        if number not in self._parts:
+            rest, of = number, {axis: own[0] for axis, own in self.blocks.items()}
+            for axis in reversed(self._dims):
+                rest, at = divmod(rest, len(self.blocks[axis]))
+                of[axis] = self.blocks[axis][at]
+            self._parts[number] = Part(self.node.op, self.node.alignment, of)
+        return self._parts[number]
 
     @cached_property
     def _every(self) -> Part:
-        """All parts at once: of each axis that is cut the range is two arrays."""
+        """All parts at once: of each axis that is cut the range is two arrays, of integers of any size."""
         at = {axis: self.along((axis,)).of for axis in self._dims}
-        cut = {axis: np.array(self.blocks[axis])[list(of)].T for axis, of in at.items()}
+        cut = {axis: np.array(self.blocks[axis], object)[list(of)].T for axis, of in at.items()}
         of = {axis: (cut[axis][0], cut[axis][1]) if axis in cut else own[0] for axis, own in self.blocks.items()}
         return Part(self.node.op, self.node.alignment, of)
 
@@ -97,14 +98,15 @@ class Grid:
     @cached_property
     def by_length(self) -> Numbering:
         """Parts that are as long along all axes are of one kind."""
-        lengths = [tuple([hi - lo for lo, hi in own]) for own in self.blocks.values()]
+        lengths = [[hi - lo for lo, hi in self.blocks[axis]] for axis in self._dims]
         if all(len(set(own)) == 1 for own in lengths):
             return self.along(())
         return distinct(list(product(*lengths)))
 
     def flops(self, which: str, part: int) -> float:
         """The operations of a part's pass."""
-        return self._flops_of(which)[part]
+        op = self.node.op
+        return op.flops(which, self.part(part)) if type(op).flops is Op.flops else self._flops_of(which)[part]
 
     def by_flops(self, which: str) -> Numbering:
         """Parts whose passes have as many operations are of one kind; where lengths say how many all are."""
@@ -112,7 +114,6 @@ class Grid:
 
     def _flops_of(self, which: str) -> Sequence[float]:
         op = self.node.op
-        which = which if type(op).flops is not Op.flops else ""
         if which not in self._flops:
             found: Any = asked(lambda: op.flops(which, self._every))
             if found is None:
@@ -149,6 +150,14 @@ class Grid:
         follows = not port.of_operand or self.node.op.follows(port.index)
         if not follows or len(set(axes)) < len(axes):
             return self._asked(port.index)
+        # Many arrays of a node have the same dims, as all of an update.
+        if operand.dims not in self._layouts:
+            self._layouts[operand.dims] = self._along(operand, axes)
+        return self._layouts[operand.dims]
+
+    def _along(self, operand: Operand, axes: Sequence[str]) -> Layout:
+        """What parts touch of an array as its axes say."""
+        a = self.node.alignment
         dims = [[ends(a, dim, own) for own in self.blocks[dim[0]]] if dim else [(0, 1)] for dim in operand.dims]
         rows = product(*dims)
         boxes = [Box(*zip(*row)) for row in rows] if dims else [Box((), ())]
@@ -164,25 +173,6 @@ class Grid:
             every = list(map(Box, los, his))
         kinds = distinct(every)
         return Layout([every[first] for first in kinds.firsts], kinds.of, False)
-
-    def looked(self, find: Callable[[Part, int], Result], alike: Numbering) -> tuple[list[Result], Numbering]:
-        """What follows from parts: from those of one kind the same where they are alike in the ranges at which one
-        looks to find it.
-
-        find   given a part and its number
-        """
-        axes = set[str]()
-        while True:
-            kinds = joint(alike, self.along([axis for axis in self.blocks if axis in axes]))
-            found, seen = [], set[str]()
-            for first in kinds.firsts:
-                part = self.part(first)
-                watched = Watched(part.ranges)
-                found.append(find(part._replace(ranges=watched), first))
-                seen.update(watched.seen)
-            if not (seen & self._dims.keys()) - axes:
-                return found, kinds
-            axes |= seen
 
 
 def distinct(rows: Sequence[Hashable]) -> Numbering:

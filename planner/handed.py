@@ -65,8 +65,7 @@ class HandedOn:
 
     def of(self, node: Node) -> dict[int, Handed]:
         if node.name not in self._of:
-            a = node.alignment
-            kind = type(node.op), node.op.recorded_settings, a.operands, a.results, *a.extents.items()
+            kind = type(node.op), node.op.recorded_settings, node.alignment
             if kind not in self._alike:
                 self._alike[kind] = handed_on(node, self._tensors)
             self._of[node.name] = self._alike[kind]

@@ -22,6 +22,7 @@ from castile.runtime.dependence import Version
 from castile.runtime.task import NUM_LANES, Buffer, CostKey, Kind, Lane, Task, View
 
 PATTERN, HOST = -1, -2
+COMPUTE = int(Lane.COMPUTE)
 NONE = np.zeros(0, dtype=np.int64)
 
 
@@ -38,7 +39,7 @@ class StepInstance(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def lanes(self) -> np.ndarray:
-        return np.array(self.config.procs, dtype=np.int64) * NUM_LANES + Lane.COMPUTE
+        return np.array(self.config.procs, dtype=np.int64) * NUM_LANES + COMPUTE
 
     @property
     def costs(self) -> np.ndarray:

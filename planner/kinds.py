@@ -30,17 +30,19 @@ class Kinds:
         self.of_users = [_chosen(users) for users in program.users]
 
     def _key(self, flow: Flow, slots: tuple[int, ...], users: tuple[str, ...]) -> Hashable:
-        place = {slot: n for n, slot in enumerate(slots)}
-        ports = [
-            tuple([(place[slot], port) for slot, port in of]) for of in (flow.producers, flow.readers, flow.overwriters)
-        ]
-        steps = tuple([(self.step[slot], users.index(self._nodes[slot])) for slot in slots])
-        home = flow.home and (
-            self._templates.node_kind(flow.home.node),
-            flow.home.result,
-            users.index(flow.home.node.name),
-        )
-        return (flow.role, flow.dtype, flow.shape, *ports, steps, home)
+        ports = (*flow.producers, *flow.readers, *flow.overwriters)
+        # Which of them are of one step, and which steps of one node: mostly each is of its own.
+        of_steps = [slot for slot, _ in ports] if len(slots) < len(ports) else ()
+        home, of_nodes = None, [self._nodes[slot] for slot in slots]
+        if flow.home is not None:
+            home = self._templates.node_kind(flow.home.node), flow.home.result
+            of_nodes.append(flow.home.node.name)
+        return (
+            flow.role, flow.dtype, flow.shape, len(flow.producers), len(flow.readers),
+            tuple([port for _, port in ports]), tuple([slots.index(slot) for slot in of_steps]),
+            tuple([self.step[slot] for slot in slots]), home,
+            tuple([users.index(name) for name in of_nodes]) if len(users) < len(of_nodes) else (),
+        )  # fmt: skip
 
 
 def _chosen(names: tuple[str, ...]) -> Callable[[Mapping[str, int]], tuple[int, ...]]:

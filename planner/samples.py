@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from castile.planner.axes import only
 from castile.planner.graph import Graph, Node
 
 
@@ -62,7 +63,7 @@ def piece(graph: Graph, count: int) -> Graph:
     nodes = dict(graph.nodes)
     for name, axis in axes.items():
         a = nodes[name].alignment
-        shorter = replace(a, extents={**a.extents, axis: a.extents[axis] // count})
+        shorter = only(replace(a, extents={**a.extents, axis: a.extents[axis] // count}))
         nodes[name] = replace(nodes[name], alignment=shorter)
     return replace(graph, nodes=nodes)
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from castile.planner.vocabulary import Spec
 
 
-@dataclass(frozen=True, eq=False)
-class Symbol:
+class Symbol(msgspec.Struct, frozen=True, eq=False):
     """An array without data, as a body sees it."""
 
     shape: tuple[int, ...]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from math import prod
 from typing import NamedTuple
@@ -17,11 +17,10 @@ import numpy as np
 from castile.planner.axes import Operand
 from castile.planner.graph import Node
 from castile.planner.grid import Grid, Layout, joint
-from castile.planner.op import Part
 from castile.planner.program import Micro, Port, Step
 from castile.planner.recordings import place_counts, recorded, wanted
 from castile.planner.trace import Recording
-from castile.planner.vocabulary import Spec
+from castile.planner.vocabulary import Spec, itemsize
 from castile.planner.watched import Shared
 from castile.runtime.region import Box
 from castile.runtime.task import Body, CostKey
@@ -114,7 +113,7 @@ class StepTemplate:
         if number not in self._parts:
             inputs = tuple([self.boxes(port, False)[number] for port in range(self._num_inputs)])
             outputs = tuple([self.boxes(port, True)[number] for port in range(len(self._layouts) - self._num_inputs)])
-            work = self._common.work(self._which, self._grid, self._layouts, self._grid.part(number), number)
+            work = self._common.work(self._which, self._grid, self._layouts, number)
             self._parts[number] = PartTemplate(inputs, outputs, work)
         return self._parts[number]
 
@@ -227,8 +226,7 @@ class Templates:
     def node_kind(self, node: Node) -> int:
         """The same number for nodes of the same operator and shapes."""
         if id(node) not in self._nodes:
-            a = node.alignment
-            key = (node.op, tuple(a.extents.items()), a.operands, a.results)
+            key = node.op, node.alignment
             self._nodes[id(node)] = node, self._numbers.setdefault(key, len(self._numbers))
         return self._nodes[id(node)][1]
 
@@ -236,8 +234,7 @@ class Templates:
         """The same number for nodes whose bodies record the same."""
         kind = self.node_kind(node)
         if kind not in self._recorded:
-            op, a = node.op, node.alignment
-            key = type(op), op.recorded_settings, tuple(a.extents.items()), a.operands, a.results
+            key = type(node.op), node.op.recorded_settings, node.alignment
             self._recorded[kind] = self._numbers.setdefault(key, len(self._numbers))
         return self._recorded[kind]
 
@@ -250,29 +247,34 @@ class _Common:
         self.dtypes = [dtypes(port.region) for port in (*step.inputs, *step.outputs)]
         self.bears = bearing(step)
         self._place_counts = place_counts(step)
+        # those of which the ranges say what parts record
+        self._axes = set[str]()
         self._recordings: dict[Shapes, Shared[tuple[Recording, Bodies]]] = {}
         self._works: dict[object, Work] = {}
 
     def works(self, which: str, grid: Grid, layouts: Sequence[Layout]) -> tuple[list[Work], tuple[int, ...]]:
         """The works of one of these steps under a split, and the number of each part's; layouts: by port."""
-        find = partial(self.work, which, grid, layouts)
         alike = joint(grid.by_length, grid.by_flops(which))
         for layout in layouts:
             alike = alike if layout.is_even else joint(alike, layout.by_shape)
-        if self._place_counts:
-            found, alike = grid.looked(find, alike)
-        else:
-            found = [find(grid.part(first), first) for first in alike.firsts]
-        return found, alike.of
+        axes: set[str] | None = None
+        while axes != self._axes:
+            axes = set(self._axes)
+            kinds = joint(alike, grid.along([axis for axis in grid.blocks if axis in axes]))
+            found = [self.work(which, grid, layouts, first) for first in kinds.firsts]
+        return found, kinds.of
 
-    def work(self, which: str, grid: Grid, layouts: Sequence[Layout], part: Part, number: int) -> Work:
+    def work(self, which: str, grid: Grid, layouts: Sequence[Layout], number: int) -> Work:
         """That of a part, with what it records where it is."""
         shapes = tuple([layout.shape(number) for layout in layouts])
         flops, given = grid.flops(which, number), shapes[: len(self.step.inputs)]
         if given not in self._recordings:
             specs = tuple(map(Spec, given, self.dtypes))
             self._recordings[given] = Shared(lambda like: (recorded(self.step, like, specs), {}))
-        recording, bodies = self._recordings[given].of(part)
+        shared = self._recordings[given]
+        recording, bodies = shared.of(grid.part(number))
+        if self._place_counts:
+            self._axes |= shared.axes
         known = (shapes, flops, id(bodies))
         if known not in self._works:
             self._works[known] = self._made(recording, bodies, shapes, flops)
@@ -304,10 +306,11 @@ def _cost_key(
     ports. As `+3x4` what a gradient is added to, which else could be taken for one more that is given.
     """
     op = step.node.op
-    shapes = ";".join("+" * (p.role == "onto") + "x".join(map(str, shape)) + _laid(one) for p, shape, _, one in arrays)
-    settings = ",".join(f"{name}={value}" for name, value in op.cost_settings)
-    nbytes = sum(prod(shape) * np.dtype(dtype).itemsize for _, shape, dtype, _ in arrays)
-    return CostKey(f"{op.name}.{step.which}", f"{shapes}|{settings}", priced(step, dtypes), round(flops), nbytes)
+    shapes = ["+" * (port.role == "onto") + "x".join(map(str, shape)) + _laid(one) for port, shape, _, one in arrays]
+    settings = [f"{name}={value}" for name, value in op.cost_settings]
+    nbytes = sum([prod(shape) * itemsize(dtype) for _, shape, dtype, _ in arrays])
+    told = f"{';'.join(shapes)}|{','.join(settings)}"
+    return CostKey(f"{op.name}.{step.which}", told, priced(step, dtypes), round(flops), nbytes)
 
 
 def _laid(one: Operand) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from castile.planner import vocabulary
 from castile.planner.fusing import collapsed
 from castile.planner.symbols import Step, Symbol
@@ -34,8 +36,7 @@ class Recorder:
         return call
 
 
-@dataclass(frozen=True)
-class Recording:
+class Recording(msgspec.Struct, frozen=True, eq=False):
     """A recorded body: which inputs it reads, the specs of its results; `body` makes the calls for given sums.
 
     reads      numbers of the inputs that some call uses

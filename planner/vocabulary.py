@@ -32,12 +32,18 @@ class Spec(msgspec.Struct, frozen=True):
     @property
     def itemsize(self) -> int:
         """Bytes of one element."""
-        return np.dtype(self.dtype).itemsize
+        return itemsize(self.dtype)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the whole array, dense."""
-        return prod(self.shape) * self.itemsize
+        return prod(self.shape) * itemsize(self.dtype)
+
+
+@cache
+def itemsize(dtype: str) -> int:
+    """Bytes of one element of a dtype."""
+    return int(np.dtype(dtype).itemsize)
 
 
 Results = tuple[Spec, ...]
@@ -179,8 +185,9 @@ def same(what: str, **values: Any) -> None:
 
 
 def like(what: str, **specs: Spec) -> None:
-    same(f"{what}: shapes", **{name: one.shape for name, one in specs.items()})
-    same(f"{what}: dtypes", **{name: one.dtype for name, one in specs.items()})
+    if len(set(specs.values())) > 1:
+        same(f"{what}: shapes", **{name: one.shape for name, one in specs.items()})
+        same(f"{what}: dtypes", **{name: one.dtype for name, one in specs.items()})
 
 
 def there(**specs: Spec | None) -> dict[str, Spec]:

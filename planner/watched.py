@@ -31,10 +31,13 @@ class Watched(Mapping[str, tuple[int, int]]):
 
 
 class Shared(Generic[Result]):
-    """What follows from a part: the same for parts that are alike in the ranges at which one looks to find it."""
+    """What follows from a part: the same for parts that are alike in the ranges at which one looks to find it.
+
+    axes   of which one has looked at ranges so far
+    """
 
     def __init__(self, find: Callable[[Part], Result]) -> None:
-        self._find = find
+        self._find, self.axes = find, set[str]()
         self._known: dict[tuple[str, ...], dict[tuple[tuple[int, int], ...], Result]] = {}
 
     def of(self, part: Part) -> Result:
@@ -45,4 +48,5 @@ class Shared(Generic[Result]):
         watched = Watched(part.ranges)
         result = self._find(Part(part.op, part.alignment, watched))
         self._known.setdefault(tuple(watched.seen), {})[tuple(watched.seen.values())] = result
+        self.axes.update(watched.seen)
         return result

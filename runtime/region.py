@@ -228,6 +228,8 @@ def contiguous(box: Box, frame: Box) -> bool:
 
 def blocks(extent: int, parts: int) -> list[tuple[int, int]]:
     """`extent` elements in `parts` runs whose lengths differ by at most one, the longer ones first."""
+    if parts == 1:
+        return [(0, extent)]
     size, longer = divmod(extent, parts)
     bounds = [0]
     for part in range(parts):

@@ -13,7 +13,7 @@ import pytest
 
 from castile.planner.graph import Node
 from castile.planner.grid import Grid, Layout, distinct, joint
-from castile.planner.op import available
+from castile.planner.op import Tensor, available, find
 from castile.planner.program import WHOLE_BATCH, Micro, Port
 from castile.planner.strategy import parts
 from castile.planner.template import Templates
@@ -64,6 +64,14 @@ def test_grids_say_of_all_parts_what_each_says_of_itself(name: str) -> None:
                 begin = tuple(range(len(boxes[0].lo)))
                 further = grid.layout(Port(port.role, port.index, port.region, None, begin))
                 assert list(further.by_part) == [moved(box, begin) for box in boxes]
+
+
+def test_operations_of_parts_are_told_beyond_63_bits() -> None:
+    op = find("topk")(2)
+    rows = Tensor("x", (2**40, 2**40), "float32", ("b", "v"))
+    node = Node("best", op, ("x",), ("y", "places"), op.bind((rows,), "best"))
+    grid = Grid(node, {"b": 4}, "", WHOLE_BATCH)
+    assert [grid.flops("F", n) for n in range(4)] == [op.flops("F", part) for part in parts(node, {"b": 4})]
 
 
 def same(of: tuple[int, ...], told: list) -> bool:
