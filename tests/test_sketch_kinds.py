@@ -21,6 +21,7 @@ from castile.planner.spaces import Spaces
 from castile.planner.strategy import Names
 from castile.planner.updates import Updates
 from castile.runtime import machine as machines
+from tests.test_models import small
 
 # Of a forward pass it has nodes without any, of several shapes.
 BERT = "bert:layers=2,width=12,heads=3,seq=7,vocab=30,positions=9"
@@ -40,9 +41,10 @@ def test_nodes_of_one_kind_have_one_space(mode: str, pin: str) -> None:
     assert len(pairs) == len({kind for kind, _ in pairs})
 
 
-def test_walks_change_nodes_without_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("model", [BERT, small("moe")])
+def test_walks_change_nodes_without_passes(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = machines.parse("flexflow-p100:nodes=1")
-    lowering = Lowering(models.parse(BERT).graph(64), machine, Updates(find("sgd")()), "forward")
+    lowering = Lowering(models.parse(model).graph(64), machine, Updates(find("sgd")()), "forward")
     cost = CostModel(machine)
     start = seeds(lowering)["data_parallel"].configs
     sketch = Sketch(lowering, cost, Spaces(lowering, cost), [start])
@@ -52,6 +54,7 @@ def test_walks_change_nodes_without_passes(monkeypatch: pytest.MonkeyPatch) -> N
     sketches._bodies.cache_clear()
     draws, capacity = np.random.default_rng(0).random((200, NUM_DRAWS)), np.full(machine.num_procs, np.inf)
     plan = sketch.number(start)
-    sketch.trail(plan, draws, np.full(200, 0.1), capacity)
+    trail = sketch.trail(plan, draws, np.full(200, 0.1), capacity)
+    assert trail.least == sketch.seconds(sketch.configs(trail.best))
     sketches._bodies.cache_clear()
     assert (plan != sketch.number(start))[np.diff(sketch.program.own_ptr) == 0].any()
