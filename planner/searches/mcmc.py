@@ -33,6 +33,9 @@ MOST_STARTS = 3
 SEED_SHARE = 0.5
 # Through sketches so many chains are of so many proposals, as many are twice as long, and so on.
 NUM_CHAINS, CHAIN = 10, 2000
+# What a chain ends with is simulated if by the sketch it takes less by this share than where the chain began; of chains
+# that are twice as long by half of it, and so on.
+WORTH = 0.005
 # One chain in so many is a coarse one.
 COARSE_EVERY = 5
 # Of what chains end with the best are simulated, so many parts of nodes together; and as many more where no plan is
@@ -146,11 +149,12 @@ class _Sketched:
     def walk(self, until: float) -> None:
         """Chains from the seeds in turn."""
         while self.run.spent < until:
-            start, count = self.starts[self.num_chains % len(self.starts)], CHAIN << self.num_chains // NUM_CHAINS
+            start, times = self.starts[self.num_chains % len(self.starts)], 1 << self.num_chains // NUM_CHAINS
+            count = CHAIN * times
             if self.run.budget.proposals is not None:
                 count = min(count, round((until - self.run.spent) * self.run.budget.proposals) or 1)
             walked = self.chains.walk(_chain(start, self.num_chains, count))
-            if walked.energy < start.energy and not self.is_known(walked.energy):
+            if walked.energy < start.energy * (1 - WORTH / times) and not self.is_known(walked.energy):
                 plan = start.kept | walked.plan
                 found = _End(walked.energy, self.run.num_proposals + walked.history[-1][0], plan, start)
                 is_new = self.ends.setdefault(frozenset(plan.items()), found) is found
