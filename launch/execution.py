@@ -21,6 +21,7 @@ from castile.planner.op import Tensor
 from castile.planner.program import GRADIENT, in_whole
 from castile.planner.simulate import Simulated, simulate
 from castile.planner.strategy import Strategy
+from castile.planner.updates import filled
 from castile.planner.vocabulary import wide
 from castile.runtime import memory, rng
 from castile.runtime.backends.base import State
@@ -164,7 +165,7 @@ class Execution:
         and noise."""
         for name, box, fill in self._inputs:
             fill(feed(name, box))
-        scalars = {"lr": rate, "step": step + 1, "noise": rng.number(self.seed, "noise", step)}
+        scalars = {filled("lr"): rate, filled("step"): step + 1, "noise": rng.number(self.seed, "noise", step)}
         for name, fill in self._scalars:
             fill(scalars[name])
 

@@ -17,7 +17,7 @@ from castile.planner.ops.loss_scale import LossScale
 from castile.planner.ops.unscale import Unscale
 from castile.planner.program import CLIPPED, GRADIENT, accumulate_name, fetch_name, update_name
 from castile.planner.strategy import Names
-from castile.planner.updates import Guarded, Updates
+from castile.planner.updates import Guarded, Updates, filled
 
 # Of all gradients together the sum of squares, by what they are multiplied, and their norm; the number of the step
 # among those that are taken.
@@ -63,10 +63,10 @@ def apart(kind: str, param: Tensor) -> Node:
 def update(graph: Graph, updates: Updates, param: Tensor) -> Node:
     """The update of a parameter; where the loss is scaled it may be skipped, and counts the steps that are taken."""
     optimizer = updates.of(param.name)
-    scalars = optimizer.scalars
+    scalars = tuple([filled(name) for name in optimizer.scalars])
     if is_scaled(graph, updates):
         optimizer = Guarded(optimizer)
-        scalars = (*(NUMBER if name == "step" else name for name in scalars), FACTOR)
+        scalars = (*(NUMBER if name == filled("step") else name for name in scalars), FACTOR)
     extents = dict(zip(param.axes, param.shape, strict=True))
     state, like = [], _like(param)
     operands = [like, like._replace(param=False)]

@@ -21,6 +21,9 @@ from castile.planner.trace import Spec, record
 from castile.planner.vocabulary import wide
 from castile.runtime.strict import suggestion
 
+# What stands in names that plans make of those of tensors (fc.weight/grad, image@0:2), and in no other.
+MARKS = ("/", "@")
+
 
 @dataclass(frozen=True)
 class Node:
@@ -83,23 +86,25 @@ class Graph:
 
     def input(self, name: str, shape: tuple[int, ...], axes: str, dtype: str | None = None) -> Tensor:
         """A tensor that the host fills at each step; `axes` names its dims, as in "b c h w"."""
+        tensor = self._tensor(Tensor(name, tuple(shape), dtype or self.dtype, tuple(axes.split())))
         self.inputs.append(name)
-        return self._tensor(Tensor(name, tuple(shape), dtype or self.dtype, tuple(axes.split())))
+        return tensor
 
     def param(self, name: str, shape: tuple[int, ...], axes: tuple[str, ...], init: Init) -> Tensor:
         """A parameter; asking again for a name gives the same parameter, shared."""
         tensor = Tensor(name, tuple(shape), self.dtype, axes, True, init)
-        if name in self.tensors:
-            if self.tensors[name].shape != tensor.shape:
-                raise ValueError(f"parameter {name!r} is shared with shapes {self.tensors[name].shape} and {shape}")
-            return self.tensors[name]
-        return self._tensor(tensor)
+        known = self.tensors.get(name)
+        if known is None or not known.param:
+            return self._tensor(tensor)
+        if known.shape != tensor.shape:
+            raise ValueError(f"parameter {name!r} is shared with shapes {known.shape} and {shape}")
+        return known
 
     def scalar(self, name: str, dtype: str) -> Tensor:
         """A number () that the host fills in at each step; asking again for a name gives the same one."""
-        if name not in self.tensors:
-            self.scalars.append(name)
+        if name not in self.scalars:
             self._tensor(Tensor(name, (), dtype, ()))
+            self.scalars.append(name)
         return self.tensors[name]
 
     def state(
@@ -170,6 +175,11 @@ class Graph:
         return partial(operators.find(name).layer, self)
 
     def _tensor(self, tensor: Tensor) -> Tensor:
+        if not tensor.name or any(mark in tensor.name for mark in MARKS):
+            raise ValueError(
+                f"a tensor cannot be named {tensor.name!r}: give it a name without {' and '.join(MARKS)}, which stand "
+                "in names of what belongs to a tensor, as in fc.weight/grad"
+            )
         if tensor.name in self.tensors:
             raise ValueError(f"two tensors are named {tensor.name!r}")
         self.tensors[tensor.name] = tensor

@@ -34,7 +34,7 @@ from castile.planner.program import (
     update_name,
 )
 from castile.planner.samples import Samples
-from castile.planner.updates import Updates
+from castile.planner.updates import Updates, filled
 from castile.planner.vocabulary import Spec
 
 # A tensor, and where in its gradient a piece of that begins.
@@ -352,7 +352,7 @@ def _updates(draft: _Draft, gradients: set[str], chosen: frozenset[str]) -> None
         node = draft.renewals[param.name]
         inputs = [regions[param.name] if n == 1 else t for n, t in enumerate(node.inputs)]
         kept = draft.specs[param.name].dtype
-        draft.specs.update({name: Spec((), kept) for name in draft.updates.of(param.name).scalars})
+        draft.specs.update({filled(name): Spec((), kept) for name in draft.updates.of(param.name).scalars})
         ports = [Port("x", i, region) for i, region in enumerate(inputs)]
         draft.add(node, "F", ports, [Port("y", j, t) for j, t in enumerate(node.outputs)])
 

@@ -31,6 +31,11 @@ class Optimizer(Op):
         return axes
 
 
+def filled(name: str) -> str:
+    """The region of one of `Optimizer.scalars`: no tensor of a graph can have its name."""
+    return f"updates/{name}"
+
+
 @dataclass(frozen=True)
 class Guarded(Optimizer):
     """An optimizer with one more operand, its guard: a number (), unless that is above 0 parameter and states stay."""
