@@ -37,14 +37,17 @@ class HeldOut:
 
 
 def held_out(job: Job, plan: Strategy, dataset: Dataset, state: State) -> HeldOut | None:
-    """Evaluate on all held-out samples; rank 0 gets the figures. None where the model names no output to judge."""
+    """Evaluate on all held-out samples; rank 0 gets the figures.
+
+    None where the model names no output to judge, or there is nothing to compare it with.
+    """
     graph = job.evaluation
-    if not graph.outputs or not dataset.num_held_out:
+    labels = labels_of(graph) if graph.outputs else None
+    if labels is None or not dataset.num_held_out:
         return None
     lowering = Lowering(graph, job.machine, job.lowering.updates, mode="forward")
     prepared = job.prepare(adapted(plan, job.lowering, graph), lowering)
     execution = job.execute(prepared, 0, state, graph)
-    labels = labels_of(graph)
     pieces = [(scores, arrays[labels][: len(scores)]) for scores, arrays in _scores(graph, dataset, execution)]
     if not pieces:
         return None
@@ -85,13 +88,20 @@ def _scores(graph: Graph, dataset: Dataset, execution: Execution) -> Iterator[tu
             yield scores[: total - begin].copy(), arrays
 
 
-def labels_of(graph: Graph) -> str:
-    """The input that the model's output is compared with: the first of which the output does not depend."""
-    before: set[str] = set(graph.outputs)
+def labels_of(graph: Graph) -> str | None:
+    """The input that the model's output is compared with; None where there is none.
+
+    It is one that a node reads together with the output, if there are such, and one of which the output does not
+    depend: so are labels told from weights of samples, and an autoencoder's images are compared with themselves.
+    """
+    judged, before = graph.outputs[0], set(graph.outputs)
     for node in reversed(graph.nodes.values()):
         if before & set(node.outputs):
             before.update(node.inputs)
-    return next(name for name in graph.inputs if name not in before)
+    apart = [name for name in graph.inputs if name not in before]
+    readers = [node for node in graph.nodes.values() if judged in node.inputs]
+    beside = [name for node in readers for name in node.inputs if name in graph.inputs]
+    return next(iter((*(name for name in beside if name in apart), *beside, *apart)), None)
 
 
 def judge(graph: Graph, scores: np.ndarray, truth: np.ndarray, num_samples: int) -> HeldOut:

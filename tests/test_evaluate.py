@@ -84,6 +84,21 @@ def test_every_model_evaluates_over_the_parameters_that_it_trains(name: str) -> 
     assert labels_of(evaluation) in evaluation.inputs
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("compared", ["label", "image", "nothing"])
+def test_an_output_is_compared_with_what_stands_beside_it(compared: str, weighted: bool) -> None:
+    """Not with weights of samples that come first, nor with none where an image is what should come out."""
+    g = Graph("judged", "float64")
+    weight = g.input("weight", (4, 3), "b i") if weighted else None
+    image = g.input("image", (4, 3), "b i")
+    truth = {"label": lambda: g.input("label", (4, 3), "b i"), "image": lambda: image}.get(compared)
+    made = g.linear("fc", image, features=3)
+    error = g.square("error", g.sub("gap", made, truth()) if truth else made)
+    g.minimise(g.mean("loss", error if weight is None else g.mul("weighted", error, weight)))
+    g.outputs = [made.name]
+    assert labels_of(g) == (compared if truth else "weight" if weighted else None)
+
+
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=30))
 def test_the_area_is_how_often_a_positive_scores_above_a_negative(drawn: list[tuple[int, bool]]) -> None:
     scores, positive = np.array([s for s, _ in drawn], float), np.array([p for _, p in drawn])

@@ -244,6 +244,18 @@ FAULTS = [
         "    g = Graph('m')\n    g.relu('it', g.input('x', (2, 3), 'b i'))\n    g.outputs = ['its']\n    return g\n",
         r"build\(\) names 'its' as an output, which no layer gives",
     ),
+    (
+        "    g = Graph('m')\n    g.relu('it', g.input('x', (2, 3), 'b i'))\n    g.loss = 'its'\n    return g\n",
+        r"build\(\) names 'its' as its loss, which no layer gives",
+    ),
+    (
+        "    g = Graph('m')\n    g.relu('it', g.param('x', (2, 3), ('b', 'i'), None))\n    return g\n",
+        r"build\(\) gave a graph without inputs: samples come by g.input",
+    ),
+    (
+        "    g = Graph('m')\n    g.relu('it', g.input('x', (), ''))\n    return g\n",
+        r"build\(\) gave 'x' the shape \(\), whose first dim should be the batch",
+    ),
     ("    return batch.shape\n", r"build\(\) failed: AttributeError: .* \(line 3\)"),
     ('    return Graph("m", dtype)\n', r"build\(\) gave a graph of no nodes"),
     ("    return dtype\n", r"build\(\) should give a Graph, not str"),
@@ -257,6 +269,19 @@ def test_what_fails_in_a_users_model_is_told_with_its_line(body, told, tmp_path,
     (tmp_path / "mine.py").write_text(head + body)
     with pytest.raises(ValueError, match=rf"model(?: file)? mine\.py: {told}"):
         models.parse("mine.py").graph()
+
+
+@pytest.mark.parametrize("shapes", [((16, 3), (16,)), ((8, 3), (3,)), ((3,), (8, 3)), ((8, 3), ()), ((8, 3), (4,))])
+def test_samples_come_as_many_to_every_input_as_a_batch_has(shapes, tmp_path, monkeypatch):
+    """An input of another length would be fed with the first of them, or with none."""
+    monkeypatch.chdir(tmp_path)
+    inputs = [f"g.input('x{n}', {shape}, '{' '.join('abc'[: len(shape)])}')" for n, shape in enumerate(shapes)]
+    lines = ["g = Graph('m')", *(f"g.relu('r{n}', {text})" for n, text in enumerate(inputs)), "return g"]
+    head = "from castile.planner.graph import Graph\ndef build(batch=None, dtype='float32'):\n"
+    (tmp_path / "mine.py").write_text(head + "".join(f"    {line}\n" for line in lines))
+    wrong = next(n for n, shape in enumerate(shapes) if shape[:1] != (8,))
+    with pytest.raises(ValueError, match=rf"gave 'x{wrong}' the shape .* first dim should be the batch, 8 samples"):
+        models.parse("mine.py").graph(8)
 
 
 @pytest.mark.parametrize(

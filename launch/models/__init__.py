@@ -85,9 +85,25 @@ class Model:
             raise ValueError(f"model {self.name}: build() should give a Graph, not {type(graph).__name__}")
         if not graph.nodes:
             raise ValueError(f"model {self.name}: build() gave a graph of no nodes; its layers are methods of Graph")
-        if strange := [name for name in graph.outputs if name not in graph.tensors]:
-            raise ValueError(f"model {self.name}: build() names {strange[0]!r} as an output, which no layer gives")
+        if wrong := _wrong(graph, batch):
+            raise ValueError(f"model {self.name}: build() {wrong}")
         return rewrites.apply(self.rewrite, graph) if self.rewrite else graph
+
+
+def _wrong(graph: Graph, batch: int | None) -> str:
+    """What a graph lacks that is to be trained on so many samples a step, in words; "" where it lacks nothing."""
+    if strange := [name for name in graph.outputs if name not in graph.tensors]:
+        return f"names {strange[0]!r} as an output, which no layer gives"
+    if graph.loss and graph.loss not in graph.tensors:
+        return f"names {graph.loss!r} as its loss, which no layer gives"
+    if not graph.inputs:
+        return "gave a graph without inputs: samples come by g.input(name, (batch, ...), axes)"
+    shapes = {name: graph.tensors[name].shape for name in (*graph.inputs, *graph.outputs[:1])}
+    rows = (batch,) if batch else shapes[graph.inputs[0]][:1]
+    if strange := [name for name, shape in shapes.items() if not shape or shape[:1] != rows]:
+        number = f", {rows[0]} samples" if rows else ""
+        return f"gave {strange[0]!r} the shape {shapes[strange[0]]}, whose first dim should be the batch{number}"
+    return ""
 
 
 def available() -> tuple[str, ...]:
