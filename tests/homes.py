@@ -26,6 +26,6 @@ def make(folder: Path, most_ranks: int = 4, figures: probe.Figures = FIGURES) ->
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below the folder, with what is in it."""
-    found = [Path(base) / name for base, _, names in os.walk(folder) for name in names]
+    """Every file below the folder, with what is in it; what Python keeps of modules that it compiled is none."""
+    found = [Path(base) / name for base, _, names in os.walk(folder) if "__pycache__" not in base for name in names]
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
