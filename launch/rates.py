@@ -24,20 +24,20 @@ def constant(step: int, num_steps: int, *, warmup: float = 0.0) -> float:
 
 def linear(step: int, num_steps: int, *, warmup: float = 0.0, floor: float = 0.0) -> float:
     """A straight line from the peak to the floor, which the last step has."""
-    way = _way(step, _last_warm(num_steps, warmup), num_steps - 1)
+    way = _way(step, _last_warm(num_steps, warmup), num_steps)
     return _warm(step, num_steps, warmup) * _between(floor, 1 - way)
 
 
 def cosine(step: int, num_steps: int, *, warmup: float = 0.0, floor: float = 0.0) -> float:
     """Half a period of the cosine from the peak to the floor (Loshchilov and Hutter, 2017, without restarts)."""
-    way = _way(step, _last_warm(num_steps, warmup), num_steps - 1)
+    way = _way(step, _last_warm(num_steps, warmup), num_steps)
     return _warm(step, num_steps, warmup) * _between(floor, (1 + cos(pi * way)) / 2)
 
 
 def wsd(step: int, num_steps: int, *, warmup: float = 0.0, decay: float = 0.2, floor: float = 0.0) -> float:
     """Warm-up, the peak, and over the last `decay` steps 1 - sqrt down to the floor (Haegele et al., 2024)."""
     first = max(num_steps - 1 - _steps(decay, num_steps), _last_warm(num_steps, warmup))
-    way = _way(step, first, num_steps - 1)
+    way = _way(step, first, num_steps)
     return _warm(step, num_steps, warmup) * _between(floor, 1 - sqrt(way))
 
 
@@ -101,8 +101,9 @@ def _warm(step: int, num_steps: int, warmup: float) -> float:
     return min(1.0, (step + 1) / max(_steps(warmup, num_steps), 1))
 
 
-def _way(step: int, first: int, last: int) -> float:
-    """How much of the way from step `first` to step `last` is behind: from 0 to 1."""
+def _way(step: int, first: int, num_steps: int) -> float:
+    """How much of the way from step `first` to the last is behind: from 0 to 1."""
+    last = num_steps - 1
     return min(1.0, max(0, step - first) / (last - first)) if last > first else 0.0
 
 

@@ -18,7 +18,9 @@ from castile.planner.evaluator import Evaluated, Evaluator, num_collectives
 from castile.planner.strategy import Strategy
 from castile.runtime.memory import written
 
-MOST_LINES = 10
+# A plan in words has at most so many lines of so many letters; of more processors than these the others are counted.
+PLAN_LINES, PLAN_WIDTH = 10, 100
+MOST_PROCS = 8
 # No table is as wide, in columns of text.
 TABLE_WIDTH = 1000
 
@@ -40,13 +42,14 @@ def layouts(strategy: Strategy) -> list[Layout]:
     return [Layout(tuple(nodes), config) for (_, config), nodes in rows]
 
 
-def plan_lines(strategy: Strategy, most: int = MOST_LINES, width: int = 100) -> list[str]:
-    """The plan in at most `most` lines: a Config and its nodes, those of repeated blocks as `block*.q`; its buckets."""
+def plan_lines(strategy: Strategy) -> list[str]:
+    """The plan in few lines: a Config and its nodes, those of repeated blocks as `block*.q`; its buckets."""
     rows = layouts(strategy)
-    most -= strategy.bucket_bytes > 0
+    most = PLAN_LINES - (strategy.bucket_bytes > 0)
     shown, rest = (rows, []) if len(rows) <= most else (rows[: most - 1], rows[most - 1 :])
     indent = max((len(row.config) for row in shown), default=0)
-    lines = [f"{row.config:<{indent}}  {_shortened(row.nodes, strategy.configs, width - indent - 2)}" for row in shown]
+    width = PLAN_WIDTH - indent - 2
+    lines = [f"{row.config:<{indent}}  {_shortened(row.nodes, strategy.configs, width)}" for row in shown]
     if rest:
         lines.append(f"and {len(rest)} more layouts, of {sum(len(row.nodes) for row in rest)} nodes")
     if strategy.bucket_bytes:
@@ -152,14 +155,14 @@ def kind_table(kinds: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def proc_table(procs: Sequence[Mapping[str, Any]], most: int = 8) -> Table:
+def proc_table(procs: Sequence[Mapping[str, Any]]) -> Table:
     """How busy and how full each processor is."""
     table = _table(">processor", ">computing", ">waiting", ">memory", ">of")
-    for row in procs[:most]:
+    for row in procs[:MOST_PROCS]:
         full = written(row["peak_bytes"]), written(row["capacity_bytes"])
         table.add_row(str(row["proc"]), percent(row["busy_share"]), percent(row["waiting_share"]), *full)
-    if len(procs) > most:
-        table.add_row("...", f"and {len(procs) - most} more")
+    if len(procs) > MOST_PROCS:
+        table.add_row("...", f"and {len(procs) - MOST_PROCS} more")
     return table
 
 

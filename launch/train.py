@@ -272,7 +272,7 @@ def _saved(command: Train, job: Job, say: Speaker) -> Reader | None:
     """
     if not command.resume:
         if command.checkpoint and job.leads:
-            folders.check_free(Path(command.checkpoint), 0)
+            folders.check_free(Path(command.checkpoint))
         return None
     saved, warnings = resume.find(job, command.checkpoint)
     for text in warnings:

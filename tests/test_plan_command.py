@@ -389,7 +389,7 @@ def test_one_processor_has_no_sums_to_put_in_buckets():
 def test_a_long_plan_stays_short():
     configs = {f"n{n}x": Config({}, 1, (n,)) for n in range(40)}
     lines = report.plan_lines(Strategy(configs))
-    assert len(lines) == report.MOST_LINES and lines[-1] == "and 31 more layouts, of 31 nodes"
+    assert len(lines) == report.PLAN_LINES and lines[-1] == "and 31 more layouts, of 31 nodes"
     alike = {"".join(c): Config() for c in np.random.default_rng(0).choice(list("abcdefgh"), (60, 9)).tolist()}
     (line,) = report.plan_lines(Strategy(alike))
     assert len(line) <= 100 and line.split("and ")[1] == f"{len(alike) - (len(line.split()) - 6)} more"

@@ -116,9 +116,9 @@ def clean(disk: Disk, folder: Path, step: int) -> None:
         disk.rename(path, aside)
 
 
-def check_free(folder: Path, step: int) -> None:
-    """Raises UserError as `clean` does, and changes nothing: a run can ask before it does what takes long."""
-    list(_damaged(folder, step))
+def check_free(folder: Path) -> None:
+    """Raises UserError as `clean` does for a run that begins, and changes nothing: asked before what takes long."""
+    list(_damaged(folder, 0))
 
 
 def _damaged(folder: Path, step: int) -> Iterator[Path]:
