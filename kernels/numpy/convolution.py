@@ -3,7 +3,7 @@
 It knows no pooling. How many samples are worked on at once is told by the size of the scratch memory.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -138,7 +138,7 @@ class _Weights:
             table = [i * steps[1 - self.of] + r * steps[2] + s * steps[3]
                      for i in range(self.others) for r, s in elements]  # fmt: skip
             run = len(table) if self.of == 0 else len(taps)
-            work = (target, self.flat, steps[self.of], np.array(table, np.int64), len(table), self.channels, run)
+            work = (target, self.flat, steps[self.of], _array(table), len(table), self.channels, run)
             self.calls.append(None if self.flat is None else partial(pack, *work))
         return self._places[elements]
 
@@ -205,26 +205,33 @@ def _correlated(
     to, source = _span(out), plane(x)
     if to is None or source is None:
         return None
-    step, phases = copies.step(samples, weights.lanes), len(copies.phases)
-    steps, (batch, channels) = _steps(out), out.shape[:2]
+    step, steps = copies.step(samples, weights.lanes), _steps(out)
     offsets: list[int] = []
-    table = []
+    goals = []
     for places in copies.places:
-        num = weights.others * len(places.taps)
         goal = places.first[0] * steps[2] + places.first[1] * steps[3]
-        table.append((num, len(offsets), weights.place(places.taps), goal, *places.size))
-        offsets += [
-            (i * phases + tap.phase) * step + tap.row * copies.grid[1] + tap.column
-            for i in range(weights.others)
-            for tap in places.taps
-        ]
+        num = weights.others * len(places.taps)
+        goals.append((num, len(offsets), weights.place(places.taps), goal, *places.size))
+        offsets += _offsets(copies, places.taps, weights.others, step)
     stride = copies.places[0].stride
     out_steps = (steps[0], steps[1], steps[2] * stride[0], steps[3] * stride[1])
+    batch, channels = out.shape[:2]
     return partial(
-        correlate, to, out_steps, source, _steps(x)[:3], x.shape[1:], batch, samples, copies.before, copies.stride,
-        np.array(copies.phases, np.int64), copies.grid, weights.held.view(x.dtype), step, weights.packed, weights.plane,
-        np.array(offsets, np.int64), np.array(table, np.int64), channels, accumulate, weights.lanes,
+        correlate, to, out_steps, (source, _steps(x)[:3], x.shape[1:]), _how(copies), weights.held.view(x.dtype), step,
+        samples, batch, weights.packed, weights.plane, _array(offsets), _array(goals), channels, accumulate,
+        weights.lanes,
     )  # fmt: skip
+
+
+def _offsets(copies: Copies, taps: list[Tap], channels: int, step: int) -> list[int]:
+    """How far into the copies, whose phases are `step` elements apart, each channel's taps lie for the first place."""
+    firsts = [i * len(copies.phases) * step for i in range(channels)]
+    return [first + tap.phase * step + tap.row * copies.grid[1] + tap.column for first in firsts for tap in taps]
+
+
+def _how(copies: Copies) -> tuple[Any, ...]:
+    """How images are copied, as compiled loops take it."""
+    return copies.before, copies.stride, _array(copies.phases), copies.grid
 
 
 def _fitting(copies: Copies, weights: _Weights, x: np.ndarray) -> int:
@@ -252,20 +259,13 @@ def _slopes(
     if to is None or source is None or slope is None:
         return [None]
     step, steps, taps = copies.step(samples, vector), _steps(out), copies.places[0].taps
-    offsets = [
-        (i * len(copies.phases) + tap.phase) * step + tap.row * copies.grid[1] + tap.column
-        for i in range(x.shape[1])
-        for tap in taps
-    ]
-    table = [
-        i * steps[1] + r * steps[2] + s * steps[3] for i in range(x.shape[1]) for (r, s) in (t.element for t in taps)
-    ]
+    elements = [(i, *tap.element) for i in range(x.shape[1]) for tap in taps]
+    table = [i * steps[1] + r * steps[2] + s * steps[3] for i, r, s in elements]
     last = (dy.shape[2] - 1) * copies.grid[1] + dy.shape[3]
+    images, gradients = ((flat, _steps(a)[:3], a.shape[1:]) for flat, a in ((source, x), (slope, dy)))
     return [partial(
-        slopes, to, steps[0], np.array(table, np.int64), source, _steps(x)[:3], x.shape[1:], slope, _steps(dy)[:3],
-        dy.shape[1:], x.shape[0], samples, copies.before, copies.stride,
-        np.array(copies.phases, np.int64), copies.grid, held, step,
-        held[planes * step :], step, np.array(offsets, np.int64), sums, accumulate, vector, last,
+        slopes, to, steps[0], _array(table), images, held, gradients, held[planes * step :], _how(copies), step,
+        samples, x.shape[0], _array(_offsets(copies, taps, x.shape[1], step)), sums, accumulate, vector, last,
         _SPAN_BYTES // (vector * x.itemsize),
     )]  # fmt: skip
 
@@ -273,6 +273,10 @@ def _slopes(
 def _halves(rows: int) -> list[Pair]:
     assert rows > 1, "scratch is smaller than the kernel needs"
     return [(0, rows // 2), (rows // 2, rows)]
+
+
+def _array(numbers: Sequence[Any]) -> np.ndarray:
+    return np.array(numbers, np.int64)
 
 
 def _steps(x: np.ndarray) -> tuple[int, ...]:

@@ -54,47 +54,47 @@ def pack(packed, w, step, table, num, channels, run):  # type: ignore[no-untyped
 
 
 @compiled
-def _load(held, step, x, steps, size, num, before, stride, phases, grid):  # type: ignore[no-untyped-def]
-    """held[c, phase, n, h, w] of num samples [c, row, column], zero where there is no image."""
-    image = grid[0] * grid[1]
-    to = held
+def _load(copies, memory, step, images, first, num):  # type: ignore[no-untyped-def]
+    """Copies of `num` samples from `first` on: memory[channel, phase, sample, row, column], zero where no image is."""
+    pixels, steps, size = images
+    before, stride, phases, grid = copies
+    to = pointer(memory)
     for c, p in np.ndindex(size[0], phases.shape[0]):
-        row, col = phases[p, 0], phases[p, 1]
         place = to
-        for n in range(num):
-            source = after(x, n * steps[0] + c * steps[1])
+        for n in range(first, first + num):
+            source = after(pointer(pixels), n * steps[0] + c * steps[1])
             if stride[0] == 1 and stride[1] == 1:
-                _place_rows(place, source, steps[2], size, before, grid)
+                _place_rows(place, grid, source, steps[2], size, before)
             else:
-                _place_phase(place, source, steps[2], size, before, stride, grid, row, col)
-            place = after(place, image)
-        fill(place, 0, step - num * image)
+                _place_phase(place, grid, source, steps[2], size, before, stride, phases[p])
+            place = after(place, grid[0] * grid[1])
+        fill(place, 0, step - num * grid[0] * grid[1])
         to = after(to, step)
 
 
 @inlined
-def _place_rows(to, x, row_step, size, before, grid):  # type: ignore[no-untyped-def]
+def _place_rows(to, grid, x, row_step, size, before):  # type: ignore[no-untyped-def]
     rows, cols, width = size[1], size[2], grid[1]
     start = before[0] * width + before[1]
     fill(to, 0, start)
     copy_rows(after(to, start), width, x, row_step, rows, cols)
-    gap = width - cols
     for h in range(rows - 1):
-        fill(after(to, start + h * width + cols), 0, gap)
+        fill(after(to, start + h * width + cols), 0, width - cols)
     end = start + (rows - 1) * width + cols
     fill(after(to, end), 0, grid[0] * width - end)
 
 
 @inlined
-def _place_phase(to, x, row_step, size, before, stride, grid, row, col):  # type: ignore[no-untyped-def]
-    low = min(grid[1], max(0, -((col - before[1]) // stride[1])))
-    high = min(grid[1], max(low, (size[2] - 1 + before[1] - col) // stride[1] + 1))
+def _place_phase(to, grid, x, row_step, size, before, stride, phase):  # type: ignore[no-untyped-def]
+    row, col = phase[0] - before[0], phase[1] - before[1]
+    low = min(grid[1], max(0, -(col // stride[1])))
+    high = min(grid[1], max(low, (size[2] - 1 - col) // stride[1] + 1))
     for h in range(grid[0]):
-        line, seen = after(to, h * grid[1]), h * stride[0] + row - before[0]
+        line, seen = after(to, h * grid[1]), h * stride[0] + row
         if seen < 0 or seen >= size[1]:
             fill(line, 0, grid[1])
             continue
-        source = after(x, seen * row_step + col - before[1])
+        source = after(x, seen * row_step + col)
         fill(line, 0, low)
         for w in range(low, high):
             line[w] = source[w * stride[1]]
@@ -103,36 +103,36 @@ def _place_phase(to, x, row_step, size, before, stride, grid, row, col):  # type
 
 @compiled
 def correlate(  # type: ignore[no-untyped-def]
-    out, out_steps, x, steps, size, batch, samples, before, stride, phases, grid,
-    held, step, packed, plane, offsets, goals, channels, adds, lanes,
-):  # fmt: skip
-    """Sums of every goal for all samples, `samples` at once.
+    out, out_steps, images, copies, held, step, samples, batch, packed, plane, offsets, goals, channels, adds, lanes
+):
+    """Sums of every goal for all of a batch's samples, `samples` at once.
 
     goals[p]    number of k, where their offsets and where their weights begin, where in out the first place lies, rows
                 and columns of places
     out_steps   from sample to sample, channel to channel, and of places from row to row and column to column
+    images      pixels, their steps from sample to sample, channel to channel and row to row, and an image's size
+    copies      see `copies.Copies`: zeros before rows and columns, strides, phases, rows and columns of a phase
+    held        the copies, of which each channel's phases are `step` elements apart
     """
-    to, source, p_held, p_plane = pointer(out), pointer(x), pointer(held), pointer(plane)
-    p_packed, p_offsets = pointer(packed), pointer(offsets)
+    width, image = copies[3][1], copies[3][0] * copies[3][1]
     for first in range(0, batch, samples):
         num = min(samples, batch - first)
-        _load(p_held, step, after(source, first * steps[0]), steps, size, num, before, stride, phases, grid)
+        _load(copies, held, step, images, first, num)
         for p in range(goals.shape[0]):
-            num_k, of_k, of_w = goals[p, 0], goals[p, 1], goals[p, 2]
-            goal, rows, cols = goals[p, 3], goals[p, 4], goals[p, 5]
-            places, w = after(p_offsets, of_k), after(p_packed, of_w)
-            total = (rows - 1) * grid[1] + cols
+            num_k, of_k, of_w, goal, rows, cols = goals[p]
+            places, w = after(pointer(offsets), of_k), after(pointer(packed), of_w)
+            total = (rows - 1) * width + cols
             m = 0
             while m < channels:
                 block = ROWS if channels - m >= _FEW else 1
                 for n in range(num):
-                    seen = after(p_held, n * grid[0] * grid[1])
-                    target = after(to, goal + (first + n) * out_steps[0] + m * out_steps[1])
+                    seen = after(pointer(held), n * image)
+                    target = after(pointer(out), goal + (first + n) * out_steps[0] + m * out_steps[1])
                     for low in range(0, total, PLACES):
                         high = min(total, low + PLACES)
-                        vectors = (high - low + lanes - 1) // lanes
-                        _sums(p_plane, after(seen, low), places, w, num_k, block, vectors, lanes)
-                        _bring(target, out_steps, p_plane, min(block, channels - m), low, high, grid[1], cols, adds)
+                        vectors, rest = (high - low + lanes - 1) // lanes, min(block, channels - m)
+                        _sums(pointer(plane), after(seen, low), places, w, num_k, block, vectors, lanes)
+                        _bring(target, out_steps, pointer(plane), rest, low, high, width, cols, adds)
                 w = after(w, num_k * block)
                 m += block
 
@@ -188,41 +188,34 @@ def _bring_rows(to, row_step, step, x, width, rows, cols, adds):  # type: ignore
 
 @compiled
 def slopes(  # type: ignore[no-untyped-def]
-    out, out_step, table, x, steps, size, dy, dy_steps, dy_size, batch, samples, before, stride, phases, grid,
-    held, step, slope, slope_step, offsets, sums, adds, lanes, last, span,
+    out, out_step, table, images, held, gradients, held_gradients, copies, step, samples, batch, offsets, sums, adds,
+    lanes, last, span,
 ):  # fmt: skip
-    """out[m * out_step + table[k]] as the sum over all places of dy's channel m times what k's offset sees there."""
-    to, p_x, p_dy, p_table, p_sums = pointer(out), pointer(x), pointer(dy), pointer(table), pointer(sums)
-    p_held, p_slope, p_offsets = pointer(held), pointer(slope), pointer(offsets)
-    channels, num_k = dy_size[0], offsets.size
+    """out[m * out_step + table[k]] as the sum over all places of the gradients' channel m times what k's offset sees.
+
+    Images, gradients and copies are told as in `correlate`; gradients are copied as they lie. An image has `last`
+    places, those between its rows among them, and `span` vectors of places are multiplied at once.
+    """
+    image, whole = copies[3][0] * copies[3][1], ((0, 0), (1, 1), copies[2][:1], copies[3])
+    to, p_table, p_sums, channels, num_k = pointer(out), pointer(table), pointer(sums), gradients[2][0], offsets.size
     for first in range(0, batch, samples):
         num = min(samples, batch - first)
-        _load(p_held, step, after(p_x, first * steps[0]), steps, size, num, before, stride, phases, grid)
-        _load(
-            p_slope,
-            slope_step,
-            after(p_dy, first * dy_steps[0]),
-            dy_steps,
-            dy_size,
-            num,
-            (0, 0),
-            (1, 1),
-            phases[:1],
-            grid,
-        )
-        vectors = ((num - 1) * grid[0] * grid[1] + last + lanes - 1) // lanes
+        _load(copies, held, step, images, first, num)
+        _load(whole, held_gradients, step, gradients, first, num)
+        vectors = ((num - 1) * image + last + lanes - 1) // lanes
         for low in range(0, vectors, span):
             few = min(span, vectors - low)
             later = adds or first > 0 or low > 0
+            seen = after(pointer(held), low * lanes)
             m = 0
             while m < channels:
                 block = ROWS if channels - m >= ROWS else 1
-                a = after(p_slope, m * slope_step + low * lanes)
+                a = after(pointer(held_gradients), m * step + low * lanes)
                 k = 0
                 while k < num_k:
                     taps = TAPS if num_k - k >= TAPS else 1
                     fill(p_sums, 0, block * taps)
-                    _inner(p_sums, a, slope_step, after(p_held, low * lanes), after(p_offsets, k), few, block, taps)
+                    _inner(p_sums, a, step, seen, after(pointer(offsets), k), few, block, taps)
                     for i in range(block):
                         for j in range(taps):
                             place, value = (m + i) * out_step + p_table[k + j], p_sums[i * taps + j]
