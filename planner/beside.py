@@ -17,7 +17,7 @@ from castile.planner.ops.loss_scale import LossScale
 from castile.planner.ops.unscale import Unscale
 from castile.planner.program import CLIPPED, GRADIENT, accumulate_name, fetch_name, update_name
 from castile.planner.strategy import Names
-from castile.planner.updates import Guarded, Updates, filled
+from castile.planner.updates import Guarded, Optimizer, Updates, filled
 
 # Of all gradients together the sum of squares, by what they are multiplied, and their norm; the number of the step
 # among those that are taken.
@@ -62,22 +62,26 @@ def apart(kind: str, param: Tensor) -> Node:
 
 def update(graph: Graph, updates: Updates, param: Tensor) -> Node:
     """The update of a parameter; where the loss is scaled it may be skipped, and counts the steps that are taken."""
-    optimizer = updates.of(param.name)
+    op, scalars, alignment = _updating(updates.of(param.name), is_scaled(graph, updates), _like(param))
+    state = [f"{param.name}/{label}" for label in op.results[1:]]
+    inputs = (param.name, param.name + GRADIENT, *state, *scalars)
+    return Node(update_name(param.name), op, inputs, (param.name, *state), alignment)
+
+
+@lru_cache(maxsize=4096)
+def _updating(optimizer: Optimizer, scaled: bool, like: _Like) -> tuple[Optimizer, tuple[str, ...], Alignment]:
+    """What updates a parameter like this, the numbers that it takes, and its alignment."""
     scalars = tuple([filled(name) for name in optimizer.scalars])
-    if is_scaled(graph, updates):
+    if scaled:
         optimizer = Guarded(optimizer)
         scalars = (*(NUMBER if name == filled("step") else name for name in scalars), FACTOR)
-    extents = dict(zip(param.axes, param.shape, strict=True))
-    state, like = [], _like(param)
+    extents = dict(zip(like.axes, like.shape, strict=True))
     operands = [like, like._replace(param=False)]
     for label in optimizer.results[1:]:
-        axes = optimizer.state_axes(label, param.axes)
-        state.append(f"{param.name}/{label}")
-        operands.append(_Like(tuple(extents[a] for a in axes), param.dtype, axes))
+        axes = optimizer.state_axes(label, like.axes)
+        operands.append(_Like(tuple(extents[a] for a in axes), like.dtype, axes))
     operands += [_NUMBER] * len(scalars)
-    inputs = (param.name, param.name + GRADIENT, *state, *scalars)
-    alignment = _fitted(optimizer, tuple(operands))
-    return Node(update_name(param.name), optimizer, inputs, (param.name, *state), alignment)
+    return optimizer, scalars, _fitted(optimizer, tuple(operands))
 
 
 class _Like(NamedTuple):

@@ -25,8 +25,7 @@ from castile.runtime.strict import suggestion
 MARKS = ("/", "@")
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(msgspec.Struct, frozen=True):
     """An operator applied: inputs and outputs are names of tensors; the first output bears the node's name.
 
     members   where a rewrite made it of several: what was called so before is part of it
@@ -58,7 +57,7 @@ def laid(node: Node, orders: Mapping[str, tuple[int, ...]]) -> Node:
         return tuple([msgspec.structs.replace(own, order=orders.get(name, ())) for own, name in rows])
 
     operands, results = ordered(a.operands, node.inputs), ordered(a.results, node.outputs)
-    return replace(node, alignment=only(replace(a, operands=operands, results=results)))
+    return msgspec.structs.replace(node, alignment=only(replace(a, operands=operands, results=results)))
 
 
 @dataclass

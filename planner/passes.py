@@ -82,21 +82,28 @@ class _Draft:
 
         piece   where in the gradient what it touches begins
         """
-        suffix, begin = GRADIENT if role in ("dy", "dx", "onto") else "", tuple[int, ...]()
-        if suffix and (piece or tensor in self.same):
-            tensor, begin = self.place(tensor, piece or (0,) * len(self.specs[tensor].shape))
-        if role in ("dy", "onto") and tensor == self.graph.loss and self.slope:
-            return Port(role, index, self.slope)
-        tensor = tensor if suffix else self.source.get(tensor, tensor)
-        spec, cut = self.specs[tensor], self.samples.dims.get(tensor)
-        if micro is None or cut is None:
-            region, cut = tensor + suffix, None
+        begin: tuple[int, ...] = ()
+        if role in ("x", "y"):
+            region = tensor = self.source.get(tensor, tensor)
         else:
-            region = of_micro(tensor + suffix, micro)
-            length = spec.shape[cut] // micro.count
-            spec = Spec((*spec.shape[:cut], length, *spec.shape[cut + 1 :]), spec.dtype)
-        self.specs[region] = spec
+            if piece or tensor in self.same:
+                tensor, begin = self.place(tensor, piece or (0,) * len(self.specs[tensor].shape))
+            if role != "dx" and tensor == self.graph.loss and self.slope:
+                return Port(role, index, self.slope)
+            region = tensor + GRADIENT
+        cut = self.samples.dims.get(tensor) if micro is not None else None
+        if micro is not None and cut is not None:
+            region = of_micro(region, micro)
+        if region not in self.specs:
+            self.specs[region] = self._spec(tensor, micro, cut)
         return Port(role, index, region, cut, begin if any(begin) else ())
+
+    def _spec(self, tensor: str, micro: Micro | None, cut: int | None) -> Spec:
+        """What holds a tensor or its gradient; along `cut` one microbatch of it."""
+        spec = self.specs[tensor]
+        if micro is None or cut is None:
+            return spec
+        return Spec((*spec.shape[:cut], spec.shape[cut] // micro.count, *spec.shape[cut + 1 :]), spec.dtype)
 
     def micros(self) -> list[Micro]:
         """Those that are written out; all but the first and the last are alike, so one of them can stand for more."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from castile.planner.axes import only
 from castile.planner.graph import Graph, Node
 
@@ -64,7 +66,7 @@ def piece(graph: Graph, count: int) -> Graph:
     for name, axis in axes.items():
         a = nodes[name].alignment
         shorter = only(replace(a, extents={**a.extents, axis: a.extents[axis] // count}))
-        nodes[name] = replace(nodes[name], alignment=shorter)
+        nodes[name] = msgspec.structs.replace(nodes[name], alignment=shorter)
     return replace(graph, nodes=nodes)
 
 

@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
+
 from castile.planner.fusing import is_line
 from castile.planner.graph import Graph, Node, laid
 from castile.planner.op import Op
@@ -97,7 +99,7 @@ def _fused(nodes: Sequence[Node], graph: Graph) -> Node:
         number[made] = len(operands) + len(members) - 1
     # What leaves its bias stays a node of its own; the bias is known by its parameter's name.
     names = tuple(node.inputs[2] if _has_bias(node) else node.name for node in nodes[:-1])
-    return replace(_bound(nodes[-1], Fused(tuple(members)), tuple(operands), graph), members=names)
+    return msgspec.structs.replace(_bound(nodes[-1], Fused(tuple(members)), tuple(operands), graph), members=names)
 
 
 def _bound(node: Node, op: Op, inputs: tuple[str, ...], graph: Graph) -> Node:

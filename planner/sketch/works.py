@@ -12,6 +12,7 @@ from itertools import accumulate, islice, repeat
 from math import prod
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from castile.planner.cost import CostModel
@@ -302,7 +303,7 @@ def _joined(nodes: Sequence[Node], counts: Sequence[int]) -> Node:
     """A node whose extents are those of others, for so many splits of each."""
     a = nodes[0].alignment
     extents: Any = {axis: np.repeat([node.alignment.extents[axis] for node in nodes], counts) for axis in a.axes}
-    return replace(nodes[0], alignment=replace(a, extents=extents))
+    return msgspec.structs.replace(nodes[0], alignment=replace(a, extents=extents))
 
 
 def _largest(node: Node, cut: Cut) -> Part:
