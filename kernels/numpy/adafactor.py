@@ -13,7 +13,7 @@ import numpy as np
 from castile.kernels.form import each_of, prepares
 from castile.kernels.numpy.jit import compiled
 from castile.kernels.numpy.optimizer import guarding, moves
-from castile.kernels.numpy.views import Scratch, chain, flat, merge, outer
+from castile.kernels.numpy.views import Scratch, chain, even, flat, in_rows, merge, outer
 from castile.kernels.reference.optimizer import adafactor as definition
 
 Call = Callable[[], Any]
@@ -92,9 +92,7 @@ def _matrices(w: np.ndarray, g: np.ndarray, rows: np.ndarray, columns: np.ndarra
     None where an array's last dim is not dense, or a step is uneven.
     """
     arrays = w, g, rows, columns
-    if any(x.shape[-1] > 1 and x.strides[-1] != x.itemsize for x in arrays):
-        return None
-    if any(step < 0 or step % x.itemsize for x in arrays for step in x.strides):
+    if not (even(*arrays) and in_rows(*arrays)):
         return None
     inner = (2, 2, 1, 1)
     shape, strides = merge(w.shape[:-2], [x.strides[: x.ndim - n] for x, n in zip(arrays, inner, strict=True)])

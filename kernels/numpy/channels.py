@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from castile.kernels.numpy.views import merge, plane
+from castile.kernels.numpy.views import merge, plane, steps_of
 
 Steps = tuple[int, ...]
 
@@ -33,11 +33,6 @@ def channels(*arrays: np.ndarray) -> Channels | None:
         own = (x.itemsize,) * missing + own
         image = as_strided(x, (*x.shape[:2], *shape), (*x.strides[:2], *own))
         flats.append(plane(image))
-        found.append(steps(image)[:3])
+        found.append(steps_of(image)[:3])
     dense = [flat for flat in flats if flat is not None]
     return Channels((*arrays[0].shape[:2], *shape), dense, found) if len(dense) == len(flats) else None
-
-
-def steps(x: np.ndarray) -> Steps:
-    """Strides in elements."""
-    return tuple(step // x.itemsize for step in x.strides)

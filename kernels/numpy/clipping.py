@@ -12,15 +12,15 @@ import numpy as np
 from castile.kernels.form import prepares
 from castile.kernels.numpy.jit import compiled
 from castile.kernels.numpy.lanes import after, pointer, spare
-from castile.kernels.numpy.views import chain, chain_all
+from castile.kernels.numpy.moving import onto_zeros
+from castile.kernels.numpy.views import chain_all
 from castile.kernels.numpy.walk import FIRST, SECOND, block_size, elementwise, fetch, num_rows, room, settle
 
 
 @prepares
 def square_sum(out: np.ndarray, x: np.ndarray, *more: np.ndarray, accumulate: bool) -> Callable[[], Any] | None:
     """See the definition."""
-    adds = chain_all(_adding(out, one) for one in (x, *more))
-    return adds if accumulate else adds and chain([partial(out.fill, 0), adds])
+    return onto_zeros(chain_all(_adding(out, one) for one in (x, *more)), accumulate, out)
 
 
 def _adding(out: np.ndarray, x: np.ndarray) -> Callable[[], Any] | None:

@@ -15,7 +15,7 @@ from castile.kernels.numpy.copies import Copies, Tap, Windows, looking, spreadin
 from castile.kernels.numpy.correlation import PLACES_STEP, TAPS, correlate, pack, slopes
 from castile.kernels.numpy.moving import clears
 from castile.kernels.numpy.tiles import ROWS, lanes
-from castile.kernels.numpy.views import Scratch, chain, dense, flat, nothing, plane
+from castile.kernels.numpy.views import Scratch, chain_all, dense, even, nothing, plane, span, steps_of
 from castile.kernels.windows import Pads, Pair, inside
 
 Call = Callable[[], Any]
@@ -48,7 +48,7 @@ def conv2d(
     calls: list[Call | None] = []
     for y, image, one in zip(_parts(out, 1, groups), _parts(x, 1, groups), _parts(w, 0, groups), strict=True):
         calls += _forward(y, image, one, windows, scratch, accumulate)
-    return _all(calls)
+    return chain_all(calls)
 
 
 @prepares
@@ -72,7 +72,7 @@ def conv2d_grad_input(
     if onto is not None:
         there = partial(np.add, out, onto, out) if accumulate else partial(np.copyto, out, onto)
         how: dict[str, Any] = {"shape": shape, "stride": stride, "pads": pads, "dilation": dilation, "groups": groups}
-        return _all([there, conv2d_grad_input(out, dy, w, **how, scratch=scratch, accumulate=True)])
+        return chain_all([there, conv2d_grad_input(out, dy, w, **how, scratch=scratch, accumulate=True)])
     out, dy, w = _images(out, dy, w)
     windows = Windows(w.shape[2:], stride, pads, dilation)
     if windows.pointwise and groups == 1 and _gapless(out) and _gapless(dy):
@@ -80,7 +80,7 @@ def conv2d_grad_input(
     calls: list[Call | None] = []
     for dx, slope, one in zip(_parts(out, 1, groups), _parts(dy, 1, groups), _parts(w, 0, groups), strict=True):
         calls += _backward(dx, slope, one, windows, scratch, accumulate)
-    return _all(calls)
+    return chain_all(calls)
 
 
 @prepares
@@ -108,7 +108,7 @@ def conv2d_grad_weight(
     calls: list[Call | None] = []
     for dw, slope, image in zip(_parts(out, 0, groups), _parts(dy, 1, groups), _parts(x, 1, groups), strict=True):
         calls += _slopes(dw, slope, image, windows, scratch, accumulate)
-    return _all(calls)
+    return chain_all(calls)
 
 
 class _Weights:
@@ -134,7 +134,7 @@ class _Weights:
             self._places[elements] = self._used
             target = self.packed[self._used :]
             self._used += -(-self.channels // ROWS) * ROWS * self.others * len(taps)
-            steps = _steps(self.w)
+            steps = steps_of(self.w)
             table = [i * steps[1 - self.of] + r * steps[2] + s * steps[3]
                      for i in range(self.others) for r, s in elements]  # fmt: skip
             run = len(table) if self.of == 0 else len(taps)
@@ -202,10 +202,10 @@ def _spread(
 def _correlated(
     out: np.ndarray, x: np.ndarray, weights: _Weights, copies: Copies, samples: int, accumulate: bool
 ) -> Call | None:
-    to, source = _span(out), plane(x)
+    to, source = span(out) if even(out) else None, plane(x)
     if to is None or source is None:
         return None
-    step, steps = copies.step(samples, weights.lanes), _steps(out)
+    step, steps = copies.step(samples, weights.lanes), steps_of(out)
     offsets: list[int] = []
     goals = []
     for places in copies.places:
@@ -217,8 +217,8 @@ def _correlated(
     out_steps = (steps[0], steps[1], steps[2] * stride[0], steps[3] * stride[1])
     batch, channels = out.shape[:2]
     return partial(
-        correlate, to, out_steps, (source, _steps(x)[:3], x.shape[1:]), _how(copies), weights.held.view(x.dtype), step,
-        samples, batch, weights.packed, weights.plane, _array(offsets), _array(goals), channels, accumulate,
+        correlate, to, out_steps, (source, steps_of(x)[:3], x.shape[1:]), _how(copies), weights.held.view(x.dtype),
+        step, samples, batch, weights.packed, weights.plane, _array(offsets), _array(goals), channels, accumulate,
         weights.lanes,
     )  # fmt: skip
 
@@ -255,14 +255,14 @@ def _slopes(
             rows, part = windows.seen(first, last, x.shape[2])
             calls += _slopes(out, dy[:, :, first:last], x[:, :, rows], part, scratch, accumulate or first > 0)
         return calls
-    to, source, slope = _span(out), plane(x), plane(dy)
+    to, source, slope = span(out) if even(out) else None, plane(x), plane(dy)
     if to is None or source is None or slope is None:
         return [None]
-    step, steps, taps = copies.step(samples, vector), _steps(out), copies.places[0].taps
+    step, steps, taps = copies.step(samples, vector), steps_of(out), copies.places[0].taps
     elements = [(i, *tap.element) for i in range(x.shape[1]) for tap in taps]
     table = [i * steps[1] + r * steps[2] + s * steps[3] for i, r, s in elements]
     last = (dy.shape[2] - 1) * copies.grid[1] + dy.shape[3]
-    images, gradients = ((flat, _steps(a)[:3], a.shape[1:]) for flat, a in ((source, x), (slope, dy)))
+    images, gradients = ((flat, steps_of(a)[:3], a.shape[1:]) for flat, a in ((source, x), (slope, dy)))
     return [partial(
         slopes, to, steps[0], _array(table), images, held, gradients, held[planes * step :], _how(copies), step,
         samples, x.shape[0], _array(_offsets(copies, taps, x.shape[1], step)), sums, accumulate, vector, last,
@@ -277,17 +277,6 @@ def _halves(rows: int) -> list[Pair]:
 
 def _array(numbers: Sequence[Any]) -> np.ndarray:
     return np.array(numbers, np.int64)
-
-
-def _steps(x: np.ndarray) -> tuple[int, ...]:
-    return tuple(step // x.itemsize for step in x.strides)
-
-
-def _span(x: np.ndarray) -> np.ndarray | None:
-    """x as the 1-D array of everything between its first and last element; None if a step is < 0 or uneven."""
-    if any(step < 0 or step % x.itemsize for step in x.strides):
-        return None
-    return flat(x, 0, sum((size - 1) * step for size, step in zip(x.shape, _steps(x), strict=True)) + 1)
 
 
 def _images(*arrays: np.ndarray) -> list[np.ndarray]:
@@ -316,9 +305,3 @@ def _gapless(x: np.ndarray) -> bool:
 
 def _contract(out: np.ndarray, spec: str, a: np.ndarray, b: np.ndarray, accumulate: bool) -> Call:
     return contract(out, spec, a, b, scratch=None, accumulate=accumulate)
-
-
-def _all(calls: list[Call | None]) -> Call | None:
-    """All of `calls` as one; None if one of them is missing."""
-    there = [call for call in calls if call is not None]
-    return chain(there) if len(there) == len(calls) else None

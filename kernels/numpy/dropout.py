@@ -15,7 +15,7 @@ import numpy as np
 from castile.kernels.form import prepares
 from castile.kernels.numpy.jit import compiled
 from castile.kernels.numpy.lanes import BLOCK, after, pointer, spare
-from castile.kernels.numpy.views import Shape, merge, nothing
+from castile.kernels.numpy.views import Shape, merge, nothing, steps_of
 
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
@@ -39,10 +39,9 @@ def dropout(
     if x.size == 0:
         return nothing
     # The index in the whole is walked as if it were an array, by steps of its own.
-    steps = tuple(accumulated((1, *whole[:0:-1]), mul))[::-1] if whole else ()
-    first = sum(o * step for o, step in zip(offset, steps, strict=True))
-    own = [tuple(step // a.itemsize for step in a.strides) for a in (out, x)]
-    shape, merged = merge(x.shape, [*own, steps])
+    inside = tuple(accumulated((1, *whole[:0:-1]), mul))[::-1] if whole else ()
+    first = sum(o * step for o, step in zip(offset, inside, strict=True))
+    shape, merged = merge(x.shape, [steps_of(out), steps_of(x), inside])
     walk = np.array([shape or (1,), *(one or (0,) for one in merged)], np.int64)
     real = x.dtype.type
     limit = np.uint64(round(rate * 2**32))

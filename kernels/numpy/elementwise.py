@@ -12,8 +12,8 @@ from numpy.lib.stride_tricks import as_strided
 
 from castile.kernels.form import prepares
 from castile.kernels.numpy.lines import Loop, adds, alters, sums, writes
-from castile.kernels.numpy.moving import clears
-from castile.kernels.numpy.views import Shape, chain
+from castile.kernels.numpy.moving import onto_zeros
+from castile.kernels.numpy.views import Shape
 from castile.kernels.numpy.walk import elementwise
 
 
@@ -33,8 +33,7 @@ def sum_pointwise(
     """See the definition."""
     shape = np.broadcast_shapes(*(x.shape for x in xs))
     loop, arrays, numbers = _operands(line, xs, shape, constants, out.dtype)
-    work = elementwise(sums(loop), [standing(out, shape, dims), *arrays], *numbers)
-    return work if work is None or accumulate else chain([clears(out), work])
+    return onto_zeros(elementwise(sums(loop), [standing(out, shape, dims), *arrays], *numbers), accumulate, out)
 
 
 def altered(

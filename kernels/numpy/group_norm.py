@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 
 from castile.kernels.form import prepares
-from castile.kernels.numpy.jit import compiled, f32
+from castile.kernels.numpy.channels import Channels, channels
+from castile.kernels.numpy.jit import compiled, f32, inlined
 from castile.kernels.numpy.lanes import after, pointer
-from castile.kernels.numpy.views import chain, dense, merge, nothing
+from castile.kernels.numpy.moving import onto_zeros
+from castile.kernels.numpy.views import dense, nothing
 
 Call = Callable[[], Any]
 
@@ -30,11 +32,12 @@ def group_norm(
 ) -> Call | None:
     """See the definition."""
     y, mean, rstd = out
-    plan = _plan([y, x], [mean, rstd], groups)
-    if plan is None or not (dense(g) and dense(b)):
+    if x.size == 0:
+        return nothing
+    places = channels(y, x)
+    if places is None or not (dense(g) and dense(b)):
         return None
-    real = x.dtype.type
-    return partial(_normal, plan, y, x, mean, rstd, g, b, _per(x, groups), real(eps)) if x.size else nothing
+    return partial(_normal, *_lain(places), mean, rstd, g, b, _per(x, groups), x.dtype.type(eps))
 
 
 @prepares
@@ -42,10 +45,12 @@ def group_norm_grad_input(
     out: np.ndarray, dy: np.ndarray, x: np.ndarray, g: np.ndarray, mean: np.ndarray, rstd: np.ndarray
 ) -> Call | None:
     """See the definition."""
-    plan = _plan([out, dy, x], [mean, rstd], mean.shape[1])
-    if plan is None or not dense(g):
+    if x.size == 0:
+        return nothing
+    places = channels(out, dy, x)
+    if places is None or not dense(g):
         return None
-    return partial(_normal_grad, plan, out, dy, x, mean, rstd, g, _per(x, mean.shape[1])) if x.size else nothing
+    return partial(_normal_grad, *_lain(places), mean, rstd, g, _per(x, mean.shape[1]))
 
 
 @prepares
@@ -59,11 +64,11 @@ def group_norm_grad_params(
     accumulate: bool,
 ) -> Call | None:
     """See the definition."""
-    plan = _plan([dy, x], [mean, rstd], mean.shape[1])
-    if plan is None or not all(map(dense, out)):
+    places = channels(dy, x)
+    if places is None or not all(map(dense, out)):
         return None
-    work = partial(_normal_sums, plan, dy, x, mean, rstd, *out, x.dtype.type(0)) if x.size else nothing
-    return work if accumulate else chain([*(partial(one.fill, 0) for one in out), work])
+    work = partial(_normal_sums, *_lain(places), mean, rstd, *out, x.dtype.type(0)) if x.size else nothing
+    return onto_zeros(work, accumulate, *out)
 
 
 def _per(x: np.ndarray, groups: int) -> Any:
@@ -71,95 +76,81 @@ def _per(x: np.ndarray, groups: int) -> Any:
     return x.dtype.type(groups / max(1, prod(x.shape[1:])))
 
 
-def _plan(arrays: list[np.ndarray], rows: list[np.ndarray], groups: int) -> np.ndarray | None:
-    """Numbers of samples, groups, channels of a group, rows of a channel and neighbours in a row; then the steps of
-    each array from sample to sample, from channel to channel and from row to row, and of each of `rows` both steps.
+def _lain(places: Channels) -> list[Any]:
+    """Arrays of channels as the loops take them: their shape, and each with its steps."""
+    return [places.shape, *zip(places.flats, places.steps, strict=True)]
 
-    None where a channel's places are no rows of neighbours.
-    """
-    shape, strides = merge(arrays[0].shape[2:], [x.strides[2:] for x in arrays])
-    if any(step < 0 or step % x.itemsize for x in (*arrays, *rows) for step in x.strides) or len(shape) > 2:
-        return None
-    if shape and any(one[-1] != x.itemsize for x, one in zip(arrays, strides, strict=True)):
-        return None
-    num_rows, cols = (1, 1, *shape)[-2:]
-    numbers = [arrays[0].shape[0], groups, arrays[0].shape[1] // groups, num_rows, cols]
-    for x, one in zip(arrays, strides, strict=True):
-        numbers += [step // x.itemsize for step in (*x.strides[:2], one[0] if len(shape) == 2 else 0)]
-    for x in rows:
-        numbers += [step // x.itemsize for step in x.strides]
-    return np.array(numbers, np.int64)
+
+@inlined
+def _row(x, sample, channel, row):  # type: ignore[no-untyped-def]
+    steps = x[1]
+    return after(pointer(x[0]), sample * steps[0] + channel * steps[1] + row * steps[2])
 
 
 @compiled
-def _normal(plan, y, x, mean, rstd, g, b, per, eps):  # type: ignore[no-untyped-def]
-    num, groups, channels, rows, cols, yb, yc, yr, xb, xc, xr, mb, mg, rb, rg = plan
-    for i in range(num):
-        for n in range(groups):
-            c0 = n * channels
-            total = per - per
-            for c in range(c0, c0 + channels):
-                for r in range(rows):
-                    v = after(pointer(x), i * xb + c * xc + r * xr)
-                    for j in range(cols):
-                        total += v[j]
-            middle = total * per
-            total = per - per
-            for c in range(c0, c0 + channels):
-                for r in range(rows):
-                    v = after(pointer(x), i * xb + c * xc + r * xr)
-                    for j in range(cols):
-                        total += (v[j] - middle) * (v[j] - middle)
-            scale = f32(1) / sqrt(total * per + eps)
-            for c in range(c0, c0 + channels):
-                gain = scale * g[c]
-                for r in range(rows):
-                    v, o = after(pointer(x), i * xb + c * xc + r * xr), after(pointer(y), i * yb + c * yc + r * yr)
-                    for j in range(cols):
-                        o[j] = (v[j] - middle) * gain + b[c]
-            after(pointer(mean), i * mb + n * mg)[0] = middle
-            after(pointer(rstd), i * rb + n * rg)[0] = scale
+def _normal(shape, y, x, mean, rstd, g, b, per, eps):  # type: ignore[no-untyped-def]
+    channels, rows, cols = shape[1] // mean.shape[1], shape[2], shape[3]
+    for i, n in np.ndindex(mean.shape):
+        first, last = n * channels, (n + 1) * channels
+        total = per - per
+        for c in range(first, last):
+            for r in range(rows):
+                v = _row(x, i, c, r)
+                for j in range(cols):
+                    total += v[j]
+        middle = total * per
+        total = per - per
+        for c in range(first, last):
+            for r in range(rows):
+                v = _row(x, i, c, r)
+                for j in range(cols):
+                    total += (v[j] - middle) * (v[j] - middle)
+        scale = f32(1) / sqrt(total * per + eps)
+        for c in range(first, last):
+            gain = scale * g[c]
+            for r in range(rows):
+                v, o = _row(x, i, c, r), _row(y, i, c, r)
+                for j in range(cols):
+                    o[j] = (v[j] - middle) * gain + b[c]
+        mean[i, n] = middle
+        rstd[i, n] = scale
 
 
 @compiled
-def _normal_grad(plan, out, dy, x, mean, rstd, g, per):  # type: ignore[no-untyped-def]
-    num, groups, channels, rows, cols, ob, oc, orow, db, dc, dr, xb, xc, xr, mb, mg, rb, rg = plan
-    for i in range(num):
-        for n in range(groups):
-            c0 = n * channels
-            middle, scale = after(pointer(mean), i * mb + n * mg)[0], after(pointer(rstd), i * rb + n * rg)[0]
-            first = second = per - per
-            for c in range(c0, c0 + channels):
-                total = along = per - per
-                for r in range(rows):
-                    d, v = after(pointer(dy), i * db + c * dc + r * dr), after(pointer(x), i * xb + c * xc + r * xr)
-                    for j in range(cols):
-                        total += d[j]
-                        along += d[j] * (v[j] - middle)
-                first += total * g[c]
-                second += along * g[c]
-            first *= per
-            second *= per * scale * scale
-            for c in range(c0, c0 + channels):
-                for r in range(rows):
-                    o = after(pointer(out), i * ob + c * oc + r * orow)
-                    d, v = after(pointer(dy), i * db + c * dc + r * dr), after(pointer(x), i * xb + c * xc + r * xr)
-                    for j in range(cols):
-                        o[j] = (d[j] * g[c] - first - (v[j] - middle) * second) * scale
+def _normal_grad(shape, out, dy, x, mean, rstd, g, per):  # type: ignore[no-untyped-def]
+    channels, rows, cols = shape[1] // mean.shape[1], shape[2], shape[3]
+    for i, n in np.ndindex(mean.shape):
+        middle, scale = mean[i, n], rstd[i, n]
+        first = second = per - per
+        for c in range(n * channels, (n + 1) * channels):
+            total = along = per - per
+            for r in range(rows):
+                d, v = _row(dy, i, c, r), _row(x, i, c, r)
+                for j in range(cols):
+                    total += d[j]
+                    along += d[j] * (v[j] - middle)
+            first += total * g[c]
+            second += along * g[c]
+        first *= per
+        second *= per * scale * scale
+        for c in range(n * channels, (n + 1) * channels):
+            for r in range(rows):
+                o, d, v = _row(out, i, c, r), _row(dy, i, c, r), _row(x, i, c, r)
+                for j in range(cols):
+                    o[j] = (d[j] * g[c] - first - (v[j] - middle) * second) * scale
 
 
 @compiled
-def _normal_sums(plan, dy, x, mean, rstd, dg, db, zero):  # type: ignore[no-untyped-def]
-    num, groups, channels, rows, cols, sb, sc, sr, xb, xc, xr, mb, mg, rb, rg = plan
-    for i in range(num):
-        for n in range(groups):
-            middle, scale = after(pointer(mean), i * mb + n * mg)[0], after(pointer(rstd), i * rb + n * rg)[0]
-            for c in range(n * channels, (n + 1) * channels):
-                total = along = zero
-                for r in range(rows):
-                    d, v = after(pointer(dy), i * sb + c * sc + r * sr), after(pointer(x), i * xb + c * xc + r * xr)
-                    for j in range(cols):
-                        total += d[j]
-                        along += d[j] * (v[j] - middle)
-                dg[c] += along * scale
-                db[c] += total
+def _normal_sums(shape, dy, x, mean, rstd, dg, db, zero):  # type: ignore[no-untyped-def]
+    channels, rows, cols = shape[1] // mean.shape[1], shape[2], shape[3]
+    for i, n in np.ndindex(mean.shape):
+        middle, scale = mean[i, n], rstd[i, n]
+        for c in range(n * channels, (n + 1) * channels):
+            total = along = zero
+            for r in range(rows):
+                d, v = _row(dy, i, c, r), _row(x, i, c, r)
+                for j in range(cols):
+                    total += d[j]
+                    along += d[j] * (v[j] - middle)
+            dg[c] += along * scale
+            db[c] += total

@@ -12,7 +12,7 @@ import numpy as np
 from castile.kernels.form import prepares
 from castile.kernels.numpy.jit import compiled
 from castile.kernels.numpy.lanes import after, fill, pointer
-from castile.kernels.numpy.views import flat
+from castile.kernels.numpy.views import even, in_rows, span, steps_of
 
 Call = Callable[[], Any]
 
@@ -33,16 +33,9 @@ def pair_dots_grad(out: np.ndarray, dy: np.ndarray, x: np.ndarray) -> Call | Non
 
 def _lain(*arrays: np.ndarray) -> list[Any] | None:
     """Each array as its elements in memory, and a step for each dim but the last; None where that is not dense."""
-    found: list[Any] = []
-    for x in arrays:
-        if any(step < 0 or step % x.itemsize for step in x.strides):
-            return None
-        if x.shape[-1] > 1 and x.strides[-1] != x.itemsize:
-            return None
-        steps = [step // x.itemsize for step in x.strides[:-1]]
-        length = x.shape[-1] + sum((size - 1) * step for size, step in zip(x.shape, steps, strict=False))
-        found += [flat(x, 0, length if x.size else 0), *steps]
-    return found
+    if not (even(*arrays) and in_rows(*arrays)):
+        return None
+    return [part for x in arrays for part in (span(x), *steps_of(x)[:-1])]
 
 
 @compiled

@@ -55,8 +55,7 @@ def sum_over(out: np.ndarray, x: np.ndarray, *, dims: Shape, accumulate: bool) -
     # Along a summed dim the result stands still: step 0.
     steps = tuple(0 if dim in gone else next(kept) for dim in range(x.ndim))
     shape, strides = merge(x.shape, [x.strides, steps])
-    work = nest(_add_sums, [x, out], shape, strides)
-    return work if work is None or accumulate else chain([clears(out), work])
+    return onto_zeros(nest(_add_sums, [x, out], shape, strides), accumulate, out)
 
 
 @prepares
@@ -128,6 +127,11 @@ def clears(out: np.ndarray) -> Callable[[], Any]:
     if _in_short_rows(shape, [out], strides):
         return nest(_clear, [out], shape, strides) or partial(out.fill, 0)
     return partial(out.fill, 0)
+
+
+def onto_zeros(work: Callable[[], Any] | None, accumulate: bool, *outs: np.ndarray) -> Callable[[], Any] | None:
+    """Work that adds to `outs`, which are cleared before it unless it is to add to what is there; None for none."""
+    return work if work is None or accumulate else chain([*map(clears, outs), work])
 
 
 @compiled

@@ -4,7 +4,6 @@ It knows no other statistics.
 """
 
 from collections.abc import Callable
-from functools import partial
 from math import sqrt
 from typing import Any
 
@@ -12,7 +11,8 @@ import numpy as np
 
 from castile.kernels.form import prepares
 from castile.kernels.numpy.jit import compiled, f32
-from castile.kernels.numpy.views import by_rows, chain, dense
+from castile.kernels.numpy.moving import onto_zeros
+from castile.kernels.numpy.views import by_rows, dense
 
 Call = Callable[[], Any]
 
@@ -58,8 +58,7 @@ def layer_norm_grad_params(
     """See the definition."""
     if not all(map(dense, out)):
         return None
-    work = by_rows(_normal_sums, [dy, x], *out, bare=[mean, rstd])
-    return work if work is None or accumulate else chain([*(partial(one.fill, 0) for one in out), work])
+    return onto_zeros(by_rows(_normal_sums, [dy, x], *out, bare=[mean, rstd]), accumulate, *out)
 
 
 @prepares
@@ -89,8 +88,7 @@ def rms_norm_grad_params(
     """See the definition."""
     if not dense(out):
         return None
-    work = by_rows(_rms_sums, [dy, x], out, bare=[rstd])
-    return work if work is None or accumulate else chain([partial(out.fill, 0), work])
+    return onto_zeros(by_rows(_rms_sums, [dy, x], out, bare=[rstd]), accumulate, out)
 
 
 @compiled

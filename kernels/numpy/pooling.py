@@ -13,8 +13,8 @@ from castile.kernels.form import prepares
 from castile.kernels.numpy.channels import channels
 from castile.kernels.numpy.jit import compiled, f32, inlined
 from castile.kernels.numpy.lanes import after, pointer
-from castile.kernels.numpy.moving import clears
-from castile.kernels.numpy.views import chain, nothing, plane
+from castile.kernels.numpy.moving import onto_zeros
+from castile.kernels.numpy.views import even, in_rows, nothing, span, steps_of
 
 Pair = tuple[int, int]
 Pads = tuple[int, int, int, int]
@@ -31,8 +31,7 @@ def max_pool2d_grad(
     out: np.ndarray, dy: np.ndarray, x: np.ndarray, *, kernel: Pair, stride: Pair, pads: Pads, accumulate: bool
 ) -> Callable[[], Any] | None:
     """See the definition."""
-    work = _work(_pool_grad, [dy, x, out], kernel, stride, pads)
-    return work if work is None or accumulate else chain([clears(out), work])
+    return onto_zeros(_work(_pool_grad, [dy, x, out], kernel, stride, pads), accumulate, out)
 
 
 @prepares
@@ -56,8 +55,7 @@ def avg_pool2d_grad(
     accumulate: bool,
 ) -> Callable[[], Any] | None:
     """See the definition."""
-    work = _work(_average_grad, [dy, out], kernel, stride, pads, padded)
-    return work if work is None or accumulate else chain([clears(out), work])
+    return onto_zeros(_work(_average_grad, [dy, out], kernel, stride, pads, padded), accumulate, out)
 
 
 @prepares
@@ -90,12 +88,11 @@ def _work(
     """`loop` over the windows: the first array has an element a window, the others are what windows look at."""
     if arrays[0].size == 0:
         return nothing
-    flats = [plane(x) for x in arrays]
-    if any(flat is None for flat in flats):
+    if not (even(*arrays) and in_rows(*arrays)):
         return None
-    steps = [tuple(step // x.itemsize for step in x.strides[:3]) for x in arrays]
+    lain = [*map(span, arrays), *(steps_of(x)[:3] for x in arrays)]
     shape, size = arrays[0].shape, arrays[1].shape[2:]
-    return partial(loop, *flats, *steps, shape, size, tuple(kernel), tuple(stride), (pads[0], pads[2]), *how)
+    return partial(loop, *lain, shape, size, tuple(kernel), tuple(stride), (pads[0], pads[2]), *how)
 
 
 # The loops choose without branching: which of a window's elements is largest is anybody's guess, and a wrong guess of

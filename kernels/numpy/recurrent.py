@@ -13,7 +13,7 @@ from castile.kernels.form import prepares
 from castile.kernels.numpy.functions import sigmoid, tanh
 from castile.kernels.numpy.jit import compiled, f32
 from castile.kernels.numpy.lanes import after, pointer
-from castile.kernels.numpy.views import flat, nothing
+from castile.kernels.numpy.views import even, in_rows, nothing, span, steps_of
 
 Arrays = tuple[np.ndarray, ...]
 
@@ -55,20 +55,13 @@ def _work(kernel: Callable[..., Any], arrays: list[np.ndarray]) -> Callable[[], 
     samples, units = arrays[0].shape[0], arrays[0].shape[-1]
     if samples * units == 0:
         return nothing
-    steps = []
+    if not (even(*arrays) and in_rows(*arrays)):
+        return None
+    steps: list[int] = []
     for x in arrays:
-        if any(step < 0 or step % x.itemsize for x in arrays for step in x.strides):
-            return None
-        if units > 1 and x.strides[-1] != x.itemsize:
-            return None
-        sample = 0 if x.ndim == 2 else x.strides[0]
-        gate = 0 if x.ndim == 3 else x.strides[-2]
-        steps += [sample // x.itemsize, gate // x.itemsize]
-    return partial(kernel, np.array(steps, np.int64), samples, units, *map(_flat, arrays))
-
-
-def _flat(x: np.ndarray) -> np.ndarray:
-    return flat(x, 0, sum((size - 1) * step for size, step in zip(x.shape, x.strides, strict=True)) // x.itemsize + 1)
+        own = steps_of(x)
+        steps += [0 if x.ndim == 2 else own[0], 0 if x.ndim == 3 else own[-2]]
+    return partial(kernel, np.array(steps, np.int64), samples, units, *map(span, arrays))
 
 
 # Short loops over the units of one sample: what one leaves in the first-level cache the next finds there, and each has

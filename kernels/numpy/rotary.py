@@ -13,7 +13,7 @@ import numpy as np
 from castile.kernels.form import prepares
 from castile.kernels.numpy.jit import compiled
 from castile.kernels.numpy.lanes import after, pointer
-from castile.kernels.numpy.views import Scratch, chain, flat, merge, nothing, outer
+from castile.kernels.numpy.views import Scratch, chain, even, flat, in_rows, merge, nothing, outer, steps_of
 
 Call = Callable[[], Any]
 
@@ -34,9 +34,7 @@ def rotary(
     if x.size == 0:
         return nothing
     apart = [a.reshape(*a.shape[:-1], heads, a.shape[-1] // heads, copy=False) for a in (out, x)]
-    if any(step < 0 or step % a.itemsize for a in apart for step in a.strides):
-        return None
-    if any(a.strides[-1] != a.itemsize for a in apart):
+    if not (even(*apart) and in_rows(*apart)):
         return None
     num, num_heads, width = apart[0].shape[-3:]
     memory = Scratch(scratch)
@@ -45,15 +43,11 @@ def rotary(
     shape, strides = merge(x.shape[:-2], [a.strides[:-2] for a in (out, x)])
     near = [one[-1] // x.itemsize if one else 0 for one in strides]
     last = shape[-1] if shape else 1
-    steps = [tuple(step // x.itemsize for step in a.strides[-3:-1]) for a in apart]
+    steps = [step for a in apart for step in steps_of(a)[-3:-1]]
     calls: list[Call] = [partial(_angles, angles, num, width // 2, float(base), offset, inverse)]
     for offsets in outer(shape[:-1], [one[:-1] for one in strides]):
         flats = [flat(a, start // x.itemsize, 1) for a, start in zip((out, x), offsets, strict=True)]
-        calls.append(
-            partial(
-                _rotate, *flats, last, *near, num, num_heads, width, *steps[0], *steps[1], angles, turn, interleaved
-            )
-        )
+        calls.append(partial(_rotate, *flats, last, *near, num, num_heads, width, *steps, angles, turn, interleaved))
     return chain(calls)
 
 

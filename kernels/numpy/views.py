@@ -69,10 +69,8 @@ def by_rows(
     everything = [*((x, x.shape[-1], x.strides[:-1]) for x in arrays), *((x, 1, x.strides) for x in bare or [])]
     if prod(lead) == 0 or arrays[0].shape[-1] == 0:
         return nothing
-    if not all(x.shape[-1] == 1 or x.strides[-1] == x.itemsize for x in arrays):
-        return None
     shape, strides = merge(lead, [step for _, _, step in everything])
-    if any(step < 0 or step % x.itemsize for (x, _, _), one in zip(everything, strides, strict=True) for step in one):
+    if not (in_rows(*arrays) and forward([x for x, _, _ in everything], strides)):
         return None
     calls: list[Callable[[], Any]] = []
     for offsets in outer(shape[:-1], [one[:-1] for one in strides]):
@@ -95,6 +93,37 @@ def flat(x: np.ndarray, offset: int, length: int) -> np.ndarray:
     """`length` neighbours in memory, from `offset` elements after the first element of x on."""
     start = as_strided(x, (offset + 1,), (x.itemsize,))[-1:]
     return as_strided(start, (length,), (x.itemsize,))
+
+
+def steps_of(x: np.ndarray) -> Shape:
+    """Strides in elements."""
+    return tuple(step // x.itemsize for step in x.strides)
+
+
+def forward(arrays: list[np.ndarray], strides: list[Shape]) -> bool:
+    """Whether strides in bytes, a tuple an array, lead forwards by whole elements: compiled loops go no other way."""
+    return all(step >= 0 and step % x.itemsize == 0 for x, one in zip(arrays, strides, strict=True) for step in one)
+
+
+def even(*arrays: np.ndarray) -> bool:
+    """Whether all strides of all arrays lead forwards by whole elements."""
+    return forward([*arrays], [x.strides for x in arrays])
+
+
+def in_rows(*arrays: np.ndarray) -> bool:
+    """Whether elements of the last dim lie side by side."""
+    return all(x.shape[-1] == 1 or x.strides[-1] == x.itemsize for x in arrays)
+
+
+def span(x: np.ndarray) -> np.ndarray:
+    """An `even` array as the 1-D array of everything between its first and last element."""
+    last = sum((size - 1) * step for size, step in zip(x.shape, steps_of(x), strict=True))
+    return flat(x, 0, last + 1 if x.size else 0)
+
+
+def plane(x: np.ndarray) -> np.ndarray | None:
+    """The `span` of an array whose rows lie dense, None of others."""
+    return span(x) if even(x) and in_rows(x) else None
 
 
 def dense(x: np.ndarray) -> bool:
@@ -123,16 +152,7 @@ class Scratch:
         return self.memory[start : start + nbytes].view(dtype).reshape(shape)
 
 
-def plane(x: np.ndarray) -> np.ndarray | None:
-    """x [b,c,H,W] as the 1-D array of everything between its first and last element; None if its rows are not dense."""
-    if any(step < 0 or step % x.itemsize for step in x.strides) or (x.shape[3] > 1 and x.strides[3] != x.itemsize):
-        return None
-    return flat(x, 0, sum((size - 1) * step for size, step in zip(x.shape, x.strides, strict=True)) // x.itemsize + 1)
-
-
 def row_span(x: np.ndarray) -> tuple[np.ndarray, int] | None:
     """x [rows, cols] as one 1-D array and the distance of its rows in elements; None if a row is not dense."""
-    if min(x.strides) < 0 or x.strides[0] % x.itemsize or (x.shape[1] > 1 and x.strides[1] != x.itemsize):
-        return None
-    stride = x.strides[0] // x.itemsize
-    return flat(x, 0, (x.shape[0] - 1) * stride + x.shape[1]), stride
+    there = plane(x)
+    return None if there is None else (there, steps_of(x)[0])

@@ -27,7 +27,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from castile.kernels.numpy.jit import compiled, inlined
 from castile.kernels.numpy.lanes import BLOCK, after, copy_rows, fill
-from castile.kernels.numpy.views import Shape, chain, flat, merge, nothing, outer
+from castile.kernels.numpy.views import Shape, chain, flat, forward, merge, nothing, outer
 
 # Where a walk has the steps of its arrays.
 FIRST, SECOND, THIRD = 5, 10, 15
@@ -60,7 +60,7 @@ def nest(
     """As `elementwise`, over dims that are given, with their strides in bytes, and never merged."""
     if prod(shape) == 0:
         return nothing
-    if any(step < 0 or step % x.itemsize for x, one in zip(arrays, strides, strict=True) for step in one):
+    if not forward(arrays, strides):
         return None
     steps = [tuple(step // x.itemsize for step in one) for x, one in zip(arrays, strides, strict=True)]
     num_outer = max(0, len(shape) - _NUM_DIMS)
