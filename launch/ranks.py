@@ -202,8 +202,8 @@ def _is_loading(frame: FrameType | None) -> bool:
 
 
 def is_users_mistake(error: BaseException) -> bool:
-    """Whether the text of `error` is meant for the user: a UserError, an unusable file, too little memory, or a
-    ValueError of ours.
+    """Whether the text of `error` is meant for the user: a UserError, an unusable file, too little memory, an integer
+    among the data that is out of range, or a ValueError of ours.
 
     A ValueError is ours when a `raise` statement of castile raised it: one that comes out of a library is a fault.
     """
@@ -211,7 +211,14 @@ def is_users_mistake(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError):
         return error.filename is not None
-    return isinstance(error, ValueError) and _raised_here(error.__traceback__)
+    return _is_out_of_range(error) or (isinstance(error, ValueError) and _raised_here(error.__traceback__))
+
+
+def _is_out_of_range(error: BaseException) -> bool:
+    # kernels load NumPy, which is to find how many threads it may have
+    from castile.kernels.ids import OutOfRange
+
+    return isinstance(error, OutOfRange)
 
 
 def silent() -> bool:
@@ -244,6 +251,9 @@ def _sentence(error: BaseException) -> str:
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, MemoryError):
         return f"too little memory here ({str(error) or 'none is left'}): take a smaller batch or a smaller model"
+    if _is_out_of_range(error):
+        where = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
+        return f"{where}{error}: mend the samples, or give the model as many rows or classes as they need"
     return str(error)
 
 

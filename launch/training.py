@@ -117,7 +117,8 @@ class Training:
         if loss is not None and not math.isfinite(progress.losses[-1]):
             self.log.record("end", step=step + 1, reason="the loss is not a finite number")
             # Before the first update no rate is to blame.
-            mend = "train again with a smaller --lr" if step else "look for such numbers in samples and parameters"
+            at_once = "look for such numbers in samples and parameters, and for labels out of range"
+            mend = "train again with a smaller --lr" if step else at_once
             raise UserError(f"step {step + 1}: the loss is not a finite number: {mend}")
         if timeline is not None:
             self._sample(step + 1, timeline)

@@ -2,6 +2,7 @@
 
 import inspect
 import tracemalloc
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.kernels import reference
+from castile.kernels.ids import OutOfRange
 from castile.kernels.table import Table, definitions, forms, native_accumulate
 from castile.planner import vocabulary
 from castile.planner.shapes import attention, convolution
@@ -215,17 +217,25 @@ def test_infinities_and_nan_pass(place: Any) -> None:
     assert np.isnan(loss) and np.isnan(lse[0]) and not np.isfinite(lse[1]) and lse[2] == 90
 
 
-@pytest.mark.parametrize("folder", ["reference", "numpy"])
-def test_out_of_range_integers_are_refused(folder: str) -> None:
-    for wrong in (-1, 4):
-        ids, table = np.array([0, wrong]), np.ones((4, 4))
-        with pytest.raises(IndexError):
-            Table(folder).bind("embedding", (ids, table), (np.empty((2, 4)),), {})()
-        with pytest.raises(IndexError):
-            Table(folder).bind("embedding_grad", (np.ones((2, 4)), ids), (np.empty((4, 4)),), {"rows": 4})()
-        with pytest.raises(IndexError):
-            outs = (np.empty(()), np.empty(2))
-            Table(folder).bind("cross_entropy", (np.ones((2, 4)), ids), outs, {"scale": 1.0})()
+@pytest.mark.parametrize("name", NAMES)
+def test_integers_that_a_definition_refuses_are_refused(name: str) -> None:
+    """A form says so as its definition does: by that people are told that their data are at fault."""
+    for args, params in cases(name, "float32")[:2]:
+        outs = several(definitions()[name](*args, **params))
+        scratch = scratch_of(name, args, params, False)
+        for n, wrong in product(range(len(args)), (-1, 2**15)):
+            ids = args[n]
+            kept = isinstance(ids, np.ndarray) and ids.dtype.kind in "iu" and np.iinfo(ids.dtype)
+            if not (kept and ids.size and kept.min <= wrong <= kept.max):
+                continue
+            bad = ids.copy()
+            bad.flat[-1] = wrong
+            given = (*args[:n], bad, *args[n + 1 :])
+            try:
+                definitions()[name](*given, **params)
+            except OutOfRange:
+                with pytest.raises(OutOfRange):
+                    Table("numpy").bind(name, given, tuple(map(unwritten, outs)), params, scratch)()
 
 
 def test_table_refuses_unknown_forms() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from castile.kernels.form import prepares
+from castile.kernels.ids import OutOfRange
 from castile.kernels.numpy.jit import compiled
 from castile.kernels.numpy.lanes import after, pointer
 from castile.kernels.numpy.views import by_rows, chain, row_span
@@ -62,7 +63,7 @@ def _bags(
 def _row(ids, n, step, num_ids):  # type: ignore[no-untyped-def]
     i = ids[n * step]
     if i < 0 or i >= num_ids:
-        raise IndexError("embedding_bag: an id lies outside the table's rows")
+        raise OutOfRange("embedding_bag: an id lies outside the table's rows")
     return i
 
 

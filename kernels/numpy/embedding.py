@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from castile.kernels.form import prepares
+from castile.kernels.ids import OutOfRange
 from castile.kernels.numpy.jit import compiled
 from castile.kernels.numpy.views import by_rows, chain, row_span
 
@@ -36,7 +37,7 @@ def _look_up(rows, cols, out, so, ids, si, table, st, num_ids):  # type: ignore[
     for r in range(rows):
         i = ids[r * si]
         if i < 0 or i >= num_ids:
-            raise IndexError("embedding: an id lies outside the table's rows")
+            raise OutOfRange("embedding: an id lies outside the table's rows")
         o, source = out[r * so : r * so + cols], table[i * st : i * st + cols]
         for j in range(cols):
             o[j] = source[j]
@@ -47,7 +48,7 @@ def _add_rows(rows, cols, dy, sd, ids, si, table, st, num_ids):  # type: ignore[
     for r in range(rows):
         i = ids[r * si]
         if i < 0 or i >= num_ids:
-            raise IndexError("embedding: an id lies outside the table's rows")
+            raise OutOfRange("embedding: an id lies outside the table's rows")
         d, target = dy[r * sd : r * sd + cols], table[i * st : i * st + cols]
         for j in range(cols):
             target[j] += d[j]

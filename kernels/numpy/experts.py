@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from castile.kernels.form import prepares
+from castile.kernels.ids import OutOfRange
 from castile.kernels.numpy.jit import compiled, f32
 from castile.kernels.numpy.lanes import after, pointer
 from castile.kernels.numpy.views import Scratch, chain, flat
@@ -130,7 +131,7 @@ def _queue(b, s, k, out, ob, os, ok, experts, eb, es, ek, waiting, capacity):  #
             for token in range(s):
                 expert = experts[sample * eb + token * es + choice * ek]
                 if expert < 0 or expert >= waiting.size:
-                    raise IndexError("queue: an expert lies outside their number")
+                    raise OutOfRange("queue: an expert lies outside their number")
                 place = waiting[expert]
                 out[sample * ob + token * os + choice * ok] = place if place < capacity else -1
                 waiting[expert] = place + 1

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from castile.kernels.form import prepares
+from castile.kernels.ids import OutOfRange
 from castile.kernels.numpy.jit import compiled, exp, f32, row_max
 from castile.kernels.numpy.views import by_rows, chain
 
@@ -44,7 +45,7 @@ def _entropy(rows, cols, logits, sx, lse, sl, labels, st, loss, scale):  # type:
             part += exp(v[j] - top)
         label = labels[r * st]
         if label < 0 or label >= cols:
-            raise IndexError("cross_entropy: a label lies outside the logits' last dim")
+            raise OutOfRange("cross_entropy: a label lies outside the logits' last dim")
         lse[r * sl] = top + log(part)
         total += lse[r * sl] - v[label]
     loss[0] += total * scale
@@ -57,7 +58,7 @@ def _entropy_grad(rows, cols, out, so, logits, sx, lse, sl, labels, st, dy, scal
         o, v = out[r * so : r * so + cols], logits[r * sx : r * sx + cols]
         base, label = lse[r * sl], labels[r * st]
         if label < 0 or label >= cols:
-            raise IndexError("cross_entropy: a label lies outside the logits' last dim")
+            raise OutOfRange("cross_entropy: a label lies outside the logits' last dim")
         for j in range(cols):
             o[j] = exp(v[j] - base) * factor
         # Apart, so that the loop over all columns compares nothing.

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from castile.kernels.form import prepares
+from castile.kernels.ids import OutOfRange
 from castile.kernels.numpy.jit import compiled, exp, row_max
 from castile.kernels.numpy.lanes import after, pointer
 from castile.kernels.numpy.views import by_rows, chain
@@ -73,7 +74,7 @@ def _blocks(rows, cols, logits, sx, out, so, labels, st, blocks, block, second, 
     for r in range(rows):
         label = labels[r * st]
         if label < 0 or label >= classes:
-            raise IndexError("block_entropy: a label lies outside the classes")
+            raise OutOfRange("block_entropy: a label lies outside the classes")
         o = after(pointer(out), r * so)
         for n in range(blocks):
             v = logits[r * sx + n * width : r * sx + (n + 1) * width]
@@ -112,7 +113,7 @@ def _blocks_grad(  # type: ignore[no-untyped-def]
     for r in range(rows):
         label = labels[r * st]
         if label < 0 or label >= classes:
-            raise IndexError("block_entropy_grad: a label lies outside the classes")
+            raise OutOfRange("block_entropy_grad: a label lies outside the classes")
         d, base = after(pointer(dy), r * sd), after(pointer(y), r * sy)
         for n in range(blocks):
             o = out[r * so + n * width : r * so + (n + 1) * width]

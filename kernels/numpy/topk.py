@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from castile.kernels.form import prepares
+from castile.kernels.ids import OutOfRange
 from castile.kernels.numpy.jit import compiled
 from castile.kernels.numpy.lanes import after, pointer
 from castile.kernels.numpy.views import by_rows, chain
@@ -66,7 +67,7 @@ def _pick(rows, cols, x, sx, out, so, places, sp, count, o_step, p_step):  # typ
         for n in range(count):
             place = where[n * p_step]
             if place < 0 or place >= cols:
-                raise IndexError("pick: a place lies outside the rows")
+                raise OutOfRange("pick: a place lies outside the rows")
             o[n * o_step] = row[place]
 
 
@@ -77,5 +78,5 @@ def _pick_grad(rows, cols, out, so, dy, sd, places, sp, count, d_step, p_step): 
         for n in range(count):
             place = where[n * p_step]
             if place < 0 or place >= cols:
-                raise IndexError("pick_grad: a place lies outside the rows")
+                raise OutOfRange("pick_grad: a place lies outside the rows")
             row[place] += d[n * d_step]
