@@ -13,6 +13,8 @@ from pathlib import Path
 from castile.launch import optimizers
 from castile.launch.models import DTYPES
 from castile.launch.ranks import UserError
+from castile.planner.lower import Lowering
+from castile.planner.strategy import Strategy
 from castile.runtime.strict import suggestion
 
 # So many names are told where none is meant that there is.
@@ -64,6 +66,14 @@ def some_match(name: str, text: str, names: list[str]) -> None:
         words = [suggestion(pattern, names) for pattern in wanted]
         hint = next(filter(None, words), f"; there are {', '.join(names[:MOST_NAMES])}")
         raise UserError(f"{_option(name)} {text}: no parameter has a name like that{hint}")
+
+
+def trains(lowering: Lowering) -> None:
+    """Raises ValueError where the graph cannot be trained in as many microbatches: without a loss, with parameters that
+    have no influence on it, or with what needs the whole batch. Of a forward pass nothing is asked.
+    """
+    # of many microbatches two say all there is to say
+    lowering.shortened(2).program(Strategy({}, lowering.microbatches))
 
 
 def writable(**given: str) -> None:

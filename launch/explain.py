@@ -76,6 +76,8 @@ def run(command: Explain) -> int:
     plan, desk = open_plan(command.plan, machine, command.model, command.batch, command.profile, mode)
     if command.op:
         command = replace(command, op=node_of(desk.evaluator.lowering, plan, command.op))
+    if command.why_not:
+        _seed(desk.evaluator, command.why_not)
     desk = desk.measured()
     evaluator = desk.evaluator
     names = evaluator.lowering.names
@@ -93,7 +95,7 @@ def run(command: Explain) -> int:
             "num_excluded": found.num_excluded,
         }
     if command.why_not:
-        other = _seed(evaluator, command.why_not, plan)
+        other = _judged(evaluator, command.why_not, plan)
         found_switches, num_left = switches(evaluator, plan, other, budget)
         facts["why_not"] = {
             "name": command.why_not,
@@ -135,15 +137,20 @@ def open_plan(
     return plan, desk
 
 
-def _seed(evaluator: Evaluator, name: str, plan: Strategy) -> Strategy:
+def _seed(evaluator: Evaluator, name: str) -> Strategy:
+    """The known plan of that name. Raises UserError where there is none."""
     known = seeds(evaluator.lowering, cost=evaluator.cost)
     if name not in known:
         near, among = suggestion(name, list(known)), ", ".join(known)
         raise UserError(
             f"--why-not {name}: no known plan is called so and differs from the others{near}; there are {among}"
         )
-    # What follows is about nodes: all else is as in the plan.
-    other = msgspec.structs.replace(known[name], bucket_bytes=plan.bucket_bytes)
+    return known[name]
+
+
+def _judged(evaluator: Evaluator, name: str, plan: Strategy) -> Strategy:
+    """The known plan of that name as far as it is about nodes, with all else as in the plan."""
+    other = msgspec.structs.replace(_seed(evaluator, name), bucket_bytes=plan.bucket_bytes)
     try:
         evaluator.evaluate(other)
     except TooManyTransfers as error:

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from castile.launch import compiling, data, gpus, models, optimizers, probe, ways
+from castile.launch import checks, compiling, data, gpus, models, optimizers, probe, ways
 from castile.launch.data import Dataset
 from castile.launch.execution import Execution, Prepared, prepare
 from castile.launch.models import Model, Recipe
@@ -204,6 +204,7 @@ def start(
     on = find_machine(machine, comm, dtype)
     _check_runs_here(on, comm.size)
     lowering = Lowering(graph, on, updates or recipe_updates(named.recipe), microbatches=microbatches)
+    checks.trains(lowering)
     if gpus.is_virtual(on):
         gpus.split(on.num_procs)
     comm, travel = _joined(comm, on)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from castile.launch import compiling, gpus, jobs, models, probe, ranks
+from castile.launch import checks, compiling, gpus, jobs, models, probe, ranks
 from castile.launch.models import DTYPES, Model
 from castile.launch.ranks import UserError, this_world
 from castile.planner.cost import CostModel
@@ -95,6 +95,7 @@ def desk(
     first = next(graphs)
     found = first if graph in ("", first.fingerprint) else next((g for g in graphs if g.fingerprint == graph), first)
     lowering = Lowering(found, machine, jobs.recipe_updates(named.recipe), mode)
+    checks.trains(lowering)
     snapshot = known(profile, machine) if profile else None
     return Desk(named, machine, Evaluator(lowering, CostModel(machine, snapshot), snapshot), snapshot)
 

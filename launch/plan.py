@@ -5,10 +5,8 @@ It does not know how to run a plan.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,18 +17,19 @@ import tyro
 from castile.launch import checks, files, offline, options, report, trace
 from castile.launch.interrupts import ending_early
 from castile.launch.offline import Desk
+from castile.launch.progress import searching
 from castile.launch.ranks import UserError
 from castile.planner import accumulating, pins
 from castile.planner import strategy as strategies
 from castile.planner.accumulating import Chosen
 from castile.planner.bounds import Bound, lower_bound
 from castile.planner.budget import Budget, clock
-from castile.planner.evaluator import Evaluated, Evaluator
+from castile.planner.evaluator import Evaluator
 from castile.planner.fronts import Point, search_front
 from castile.planner.lower import Lowering
 from castile.planner.pins import Pins
 from castile.planner.search import Found, NoPlanFits, Progress, budget_of, find, search
-from castile.planner.seeds import seeds
+from castile.planner.seeds import is_known, seeds
 from castile.planner.settling import SETTLING, settled
 from castile.planner.sizes import SIZES
 from castile.planner.sketch.sieve import num_parts
@@ -105,11 +104,12 @@ def run(command: Plan) -> int:
     machine = offline.find_machine(command.machine)
     if offline.is_silent(machine):
         return 0
-    desk = offline.desk(command.model, machine, command.batch, command.profile, (command.dtype,))
+    mode = _mode(command)
+    desk = offline.desk(command.model, machine, command.batch, command.profile, (command.dtype,), mode=mode)
     start = _start(command, desk)
     _check_pieces(command, desk, start)
     _check_names(command, _evaluator(command, desk, _asked(command, start)))
-    with _progress() as progress, ending_early("the best plan so far") as is_over:
+    with searching() as progress, ending_early("the best plan so far") as is_over:
         limits = replace(budget_of(command.search, command.budget), is_over=is_over)
         desk = desk.measured()
         evaluator, pinned, found, points = _look(command, desk, start, limits, progress)
@@ -170,8 +170,9 @@ def _check_pieces(command: Plan, desk: Desk, start: dict[str, Strategy]) -> None
 def _check_names(command: Plan, evaluator: Evaluator) -> None:
     """Raises ValueError where there is no such search, known plan or pinned node."""
     find(command.search)
+    checks.trains(evaluator.lowering)
     _pins(command, evaluator)
-    if names := _names(command):
+    if names := _names(command, evaluator.lowering):
         seeds(evaluator.lowering, names)
 
 
@@ -201,7 +202,7 @@ def _look(
         # Who wants an end waits for no further number.
         return accumulating.enough(at, (n for n in numbers if n > count and not limits.is_over()), names, is_late)
 
-    began, names, refused, num_proposals = clock(), _names(command), None, 0
+    began, names, refused, num_proposals = clock(), _names(command, desk.evaluator.lowering), None, 0
     is_late, is_settled = limits.begun().is_over, limits.begun(1 + SETTLING).is_over
     count, is_free = _asked(command, start), not (command.accumulate or start)
     evaluator, pinned = at(count)
@@ -239,10 +240,14 @@ def _is_far(evaluator: Evaluator, pinned: Pins | None, names: list[str] | None) 
     return num_parts(evaluator) >= DEAR and accumulating.foresee(evaluator, names, pinned).is_far
 
 
+def _mode(command: Plan) -> str:
+    """What plans are lowered to."""
+    return "forward" if command.objective == "latency" else "train"
+
+
 def _evaluator(command: Plan, desk: Desk, count: int) -> Evaluator:
     """What measures the objective: training steps in so many microbatches, or forward passes."""
-    mode = "forward" if command.objective == "latency" else "train"
-    known = desk.evaluator.lowering
+    mode, known = _mode(command), desk.evaluator.lowering
     if (known.mode, known.microbatches) == (mode, count):
         return desk.evaluator.turned(command.objective)
     lowering = Lowering(known.graph, known.machine, known.updates, mode, count)
@@ -262,7 +267,7 @@ def _search(
     plain = {name: msgspec.structs.replace(plan, bucket_bytes=0) for name, plan in start.items()}
     sizes = (*SIZES, *(plan.bucket_bytes for plan in start.values()))
     given = (command.search, evaluator, limits, command.seed, progress, plain)
-    names = _names(command)
+    names = _names(command, evaluator.lowering)
     if command.front:
         found, points = search_front(*given, num_processes=command.processes, seeds=names, pins=pinned, sizes=sizes)
     else:
@@ -270,9 +275,11 @@ def _search(
     return settled(evaluator, found, sizes, is_settled), points
 
 
-def _names(command: Plan) -> list[str] | None:
-    """The known plans to start from, None for all."""
-    return [name.strip() for name in command.seeds.split(",")] if command.seeds else None
+def _names(command: Plan, lowering: Lowering) -> list[str] | None:
+    """The known plans to start from, None for all; a search that is one of them looks at no other."""
+    if command.seeds:
+        return [name.strip() for name in command.seeds.split(",")]
+    return [command.search] if is_known(command.search, lowering) else None
 
 
 def _pins(command: Plan, evaluator: Evaluator) -> Pins | None:
@@ -376,24 +383,3 @@ def _bound_words(facts: Mapping[str, Any]) -> str:
     why = "all processors' work" if by_work else "the longest chain of passes"
     least, gap = report.milliseconds(facts["bound_seconds"]), report.percent(facts["gap_share"])
     return f"no plan takes less than {least} ({why}); the plan found takes {gap} more"
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Progress | None]:
-    """A bar on the terminal, where there is one."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
-    columns = (TextColumn("searching"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-        # before the first proposal there is a while of known plans and sketches, of which no share can be told
-        task = bar.add_task("", total=None)
-
-        def show(spent: float, best: Evaluated) -> None:
-            bar.update(task, completed=spent, total=1.0, description=report.milliseconds(best.seconds))
-
-        yield show

@@ -1,4 +1,4 @@
-"""Progress: a bar with an estimate of the time left on rank 0's terminal, where there is one.
+"""Progress: a bar on rank 0's terminal, where there is one: of how much is done, or of a search and its best plan.
 
 It does not know what is being done.
 """
@@ -8,6 +8,9 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+
+from castile.launch import report
+from castile.planner.search import Evaluated, Progress
 
 Advance = Callable[[str, int, int], None]
 
@@ -41,3 +44,24 @@ def bar(leads: bool, what: str) -> Iterator[Advance]:
         yield lambda text, done, total: shown.update(
             task, description=f"{what} {text}", completed=done, total=total, refresh=True
         )
+
+
+@contextlib.contextmanager
+def searching() -> Iterator[Progress | None]:
+    """Show a bar while the block searches; gives what tells it of the share that is spent and the best plan so far."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("searching"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as shown:
+        # before the first proposal there is a while of known plans and sketches, of which no share can be told
+        task = shown.add_task("", total=None)
+
+        def show(spent: float, best: Evaluated) -> None:
+            shown.update(task, completed=spent, total=1.0, description=report.milliseconds(best.seconds))
+
+        yield show

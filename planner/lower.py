@@ -177,7 +177,8 @@ class Lowering:
         one number take the same where these nodes have the same Config.
         """
         first = {t: n.name for n in reversed(self.graph.nodes.values()) for t in n.inputs}
-        users = [(update_name(p.name), p.name, first[p.name]) for p in self.graph.params]
+        # what a graph for evaluation does not read lies where training has it
+        users = [(update_name(p.name), p.name, first[p.name]) for p in self.graph.params if p.name in first]
         for state in self.graph.states:
             update = self.names.optional[update_name(state)]
             seen = [t for t in (*update.inputs[1:], state) if t in first]

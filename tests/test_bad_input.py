@@ -32,6 +32,22 @@ flops_per_second = 5e10
 bytes_per_second = 8e9
 memory_bytes = 100_000
 """
+# A model of one's own, but for what follows it.
+OWN = """
+def build(batch=None, dtype="float32"):
+    from castile.planner.graph import Graph
+    from castile.planner.op import Init
+    g = Graph("own", dtype)
+    image = g.input("image", (batch or 64, 1, 8, 8), "b c h w")
+    label = g.input("label", (batch or 64,), "b", "int32")
+    logits = g.linear("head", g.reshape("flat", image, "b c h w -> b (c h w)"), features=10)
+"""
+LEARNS = "    g.minimise(g.cross_entropy('loss', logits, label))\n    return g\n"
+THEIRS = {
+    "lossless.py": "    return g\n",
+    "idle.py": f"    g.linear('aside', logits, features=3)\n{LEARNS}",
+    "unread.py": f"    g.param('gain', (3,), ('a',), Init('zeros'))\n{LEARNS}",
+}
 OWNER = r"[\w./ ]+ \([\d.]+ (?:GiB|MiB|KiB|bytes)\)"
 
 
@@ -88,6 +104,8 @@ def folder(tmp_path_factory):
     (folder / "typo.toml").write_text(TINY.replace("flops_per", "flop_per"))
     (folder / "negative.toml").write_text(TINY.replace("8e9", "-8e9"))
     (folder / "no_build.py").write_text("x = 1\n")
+    for name, body in THEIRS.items():
+        (folder / name).write_text(OWN + body)
     (folder / "syntax.py").write_text("def build(batch=None\n")
     (folder / "cut.npz").write_bytes((CHECKOUT / "launch/data/digits.npz").read_bytes()[:1000])
     (folder / "short.txt").write_text("too short")
@@ -157,6 +175,16 @@ CASES = [
     ("train no_build.py", r"no_build.py has no function build"),
     ("train syntax.py", r"model file syntax.py: .*never closed"),
     ("simulate mlp1.json --machine local:procs=2 --batch 3", r"another model|give its --batch"),
+    *(
+        (f"{command} {file}", told)
+        for command in ("train", "plan", "simulate", "profile", "validate")
+        for file, told in (
+            ("lossless.py", r"own has no loss to minimise: name it with minimise\(loss\)"),
+            ("idle.py", r"parameter 'aside.weight' has no influence on the loss 'loss'"),
+            ("unread.py", r"parameter 'gain' has no influence on the loss 'loss'"),
+        )
+    ),
+    ("explain mlp1.json --machine local:procs=1 --why-not data_paralel", r"called so .*did you mean 'data_parallel'"),
     ("explain mlp1.json --machine local:procs=1 --op fc11", r"no node 'fc11' \(did you mean 'fc1'"),
     ("diff mlp1.json cut.json --machine local:procs=1", r"plan cut.json is not JSON"),
     ("diff mlp1.json beyond.json --machine local:procs=1", r"plan beyond.json: fc1: processor 7 is out of range"),

@@ -63,7 +63,7 @@ def test_no_figure_of_a_bar_is_cut(columns, monkeypatch):
 
 
 def test_nothing_is_counted_before_it_is_known_how_much_there_is(monkeypatch):
-    for show in (progress.bar(True, "x"), plan._progress()):
+    for show in (progress.bar(True, "x"), progress.searching()):
         shown = terminal(monkeypatch, 80)
         with show:
             pass
