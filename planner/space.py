@@ -67,7 +67,8 @@ def space_of(node: Node, num_procs: int) -> Space:
     A split is any combination of degrees over the axes that may be cut, with a product of at most num_procs; parts lie
     as `placements` says.
     """
-    return _space(free_axes(node), num_procs)
+    # No axis is cut more often than there are processors: longer ones are alike.
+    return _space(tuple([(axis, min(extent, num_procs)) for axis, extent in free_axes(node)]), num_procs)
 
 
 def free_axes(node: Node) -> tuple[tuple[str, int], ...]:

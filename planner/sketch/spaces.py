@@ -34,6 +34,15 @@ class _Placed(NamedTuple):
     elsewhere: np.ndarray
 
 
+class _Splits(NamedTuple):
+    """The splits of a space, int64[splits, axes] their degrees, by these their numbers, and the entries chosen."""
+
+    each: list[dict[str, int]]
+    degree: np.ndarray
+    numbers: dict[tuple[int, ...], int]
+    entries: np.ndarray
+
+
 class SpaceTable:
     """All Configs where these are few, else all splits on all processors and some placements on fewer.
 
@@ -64,8 +73,7 @@ class SpaceTable:
         self._split_of: list[dict[tuple[int, ...], int]] = []
         self._placements: list[Placement] = []
         self._placed: dict[int, _Placed] = {}
-        # Spaces of as many splits into as many parts have the same entries.
-        self._alike: dict[object, np.ndarray] = {}
+        self._tables: dict[tuple[int, tuple[str, ...]], _Splits] = {}
         self._numbers: dict[int, dict[Placement, int]] = {}
         self._others: dict[Placement, int] = {}
         self._found: list[dict[Config, int | None]] = [{} for _ in nodes]
@@ -83,13 +91,14 @@ class SpaceTable:
         cut = set[str]().union(*space.splits)
         cut.update(axis for config in known for axis, degree in config.split.items() if degree > 1)
         axes = [axis for axis in node.alignment.axes if axis in cut]
-        splits, degree = list(space.splits), _table(space.splits, axes)
-        entries = self._chosen(space, degree, most)
-        numbers = {row: n for n, row in enumerate(map(tuple, degree.tolist()))}
-        for config in known:
-            split = numbers.setdefault(tuple([config.degree(axis) for axis in axes]), len(splits))
-            if split == len(splits):
-                splits.append({axis: d for axis, d in sorted(config.split.items()) if d > 1})
+        splits, degree, numbers, entries = self._table(space, tuple(axes), most)
+        rows = [tuple([config.degree(axis) for axis in axes]) for config in known]
+        if more := {row: config for row, config in zip(rows, known, strict=True) if row not in numbers}:
+            splits = splits + [{axis: d for axis, d in sorted(c.split.items()) if d > 1} for c in more.values()]
+            numbers = {**numbers, **dict(zip(more, range(len(numbers), len(splits))))}
+            degree = np.array(list(numbers), np.int64).reshape(len(splits), len(axes))
+        for row, config in zip(rows, known, strict=True):
+            split = numbers[row]
             placement = self._placement(space, split, config)
             if placement is None:
                 placement = self._others[Placement(config.replicas, config.procs)] = len(self._placements)
@@ -99,23 +108,30 @@ class SpaceTable:
                 entries = np.append(entries, entry)
         self.axes.append(axes)
         self.splits.append(splits)
-        self.degree.append(np.array(list(numbers), np.int64).reshape(len(splits), len(axes)))
+        self.degree.append(degree)
         self._split_of.append(numbers)
         self._entries.append(entries)
+
+    def _table(self, space: Space, axes: tuple[str, ...], most: int) -> _Splits:
+        """What a space has by itself: the same for all nodes that share it."""
+        key = id(space), axes
+        if key not in self._tables:
+            degree = np.array([[split.get(axis, 1) for axis in axes] for split in space.splits], np.int64)
+            degree = degree.reshape(len(space.splits), len(axes))
+            numbers = {tuple(row): n for n, row in enumerate(degree.tolist())}
+            self._tables[key] = _Splits(space.splits, degree, numbers, self._chosen(space, degree, most))
+        return self._tables[key]
 
     def _chosen(self, space: Space, degree: np.ndarray, most: int) -> np.ndarray:
         """At most about so many entries: those on all processors first, the others at even distances."""
         counts = degree.prod(axis=1)
         placed = [self._of(space, count) for count in sorted({*counts.tolist()})]
-        key = counts.tobytes(), *(of.begin for of in placed)
-        if key not in self._alike:
-            of_split = np.unique(counts, return_inverse=True)[1]
-            first = _pairs([of.everywhere for of in placed], of_split)
-            others = _pairs([of.elsewhere for of in placed], of_split)
-            room = max(0, most - len(first))
-            step = max(1, -(-len(others) // room)) if room else len(others) + 1
-            self._alike[key] = np.concatenate([first[:most], others[::step]])
-        return self._alike[key]
+        of_split = np.unique(counts, return_inverse=True)[1]
+        first = _pairs([of.everywhere for of in placed], of_split)
+        others = _pairs([of.elsewhere for of in placed], of_split)
+        room = max(0, most - len(first))
+        step = max(1, -(-len(others) // room)) if room else len(others) + 1
+        return np.concatenate([first[:most], others[::step]])
 
     def _of(self, space: Space, num_parts: int) -> _Placed:
         """Where so many parts may lie: the same for most spaces, and numbered once."""
@@ -172,7 +188,8 @@ class SpaceTable:
         for first, entries, degree in zip(self.first[:-1].tolist(), self._entries, self.degree, strict=True):
             every_degree[first : first + len(entries), : degree.shape[1]] = degree[entries // MOST_PLACEMENTS]
         split, placement = np.divmod(np.concatenate(self._entries), MOST_PLACEMENTS)
-        used, which = np.unique(placement, return_inverse=True)
+        used = np.flatnonzero(np.bincount(placement))
+        which = np.searchsorted(used, placement)
         every = [self._placements[n] for n in used.tolist()]
         crowds: dict[frozenset[int], int] = {}
         crowd = np.array([crowds.setdefault(frozenset(p.procs), len(crowds)) for p in every], np.int64)
@@ -201,12 +218,6 @@ def _crews(crowd: Sequence[int], procs: Sequence[tuple[int, ...]]) -> tuple[list
             sizes.append(len(named))
         found.append(numbers[key])
     return found, sizes
-
-
-def _table(splits: Sequence[dict[str, int]], axes: Sequence[str]) -> np.ndarray:
-    """int64[splits, axes]: degrees."""
-    flat = [split.get(axis, 1) for axis in axes for split in splits]
-    return np.array(flat, np.int64).reshape(len(axes), len(splits)).T
 
 
 def _pairs(which: Sequence[np.ndarray], of_split: np.ndarray) -> np.ndarray:
