@@ -53,12 +53,11 @@ def find_machine(text: str) -> Machine:
     where there are any, one a GPU; of cores its figures are assumed ones until they are measured.
     """
     comm = this_world().communicator
-    if text == "local" and comm is not None:
-        text = f"local:procs={comm.size}"
+    if comm is not None:
+        return jobs.find_machine(text, comm, "float32")
     if gpus.is_meant(text, "float32"):
-        gpus.use(comm.local_rank if comm is not None else 0)
-        procs = gpus.count() if text == "local" else parse(text).num_procs
-        return gpus.named(text, procs, gpus.sharers(comm))
+        gpus.use(0)
+        return gpus.named(text, gpus.count() if text == "local" else parse(text).num_procs, 1)
     return parse(text)
 
 

@@ -21,6 +21,7 @@ import numpy as np
 import castile
 from castile.launch import files
 from castile.launch.ranks import UserError
+from castile.planner.learn import DELAYED
 from castile.planner.snapshot import Environment
 from castile.runtime import cores, strict
 from castile.runtime import machine as machines
@@ -33,6 +34,8 @@ STREAM_BYTES = 2**25
 PING_BYTES = (8, 1024, 16384, 262144, 2097152)
 PING_SECONDS = 0.06
 PING_TAG = 1_000_000
+# Of messages of one size there are so many samples at most: to ask for how long a core was missing takes as long as one.
+PING_SAMPLES = 30
 # The executor's bookkeeping of a task costs about as much as this many kernel calls on next to no data.
 CALLS_A_TASK = 12
 
@@ -128,7 +131,8 @@ def measure(comm: Communicator | None, procs: int) -> Figures:
     """The host's figures now, every rank at work on the same thing at the same time."""
     neighbours = 1 if comm is not None else min(procs, machines.num_cores())
     # Of more processors than cores each gets its share.
-    share = min(1.0, cores.together(comm) / (comm.local_size if comm is not None else procs))
+    ours = cores.together(comm)
+    share = min(1.0, ours / (comm.local_size if comm is not None else procs))
     _meet(comm)
     single = _matrix_rate(np.float32, neighbours)
     _meet(comm)
@@ -137,7 +141,8 @@ def measure(comm: Communicator | None, procs: int) -> Figures:
     stream = _stream_rate(neighbours)
     _meet(comm)
     overhead = _task_seconds()
-    latency, bandwidth = _link(comm) if comm is not None and comm.size > 1 else (None, None)
+    is_crowded = comm is not None and comm.local_size > ours
+    latency, bandwidth = _link(comm, is_crowded) if comm is not None and comm.size > 1 else (None, None)
     return Figures(share * single, share * double, share * stream, overhead / share, latency, bandwidth)
 
 
@@ -296,14 +301,27 @@ def _wait(*requests: Request) -> None:
         os.sched_yield()
 
 
-def _link(comm: Communicator) -> tuple[float, float]:
-    """(latency, bytes per second) between neighbouring ranks, all pairs at once; figures hold on rank 0."""
+def _link(comm: Communicator, is_crowded: bool) -> tuple[float, float]:
+    """(latency, bytes per second) between neighbouring ranks, all pairs at once; figures hold on rank 0.
+
+    What other programs held up does not count, unless all was or ranks are too many for the cores themselves.
+    """
     peer = comm.rank ^ 1
-    rounds = [_ping(comm, peer, nbytes) for nbytes in PING_BYTES] if peer < comm.size else []
-    comm.barrier()
-    if not rounds:
+    mine = [_pings(comm, peer, nbytes) for nbytes in PING_BYTES] if peer < comm.size else []
+    delayed = comm.gather_bytes(np.concatenate([np.zeros(0), *(held for _, held in mine)]).tobytes())
+    if delayed is None:
         return (1.0, 1.0)
-    return fit_link(np.array(PING_BYTES, float), np.array(rounds))
+    # a message waits for whichever end has no core
+    ends = np.maximum(*map(np.frombuffer, delayed[:2])) * (not is_crowded)
+    sizes = np.split(ends, np.cumsum([len(lasted) for lasted, _ in mine])[:-1])
+    free = [_free(lasted, held) for (lasted, _), held in zip(mine, sizes, strict=True)]
+    return fit_link(np.array(PING_BYTES, float), np.array(free))
+
+
+def _free(lasted: np.ndarray, delayed: np.ndarray) -> float:
+    """The median of samples of which less than a share was waiting for a core, or of all where there is none."""
+    is_free = delayed <= DELAYED * lasted
+    return _positive(float(np.median(lasted[is_free] if is_free.any() else lasted)), "a message")
 
 
 def fit_link(nbytes: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
@@ -320,22 +338,31 @@ def fit_link(nbytes: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
     return float(latency), 1.0 / _positive(float(per_byte or largest), "a byte over the link")
 
 
-def _ping(comm: Communicator, peer: int, nbytes: int) -> float:
-    """Median seconds of one message one way: half of there and back."""
+def _pings(comm: Communicator, peer: int, nbytes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Samples of messages one way, half of there and back: seconds each, and for how long of that this rank was ready
+    to run and had no core.
+    """
     array = np.zeros(nbytes, np.uint8)
-    samples = []
-    for _ in range(_num_rounds(nbytes)):
-        begin = time.perf_counter()
-        if comm.rank < peer:
-            _wait(comm.send(array, peer, PING_TAG))
-            _wait(comm.recv(array, peer, PING_TAG))
-        else:
-            _wait(comm.recv(array, peer, PING_TAG))
-            _wait(comm.send(array, peer, PING_TAG))
-        samples.append((time.perf_counter() - begin) / 2)
-    return _positive(float(np.median(samples)), "a message")
+    num_samples, num_rounds = _num_rounds(nbytes)
+    lasted, delayed = np.zeros(num_samples), np.zeros(num_samples)
+    for sample in range(num_samples):
+        delayed_ns, begin = cores.delayed_ns(), time.perf_counter()
+        for _ in range(num_rounds):
+            if comm.rank < peer:
+                _wait(comm.send(array, peer, PING_TAG))
+                _wait(comm.recv(array, peer, PING_TAG))
+            else:
+                _wait(comm.recv(array, peer, PING_TAG))
+                _wait(comm.send(array, peer, PING_TAG))
+        lasted[sample] = (time.perf_counter() - begin) / (2 * num_rounds)
+        delayed[sample] = (cores.delayed_ns() - delayed_ns) / 1e9 / (2 * num_rounds)
+    return lasted, delayed
 
 
-def _num_rounds(nbytes: int) -> int:
-    """Rounds that fit the time if a message takes 20 us and 4 GB/s; fixed, so that both ends agree."""
-    return max(5, int(PING_SECONDS / 2 / (2e-5 + nbytes / 4e9)))
+def _num_rounds(nbytes: int) -> tuple[int, int]:
+    """Samples, and rounds of each, that fit the time if a message takes 20 us and 4 GB/s; fixed, so that both ends
+    agree.
+    """
+    every = max(5, int(PING_SECONDS / 2 / (2e-5 + nbytes / 4e9)))
+    num_samples = min(every, PING_SAMPLES)
+    return num_samples, every // num_samples

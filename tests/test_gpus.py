@@ -86,17 +86,26 @@ def test_ranks_share_a_gpu_only_where_they_have_the_same(num_seen: int, num_shar
     assert set(found) == {num_sharers}
 
 
-def test_the_first_rank_alone_measures() -> None:
+@pytest.mark.parametrize("is_offline", [False, True])
+def test_the_first_rank_alone_measures(is_offline: bool) -> None:
     """Others that share its GPU would take their part of what it reaches."""
 
     def rank(comm: End) -> Machine:
-        comm.local_rank = comm.rank
+        comm.local_rank, mine.communicator = comm.rank, comm
+        if is_offline:
+            return offline.find_machine("local")
         return jobs.find_machine("local", cast(Communicator, comm), "float32")
 
+    mine = threading.local()
     with host_with_gpus():
         from castile.runtime.backends.cuda import devices
 
-        with patch.object(gpus, "named", wraps=gpus.named) as named, patch.object(devices, "bus", lambda: "0"):
+        named = Mock(wraps=gpus.named)
+        with (
+            patch.object(gpus, "named", named),
+            patch.object(devices, "bus", lambda: "0"),
+            patch.object(offline, "this_world", lambda: mine),
+        ):
             found = Ranks(3).run(rank)
         (processor, *_), whole = found[0].processors, gpus.machine(1, 1).processors[0]
     assert named.call_count == 1 and found == [found[0]] * 3

@@ -214,7 +214,7 @@ def even(monkeypatch):
     for name in ("_matrix_rate", "_stream_rate"):
         monkeypatch.setattr(probe, name, lambda *_: 1e9)
     monkeypatch.setattr(probe, "_task_seconds", lambda: 1e-6)
-    monkeypatch.setattr(probe, "_link", lambda comm: (1e-6, 1e9))
+    monkeypatch.setattr(probe, "_link", lambda comm, is_crowded: (1e-6, 1e9))
     monkeypatch.setattr(cores, "quota", lambda: inf)
 
 
@@ -304,3 +304,28 @@ def test_environment_names_what_measurements_depend_on(monkeypatch):
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
     env = probe.environment("hash", active_ranks=4)
     assert (env.kernels, env.active_ranks, env.threads) == ("hash", 4, 3) and env.device and "numpy" in env.libraries
+
+
+# Of each size and sample what a message took, and for how much of that each of its two ends had no core.
+SAMPLES = st.lists(
+    st.tuples(st.floats(1e-6, 1e-2), st.sampled_from([0.0, 0.05, 0.5, 0.9]), st.sampled_from([0.0, 0.05, 0.5, 0.9])),
+    min_size=1, max_size=7,
+)  # fmt: skip
+
+
+@given(st.tuples(*[SAMPLES] * len(probe.PING_BYTES)), st.booleans())
+def test_messages_that_other_programs_held_up_do_not_count(sizes, is_crowded):
+    """Unless all were, or there are too few cores for the ranks themselves."""
+
+    def pings(comm, peer, nbytes):
+        rows = np.array(sizes[probe.PING_BYTES.index(nbytes)])
+        return rows[:, 0], rows[:, 0] * rows[:, 1 + comm.rank]
+
+    def median(rows):
+        counted = [row[0] for row in rows if is_crowded or max(row[1:]) <= 0.1] or [row[0] for row in rows]
+        return np.median(counted)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probe, "_pings", pings)
+        found = Ranks(2).run(lambda comm: probe._link(comm, is_crowded))
+    assert found[0] == probe.fit_link(np.array(probe.PING_BYTES, float), np.array([median(rows) for rows in sizes]))
