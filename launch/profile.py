@@ -16,19 +16,20 @@ import numpy as np
 from castile.launch import (
     checks,
     coverage,
+    files,
     interrupts,
     jobs,
     links,
     options,
     profile_report,
     progress,
-    roofline,
     rounds,
     tuning,
 )
 from castile.launch.isolation import Bench, Isolated
 from castile.launch.jobs import Job
 from castile.launch.measure import sample_feed
+from castile.launch.pictures import roofline
 from castile.launch.profile_report import Row
 from castile.launch.ranks import UserError
 from castile.planner.seeds import seeds
@@ -109,7 +110,7 @@ def run(command: Profile) -> int:
     if job.leads:
         facts = profile_report.facts(job, rows, path, time.perf_counter() - begun, num_tuned)
         if command.picture:
-            roofline.draw(facts, command.picture)
+            files.write(command.picture, roofline.picture(facts).encode())
             facts["files"]["picture"] = command.picture
         profile_report.tell(facts, command.json)
     return 0

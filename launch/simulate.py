@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from castile.launch import checks, offline, options, report, trace
+from castile.launch import checks, files, offline, options, report, trace
 from castile.launch.offline import Desk
+from castile.launch.pictures import timeline as pictures
 from castile.launch.ranks import UserError
 from castile.planner import strategy as strategies
 from castile.planner.evaluator import moved_bytes
@@ -47,6 +49,8 @@ class Simulate:
     """A profile database with measurements of this machine; without one the machine's figures are the prices."""
     trace: options.File = ""
     """Write a Chrome trace of the simulated step to this file (open it in Perfetto)."""
+    picture: options.File = ""
+    """Draw what each processor does in the simulated step, and how memory fills, as SVG."""
     json: bool = False
     """Print one JSON object."""
 
@@ -57,7 +61,7 @@ COMMAND = Simulate
 def run(command: Simulate) -> int:
     """Lower, simulate, pack, tell; rank 0 alone. Raises ValueError or UserError for a user's mistake."""
     checks.counts(batch=command.batch)
-    checks.writable(trace=command.trace)
+    checks.writable(trace=command.trace, picture=command.picture)
     machine = offline.find_machine(command.machine)
     if offline.is_silent(machine):
         return 0
@@ -80,7 +84,13 @@ def run(command: Simulate) -> int:
     facts |= {"forward": command.forward, "buckets": report.buckets(desk.evaluator, plan)}
     if command.trace:
         trace.write(command.trace, tasks, {"simulated": simulated.timeline})
-        facts["files"] = {"trace": command.trace}
+        facts["files"]["trace"] = command.trace
+    if command.picture:
+        title = f"{_of(facts)}, simulated"
+        levels = [level.name for level in machine.levels]
+        drawn = pictures.picture(title, tasks, simulated.timeline, levels, desk.evaluator.capacity.tolist())
+        files.write(command.picture, drawn.encode())
+        facts["files"]["picture"] = command.picture
     if command.json:
         print(json.dumps(facts, indent=2))
     else:
@@ -181,6 +191,14 @@ def _kind(tasks: TaskGraph, task: int) -> str:
     return name if tasks.kind[task] == Kind.COMPUTE else f"{name} (local)"
 
 
+def _of(facts: Mapping[str, Any]) -> str:
+    """What was simulated, in words."""
+    return (
+        f"{facts['model']}, {report.counted(facts['batch_samples'], 'sample')} a {report.what(facts['forward'])}, on "
+        f"{facts['machine']} ({report.counted(facts['num_procs'], 'processor')}), plan {facts['plan']}"
+    )
+
+
 def _tell(facts: dict[str, Any], lines: list[str]) -> None:
     out = report.console()
 
@@ -188,10 +206,7 @@ def _tell(facts: dict[str, Any], lines: list[str]) -> None:
         out.print(text, markup=False, soft_wrap=True)
 
     what = report.what(facts["forward"])
-    say(
-        f"{facts['model']}, {report.counted(facts['batch_samples'], 'sample')} a {what}, on {facts['machine']} "
-        f"({report.counted(facts['num_procs'], 'processor')}), plan {facts['plan']}:"
-    )
+    say(f"{_of(facts)}:")
     for line in lines:
         say(f"  {line}")
     say(

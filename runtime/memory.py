@@ -114,6 +114,19 @@ def largest(graph: TaskGraph, timeline: Timeline, proc: int, n: int = 5) -> list
     return sorted(owners.items(), key=lambda owner: (-owner[1], owner[0]))[:n]
 
 
+def course(graph: TaskGraph, timeline: Timeline, proc: int) -> tuple[np.ndarray, np.ndarray]:
+    """How many bytes live on a processor as time goes on: picoseconds[N], ascending from 0, and bytes[N] from each on.
+
+    What is taken or given back at one time is one change; tasks that take no time may hold more for none.
+    """
+    blocks = _blocks(graph, timeline, _last_ends(graph, timeline), _homes(graph), proc)
+    moments, alive = _alive(blocks)
+    moments = np.concatenate([[0], moments // 2])
+    alive = int(_aligned(graph.buffer_bytes[_persistent(graph, proc)]).sum()) + np.concatenate([[0], alive])
+    last = np.append(moments[1:] != moments[:-1], True)
+    return moments[last], alive[last]
+
+
 def refuse(
     graph: TaskGraph, timeline: Timeline, packing: Packing, capacities: Sequence[int], names: Sequence[int] = ()
 ) -> None:
@@ -189,11 +202,16 @@ def _most_alive(blocks: _Blocks) -> tuple[int, int]:
     """The most bytes alive at one time, and that time; what ends at a time has gone before anything begins then."""
     if not len(blocks.size):
         return 0, 0
+    moments, alive = _alive(blocks)
+    most = int(alive.argmax())
+    return int(alive[most]), int(moments[most]) // 2
+
+
+def _alive(blocks: _Blocks) -> tuple[np.ndarray, np.ndarray]:
+    """Twice each time at which a block begins, and one more, or ends, in order; and the bytes alive from then on."""
     moment = np.concatenate([2 * blocks.end, 2 * blocks.begin + 1])
     order = np.argsort(moment, kind="stable")
-    alive = np.cumsum(np.concatenate([-blocks.size, blocks.size])[order])
-    most = int(alive.argmax())
-    return int(alive[most]), int(moment[order[most]]) // 2
+    return moment[order], np.cumsum(np.concatenate([-blocks.size, blocks.size])[order])
 
 
 # In what order blocks are placed: the last key counts most.

@@ -16,11 +16,12 @@ from castile.kernels import choice
 from castile.kernels import tuning as kernel_tuning
 from castile.kernels.choice import Choice, Operands
 from castile.kernels.table import Table
-from castile.launch import coverage, gpus, jobs, links, models, roofline, rounds, tuning, ways
+from castile.launch import coverage, gpus, jobs, links, models, rounds, tuning, ways
 from castile.launch.__main__ import main
 from castile.launch.isolation import Isolated, apart
 from castile.launch.jobs import recipe_updates
 from castile.launch.measure import sample_feed
+from castile.launch.pictures import roofline
 from castile.planner.cost import CostModel
 from castile.planner.database import Database, Way
 from castile.planner.lower import Lowering

@@ -16,5 +16,6 @@ CASES = {
     "batch": Case(f"{HERE} --json", f"{HERE} --json --batch 24", fact("batch_samples"), becomes(24)),
     "profile": profile_of(f"simulate {MLP} --machine local:procs=1 --json"),
     "trace": trace_of(HERE, {"simulated"}),
+    "picture": Case(HERE, f"{HERE} --picture new/step.svg", lambda ran: "new/step.svg" in ran.files, becomes(True)),
     "json": json_of(HERE),
 }

@@ -1,6 +1,6 @@
 """Roofline: what kinds of tasks reach, over their operations a byte, under what a processor can (Williams et al. 2009).
 
-An SVG picture, written by hand. It does not know how anything was measured.
+It does not know how anything was measured.
 """
 
 from __future__ import annotations
@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
-from xml.sax.saxutils import escape
+from typing import Any
 
-from castile.launch import files
+from castile.launch.pictures.drawing import GRID, Box, circle, length, line, svg, text
 
 WIDTH, HEIGHT, MARGIN = 860.0, 520.0, 64.0
 PASSES = {"F": "#1f77b4", "B": "#d62728", "W": "#2ca02c"}
@@ -21,15 +20,8 @@ OTHER = "#7f7f7f"
 LEAST_RADIUS, MOST_RADIUS = 3.0, 18.0
 # Kinds of tasks that take so much of the step have their names beside their dots, where there is room.
 LEAST_NAMED, NAME_SIZE = 0.05, 11
-# The width of a letter over its height, at the most.
-LETTER = 0.6
 
 Facts = Mapping[str, Any]
-
-
-def draw(facts: Facts, path: str) -> None:
-    """Write the picture of a profiling run's facts. Raises UserError where that cannot be done."""
-    files.write(path, picture(facts).encode())
 
 
 def picture(facts: Facts) -> str:
@@ -40,20 +32,16 @@ def picture(facts: Facts) -> str:
     plane = _Plane(peak, rate, dots)
     left = len(facts["keys"]) - len(dots)
     title = f"{facts['model']}, {facts['batch_samples']} samples a step, on {facts['machine']}"
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH:.0f}" height="{HEIGHT:.0f}" font-family="sans-serif">',
-        '<rect width="100%" height="100%" fill="white"/>',
-        _text(WIDTH / 2, 24, title, 15, "middle"),
+    elements = [
         *_axes(plane),
         *_roof(plane),
         *(_dot(plane, key) for key in dots),
         *_names(plane, dots),
         *_legend(f"{peak / 1e9:.4g} GFLOP/s, {rate / 1e9:.4g} GB/s of memory"),
-        _text(8, HEIGHT - 6, "larger dots take more of the step; above the slope operands are in caches", 10, "start"),
-        _text(WIDTH - 8, HEIGHT - 6, f"{left} of {len(facts['keys'])} kinds of tasks do no arithmetic", 10, "end"),
-        "</svg>",
+        text(8, HEIGHT - 6, "larger dots take more of the step; above the slope operands are in caches", 10, "start"),
+        text(WIDTH - 8, HEIGHT - 6, f"{left} of {len(facts['keys'])} kinds of tasks do no arithmetic", 10, "end"),
     ]
-    return "\n".join(lines) + "\n"
+    return svg(WIDTH, HEIGHT, title, elements)
 
 
 class _Plane:
@@ -79,14 +67,14 @@ def _intensity(key: Facts) -> float:
 def _axes(plane: _Plane) -> Iterator[str]:
     for power in range(plane.x[0], plane.x[1] + 1):
         x, bottom = plane.at(10.0**power, 10.0 ** plane.y[0])
-        yield _line(x, bottom, x, MARGIN, "#e0e0e0")
-        yield _text(x, bottom + 18, f"{10.0**power:g}", 11, "middle")
+        yield line(x, bottom, x, MARGIN, GRID)
+        yield text(x, bottom + 18, f"{10.0**power:g}", 11, "middle")
     for power in range(plane.y[0], plane.y[1] + 1):
         left, y = plane.at(10.0 ** plane.x[0], 10.0**power)
-        yield _line(left, y, WIDTH - MARGIN, y, "#e0e0e0")
-        yield _text(left - 6, y + 4, f"{10.0 ** (power - 9):g}", 11, "end")
-    yield _text(WIDTH / 2, HEIGHT - 22, "operations a byte", 12, "middle")
-    yield _text(8, MARGIN - 14, "GFLOP/s", 12, "start")
+        yield line(left, y, WIDTH - MARGIN, y, GRID)
+        yield text(left - 6, y + 4, f"{10.0 ** (power - 9):g}", 11, "end")
+    yield text(WIDTH / 2, HEIGHT - 22, "operations a byte", 12, "middle")
+    yield text(8, MARGIN - 14, "GFLOP/s", 12, "start")
 
 
 def _roof(plane: _Plane) -> Iterator[str]:
@@ -95,58 +83,43 @@ def _roof(plane: _Plane) -> Iterator[str]:
     lowest = max(10.0 ** plane.x[0], 10.0 ** plane.y[0] / plane.rate)
     ends = ((lowest, lowest * plane.rate), (ridge, plane.peak), (10.0 ** plane.x[1], plane.peak))
     for (x, y), (to_x, to_y) in pairwise([plane.at(*end) for end in ends]):
-        yield _line(x, y, to_x, to_y, "black", 1.5)
+        yield line(x, y, to_x, to_y, "black", 1.5)
 
 
 def _dot(plane: _Plane, key: Facts) -> str:
     x, y = plane.at(_intensity(key), key["flops_per_second"])
-    radius = _radius(key)
     told = (f"{key['op']}.{key['pass']} {key['shapes']}: {key['seconds'] * 1e6:.1f} us, "
             f"{key['roofline_share']:.0%} of the roofline, {key['step_share']:.1%} of the step")  # fmt: skip
-    return (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" fill="{_colour(key)}" fill-opacity="0.6">'
-            f"<title>{escape(told)}</title></circle>")  # fmt: skip
+    return circle(x, y, _radius(key), _colour(key), told)
 
 
 def _radius(key: Facts) -> float:
     return max(LEAST_RADIUS, MOST_RADIUS * math.sqrt(key["step_share"]))
 
 
-class _Box(NamedTuple):
-    """A part of the picture that something takes."""
-
-    left: float
-    top: float
-    right: float
-    bottom: float
-
-    def meets(self, other: _Box) -> bool:
-        is_beside = self.right < other.left or other.right < self.left
-        return not (is_beside or self.bottom < other.top or other.bottom < self.top)
-
-
 def _names(plane: _Plane, dots: Sequence[Facts]) -> Iterator[str]:
     """Names of the kinds that take most of the step, each beside its dot; none where it would lie on something."""
-    legend = _Box(0, 0, WIDTH / 2, MARGIN + 16 + 18 * (len(WORDS) + 1))
+    legend = Box(0, 0, WIDTH / 2, MARGIN + 16 + 18 * (len(WORDS) + 1))
     places = [(*plane.at(_intensity(key), key["flops_per_second"]), _radius(key)) for key in dots]
-    taken = [legend, *(_Box(x - r, y - r, x + r, y + r) for x, y, r in places)]
+    taken = [legend, *(Box(x - r, y - r, x + r, y + r) for x, y, r in places)]
     for key, place in zip(dots, places):
         if key["step_share"] < LEAST_NAMED:
             continue
         name = f"{key['op']} {WORDS.get(key['pass'], '')} {key['step_share']:.0%}"
-        free = (box for box in _beside(*place, len(name)) if not any(box.meets(other) for other in taken))
+        free = (box for box in _beside(*place, name) if not any(box.meets(other) for other in taken))
         if box := next(free, None):
             taken.append(box)
-            yield _text(box.left, box.bottom, name, NAME_SIZE, "start")
+            yield text(box.left, box.bottom, name, NAME_SIZE, "start")
 
 
-def _beside(x: float, y: float, radius: float, num_letters: int) -> Iterator[_Box]:
+def _beside(x: float, y: float, radius: float, name: str) -> Iterator[Box]:
     """Where a name can stand at a dot: to its right or left, level with it, above or below; inside the axes."""
-    width = LETTER * NAME_SIZE * num_letters
+    width = length(name, NAME_SIZE)
     for left in (x + radius + 3, x - radius - 3 - width):
         above, below = y - radius, y + radius + NAME_SIZE
         for bottom in (y + NAME_SIZE / 2, above, below, above - NAME_SIZE - 1, below + NAME_SIZE + 1):
             if left > MARGIN and left + width < WIDTH - MARGIN and bottom < HEIGHT - MARGIN:
-                yield _Box(left, bottom - NAME_SIZE, left + width, bottom)
+                yield Box(left, bottom - NAME_SIZE, left + width, bottom)
 
 
 def _colour(key: Facts) -> str:
@@ -157,17 +130,8 @@ def _legend(roof: str) -> Iterator[str]:
     """What colours and the line mean: above the roof, where few dots are."""
     for number, (name, colour) in enumerate([*((WORDS[p], c) for p, c in PASSES.items()), ("others", OTHER)]):
         y = MARGIN + 16 + 18 * number
-        yield f'<circle cx="{MARGIN + 14}" cy="{y - 4}" r="5" fill="{colour}" fill-opacity="0.6"/>'
-        yield _text(MARGIN + 26, y, name, 12, "start")
+        yield circle(MARGIN + 14, y - 4, 5, colour)
+        yield text(MARGIN + 26, y, name, 12, "start")
     y = MARGIN + 16 + 18 * (len(WORDS) + 1)
-    yield _line(MARGIN + 6, y - 4, MARGIN + 22, y - 4, "black", 1.5)
-    yield _text(MARGIN + 26, y, roof, 12, "start")
-
-
-def _line(x: float, y: float, to_x: float, to_y: float, colour: str, width: float = 1.0) -> str:
-    places = f'x1="{x:.1f}" y1="{y:.1f}" x2="{to_x:.1f}" y2="{to_y:.1f}"'
-    return f'<line {places} stroke="{colour}" stroke-width="{width}"/>'
-
-
-def _text(x: float, y: float, words: str, size: int, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}">{escape(words)}</text>'
+    yield line(MARGIN + 6, y - 4, MARGIN + 22, y - 4, "black", 1.5)
+    yield text(MARGIN + 26, y, roof, 12, "start")

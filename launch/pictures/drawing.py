@@ -1,0 +1,105 @@
+"""Drawing: the elements of SVG pictures as text, and what is needed to keep words apart and axes readable.
+
+It does not know what is drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+from xml.sax.saxutils import escape
+
+# The width of a letter over its height, at the most.
+LETTER = 0.6
+GRID, EDGE = "#e0e0e0", "#808080"
+
+
+class Box(NamedTuple):
+    """A part of a picture that something takes."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def meets(self, other: Box) -> bool:
+        is_beside = self.right < other.left or other.right < self.left
+        return not (is_beside or self.bottom < other.top or other.bottom < self.top)
+
+
+def svg(width: float, height: float, title: str, elements: Iterable[str]) -> str:
+    """The text of a picture on white, so many pixels wide and high, with its title on top."""
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" font-family="sans-serif">',
+        '<rect width="100%" height="100%" fill="white"/>',
+        text(width / 2, 24, clipped(title, 15, width - 16), 15, "middle"),
+        *elements,
+        "</svg>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def text(x: float, y: float, words: str, size: int, anchor: str = "start") -> str:
+    """Words that begin, end or have their middle at x, on the line y."""
+    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+def line(x: float, y: float, to_x: float, to_y: float, colour: str, width: float = 1.0, dashes: str = "") -> str:
+    places = f'x1="{x:.1f}" y1="{y:.1f}" x2="{to_x:.1f}" y2="{to_y:.1f}"'
+    dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
+    return f'<line {places} stroke="{colour}" stroke-width="{width}"{dashed}/>'
+
+
+def rect(box: Box, colour: str, told: str = "") -> str:
+    """A filled box; `told` is shown to who points at it."""
+    size = f'width="{box.right - box.left:.2f}" height="{box.bottom - box.top:.2f}"'
+    return _titled(f'<rect x="{box.left:.2f}" y="{box.top:.2f}" {size} fill="{colour}"', "rect", told)
+
+
+def circle(x: float, y: float, radius: float, colour: str, told: str = "") -> str:
+    """A dot through which others can be seen; `told` is shown to who points at it."""
+    place = f'cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}"'
+    return _titled(f'<circle {place} fill="{colour}" fill-opacity="0.6"', "circle", told)
+
+
+def path(points: Iterable[tuple[float, float]], colour: str, fill: str = "none") -> str:
+    """A line through points."""
+    through = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    return f'<polyline points="{through}" stroke="{colour}" fill="{fill}"/>'
+
+
+def _titled(begun: str, kind: str, told: str) -> str:
+    return f"{begun}><title>{escape(told)}</title></{kind}>" if told else f"{begun}/>"
+
+
+def length(words: str, size: int) -> float:
+    """The pixels that words take at the most."""
+    return LETTER * size * len(words)
+
+
+def clipped(words: str, size: int, width: float) -> str:
+    """As many of the words as have room."""
+    room = max(1, int(width / (LETTER * size)))
+    return words if len(words) <= room else f"{words[: room - 1]}\u2026"
+
+
+def ticks(most: float, count: int = 8) -> Iterator[float]:
+    """Round numbers from 0 to `most`, at most `count` steps apart: multiples of 1, 2 or 5 times a power of ten."""
+    least = most / count
+    power = 10.0 ** math.floor(math.log10(least))
+    step = next(times * power for times in (1, 2, 5, 10) if times * power >= least * (1 - 1e-9))
+    for number in range(int(most / step * (1 + 1e-9)) + 1):
+        yield number * step
+
+
+def legend(box: Box, entries: Iterable[tuple[str, str]], size: int = 11) -> Iterator[str]:
+    """(words, colour) one beside the other from the left of the box, on as many lines as it takes."""
+    x, y = box.left, box.top + size
+    for words, colour in entries:
+        width = size + 4 + length(words, size) + 12
+        if x > box.left and x + width > box.right:
+            x, y = box.left, y + size + 7
+        yield rect(Box(x, y - size + 1, x + size, y + 1), colour)
+        yield text(x + size + 4, y, words, size)
+        x += width

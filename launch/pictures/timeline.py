@@ -1,0 +1,227 @@
+"""Timeline: when each processor computes, sends and waits in a step, and how its memory fills meanwhile.
+
+It does not know whether the timeline was simulated or measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from castile.launch import report
+from castile.launch.pictures.drawing import EDGE, GRID, Box, clipped, legend, length, line, path, rect, svg, text, ticks
+from castile.planner.strategy import runs_of
+from castile.runtime import memory
+from castile.runtime.levels import level_name
+from castile.runtime.task import NUM_LANES, Kind, Lane, TaskGraph
+from castile.runtime.timeline import PICOSECONDS, Timeline
+
+WIDTH, LEFT, RIGHT, TOP = 1200.0, 150.0, 64.0, 92.0
+# Rows of kernels are higher than those of transfers; the memory's curve is as high as several.
+KERNELS, TRANSFERS, GAP, MEMORY = 18.0, 9.0, 6.0, 90.0
+SIZE, SMALL = 11, 8
+# Of processors that differ so many are shown.
+MOST_SHOWN = 12
+# Tasks so many pixels long are drawn by themselves; shorter ones as what most of a column of half a pixel is.
+LEAST, COLUMN = 3.0, 0.5
+# What is done, in words and colour: passes by their letters, then what else there is.
+PASSES = {"F": ("forward", "#1f77b4"), "B": ("to inputs", "#d62728"), "W": ("to parameters", "#2ca02c")}
+UPDATES, COPIES = ("updates", "#9467bd"), ("copies and sums", "#7f7f7f")
+# In the names of tasks that are no pass of a node, but there for a parameter.
+UPDATE = "/"
+# Transfers, by the level of links that they cross, the nearest first.
+LINKS = ("#e6b422", "#e07b00", "#8c4a00", "#5a2d00")
+
+
+class _Row(NamedTuple):
+    """What a lane does: tasks in the order in which they begin, from when to when, each of which kind."""
+
+    lane: Lane
+    task: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+    kind: np.ndarray
+
+    @property
+    def height(self) -> float:
+        return KERNELS if self.lane == Lane.COMPUTE else TRANSFERS
+
+
+class _Group(NamedTuple):
+    """Processors that do the same at the same times."""
+
+    procs: tuple[int, ...]
+    rows: tuple[_Row, ...]
+    top: float
+
+    @property
+    def bottom(self) -> float:
+        return self.top + sum(row.height for row in self.rows)
+
+
+def picture(title: str, graph: TaskGraph, timeline: Timeline, levels: Sequence[str], capacity: Sequence[int]) -> str:
+    """The SVG text: a row for each lane at work, processors that do the same once; below, what fills the fullest one.
+
+    levels     of the machine's links, the nearest first
+    capacity   of each processor, in bytes
+    """
+    kinds = [*PASSES.values(), UPDATES, COPIES, *zip(levels, LINKS)]
+    groups, num_left = _groups(graph, timeline, _kinds(graph, levels))
+    chart = _Chart(graph, timeline, kinds)
+    low = max((group.bottom for group in groups), default=TOP) + GAP
+    used = sorted({int(kind) for group in groups for row in group.rows for kind in np.unique(row.kind)})
+    left = [text(8, low + SIZE, f"and {report.counted(num_left, 'processor')} more", SIZE)] if num_left else []
+    top = low + 34
+    elements = [
+        *legend(Box(LEFT, 36, WIDTH - RIGHT, TOP), [kinds[kind] for kind in used]),
+        *chart.axis(low, top + MEMORY),
+        *(element for group in groups for element in chart.group(group)),
+        *left,
+        *chart.memory(top, capacity),
+    ]
+    return svg(WIDTH, top + MEMORY + 16, title, elements)
+
+
+def _kinds(graph: TaskGraph, levels: Sequence[str]) -> np.ndarray:
+    """int64[T]: the number of what each task does."""
+    of_pass = {letter: number for number, letter in enumerate(PASSES)}
+    updates, copies = len(PASSES), len(PASSES) + 1
+    of_key = np.array(
+        [
+            copies + 1 + min(levels.index(level_name(key.link)), len(LINKS) - 1) if key.link
+            else of_pass.get(key.name.rpartition(".")[2], copies)
+            for key in graph.cost_keys
+        ],
+        dtype=np.int64,
+    )  # fmt: skip
+    kind = of_key[graph.cost]
+    for task in np.flatnonzero(graph.kind == Kind.COMPUTE).tolist():
+        if UPDATE in graph.tasks[task].name:
+            kind[task] = updates
+    return kind
+
+
+def _groups(graph: TaskGraph, timeline: Timeline, kind: np.ndarray) -> tuple[list[_Group], int]:
+    """The first processors that differ, each with all that do the same, and how many processors are left."""
+    place = np.full(graph.num_tasks, -1)
+    place[timeline.task] = np.arange(len(timeline.task))
+    owner = np.repeat(np.arange(graph.num_tasks), np.diff(graph.lane_ptr))
+    ran = place[owner] >= 0
+    task, lane = owner[ran], graph.lanes[ran]
+    start, end = timeline.start[place[task]], timeline.end[place[task]]
+    order = np.lexsort((start, lane))
+    cuts = np.searchsorted(lane[order], np.arange(NUM_LANES * graph.num_procs + 1))
+    alike: dict[bytes, list[int]] = {}
+    rows: dict[int, tuple[_Row, ...]] = {}
+    for proc in range(graph.num_procs):
+        mine = []
+        for number in range(NUM_LANES):
+            here = order[cuts[proc * NUM_LANES + number] : cuts[proc * NUM_LANES + number + 1]]
+            if len(here):
+                mine.append(_Row(Lane(number), task[here], start[here], end[here], kind[task[here]]))
+        rows[proc] = tuple(mine)
+        told = [array.tobytes() for row in mine for array in (np.array([row.lane]), row.start, row.end, row.kind)]
+        alike.setdefault(b"|".join(told), []).append(proc)
+    groups, top = [], TOP
+    for procs in list(alike.values())[:MOST_SHOWN]:
+        group = _Group(tuple(procs), rows[procs[0]], top)
+        groups.append(group)
+        top = group.bottom + GAP
+    return groups, graph.num_procs - sum(len(group.procs) for group in groups)
+
+
+class _Chart:
+    """Where times lie across, and what is drawn there."""
+
+    def __init__(self, graph: TaskGraph, timeline: Timeline, kinds: Sequence[tuple[str, str]]) -> None:
+        self.graph, self.timeline, self.kinds = graph, timeline, kinds
+        self.last = max(1, int(timeline.end.max(initial=1)))
+        self.scale = (WIDTH - LEFT - RIGHT) / self.last
+        self.columns = np.append(np.arange(0, self.last, COLUMN / self.scale), self.last)
+
+    def x(self, moment: float) -> float:
+        return LEFT + moment * self.scale
+
+    def axis(self, low: float, bottom: float) -> Iterator[str]:
+        """Times in milliseconds, through all rows and the memory below."""
+        for tick in ticks(self.last / PICOSECONDS * 1e3, 10):
+            x = self.x(tick * PICOSECONDS / 1e3)
+            yield line(x, TOP - 6, x, bottom, GRID)
+            yield text(x, TOP - 10, f"{tick:g}", SIZE, "middle")
+        yield text(8, TOP - 10, "processor", SIZE)
+        yield text(LEFT - 16, TOP - 10, "ms", SIZE, "end")
+        yield text(WIDTH - 4, TOP - 26, "computing", SIZE, "end")
+        yield line(LEFT, low, WIDTH - RIGHT, low, EDGE)
+
+    def group(self, group: _Group) -> Iterator[str]:
+        """The rows of processors that do the same, their names on the left, how much they compute on the right."""
+        top, name = group.top, runs_of(group.procs)
+        for number, row in enumerate(group.rows):
+            words, base = row.lane.name.lower(), top + row.height - (row.height - SMALL) / 2 - 1
+            yield text(LEFT - 6, base, words, SMALL, "end")
+            if not number:
+                yield text(8, base + 1, clipped(name, SIZE, LEFT - 20 - length(words, SMALL)), SIZE)
+            if row.lane == Lane.COMPUTE:
+                share = float((row.end - row.start).sum()) / self.last
+                yield text(WIDTH - 4, base + 1, report.percent(share), SIZE, "end")
+            yield from self._row(row, top + 0.5, top + row.height - 0.5)
+            top += row.height
+
+    def _row(self, row: _Row, top: float, bottom: float) -> Iterator[str]:
+        long = (row.end - row.start) * self.scale >= LEAST
+        yield from self._short(_Row(row.lane, *(array[~long] for array in row[1:])), top, bottom)
+        for task, start, end, kind in zip(*(array[long].tolist() for array in row[1:])):
+            told = f"{self.graph.tasks[task].name}, {report.milliseconds((end - start) / PICOSECONDS)}"
+            # A hair of white tells it from the next.
+            yield rect(Box(self.x(start), top, self.x(end) - 0.3, bottom), self.kinds[kind][1], told)
+
+    def _short(self, row: _Row, top: float, bottom: float) -> Iterator[str]:
+        """Short tasks: columns that they fill by half or more, in the colour of what fills most of each."""
+        if not len(row.task):
+            return
+        filled = np.stack([_filled(row, kind, self.columns) for kind in range(len(self.kinds))])
+        most = np.where(2 * filled.sum(axis=0) >= np.diff(self.columns), filled.argmax(axis=0), -1)
+        cuts = np.flatnonzero(np.diff(most, prepend=-2, append=-2))
+        for begin, end in zip(cuts[:-1].tolist(), cuts[1:].tolist()):
+            if most[begin] < 0:
+                continue
+            among = slice(*np.searchsorted(row.start, self.columns[[begin, end]]))
+            words, colour = self.kinds[most[begin]]
+            told = f"{report.counted(len(row.task[among]), 'task')}, most of it {words}"
+            yield rect(Box(self.x(self.columns[begin]), top, self.x(self.columns[end]), bottom), colour, told)
+
+    def memory(self, top: float, capacity: Sequence[int]) -> Iterator[str]:
+        """What lives on the processor that is fullest for what it has, over time."""
+        every = [memory.course(self.graph, self.timeline, proc) for proc in range(self.graph.num_procs)]
+        shares = [alive.max() / most for (_, alive), most in zip(every, capacity, strict=True)]
+        proc = int(np.argmax(shares))
+        moments, alive = every[proc]
+        peak = int(alive.max())
+        name = f"memory of processor {proc}: {memory.written(peak)} at most, of {memory.written(capacity[proc])}"
+        yield text(LEFT, top - 8, name, SIZE)
+        bottom, scale = top + MEMORY, MEMORY / max(1, peak)
+        first = np.clip(np.searchsorted(self.columns, moments, "right") - 1, 0, len(self.columns) - 2)
+        # The most of a column, and what was there before it.
+        most = np.zeros(len(self.columns) - 1)
+        last = alive[np.searchsorted(moments, self.columns[:-1], "right") - 1]
+        np.maximum.at(most, first, alive)
+        most = np.maximum(most, last)
+        cuts = np.flatnonzero(np.diff(most, prepend=-1))
+        xs = [self.x(self.columns[cut]) for cut in cuts] + [self.x(self.last)]
+        steps = [(x, bottom - most[cut] * scale) for cut, *ends in zip(cuts, xs, xs[1:]) for x in ends]
+        yield path([(LEFT, bottom), *steps, (xs[-1], bottom)], EDGE, "#d8e2ee")
+        yield text(LEFT - 6, top + SMALL, memory.written(peak), SMALL, "end")
+
+
+def _filled(row: _Row, kind: int, columns: np.ndarray) -> np.ndarray:
+    """For how long tasks of a kind run in each column; those of a lane come one after another."""
+    mine = row.kind == kind
+    if not mine.any():
+        return np.zeros(len(columns) - 1)
+    start, end = row.start[mine], row.end[mine]
+    before = np.cumsum(end - start)
+    moments = np.stack([start, end], axis=1).ravel()
+    spent = np.stack([before - (end - start), before], axis=1).ravel()
+    return np.diff(np.interp(columns, moments, spent, left=0.0))

@@ -1,0 +1,102 @@
+"""The picture of a timeline shows each processor, each task that is long enough to be seen, and what memory holds."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from castile.launch.pictures import timeline as pictures
+from castile.planner.simulate import simulate
+from castile.runtime import memory
+from castile.runtime.levels import level_name
+from castile.runtime.task import NUM_LANES, Lane
+from tests.graphs import Draft, task_graphs, timings
+from tests.svg import Picture, box_of
+
+CAPACITY = 2**30
+
+
+def levels_of(graph):
+    return sorted({level_name(key.link) for key in graph.cost_keys if key.link})
+
+
+def drawn(graph, timeline, title="a step"):
+    text = pictures.picture(title, graph, timeline, levels_of(graph), [CAPACITY] * graph.num_procs)
+    return Picture(text)
+
+
+@given(st.data())
+def test_each_task_is_where_its_times_are(data):
+    graph = data.draw(task_graphs())
+    timeline = simulate(graph, data.draw(timings(graph)) * 10**6, tuple(Lane)).timeline
+    picture = drawn(graph, timeline)
+    assert picture.is_readable()
+    groups, num_left = pictures._groups(graph, timeline, pictures._kinds(graph, levels_of(graph)))
+    assert sum(len(group.procs) for group in groups) + num_left == graph.num_procs
+    chart = pictures._Chart(graph, timeline, [("", "")] * 9)
+    # Short ones are told in columns, by their number.
+    told = [(words, box_of(rect)) for words, rect in picture.told("rect") if not words[0].isdigit()]
+    seen = sorted((words.rpartition(", ")[0], box) for words, box in told)
+    wanted = sorted(
+        (graph.tasks[task].name, chart.x(timeline.start[task]), chart.x(timeline.end[task]))
+        for group in groups for row in group.rows for task in row.task.tolist()
+        if (timeline.end[task] - timeline.start[task]) * chart.scale >= pictures.LEAST
+    )  # fmt: skip
+    assert [name for name, _ in seen] == [name for name, _, _ in wanted]
+    for (_, box), (_, left, right) in zip(seen, wanted, strict=True):
+        assert box.left == pytest.approx(left, abs=0.01) and box.right == pytest.approx(right, abs=0.35)
+
+
+@given(st.data())
+def test_processors_that_do_the_same_are_shown_once(data):
+    graph = data.draw(task_graphs())
+    timeline = simulate(graph, data.draw(timings(graph)) * 10**6, tuple(Lane)).timeline
+    groups, _ = pictures._groups(graph, timeline, graph.kind.astype(np.int64))
+
+    def does(proc):
+        mine = [(int(lane) % NUM_LANES, timeline.start[t], timeline.end[t], graph.kind[t])
+                for t in range(graph.num_tasks) for lane in graph.lanes_of(t) if lane // NUM_LANES == proc]  # fmt: skip
+        return sorted(mine)
+
+    for group in groups:
+        assert all(does(proc) == does(group.procs[0]) for proc in group.procs)
+    firsts = [does(group.procs[0]) for group in groups]
+    assert all(one != other for number, one in enumerate(firsts) for other in firsts[:number])
+
+
+@given(st.data())
+def test_columns_hold_all_that_short_tasks_take(data):
+    graph = data.draw(task_graphs())
+    timeline = simulate(graph, data.draw(timings(graph)) * 10**6, tuple(Lane)).timeline
+    chart = pictures._Chart(graph, timeline, [])
+    for group in pictures._groups(graph, timeline, graph.kind.astype(np.int64))[0]:
+        for row in group.rows:
+            for kind in np.unique(row.kind).tolist():
+                filled = pictures._filled(row, kind, chart.columns)
+                mine = row.kind == kind
+                assert filled.sum() == pytest.approx((row.end - row.start)[mine].sum())
+                assert (filled >= -1e-6 * chart.last).all()
+
+
+@given(st.data())
+def test_the_course_of_memory_is_what_packing_counts(data):
+    graph = data.draw(task_graphs())
+    timeline = simulate(graph, data.draw(timings(graph)) * 10**6, tuple(Lane)).timeline
+    live = memory.pack(graph, timeline).live_bytes
+    for proc in range(graph.num_procs):
+        moments, alive = memory.course(graph, timeline, proc)
+        assert moments[0] == 0 and (np.diff(moments) > 0).all() and alive.max() <= live[proc]
+        # What a task that takes no time holds is in no span of time.
+        if (timeline.durations() > 0).all():
+            assert alive.max() == live[proc]
+    assert drawn(graph, timeline).is_readable()
+
+
+def test_of_many_processors_some_are_shown_and_the_others_counted():
+    draft = Draft(40)
+    for proc in range(40):
+        draft.task([(proc, Lane.COMPUTE)], cost=proc)
+    graph = draft.graph()
+    timeline = simulate(graph, np.arange(1, 41) * 10**9, tuple(Lane)).timeline
+    picture = drawn(graph, timeline, "a title that is much longer than any picture could be wide " * 9)
+    assert picture.is_readable() and "and 28 processors more" in [words for words, _ in picture.words]
