@@ -52,10 +52,8 @@ build/triton-%/.installed: pyproject.toml
 	@touch $@
 
 # On a machine with a GPU: what does not compute as it should is not timed. PyTorch is timed beside it where it is there.
-# Checks wait for compilers, so all cores are at work; what is timed has the device alone.
+# It ends in ten minutes, tells what it had no time for, and goes on there when it is called again.
 gpu: .venv/.castile-gpu
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "gpu and not mpi"
-	$(BIN)/python -m pytest -m "gpu and mpi"
 	$(BIN)/python -m benchmarks.gpu
 
 lint: .venv/.castile-test

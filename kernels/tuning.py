@@ -65,13 +65,13 @@ def ways(table: Table, which: str) -> list[Choice]:
     return table.ways(call.kernel, args, outs, call.params, call.accumulate)
 
 
-def tune(table: Table, which: str, meter: Meter) -> dict[Choice, float]:
+def tune(table: Table, which: str, meter: Meter, among: Sequence[Choice] | None = None) -> dict[Choice, float]:
     """Seconds of each way to run the call of that name that the device takes, the likeliest first.
 
-    Nothing is timed where there is only one. Raises ValueError for a name that `named` did not give, and MemoryError
+    among: those of its `ways` that are timed, by default all. Nothing is timed where there is only one. Raises ValueError for a name that `named` did not give, and MemoryError
     where the device has no room for the arrays.
     """
-    possible = ways(table, which)
+    possible = ways(table, which) if among is None else among
     if not possible:
         return {}
     with meter.place():

@@ -8,7 +8,8 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -34,19 +35,22 @@ def rows() -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "tests.gpu_benchmark"]
     ran = subprocess.run(command, cwd=HERE.parent, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert ran.returncode == 0, ran.stderr
-    return [json.loads(line) for line in ran.stdout.splitlines() if not line.startswith("compiled ")]
+    return [json.loads(line) for line in ran.stdout.splitlines()]
 
 
 def test_every_case_is_measured_and_is_right(rows: list[dict[str, Any]]) -> None:
-    measured = [row for row in rows if "kind" in row]
-    assert {row["kind"] for row in measured} == set(cases.KERNELS)
-    for row in measured:
-        assert "failed" not in row and row["seconds"] > 0, row
-        assert row.get("error", 0.0) < 1e-2, row
-    compared = {row["kind"] for row in measured if "error" in row}
-    assert compared == {"products", "attentions", "losses"}
-    besides = {row["kind"] for row in measured if "library_seconds" in row}
-    assert besides == {"products", "streams"}, "copies of as many bytes, and products of cuBLAS"
+    """By default settings, and tuned."""
+    begins = [number for number, row in enumerate(rows) if "errand" in row]
+    by_default, tuned = rows[begins[0] + 1 : begins[1]], rows[begins[1] + 1 :]
+    assert by_default and [row["name"] for row in by_default] == [row["name"] for row in tuned]
+    for measured in (by_default, tuned):
+        for row in measured:
+            assert "failed" not in row and row["seconds"] > 0, row
+            assert row.get("error", 0.0) < 1e-2, row
+        compared = {row["name"].split()[0] for row in measured if "error" in row}
+        assert compared == {"product", "attention", "cross_entropy"}
+        besides = {row["name"].split()[0] for row in measured if "library_seconds" in row}
+        assert besides == {"product", "gelu", "softmax"}, "copies of as many bytes, and products of cuBLAS"
 
 
 def test_every_case_at_its_full_size_has_a_form(rows: list[dict[str, Any]]) -> None:
@@ -66,15 +70,27 @@ def test_every_case_at_its_full_size_has_a_form(rows: list[dict[str, Any]]) -> N
         cases.Step("mlp", 4, True, "fuse", dtype="float32", machine="virtual:procs=2"),
     ],
 )
-def test_steps_are_measured_and_told(case: cases.Step, home: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_measured_and_told(
+    case: cases.Step, home: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """On a stand-in, whose kernels are the definitions: its times mean nothing."""
+    timed: list[str] = []
+
+    def tune(table: Any, name: str, meter: object) -> dict[Any, float]:
+        timed.append(name)
+        return dict.fromkeys(tuning.ways(table, name), 1.0)
+
     for name, value in home.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(tuning, "gpu", lambda: None)
     monkeypatch.setattr(tuning, "ahead", lambda calls, tell: None)
-    monkeypatch.setattr(tuning, "tune", lambda table, name, meter: dict.fromkeys(tuning.ways(table, name), 1.0))
+    monkeypatch.setattr(tuning, "tune", tune)
     with host_with_gpus(), patch.object(gpus, "version", lambda name: "1.0"):
-        row = steps.measure(case)
+        row = steps.measure(case, str(tmp_path / "kept"))
+        again = steps.measure(case, str(tmp_path / "kept"))
+    # What tuning found is found once and kept.
+    assert again["own"]["num_tuned_calls"] == row["own"]["num_tuned_calls"]
+    assert len(timed) == row["own"]["num_tuned_calls"]
     own = row["own"]
     assert row["seconds"] > 0 and own["host_seconds"] > 0 and own["nbytes"] > 0 and own["remarks"] == []
     assert len(own["losses"]) == steps.NUM_LOSSES and own["losses"][-1] < own["losses"][0]
@@ -128,71 +144,34 @@ def test_what_was_not_measured_has_no_value(lost: str) -> None:
     assert not any(replace(figure, value=0.0 if figure.least else inf).met for figure in found)
 
 
-def test_sides_are_merged_and_failures_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(side: str, kinds: list[str]) -> Iterator[dict[str, Any]]:
-        row = {"kind": "losses", "name": "one"}
-        if kinds:
-            yield row | ({"seconds": 2.0, "error": 1e-3} if side == "ours" else {"failed": "no", "cudnn_seconds": 1.0})
-
-    monkeypatch.setattr(sides, "told", told)
-    *_, (row, rows) = benchmark.measured(["losses"])
-    assert rows == [row] and row["seconds"] == 2.0 and row["cudnn_seconds"] == 1.0
-    assert "0.50" in benchmark.line(row) and row["failed"] in benchmark.line(row)
-
-
-def test_what_was_measured_is_kept_as_it_comes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    out, names = tmp_path / "figures.json", [case.name for case in cases.attentions()]
-
-    def told(side: str, kinds: Sequence[str]) -> Iterator[dict[str, Any]]:
-        for number, name in enumerate(names if side == "ours" and kinds else ()):
-            if number:
-                assert [row["name"] for row in json.loads(out.read_text())["rows"]] == names[:number]
-            yield {"kind": "attentions", "name": name, "seconds": 1.0}
-            if number == 3:
-                raise KeyboardInterrupt
-
-    monkeypatch.setattr(sides, "told", told)
-    monkeypatch.setattr(benchmark, "device", lambda: {"name": "NVIDIA H200"})
-    monkeypatch.setattr(sys, "argv", ["gpu", "attentions", "--out", str(out)])
-    with pytest.raises(KeyboardInterrupt):
-        benchmark.main()
-    found = json.loads(out.read_text())
-    assert len(found["rows"]) == 4 and found["device"] == {"name": "NVIDIA H200"} and found["figures"]
-
-
 # What a case may do to its process, and a side of such cases.
 FATES = ("well", "fails", "loses", "dies", "is killed")
 SIDE = """
 import os, signal, sys, time
 sys.path.insert(0, {root!r})
-from benchmarks.gpu import sides
+from benchmarks.gpu import cases, sides
 fates = {fates!r}
 lost = []
-def measure(case):
-    if fates[case.number] == "hangs": time.sleep(1000)
-    if fates[case.number] == "dies": sys.exit("it died")
-    if fates[case.number] == "is killed": os.kill(os.getpid(), signal.SIGKILL)
-    if fates[case.number] == "loses": lost.append(1)
-    if fates[case.number] in ("loses", "fails"): raise RuntimeError("it failed")
+def measure(fate):
+    if fate == "hangs": time.sleep(1000)
+    if fate == "dies": sys.exit("it died")
+    if fate == "is killed": os.kill(os.getpid(), signal.SIGKILL)
+    if fate == "loses": lost.append(1)
+    if fate in ("loses", "fails"): raise RuntimeError("it failed")
     return {{"seconds": 1.0}}
 def settle():
     if lost: raise RuntimeError
-class Case:
-    def __init__(self, number): self.number, self.name = number, str(number)
-sides.listed = lambda kinds: [("one", Case(number)) for number in range(len(fates))]
-sys.exit(sides.tell(["one"], int(sys.argv[1]), measure, settle, lambda: None))
+cases.named = lambda: dict(zip(map(str, range(len(fates))), fates))
+sys.exit(sides.tell(sys.argv[1:], measure, settle, lambda: None))
 """
 
 
-def _fated(fates: Sequence[str], patience: float = 300) -> list[dict[str, Any]]:
+def _fated(fates: Sequence[str], patience: float = 300, seconds: float = 600) -> list[dict[str, Any]]:
     """The rows of cases with these fates."""
     source = SIDE.format(root=str(HERE.parent), fates=list(fates))
-    listed = [("one", cases.Stream(str(number), ((),))) for number in range(len(fates))]
-    with (
-        patch.object(sides, "_command", lambda side, skip, kinds: [sys.executable, "-c", source, str(skip)]),
-        patch.object(sides, "listed", lambda kinds: listed),
-    ):
-        return list(sides.told("ours", ["one"], patience))
+    with patch.object(sides, "_command", lambda side, errand, kept, names: [sys.executable, "-c", source, *names]):
+        names = list(map(str, range(len(fates))))
+        return list(sides.told("ours", "default", "", names, time.time() + seconds, patience))
 
 
 def test_a_case_that_ends_its_process_costs_its_own_row() -> None:
@@ -202,7 +181,7 @@ def test_a_case_that_ends_its_process_costs_its_own_row() -> None:
         # Two processes in a row that tell nothing are taken to be able to tell nothing.
         fates = ["well" if n % 3 == 0 else fate for n, fate in enumerate(fates)]
         rows = _fated(fates)
-        assert [row["name"].split()[0] for row in rows] == [str(n) for n in range(len(fates))], fates
+        assert [row["name"] for row in rows] == [str(n) for n in range(len(fates))], fates
         for row, fate in zip(rows, fates, strict=True):
             assert ("seconds" in row) == (fate == "well") and ("failed" in row) == (fate != "well"), (row, fate)
             assert {"fails": "it failed", "loses": "it failed", "dies": "it died"}.get(fate, "") in row.get(
@@ -213,6 +192,18 @@ def test_a_case_that_ends_its_process_costs_its_own_row() -> None:
 def test_a_case_that_hangs_costs_its_own_row() -> None:
     first, second, third = _fated(["well", "hangs", "well"], 3)
     assert "seconds" in first and "too long" in second["failed"] and "seconds" in third
+
+
+def test_what_time_cuts_off_has_no_row_and_can_be_tried_again() -> None:
+    (row,) = _fated(["well", "hangs", "well"], seconds=4)
+    assert row == {"name": "0", "seconds": 1.0}
+    assert _fated(["well"], seconds=0) == []
+
+
+def test_a_case_that_was_at_it_for_long_when_time_was_up_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sides, "PATIENCE_SECONDS", 2.0)
+    rows = _fated(["hangs", "well"], seconds=3)
+    assert [row["name"] for row in rows] == ["0"] and "too long" in rows[0]["failed"]
 
 
 def test_a_side_that_cannot_begin_is_not_begun_for_each_case() -> None:

@@ -1,10 +1,13 @@
-"""Kernels on this GPU beside the libraries', and the figures that are promised of them.
+"""Castile on this GPU: checks, then kernels and steps beside the libraries', and the figures that are promised of them.
 
-    python -m benchmarks.gpu [KIND ...] [--out FILE]
+    python -m benchmarks.gpu [KIND ...] [--seconds SECONDS] [--out FILE]
 
-Meant to take five minutes on an H200, and as long again for whole steps, which come last. Prints a line for each case,
-then each figure beside its target; FILE (by default benchmarks/results/DEVICE-figures.json) holds every number, the
-device and the versions, and is written anew with each case: what ends the benchmark early costs what was to come.
+What does not compute as it should is not timed. What is promised comes first, by the settings that castile takes by
+itself; what tuning finds, and what is told beside, come last. It ends when its time is up and tells what it left.
+
+FILE (by default benchmarks/results/DEVICE-figures.json) holds every number, the device and the versions. Beside it, in
+a file that ends in .jsonl, is what was found, line by line: the next run goes on there, and does again only what has
+other sources since. What tuning of steps finds is kept in files that end in .db.
 """
 
 from __future__ import annotations
@@ -13,55 +16,70 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable
 from importlib import metadata
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Figure, tell
-from benchmarks.gpu import cases, sides
+from benchmarks.gpu import cases, checks
+from benchmarks.gpu.errands import Errands
+from benchmarks.gpu.record import Record
 from benchmarks.gpu.sides import Row
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 PACKAGES = ("castile", "triton", "cupy-cuda13x", "numpy", "nvidia-nccl-cu13", "cuda-bindings", "torch")
-PEERS = ("attentions", "convolutions", "losses", "updates", "steps")
+CHECKS = "checks"
+# Of a lease of ten minutes something is left for what is installed and copied.
+SECONDS = 540.0
+# So often all numbers are written in one piece; the record has each at once.
+WRITTEN_SECONDS = 10.0
 
 
 def main() -> int:
-    """Measure, tell, keep."""
+    """Check, measure, tell, keep; the status is 1 where a check failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kinds", nargs="*", default=list(cases.KINDS), help=", ".join(cases.KINDS))
+    parser.add_argument("kinds", nargs="*", default=[CHECKS, *cases.KINDS], help=", ".join((CHECKS, *cases.KINDS)))
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="how long it may take (default: %(default)s)")
     parser.add_argument("--out", default="", help="where the numbers go")
     parser.add_argument("--json", action="store_true", help="print them as one JSON object instead of tables")
     arguments = parser.parse_args()
+    until = time.time() + arguments.seconds
     about = {"device": device(), "versions": versions()}
     out = Path(arguments.out or RESULTS / f"{about['device']['name'].split()[-1].lower()}-figures.json")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    rows: list[Row] = []
-    facts: dict[str, Any] = about
-    for new, rows in measured(arguments.kinds):
-        print(line(new), file=sys.stderr, flush=True)
-        facts = about | {"figures": [vars(f) for f in figures(rows)], "rows": rows}
-        out.write_text(json.dumps(facts, indent=1) + "\n")
+    record = Record(out.with_suffix(".jsonl"), about)
+    kinds = [kind for kind in cases.KINDS if kind in arguments.kinds]
+    if CHECKS in arguments.kinds:
+        checks.run(record, until)
+    verdict = checks.verdict(record)
+    print(verdict, file=sys.stderr, flush=True)
+    errands = Errands(record, verdict.kernels, kinds)
+
+    def facts() -> dict[str, Any]:
+        rows = errands.rows()
+        return about | {"figures": [vars(f) for f in figures(rows)], "left": errands.left(), "rows": rows}
+
+    def write() -> float:
+        out.write_text(json.dumps(facts(), indent=1) + "\n")
+        return time.time()
+
+    written = write()
+    try:
+        for name in errands.measured(until):
+            print(line(errands.row(name)), file=sys.stderr, flush=True)
+            if time.time() > written + WRITTEN_SECONDS:
+                written = write()
+    finally:
+        write()
     if arguments.json:
-        print(json.dumps(facts))
+        print(json.dumps(facts()))
     else:
-        print("\n".join(map(line, rows)))
-        tell(figures(rows))
-    return 0
-
-
-def measured(kinds: Sequence[str]) -> Iterator[tuple[Row, list[Row]]]:
-    """What ours takes and what theirs take, by case: each row with what came to it, and all rows that there are."""
-    rows: dict[str, Row] = {}
-    # Whole steps take long: what kernels take, and what others take beside them, is known before.
-    for together in (cases.KERNELS, *((kind,) for kind in cases.WHOLE)):
-        some = [kind for kind in kinds if kind in together]
-        for side, own in (("ours", some), ("theirs", [kind for kind in some if kind in PEERS])):
-            for row in sides.told(side, own):
-                mine = rows.setdefault(row["name"], {"kind": row["kind"], "name": row["name"]})
-                mine |= {key: value for key, value in row.items() if key not in mine or key == "failed"}
-                yield mine, list(rows.values())
+        print("\n".join(map(line, errands.rows())))
+        print(f"{verdict}\n{errands.left()}")
+        tell(figures(errands.rows()))
+    return 1 if verdict.failed else 0
 
 
 def best_peer(row: Row) -> float | None:
@@ -73,7 +91,7 @@ def best_peer(row: Row) -> float | None:
 def line(row: Row) -> str:
     """A case, our time, each of the others', and the share of the best of them that ours reaches."""
     if "seconds" not in row:
-        return f"{row['name']:62} {row.get('failed', 'nothing')}"
+        return f"{row['name']:62} {row.get('failed', 'not measured')}"
     told = [f"{row['seconds'] * 1e6:9.1f} us"]
     told += [f"{key.removesuffix('_seconds')} {row[key] * 1e6:.1f}" for key in row if key.endswith("_seconds")]
     peer = best_peer(row)
@@ -87,7 +105,7 @@ def figures(rows: list[Row]) -> list[Figure]:
     by_kind: dict[str, list[Row]] = {}
     for row in rows:
         by_kind.setdefault(row["kind"], []).append(row)
-    promised = {case.name for case in cases.products() if cases.promised(case)}
+    promised = {case.name for case in cases.products() if cases.is_promised(case)}
     squares = [row for row in by_kind.get("products", []) if row["name"] in promised]
     forward = [row for row in by_kind.get("attentions", []) if "forward" in row["name"]]
     backward = [row for row in by_kind.get("attentions", []) if "backward" in row["name"]]
@@ -113,26 +131,34 @@ def _least(name: str, rows: list[Row], target: float, peer: Callable[[Row], floa
     """The worst share of a peer that any of the rows reaches; nothing where one of them or its peer failed."""
     if not rows:
         return None
-    failed = [row["name"] for row in rows if "seconds" not in row]
-    alone = [row["name"] for row in rows if peer(row) is None]
-    if failed or alone:
-        why = "failed" if failed else "nothing beside"
-        return Figure(name, None, least=target, note=f"{why}: {', '.join(failed or alone)[:200]}")
+    lacking = {
+        "failed": [row["name"] for row in rows if "seconds" not in row and "failed" in row],
+        "not measured": [row["name"] for row in rows if "seconds" not in row],
+        "nothing beside": [row["name"] for row in rows if peer(row) is None],
+    }
+    for why, some in lacking.items():
+        if some:
+            return Figure(name, None, least=target, note=f"{why}: {', '.join(some)[:200]}")
     shares = {row["name"]: (peer(row) or 0.0) / row["seconds"] for row in rows}
     worst = min(shares, key=lambda one: shares[one])
     return Figure(name, shares[worst], least=target, note=f"worst of {len(shares)}: {worst}")
 
 
 def _steps(rows: list[Row]) -> list[Figure]:
-    """Of whole steps: their time and memory beside PyTorch's, what the host does for one, and what was predicted."""
-    peers = {case.name for case in cases.steps() if case.has_peer}
-    beside = [row for row in rows if row["name"] in peers]
+    """Of whole steps: their time and memory beside PyTorch's, what the host does for one, and what was predicted; of
+    each that which is the fastest of its settings.
+    """
+    every = {case.name: case for case in cases.steps()}
+    by_peer: dict[str | None, list[Row]] = {}
+    for row in rows:
+        by_peer.setdefault(cases.peer(every[row["name"]]), []).append(row)
+    rows = [min(some, key=lambda row: row.get("seconds", inf)) for some in by_peer.values()]
     found = [
-        _least("step_over_compiled_ratio", beside, 1.0, _key("compiled_seconds")),
-        _least("step_over_eager_ratio", beside, 1.0, _key("eager_seconds")),
+        _least("step_over_compiled_ratio", rows, 1.0, _key("compiled_seconds")),
+        _least("step_over_eager_ratio", rows, 1.0, _key("eager_seconds")),
         _most("step_host_seconds", rows, 1e-4, _key("host_seconds", "own")),
-        _most("step_bytes_over_compiled_ratio", beside, None, _quotient("nbytes", "compiled_nbytes")),
-        _most("step_prediction_error", beside, 0.05, _key("prediction_error", "own")),
+        _most("step_bytes_over_compiled_ratio", rows, None, _quotient("nbytes", "compiled_nbytes")),
+        _most("step_prediction_error", rows, 0.05, _key("prediction_error", "own")),
     ]
     return [figure for figure in found if figure is not None]
 

@@ -5,7 +5,7 @@ It does not know who computes them, nor how they are timed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
@@ -178,11 +178,6 @@ class Step(NamedTuple):
         return self.machine == "local"
 
     @property
-    def has_peer(self) -> bool:
-        """Whether PyTorch's step of the model is timed beside this one."""
-        return self.is_whole and self.tuned
-
-    @property
     def name(self) -> str:
         how = [self.rewrite, "tuned" * self.tuned, self.machine * (not self.is_whole)]
         return " ".join(["step of", self.model, "batch", str(self.batch), self.dtype, *filter(None, how)])
@@ -200,11 +195,6 @@ def products() -> list[Product]:
     plain = [Product(*shape, layout) for shape in (*_SQUARES, *_GPT) for layout in _LAYOUTS]
     biased = [Product(*shape, "nt", line="s, b -> s + b") for shape in _GPT if shape[1] != WORDS]
     return [*plain, *biased, Product(8192, 3072, 768, "nt", line="s, b -> (s + b) * sigmoid(1.702 * (s + b))")]
-
-
-def promised(product: Product) -> bool:
-    """Whether a product is among those whose rate is promised."""
-    return (product.m, product.n, product.k) in _SQUARES
 
 
 def attentions() -> list[Attention]:
@@ -308,3 +298,37 @@ KERNELS = ("products", "attentions", "convolutions", "losses", "updates", "strea
 # Each in processes of its own: a device that was divided stays so. What takes longest is last.
 WHOLE = ("virtual_steps", "steps")
 KINDS = (*KERNELS, *WHOLE)
+
+
+def listed(kind: str) -> list[Case]:
+    """All cases of a kind, in their order."""
+    found: list[Case] = globals()[kind]()
+    return found
+
+
+def named() -> dict[str, Case]:
+    """All cases by name."""
+    return {case.name: case for kind in KINDS for case in listed(kind)}
+
+
+def is_promised(case: Case) -> bool:
+    """Whether a figure is promised of the case; the others tell more."""
+    if isinstance(case, Product):
+        return (case.m, case.n, case.k) in _SQUARES
+    return not (isinstance(case, Convolution) and case.innermost)
+
+
+def peer(case: Case) -> str | None:
+    """The name of the case as which PyTorch is timed beside this one: in all its layouts, whatever ours is, and with
+    whatever settings ours has; None where it is not.
+    """
+    if isinstance(case, Convolution):
+        return replace(case, innermost=False).name
+    if isinstance(case, Step):
+        return case._replace(tuned=False).name if case.is_whole else None
+    return case.name if isinstance(case, Attention | Loss | Update) else None
+
+
+def is_compiled(case: Case) -> bool:
+    """Whether what PyTorch runs of it is compiled first."""
+    return isinstance(case, Loss | Update | Step)

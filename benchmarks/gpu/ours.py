@@ -1,8 +1,9 @@
-"""castile on the cases: `python -m benchmarks.gpu.ours SKIPPED KIND ...`, one JSON line a case; PyTorch is not there.
+"""castile on the cases: `python -m benchmarks.gpu.ours ERRAND KEPT NAME ...`, a JSON line a case; PyTorch is not there.
 
-Every way to run a kernel is timed, as `castile profile` does; `seconds` is that of the fastest Triton form,
-`library_seconds` that of the library beside it where there is one. What the fastest computes is compared with the same
-work in float32 on the device where that is cheap.
+Kernels run with their forms' own settings ("default"), or in every way there is, as `castile profile` times them
+("tuned"): `seconds` is that of the fastest Triton form, `library_seconds` that of the library beside it where there is
+one. What the fastest computes is compared with the same work in float32 on the device where that is cheap. "compile"
+does what both wait for else. KEPT begins the names of files in which steps keep what tuning found.
 """
 
 from __future__ import annotations
@@ -22,18 +23,25 @@ import numpy as np
 
 from benchmarks.gpu import cases, sides, steps
 from benchmarks.gpu.calls import Call, calls
-from castile.kernels import tuning
-from castile.kernels.choice import Choice, wanted_of
+from castile.kernels import choice, tuning
+from castile.kernels.choice import Array, Choice, wanted_of
 from castile.kernels.cupy import measuring
 from castile.kernels.form import Refused
 from castile.kernels.table import Table
 from castile.planner.vocabulary import Spec
 
+# Cores that are left to whoever waits for compilers, and to the other side.
+SPARED_CORES = 2
 
-def fastest(call: Call) -> dict[str, float]:
-    """Seconds of the fastest Triton form, and of the library's; the fastest of all is taken from then on."""
-    table = Table("triton")
-    found = tuning.tune(table, call.named, tuning.gpu())
+
+def fastest(call: Call, errand: str) -> dict[str, float]:
+    """Seconds of the fastest Triton form of those ways that are asked for, and of the library's; the fastest of all is
+    taken from then on.
+    """
+    table, found = Table("triton"), dict[Choice, float]()
+    for some in asked(table, call.named, errand):
+        if not any(way.form == "triton" for way in found):
+            found |= tuning.tune(table, call.named, tuning.gpu(), some)
     if not found:
         every = measuring.operands(wanted_of(call.named))
         bound = [table.bind(call.kernel, one.args, one.outs, call.params) for one in every]
@@ -43,23 +51,34 @@ def fastest(call: Call) -> dict[str, float]:
     return {("seconds" if form == "triton" else "library_seconds"): took for form, took in best.items()}
 
 
+def asked(table: Table, which: str, errand: str) -> list[list[Choice]]:
+    """The ways in which a call is to be timed; the next ones only where the device refuses those before."""
+    ways = tuning.ways(table, which)
+    if errand == "tuned":
+        return [ways]
+    of_triton, others = ([way for way in ways if (way.form == "triton") == own] for own in (True, False))
+    return [[way, *(others if n == 0 else ())] for n, way in enumerate(of_triton)]
+
+
 @singledispatch
-def measure(case: Any) -> dict[str, Any]:
+def measure(case: Any, errand: str, kept: str) -> dict[str, Any]:
     """What one case takes, and what else there is to tell."""
-    told = [fastest(call) for call in calls(case)]
+    choice.forget()
+    told = [fastest(call, errand) for call in calls(case)]
     beside = {key: told[0][key] for key in ("library_seconds",) if key in told[0]}
     return {"seconds": sum(one["seconds"] for one in told)} | beside | error(case)
 
 
 @measure.register
-def _(case: cases.Stream) -> dict[str, Any]:
+def _(case: cases.Stream, errand: str, kept: str) -> dict[str, Any]:
+    choice.forget()
     (call,) = calls(case)
-    return fastest(call) | {"nbytes": call.nbytes, "library_seconds": copied(call.nbytes)}
+    return fastest(call, errand) | {"nbytes": call.nbytes, "library_seconds": copied(call.nbytes)}
 
 
 @measure.register
-def _(case: cases.Step) -> dict[str, Any]:
-    return steps.measure(case)
+def _(case: cases.Step, errand: str, kept: str) -> dict[str, Any]:
+    return steps.measure(case, kept)
 
 
 def copied(nbytes: int) -> float:
@@ -156,37 +175,44 @@ def _(case: cases.Loss) -> dict[str, float]:
 
 
 def compile_ways(named: str) -> None:
-    """Compile all ways of one call into Triton's cache: by launching, since that is what the cache knows.
+    """Compile all ways of one call into Triton's cache, by binding them to memory that nothing is written to.
 
     What is wrong with one is told where it is measured.
     """
     table, call = Table("triton"), wanted_of(named)
     with cupy.cuda.Stream(non_blocking=True), suppress(Exception):
-        (one, *_) = measuring.operands(call)
+        outs, args = (tuple(_empty(x) if isinstance(x, Array) else x for x in xs) for xs in (call.outs, call.args))
         for way in tuning.ways(table, named) or [Choice("triton")]:
             with suppress(Refused):
-                table.bind(call.kernel, one.args, one.outs, call.params, None, False, way)
+                table.bind(call.kernel, args, outs, call.params, None, False, way)
     cupy.get_default_memory_pool().free_all_blocks()
 
 
-def main(kinds: Sequence[str], skip: int = 0) -> int:
-    """Measure the cases of the functions of `cases` that are named, but for the first of them: kind by kind, so that
-    what is compiled for one is not waited for before another is measured. The status to end with.
-    """
-    num_processes = max(1, len(os.sched_getaffinity(0)) - 2)
-    with get_context("spawn").Pool(num_processes) as pool, cupy.cuda.Stream(non_blocking=True) as stream:
-        for kind in kinds:
-            every = sides.listed([kind])
-            skipped, skip = min(skip, len(every)), max(0, skip - len(every))
-            names = sorted({call.named for _, case in every[skipped:] for call in calls(case)})
-            for number, _ in enumerate(pool.imap_unordered(compile_ways, names), 1):
-                # Whoever waits for rows sees that they are worked at.
-                print(f"compiled {number} of {len(names)}", flush=True)
-            free = cupy.get_default_memory_pool().free_all_blocks
-            if status := sides.tell([kind], skipped, measure, stream.synchronize, free):
-                return status
-    return 0
+def _empty(one: Array) -> Any:
+    flat = cupy.empty(max(1, one.nbytes // one.itemsize), np.dtype(one.dtype))
+    return cupy.ndarray(one.shape, flat.dtype, memptr=flat.data, strides=one.laid)
+
+
+def compile_all(names: Sequence[str]) -> None:
+    """Compile all kernels of these cases, side by side."""
+    every = cases.named()
+    wanted = dict.fromkeys(call.named for name in names for call in calls(every[name]))
+    num_processes = max(1, len(os.sched_getaffinity(0)) - SPARED_CORES)
+    with get_context("spawn").Pool(num_processes) as pool:
+        for number, _ in enumerate(pool.imap_unordered(compile_ways, wanted), 1):
+            # Whoever waits for rows sees that they are worked at.
+            print(f"compiled {number} of {len(wanted)}", flush=True)
+
+
+def main(errand: str, kept: str, names: Sequence[str]) -> int:
+    """Do this with the cases of these names, in their order. The status to end with."""
+    if errand == "compile":
+        compile_all(names)
+        return 0
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        free = cupy.get_default_memory_pool().free_all_blocks
+        return sides.tell(names, partial(measure, errand=errand, kept=kept), stream.synchronize, free)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[2:], int(sys.argv[1])))
+    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3:]))

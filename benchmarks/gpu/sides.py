@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from time import time
 from typing import IO, Any
 
 from benchmarks.gpu import cases
@@ -26,7 +27,9 @@ Row = dict[str, Any]
 # With this status a side ends where its device has failed with the case that it told last.
 LOST = 3
 # Seconds in which a process tells nothing, neither a row nor that it is at work, after which it is taken to hang.
-PATIENCE_SECONDS = 500
+PATIENCE_SECONDS = 240.0
+# Where time is up, a case that has been at it for this share of them is taken to hang too, so that no run waits again.
+LATE = 0.5
 # So many processes in a row that tell nothing are enough.
 FRUITLESS = 2
 _REASON_BYTES = 2000
@@ -34,21 +37,23 @@ _REASON_BYTES = 2000
 
 @dataclass
 class _Process:
-    """One run of a side: what it tells, and what ended it."""
+    """One run of a side: what it tells, and what ended it; `silent` is for how many seconds it told nothing then."""
 
     popen: subprocess.Popen[str]
     errors: IO[str]
-    hangs: bool = False
+    silent: float = 0.0
+    is_stopped: bool = False
 
-    def rows(self, patience: float) -> Iterator[Row]:
-        """The rows as they come, until it ends or tells nothing for so many seconds."""
+    def rows(self, patience: float, until: float) -> Iterator[Row]:
+        """The rows as they come, until it ends, tells nothing for so many seconds, or time is up."""
         lines: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=self._read, args=(lines,), daemon=True).start()
         while True:
+            began = time()
             try:
-                text = lines.get(timeout=patience)
+                text = lines.get(timeout=max(0.0, min(patience, until - began)))
             except queue.Empty:
-                self.hangs = True
+                self.silent, self.is_stopped = time() - began, True
                 return
             if text is None:
                 return
@@ -57,8 +62,8 @@ class _Process:
 
     def reason(self) -> str:
         """Why it ended."""
-        if self.hangs:
-            return "nothing was told for too long"
+        if self.is_stopped:
+            return f"nothing was told for {self.silent:.0f} seconds, which is too long"
         self.errors.seek(0)
         said = self.errors.read()[-_REASON_BYTES:].strip().splitlines()
         return said[-1] if said else f"ended with status {self.popen.wait()}"
@@ -70,54 +75,52 @@ class _Process:
         lines.put(None)
 
 
-def told(side: str, kinds: Sequence[str], patience: float = PATIENCE_SECONDS) -> Iterator[Row]:
-    """A side's row of each case of these kinds, in their order, each as soon as it is there.
+def told(
+    side: str, errand: str, kept: str, names: Sequence[str], until: float, patience: float = PATIENCE_SECONDS
+) -> Iterator[Row]:
+    """A side's row of each case of these names, in their order, each as soon as it is there.
 
     A case at which a process ends or hangs has a row that says so. Where processes tell nothing at all, as where a
-    library is not there, the cases that are left have no row.
+    library is not there, the cases that are left have no row, nor have those for which there was no time.
+
+    kept   begins the names of files in which it keeps what it finds on its way
+    until  what `time.time` says when time is up
     """
-    every = listed(kinds)
-    done = fruitless = 0
-    while done < len(every) and fruitless < FRUITLESS:
-        before = done
-        with _started(side, done, kinds) as process:
-            for row in process.rows(patience):
+    left = list(names)
+    fruitless = 0
+    while left and fruitless < FRUITLESS and time() < until:
+        before = len(left)
+        with _started(_command(side, errand, kept, left)) as process:
+            for row in process.rows(patience, until):
+                left.remove(row["name"])
                 yield row
-                done += 1
-            status = None if process.hangs else process.popen.wait()
-            if status == 0:
+            status = None if process.is_stopped else process.popen.wait()
+            if status == 0 or (process.is_stopped and process.silent < min(patience, LATE * PATIENCE_SECONDS)):
                 return
-            if status != LOST and done < len(every):
-                kind, case = every[done]
-                yield {"kind": kind, "name": case.name, "failed": f"{side}: {process.reason()}"[:300]}
-                done += 1
-                fruitless = fruitless + 1 if done == before + 1 else 0
-
-
-def listed(kinds: Sequence[str]) -> list[tuple[str, Any]]:
-    """All cases of these kinds, each with its kind, in the order in which they are told."""
-    return [(kind, case) for kind in kinds for case in getattr(cases, kind)()]
+            if status != LOST and left:
+                yield {"name": left.pop(0), "failed": f"{side}: {process.reason()}"[:300]}
+                fruitless = fruitless + 1 if len(left) == before - 1 else 0
 
 
 def tell(
-    kinds: Sequence[str],
-    skip: int,
+    names: Sequence[str],
     measure: Callable[[Any], Row],
     settle: Callable[[], object],
     tidy: Callable[[], object],
 ) -> int:
-    """A side's own part: print the row of each case but the first `skip`; the status to end with.
+    """A side's own part: print the row of each case of these names; the status to end with.
 
     settle  waits for the device, and raises where it has failed
     tidy    gives back memory after a case
     """
-    for kind, case in listed(kinds)[skip:]:
+    every = cases.named()
+    for name in names:
         try:
-            found = measure(case)
+            found = measure(every[name])
         except Exception as problem:
             # One case that fails costs its own figure only.
             found = {"failed": f"{type(problem).__name__}: {problem}"[:300]}
-        print(json.dumps({"kind": kind, "name": case.name} | found), flush=True)
+        print(json.dumps({"name": name} | found), flush=True)
         try:
             settle()
         except Exception:
@@ -126,14 +129,13 @@ def tell(
     return 0
 
 
-def _command(side: str, skip: int, kinds: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", f"benchmarks.gpu.{side}", str(skip), *kinds]
+def _command(side: str, errand: str, kept: str, names: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", f"benchmarks.gpu.{side}", errand, kept, *names]
 
 
 @contextmanager
-def _started(side: str, skip: int, kinds: Sequence[str]) -> Iterator[_Process]:
-    """A process of a side that leaves out the first cases; it is gone afterwards, with all that it started."""
-    words = _command(side, skip, kinds)
+def _started(words: Sequence[str]) -> Iterator[_Process]:
+    """A process of a side; it is gone afterwards, with all that it started."""
     with tempfile.TemporaryFile("w+") as errors:
         popen = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True)
         try:

@@ -6,16 +6,19 @@ Losses of the first steps are told, so that what was timed is seen to be the sam
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import prod
 from statistics import median
 from time import perf_counter
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
 from benchmarks.gpu import cases, clock
 from castile.kernels import choice
-from castile.launch import jobs, models, tuning
+from castile.launch import jobs, models, progress, tuning
 from castile.launch.execution import Execution, Prepared, feed_from
 from castile.launch.explore import simulated
 from castile.launch.jobs import Job
@@ -49,9 +52,11 @@ def numbers(of: Graph) -> dict[str, np.ndarray]:
     }  # fmt: skip
 
 
-def measure(case: cases.Step) -> dict[str, Any]:
+def measure(case: cases.Step, kept: str) -> dict[str, Any]:
     """Seconds of a step that is one CUDA graph; `own` is what else is ours: seconds that the host spends on it, what is
     predicted of it when its tasks have been timed, its memory, and why it is no graph where it is none.
+
+    kept  begins the name of the file in which tuning keeps what it finds, call by call, so that it can go on there
     """
     # Neither what was chosen for other cases nor what these left in memory is to help or to stand in the way.
     choice.forget()
@@ -59,10 +64,14 @@ def measure(case: cases.Step) -> dict[str, Any]:
     model = f"{case.model}{',' if ':' in case.model else ':'}rewrite={case.rewrite}" if case.rewrite else case.model
     first, second = ADAMW["betas"]
     updates = Updates(AdamW(beta1=first, beta2=second, eps=ADAMW["eps"], decay=ADAMW["weight_decay"]))
-    job = jobs.start(model, case.machine, case.batch, "", updates, dtype=case.dtype)
+    words = (kept, *case.model.split(":")[:1], *case.machine.split(":")[:1])
+    job = jobs.start(model, case.machine, case.batch, "-".join(words) + ".db" if case.tuned else "", updates,
+                     dtype=case.dtype)  # fmt: skip
     # Of one processor there is one plan; on several samples are divided.
     prepared = job.prepare(next(iter(seeds(job.lowering).values())))
-    num_tuned = tuning.tune(job, [prepared.tasks], False) if case.tuned else 0
+    if case.tuned:
+        with patch.object(progress, "bar", _told):
+            tuning.tune(job, [prepared.tasks], False)
     execution = job.execute(prepared, SEED)
     execution.feed(feed_from(numbers(job.graph)), RATE)
     losses = []
@@ -70,10 +79,17 @@ def measure(case: cases.Step) -> dict[str, Any]:
         execution.run()
         losses.append(_loss(execution))
     seconds = clock.seconds([execution.runner.run], lambda count: _ran(execution, count))
-    own = {"host_seconds": _host_seconds(execution), "losses": losses, "num_tuned_calls": num_tuned}
+    own: dict[str, Any] = {"host_seconds": _host_seconds(execution), "losses": losses}
+    own["num_tuned_calls"] = len({way.call for way in job.ways})
     own |= _predicted(job, prepared, execution, seconds)
     own |= {"nbytes": execution.runner.nbytes + execution.runner.workspace_bytes, "remarks": execution.runner.remarks}
     return {"seconds": seconds, "own": own}
+
+
+@contextmanager
+def _told(leads: bool, what: str) -> Iterator[progress.Advance]:
+    """In place of a bar: whoever waits for a row sees that it is worked at."""
+    yield lambda text, done, total: print(f"{what} {text}: {done} of {total}", flush=True)
 
 
 def _loss(execution: Execution) -> float | None:

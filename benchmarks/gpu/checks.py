@@ -1,0 +1,98 @@
+"""The tests that need a GPU, run by pytest: side by side, those that start ranks alone; what fails or hangs is told.
+
+It does not know what they test, but for the kernel that a test is of.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+from benchmarks.gpu import sources, verdicts
+from benchmarks.gpu.record import Finding, Record
+
+# Compilers are waited for, so all cores are at work.
+RUNS = (("-m", "gpu and not mpi", "-n", "auto", "--dist", "worksteal"), ("-m", "gpu and mpi"))
+# Seconds without a test that begins or ends, after which those that have begun are taken to hang.
+PATIENCE_SECONDS = 100.0
+# So long a test may take that has begun when time is up.
+GRACE_SECONDS = 20.0
+_LOOK_SECONDS = 0.2
+
+
+class Verdict(NamedTuple):
+    """What is known of tests: how many passed, of what others failed, by name, and for how many there was no time.
+
+    kernels  those of which a test failed
+    """
+
+    num_passed: int
+    failed: dict[str, str]
+    num_left: int
+    kernels: frozenset[str]
+
+    def __str__(self) -> str:
+        told = [f"checks: {self.num_passed} passed, {len(self.failed)} failed"]
+        told += [f"{self.num_left} left for want of time"] * bool(self.num_left)
+        return ", ".join(told) + "".join(f"\n  {name}: {why}" for name, why in self.failed.items())
+
+
+def run(record: Record, until: float) -> None:
+    """Test what is not known yet; findings are in the record. until: what `time.time` says when time is up."""
+    for words in RUNS:
+        while time.time() < until and not _ran(record, words, until):
+            pass
+
+
+def verdict(record: Record) -> Verdict:
+    """What is known of the tests as they and their sources are now."""
+    found = {
+        name: one for (errand, name, digest), one in record.read().items()
+        if errand == verdicts.ERRAND and digest == sources.of_test(name.split("::")[0], one.get("kernel", ""))
+    }  # fmt: skip
+    ended = {name: one for name, one in found.items() if "failed" in one}
+    failed = {name: str(one["failed"]) for name, one in ended.items() if one["failed"]}
+    kernels = frozenset(ended[name]["kernel"] for name in failed) - {""}
+    return Verdict(len(ended) - len(failed), failed, len(found) - len(ended), kernels)
+
+
+def _ran(record: Record, words: Sequence[str], until: float) -> bool:
+    """Whether pytest came to its end; what had begun by then, or long before it was ended as nothing moved, failed."""
+    begun = time.time()
+    with _pytest(record, words, until) as process:
+        size, moved = record.path.stat().st_size, begun
+        while process.poll() is None:
+            now = time.time()
+            if (length := record.path.stat().st_size) != size:
+                size, moved = length, now
+            if now > until + GRACE_SECONDS or now > moved + PATIENCE_SECONDS:
+                break
+            time.sleep(_LOOK_SECONDS)
+        has_ended = process.poll() is not None
+    ended = time.time()
+    for (errand, name, digest), found in record.read().items():
+        lasted = ended - found.get("begun", ended)
+        if errand == verdicts.ERRAND and found.get("begun", 0.0) > begun and (has_ended or lasted > GRACE_SECONDS):
+            why = "ended its process" if has_ended else f"had not ended after {lasted:.0f} seconds"
+            record.add(Finding(errand, name, digest, {"kernel": found["kernel"], "failed": why}))
+    return has_ended
+
+
+@contextmanager
+def _pytest(record: Record, words: Sequence[str], until: float) -> Iterator[subprocess.Popen[bytes]]:
+    files = [path for path in sorted((sources.ROOT / "tests").glob("test_*.py")) if "mark.gpu" in path.read_text()]
+    options = ("--record", record.path, "--lines", record.num_lines, "--until", until)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", verdicts.__name__, *options, *words, *files]
+    process = subprocess.Popen(list(map(str, command)), cwd=sources.ROOT, start_new_session=True)
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
