@@ -34,8 +34,8 @@ STREAM_BYTES = 2**25
 PING_BYTES = (8, 1024, 16384, 262144, 2097152)
 PING_SECONDS = 0.06
 PING_TAG = 1_000_000
-# Of messages of one size there are so many samples at most: to ask for how long a core was missing takes as long as one.
-PING_SAMPLES = 30
+# Messages of one size come in so many rounds at most: to ask for how long a core was missing takes as long as one.
+PING_ROUNDS = 30
 # The executor's bookkeeping of a task costs about as much as this many kernel calls on next to no data.
 CALLS_A_TASK = 12
 
@@ -313,14 +313,14 @@ def _link(comm: Communicator, is_crowded: bool) -> tuple[float, float]:
         return (1.0, 1.0)
     # a message waits for whichever end has no core
     ends = np.maximum(*map(np.frombuffer, delayed[:2])) * (not is_crowded)
-    sizes = np.split(ends, np.cumsum([len(lasted) for lasted, _ in mine])[:-1])
-    free = [_free(lasted, held) for (lasted, _), held in zip(mine, sizes, strict=True)]
-    return fit_link(np.array(PING_BYTES, float), np.array(free))
+    each = np.split(ends, np.cumsum([len(lasted) for lasted, _ in mine])[:-1])
+    medians = [_free(lasted, held) for (lasted, _), held in zip(mine, each, strict=True)]
+    return fit_link(np.array(PING_BYTES, float), np.array(medians))
 
 
 def _free(lasted: np.ndarray, delayed: np.ndarray) -> float:
-    """The median of samples of which less than a share was waiting for a core, or of all where there is none."""
-    is_free = delayed <= DELAYED * lasted
+    """The median of messages in rounds of which little was waiting for a core, or of all where there are none."""
+    is_free = delayed <= DELAYED * lasted.sum(axis=1)
     return _positive(float(np.median(lasted[is_free] if is_free.any() else lasted)), "a message")
 
 
@@ -339,30 +339,31 @@ def fit_link(nbytes: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
 
 
 def _pings(comm: Communicator, peer: int, nbytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Samples of messages one way, half of there and back: seconds each, and for how long of that this rank was ready
-    to run and had no core.
+    """Rounds of messages: what each took one way, half of there and back, seconds[rounds, messages]; and half of that for
+    which in each round this rank was ready to run and had no core, seconds[rounds].
     """
     array = np.zeros(nbytes, np.uint8)
-    num_samples, num_rounds = _num_rounds(nbytes)
-    lasted, delayed = np.zeros(num_samples), np.zeros(num_samples)
-    for sample in range(num_samples):
-        delayed_ns, begin = cores.delayed_ns(), time.perf_counter()
-        for _ in range(num_rounds):
+    lasted = np.zeros(_num_rounds(nbytes))
+    delayed = np.zeros(len(lasted))
+    for number, messages in enumerate(lasted):
+        delayed_ns = cores.delayed_ns()
+        for message in range(len(messages)):
+            begin = time.perf_counter()
             if comm.rank < peer:
                 _wait(comm.send(array, peer, PING_TAG))
                 _wait(comm.recv(array, peer, PING_TAG))
             else:
                 _wait(comm.recv(array, peer, PING_TAG))
                 _wait(comm.send(array, peer, PING_TAG))
-        lasted[sample] = (time.perf_counter() - begin) / (2 * num_rounds)
-        delayed[sample] = (cores.delayed_ns() - delayed_ns) / 1e9 / (2 * num_rounds)
+            messages[message] = (time.perf_counter() - begin) / 2
+        delayed[number] = (cores.delayed_ns() - delayed_ns) / 2e9
     return lasted, delayed
 
 
 def _num_rounds(nbytes: int) -> tuple[int, int]:
-    """Samples, and rounds of each, that fit the time if a message takes 20 us and 4 GB/s; fixed, so that both ends
+    """Rounds, and messages in each, that fit the time if a message takes 20 us and 4 GB/s; fixed, so that both ends
     agree.
     """
-    every = max(5, int(PING_SECONDS / 2 / (2e-5 + nbytes / 4e9)))
-    num_samples = min(every, PING_SAMPLES)
-    return num_samples, every // num_samples
+    num_messages = max(5, int(PING_SECONDS / 2 / (2e-5 + nbytes / 4e9)))
+    num_rounds = min(num_messages, PING_ROUNDS)
+    return num_rounds, num_messages // num_rounds
