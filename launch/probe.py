@@ -34,8 +34,9 @@ STREAM_BYTES = 2**25
 PING_BYTES = (8, 1024, 16384, 262144, 2097152)
 PING_SECONDS = 0.06
 PING_TAG = 1_000_000
-# Messages of one size come in so many rounds at most: to ask for how long a core was missing takes as long as one.
-PING_ROUNDS = 30
+# Messages of one size come in so many rounds at most: the first of each waits for a rank that still asks for how long it
+# had no core.
+PING_ROUNDS = 8
 # The executor's bookkeeping of a task costs about as much as this many kernel calls on next to no data.
 CALLS_A_TASK = 12
 
@@ -339,8 +340,8 @@ def fit_link(nbytes: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
 
 
 def _pings(comm: Communicator, peer: int, nbytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rounds of messages: what each took one way, half of there and back, seconds[rounds, messages]; and half of that for
-    which in each round this rank was ready to run and had no core, seconds[rounds].
+    """Rounds of messages: what each took one way, half of there and back, seconds[rounds, messages]; and half of the
+    seconds for which in each round this rank was ready to run and had no core, seconds[rounds].
     """
     array = np.zeros(nbytes, np.uint8)
     lasted = np.zeros(_num_rounds(nbytes))
