@@ -34,8 +34,8 @@ STREAM_BYTES = 2**25
 PING_BYTES = (8, 1024, 16384, 262144, 2097152)
 PING_SECONDS = 0.06
 PING_TAG = 1_000_000
-# Messages of one size come in so many rounds at most: the first of each waits for a rank that still asks for how long it
-# had no core.
+# Messages of one size come in so many rounds at most: the first of each waits for a rank that still asks for how long
+# it had no core.
 PING_ROUNDS = 8
 # The executor's bookkeeping of a task costs about as much as this many kernel calls on next to no data.
 CALLS_A_TASK = 12
