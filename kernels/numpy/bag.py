@@ -5,7 +5,6 @@ of zero.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,8 @@ from castile.kernels.form import prepares
 from castile.kernels.ids import OutOfRange
 from castile.kernels.numpy.jit import compiled
 from castile.kernels.numpy.lanes import after, pointer
-from castile.kernels.numpy.views import by_rows, chain, row_span
+from castile.kernels.numpy.moving import onto_zeros
+from castile.kernels.numpy.views import by_rows, row_span
 
 Call = Callable[[], Any]
 
@@ -32,8 +32,7 @@ def embedding_bag_grad(
     out: np.ndarray, dy: np.ndarray, ids: np.ndarray, *weights: np.ndarray, rows: int, scale: float, accumulate: bool
 ) -> Call | None:
     """See the definition."""
-    work = _bags(_add_rows, dy, ids, out, weights, scale)
-    return work if work is None or accumulate else chain([partial(out.fill, 0), work])
+    return onto_zeros(_bags(_add_rows, dy, ids, out, weights, scale), accumulate, out)
 
 
 @prepares

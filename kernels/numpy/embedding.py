@@ -4,7 +4,6 @@ It knows no meaning of the integers.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,8 @@ import numpy as np
 from castile.kernels.form import prepares
 from castile.kernels.ids import OutOfRange
 from castile.kernels.numpy.jit import compiled
-from castile.kernels.numpy.views import by_rows, chain, row_span
+from castile.kernels.numpy.moving import onto_zeros
+from castile.kernels.numpy.views import by_rows, row_span
 
 
 @prepares
@@ -28,8 +28,7 @@ def embedding_grad(
 ) -> Callable[[], Any] | None:
     """See the definition."""
     span = row_span(out)
-    work = span and by_rows(_add_rows, [dy], *span, rows, bare=[ids])
-    return work if work is None or accumulate else chain([partial(out.fill, 0), work])
+    return onto_zeros(span and by_rows(_add_rows, [dy], *span, rows, bare=[ids]), accumulate, out)
 
 
 @compiled

@@ -11,9 +11,10 @@ import numpy as np
 
 from castile.kernels.form import prepares
 from castile.kernels.ids import OutOfRange
-from castile.kernels.numpy.jit import compiled, f32
+from castile.kernels.numpy.jit import compiled, f32, inlined
 from castile.kernels.numpy.lanes import after, pointer
-from castile.kernels.numpy.views import Scratch, chain, flat
+from castile.kernels.numpy.moving import onto_zeros
+from castile.kernels.numpy.views import Scratch, Shape, even, in_rows, span, steps_of
 
 Call = Callable[[], Any]
 
@@ -21,9 +22,10 @@ Call = Callable[[], Any]
 @prepares
 def queue(out: np.ndarray, experts: np.ndarray, *, num_experts: int, capacity: int, scratch: np.ndarray) -> Call | None:
     """See the definition."""
+    if not even(out, experts):
+        return None
     waiting = Scratch(scratch).take((num_experts,), np.dtype("int64"))
-    lain = _lain(out, experts)
-    return partial(_queue, *experts.shape, *lain, waiting, capacity) if lain else None
+    return partial(_queue, experts.shape, _lain(out), _lain(experts), waiting, capacity)
 
 
 @prepares
@@ -41,7 +43,7 @@ def dispatch(
 ) -> Call | None:
     """See the definition."""
     work = _moving(_dispatch, experts, slots, _or_ones(gates, x, experts), x, out, first_expert, first_slot)
-    return work if work is None or accumulate else chain([partial(out.fill, 0), work])
+    return onto_zeros(work, accumulate, out)
 
 
 @prepares
@@ -57,7 +59,7 @@ def combine(
 ) -> Call | None:
     """See the definition."""
     work = _moving(_combine, experts, slots, _or_ones(gates, y, experts), out, y, first_expert, first_slot)
-    return work if work is None or accumulate else chain([partial(out.fill, 0), work])
+    return onto_zeros(work, accumulate, out)
 
 
 @prepares
@@ -74,7 +76,7 @@ def gate_grad(
 ) -> Call | None:
     """See the definition."""
     work = _moving(_gate_grad, experts, slots, out, dy, y, first_expert, first_slot)
-    return work if work is None or accumulate else chain([partial(out.fill, 0), work])
+    return onto_zeros(work, accumulate, out)
 
 
 @prepares
@@ -82,11 +84,10 @@ def expert_share(
     out: np.ndarray, experts: np.ndarray, *, num_experts: int, first_expert: int, dtype: str
 ) -> Call | None:
     """See the definition."""
-    lain, held = _lain(experts), _lain(out)
-    if lain is None or held is None:
+    if not even(out, experts):
         return None
-    count = partial(_count, *experts.shape, *lain, *held, num_experts, first_expert)
-    return chain([partial(out.fill, 0), count])
+    count = partial(_count, experts.shape, _lain(experts), _lain(out), num_experts, first_expert)
+    return onto_zeros(count, False, out)
 
 
 def _or_ones(gates: tuple[np.ndarray, ...], like: np.ndarray, experts: np.ndarray) -> np.ndarray:
@@ -104,103 +105,93 @@ def _moving(
     first_slot: int,
 ) -> Call | None:
     """The work of `kernel` on tokens [b,s,d] and places [e,b,c,d]; None where their rows do not lie dense."""
-    if any(x.shape[-1] > 1 and x.strides[-1] != x.itemsize for x in (tokens, places)):
+    arrays = experts, slots, gates, tokens, places
+    if not (even(*arrays) and in_rows(tokens, places)):
         return None
-    lain = _lain(experts, slots, gates, tokens, places)
-    sizes = *experts.shape, places.shape[0], places.shape[2], places.shape[3]
-    return partial(kernel, *sizes, *lain, first_expert, first_slot) if lain else None
+    first = (first_expert, first_slot)
+    return partial(kernel, experts.shape, places.shape, first, *map(_lain, arrays))
 
 
-def _lain(*arrays: np.ndarray) -> list[Any] | None:
-    """Each array as its elements in memory, and a step for each dim; None for a step that is negative or uneven."""
-    if any(step < 0 or step % x.itemsize for x in arrays for step in x.strides):
-        return None
-    found: list[Any] = []
-    for x in arrays:
-        steps = [step // x.itemsize for step in x.strides]
-        length = 1 + sum((size - 1) * step for size, step in zip(x.shape, steps, strict=True))
-        found += [flat(x, 0, length if x.size else 0), *steps]
-    return found
+def _lain(x: np.ndarray) -> tuple[np.ndarray, Shape]:
+    """An array as the loops take it: everything from its first to its last element, and its steps."""
+    return span(x), steps_of(x)
+
+
+@inlined
+def _at(x, sample, token, choice):  # type: ignore[no-untyped-def]
+    """Where the number of a token's choice lies."""
+    steps = x[1]
+    return after(pointer(x[0]), sample * steps[0] + token * steps[1] + choice * steps[2])
+
+
+@inlined
+def _place(sizes, first, experts, slots, sample, token, choice):  # type: ignore[no-untyped-def]
+    """The expert and the slot, of those that are here, to which a token goes by a choice; (-1, -1) for none of them."""
+    expert, taken = _at(experts, sample, token, choice)[0] - first[0], _at(slots, sample, token, choice)[0]
+    slot = taken - first[1]
+    here = taken >= 0 and 0 <= expert < sizes[0] and 0 <= slot < sizes[2]
+    return (expert, slot) if here else (-1, -1)
 
 
 @compiled
-def _queue(b, s, k, out, ob, os, ok, experts, eb, es, ek, waiting, capacity):  # type: ignore[no-untyped-def]
-    for sample in range(b):
+def _queue(shape, out, experts, waiting, capacity):  # type: ignore[no-untyped-def]
+    for sample in range(shape[0]):
         waiting[:] = 0
-        for choice in range(k):
-            for token in range(s):
-                expert = experts[sample * eb + token * es + choice * ek]
-                if expert < 0 or expert >= waiting.size:
-                    raise OutOfRange("queue: an expert lies outside their number")
-                place = waiting[expert]
-                out[sample * ob + token * os + choice * ok] = place if place < capacity else -1
-                waiting[expert] = place + 1
+        for choice, token in np.ndindex(shape[2], shape[1]):
+            expert = _at(experts, sample, token, choice)[0]
+            if expert < 0 or expert >= waiting.size:
+                raise OutOfRange("queue: an expert lies outside their number")
+            place = waiting[expert]
+            _at(out, sample, token, choice)[0] = place if place < capacity else -1
+            waiting[expert] = place + 1
 
 
 @compiled
-def _dispatch(  # type: ignore[no-untyped-def]
-    b, s, k, e, c, d, experts, eb, es, ek, slots, sb, ss, sk, gates, gb, gs, gk, x, xb, xs, xd,
-    y, ye, yb, yc, yd, first_expert, first_slot,
-):  # fmt: skip
-    for sample in range(b):
-        for token in range(s):
-            v = after(pointer(x), sample * xb + token * xs)
-            for choice in range(k):
-                expert = experts[sample * eb + token * es + choice * ek] - first_expert
-                taken = slots[sample * sb + token * ss + choice * sk]
-                slot = taken - first_slot
-                if taken >= 0 and 0 <= expert < e and 0 <= slot < c:
-                    gate = gates[sample * gb + token * gs + choice * gk]
-                    o = after(pointer(y), expert * ye + sample * yb + slot * yc)
-                    for j in range(d):
-                        o[j] += v[j] * gate
+def _dispatch(shape, sizes, first, experts, slots, gates, tokens, places):  # type: ignore[no-untyped-def]
+    for sample, token in np.ndindex(shape[0], shape[1]):
+        v = _at(tokens, sample, token, 0)
+        for choice in range(shape[2]):
+            expert, slot = _place(sizes, first, experts, slots, sample, token, choice)
+            if expert >= 0:
+                o, gate = _at(places, expert, sample, slot), _at(gates, sample, token, choice)[0]
+                for j in range(sizes[3]):
+                    o[j] += v[j] * gate
 
 
 @compiled
-def _combine(  # type: ignore[no-untyped-def]
-    b, s, k, e, c, d, experts, eb, es, ek, slots, sb, ss, sk, gates, gb, gs, gk, x, xb, xs, xd,
-    y, ye, yb, yc, yd, first_expert, first_slot,
-):  # fmt: skip
-    for sample in range(b):
-        for token in range(s):
-            o = after(pointer(x), sample * xb + token * xs)
-            for choice in range(k):
-                expert = experts[sample * eb + token * es + choice * ek] - first_expert
-                taken = slots[sample * sb + token * ss + choice * sk]
-                slot = taken - first_slot
-                if taken >= 0 and 0 <= expert < e and 0 <= slot < c:
-                    gate = gates[sample * gb + token * gs + choice * gk]
-                    v = after(pointer(y), expert * ye + sample * yb + slot * yc)
-                    for j in range(d):
-                        o[j] += v[j] * gate
+def _combine(shape, sizes, first, experts, slots, gates, tokens, places):  # type: ignore[no-untyped-def]
+    for sample, token in np.ndindex(shape[0], shape[1]):
+        o = _at(tokens, sample, token, 0)
+        for choice in range(shape[2]):
+            expert, slot = _place(sizes, first, experts, slots, sample, token, choice)
+            if expert >= 0:
+                v, gate = _at(places, expert, sample, slot), _at(gates, sample, token, choice)[0]
+                for j in range(sizes[3]):
+                    o[j] += v[j] * gate
 
 
 @compiled
-def _gate_grad(  # type: ignore[no-untyped-def]
-    b, s, k, e, c, d, experts, eb, es, ek, slots, sb, ss, sk, out, ob, os, ok, dy, xb, xs, xd,
-    y, ye, yb, yc, yd, first_expert, first_slot,
-):  # fmt: skip
-    for sample in range(b):
-        for token in range(s):
-            slope = after(pointer(dy), sample * xb + token * xs)
-            for choice in range(k):
-                expert = experts[sample * eb + token * es + choice * ek] - first_expert
-                taken = slots[sample * sb + token * ss + choice * sk]
-                slot = taken - first_slot
-                if taken >= 0 and 0 <= expert < e and 0 <= slot < c:
-                    v = after(pointer(y), expert * ye + sample * yb + slot * yc)
-                    total = v[0] - v[0]
-                    for j in range(d):
-                        total += slope[j] * v[j]
-                    out[sample * ob + token * os + choice * ok] += total
+def _gate_grad(shape, sizes, first, experts, slots, out, slopes, places):  # type: ignore[no-untyped-def]
+    for sample, token in np.ndindex(shape[0], shape[1]):
+        u = _at(slopes, sample, token, 0)
+        for choice in range(shape[2]):
+            expert, slot = _place(sizes, first, experts, slots, sample, token, choice)
+            if expert >= 0:
+                v = _at(places, expert, sample, slot)
+                total = v[0] - v[0]
+                for j in range(sizes[3]):
+                    total += u[j] * v[j]
+                _at(out, sample, token, choice)[0] += total
 
 
 @compiled
-def _count(b, s, k, experts, eb, es, ek, out, ob, oe, num_experts, first_expert):  # type: ignore[no-untyped-def]
-    for sample in range(b):
-        for token in range(s):
-            expert = experts[sample * eb + token * es] - first_expert
+def _count(shape, experts, out, num_experts, first_expert):  # type: ignore[no-untyped-def]
+    step = out[1]
+    for sample in range(shape[0]):
+        shares = after(pointer(out[0]), sample * step[0])
+        for token in range(shape[1]):
+            expert = _at(experts, sample, token, 0)[0] - first_expert
             if 0 <= expert < num_experts:
-                out[sample * ob + expert * oe] += f32(1)
+                shares[expert * step[1]] += f32(1)
         for expert in range(num_experts):
-            out[sample * ob + expert * oe] /= s
+            shares[expert * step[1]] /= shape[1]

@@ -4,7 +4,6 @@ It knows no model.
 """
 
 from collections.abc import Callable
-from functools import partial
 from math import log
 from typing import Any
 
@@ -13,7 +12,8 @@ import numpy as np
 from castile.kernels.form import prepares
 from castile.kernels.ids import OutOfRange
 from castile.kernels.numpy.jit import compiled, exp, f32, row_max
-from castile.kernels.numpy.views import by_rows, chain
+from castile.kernels.numpy.moving import onto_zeros
+from castile.kernels.numpy.views import by_rows
 
 
 @prepares
@@ -23,7 +23,7 @@ def cross_entropy(
     """See the definition."""
     loss, lse = out
     work = by_rows(_entropy, [logits], loss.reshape(1), logits.dtype.type(scale), bare=[lse, labels])
-    return work and chain([partial(loss.fill, 0), work])
+    return onto_zeros(work, False, loss)
 
 
 @prepares

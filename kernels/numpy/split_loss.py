@@ -4,7 +4,6 @@ It knows no processors. The two numbers that a block gives lie a step of the res
 """
 
 from collections.abc import Callable
-from functools import partial
 from math import log
 from typing import Any
 
@@ -14,7 +13,8 @@ from castile.kernels.form import prepares
 from castile.kernels.ids import OutOfRange
 from castile.kernels.numpy.jit import compiled, exp, row_max
 from castile.kernels.numpy.lanes import after, pointer
-from castile.kernels.numpy.views import by_rows, chain
+from castile.kernels.numpy.moving import onto_zeros
+from castile.kernels.numpy.views import Shape, by_rows, steps_of
 
 Call = Callable[[], Any]
 
@@ -50,7 +50,7 @@ def split_cross_entropy(out: tuple[np.ndarray, np.ndarray], parts: np.ndarray, *
     bare = [lse, parts[..., 0, 0]]
     constants = loss.reshape(1), parts.shape[-2], *_steps(parts), parts.dtype.type(scale)
     work = by_rows(_merged, [lse[..., None]], *constants, bare=bare)
-    return work and chain([partial(loss.fill, 0), work])
+    return onto_zeros(work, False, loss)
 
 
 @prepares
@@ -63,9 +63,9 @@ def split_cross_entropy_grad(
     return by_rows(_merged_grad, [lse[..., None]], *constants, bare=bare)
 
 
-def _steps(x: np.ndarray) -> tuple[int, int]:
+def _steps(x: np.ndarray) -> Shape:
     """Elements from block to block and from the first number of a block to the second."""
-    return x.strides[-2] // x.itemsize, x.strides[-1] // x.itemsize
+    return steps_of(x)[-2:]
 
 
 @compiled

@@ -4,7 +4,6 @@ It knows no meaning of the rows. Rows of a few elements need not lie dense: thei
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,8 @@ from castile.kernels.form import prepares
 from castile.kernels.ids import OutOfRange
 from castile.kernels.numpy.jit import compiled
 from castile.kernels.numpy.lanes import after, pointer
-from castile.kernels.numpy.views import by_rows, chain
+from castile.kernels.numpy.moving import onto_zeros
+from castile.kernels.numpy.views import by_rows, steps_of
 
 Call = Callable[[], Any]
 
@@ -35,11 +35,12 @@ def pick(out: np.ndarray, x: np.ndarray, places: np.ndarray) -> Call | None:
 def pick_grad(out: np.ndarray, dy: np.ndarray, places: np.ndarray, *, size: int, accumulate: bool) -> Call | None:
     """See the definition."""
     work = by_rows(_pick_grad, [out], dy.shape[-1], _step(dy), _step(places), bare=[dy[..., 0], places[..., 0]])
-    return work if work is None or accumulate else chain([partial(out.fill, 0), work])
+    return onto_zeros(work, accumulate, out)
 
 
 def _step(x: np.ndarray) -> int:
-    return x.strides[-1] // x.itemsize
+    """Elements from one to the next of a row."""
+    return steps_of(x)[-1]
 
 
 @compiled
