@@ -35,6 +35,13 @@ def test_the_published_number_of_parameters(depth, count):
     }
 
 
+@pytest.mark.parametrize("same", ["wide_resnet:times=1", "resnext:groups=1,group_width=64"])
+def test_wider_and_grouped_blocks_are_those_of_a_residual_network_where_they_are_neither(same):
+    plain, other = models.parse("resnet:depth=50").graph(2), models.parse(same).graph(2)
+    assert other.nodes == plain.nodes and other.tensors == plain.tensors and other.params == plain.params
+
+
+
 def test_settings_change_what_they_say():
     graph = graph_of("width=8,blocks=2,size=8,channels=3,classes=7", 4)
     assert graph.tensors["image"].shape == (4, 3, 8, 8) and graph.tensors["fc"].shape == (4, 7)

@@ -17,10 +17,7 @@ RECIPE = Recipe(data="idx", batch=128, lr=0.1, momentum=0.9, epochs=5, schedule=
 
 @dataclass(frozen=True)
 class Form:
-    """A network: blocks of each stage, channels of the first, bottleneck blocks or not, and the usual images.
-
-    A deep network begins with a 7x7 convolution and pooling, by which images shrink to a quarter.
-    """
+    """A network: blocks of each stage, channels of the first, bottleneck blocks or not, and the usual images."""
 
     blocks: tuple[int, ...]
     width: int
@@ -28,10 +25,6 @@ class Form:
     size: int
     channels: int
     classes: int
-
-    @property
-    def deep(self) -> bool:
-        return len(self.blocks) == 4
 
 
 FORMS = {
@@ -66,59 +59,76 @@ def build(
         raise ValueError(f"model resnet: depth should be one of {', '.join(FORMS)}, got {depth!r}")
     form = FORMS[depth]
     stages = (blocks,) * len(form.blocks) if blocks else form.blocks
-    g = Graph("resnet", dtype)
-    b, side = batch or RECIPE.batch, size or form.size
-    image = g.input("image", (b, channels or form.channels, side, side), "b c h w")
-    label = g.input("label", (b,), "b", "int32")
-    net = _Net(g, training, form.bottleneck)
-    x = net.stem(image, width or form.width, form.deep)
-    for stage, count in enumerate(stages):
-        for n in range(count):
-            inner = (width or form.width) * 2**stage
-            x = net.block(f"layer{stage + 1}.{n}", x, inner, stride=2 if stage and not n else 1)
-    logits = g.linear("fc", g.global_pool("avgpool", x), features=classes or form.classes)
-    g.outputs = [logits.name]
-    g.minimise(g.cross_entropy("loss", logits, label))
-    return g
+    first, side = width or form.width, size or form.size
+    times, kernels = (4, (1, 3, 1)) if form.bottleneck else (1, (3, 3))
+    net = Residual(stages, first, first, times * first, kernels)
+    image = batch or RECIPE.batch, channels or form.channels, side, side
+    return net.build(Graph("resnet", dtype), training, image, classes or form.classes)
 
 
 @dataclass(frozen=True)
-class _Net:
-    graph: Graph
-    training: bool
-    bottleneck: bool
+class Residual:
+    """A residual network, whose every stage has twice as many channels as the one before and halves the images.
 
-    def stem(self, image: Tensor, channels: int, deep: bool) -> Tensor:
-        """What comes before the stages."""
-        if not deep:
-            return self._rectified("conv1", "bn1", image, channels, 3)
-        x = self._rectified("conv1", "bn1", image, channels, 7, stride=2)
-        return self.graph.max_pool2d("maxpool", x, kernel=3, stride=2, padding=1)
+    stages    how many blocks each stage has; a network of four begins with a 7x7 convolution and pooling, by which
+              images shrink to a quarter
+    stem      channels that come before the stages
+    inner     channels within a block of the first stage
+    channels  channels that it gives
+    kernels   of a block's convolutions; those of 3x3 have `groups`
+    """
 
-    def block(self, name: str, x: Tensor, inner: int, stride: int) -> Tensor:
-        """x and what convolutions make of it, rectified; a bottleneck gives four times its inner channels."""
-        channels = inner * (4 if self.bottleneck else 1)
-        kernels = (1, 3, 1) if self.bottleneck else (3, 3)
-        y = x
-        for n, kernel in enumerate(kernels, 1):
-            # where images shrink it is the first 3x3 convolution that shrinks them
-            step = stride if kernel == 3 and kernels.index(3) == n - 1 else 1
-            conv, norm = f"{name}.conv{n}", f"{name}.bn{n}"
-            if n < len(kernels):
-                y = self._rectified(conv, norm, y, inner, kernel, step)
-            else:
-                y = self._normal(conv, norm, y, channels, kernel, step)
+    stages: tuple[int, ...]
+    stem: int
+    inner: int
+    channels: int
+    kernels: tuple[int, ...]
+    groups: int = 1
+
+    def build(self, g: Graph, training: bool, shape: tuple[int, int, int, int], classes: int) -> Graph:
+        """The graph from images of a shape [b, channels, height, width] to the loss."""
+        image = g.input("image", shape, "b c h w")
+        label = g.input("label", shape[:1], "b", "int32")
+        if len(self.stages) == 4:
+            x = _rectified(g, training, "conv1", "bn1", image, self.stem, 7, stride=2)
+            x = g.max_pool2d("maxpool", x, kernel=3, stride=2, padding=1)
+        else:
+            x = _rectified(g, training, "conv1", "bn1", image, self.stem, 3)
+        for stage, count in enumerate(self.stages):
+            for n in range(count):
+                x = self._block(g, training, f"layer{stage + 1}.{n}", x, stage, stride=2 if stage and not n else 1)
+        logits = g.linear("fc", g.global_pool("avgpool", x), features=classes)
+        g.outputs = [logits.name]
+        g.minimise(g.cross_entropy("loss", logits, label))
+        return g
+
+    def _block(self, g: Graph, training: bool, name: str, x: Tensor, stage: int, stride: int) -> Tensor:
+        """x and what convolutions make of it, rectified."""
+        inner, channels = self.inner * 2**stage, self.channels * 2**stage
+        # it is the first 3x3 convolution that shrinks images
+        at, y = self.kernels.index(3), x
+        for n, kernel in enumerate(self.kernels):
+            step, groups = stride if n == at else 1, self.groups if kernel == 3 else 1
+            conv, norm, is_last = f"{name}.conv{n + 1}", f"{name}.bn{n + 1}", n == len(self.kernels) - 1
+            layer = _normal if is_last else _rectified
+            y = layer(g, training, conv, norm, y, channels if is_last else inner, kernel, step, groups)
         if stride > 1 or x.shape[1] != channels:
-            x = self._normal(f"{name}.downsample.0", f"{name}.downsample.1", x, channels, 1, stride)
-        return self.graph.relu(f"{name}.relu", self.graph.add(f"{name}.add", y, x))
+            x = _normal(g, training, f"{name}.downsample.0", f"{name}.downsample.1", x, channels, 1, stride)
+        return g.relu(f"{name}.relu", g.add(f"{name}.add", y, x))
 
-    def _rectified(self, conv: str, norm: str, x: Tensor, channels: int, kernel: int, stride: int = 1) -> Tensor:
-        return self.graph.relu(f"{norm}.relu", self._normal(conv, norm, x, channels, kernel, stride))
 
-    def _normal(self, conv: str, norm: str, x: Tensor, channels: int, kernel: int, stride: int = 1) -> Tensor:
-        # as large as keeps the size of gradients through rectifiers (He et al., 2015)
-        scale = sqrt(2 / (channels * kernel * kernel))
-        y = self.graph.conv2d(
-            conv, x, channels, kernel, stride, padding=kernel // 2, bias=False, scale=scale
-        )  # fmt: skip
-        return self.graph.batch_norm(norm, y, training=self.training)
+def _rectified(
+    g: Graph, training: bool, conv: str, norm: str, x: Tensor, channels: int, kernel: int,
+    stride: int = 1, groups: int = 1,
+) -> Tensor:  # fmt: skip
+    return g.relu(f"{norm}.relu", _normal(g, training, conv, norm, x, channels, kernel, stride, groups))
+
+
+def _normal(
+    g: Graph, training: bool, conv: str, norm: str, x: Tensor, channels: int, kernel: int,
+    stride: int = 1, groups: int = 1,
+) -> Tensor:  # fmt: skip
+    # as large as keeps the size of gradients through rectifiers (He et al., 2015)
+    scale = sqrt(2 / (channels * kernel * kernel))
+    y = g.conv2d(conv, x, channels, kernel, stride, padding=kernel // 2, bias=False, groups=groups, scale=scale)
+    return g.batch_norm(norm, y, training=training)

@@ -6,7 +6,7 @@ They do not know how they are cut or trained.
 from __future__ import annotations
 
 from castile.launch.models import Recipe
-from castile.launch.models.resnext import Bottlenecks, of_depth
+from castile.launch.models.resnext import bottlenecks
 from castile.planner.graph import Graph
 
 RECIPE = Recipe(data="noise", batch=64, lr=0.1, momentum=0.9, schedule="cosine")
@@ -32,6 +32,5 @@ def build(
     width    channels of the first convolution; the first stage gives four times as many
     blocks   blocks of each stage, if not those of the depth
     """
-    stages = of_depth("wide_resnet", depth, blocks)
-    net = Bottlenecks(Graph("wide_resnet", dtype), training, times * width, 1)
-    return net.build(batch or RECIPE.batch, (channels, size), width, stages, classes)
+    net = bottlenecks("wide_resnet", depth, blocks, width, times * width)
+    return net.build(Graph("wide_resnet", dtype), training, (batch or RECIPE.batch, channels, size, size), classes)
