@@ -5,13 +5,12 @@ It does not know what is learned from them.
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 
 from castile.launch.data import Arrays, Dataset
+from castile.launch.data.numpy import BROKEN
 from castile.runtime import rng
 
 FILE = Path(__file__).with_name("digits.npz")
@@ -40,16 +39,7 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
             images, labels = stored["image"], stored["label"]
     except FileNotFoundError as error:
         raise ValueError(f"data set digits: no file {path}") from error
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        EOFError,
-        AttributeError,
-        TypeError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
+    except BROKEN as error:
         raise ValueError(f"data set digits: {path} is damaged or not an npz of images and labels") from error
     if images.shape[1:] != (8, 8) or labels.shape != images.shape[:1] or len(images) <= NUM_TRAIN:
         raise ValueError(f"data set digits: {path} should hold more than {NUM_TRAIN} images of 8x8 and as many labels")

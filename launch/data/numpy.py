@@ -13,6 +13,11 @@ import numpy as np
 
 from castile.launch.data import Arrays, Dataset, split
 
+# What np.load raises for an archive that is damaged, or is none.
+BROKEN = (
+    OSError, ValueError, KeyError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+
 
 def load(seed: int, *, file: str = "", train: str = "", held_out: str = "", share: float = 0.1) -> Dataset:
     """An input for each array [n, ...], sample by sample: numbers or truth values, integers as int32.
@@ -84,14 +89,5 @@ def _archive(path: Path) -> dict[str, np.ndarray]:
             return {name: stored[name] for name in sorted(stored)}
     except FileNotFoundError as error:
         raise ValueError(f"data set numpy: {path}: {error.strerror}") from error
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        EOFError,
-        AttributeError,
-        TypeError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
+    except BROKEN as error:
         raise ValueError(f"data set numpy: {path} is damaged or not an npz file of numbers") from error
