@@ -16,13 +16,15 @@ import numpy as np
 
 from castile.launch.isolation import Bench, apart
 from castile.launch.jobs import Job
-from castile.runtime import rng
+from castile.runtime import rng, transfer
 from castile.runtime.collectives import SPECIAL_FORMS
 from castile.runtime.machine import Machine
 from castile.runtime.region import whole
 from castile.runtime.runner import Runner
-from castile.runtime.task import AT_ONCE, NOTHING, NUM_LANES, Buffer, Comm, CostKey, Kind, Lane, Task, TaskGraph, View
+from castile.runtime.task import AT_ONCE, NOTHING, Buffer, Comm, CostKey, Kind, Task, TaskGraph, View
 from castile.runtime.timeline import Timeline
+
+Lengths = tuple[int, ...]  # elements of each member of a group
 
 FORMS = ("move", *SPECIAL_FORMS)
 # The cost model interpolates between neighbours of which one is up to four times the other.
@@ -87,7 +89,7 @@ def graph_of(machine: Machine, exchange: Exchange) -> TaskGraph:
     """The tasks of a step that consists of this exchange alone."""
     buffers: list[Buffer] = []
     tasks = [_task(number, group, exchange, buffers) for number, group in enumerate(exchange.groups)]
-    num, lanes = len(tasks), [_lanes(exchange.form, task.procs) for task in tasks]
+    num, lanes = len(tasks), [transfer.lanes(task.kind, task.procs) for task in tasks]
     uses = [sorted(_touched(task)) for task in tasks]
     first = np.full(len(buffers), -1, np.int32)
     for task, touched in zip(tasks, uses, strict=True):
@@ -112,50 +114,49 @@ def bench(job: Job, exchange: Exchange) -> Bench:
 
 
 def _task(number: int, group: tuple[int, ...], exchange: Exchange, buffers: list[Buffer]) -> Task:
-    form, size, elements = exchange.form, len(group), exchange.elements
-    piece = elements // size
-    # What each member sends, gets and works in, as runtime/collectives lays it out.
-    sent, received, scratch = {
-        "move": ((elements, 0), (0, elements), 0),
-        "broadcast": ((elements, *[0] * (size - 1)), (0, *[elements] * (size - 1)), 0),
-        "all_reduce": ((elements,) * size, (elements,) * size, (size - 1) * piece),
-        "reduce_scatter": ((elements,) * size, (piece,) * size, (size - 1) * piece),
-        "all_gather": ((piece,) * size, (elements,) * size, 0),
-        "all_to_all": ((elements,) * size, (elements,) * size, 0),
-    }[form]
-    counts = (
-        ((0, elements), (0, 0)) if form == "move" else ((elements if form == "broadcast" else piece,) * size,) * size
-    )
+    """The transfers of a group; what they send, get and work in is put behind the buffers that there are."""
+    lengths, counts = _lengths(exchange.form, len(group), exchange.elements)
 
-    def views(role: str, which: int, sizes: Sequence[int]) -> tuple[View | None, ...]:
-        found: list[View | None] = []
-        for proc, length in zip(group, sizes, strict=True):
-            found.append(View(len(buffers), whole((length,))) if length else None)
-            if length:
-                kind = "input" if role == SEND else ""
-                buffers.append(Buffer(f"{role}{number}.{which}", whole((length,)), exchange.dtype, proc, kind))
-        return tuple(found)
+    def view(role: str, which: int, proc: int, length: int) -> View | None:
+        if not length:
+            return None
+        box, kind = whole((length,)), "input" if role == SEND else ""
+        buffers.append(Buffer(f"{role}{number}.{which}", box, exchange.dtype, proc, kind))
+        return View(len(buffers) - 1, box)
 
-    comms = tuple(
-        Comm(
-            form, group, views(SEND, n, sent), views(RECEIVE, n, received), views(SCRATCH, n, (scratch,) * size), counts
+    def comm(which: int) -> Comm:
+        send, receive, scratch = (
+            tuple(view(role, which, proc, length) for proc, length in zip(group, those, strict=True))
+            for role, those in zip((SEND, RECEIVE, SCRATCH), lengths, strict=True)
         )
-        for n in range(exchange.num)
-    )
-    kind = Kind.MOVE if form == "move" else Kind.COLLECTIVE
-    return Task(number, f"{form}[{number}]", kind, group, (), NOTHING, comms)
+        return Comm(exchange.form, group, send, receive, scratch, counts)
+
+    kind = Kind.MOVE if exchange.form == "move" else Kind.COLLECTIVE
+    return Task(number, f"{exchange.form}[{number}]", kind, group, (), NOTHING, tuple(map(comm, range(exchange.num))))
+
+
+def _lengths(form: str, size: int, elements: int) -> tuple[tuple[Lengths, Lengths, Lengths], tuple[Lengths, ...]]:
+    """What each member of a group sends, gets and works in, as runtime/collectives lays it out; and `Comm.counts`."""
+    piece = elements // size
+    every, pieces, nothing = (elements,) * size, (piece,) * size, (0,) * size
+    staging = ((size - 1) * piece,) * size
+    if form == "move":
+        return ((elements, 0), (0, elements), nothing), ((0, elements), nothing)
+    if form == "broadcast":
+        return ((elements, *nothing[1:]), (0, *every[1:]), nothing), (every,) * size
+    sides = {
+        "all_reduce": (every, every, staging),
+        "reduce_scatter": (every, pieces, staging),
+        "all_gather": (pieces, every, nothing),
+        "all_to_all": (every, every, nothing),
+    }
+    return sides[form], (pieces,) * size
 
 
 def _touched(task: Task) -> set[int]:
     return {
         view.buffer for comm in task.comms for view in (*comm.send, *comm.receive, *comm.scratch) if view is not None
     }
-
-
-def _lanes(form: str, procs: tuple[int, ...]) -> list[int]:
-    if form == "move":
-        return [procs[0] * NUM_LANES + Lane.SEND, procs[1] * NUM_LANES + Lane.RECEIVE]
-    return [proc * NUM_LANES + Lane.COLLECTIVE for proc in procs]
 
 
 def _flat(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
