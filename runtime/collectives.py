@@ -10,7 +10,7 @@ It does not know what the regions hold or who produced them. Processors are slot
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from math import ceil, inf, log2
+from math import ceil, inf, log2, prod
 from typing import NamedTuple
 
 from castile.runtime import placement, transfer
@@ -18,7 +18,17 @@ from castile.runtime.components import Members, components
 from castile.runtime.machine import Level
 from castile.runtime.placement import Read
 from castile.runtime.placement import filled as filled
-from castile.runtime.region import Box, Overlaps, bounding, contiguous, disjoint, intersect, whole
+from castile.runtime.region import (
+    Box,
+    Overlaps,
+    all_overlap,
+    bounding,
+    disjoint,
+    intersect,
+    overlap,
+    unbroken,
+    whole,
+)
 from castile.runtime.task import View
 from castile.runtime.transfer import Links, Run, Source, Term, Transfer, Wanted
 
@@ -47,7 +57,7 @@ def plan(
     for i, source in enumerate(sources):
         for proc in source.procs:
             t.instances[i, proc] = t.add("source", source.box, proc)
-    if component := [] if alike else _summed_by_all(sources, reads):
+    if component := [] if alike else _from_all(sources, reads):
         copies = {(copy.proc, copy.box): t.add("copy", copy.box, copy.proc) for copy in component}
         _transfer(t, component, copies)
         t.located = [copies[read] for read in reads]
@@ -64,20 +74,24 @@ def plan(
     return t
 
 
-def _summed_by_all(sources: Sequence[Source], reads: Sequence[Read]) -> list[Wanted]:
-    """The copies to be made where each of several processors adds to one box, which all of them, and only they, read.
+def _from_all(sources: Sequence[Source], reads: Sequence[Read]) -> list[Wanted]:
+    """The copies to be made where each of several processors has one source, and all who read need some of each.
 
-    Empty in other cases. Gradients are summed so: of many processors it takes long to find this out as `components` do.
+    Empty in other cases. Gradients are summed so, and parameters gathered: `components` take long to find that out of
+    many processors.
     """
-    procs = {proc for source in sources for proc in source.procs}
-    boxes = {source.box for source in sources}
-    if len(boxes) != 1 or len(procs) < 2 or any(len(source.procs) > 1 for source in sources):
+    # most others are told by two of them
+    if len(sources) < 2 or not reads or not overlap(sources[0].box, reads[-1][1]):
         return []
-    box = boxes.pop()
-    if len(procs) < len(sources) or not box.volume or set(reads) != {(proc, box) for proc in procs}:
+    wanted = sorted(set(reads))
+    if len({proc for proc, _ in wanted}) < len(wanted):
         return []
-    members = tuple([Term((n,), source.procs[0], box) for n, source in enumerate(sources)])
-    return [Wanted(proc, box, members) for proc in sorted(procs)]
+    if any([len(source.procs) > 1 for source in sources]) or len({source.procs for source in sources}) < len(sources):
+        return []
+    if not all_overlap({source.box for source in sources}, {box for _, box in wanted}):
+        return []
+    members = tuple([Term((n,), source.procs[0], source.box) for n, source in enumerate(sources)])
+    return [Wanted(proc, box, members) for proc, box in wanted]
 
 
 def _transfer(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> None:
@@ -174,7 +188,7 @@ def _special(component: list[Wanted]) -> Special | None:
     asking: dict[int, list[Wanted]] = {}
     for copy in component:
         asking.setdefault(id(copy.members), []).append(copy)
-    keys = dict.fromkeys((m.sources, m.proc) for each in asking.values() for m in each[0].members)
+    keys = {(m.sources, m.proc) for each in asking.values() for m in each[0].members}
     procs = {proc for _, proc in keys}
     if len(procs) < len(keys) or len(by_proc) < len(component):
         return None
@@ -203,11 +217,12 @@ def _contributed(asking: Sequence[Sequence[Wanted]]) -> tuple[Term, ...]:
     boxes: dict[tuple[tuple[int, ...], int], list[Box]] = {}
     for copies in asking:
         around = bounding({copy.box for copy in copies})
+        # each of them overlaps each member, so the box around what they have in common is this one
+        common = {box: intersect(box, around) for box in {m.box for m in copies[0].members}}
         for m in copies[0].members:
-            # each of them overlaps each member, so the box around what they have in common is this one
-            common = intersect(m.box, around)
-            assert common is not None
-            boxes.setdefault((m.sources, m.proc), []).append(common)
+            box = common[m.box]
+            assert box is not None
+            boxes.setdefault((m.sources, m.proc), []).append(box)
     return tuple(Term(s, p, bounding(b)) for (s, p), b in sorted(boxes.items()))
 
 
@@ -263,7 +278,7 @@ def _collective(t: Transfer, special: Special, targets: dict[Read, int]) -> None
         send = _sent(t, members, [[p for p in row if p] for row in rows])
         landed = _landed(t, copies, [[p for p in column if p] for column in zip(*rows, strict=True)], ends)
         elements = max(map(sum, counts))
-    scratch = tuple(_scratch(t, form, (n - 1) * counts[0][j], p) for j, p in enumerate(group))
+    scratch = _scratch(t, form, [(n - 1) * count for count in counts[0]], group)
     transfer.emit(t, form, group, send, tuple(view for view, _ in landed), scratch, counts, elements)
     for copy, end, (view, run) in zip(copies, ends, landed, strict=True):
         if run is not None:
@@ -302,23 +317,24 @@ def _runs(t: Transfer, pieces: Sequence[list[Box]], frames: Sequence[Box]) -> li
 
 def _end_to_end(pieces: list[Box], frame: Box) -> bool:
     """Whether the pieces, laid end to end in this order, are the dense array over `frame`."""
-    offset = 0
+    offset, outer = 0, frame.shape
     for piece in pieces:
-        start = 0
-        for lo, first, extent in zip(piece.lo, frame.lo, frame.shape, strict=True):
+        start, inner = 0, piece.shape
+        for lo, first, extent in zip(piece.lo, frame.lo, outer, strict=True):
             start = start * extent + lo - first
-        if start != offset or not contiguous(piece, frame):
+        if start != offset or not unbroken(inner, outer):
             return False
-        offset += piece.volume
-    return offset == frame.volume
+        offset += prod(inner)
+    return offset == prod(outer)
 
 
-def _scratch(t: Transfer, form: str, elements: int, proc: int) -> View | None:
-    """Room for the pieces that a member adds up; the other forms need none."""
-    if form not in ("all_reduce", "reduce_scatter") or not elements:
-        return None
-    box = whole((elements,))
-    return View(t.add("staging", box, proc), box)
+def _scratch(t: Transfer, form: str, elements: Sequence[int], group: Sequence[int]) -> tuple[View | None, ...]:
+    """Room for the pieces that each member adds up, so many elements; the other forms need none."""
+    if form not in ("all_reduce", "reduce_scatter"):
+        return (None,) * len(group)
+    boxes = {count: whole((count,)) for count in set(elements)}
+    each = [(boxes[count], proc) for count, proc in zip(elements, group, strict=True)]
+    return tuple([View(t.add("staging", box, proc), box) if box.volume else None for box, proc in each])
 
 
 # Which is cheaper: alpha-beta, with the bytes that copies and sums touch.
@@ -354,26 +370,28 @@ def _is_cheaper(t: Transfer, special: Special, component: list[Wanted]) -> bool:
     """Whether a form takes no longer than the general one."""
     form = _form_seconds(t, special)
     # what one of the copies takes decides mostly
-    return form <= _general_seconds(t, component[:1]) or form <= _general_seconds(t, component)
+    return form <= _general_seconds(t, component[:1], form) or form <= _general_seconds(t, component, form)
 
 
-def _general_seconds(t: Transfer, component: list[Wanted]) -> float:
-    """The busiest processor's sends, or its receives and sums, one after another."""
+def _general_seconds(t: Transfer, component: list[Wanted], enough: float = inf) -> float:
+    """The busiest processor's sends, or its receives and sums, one after another; at least `enough` where they are."""
     sends: dict[int, float] = {}
     receives: dict[int, float] = {}
-    sizes: dict[int, list[tuple[int, int]]] = {}
+    sizes: dict[Box, int] = {}
     for copy in component:
         terms = t.terms(copy)
-        if id(terms) not in sizes:
-            sizes[id(terms)] = [(term.proc, term.box.volume * t.itemsize) for term in terms]
         # a sum is a task of its own
         received = receives.get(copy.proc, 0.0) + (t.links.task_seconds if len(terms) > 1 else 0.0)
-        for proc, nbytes in sizes[id(terms)]:
+        for _, proc, box in terms:
+            if (nbytes := sizes.get(box)) is None:
+                nbytes = sizes[box] = box.volume * t.itemsize
             if proc != copy.proc:
                 cost = seconds("move", nbytes, 2, t.links.level((proc, copy.proc))) + t.links.task_seconds
                 sends[proc] = sends.get(proc, 0.0) + cost
                 received += cost
             if len(terms) > 1:
                 received += 3 * nbytes / t.links.copy_bytes_per_second
+            if received >= enough:
+                return received
         receives[copy.proc] = received
     return max((*sends.values(), *receives.values()), default=0.0)

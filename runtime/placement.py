@@ -5,7 +5,9 @@ It does not know how copies are made, nor what the regions hold. Processors are 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from castile.runtime.region import Box, bounding, contains, disjoint
 from castile.runtime.transfer import Transfer
@@ -93,7 +95,7 @@ def _in_place(t: Transfer, proc: int, box: Box, on: Mapping[int, list[int]] | No
     return held[best, proc] if best is not None else None
 
 
-def _around(reads: Sequence[Read], exact: Collection[Read]) -> dict[Read, Box]:
+def _around(reads: Sequence[Read], exact: AbstractSet[Read]) -> dict[Read, Box]:
     """The box of the copy in which each read lies.
 
     Reads on a processor that overlap share one where the box around them holds no more than they do; those that are
@@ -107,17 +109,33 @@ def _around(reads: Sequence[Read], exact: Collection[Read]) -> dict[Read, Box]:
         on.setdefault(proc, set()).add(box)
     around = {}
     for proc, mine in on.items():
-        boxes = sorted(b for b in mine if (proc, b) not in exact)
-        while (pair := _overlapping(boxes)) is not None:
-            boxes = sorted({bounding(pair), *(b for b in boxes if b not in pair)})
+        boxes = joined(sorted(b for b in mine if (proc, b) not in exact))
+        alone = exact | {(proc, box) for box in boxes}
         for box in mine:
-            around[proc, box] = box if (proc, box) in exact else next(b for b in boxes if contains(b, box))
+            around[proc, box] = box if (proc, box) in alone else next(b for b in boxes if contains(b, box))
     return around
 
 
-def _overlapping(boxes: list[Box]) -> tuple[Box, Box] | None:
-    for n, a in enumerate(boxes):
-        for b in boxes[:n]:
-            if bounding((a, b)).volume <= a.volume + b.volume:
-                return a, b
-    return None
+def joined(boxes: list[Box]) -> list[Box]:
+    """What boxes, ascending, become where two go into the box around them, as long as one holds no more than its two.
+
+    The first such two go first.
+    """
+    volumes, n = [box.volume for box in boxes], 1
+    while n < len(boxes):
+        a, more = boxes[n], volumes[n]
+        for m in range(n):
+            around = bounding((a, boxes[m]))
+            if around.volume <= more + volumes[m]:
+                for gone in (n, m):
+                    del boxes[gone], volumes[gone]
+                at = bisect_left(boxes, around)
+                if boxes[at : at + 1] != [around]:
+                    boxes.insert(at, around)
+                    volumes.insert(at, around.volume)
+                # those that come before were looked at
+                n = max(1, min(at, n - 1))
+                break
+        else:
+            n += 1
+    return boxes

@@ -76,6 +76,16 @@ def overlap(a: Box, b: Box) -> bool:
     return True
 
 
+def all_overlap(some: Collection[Box], others: Collection[Box]) -> bool:
+    """Whether each of some boxes has an element in common with each of others."""
+    lo, hi = zip(*[(b.lo, b.hi) for b in some], strict=True)
+    los, his = zip(*[(b.lo, b.hi) for b in others], strict=True)
+    return all(
+        max(a) < min(d) and max(c) < min(b) and all(map(lt, a, b)) and all(map(lt, c, d))
+        for a, b, c, d in zip(zip(*lo), zip(*hi), zip(*los), zip(*his))
+    )
+
+
 def contains(outer: Box, inner: Box) -> bool:
     """True where every element of `inner` lies in `outer`."""
     return all(map(le, outer.lo, inner.lo)) and all(map(ge, outer.hi, inner.hi))
@@ -221,9 +231,15 @@ def slices(box: Box) -> tuple[slice, ...]:
 
 def contiguous(box: Box, frame: Box) -> bool:
     """True where `box` is one unbroken run of a dense row-major array over `frame`."""
-    inner, outer = box.shape, frame.shape
-    dims = [d for d, n in enumerate(inner) if n > 1]
-    return not dims or inner[dims[0] + 1 :] == outer[dims[0] + 1 :]
+    return unbroken(box.shape, frame.shape)
+
+
+def unbroken(inner: tuple[int, ...], outer: tuple[int, ...]) -> bool:
+    """The same of what has one shape, inside what has the other."""
+    for dim, extent in enumerate(inner):
+        if extent > 1:
+            return inner[dim + 1 :] == outer[dim + 1 :]
+    return True
 
 
 def blocks(extent: int, parts: int) -> list[tuple[int, int]]:

@@ -181,8 +181,9 @@ class Transfer:
         # many copies have the same members and box; members are kept, so that no others take their number
         key = id(copy.members), copy.box
         if key not in self.contributed:
-            common = [(m, intersect(m.box, copy.box)) for m in copy.members]
-            terms = [Term(m.sources, m.proc, box) for m, box in common if box is not None]
+            common = {box: intersect(box, copy.box) for box in {m.box for m in copy.members}}
+            rows = [(m, common[m.box]) for m in copy.members]
+            terms = [m if m.box == box else Term(m.sources, m.proc, box) for m, box in rows if box is not None]
             self.contributed[key] = copy.members, terms
         return self.contributed[key][1]
 
@@ -249,18 +250,19 @@ def assembled(t: Transfer, copy: Wanted, terms: Sequence[Term]) -> View:
 
 def packed(t: Transfer, term: Term, unbroken: bool) -> View:
     """A term as one array on its processor: the source itself, or a packed copy where it is a sum or in strides."""
-    if len(term.sources) == 1:
-        held = t.sources[term.sources[0]].box
-        if not unbroken or term.box == held or contiguous(term.box, held):
-            return View(t.instances[term.sources[0], term.proc], term.box)
-    key = (term.sources, term.proc, term.box)
-    if key not in t.packs:
-        target = View(t.add("staging", term.box, term.proc), term.box)
-        parts = [(i, intersect(t.sources[i].box, term.box)) for i in term.sources]
-        views = [(View(t.held(i, term.proc), box), box) for i, box in parts if box is not None]
-        add_up(t, Kind.PACK, "pack", term.proc, target, views)
-        t.packs[key] = target
-    return t.packs[key]
+    sources, proc, box = term
+    if len(sources) == 1:
+        held = t.sources[sources[0]].box
+        if not unbroken or box == held or contiguous(box, held):
+            return View(t.instances[sources[0], proc], box)
+    if term not in t.packs:
+        target = View(t.add("staging", box, proc), box)
+        # one source holds all of it
+        parts = [(i, intersect(t.sources[i].box, box) if len(sources) > 1 else box) for i in sources]
+        views = [(View(t.held(i, proc), part), part) for i, part in parts if part is not None]
+        add_up(t, Kind.PACK, "pack", proc, target, views)
+        t.packs[term] = target
+    return t.packs[term]
 
 
 def add_up(t: Transfer, kind: Kind, name: str, proc: int, target: View, sources: Sequence[tuple[View, Box]]) -> None:
@@ -315,16 +317,15 @@ def unpack(t: Transfer, proc: int, run: Run, staging: View, target: View) -> Non
 
 def _recipe(t: Transfer, name: str, copies: Sequence[tuple[View, View, bool]], cleared: Box | None = None) -> Recipe:
     """Copies and sums on one processor, with what they cost."""
-    each = [written.box.shape for _, written, _ in copies]
-    volumes = list(map(prod, each))
-    adds = [volume for volume, (_, _, adds) in zip(volumes, copies, strict=True) if adds]
-    touched = 2 * sum(volumes) + sum(adds)
-    if cleared is not None:
-        each.insert(0, cleared.shape)
-        touched += cleared.volume
-    names = {shape: "x".join(map(str, shape)) for shape in set(each)}
-    shapes = "+".join([names[shape] for shape in each])
-    return Recipe(CostKey(name, shapes, t.dtype, sum(adds), touched * t.itemsize), cleared, copies)
+    shapes = [*([] if cleared is None else [cleared.shape]), *[written.box.shape for _, written, _ in copies]]
+    known = (name, tuple(shapes), tuple([adds for _, _, adds in copies]))
+    if known not in t.keys:
+        volumes = list(map(prod, shapes))
+        copied = volumes[len(shapes) - len(copies) :]
+        added = sum([volume for volume, (_, _, adds) in zip(copied, copies, strict=True) if adds])
+        text = "+".join(["x".join(map(str, shape)) for shape in shapes])
+        t.keys[known] = CostKey(name, text, t.dtype, added, (sum(volumes) + sum(copied) + added) * t.itemsize)
+    return Recipe(t.keys[known], cleared, copies)
 
 
 def move(t: Transfer, source: View, src: int, target: View, dst: int) -> None:

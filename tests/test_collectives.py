@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -14,7 +15,7 @@ from castile.runtime import collectives
 from castile.runtime.collectives import SPECIAL_FORMS, filled, plan
 from castile.runtime.comm.local import LocalCommunicator, LocalWorld
 from castile.runtime.machine import Level
-from castile.runtime.region import Box, bounding, contains, whole
+from castile.runtime.region import Box, blocks, bounding, contains, whole
 from castile.runtime.task import Kind
 from castile.runtime.transfer import Links, Source, Transfer
 from tests.transfers import KINDS, Read, expected, groups, links, results, situations
@@ -270,18 +271,27 @@ def test_a_sum_of_little_takes_a_tree_where_there_are_trees() -> None:
             assert [p.name for p in t.patterns if p.comm] == (form or ["move"] * num * (num - 1))
 
 
-@settings(max_examples=60)
-@given(st.permutations(range(6)), st.integers(2, 6), st.integers(0, 3), st.booleans())
-def test_sum_that_all_want_is_made_as_any_other(procs, count: int, twice: int, has_forms: bool) -> None:
-    box, forms = whole((3, 4)), SPECIAL_FORMS if has_forms else ()
-    sources, reads = [Source(box, (p,)) for p in procs[:count]], [(p, box) for p in sorted(procs[:count])]
-    reads += reads[:twice]
+CUTS = ((), (0,), (1,))  # of which dims
+
+
+@settings(max_examples=200)
+@given(st.permutations(range(6)), st.integers(2, 6), st.sampled_from(CUTS), st.sampled_from(CUTS), st.data())
+def test_what_comes_from_all_is_made_as_any_other(procs, count: int, made, read, data) -> None:
+    def cut(dims: tuple[int, ...]) -> list[Box]:
+        runs = [blocks(extent, count if dim in dims else 1) for dim, extent in enumerate((7, 8))]
+        each = [Box(*zip(*ends)) for ends in itertools.product(*runs)]
+        return each * (1 if dims else count)
+
+    sources = [Source(box, (p,)) for p, box in zip(procs, cut(made))]
+    wanting = data.draw(st.sampled_from((procs, procs[::-1])))
+    reads = data.draw(st.lists(st.sampled_from(list(zip(wanting, cut(read)))), min_size=1))
+    forms = SPECIAL_FORMS if data.draw(st.booleans()) else ()
     with pytest.MonkeyPatch.context() as patch:
         at_once = plan(sources, reads, "float64", links(), forms)
-        patch.setattr(collectives, "_summed_by_all", lambda sources, reads: [])
+        patch.setattr(collectives, "_from_all", lambda sources, reads: [])
         looked_at = plan(sources, reads, "float64", links(), forms)
     assert at_once.pieces == looked_at.pieces and at_once.located == looked_at.located
     told = [[astuple(pattern)[:6] for pattern in t.patterns] for t in (at_once, looked_at)]
     assert told[0] == told[1]
     assert [pattern.views for pattern in at_once.patterns] == [pattern.views for pattern in looked_at.patterns]
-    assert any(pattern.kind == Kind.COLLECTIVE for pattern in at_once.patterns) == has_forms
+    assert [pattern.comm for pattern in at_once.patterns] == [pattern.comm for pattern in looked_at.patterns]
