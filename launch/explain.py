@@ -15,9 +15,10 @@ import msgspec
 import numpy as np
 import tyro
 
-from castile.launch import checks, explain_report, offline, options, report
+from castile.launch import checks, explain_report, files, offline, options, report
 from castile.launch.explain_report import folded
 from castile.launch.offline import Desk
+from castile.launch.pictures import layout
 from castile.launch.ranks import UserError
 from castile.planner import strategy as strategies
 from castile.planner.alternatives import alternatives, node_of, pattern, switches
@@ -58,6 +59,8 @@ class Explain:
     """A profile database with measurements of this machine; without one the machine's figures are the prices."""
     budget: options.Budget = "100"
     """How many other plans to simulate for --op and for --why-not (100), or for how long (10s)."""
+    picture: options.File = ""
+    """Draw which processor has which part of each node, as SVG."""
     json: bool = False
     """Print one JSON object."""
 
@@ -68,6 +71,7 @@ COMMAND = Explain
 def run(command: Explain) -> int:
     """Simulate, account, tell; rank 0 alone. Raises ValueError or UserError for a user's mistake."""
     checks.counts(batch=command.batch)
+    checks.writable(picture=command.picture)
     budget = parse_budget(command.budget)
     machine = offline.find_machine(command.machine)
     if offline.is_silent(machine):
@@ -108,6 +112,10 @@ def run(command: Explain) -> int:
             ],
             "num_switches_left": num_left,
         }
+    if command.picture:
+        title = f"{facts['model']}, plan {command.plan}: {report.milliseconds(worth.seconds)} on {facts['machine']}"
+        files.write(command.picture, layout.picture(title, evaluator, plan).encode())
+        facts["files"]["picture"] = command.picture
     if command.json:
         print(json.dumps(facts, indent=2))
     else:
@@ -184,6 +192,7 @@ def _facts(command: Explain, desk: Desk, plan: Strategy, found: Explanation, wor
         "spans": _spans(_procs(found)),
         "procs": _procs(found),
         "causes": _causes(found, command.op),
+        "files": {},
     }
 
 

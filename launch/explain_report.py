@@ -54,6 +54,8 @@ def tell(facts: Mapping[str, Any], lines: Sequence[str]) -> None:
         out.print(_level_table(facts["causes"]))
     if "why_not" in facts:
         _tell_why_not(out, facts["why_not"], what)
+    for name, path in facts["files"].items():
+        _say(out, f"{name} written to {path}")
 
 
 def _say(out: Console, text: str) -> None:

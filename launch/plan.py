@@ -14,9 +14,10 @@ from typing import Annotated, Any
 import msgspec
 import tyro
 
-from castile.launch import checks, files, offline, options, report, trace
+from castile.launch import checks, files, offline, options, plan_report, report, trace
 from castile.launch.interrupts import ending_early
 from castile.launch.offline import Desk
+from castile.launch.pictures import front, layout
 from castile.launch.progress import searching
 from castile.launch.ranks import UserError
 from castile.planner import accumulating, pins
@@ -89,6 +90,8 @@ class Plan:
     """Write the plan to this file (JSON); with --front those of the front beside it, numbered from the fastest."""
     trace: options.File = ""
     """Write a Chrome trace of the simulated step to this file (open it in Perfetto)."""
+    picture: options.File = ""
+    """Draw which processor has which part of each node, as SVG; with --front instead what its plans take and need."""
     json: bool = False
     """Print one JSON object."""
 
@@ -100,7 +103,7 @@ def run(command: Plan) -> int:
     """Search, tell, write; rank 0 alone. Raises ValueError or UserError in one sentence for a user's mistake."""
     checks.counts(batch=command.batch, processes=command.processes, accumulate=command.accumulate)
     checks.dtype(command.dtype)
-    checks.writable(out=command.out, trace=command.trace)
+    checks.writable(out=command.out, trace=command.trace, picture=command.picture)
     machine = offline.find_machine(command.machine)
     if offline.is_silent(machine):
         return 0
@@ -128,10 +131,12 @@ def run(command: Plan) -> int:
     if command.trace:
         tasks, simulated = evaluator.simulate(plan)
         trace.write(command.trace, tasks, {"simulated": simulated.timeline})
+    if command.picture:
+        files.write(command.picture, _picture(facts, evaluator, plan).encode())
     if command.json:
         print(json.dumps(facts, indent=2))
     else:
-        _tell(facts, report.plan_lines(plan))
+        plan_report.tell(facts, report.plan_lines(plan))
     return 0
 
 
@@ -328,6 +333,7 @@ def _front_facts(command: Plan, found: Found, points: list[Point]) -> list[dict[
 def _facts(command: Plan, desk: Desk, found: Found) -> dict[str, Any]:
     """Every figure of the search."""
     base = found.seeds["data_parallel"]
+    written = {"plan": command.out, "trace": command.trace, "picture": command.picture}
     return {
         "model": command.model,
         "machine": desk.machine.name,
@@ -342,44 +348,14 @@ def _facts(command: Plan, desk: Desk, found: Found) -> dict[str, Any]:
         "found": report.facts(found.evaluated, base) | {"arena_bytes": list(found.arena_bytes)},
         "seeds": {name: report.facts(worth, base) for name, worth in found.seeds.items()},
         "layouts": [{"config": row.config, "nodes": row.nodes} for row in report.layouts(found.strategy)],
-        "files": {name: path for name, path in (("plan", command.out), ("trace", command.trace)) if path},
+        "files": {name: path for name, path in written.items() if path},
     }
 
 
-def _tell(facts: dict[str, Any], lines: list[str]) -> None:
-    out = report.console()
+def _picture(facts: Mapping[str, Any], evaluator: Evaluator, plan: Strategy) -> str:
+    """The front if one was looked for, else the plan."""
     what = report.what(facts["objective"] == "latency")
-    out.print(
-        f"{facts['model']}, {report.counted(facts['batch_samples'], 'sample')} a {what}, on {facts['machine']} "
-        f"({report.counted(facts['num_procs'], 'processor')}); "
-        f"{facts['num_tasks']} tasks{report.bucket_words(facts['buckets'])}, "
-        f"prices: {report.prices_words(facts['prices'])}\n",
-        markup=False, soft_wrap=True,
-    )  # fmt: skip
-    if facts["microbatches"] > 1:
-        why = ": no known plan of a whole batch fits" if facts["is_cut_to_fit"] else ""
-        out.print(
-            f"a step in {facts['microbatches']} microbatches, one after another{why}\n", markup=False, soft_wrap=True
-        )
-    if facts["pinned"]:
-        out.print(f"pinned: {'; '.join(facts['pinned'])}\n", markup=False, soft_wrap=True)
-    out.print(report.plan_table({**facts["seeds"], f"found by {facts['search']}": facts["found"]}, what))
-    if facts["bound_seconds"] is not None:
-        out.print(f"\n{_bound_words(facts)}", markup=False, soft_wrap=True)
-    if facts.get("front"):
-        out.print("\nplans that none other beats in both time and memory:")
-        out.print(report.plan_table({row.get("file", f"{n}"): row for n, row in enumerate(facts["front"], 1)}, what))
-    looked = f"after {report.counted(facts['num_proposals'], 'proposal')} in {facts['elapsed_seconds']:.1f} s"
-    same = f"; it equals {facts['equals']}" if facts["equals"] else ""
-    out.print(f"\nthe plan, {looked}{same}:", markup=False)
-    for line in lines:
-        out.print(f"  {line}", markup=False, soft_wrap=True)
-    for name, path in facts["files"].items():
-        out.print(f"{name} written to {path}", markup=False, soft_wrap=True)
-
-
-def _bound_words(facts: Mapping[str, Any]) -> str:
-    by_work = facts["work_bound_seconds"] >= facts["chain_bound_seconds"]
-    why = "all processors' work" if by_work else "the longest chain of passes"
-    least, gap = report.milliseconds(facts["bound_seconds"]), report.percent(facts["gap_share"])
-    return f"no plan takes less than {least} ({why}); the plan found takes {gap} more"
+    title = f"{facts['model']}, {report.counted(facts['batch_samples'], 'sample')} a {what}, on {facts['machine']}"
+    if "front" in facts:
+        return front.picture(title, facts["front"], facts["seeds"], int(evaluator.capacity.max()))
+    return layout.picture(f"{title}: {report.milliseconds(facts['found']['step_seconds'])}", evaluator, plan)

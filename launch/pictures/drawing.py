@@ -6,7 +6,7 @@ It does not know what is drawn.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 from xml.sax.saxutils import escape
 
@@ -82,6 +82,36 @@ def clipped(words: str, size: int, width: float) -> str:
     """As many of the words as have room."""
     room = max(1, int(width / (LETTER * size)))
     return words if len(words) <= room else f"{words[: room - 1]}\u2026"
+
+
+class Dot(NamedTuple):
+    """A circle with a name, or with none."""
+
+    x: float
+    y: float
+    radius: float
+    name: str = ""
+
+
+def names(dots: Sequence[Dot], inside: Box, taken: Iterable[Box] = (), size: int = 11) -> Iterator[str]:
+    """The name of each dot beside it, those of the first before others'; none where it would lie on something."""
+    occupied = [*taken, *(Box(x - r, y - r, x + r, y + r) for x, y, r, _ in dots)]
+    for dot in dots:
+        free = (box for box in _beside(dot, inside, size) if not any(box.meets(other) for other in occupied))
+        if dot.name and (box := next(free, None)):
+            occupied.append(box)
+            yield text(box.left, box.bottom, dot.name, size)
+
+
+def _beside(dot: Dot, inside: Box, size: int) -> Iterator[Box]:
+    """Where a name can stand at a dot: to its right or left, level with it, above or below."""
+    width = length(dot.name, size)
+    for left in (dot.x + dot.radius + 3, dot.x - dot.radius - 3 - width):
+        above, below = dot.y - dot.radius, dot.y + dot.radius + size
+        for bottom in (dot.y + size / 2, above, below, above - size - 1, below + size + 1):
+            box = Box(left, bottom - size, left + width, bottom)
+            if left > inside.left and box.right < inside.right and box.top > inside.top and bottom < inside.bottom:
+                yield box
 
 
 def ticks(most: float, count: int = 8) -> Iterator[float]:

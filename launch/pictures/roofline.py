@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from castile.launch.pictures.drawing import GRID, Box, circle, length, line, svg, text
+from castile.launch.pictures.drawing import GRID, Box, Dot, circle, line, names, svg, text
 
 WIDTH, HEIGHT, MARGIN = 860.0, 520.0, 64.0
 PASSES = {"F": "#1f77b4", "B": "#d62728", "W": "#2ca02c"}
@@ -19,7 +19,7 @@ OTHER = "#7f7f7f"
 # The area of a dot is the share of the step's time; the smallest can still be pointed at.
 LEAST_RADIUS, MOST_RADIUS = 3.0, 18.0
 # Kinds of tasks that take so much of the step have their names beside their dots, where there is room.
-LEAST_NAMED, NAME_SIZE = 0.05, 11
+LEAST_NAMED = 0.05
 
 Facts = Mapping[str, Any]
 
@@ -98,28 +98,15 @@ def _radius(key: Facts) -> float:
 
 
 def _names(plane: _Plane, dots: Sequence[Facts]) -> Iterator[str]:
-    """Names of the kinds that take most of the step, each beside its dot; none where it would lie on something."""
+    """Names of the kinds that take most of the step."""
+    places = [Dot(*plane.at(_intensity(key), key["flops_per_second"]), _radius(key), _name(key)) for key in dots]
     legend = Box(0, 0, WIDTH / 2, MARGIN + 16 + 18 * (len(WORDS) + 1))
-    places = [(*plane.at(_intensity(key), key["flops_per_second"]), _radius(key)) for key in dots]
-    taken = [legend, *(Box(x - r, y - r, x + r, y + r) for x, y, r in places)]
-    for key, place in zip(dots, places):
-        if key["step_share"] < LEAST_NAMED:
-            continue
-        name = f"{key['op']} {WORDS.get(key['pass'], '')} {key['step_share']:.0%}"
-        free = (box for box in _beside(*place, name) if not any(box.meets(other) for other in taken))
-        if box := next(free, None):
-            taken.append(box)
-            yield text(box.left, box.bottom, name, NAME_SIZE, "start")
+    return names(places, Box(MARGIN, 0, WIDTH - MARGIN, HEIGHT - MARGIN), [legend])
 
 
-def _beside(x: float, y: float, radius: float, name: str) -> Iterator[Box]:
-    """Where a name can stand at a dot: to its right or left, level with it, above or below; inside the axes."""
-    width = length(name, NAME_SIZE)
-    for left in (x + radius + 3, x - radius - 3 - width):
-        above, below = y - radius, y + radius + NAME_SIZE
-        for bottom in (y + NAME_SIZE / 2, above, below, above - NAME_SIZE - 1, below + NAME_SIZE + 1):
-            if left > MARGIN and left + width < WIDTH - MARGIN and bottom < HEIGHT - MARGIN:
-                yield Box(left, bottom - NAME_SIZE, left + width, bottom)
+def _name(key: Facts) -> str:
+    share = key["step_share"]
+    return f"{key['op']} {WORDS.get(key['pass'], '')} {share:.0%}" if share >= LEAST_NAMED else ""
 
 
 def _colour(key: Facts) -> str:

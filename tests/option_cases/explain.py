@@ -31,5 +31,6 @@ CASES = {
     "profile": Case(ALONE, f"{ALONE} --profile known.db", fact("step_seconds")),
     "budget": Case(f"{HERE} --op fc1 --json", f"{HERE} --op fc1 --json --budget 7", fact("op", "num_simulated"),
                    becomes(7)),
+    "picture": Case(HERE, f"{HERE} --picture new/plan.svg", lambda ran: "new/plan.svg" in ran.files, becomes(True)),
     "json": json_of(HERE),
 }  # fmt: skip

@@ -49,5 +49,6 @@ CASES = {
     "out": Case(HERE, f"{HERE} --out new/plan.json", lambda ran: (ran.read("new/plan.json") or {}).get("model"),
                 becomes(MLP)),
     "trace": trace_of(HERE, {"simulated"}),
+    "picture": Case(HERE, f"{HERE} --picture new/plan.svg", lambda ran: "new/plan.svg" in ran.files, becomes(True)),
     "json": json_of(HERE),
 }  # fmt: skip

@@ -1,0 +1,188 @@
+"""Layout: which processor has which part of each node of a plan, along which axes these are cut, and what they take.
+
+It does not know how the plan was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from castile.launch import report
+from castile.launch.pictures.drawing import EDGE, GRID, Box, clipped, legend, line, rect, svg, text, ticks
+from castile.planner.alternatives import pattern
+from castile.planner.evaluator import Evaluator
+from castile.planner.graph import Node
+from castile.planner.strategy import Config, Strategy
+from castile.runtime.levels import Level
+from castile.runtime.timeline import PICOSECONDS
+
+WIDTH, LEFT, RIGHT, TOP = 1200.0, 250.0, 390.0, 92.0
+ROW, SIZE = 17.0, 11
+# At the right: what a node's Config is, and a bar for what its kernels take.
+WORDS, BAR = 205.0, 100.0
+# Of rows so many are shown, those that take most; of processors as many as can be told apart.
+MOST_ROWS, MOST_COLUMNS = 40, 280
+# What the axes of a node are, by colour; later parts along them are paler, the last ones the palest.
+KINDS = {
+    "samples": (31, 119, 180),
+    "attributes": (44, 160, 44),
+    "parameters": (224, 123, 0),
+    "contracted: results are partial sums": (148, 103, 189),
+    "not cut": (150, 150, 150),
+}
+SAMPLES, ATTRIBUTES, PARAMETERS, CONTRACTED, WHOLE = KINDS
+PALEST = 0.75
+
+
+class _Row(NamedTuple):
+    """Nodes that lie alike: those whose names differ in numbers only, and others beside them.
+
+    name      of the first kind of nodes, and of the last
+    kinds     what the axes are that are cut
+    seconds   that their kernels take where that is longest
+    """
+
+    name: str
+    last: str
+    axes: tuple[str, ...]
+    kinds: tuple[str, ...]
+    config: Config
+    num_nodes: int
+    seconds: float
+
+    @property
+    def told(self) -> str:
+        name = self.name if self.last == self.name else f"{self.name} to {self.last}"
+        return name if self.num_nodes == 1 else f"{name}, {self.num_nodes} nodes"
+
+
+def picture(title: str, evaluator: Evaluator, plan: Strategy) -> str:
+    """The SVG text: a row for each kind of node, a column for each processor, colours for the axes that are cut."""
+    rows, left = _rows(evaluator, plan)
+    machine = evaluator.lowering.machine
+    grid = _Grid(machine.num_procs, TOP + ROW * len(rows))
+    longest = max((row.seconds for row in rows), default=0.0)
+    total = sum(row.seconds for row in (*rows, *left))
+    elements = [
+        *legend(Box(8, 36, WIDTH - 8, TOP), [(words, _shade(words, 0, 1)) for words in KINDS]),
+        *grid.frame(machine.levels),
+        text(WIDTH - 8, TOP - 10, "kernels", SIZE, "end"),
+    ]
+    for number, row in enumerate(rows):
+        top = TOP + ROW * number
+        elements += [text(8, top + SIZE + 1, clipped(row.told, SIZE, LEFT - 16), SIZE)]
+        elements += grid.row(row, top)
+        elements += _figures(row, top, longest, total)
+    if left:
+        share = report.percent(sum(row.seconds for row in left) / total)
+        count = report.counted(sum(row.num_nodes for row in left), "node")
+        elements += [text(8, grid.bottom + ROW, f"and {count} more, which take {share} of all kernels' time", SIZE)]
+    return svg(WIDTH, grid.bottom + 2 * ROW, title, elements)
+
+
+def _samples(evaluator: Evaluator) -> set[str]:
+    """The names of sample axes."""
+    graph = evaluator.lowering.graph
+    return {graph.tensors[name].axes[0] for name in graph.inputs if graph.tensors[name].axes}
+
+
+def _rows(evaluator: Evaluator, plan: Strategy) -> tuple[list[_Row], list[_Row]]:
+    """The rows in the order of the graph: those that take most, and the others.
+
+    Where there are too many, neighbours of one Config are one row.
+    """
+    names, samples = evaluator.lowering.names, _samples(evaluator)
+    alike: dict[tuple[str, Config], list[str]] = {}
+    for name, config in plan.configs.items():
+        alike.setdefault((pattern(name), config), []).append(name)
+    rows = []
+    for (word, config), of in alike.items():
+        node = names.nodes.get(of[0]) or names.optional[of[0]]
+        axes = tuple(axis for axis in node.alignment.axes if config.degree(axis) > 1)
+        # What is no node of the graph is there for a parameter.
+        kinds = tuple(kind_of(node, axis, samples) if of[0] in names.nodes else PARAMETERS for axis in axes)
+        seconds = sum(int(evaluator.work(name, config).max()) for name in of) / PICOSECONDS
+        word = word if len(of) > 1 else of[0]
+        rows.append(_Row(word, word, axes, kinds, config, len(of), seconds))
+    if len(rows) > MOST_ROWS:
+        rows = [_joined(list(beside)) for _, beside in groupby(rows, lambda row: (row.kinds, row.config))]
+    most = sorted(range(len(rows)), key=lambda number: -rows[number].seconds)[:MOST_ROWS]
+    return [rows[n] for n in sorted(most)], [rows[n] for n in sorted(set(range(len(rows))) - set(most))]
+
+
+def _joined(rows: Sequence[_Row]) -> _Row:
+    count, seconds = sum(row.num_nodes for row in rows), sum(row.seconds for row in rows)
+    return rows[0]._replace(last=rows[-1].last, num_nodes=count, seconds=seconds)
+
+
+def kind_of(node: Node, axis: str, samples: set[str]) -> str:
+    """What an axis is of a node: its samples, attributes, parameters (Jia et al., 2019), or what is summed over."""
+    a = node.alignment
+    bearing = [operand for operand in a.operands if axis in operand.axes]
+    if axis in samples and not any(operand.param for operand in bearing):
+        return SAMPLES
+    if not any(axis in result.axes for result in a.results):
+        return CONTRACTED
+    return PARAMETERS if any(operand.param for operand in bearing) else ATTRIBUTES
+
+
+def _shade(kind: str, index: int, count: int) -> str:
+    """The colour of a part along an axis of a kind."""
+    white = PALEST * index / max(1, count - 1)
+    return "#" + "".join(f"{round(value + (255 - value) * white):02x}" for value in KINDS[kind])
+
+
+def _figures(row: _Row, top: float, longest: float, total: float) -> Iterator[str]:
+    """The Config in words, and what the kernels take beside the longest."""
+    base, left = top + SIZE + 1, WIDTH - RIGHT + 8
+    yield text(left, base, clipped(str(row.config), SIZE, WORDS), SIZE)
+    left += WORDS + 8
+    if longest:
+        yield rect(Box(left, top + 3, left + BAR * row.seconds / longest, top + ROW - 4), "#9aa7b5")
+        yield text(WIDTH - 8, base, report.percent(row.seconds / total), SIZE, "end")
+
+
+class _Grid:
+    """A column for each processor, or for several in a row where there are many."""
+
+    def __init__(self, num_procs: int, bottom: float) -> None:
+        self.num_procs, self.bottom = num_procs, bottom
+        self.stride = -(-num_procs // MOST_COLUMNS)
+        self.width = (WIDTH - LEFT - RIGHT) / num_procs
+
+    def x(self, proc: float) -> float:
+        return LEFT + proc * self.width
+
+    def frame(self, levels: Sequence[Level]) -> Iterator[str]:
+        """Numbers of processors, and lines where others are farther away than those on this side."""
+        for tick in ticks(self.num_procs - 1, 8) if self.num_procs > 1 else (0,):
+            if tick == int(tick):
+                yield text(self.x(tick + 0.5), TOP - 8, f"{tick:.0f}", SIZE, "middle")
+        yield text(LEFT - 16, TOP - 8, "processor", SIZE, "end")
+        for level in levels:
+            if 1 < level.group < self.num_procs and level.group * self.width > 4:
+                for proc in range(level.group, self.num_procs, level.group):
+                    yield line(self.x(proc), TOP - 4, self.x(proc), self.bottom + 2, EDGE)
+        yield line(LEFT, self.bottom + 2, WIDTH - RIGHT, self.bottom + 2, GRID)
+
+    def row(self, row: _Row, top: float) -> Iterator[str]:
+        """A stripe for each axis that is cut, in the shade of the part that each processor has."""
+        degrees = [row.config.degree(axis) for axis in row.axes] or [1]
+        part = np.full(self.num_procs, -1)
+        part[list(row.config.procs)] = np.arange(len(row.config.procs)) // row.config.replicas
+        along = np.array(np.unravel_index(np.maximum(part, 0), degrees))
+        height = (ROW - 3) / len(degrees)
+        for number, (kind, count) in enumerate(zip(row.kinds or (WHOLE,), degrees, strict=True)):
+            told = f"{row.told}: {f'{row.axes[number]} cut in {count}, {kind}' if row.axes else WHOLE}"
+            shown = np.where(part >= 0, along[number], -1)[:: self.stride]
+            low, high = top + number * height, top + (number + 1) * height
+            cuts = np.flatnonzero(np.diff(shown, prepend=-2, append=-2)).tolist()
+            for begin, end in pairwise(cuts):
+                if shown[begin] >= 0:
+                    left, right = (self.x(min(at * self.stride, self.num_procs)) for at in (begin, end))
+                    place = f", part {shown[begin]}" if row.axes else ""
+                    yield rect(Box(left, low, right, high), _shade(kind, int(shown[begin]), count), told + place)

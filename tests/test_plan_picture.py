@@ -1,0 +1,109 @@
+"""Pictures of plans and fronts: each processor has the colour of its part, each plan the place of its figures."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from castile.launch import models
+from castile.launch.pictures import front, layout
+from castile.launch.pictures.drawing import Box
+from castile.planner.cost import CostModel
+from castile.planner.evaluator import Evaluator
+from castile.planner.lower import Lowering
+from castile.planner.seeds import seeds
+from castile.planner.strategy import parts
+from castile.runtime import machine as machines
+from tests.strategies import SGD, problems, strategies
+from tests.strategies import machines as drawn_machines
+from tests.svg import Picture, box_of
+
+
+def rects(picture):
+    """Stripes by the row's name and axis: (part, box)."""
+    found = {}
+    for told, rect in picture.told("rect"):
+        words, _, part = told.partition(", part ")
+        found.setdefault(words, []).append((int(part or 0), box_of(rect)))
+    return found
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_each_processor_has_the_parts_that_its_config_says(data):
+    graph = data.draw(problems()).graph
+    machine = data.draw(drawn_machines())
+    plan = data.draw(strategies(graph, machine.num_procs))
+    evaluator = Evaluator(Lowering(graph, machine, SGD), CostModel(machine))
+    picture = Picture(layout.picture("a plan", evaluator, plan))
+    assert picture.is_readable()
+    stripes, names = rects(picture), evaluator.lowering.names
+    grid = layout._Grid(machine.num_procs, 0.0)
+    rows, left = layout._rows(evaluator, plan)
+    assert sum(row.num_nodes for row in (*rows, *left)) == len(plan.configs)
+    for row in rows:
+        if row.num_nodes > 1:
+            continue
+        node = names.nodes.get(row.name) or names.optional[row.name]
+        # The last part that a processor has is the one that is seen.
+        has = {proc: number // row.config.replicas for number, proc in enumerate(row.config.procs)}
+        blocks = parts(node, row.config.split)
+        for axis, kind in zip(row.axes, row.kinds, strict=True):
+            wanted = {proc: sorted({part.ranges[axis] for part in blocks}).index(blocks[n].ranges[axis])
+                      for proc, n in has.items()}  # fmt: skip
+            shown = stripes[f"{row.name}: {axis} cut in {row.config.degree(axis)}, {kind}"]
+            for proc, index in wanted.items():
+                middle = grid.x(proc + 0.5)
+                assert [part for part, box in shown if box.left < middle < box.right] == [index]
+            covered = sum(box.right - box.left for _, box in shown)
+            assert covered == pytest.approx(grid.width * len(wanted), abs=0.1)
+
+
+def test_axes_are_called_by_what_cutting_them_means():
+    machine = machines.parse("dgx-h100:nodes=1")
+    lowering = Lowering(models.parse("gpt").graph(8), machine, SGD)
+    nodes, samples = lowering.graph.nodes, {"b"}
+    kinds = {name: {axis: layout.kind_of(nodes[name], axis, samples) for axis in nodes[name].alignment.axes}
+             for name in ("block1.up", "block1.attention", "tok")}  # fmt: skip
+    assert kinds["block1.up"] | {"s": ""} == {
+        "b": layout.SAMPLES, "s": "", "o": layout.PARAMETERS, "i": layout.CONTRACTED}  # fmt: skip
+    assert kinds["block1.attention"]["h"] == layout.ATTRIBUTES
+    assert kinds["tok"]["d"] == layout.PARAMETERS
+
+
+@pytest.mark.parametrize("model", ["inception", "resnet:depth=101", "gpt:layers=30,width=64"])
+def test_large_plans_on_many_processors_have_few_rows(model):
+    machine = machines.parse("dgx-h100:nodes=64")
+    evaluator = Evaluator(Lowering(models.parse(model).graph(512), machine, SGD), CostModel(machine))
+    known = seeds(evaluator.lowering, ["data_parallel"])["data_parallel"]
+    text = layout.picture(f"{model} " * 40, evaluator, known)
+    picture = Picture(text)
+    assert picture.is_readable() and len(text) < 2e6
+    assert picture.whole.bottom <= layout.TOP + layout.ROW * (layout.MOST_ROWS + 2)
+
+
+def point(seconds, nbytes, fits=True):
+    return {"step_seconds": seconds, "live_bytes": nbytes, "fits": fits}
+
+
+@given(st.data())
+def test_plans_lie_where_their_figures_are(data):
+    figures = st.tuples(st.floats(1e-6, 1e3), st.integers(1, 2**40))
+    chosen = sorted(data.draw(st.lists(figures, min_size=1, max_size=8)))
+    joined = [point(*pair) for pair in chosen]
+    known = {f"known_{n}": point(*pair) for n, pair in enumerate(data.draw(st.lists(figures, max_size=6)))}
+    picture = Picture(front.picture("a front", joined, known, data.draw(st.integers(1, 2**41))))
+    assert picture.is_readable()
+    dots = {told.partition(":")[0]: Box(*(float(dot.get(name)) for name in ("cx", "cy", "cx", "cy")))
+            for told, dot in picture.told("circle")}  # fmt: skip
+    every = {**{f"plan {n}": row for n, row in enumerate(joined, 1)}, **known}
+    assert {name for name in every if name.startswith("plan")} <= set(dots)
+    left = len(every) - len(dots)
+    assert not left or any(words.startswith(f"{left} known plan") for words, _ in picture.words)
+    names = sorted(dots, key=lambda name: every[name]["step_seconds"])
+    across = np.array([dots[name].left for name in names])
+    assert (np.diff(across) >= -0.1).all()
+    zero, most = front.LEFT, max(every[name]["step_seconds"] for name in dots)
+    scale = (front.WIDTH - front.LEFT - front.RIGHT) / (most * front.BEYOND)
+    for name in names:
+        assert dots[name].left == pytest.approx(zero + every[name]["step_seconds"] * scale, abs=0.1)
