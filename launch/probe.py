@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -25,6 +24,8 @@ from castile.planner.learn import DELAYED
 from castile.planner.snapshot import Environment
 from castile.runtime import cores, strict
 from castile.runtime import machine as machines
+from castile.runtime.comm.base import Communicator
+from castile.runtime.comm.messages import Request
 from castile.runtime.machine import Level, Machine, Processor
 
 # Each rate is measured for so long: the whole probe stays below 1.5 s.
@@ -39,30 +40,6 @@ PING_TAG = 1_000_000
 PING_ROUNDS = 8
 # The executor's bookkeeping of a task costs about as much as this many kernel calls on next to no data.
 CALLS_A_TASK = 12
-
-
-class Request(Protocol):
-    """What a communicator gives for a transfer under way."""
-
-    def poll(self) -> bool: ...
-
-
-class Communicator(Protocol):
-    """As much of a communicator as the probe needs."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def local_size(self) -> int: ...
-    @property
-    def host(self) -> str: ...
-    def send(self, array: np.ndarray, peer: int, tag: int) -> Request: ...
-    def recv(self, array: np.ndarray, peer: int, tag: int) -> Request: ...
-    def barrier(self) -> None: ...
-    def bcast_bytes(self, data: bytes | None, root: int = 0) -> bytes: ...
-    def gather_bytes(self, data: bytes, root: int = 0) -> list[bytes] | None: ...
 
 
 class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -183,7 +160,7 @@ def cache_path(procs: int, together: float | None = None) -> Path:
 
 
 def _folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "castile"
+    return files.users("XDG_CACHE_HOME", ".cache")
 
 
 def _kept() -> list[Path]:
