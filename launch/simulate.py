@@ -16,7 +16,7 @@ import numpy as np
 
 from castile.launch import checks, files, offline, options, report, trace
 from castile.launch.offline import Desk
-from castile.launch.pictures import timeline as pictures
+from castile.launch.pictures import timeline as timelines
 from castile.launch.ranks import UserError
 from castile.planner import strategy as strategies
 from castile.planner.evaluator import moved_bytes
@@ -86,9 +86,8 @@ def run(command: Simulate) -> int:
         trace.write(command.trace, tasks, {"simulated": simulated.timeline})
         facts["files"]["trace"] = command.trace
     if command.picture:
-        title = f"{_of(facts)}, simulated"
-        levels = [level.name for level in machine.levels]
-        drawn = pictures.picture(title, tasks, simulated.timeline, levels, desk.evaluator.capacity.tolist())
+        title = f"{_of(facts)}, simulated: {report.milliseconds(simulated.seconds)}"
+        drawn = timelines.picture(title, tasks, {"simulated": simulated.timeline}, machine)
         files.write(command.picture, drawn.encode())
         facts["files"]["picture"] = command.picture
     if command.json:
@@ -193,32 +192,24 @@ def _kind(tasks: TaskGraph, task: int) -> str:
 
 def _of(facts: Mapping[str, Any]) -> str:
     """What was simulated, in words."""
-    return (
-        f"{facts['model']}, {report.counted(facts['batch_samples'], 'sample')} a {report.what(facts['forward'])}, on "
-        f"{facts['machine']} ({report.counted(facts['num_procs'], 'processor')}), plan {facts['plan']}"
-    )
+    return f"{report.subject(facts, report.what(facts['forward']))}, plan {facts['plan']}"
 
 
 def _tell(facts: dict[str, Any], lines: list[str]) -> None:
     out = report.console()
-
-    def say(text: str) -> None:
-        out.print(text, markup=False, soft_wrap=True)
-
     what = report.what(facts["forward"])
-    say(f"{_of(facts)}:")
+    out.say(f"{_of(facts)}:")
     for line in lines:
-        say(f"  {line}")
-    say(
+        out.say(f"  {line}")
+    out.say(
         f"\na {what} takes {report.milliseconds(facts['step_seconds'])} in {facts['num_tasks']} tasks"
         f"{report.bucket_words(facts['buckets'])} and moves "
         f"{memory.written(facts['moved_bytes'])}; prices: {report.prices_words(facts['prices'])}\n"
     )
     out.print(report.kind_table(facts["kinds"]))
-    say("")
+    out.say("")
     out.print(report.proc_table(facts["procs"]))
     fullest = max(facts["procs"], key=lambda row: row["peak_bytes"])
     owners = ", ".join(f"{owner['name']} ({memory.written(owner['size_bytes'])})" for owner in fullest["largest"])
-    say(f"\nwhen processor {fullest['proc']} is fullest it holds {owners}")
-    for name, path in facts["files"].items():
-        say(f"{name} written to {path}")
+    out.say(f"\nwhen processor {fullest['proc']} is fullest it holds {owners}")
+    out.say_files(facts)

@@ -46,6 +46,7 @@ from castile.launch.data import Dataset
 from castile.launch.execution import Execution, feed_from
 from castile.launch.explore import Chosen
 from castile.launch.jobs import Job
+from castile.launch.pictures import timeline as timelines
 from castile.launch.ranks import UserError
 from castile.launch.screen import Speaker
 from castile.launch.training import Course, Training
@@ -54,6 +55,7 @@ from castile.planner import strategy as strategies
 from castile.planner.strategy import Strategy
 from castile.planner.updates import Updates
 from castile.runtime import debug
+from castile.runtime.timeline import Timeline
 
 RESOLVED = "resolved.toml"
 NUM_KEPT = 2
@@ -125,6 +127,8 @@ class Train:
     """Write the plan that was trained with to this file (JSON)."""
     trace: options.File = ""
     """Write a Chrome trace of one step, simulated and measured, to this file (open it in Perfetto)."""
+    picture: options.File = ""
+    """Draw what each processor does in one step, simulated and measured, as SVG."""
     profile: options.File = ""
     """The profile database to learn from and into; by default ~/.local/share/castile/profile.db."""
     print: bool = False
@@ -178,9 +182,8 @@ def run(command: Train) -> int:
     with _log(command, job, course) as log:
         progress = Training(job, course, log, say).run()
         log.record("end", step=course.first_step + progress.num_steps, reason=progress.stopped_by or "done")
-    if job.leads and command.trace and progress.sampled:
-        lanes = {"simulated": chosen.prepared.simulated.timeline, "measured": progress.sampled[-1]}
-        trace.write(command.trace, chosen.prepared.tasks, lanes)
+    if job.leads and progress.sampled:
+        _show(command, job, chosen, progress.sampled[-1])
     facts = training_report.facts(job, chosen, progress, course.first_step, _told(command))
     if progress.num_sampled:
         job.learn(chosen.prepared, progress.sampled)
@@ -189,6 +192,17 @@ def run(command: Train) -> int:
     facts["total_seconds"] = time.perf_counter() - begun
     say.close(training_report.text, facts)
     return 0
+
+
+def _show(command: Train, job: Job, chosen: Chosen, measured: Timeline) -> None:
+    """Write what the user wants to see of a step."""
+    lanes = {"simulated": chosen.prepared.simulated.timeline, "measured": measured}
+    tasks = chosen.prepared.tasks
+    if command.trace:
+        trace.write(command.trace, tasks, lanes)
+    if command.picture:
+        title = f"a step of {command.model} on {job.machine.name}"
+        files.write(command.picture, timelines.picture(title, tasks, lanes, job.machine).encode())
 
 
 def resolved(command: Train) -> Train:
@@ -218,7 +232,7 @@ def _check(command: Train) -> None:
     if command.clip is not None and not (isfinite(command.clip) and command.clip >= 0):
         raise UserError(f"--clip {command.clip}: give a norm above 0, or 0 to clip nothing")
     checks.dtype(command.dtype)
-    checks.writable(out=command.out, trace=command.trace, metrics=command.metrics)
+    checks.writable(out=command.out, trace=command.trace, picture=command.picture, metrics=command.metrics)
     checks.folders(checkpoint=command.checkpoint, tensorboard=command.tensorboard)
     if command.steps is not None and command.epochs is not None:
         raise UserError(f"--steps {command.steps} and --epochs {command.epochs}: give one of the two")
@@ -374,7 +388,7 @@ def _log(command: Train, job: Job, course: Course) -> metrics.Metrics:
 def _files(command: Train, profile: str) -> dict[str, str]:
     """What was written where."""
     named = {
-        "plan": command.out, "profile": profile, "trace": command.trace, "metrics": command.metrics,
-        "tensorboard": command.tensorboard, "checkpoints": command.checkpoint,
+        "plan": command.out, "profile": profile, "trace": command.trace, "picture": command.picture,
+        "metrics": command.metrics, "tensorboard": command.tensorboard, "checkpoints": command.checkpoint,
     }  # fmt: skip
     return {name: path for name, path in named.items() if path}

@@ -9,20 +9,23 @@ from castile.launch.pictures import timeline as pictures
 from castile.planner.simulate import simulate
 from castile.runtime import memory
 from castile.runtime.levels import level_name
+from castile.runtime.machine import Level, Machine, Processor
 from castile.runtime.task import NUM_LANES, Lane
+from castile.runtime.timeline import Timeline
 from tests.graphs import Draft, task_graphs, timings
 from tests.svg import Picture, box_of
-
-CAPACITY = 2**30
 
 
 def levels_of(graph):
     return sorted({level_name(key.link) for key in graph.cost_keys if key.link})
 
 
-def drawn(graph, timeline, title="a step"):
-    text = pictures.picture(title, graph, timeline, levels_of(graph), [CAPACITY] * graph.num_procs)
-    return Picture(text)
+def drawn(graph, timeline, title="a step", **others):
+    processor = Processor("p", 1e9, 1e9, 2**30, 0, 0.0)
+    levels = tuple(Level(name, graph.num_procs, 0.0, 1e9) for name in levels_of(graph) or ["link"])
+    levels = levels if graph.num_procs > 1 else ()
+    machine = Machine("drawn", (processor,) * graph.num_procs, levels, tuple(Lane))
+    return Picture(pictures.picture(title, graph, {"simulated": timeline, **others}, machine))
 
 
 @given(st.data())
@@ -31,9 +34,11 @@ def test_each_task_is_where_its_times_are(data):
     timeline = simulate(graph, data.draw(timings(graph)) * 10**6, tuple(Lane)).timeline
     picture = drawn(graph, timeline)
     assert picture.is_readable()
-    groups, num_left = pictures._groups(graph, timeline, pictures._kinds(graph, levels_of(graph)))
+    idle = set(range(graph.num_procs)) - {int(lane) // NUM_LANES for lane in graph.lanes}
+    assert sum(words.endswith(" idle") for words, _ in picture.words) == bool(idle)
+    groups, num_left = pictures._groups(graph, timeline, pictures._kinds(graph, levels_of(graph)), 0.0)
     assert sum(len(group.procs) for group in groups) + num_left == graph.num_procs
-    chart = pictures._Chart(graph, timeline, [("", "")] * 9)
+    chart = pictures._Chart(graph, int(timeline.end.max(initial=1)), [("", "")] * 9)
     # Short ones are told in columns, by their number.
     told = [(words, box_of(rect)) for words, rect in picture.told("rect") if not words[0].isdigit()]
     seen = sorted((words.rpartition(", ")[0], box) for words, box in told)
@@ -51,7 +56,7 @@ def test_each_task_is_where_its_times_are(data):
 def test_processors_that_do_the_same_are_shown_once(data):
     graph = data.draw(task_graphs())
     timeline = simulate(graph, data.draw(timings(graph)) * 10**6, tuple(Lane)).timeline
-    groups, _ = pictures._groups(graph, timeline, graph.kind.astype(np.int64))
+    groups, _ = pictures._groups(graph, timeline, graph.kind.astype(np.int64), 0.0)
 
     def does(proc):
         mine = [(int(lane) % NUM_LANES, timeline.start[t], timeline.end[t], graph.kind[t])
@@ -68,8 +73,8 @@ def test_processors_that_do_the_same_are_shown_once(data):
 def test_columns_hold_all_that_short_tasks_take(data):
     graph = data.draw(task_graphs())
     timeline = simulate(graph, data.draw(timings(graph)) * 10**6, tuple(Lane)).timeline
-    chart = pictures._Chart(graph, timeline, [])
-    for group in pictures._groups(graph, timeline, graph.kind.astype(np.int64))[0]:
+    chart = pictures._Chart(graph, int(timeline.end.max(initial=1)), [])
+    for group in pictures._groups(graph, timeline, graph.kind.astype(np.int64), 0.0)[0]:
         for row in group.rows:
             for kind in np.unique(row.kind).tolist():
                 filled = pictures._filled(row, kind, chart.columns)
@@ -90,6 +95,20 @@ def test_the_course_of_memory_is_what_packing_counts(data):
         if (timeline.durations() > 0).all():
             assert alive.max() == live[proc]
     assert drawn(graph, timeline).is_readable()
+
+
+@given(st.data())
+def test_simulated_and_measured_lie_below_each_other_on_one_scale(data):
+    graph = data.draw(task_graphs())
+    timeline = simulate(graph, data.draw(timings(graph)) * 10**6, tuple(Lane)).timeline
+    ran = np.array([t for t in range(graph.num_tasks) if data.draw(st.booleans())], int)
+    measured = Timeline(ran, 2 * timeline.start[ran], 2 * timeline.end[ran] + 5)
+    picture = drawn(graph, timeline, measured=measured)
+    assert picture.is_readable()
+    assert [words.partition(":")[0] for words, _ in picture.words if ": " in words and " ms" in words] == [
+        "simulated", "measured"]  # fmt: skip
+    right = max((box.right for _, box in ((0, box_of(rect)) for _, rect in picture.told("rect"))), default=0.0)
+    assert right <= pictures.WIDTH - pictures.RIGHT + 0.1
 
 
 def test_of_many_processors_some_are_shown_and_the_others_counted():

@@ -5,7 +5,7 @@ It does not know whether the timeline was simulated or measured.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from castile.launch.pictures.drawing import EDGE, GRID, Box, clipped, legend, le
 from castile.planner.strategy import runs_of
 from castile.runtime import memory
 from castile.runtime.levels import level_name
+from castile.runtime.machine import Machine
 from castile.runtime.task import NUM_LANES, Kind, Lane, TaskGraph
 from castile.runtime.timeline import PICOSECONDS, Timeline
 
@@ -58,28 +59,36 @@ class _Group(NamedTuple):
 
     @property
     def bottom(self) -> float:
-        return self.top + sum(row.height for row in self.rows)
+        return self.top + max(KERNELS, sum(row.height for row in self.rows))
 
 
-def picture(title: str, graph: TaskGraph, timeline: Timeline, levels: Sequence[str], capacity: Sequence[int]) -> str:
+def picture(title: str, graph: TaskGraph, timelines: Mapping[str, Timeline], machine: Machine) -> str:
     """The SVG text: a row for each lane at work, processors that do the same once; below, what fills the fullest one.
 
-    levels     of the machine's links, the nearest first
-    capacity   of each processor, in bytes
+    timelines  of the graph's tasks by name, one below the other; the first, of all tasks, says when memory is held
     """
+    levels = [level.name for level in machine.levels]
     kinds = [*PASSES.values(), UPDATES, COPIES, *zip(levels, LINKS)]
-    groups, num_left = _groups(graph, timeline, _kinds(graph, levels))
-    chart = _Chart(graph, timeline, kinds)
-    low = max((group.bottom for group in groups), default=TOP) + GAP
-    used = sorted({int(kind) for group in groups for row in group.rows for kind in np.unique(row.kind)})
-    left = [text(8, low + SIZE, f"and {report.counted(num_left, 'processor')} more", SIZE)] if num_left else []
+    first, kind_of = next(iter(timelines.values())), _kinds(graph, levels)
+    chart = _Chart(graph, max(int(timeline.end.max(initial=1)) for timeline in timelines.values()), kinds)
+    drawn, used, low = [], set[int](), TOP
+    for name, timeline in timelines.items():
+        if len(timelines) > 1:
+            drawn.append(text(8, low + SIZE, f"{name}: {report.milliseconds(timeline.seconds)}", SIZE))
+            low += SIZE + GAP
+        groups, num_left = _groups(graph, timeline, kind_of, low)
+        drawn += [element for group in groups for element in chart.group(group, timeline)]
+        used |= {int(kind) for group in groups for row in group.rows for kind in np.unique(row.kind)}
+        low = groups[-1].bottom + GAP if groups else low
+        if num_left:
+            drawn.append(text(8, low + SIZE, f"and {report.counted(num_left, 'processor')} more", SIZE))
+            low += SIZE + GAP
     top = low + 34
     elements = [
-        *legend(Box(LEFT, 36, WIDTH - RIGHT, TOP), [kinds[kind] for kind in used]),
+        *legend(Box(LEFT, 36, WIDTH - RIGHT, TOP), [kinds[kind] for kind in sorted(used)]),
         *chart.axis(low, top + MEMORY),
-        *(element for group in groups for element in chart.group(group)),
-        *left,
-        *chart.memory(top, capacity),
+        *drawn,
+        *chart.memory(first, top, [p.memory_bytes - p.reserved_bytes for p in machine.processors]),
     ]
     return svg(WIDTH, top + MEMORY + 16, title, elements)
 
@@ -103,7 +112,7 @@ def _kinds(graph: TaskGraph, levels: Sequence[str]) -> np.ndarray:
     return kind
 
 
-def _groups(graph: TaskGraph, timeline: Timeline, kind: np.ndarray) -> tuple[list[_Group], int]:
+def _groups(graph: TaskGraph, timeline: Timeline, kind: np.ndarray, top: float) -> tuple[list[_Group], int]:
     """The first processors that differ, each with all that do the same, and how many processors are left."""
     place = np.full(graph.num_tasks, -1)
     place[timeline.task] = np.arange(len(timeline.task))
@@ -124,7 +133,7 @@ def _groups(graph: TaskGraph, timeline: Timeline, kind: np.ndarray) -> tuple[lis
         rows[proc] = tuple(mine)
         told = [array.tobytes() for row in mine for array in (np.array([row.lane]), row.start, row.end, row.kind)]
         alike.setdefault(b"|".join(told), []).append(proc)
-    groups, top = [], TOP
+    groups = []
     for procs in list(alike.values())[:MOST_SHOWN]:
         group = _Group(tuple(procs), rows[procs[0]], top)
         groups.append(group)
@@ -135,9 +144,8 @@ def _groups(graph: TaskGraph, timeline: Timeline, kind: np.ndarray) -> tuple[lis
 class _Chart:
     """Where times lie across, and what is drawn there."""
 
-    def __init__(self, graph: TaskGraph, timeline: Timeline, kinds: Sequence[tuple[str, str]]) -> None:
-        self.graph, self.timeline, self.kinds = graph, timeline, kinds
-        self.last = max(1, int(timeline.end.max(initial=1)))
+    def __init__(self, graph: TaskGraph, last: int, kinds: Sequence[tuple[str, str]]) -> None:
+        self.graph, self.last, self.kinds = graph, max(1, last), kinds
         self.scale = (WIDTH - LEFT - RIGHT) / self.last
         self.columns = np.append(np.arange(0, self.last, COLUMN / self.scale), self.last)
 
@@ -155,16 +163,18 @@ class _Chart:
         yield text(WIDTH - 4, TOP - 26, "computing", SIZE, "end")
         yield line(LEFT, low, WIDTH - RIGHT, low, EDGE)
 
-    def group(self, group: _Group) -> Iterator[str]:
+    def group(self, group: _Group, timeline: Timeline) -> Iterator[str]:
         """The rows of processors that do the same, their names on the left, how much they compute on the right."""
         top, name = group.top, runs_of(group.procs)
+        if not group.rows:
+            yield text(8, top + KERNELS / 2 + SMALL / 2, clipped(f"{name} idle", SIZE, LEFT - 20), SIZE)
         for number, row in enumerate(group.rows):
             words, base = row.lane.name.lower(), top + row.height - (row.height - SMALL) / 2 - 1
             yield text(LEFT - 6, base, words, SMALL, "end")
             if not number:
                 yield text(8, base + 1, clipped(name, SIZE, LEFT - 20 - length(words, SMALL)), SIZE)
             if row.lane == Lane.COMPUTE:
-                share = float((row.end - row.start).sum()) / self.last
+                share = float((row.end - row.start).sum()) / max(1, int(timeline.end.max()))
                 yield text(WIDTH - 4, base + 1, report.percent(share), SIZE, "end")
             yield from self._row(row, top + 0.5, top + row.height - 0.5)
             top += row.height
@@ -192,9 +202,9 @@ class _Chart:
             told = f"{report.counted(len(row.task[among]), 'task')}, most of it {words}"
             yield rect(Box(self.x(self.columns[begin]), top, self.x(self.columns[end]), bottom), colour, told)
 
-    def memory(self, top: float, capacity: Sequence[int]) -> Iterator[str]:
+    def memory(self, timeline: Timeline, top: float, capacity: Sequence[int]) -> Iterator[str]:
         """What lives on the processor that is fullest for what it has, over time."""
-        every = [memory.course(self.graph, self.timeline, proc) for proc in range(self.graph.num_procs)]
+        every = [memory.course(self.graph, timeline, proc) for proc in range(self.graph.num_procs)]
         shares = [alive.max() / most for (_, alive), most in zip(every, capacity, strict=True)]
         proc = int(np.argmax(shares))
         moments, alive = every[proc]

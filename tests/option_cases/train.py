@@ -119,6 +119,7 @@ CASES = {
                         becomes("step/loss 1"), patch=with_a_writer),
     "out": Case(HERE, f"{HERE} --out new.json", planned, becomes(TRAINED)),
     "trace": trace_of(HERE, {"simulated", "measured"}),
+    "picture": Case(HERE, f"{HERE} --picture new/step.svg", lambda ran: "new/step.svg" in ran.files, becomes(True)),
     "profile": Case(HERE, f"{HERE} --profile new.db", lambda ran: "new.db" in ran.files, becomes(True)),
     "print": Case(LINE, f"{LINE} --print", printed, becomes(TRAINED)),
     "json": json_of(LINE),
