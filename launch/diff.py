@@ -139,31 +139,26 @@ def _simulated(plan: Strategy, desk: Desk) -> tuple[Predicted, Mapping[str, Node
 
 def _tell(facts: Mapping[str, Any]) -> None:
     out = report.console()
-
-    def say(text: str) -> None:
-        out.print(text, markup=False, soft_wrap=True)
-
-    say(f"{facts['model']}: from {facts['a']['file']} to {facts['b']['file']}")
+    out.say(f"{facts['model']}: from {facts['a']['file']} to {facts['b']['file']}")
     for name, of in facts["settings"].items():
-        say(f"  {name.replace('_', ' ')}: {of['a'] or 'none'} -> {of['b'] or 'none'}")
+        out.say(f"  {name.replace('_', ' ')}: {of['a'] or 'none'} -> {of['b'] or 'none'}")
     figures = facts["figures"]
     if figures is None:
-        say("\na file predicts nothing: with --machine both plans are simulated, with --forward their forward passes")
+        out.say("\na file predicts nothing: --machine simulates both plans, with --forward their forward passes")
     else:
         by = f"simulated on {facts['simulated_on']}" if facts["simulated_on"] else "as their files predict"
-        say(f"\n{by}:")
+        out.say(f"\n{by}:")
         out.print(_figure_table(figures, report.what(facts["forward"])))
-    say(f"\n{facts['num_moved']} of {facts['num_nodes']} nodes lie differently" + (":" if facts["moved"] else ""))
+    out.say(f"\n{facts['num_moved']} of {facts['num_nodes']} nodes lie differently" + (":" if facts["moved"] else ""))
     for row in facts["moved"][:MOST_ROWS]:
-        say(f"  {row['a'] or 'by default'} -> {row['b'] or 'by default'}  {shortened(with_members(row), MOST_LETTERS)}")
+        here, there = (row[plan] or "by default" for plan in "ab")
+        out.say(f"  {here} -> {there}  {shortened(with_members(row), MOST_LETTERS)}")
     if len(facts["moved"]) > MOST_ROWS:
-        say(f"  and {len(facts['moved']) - MOST_ROWS} more moves")
+        out.say(f"  and {len(facts['moved']) - MOST_ROWS} more moves")
 
 
 def _figure_table(figures: Mapping[str, Mapping[str, Any]], what: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in ("", "a", "b", "b is more by"):
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    table = report.table("", ">a", ">b", ">b is more by")
     step = figures["step_seconds"]
     table.add_row(what, *map(report.milliseconds, (step["a"], step["b"])), signed(step["delta"]))
     for name, words in (("peak_bytes", "memory"), ("moved_bytes", f"moved a {what}")):

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from castile.launch import report
-from castile.launch.report import milliseconds, percent
+from castile.launch.report import Output, milliseconds, percent, table
 from castile.planner.alternatives import pattern
 from castile.runtime.memory import written
 
@@ -30,36 +29,27 @@ SPANS = {
 def tell(facts: Mapping[str, Any], lines: Sequence[str]) -> None:
     """Print it; lines are the plan's."""
     out, what = report.console(), report.what(facts["forward"])
-    _say(
-        out,
-        f"{facts['model']}, {report.counted(facts['batch_samples'], 'sample')} a {what}, on {facts['machine']} "
-        f"({report.counted(facts['num_procs'], 'processor')}), plan {facts['plan']}:",
-    )
+    out.say(f"{report.subject(facts, what)}, plan {facts['plan']}:")
     op = facts.get("op")
     for line in [f"{op['config']}  {with_members(op)}"] if op else lines:
-        _say(out, f"  {line}")
-    _say(out, f"\n{_worth(facts, what)}\n")
+        out.say(f"  {line}")
+    out.say(f"\n{_worth(facts, what)}\n")
     # What is found for forward passes foretells no step.
     if facts["predicted_step_seconds"] is None and not facts["forward"]:
-        _say(out, "its file foretells no step; --forward explains its forward pass alone\n")
+        out.say("its file foretells no step; --forward explains its forward pass alone\n")
     if op:
         _tell_op(out, op, what)
     else:
         out.print(_span_table(facts["spans"], what))
     whose = f"{op['name']} and its edges in the longest chain" if op else "the longest chain"
-    _say(out, f"\n{whose}, of tasks that follow each other without a gap; a {what} is shorter only if this is:")
+    out.say(f"\n{whose}, of tasks that follow each other without a gap; a {what} is shorter only if this is:")
     out.print(_cause_table(facts["causes"]))
     if op and any(row["levels"] for row in facts["causes"]):
-        _say(out, "\nits transfers on each level of links, by the machine's figures:")
+        out.say("\nits transfers on each level of links, by the machine's figures:")
         out.print(_level_table(facts["causes"]))
     if "why_not" in facts:
         _tell_why_not(out, facts["why_not"], what)
-    for name, path in facts["files"].items():
-        _say(out, f"{name} written to {path}")
-
-
-def _say(out: Console, text: str) -> None:
-    out.print(text, markup=False, soft_wrap=True)
+    out.say_files(facts)
 
 
 def _worth(facts: Mapping[str, Any], what: str) -> str:
@@ -78,36 +68,36 @@ def _worth(facts: Mapping[str, Any], what: str) -> str:
 
 def _span_table(spans: Sequence[Mapping[str, Any]], what: str) -> Table:
     """What processors do."""
-    table = _table(f"a processor's {what}", ">mean", ">share", ">least", ">most")
+    made = table(f"a processor's {what}", ">mean", ">share", ">least", ">most")
     for row in spans:
         seconds = (milliseconds(row[f"{which}_seconds"]) for which in ("mean", "least", "most"))
         mean, *extremes = seconds
-        table.add_row(SPANS[row["what"]], mean, percent(row["share"]), *extremes)
-    return table
+        made.add_row(SPANS[row["what"]], mean, percent(row["share"]), *extremes)
+    return made
 
 
 def _cause_table(causes: Sequence[Mapping[str, Any]]) -> Table:
     """Nodes and edges and what they cost."""
-    table = _table("node or edge", ">in the chain", ">share", ">tasks", ">moved", ">time", ">hidden")
+    made = table("node or edge", ">in the chain", ">share", ">tasks", ">moved", ">time", ">hidden")
     for row in causes[:MOST_ROWS]:
         moved = written(row["moved_bytes"]) if row["moved_bytes"] else ""
         hidden = percent(row["hidden_share"]) if row["kind"] == "transfer" else ""
-        table.add_row(
+        made.add_row(
             shortened(_cause(row)), milliseconds(row["chain_seconds"]), percent(row["chain_share"]),
             str(row["num_tasks"]), moved, milliseconds(row["proc_seconds"]), hidden,
         )  # fmt: skip
-    _add_rest(table, causes)
-    return table
+    _add_rest(made, causes)
+    return made
 
 
 def _level_table(causes: Sequence[Mapping[str, Any]]) -> Table:
     """What edges take level by level."""
-    table = _table("edge", "level", ">latency", ">bytes")
+    made = table("edge", "level", ">latency", ">bytes")
     for row in [row for row in causes if row["levels"]][:MOST_ROWS]:
         for level in row["levels"]:
             latency, transfer = level["latency_seconds"], level["transfer_seconds"]
-            table.add_row(shortened(_cause(row)), level["level"], milliseconds(latency), milliseconds(transfer))
-    return table
+            made.add_row(shortened(_cause(row)), level["level"], milliseconds(latency), milliseconds(transfer))
+    return made
 
 
 def _cause(row: Mapping[str, Any]) -> str:
@@ -121,48 +111,46 @@ def _cause(row: Mapping[str, Any]) -> str:
     return f"{row['form']}{over}: {row['name']}{to}"
 
 
-def _tell_op(out: Console, op: Mapping[str, Any], what: str) -> None:
+def _tell_op(out: Output, op: Mapping[str, Any], what: str) -> None:
     """The next best layouts of a node."""
-    _say(
-        out,
+    out.say(
         f"{op['name']} otherwise, all else equal (of {op['num_layouts']} other layouts {op['num_simulated']} were "
         f"simulated, {op['num_excluded']} ruled out by a bound):",
     )
-    table = _table("layout", f">{what}", ">longer by", ">x", ">memory", f">moved a {what}", "")
+    made = table("layout", f">{what}", ">longer by", ">x", ">memory", f">moved a {what}", "")
     for row in op["alternatives"]:
-        table.add_row(shortened(row["config"]), *_priced(row))
-    out.print(table)
+        made.add_row(shortened(row["config"]), *_priced(row))
+    out.print(made)
 
 
-def _tell_why_not(out: Console, why: Mapping[str, Any], what: str) -> None:
+def _tell_why_not(out: Output, why: Mapping[str, Any], what: str) -> None:
     """What another plan takes, and by what."""
-    _say(
-        out,
+    out.say(
         f"\n{why['name']} takes {milliseconds(why['step_seconds'])}, {signed(why['longer_seconds'])} "
         f"({why['times']:.2f} times as long); where its longest chain differs:",
     )
-    table = _table("node or edge", ">here", ">there", ">longer by")
+    made = table("node or edge", ">here", ">there", ">longer by")
     for row in why["causes"][:MOST_ROWS]:
         over = f" over {row['link']}" if row["link"] else ""
         here, there = milliseconds(row["chain_seconds"]), milliseconds(row["other_chain_seconds"])
-        table.add_row(
+        made.add_row(
             shortened(f"{row['op']} {row['form']}{over}: {row['name']}".lstrip()),
             here,
             there,
             signed(row["longer_seconds"]),
         )
-    _add_rest(table, why["causes"])
-    out.print(table)
-    _say(out, f"\nthis plan with a part laid out as in {why['name']}, each by itself:")
-    table = _table("nodes", "here", "there", f">{what}", ">longer by", ">x", ">memory", f">moved a {what}", "")
+    _add_rest(made, why["causes"])
+    out.print(made)
+    out.say(f"\nthis plan with a part laid out as in {why['name']}, each by itself:")
+    made = table("nodes", "here", "there", f">{what}", ">longer by", ">x", ">memory", f">moved a {what}", "")
     for row in why["switches"][:MOST_ROWS]:
-        table.add_row(
+        made.add_row(
             shortened(row["name"], 32), shortened(row["here"], 24), shortened(row["there"], 24), *_priced(row)
         )
-    _add_rest(table, why["switches"])
-    out.print(table)
+    _add_rest(made, why["switches"])
+    out.print(made)
     if why["num_switches_left"]:
-        _say(out, f"{why['num_switches_left']} more parts were not tried: raise --budget")
+        out.say(f"{why['num_switches_left']} more parts were not tried: raise --budget")
 
 
 def _priced(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -197,11 +185,3 @@ def shortened(text: str, most: int = MOST_LETTERS) -> str:
 def _add_rest(table: Table, rows: Sequence[object]) -> None:
     if len(rows) > MOST_ROWS:
         table.add_row(f"and {len(rows) - MOST_ROWS} more")
-
-
-def _table(*columns: str) -> Table:
-    """A table without lines; columns that begin with > hold figures."""
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", no_wrap=True)
-    return table

@@ -15,33 +15,27 @@ def tell(facts: Mapping[str, Any], lines: Sequence[str]) -> None:
     """All that is known of a search; `lines` are the plan in words."""
     out = report.console()
     what = report.what(facts["objective"] == "latency")
-    out.print(
-        f"{facts['model']}, {report.counted(facts['batch_samples'], 'sample')} a {what}, on {facts['machine']} "
-        f"({report.counted(facts['num_procs'], 'processor')}); "
-        f"{facts['num_tasks']} tasks{report.bucket_words(facts['buckets'])}, "
-        f"prices: {report.prices_words(facts['prices'])}\n",
-        markup=False, soft_wrap=True,
-    )  # fmt: skip
+    out.say(
+        f"{report.subject(facts, what)}; {facts['num_tasks']} tasks{report.bucket_words(facts['buckets'])}, "
+        f"prices: {report.prices_words(facts['prices'])}\n"
+    )
     if facts["microbatches"] > 1:
         why = ": no known plan of a whole batch fits" if facts["is_cut_to_fit"] else ""
-        out.print(
-            f"a step in {facts['microbatches']} microbatches, one after another{why}\n", markup=False, soft_wrap=True
-        )
+        out.say(f"a step in {facts['microbatches']} microbatches, one after another{why}\n")
     if facts["pinned"]:
-        out.print(f"pinned: {'; '.join(facts['pinned'])}\n", markup=False, soft_wrap=True)
+        out.say(f"pinned: {'; '.join(facts['pinned'])}\n")
     out.print(report.plan_table({**facts["seeds"], f"found by {facts['search']}": facts["found"]}, what))
     if facts["bound_seconds"] is not None:
-        out.print(f"\n{_bound_words(facts)}", markup=False, soft_wrap=True)
+        out.say(f"\n{_bound_words(facts)}")
     if facts.get("front"):
-        out.print("\nplans that none other beats in both time and memory:")
+        out.say("\nplans that none other beats in both time and memory:")
         out.print(report.plan_table({row.get("file", f"{n}"): row for n, row in enumerate(facts["front"], 1)}, what))
     looked = f"after {report.counted(facts['num_proposals'], 'proposal')} in {facts['elapsed_seconds']:.1f} s"
     same = f"; it equals {facts['equals']}" if facts["equals"] else ""
-    out.print(f"\nthe plan, {looked}{same}:", markup=False)
+    out.say(f"\nthe plan, {looked}{same}:")
     for line in lines:
-        out.print(f"  {line}", markup=False, soft_wrap=True)
-    for name, path in facts["files"].items():
-        out.print(f"{name} written to {path}", markup=False, soft_wrap=True)
+        out.say(f"  {line}")
+    out.say_files(facts)
 
 
 def _bound_words(facts: Mapping[str, Any]) -> str:

@@ -5,7 +5,6 @@ It does not know how plans are found.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from castile.planner.alternatives import pattern
 from castile.planner.evaluator import Evaluated, Evaluator, num_collectives
 from castile.planner.strategy import Strategy
 from castile.runtime.memory import written
@@ -64,9 +64,9 @@ def _shortened(nodes: Sequence[str], every: Iterable[str], width: int) -> str:
     families = _families(every)
     words: dict[str, int] = {}
     for name in nodes:
-        family = families[_pattern(name)]
+        family = families[pattern(name)]
         whole = len(family) > 1 and set(family) <= set(nodes)
-        word = _pattern(name) if whole else name
+        word = pattern(name) if whole else name
         words[word] = len(family) if whole else 1
     text: list[str] = []
     used = 0
@@ -79,14 +79,10 @@ def _shortened(nodes: Sequence[str], every: Iterable[str], width: int) -> str:
     return " ".join(text)
 
 
-def _pattern(name: str) -> str:
-    return re.sub(r"\d+", "*", name)
-
-
 def _families(names: Iterable[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name in names:
-        found.setdefault(_pattern(name), []).append(name)
+        found.setdefault(pattern(name), []).append(name)
     return found
 
 
@@ -132,46 +128,55 @@ def what(forward: bool) -> str:
     return "forward pass" if forward else "step"
 
 
+def subject(facts: Mapping[str, Any], what: str) -> str:
+    """What figures, which are of a `what` each, were found for: a model, its batch and a machine."""
+    return (
+        f"{facts['model']}, {counted(facts['batch_samples'], 'sample')} a {what}, on {facts['machine']} "
+        f"({counted(facts['num_procs'], 'processor')})"
+    )
+
+
 def plan_table(rows: Mapping[str, Mapping[str, Any]], what: str = "step") -> Table:
     """Plans by name, with their facts, which are of a `what` each."""
     notes = {name: "" if row["fits"] else "does not fit" for name, row in rows.items()}
     noted = any(notes.values())
-    table = _table("plan", f">{what}", ">memory", f">moved a {what}", ">x data parallel", *[""] * noted)
+    made = table("plan", f">{what}", ">memory", f">moved a {what}", ">x data parallel", *[""] * noted)
     for name, row in rows.items():
         factor = f"{row['speedup_over_data_parallel']:.2f}"
         moved = written(row["moved_bytes"])
-        table.add_row(
+        made.add_row(
             name, milliseconds(row["step_seconds"]), written(row["live_bytes"]), moved, factor, *[notes[name]] * noted
         )
-    return table
+    return made
 
 
 def kind_table(kinds: Sequence[Mapping[str, Any]]) -> Table:
     """What the processors' time goes into."""
-    table = _table("what", ">tasks", ">time", ">share")
+    made = table("what", ">tasks", ">time", ">share")
     for kind in kinds:
         num = str(kind["num_tasks"]) if kind["num_tasks"] else ""
-        table.add_row(kind["what"], num, milliseconds(kind["proc_seconds"]), percent(kind["share"]))
-    return table
+        made.add_row(kind["what"], num, milliseconds(kind["proc_seconds"]), percent(kind["share"]))
+    return made
 
 
 def proc_table(procs: Sequence[Mapping[str, Any]]) -> Table:
     """How busy and how full each processor is."""
-    table = _table(">processor", ">computing", ">waiting", ">memory", ">of")
+    made = table(">processor", ">computing", ">waiting", ">memory", ">of")
     for row in procs[:MOST_PROCS]:
         full = written(row["peak_bytes"]), written(row["capacity_bytes"])
-        table.add_row(str(row["proc"]), percent(row["busy_share"]), percent(row["waiting_share"]), *full)
+        made.add_row(str(row["proc"]), percent(row["busy_share"]), percent(row["waiting_share"]), *full)
     if len(procs) > MOST_PROCS:
-        table.add_row("...", f"and {len(procs) - MOST_PROCS} more")
-    return table
+        made.add_row("...", f"and {len(procs) - MOST_PROCS} more")
+    return made
 
 
-def _table(*columns: str) -> Table:
+def table(*columns: str) -> Table:
+    """A table without lines; columns that begin with > hold figures."""
     # without a style of its own, which would be in a file too: mpirun gives ranks a terminal where there is none
-    table = Table(box=None, pad_edge=False, header_style="")
+    made = Table(box=None, pad_edge=False, header_style="")
     for column in columns:
-        table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", no_wrap=True)
-    return table
+        made.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", no_wrap=True)
+    return made
 
 
 def milliseconds(seconds: float) -> str:
@@ -202,13 +207,22 @@ def prices_words(prices: Mapping[str, int]) -> str:
     return ", ".join(told).replace("roofline", "from the roofline")
 
 
-class _Output(Console):
+class Output(Console):
     """Standard output. A reader who has gone ends a command as everywhere, not with a status of rich's own."""
+
+    def say(self, text: str) -> None:
+        """Print a line as it is, however long."""
+        self.print(text, markup=False, soft_wrap=True)
+
+    def say_files(self, facts: Mapping[str, Any]) -> None:
+        """Print what was written where."""
+        for name, path in facts["files"].items():
+            self.say(f"{name} written to {path}")
 
     def on_broken_pipe(self) -> None:
         raise
 
 
-def console() -> Console:
+def console() -> Output:
     """Where people read: standard output, wide enough for any table; a terminal wraps lines, which cuts no figure."""
-    return _Output(highlight=False, width=TABLE_WIDTH)
+    return Output(highlight=False, width=TABLE_WIDTH)
