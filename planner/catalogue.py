@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from castile.planner.instances import HOST, NONE, PATTERN, FlowTemplate, StepInstance
+from castile.planner.instances import HOST, NONE, PATTERN, FlowTemplate, StepInstance, lying
 from castile.runtime.compiled import compiled
 from castile.runtime.task import CostKey
 
@@ -168,9 +168,11 @@ def _tasks(keys: CostKeys, kinds: Sequence[StepInstance]) -> Rows:
 
 
 def _transfers(keys: CostKeys, kinds: Sequence[FlowTemplate]) -> Rows:
-    of = [t.version.keys for t in kinds]
-    costs = [keys.numbered(distinct)[number] if distinct else NONE for distinct, number in of]
-    return _columns([t.version.kinds for t in kinds], costs, [t.lanes[0] for t in kinds])
+    sending = [n for n, t in enumerate(kinds) if t.num_tasks]
+    of = [kinds[n] for n in sending]
+    costs = [keys.numbered(t.version.keys[0])[t.version.keys[1]] for t in of]
+    which, columns = _columns([t.version.kinds for t in of], costs, [t.lanes[0] for t in of])
+    return np.array(sending, np.int64)[which], columns
 
 
 def _lanes(kinds: Sequence[FlowTemplate]) -> Rows:
@@ -206,12 +208,11 @@ def _uses(kinds: Sequence[FlowTemplate]) -> Rows:
 def _buffers(kinds: Sequence[FlowTemplate]) -> Rows:
     first, step, task = _ports(kinds)
     kind, port = _together([t.first for t in kinds])
-    procs, nbytes = (_together(of)[1] for of in ([t.buffer_procs for t in kinds], [t.buffer_bytes for t in kinds]))
     begun = np.flatnonzero(port >= 0)
     begin = np.stack([np.zeros_like(port), np.full_like(port, -1)])
     port = port[begun] + first[kind[begun]]
     begin[:, begun] = step[port] - PATTERN, task[port]
-    return kind, np.stack([procs, nbytes, *begin])
+    return kind, np.stack([*lying(kinds), *begin])
 
 
 def _ports(kinds: Sequence[FlowTemplate]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -159,9 +159,7 @@ class Grid:
         """What parts touch of an array as its axes say."""
         a = self.node.alignment
         dims = [[ends(a, dim, own) for own in self.blocks[dim[0]]] if dim else [(0, 1)] for dim in operand.dims]
-        rows = product(*dims)
-        boxes = [Box(*zip(*row)) for row in rows] if dims else [Box((), ())]
-        return Layout(boxes, self.along(axes).of, True)
+        return _lying(tuple(map(tuple, dims)), self.along(axes).of)
 
     def _asked(self, operand: int) -> Layout:
         """What parts touch of an operand of which the operator says so itself."""
@@ -180,6 +178,13 @@ def distinct(rows: Sequence[Hashable]) -> Numbering:
     numbers: dict[Hashable, int] = {}
     of = tuple([numbers.setdefault(row, len(numbers)) for row in rows])
     return Numbering(of, tuple(map(of.index, range(len(numbers)))))
+
+
+@lru_cache(maxsize=4096)
+def _lying(dims: tuple[tuple[tuple[int, int], ...], ...], of: tuple[int, ...]) -> Layout:
+    """What parts touch of an array whose dims are cut into these blocks: one for all nodes that touch it alike."""
+    boxes = [Box(*zip(*row)) for row in product(*dims)] if dims else [Box((), ())]
+    return Layout(boxes, of, True)
 
 
 @lru_cache(maxsize=4096)

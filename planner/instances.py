@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
@@ -16,7 +17,7 @@ import numpy as np
 from castile.planner.program import Flow, Step, touched
 from castile.planner.strategy import Config
 from castile.planner.template import StepTemplate
-from castile.planner.vocabulary import round_up
+from castile.planner.vocabulary import itemsize, round_up
 from castile.runtime import transfer
 from castile.runtime.dependence import Version
 from castile.runtime.task import NUM_LANES, Buffer, CostKey, Kind, Lane, Task, View
@@ -131,13 +132,17 @@ class FlowTemplate:
         counts, lanes = self.version.lanes
         return counts, self._procs[lanes // NUM_LANES] * NUM_LANES + lanes % NUM_LANES
 
-    @cached_property
+    @property
     def buffer_procs(self) -> np.ndarray:
-        return self._procs[self.version.slots]
+        return self._lying[0]
+
+    @property
+    def buffer_bytes(self) -> np.ndarray:
+        return self._lying[1]
 
     @cached_property
-    def buffer_bytes(self) -> np.ndarray:
-        return round_up(self.version.volumes * np.dtype(self.dtype).itemsize)
+    def _lying(self) -> tuple[np.ndarray, np.ndarray]:
+        return lying([self])
 
     @cached_property
     def _procs(self) -> np.ndarray:
@@ -169,6 +174,21 @@ class FlowTemplate:
         step, number, task = self.port_step[at], self.port_number[at], self.port_task[at]
         pairs = dict.fromkeys(zip(step.tolist(), number.tolist()))
         return [(s, n, task[(step == s) & (number == n)]) for s, n in pairs]
+
+
+def lying(templates: Sequence[FlowTemplate]) -> tuple[np.ndarray, np.ndarray]:
+    """Where the buffers of flows lie, end to end, and their bytes."""
+    pieces = [t.version.instances for t in templates]
+    counts, num_procs = ([len(row) for row in of] for of in (pieces, [t.procs for t in templates]))
+    every = list(chain.from_iterable(pieces))
+    # Many share their box, as one object.
+    boxes = {id(i.box): i.box for i in every}
+    volume = {name: box.volume for name, box in boxes.items()}
+    volumes = np.array([volume[id(i.box)] for i in every], np.int64)
+    first = np.repeat(np.cumsum(num_procs) - num_procs, counts)
+    procs = np.fromiter(chain.from_iterable([t.procs for t in templates]), np.int64, sum(num_procs))
+    sizes = np.repeat(np.array([itemsize(t.dtype) for t in templates], np.int64), counts)
+    return procs[first + np.array([i.proc for i in every], np.int64)], round_up(volumes * sizes)
 
 
 class FlowInstance(msgspec.Struct, frozen=True, eq=False, dict=True):

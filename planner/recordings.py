@@ -15,30 +15,37 @@ from castile.planner.trace import Recording, record
 from castile.planner.vocabulary import Spec
 
 
-def recorded(step: Step, part: Part, specs: tuple[Spec, ...]) -> Recording:
-    """Run the pass's body on shapes; its inputs are numbered as the step's ports."""
-    op, which = step.node.op, step.which
-    roles = [p.role for p in step.inputs]
-    pulled = tuple(s for s, role in zip(specs, roles, strict=True) if role == "dy")
-    operands = [s for s, role in zip(specs, roles, strict=True) if role == "x"]
-    positional = [*(pulled if op.flows == 1 else [pulled] if pulled else []), *operands]
-    kept = tuple(s for s, role in zip(specs, roles, strict=True) if role == "y")
-    context: dict[str, object] = {"at": part} if "at" in op.asks(which) else {}
-    if kept:
-        context["y"] = kept
-    body, added = getattr(op, PASSES[which]), [p for p in step.inputs if p.role == "onto"]
-    if added:
-        context["onto"] = tuple(s for s, role in zip(specs, roles, strict=True) if role == "onto")
-        given = _given(step)
-        places = {given.index(p.index): n for n, p in enumerate(added) if all(map(part.first, _repeats(step, p)))}
-        body = _adding(body, places)
-    return record(body, positional, _mask(step), **context)
+class Recorder:
+    """Records one pass of a node for shapes of parts; what its body is given follows from the ports, found once."""
 
+    def __init__(self, step: Step) -> None:
+        op, which = step.node.op, step.which
+        at = {role: [n for n, p in enumerate(step.inputs) if p.role == role] for role in ("dy", "x", "y", "onto")}
+        self._at, self._is_one, self._is_placed = at, op.flows == 1, "at" in op.asks(which)
+        self._body: Callable[..., Any] = getattr(op, PASSES[which])
+        given = [i for i, o in enumerate(step.node.alignment.operands) if o.param == (which == "W")]
+        indices = {p.index for p in step.outputs}
+        # The body gives a result for each operand of its kind.
+        self._mask = None if which == "F" else tuple([i in indices for i in given])
+        added = [step.inputs[n] for n in at["onto"]]
+        self._places = [(given.index(p.index), n, _repeats(step, p)) for n, p in enumerate(added)]
 
-def wanted(step: Step, recording: Recording) -> list[Spec | None]:
-    """The specs of the results that the step's output ports take, in the order of the ports."""
-    mask = _mask(step)
-    return [r for n, r in enumerate(recording.results) if mask is None or mask[n]]
+    def recorded(self, part: Part, specs: tuple[Spec, ...]) -> Recording:
+        """Run the pass's body on shapes; its inputs are numbered as the step's ports."""
+        pulled, operands, kept, onto = ([specs[n] for n in of] for of in self._at.values())
+        positional = [*(pulled if self._is_one else [tuple(pulled)] if pulled else []), *operands]
+        context: dict[str, object] = {"at": part} if self._is_placed else {}
+        body = self._body
+        if kept:
+            context["y"] = tuple(kept)
+        if onto:
+            context["onto"] = tuple(onto)
+            body = _adding(body, {place: n for place, n, axes in self._places if all(map(part.first, axes))})
+        return record(body, positional, self._mask, **context)
+
+    def wanted(self, recording: Recording) -> list[Symbol | None]:
+        """The results that the step's output ports take, in the order of the ports."""
+        return [one for n, one in enumerate(recording.outputs) if self._mask is None or self._mask[n]]
 
 
 def place_counts(step: Step) -> bool:
@@ -68,16 +75,3 @@ def _adding(body: Callable[..., Any], places: Mapping[int, int]) -> Callable[...
         return tuple(results)
 
     return whole
-
-
-def _mask(step: Step) -> tuple[bool, ...] | None:
-    """Which of the body's results are wanted: it gives one for each operand of its kind."""
-    if step.which == "F":
-        return None
-    indices = {p.index for p in step.outputs}
-    return tuple(i in indices for i in _given(step))
-
-
-def _given(step: Step) -> list[int]:
-    """The operands of which a gradient pass gives the gradients."""
-    return [i for i, o in enumerate(step.node.alignment.operands) if o.param == (step.which == "W")]

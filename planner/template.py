@@ -6,19 +6,19 @@ One template serves all nodes of the same operator, shapes and split, whatever t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from math import prod
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from castile.planner.axes import Operand
 from castile.planner.graph import Node
 from castile.planner.grid import Grid, Layout, joint
-from castile.planner.program import Micro, Port, Step
-from castile.planner.recordings import place_counts, recorded, wanted
+from castile.planner.program import Micro, Step
+from castile.planner.recordings import Recorder, place_counts
 from castile.planner.trace import Recording
 from castile.planner.vocabulary import Spec, itemsize
 from castile.planner.watched import Shared
@@ -32,8 +32,7 @@ InStrides = list[tuple[int, int, tuple[int, ...]]]  # tasks, input ports, and th
 Shapes = tuple[tuple[int, ...], ...]
 
 
-@dataclass(frozen=True, eq=False)
-class Work:
+class Work(msgspec.Struct, frozen=True, eq=False):
     """What parts that compute alike have in common: their cost, what they record, and which ports they touch.
 
     bodies   those made of the recording, which works that share it have in common
@@ -49,7 +48,7 @@ class Work:
     outputs: tuple[bool, ...]
     dtypes: tuple[str, ...]
     turns: tuple[tuple[int, ...], ...]
-    _strided: dict[Frames, CostKey] = field(default_factory=dict)
+    _strided: dict[Frames, CostKey] = msgspec.field(default_factory=dict)
 
     def strided_key(self, frames: Frames) -> CostKey:
         """The cost where input ports are read in strides out of arrays of these shapes."""
@@ -246,6 +245,8 @@ class _Common:
         self.step = step
         self.dtypes = [dtypes(port.region) for port in (*step.inputs, *step.outputs)]
         self.bears = bearing(step)
+        self._turns = [one.back for one in self.bears]
+        self._recorder, self._asked = Recorder(step), Asked(step, self.dtypes)
         self._place_counts = place_counts(step)
         # those of which the ranges say what parts record
         self._axes = set[str]()
@@ -270,7 +271,7 @@ class _Common:
         flops, given = grid.flops(which, number), shapes[: len(self.step.inputs)]
         if given not in self._recordings:
             specs = tuple(map(Spec, given, self.dtypes))
-            self._recordings[given] = Shared(lambda like: (recorded(self.step, like, specs), {}))
+            self._recordings[given] = Shared(lambda like: (self._recorder.recorded(like, specs), {}))
         shared = self._recordings[given]
         recording, bodies = shared.of(grid.part(number))
         if self._place_counts:
@@ -281,16 +282,14 @@ class _Common:
         return self._works[known]
 
     def _made(self, recording: Recording, bodies: Bodies, shapes: tuple[tuple[int, ...], ...], flops: float) -> Work:
-        step, num_inputs = self.step, len(self.step.inputs)
-        ports, made = (*step.inputs, *step.outputs), wanted(step, recording)
-        for shape, spec, port in zip(shapes[num_inputs:], made, step.outputs, strict=True):
-            assert spec is None or spec.shape == shape, f"{step.name}: {port} is {spec}, its box has shape {shape}"
+        num_inputs, made = len(self.step.inputs), self._recorder.wanted(recording)
+        for shape, one, port in zip(shapes[num_inputs:], made, self.step.outputs, strict=True):
+            assert one is None or one.shape == shape, f"{self.step.name}: {port} is {one}, its box has shape {shape}"
         inputs, outputs = tuple([i in recording.reads for i in range(num_inputs)]), tuple([s is not None for s in made])
-        every = zip(ports, shapes, self.dtypes, self.bears, strict=True)
-        rows = [row for row, t in zip(every, (*inputs, *outputs), strict=True) if t]
-        dtypes = tuple([d for d, t in zip(self.dtypes[num_inputs:], outputs, strict=True) if t])
-        turns = tuple([one.back for *_, one in rows])
-        return Work(_cost_key(step, rows, flops, self.dtypes), recording, bodies, inputs, outputs, dtypes, turns)
+        touched = [n for n, t in enumerate((*inputs, *outputs)) if t]
+        key = self._asked.key([(n, shapes[n]) for n in touched], flops)
+        dtypes = tuple([self.dtypes[n] for n in touched if n >= num_inputs])
+        return Work(key, recording, bodies, inputs, outputs, dtypes, tuple([self._turns[n] for n in touched]))
 
 
 def bearing(step: Step) -> list[Operand]:
@@ -299,18 +298,25 @@ def bearing(step: Step) -> list[Operand]:
     return [(a.operands if port.of_operand else a.results)[port.index] for port in ports]
 
 
-def _cost_key(
-    step: Step, arrays: Sequence[tuple[Port, tuple[int, ...], str, Operand]], flops: float, dtypes: Sequence[str]
-) -> CostKey:
-    """The cost of a part that touches arrays at these ports, of these shapes and dtypes, laid so; dtypes: those of all
-    ports. As `+3x4` what a gradient is added to, which else could be taken for one more that is given.
-    """
-    op = step.node.op
-    shapes = ["+" * (port.role == "onto") + "x".join(map(str, shape)) + _laid(one) for port, shape, _, one in arrays]
-    settings = [f"{name}={value}" for name, value in op.cost_settings]
-    nbytes = sum([prod(shape) * itemsize(dtype) for _, shape, dtype, _ in arrays])
-    told = f"{';'.join(shapes)}|{','.join(settings)}"
-    return CostKey(f"{op.name}.{step.which}", told, priced(step, dtypes), round(flops), nbytes)
+class Asked:
+    """What the cost keys of a pass have in common, whatever the shapes of its parts; dtypes: those of all its ports."""
+
+    def __init__(self, step: Step, dtypes: Sequence[str]) -> None:
+        op = step.node.op
+        self._name, self._dtype = f"{op.name}.{step.which}", priced(step, dtypes)
+        self._settings = ",".join([f"{name}={value}" for name, value in op.cost_settings])
+        # As `+3x4` what a gradient is added to, which else could be taken for one more that is given.
+        signs = ["+" * (port.role == "onto") for port in (*step.inputs, *step.outputs)]
+        self._told = list(zip(signs, map(_laid, bearing(step)), map(itemsize, dtypes)))
+
+    def key(self, arrays: Sequence[tuple[int, tuple[int, ...]]], flops: float) -> CostKey:
+        """The cost of a part that touches arrays of these shapes at ports of these numbers."""
+        told, nbytes = [], 0
+        for n, shape in arrays:
+            sign, laid, size = self._told[n]
+            told.append(sign + "x".join(map(str, shape)) + laid)
+            nbytes += prod(shape) * size
+        return CostKey(self._name, f"{';'.join(told)}|{self._settings}", self._dtype, round(flops), nbytes)
 
 
 def _laid(one: Operand) -> str:

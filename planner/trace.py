@@ -104,9 +104,9 @@ def _needed(steps: list[Step], outputs: Sequence[Symbol | None]) -> list[Step]:
     wanted = {id(o) for o in outputs}
     kept = []
     for step in reversed(steps):
-        if any(id(o) in wanted for o in step.outs):
+        if not wanted.isdisjoint(map(id, step.outs)):
             kept.append(step)
-            wanted.update(id(a) for a in step.args if isinstance(a, Symbol))
+            wanted.update(map(id, step.args))
     return kept[::-1]
 
 

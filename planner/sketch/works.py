@@ -20,11 +20,11 @@ from castile.planner.graph import Node
 from castile.planner.lower import Lowering
 from castile.planner.op import Op, Part
 from castile.planner.program import FETCHED, GRADIENT, Program, Step
-from castile.planner.recordings import recorded, wanted
+from castile.planner.recordings import Recorder
 from castile.planner.sketch.layouts import LayoutTable
 from castile.planner.sketch.many import Cut, asked
 from castile.planner.strategy import parts
-from castile.planner.template import _cost_key, bearing, priced
+from castile.planner.template import Asked, priced
 from castile.planner.vocabulary import Spec
 from castile.runtime.task import CostKey
 from castile.runtime.timeline import PICOSECONDS
@@ -132,9 +132,9 @@ class Works:
     def _priced(self, step: Step, of: Largest) -> np.ndarray:
         """Seconds of kernels some of which were measured."""
         every = [self._program.dtypes[port.region] for port in (*step.inputs, *step.outputs)]
-        ports = zip((*step.inputs, *step.outputs), every, bearing(step), self._touched(step), strict=True)
-        rows = [(port, of.shape(port.of_operand, port.index), dtype, own) for port, dtype, own, t in ports if t]
-        key = _cost_key(step, rows, of.flops(step.which), every)
+        ports = zip((*step.inputs, *step.outputs), self._touched(step), strict=True)
+        rows = [(n, of.shape(port.of_operand, port.index)) for n, (port, t) in enumerate(ports) if t]
+        key = Asked(step, every).key(rows, of.flops(step.which))
         kinds = range(len(self._lowering.machine.kinds))
         return np.array([self._cost.picoseconds([key], kind) for kind in kinds]).T / PICOSECONDS
 
@@ -148,9 +148,10 @@ class Works:
             whole = parts(step.node, {}, step.axis, (micro.number, micro.count))[0]
             boxes = [whole.reads(p.index) if p.of_operand else whole.writes(p.index) for p in step.inputs]
             specs = tuple([Spec(box.shape, dtypes[p.region]) for p, box in zip(step.inputs, boxes, strict=True)])
-            recording = recorded(step, whole, specs)
-            reads, made = set(recording.reads), wanted(step, recording)
-            self._known[key] = (*(n in reads for n in range(len(specs))), *(spec is not None for spec in made))
+            recorder = Recorder(step)
+            recording = recorder.recorded(whole, specs)
+            made = recorder.wanted(recording)
+            self._known[key] = (*(n in recording.reads for n in range(len(specs))), *(one is not None for one in made))
         return self._known[key]
 
     def _alike(self, node: Node) -> int:
