@@ -200,7 +200,9 @@ class NcclCommunicator:
 
     def abort(self) -> None:
         """Ends what is under way here; whoever waits for us waits on."""
-        nodes = (work for graph in cuda.world.graphs for work, _, _ in graph.nodes)
+        # A graph that is being captured holds them no less.
+        holders = [*cuda.world.graphs, *{one.capture for one in cuda.world.streams if one.capture is not None}]
+        nodes = (work for holder in holders for work, _, _ in holder.nodes)
         if self._meeting is not None and any(isinstance(work, Launch) and work._comm is self for work in nodes):
             self._journal.hanging_ends += 1
         self._aborted, self._meeting = True, None

@@ -79,7 +79,7 @@ class Backend(numpy.Backend):
         tell = partial(_tell, end, group) if self.proc in group else None
         issuer = Issuer([seat], transfers, [self._supply], check, self._kernels.on_host, named, tell)
         if transfers:
-            end.before_ending(issuer.graphs.clear)
+            end.before_ending(issuer.captured.clear)
         return issuer
 
     @classmethod

@@ -7,11 +7,11 @@ It does not know what the calls do.
 
 from __future__ import annotations
 
-import contextlib
 import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import cupy
@@ -19,7 +19,7 @@ import numpy as np
 
 from castile.runtime.backends.cuda.clocks import Clocks
 from castile.runtime.backends.cuda.faults import AT_ONCE, tells_at_once, told_late
-from castile.runtime.backends.cuda.graphs import by_priority
+from castile.runtime.backends.cuda.graphs import Captured
 from castile.runtime.backends.cuda.polled import TASK_BY_TASK
 from castile.runtime.backends.cuda.streams import Phase, Placed, Seat, issued, pieces, together
 from castile.runtime.backends.cuda.supply import Supply
@@ -73,9 +73,9 @@ class Issuer(Worker):
         self._clocks = Clocks([piece.stream for piece in self._pieces])
         self._timed_calls: list[Placed] = []
         self._end = cupy.cuda.Event(disable_timing=True)
-        # whoever ends what a graph has captured may empty this first
-        self.graphs: list[Any] = []
-        weakref.finalize(self, self.graphs.clear)
+        # whoever ends what a graph has captured may clear this first
+        self.captured = Captured()
+        weakref.finalize(self, self.captured.clear)
         self._num_steps = 0
         self._timed = self._issued = False
 
@@ -120,7 +120,7 @@ class Issuer(Worker):
     @property
     def _graph(self) -> Any:
         """That of the step, once it has been captured."""
-        return self.graphs[0] if self.graphs else None
+        return self.captured.graph
 
     def times(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """As every worker's; the device's clock is set by the host's at the beginning of the step."""
@@ -202,31 +202,21 @@ class Issuer(Worker):
                 self._check()
             return False
         if not captured.all():
-            self.graphs.clear()
+            self.captured.clear()
             self.uncaptured = self.uncaptured or "another rank's cannot be captured"
         self._tell = None
         return True
 
     def _capture(self) -> None:
-        self._origin.begin_capture()
+        is_one = all(piece.stream is self._origin for piece in self._pieces)
         try:
-            self._run(self._calls)
-            captured = self._origin.end_capture()
-            # On one stream all have one priority.
-            is_one = all(piece.stream is self._origin for piece in self._pieces)
-            self.graphs.append(captured if is_one else by_priority(captured))
+            self.captured.take(self._origin, partial(self._run, self._calls), is_one)
         except Exception as error:
-            self._abandon()
             # What has failed for another reason would fail again; but of contexts in one graph not much is known.
             over_contexts = self._is_shared and isinstance(error, cupy.cuda.runtime.CUDARuntimeError)
             if "captur" not in str(error).lower() and not over_contexts:
                 raise
             self.uncaptured = f"it cannot be captured ({error})"
-
-    def _abandon(self) -> None:
-        """Ends a capture that failed; what CUDA says to that has been said already."""
-        with contextlib.suppress(cupy.cuda.runtime.CUDARuntimeError):
-            self._origin.end_capture()
 
 
 def _listed(names: Collection[str]) -> str:
