@@ -164,13 +164,20 @@ def schedules() -> str:
 
 
 def layering() -> str:
-    """A row for each layer of a graph: how it is called, and the first sentence of its file."""
+    """A row for each layer of a graph: how it is called, its axes, and the first sentence of its file."""
     owners = {name: ops.find(name) for name in ops.available() if hasattr(ops.find(name), "layer")}
-    found = {name: (owner.layer, owner.__module__) for name, owner in owners.items()}
-    found |= {name: (layers.find(name), layers.find(name).__module__) for name in layers.available()}
-    return table("layer | what it is", (
-        (f"`{_call(name, layer)}`", _first(sys.modules[module])) for name, (layer, module) in sorted(found.items())
+    found = {name: (owner.layer, _axes(owner), owner.__module__) for name, owner in owners.items()}
+    found |= {name: (layers.find(name), "", layers.find(name).__module__) for name in layers.available()}
+    return table("layer | axes | what it is", (
+        (f"`{_call(name, layer)}`", axes, _first(sys.modules[module]))
+        for name, (layer, axes, module) in sorted(found.items())
     ))  # fmt: skip
+
+
+def _axes(owner: type[ops.Op]) -> str:
+    """The operator's axis line, with its own settings as they are by default; nothing where these say all of it."""
+    is_open = owner.axis_line is not ops.Op.axis_line and not re.search(r"\w", owner.line)
+    return "" if is_open else f"`{owner.line.strip()}`"
 
 
 def _call(name: str, layer: Callable[..., Any]) -> str:
