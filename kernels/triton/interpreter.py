@@ -5,6 +5,7 @@ TRITON_INTERPRET=1 must be in the environment before Triton is imported. It know
 
 from collections.abc import Callable
 from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,9 @@ def _mend() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(np.asarray(self.handle.data).reshape(-1)[0]))
 
     interpreter._patch_lang_tensor = patched
+    # Each function that a kernel called had the whole language exchanged anew, a third of all time, and left it so.
+    interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    interpreter._patch_lang = lambda kernel: interpreter._LangPatchScope()
     builder = interpreter.InterpreterBuilder
     cast, dot, splat = builder.cast_impl, builder.create_dot, builder.create_splat
 
