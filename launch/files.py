@@ -20,6 +20,16 @@ from castile.launch.ranks import UserError
 NUM_RANDOM = 4
 
 
+def users(variable: str, otherwise: str) -> Path:
+    """The user's own folder for what castile keeps: in the folder that a variable of the environment names, or in this
+    one at home. Raises UserError where there is neither.
+    """
+    try:
+        return Path(os.environ.get(variable) or Path.home() / otherwise) / "castile"
+    except RuntimeError as error:
+        raise UserError(f"this user has no home folder: set HOME or {variable} to one to keep things in") from error
+
+
 def write(path: str | Path, data: bytes) -> None:
     """A file of these bytes, as `whole` makes it."""
     with whole(path) as draft:

@@ -6,17 +6,18 @@ It does not know what is done with them.
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
-from importlib.resources import files
+from importlib import resources
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from castile.launch import checks, compiling, data, gpus, models, optimizers, probe, ways
+from castile.launch import checks, compiling, data, files, gpus, models, optimizers, probe, ways
 from castile.launch.data import Dataset
 from castile.launch.execution import Execution, Prepared, prepare
 from castile.launch.models import Model, Recipe
@@ -183,7 +184,7 @@ def start(
     model: str,
     machine: str,
     batch: int | None,
-    profile: str,
+    profile: str | None,
     updates: Updates | None = None,
     microbatches: int = 1,
     dataset: str = "",
@@ -192,6 +193,7 @@ def start(
 ) -> Job:
     """Begin a job, nothing measured yet; all ranks call it.
 
+    profile         the database to learn from and into, "" for none; None for the user's own, if it can be had
     updates         by default those of the model's recipe
     dataset, seed   the data that decide settings which were left open
     Raises ValueError or UserError in one sentence for a user's mistake.
@@ -209,7 +211,7 @@ def start(
         gpus.split(on.num_procs)
     comm, travel = _joined(comm, on)
     holds_for = environment_of(comm, on)
-    database = _database(profile) if profile and comm.rank == 0 else None
+    database = _database(profile) if profile != "" and comm.rank == 0 else None
     known = from_leader(
         comm, lambda: snapshots.to_json(database.snapshot(holds_for) if database else Snapshot(holds_for))
     )
@@ -277,7 +279,26 @@ def _processors(count: int) -> str:
     return "1 processor" if count == 1 else f"{count} processors"
 
 
-def _database(profile: str) -> Database:
+@contextmanager
+def kept(profile: str | None) -> Iterator[None]:
+    """A block that keeps what is learned. Raises ValueError where that fails, unless nobody asked for it: a job that
+    can do without its user's own folder only says so.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if profile is not None:
+            raise
+        print(f"castile: what is learned here is not kept: {error}", file=sys.stderr, flush=True)
+
+
+def _database(profile: str | None) -> Database | None:
+    with kept(profile):
+        return _opened(default_profile() if profile is None else profile)
+    return None
+
+
+def _opened(profile: str) -> Database:
     try:
         Path(profile).parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -325,11 +346,10 @@ def environment(on: Machine) -> Environment:
 @cache
 def kernels_hash() -> str:
     """A hash of all sources in the kernels' package: measurements of other kernels are not used."""
-    sources = sorted(Path(str(files("castile.kernels"))).rglob("*.py"))
+    sources = sorted(Path(str(resources.files("castile.kernels"))).rglob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
 
 
 def default_profile() -> str:
-    """Where measurements are kept unless the user says otherwise."""
-    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return str(Path(base) / "castile" / "profile.db")
+    """Where measurements are kept unless the user says otherwise. Raises UserError where this user has no folder."""
+    return str(files.users("XDG_DATA_HOME", ".local/share") / "profile.db")

@@ -47,6 +47,11 @@ def check_same(saved: Facts, here: Facts, path: Path) -> None:
                 f"--resume: {path} was trained with --{name} {then}, and this run has --{name} {now}, so the samples "
                 f"would not go on as they were: give --{name} {then}"
             )
+    if saved.dtype != here.dtype:
+        raise UserError(
+            f"--resume: {path} keeps its parameters in {saved.dtype}, and this run in {here.dtype}: give a --dtype "
+            f"that keeps {saved.dtype}, such as --dtype {saved.dtype}"
+        )
     if saved.graph != here.graph:
         raise UserError(f"--resume: {path} is of {saved.model} as it was, and the model has changed since: begin anew")
 

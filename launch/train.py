@@ -157,9 +157,8 @@ def run(command: Train) -> int:
         checks.pieces(command.accumulate, command.batch)
     if command.print:
         return _print(command)
-    profile = command.profile or jobs.default_profile()
     job = jobs.start(
-        command.model, command.machine, command.batch, profile,
+        command.model, command.machine, command.batch, command.profile or None,
         _updates(command), command.accumulate or 1, command.data, command.seed, command.dtype,
     )  # fmt: skip
     checks.some_match("undecayed", undecayed, [param.name for param in job.graph.params])
@@ -187,10 +186,12 @@ def run(command: Train) -> int:
     facts = training_report.facts(job, chosen, progress, course.first_step, _told(command))
     if progress.num_sampled:
         job.learn(chosen.prepared, progress.sampled)
-        job.keep()
-    facts["files"] = _files(command, profile)
+    facts["files"] = _files(command, job)
     facts["total_seconds"] = time.perf_counter() - begun
     say.close(training_report.text, facts)
+    # whatever becomes of it, the training is told
+    with jobs.kept(command.profile or None):
+        job.keep()
     return 0
 
 
@@ -385,8 +386,9 @@ def _log(command: Train, job: Job, course: Course) -> metrics.Metrics:
     return log
 
 
-def _files(command: Train, profile: str) -> dict[str, str]:
+def _files(command: Train, job: Job) -> dict[str, str]:
     """What was written where."""
+    profile = "" if job.database is None else str(job.database.path)
     named = {
         "plan": command.out, "profile": profile, "trace": command.trace, "picture": command.picture,
         "metrics": command.metrics, "tensorboard": command.tensorboard, "checkpoints": command.checkpoint,

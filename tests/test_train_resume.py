@@ -337,3 +337,14 @@ def test_a_run_that_would_write_over_another_is_refused_before_anything_is_measu
     assert main([*MLP, "--steps", "3", "--checkpoint", "run"]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and f"step-0000000{first['num_steps']} is there" in err and "--resume" in err
+
+
+@pytest.mark.parametrize("kept, others", [("float32", ("bfloat16", "float16")), ("float64", ())])
+def test_a_run_goes_on_in_any_dtype_that_keeps_parameters_alike(kept, others, alone, capsys):
+    words = (*MLP, "--checkpoint", "run", "--resume")
+    assert main([*words, "--steps", "2", "--dtype", kept]) == 0
+    for number, dtype in enumerate((*others, kept)):
+        assert main([*words, "--steps", str(3 + number), "--dtype", dtype]) == 0
+    capsys.readouterr()
+    assert main([*words, "--steps", "9", "--dtype", "float32" if kept == "float64" else "float64"]) == 2
+    assert f"keeps its parameters in {kept}" in capsys.readouterr().err
