@@ -84,13 +84,20 @@ class Graph:
     _told: tuple[list[object], str] | None = field(default=None, init=False, repr=False, compare=False)
 
     def input(self, name: str, shape: tuple[int, ...], axes: str, dtype: str | None = None) -> Tensor:
-        """A tensor that the host fills at each step; `axes` names its dims, as in "b c h w"."""
+        """A tensor that the host fills at each step; `axes` names its dims, as in "b c h w".
+
+        dtype   a numpy name, by default that of the graph
+        Raises ValueError for a name that is taken or holds a mark of plans' own, and for axes that are not one a dim.
+        """
         tensor = self._tensor(Tensor(name, tuple(shape), dtype or self.dtype, tuple(axes.split())))
         self.inputs.append(name)
         return tensor
 
     def param(self, name: str, shape: tuple[int, ...], axes: tuple[str, ...], init: Init) -> Tensor:
-        """A parameter; asking again for a name gives the same parameter, shared."""
+        """A parameter; asking again for a name gives the same parameter, shared.
+
+        Raises ValueError where it is shared with another shape, and for names and axes as `input` does.
+        """
         tensor = Tensor(name, tuple(shape), self.dtype, axes, True, init)
         known = self.tensors.get(name)
         if known is None or not known.param:
@@ -133,7 +140,10 @@ class Graph:
         return tensor
 
     def apply(self, op: Op, name: str, *inputs: Tensor) -> Tensor:
-        """Add a node and return its first result; the others are `name:label`."""
+        """Add a node and return its first result; the others are `name:label`.
+
+        Raises ValueError for a name that is taken, inputs of another graph, and shapes that do not fit the operator.
+        """
         if name in self.nodes:
             raise ValueError(f"two nodes are named {name!r}")
         if strange := [t.name for t in inputs if self.tensors.get(t.name) != t]:
@@ -157,7 +167,7 @@ class Graph:
         return self.tensors[name]
 
     def minimise(self, loss: Tensor) -> None:
-        """Training minimises this scalar."""
+        """Training minimises this tensor. Raises ValueError where it is no scalar ()."""
         if loss.shape != ():
             raise ValueError(f"the loss {loss.name!r} should be a scalar, its shape is {loss.shape}")
         self.loss = loss.name
@@ -186,6 +196,7 @@ class Graph:
 
     @property
     def params(self) -> list[Tensor]:
+        """All parameters, in the order in which they were made."""
         return [t for t in self.tensors.values() if t.param]
 
     @property

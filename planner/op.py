@@ -51,6 +51,7 @@ class Tensor:
 
     @property
     def floating(self) -> bool:
+        """Whether it holds floating point numbers: integers have no gradient."""
         return self.dtype.startswith(("float", "bfloat"))
 
 
@@ -106,10 +107,12 @@ class Op:
 
     @property
     def name(self) -> str:
+        """The name of its file."""
         return type(self).__module__.rpartition(".")[2]
 
     @cached_property
     def settings(self) -> tuple[tuple[str, object], ...]:
+        """Names and values of its settings."""
         return tuple((f.name, getattr(self, f.name)) for f in fields(self))  # type: ignore[arg-type]
 
     @cached_property
@@ -177,6 +180,7 @@ class Part(NamedTuple):
     ranges: Mapping[str, tuple[int, int]]
 
     def range(self, axis: str) -> tuple[int, int]:
+        """Where the part begins on an axis, and where it ends."""
         return self.ranges[axis]
 
     def extent(self, axis: str) -> int:

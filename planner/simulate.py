@@ -40,10 +40,12 @@ class Simulated:
 
     @property
     def seconds(self) -> float:
+        """What the step takes."""
         return self.timeline.seconds
 
     @property
     def num_tasks(self) -> int:
+        """How many tasks were simulated."""
         return len(self.timeline.task)
 
 

@@ -39,9 +39,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     @property
     def num_parts(self) -> int:
+        """Into how many parts the node is cut, replicas not counted."""
         return prod(self.split.values())
 
     def degree(self, axis: str) -> int:
+        """Into how many an axis is cut: 1 for one that is not."""
         return self.split.get(axis, 1)
 
     def __hash__(self) -> int:

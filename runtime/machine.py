@@ -81,6 +81,7 @@ class Machine:
 
     @property
     def num_procs(self) -> int:
+        """How many processors it has."""
         return len(self.processors)
 
     def distance(self, p: int, q: int) -> int:

@@ -29,10 +29,12 @@ class Box(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The extents, one a dim."""
         return tuple(map(sub, self.hi, self.lo))
 
     @property
     def volume(self) -> int:
+        """How many elements it holds."""
         return prod(map(sub, self.hi, self.lo))
 
     def __str__(self) -> str:
@@ -53,6 +55,7 @@ class Region:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the whole array."""
         return prod(self.shape) * np.dtype(self.dtype).itemsize
 
 

@@ -38,7 +38,10 @@ def from_json(data: bytes | str, form: type[T], source: str) -> T:
 
 
 def convert(tree: Any, form: type[T], source: str) -> T:
-    """The plain tree (dicts, lists, numbers, texts) as a value of type `form`, checked field by field."""
+    """The plain tree (dicts, lists, numbers, texts) as a value of type `form`, checked field by field.
+
+    Raises ValueError in one sentence that begins with `source`.
+    """
     try:
         return msgspec.convert(tree, form)
     except msgspec.ValidationError as error:

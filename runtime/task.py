@@ -245,10 +245,12 @@ class TaskGraph:
 
     @property
     def num_tasks(self) -> int:
+        """How many tasks there are."""
         return len(self.kind)
 
     @property
     def num_buffers(self) -> int:
+        """How many buffers there are."""
         return len(self.buffer_proc)
 
     @cached_property
@@ -262,12 +264,15 @@ class TaskGraph:
         return h.hexdigest()[:16]
 
     def lanes_of(self, task: int) -> np.ndarray:
+        """The lanes that a task occupies: processor * NUM_LANES + lane."""
         return self.lanes[self.lane_ptr[task] : self.lane_ptr[task + 1]]
 
     def needs_of(self, task: int) -> np.ndarray:
+        """The numbers of the tasks that it waits for."""
         return self.needs[self.need_ptr[task] : self.need_ptr[task + 1]]
 
     def uses_of(self, task: int) -> np.ndarray:
+        """The numbers of the buffers that it touches."""
         return self.uses[self.use_ptr[task] : self.use_ptr[task + 1]]
 
     def tasks_of(self, proc: int) -> np.ndarray:

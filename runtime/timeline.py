@@ -35,6 +35,7 @@ class Timeline:
         return float(self.end.max()) / PICOSECONDS if len(self.end) else 0.0
 
     def durations(self) -> np.ndarray:
+        """int64[N]: what each task took, in picoseconds."""
         return self.end - self.start
 
 
