@@ -129,7 +129,7 @@ def test_a_run_that_is_cut_off_leaves_what_it_found(monkeypatch: pytest.MonkeyPa
 
 def test_a_kernel_of_which_a_check_failed_is_not_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Sides(monkeypatch)
-    verdict = checks.Verdict(1, {"tests/test_one.py::test[gelu]": "it failed"}, 0, frozenset({"gelu"}))
+    verdict = checks.Verdict(1, {"tests/test_one.py::test[gelu]": "it failed"}, {}, 0, frozenset({"gelu"}))
     monkeypatch.setattr(checks, "verdict", lambda record: verdict)
     monkeypatch.setattr(sys, "argv", ["gpu", "streams", "--out", str(tmp_path / "a.json")])
     assert benchmark.main() == 1
@@ -180,6 +180,7 @@ def test_one(name):
     if name == "hangs" : time.sleep(1000)
     if name == "dies": os.kill(os.getpid(), signal.SIGKILL)
     if name == "loses": lost.append(1)
+    if name == "skips": pytest.skip("not here")
     assert not lost and name != "fails"
 
 @pytest.mark.mpi
@@ -223,12 +224,14 @@ def test_checks_tell_what_failed_and_others_do_not_fail_for_it(tested: Any, monk
     monkeypatch.setattr(checks, "RUNS", checks.RUNS[:1])
     monkeypatch.setattr(checks, "PATIENCE_SECONDS", 4.0)
     monkeypatch.setattr(checks, "GRACE_SECONDS", 1.0)
-    names = ["a", "fails", "b", "loses", "c", "d", "dies", "e", "hangs", "f", "g"]
+    names = ["a", "fails", "b", "loses", "c", "skips", "dies", "e", "hangs", "f", "g"]
     verdict, ran = tested(names, 100)
     assert verdict.kernels == {"fails", "loses", "dies", "hangs"}, verdict
-    assert verdict.num_passed == len(names) - 4 and not verdict.num_left
-    assert sorted(ran) == sorted(names)
-    assert tested(names, 100) == (verdict, [])
+    assert verdict.num_passed == len(names) - 5 and not verdict.num_left
+    assert list(verdict.skipped.values()) == ["Skipped: not here"]
+    # Where one hangs, that which was skipped is met again.
+    assert sorted(set(ran)) == sorted(names) and set(ran) - {"skips"} == {one for one in ran if ran.count(one) == 1}
+    assert tested(names, 100) == (verdict, ["skips"])
 
 
 def test_checks_that_had_no_time_are_told(tested: Any) -> None:

@@ -24,23 +24,26 @@ PATIENCE_SECONDS = 100.0
 # So long a test may take that has begun when time is up.
 GRACE_SECONDS = 20.0
 _LOOK_SECONDS = 0.2
+_ENDS = ("failed", "skipped")
 
 
 class Verdict(NamedTuple):
-    """What is known of tests: how many passed, of what others failed, by name, and for how many there was no time.
+    """What is known of tests: how many passed, why others failed or were skipped, by name, and how many there was no
+    time for.
 
     kernels  those of which a test failed
     """
 
     num_passed: int
     failed: dict[str, str]
+    skipped: dict[str, str]
     num_left: int
     kernels: frozenset[str]
 
     def __str__(self) -> str:
-        told = [f"checks: {self.num_passed} passed, {len(self.failed)} failed"]
+        told = [f"checks: {self.num_passed} passed, {len(self.failed)} failed, {len(self.skipped)} skipped"]
         told += [f"{self.num_left} left for want of time"] * bool(self.num_left)
-        return ", ".join(told) + "".join(f"\n  {name}: {why}" for name, why in self.failed.items())
+        return ", ".join(told) + "".join(f"\n  {name}: {why}" for name, why in (self.failed | self.skipped).items())
 
 
 def run(record: Record, until: float) -> None:
@@ -57,9 +60,10 @@ def verdict(record: Record) -> Verdict:
         if errand == verdicts.ERRAND and digest == sources.of_test(name.split("::")[0], one.get("kernel", ""))
     }  # fmt: skip
     ended = {name: one for name, one in found.items() if "failed" in one}
-    failed = {name: str(one["failed"]) for name, one in ended.items() if one["failed"]}
+    failed, skipped = ({name: str(one[word]) for name, one in ended.items() if one[word]} for word in _ENDS)
     kernels = frozenset(ended[name]["kernel"] for name in failed) - {""}
-    return Verdict(len(ended) - len(failed), failed, len(found) - len(ended), kernels)
+    num_passed = sum(name not in failed and name not in skipped for name in ended)
+    return Verdict(num_passed, failed, skipped, len(found) - len(ended), kernels)
 
 
 def _ran(record: Record, words: Sequence[str], until: float) -> bool:
@@ -80,7 +84,7 @@ def _ran(record: Record, words: Sequence[str], until: float) -> bool:
         lasted = ended - found.get("begun", ended)
         if errand == verdicts.ERRAND and found.get("begun", 0.0) > begun and (has_ended or lasted > GRACE_SECONDS):
             why = "ended its process" if has_ended else f"had not ended after {lasted:.0f} seconds"
-            record.add(Finding(errand, name, digest, {"kernel": found["kernel"], "failed": why}))
+            record.add(Finding(errand, name, digest, {"kernel": found["kernel"], "failed": why, "skipped": ""}))
     return has_ended
 
 

@@ -23,7 +23,7 @@ ERRAND = "check"
 OUT_OF_TIME = "no time was left"
 _LOST = 3
 _DIGEST, _KERNEL = pytest.StashKey[str](), pytest.StashKey[str]()
-_FAILED = pytest.StashKey[str]()
+_FAILED, _SKIPPED = pytest.StashKey[str](), pytest.StashKey[str]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,7 +40,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kernel = _params(item).get("name", "")
         digest = sources.of_test(item.nodeid.split("::")[0], kernel)
         item.stash[_DIGEST], item.stash[_KERNEL] = digest, kernel
-        (done if "failed" in known.get((ERRAND, item.nodeid, digest), {}) else kept).append(item)
+        found = known.get((ERRAND, item.nodeid, digest), {})
+        (done if "failed" in found and not found["skipped"] else kept).append(item)
     items[:] = kept
     config.hook.pytest_deselected(items=done)
 
@@ -53,8 +54,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if report.failed:
-        item.stash[_FAILED] = report.longreprtext.strip().splitlines()[-1][:300] or "failed"
+    said = report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longreprtext.strip()
+    if report.failed or report.skipped:
+        item.stash[_FAILED if report.failed else _SKIPPED] = (said.splitlines() or [report.outcome])[-1][:300]
     return report
 
 
@@ -65,7 +67,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     result = yield
     if not late:
         failed = item.stash.get(_FAILED, "")
-        _keep(item, {"kernel": item.stash[_KERNEL], "failed": failed})
+        ended = {"failed": failed, "skipped": item.stash.get(_SKIPPED, "")}
+        _keep(item, {"kernel": item.stash[_KERNEL]} | ended)
         if failed and _is_lost():
             # Without being asked for anything more: what is left of the test would fail, too.
             os._exit(_LOST)
