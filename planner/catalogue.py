@@ -16,6 +16,7 @@ from castile.runtime.compiled import compiled
 from castile.runtime.task import CostKey
 
 NO_PAIRS = np.zeros((0, 2), dtype=np.int64)
+BUFFERS = -1
 # A catalogue of so many entries begins anew: those of plans of long ago take memory.
 MOST = 2**21
 
@@ -61,6 +62,15 @@ class Table(Generic[Kin]):
         self._enter(self._kinds.each[len(self._begin) - 1 :])
         return compiled(_laid)(self._begin, self._columns, which)
 
+    def placed(self, which: np.ndarray, bases: np.ndarray, first: np.ndarray) -> np.ndarray:
+        """int64[columns / 2, rows]: what things of these kinds have, each two columns an owner and a number of its own.
+
+        bases   where the numbers of each owner begin, first[thing] + owner
+        """
+        self._enter(self._kinds.each[len(self._begin) - 1 :])
+        found: np.ndarray = compiled(_placed)(self._begin, self._columns, which, bases, first)
+        return found
+
     def _enter(self, kinds: Sequence[Kin]) -> None:
         if not kinds:
             return
@@ -90,6 +100,21 @@ def _laid(begin, columns, which):  # type: ignore[no-untyped-def]
     return rows, thing
 
 
+def _placed(begin, columns, which, bases, first):  # type: ignore[no-untyped-def]
+    """The same with each two columns as one number."""
+    num_rows = 0
+    for n in range(len(which)):
+        num_rows += begin[which[n] + 1] - begin[which[n]]
+    found = np.empty((len(columns) // 2, num_rows), np.int64)
+    for pair in range(len(found)):
+        row = 0
+        for n in range(len(which)):
+            for k in range(begin[which[n]], begin[which[n] + 1]):
+                found[pair, row] = bases[first[n] + columns[2 * pair, k]] + columns[2 * pair + 1, k]
+                row += 1
+    return found
+
+
 class CostKeys:
     """What tasks cost, numbered as met: `each` by its number."""
 
@@ -110,8 +135,8 @@ class CostKeys:
 
 
 class Catalogue:
-    """The kinds of steps and flows met so far, and their tables; owner 0 is a flow itself, k the k-th step that it
-    touches.
+    """The kinds of steps and flows met so far, and their tables; owner 0 are the transfers of a flow, -1 its buffers, k
+    the tasks of the k-th step that it touches.
 
     keys         what tasks cost
     step_sizes   how many tasks
@@ -122,7 +147,7 @@ class Catalogue:
     transfers    of flows: what each is, the number of its cost key, how many lanes it occupies
     lanes        of flows: those of their transfers
     edges        of flows: owner and task that wait, owner and task for which they wait
-    uses         of flows: owner and task, and the buffer that it touches
+    uses         of flows: owner and task, owner and number of the buffer that it touches
     buffers      of flows: where each lies, its bytes, and owner and task that begin its life, task -1 for what outlives
                  the step
     """
@@ -142,7 +167,7 @@ class Catalogue:
         self.strided = Table(flows, 1, lambda kinds: _one_row([(t.version.is_strided,) for t in kinds]))
         self.adds = Table(flows, 3, _adds)
         self.transfers, self.lanes = Table(flows, 3, partial(_transfers, self.keys)), Table(flows, 1, _lanes)
-        self.edges, self.uses = Table(flows, 4, _edges), Table(flows, 3, _uses)
+        self.edges, self.uses = Table(flows, 4, _edges), Table(flows, 4, _uses)
         self.buffers = Table(flows, 4, _buffers)
 
     def kinds(self, steps: Sequence[StepInstance], flows: Sequence[FlowTemplate]) -> tuple[np.ndarray, np.ndarray]:
@@ -202,7 +227,7 @@ def _uses(kinds: Sequence[FlowTemplate]) -> Rows:
     kind, pairs = _together([t.version.touched for t in kinds], NO_PAIRS)
     port, buffer = pairs[:, 0] + first[kind], pairs[:, 1]
     real = step[port] != HOST
-    return kind[real], np.stack([step[port] - PATTERN, task[port], buffer])[:, real]
+    return kind[real], np.stack([step[port] - PATTERN, task[port], np.full_like(port, BUFFERS), buffer])[:, real]
 
 
 def _buffers(kinds: Sequence[FlowTemplate]) -> Rows:

@@ -121,11 +121,14 @@ class Layout:
 
     @cached_property
     def _begins(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where the tasks of each flow begin, then those of each step that it touches; and where these rows begin."""
+        """Where the buffers and tasks of each flow begin, then those of each step that it touches; and where in these
+        its tasks are.
+        """
         slots = np.fromiter(chain.from_iterable([f.slots for f in self.flows]), dtype=np.int64)
         counts = np.array([len(f.slots) for f in self.flows], dtype=np.int64)
         first = np.cumsum(counts) - counts
-        return np.insert(self.step_base[slots], first, self.flow_base[:-1]), first + np.arange(len(first))
+        own = np.stack([self.buffer_base[:-1], self.flow_base[:-1]]).T.reshape(-1)
+        return np.insert(self.step_base[slots], np.repeat(first, 2), own), first + 2 * np.arange(len(first)) + 1
 
     def _tasks(self, owner: np.ndarray, task: np.ndarray, flow: np.ndarray) -> np.ndarray:
         """The numbers of tasks of owners, as a catalogue says them, in these flows."""
@@ -133,15 +136,14 @@ class Layout:
 
     def edges(self) -> tuple[np.ndarray, np.ndarray]:
         """All edges: the tasks that wait, and those for which they wait."""
-        rows, flow = self._catalogue.edges.of(self._flow_kind)
+        after, before = self._catalogue.edges.placed(self._flow_kind, *self._begins)
         turns = self._one_by_one()
-        after, before = self._tasks(rows[0], rows[1], flow), self._tasks(rows[2], rows[3], flow)
         return np.append(after, turns[:, 1]), np.append(before, turns[:, 0])
 
     def uses(self) -> tuple[np.ndarray, np.ndarray]:
         """Tasks, and buffers that they touch."""
-        (owner, task, buffer), flow = self._catalogue.uses.of(self._flow_kind)
-        return self._tasks(owner, task, flow), buffer + self.buffer_base[flow]
+        tasks, buffers = self._catalogue.uses.placed(self._flow_kind, *self._begins)
+        return tasks, buffers
 
     def buffers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Where each buffer lies, its bytes, and the task that begins its life, -1 for what outlives the step."""

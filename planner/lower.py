@@ -19,12 +19,13 @@ from castile.planner.catalogue import Catalogue
 from castile.planner.compose import compose
 from castile.planner.contraction import Contracted
 from castile.planner.graph import Graph, Node
+from castile.planner.grid import Layout
 from castile.planner.instances import FlowInstance, FlowTemplate, FlowTemplates, StepInstance
 from castile.planner.kinds import Kinds
 from castile.planner.op import find
-from castile.planner.program import Flow, Home, Program, Step, accumulate_name, fetch_name, update_name
-from castile.planner.strategy import Config, Strategy, check, parts
-from castile.planner.template import StepTemplate, Templates
+from castile.planner.program import Flow, Home, Port, Program, Step, accumulate_name, fetch_name, update_name
+from castile.planner.strategy import Config, Strategy, check
+from castile.planner.template import StepTemplate, Templates, cuts_of
 from castile.planner.updates import Updates
 from castile.planner.versions import Placed, Versions
 from castile.runtime.dependence import Version
@@ -134,9 +135,31 @@ class Lowering:
         rank = {proc: n for n, proc in enumerate(procs)}
         like = alike, Config(config.split, config.replicas, tuple([rank[proc] for proc in config.procs]))
         if like not in self._homes:
-            self._homes[like] = _home(self.names.optional[update], self.names.nodes[user], tensor, like[1])
+            self._homes[like] = self._default(self.names.optional[update], self.names.nodes[user], tensor, like[1])
         home = self._homes[like]
         return Config(home.split, home.replicas, tuple([procs[n] for n in home.procs]))
+
+    def _default(self, update: Node, user: Node, tensor: str, config: Config) -> Config:
+        """Update a tensor where a user needs it: cut as that user cuts it, alike on all who hold a piece."""
+        mine, theirs = update.inputs.index(tensor), user.inputs.index(tensor)
+        dims = zip(update.alignment.operands[mine].dims, user.alignment.operands[theirs].dims, strict=True)
+        free = set(update.alignment.results[0].axes) - update.alignment.frozen
+        split = {own[0]: config.degree(of[0]) for own, of in dims if own and of and own[0] in free}
+        split = {axis: degree for axis, degree in split.items() if degree > 1}
+        pieces = self._boxes(update, split, Port("x", mine, tensor)).by_part
+        holders: dict[Box, dict[int, None]] = {box: {} for box in pieces}
+        for number, box in enumerate(self._boxes(user, config.split, Port("x", theirs, tensor)).by_part):
+            procs = config.procs[number * config.replicas : (number + 1) * config.replicas]
+            holders.setdefault(box, {}).update(dict.fromkeys(procs))
+        copies = [tuple(sorted(holders[box])) for box in pieces]
+        replicas = min(len(c) for c in copies) if copies else 0
+        if replicas == 0 or len(holders) > len(copies):
+            return Config(procs=(config.procs[0],))
+        return Config(split, replicas, tuple(p for c in copies for p in c[:replicas]))
+
+    def _boxes(self, node: Node, split: Mapping[str, int], port: Port) -> Layout:
+        """What parts of a node touch of an operand or result."""
+        return self.templates.grid(node, cuts_of(split)).layout(port)
 
     @cached_property
     def piece(self) -> Graph:
@@ -310,7 +333,7 @@ class Lowering:
         config = configs[home.node.name]
         layout = self.templates.node_kind(home.node), home.result, tuple(sorted(config.split.items()))
         if layout not in self._at_home:
-            self._at_home[layout] = tuple([p.writes(home.result) for p in parts(home.node, config.split)])
+            self._at_home[layout] = self._boxes(home.node, config.split, Port("y", home.result, "")).by_part
         return self.versions.placed(layout, self._at_home[layout], config)
 
     def _placed(self, step: StepInstance, port: int, output: bool) -> Placed:
@@ -347,22 +370,3 @@ def _check_micro(step: Step, config: Config) -> None:
             f"{step.node.name}: one of {step.micro.count} microbatches has fewer samples than axis {step.axis!r} is to "
             f"have parts, {config.degree(step.axis)}: use fewer microbatches or a smaller degree"
         )
-
-
-def _home(update: Node, user: Node, tensor: str, config: Config) -> Config:
-    """Update a tensor where a user needs it: cut as that user cuts it, alike on all who hold a piece."""
-    mine, theirs = update.inputs.index(tensor), user.inputs.index(tensor)
-    dims = zip(update.alignment.operands[mine].dims, user.alignment.operands[theirs].dims, strict=True)
-    free = set(update.alignment.results[0].axes) - update.alignment.frozen
-    split = {own[0]: config.degree(of[0]) for own, of in dims if own and of and own[0] in free}
-    split = {axis: degree for axis, degree in split.items() if degree > 1}
-    pieces = parts(update, split)
-    holders: dict[Box, dict[int, None]] = {p.reads(mine): {} for p in pieces}
-    for number, part in enumerate(parts(user, config.split)):
-        procs = config.procs[number * config.replicas : (number + 1) * config.replicas]
-        holders.setdefault(part.reads(theirs), {}).update(dict.fromkeys(procs))
-    copies = [tuple(sorted(holders[p.reads(mine)])) for p in pieces]
-    replicas = min(len(c) for c in copies) if copies else 0
-    if replicas == 0 or len(holders) > len(copies):
-        return Config(procs=(config.procs[0],))
-    return Config(split, replicas, tuple(p for c in copies for p in c[:replicas]))

@@ -5,7 +5,7 @@ One template serves all nodes of the same operator, shapes and split, whatever t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from math import prod
@@ -17,7 +17,7 @@ import numpy as np
 from castile.planner.axes import Operand
 from castile.planner.graph import Node
 from castile.planner.grid import Grid, Layout, joint
-from castile.planner.program import Micro, Step
+from castile.planner.program import WHOLE_BATCH, Micro, Step
 from castile.planner.recordings import Recorder, place_counts
 from castile.planner.trace import Recording
 from castile.planner.vocabulary import Spec, itemsize
@@ -179,6 +179,11 @@ class StepTemplate:
         return tuple(distinct), numbers[self.number]
 
 
+def cuts_of(split: Mapping[str, int]) -> Cuts:
+    """A split in one way: the axes that are cut, by name."""
+    return tuple(sorted([(axis, d) for axis, d in split.items() if d > 1]))
+
+
 class Templates:
     """The templates made so far; a search shares one of these over all its proposals."""
 
@@ -194,15 +199,20 @@ class Templates:
 
     def get(self, step: Step, split: dict[str, int], dtypes: Callable[[str], str]) -> StepTemplate:
         """The template of a step under a split; dtypes(region) names what a region's elements are."""
-        cuts = tuple(sorted([(axis, d) for axis, d in split.items() if d > 1]))
+        cuts = cuts_of(split)
         key = (self.kind(step, dtypes), cuts)
         if key not in self._made:
             micro = self._steps[id(step)][2]
-            of = (self.node_kind(step.node), step.axis, micro, cuts)
-            if of not in self._grids:
-                self._grids[of] = Grid(step.node, split, step.axis, micro)
-            self._made[key] = StepTemplate(step, self._grids[of], self._common_of(step, micro, dtypes))
+            grid = self.grid(step.node, cuts, step.axis, micro)
+            self._made[key] = StepTemplate(step, grid, self._common_of(step, micro, dtypes))
         return self._made[key]
+
+    def grid(self, node: Node, cuts: Cuts, axis: str = "", micro: Micro = WHOLE_BATCH) -> Grid:
+        """The parts of a node, one for all nodes of its kind."""
+        key = (self.node_kind(node), axis, micro, cuts)
+        if key not in self._grids:
+            self._grids[key] = Grid(node, dict(cuts), axis, micro)
+        return self._grids[key]
 
     def _common_of(self, step: Step, micro: Micro, dtypes: Callable[[str], str]) -> _Common:
         """What parts of steps that record the same have in common, wherever in their regions these lie."""
