@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from castile.kernels.form import each_of, prepares
-from castile.kernels.numpy.jit import compiled
+from castile.kernels.numpy.jit import compiled, inlined
 from castile.kernels.numpy.optimizer import guarding, moves
-from castile.kernels.numpy.views import Scratch, chain, even, flat, in_rows, merge, outer
+from castile.kernels.numpy.views import Scratch, chain, even, flat, in_rows, merge, outer, steps_of
 from castile.kernels.reference.optimizer import adafactor as definition
 
 Call = Callable[[], Any]
@@ -87,42 +87,46 @@ def _at_least_matrix(w: np.ndarray, g: np.ndarray, rows: np.ndarray, columns: np
 
 
 def _matrices(w: np.ndarray, g: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> list[tuple[Any, ...]] | None:
-    """For `_measure` and `_step`: matrices in stacks of equal distance, each array flat with its distances in elements.
+    """For `_measure` and `_step`: how many matrices of how many rows and columns, and each array as its elements, the
+    distance from matrix to matrix, and from row to row (0 for state), in elements.
 
     None where an array's last dim is not dense, or a step is uneven.
     """
     arrays = w, g, rows, columns
     if not (even(*arrays) and in_rows(*arrays)):
         return None
-    inner = (2, 2, 1, 1)
-    shape, strides = merge(w.shape[:-2], [x.strides[: x.ndim - n] for x, n in zip(arrays, inner, strict=True)])
+    own = 2, 2, 1, 1
+    shape, strides = merge(w.shape[:-2], [x.strides[: x.ndim - n] for x, n in zip(arrays, own, strict=True)])
+    num = shape[-1] if shape else 1
     pieces = []
     for offsets in outer(shape[:-1], [one[:-1] for one in strides]):
-        piece: list[Any] = [shape[-1] if shape else 1, *w.shape[-2:]]
-        for x, n, one, offset in zip(arrays, inner, strides, offsets, strict=True):
+        lain = []
+        for x, n, one, offset in zip(arrays, own, strides, offsets, strict=True):
             far = one[-1] // x.itemsize if one else 0
-            near = [x.strides[-2] // x.itemsize] if n == 2 else []
-            length = (piece[0] - 1) * far + sum((size - 1) * s for size, s in zip(x.shape[-2:-1], near)) + x.shape[-1]
-            piece += [flat(x, offset // x.itemsize, length), far, *near]
-        pieces.append(tuple(piece))
+            near = steps_of(x)[-2] if n == 2 else 0
+            length = (num - 1) * far + (x.shape[-2] - 1 if n == 2 else 0) * near + x.shape[-1]
+            lain.append((flat(x, offset // x.itemsize, length), far, near))
+        pieces.append(((num, *w.shape[-2:]), *lain))
     return pieces
 
 
+@inlined
+def _line(x, n, i, length):  # type: ignore[no-untyped-def]
+    """So many elements of row i of matrix n."""
+    return x[0][n * x[1] + i * x[2] :][:length]
+
+
 @compiled
-def _measure(  # type: ignore[no-untyped-def]
-    num, height, width, w, w_far, w_near, g, g_far, g_near, rows, r_far, columns, c_far,
-    totals, sums, count, beta2_decay, eps1, vector,
-):  # fmt: skip
+def _measure(shape, w, g, rows, columns, totals, sums, count, beta2_decay, eps1, vector):  # type: ignore[no-untyped-def]
     """Renews the state; adds to totals the squares of the parameter and of the step before it is clipped."""
-    real = w.dtype.type
+    (num, height, width), real = shape, w[0].dtype.type
     share = count[0] ** beta2_decay
     for n in range(num):
-        state_r, state_c = rows[n * r_far :][:height], columns[n * c_far : n * c_far + width]
+        state_r, state_c = _line(rows, n, 0, height), _line(columns, n, 0, width)
         mean = 0.0
         sums[:] = 0
         for i in range(height):
-            x = w[n * w_far + i * w_near :][:width]
-            y = g[n * g_far + i * g_near :][:width]
+            x, y = _line(w, n, i, width), _line(g, n, i, width)
             across = whole = 0.0
             for j in range(width):
                 square = np.float64(y[j]) * np.float64(y[j])
@@ -137,8 +141,8 @@ def _measure(  # type: ignore[no-untyped-def]
             state_c[j] = (1 - share) * state_c[j] + share * (sums[j] / height)
         mean = max(mean / height, eps1)
         for i in range(height):
-            y = g[n * g_far + i * g_near :][:width]
-            totals[1] += _squares(y, state_c, real(1 if vector else state_r[i] / mean), real(eps1 * eps1))
+            factor = real(1 if vector else state_r[i] / mean)
+            totals[1] += _squares(_line(g, n, i, width), state_c, factor, real(eps1 * eps1))
 
 
 @compiled
@@ -150,23 +154,19 @@ def _squares(y, state, factor, least):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _step(  # type: ignore[no-untyped-def]
-    num, height, width, w, w_far, w_near, g, g_far, g_near, rows, r_far, columns, c_far,
-    totals, count, lr, size, eps1, eps2, clip, decay, vector,
-):  # fmt: skip
-    real = w.dtype.type
+def _step(shape, w, g, rows, columns, totals, count, lr, size, eps1, eps2, clip, decay, vector):  # type: ignore[no-untyped-def]
+    (num, height, width), real = shape, w[0].dtype.type
     rate = max(eps2, math.sqrt(totals[0] / size)) * min(np.float64(lr[0]), 1 / math.sqrt(count[0]))
     rate = real(rate / max(1.0, math.sqrt(totals[1] / size) / clip))
     kept, least = real(1 - lr[0] * decay), real(eps1 * eps1)
     for n in range(num):
-        state_r, state_c = rows[n * r_far :][:height], columns[n * c_far : n * c_far + width]
+        state_r, state_c = _line(rows, n, 0, height), _line(columns, n, 0, width)
         mean = 0.0
         for i in range(height):
             mean += state_r[i]
         mean = max(mean / height, eps1)
         for i in range(height):
-            x = w[n * w_far + i * w_near :][:width]
-            y = g[n * g_far + i * g_near :][:width]
+            x, y = _line(w, n, i, width), _line(g, n, i, width)
             factor = real(1 if vector else state_r[i] / mean)
             for j in range(width):
                 x[j] = kept * x[j] - rate * y[j] / math.sqrt(max(factor * state_c[j], least))

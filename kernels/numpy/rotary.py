@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from castile.kernels.form import prepares
-from castile.kernels.numpy.jit import compiled
+from castile.kernels.numpy.jit import compiled, inlined
 from castile.kernels.numpy.lanes import after, pointer
 from castile.kernels.numpy.views import Scratch, chain, even, flat, in_rows, merge, nothing, outer, steps_of
 
@@ -41,13 +41,12 @@ def rotary(
     angles = memory.take((2 * num * (width // 2),), np.dtype("float64"))
     turn = memory.take((width,), x.dtype)
     shape, strides = merge(x.shape[:-2], [a.strides[:-2] for a in (out, x)])
-    near = [one[-1] // x.itemsize if one else 0 for one in strides]
-    last = shape[-1] if shape else 1
-    steps = [step for a in apart for step in steps_of(a)[-3:-1]]
+    sizes = (shape[-1] if shape else 1, num, num_heads, width)
+    steps = [(one[-1] // x.itemsize if one else 0, *steps_of(a)[-3:-1]) for a, one in zip(apart, strides, strict=True)]
     calls: list[Call] = [partial(_angles, angles, num, width // 2, float(base), offset, inverse)]
     for offsets in outer(shape[:-1], [one[:-1] for one in strides]):
         flats = [flat(a, start // x.itemsize, 1) for a, start in zip((out, x), offsets, strict=True)]
-        calls.append(partial(_rotate, *flats, last, *near, num, num_heads, width, *steps, angles, turn, interleaved))
+        calls.append(partial(_rotate, sizes, *flats, *steps, angles, turn, interleaved))
     return chain(calls)
 
 
@@ -70,17 +69,23 @@ def _angles(angles, num, pairs, base, offset, inverse):  # type: ignore[no-untyp
             done *= 2
 
 
+@inlined
+def _head(x, steps, sample, position, head):  # type: ignore[no-untyped-def]
+    return after(pointer(x), sample * steps[0] + position * steps[1] + head * steps[2])
+
+
 @compiled
-def _rotate(out, x, last, out_step, x_step, num, heads, width, o_pos, o_head, x_pos, x_head, angles, turn, interleaved):  # type: ignore[no-untyped-def]
+def _rotate(sizes, out, x, out_steps, x_steps, angles, turn, interleaved):  # type: ignore[no-untyped-def]
+    """Heads of samples turned; steps are from sample to sample, position to position and head to head."""
+    samples, num, heads, width = sizes
     half = width // 2
     c, s = pointer(turn), after(pointer(turn), half)
     for n in range(num):
         for j in range(half):
             c[j], s[j] = angles[n * half + j], angles[(num + n) * half + j]
-        for i in range(last):
+        for i in range(samples):
             for h in range(heads):
-                o = after(pointer(out), i * out_step + n * o_pos + h * o_head)
-                v = after(pointer(x), i * x_step + n * x_pos + h * x_head)
+                o, v = _head(out, out_steps, i, n, h), _head(x, x_steps, i, n, h)
                 if interleaved:
                     for j in range(half):
                         a, b = v[2 * j], v[2 * j + 1]
