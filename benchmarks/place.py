@@ -17,6 +17,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from benchmarks.figures import Figure, read
 from castile.launch import launch
 
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -89,6 +90,12 @@ class Place:
     ) -> Ran:
         """Run a command to its end. Raises CheckFailed where it takes longer than `timeout` seconds."""
         return run(words, {**self.environment(user), **variables}, timeout, cwd)
+
+    def benchmark(self, name: str, *words: str, user: str = "benchmarks", timeout: float = 600) -> list[Figure]:
+        """The figures of a benchmark, a file or a folder beside this one. Raises CheckFailed and ValueError."""
+        path = CHECKOUT / "benchmarks" / name
+        script = path if path.is_dir() else path.with_suffix(".py")
+        return read(self.run(sys.executable, str(script), *words, user=user, timeout=timeout).ok().out)
 
     @cached_property
     def clone(self) -> Clone:
