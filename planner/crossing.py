@@ -36,9 +36,9 @@ class Crossing:
 def crossing(model: Additive, flow: Flow, configs: Mapping[str, Config]) -> Crossing:
     """Analyse a flow whose users all have a Config."""
     version, procs = model.version(flow, model.made(flow, configs), model.read(flow, configs))
-    slots = {slot for slot, _ in (*flow.producers, *flow.readers, *flow.overwriters)}
-    steps = {slot: model.instance(slot, configs[model.program.steps[slot].node.name]) for slot in slots}
-    found = flow_instance(flow, version, procs, steps)  # type: ignore[arg-type]
+    ports = ((flow.producers, True), (flow.readers, False), (flow.overwriters, True))
+    placed = [[model.placed(slot, port, output, configs) for slot, port in of] for of, output in ports]
+    found = flow_instance(flow, version, procs, *placed)
     edges = version.edges[np.argsort(version.edges[:, 1], kind="stable")]
     before, after = edges.T
     rows = np.stack(

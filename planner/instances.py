@@ -17,6 +17,7 @@ import numpy as np
 from castile.planner.program import Flow, Step, touched
 from castile.planner.strategy import Config
 from castile.planner.template import StepTemplate
+from castile.planner.versions import Placed
 from castile.planner.vocabulary import itemsize, round_up
 from castile.runtime import transfer
 from castile.runtime.dependence import Version
@@ -51,10 +52,6 @@ class StepInstance(msgspec.Struct, frozen=True, eq=False, dict=True):
     def private(self) -> np.ndarray:
         """The private bytes of each task where nothing is added up."""
         return self.template.of_tasks(self.config.replicas)[1]
-
-    def touching(self, port: int, output: bool) -> np.ndarray:
-        """The tasks that touch a port, in order."""
-        return self.template.touching(port, output, self.config.replicas)
 
     def task(self, number: int, local: int, buffers: Sequence[int], adds: Sequence[bool]) -> Task:
         """The task written out; buffers by port, -1 where a port is not touched."""
@@ -283,51 +280,55 @@ class FlowTemplates:
         self._ports.clear()
 
     def get(
-        self, flow: Flow, slots: Sequence[int], version: Version, procs: tuple[int, ...], steps: Sequence[StepInstance]
-    ) -> FlowTemplate:
-        """The template of a flow of this version, whose slots are these processors, between these steps.
+        self, flow: Flow, slots: Sequence[int], version: Version, procs: tuple[int, ...], made: Sequence[Placed],
+        read: Sequence[Placed], overwritten: Sequence[Placed],
+    ) -> FlowTemplate:  # fmt: skip
+        """The template of a flow of this version, whose slots are these processors.
 
-        slots   of the steps that the flow touches, in the sequence of `touched`
+        slots                     of the steps that the flow touches, in the sequence of `touched`
+        made, read, overwritten   where the ports of its producers, readers and overwriters lie
         """
-        place = {slot: n for n, slot in enumerate(slots)}
-        made, read, overwritten = (
-            [(place[slot], port, steps[slot].touching(port, output)) for slot, port in of]
-            for of, output in ((flow.producers, True), (flow.readers, False), (flow.overwriters, True))
-        )
-        rows, is_output = [*made, *read, *overwritten], flow.role == "output"
+        place, is_output = {slot: n for n, slot in enumerate(slots)}, flow.role == "output"
+        ports = zip((*flow.producers, *flow.readers, *flow.overwriters), (*made, *read, *overwritten), strict=True)
+        rows = [(place[slot], port, placed.tasks) for (slot, port), placed in ports]
         several = len({slot for slot, _ in flow.producers}) < len(made)
-        replicas = tuple([steps[slot].config.replicas for slot in slots]) if several else ()
-        named = tuple([(step, port, tasks.tobytes()) for step, port, tasks in rows])
+        replicas = tuple([p.config.replicas for p in made]) if several else ()
+        # tasks that are the same are one array
+        named = tuple([(step, port, id(tasks)) for step, port, tasks in rows])
         like = named, len(made), len(read), len(version.patterns), is_output, replicas
         if like not in self._ports:
-            transfers = (PATTERN, 0, np.arange(len(version.patterns)))
-            host = [(HOST, 0, np.zeros(1, dtype=np.int64))] if is_output else []
-            self._ports[like] = _ports([*made, transfers, *read, *host, *overwritten], len(made), replicas)
-        ports = self._ports[like]
-        key = version, procs, flow.role, flow.dtype, bool(made), id(ports)
+            if is_output:
+                rows.insert(len(made) + len(read), (HOST, 0, np.zeros(1, dtype=np.int64)))
+            rows.insert(len(made), (PATTERN, 0, np.arange(len(version.patterns))))
+            self._ports[like] = _ports(rows, len(made), replicas)
+        fields = self._ports[like]
+        key = version, procs, flow.role, flow.dtype, bool(made), id(fields)
         if key not in self._made:
-            self._made[key] = FlowTemplate(version, procs, flow.role, flow.dtype, bool(made), *ports)
+            self._made[key] = FlowTemplate(version, procs, flow.role, flow.dtype, bool(made), *fields)
         return self._made[key]
 
 
 def _ports(rows: Sequence[tuple[int, int, np.ndarray]], num_made: int, replicas: Sequence[int]) -> _Ports:
     """Rows of (step, input or output of it, tasks) written out, the first of which make the version.
 
-    replicas   of each step, where one makes the region through several ports: it does so part by part, as its tasks
-               follow each other
+    replicas   of those that make it, where one step does so through several ports: it does so part by part, as its
+               tasks follow each other
     """
     sizes = [len(tasks) for _, _, tasks in rows]
     step, number = (np.repeat([row[n] for row in rows], sizes) for n in range(2))
     task = np.concatenate([tasks for _, _, tasks in rows])
     if replicas:
         first, order = sum(sizes[:num_made]), np.arange(len(task))
-        part = task[:first] // np.array(replicas, dtype=np.int64)[step[:first]]
+        part = task[:first] // np.repeat(np.array(replicas, dtype=np.int64), sizes[:num_made])
         order[:first] = np.lexsort((task[:first], number[:first], part, step[:first]))
         step, task, number = step[order], task[order], number[order]
     return _Ports(step, task, number)
 
 
-def flow_instance(flow: Flow, version: Version, procs: tuple[int, ...], steps: Sequence[StepInstance]) -> FlowInstance:
+def flow_instance(
+    flow: Flow, version: Version, procs: tuple[int, ...], made: Sequence[Placed], read: Sequence[Placed],
+    overwritten: Sequence[Placed],
+) -> FlowInstance:  # fmt: skip
     """A flow of its own, whose template nobody shares."""
     slots = touched(flow)
-    return FlowInstance(flow, FlowTemplates().get(flow, slots, version, procs, steps), slots)
+    return FlowInstance(flow, FlowTemplates().get(flow, slots, version, procs, made, read, overwritten), slots)

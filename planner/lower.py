@@ -321,12 +321,11 @@ class Lowering:
     ) -> FlowTemplate:
         made = [self._placed(steps[slot], port, True) for slot, port in flow.producers]
         read = [self._placed(steps[slot], port, False) for slot, port in flow.readers]
-        if flow.role == "output":
-            read.append(self.versions.on_host(flow.shape))
-        if flow.home is not None:
-            made = [self.at_home(flow.home, configs)]
-        version, procs = self.versions.get(flow, made, read, most)
-        return self._flow_templates.get(flow, slots, version, procs, steps)
+        overwritten = [self._placed(steps[slot], port, True) for slot, port in flow.overwriters]
+        there = made if flow.home is None else [self.at_home(flow.home, configs)]
+        seen = [*read, self.versions.on_host(flow.shape)] if flow.role == "output" else read
+        version, procs = self.versions.get(flow, there, seen, most)
+        return self._flow_templates.get(flow, slots, version, procs, made, read, overwritten)
 
     def at_home(self, home: Home, configs: Mapping[str, Config]) -> Placed:
         """Where a carried region lies: as its update writes it."""

@@ -30,6 +30,7 @@ class Placed(msgspec.Struct, frozen=True, eq=False):
     layout     the same number for equal boxes
     is_apart   whether all parts have a box and no two overlap
     touching   the processors of all parts that touch it, replica by replica
+    tasks      which tasks do, of a task for each part and replica: one array where they are the same
     """
 
     layout: int
@@ -37,6 +38,7 @@ class Placed(msgspec.Struct, frozen=True, eq=False):
     config: Config
     is_apart: bool
     touching: tuple[int, ...]
+    tasks: np.ndarray
 
 
 class Versions:
@@ -49,6 +51,7 @@ class Versions:
         self._placed: dict[tuple[int, Config], Placed] = {}
         self._boxes: dict[tuple[Box | None, ...], tuple[int, bool]] = {}
         self._layouts: dict[Hashable, tuple[int, bool]] = {}
+        self._tasks: dict[tuple[int, ...], np.ndarray] = {}
         self._among: dict[tuple[int, ...], tuple[Links, Hashable]] = {}
 
     def placed(self, identity: Hashable, boxes: tuple[Box | None, ...], config: Config) -> Placed:
@@ -56,7 +59,12 @@ class Versions:
         number, is_apart = self._layout(identity, boxes)
         key = number, config
         if key not in self._placed:
-            self._placed[key] = Placed(number, boxes, config, is_apart, _touching(boxes, config))
+            r = config.replicas
+            tasks = tuple([n * r + k for n, box in enumerate(boxes) if box is not None for k in range(r)])
+            if tasks not in self._tasks:
+                self._tasks[tasks] = np.array(tasks, dtype=np.int64)
+            procs = tuple([config.procs[n] for n in tasks])
+            self._placed[key] = Placed(number, boxes, config, is_apart, procs, self._tasks[tasks])
         return self._placed[key]
 
     def on_host(self, shape: tuple[int, ...]) -> Placed:
@@ -159,13 +167,6 @@ def _each(boxes: Sequence[Box | None], config: Config) -> list[tuple[int, Box, t
     """The number of each touched part, its box and the processors of its replicas."""
     r = config.replicas
     return [(n, box, config.procs[n * r : (n + 1) * r]) for n, box in enumerate(boxes) if box is not None]
-
-
-def _touching(boxes: Sequence[Box | None], config: Config) -> tuple[int, ...]:
-    """The processors of all parts that touch it."""
-    if None not in boxes:
-        return config.procs
-    return tuple([proc for _, _, procs in _each(boxes, config) for proc in procs])
 
 
 def _held(placed: Placed, slots: dict[int, int]) -> list[tuple[int, Box]]:
