@@ -17,7 +17,7 @@ from castile.launch.measure import Trial, measure, trial
 from castile.launch.ranks import UserError
 from castile.planner.cost import CostModel
 from castile.planner.evaluator import Evaluator, identity, moved_bytes
-from castile.planner.search import budget_of, search
+from castile.planner.search import Found, budget_of, search
 from castile.planner.seeds import is_known, seeds
 from castile.planner.settling import SETTLING, settled, sized
 from castile.planner.simulate import simulate
@@ -81,23 +81,14 @@ def choose(
     untaught = CostModel(job.machine)
     asked_for = [name] if is_known(name, job.lowering) else None
     progress(f"measuring {name}" if asked_for else "measuring the known plans")
-    evaluator = Evaluator(job.lowering, job.cost, job.snapshot)
-    known = {}
-    for label, plan in seeds(job.lowering, asked_for, job.cost).items():
-        with contextlib.suppress(TooManyTransfers):
-            known[label] = sized(evaluator, plan)
+    known = _known(job, asked_for)
     trials = _fitting(job, known, seed)
-    measure(job, trials, feed, rate, _rounds(trials))
-    _learn(job, trials)
-    num_proposals = 0
+    _measure(job, trials, feed, rate)
+    searches: list[Found] = []
 
     def searched() -> Strategy:
-        nonlocal num_proposals
-        evaluator, limits = Evaluator(job.lowering, job.cost, job.snapshot), budget_of(name, budget)
-        is_settled = limits.begun(1 + SETTLING).is_over
-        found = search(name, evaluator, limits, seed, seeds=asked_for, sizes=SIZES)
-        num_proposals += found.num_proposals
-        return settled(evaluator, found, is_over=is_settled).strategy
+        searches.append(_searched(job, name, budget, seed, asked_for))
+        return searches[-1].strategy
 
     for turn in range(MOST_TURNS):
         if not asked_for:
@@ -106,18 +97,41 @@ def choose(
         if any((plan.configs, plan.bucket_bytes) == (t.plan.configs, t.plan.bucket_bytes) for t in trials):
             break
         progress("measuring the plan that was found")
-        new = trial(job, f"{name} {turn + 1}", plan, seed)
-        measure(job, [new], feed, rate, _rounds([new]))
-        _learn(job, [new])
-        trials.append(new)
+        trials.append(trial(job, f"{name} {turn + 1}", plan, seed))
+        _measure(job, trials[-1:], feed, rate)
     best = job.agree(lambda: min(trials, key=lambda t: t.seconds).name.encode()).decode()
-    taken = next(t for t in trials if t.name == best)
-    prepared = job.prepare(taken.plan)
+    taken = next(t.plan for t in trials if t.name == best)
+    prepared = job.prepare(taken)
     candidates = tuple(_candidate(job, t, untaught) for t in trials) if job.leads else ()
-    plan = _predicted(job, taken.plan, prepared)
-    same = (label for label, plan in known.items() if plan.configs == taken.plan.configs)
+    same = (label for label, plan in known.items() if plan.configs == taken.configs)
     equals = name if asked_for else next(same, "")
-    return Chosen(plan, prepared, candidates, equals, bool(asked_for), num_proposals)
+    num_proposals = sum(found.num_proposals for found in searches)
+    return Chosen(_predicted(job, taken, prepared), prepared, candidates, equals, bool(asked_for), num_proposals)
+
+
+def _known(job: Job, asked_for: list[str] | None) -> dict[str, Strategy]:
+    """The known plans, each with the buckets that suit it."""
+    evaluator = Evaluator(job.lowering, job.cost, job.snapshot)
+    known = {}
+    for label, plan in seeds(job.lowering, asked_for, job.cost).items():
+        with contextlib.suppress(TooManyTransfers):
+            known[label] = sized(evaluator, plan)
+    return known
+
+
+def _searched(job: Job, name: str, budget: str, seed: int, asked_for: list[str] | None) -> Found:
+    """What a search finds by all that has been learned so far."""
+    evaluator, limits = Evaluator(job.lowering, job.cost, job.snapshot), budget_of(name, budget)
+    is_settled = limits.begun(1 + SETTLING).is_over
+    found = search(name, evaluator, limits, seed, seeds=asked_for, sizes=SIZES)
+    return settled(evaluator, found, is_over=is_settled)
+
+
+def _measure(job: Job, trials: list[Trial], feed: Feed, rate: float) -> None:
+    """Measure these plans, in turns, and learn from their steps."""
+    measure(job, trials, feed, rate, _rounds(trials))
+    for t in trials:
+        job.learn(t.prepared, t.steps)
 
 
 def _predicted(job: Job, plan: Strategy, prepared: Prepared) -> Strategy:
@@ -140,11 +154,6 @@ def _fitting(job: Job, plans: dict[str, Strategy], seed: int) -> list[Trial]:
         with contextlib.suppress(ValueError):
             trials.append(trial(job, label, plan, seed))
     return trials
-
-
-def _learn(job: Job, trials: list[Trial]) -> None:
-    for t in trials:
-        job.learn(t.prepared, t.steps)
 
 
 def _candidate(job: Job, t: Trial, untaught: CostModel) -> Candidate:
