@@ -92,8 +92,7 @@ class Additive:
     def kinds(self) -> dict[str, int]:
         """By node: a number, equal for nodes whose passes are alike."""
         # What has the same templates costs the same; what differs there may do so too.
-        every = zip(self.step_kinds, self.program.steps, strict=True)
-        like = [(kind, step.micro.number, step.node.alignment.frozen) for kind, step in every]
+        like = [(kind, step.micro.number) for kind, step in zip(self.step_kinds, self.program.steps, strict=True)]
         alike = {key: self._priced_as(step) for key, step in dict(zip(like, self.program.steps)).items()}
         cost = [alike[key] for key in like]
         return {name: self._number("node", *[cost[s.slot] for s in steps]) for name, steps in self.steps.items()}

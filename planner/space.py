@@ -13,6 +13,7 @@ from itertools import accumulate
 from math import prod
 from typing import NamedTuple
 
+from castile.planner.axes import Alignment
 from castile.planner.graph import Node
 from castile.planner.strategy import Config
 
@@ -67,14 +68,22 @@ def space_of(node: Node, num_procs: int) -> Space:
     A split is any combination of degrees over the axes that may be cut, with a product of at most num_procs; parts lie
     as `placements` says.
     """
+    return _space_of(node.alignment, num_procs)
+
+
+@lru_cache(maxsize=4096)
+def _space_of(a: Alignment, num_procs: int) -> Space:
     # No axis is cut more often than there are processors: longer ones are alike.
-    return _space(tuple([(axis, min(extent, num_procs)) for axis, extent in free_axes(node)]), num_procs)
+    return _space(tuple([(axis, min(extent, num_procs)) for axis, extent in _free(a)]), num_procs)
 
 
 def free_axes(node: Node) -> tuple[tuple[str, int], ...]:
     """The axes that may be cut, with their extents, in the order of the axis line."""
-    a = node.alignment
-    return tuple((axis, a.extents[axis]) for axis in a.axes if axis not in a.frozen and a.extents[axis] > 1)
+    return _free(node.alignment)
+
+
+def _free(a: Alignment) -> tuple[tuple[str, int], ...]:
+    return tuple([(axis, a.extents[axis]) for axis in a.axes if axis not in a.frozen and a.extents[axis] > 1])
 
 
 @lru_cache(maxsize=1024)

@@ -226,7 +226,8 @@ class Templates:
         """The same number for steps that have the same template under every split."""
         if id(step) not in self._steps:
             # where a body does not ask which piece it is, all microbatches are alike
-            micro = step.micro if "at" in step.node.op.asks(step.which) else Micro(0, step.micro.count)
+            is_one = step.micro.count == 1 or "at" in step.node.op.asks(step.which)
+            micro = step.micro if is_one else Micro(0, step.micro.count)
             ports = tuple([(p.role, p.index, dtypes(p.region), p.cut, p.begin) for p in (*step.inputs, *step.outputs)])
             key = (self.node_kind(step.node), step.which, step.axis, micro, ports)
             self._steps[id(step)] = step, self._numbers.setdefault(key, len(self._numbers)), micro

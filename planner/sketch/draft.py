@@ -128,10 +128,10 @@ class Draft:
 
     def _homes(self) -> np.ndarray:
         """Of parameters the number of the flow, the node that decides where it is at home, and who has its layout."""
-        rows = []
-        for number, flow in enumerate(self._program.flows):
+        rows, params = [], self._params
+        for number, flow in [(n, flow) for n, flow in enumerate(self._program.flows) if flow.region in params]:
             owner = self._decider.get(flow.home.node.name, NONE) if flow.home is not None else NONE
-            if owner >= 0 and flow.region in self._params and flow.region in self._nodes[owner].inputs:
+            if owner >= 0 and flow.region in self._nodes[owner].inputs:
                 rows.append((number, owner, self._asker_of(None, owner, flow.region)))
         return np.array(rows, np.int64).reshape(-1, 3).T
 
