@@ -129,17 +129,13 @@ class FlowTemplate:
         counts, lanes = self.version.lanes
         return counts, self._procs[lanes // NUM_LANES] * NUM_LANES + lanes % NUM_LANES
 
-    @property
+    @cached_property
     def buffer_procs(self) -> np.ndarray:
-        return self._lying[0]
-
-    @property
-    def buffer_bytes(self) -> np.ndarray:
-        return self._lying[1]
+        return self._procs[self.version.slots]
 
     @cached_property
-    def _lying(self) -> tuple[np.ndarray, np.ndarray]:
-        return lying([self])
+    def buffer_bytes(self) -> np.ndarray:
+        return round_up(self.version.volumes * itemsize(self.dtype))
 
     @cached_property
     def _procs(self) -> np.ndarray:
@@ -175,17 +171,13 @@ class FlowTemplate:
 
 def lying(templates: Sequence[FlowTemplate]) -> tuple[np.ndarray, np.ndarray]:
     """Where the buffers of flows lie, end to end, and their bytes."""
-    pieces = [t.version.instances for t in templates]
-    counts, num_procs = ([len(row) for row in of] for of in (pieces, [t.procs for t in templates]))
-    every = list(chain.from_iterable(pieces))
-    # Many share their box, as one object.
-    boxes = {id(i.box): i.box for i in every}
-    volume = {name: box.volume for name, box in boxes.items()}
-    volumes = np.array([volume[id(i.box)] for i in every], np.int64)
+    counts, num_procs = [t.num_buffers for t in templates], [len(t.procs) for t in templates]
     first = np.repeat(np.cumsum(num_procs) - num_procs, counts)
     procs = np.fromiter(chain.from_iterable([t.procs for t in templates]), np.int64, sum(num_procs))
+    slots = np.concatenate([NONE, *[t.version.slots for t in templates]])
+    volumes = np.concatenate([NONE, *[t.version.volumes for t in templates]])
     sizes = np.repeat(np.array([itemsize(t.dtype) for t in templates], np.int64), counts)
-    return procs[first + np.array([i.proc for i in every], np.int64)], round_up(volumes * sizes)
+    return procs[first + slots], round_up(volumes * sizes)
 
 
 class FlowInstance(msgspec.Struct, frozen=True, eq=False, dict=True):

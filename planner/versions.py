@@ -28,7 +28,6 @@ class Placed(msgspec.Struct, frozen=True, eq=False):
     """A layout: the boxes by part (None: not touched), and the Config that places the parts; one for all equal ones.
 
     layout     the same number for equal boxes
-    is_apart   whether all parts have a box and no two overlap
     touching   the processors of all parts that touch it, replica by replica
     tasks      which tasks do, of a task for each part and replica: one array where they are the same
     """
@@ -36,7 +35,6 @@ class Placed(msgspec.Struct, frozen=True, eq=False):
     layout: int
     boxes: tuple[Box | None, ...]
     config: Config
-    is_apart: bool
     touching: tuple[int, ...]
     tasks: np.ndarray
 
@@ -49,14 +47,17 @@ class Versions:
         self._made: dict[Hashable, Version] = {}
         self._known: dict[Hashable, tuple[Version, tuple[int, ...]]] = {}
         self._placed: dict[tuple[int, Config], Placed] = {}
-        self._boxes: dict[tuple[Box | None, ...], tuple[int, bool]] = {}
-        self._layouts: dict[Hashable, tuple[int, bool]] = {}
+        self._boxes: dict[tuple[Box | None, ...], int] = {}
+        self._layouts: dict[Hashable, int] = {}
+        self._apart: dict[int, bool] = {}
         self._tasks: dict[tuple[int, ...], np.ndarray] = {}
         self._among: dict[tuple[int, ...], tuple[Links, Hashable]] = {}
 
     def placed(self, identity: Hashable, boxes: tuple[Box | None, ...], config: Config) -> Placed:
         """What has these boxes by part and this Config; `identity` of the boxes, as to hash many takes long."""
-        number, is_apart = self._layout(identity, boxes)
+        if identity not in self._layouts:
+            self._layouts[identity] = self._boxes.setdefault(boxes, len(self._boxes))
+        number = self._layouts[identity]
         key = number, config
         if key not in self._placed:
             r = config.replicas
@@ -64,7 +65,7 @@ class Versions:
             if tasks not in self._tasks:
                 self._tasks[tasks] = np.array(tasks, dtype=np.int64)
             procs = tuple([config.procs[n] for n in tasks])
-            self._placed[key] = Placed(number, boxes, config, is_apart, procs, self._tasks[tasks])
+            self._placed[key] = Placed(number, boxes, config, procs, self._tasks[tasks])
         return self._placed[key]
 
     def on_host(self, shape: tuple[int, ...]) -> Placed:
@@ -102,7 +103,7 @@ class Versions:
         carried, overwritten = flow.role in ("carried", "input"), bool(flow.overwriters)
         key = (together, tuple(renamed), flow.dtype, flow.role, overwritten, apart)
         if key not in self._made:
-            held = _held(made[0], slots) if len(made) == 1 and made[0].is_apart else None
+            held = _held(made[0], slots) if len(made) == 1 and self._is_apart(made[0]) else None
             there = zip(read, renamed[len(made) :]) if held is not None else ()
             wanted = [held if of == renamed[0] else _held(p, slots) for p, of in there]
             if held is not None and all(each == held for each in wanted if each):
@@ -113,16 +114,12 @@ class Versions:
                 self._made[key] = _analysed(flow, made, read, together, slots, among, carried, overwritten, most)
         return self._made[key], procs
 
-    def _layout(self, identity: Hashable, boxes: tuple[Box | None, ...]) -> tuple[int, bool]:
-        """The number of a layout, the same for equal boxes, and whether all parts have one and no two overlap."""
-        found = self._layouts.get(identity)
-        if found is None:
-            found = self._boxes.get(boxes)
-            if found is None:
-                full = [box for box in boxes if box is not None and box.volume]
-                found = self._boxes[boxes] = len(self._boxes), len(full) == len(boxes) and disjoint(full)
-            self._layouts[identity] = found
-        return found
+    def _is_apart(self, placed: Placed) -> bool:
+        """Whether all parts have a box and no two overlap."""
+        if placed.layout not in self._apart:
+            full = [box for box in placed.boxes if box is not None and box.volume]
+            self._apart[placed.layout] = len(full) == len(placed.boxes) and disjoint(full)
+        return self._apart[placed.layout]
 
     def _links(self, procs: tuple[int, ...]) -> tuple[Links, Hashable]:
         """What joins these processors, and how far they are from each other: their groups at each level, renamed."""

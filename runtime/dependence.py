@@ -116,6 +116,19 @@ class Version:
         return np.array([len(x) for x in each], dtype=np.int64), np.array([n for x in each for n in x], dtype=np.int64)
 
     @cached_property
+    def slots(self) -> np.ndarray:
+        """The slot of each instance."""
+        return np.array([i.proc for i in self.instances], dtype=np.int64)
+
+    @cached_property
+    def volumes(self) -> np.ndarray:
+        """The elements of each instance."""
+        # Many share their box, as one object.
+        boxes = {id(i.box): i.box for i in self.instances}
+        volume = {name: box.volume for name, box in boxes.items()}
+        return np.array([volume[id(i.box)] for i in self.instances], dtype=np.int64)
+
+    @cached_property
     def are_sources(self) -> np.ndarray:
         """bool: which instances are sources."""
         return np.array([i.kind == "source" for i in self.instances], dtype=bool)
