@@ -29,11 +29,12 @@ class Spaces(Mapping[str, Space]):
         self.pins = pins
         self.num_procs = lowering.machine.num_procs
         self._speeds = shares.speeds(lowering, cost)
+        self._are_equal = len(set(self._speeds)) == 1
         self._known: dict[object, Space] = {}
 
     def __getitem__(self, name: str) -> Space:
         node, need = self.nodes[name], self.pins.need(name) if self.pins is not None else None
-        if need is None and len(set(self._speeds)) == 1:
+        if need is None and self._are_equal:
             return space_of(node, self.num_procs)
         need = need or Need({}, None, tuple(range(self.num_procs)))
         key = free_axes(node), tuple(need.degrees.items()), need.replicas, need.procs

@@ -100,7 +100,6 @@ class StepTemplate:
         self._boxes: dict[tuple[int, bool], tuple[Box | None, ...]] = {}
         self._private: dict[tuple[bool, ...], np.ndarray] = {}
         self._strided: dict[tuple[int, ...], tuple[object, tuple[np.ndarray, list[CostKey]]]] = {}
-        self._touching: dict[tuple[int, bool, int], np.ndarray] = {}
         self._of_tasks: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     @property
@@ -151,16 +150,6 @@ class StepTemplate:
             keys = [self.work(task // replicas).strided_key(tuple(sorted(of.items()))) for task, of in frames.items()]
             self._strided[key] = rows, (np.array(list(frames), np.int64), keys)
         return self._strided[key][1]
-
-    def touching(self, port: int, output: bool, replicas: int) -> np.ndarray:
-        """The tasks that touch a port when each part has that many replicas, in order."""
-        key = (port, output, replicas)
-        if key not in self._touching:
-            touched, every = self._touched(port, output), np.arange(self.num_parts * replicas)
-            if not all(touched):
-                every = every[np.repeat(np.array(touched)[self.number], replicas)]
-            self._touching[key] = every
-        return self._touching[key]
 
     def of_tasks(self, replicas: int) -> tuple[np.ndarray, np.ndarray]:
         """Of the tasks when each part has that many replicas the numbers of their cost keys, and their private bytes

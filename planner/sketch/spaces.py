@@ -73,6 +73,7 @@ class SpaceTable:
         self._split_of: list[dict[tuple[int, ...], int]] = []
         self._placements: list[Placement] = []
         self._placed: dict[int, _Placed] = {}
+        self._cut = {id(space): set[str]().union(*space.splits) for space in {id(s): s for s in spaces}.values()}
         self._tables: dict[tuple[int, tuple[str, ...]], _Splits] = {}
         self._numbers: dict[int, dict[Placement, int]] = {}
         self._others: dict[Placement, int] = {}
@@ -80,7 +81,8 @@ class SpaceTable:
         for node, space, configs in zip(nodes, spaces, known, strict=True):
             self._add(node, space, list(configs), most)
         self.first = np.concatenate([[0], np.cumsum([len(entries) for entries in self._entries])]).astype(np.int64)
-        self.cuts = [[tuple(sorted({*column} - {1})) for column in degree.T.tolist()] for degree in self.degree]
+        cuts = {id(d): [tuple(sorted({*column} - {1})) for column in d.T.tolist()] for d in self.degree}
+        self.cuts = [cuts[id(degree)] for degree in self.degree]
         self.degrees = sorted({1}.union(*chain.from_iterable(self.cuts)))
 
     @property
@@ -88,8 +90,7 @@ class SpaceTable:
         return max(1, *map(len, self.axes))
 
     def _add(self, node: Node, space: Space, known: Sequence[Config], most: int) -> None:
-        cut = set[str]().union(*space.splits)
-        cut.update(axis for config in known for axis, degree in config.split.items() if degree > 1)
+        cut = self._cut[id(space)].union([axis for c in known for axis, degree in c.split.items() if degree > 1])
         axes = [axis for axis in node.alignment.axes if axis in cut]
         splits, degree, numbers, entries = self._table(space, tuple(axes), most)
         rows = [tuple([config.degree(axis) for axis in axes]) for config in known]
