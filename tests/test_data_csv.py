@@ -3,13 +3,14 @@
 import csv
 import gzip
 import io
+import tempfile
 import zipfile
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from castile.launch import data
@@ -135,7 +136,6 @@ def test_rows_stay_whole_across_blocks(tmp_path, monkeypatch):
     ("given", "words"),
     [
         ("", "give file=PATH, label=COLUMN, and categories"),
-        (",label=delay", "give file=PATH, label=COLUMN, and categories"),
         (",label=dely,numbers=seats", r"no column is named 'dely' \(did you mean 'delay'"),
         (",label=delay,numbers=seats+seats", "numbers names column 'seats' twice"),
         (",label=delay,numbers=carrier", r"planes\.csv, line 2: column 'carrier' has 'UA', not a number"),
@@ -201,3 +201,25 @@ def test_damaged_files_are_refused(tmp_path, how):
     with pytest.raises(ValueError, match=r"^data set csv: .*t\.csv") as caught:
         data.load(f"csv:file={path},label=n,categories=kind", 0)
     assert "\n" not in str(caught.value)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["a", "b", "c+d", "e f"]),
+        st.lists(st.sampled_from(["1", "-2.5", "x", "NA", "", "3e2", "inf"]), min_size=9, max_size=9),
+        min_size=1,
+    )
+)
+@settings(max_examples=30)
+def test_without_columns_that_are_named_all_are_taken_for_what_they_hold(cells):
+    """Numbers where each cell is one or missing: what a user types who knows a file's name and its label."""
+    columns = {**cells, "label": ["0", "1", "1"] * 3, "full": ["7"] * 9}
+    rows = [",".join(row) for row in zip(*columns.values(), strict=True)]
+    is_number = {name: all(c in ("1", "-2.5", "3e2", "NA", "") for c in column) for name, column in cells.items()}
+    missing = [any(column[n] in ("NA", "") for column in cells.values()) for n in range(9)]
+    assume(missing.count(False) > 1)
+    with tempfile.TemporaryDirectory() as folder:
+        path = write(Path(folder) / "any.csv", "\n".join([",".join(columns), *rows]))
+        found = data.load(f"csv:file={path},label=label", 0)
+    assert found.num_dropped == sum(missing) and list(found.sizes) == [name for name in cells if not is_number[name]]
+    assert found.shapes["numbers"] == (1 + sum(is_number.values()),)

@@ -58,15 +58,18 @@ def load(
     positive     what makes the label 1: >15, >=15, <15, <=15 for a column of numbers, or the very text of the cell
     categories   columns joined by +; a value's number is its rank by frequency among the rows to train on, from 1 on.
                  0 is for values seen there in fewer than `rare` rows, or never
-    numbers      columns joined by +; each has mean 0 and deviation 1 over the rows to train on
+    numbers      columns joined by +; each has mean 0 and deviation 1 over the rows to train on. Where neither is given
+                 they are all columns but the label's: numbers those of which each cell is one, or missing
     held_out     the share of the rows to judge by, drawn by the seed
     Rows where a used column is missing (empty, NA, N/A, NaN or null) are left out and counted in `num_dropped`. `sizes`
     holds, by column, how many numbers there are, 0 included.
     Raises ValueError in one sentence, with the line, for a file that is missing, damaged or not such a table.
     """
-    _check(file, label, positive, classes, categories, numbers, rare)
-    texts = {name: Texts() for name in _names(categories, "categories")}
-    figures = {name: Figures() for name in _names(numbers, "numbers")}
+    _check(file, label, positive, classes, rare)
+    named = _names(categories, "categories"), _names(numbers, "numbers")
+    of_texts, of_figures = named if any(named) else _others(Path(file), label)
+    texts = {name: Texts() for name in of_texts}
+    figures = {name: Figures() for name in of_figures}
     target = _Label.of(label, positive, classes)
     wanted: list[tuple[str, Texts | Figures]] = [*texts.items(), *figures.items(), (label, target.column)]
     num_rows, num_dropped = _read(Path(file), wanted)
@@ -86,9 +89,11 @@ def load(
     return Dataset("csv", seed, Arrays(columns, train), Arrays(columns, rest), sizes=sizes, num_dropped=num_dropped)
 
 
-def _check(file: str, label: str, positive: str, classes: bool, categories: str, numbers: str, rare: int) -> None:
-    if not file or not label or not (categories or numbers):
-        raise ValueError("data set csv: give file=PATH, label=COLUMN, and categories=A+B or numbers=C+D or both")
+def _check(file: str, label: str, positive: str, classes: bool, rare: int) -> None:
+    if not file or not label:
+        raise ValueError(
+            "data set csv: give file=PATH, label=COLUMN, and categories=A+B or numbers=C+D for some columns"
+        )
     if positive and classes:
         raise ValueError(f"data set csv: positive={positive} makes label {label!r} 0 or 1; leave out classes, or it")
     if rare < 1:
@@ -212,6 +217,20 @@ def _read(path: Path, wanted: Sequence[tuple[str, Texts | Figures]]) -> tuple[in
                 for (name, column), cells in zip(wanted, zip(*rows, strict=True), strict=bool(rows)):
                     _add(path, name, column, cells, lines)
     return num_rows, num_dropped
+
+
+def _others(path: Path, label: str) -> tuple[list[str], list[str]]:
+    """The columns beside the label: those with a cell that is no number, and those of numbers alone."""
+    with _opened(path) as stream:
+        reader = csv.reader(stream, skipinitialspace=True, strict=True)
+        with _wording_damage(path, reader):
+            header = next(reader, [])
+            _place(path, header, label)
+            texts = {
+                name for row in reader for name, cell in zip(header, row) if not (cell in MISSING or _is_number(cell))
+            }
+    others = [name for name in header if name != label]
+    return [name for name in others if name in texts], [name for name in others if name not in texts]
 
 
 def _blocks(
