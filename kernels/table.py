@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from castile.kernels import choice, reference
+from castile.kernels.calls import Call, chain
 from castile.kernels.choice import Choice
 from castile.kernels.narrow import is_plain
 
-Call = Callable[[], Any]
 Arrays = tuple[np.ndarray, ...]
 # Forms that calls of a library may do better than, and the folder of these.
 LIBRARIES = {"triton": "cupy"}
@@ -151,7 +151,7 @@ class Table:
             held, scratch = _held(outs, scratch)
             work = self._formed(name, args, held, params, scratch, False, chosen)
             adds = [self.bind("copy", (part,), (out,), {}, None, True) for out, part in zip(outs, held, strict=True)]
-            return work and partial(_run_all, [work, *adds])
+            return work and chain([work, *adds])
         call = _given(form, args, outs, params, scratch, accumulate)
         if taken and taken.form == self.form and taken.setting:
             call = partial(call, setting=taken.setting)
@@ -180,11 +180,6 @@ def _keywords(form: Callable[..., Any]) -> frozenset[str]:
 def native_accumulate(form: Callable[..., Any]) -> bool:
     """Whether a form can itself add into its results."""
     return "accumulate" in _keywords(form)
-
-
-def _run_all(calls: list[Call]) -> None:
-    for call in calls:
-        call()
 
 
 def _held(outs: Arrays, scratch: np.ndarray | None) -> tuple[Arrays, np.ndarray]:

@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from castile.kernels.calls import Call, chain
 from castile.kernels.form import each_of, prepares
 from castile.kernels.numpy.jit import compiled, inlined
 from castile.kernels.numpy.optimizer import guarding, moves
-from castile.kernels.numpy.views import Scratch, chain, even, flat, in_rows, merge, outer, steps_of
+from castile.kernels.numpy.views import Scratch, even, flat, in_rows, merge, outer, steps_of
 from castile.kernels.reference.optimizer import adafactor as definition
-
-Call = Callable[[], Any]
 
 
 @prepares

@@ -4,19 +4,18 @@ It knows no projections. A block is some query rows of one (sample, head); how m
 scratch memory. Rows of scores carry one more column, for their log-sum-exp or their dot product of dy and y.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from math import log
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from castile.kernels.calls import Call, chain, nothing
 from castile.kernels.form import prepares
 from castile.kernels.numpy.contract import contract
 from castile.kernels.numpy.jit import compiled, exp, f32, row_max
-from castile.kernels.numpy.views import Scratch, chain, nothing
-
-Call = Callable[[], Any]
+from castile.kernels.numpy.views import Scratch
 
 # Fewer query rows a block skip more of the keys that a causal mask hides; BLAS wants some tens of them.
 _CAUSAL_ROWS = 64

@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from castile.kernels.calls import Call
 from castile.kernels.form import prepares
 from castile.kernels.ids import OutOfRange
 from castile.kernels.numpy.jit import compiled
 from castile.kernels.numpy.lanes import after, pointer
 from castile.kernels.numpy.moving import onto_zeros
 from castile.kernels.numpy.views import by_rows, row_span
-
-Call = Callable[[], Any]
 
 
 @prepares

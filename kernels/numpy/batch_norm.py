@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 
 from castile.kernels.arithmetic import parse
+from castile.kernels.calls import Call
 from castile.kernels.form import prepares
 from castile.kernels.numpy.channels import channels
 from castile.kernels.numpy.jit import compiled
 from castile.kernels.numpy.lanes import after, pointer, spare
 from castile.kernels.numpy.lines import filled, from_text, typed
-
-Call = Callable[[], Any]
 
 # The gradients of x and of its factors, where that of the result is a line's value.
 _SLOPES = """

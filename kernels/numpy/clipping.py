@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from castile.kernels.calls import chain_all
 from castile.kernels.form import prepares
 from castile.kernels.numpy.jit import compiled
 from castile.kernels.numpy.lanes import after, pointer, spare
 from castile.kernels.numpy.moving import onto_zeros
-from castile.kernels.numpy.views import chain_all
 from castile.kernels.numpy.walk import FIRST, SECOND, block_size, elementwise, fetch, num_rows, room, settle
 
 

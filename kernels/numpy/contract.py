@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from castile.kernels.calls import chain
 from castile.kernels.form import prepares
 from castile.kernels.numpy.elementwise import altered
 from castile.kernels.numpy.gemm import Gemm, Matrix, address, has_gemm, matrix
-from castile.kernels.numpy.views import Scratch, chain, merge
+from castile.kernels.numpy.views import Scratch, merge
 
 
 class Label(NamedTuple):

@@ -3,22 +3,21 @@
 It knows no pooling. How many samples are worked on at once is told by the size of the scratch memory.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from castile.kernels.calls import Call, chain_all, nothing
 from castile.kernels.form import prepares
 from castile.kernels.numpy.contract import contract
 from castile.kernels.numpy.copies import Copies, Tap, Windows, looking, spreading
 from castile.kernels.numpy.correlation import PLACES_STEP, TAPS, correlate, pack, slopes
 from castile.kernels.numpy.moving import clears
 from castile.kernels.numpy.tiles import ROWS, lanes
-from castile.kernels.numpy.views import Scratch, chain_all, dense, even, nothing, plane, span, steps_of
+from castile.kernels.numpy.views import Scratch, dense, even, plane, span, steps_of
 from castile.kernels.windows import Pads, Pair, inside
-
-Call = Callable[[], Any]
 
 # Bytes of a channel's places that are multiplied at once: those of ROWS channels stay in the first-level cache.
 _SPAN_BYTES = 4096

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from castile.kernels.calls import nothing
 from castile.kernels.form import prepares
 from castile.kernels.numpy.jit import compiled
 from castile.kernels.numpy.lanes import BLOCK, after, pointer, spare
-from castile.kernels.numpy.views import Shape, merge, nothing, steps_of
+from castile.kernels.numpy.views import Shape, merge, steps_of
 
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)

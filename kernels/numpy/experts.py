@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from castile.kernels.calls import Call
 from castile.kernels.form import prepares
 from castile.kernels.ids import OutOfRange
 from castile.kernels.numpy.jit import compiled, f32, inlined
 from castile.kernels.numpy.lanes import after, pointer
 from castile.kernels.numpy.moving import onto_zeros
 from castile.kernels.numpy.views import Scratch, Shape, even, in_rows, span, steps_of
-
-Call = Callable[[], Any]
 
 
 @prepares

@@ -3,21 +3,19 @@
 It knows no other groups. Places of a channel lie in rows of neighbours, as they do in parts of images.
 """
 
-from collections.abc import Callable
 from functools import partial
 from math import prod, sqrt
 from typing import Any
 
 import numpy as np
 
+from castile.kernels.calls import Call, nothing
 from castile.kernels.form import prepares
 from castile.kernels.numpy.channels import Channels, channels
 from castile.kernels.numpy.jit import compiled, f32, inlined
 from castile.kernels.numpy.lanes import after, pointer
 from castile.kernels.numpy.moving import onto_zeros
-from castile.kernels.numpy.views import dense, nothing
-
-Call = Callable[[], Any]
+from castile.kernels.numpy.views import dense
 
 
 @prepares

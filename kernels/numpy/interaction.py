@@ -3,18 +3,16 @@
 It knows no tables or networks that make the vectors.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from castile.kernels.calls import Call
 from castile.kernels.form import prepares
 from castile.kernels.numpy.jit import compiled
 from castile.kernels.numpy.lanes import after, fill, pointer
 from castile.kernels.numpy.views import even, in_rows, span, steps_of
-
-Call = Callable[[], Any]
 
 
 @prepares

@@ -3,19 +3,16 @@
 It knows no meaning of dims. Dims that are only divided are views, so whatever the order, every element moves once.
 """
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 
+from castile.kernels.calls import Call, chain, nothing
 from castile.kernels.form import prepares
 from castile.kernels.numpy.jit import compiled
 from castile.kernels.numpy.lanes import after, pointer
 from castile.kernels.numpy.moving import copy, moves
-from castile.kernels.numpy.views import Shape, chain, flat, merge, nothing, outer
-
-Call = Callable[[], Any]
+from castile.kernels.numpy.views import Shape, flat, merge, outer
 
 # A tile of each array fits into the first-level cache, and a row of it is some cache lines.
 _TILE = 8

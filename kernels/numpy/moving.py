@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from castile.kernels.calls import chain, chain_all, nothing
 from castile.kernels.form import prepares
 from castile.kernels.numpy.jit import compiled, inlined
 from castile.kernels.numpy.lanes import BLOCK, add_rows, after, copy_rows, fill, pointer, spare
-from castile.kernels.numpy.views import Shape, chain, chain_all, dense, merge, nothing
+from castile.kernels.numpy.views import Shape, dense, merge
 from castile.kernels.numpy.walk import (
     FIRST,
     SECOND,

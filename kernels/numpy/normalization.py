@@ -3,18 +3,15 @@
 It knows no other statistics.
 """
 
-from collections.abc import Callable
 from math import sqrt
-from typing import Any
 
 import numpy as np
 
+from castile.kernels.calls import Call
 from castile.kernels.form import prepares
 from castile.kernels.numpy.jit import compiled, f32
 from castile.kernels.numpy.moving import onto_zeros
 from castile.kernels.numpy.views import by_rows, dense
-
-Call = Callable[[], Any]
 
 
 @prepares

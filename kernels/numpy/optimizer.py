@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from castile.kernels.calls import chain
 from castile.kernels.form import each_of, prepares
 from castile.kernels.numpy.gemm import address
 from castile.kernels.numpy.jit import compiled
 from castile.kernels.numpy.lanes import after, pointer, spare
-from castile.kernels.numpy.views import chain
 from castile.kernels.numpy.walk import FIRST, SECOND, THIRD, block_size, elementwise, fetch, num_rows, settle
 
 _FOURTH = 20

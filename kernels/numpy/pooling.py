@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from castile.kernels.calls import nothing
 from castile.kernels.form import prepares
 from castile.kernels.numpy.channels import channels
 from castile.kernels.numpy.jit import compiled, f32, inlined
 from castile.kernels.numpy.lanes import after, pointer
 from castile.kernels.numpy.moving import onto_zeros
-from castile.kernels.numpy.views import even, in_rows, nothing, span, steps_of
+from castile.kernels.numpy.views import even, in_rows, span, steps_of
 
 Pair = tuple[int, int]
 Pads = tuple[int, int, int, int]

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from castile.kernels.calls import nothing
 from castile.kernels.form import prepares
 from castile.kernels.numpy.functions import sigmoid, tanh
 from castile.kernels.numpy.jit import compiled, f32
 from castile.kernels.numpy.lanes import after, pointer
-from castile.kernels.numpy.views import even, in_rows, nothing, span, steps_of
+from castile.kernels.numpy.views import even, in_rows, span, steps_of
 
 Arrays = tuple[np.ndarray, ...]
 

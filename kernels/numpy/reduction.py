@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from castile.kernels.calls import chain
 from castile.kernels.form import prepares
 from castile.kernels.numpy.elementwise import standing
 from castile.kernels.numpy.functions import maximum
 from castile.kernels.numpy.jit import compiled, inlined
 from castile.kernels.numpy.lanes import after, copy_run, pointer, spare
-from castile.kernels.numpy.views import Shape, chain
+from castile.kernels.numpy.views import Shape
 from castile.kernels.numpy.walk import FIRST, SECOND, block_size, elementwise, fetch, num_rows, offset
 
 # One comparison waits for the one before it, so a long row is compared in so many chains, which are vectors.

@@ -4,18 +4,15 @@ It knows no attention. Sines are costly, so those of a position are products of 
 in float64), as many times doubled as it takes.
 """
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 
+from castile.kernels.calls import Call, chain, nothing
 from castile.kernels.form import prepares
 from castile.kernels.numpy.jit import compiled, inlined
 from castile.kernels.numpy.lanes import after, pointer
-from castile.kernels.numpy.views import Scratch, chain, even, flat, in_rows, merge, nothing, outer, steps_of
-
-Call = Callable[[], Any]
+from castile.kernels.numpy.views import Scratch, even, flat, in_rows, merge, outer, steps_of
 
 
 @prepares

@@ -3,17 +3,14 @@
 It knows no loss.
 """
 
-from collections.abc import Callable
 from math import log
-from typing import Any
 
 import numpy as np
 
+from castile.kernels.calls import Call
 from castile.kernels.form import prepares
 from castile.kernels.numpy.jit import compiled, exp, f32, row_max
 from castile.kernels.numpy.views import by_rows
-
-Call = Callable[[], Any]
 
 
 @prepares

@@ -3,20 +3,17 @@
 It knows no processors. The two numbers that a block gives lie a step of the result apart; a row's first is addressed.
 """
 
-from collections.abc import Callable
 from math import log
-from typing import Any
 
 import numpy as np
 
+from castile.kernels.calls import Call
 from castile.kernels.form import prepares
 from castile.kernels.ids import OutOfRange
 from castile.kernels.numpy.jit import compiled, exp, row_max
 from castile.kernels.numpy.lanes import after, pointer
 from castile.kernels.numpy.moving import onto_zeros
 from castile.kernels.numpy.views import Shape, by_rows, steps_of
-
-Call = Callable[[], Any]
 
 
 @prepares

@@ -3,19 +3,15 @@
 It knows no meaning of the rows. Rows of a few elements need not lie dense: their first is addressed, with a step.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
+from castile.kernels.calls import Call
 from castile.kernels.form import prepares
 from castile.kernels.ids import OutOfRange
 from castile.kernels.numpy.jit import compiled
 from castile.kernels.numpy.lanes import after, pointer
 from castile.kernels.numpy.moving import onto_zeros
 from castile.kernels.numpy.views import by_rows, steps_of
-
-Call = Callable[[], Any]
 
 
 @prepares

@@ -3,7 +3,7 @@
 It knows no kernel.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from math import prod
 from typing import Any
@@ -11,29 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from castile.kernels.calls import chain, nothing
+
 Shape = tuple[int, ...]
-
-
-def nothing() -> None:
-    """The work of a kernel on empty arrays."""
-
-
-def run_all(calls: list[Callable[[], Any]]) -> None:
-    """Call each of `calls` in order."""
-    for call in calls:
-        call()
-
-
-def chain(calls: list[Callable[[], Any]]) -> Callable[[], Any]:
-    """One callable that calls each of `calls` in order."""
-    return calls[0] if len(calls) == 1 else partial(run_all, calls)
-
-
-def chain_all(calls: Iterable[Callable[[], Any] | None]) -> Callable[[], Any] | None:
-    """The same, or None where one of them is."""
-    every = list(calls)
-    made = [call for call in every if call is not None]
-    return chain(made) if len(made) == len(every) else None
 
 
 def merge(shape: Shape, strides: list[Shape]) -> tuple[Shape, list[Shape]]:

@@ -25,9 +25,10 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from castile.kernels.calls import chain, nothing
 from castile.kernels.numpy.jit import compiled, inlined
 from castile.kernels.numpy.lanes import BLOCK, after, copy_rows, fill
-from castile.kernels.numpy.views import Shape, chain, flat, forward, merge, nothing, outer
+from castile.kernels.numpy.views import Shape, flat, forward, merge, outer
 
 # Where a walk has the steps of its arrays.
 FIRST, SECOND, THIRD = 5, 10, 15

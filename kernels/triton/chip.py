@@ -14,6 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.backends.nvidia import driver as nvidia
 
+from castile.kernels.calls import nothing
 from castile.kernels.triton import driver
 
 
@@ -78,13 +79,9 @@ def call(launch: Any, args: tuple[Any, ...]) -> Callable[[], None]:
     if hasattr(nvidia, "make_launcher"):
         with suppress(AssertionError, OSError, subprocess.SubprocessError):
             nvidia.CudaLauncher(compiled.src, compiled.metadata)
-    return _nothing
+    return nothing
 
 
 def room(number: int, size: int, dtype: str) -> Absent:
     """Working memory of a form."""
     return np.zeros(1, dtype).view(Absent)
-
-
-def _nothing() -> None:
-    """What a launch does where there is no chip."""

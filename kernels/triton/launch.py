@@ -7,19 +7,19 @@ is not there, or tuned, without any array of that size. It knows no kernel.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial, wraps
+from functools import wraps
 from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
 from triton.runtime.errors import OutOfResources, PTXASError
 
+from castile.kernels.calls import Call, chain, nothing
 from castile.kernels.choice import setting_text
 from castile.kernels.form import Refused, offers, prepares
 from castile.kernels.triton import chip, driver, interpreter
 from castile.kernels.triton.views import Shape, View
 
-Call = Callable[[], Any]
 FLOATS = ("float32", "float16", "bfloat16")
 
 
@@ -137,7 +137,7 @@ def bound(plan: Plan, setting: Any) -> Call:
 
 def _bound(launches: list[Launch]) -> Call:
     if not launches:
-        return _nothing
+        return nothing
     some = next(arrays_of(launches))
     device: Any = chip if isinstance(some, chip.Absent) else driver
     on_host = isinstance(some, np.ndarray) and device is not chip
@@ -153,7 +153,7 @@ def _bound(launches: list[Launch]) -> Call:
     for launch in launches:
         args = (arg.array if isinstance(arg, View) else arg for arg in launch.args)
         works.append(call(launch, tuple(rooms[arg] if isinstance(arg, Room) else arg for arg in args)))
-    return works[0] if len(works) == 1 else partial(_run_all, works)
+    return chain(works)
 
 
 def numbered(launches: list[Launch]) -> dict[Room, int]:
@@ -185,12 +185,3 @@ def arrays_of(launches: list[Launch]) -> Any:
 def takes(*arrays: Any) -> bool:
     """Whether all arrays hold floating numbers that the forms compute with in float32."""
     return all(x.dtype.name in FLOATS for x in arrays)
-
-
-def _nothing() -> None:
-    """The work of a kernel on empty arrays."""
-
-
-def _run_all(works: list[Call]) -> None:
-    for work in works:
-        work()

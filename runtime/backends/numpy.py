@@ -11,6 +11,7 @@ from math import prod
 
 import numpy as np
 
+from castile.kernels.calls import chain
 from castile.kernels.table import Table
 from castile.runtime.backends import base
 from castile.runtime.comm.base import End, Side
@@ -170,19 +171,6 @@ def _reshaped(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         f"an array of shape {array.shape}, strides {array.strides} is not one run of memory"
     )
     return array.reshape(shape)
-
-
-def chain(calls: list[Callable[[], object]]) -> Callable[[], object]:
-    """One call that makes them all in order."""
-    if len(calls) == 1:
-        return calls[0]
-    frozen = tuple(calls)
-
-    def run() -> None:
-        for call in frozen:
-            call()
-
-    return run
 
 
 def _after(first: Callable[[], object], begin: Callable[[], Request]) -> Callable[[], Request]:

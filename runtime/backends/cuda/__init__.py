@@ -13,6 +13,7 @@ from typing import Any, cast
 import cupy
 import numpy as np
 
+from castile.kernels.calls import chain
 from castile.runtime.backends import base, numpy
 from castile.runtime.backends.cuda import parts
 from castile.runtime.backends.cuda.issuer import Issuer
@@ -160,7 +161,7 @@ class Backend(numpy.Backend):
 
     def _after_poisoning(self, task: Task, begin: Action, stream: Any) -> Action:
         memories = self._begun_by(task, self._private(task))
-        return numpy.chain([*(_set(memory, numpy.POISON, stream) for memory in memories), begin])
+        return chain([*(_set(memory, numpy.POISON, stream) for memory in memories), begin])
 
     def _poisoning(self, memory: Any) -> Callable[[], object]:
         return _set(memory, numpy.POISON, self.compute_stream)

@@ -13,7 +13,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from castile.runtime.backends.numpy import chain
+from castile.kernels.calls import chain
 
 NANOSECONDS_PER_MILLISECOND = 1e6
 

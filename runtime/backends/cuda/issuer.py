@@ -17,13 +17,13 @@ from typing import Any
 import cupy
 import numpy as np
 
+from castile.kernels.calls import chain
 from castile.runtime.backends.cuda.clocks import Clocks
 from castile.runtime.backends.cuda.faults import AT_ONCE, tells_at_once, told_late
 from castile.runtime.backends.cuda.graphs import Captured
 from castile.runtime.backends.cuda.polled import TASK_BY_TASK
 from castile.runtime.backends.cuda.streams import Phase, Placed, Seat, issued, pieces, together
 from castile.runtime.backends.cuda.supply import Supply
-from castile.runtime.backends.numpy import chain
 from castile.runtime.comm.looks import reached
 from castile.runtime.comm.messages import Request
 from castile.runtime.worker import Worker
