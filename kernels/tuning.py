@@ -68,8 +68,8 @@ def ways(table: Table, which: str) -> list[Choice]:
 def tune(table: Table, which: str, meter: Meter, among: Sequence[Choice] | None = None) -> dict[Choice, float]:
     """Seconds of each way to run the call of that name that the device takes, the likeliest first.
 
-    among: those of its `ways` that are timed, by default all. Nothing is timed where there is only one. Raises ValueError for a name that `named` did not give, and MemoryError
-    where the device has no room for the arrays.
+    among: those of its `ways` that are timed, by default all. Nothing is timed where there is only one. Raises
+    ValueError for a name that `named` did not give, and MemoryError where the device has no room for the arrays.
     """
     possible = ways(table, which) if among is None else among
     if not possible:

@@ -215,8 +215,8 @@ def is_users_mistake(error: BaseException) -> bool:
 
 
 def _is_out_of_range(error: BaseException) -> bool:
-    # kernels load NumPy, which is to find how many threads it may have
-    from castile.kernels.ids import OutOfRange
+    # backends load NumPy, which is to find how many threads it may have
+    from castile.runtime.backends.base import OutOfRange
 
     return isinstance(error, OutOfRange)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from castile.launch import plan, progress, report
+from castile.launch import progress, report
 from castile.launch.screen import Speaker
 
 # Columns; a bar's figures alone take 51.

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+# What a task raises where an integer among its data is out of range, for who knows tasks and no kernels.
+from castile.kernels.ids import OutOfRange as OutOfRange
 from castile.runtime.comm.base import End
 from castile.runtime.comm.messages import Request
 from castile.runtime.executor import Program
