@@ -103,11 +103,10 @@ class Versions:
         carried, overwritten = flow.role in ("carried", "input"), bool(flow.overwriters)
         key = (together, tuple(renamed), flow.dtype, flow.role, overwritten, apart)
         if key not in self._made:
-            held = _held(made[0], slots) if len(made) == 1 and self._is_apart(made[0]) else None
-            there = zip(read, renamed[len(made) :]) if held is not None else ()
-            wanted = [held if of == renamed[0] else _held(p, slots) for p, of in there]
-            if held is not None and all(each == held for each in wanted if each):
-                self._made[key] = in_place(held, sum(map(bool, wanted)), carried, overwritten)
+            seen = [p for p in read if p.touching]
+            if len(made) == 1 and all([_lie_alike(p, made[0]) for p in seen]) and self._is_apart(made[0]):
+                held = list(zip(renamed[0][2], _boxes(made[0]), strict=True))
+                self._made[key] = in_place(held, len(seen), carried, overwritten)
             elif flow.role == "input" and (box := _one_box(read, renamed)) is not None:
                 self._made[key] = everywhere(box, len(procs), _joined([of for _, _, of in renamed]))
             else:
@@ -166,9 +165,14 @@ def _each(boxes: Sequence[Box | None], config: Config) -> list[tuple[int, Box, t
     return [(n, box, config.procs[n * r : (n + 1) * r]) for n, box in enumerate(boxes) if box is not None]
 
 
-def _held(placed: Placed, slots: dict[int, int]) -> list[tuple[int, Box]]:
-    """Where each part and replica touches what, in their order."""
-    return [(slots[proc], box) for _, box, procs in _each(placed.boxes, placed.config) for proc in procs]
+def _boxes(placed: Placed) -> list[Box]:
+    """What each task touches of those that do."""
+    return [box for box in placed.boxes if box is not None for _ in range(placed.config.replicas)]
+
+
+def _lie_alike(one: Placed, other: Placed) -> bool:
+    """Whether the same boxes lie on the same processors, in one order."""
+    return one is other or (one.touching == other.touching and _boxes(one) == _boxes(other))
 
 
 def _contributions(made: Sequence[Placed], together: Sequence[int], slots: dict[int, int]) -> list[Contribution]:
