@@ -69,8 +69,7 @@ class _Draft:
         self, node: Node, which: str, inputs: Iterable[Port], outputs: Iterable[Port], micro: Micro | None = None
     ) -> None:
         axis = self.samples.axes.get(node.name, "") if micro else ""
-        step = Step(len(self.steps), node, which, tuple(inputs), tuple(outputs), axis, micro or WHOLE_BATCH)
-        self.steps.append(step)
+        self.steps.append(Step(len(self.steps), node, which, tuple(inputs), tuple(outputs), axis, micro or WHOLE_BATCH))
 
     def place(self, tensor: str, begin: Sequence[int]) -> Place:
         """Where a piece of a tensor's gradient lies that begins there."""
