@@ -242,3 +242,5 @@ def test_checks_that_had_no_time_are_told(tested: Any) -> None:
     assert checks.verdict(Record(sources.ROOT / "a.jsonl", ABOUT)).num_left == 1
     verdict, ran = tested(["a", "b"], 100)
     assert sorted(ran) == ["a", "b"] and verdict.num_passed == 3 and not verdict.num_left
+    (sources.ROOT / "tests" / "test_some.py").unlink()
+    assert checks.verdict(Record(sources.ROOT / "a.jsonl", ABOUT)) == (0, {}, {}, 0, frozenset())

@@ -57,13 +57,19 @@ def verdict(record: Record) -> Verdict:
     """What is known of the tests as they and their sources are now."""
     found = {
         name: one for (errand, name, digest), one in record.read().items()
-        if errand == verdicts.ERRAND and digest == sources.of_test(name.split("::")[0], one.get("kernel", ""))
+        if errand == verdicts.ERRAND and digest == _digest(name, one["kernel"])
     }  # fmt: skip
     ended = {name: one for name, one in found.items() if "failed" in one}
     failed, skipped = ({name: str(one[word]) for name, one in ended.items() if one[word]} for word in _ENDS)
     kernels = frozenset(ended[name]["kernel"] for name in failed) - {""}
     num_passed = sum(name not in failed and name not in skipped for name in ended)
     return Verdict(num_passed, failed, skipped, len(found) - len(ended), kernels)
+
+
+def _digest(name: str, kernel: str) -> str:
+    """Of what is behind a test now; "" where its file is gone."""
+    path = name.split("::")[0]
+    return sources.of_test(path, kernel) if (sources.ROOT / path).is_file() else ""
 
 
 def _ran(record: Record, words: Sequence[str], until: float) -> bool:
