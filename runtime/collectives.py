@@ -14,7 +14,8 @@ from math import ceil, inf, log2, prod
 from typing import NamedTuple
 
 from castile.runtime import placement, transfer
-from castile.runtime.components import Members, components
+from castile.runtime.components import components
+from castile.runtime.families import shares
 from castile.runtime.machine import Level
 from castile.runtime.placement import Read
 from castile.runtime.placement import filled as filled
@@ -68,8 +69,9 @@ def plan(
     place, around = placement.placed(t, reads, alike, twins)
     wanted = sorted({(read[0], around[read]) for read, found in place.items() if found is None})
     copies = {(proc, box): t.add("copy", box, proc) for proc, box in wanted}
-    for component in components(Members(t).wanted(wanted)) if wanted else ():
-        _transfer(t, component, copies)
+    for wants, pieces in shares(t, wanted, copies) if wanted else ():
+        for component in components(wants):
+            _transfer(t, component, pieces)
     t.located = [found if (found := place[read]) is not None else copies[read[0], around[read]] for read in reads]
     return t
 

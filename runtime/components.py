@@ -14,11 +14,14 @@ from castile.runtime.transfer import Source, Term, Transfer, Wanted
 
 
 class Members:
-    """Who takes part in a copy: sources on the same processors that overlap are summed where they lie, as one."""
+    """Who takes part in a copy: sources on the same processors that overlap are summed where they lie, as one.
 
-    def __init__(self, t: Transfer) -> None:
+    family   the numbers of the sources of which copies are made
+    """
+
+    def __init__(self, t: Transfer, family: Sequence[int]) -> None:
         self.t = t
-        self.clusters = _clusters(t.sources)
+        self.clusters = clusters(t.sources, family)
         self.frames = [bounding({t.sources[i].box for i in cluster}) for cluster in self.clusters]
         self.number = {i: n for n, cluster in enumerate(self.clusters) for i in cluster}
         self._made: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Term, ...]] = {}
@@ -36,7 +39,7 @@ class Members:
             return self._of_touched[id(found)]
         touched = found
         if len(self.clusters) < len(self.t.sources):
-            touched = tuple(sorted({self.number[i] for i in touched}))
+            touched = tuple(sorted({self.number[i] for i in touched if i in self.number}))
         holders = [self.t.sources[self.clusters[n][0]].procs for n in touched]
         chosen = tuple([h[0] if len(h) == 1 else self._near(proc, h, index) for h in holders])
         if (touched, chosen) not in self._made:
@@ -58,11 +61,11 @@ class Members:
         return near[index % len(near)]
 
 
-def _clusters(sources: Sequence[Source]) -> list[tuple[int, ...]]:
-    """Sources on the same processors whose boxes overlap, in order; these are summed where they lie."""
+def clusters(sources: Sequence[Source], among: Sequence[int]) -> list[tuple[int, ...]]:
+    """Of some sources those on the same processors whose boxes overlap, in order; these are summed where they lie."""
     together: dict[tuple[int, ...], list[int]] = {}
-    for i, source in enumerate(sources):
-        together.setdefault(source.procs, []).append(i)
+    for i in among:
+        together.setdefault(sources[i].procs, []).append(i)
     found = [cluster for each in together.values() for cluster in _overlapping(sources, each)]
     return sorted(found, key=min)
 

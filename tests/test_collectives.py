@@ -102,6 +102,25 @@ def test_what_lies_on_a_processor_already_does_not_travel(situation) -> None:
     assert not plan(sources, alone, "float64", links()).patterns if alone else True
 
 
+@settings(max_examples=200)
+@given(st.integers(2, 4), st.lists(st.integers(0, 1), min_size=1, max_size=3), st.integers(0, 1),
+       st.sampled_from(((), SPECIAL_FORMS)))  # fmt: skip
+def test_of_rows_and_columns_that_are_added_only_what_is_read_elsewhere_travels(n, along, wanted, forms) -> None:
+    def strips(axis: int) -> list[Box]:
+        cuts = blocks(4 * n, n)
+        return [Box((lo, 0), (hi, 4 * n)) if axis == 0 else Box((0, lo), (4 * n, hi)) for lo, hi in cuts]
+
+    sources = [Source(box, (proc,)) for axis in along for proc, box in enumerate(strips(axis))]
+    reads = list(enumerate(strips(wanted)))
+    t = plan(sources, reads, "float64", links(), forms)
+    # What lies the other way is cut once more, however many times it is added.
+    lacking = (n - 1) * (4 * 4) * n
+    assert sum(elements for _, elements in moved(t)) == (lacking if any(axis != wanted for axis in along) else 0)
+    held = [np.random.default_rng(i).random(s.box.shape) for i, s in enumerate(sources)]
+    for found, (_, box) in zip(results(t, held, reads), reads, strict=True):
+        assert np.allclose(found, expected(sources, held, box), rtol=1e-13, atol=1e-13)
+
+
 def _is_alone(source: Source, sources: list[Source]) -> bool:
     return all(s is source or collectives.intersect(s.box, source.box) is None for s in sources)
 

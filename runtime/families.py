@@ -1,0 +1,83 @@
+"""Families: sources that are summed where they lie, and others of which copies are made apart and then added.
+
+Where a parameter is used twice, cut along one axis here and along another there, its gradients are rows and columns.
+Summed where they lie these would fill the box around both, and mostly zeros would be sent. It does not know by which
+tasks copies are made. Processors are slots 0..n-1 of a template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from castile.runtime import transfer
+from castile.runtime.components import Members, clusters
+from castile.runtime.placement import Read
+from castile.runtime.region import Box, bounding, overlap
+from castile.runtime.task import Kind, View
+from castile.runtime.transfer import Source, Transfer, Wanted
+
+
+def families(sources: Sequence[Source]) -> list[list[int]]:
+    """The numbers of the sources of each family, in order.
+
+    Two that overlap on the same processors go apart if the box around them holds as much as both or more.
+    """
+    found: list[list[int]] = [[]]
+    others: dict[int, list[int]] = {}
+    for cluster in clusters(sources, range(len(sources))):
+        volumes = [sources[i].box.volume for i in cluster]
+        if len(cluster) > 1 and bounding({sources[i].box for i in cluster}).volume > max(volumes):
+            others.update((i, [j for j in cluster if j < i and _are_apart(sources[i], sources[j])]) for i in cluster)
+    family_of: dict[int, int] = {}
+    for i in range(len(sources)):
+        taken = {family_of[j] for j in others.get(i, ())}
+        number = next(n for n in range(len(found) + 1) if n not in taken)
+        if number == len(found):
+            found.append([])
+        found[number].append(i)
+        family_of[i] = number
+    return found
+
+
+def _are_apart(a: Source, b: Source) -> bool:
+    return overlap(a.box, b.box) and bounding((a.box, b.box)).volume >= a.box.volume + b.box.volume
+
+
+def shares(
+    t: Transfer, wanted: Sequence[Read], copies: dict[Read, int]
+) -> Iterator[tuple[list[Wanted], dict[Read, int]]]:
+    """What is to be made of each family for the copies that are wanted, and into which pieces: the copies themselves
+    where there is one family. At the end of the others their shares are added up.
+    """
+    every = families(t.sources)
+    if len(every) == 1:
+        yield Members(t, every[0]).wanted(wanted), copies
+        return
+    found = [Members(t, family).wanted(wanted) for family in every]
+    count = [sum(1 for copy in of if copy.members) for of in zip(*found, strict=True)]
+    arrived: dict[Read, list[tuple[View, Box]]] = {read: [] for read, n in zip(wanted, count, strict=True) if n > 1}
+    for number, mine in enumerate(found):
+        wants, pieces = list[Wanted](), dict[Read, int]()
+        for copy, read, n in zip(mine, wanted, count, strict=True):
+            if read in arrived:
+                if copy.members:
+                    arrived[read].append(_share(t, copy, wants, pieces))
+            elif copy.members or (n == 0 and number == 0):
+                # All of it is of this family, or of none.
+                wants.append(copy)
+                pieces[read] = copies[read]
+        yield wants, pieces
+    for (proc, box), views in arrived.items():
+        transfer.add_up(t, Kind.FOLD, "fold", proc, View(copies[proc, box], box), views)
+
+
+def _share(t: Transfer, copy: Wanted, wants: list[Wanted], pieces: dict[Read, int]) -> tuple[View, Box]:
+    """Where the share of a copy lies that one family has: in place, or in a piece that is wanted for it."""
+    terms = t.terms(copy)
+    box = bounding({term.box for term in terms})
+    if len(terms) == 1 and terms[0].proc == copy.proc:
+        return transfer.packed(t, terms[0], unbroken=False), box
+    if (copy.proc, box) not in pieces:
+        pieces[copy.proc, box] = t.add("staging", box, copy.proc)
+        wants.append(Wanted(copy.proc, box, copy.members))
+    return View(pieces[copy.proc, box], box), box
