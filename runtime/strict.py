@@ -15,6 +15,8 @@ import msgspec
 
 T = TypeVar("T")
 
+# Shorter words stand in many names.
+LEAST_HELD = 3
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
 _PLACED = re.compile(r"(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 
@@ -49,9 +51,14 @@ def convert(tree: Any, form: type[T], source: str) -> T:
 
 
 def suggestion(word: str, known: list[str]) -> str:
-    """" (did you mean 'x'?)" for the known word nearest to `word`, or "" where none is near: any sentence goes on."""
-    near = difflib.get_close_matches(word, known, n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    """ " (did you mean 'x'?)" for the known word nearest to `word`, or "" where none is near: any sentence goes on.
+
+    Nearest is the shortest that holds the word, capitals or not: who types h100 means dgx-h100 rather than h200.
+    """
+    typed, folded = word.lower(), {name.lower(): name for name in reversed(known)}
+    holding = sorted((key for key in folded if len(typed) >= LEAST_HELD and typed in key), key=len)
+    near = holding or difflib.get_close_matches(typed, folded, n=1)
+    return f" (did you mean {folded[near[0]]!r}?)" if near else ""
 
 
 class _Duplicate(ValueError):

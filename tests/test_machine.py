@@ -1,5 +1,7 @@
 """Machines: presets load, files are read strictly, and the fingerprint knows kinds and numbers but no measurements."""
 
+import re
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -186,3 +188,12 @@ def test_json_with_duplicate_or_unknown_keys_is_refused():
         strict.from_json('{"kin": "a"}', Processor, "p.json")
     with pytest.raises(ValueError, match="not JSON"):
         strict.from_json(to_json(parse("dgx-a100"))[:100], Machine, "m.json")
+
+
+@given(st.sampled_from(presets()), st.data())
+def test_a_part_of_a_name_or_other_capitals_mean_a_name_that_holds_them(name, data):
+    known = list(presets())
+    begin = data.draw(st.integers(0, len(name) - strict.LEAST_HELD))
+    part = name[begin : data.draw(st.integers(begin + strict.LEAST_HELD, len(name)))]
+    meant = re.fullmatch(r" \(did you mean '(.+)'\?\)", strict.suggestion(part.upper(), known))[1]
+    assert part in meant and len(meant) <= len(name)
