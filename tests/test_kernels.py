@@ -218,6 +218,26 @@ def test_infinities_and_nan_pass(place: Any) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_what_is_not_a_number_is_not_lost(name: str) -> None:
+    """Where a definition hands a NaN on, so does a form: that a training has gone wrong is seen in its loss."""
+    for args, params in cases(name, "float32")[:3]:
+        for n, x in enumerate(args):
+            if not (isinstance(x, np.ndarray) and x.dtype.kind == "f" and 0 < x.size < 5000):
+                continue
+            for at in {0, x.size // 2, x.size - 1}:
+                odd = x.copy()
+                odd.flat[at] = np.nan
+                given = (*args[:n], odd, *args[n + 1 :])
+                with np.errstate(all="ignore"):
+                    expected = several(definitions()[name](*given, **params))
+                    outs = tuple(np.zeros_like(one) for one in expected)
+                    Table("numpy").bind(name, given, outs, params, scratch_of(name, given, params, False))()
+                for out, want in zip(outs, expected, strict=True):
+                    lost = want.dtype.kind == "f" and np.isnan(want).any() and not np.isnan(out).any()
+                    assert not lost, f"operand {n} at {at} {params}"
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_integers_that_a_definition_refuses_are_refused(name: str) -> None:
     """A form says so as its definition does: by that people are told that their data are at fault."""
     for args, params in cases(name, "float32")[:2]:

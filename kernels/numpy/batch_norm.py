@@ -197,7 +197,7 @@ def _factors_grad(d_gain, d_shift, d_mean, d_second, df, gain, mean, second, eps
         middle = np.float64(mean[c])
         variance = second[c] if central else second[c] - middle * middle
         rate = 1 / sqrt(max(variance, 0.0) + eps)
-        spread = -0.5 * np.float64(df[1, c]) * gain[c] * rate * rate * rate if variance >= 0 else 0.0
+        spread = -0.5 * np.float64(df[1, c]) * gain[c] * (0.0 if variance < 0 else rate * rate * rate)
         d_mean[c] = df[0, c] if central else df[0, c] - 2 * middle * spread
         d_second[c] = spread
         d_gain[c], d_shift[c] = df[1, c] * rate, df[2, c]

@@ -49,7 +49,7 @@ def clip_factor(out: tuple[np.ndarray, np.ndarray], squares: np.ndarray, *, most
     """See the definition."""
     factor, norm = out
     norm[...] = np.sqrt(squares)
-    factor[...] = min(1.0, most / (float(norm) + 1e-6))
+    factor[...] = np.minimum(1.0, most / (float(norm) + 1e-6))
 
 
 @prepares

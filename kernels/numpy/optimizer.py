@@ -166,7 +166,8 @@ def _lion(walk, w, g, m, rate, beta1, beta2, decay):  # type: ignore[no-untyped-
         x, y, mean = fetch(plan, s_w, p_w, first, a), fetch(plan, s_g, p_g, first, b), fetch(plan, s_m, p_m, first, c)
         for j in range(block_size(plan, first)):
             along = old * mean[j] + new * y[j]
-            step = lr if along > zero else (-lr if along < zero else zero)
+            # zero itself, and what is no number
+            step = lr if along > zero else (-lr if along < zero else along)
             x[j] = kept * x[j] - step
             mean[j] = before * mean[j] + now * y[j]
         settle(plan, s_w, p_w, first, a)

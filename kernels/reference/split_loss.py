@@ -27,7 +27,8 @@ def block_entropy_grad(
     check_ids("block_entropy_grad", labels, classes)
     apart = logits.reshape(*y.shape[:-1], -1)
     slope = dy[..., :1] * np.exp(apart - y[..., :1])
-    return np.array((slope + dy[..., 1:] * _hits(apart.shape, labels, first)).reshape(logits.shape))
+    hit = np.where(_hits(apart.shape, labels, first), dy[..., 1:], logits.dtype.type(0))
+    return np.array((slope + hit).reshape(logits.shape))
 
 
 def split_cross_entropy(parts: np.ndarray, *, scale: float) -> tuple[np.ndarray, np.ndarray]:
