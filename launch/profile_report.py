@@ -76,7 +76,7 @@ def _fact(cost: CostModel, row: Row) -> dict[str, Any]:
     fixed, flops, nbytes = cost.terms(key)
     # For a kernel the roofline is rates alone; a transfer's latency belongs to its form.
     least = fixed + nbytes if key.link else max(flops, nbytes)
-    op, _, pass_ = key.name.rpartition(".") if not key.link else (key.name, "", "")
+    op, _, pass_ = key.work.rpartition(".") if not key.link else (key.name, "", "")
     return {
         "op": op or key.name,
         "pass": pass_ if op else "",

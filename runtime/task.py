@@ -175,12 +175,17 @@ class CostKey(msgspec.Struct, frozen=True, cache_hash=True):
         return msgspec.structs.replace(self, name=self.name + STRIDED, shapes=";".join(rows) + bar + settings)
 
     @property
+    def work(self) -> str:
+        """What is done, by name, however arrays lie."""
+        return self.name.removesuffix(STRIDED)
+
+    @property
     def dense(self) -> CostKey | None:
         """The key of the same work on unbroken arrays; None where this one already reads no others."""
-        if not self.name.endswith(STRIDED):
+        if self.work == self.name:
             return None
         dense = re.sub(r"/[0-9x]*", "", self.shapes)
-        return msgspec.structs.replace(self, name=self.name.removesuffix(STRIDED), shapes=dense)
+        return msgspec.structs.replace(self, name=self.work, shapes=dense)
 
     def begun_with(self, others: Sequence[CostKey]) -> CostKey:
         """The key of this transfer and others that begin together with it: how many they are, and all their bytes."""

@@ -5,12 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from castile.launch import models
 from castile.launch.pictures import timeline as pictures
+from castile.planner.lower import Lowering
+from castile.planner.op import find
+from castile.planner.seeds import seeds
 from castile.planner.simulate import simulate
+from castile.planner.updates import Updates
+from castile.runtime import machine as machines
 from castile.runtime import memory
 from castile.runtime.levels import level_name
 from castile.runtime.machine import Level, Machine, Processor
-from castile.runtime.task import NUM_LANES, Lane
+from castile.runtime.task import NUM_LANES, Kind, Lane
 from castile.runtime.timeline import Timeline
 from tests.graphs import Draft, task_graphs, timings
 from tests.svg import Picture, box_of
@@ -109,6 +115,21 @@ def test_simulated_and_measured_lie_below_each_other_on_one_scale(data):
         "simulated", "measured"]  # fmt: skip
     right = max((box.right for _, box in ((0, box_of(rect)) for _, rect in picture.told("rect"))), default=0.0)
     assert right <= pictures.WIDTH - pictures.RIGHT + 0.1
+
+
+@pytest.mark.parametrize("model", ["rnntc:seq=4,width=8,vocab=8", "convnet", "gpt", "moe"])
+def test_every_pass_has_its_colour(model):
+    machine = machines.parse("dgx-h100:nodes=1")
+    lowering = Lowering(models.parse(model).graph(16), machine, Updates(find("adam")()))
+    for plan in seeds(lowering).values():
+        graph = lowering.lower(plan)
+        kinds = pictures._kinds(graph, [level.name for level in machine.levels])
+        for task, kind in enumerate(kinds.tolist()):
+            told = (*pictures.PASSES, "update", "copy", "nvlink")[kind]
+            name, is_kernel = graph.tasks[task].name, graph.kind[task] == Kind.COMPUTE
+            wanted = ("update" if "/" in name else name.rpartition("[")[0][-1]) if is_kernel else (
+                "nvlink" if graph.cost_keys[graph.cost[task]].link else "copy")  # fmt: skip
+            assert told == wanted, name
 
 
 def test_of_many_processors_some_are_shown_and_the_others_counted():

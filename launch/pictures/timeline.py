@@ -100,7 +100,7 @@ def _kinds(graph: TaskGraph, levels: Sequence[str]) -> np.ndarray:
     of_key = np.array(
         [
             copies + 1 + min(levels.index(level_name(key.link)), len(LINKS) - 1) if key.link
-            else of_pass.get(key.name.rpartition(".")[2], copies)
+            else of_pass.get(key.work.rpartition(".")[2], copies)
             for key in graph.cost_keys
         ],
         dtype=np.int64,
