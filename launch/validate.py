@@ -22,6 +22,7 @@ from castile.launch.measure import Trial, measure, sample_feed, trial
 from castile.launch.ranks import UserError
 from castile.launch.screen import Speaker
 from castile.planner.cost import CostModel
+from castile.planner.learn import held_up
 from castile.planner.search import Evaluator
 from castile.planner.seeds import seeds, stamped
 from castile.planner.space import space_of
@@ -109,7 +110,8 @@ def run(command: Validate) -> int:
     job.keep()
     if job.leads:
         rows = [_row(job, t, t in taught, untaught) for t in trials]
-        _report(command, job, rows)
+        steps = [step for t in trials for step in t.steps]
+        _report(command, job, rows, sum(map(held_up, steps)), len(steps))
     return 0
 
 
@@ -194,7 +196,7 @@ def truth(rows: Sequence[Row], after: bool) -> Truth:
     return Truth(float(errors.mean()), float(errors.max()), tau, len(signs), regret)
 
 
-def _report(command: Validate, job: Job, rows: Sequence[Row]) -> None:
+def _report(command: Validate, job: Job, rows: Sequence[Row], num_held_up: int, num_steps: int) -> None:
     fresh = [r for r in rows if not r.learned_from]
     before, after = truth(fresh, after=False), truth(fresh, after=True)
     seconds = [r.measured_seconds for r in rows]
@@ -204,6 +206,8 @@ def _report(command: Validate, job: Job, rows: Sequence[Row]) -> None:
         "batch": job.graph.batch,
         "num_plans": len(rows),
         "measured_spread": max(seconds) / min(seconds),
+        "num_steps": num_steps,
+        "num_held_up": num_held_up,
         "before_learning": asdict(before),
         "after_learning": asdict(after),
         "plans": [asdict(r) for r in rows],
@@ -227,3 +231,8 @@ def _report(command: Validate, job: Job, rows: Sequence[Row]) -> None:
             f"regret {100 * t.regret:.1f} %"
         )
     print(f"measured times are spread over {facts['measured_spread']:.2f}x")
+    if num_held_up:
+        print(
+            f"other programs held up {num_held_up} of {report.counted(num_steps, 'step')}: where these are many, errors "
+            "say little of predictions"
+        )

@@ -1,15 +1,18 @@
 """How predictions are compared with measurements, and that what is told of them is JSON whatever was measured."""
 
+import io
 import json
 import math
+from contextlib import redirect_stdout
 from dataclasses import asdict
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.checks.validate import validate_convnet
-from castile.launch.validate import Row, truth
+from castile.launch.validate import Row, Validate, _report, truth
 
 SECONDS = st.floats(1e-6, 10.0)
 ROWS = st.lists(st.builds(Row, st.just("x"), st.booleans(), SECONDS, SECONDS, SECONDS, SECONDS), min_size=1, max_size=8)
@@ -30,6 +33,19 @@ def test_right_predictions_are_right_and_their_opposite_is_not(seconds):
     num_pairs = math.comb(len(seconds), 2)
     assert (exact.mean_error, exact.kendall_tau, exact.num_pairs, exact.regret) == (0.0, 1.0, num_pairs, 0.0)
     assert opposite.kendall_tau < 1 and opposite.regret > 0
+
+
+@given(st.integers(0, 9))
+def test_steps_that_other_programs_held_up_are_told(num_held_up):
+    rows = [Row(name, name == "a", 1.0, 0.1, 1.0, 1.0) for name in "ab"]
+    job = SimpleNamespace(model=SimpleNamespace(name="m"), machine=SimpleNamespace(name="local"), graph=Mock(batch=8))
+    told = {}
+    for as_json in (False, True):
+        with redirect_stdout(io.StringIO()) as out:
+            _report(Validate("m", json=as_json), job, rows, num_held_up, 9)
+        told[as_json] = out.getvalue()
+    assert json.loads(told[True])["num_held_up"] == num_held_up
+    assert (f"held up {num_held_up} of 9 steps" in told[False]) == (num_held_up > 0)
 
 
 @given(st.permutations([0.4, 0.8, 0.9]))
