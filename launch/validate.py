@@ -233,6 +233,6 @@ def _report(command: Validate, job: Job, rows: Sequence[Row], num_held_up: int, 
     print(f"measured times are spread over {facts['measured_spread']:.2f}x")
     if num_held_up:
         print(
-            f"other programs held up {num_held_up} of {report.counted(num_steps, 'step')}: where these are many, errors "
-            "say little of predictions"
+            f"other programs held up {num_held_up} of {report.counted(num_steps, 'step')}: where these are many, "
+            "errors say little of predictions"
         )
