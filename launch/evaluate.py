@@ -6,7 +6,7 @@ trained.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,11 +48,8 @@ def held_out(job: Job, plan: Strategy, dataset: Dataset, state: State) -> HeldOu
     lowering = Lowering(graph, job.machine, job.lowering.updates, mode="forward")
     prepared = job.prepare(adapted(plan, job.lowering, graph), lowering)
     execution = job.execute(prepared, 0, state, graph)
-    pieces = [(scores, arrays[labels][: len(scores)]) for scores, arrays in _scores(graph, dataset, execution)]
-    if not pieces:
-        return None
-    scores, truth = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
-    return judge(graph, scores.astype(np.float64), truth, dataset.num_held_out)
+    pieces = ((scores, arrays[labels][: len(scores)]) for scores, arrays in _scores(graph, dataset, execution))
+    return judge(graph, pieces, dataset.num_held_out)
 
 
 def adapted(plan: Strategy, trained: Lowering, graph: Graph) -> Strategy:
@@ -77,7 +74,9 @@ def _legal(node: Node, config: Config) -> bool:
 
 
 def _scores(graph: Graph, dataset: Dataset, execution: Execution) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
-    """The model's output for each batch of held-out samples, and the batch; nothing on ranks that do not hold it."""
+    """The model's output for each batch of held-out samples, until the next, and the batch; nothing on ranks that do
+    not hold it.
+    """
     batch, total = graph.batch, dataset.num_held_out
     for begin in range(0, total, batch):
         arrays = dataset.held_out_batch(begin, batch)
@@ -85,7 +84,7 @@ def _scores(graph: Graph, dataset: Dataset, execution: Execution) -> Iterator[tu
         execution.runner.run()
         scores = execution.output(graph.outputs[0])
         if scores is not None:
-            yield scores[: total - begin].copy(), arrays
+            yield scores[: total - begin], arrays
 
 
 def labels_of(graph: Graph) -> str | None:
@@ -104,16 +103,32 @@ def labels_of(graph: Graph) -> str | None:
     return next(iter((*(name for name in beside if name in apart), *beside, *apart)), None)
 
 
-def judge(graph: Graph, scores: np.ndarray, truth: np.ndarray, num_samples: int) -> HeldOut:
-    if truth.dtype.kind in "iu" and scores.ndim == truth.ndim + 1:
-        chosen = np.take_along_axis(scores, truth[..., None], axis=-1)[..., 0]
-        loss = float((logsumexp(scores, axis=-1) - chosen).mean())
-        return HeldOut(loss, num_samples, float((scores.argmax(axis=-1) == truth).mean()))
-    truth = truth.reshape(scores.shape)
-    if not any(node.op.name == "bce" for node in graph.nodes.values()):
-        return HeldOut(float(np.square(scores - truth).mean()), num_samples)
-    loss = float((np.logaddexp(0, scores) - truth * scores).mean())
-    return HeldOut(loss, num_samples, float(((expit(scores) > 0.5) == (truth > 0.5)).mean()), auc(scores, truth > 0.5))
+def judge(graph: Graph, pieces: Iterable[tuple[np.ndarray, np.ndarray]], num_samples: int) -> HeldOut | None:
+    """What outputs are worth beside the truth, batch by batch; None where there are none.
+
+    Of each batch no more stays than sums, and of models that tell two classes apart a number for each sample: the
+    scores of a language model over all that is held out are more than any memory holds.
+    """
+    is_binary = any(node.op.name == "bce" for node in graph.nodes.values())
+    total, right, count = 0.0, 0, 0
+    logits: list[tuple[np.ndarray, np.ndarray]] = []
+    is_told = is_binary
+    for batch, truth in pieces:
+        scores = batch.astype(np.float64)
+        if truth.dtype.kind in "iu" and scores.ndim == truth.ndim + 1:
+            chosen = np.take_along_axis(scores, truth[..., None], axis=-1)[..., 0]
+            losses, hits, is_told = logsumexp(scores, axis=-1) - chosen, scores.argmax(axis=-1) == truth, True
+        else:
+            truth = truth.reshape(scores.shape)
+            losses = np.logaddexp(0, scores) - truth * scores if is_binary else np.square(scores - truth)
+            hits = (expit(scores) > 0.5) == (truth > 0.5)
+            if is_binary:
+                logits.append((scores, truth > 0.5))
+        total, right, count = total + float(losses.sum()), right + int(hits.sum()), count + losses.size
+    if not count:
+        return None
+    area = auc(*map(np.concatenate, zip(*logits, strict=True))) if logits else None
+    return HeldOut(total / count, num_samples, right / count if is_told else None, area)
 
 
 def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -109,8 +111,35 @@ def test_the_area_is_how_often_a_positive_scores_above_a_negative(drawn: list[tu
 def test_what_is_told_follows_from_what_the_model_says() -> None:
     classes, g = build(False), Graph("two", "float64")
     scores, truth = np.array([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]]), np.array([0, 1, 1])
-    judged = judge(classes, scores, truth, 3)
+    judged = judge(classes, [(scores, truth)], 3)
     assert judged.accuracy == pytest.approx(2 / 3) and judged.auc is None
     x, y = g.input("x", (3, 1), "b i"), g.input("y", (3, 1), "b i")
     g.minimise(g.mse("loss", g.linear("fc", x, features=1), y))
-    assert judge(g, np.array([[1.0], [2.0], [3.0]]), np.array([[1.0], [2.0], [5.0]]), 3) == HeldOut(4 / 3, 3)
+    assert judge(g, [(np.array([[1.0], [2.0], [3.0]]), np.array([[1.0], [2.0], [5.0]]))], 3) == HeldOut(4 / 3, 3)
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.integers(0, 9))
+def test_batches_are_judged_as_all_of_their_samples_together(sizes: list[int], seed: int) -> None:
+    rng, two, ends = np.random.default_rng(seed), Graph("two", "float64"), np.cumsum(sizes)
+    x, y = two.input("x", (3, 1), "b i"), two.input("y", (3, 1), "b i")
+    two.minimise(two.bce("loss", two.linear("fc", x, features=1), y))
+    many = rng.normal(size=(ends[-1], 5)), rng.integers(0, 5, ends[-1])
+    one = rng.normal(size=(ends[-1], 1)), rng.integers(0, 2, (ends[-1], 1)).astype(float)
+    for graph, (scores, truth) in ((build(False), many), (two, one)):
+        pieces = zip(np.split(scores, ends[:-1]), np.split(truth, ends[:-1]), strict=True)
+        found, whole = judge(graph, pieces, ends[-1]), judge(graph, [(scores, truth)], ends[-1])
+        assert found is not None and whole is not None
+        assert found.loss == pytest.approx(whole.loss, rel=1e-12) and (found.accuracy, found.auc) == (
+            whole.accuracy,
+            whole.auc,
+        )
+
+
+def test_scores_of_one_batch_at_a_time_are_held() -> None:
+    """Of a language model those of all samples are more than a memory holds."""
+    batch = np.zeros((64, 1000)), np.zeros(64, np.int32)
+    tracemalloc.start()
+    judge(build(False), ((scores.copy(), truth) for scores, truth in [batch] * 50), 3200)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 * batch[0].nbytes
