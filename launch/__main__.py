@@ -53,7 +53,7 @@ def parse(name: str, module: ModuleType, args: Sequence[str]) -> Any:
 
 def _dispatch(args: list[str]) -> int:
     ranks.this_world()
-    if not args or args[0] in ("-h", "--help"):
+    if not args or args[0] in ("-h", "--help", "help"):
         return _told(_overview)
     if args[0] == "--version":
         return _told(lambda: f"castile {__version__}")

@@ -26,8 +26,9 @@ RULE = "-" * 74 + "\n"
 def test_castile_alone_lists_its_commands(capsys):
     assert main([]) == 0
     alone = capsys.readouterr().out
-    assert main(["--help"]) == 0
-    assert capsys.readouterr().out == alone
+    for word in ("--help", "-h", "help"):
+        assert main([word]) == 0
+        assert capsys.readouterr().out == alone
     assert "  doctor " in alone and "  launch " in alone
 
 
