@@ -19,6 +19,21 @@ def can_compile() -> bool:
 
 
 @cache
+def _listener() -> Any:
+    """What counts the time that compiling takes, from the first loop on."""
+    from numba.core import event
+
+    listener = event.TimingListener()
+    event.register("numba:compile", listener)
+    return listener
+
+
+def compiling_seconds() -> float:
+    """For how long this process has compiled loops, or read what was kept of them."""
+    return _listener().duration if can_compile() and _listener().done else 0.0
+
+
+@cache
 def compiled(body: Callable[..., Any]) -> Callable[..., Any]:
     """The body compiled, once for each kind of arguments and kept on disk; the body itself where numba is missing.
 
@@ -29,6 +44,7 @@ def compiled(body: Callable[..., Any]) -> Callable[..., Any]:
     # Importing numba costs a tenth of a second, which only those pay who need it.
     import numba
 
+    _listener()
     # A large array freed once teaches malloc to keep memory of this size, which calls in a row then reuse without
     # faulting its pages in again (mallopt(3), dynamic threshold).
     np.empty(2**24, np.uint8)

@@ -1,17 +1,22 @@
-"""That compiling for long is told once, and a loop that is compiled already never."""
+"""That compiling for long is told once, a loop that is compiled already never, and that no search pays for it."""
 
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 
 from castile.launch import compiling
+from castile.planner.budget import clock
+from castile.runtime.compiled import compiled, compiling_seconds
 
 pytest.importorskip("numba")
 
 SCRIPT = """
 import sys, numba
 from castile.launch import compiling
+from castile.planner.budget import clock
+from castile.runtime.compiled import compiled, compiling_seconds
 compiling.PATIENCE_SECONDS = float(sys.argv[1])
 compiling.watch()
 inner = numba.njit(lambda x: x + 1)
@@ -27,3 +32,19 @@ def test_compiling_for_long_is_told_once(patience, rounds, told):
     command = [sys.executable, "-c", SCRIPT, patience, rounds]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, ended.stderr) == (0, told * compiling.TEXT)
+
+
+def test_a_search_s_clock_stands_still_while_loops_are_compiled():
+    def count(x):
+        return x + 1
+
+    loop, before = compiled(count), compiling_seconds()
+    for number in (1, 1.0):
+        loop(number)
+        spent = compiling_seconds()
+        assert spent > before, "what compiles counts"
+        loop(number)
+        assert compiling_seconds() == spent, "what is compiled does not"
+        before = spent
+    with mock.patch("time.perf_counter", return_value=1000.0):
+        assert clock() == 1000.0 - before
