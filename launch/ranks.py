@@ -215,10 +215,12 @@ def is_users_mistake(error: BaseException) -> bool:
 
 
 def _is_out_of_range(error: BaseException) -> bool:
+    if not isinstance(error, IndexError):
+        return False
     # backends load NumPy, which is to find how many threads it may have
-    from castile.runtime.backends.base import OutOfRange
+    from castile.runtime.backends.base import is_out_of_range
 
-    return isinstance(error, OutOfRange)
+    return is_out_of_range(error)
 
 
 def silent() -> bool:

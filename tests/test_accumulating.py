@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from castile.launch import models
+from castile.launch import models, plan_report
 from castile.launch import plan as planning
 from castile.launch.__main__ import main
 from castile.planner import accumulating
@@ -83,7 +83,7 @@ def test_where_no_plan_of_a_whole_batch_fits_it_is_cut(
     assert plan.microbatches == count and max(facts["found"]["arena_bytes"]) <= MEMORY
     asked = answer(capsys, *words, "--accumulate", str(count))
     assert not asked["is_cut_to_fit"] and asked["found"] == facts["found"]
-    planning._tell(facts, [])
+    plan_report.tell(facts, [])
     assert f"{count} microbatches, one after another: no known plan of a whole batch" in capsys.readouterr().out
     simulated = answer(capsys, "simulate", str(tmp_path / "p.json"), *words[2:6])
     assert simulated["step_seconds"] == facts["found"]["step_seconds"]

@@ -225,7 +225,8 @@ def test_a_loss_that_is_no_number_before_the_first_update_is_blamed_on_no_rate(a
     np.savez("nan.npz", image=np.full((100, 1, 8, 8), np.nan, "float32"), label=np.zeros(100, "int32"))
     assert main([*MLP, "--steps", "10", "--data", "numpy:file=nan.npz"]) == 2
     assert capsys.readouterr().err.endswith(
-        "castile: step 1: the loss is not a finite number: look for such numbers in samples and parameters\n"
+        "castile: step 1: the loss is not a finite number: look for such numbers in samples and parameters, "
+        "and for labels out of range\n"
     )
 
 

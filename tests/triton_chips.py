@@ -99,15 +99,6 @@ def code(launch: Launch, chip: int) -> str:
     return sha256(f"{triton.__version__} {chip} {launch.kernel.cache_key} {decides}".encode()).hexdigest()
 
 
-def lines(launch: Launch, chip: int) -> tuple[Any, str, str]:
-    """What decides which lines of its kernel a launch compiles: numbers that are 1, as these are known, dtypes, and
-    constants that are words or say yes or no.
-    """
-    _, specialization, _ = _bound(launch, chip)[1]
-    told = {name: one for name, one in launch.constants.items() if isinstance(one, bool | str)}
-    return launch.kernel, str([one[0] for one in specialization[: len(launch.args)]]), str(told)
-
-
 def _bound(launch: Launch, chip: int) -> tuple[dict[Any, str], Any]:
     """Keys that are known to Triton, and its arguments, what it makes special of them, and its options."""
     triton.runtime.driver.set_active(absent.Chip(chip))

@@ -19,7 +19,7 @@ from tests.triton_arrays import array
 from tests.triton_cases import NAMES, asked, cast, fake_plan, has_network_shapes, large, launches, plan, results
 from tests.triton_cases_images import is_image, layouts
 from tests.triton_cases_tokens import BLOCK
-from tests.triton_chips import CHIPS, Compiled, compiled, lines
+from tests.triton_chips import CHIPS, Compiled, compiled
 from tests.triton_estimate import least_seconds, told
 from tests.triton_every import DTYPES
 
@@ -131,15 +131,9 @@ def odd(name: str) -> list[Launch]:
     return found
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_odd_shapes_compile(name: str) -> None:
-    for launch in {lines(launch, 90): launch for launch in odd(name)}.values():
-        fits(compiled(launch, 90))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_all_odd_shapes_compile(name: str) -> None:
+def test_odd_shapes_compile(name: str) -> None:
     for launch in odd(name):
         fits(compiled(launch, 90))
 

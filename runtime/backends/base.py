@@ -13,8 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-# What a task raises where an integer among its data is out of range, for who knows tasks and no kernels.
-from castile.kernels.ids import OutOfRange as OutOfRange
 from castile.runtime.comm.base import End
 from castile.runtime.comm.messages import Request
 from castile.runtime.executor import Program
@@ -27,6 +25,14 @@ from castile.runtime.worker import Worker
 # A persistent array: its region, the box it holds, and the processor it lies on.
 Key = tuple[str, Box, int]
 State = dict[Key, np.ndarray]
+
+
+def is_out_of_range(error: BaseException) -> bool:
+    """Whether a task raised it as an integer among its data is out of range: for who knows tasks and no kernels."""
+    # who only plans needs no kernels
+    from castile.kernels.ids import OutOfRange
+
+    return isinstance(error, OutOfRange)
 
 
 @dataclass(frozen=True, eq=False)
