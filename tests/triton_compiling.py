@@ -68,6 +68,7 @@ def ways(name: str) -> list[tuple[str, int, str, Plan]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_way_to_ask_for_a_kernel_fits_some_chip(name: str) -> None:
     for way, chip, dtype, made in ways(name):
