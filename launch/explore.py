@@ -18,7 +18,7 @@ from castile.launch.ranks import UserError
 from castile.planner.cost import CostModel
 from castile.planner.evaluator import Evaluator, identity, moved_bytes
 from castile.planner.search import Found, budget_of, search
-from castile.planner.seeds import is_known, seeds
+from castile.planner.seeds import known_names, seeds
 from castile.planner.settling import SETTLING, settled, sized
 from castile.planner.simulate import simulate
 from castile.planner.sizes import SIZES
@@ -79,7 +79,7 @@ def choose(
     on that seed, and no other is looked at.
     """
     untaught = CostModel(job.machine)
-    asked_for = [name] if is_known(name, job.lowering) else None
+    asked_for = [name] if name in known_names(job.lowering) else None
     progress(f"measuring {name}" if asked_for else "measuring the known plans")
     known = _known(job, asked_for)
     trials = _fitting(job, known, seed)
@@ -121,7 +121,7 @@ def _known(job: Job, asked_for: list[str] | None) -> dict[str, Strategy]:
 
 def _searched(job: Job, name: str, budget: str, seed: int, asked_for: list[str] | None) -> Found:
     """What a search finds by all that has been learned so far."""
-    evaluator, limits = Evaluator(job.lowering, job.cost, job.snapshot), budget_of(name, budget)
+    evaluator, limits = Evaluator(job.lowering, job.cost, job.snapshot), budget_of(name, job.lowering, budget)
     is_settled = limits.begun(1 + SETTLING).is_over
     found = search(name, evaluator, limits, seed, seeds=asked_for, sizes=SIZES)
     return settled(evaluator, found, is_over=is_settled)

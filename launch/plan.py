@@ -29,8 +29,9 @@ from castile.planner.evaluator import Evaluator
 from castile.planner.fronts import Point, search_front
 from castile.planner.lower import Lowering
 from castile.planner.pins import Pins
-from castile.planner.search import Found, NoPlanFits, Progress, budget_of, find, search
-from castile.planner.seeds import is_known, seeds
+from castile.planner.search import Found, NoPlanFits, Progress, budget_of, search
+from castile.planner.searches import find
+from castile.planner.seeds import known_names, seeds
 from castile.planner.settling import SETTLING, settled
 from castile.planner.sizes import SIZES
 from castile.planner.sketch.sieve import num_parts
@@ -113,7 +114,7 @@ def run(command: Plan) -> int:
     _check_pieces(command, desk, start)
     _check_names(command, _evaluator(command, desk, _asked(command, start)))
     with searching() as progress, ending_early("the best plan so far") as is_over:
-        limits = replace(budget_of(command.search, command.budget), is_over=is_over)
+        limits = replace(budget_of(command.search, desk.evaluator.lowering, command.budget), is_over=is_over)
         desk = desk.measured()
         evaluator, pinned, found, points = _look(command, desk, start, limits, progress)
     # A plan file names its model as the user did, so that it can be simulated from the file alone.
@@ -174,7 +175,7 @@ def _check_pieces(command: Plan, desk: Desk, start: dict[str, Strategy]) -> None
 
 def _check_names(command: Plan, evaluator: Evaluator) -> None:
     """Raises ValueError where there is no such search, known plan or pinned node."""
-    find(command.search)
+    find(command.search, evaluator.lowering)
     checks.trains(evaluator.lowering)
     _pins(command, evaluator)
     if names := _names(command, evaluator.lowering):
@@ -284,7 +285,7 @@ def _names(command: Plan, lowering: Lowering) -> list[str] | None:
     """The known plans to start from, None for all; a search that is one of them looks at no other."""
     if command.seeds:
         return [name.strip() for name in command.seeds.split(",")]
-    return [command.search] if is_known(command.search, lowering) else None
+    return [command.search] if command.search in known_names(lowering) else None
 
 
 def _pins(command: Plan, evaluator: Evaluator) -> Pins | None:

@@ -50,8 +50,9 @@ from castile.launch.pictures import timeline as timelines
 from castile.launch.ranks import UserError
 from castile.launch.screen import Speaker
 from castile.launch.training import Course, Training
-from castile.planner import search as searches
+from castile.planner import searches
 from castile.planner import strategy as strategies
+from castile.planner.budget import parse_budget
 from castile.planner.strategy import Strategy
 from castile.planner.updates import Updates
 from castile.runtime import debug
@@ -161,6 +162,7 @@ def run(command: Train) -> int:
         command.model, command.machine, command.batch, command.profile or None,
         _updates(command), command.accumulate or 1, command.data, command.seed, command.dtype,
     )  # fmt: skip
+    searches.find(command.search, job.lowering)
     checks.some_match("undecayed", undecayed, [param.name for param in job.graph.params])
     say = Speaker(job.leads, command.json)
     dataset = job.dataset(command.data, command.seed)
@@ -247,8 +249,7 @@ def _check(command: Train) -> None:
         rates.parse(command.schedule)
     if command.tensorboard:
         metrics.check_installed(command.tensorboard)
-    searches.find(command.search)
-    searches.parse_budget(command.budget)
+    parse_budget(command.budget)
     debug.level()
 
 

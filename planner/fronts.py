@@ -53,7 +53,7 @@ def search_front(
     raises ValueError. In the front plans have buckets of any of these sizes, or none.
     """
     frontier: Frontier[Evaluated] = Frontier(evaluator.capacity)
-    budget = budget_of(name, budget)
+    budget = budget_of(name, evaluator.lowering, budget)
     is_over, is_settled = budget.begun().is_over, budget.begun(1 + SETTLING).is_over
     turns = _Turns(name, budget, seed, progress, dict(start or {}), num_processes, seeds, pins, frontier)
     fastest = "time" if evaluator.lowering.mode == "train" else "latency"

@@ -9,10 +9,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib import import_module
 from math import inf
-from pkgutil import iter_modules
-from types import ModuleType
 
 import msgspec
 
@@ -21,6 +18,7 @@ from castile.planner.evaluator import Evaluated, Evaluator
 from castile.planner.frontier import Frontier
 from castile.planner.lower import Lowering
 from castile.planner.pins import Pins
+from castile.planner.searches import find
 from castile.planner.seeds import seed as known_plan
 from castile.planner.seeds import seeds as known_plans
 from castile.planner.seeds import stamped
@@ -29,7 +27,6 @@ from castile.planner.sketch.chains import Chains
 from castile.planner.sketch.sieve import FAR, NEAR, Sieve, helps, is_long
 from castile.planner.spaces import Spaces
 from castile.planner.strategy import Config, Predicted, Strategy
-from castile.runtime.strict import suggestion
 from castile.runtime.transfer import TOO_MANY, TooManyTransfers
 
 NUM_FINALISTS = 8
@@ -235,22 +232,9 @@ class Found:
     history: tuple[tuple[int, float], ...]
 
 
-def available() -> tuple[str, ...]:
-    """The names of all searches, found by walking the folder."""
-    return tuple(sorted(m.name for m in iter_modules(import_module("castile.planner.searches").__path__)))
-
-
-def find(name: str) -> ModuleType:
-    """The search of the file planner/searches/<name>.py. Raises ValueError where there is none."""
-    if name not in available():
-        hint = suggestion(name, list(available()))
-        raise ValueError(f"no search {name!r}{hint}; there are {', '.join(available())}")
-    return import_module(f"castile.planner.searches.{name}")
-
-
-def budget_of(name: str, budget: str | Budget) -> Budget:
+def budget_of(name: str, lowering: Lowering, budget: str | Budget) -> Budget:
     """How long a search may look: as it is told, by default its own. Raises ValueError for what is no budget."""
-    return budget if isinstance(budget, Budget) else parse_budget(budget or find(name).BUDGET)
+    return budget if isinstance(budget, Budget) else parse_budget(budget or find(name, lowering).BUDGET)
 
 
 def search(
@@ -283,9 +267,9 @@ def search(
     insists on. Raises ValueError in one sentence for an unknown search or seed, a budget that is none, and NoPlanFits,
     with the largest owners of memory named.
     """
-    module, began = find(name), clock()
-    limits = budget_of(name, budget).begun()
     lowering, cost = evaluator.lowering, evaluator.cost
+    module, began = find(name, lowering), clock()
+    limits = budget_of(name, lowering, budget).begun()
     known = known_plans(lowering, seeds, cost, pins)
     base = {
         DATA_PARALLEL: known.get(DATA_PARALLEL) or known_plans(lowering, [DATA_PARALLEL], cost, pins)[DATA_PARALLEL]

@@ -62,9 +62,9 @@ def seeds(
     return distinct
 
 
-def is_known(name: str, lowering: Lowering) -> bool:
-    """Whether there is a known plan of that name for the graph on the machine."""
-    return name in _makers(lowering, None)
+def known_names(lowering: Lowering) -> tuple[str, ...]:
+    """The names of all known plans of the graph on the machine, also of those that are the same as another."""
+    return tuple(_makers(lowering, None))
 
 
 def seed(name: str, lowering: Lowering, cost: CostModel | None = None) -> Configs:

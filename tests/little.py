@@ -8,12 +8,16 @@ from castile.planner.cost import CostModel
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.ops.linear import Linear
-from castile.planner.search import Evaluator, Run, find, parse_budget
+from castile.planner.search import Evaluator, Run, parse_budget
+from castile.planner.searches import available, find
 from castile.planner.seeds import seeds
 from castile.planner.space import space_of
 from castile.planner.strategy import Config
 from castile.planner.updates import Updates
 from castile.runtime.machine import Level, Machine, Processor
+
+# Every search that looks for plans, and one that insists on a known plan.
+SEARCHES = (*available(), "megatron")
 
 
 def one_layer() -> Graph:
@@ -110,5 +114,5 @@ def proposed(name: str, same: Evaluator, budget: str) -> list[dict[str, Config]]
         return propose(configs, most)
 
     under_way.propose = watch  # type: ignore[method-assign]
-    find(name).search(under_way)
+    find(name, same.lowering).search(under_way)
     return seen

@@ -8,14 +8,12 @@ from castile.launch import explore, models
 from castile.launch.execution import prepare
 from castile.planner.cost import CostModel
 from castile.planner.lower import Lowering
-from castile.planner.search import available
-from castile.planner.seeds import is_known, seed, seeds
+from castile.planner.seeds import known_names, seed, seeds
 from castile.planner.snapshot import Environment, Snapshot
 from castile.runtime import machine as machines
 from tests.strategies import SGD
 
 LOWERING = Lowering(models.parse("mlp:width=32").graph(64), machines.parse("dgx-h100:nodes=1"), SGD)
-KNOWN = [name for name in available() if is_known(name, LOWERING)]
 
 
 def chosen(name, monkeypatch):
@@ -37,11 +35,7 @@ def chosen(name, monkeypatch):
     return explore.choose(job, name, "20", 0, {}, 0.1), measured
 
 
-def test_searches_that_are_known_plans_are_there():
-    assert {"data_parallel", "fsdp", "megatron"} <= set(KNOWN) < set(available())
-
-
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", known_names(LOWERING))
 def test_who_asks_for_a_known_plan_waits_for_no_other(name, monkeypatch):
     """Also where it is the same as another known plan, which would stand for both of them."""
     wanted = seed(name, LOWERING)

@@ -17,7 +17,6 @@ from castile.launch import models, optimizers
 from castile.launch.__main__ import main
 from castile.launch.checkpoints.reader import open_checkpoint
 from castile.launch.execution import prepare
-from castile.planner import search as searches
 from castile.planner.beside import BEGINNINGS, SCALE, STREAK, TAKEN
 from castile.planner.bounds import lower_bound
 from castile.planner.cost import CostModel
@@ -28,6 +27,7 @@ from castile.planner.lower import Lowering
 from castile.planner.op import Init
 from castile.planner.ops.sgd import Sgd
 from castile.planner.program import FETCHED, GRADIENT
+from castile.planner.search import search
 from castile.planner.seeds import seeds
 from castile.planner.simulate import simulate
 from castile.planner.strategy import Config, Strategy
@@ -36,6 +36,7 @@ from castile.runtime import machine
 from castile.runtime.region import Box
 from tests import test_cuda
 from tests.late import device
+from tests.little import SEARCHES
 from tests.strategies import Problem, batches, beginnings, configs, strategies, whole_on
 from tests.test_any_strategy import Plan, drawn, plans
 from tests.training import SGD, Trained, difference, train
@@ -264,13 +265,13 @@ def test_numbers_of_another_kind_are_refused(alone: Path, capsys: pytest.Capture
         assert "--dtype float8: give one of float32, float64, bfloat16, float16" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", [name for name in searches.available() if name != "exhaustive"])
+@pytest.mark.parametrize("name", [name for name in SEARCHES if name != "exhaustive"])
 def test_searches_find_plans_whose_loss_is_scaled(name: str) -> None:
     """By every estimate there is, from known plans, sketches and folded tasks to single moves."""
     on, graph = machine.local(3), two("float16")
     lowering = Lowering(graph, on, Updates(optimizers.parse("adam"), clip=1.0))
     evaluator = Evaluator(lowering, CostModel(on))
-    found = searches.search(name, evaluator, "20", 0)
+    found = search(name, evaluator, "20", 0)
     assert found.evaluated.seconds == evaluator.folded(found.strategy)[2].seconds
     assert lower_bound(evaluator, 8).seconds <= found.evaluated.seconds
 

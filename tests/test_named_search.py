@@ -7,12 +7,11 @@ import pytest
 from castile.launch import models
 from castile.launch.__main__ import main
 from castile.planner.lower import Lowering
-from castile.planner.search import available
-from castile.planner.seeds import is_known
+from castile.planner.seeds import known_names
 from castile.runtime import machine as machines
 
 MLP = "mlp:layers=2,width=64"
-KNOWN = [name for name in available() if is_known(name, Lowering(models.parse(MLP).graph(), machines.local(2)))]
+KNOWN = known_names(Lowering(models.parse(MLP).graph(), machines.local(2)))
 
 
 @pytest.mark.parametrize("name", KNOWN)

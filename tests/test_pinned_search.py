@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.launch import models
-from castile.planner import search as searching
 from castile.planner.evaluator import Evaluator
 from castile.planner.fronts import search_front
 from castile.planner.graph import Graph
@@ -15,6 +14,7 @@ from castile.planner.lower import Lowering
 from castile.planner.moves import Moves
 from castile.planner.pins import Pins, parse, without
 from castile.planner.search import search
+from castile.planner.searches import find
 from castile.planner.seeds import seeds
 from castile.planner.space import space_of
 from castile.planner.spaces import Spaces
@@ -22,7 +22,7 @@ from castile.planner.strategy import Config, Names, Strategy, check_config, enco
 from castile.runtime.machine import Machine
 from castile.runtime.task import NUM_LANES, Kind
 from tests import strategies as drawn
-from tests.little import GRAPHS, evaluator, machine, two_layers
+from tests.little import GRAPHS, SEARCHES, evaluator, machine, two_layers
 from tests.test_pins import drawn_pins
 
 PINNED = (("fc: {o: 2}",), ("loss: {procs: 1-2}", "fc: {i: 1}"), ("fc: {replicas: 2}",), ("fc.weight/update: {o: 3}",))
@@ -47,7 +47,7 @@ def looked_at(monkeypatch) -> list[dict[str, Config]]:
     return seen
 
 
-@pytest.mark.parametrize("name", searching.available())
+@pytest.mark.parametrize("name", SEARCHES)
 @pytest.mark.parametrize(("texts", "frozen"), [*((texts, "") for texts in PINNED), ((), "1"), (("fc: {b: 2}",), "0")])
 def test_whatever_is_looked_at_has_what_is_pinned(name, texts, frozen, looked_at):
     same = evaluator(GRAPHS["one"], machine(3))
@@ -149,7 +149,7 @@ def test_a_front_of_any_objective_keeps_to_pins_and_seeds(model, objective):
 def test_only_the_seeds_that_are_named_are_started_from(monkeypatch):
     same = evaluator(two_layers(batch=8, width=16), machine(4))
     started = {}
-    monkeypatch.setattr(searching.find("random"), "search", lambda run: started.update(run.seeds))
+    monkeypatch.setattr(find("random", same.lowering), "search", lambda run: started.update(run.seeds))
     for names in (["megatron"], ["data_parallel"], ["one_processor", "megatron"]):
         started.clear()
         found = search("random", same, "1", seeds=names)

@@ -6,7 +6,6 @@ from math import prod
 import pytest
 
 from castile.launch import models
-from castile.planner import search as searching
 from castile.planner.cost import CostModel
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
@@ -14,7 +13,8 @@ from castile.planner.megatron import tensor_cuts
 from castile.planner.op import find
 from castile.planner.pieces import in_pieces
 from castile.planner.search import Evaluator, search
-from castile.planner.seeds import data_parallel, fsdp, megatron, seed, seeds
+from castile.planner.searches import available
+from castile.planner.seeds import data_parallel, fsdp, known_names, megatron, seed, seeds
 from castile.planner.space import space_of
 from castile.planner.strategy import Config, Strategy, check_config, parts
 from castile.planner.updates import Updates
@@ -24,7 +24,6 @@ from tests.little import proposed
 
 GPT = "gpt:layers=2,width=32,heads=4,seq=8,vocab=64"
 PAIRS = {"q": "o", "k": "o", "v": "o", "attention": "h", "o": "i", "up": "o", "gelu": "o", "down": "i"}
-INSISTING = ("data_parallel", "one_weird_trick", "fsdp", "megatron")
 
 
 def machine(procs: int, node: int = 0, latency: float = 1e-6) -> Machine:
@@ -200,13 +199,25 @@ def test_of_a_wide_plan_pieces_need_less_memory():
     )
 
 
-@pytest.mark.parametrize("name", INSISTING)
-def test_a_known_plan_is_a_search_that_insists(name):
+@pytest.mark.parametrize(
+    ("graph", "on"), [(gpt, machine(8, 4)), (no_pairs, machine(3)), (lambda: models.parse("moe").graph(4), machine(4))]
+)
+def test_each_known_plan_is_a_search_that_insists(graph, on):
+    same = evaluator(graph(), on)
+    names, plans = known_names(same.lowering), seeds(same.lowering)
+    assert set(plans) <= set(names) and not set(names) & set(available())
+    for name in names:
+        found = search(name, same, seeds=[name])
+        assert found.strategy.configs == seed(name, same.lowering) and found.strategy.search == name
+        assert found.is_insisted and found.num_proposals == 1
+
+
+def test_who_asks_for_another_search_is_told_what_there_is():
     same = evaluator(gpt(), machine(4, 2))
-    found = search(name, same)
-    assert found.strategy.configs == seed(name, same.lowering) and found.strategy.search == name
-    assert found.equals == name and found.num_proposals == 1
-    assert len({str(seed(other, same.lowering)) for other in INSISTING}) == len(INSISTING)
+    with pytest.raises(ValueError, match=r"no search 'megatron_3' \(did you mean 'megatron'") as refused:
+        search("megatron_3", same)
+    for name in (*available(), *known_names(same.lowering)):
+        assert name in str(refused.value)
 
 
 def test_a_known_plan_that_is_another_is_found_under_that_name():
@@ -225,7 +236,3 @@ def test_random_search_draws_from_the_whole_space():
     again = search("random", evaluator(graph, machine(4)), "40", 3)
     assert found.num_proposals == 40 and found.strategy == again.strategy
     assert all(found.evaluated.seconds <= known.seconds for known in found.seeds.values())
-
-
-def test_every_known_plan_of_a_name_has_its_file():
-    assert set(INSISTING) | {"random", "mcmc"} <= set(searching.available())

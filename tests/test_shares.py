@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from castile.planner import search as searching
 from castile.planner import shares
 from castile.planner.bounds import lower_bound
 from castile.planner.cost import CostModel
@@ -26,7 +25,7 @@ from castile.planner.strategy import Config, Strategy, check_config
 from castile.runtime import machine as machines
 from castile.runtime.machine import Level, Machine, Processor
 from tests import strategies as drawn
-from tests.little import GRAPHS, evaluator, machine, two_layers
+from tests.little import GRAPHS, SEARCHES, evaluator, machine, two_layers
 from tests.training import difference, train
 
 TWO_KINDS = """
@@ -131,7 +130,7 @@ def test_moves_between_unequal_processors_are_legal(speeds, seed):
     same.lowering.lower(Strategy(plan))
 
 
-@pytest.mark.parametrize("name", searching.available())
+@pytest.mark.parametrize("name", SEARCHES)
 def test_no_search_ends_behind_shares(name):
     same = evaluator(GRAPHS["one"], of_speeds(0.5, 1.0))
     found = search(name, same, "" if name == "exhaustive" else "20")

@@ -1,1 +1,56 @@
-"""Searches, a file each: `search(run)` proposes plans until its budget is spent, by default its `BUDGET`."""
+"""Searches, a file each: `search(run)` proposes plans until its budget is spent, by default its `BUDGET`.
+
+The name of a known plan is a search too, which looks at that plan alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from pkgutil import iter_modules
+from types import ModuleType
+from typing import ClassVar, Protocol, TypeVar
+
+from castile.planner.lower import Lowering
+from castile.planner.seeds import known_names
+from castile.runtime.strict import suggestion
+
+T = TypeVar("T", covariant=True)
+
+
+class Insistent(Protocol[T]):
+    """A search under way that can be told to end with a known plan."""
+
+    def insist(self, name: str) -> T: ...
+
+
+@dataclass(frozen=True)
+class KnownPlan:
+    """No search: a known plan, whatever it costs, for whoever wants to compare."""
+
+    name: str
+    BUDGET: ClassVar[str] = "1"
+
+    def search(self, run: Insistent[T]) -> T:
+        """Insist on the plan of that name."""
+        return run.insist(self.name)
+
+
+def available() -> tuple[str, ...]:
+    """The names of all searches that look for plans, found by walking the folder."""
+    return tuple(sorted(m.name for m in iter_modules(__path__)))
+
+
+def find(name: str, lowering: Lowering) -> ModuleType | KnownPlan:
+    """The search of the file planner/searches/<name>.py, or the known plan of that name of graph and machine.
+
+    Raises ValueError, with what there is, where it is neither.
+    """
+    if name in available():
+        return import_module(f"{__name__}.{name}")
+    known = known_names(lowering)
+    if name not in known:
+        hint = suggestion(name, [*available(), *known])
+        among = f"there are {', '.join(available())}, and of known plans {', '.join(known)}"
+        raise ValueError(f"no search {name!r}{hint}; {among}")
+    return KnownPlan(name)
