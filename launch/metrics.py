@@ -5,55 +5,73 @@ It does not know what is measured; who trains says what happened.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
-import sys
+import socket
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
-from castile.launch import installing
+from castile.launch import events
 from castile.launch.ranks import UserError
 
 # What a step's or an evaluation's record holds that is a name or a place, not a curve.
 _NO_CURVE = ("kind", "step", "samples")
 
 
-class Sink(Protocol):
-    """Where records go."""
+class Sink:
+    """A file where records go, one after another. Each is in the system's hands once written: a kill loses none."""
 
-    def record(self, record: Mapping[str, Any]) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class Lines:
-    """A file with a JSON object a line. Each is in the system's hands when `record` returns: a kill loses none."""
-
-    def __init__(self, path: str, resume: bool) -> None:
-        """Open for records to come: after those that are there when resuming, in place of them otherwise."""
-        self.path = path
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        if resume:
-            mend(path)
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | (os.O_APPEND if resume else os.O_TRUNC), 0o666)
+    def __init__(self, path: Path, option: str, flag: int) -> None:
+        """Open for records to come. Raises UserError where that cannot be."""
+        self.option = option
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | flag, 0o666)
+        except OSError as error:
+            raise UserError(f"{option}: {error.strerror}; make room or choose another path") from error
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """Write one line. Raises UserError where the disk takes no more."""
-        line = json.dumps(_without_nan(record), allow_nan=False).encode() + b"\n"
+        raise NotImplementedError
+
+    def write(self, data: bytes) -> None:
+        """Write all of a record, or none of it. Raises OSError where the disk takes no more."""
+        size = self.num_bytes
         try:
-            # one call for a line: what another program reads meanwhile ends between lines
-            while line:
-                line = line[os.write(self._file, line) :]
-        except OSError as error:
-            raise UserError(f"--metrics {self.path}: {error.strerror}; make room or choose another path") from error
+            # one call for a record: what another program reads meanwhile ends between records
+            while data:
+                data = data[os.write(self._file, data) :]
+        except OSError:
+            # what is no file on a disk is not cut
+            with suppress(OSError):
+                os.ftruncate(self._file, size)
+                os.lseek(self._file, size, os.SEEK_SET)
+            raise
+
+    @property
+    def num_bytes(self) -> int:
+        """How long the file is; 0 for what is no file on a disk."""
+        return os.fstat(self._file).st_size
 
     def close(self) -> None:
         os.close(self._file)
+
+
+class Lines(Sink):
+    """A file with a JSON object a line."""
+
+    def __init__(self, path: str, resume: bool) -> None:
+        """After those lines that are there when resuming, in place of them otherwise."""
+        if resume:
+            mend(path)
+        super().__init__(Path(path), f"--metrics {path}", os.O_APPEND if resume else os.O_TRUNC)
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        self.write(json.dumps(_without_nan(record), allow_nan=False).encode() + b"\n")
 
 
 def mend(path: str) -> int:
@@ -91,86 +109,49 @@ def _last_line(file: Any, size: int) -> int:
     return 0
 
 
-class Events:
-    """TensorBoard's event files, written by tensorboardX or by TensorBoard itself, whichever is installed."""
+class Events(Sink):
+    """A file of TensorBoard's in a folder: a curve for each number of steps and evaluations."""
 
-    def __init__(self, folder: str, add: Callable[[str, float, int], None], close: Callable[[], None]) -> None:
-        self.folder, self._add, self._close = folder, add, close
+    def __init__(self, folder: str) -> None:
+        # as TensorBoard calls them: it reads all whose names hold the third word, in the order of the fourth
+        name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
+        super().__init__(Path(folder) / name, f"--tensorboard {folder}", os.O_TRUNC)
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Every number of the record is a point of the curve KIND/NAME."""
         if "step" not in record:
             return
-        for name, value in record.items():
-            if name not in _NO_CURVE and isinstance(value, int | float) and not isinstance(value, bool):
-                self._add(f"{record['kind']}/{name}", float(value), int(record["step"]))
-
-    def close(self) -> None:
-        self._close()
-
-
-def events(folder: str) -> Events:
-    """Event files in that folder. Raises UserError where nothing that writes them is installed."""
-    check_installed(folder)
-    with suppress(ImportError):
-        return _with_tensorboardx(folder)
-    return _with_tensorboard(folder)
-
-
-def check_installed(folder: str) -> None:
-    """Raises UserError where nothing is installed that could write event files into the folder."""
-    if any(_is_there(name) for name in ("tensorboardX", "tensorboard")):
-        return
-    raise UserError(
-        f"--tensorboard {folder}: neither tensorboardX nor tensorboard can be imported here: "
-        f"`{installing.line('tensorboardX')}`, or take --metrics FILE.jsonl instead"
-    )
-
-
-def _is_there(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ValueError:
-        # it is imported already, and has no spec
-        return sys.modules.get(module) is not None
-
-
-def _with_tensorboardx(folder: str) -> Events:
-    from tensorboardX import SummaryWriter
-
-    writer = SummaryWriter(folder)
-
-    def add(name: str, value: float, step: int) -> None:
-        writer.add_scalar(name, value, step)
-
-    return Events(folder, add, writer.close)
-
-
-def _with_tensorboard(folder: str) -> Events:
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-    writer = EventFileWriter(folder)
-
-    def add(name: str, value: float, step: int) -> None:
-        summary = Summary(value=[Summary.Value(tag=name, simple_value=value)])
-        writer.add_event(Event(step=step, summary=summary))
-
-    return Events(folder, add, writer.close)
+        values = [
+            (f"{record['kind']}/{name}", float(value))
+            for name, value in record.items()
+            if name not in _NO_CURVE and isinstance(value, int | float) and not isinstance(value, bool)
+        ]
+        if values:
+            begin = b"" if self.num_bytes else events.record(events.first(time.time()))
+            self.write(begin + events.record(events.scalars(time.time(), int(record["step"]), values)))
 
 
 class Metrics:
-    """All the places where a run's records go, none on ranks that do not lead; a context manager that closes them."""
+    """All the places where a run's records go, none on ranks that do not lead; a context manager that closes them.
 
-    def __init__(self, *sinks: Sink) -> None:
-        self._sinks = sinks
+    warn   told once of each place that takes no more, as a training does not end for its records
+    """
+
+    def __init__(self, *sinks: Sink, warn: Callable[[str], None] = lambda text: None) -> None:
+        self._sinks, self._warn = sinks, warn
+        self._full: set[Sink] = set()
 
     def record(self, kind: str, **facts: Any) -> None:
         """Write down that something happened: kind "run", "step", "evaluation", "checkpoint" or "end"."""
         record = {"kind": kind, **facts}
         for sink in self._sinks:
-            sink.record(record)
+            try:
+                sink.record(record)
+            except OSError as error:
+                if sink not in self._full:
+                    self._full.add(sink)
+                    why = f"{sink.option}: {error.strerror}"
+                    self._warn(f"{why}; training goes on, and records are lost until you make room")
 
     def __enter__(self) -> Metrics:
         return self
@@ -179,16 +160,22 @@ class Metrics:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for sink in self._sinks:
-            sink.close()
+            # a file system may tell only here that it had no room
+            with suppress(OSError):
+                sink.close()
 
 
-def start(path: str, folder: str, resume: bool) -> Metrics:
-    """Records go to a file of lines and to a folder of event files; "" stands for neither."""
+def start(path: str, folder: str, resume: bool, warn: Callable[[str], None] = lambda text: None) -> Metrics:
+    """Records go to a file of lines and to a folder of event files; "" stands for neither.
+
+    warn   told once of each of the two that takes no more
+    Raises UserError where one of them cannot be begun.
+    """
     # the folder first: nothing is written to the file when it turns out that the folder cannot be
-    sinks: list[Sink] = [events(folder)] if folder else []
+    sinks: list[Sink] = [Events(folder)] if folder else []
     if path:
         sinks.append(Lines(path, resume))
-    return Metrics(*sinks)
+    return Metrics(*sinks, warn=warn)
 
 
 def _without_nan(value: Any) -> Any:

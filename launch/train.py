@@ -123,7 +123,7 @@ class Train:
     metrics: options.File = ""
     """Write a line of JSON for each step, evaluation and checkpoint to this file (.jsonl); when resumed, add to it."""
     tensorboard: options.Folder = ""
-    """Write the same as TensorBoard's event files into this folder; tensorboardX or tensorboard must be installed."""
+    """Write the same as TensorBoard's event files into this folder."""
     out: options.File = ""
     """Write the plan that was trained with to this file (JSON)."""
     trace: options.File = ""
@@ -180,7 +180,7 @@ def run(command: Train) -> int:
         files.write(command.out, strategies.encode(msgspec.structs.replace(chosen.plan, model=command.model)))
     execution = _begin(command, job, chosen, values)
     course = _course(command, job, dataset, chosen, execution, saved)
-    with _log(command, job, course) as log:
+    with _log(command, job, course, say) as log:
         progress = Training(job, course, log, say).run()
         log.record("end", step=course.first_step + progress.num_steps, reason=progress.stopped_by or "done")
     if job.leads and progress.sampled:
@@ -247,8 +247,6 @@ def _check(command: Train) -> None:
         optimizers.parse(command.optimizer)
     if command.schedule:
         rates.parse(command.schedule)
-    if command.tensorboard:
-        metrics.check_installed(command.tensorboard)
     parse_budget(command.budget)
     debug.level()
 
@@ -370,11 +368,11 @@ def _course(
     )  # fmt: skip
 
 
-def _log(command: Train, job: Job, course: Course) -> metrics.Metrics:
+def _log(command: Train, job: Job, course: Course, say: Speaker) -> metrics.Metrics:
     """Where records go, on rank 0; the first tells of the run, and the same lies beside them as a run file."""
     if not job.leads:
         return metrics.Metrics()
-    log = metrics.start(command.metrics, command.tensorboard, command.resume)
+    log = metrics.start(command.metrics, command.tensorboard, command.resume, say.warn)
     text = runfile.text(command, without=("print", "json"))
     if command.metrics:
         files.write(Path(command.metrics).with_suffix(f".{RESOLVED}"), text.encode())

@@ -1,6 +1,7 @@
 """Files that commands write are whole or as before, and are told by name where the system takes no more."""
 
 import errno
+import json
 import os
 import re
 import signal
@@ -100,7 +101,6 @@ WRITERS = [
     "profile mlp:layers=1,width=8 --batch 2 --picture",
     "train mlp --plan one.json --steps 2 --out",
     "train mlp --plan one.json --steps 2 --trace",
-    "train mlp --plan one.json --steps 2 --metrics",
     "checkpoint export run --out",
 ]
 
@@ -130,6 +130,18 @@ def test_a_full_disk_is_told_in_one_sentence(words, folder, monkeypatch, capsys)
     err = capsys.readouterr().err
     assert err.startswith("castile: ") and err.count("\n") == 1 and "full: " in err, err
     assert (folder / "full").is_char_device()
+
+
+def test_a_training_does_not_end_for_its_records(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    for name, value in homes.make(folder / "home").items():
+        monkeypatch.setenv(name, value)
+    (folder / "full").unlink(missing_ok=True)
+    (folder / "full").symlink_to("/dev/full")
+    assert main("train mlp --plan one.json --steps 3 --metrics full --json".split()) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["files"]["metrics"] == "full"
+    assert err.count("\n") == 1 and "castile: --metrics full: No space left on device; training goes on" in err
 
 
 def ended(shell_words, **variables):

@@ -1,17 +1,17 @@
 """Metrics: lines that survive a kill, files that are mended when resumed, event files for TensorBoard."""
 
+import errno
 import json
 import os
+import struct
 import subprocess
 import sys
-import types
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from castile.launch import metrics
-from castile.launch.ranks import UserError
+from castile.launch import events, metrics
 from tests.mpi import CHECKOUT
 
 values = st.one_of(st.none(), st.booleans(), st.integers(-(2**53), 2**53), st.floats(), st.text(max_size=8))
@@ -79,51 +79,115 @@ def test_nothing_is_lost_when_the_process_is_killed(tmp_path):
     assert [record["step"] for record in read(path)] == list(range(1000))
 
 
+class Small:
+    """A disk with room for so many bytes, wherever they are written."""
+
+    def __init__(self, monkeypatch, room):
+        self.room, self._write = room, os.write
+        monkeypatch.setattr(metrics.os, "write", self.write)
+
+    def write(self, file, data):
+        if not self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        done = self._write(file, data[: self.room])
+        self.room -= done
+        return done
+
+
+@given(st.integers(0, 3000), st.integers(0, 10))
+def test_what_there_is_no_room_for_is_lost_told_once_and_nothing_else(tmp_path_factory, room, later):
+    """Of each record all is there or nothing, and those that come when there is room again are there."""
+    folder, told = tmp_path_factory.mktemp("metrics"), []
+    log = metrics.start(str(folder / "a"), str(folder), False, told.append)
+    with pytest.MonkeyPatch.context() as patch, log:
+        disk = Small(patch, room)
+        for step in range(20):
+            if step == 10 + later:
+                disk.room = 10**6
+            log.record("step", step=step, loss=step / 4)
+    lines, (path,) = read(folder / "a"), folder.glob("*tfevents*")
+    for steps, option in (
+        ([line["step"] for line in lines], f"--metrics {folder / 'a'}: No space"),
+        ([step for step, _, _ in points(path.read_bytes())], f"--tensorboard {folder}: No space"),
+    ):
+        assert steps == sorted(set(steps)) and set(range(10 + later, 20)) <= set(steps)
+        assert sum(text.startswith(option) for text in told) == (len(steps) < 20)
+    assert all("training goes on" in text for text in told) and len(told) <= 2
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
-def test_a_full_disk_is_told():
-    with metrics.start("/dev/full", "", False) as log, pytest.raises(UserError, match=r"--metrics /dev/full: No space"):
+def test_a_full_disk_does_not_end_a_training():
+    told = []
+    with metrics.start("/dev/full", "", False, told.append) as log:
         log.record("step", step=1)
+        log.record("step", step=2)
+    assert len(told) == 1 and told[0].startswith("--metrics /dev/full: No space left on device; training goes on")
 
 
-class Writer:
-    """What tensorboardX has, as far as it is used."""
-
-    def __init__(self, folder):
-        self.folder, self.points, self.closed = folder, [], False
-        Writer.last = self
-
-    def add_scalar(self, tag, value, step):
-        self.points.append((tag, value, step))
-
-    def close(self):
-        self.closed = True
+def varint(data, at):
+    """The number that begins there, and where it ends."""
+    number = shift = 0
+    while True:
+        number, shift = number | (data[at] & 0x7F) << shift, shift + 7
+        at += 1
+        if not data[at - 1] & 0x80:
+            return number, at
 
 
-def test_numbers_of_steps_are_points_of_curves(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "tensorboardX", types.SimpleNamespace(SummaryWriter=Writer))
+def fields(data):
+    """A message of protocol buffers: numbers of its fields, and what they hold."""
+    at = 0
+    while at < len(data):
+        key, at = varint(data, at)
+        if key & 7 == 0:
+            found, at = varint(data, at)
+        else:
+            length, at = varint(data, at) if key & 7 == 2 else ({1: 8, 5: 4}[key & 7], at)
+            found, at = data[at : at + length], at + length
+        yield key >> 3, found
+
+
+def messages(data):
+    """What the records of a file hold."""
+    while data:
+        (length,) = struct.unpack("<Q", data[:8])
+        whole = data[: 16 + length]
+        assert whole == events.record(whole[12:-4])
+        yield dict(fields(whole[12:-4]))
+        data = data[len(whole) :]
+
+
+def points(data):
+    """The points of all curves of a file: step, name and value."""
+    head, *rest = messages(data) if data else ({3: b"brain.Event:2"},)
+    assert head[3] == b"brain.Event:2" and 3 not in head.keys() - {1, 3}
+    for message in rest:
+        for _, value in fields(message[5]):
+            point = dict(fields(value))
+            yield message[2], point[1].decode(), struct.unpack("<f", point[2])[0]
+
+
+def test_records_have_the_checksums_that_others_give_them():
+    """RFC 3720's figure for the digits; and the beginning of all files that TensorFlow writes."""
+    assert events.crc32c(b"123456789") == 0xE3069283
+    assert events.record(events.first(0.0))[:12].hex() == "1800000000000000a37f4b22"
+
+
+def test_numbers_of_steps_are_points_of_curves(tmp_path):
     with metrics.start("", str(tmp_path), False) as log:
         log.record("run", model="mlp", batch=3)
         log.record("step", step=2, samples=128, loss=0.5, rate=1, norm=None)
-        log.record("evaluation", step=4, accuracy=0.75, good=True)
-    assert Writer.last.folder == str(tmp_path) and Writer.last.closed
-    assert Writer.last.points == [("step/loss", 0.5, 2), ("step/rate", 1.0, 2), ("evaluation/accuracy", 0.75, 4)]
+        log.record("evaluation", step=300, accuracy=1e99, good=True)
+    (path,) = tmp_path.iterdir()
+    found = [(2, "step/loss", 0.5), (2, "step/rate", 1.0), (300, "evaluation/accuracy", float("inf"))]
+    assert list(points(path.read_bytes())) == found
 
 
-def test_without_a_writer_the_line_that_installs_one_is_told(monkeypatch, tmp_path):
-    for name in ("tensorboardX", "tensorboard", "tensorboard.compat.proto.event_pb2"):
-        monkeypatch.setitem(sys.modules, name, None)
-    path = tmp_path / "a.jsonl"
-    with pytest.raises(UserError, match=r"--tensorboard x: neither .* `.* -m pip install tensorboardX`"):
-        metrics.start(str(path), "x", False)
-    assert not path.exists()
-
-
-@pytest.mark.parametrize("library", ["tensorboardX", "tensorboard"])
-def test_event_files_are_what_the_library_reads(library, monkeypatch, tmp_path):
-    pytest.importorskip(library)
-    if library == "tensorboard":
-        monkeypatch.setitem(sys.modules, "tensorboardX", None)
+def test_event_files_are_what_tensorboard_reads(tmp_path):
+    loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
     with metrics.start("", str(tmp_path), False) as log:
         log.record("step", step=7, loss=0.25)
     (path,) = tmp_path.iterdir()
-    assert "tfevents" in path.name and b"step/loss" in path.read_bytes()
+    head, event = loader.LegacyEventFileLoader(str(path)).Load()
+    assert head.file_version == "brain.Event:2" and event.step == 7
+    assert [(value.tag, value.simple_value) for value in event.summary.value] == [("step/loss", 0.25)]

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import operator
-import sys
-from pathlib import Path
-from types import SimpleNamespace
-
-import pytest
 
 from castile.launch import runfile
 from castile.launch.train import Train
@@ -19,25 +14,6 @@ HERE = f"{LINE} --json"
 RECORDED = f"{HERE} --metrics m.jsonl"
 SAVED = f"{HERE} --checkpoint new"
 DECAYED = f"{HERE} --optimizer sgd:decay=0.5"
-
-
-class Writer:
-    """Of tensorboardX as much as is used, where it is not installed."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = Path(folder)
-        self._folder.mkdir()
-
-    def add_scalar(self, tag: str, value: float, step: int) -> None:
-        with (self._folder / "events").open("a") as file:
-            file.write(f"{tag} {step} {value}\n")
-
-    def close(self) -> None:
-        pass
-
-
-def with_a_writer(patch: pytest.MonkeyPatch) -> None:
-    patch.setitem(sys.modules, "tensorboardX", SimpleNamespace(SummaryWriter=Writer))
 
 
 losses = fact("losses")
@@ -117,8 +93,8 @@ CASES = {
     "metrics": Case(HERE, RECORDED, lambda ran: "m.jsonl" in ran.files and ran.records("m.jsonl", "step", "step"),
                     becomes([1, 2, 3])),
     "tensorboard": Case(HERE, f"{HERE} --tensorboard events",
-                        lambda ran: "events/events" in ran.files and (ran.folder / "events/events").read_text()[:11],
-                        becomes("step/loss 1"), patch=with_a_writer),
+                        lambda ran: any(name.startswith("events/events.out.tfevents.") for name in ran.files),
+                        becomes(True)),
     "out": Case(HERE, f"{HERE} --out new.json", planned, becomes(TRAINED)),
     "trace": trace_of(HERE, {"simulated", "measured"}),
     "picture": Case(HERE, f"{HERE} --picture new/step.svg", lambda ran: "new/step.svg" in ran.files, becomes(True)),
