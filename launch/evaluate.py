@@ -15,6 +15,7 @@ from scipy.special import expit, logsumexp
 from castile.launch.data import Dataset
 from castile.launch.execution import Execution, feed_from
 from castile.launch.jobs import Job
+from castile.launch.progress import Advance
 from castile.planner.graph import Graph, Node
 from castile.planner.lower import Lowering
 from castile.planner.strategy import Config, Strategy, check_config
@@ -36,19 +37,30 @@ class HeldOut:
     auc: float | None = None
 
 
-def held_out(job: Job, plan: Strategy, dataset: Dataset, state: State) -> HeldOut | None:
-    """Evaluate on all held-out samples; rank 0 gets the figures.
+def truth(job: Job, dataset: Dataset) -> str | None:
+    """The input with which the model's output is compared on held-out samples.
 
     None where the model names no output to judge, or there is nothing to compare it with.
     """
     graph = job.evaluation
-    labels = labels_of(graph) if graph.outputs else None
-    if labels is None or not dataset.num_held_out:
+    return labels_of(graph) if graph.outputs and dataset.num_held_out else None
+
+
+def held_out(
+    job: Job, plan: Strategy, dataset: Dataset, state: State, advance: Advance = lambda *_: None
+) -> HeldOut | None:
+    """Evaluate on all held-out samples; rank 0 gets the figures. None where there is nothing to judge (`truth`).
+
+    advance   is told, on all ranks, how many of how many samples are done
+    """
+    graph, labels = job.evaluation, truth(job, dataset)
+    if labels is None:
         return None
     lowering = Lowering(graph, job.machine, job.lowering.updates, mode="forward")
     prepared = job.prepare(adapted(plan, job.lowering, graph), lowering)
     execution = job.execute(prepared, 0, state, graph)
-    pieces = ((scores, arrays[labels][: len(scores)]) for scores, arrays in _scores(graph, dataset, execution))
+    outputs = _scores(graph, dataset, execution, advance)
+    pieces = ((scores, arrays[labels][: len(scores)]) for scores, arrays in outputs)
     return judge(graph, pieces, dataset.num_held_out)
 
 
@@ -73,7 +85,9 @@ def _legal(node: Node, config: Config) -> bool:
     return True
 
 
-def _scores(graph: Graph, dataset: Dataset, execution: Execution) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
+def _scores(
+    graph: Graph, dataset: Dataset, execution: Execution, advance: Advance
+) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
     """The model's output for each batch of held-out samples, until the next, and the batch; nothing on ranks that do
     not hold it.
     """
@@ -82,6 +96,7 @@ def _scores(graph: Graph, dataset: Dataset, execution: Execution) -> Iterator[tu
         arrays = dataset.held_out_batch(begin, batch)
         execution.feed(feed_from(arrays))
         execution.runner.run()
+        advance("", min(begin + batch, total), total)
         scores = execution.output(graph.outputs[0])
         if scores is not None:
             yield scores[: total - begin], arrays

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator
 
 from castile.launch import report
 from castile.planner.search import Evaluated, Progress
+
+# What is drawn more often takes the core from what is being done.
+REFRESH_SECONDS = 0.2
 
 Advance = Callable[[str, int, int], None]
 
@@ -41,9 +45,16 @@ def bar(leads: bool, what: str) -> Iterator[Advance]:
     columns = (TextColumn("{task.description}"), BarColumn(), *figures)
     with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
         task = shown.add_task(what, total=None)
-        yield lambda text, done, total: shown.update(
-            task, description=f"{what} {text}", completed=done, total=total, refresh=True
-        )
+        drawn = 0.0
+
+        def advance(text: str, done: int, total: int) -> None:
+            nonlocal drawn
+            shown.update(task, description=f"{what} {text}".rstrip(), completed=done, total=total)
+            if (now := time.perf_counter()) - drawn > REFRESH_SECONDS:
+                drawn = now
+                shown.refresh()
+
+        yield advance
 
 
 @contextlib.contextmanager

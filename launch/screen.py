@@ -17,9 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from castile.launch import report
-
-REFRESH_SECONDS = 0.2
+from castile.launch import progress, report
+from castile.launch.progress import REFRESH_SECONDS, Advance
 
 
 class Bar:
@@ -87,6 +86,14 @@ class Speaker:
         # lines go through the bar's console only where they go to its terminal anyway
         with Progress(*figures, console=console, auto_refresh=False, transient=True, redirect_stdout=ours) as shown:
             yield Bar(shown, first, total)
+
+    @contextmanager
+    def under_way(self, what: str) -> Iterator[Advance]:
+        """What takes a while: a bar where somebody watches a terminal, elsewhere a line that says that it begins."""
+        if not self.has_bar:
+            self.note(what)
+        with progress.bar(self.has_bar, what) as advance:
+            yield advance
 
     def close(self, text: Callable[[dict[str, Any]], str], facts: dict[str, Any]) -> None:
         if self.leads:

@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from castile.launch import evaluate, training_report
+from castile.launch import evaluate, report, training_report
 from castile.launch.checkpoints.checkpointer import Checkpointer, Outcome
 from castile.launch.data import Dataset
 from castile.launch.execution import Execution, Prepared
 from castile.launch.feeding import Feeder
 from castile.launch.jobs import Job
 from castile.launch.metrics import Metrics
+from castile.launch.progress import Advance
 from castile.launch.ranks import UserError
 from castile.launch.screen import Speaker
 from castile.launch.stopping import SIGNALS, Stopping
@@ -90,8 +91,10 @@ class Training:
         self.progress.remarks = course.execution.runner.remarks
         self.progress.workspace_bytes = course.execution.runner.workspace_bytes
         # a job that was asked to stop has little time left
-        if not self.progress.stopped_by:
-            self._evaluate(last)
+        if not self.progress.stopped_by and evaluate.truth(job, course.dataset) is not None:
+            many = report.counted(course.dataset.num_held_out, "sample")
+            with self.say.under_way(f"evaluating on {many}") as advance:
+                self._evaluate(last, advance)
         return self.progress
 
     def _step(self, step: int, feeder: Feeder) -> None:
@@ -168,9 +171,9 @@ class Training:
         if course.evaluate_every and step % course.evaluate_every == 0 and step < last:
             self._evaluate(step)
 
-    def _evaluate(self, step: int) -> None:
+    def _evaluate(self, step: int, advance: Advance = lambda *_: None) -> None:
         course = self.course
-        judged = evaluate.held_out(self.job, course.plan, course.dataset, course.execution.state)
+        judged = evaluate.held_out(self.job, course.plan, course.dataset, course.execution.state, advance)
         if judged is None:
             return
         facts = training_report.evaluation(step, judged)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from castile.launch import progress, report
+from castile.launch.__main__ import main
 from castile.launch.screen import Speaker
 
 # Columns; a bar's figures alone take 51.
@@ -69,6 +70,25 @@ def test_nothing_is_counted_before_it_is_known_how_much_there_is(monkeypatch):
             pass
         text = shown.getvalue()
         assert "━" in text and "/" not in text, text
+
+
+TRAIN = ["train", "mlp:width=8", "--steps", "2", "--search", "data_parallel"]
+
+
+def test_what_follows_the_last_step_has_a_bar_too(monkeypatch):
+    shown = terminal(monkeypatch, 80)
+    monkeypatch.setattr(progress, "REFRESH_SECONDS", 0.0)
+    assert main(TRAIN) == 0
+    counted = [f"{min(done, 360)}/360" for done in range(64, 424, 64)]
+    at = [shown.getvalue().index(text) for text in ("evaluating on 360 samples", *counted, "held out: ")]
+    assert at == sorted(at)
+
+
+def test_where_nobody_watches_a_line_says_that_it_begins(capsys):
+    for words in ([], ["--json"]):
+        assert main([*TRAIN, *words]) == 0
+        out = capsys.readouterr().out
+        assert ("evaluating on 360 samples ...\n" in out) == (not words)
 
 
 @given(st.floats(1e-3, 1e9))
