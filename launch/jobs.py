@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from castile.launch import checks, compiling, data, files, gpus, models, optimizers, probe, ways
+from castile.launch import checks, compiling, data, files, gpus, models, numbers, optimizers, probe, ways
 from castile.launch.data import Dataset
 from castile.launch.execution import Execution, Prepared, prepare
 from castile.launch.models import Model, Recipe
@@ -92,6 +92,7 @@ class Job:
                 words = f"model {self.model.name} takes {name!r} of shape {shape}, data set {found.name} has {there}"
                 raise UserError(f"{words}: choose another with --data")
         found.steps_per_epoch(self.graph.batch)
+        numbers.check(self.graph, found)
         return found
 
     @cached_property

@@ -77,6 +77,8 @@ class Op:
     # Whether bodies do no more with where a part lies than to tell kernels: of parts as long along all axes that touch
     # boxes of the same shapes all make the same calls then, but for literals.
     told: ClassVar[bool] = False
+    # Operands of whole numbers that stand for places along axes: which operand, and the names of the axes.
+    numbering: ClassVar[tuple[tuple[int, str], ...]] = ()
 
     def axis_line(self, inputs: tuple[Tensor, ...]) -> str:
         """The axis line for these inputs; override it where it depends on their shapes (broadcasting)."""

@@ -14,6 +14,7 @@ class BlockEntropy(Op):
     logits, and the logit at the label where the block has it, else 0."""
 
     told = True
+    numbering = ((1, "p v"),)
     p: int = 1
 
     def extents(self, known: dict[str, int]) -> dict[str, int]:

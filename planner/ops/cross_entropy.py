@@ -14,6 +14,8 @@ class CrossEntropy(Op):
     The mean is over the whole batch, so the losses of its pieces add up.
     """
 
+    numbering = ((1, "v"),)
+
     def _scale(self, at: Part) -> float:
         return 1 / prod(at.whole(1))
 

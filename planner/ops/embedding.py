@@ -9,6 +9,8 @@ from castile.planner.op import Init, Op, Tensor, op
 class Embedding(Op):
     """ids [...] (integers below v), table [v, d] -> [..., d]."""
 
+    numbering = ((0, "v"),)
+
     def forward(self, k, ids, table):
         return k.embedding(ids, table)
 

@@ -12,6 +12,7 @@ class EmbeddingBag(Op):
     A mean is over the n of the whole, so that bags may be split.
     """
 
+    numbering = ((0, "v"),)
     mean: bool = False
 
     def axis_line(self, inputs: tuple[Tensor, ...]) -> str:
