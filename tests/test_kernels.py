@@ -2,6 +2,7 @@
 
 import inspect
 import tracemalloc
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -235,6 +236,35 @@ def test_what_is_not_a_number_is_not_lost(name: str) -> None:
                 for out, want in zip(outs, expected, strict=True):
                     lost = want.dtype.kind == "f" and np.isnan(want).any() and not np.isnan(out).any()
                     assert not lost, f"operand {n} at {at} {params}"
+
+
+def made_of_infinities(name: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """What a form makes of operands with an infinity, here and there, and what its definition makes."""
+    for args, params in cases(name, "float32")[:8]:
+        for n, x in enumerate(args):
+            if not (isinstance(x, np.ndarray) and x.dtype.kind == "f" and 0 < x.size < 5000):
+                continue
+            for at, infinity in product({0, x.size // 2, x.size - 1}, (np.inf, -np.inf)):
+                odd = x.copy()
+                odd.flat[at] = infinity
+                given = (*args[:n], odd, *args[n + 1 :])
+                with np.errstate(all="ignore"):
+                    expected = several(definitions()[name](*given, **params))
+                    outs = tuple(np.zeros_like(one) for one in expected)
+                    Table("numpy").bind(name, given, outs, params, scratch_of(name, given, params, False))()
+                yield from ((o, w) for o, w in zip(outs, expected, strict=True) if w.dtype.kind == "f")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_finite_beside_infinities_is_so_in_a_form_too(name: str) -> None:
+    """All that is finite and nothing else, with the signs of infinities, unless the definition speaks of them."""
+    differs = 0
+    for out, want in made_of_infinities(name):
+        signs = np.isinf(out) & np.isinf(want)
+        assert np.array_equal(out[signs], want[signs])
+        assert np.isfinite(out).all() == np.isfinite(want).all() or "infinit" in (definitions()[name].__doc__ or "")
+        differs += not np.array_equal(np.isfinite(out), np.isfinite(want))
+    assert bool(differs) == ("infinit" in (definitions()[name].__doc__ or "")), differs
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -45,7 +45,7 @@ def _dots(b, f, d, x, xb, xf, y, yb):  # type: ignore[no-untyped-def]
             u = after(pointer(x), sample * xb + first * xf)
             for second in range(first):
                 v = after(pointer(x), sample * xb + second * xf)
-                total = u[0] - u[0]
+                total = x.dtype.type(0)
                 for j in range(d):
                     total += u[j] * v[j]
                 o[pair] = total

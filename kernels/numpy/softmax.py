@@ -56,7 +56,7 @@ def _softmax(rows, cols, out, so, x, sx):  # type: ignore[no-untyped-def]
 def _softmax_grad(rows, cols, out, so, dy, sd, y, sy):  # type: ignore[no-untyped-def]
     for r in range(rows):
         o, d, v = out[r * so : r * so + cols], dy[r * sd : r * sd + cols], y[r * sy : r * sy + cols]
-        inner = d[0] - d[0]
+        inner = d.dtype.type(0)
         for j in range(cols):
             inner += d[j] * v[j]
         for j in range(cols):
@@ -80,7 +80,7 @@ def _log_softmax(rows, cols, out, so, x, sx):  # type: ignore[no-untyped-def]
 def _log_softmax_grad(rows, cols, out, so, dy, sd, y, sy):  # type: ignore[no-untyped-def]
     for r in range(rows):
         o, d, v = out[r * so : r * so + cols], dy[r * sd : r * sd + cols], y[r * sy : r * sy + cols]
-        total = d[0] - d[0]
+        total = d.dtype.type(0)
         for j in range(cols):
             total += d[j]
         for j in range(cols):

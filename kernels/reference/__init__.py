@@ -3,6 +3,10 @@
 Each public function of a module of this folder is one, and is found here by its name. They know no fast form. Shapes
 stand in brackets; results have the dtype of the floating inputs, or float32 where those have 16 bits: who keeps them
 rounds them.
+
+Of infinities: what a form makes is finite where its definition's result is. Where that is an infinity or NaN so is the
+form's, but not always the same of these, as sums in another order meet others of other signs. Definitions say where
+more or less than this holds, as forms leave out products by zero, or make some more; none is made to hide a NaN.
 """
 
 import inspect

@@ -12,6 +12,8 @@ def attention(
 
     -> y like q, and lse [b,heads,s]: the log of the sum of exponentials of the scaled scores. With `causal`, query row
     i sees the keys j <= offset + i; offset >= 0.
+
+    Forms read nothing that a row does not see, where an infinity among the values makes NaN of it here.
     """
     scores = _scores(q, kk, heads, causal, offset, scale)
     top = scores.max(axis=-1, keepdims=True)
@@ -33,7 +35,10 @@ def attention_grad(
     offset: int,
     scale: float,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Gradients of `attention` to q, kk and v; the probabilities are computed again from lse (Dao et al. 2022)."""
+    """Gradients of `attention` to q, kk and v; the probabilities are computed again from lse (Dao et al. 2022).
+
+    Forms read nothing that a row does not see, where an infinity makes NaN of it here.
+    """
     p = np.exp(_scores(q, kk, heads, causal, offset, scale) - lse[..., None])
     dy4, y4 = _heads(dy, heads), _heads(y, heads)
     dp = np.einsum("bshd,bthd->bhst", dy4, _shared(v, q, heads))

@@ -44,7 +44,10 @@ def norm(x: np.ndarray, factors: np.ndarray) -> np.ndarray:
 
 
 def norm_grad(dy: np.ndarray, x: np.ndarray, factors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Gradients of `norm` to x, and to its factors [3,c]."""
+    """Gradients of `norm` to x, and to its factors [3,c].
+
+    Forms take mean and scale out of sums, which makes NaN of their infinities, or of what is finite beside them.
+    """
     mean, scale, _ = (_wide(one, x) for one in factors)
     total = _sum(dy)
     return dy * scale, np.stack([-factors[1] * total, _sum(dy * (x - mean)), total])
@@ -53,7 +56,7 @@ def norm_grad(dy: np.ndarray, x: np.ndarray, factors: np.ndarray) -> tuple[np.nd
 def norm_grad_pointwise(
     line: str, x: np.ndarray, factors: np.ndarray, *ys: np.ndarray, **constants: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`norm_grad` where dy is what `pointwise` makes of ys by a line."""
+    """`norm_grad` where dy is what `pointwise` makes of ys by a line; of infinities the same holds as there."""
     return norm_grad(pointwise(line, *ys, **constants), x, factors)
 
 

@@ -42,7 +42,8 @@ def conv2d_grad_input(
 ) -> np.ndarray:
     """Gradient of `conv2d` to its x [b,i,H,W] = `shape`, from dy [b,o,h,w]; zero where no window reads x.
 
-    It is added to `onto` where that is given.
+    It is added to `onto` where that is given. Forms may multiply w by zeros where no window lies, too, which makes NaN
+    of its infinities.
     """
     how: dict[str, Any] = {"stride": stride, "pads": pads, "dilation": dilation, "groups": groups}
     if dy.ndim == 3:
@@ -67,7 +68,10 @@ def conv2d_grad_weight(
     dilation: Pair = (1, 1),
     groups: int = 1,
 ) -> np.ndarray:
-    """Gradient of `conv2d` to its w [o,i/groups,r,s], (r, s) = `kernel`, from dy [b,o,h,w] and x [b,i,H,W]."""
+    """Gradient of `conv2d` to its w [o,i/groups,r,s], (r, s) = `kernel`, from dy [b,o,h,w] and x [b,i,H,W].
+
+    Forms may multiply x by zeros where no window lies, too, which makes NaN of its infinities.
+    """
     how: dict[str, Any] = {"stride": stride, "pads": pads, "dilation": dilation, "groups": groups}
     if x.ndim == 3:
         return _lone(conv2d_grad_weight(_rows(dy), _rows(x), kernel=(1, *kernel), **how))

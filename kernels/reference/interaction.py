@@ -12,6 +12,8 @@ def pair_dots(x: np.ndarray) -> np.ndarray:
 def pair_dots_grad(dy: np.ndarray, x: np.ndarray) -> np.ndarray:
     """Gradient of `pair_dots` to its x."""
     first, second = np.tril_indices(x.shape[1], -1)
-    weights = np.zeros((len(x), x.shape[1], x.shape[1]), x.dtype)
-    weights[:, first, second] = dy
-    return (weights + weights.transpose(0, 2, 1)) @ x
+    made = np.zeros_like(x)
+    for pair, (one, other) in enumerate(zip(first, second, strict=True)):
+        made[:, one] += dy[:, pair, None] * x[:, other]
+        made[:, other] += dy[:, pair, None] * x[:, one]
+    return made

@@ -53,7 +53,8 @@ def adam(
     """One step of Adam (Kingma and Ba 2015) -> new w, new mean m and new mean square v of gradients.
 
     lr and step [], which counts from 1. The weight decay is added to the gradient, or with `decoupled` taken from w
-    beside it (Loshchilov and Hutter 2019). more: the same arrays of further parameters, whose results follow.
+    beside it (Loshchilov and Hutter 2019). more: the same arrays of further parameters, whose results follow. Forms add
+    a decay of zero, too: of a parameter that is infinite m and v are NaN then.
     """
     again = partial(adam, beta1=beta1, beta2=beta2, eps=eps, decay=decay, decoupled=decoupled)
     before = w, m, v
