@@ -323,7 +323,7 @@ def _evaluated(
     where a plan fits and there is no time left, those that were not asked for; what a sketch puts first comes first.
     """
     every, asked = {**base, **known}, {**base, **given}
-    wanted = list(known) if sieve is None else sorted(sieve.within(times), key=sieve.energy.__getitem__)
+    wanted = list(known) if sieve is None else sorted(sieve.promising(times), key=sieve.energy.__getitem__)
     found: dict[str, Evaluated] = {}
     for name in (*asked, *(name for name in wanted if name not in asked)):
         if name not in asked and is_over() and any(plan.fits for plan in found.values()):

@@ -10,8 +10,10 @@ from castile.planner.evaluator import Evaluator
 from castile.planner.lower import Lowering
 from castile.planner.op import find
 from castile.planner.search import search
+from castile.planner.searches import mcmc
 from castile.planner.seeds import seeds
 from castile.planner.sketch import sieve
+from castile.planner.spaces import Spaces
 from castile.planner.strategy import encode
 from castile.planner.updates import Updates
 from castile.runtime import machine as machines
@@ -51,6 +53,21 @@ def test_known_plans_far_behind_are_left_out_of_long_searches() -> None:
     long, short = search("mcmc", same, LONG), search("mcmc", same, "1")
     assert short.seeds.keys() == known.keys() > long.seeds.keys()
     assert all(worth[name] > 1.05 * long.evaluated.seconds for name in known if name not in long.seeds)
+
+
+def test_known_plans_not_near_the_best_are_begun_from_but_not_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    lowering, cost = lowered("alexnet", 4096, "flexflow-k80:nodes=4")
+    evaluator = Evaluator(lowering, cost)
+    known = sieve.Sieve(evaluator, seeds(lowering, cost=cost), Spaces(lowering, cost, None))
+    promising, begun = known.promising(sieve.NEAR), known.begun()
+    assert sorted([*promising, *begun]) == sorted(known.within(sieve.NEAR)) and begun
+    assert known.promising(sieve.FAR) == known.within(sieve.FAR)
+    # what a sketch does not see all of may be faster than it says
+    assert not known.unseen & {*begun}
+    starts, chain = [], mcmc._chain
+    monkeypatch.setattr(mcmc, "_chain", lambda start, *rest: starts.append(start.configs) or chain(start, *rest))
+    assert search("mcmc", evaluator, "8000").seeds.keys() == {*promising, "data_parallel"}
+    assert all(known.configs[name] in starts for name in begun)
 
 
 def test_other_searches_leave_out_nothing_that_is_cheap_to_simulate() -> None:

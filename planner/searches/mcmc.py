@@ -33,8 +33,8 @@ MOST_STARTS = 3
 SEED_SHARE = 0.5
 # Through sketches so many chains are of so many proposals, as many are twice as long, and so on.
 NUM_CHAINS, CHAIN = 10, 2000
-# What a chain ends with is simulated if by the sketch it takes less by this share than where the chain began; of chains
-# that are twice as long by half of it, and so on.
+# What a chain ends with is simulated if by the sketch it takes less than the best known plan, and by this share less
+# than where the chain began; of chains that are twice as long by half of it, and so on.
 WORTH = 0.005
 # One chain in so many is a coarse one.
 COARSE_EVERY = 5
@@ -125,6 +125,7 @@ class _End(NamedTuple):
 class _Sketched:
     """Walks through sketches.
 
+    to_beat  what the best known plan takes, as the sketch or the simulator says, whichever says more
     most     so many of chains' ends, the best, are simulated; more where first ones were before they fell behind
     judged   the numbers of those that were
     """
@@ -132,8 +133,11 @@ class _Sketched:
     def __init__(self, run: Run, sieve: Sieve, chains: Chains) -> None:
         self.run, self.chains = run, chains
         plans = {name: seed.strategy for name, seed in run.seeds.items()}
-        energy = {name: seed.energy for name, seed in run.seeds.items()}
-        self.starts = _starts(sieve, plans, energy, {name for name, seed in run.seeds.items() if seed.fits})
+        plans |= {name: sieve.plans[name] for name in sieve.begun() if name not in plans}
+        energy = sieve.energy | {name: seed.energy for name, seed in run.seeds.items()}
+        fitting = {name for name in plans if name not in run.seeds or run.seeds[name].fits}
+        self.starts = _starts(sieve, plans, energy, fitting)
+        self.to_beat = max(self.starts[0].energy, min(seed.energy for seed in run.seeds.values()))
         self.num_chains, self.most = 0, max(1, JUDGED_PARTS // num_parts(run.evaluator))
         self.ends: dict[frozenset[tuple[str, Config]], _End] = {}
         self.judged: set[int] = set()
@@ -154,7 +158,8 @@ class _Sketched:
             if self.run.budget.proposals is not None:
                 count = min(count, round((until - self.run.spent) * self.run.budget.proposals) or 1)
             walked = self.chains.walk(_chain(start, self.num_chains, count))
-            if walked.energy < start.energy * (1 - WORTH / times) and not self.is_known(walked.energy):
+            most = min(start.energy * (1 - WORTH / times), self.to_beat)
+            if walked.energy < most and not self.is_known(walked.energy):
                 plan = start.kept | walked.plan
                 found = _End(walked.energy, self.run.num_proposals + walked.history[-1][0], plan, start)
                 is_new = self.ends.setdefault(frozenset(plan.items()), found) is found

@@ -17,9 +17,12 @@ from castile.planner.strategy import Config, Strategy
 # A search of fewer proposals does without sketches, as compiling them takes longer than it, unless plans have so many
 # parts that one takes a second to simulate.
 LEAST, SLOW = 1000, 2_000
-# A plan that a sketch puts so many times behind another, memory that it lacks counted in, is not simulated; where plans
-# are wanted that are slow but small, that many times.
+# From a plan that a sketch puts so many times behind another, memory that it lacks counted in, no search begins; where
+# plans are wanted that are slow but small, that many times.
 NEAR, FAR = 1.1, 3.0
+# Of those from which it begins are simulated those that are so near to the best; and those of which a sketch does not
+# see all, as updates and fetches of their own may make them faster.
+CLOSE = 1.02
 # Sums go together where that makes the best known plan shorter by this share: simulating plans takes longer then.
 WORTH = 0.01
 
@@ -29,7 +32,9 @@ class Sieve:
 
     spaces    from which the sketch chooses
     sketch    in which all of their Configs are
-    configs   of their nodes, by name of the plan
+    plans     by name
+    configs   of their nodes
+    unseen    which have Configs of more than these, so take other time than the sketch says
     in_pieces which have their updates in pieces, of which a sketch knows what memory they take
     energy    seconds, and for plans that do not fit a penalty
     is_joined whether that, and what the sketch says of others, is with sums in buckets, as it is where these pay
@@ -38,14 +43,13 @@ class Sieve:
     def __init__(
         self, evaluator: Evaluator, plans: Mapping[str, Strategy], spaces: Spaces, sizes: Sequence[int] = ()
     ) -> None:
-        self.spaces, nodes = spaces, evaluator.lowering.piece.nodes
+        self.spaces, self.plans, nodes = spaces, plans, evaluator.lowering.piece.nodes
         self.configs: dict[str, dict[str, Config]] = {
             name: {node: plan.configs[node] for node in nodes} for name, plan in plans.items()
         }
+        self.unseen = {name for name, plan in plans.items() if len(plan.configs) > len(nodes)}
         self.in_pieces = {
-            name
-            for name, plan in plans.items()
-            if len(plan.configs) > len(nodes) and plan.configs == in_pieces(evaluator.lowering, plan.configs)
+            name for name in self.unseen if plans[name].configs == in_pieces(evaluator.lowering, plans[name].configs)
         }
         bucket = max(sizes, default=0)
         self.sketch = Sketch(evaluator.lowering, evaluator.cost, spaces, list(self.configs.values()), bucket)
@@ -76,6 +80,16 @@ class Sieve:
         latency = float(self.sketch.links.latency.max(initial=0.0)) * len(self.sketch.program.itemsize)
         most = times * min(self.energy.values()) + latency
         return [name for name, energy in self.energy.items() if energy <= most]
+
+    def promising(self, times: float) -> list[str]:
+        """Those of them that are worth simulating: all, where slow ones are wanted too."""
+        close = {*self.within(CLOSE if times <= NEAR else times), *self.unseen}
+        return [name for name in self.within(times) if name in close]
+
+    def begun(self) -> list[str]:
+        """Plans from which a search begins, though they are not worth simulating."""
+        promising = self.promising(NEAR)
+        return [name for name in self.within(NEAR) if name not in promising]
 
 
 def helps(evaluator: Evaluator, is_sketched: bool) -> bool:
