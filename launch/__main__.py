@@ -81,9 +81,10 @@ def _overview() -> str:
 
 
 def _check_known(name: str) -> None:
-    found = commands()
-    if name in found:
+    # To read all of them takes a tenth of a short command's time.
+    if any(path.stem == name and _one_line(path) is not None for path in _FOLDER.glob("*.py")):
         return
+    found = commands()
     near = difflib.get_close_matches(name, found, n=1)
     hint = f"did you mean `castile {near[0]}`?" if near else f"the commands are {', '.join(found)}"
     raise ranks.UserError(f"castile has no command '{name}'; {hint}")

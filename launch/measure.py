@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -85,9 +85,25 @@ def measure(
     The trials' memory is free again afterwards. Raises ValueError where there is too little of it.
     """
     for those in [trials] if job.backend == "numpy" else [[t] for t in trials]:
-        _take_turns(job, those, feed, rate, rounds)
-        # What refers to itself would keep its memory for a while.
+        with _freed():
+            _take_turns(job, those, feed, rate, rounds)
+
+
+@contextlib.contextmanager
+def _freed() -> Iterator[None]:
+    """What is made meanwhile and left is free at once: what refers to itself would keep its memory for a while.
+
+    What was there before is not looked through for that: a large plan alone is millions of objects.
+    """
+    sets_aside = gc.get_freeze_count() == 0
+    if sets_aside:
+        gc.freeze()
+    try:
+        yield
+    finally:
         gc.collect()
+        if sets_aside:
+            gc.unfreeze()
 
 
 def _take_turns(job: Job, trials: Sequence[Trial], feed: Feed, rate: float, rounds: int) -> None:
