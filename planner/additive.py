@@ -232,7 +232,7 @@ class Additive:
 
     def lasts(self, slot: int, config: Config) -> np.ndarray:
         """int64[procs of the Config]: picoseconds of each part and replica of one pass."""
-        keys, of_part = self.instance(slot, config).template.keys
+        keys, of_part = self.instance(slot, config).template.does.keys
         return self.prices(keys, config.procs, np.repeat(of_part, config.replicas))
 
     def prices(self, keys: Sequence[CostKey], procs: Sequence[int], which: np.ndarray | None = None) -> np.ndarray:

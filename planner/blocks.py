@@ -76,7 +76,7 @@ class Block:
 
 def of_step(step: StepInstance, slot: int, cost: CostModel) -> Block:
     """The tasks of a step, where none reads in strides."""
-    count, keys = step.num_tasks, step.template.keys[0]
+    count, keys = step.num_tasks, step.template.does.keys[0]
     lasts = priced(cost, keys, step.costs, step.lanes)
     return Block((slot + 1 << 40) + np.arange(count), lasts, np.ones(count, np.int64), step.lanes)
 
@@ -129,7 +129,7 @@ def strided(step: StepInstance, frames: Iterable[tuple[int, int, tuple[int, ...]
     of_task: dict[int, dict[int, tuple[int, ...]]] = {}
     for task, port, frame in frames:
         of_task.setdefault(task, {})[port] = frame
-    rows = [(step.template.work(t // step.config.replicas), tuple(sorted(f.items()))) for t, f in of_task.items()]
+    rows = [(step.template.does.of(t // step.config.replicas), tuple(sorted(f.items()))) for t, f in of_task.items()]
     keys = [work.strided_key(of_port) for work, of_port in rows]
     return list(of_task), keys
 

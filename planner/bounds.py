@@ -121,7 +121,7 @@ class _BySplits(_Known):
 
     def _prices(self, step: Step, split: dict[str, int]) -> np.ndarray:
         """Of each part on the kind of processor that is best at it."""
-        keys, of_part = self.template(step, split).keys
+        keys, of_part = self.template(step, split).does.keys
         kinds = range(len(self.lowering.machine.kinds))
         return np.min([self.cost.picoseconds(keys, kind) for kind in kinds], axis=0)[of_part]
 

@@ -175,7 +175,7 @@ class Catalogue:
         long = self.tasks, self.transfers, self.lanes, self.edges, self.uses, self.buffers
         if sum(table.num_rows for table in long) > MOST:
             self.clear()
-        placed = [(id(s.template), id(s.config)) for s in steps]
+        placed = [(id(s.template.does), id(s.config)) for s in steps]
         return self._steps.numbers(steps, placed), self._flows.numbers(flows, flows)
 
     def private_adding(self, kind: int, ports: int) -> np.ndarray:
@@ -183,12 +183,12 @@ class Catalogue:
         if (kind, ports) not in self._private:
             step = self._steps.each[kind]
             adds = tuple([bool(ports >> port & 1) for port in range(len(step.step.outputs))])
-            self._private[kind, ports] = np.repeat(step.template.private_adding(adds), step.config.replicas)
+            self._private[kind, ports] = np.repeat(step.template.does.private_adding(adds), step.config.replicas)
         return self._private[kind, ports]
 
 
 def _tasks(keys: CostKeys, kinds: Sequence[StepInstance]) -> Rows:
-    costs = [keys.numbered(s.template.keys[0])[s.costs] for s in kinds]
+    costs = [keys.numbered(s.template.does.keys[0])[s.costs] for s in kinds]
     return _columns(costs, [s.lanes for s in kinds], [s.private for s in kinds])
 
 

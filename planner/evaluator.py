@@ -263,7 +263,7 @@ class Evaluator:
             machine, procs = self.lowering.machine, np.array(config.procs)
             total = np.zeros(machine.num_procs, np.int64)
             for step in self._of_node(program).get(name, ()):
-                keys, of_part = self.lowering.templates.get(step, config.split, dtypes).keys
+                keys, of_part = self.lowering.templates.get(step, config.split, dtypes).does.keys
                 lasts = np.stack([self.cost.picoseconds(keys, kind) for kind in range(len(machine.kinds))])
                 np.add.at(total, procs, lasts[machine.kind_of[procs], np.repeat(of_part, config.replicas)])
             self._work[name, config] = total

@@ -355,7 +355,7 @@ class _Assembly:
         keys = {self.keys[n]: k for k, n in enumerate(numbers.tolist())}
         for task, of_port in frames.items():
             step = self.steps[block[task]]
-            work = step.template.work(self.union.task[node[task]] // step.config.replicas)
+            work = step.template.does.of(self.union.task[node[task]] // step.config.replicas)
             cost[task] = keys.setdefault(work.strided_key(tuple(sorted(of_port.items()))), len(keys))
         return cost, tuple(keys)
 
@@ -369,7 +369,7 @@ class _Assembly:
             step = self.steps[block[task]]
             adds = [port in ports for port in range(len(step.step.outputs))]
             part = int(self.union.task[node[task]]) // step.config.replicas
-            private[task] = step.template.private_adding(tuple(adds))[part]
+            private[task] = step.template.does.private_adding(tuple(adds))[part]
         return private
 
     def _at_ports(self, rows: Sequence[Sequence[tuple]]) -> list[tuple]:

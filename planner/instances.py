@@ -46,12 +46,12 @@ class StepInstance(msgspec.Struct, frozen=True, eq=False, dict=True):
     @property
     def costs(self) -> np.ndarray:
         """The number of each task's cost key among the template's."""
-        return self.template.of_tasks(self.config.replicas)[0]
+        return self.template.does.of_tasks(self.config.replicas)[0]
 
     @property
     def private(self) -> np.ndarray:
         """The private bytes of each task where nothing is added up."""
-        return self.template.of_tasks(self.config.replicas)[1]
+        return self.template.does.of_tasks(self.config.replicas)[1]
 
     def task(self, number: int, local: int, buffers: Sequence[int], adds: Sequence[bool]) -> Task:
         """The task written out; buffers by port, -1 where a port is not touched."""

@@ -22,9 +22,10 @@ class Kinds:
     """
 
     def __init__(self, program: Program, templates: Templates, numbers: dict[Hashable, int]) -> None:
-        self._templates, dtypes = templates, program.dtypes.__getitem__
+        self._templates, self._steps, dtypes = templates, program.steps, program.dtypes.__getitem__
         self._nodes = [step.node.name for step in program.steps]
         self.step = [templates.kind(step, dtypes) for step in program.steps]
+        self._alike = list(map(templates.alike, self.step))
         rows = zip(program.flows, program.slots, program.users, strict=True)
         self.flow = [numbers.setdefault(self._key(*row), len(numbers)) for row in rows]
         self.of_users = [_chosen(users) for users in program.users]
@@ -40,9 +41,17 @@ class Kinds:
         return (
             flow.role, flow.dtype, flow.shape, len(flow.producers), len(flow.readers),
             tuple([port for _, port in ports]), tuple([slots.index(slot) for slot in of_steps]),
-            tuple([self.step[slot] for slot in slots]), home,
+            tuple([self._alike[slot][0] for slot in slots]), self._lying(flow, slots), home,
             tuple([users.index(name) for name in of_nodes]) if len(users) < len(of_nodes) else (),
         )  # fmt: skip
+
+    def _lying(self, flow: Flow, slots: tuple[int, ...]) -> Hashable:
+        """Where in the region lies what ports touch, () where all of it is as it comes."""
+        if not any([self._alike[slot][1] for slot in slots]):
+            return ()
+        made = [(slot, port + len(self._steps[slot].inputs)) for slot, port in (*flow.producers, *flow.overwriters)]
+        every = [(self._alike[slot][1], port) for slot, port in (*made, *flow.readers)]
+        return tuple([places[port] if places else () for places, port in every])
 
 
 def _chosen(names: tuple[str, ...]) -> Callable[[Mapping[str, int]], tuple[int, ...]]:

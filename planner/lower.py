@@ -69,7 +69,7 @@ class Lowering:
         self._steps: dict[tuple[int, int, int], StepInstance] = {}
         self._step_templates: dict[tuple[int, int], StepTemplate] = {}
         self._flows: dict[tuple[int, int, tuple[int, ...]], FlowInstance] = {}
-        self._ports: dict[tuple[int, int, int, bool], Placed] = {}
+        self._ports: dict[tuple[tuple[int, int, bool], int], Placed] = {}
         self._at_home: dict[Hashable, tuple[Box, ...]] = {}
         self._kinds: dict[int, Kinds] = {}
         self._kind_numbers: dict[Hashable, int] = {}
@@ -337,11 +337,12 @@ class Lowering:
 
     def _placed(self, step: StepInstance, port: int, output: bool) -> Placed:
         """Where the boxes of a port lie."""
-        key = id(step.template), id(step.config), port, output
+        lying = id(step.template.known(port, output)), port, output
+        key = lying, id(step.config)
         found = self._ports.get(key)
         if found is None:
             boxes = step.template.boxes(port, output)
-            found = self._ports[key] = self.versions.placed((id(step.template), port, output), boxes, step.config)
+            found = self._ports[key] = self.versions.placed(lying, boxes, step.config)
         return found
 
 

@@ -72,7 +72,7 @@ class Op:
     flows: ClassVar[int] = 1
     # Settings that say where or which one, and nothing of how much there is to do.
     costless: ClassVar[tuple[str, ...]] = ()
-    # Those of them that bodies do not look at: parts record the same whatever these are.
+    # Those of them that bodies do not look at: parts record the same whatever these are, and touch as much.
     unrecorded: ClassVar[tuple[str, ...]] = ()
     # Whether bodies do no more with where a part lies than to tell kernels: of parts as long along all axes that touch
     # boxes of the same shapes all make the same calls then, but for literals.

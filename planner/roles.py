@@ -133,11 +133,11 @@ class Shapes:
         count, every = step.num_tasks, np.arange(step.num_tasks)
         lane = step.lanes
         numbers: dict[int, int] = {}
-        of_works = np.array([numbers.setdefault(id(w.recording), len(numbers)) for w in step.template.works])
-        recordings = of_works[step.template.number]
+        of_works = np.array([numbers.setdefault(id(w.recording), len(numbers)) for w in step.template.does.each])
+        recordings = of_works[step.template.does.number]
         return Shape(
             step, len(self._made), count, np.zeros(count, np.int64), every, np.full(count, int(Kind.COMPUTE)),
-            self._numbered(step.template.keys[0])[step.costs], step.private, np.zeros(count, np.uint64),
+            self._numbered(step.template.does.keys[0])[step.costs], step.private, np.zeros(count, np.uint64),
             np.repeat(recordings, step.config.replicas).astype(np.uint64), every, lane, self._nth(every, lane),
         )  # fmt: skip
 

@@ -29,7 +29,7 @@ def speeds(lowering: Lowering, cost: CostModel) -> tuple[float, ...]:
     program = lowering.program(Strategy({}, lowering.microbatches))
     lasts = np.zeros(len(kinds))
     for step in program.steps:
-        keys, of_part = lowering.templates.get(step, {}, program.dtypes.__getitem__).keys
+        keys, of_part = lowering.templates.get(step, {}, program.dtypes.__getitem__).does.keys
         lasts += [cost.picoseconds(keys, kind)[of_part].sum() for kind in kinds]
     return tuple((lasts.min() / lasts)[machine.kind_of].tolist())
 

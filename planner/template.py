@@ -5,7 +5,7 @@ One template serves all nodes of the same operator, shapes and split, whatever t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from math import prod
@@ -28,8 +28,11 @@ from castile.runtime.task import Body, CostKey
 Bodies = dict[tuple[bool, ...], Body]
 Cuts = tuple[tuple[str, int], ...]
 Frames = tuple[tuple[int, tuple[int, ...]], ...]  # input ports, and the shapes of arrays that they read in strides
+Boxes = dict[tuple[int, bool], tuple[Box | None, ...]]  # by the number of a port and whether it is an output
 InStrides = list[tuple[int, int, tuple[int, ...]]]  # tasks, input ports, and the same
 Shapes = tuple[tuple[int, ...], ...]
+# Of each port, inputs then outputs, where in its region lies what parts touch, () where as it comes; () if all do so.
+Places = tuple[Hashable, ...]
 
 
 class Work(msgspec.Struct, frozen=True, eq=False):
@@ -82,25 +85,58 @@ class PartTemplate(NamedTuple):
         return self.work.body(adds)
 
 
+class Works:
+    """What the parts of a pass compute, wherever in their regions lies what they touch.
+
+    each     one work for all parts that do the same, wherever they tell kernels that they do it
+    number   which of these each part's is
+    boxes    of ports, of what lies as it comes: the box by part
+    """
+
+    def __init__(self, each: Sequence[Work], number: Sequence[int]) -> None:
+        self.each, self.number = each, np.array(number)
+        self.boxes: Boxes = {}
+        self._private: dict[tuple[bool, ...], np.ndarray] = {}
+        self._of_tasks: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    def of(self, part: int) -> Work:
+        return self.each[self.number[part]]
+
+    def private_adding(self, adds: tuple[bool, ...]) -> np.ndarray:
+        """The private bytes of each part where output port j is added to if adds[j]."""
+        if adds not in self._private:
+            self._private[adds] = np.array([work.body(adds).private_bytes for work in self.each])[self.number]
+        return self._private[adds]
+
+    def of_tasks(self, replicas: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of the tasks when each part has that many replicas the numbers of their cost keys, and their private bytes
+        where nothing is added up.
+        """
+        if replicas not in self._of_tasks:
+            alone = self.private_adding((False,) * len(self.each[0].outputs))
+            self._of_tasks[replicas] = np.repeat(self.keys[1], replicas), np.repeat(alone, replicas)
+        return self._of_tasks[replicas]
+
+    @cached_property
+    def keys(self) -> tuple[tuple[CostKey, ...], np.ndarray]:
+        """The distinct cost keys and the number of each part's."""
+        distinct: dict[CostKey, int] = {}
+        numbers = np.array([distinct.setdefault(work.key, len(distinct)) for work in self.each])
+        return tuple(distinct), numbers[self.number]
+
+
 class StepTemplate:
     """All parts of a pass, row-major in the order of the axis line.
 
-    works    what they compute: one work for all that do the same, wherever they tell kernels that they do it
-    number   which of these each part's is
+    does   what they compute: one object for all passes that differ in where in its region lies what they touch
     """
 
-    def __init__(self, step: Step, grid: Grid, common: _Common) -> None:
-        self._which, self._num_inputs = step.which, len(step.inputs)
-        self._layouts = [grid.layout(port) for port in (*step.inputs, *step.outputs)]
-        self._grid, self._common = grid, common
-        self.works, of = common.works(step.which, grid, self._layouts)
-        self.number = np.array(of)
+    def __init__(self, step: Step, grid: Grid, common: _Common, does: Works, places: Places) -> None:
+        self._step, self._grid, self._common, self.does, self._places = step, grid, common, does, places
         self.num_parts = grid.count
         self._parts: dict[int, PartTemplate] = {}
-        self._boxes: dict[tuple[int, bool], tuple[Box | None, ...]] = {}
-        self._private: dict[tuple[bool, ...], np.ndarray] = {}
+        self._boxes: Boxes = {}
         self._strided: dict[tuple[int, ...], tuple[object, tuple[np.ndarray, list[CostKey]]]] = {}
-        self._of_tasks: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     @property
     def parts(self) -> list[PartTemplate]:
@@ -109,35 +145,28 @@ class StepTemplate:
     def part(self, number: int) -> PartTemplate:
         """One of them, with the work of its own."""
         if number not in self._parts:
-            inputs = tuple([self.boxes(port, False)[number] for port in range(self._num_inputs)])
-            outputs = tuple([self.boxes(port, True)[number] for port in range(len(self._layouts) - self._num_inputs)])
-            work = self._common.work(self._which, self._grid, self._layouts, number)
+            inputs = tuple([self.boxes(port, False)[number] for port in range(len(self._step.inputs))])
+            outputs = tuple([self.boxes(port, True)[number] for port in range(len(self._step.outputs))])
+            work = self._common.work(self._step.which, self._grid, layouts_of(self._step, self._grid), number)
             self._parts[number] = PartTemplate(inputs, outputs, work)
         return self._parts[number]
 
-    def work(self, part: int) -> Work:
-        return self.works[self.number[part]]
+    def known(self, port: int, output: bool) -> Boxes:
+        """Where it is kept which boxes a port has: one object for all templates of which it has the same."""
+        is_moved = self._places and self._places[port + len(self._step.inputs) * output]
+        return self._boxes if is_moved else self.does.boxes
 
     def boxes(self, port: int, output: bool) -> tuple[Box | None, ...]:
         """The box of a port by part."""
-        if (port, output) not in self._boxes:
-            number = port + self._num_inputs * output
-            layout, bears = self._layouts[number], self._common.bears[number]
+        known = self.known(port, output)
+        if (port, output) not in known:
+            layout = self._grid.layout((self._step.outputs if output else self._step.inputs)[port])
+            bears = self._common.bears[port + len(self._step.inputs) * output]
             boxes = (layout.each(bears.laid) if bears.order else layout).by_part
-            touched = self._touched(port, output)
-            rows = zip(boxes, self.number.tolist()) if not all(touched) else ()
-            self._boxes[port, output] = tuple([box if touched[n] else None for box, n in rows]) or boxes
-        return self._boxes[port, output]
-
-    def _touched(self, port: int, output: bool) -> list[bool]:
-        """By work whether a port is touched."""
-        return [(work.outputs if output else work.inputs)[port] for work in self.works]
-
-    def private_adding(self, adds: tuple[bool, ...]) -> np.ndarray:
-        """The private bytes of each part where output port j is added to if adds[j]."""
-        if adds not in self._private:
-            self._private[adds] = np.array([work.body(adds).private_bytes for work in self.works])[self.number]
-        return self._private[adds]
+            touched = [(work.outputs if output else work.inputs)[port] for work in self.does.each]
+            rows = zip(boxes, self.does.number.tolist()) if not all(touched) else ()
+            known[port, output] = tuple([box if touched[n] else None for box, n in rows]) or boxes
+        return known[port, output]
 
     def strided(self, replicas: int, rows: Sequence[InStrides]) -> tuple[np.ndarray, list[CostKey]]:
         """The tasks, when each part has that many replicas, that read arrays in strides, and cost keys that say so."""
@@ -147,25 +176,15 @@ class StepTemplate:
             frames: dict[int, dict[int, tuple[int, ...]]] = {}
             for task, port, frame in chain.from_iterable(rows):
                 frames.setdefault(task, {})[port] = frame
-            keys = [self.work(task // replicas).strided_key(tuple(sorted(of.items()))) for task, of in frames.items()]
+            works = [(self.does.of(task // replicas), tuple(sorted(of.items()))) for task, of in frames.items()]
+            keys = [work.strided_key(of) for work, of in works]
             self._strided[key] = rows, (np.array(list(frames), np.int64), keys)
         return self._strided[key][1]
 
-    def of_tasks(self, replicas: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of the tasks when each part has that many replicas the numbers of their cost keys, and their private bytes
-        where nothing is added up.
-        """
-        if replicas not in self._of_tasks:
-            alone = self.private_adding((False,) * (len(self._layouts) - self._num_inputs))
-            self._of_tasks[replicas] = np.repeat(self.keys[1], replicas), np.repeat(alone, replicas)
-        return self._of_tasks[replicas]
 
-    @cached_property
-    def keys(self) -> tuple[tuple[CostKey, ...], np.ndarray]:
-        """The distinct cost keys and the number of each part's."""
-        distinct: dict[CostKey, int] = {}
-        numbers = np.array([distinct.setdefault(work.key, len(distinct)) for work in self.works])
-        return tuple(distinct), numbers[self.number]
+def layouts_of(step: Step, grid: Grid) -> list[Layout]:
+    """What parts touch at each port of a step."""
+    return [grid.layout(port) for port in (*step.inputs, *step.outputs)]
 
 
 def cuts_of(split: Mapping[str, int]) -> Cuts:
@@ -185,6 +204,7 @@ class Templates:
         # by identity, each with what keeps its identity its own
         self._nodes: dict[int, tuple[Node, int]] = {}
         self._steps: dict[int, tuple[Step, int, Micro]] = {}
+        self._alike: dict[int, tuple[int, Places]] = {}
 
     def get(self, step: Step, split: dict[str, int], dtypes: Callable[[str], str]) -> StepTemplate:
         """The template of a step under a split; dtypes(region) names what a region's elements are."""
@@ -193,7 +213,8 @@ class Templates:
         if key not in self._made:
             micro = self._steps[id(step)][2]
             grid = self.grid(step.node, cuts, step.axis, micro)
-            self._made[key] = StepTemplate(step, grid, self._common_of(step, micro, dtypes))
+            common = self._common_of(step, micro, dtypes)
+            self._made[key] = StepTemplate(step, grid, common, common.works(step, cuts, grid), self._alike[key[0]][1])
         return self._made[key]
 
     def grid(self, node: Node, cuts: Cuts, axis: str = "", micro: Micro = WHOLE_BATCH) -> Grid:
@@ -219,8 +240,26 @@ class Templates:
             micro = step.micro if is_one else Micro(0, step.micro.count)
             ports = tuple([(p.role, p.index, dtypes(p.region), p.cut, p.begin) for p in (*step.inputs, *step.outputs)])
             key = (self.node_kind(step.node), step.which, step.axis, micro, ports)
-            self._steps[id(step)] = step, self._numbers.setdefault(key, len(self._numbers)), micro
+            kind = self._numbers.setdefault(key, len(self._numbers))
+            if kind not in self._alike:
+                alike = (self._recorded_kind(step.node), *key[1:-1], tuple([port[:3] for port in ports]))
+                self._alike[kind] = self._numbers.setdefault(alike, len(self._numbers)), self._places(step)
+            self._steps[id(step)] = step, kind, micro
         return self._steps[id(step)][1]
+
+    def alike(self, kind: int) -> tuple[int, Places]:
+        """Of a kind of steps a number, the same for those that compute the same, wherever in its region lies what they
+        touch; and where that is.
+        """
+        return self._alike[kind]
+
+    def _places(self, step: Step) -> Places:
+        op, found = step.node.op, []
+        for port in (*step.inputs, *step.outputs):
+            is_asked = op.unrecorded and port.of_operand and not op.follows(port.index)
+            place = port.cut, port.begin, self.node_kind(step.node) if is_asked else 0
+            found.append(() if place == (None, (), 0) else place)
+        return tuple(found) if any(found) else ()
 
     def node_kind(self, node: Node) -> int:
         """The same number for nodes of the same operator and shapes."""
@@ -252,9 +291,15 @@ class _Common:
         self._axes = set[str]()
         self._recordings: dict[Shapes, Shared[tuple[Recording, Bodies]]] = {}
         self._works: dict[object, Work] = {}
+        self._split: dict[Cuts, Works] = {}
 
-    def works(self, which: str, grid: Grid, layouts: Sequence[Layout]) -> tuple[list[Work], tuple[int, ...]]:
-        """The works of one of these steps under a split, and the number of each part's; layouts: by port."""
+    def works(self, step: Step, cuts: Cuts, grid: Grid) -> Works:
+        """The works of one of these steps under a split: all touch boxes of the same shapes."""
+        if cuts not in self._split:
+            self._split[cuts] = self._find(step.which, grid, layouts_of(step, grid))
+        return self._split[cuts]
+
+    def _find(self, which: str, grid: Grid, layouts: Sequence[Layout]) -> Works:
         alike = joint(grid.by_length, grid.by_flops(which))
         for layout in layouts:
             alike = alike if layout.is_even else joint(alike, layout.by_shape)
@@ -263,7 +308,7 @@ class _Common:
             axes = set(self._axes)
             kinds = joint(alike, grid.along([axis for axis in grid.blocks if axis in axes]))
             found = [self.work(which, grid, layouts, first) for first in kinds.firsts]
-        return found, kinds.of
+        return Works(found, kinds.of)
 
     def work(self, which: str, grid: Grid, layouts: Sequence[Layout], number: int) -> Work:
         """That of a part, with what it records where it is."""

@@ -99,7 +99,7 @@ def only_calls(steps: Sequence[StepInstance]) -> list[list[Call | None]]:
     of_parts: dict[StepTemplate, list[Call | None]] = {}
     for template in dict.fromkeys([step.template for step in steps]):
         # What parts of one work do differs in literals at most, so all of them consist of such a call or none.
-        is_any = any(each(template.works))
+        is_any = any(each(template.does.each))
         of_parts[template] = each([p.work for p in template.parts]) if is_any else [None] * template.num_parts
     return [of_parts[step.template] for step in steps]
 

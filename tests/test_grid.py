@@ -7,6 +7,7 @@ where a part lies, else in nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice, product
 
 import pytest
@@ -66,6 +67,18 @@ def test_grids_say_of_all_parts_what_each_says_of_itself(name: str) -> None:
                 assert list(further.by_part) == [moved(box, begin) for box in boxes]
 
 
+def test_parts_touch_as_much_whatever_settings_bodies_do_not_look_at() -> None:
+    cases = [case for name in available() for case in cases_of(name) if case.op.unrecorded]
+    others = [replace(case, op=replace(case.op, **dict.fromkeys(case.op.unrecorded, 0))) for case in cases]
+    assert cases
+    for one, other in zip(map(node_of, cases), map(node_of, others), strict=True):
+        for split in islice(splits(one), MOST_SPLITS):
+            mine, theirs = (Grid(node, split, "", WHOLE_BATCH) for node in (one, other))
+            for port in ports(one):
+                layouts = [grid.layout(port) for grid in (mine, theirs)]
+                assert len({tuple(map(of.shape, range(mine.count))) for of in layouts}) == 1, f"{one.op} {split}"
+
+
 def test_operations_of_parts_are_told_beyond_63_bits() -> None:
     op = find("topk")(2)
     rows = Tensor("x", (2**40, 2**40), "float32", ("b", "v"))
@@ -116,7 +129,7 @@ def test_works_stand_for_parts_that_do_the_same(name: str) -> None:
         for step, split in product(steps(case), islice(splits(node_of(case)), MOST_SPLITS)):
             template = templates.get(step, split, dtypes.__getitem__)
             for number, part in enumerate(template.parts):
-                work, told = template.work(number), case.op.told
+                work, told = template.does.of(number), case.op.told
                 assert (work.key, work.inputs, work.outputs) == (part.key, part.work.inputs, part.work.outputs)
                 for adds in (False, True):
                     one, other = (of.body((adds,) * len(step.outputs)) for of in (work, part))
