@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -62,6 +63,18 @@ def test_what_was_foreseen_changes_nothing(seed: int) -> None:
             chains = Chains(sketch, capacity, seed)
             chains.foresee(guess)
             assert found(chains, asked) == known, right
+
+
+def test_threads_are_patient_again_once_nobody_walks() -> None:
+    sketch, plans, capacity = fresh()
+    before = sys.getswitchinterval()
+    chains = Chains(sketch, capacity, 0)
+    chains.foresee([Chain(plans[0], False, 100, False)] * 3)
+    try:
+        assert sys.getswitchinterval() <= before
+    finally:
+        chains.stop()
+    assert sys.getswitchinterval() == before
 
 
 def test_walks_that_ask_what_others_change_are_not_foreseen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ are good for, nor what is done with what it finds.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +25,9 @@ from castile.runtime.machine import num_cores
 TEMPERATURE, COARSE = 0.02, 0.002
 # Of plans of more nodes, each of which has a smaller part in the time, it is as much less.
 MOST_HOT = 60
+# Seconds for which a thread that has walked waits for the interpreter's lock before it can go on: of a chain of 2,000
+# proposals the five milliseconds that Python has by default are half.
+PATIENCE = 5e-4
 
 
 class Chain(NamedTuple):
@@ -60,6 +64,7 @@ class Chains:
         # The numbers of plans by identity, each with what keeps its identity its own.
         self._numbers: dict[int, tuple[dict[str, Config], np.ndarray]] = {}
         self._aside: ThreadPoolExecutor | None = None
+        self._patience = sys.getswitchinterval()
 
     def foresee(self, chains: Sequence[Chain]) -> None:
         """Begin with chains that are likely to be asked for, in this order, on all cores but one, the caller's.
@@ -70,6 +75,7 @@ class Chains:
             return
         num_threads = max(1, min(len(chains), num_cores()) - 1)
         self._aside = ThreadPoolExecutor(num_threads, "castile chains")
+        sys.setswitchinterval(min(self._patience, PATIENCE))
         free: SimpleQueue[Sketch] = SimpleQueue()
         for _ in range(num_threads):
             free.put(self._sketch.beside())
@@ -92,6 +98,7 @@ class Chains:
         if self._aside is not None:
             self._aside.shutdown(cancel_futures=True)
             self._aside = None
+            sys.setswitchinterval(self._patience)
         if self._foreseen:
             self._rng.bit_generator.state = self._foreseen[0].state
             self._foreseen.clear()
