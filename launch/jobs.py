@@ -88,9 +88,9 @@ class Job:
         found = data.load(text or self.model.recipe.data, seed, **({"seq": extent} if extent else {}))
         for name, shape in shapes.items():
             if found.shapes.get(name) != shape:
-                there = found.shapes.get(name, "nothing of that name")
+                there = ", ".join(f"{other!r} of shape {of}" for other, of in found.shapes.items())
                 words = f"model {self.model.name} takes {name!r} of shape {shape}, data set {found.name} has {there}"
-                raise UserError(f"{words}: choose another with --data")
+                raise UserError(f"{words}: let names and shapes agree, or choose another with --data")
         found.steps_per_epoch(self.graph.batch)
         numbers.check(self.graph, found)
         return found

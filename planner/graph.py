@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from castile.planner import layers
 from castile.planner import op as operators
@@ -87,7 +88,8 @@ class Graph:
         """A tensor that the host fills at each step; `axes` names its dims, as in "b c h w".
 
         dtype   a numpy name, by default that of the graph
-        Raises ValueError for a name that is taken or holds a mark of plans' own, and for axes that are not one a dim.
+        Raises ValueError for a name that is taken or holds a mark of plans' own, for axes that are not one a dim, for
+        extents below 1 and for a dtype that there is not.
         """
         tensor = self._tensor(Tensor(name, tuple(shape), dtype or self.dtype, tuple(axes.split())))
         self.inputs.append(name)
@@ -191,6 +193,13 @@ class Graph:
             )
         if tensor.name in self.tensors:
             raise ValueError(f"two tensors are named {tensor.name!r}")
+        if wrong := [n for n in tensor.shape if not isinstance(n, int | np.integer) or n < 1]:
+            raise ValueError(f"tensor {tensor.name!r}: {wrong[0]!r} in its shape should be a whole number from 1 on")
+        try:
+            np.dtype(tensor.dtype)
+        except TypeError as error:
+            what = f"tensor {tensor.name!r}: {tensor.dtype!r}"
+            raise ValueError(f"{what} is no dtype; give one such as float32 or int32") from error
         self.tensors[tensor.name] = tensor
         return tensor
 

@@ -202,7 +202,7 @@ CASES = [
     ("train gpt:width=130", r"width 130 should be a multiple of heads"),
     ("train mlp --search mcm", r"no search 'mcm' \(did you mean 'mcmc'"),
     ("train mlp --data digit", r"no data set 'digit' \(did you mean 'digits'"),
-    ("train mlp --data text", r"takes 'image' of shape \(1, 8, 8\), data set text has nothing of that name"),
+    ("train mlp --data text", r"takes 'image' of shape \(1, 8, 8\), data set text has 'tokens' of shape "),
     ("train mlp --machine dgx-h10", r"no machine 'dgx-h10' \(did you mean 'dgx-h100'"),
     ("train mlp --machine dgx-h100", r"kind 'h100-sxm5-80gb', and steps run on this host's cpu"),
     ("train mlp --machine local:procs=3", r"it has 3 processors, but 1 rank runs"),

@@ -78,3 +78,21 @@ def test_a_name_is_shared_by_parameters_and_by_numbers_of_the_host_alone(kind: s
     else:
         with pytest.raises(ValueError, match="named"):
             KINDS[other](g, "name")
+
+
+@pytest.mark.parametrize("extent", [0, -1, 2.0, "3", None])
+def test_a_shape_holds_whole_numbers_from_1_on(extent: object) -> None:
+    g = Graph("shapes")
+    for make in (
+        lambda: g.input("x", (4, extent), "b i"),
+        lambda: g.param("w", (extent, 3), ("o", "i"), Init("zeros")),
+        lambda: g.state("s", (extent,), ("c",), Init("zeros")),
+        lambda: g.linear("fc", g.input("y", (4, 3), "b i"), features=extent),
+    ):
+        with pytest.raises(ValueError, match=r"^tensor '.*': .* should be a whole number from 1 on$"):
+            make()
+
+
+def test_a_dtype_that_there_is_not_is_told_where_it_stands() -> None:
+    with pytest.raises(ValueError, match=r"^tensor 'x': 'int33' is no dtype"):
+        Graph("dtypes").input("x", (4, 3), "b i", "int33")
