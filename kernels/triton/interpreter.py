@@ -4,6 +4,7 @@ TRITON_INTERPRET=1 must be in the environment before Triton is imported. It know
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
@@ -77,8 +78,17 @@ def _run(kernel: Callable[..., Any], args: tuple[Any, ...], constants: dict[str,
 
 @cache
 def _mend() -> None:
-    """Repairs of the interpreter: one of Triton 3.6 with NumPy from 2.4 on, and up to 3.9 bfloat16 and conditions."""
+    """Repairs of the interpreter: one of Triton 3.6 with NumPy from 2.4 on, and up to 3.9 bfloat16 and conditions.
+
+    And what took most of its time: it did sums and products of integers again in 64 bits, to tell an overflow that it
+    tells only when debugging, made the table of dtypes anew for all that it read, and wrote out the type of each shape.
+    """
     from triton.runtime import interpreter
+
+    options = interpreter.interpreter_builder.options
+    interpreter.interpreter_builder.options = replace(options, sanitize_overflow=options.debug)
+    interpreter._get_np_dtype = _by_name(interpreter._get_np_dtype)
+    tl.core._type_for_tuple_values = _of_shapes(tl.core._type_for_tuple_values)
 
     patch = interpreter._patch_lang_tensor
 
@@ -113,6 +123,32 @@ def _mend() -> None:
 
     builder.cast_impl, builder.create_splat = rounded, spread
     builder.create_dot = lambda self, a, b, *rest: dot(self, widened(a), widened(b), *rest)
+
+
+def _by_name(numpy_dtype: Callable[[Any], np.dtype]) -> Callable[[Any], np.dtype]:
+    """NumPy's dtype for each of Triton's, found once for all blocks of a dtype."""
+    kept: dict[str, np.dtype] = {}
+
+    def found(dtype: Any) -> np.dtype:
+        name = dtype.scalar.name
+        if name not in kept:
+            kept[name] = numpy_dtype(dtype)
+        return kept[name]
+
+    return found
+
+
+def _of_shapes(type_of: Callable[..., Any]) -> Callable[..., Any]:
+    """The type of a tuple of values, made once for each shape."""
+    of_shape = cache(type_of)
+
+    def found(values: Any, fields: Any = None) -> Any:
+        shape = tuple([x.value if type(x) is tl.constexpr else x for x in values])
+        if fields is None and all([type(n) is int for n in shape]):
+            return of_shape(shape)
+        return type_of(values, fields)
+
+    return found
 
 
 def _upper_half(x: np.ndarray) -> np.ndarray:
