@@ -45,6 +45,11 @@ class Layout:
             self._shapes[number] = self.boxes[number].shape
         return self._shapes[number]
 
+    @property
+    def are_apart(self) -> bool:
+        """Whether axes say that no two parts touch the same; what parts read otherwise is looked at box by box."""
+        return self.is_even and len(self.boxes) == len(self.of)
+
     def each(self, change: Callable[[Box], Box]) -> Layout:
         """The same with another box in place of each."""
         return Layout([change(box) for box in self.boxes], self.of, self.is_even)

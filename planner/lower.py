@@ -342,7 +342,8 @@ class Lowering:
         found = self._ports.get(key)
         if found is None:
             boxes = step.template.boxes(port, output)
-            found = self._ports[key] = self.versions.placed(lying, boxes, step.config)
+            are_apart = step.template.are_apart(port, output)
+            found = self._ports[key] = self.versions.placed(lying, boxes, step.config, are_apart)
         return found
 
 

@@ -168,6 +168,11 @@ class StepTemplate:
             known[port, output] = tuple([box if touched[n] else None for box, n in rows]) or boxes
         return known[port, output]
 
+    def are_apart(self, port: int, output: bool) -> bool:
+        """Whether it is known of the boxes of a port that all parts have one and no two overlap."""
+        layout = self._grid.layout((self._step.outputs if output else self._step.inputs)[port])
+        return layout.are_apart and None not in self.boxes(port, output)
+
     def strided(self, replicas: int, rows: Sequence[InStrides]) -> tuple[np.ndarray, list[CostKey]]:
         """The tasks, when each part has that many replicas, that read arrays in strides, and cost keys that say so."""
         # Flows have the rows of their templates, so those that are alike are one object, which is kept.

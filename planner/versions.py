@@ -53,11 +53,18 @@ class Versions:
         self._tasks: dict[tuple[int, ...], np.ndarray] = {}
         self._among: dict[tuple[int, ...], tuple[Links, Hashable]] = {}
 
-    def placed(self, identity: Hashable, boxes: tuple[Box | None, ...], config: Config) -> Placed:
-        """What has these boxes by part and this Config; `identity` of the boxes, as to hash many takes long."""
+    def placed(
+        self, identity: Hashable, boxes: tuple[Box | None, ...], config: Config, are_apart: bool = False
+    ) -> Placed:
+        """What has these boxes by part and this Config; `identity` of the boxes, as to hash many takes long.
+
+        are_apart   whether it is known that all parts have a box and no two overlap
+        """
         if identity not in self._layouts:
             self._layouts[identity] = self._boxes.setdefault(boxes, len(self._boxes))
         number = self._layouts[identity]
+        if are_apart:
+            self._apart[number] = True
         key = number, config
         if key not in self._placed:
             r = config.replicas
@@ -172,7 +179,10 @@ def _boxes(placed: Placed) -> list[Box]:
 
 def _lie_alike(one: Placed, other: Placed) -> bool:
     """Whether the same boxes lie on the same processors, in one order."""
-    return one is other or (one.touching == other.touching and _boxes(one) == _boxes(other))
+    if one is other or one.touching != other.touching:
+        return one is other
+    is_same = one.layout == other.layout and one.config.replicas == other.config.replicas
+    return is_same or _boxes(one) == _boxes(other)
 
 
 def _contributions(made: Sequence[Placed], together: Sequence[int], slots: dict[int, int]) -> list[Contribution]:
