@@ -130,6 +130,13 @@ class FlowTemplate:
         return counts, self._procs[lanes // NUM_LANES] * NUM_LANES + lanes % NUM_LANES
 
     @cached_property
+    def served(self) -> list[int]:
+        """Which of the steps that the flow touches read what transfers bring."""
+        brought = ~self.version.are_sources[self.version.located]
+        steps = np.unique(self.port_step[self.reading][brought])
+        return steps[steps >= 0].tolist()
+
+    @cached_property
     def buffer_procs(self) -> np.ndarray:
         return self._procs[self.version.slots]
 
@@ -235,9 +242,11 @@ class FlowInstance(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def slot(self) -> int:
-        """The slot that the transfers follow: the last producer's, or the one before the first reader's."""
+        """The slot that the transfers follow: the last producer's, or the one before the first of those who read what
+        transfers bring.
+        """
         of_producers = [slot for slot, _ in self.flow.producers]
-        return max(of_producers, default=min([slot for slot, _ in self.flow.readers], default=0) - 1)
+        return max(of_producers, default=min([self.slots[n] for n in self.template.served], default=0) - 1)
 
     def task(self, number: int, local: int, first_buffer: int) -> Task:
         """The transfer written out."""

@@ -1,13 +1,15 @@
 """Families: sources that are summed where they lie, and others of which copies are made apart and then added.
 
 Where a parameter is used twice, cut along one axis here and along another there, its gradients are rows and columns.
-Summed where they lie these would fill the box around both, and mostly zeros would be sent. It does not know by which
-tasks copies are made. Processors are slots 0..n-1 of a template.
+Summed where they lie these would fill the box around both, and mostly zeros would be sent. Where one of two gradients
+is needed only where it was made, it is added at the end, or the other would wait for it before it is sent. It does not
+know by which tasks copies are made. Processors are slots 0..n-1 of a template.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 
 from castile.runtime import transfer
 from castile.runtime.components import Members, clusters
@@ -17,30 +19,44 @@ from castile.runtime.task import Kind, View
 from castile.runtime.transfer import Source, Transfer, Wanted
 
 
-def families(sources: Sequence[Source]) -> list[list[int]]:
-    """The numbers of the sources of each family, in order.
+def families(sources: Sequence[Source], wanted: Sequence[Read]) -> list[list[int]]:
+    """The numbers of the sources of each family, in order, given the copies that are wanted.
 
-    Two that overlap on the same processors go apart if the box around them holds as much as both or more.
+    Two that overlap on the same processors go apart if the box around them holds as much as both or more, or if one
+    stays, that is, all copies with some of it are on its own processors, and the other does not. Those that stay are of
+    the last families: what travels waits for none of them.
     """
-    found: list[list[int]] = [[]]
     others: dict[int, list[int]] = {}
+    stay: set[int] = set()
     for cluster in clusters(sources, range(len(sources))):
-        volumes = [sources[i].box.volume for i in cluster]
-        if len(cluster) > 1 and bounding({sources[i].box for i in cluster}).volume > max(volumes):
-            others.update((i, [j for j in cluster if j < i and _are_apart(sources[i], sources[j])]) for i in cluster)
+        if len(cluster) > 1:
+            mine = {i for i in cluster if _stays(sources[i], wanted)}
+            apart = {i: [j for j in cluster if _are_apart(sources, mine, i, j)] for i in cluster}
+            stay |= {i for i in mine if not mine.issuperset(apart[i])}
+            others |= apart
+    found: list[list[int]] = []
     family_of: dict[int, int] = {}
-    for i in range(len(sources)):
-        taken = {family_of[j] for j in others.get(i, ())}
-        number = next(n for n in range(len(found) + 1) if n not in taken)
-        if number == len(found):
-            found.append([])
-        found[number].append(i)
-        family_of[i] = number
+    for some in ([i for i in range(len(sources)) if i not in stay], sorted(stay)):
+        first = len(found)
+        for i in some:
+            taken = {family_of[j] for j in others.get(i, ()) if j in family_of}
+            number = next(n for n in range(first, len(found) + 1) if n not in taken)
+            if number == len(found):
+                found.append([])
+            found[number].append(i)
+            family_of[i] = number
     return found
 
 
-def _are_apart(a: Source, b: Source) -> bool:
-    return overlap(a.box, b.box) and bounding((a.box, b.box)).volume >= a.box.volume + b.box.volume
+def _stays(source: Source, wanted: Sequence[Read]) -> bool:
+    return all(proc in source.procs for proc, box in wanted if overlap(box, source.box))
+
+
+def _are_apart(sources: Sequence[Source], stay: AbstractSet[int], i: int, j: int) -> bool:
+    a, b = sources[i].box, sources[j].box
+    if i == j or not overlap(a, b):
+        return False
+    return (i in stay) != (j in stay) or bounding((a, b)).volume >= a.volume + b.volume
 
 
 def shares(
@@ -49,7 +65,7 @@ def shares(
     """What is to be made of each family for the copies that are wanted, and into which pieces: the copies themselves
     where there is one family. At the end of the others their shares are added up.
     """
-    every = families(t.sources)
+    every = families(t.sources, wanted)
     if len(every) == 1:
         yield Members(t, every[0]).wanted(wanted), copies
         return

@@ -15,7 +15,7 @@ from castile.runtime import collectives
 from castile.runtime.collectives import SPECIAL_FORMS, filled, plan
 from castile.runtime.comm.local import LocalCommunicator, LocalWorld
 from castile.runtime.machine import Level
-from castile.runtime.region import Box, blocks, bounding, contains, whole
+from castile.runtime.region import Box, blocks, bounding, contains, overlap, whole
 from castile.runtime.task import Kind
 from castile.runtime.transfer import Links, Source, Transfer
 from tests.transfers import KINDS, Read, expected, groups, links, results, situations
@@ -119,6 +119,33 @@ def test_of_rows_and_columns_that_are_added_only_what_is_read_elsewhere_travels(
     held = [np.random.default_rng(i).random(s.box.shape) for i, s in enumerate(sources)]
     for found, (_, box) in zip(results(t, held, reads), reads, strict=True):
         assert np.allclose(found, expected(sources, held, box), rtol=1e-13, atol=1e-13)
+
+
+@st.composite
+def _twice(draw: st.DrawFn, shape: tuple[int, ...], num_procs: int) -> list[tuple[Box, tuple[int, ...]]]:
+    """Two groups, most often over one axis: what two products read or make of one array."""
+    first = draw(groups(shape, num_procs))
+    return [*first, *draw(st.one_of(groups(shape, num_procs), st.just(first)))]
+
+
+@settings(max_examples=300)
+@given(situations((_twice, *KINDS)), st.sampled_from((SPECIAL_FORMS, ())))
+def test_nothing_that_travels_waits_for_what_is_read_only_where_it_lies(situation, forms) -> None:
+    sources, reads, _ = situation
+    t = plan(sources, reads, "float64", links(), forms)
+    waits: dict[int, set[int]] = {piece: {number} for (number, _), piece in t.instances.items()}
+    travels = set[int]()
+    for pattern in t.patterns:
+        behind = {number for piece in pattern.reads for number in waits[piece]}
+        travels |= behind if pattern.comm else set()
+        waits.update((piece, waits.get(piece, set()) | behind) for piece in pattern.writes)
+    for a in sources:
+        elsewhere = [s for s in sources if s.procs == a.procs and overlap(s.box, a.box) and not _stays(s, reads)]
+        assert not (elsewhere and _stays(a, reads) and sources.index(a) in travels)
+
+
+def _stays(source: Source, reads: list[Read]) -> bool:
+    return all(proc in source.procs for proc, box in reads if overlap(box, source.box))
 
 
 def _is_alone(source: Source, sources: list[Source]) -> bool:

@@ -14,11 +14,12 @@ from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.op import Init, Part, find
 from castile.planner.ops.sgd import Sgd
+from castile.planner.program import update_name
 from castile.planner.strategy import Config, Strategy
 from castile.planner.updates import Updates
 from castile.runtime import machine
 from castile.runtime.region import Box, uncovered, whole
-from castile.runtime.task import NUM_LANES, Kind, Lane
+from castile.runtime.task import NUM_LANES, Kind, Lane, TaskGraph
 from tests.strategies import Problem, machines, problems, strategies, whole_on
 from tests.test_models import small
 from tests.training import SGD
@@ -217,3 +218,49 @@ def check_persistent(problem: Problem, tasks) -> None:
         for region in (param.name, f"{param.name}/momentum"):
             assert not uncovered(whole(param.shape), carried[region])
     assert [b.region for b in tasks.buffers if b.role == "output"] == [problem.graph.loss]
+
+
+@st.composite
+def shared(draw: st.DrawFn):
+    """Layers of which several share their weights, and a plan that cuts each, and each update, along one axis."""
+    g = Graph("shared", "float64")
+    h = g.input("x", (4, 6), "b i")
+    weights = [g.param(name, (6, 6), ("o", "i"), Init("uniform", 0.5)) for name in ("u", "v", "w")]
+    for number, weight in enumerate(draw(st.permutations([*weights, *weights]))):
+        h = g.apply(find("linear")(), f"layer{number}", h, weight)
+    g.minimise(g.mean("loss", h))
+    g.outputs = [h.name]
+
+    def cut(*axes: str) -> Config:
+        return Config({draw(st.sampled_from(axes)): 2}, procs=(0, 1))
+
+    configs = {name: cut("b", "i", "o") for name in g.nodes if name != "loss"} | {"loss": cut("b")}
+    updates = {update_name(weight.name): cut("i", "o") for weight in weights}
+    return Problem(g, {}), machine.local(2), Strategy(configs | updates)
+
+
+@settings(max_examples=150)
+@given(shared())
+def test_what_waits_for_no_step_is_sent_in_the_order_in_which_steps_wait_for_it(plan) -> None:
+    problem, on, strategy = plan
+    lowering = Lowering(problem.graph, on, SGD)
+    tasks, flows = lowering.lower(strategy), lowering.instances(strategy)[1]
+    begin = tasks.num_tasks - sum(flow.num_tasks for flow in flows)
+    needed: dict[int, int] = {}
+    followers = _followers(tasks)
+    for flow in flows:
+        mine = range(begin, begin + flow.num_tasks)
+        begin += flow.num_tasks
+        steps = [t for task in mine for t in followers[task] if tasks.kind[t] == Kind.COMPUTE]
+        if steps and not flow.flow.producers:
+            needed[min(tasks.order[list(mine)].tolist())] = min(tasks.order[steps].tolist()) >> 40
+    assert [needed[order] for order in sorted(needed)] == sorted(needed.values())
+
+
+def _followers(tasks: TaskGraph) -> list[list[int]]:
+    """The tasks that need each task."""
+    found: list[list[int]] = [[] for _ in range(tasks.num_tasks)]
+    for task in range(tasks.num_tasks):
+        for before in tasks.needs_of(task).tolist():
+            found[before].append(task)
+    return found
