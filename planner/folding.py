@@ -16,7 +16,7 @@ import numpy as np
 from castile.planner import buckets
 from castile.planner.buckets import Candidates, Where
 from castile.planner.catalogue import Catalogue
-from castile.planner.collapse import _mixed
+from castile.planner.colours import mixed
 from castile.planner.compose import Layout
 from castile.planner.cost import CostModel
 from castile.planner.instances import FlowInstance, StepInstance
@@ -170,7 +170,7 @@ class _Small:
         union = self.union
         spans = union.spans[own]
         side = np.where(spans, 0, 1 + self.proc_class[union.home[own]])
-        _, inverse = np.unique(_mixed(roles.node[own], side), return_inverse=True)
+        _, inverse = np.unique(mixed(roles.node[own], side), return_inverse=True)
         _, alike = np.unique(roles.node[own], return_inverse=True)
         # By the least number of its members a class stands, on every engine that it shares, where its members stand.
         num = int(inverse.max(initial=-1)) + 1

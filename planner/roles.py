@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from castile.planner.collapse import _mixed, _sums, distinct
+from castile.planner.colours import distinct, mixed, sums
 from castile.planner.instances import HOST, FlowInstance, FlowTemplate, StepInstance
 from castile.planner.lower import KEPT
 from castile.runtime.task import NUM_LANES, CostKey, Kind
@@ -185,7 +185,7 @@ class Shapes:
         uses = users[users >= 0], flow.version.touched[users >= 0, 1]
         step_ports = np.flatnonzero((template.port_step >= 0) & is_port)
         place = np.searchsorted([template.reading.start, template.reading.stop], step_ports, side="right")
-        ported = _sums(len(rel), node[step_ports], _mixed(template.port_number[step_ports], place))
+        ported = sums(len(rel), node[step_ports], mixed(template.port_number[step_ports], place))
         return _Wiring(
             node, rel, task, ported, self._flow_lanes(flow, steps, rel, task),
             (pairs % max(1, len(named)), pairs // max(1, len(named))), uses,
@@ -217,13 +217,13 @@ class Shapes:
             strided = [(named[step + 1, t], port, frame) for (step, t), port, frame in flow.strided]
             rows = [(n, port, frames.setdefault(frame, len(frames) + 3)) for n, port, frame in strided]
             at, port, frame = np.array(rows, np.int64).T
-            ported = ported + _sums(len(rel), at, _mixed(port, frame))
+            ported = ported + sums(len(rel), at, mixed(port, frame))
         if not (flow.is_made and flow.version.is_sum):
             return ported, np.zeros(len(rel), np.uint64), strided, []
         at = np.flatnonzero(flow.version.adds)
         adds = list(zip(node[at].tolist(), flow.port_number[at].tolist()))
         recording = [steps[rel[n] - 1].adding[task[n]] for n, _ in adds]
-        adding = _sums(len(rel), node[at], _mixed(flow.port_number[at], np.array(recording, np.uint64)))
+        adding = sums(len(rel), node[at], mixed(flow.port_number[at], np.array(recording, np.uint64)))
         return ported, adding, strided, adds
 
     def _nth(self, owner: np.ndarray, lane: np.ndarray) -> np.ndarray:
@@ -281,7 +281,7 @@ class Union:
         self.lane_node, self.lane, self.nth = self._all("lane_node", of="lane"), self._all("lane"), self._all("nth")
         self.proc, kinds = self.lane // NUM_LANES, self.lane % NUM_LANES
         self.engine = self.proc * NUM_LANES + np.asarray(engines)[kinds]
-        self.role = _mixed(kinds, self.nth)
+        self.role = mixed(kinds, self.nth)
         self.before, self.after = self._all("before", of="before"), self._all("after", of="before")
         self.buffer_proc, self.buffer_bytes = self._all("buffer_proc"), self._all("buffer_bytes")
         first = self._all("buffer_first")
@@ -330,39 +330,43 @@ class Roles:
 
 
 def refined(union: Union) -> Roles:
-    """Colour refinement (see `collapse`), where an engine's colour and a place on it name a task of a shape.
+    """Colour refinement, where an engine's colour and a place on it name a task of a shape.
+
+    Tasks of one class cost alike, need tasks of the same classes and are the k-th on engines of one class. A start
+    depends only on needs and on the sequence within each engine, so by induction over the tasks as served all times of
+    a class are equal.
 
     An engine serves the blocks of a plan in one sequence, and the tasks of a block in their order. So tasks of a block
     that come k-th on engines of one colour are of one class, if all these cost alike and wait for the same classes:
     where they do not, the engines get new colours. Memory moves no task, so what processors hold is looked at last.
     """
     colours = np.repeat(union.kind_of.astype(np.uint64), NUM_LANES)
-    ident = _mixed(union.shape, union.rel)
-    static = _mixed(ident, union.kind, union.cost, union.ported)
+    ident = mixed(union.shape, union.rel)
+    static = mixed(ident, union.kind, union.cost, union.ported)
     count = 0
     while True:
-        lanes = _sums(union.num_nodes, union.lane_node, _mixed(union.role, colours[union.engine]))
-        nodes = _mixed(ident, lanes)
+        lanes = sums(union.num_nodes, union.lane_node, mixed(union.role, colours[union.engine]))
+        nodes = mixed(ident, lanes)
         if count == (count := len(distinct(colours))):
             return Roles(nodes, _classes(_held(union, nodes), colours))
-        needs = _sums(union.num_nodes, union.after, nodes[union.before])
-        tasks = _mixed(static, nodes, needs)
-        colours = _mixed(colours, _sums(len(colours), union.engine, _mixed(union.role, tasks[union.lane_node])))
+        needs = sums(union.num_nodes, union.after, nodes[union.before])
+        tasks = mixed(static, nodes, needs)
+        colours = mixed(colours, sums(len(colours), union.engine, mixed(union.role, tasks[union.lane_node])))
 
 
 def _held(union: Union, nodes: np.ndarray) -> np.ndarray:
     """A hash for each processor of the bytes that live on it, and from when till when."""
     num_procs = len(union.kind_of)
-    users = _sums(union.num_buffers, union.use_buffer, nodes[union.use_node])
+    users = sums(union.num_buffers, union.use_buffer, nodes[union.use_node])
     # A first node of -1, for a persistent buffer, finds the zero at the end.
     firsts = np.append(nodes, np.uint64(0))[union.buffer_first]
     # Arenas are packed by number where blocks are alike, so the sequence of buffers counts too.
-    buffers = _mixed(union.buffer_shape, _ranks(union), union.buffer_bytes, firsts, users)
+    buffers = mixed(union.buffer_shape, _ranks(union), union.buffer_bytes, firsts, users)
     alone = ~union.spans & (union.own | (union.adding > 0))
     # What steps record tells whether adding takes other bytes only where something is added.
     adding = np.where(union.own, 0, union.adding)
-    private = _mixed(nodes, union.private, adding)[alone]
-    return _sums(num_procs, union.buffer_proc, buffers) + _sums(num_procs, union.home[alone], private)
+    private = mixed(nodes, union.private, adding)[alone]
+    return sums(num_procs, union.buffer_proc, buffers) + sums(num_procs, union.home[alone], private)
 
 
 def _ranks(union: Union) -> np.ndarray:
@@ -377,7 +381,7 @@ def _ranks(union: Union) -> np.ndarray:
 def _classes(held: np.ndarray, colours: np.ndarray) -> np.ndarray:
     """The class of each processor: equal memory and equal engines."""
     columns = colours.reshape(-1, NUM_LANES).T
-    _, first, inverse = np.unique(_mixed(held, *columns), return_index=True, return_inverse=True)
+    _, first, inverse = np.unique(mixed(held, *columns), return_index=True, return_inverse=True)
     rank = np.empty(len(first), np.int64)
     rank[np.argsort(first)] = np.arange(len(first))
     return rank[inverse]

@@ -140,3 +140,37 @@ def timings(draw, graph: TaskGraph) -> np.ndarray:
 
 ENGINES = (tuple(Lane), (0,) * NUM_LANES, (0, 1, 1, 1, 0), (2, 0, 0, 1, 1))
 engine_maps = st.sampled_from(ENGINES)
+
+
+@st.composite
+def nearly_symmetric(draw: st.DrawFn) -> TaskGraph:
+    """One program on every processor, with sums, shifts and exchanges between them, and perhaps a few odd tasks."""
+    num_procs = draw(st.integers(2, 6))
+    draft = Draft(num_procs)
+    last: list[list[int]] = [[] for _ in range(num_procs)]
+    for _ in range(draw(st.integers(1, 6))):
+        form = draw(st.sampled_from(["compute", "compute", "sum", "shift", "pairs", "odd"]))
+        cost = draw(st.integers(0, 2))
+        if form == "compute":
+            fresh = [draft.task([(p, Lane.COMPUTE)], last[p], cost, private=cost) for p in range(num_procs)]
+        elif form == "sum":
+            everything = [(p, Lane.COLLECTIVE) for p in range(num_procs)]
+            fresh = [draft.task(everything, [t for needs in last for t in needs], cost, Kind.COLLECTIVE)] * num_procs
+        elif form == "odd":
+            p = draw(st.integers(0, num_procs - 1))
+            last[p] = [draft.task([(p, Lane.COMPUTE)], last[p], cost)]
+            continue
+        else:
+            step = draw(st.integers(1, num_procs - 1)) if form == "shift" else 1
+            moves = [
+                draft.task([(p, Lane.SEND), (to, Lane.RECEIVE)], last[p], cost, Kind.MOVE)
+                for p, to in ((p, (p + step) % num_procs if form == "shift" else p ^ 1) for p in range(num_procs))
+                if to < num_procs
+            ]
+            fresh = [moves[p % len(moves)] for p in range(num_procs)]
+        keep = draw(st.booleans())
+        last = [[f, *(last[p] if keep else [])][:4] for p, f in enumerate(fresh)]
+        if form == "compute":
+            for p in range(num_procs):
+                draft.buffer(p, 10 * cost, fresh[p])
+    return draft.graph()

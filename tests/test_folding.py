@@ -31,10 +31,9 @@ from castile.runtime.machine import Level, Machine, Processor
 from castile.runtime.memory import pack
 from castile.runtime.task import NUM_LANES, Kind, Lane
 from tests import named_plans
-from tests.graphs import Draft, engine_maps, task_graphs, timings
+from tests.graphs import Draft, engine_maps, nearly_symmetric, task_graphs, timings
 from tests.little import two_layers
 from tests.strategies import ENGINES, SGD, in_buckets, machines, problems, regular
-from tests.test_collapse import nearly_symmetric
 
 MOMENTUM = Updates(find("sgd")(momentum=0.9))
 KNOWN = ("data_parallel", "fsdp", "megatron")

@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 
 from castile.launch import models
 from castile.launch.execution import Execution, prepare
-from castile.planner.collapse import collapse, expand
 from castile.planner.cost import CostModel
 from castile.planner.graph import Node
 from castile.planner.lower import Lowering
-from castile.planner.simulate import simulate
 from castile.planner.strategy import Config, Strategy
 from castile.runtime import machine
 from castile.runtime.comm.local import LocalWorld
@@ -29,6 +27,7 @@ from castile.runtime.region import Region
 from castile.runtime.runner import whole_step
 from castile.runtime.task import NOTHING, Arg, Task, TaskGraph, Use
 from tests.strategies import Problem, batches, beginnings, machines, problems, regular, replicated, strategies
+from tests.test_folding import check_plan
 from tests.test_models import scaled
 from tests.training import SGD, train
 
@@ -230,12 +229,5 @@ def test_processors_of_equal_role_are_simulated_once_to_the_same_end(name: str) 
     configs = {n.name: regular(n, "first", range(4)) for n in graph.nodes.values()}
     # partial losses would come to processor 0 one after another, each at its own time
     strategy = Strategy(configs | {graph.loss: replicated(range(4))})
-    tasks = Lowering(graph, on).lower(strategy)
-    durations = CostModel(on).picoseconds(tasks.cost_keys)
-    collapsed = collapse(tasks, on.engines)
-    whole, small = simulate(tasks, durations, on.engines), simulate(collapsed.graph, durations, on.engines)
-    expanded = expand(collapsed, small)
-    assert collapsed.graph.num_tasks < tasks.num_tasks
-    assert expanded.timeline.start.tolist() == whole.timeline.start.tolist()
-    assert expanded.timeline.end.tolist() == whole.timeline.end.tolist()
-    assert expanded.peak_bytes.tolist() == whole.peak_bytes.tolist()
+    folded = check_plan(Lowering(graph, on), strategy)
+    assert folded.graph.num_tasks < folded.count.sum()
