@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
+from types import SimpleNamespace
 
 import numpy as np
 
-from castile.kernels import reference
 from castile.launch.data import Dataset, Samples
 from castile.launch.ranks import UserError
 from castile.planner.graph import Graph, Node
@@ -55,7 +55,10 @@ def look(graph: Graph, nodes: list[Node], arrays: Mapping[str, np.ndarray]) -> N
 
     Raises OutOfPlace where an operator is given one that stands for nothing.
     """
-    known = dict(arrays)
+    # commands that run nothing do without
+    from castile.kernels.table import definitions
+
+    known, kernels = dict(arrays), SimpleNamespace(**definitions())
     for node in nodes:
         whole = node.whole()
         given = [known.get(name) for name in node.inputs]
@@ -67,7 +70,7 @@ def look(graph: Graph, nodes: list[Node], arrays: Mapping[str, np.ndarray]) -> N
                 raise OutOfPlace(f"{wrong} in {node.inputs[operand]!r}, where {node.told} takes 0 to {length - 1}")
         if all(one is not None for one in operands):
             asked = {"at": whole} if "at" in node.op.asks("F") else {}
-            made = getattr(node.op, PASSES["F"])(reference, *operands, **asked)
+            made = getattr(node.op, PASSES["F"])(kernels, *operands, **asked)
             known.update(zip(node.outputs, made if isinstance(made, tuple) else (made,), strict=True))
 
 
