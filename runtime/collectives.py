@@ -58,13 +58,15 @@ def plan(
     for i, source in enumerate(sources):
         for proc in source.procs:
             t.instances[i, proc] = t.add("source", source.box, proc)
-    if component := [] if alike else _from_all(sources, reads):
+    held, component = dict[Read, int](), [] if alike else _from_all(sources, reads)
+    if not component:
+        held = placement.standing(t, reads, alike)
+        component = _from_all(sources, [read for read in reads if read not in held]) if held and not alike else []
+    if component or all([read in held for read in reads]):
         copies = {(copy.proc, copy.box): t.add("copy", copy.box, copy.proc) for copy in component}
-        _transfer(t, component, copies)
-        t.located = [copies[read] for read in reads]
-        return t
-    if (located := placement.standing(t, reads, alike)) is not None:
-        t.located = located
+        if component:
+            _transfer(t, component, copies)
+        t.located = [held[read] if read in held else copies[read] for read in reads]
         return t
     place, around = placement.placed(t, reads, alike, twins)
     wanted = sorted({(read[0], around[read]) for read, found in place.items() if found is None})
@@ -77,10 +79,8 @@ def plan(
 
 
 def _from_all(sources: Sequence[Source], reads: Sequence[Read]) -> list[Wanted]:
-    """The copies to be made where each of several processors has one source, and all who read need some of each.
-
-    Empty in other cases. Gradients are summed so, and parameters gathered: `components` take long to find that out of
-    many processors.
+    """The copies to be made where each of several processors has one source, and all of these reads need some of each;
+    else none. Gradients are summed so, and parameters gathered: `components` take long to find that out.
     """
     # most others are told by two of them
     if len(sources) < 2 or not reads or not overlap(sources[0].box, reads[-1][1]):

@@ -34,17 +34,16 @@ def placed(
         exact |= apart
 
 
-def standing(t: Transfer, reads: Sequence[Read], alike: bool) -> list[int] | None:
-    """The source of each read, where every read is exactly a source that lies on its processor and is no partial sum;
-    else None."""
+def standing(t: Transfer, reads: Sequence[Read], alike: bool) -> dict[Read, int]:
+    """The source of each read that is exactly one that lies on its processor; none where some are partial sums."""
     held: dict[Read, int] = {}
     for (number, proc), piece in t.instances.items():
         held.setdefault((proc, t.sources[number].box), piece)
-    located = [held[read] for read in reads if read in held]
+    found = {read: held[read] for read in reads if read in held}
     boxes = [source.box for source in t.sources]
-    if len(located) < len(reads) or not all([box.volume for box in boxes]) or not (alike or disjoint(boxes)):
-        return None
-    return located
+    if not found or not all([box.volume for box in boxes]) or not (alike or disjoint(boxes)):
+        return {}
+    return found
 
 
 def filled(reads: Sequence[Read], twins: Sequence[Hashable] = ()) -> list[Read]:
