@@ -16,6 +16,7 @@ import numpy as np
 from castile.planner.colours import distinct, mixed, sums
 from castile.planner.instances import HOST, FlowInstance, FlowTemplate, StepInstance
 from castile.planner.lower import KEPT
+from castile.planner.strategy import Config
 from castile.runtime.task import NUM_LANES, CostKey, Kind
 
 
@@ -106,6 +107,8 @@ class Shapes:
         self._known: dict[StepInstance | FlowInstance, Block] = {}
         self._made: dict[Hashable, Shape] = {}
         self._wirings: dict[Hashable, _Wiring] = {}
+        # By Config the tasks of a step, their lanes, and how many come before each there.
+        self._placed: dict[Config, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         self._digests: dict[int, tuple[np.ndarray, bytes]] = {}
 
     def of(self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> list[Block]:
@@ -114,6 +117,7 @@ class Shapes:
             self._known.clear()
             self._made.clear()
             self._wirings.clear()
+            self._placed.clear()
             self._digests.clear()
         found = []
         for step in steps:
@@ -130,15 +134,17 @@ class Shapes:
         return found
 
     def _step(self, step: StepInstance) -> Shape:
-        count, every = step.num_tasks, np.arange(step.num_tasks)
-        lane = step.lanes
+        if step.config not in self._placed:
+            tasks = np.arange(step.num_tasks)
+            self._placed[step.config] = tasks, step.lanes, self._nth(tasks, step.lanes)
+        (every, lane, nth), count = self._placed[step.config], step.num_tasks
         numbers: dict[int, int] = {}
         of_works = np.array([numbers.setdefault(id(w.recording), len(numbers)) for w in step.template.does.each])
         recordings = of_works[step.template.does.number]
         return Shape(
             step, len(self._made), count, np.zeros(count, np.int64), every, np.full(count, int(Kind.COMPUTE)),
             self._numbered(step.template.does.keys[0])[step.costs], step.private, np.zeros(count, np.uint64),
-            np.repeat(recordings, step.config.replicas).astype(np.uint64), every, lane, self._nth(every, lane),
+            np.repeat(recordings, step.config.replicas).astype(np.uint64), every, lane, nth,
         )  # fmt: skip
 
     def _block(self, flow: FlowInstance, steps: Sequence[Block]) -> Block:

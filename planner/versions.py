@@ -124,7 +124,9 @@ class Versions:
         """Whether all parts have a box and no two overlap."""
         if placed.layout not in self._apart:
             full = [box for box in placed.boxes if box is not None and box.volume]
-            self._apart[placed.layout] = len(full) == len(placed.boxes) and disjoint(full)
+            # Of sums all parts have one box: it need not be compared with itself.
+            differ = len({*full}) == len(placed.boxes)
+            self._apart[placed.layout] = differ and disjoint(full)
         return self._apart[placed.layout]
 
     def _links(self, procs: tuple[int, ...]) -> tuple[Links, Hashable]:
