@@ -74,18 +74,18 @@ def _placed(
 ) -> tuple[Packing, list[tuple[_Blocks, np.ndarray]]]:
     """A packing without edges; and what comes and goes on each of these processors, and where it lies."""
     assert len(timeline.task) == graph.num_tasks, "packing needs the times of all tasks"
-    last, homes = _last_ends(graph, timeline), _homes(graph)
+    lives = _Lives(graph, timeline)
     offset, private_offset = np.full(graph.num_buffers, -1), np.full(graph.num_tasks, -1)
     peak, live = np.zeros(graph.num_procs, np.int64), np.zeros(graph.num_procs, np.int64)
     placed, known = [], dict[tuple[bytes, ...], tuple[int, np.ndarray]]()
     for proc in procs:
-        lasting = _persistent(graph, proc)
+        lasting = lives.persistent(proc)
         sizes = _aligned(graph.buffer_bytes[lasting])
         floor = int(sizes.sum())
         offset[lasting] = np.cumsum(sizes) - sizes
         # what is empty lies anywhere above these
-        offset[_transient(graph, proc)] = floor
-        blocks = _blocks(graph, timeline, last, homes, proc)
+        offset[lives.transient(proc)] = floor
+        blocks = lives.blocks(proc)
         # Most processors of a plan are alike to the last byte and picosecond.
         alike = blocks.size.tobytes(), blocks.begin.tobytes(), blocks.end.tobytes()
         if alike not in known:
@@ -102,9 +102,10 @@ def _placed(
 
 def largest(graph: TaskGraph, timeline: Timeline, proc: int, n: int = 5) -> list[tuple[str, int]]:
     """The `n` owners of most bytes when most bytes live on a processor, by region or task name, the largest first."""
-    blocks = _blocks(graph, timeline, _last_ends(graph, timeline), _homes(graph), proc)
+    lives = _Lives(graph, timeline)
+    blocks = lives.blocks(proc)
     owners: Counter[str] = Counter()
-    for b in _persistent(graph, proc):
+    for b in lives.persistent(proc):
         owners[graph.buffers[b].region] += int(_aligned(graph.buffer_bytes[b]))
     when = _most_alive(blocks)[1]
     for i in np.flatnonzero((blocks.begin <= when) & (when < blocks.end)):
@@ -119,10 +120,10 @@ def course(graph: TaskGraph, timeline: Timeline, proc: int) -> tuple[np.ndarray,
 
     What is taken or given back at one time is one change; tasks that take no time may hold more for none.
     """
-    blocks = _blocks(graph, timeline, _last_ends(graph, timeline), _homes(graph), proc)
-    moments, alive = _alive(blocks)
+    lives = _Lives(graph, timeline)
+    moments, alive = _alive(lives.blocks(proc))
     moments = np.concatenate([[0], moments // 2])
-    alive = int(_aligned(graph.buffer_bytes[_persistent(graph, proc)]).sum()) + np.concatenate([[0], alive])
+    alive = int(_aligned(graph.buffer_bytes[lives.persistent(proc)]).sum()) + np.concatenate([[0], alive])
     last = np.append(moments[1:] != moments[:-1], True)
     return moments[last], alive[last]
 
@@ -157,12 +158,43 @@ def _aligned(nbytes: np.ndarray) -> np.ndarray:
     return -(-nbytes.astype(np.int64) // ALIGNMENT) * ALIGNMENT
 
 
-def _persistent(graph: TaskGraph, proc: int) -> np.ndarray:
-    return np.flatnonzero((graph.buffer_proc == proc) & (graph.buffer_first < 0))
+class _Lives:
+    """What lies on each processor, and from when till when."""
+
+    def __init__(self, graph: TaskGraph, timeline: Timeline) -> None:
+        self._graph, self._timeline, self._last = graph, timeline, _last_ends(graph, timeline)
+        self._buffers, self._tasks = (_of_each(of, graph.num_procs) for of in (graph.buffer_proc, _homes(graph)))
+
+    def persistent(self, proc: int) -> np.ndarray:
+        mine = self._buffers(proc)
+        return mine[self._graph.buffer_first[mine] < 0]
+
+    def transient(self, proc: int) -> np.ndarray:
+        mine = self._buffers(proc)
+        return mine[self._graph.buffer_first[mine] >= 0]
+
+    def blocks(self, proc: int) -> _Blocks:
+        """What comes and goes on a processor: its transient buffers and its tasks' private memory, empty ones left
+        out."""
+        graph, times, buffers, tasks = self._graph, self._timeline, self.transient(proc), self._tasks(proc)
+        buffers = buffers[graph.buffer_bytes[buffers] > 0]
+        first = graph.buffer_first[buffers]
+        return _Blocks(
+            buffer=np.concatenate([buffers, np.full(len(tasks), -1)]),
+            first=np.concatenate([first, tasks]),
+            size=_aligned(np.concatenate([graph.buffer_bytes[buffers], graph.private_bytes[tasks]])),
+            begin=np.concatenate([times.start[first], times.start[tasks]]),
+            end=np.concatenate([self._last[buffers], times.end[tasks]]),
+        )
 
 
-def _transient(graph: TaskGraph, proc: int) -> np.ndarray:
-    return np.flatnonzero((graph.buffer_proc == proc) & (graph.buffer_first >= 0))
+def _of_each(procs: np.ndarray, num_procs: int) -> Callable[[int], np.ndarray]:
+    """What tells of a processor the places, ascending, where it is among these; -1 is none."""
+    # short integers are sorted by their digits, ten times as fast
+    short = (procs + 1).astype(np.min_scalar_type(num_procs))
+    order = np.argsort(short, kind="stable")
+    ends = np.cumsum(np.bincount(short, minlength=num_procs + 1))
+    return lambda proc: order[ends[proc] : ends[proc + 1]]
 
 
 def _homes(graph: TaskGraph) -> np.ndarray:
@@ -181,21 +213,6 @@ def _last_ends(graph: TaskGraph, timeline: Timeline) -> np.ndarray:
     last = np.zeros(graph.num_buffers, np.int64)
     np.maximum.at(last, graph.uses, np.repeat(timeline.end, np.diff(graph.use_ptr)))
     return last
-
-
-def _blocks(graph: TaskGraph, timeline: Timeline, last: np.ndarray, homes: np.ndarray, proc: int) -> _Blocks:
-    """What comes and goes on a processor: its transient buffers and its tasks' private memory, empty ones left out."""
-    buffers = _transient(graph, proc)
-    buffers = buffers[graph.buffer_bytes[buffers] > 0]
-    tasks = np.flatnonzero(homes == proc)
-    first = graph.buffer_first[buffers]
-    return _Blocks(
-        buffer=np.concatenate([buffers, np.full(len(tasks), -1)]),
-        first=np.concatenate([first, tasks]),
-        size=_aligned(np.concatenate([graph.buffer_bytes[buffers], graph.private_bytes[tasks]])),
-        begin=np.concatenate([timeline.start[first], timeline.start[tasks]]),
-        end=np.concatenate([last[buffers], timeline.end[tasks]]),
-    )
 
 
 def _most_alive(blocks: _Blocks) -> tuple[int, int]:
