@@ -15,10 +15,7 @@ from castile.launch.models import DTYPES
 from castile.launch.ranks import UserError
 from castile.planner.lower import Lowering
 from castile.planner.strategy import Strategy
-from castile.runtime.strict import suggestion
-
-# So many names are told where none is meant that there is.
-MOST_NAMES = 6
+from castile.runtime.strict import hint, suggestion
 
 
 def counts(**given: int | None) -> None:
@@ -63,9 +60,8 @@ def some_match(name: str, text: str, names: list[str]) -> None:
     """Raises UserError for patterns, separated by commas, of which none matches any of the names of parameters."""
     wanted = optimizers.patterns(text)
     if wanted and not any(fnmatchcase(one, pattern) for one in names for pattern in wanted):
-        words = [suggestion(pattern, names) for pattern in wanted]
-        hint = next(filter(None, words), f"; there are {', '.join(names[:MOST_NAMES])}")
-        raise UserError(f"{_option(name)} {text}: no parameter has a name like that{hint}")
+        near = next(filter(None, (suggestion(pattern, names) for pattern in wanted)), "") or hint(wanted[0], names)
+        raise UserError(f"{_option(name)} {text}: no parameter has a name like that{near}")
 
 
 def trains(lowering: Lowering) -> None:

@@ -20,7 +20,7 @@ from castile.planner.lower import Lowering
 from castile.planner.search import Budget, Evaluated, Evaluator
 from castile.planner.space import placements, space_of
 from castile.planner.strategy import Config, Strategy
-from castile.runtime.strict import suggestion
+from castile.runtime.strict import hint
 from castile.runtime.timeline import PICOSECONDS
 from castile.runtime.transfer import TooManyTransfers
 
@@ -64,7 +64,7 @@ def node_of(lowering: Lowering, plan: Strategy, name: str) -> str:
     configs, within = lowering.configs(plan), lowering.names.within
     found = within.get(name, name)
     if found not in configs:
-        raise ValueError(f"the plan has no node {name!r}{suggestion(name, [*configs, *within])}")
+        raise ValueError(f"the plan has no node {name!r}{hint(name, [*configs, *within])}")
     return found
 
 

@@ -14,7 +14,7 @@ from math import prod
 
 from castile.planner.graph import Node
 from castile.planner.strategy import Config, Names, check_config, runs_of
-from castile.runtime.strict import suggestion
+from castile.runtime.strict import hint, suggestion
 
 REPLICAS, PROCS = "replicas", "procs"
 _PIN = re.compile(r"\s*(?P<pattern>[^:{}\s]+)\s*:\s*\{(?P<body>[^{}]*)\}\s*")
@@ -189,7 +189,7 @@ class Pins:
     def _check(self, pin: Pin, names: Sequence[str], known: Names) -> None:
         """Whether a pin is about something."""
         if not names:
-            near = suggestion(pin.pattern, [*known.nodes, *known.within])
+            near = hint(pin.pattern, [*known.nodes, *known.within])
             raise ValueError(f"pin '{pin}': no node has a name like {pin.pattern!r}{near}")
         axes = {axis: None for name in names for axis in self._nodes[name].alignment.axes}
         for axis in pin.degrees:

@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 # Shorter words stand in many names.
 LEAST_HELD = 3
+# So many names are told where none is near.
+MOST_NAMES = 8
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
 _PLACED = re.compile(r"(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 
@@ -61,6 +63,12 @@ def suggestion(word: str, known: list[str]) -> str:
     return f" (did you mean {folded[near[0]]!r}?)" if near else ""
 
 
+def hint(word: str, known: list[str]) -> str:
+    """`suggestion`, or where none is near the first few of those that there are."""
+    more = ", ..." if len(known) > MOST_NAMES else ""
+    return suggestion(word, known) or f"; there are {', '.join(known[:MOST_NAMES])}{more}"
+
+
 class _Duplicate(ValueError):
     """A key that occurs twice in one JSON object."""
 
@@ -76,9 +84,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _explain(message: str, form: Any) -> str:
     """The decoder's message with the field's full path in front: `level[0].latency: expected a number`."""
     if unknown := _UNKNOWN.fullmatch(message):
-        field = unknown["field"]
-        path = ".".join(part for part in ((unknown["path"] or "$").removeprefix("$").lstrip("."), field) if part)
-        return f"unknown field {path!r}" + suggestion(field, sorted(_fields(form)))
+        field, place = unknown["field"], (unknown["path"] or "$").removeprefix("$").lstrip(".")
+        among = sorted(_fields(form, place))
+        return f"unknown field {'.'.join(filter(None, (place, field)))!r}{hint(field, among)}"
     placed = _PLACED.fullmatch(message)
     assert placed is not None
     path = (placed["path"] or "$").removeprefix("$").lstrip(".")
@@ -86,18 +94,18 @@ def _explain(message: str, form: Any) -> str:
     return f"{path}: {what[0].lower()}{what[1:]}" if path else f"{what[0].lower()}{what[1:]}"
 
 
-def _fields(form: Any) -> set[str]:
-    """The names of all fields of a type and of the types within it."""
-    names: set[str] = set()
-    queue, seen = [msgspec.inspect.type_info(form)], set()
-    while queue:
-        info = queue.pop()
-        if id(info) in seen:
-            continue
-        seen.add(id(info))
-        for field in getattr(info, "fields", ()):
-            names.add(field.encode_name)
-            queue.append(field.type)
-        queue += getattr(info, "types", ()) + getattr(info, "item_types", ())
-        queue += [getattr(info, part) for part in ("item_type", "value_type") if hasattr(info, part)]
-    return names
+def _fields(form: Any, place: str) -> set[str]:
+    """The names of the fields of what stands at a place of a type, as in `level[0].share`."""
+    structs = _structs(msgspec.inspect.type_info(form))
+    for name in re.findall(r"\w+(?=[.\[]|$)", re.sub(r"\[[^\]]*\]", "", place)):
+        structs = [s for one in structs for f in one.fields if f.encode_name == name for s in _structs(f.type)]
+    return {field.encode_name for one in structs for field in one.fields}
+
+
+def _structs(info: Any) -> list[Any]:
+    """What a type has of objects with fields: itself, or items and alternatives of it."""
+    if hasattr(info, "fields"):
+        return [info]
+    inner = [getattr(info, part) for part in ("item_type", "value_type") if hasattr(info, part)]
+    inner += [*getattr(info, "types", ()), *getattr(info, "item_types", ())]
+    return [found for one in inner for found in _structs(one)]

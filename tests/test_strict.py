@@ -1,0 +1,46 @@
+"""Fields that there are not: told is what may stand at their place, in any form of file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from castile.launch.checkpoints.manifest import Manifest
+from castile.planner.snapshot import Snapshot
+from castile.planner.strategy import Strategy
+from castile.runtime import machine
+from castile.runtime.strict import _fields, _structs, convert, hint
+
+
+def places(info: Any, place: str = "") -> Iterator[tuple[str, set[str]]]:
+    """All that has fields in a form, as messages name its place, and what its fields are."""
+    for one in _structs(info):
+        yield place, {field.encode_name for field in one.fields}
+        for field in one.fields:
+            yield from places(field.type, f"{place}.{field.encode_name}[0]".lstrip("."))
+
+
+@pytest.mark.parametrize("form", [machine._File, machine.Machine, Strategy, Snapshot, Manifest])
+def test_every_place_of_a_file_has_its_own_fields(form: type) -> None:
+    found = list(places(msgspec.inspect.type_info(form)))
+    assert len(found) > 1
+    for place, fields in found:
+        assert _fields(form, place) == fields, place
+        assert _fields(form, place.replace("[0]", "[...]")) == _fields(form, place.replace("[0]", "")) == fields
+
+
+def test_a_field_of_another_place_is_not_suggested_for_itself() -> None:
+    with pytest.raises(ValueError, match=r"^m: unknown field 'name'; there are .*processor") as refused:
+        convert({"name": "x", "processor": []}, machine._File, "m")
+    assert "did you mean" not in str(refused.value)
+    with pytest.raises(ValueError, match=r"^m: unknown field 'processor\[0\]\.kinds' \(did you mean 'kind'"):
+        convert({"processor": [{"kinds": "x"}]}, machine._File, "m")
+
+
+def test_where_no_name_is_near_the_first_are_told() -> None:
+    assert hint("zz", ["one", "two"]) == "; there are one, two"
+    assert hint("twoo", ["one", "two"]) == " (did you mean 'two'?)"
+    assert hint("zz", [f"x{n}" for n in range(99)]).endswith("x6, x7, ...")
