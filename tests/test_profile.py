@@ -230,7 +230,10 @@ def test_two_ranks_measure_kernels_and_transfers_together(tmp_path):
 
 @pytest.mark.mpi
 def test_more_ranks_than_cores_finish(tmp_path):
-    words = ["profile", "mlp:layers=1,width=16", "--profile", str(tmp_path / "here.db"), "--json"]
+    # Of one plan, as ranks that take turns measure for long: one that sums over all of them, and moves between two.
+    model, plan = "mlp:layers=1,width=16", str(tmp_path / "plan.json")
+    assert main(["plan", model, "--machine", "local:procs=4", "--search", "fsdp", "--out", plan]) == 0
+    words = ["profile", model, "--plan", plan, "--profile", str(tmp_path / "here.db"), "--json"]
     status, out, err = mpirun_apart(4, "-m", "castile", *words, timeout=180)
     assert status == 0, err
     facts = json.loads(out)
