@@ -6,13 +6,11 @@ Its functions are compiled where they can be, and make no array. It does not kno
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from hashlib import sha256
-from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from castile.runtime.compiled import can_compile
+from castile.runtime.compiled import assembled, can_compile
 
 NEVER = np.iinfo(np.int64).max
 
@@ -137,19 +135,4 @@ def without_arrays(bodies: Sequence[Callable[..., Any]], parts: Sequence[Callabl
     None of them may make an array: references to arrays are not counted, since that would take longer than all else.
     Parts are put in where they are called, since handing on so many arrays would take longer than most parts do.
     """
-    if not can_compile():
-        return tuple(bodies)
-    import numba
-    from numba.extending import register_jitable
-
-    for part in (*PARTS, *parts):
-        register_jitable(forceinline=True)(part)
-    return tuple(numba.njit(cache=True, _nrt=False)(_named(body, (*PARTS, *parts))) for body in bodies)
-
-
-def _named(body: Any, parts: Sequence[Any]) -> FunctionType:
-    """A function with a name that tells what it calls: what was compiled is found again by its name and file alone."""
-    codes = [(p.__code__.co_code, p.__code__.co_consts, p.__code__.co_names) for p in parts]
-    result = FunctionType(body.__code__, body.__globals__, body.__name__, body.__defaults__)
-    result.__qualname__ = f"{body.__qualname__}_{sha256(repr(codes).encode()).hexdigest()[:12]}"
-    return result
+    return assembled(bodies, (), (*PARTS, *parts)) if can_compile() else tuple(bodies)

@@ -5,9 +5,12 @@ It does not know what the loops compute.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dis
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
+from hashlib import sha256
 from importlib.util import find_spec
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -37,7 +40,7 @@ def compiling_seconds() -> float:
 def compiled(body: Callable[..., Any]) -> Callable[..., Any]:
     """The body compiled, once for each kind of arguments and kept on disk; the body itself where numba is missing.
 
-    The body may use numbers and arrays of fixed types, and no other function of castile.
+    The body may use numbers and arrays of fixed types, and no other function of castile: see `assembled`.
     """
     if not can_compile():
         return body
@@ -48,5 +51,66 @@ def compiled(body: Callable[..., Any]) -> Callable[..., Any]:
     # A large array freed once teaches malloc to keep memory of this size, which calls in a row then reuse without
     # faulting its pages in again (mallopt(3), dynamic threshold).
     np.empty(2**24, np.uint8)
-    result: Callable[..., Any] = numba.njit(cache=True)(body)
+    result: Callable[..., Any] = numba.njit(cache=True, no_cfunc_wrapper=True)(body)
     return result
+
+
+def assembled(
+    bodies: Sequence[Any],
+    parts: Collection[Any],
+    inlined: Collection[Any],
+    words: Mapping[Any, Any] | None = None,
+    records: Collection[type] = (),
+    **options: Any,
+) -> tuple[Any, ...]:
+    """The bodies, compiled by numba, which must be installed, with all that they call of other functions of castile.
+
+    parts      what they call, and these call, directly by its name: compiled once for each kind of arguments, whoever
+               calls it
+    inlined    the same, but put in wherever it is called
+    words      by function what stands for it in what is compiled
+    records    kinds of named tuples that are handed on by reference
+    options    more of numba's, for the bodies
+
+    None of them may make an array: references to arrays are not counted, since that would take longer than all else.
+    """
+    import numba
+    from numba.types import unliteral
+
+    _listener()
+    if records:
+        from castile.runtime.records import by_reference
+
+        for kind in records:
+            by_reference(kind)
+    # Nobody calls them from C, and parts from the interpreter: what would take care of that takes a tenth of the time.
+    common: dict[str, Any] = {"_nrt": False, "no_cfunc_wrapper": True}
+    made = dict(words or {})
+    others = {*parts, *inlined, *made}
+
+    def linked(function: Any) -> FunctionType:
+        known = {name: function.__globals__.get(name) for name in _called(function)}
+        names = {name: part(one) for name, one in known.items() if callable(one) and one in others}
+        return FunctionType(function.__code__, function.__globals__ | names, function.__name__, function.__defaults__)
+
+    def part(function: Any) -> Any:
+        if function not in made:
+            join = numba.njit(forceinline=function in inlined, no_cpython_wrapper=True, **common)
+            made[function] = one = join(linked(function))
+            # Else it would be compiled anew for every constant that it is given.
+            one.get_call_template = lambda args, kws, of=one.get_call_template: of([*map(unliteral, args)], kws)
+        return made[function]
+
+    # What was compiled is found again by its name and file alone: the name tells what it calls.
+    codes = [(one.__code__.co_code, one.__code__.co_consts, one.__code__.co_names) for one in (*parts, *inlined)]
+    found = sha256(repr(codes).encode()).hexdigest()[:12]
+    results = []
+    for body in bodies:
+        result = linked(body)
+        result.__qualname__ = f"{body.__qualname__}_{found}"
+        results.append(numba.njit(cache=True, **common, **options)(result))
+    return tuple(results)
+
+
+def _called(function: Any) -> list[str]:
+    return [str(step.argval) for step in dis.get_instructions(function) if step.opname == "LOAD_GLOBAL"]

@@ -10,7 +10,7 @@ from castile.launch import compiling
 from castile.planner.budget import clock
 from castile.runtime.compiled import compiled, compiling_seconds
 
-pytest.importorskip("numba")
+numba = pytest.importorskip("numba")
 
 SCRIPT = """
 import sys, numba
@@ -34,10 +34,12 @@ def test_compiling_for_long_is_told_once(patience, rounds, told):
     assert (ended.returncode, ended.stderr) == (0, told * compiling.TEXT)
 
 
-def test_a_search_s_clock_stands_still_while_loops_are_compiled():
+def test_a_search_s_clock_stands_still_while_loops_are_compiled(tmp_path, monkeypatch):
     def count(x):
         return x + 1
 
+    # Where nothing is that was compiled before.
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     loop, before = compiled(count), compiling_seconds()
     for number in (1, 1.0):
         loop(number)

@@ -281,3 +281,7 @@ class Choices(NamedTuple):
     like_ptr: np.ndarray
     like: np.ndarray
     turned: np.ndarray
+
+
+# What loops take by reference.
+RECORDS = (Spaces, Layouts, Links, Program, Uses, Prices, Room, Classes, Log, Choices)

@@ -207,5 +207,5 @@ def spread(n, i, draws, plan, program, spaces, choices, nodes, old):  # type: ig
     return count
 
 
-INLINED = (likened, turned, drawn, rare, put, changed, group, region, spread)
-PARTS = (likeness, turning, chosen)
+INLINED = (likened, turned, drawn, rare, put)
+PARTS = (changed, group, region, spread, likeness, turning, chosen)

@@ -143,5 +143,5 @@ def walk(  # type: ignore[no-untyped-def]
     return DONE, len(draws), energy, best_energy
 
 
-INLINED = (load, shortage, carry)
-PARTS = (load_all, renewed)
+INLINED = (load, shortage)
+PARTS = (carry, load_all, renewed)

@@ -20,13 +20,11 @@ NUMBER_BITS = 26
 
 
 def index(number):  # type: ignore[no-untyped-def]
-    """A number that is not negative; `unsigned` in what is compiled."""
+    """A number that is not negative; an unsigned one in what is compiled.
+
+    Arrays that are asked with signed numbers look each time whether they count from the end: a third of a sweep.
+    """
     return number
-
-
-def unsigned(number):  # type: ignore[no-untyped-def]
-    """Arrays that are asked with signed numbers look each time whether they count from the end: a third of a sweep."""
-    return np.uintp(number)
 
 
 def hashed(state, value):  # type: ignore[no-untyped-def]
@@ -374,9 +372,8 @@ def summands(layout, c, kind_axes, spaces, layouts):  # type: ignore[no-untyped-
     return count
 
 
-# To hand so many arrays to a function takes longer than what most of these do.
-INLINED = (
-    hashed, content, pattern, alike, apart, nearest, reach, spot, meet, errands, summed, fetched, slot_of, first_of,
-    contents, move, summands,
+# What takes a few instructions is put in where it is called; to compile what is longer there takes longer than a call.
+INLINED = (hashed, apart, nearest, slot_of, first_of, contents)
+PARTS = (
+    price, placed, content, pattern, alike, reach, spot, meet, errands, summed, fetched, move, summands,
 )  # fmt: skip
-PARTS = (price, placed)

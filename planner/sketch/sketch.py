@@ -20,7 +20,7 @@ from castile.planner.cost import CostModel
 from castile.planner.lower import Lowering, uncollected
 from castile.planner.rows import pointer
 from castile.planner.sketch import changes, loops, prices, sweep
-from castile.planner.sketch.arrays import Links, Prices
+from castile.planner.sketch.arrays import RECORDS, Links, Prices
 from castile.planner.sketch.choices import choices_of
 from castile.planner.sketch.draft import Draft
 from castile.planner.sketch.layouts import LayoutTable
@@ -29,7 +29,7 @@ from castile.planner.sketch.spaces import SpaceTable
 from castile.planner.sketch.works import Largest, Works
 from castile.planner.space import Space
 from castile.planner.strategy import Config
-from castile.runtime.compiled import can_compile
+from castile.runtime.compiled import assembled, can_compile
 from castile.runtime.task import CostKey
 
 # Of plans that were better than all before, so many are told.
@@ -310,19 +310,9 @@ class _Bodies(NamedTuple):
 def _bodies() -> _Bodies:
     """The loops, compiled where numba is installed."""
     bodies = _Bodies(loops.walk, prices.rehashed)
-    if can_compile():
-        from numba.extending import overload, register_jitable
-
-        overload(prices.index, jit_options={"forceinline": True})(lambda number: prices.unsigned)
-        inlined: tuple[Callable[..., Any], ...] = (
-            *prices.INLINED, *sweep.INLINED, *changes.INLINED, *loops.INLINED,
-        )  # fmt: skip
-        for part in inlined:
-            register_jitable(forceinline=True)(part)
-        for part in (*prices.PARTS, *sweep.PARTS, *changes.PARTS, *loops.PARTS):
-            register_jitable(part)
-        import numba
-
-        # The loops make no arrays. To count references to those that they are given takes many times their own time.
-        return _Bodies(*(numba.njit(cache=True, nogil=True, _nrt=False)(body) for body in bodies))
-    return bodies
+    if not can_compile():
+        return bodies
+    rooms = (prices, sweep, changes, loops)
+    parts, inlined = ([part for room in rooms for part in getattr(room, name)] for name in ("PARTS", "INLINED"))
+    words = {prices.index: np.uintp}
+    return _Bodies(*assembled(bodies, parts, inlined, words, RECORDS, nogil=True))

@@ -372,5 +372,5 @@ def forget(begin, stop, program, room, log):  # type: ignore[no-untyped-def]
     log.num_reads[0] = 0
 
 
-INLINED = (survey, toll, draft, enlist, behind, made, sent, worked, lagging, passed)
-PARTS = (step_seconds, classed, doubt, keep, forget)
+INLINED = (draft, behind, made, sent, lagging, passed)
+PARTS = (survey, toll, enlist, worked, step_seconds, classed, doubt, keep, forget)

@@ -1,0 +1,86 @@
+"""Loops of several functions: they do what their text says, and each function is compiled once, whoever calls it."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from castile.runtime.compiled import assembled
+
+numba = pytest.importorskip("numba")
+
+
+class Fields(NamedTuple):
+    """A tuple that is handed on by reference."""
+
+    array: np.ndarray
+    several: tuple[np.ndarray, ...]
+    number: float
+    flag: bool
+
+
+def weighed(k: int, fields: Fields) -> Any:
+    return fields.array.flat[k] * fields.number if fields.flag else fields.array.flat[k] * 1.0
+
+
+def doubled(k: int, fields: Fields) -> Any:
+    return 2 * weighed(k, fields)
+
+
+def worked(begin: int, fields: Fields) -> Any:
+    """Reads and writes all fields, calls a part with a number and with a constant, directly and within another."""
+    total = weighed(0, fields) + doubled(0, fields)
+    for k in range(begin, fields.array.size):
+        total += doubled(k, fields) + fields.array.strides[0] + fields.array.shape[fields.array.ndim - 1]
+    first, second = fields.several
+    for k in range(len(first)):
+        second[len(first) - 1 - k] = first[k] + fields.several[0][k]
+    return total
+
+
+def made(dtype: str, shape: tuple[int, ...], step: int) -> Fields:
+    rng = np.random.default_rng(len(shape))
+    # Whole numbers, whose sums are the same in whatever type they are made.
+    array = rng.integers(0, 100, (*shape[:-1], shape[-1] * step)).astype(dtype)[..., ::step]
+    return Fields(array, (rng.random(5), np.zeros(5)), 0.25, bool(step % 2))
+
+
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 3, 4)])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int64", "bool"])
+def test_what_is_handed_on_by_reference_is_what_it_was(dtype: str, shape: tuple[int, ...], step: int) -> None:
+    (loop,) = assembled([worked], [weighed], [doubled], records=[Fields])
+    mine, theirs = made(dtype, shape, step), made(dtype, shape, step)
+    assert loop(1, mine) == worked(1, theirs)
+    for one, other in zip((mine.array, *mine.several), (theirs.array, *theirs.several), strict=True):
+        np.testing.assert_array_equal(one, other)
+    wrong = mine._replace(number="a quarter")
+    with pytest.raises(numba.core.errors.TypingError):
+        loop(1, wrong)
+
+
+def test_parts_are_compiled_once_whoever_calls_them_with_whatever_constant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Where nothing is that was compiled before.
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    met = []
+
+    class Watch(numba.core.event.Listener):  # type: ignore[misc]
+        """Notes what is compiled."""
+
+        def on_start(self, started: Any) -> None:
+            met.append(started.data["dispatcher"].py_func.__name__)
+
+        def on_end(self, ended: Any) -> None:
+            pass
+
+    watch = Watch()
+    numba.core.event.register("numba:compile", watch)
+    try:
+        (loop,) = assembled([worked], [weighed], [doubled], records=[Fields], nogil=True)
+        loop(1, made("float64", (7,), 1))
+    finally:
+        numba.core.event.unregister("numba:compile", watch)
+    assert [met.count(name) for name in ("worked", "weighed", "doubled")] == [1, 1, 1]
