@@ -275,6 +275,7 @@ def _far(views: list[View], walk: Nest) -> bool:
     return wide([*views, View(None, walk.sizes, (0,) * len(walk.sizes))])
 
 
+@cache
 def operations(what: Text) -> int:
     """Operations on one element."""
     trees = [ast.parse(one) for one in (*what.statements, *what.values)]
