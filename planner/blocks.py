@@ -6,7 +6,7 @@ graph a block's tasks stand.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,7 +15,8 @@ import numpy as np
 from castile.planner.cost import CostModel
 from castile.planner.instances import HOST, PATTERN, FlowInstance, StepInstance
 from castile.planner.program import Program
-from castile.runtime.task import NUM_LANES, CostKey
+from castile.planner.turns import pairs
+from castile.runtime.task import NUM_LANES, CostKey, Kind
 
 # (task, input port, shape of the array) of what reads in strides
 Frames = tuple[tuple[int, int, tuple[int, ...]], ...]
@@ -60,6 +61,7 @@ class Block:
     lane_count[n], lanes  how many lanes each task occupies, and which
     into                  in the block of a flow: for each block what its tasks wait for because of the flow
     frames                in the block of a flow: by slot which tasks of a step read in strides, where, and out of what
+    in_turn[n]            in the block of a flow: which tasks take turns with those of other blocks
     """
 
     order: np.ndarray
@@ -68,6 +70,7 @@ class Block:
     lanes: np.ndarray
     into: dict[int, Edges] = field(default_factory=dict)
     frames: dict[int, Frames] = field(default_factory=dict)
+    in_turn: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
 
     @property
     def num_tasks(self) -> int:
@@ -90,9 +93,24 @@ def of_flow(flow: FlowInstance, number: int, num_slots: int, cost: CostModel) ->
     for (slot, task), port, frame in flow.strided:
         frames.setdefault(slot, []).append((task, port, frame))
     order = (flow.slot + 1 << 40) + (number + 1 << 20) + every
-    return Block(
-        order, lasts, lane_count, lanes, _into(flow, num_slots + number), {s: tuple(rows) for s, rows in frames.items()}
-    )
+    own = num_slots + number
+    into, of_slots = _into(flow, own), {slot: tuple(rows) for slot, rows in frames.items()}
+    in_turn = flow.version.kinds >= Kind.MOVE
+    if own in into:
+        in_turn[into[own].after] = False
+    return Block(order, lasts, lane_count, lanes, into, of_slots, in_turn)
+
+
+def turns(blocks: Mapping[int, Block], engines: Sequence[int]) -> dict[int, Edges]:
+    """By block what its tasks wait for that take turns with those of other blocks; of all blocks that have such."""
+    if not blocks:
+        return {}
+    every = [(np.flatnonzero(b.in_turn), b.order[b.in_turn], b.lane_count[b.in_turn],
+              b.lanes[np.repeat(b.in_turn, b.lane_count)]) for b in blocks.values()]  # fmt: skip
+    task, order, lane_count, lanes = (np.concatenate(rows) for rows in zip(*every))
+    block = np.repeat(list(blocks), [len(rows[0]) for rows in every])
+    before, after = pairs(order, lane_count, lanes, engines).T
+    return _by_block(block[before], task[before], block[after], task[after])
 
 
 def priced(cost: CostModel, keys: Sequence[CostKey], number: np.ndarray, lane: np.ndarray) -> np.ndarray:
@@ -113,11 +131,16 @@ def _into(flow: FlowInstance, own: int) -> dict[int, Edges]:
     real = (block[before] >= 0) & (block[after] >= 0)
     real &= (block[before] != block[after]) | (task[before] != task[after])
     before, after = before[real], after[real]
-    by_block = np.argsort(block[after], kind="stable")
-    before, after = before[by_block], after[by_block]
-    starts = np.flatnonzero(np.diff(block[after], prepend=-1))
-    pieces = zip(starts.tolist(), [*starts[1:].tolist(), len(after)])
-    return {int(block[after[a]]): _edges(block[before[a:b]], task[before[a:b]], task[after[a:b]]) for a, b in pieces}
+    return _by_block(block[before], task[before], block[after], task[after])
+
+
+def _by_block(block: np.ndarray, task: np.ndarray, into: np.ndarray, after: np.ndarray) -> dict[int, Edges]:
+    """Edges from tasks of blocks into others, by the block of the later task."""
+    by_block = np.argsort(into, kind="stable")
+    block, task, into, after = (row[by_block] for row in (block, task, into, after))
+    starts = np.flatnonzero(np.diff(into, prepend=-1))
+    pieces = zip(starts.tolist(), [*starts[1:].tolist(), len(into)])
+    return {int(into[a]): _edges(block[a:b], task[a:b], after[a:b]) for a, b in pieces}
 
 
 def _edges(block: np.ndarray, task: np.ndarray, after: np.ndarray) -> Edges:

@@ -25,6 +25,7 @@ from castile.planner.roles import Block, Roles, Shapes, Union, pointer, refined
 from castile.planner.rows import Lazy, compressed
 from castile.planner.simulate import Simulated
 from castile.planner.strategy import Strategy
+from castile.planner.turns import in_turn
 from castile.runtime.task import NUM_LANES, TaskGraph
 
 # Of tasks of transfers that differ a plan may have so many, all its versions together: each takes two kilobytes and
@@ -95,24 +96,23 @@ class Folding:
             self._laid = None
             self._laid = plain, self._assembly(*self.instances(plain))
         assembly = self._laid[1]
-        folded = assembly.folded
+        folded, engines = assembly.folded, self.lowering.machine.engines
         if not strategy.bucket_bytes:
-            return folded
+            return replace(folded, graph=in_turn(folded.graph, engines))
         found = buckets.of_roles(folded.graph, assembly.candidates, strategy.bucket_bytes, assembly.where)
         if found is None:
             return None
         kept = np.unique(found.number, return_index=True)[1]
         tasks = Lazy(lambda n: folded.graph.tasks[int(kept[n])], len(kept))
-        return replace(
-            folded, graph=replace(found.graph, tasks=tasks), number=folded.number[kept], count=folded.count[kept]
-        )
+        graph = replace(in_turn(found.graph, engines), tasks=tasks)
+        return replace(folded, graph=graph, number=folded.number[kept], count=folded.count[kept])
 
     def instances(self, strategy: Strategy) -> tuple[list[StepInstance], list[FlowInstance]]:
         """The instances of a plan: steps by slot, and the flows. Raises ValueError as `fold` does."""
         return self.lowering.instances(strategy, MOST_TRANSFERS)
 
     def of(self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> Folded:
-        """The folded graph of these instances."""
+        """The folded graph of these instances, in which nothing takes turns."""
         return self._assembly(steps, flows).folded
 
     def _assembly(self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> _Assembly:

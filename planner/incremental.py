@@ -5,7 +5,7 @@ It does not know which plans are worth a try, nor memory: the peak of a plan is 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from operator import attrgetter
@@ -24,6 +24,7 @@ from castile.planner.lower import KEPT, Lowering
 from castile.planner.program import Program
 from castile.planner.rows import pointer
 from castile.planner.strategy import Config, Strategy, check, check_config
+from castile.planner.turns import in_turn
 from castile.runtime.timeline import Timeline
 
 Instance = StepInstance | FlowInstance
@@ -41,7 +42,9 @@ class _Lowered(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Laid:
-    """A plan laid out: the number of each block's first task, for how many there is room, and where all of it ends."""
+    """A plan laid out: the number of each block's first task, for how many there is room, where all of it ends, and
+    which blocks' tasks take turns.
+    """
 
     strategy: Strategy
     lowered: _Lowered
@@ -49,6 +52,7 @@ class _Laid:
     room: np.ndarray
     top: int
     delta: Delta
+    turns: Mapping[int, Edges]
 
 
 class Incremental:
@@ -203,10 +207,18 @@ class Incremental:
         steps, flows = lowered.blocks[:num_slots], lowered.blocks[num_slots:]
         tasks = compose(steps, flows, machine.num_procs, self.lowering.catalogue)  # type: ignore[arg-type]
         tasks = buckets.bucketed(steps, flows, tasks, strategy.bucket_bytes).graph  # type: ignore[arg-type]
-        graph, durations = self._cost.by_kind(tasks)
+        graph, durations = self._cost.by_kind(in_turn(tasks, machine.engines))
         counts = np.array([one.num_tasks for one in lowered.blocks], np.int64)
         delta = Delta.of(graph, durations, machine.engines, self._form)
-        return _Laid(strategy, lowered, pointer(counts)[:-1], counts, int(counts.sum()), delta)
+        return _Laid(
+            strategy, lowered, pointer(counts)[:-1], counts, int(counts.sum()), delta, self._turns(lowered, num_slots)
+        )
+
+    def _turns(self, lowered: _Lowered, num_slots: int) -> dict[int, Edges]:
+        """By block what waits for those before it on its lanes."""
+        every = {b: self._block(b, one, num_slots) for b, one in enumerate(lowered.blocks[num_slots:], num_slots)}
+        taking = {b: block for b, block in every.items() if block.in_turn.any()}
+        return blocks.turns(taking, self.lowering.machine.engines)
 
     def _changed(self, strategy: Strategy, lowered: _Lowered, changed: list[int]) -> tuple[_Laid, Change]:
         """Another plan of the same program: new instances go and come, and steps that now wait for others or take
@@ -220,14 +232,17 @@ class Incremental:
         for b in elsewhere:
             first[b], room[b] = top, instances[b].num_tasks
             top += int(room[b])
-        moved = set(fresh)
+        moved, turns = set(fresh), old.turns
         for b in fresh:
             if b >= contents.num_slots:
                 was, now = (self._block(b, one[b], contents.num_slots) for one in (before, instances))
-                moved.update(_differing(was, now, elsewhere))
+                moved.update(_differing(was.into, now.into, elsewhere), _read_otherwise(was, now))
+                if turns is old.turns and (was.in_turn.any() or now.in_turn.any()):
+                    turns = self._turns(lowered, contents.num_slots)
+        moved.update(_differing(old.turns, turns, elsewhere))
         order = sorted(moved)
         removed = _ranges(old.first[order], np.array([before[b].num_tasks for b in order], np.int64))
-        laid = _Laid(strategy, lowered, first, room, top, old.delta)
+        laid = _Laid(strategy, lowered, first, room, top, old.delta, turns)
         return laid, self._change(laid, contents, order, removed)
 
     def _change(self, laid: _Laid, contents: Contents, moved: list[int], removed: np.ndarray) -> Change:
@@ -242,7 +257,7 @@ class Incremental:
         begins, lasts = [], []
         for b, block, at in zip(moved, own, begin.tolist()):
             flows = [found[f] for f in contents.touching[b]]
-            into = [flow.into[b] for flow in flows if b in flow.into]
+            into = [from_[b] for from_ in (*(flow.into for flow in flows), laid.turns) if b in from_]
             edges += into
             begins += [at] * len(into)
             frames = tuple([flow.frames[b] for flow in flows if b in flow.frames]) if b < num_slots else ()
@@ -288,12 +303,16 @@ def _alike(one: Strategy, other: Strategy) -> bool:
     return bool(made_for(one) == made_for(other))
 
 
-def _differing(was: Block, now: Block, elsewhere: Sequence[int]) -> Iterator[int]:
-    """The blocks that a flow makes wait for other tasks, or read otherwise; the tasks of some blocks are elsewhere."""
-    for b in was.into.keys() | now.into.keys():
-        old, new = was.into.get(b), now.into.get(b)
+def _differing(was: Mapping[int, Edges], now: Mapping[int, Edges], elsewhere: Sequence[int]) -> Iterator[int]:
+    """The blocks that wait for other tasks than they did; the tasks of some blocks are elsewhere."""
+    for b in was.keys() | now.keys():
+        old, new = was.get(b), now.get(b)
         if old is None or new is None or old.identity != new.identity or not new.blocks.isdisjoint(elsewhere):
             yield b
+
+
+def _read_otherwise(was: Block, now: Block) -> Iterator[int]:
+    """The steps that read what a flow brings otherwise than they did."""
     for b in was.frames.keys() | now.frames.keys():
         if was.frames.get(b) != now.frames.get(b):
             yield b

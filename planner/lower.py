@@ -26,6 +26,7 @@ from castile.planner.op import find
 from castile.planner.program import Flow, Home, Port, Program, Step, accumulate_name, fetch_name, update_name
 from castile.planner.strategy import Config, Strategy, check
 from castile.planner.template import StepTemplate, Templates, cuts_of
+from castile.planner.turns import in_turn
 from castile.planner.updates import Updates
 from castile.planner.versions import Placed, Versions
 from castile.runtime.dependence import Version
@@ -229,7 +230,8 @@ class Lowering:
         with uncollected():
             steps, flows = self.instances(strategy)
             tasks = compose(steps, flows, self.machine.num_procs, self.catalogue)
-            return buckets.bucketed(steps, flows, tasks, strategy.bucket_bytes)
+            found = buckets.bucketed(steps, flows, tasks, strategy.bucket_bytes)
+            return found._replace(graph=in_turn(found.graph, self.machine.engines))
 
     def instances(self, strategy: Strategy, most: float = inf) -> tuple[list[StepInstance], list[FlowInstance]]:
         """A plan's instances, steps by slot, and flows by number. Raises ValueError as `lower` does.
