@@ -66,8 +66,14 @@ def test_known_plans_not_near_the_best_are_begun_from_but_not_simulated(monkeypa
     assert not known.unseen & {*begun}
     starts, chain = [], mcmc._chain
     monkeypatch.setattr(mcmc, "_chain", lambda start, *rest: starts.append(start.configs) or chain(start, *rest))
-    assert search("mcmc", evaluator, "8000").seeds.keys() == {*promising, "data_parallel"}
+    ends, simulate = [], mcmc._Sketched.simulate
+    monkeypatch.setattr(mcmc._Sketched, "simulate", lambda of, end: ends.append(end) or simulate(of, end))
+    found = search("mcmc", evaluator, "20000")
+    assert found.seeds.keys() == {*promising, "data_parallel"}
     assert all(known.configs[name] in starts for name in begun)
+    # nor is what a chain that began behind ends with, if that is behind too
+    least = min(seed.seconds for seed in found.seeds.values())
+    assert ends and all(end.energy < max(least, min(known.energy.values())) for end in ends)
 
 
 def test_other_searches_leave_out_nothing_that_is_cheap_to_simulate() -> None:
