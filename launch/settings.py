@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, get_type_hints
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 from castile.runtime.strict import suggestion
 
@@ -31,9 +32,17 @@ def split(text: str) -> tuple[str, dict[str, str]]:
 
 
 def names(function: Callable[..., Any], reserved: Iterable[str] = ()) -> dict[str, Any]:
-    """The settings of a function: its parameters with the types of their hints, but those that are reserved."""
+    """The settings of a function: its parameters with the types of their hints, but those that are reserved.
+
+    One that may be None, which leaves it open, is given as what it is otherwise.
+    """
     hints = get_type_hints(function)
-    return {p: hints.get(p, str) for p in inspect.signature(function).parameters if p not in set(reserved)}
+    return {p: _given(hints.get(p, str)) for p in inspect.signature(function).parameters if p not in set(reserved)}
+
+
+def _given(hint: Any) -> Any:
+    """The type of a hint without None."""
+    return next(kind for kind in get_args(hint) if kind is not NoneType) if NoneType in get_args(hint) else hint
 
 
 def typed(

@@ -199,7 +199,7 @@ def _settings(defaults: Mapping[str, Any]) -> str:
 
 
 def _is_open(value: Any) -> bool:
-    return value == "" or (type(value) is int and value == 0)
+    return value in ("", None) or (type(value) is int and value == 0)
 
 
 def _word(value: Any) -> str:

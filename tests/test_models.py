@@ -172,6 +172,21 @@ def test_a_tied_head_shares_the_table():
     assert len(untied.params) == len(tied.params) + 1
 
 
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (text, key)
+        for text in (*map(small, models.available()), "gpt:size=124m,layers=1,width=8,heads=2,seq=6,vocab=11")
+        for key, kind in settings.names(models.parse(text).build, ("training",)).items()
+        if kind is bool
+    ],
+)
+def test_a_setting_that_is_true_or_false_is_taken_at_its_word(text: str, key: str) -> None:
+    yes, no = (models.parse(f"{text}{',' if ':' in text else ':'}{key}={word}").graph(2) for word in ("true", "false"))
+    one, other = ([(n.name, n.op, n.inputs) for n in graph.nodes.values()] for graph in (yes, no))
+    assert one != other
+
+
 def test_a_causal_model_does_not_see_what_comes():
     graph = models.parse(small("gpt")).graph(batch=2, dtype="float64")
     env = values(graph)

@@ -138,7 +138,7 @@ def build(
     heads: int = 0,
     seq: int = 0,
     vocab: int = 0,
-    tied: bool = False,
+    tied: bool | None = None,
     dropout: float = 0.0,
     positions: int = 0,
     rotary: bool = False,
@@ -152,8 +152,8 @@ def build(
     """tokens [b, seq] -> logits [b, seq, vocab]; `tied` uses the token table for the head too.
 
     size           small (4 layers of width 128 with 4 heads, seq 128, vocab 256), or a size of GPT-2 (124m, 355m, 774m,
-                   1.5b) or GPT-3 (125m, 350m, 760m, 1.3b, 2.7b, 6.7b, 13b, 175b), which are tied, with as many
-                   positions as they have; layers, width, heads, seq, vocab and positions are the size's unless given
+                   1.5b) or GPT-3 (125m, 350m, 760m, 1.3b, 2.7b, 6.7b, 13b, 175b), with as many positions as
+                   they have; layers, width, heads, seq, vocab, positions and tied are the size's unless given
     dropout        of the embedding and of what each half of a block adds, in training only
     positions      rows of the table of positions, in a small one seq; with `rotary` queries and keys are turned instead
     norm, mlp      "layer" or "rms"; "gelu" or "silu", which is gated
@@ -165,7 +165,7 @@ def build(
         raise ValueError(f"model gpt: size should be one of {', '.join(FORMS)}, got {size!r}")
     form = FORMS[size]
     layers, width, heads = layers or form.layers, width or form.width, heads or form.heads
-    seq, vocab, tied = seq or form.seq, vocab or form.vocab, tied or form.tied
+    seq, vocab, tied = seq or form.seq, vocab or form.vocab, form.tied if tied is None else tied
     positions = positions or (0 if rotary else form.positions)
     blocks = _Blocks(layers, heads, kv_heads or heads, hidden or 4 * width, norm, mlp, rotary, bias,
                      dropout if training else 0.0)  # fmt: skip
