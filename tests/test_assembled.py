@@ -1,11 +1,13 @@
 """Loops of several functions: they do what their text says, and each function is compiled once, whoever calls it."""
 
+import ast
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
+from castile import kernels
 from castile.runtime.compiled import assembled
 
 numba = pytest.importorskip("numba")
@@ -84,3 +86,29 @@ def test_parts_are_compiled_once_whoever_calls_them_with_whatever_constant(
     finally:
         numba.core.event.unregister("numba:compile", watch)
     assert [met.count(name) for name in ("worked", "weighed", "doubled")] == [1, 1, 1]
+
+
+# The interpreter cannot call what these compile.
+INNER = {"inlined", "exact_order"}
+
+
+def marked(path: Path) -> dict[str, set[str]]:
+    """By function of a room the names of its decorators."""
+    found = [one for one in ast.parse(path.read_text()).body if isinstance(one, ast.FunctionDef)]
+    return {one.name: {ast.unparse(mark).partition("(")[0] for mark in one.decorator_list} for one in found}
+
+
+@pytest.mark.parametrize("path", sorted(Path(kernels.__path__[0]).glob("numpy/*.py")), ids=lambda path: path.stem)
+def test_what_only_loops_may_call_is_named_by_loops_alone(path: Path) -> None:
+    marks = {other.stem: marked(other) for other in path.parent.glob("*.py")}
+    inner = {name for name, found in marks[path.stem].items() if found & INNER}
+    body = ast.parse(path.read_text()).body
+    for one in body:
+        if isinstance(one, ast.ImportFrom):
+            room = marks.get(str(one.module).rpartition(".")[2], {})
+            inner |= {name.name for name in one.names if room.get(name.name, set()) & INNER}
+    for one in body:
+        if isinstance(one, ast.FunctionDef) and not marks[path.stem][one.name] & {*INNER, "compiled", "overload"}:
+            names = [node for node in ast.walk(one) if isinstance(node, ast.Name)]
+            own = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+            assert not {node.id for node in names} & inner - own, one.name

@@ -13,15 +13,22 @@ from numba import types
 from numba.extending import overload
 
 # Sums may be reordered and fused so that they vectorise; NaN, infinities and signed zeros keep their meaning. What is
-# not said here a function called by an inlined one would inherit from it.
-_options = {"cache": True, "error_model": "numpy", "fastmath": {"reassoc", "contract"}, "forceinline": False}
+# not said here a function called by an inlined one would inherit from it. Nobody calls loops from C.
+_options = {
+    "cache": True,
+    "error_model": "numpy",
+    "fastmath": {"reassoc", "contract"},
+    "forceinline": False,
+    "no_cfunc_wrapper": True,
+}
 compiled = numba.njit(**_options)
 
-# For a few instructions, which a call would outweigh.
-inlined = numba.njit(**_options | {"forceinline": True})
+# For a few instructions, which a call would outweigh. Called by loops alone, as what the interpreter needs to call it
+# would take as long to compile.
+inlined = numba.njit(**_options | {"forceinline": True, "no_cpython_wrapper": True})
 
-# Range reduction loses its point when its terms may be reordered.
-exact_order = numba.njit(**_options | {"fastmath": {"contract"}})
+# Range reduction loses its point when its terms may be reordered. Called by loops alone, too.
+exact_order = numba.njit(**_options | {"fastmath": {"contract"}, "no_cpython_wrapper": True})
 
 f32 = np.float32
 
