@@ -18,6 +18,7 @@ from castile.planner.cost import CostModel
 from castile.planner.graph import Node
 from castile.planner.lower import Lowering
 from castile.planner.strategy import Config, Strategy
+from castile.planner.turns import in_turn
 from castile.runtime import machine
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.epochs import Access, Launch
@@ -25,10 +26,11 @@ from castile.runtime.launches import build
 from castile.runtime.machine import Level, Machine
 from castile.runtime.region import Region
 from castile.runtime.runner import whole_step
-from castile.runtime.task import NOTHING, Arg, Task, TaskGraph, Use
+from castile.runtime.task import NOTHING, Arg, Kind, Task, TaskGraph, Use
 from tests.strategies import Problem, batches, beginnings, machines, problems, regular, replicated, strategies
 from tests.test_folding import check_plan
 from tests.test_models import scaled
+from tests.test_turns import served_by
 from tests.training import SGD, train
 
 MANY = settings(max_examples=150)
@@ -143,9 +145,22 @@ def test_every_two_tasks_that_conflict_come_in_program_order_and_no_others(plan:
             (reads_a, writes_a), (reads_b, writes_b) = touched[a], touched[b]
             if writes_a & (reads_b | writes_b) or reads_a & writes_b:
                 conflicts.add((a, b))
-    assert closure(tasks.num_tasks, order, conflicts) == closure(tasks.num_tasks, order, needs(tasks))
+    expected = conflicts | turns(plan, order, {b for _, b in conflicts})
+    assert closure(tasks.num_tasks, order, expected) == closure(tasks.num_tasks, order, needs(tasks))
     for task, (reads, writes) in zip(tasks.tasks, touched, strict=True):
         assert reads | writes == set(tasks.uses_of(task.index).tolist()), task.name
+
+
+def turns(plan: Lowered, order: list[int], waiting: set[int]) -> set[tuple[int, int]]:
+    """Of transfers that wait for nothing each comes after the one before it on its engines."""
+    last: dict[tuple[int, int], int] = {}
+    found = set()
+    for task in order:
+        if plan.tasks.kind[task] >= Kind.MOVE and task not in waiting:
+            for engine in served_by(plan.tasks, task, plan.machine.engines):
+                found |= {(last[engine], task)} if engine in last else set()
+                last[engine] = task
+    return found
 
 
 @MANY
@@ -159,7 +174,8 @@ def test_the_same_program_launch_by_launch_is_the_same_graph(plan: Lowered) -> N
         if buffer.role == "carried":
             homes[buffer.region].append((buffer.proc, buffer.box))
     inputs, outputs = ([n for n, f in flows.items() if f.role == role] for role in ("input", "output"))
-    again = build(list(launches(tasks)), regions, plan.machine, homes, inputs, outputs)
+    built = build(list(launches(tasks)), regions, plan.machine, homes, inputs, outputs)
+    again = in_turn(built, plan.machine.engines)
     assert names(again) == names(tasks)
     assert named(again) == named(tasks)
 
