@@ -203,7 +203,8 @@ class Templates:
     def __init__(self) -> None:
         self._made: dict[tuple[int, Cuts], StepTemplate] = {}
         self._grids: dict[object, Grid] = {}
-        self._common: dict[object, _Common] = {}
+        # by the number of those that compute the same
+        self._common: dict[int, _Common] = {}
         self._numbers: dict[object, int] = {}
         self._recorded: dict[int, int] = {}
         # by identity, each with what keeps its identity its own
@@ -213,13 +214,15 @@ class Templates:
 
     def get(self, step: Step, split: dict[str, int], dtypes: Callable[[str], str]) -> StepTemplate:
         """The template of a step under a split; dtypes(region) names what a region's elements are."""
-        cuts = cuts_of(split)
-        key = (self.kind(step, dtypes), cuts)
+        cuts, kind = cuts_of(split), self.kind(step, dtypes)
+        key = kind, cuts
         if key not in self._made:
-            micro = self._steps[id(step)][2]
+            (number, places), micro = self._alike[kind], self._steps[id(step)][2]
             grid = self.grid(step.node, cuts, step.axis, micro)
-            common = self._common_of(step, micro, dtypes)
-            self._made[key] = StepTemplate(step, grid, common, common.works(step, cuts, grid), self._alike[key[0]][1])
+            if number not in self._common:
+                self._common[number] = _Common(step, dtypes)
+            common = self._common[number]
+            self._made[key] = StepTemplate(step, grid, common, common.works(step, cuts, grid), places)
         return self._made[key]
 
     def grid(self, node: Node, cuts: Cuts, axis: str = "", micro: Micro = WHOLE_BATCH) -> Grid:
@@ -228,14 +231,6 @@ class Templates:
         if key not in self._grids:
             self._grids[key] = Grid(node, dict(cuts), axis, micro)
         return self._grids[key]
-
-    def _common_of(self, step: Step, micro: Micro, dtypes: Callable[[str], str]) -> _Common:
-        """What parts of steps that record the same have in common, wherever in their regions these lie."""
-        ports = tuple([(p.role, p.index, dtypes(p.region)) for p in (*step.inputs, *step.outputs)])
-        key = (self._recorded_kind(step.node), step.which, step.axis, micro, ports)
-        if key not in self._common:
-            self._common[key] = _Common(step, dtypes)
-        return self._common[key]
 
     def kind(self, step: Step, dtypes: Callable[[str], str]) -> int:
         """The same number for steps that have the same template under every split."""
