@@ -29,8 +29,9 @@ def families(sources: Sequence[Source], wanted: Sequence[Read]) -> list[list[int
     others: dict[int, list[int]] = {}
     stay: set[int] = set()
     for cluster in clusters(sources, range(len(sources))):
-        if len(cluster) > 1:
-            mine = {i for i in cluster if _stays(sources[i], wanted)}
+        mine = {i for i in cluster if _stays(sources[i], wanted)} if len(cluster) > 1 else set()
+        # Those of one box that all stay, or all travel, as of microbatches, need no comparing with each other.
+        if len({(sources[i].box, i in mine) for i in cluster}) > 1:
             apart = {i: [j for j in cluster if _are_apart(sources, mine, i, j)] for i in cluster}
             stay |= {i for i in mine if not mine.issuperset(apart[i])}
             others |= apart
