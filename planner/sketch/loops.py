@@ -63,6 +63,23 @@ def renewed(  # type: ignore[no-untyped-def]
     return seconds
 
 
+def decided(count, nodes, old, plan, program, spaces):  # type: ignore[no-untyped-def]
+    """The first step whose time changed nodes decide, and whether one of them changed its processors."""
+    first, is_turned = len(program.node), False
+    for k in range(count):
+        # A node without passes decides no step.
+        if program.own_ptr[nodes[k]] < program.own_ptr[nodes[k] + 1]:
+            first = min(first, program.own[program.own_ptr[nodes[k]]])
+        is_turned = is_turned or spaces.crew[old[k]] != spaces.crew[plan[nodes[k]]]
+    return first, is_turned
+
+
+def restored(count, nodes, old, plan):  # type: ignore[no-untyped-def]
+    """Give changed nodes the Configs that they had; the last change first, as a node may have changed twice."""
+    for k in range(count - 1, -1, -1):
+        plan[nodes[k]] = old[k]
+
+
 def walk(  # type: ignore[no-untyped-def]
     begin, draws, heats, plan, energy, best, best_energy, capacity, penalty, axes_of, type_of,
     program, uses, spaces, layouts, links, prices, choices, classes, room, log, nodes, old, seen,
@@ -92,8 +109,7 @@ def walk(  # type: ignore[no-untyped-def]
         for k in range(count):
             missing = program.known[nodes[k]] + spaces.split[plan[nodes[k]]]
             if not prices.known[missing]:
-                for j in range(count - 1, -1, -1):
-                    plan[nodes[j]] = old[j]
+                restored(count, nodes, old, plan)
                 seen[0, 1] = missing
                 return UNKNOWN, i, energy, best_energy
         carry(count, nodes, old, plan, type_of, program, spaces, prices, classes, room, log)
@@ -104,12 +120,7 @@ def walk(  # type: ignore[no-untyped-def]
         limit = most / (1 + penalty * overflow)
         seconds, first, stop, side = NEVER, 0, 0, classes.side[0]
         if busiest <= limit:
-            first, is_turned = len(program.node), False
-            for k in range(count):
-                # A node without passes decides no step.
-                if program.own_ptr[nodes[k]] < program.own_ptr[nodes[k] + 1]:
-                    first = min(first, program.own[program.own_ptr[nodes[k]]])
-                is_turned = is_turned or spaces.crew[old[k]] != spaces.crew[plan[nodes[k]]]
+            first, is_turned = decided(count, nodes, old, plan, program, spaces)
             if is_turned:
                 side = 1 - side
                 classed(side, classes)
@@ -138,10 +149,9 @@ def walk(  # type: ignore[no-untyped-def]
             forget(first, stop, program, room, log)
             for p in range(len(capacity)):
                 room.work[p], room.held[p], classes.sign[p] = log.work[p], log.held[p], log.sign[p]
-            for k in range(count - 1, -1, -1):
-                plan[nodes[k]] = old[k]
+            restored(count, nodes, old, plan)
     return DONE, len(draws), energy, best_energy
 
 
-INLINED = (load, shortage)
+INLINED = (decided, load, restored, shortage)
 PARTS = (carry, load_all, renewed)
