@@ -12,7 +12,7 @@ from typing import Any
 import triton
 from triton import language as tl
 
-from castile.kernels.triton.functions import places
+from castile.kernels.triton.functions import maximum, places
 from castile.kernels.triton.launch import Launch, Plan, Room, always, in_turn, planned, takes
 from castile.kernels.triton.lines import each, folded, packed, text
 from castile.kernels.triton.views import Shape, View, nest, permuted, power_of_two, split, view, wide
@@ -224,7 +224,7 @@ def _group_norm(y, s_y, t_y, x, s_x, t_x, mean, s_mean, rstd, s_rstd, g, s_g, b,
         squares += away * away
     rest = tl.sum(total, 0) / NUM
     middle = near + rest
-    scale = 1.0 / tl.sqrt_rn(tl.maximum(tl.sum(squares, 0) / NUM - rest * rest, 0.0) + eps)
+    scale = 1.0 / tl.sqrt_rn(maximum(tl.sum(squares, 0) / NUM - rest * rest, 0.0) + eps)
     tl.store(mean + sample * s_mean[0] + group * s_mean[1], middle.to(mean.dtype.element_ty))
     tl.store(rstd + sample * s_rstd[0] + group * s_rstd[1], scale.to(rstd.dtype.element_ty))
     for start in range(0, NUM, BLOCK):
@@ -276,7 +276,7 @@ def _join(near, first, second, mean, s_mean, rstd, s_rstd, middles, rates, group
     # Squares less those of a channel's own mean, and of what that is away from the group's (Chan et al. 1983).
     squares = tl.load(second + at, mask=here, other=0.0) / count - rest * rest
     away = tl.where(here, own - middle, 0.0)
-    scale = 1.0 / tl.sqrt_rn(tl.maximum(tl.sum(squares + away * away, 0) / per, 0.0) + eps)
+    scale = 1.0 / tl.sqrt_rn(maximum(tl.sum(squares + away * away, 0) / per, 0.0) + eps)
     tl.store(mean + sample * s_mean[0] + group * s_mean[1], middle.to(mean.dtype.element_ty))
     tl.store(rstd + sample * s_rstd[0] + group * s_rstd[1], scale.to(rstd.dtype.element_ty))
     tl.store(middles + at, tl.zeros_like(own) + middle, mask=here)

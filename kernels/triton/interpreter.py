@@ -122,6 +122,9 @@ def _mend() -> None:
         return splat(self, to, held)
 
     builder.cast_impl, builder.create_splat = rounded, spread
+    # What a GPU takes of a number and of what is none is the number: NumPy's took the other.
+    builder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, np.fmax)
+    builder.create_minnumf = lambda self, a, b: self.binary_op(a, b, np.fmin)
     builder.create_dot = lambda self, a, b, *rest: dot(self, widened(a), widened(b), *rest)
 
 
