@@ -16,7 +16,7 @@ from castile.kernels.cupy import measuring
 LAUNCH_SECONDS, CACHE_BYTES = 5e-6, 2**16
 
 
-class CUDARuntimeError(Exception):
+class CUDARuntimeError(RuntimeError):
     """What CuPy raises."""
 
 
@@ -36,7 +36,7 @@ class Device:
             assert self.in_place == 1, "within the stream of measurements"
             if self.recording is not None:
                 if self.captures is None:
-                    raise NotImplementedError
+                    raise RuntimeError("cuBLAS ended with status 14")
                 self.recording.append(seconds)
                 return
             self.num_launches += 1

@@ -66,7 +66,7 @@ def seconds(calls: Sequence[Call]) -> float:
     stream.synchronize()
     once = _timed(cuda, stream, lambda: _run(calls), 1) / len(calls)
     work, each = calls, 1
-    if once < SHORT_SECONDS and (graph := _graph(cuda, stream, calls)):
+    if once < SHORT_SECONDS and (graph := _graph(stream, calls)):
         work, each = [graph], LAUNCHES_OF_A_GRAPH
         once = _timed(cuda, stream, graph, 1) / each
     count = max(1, int(SAMPLE_SECONDS / max(once, 1e-7) / each))
@@ -109,17 +109,17 @@ def _timed(cuda: Any, stream: Any, work: Callable[[], object], count: int) -> fl
     return max(float(cuda.get_elapsed_time(begin, end)), 1e-6) / 1e3 / count
 
 
-def _graph(cuda: Any, stream: Any, calls: Sequence[Call]) -> Call | None:
+def _graph(stream: Any, calls: Sequence[Call]) -> Call | None:
     """Many of the calls as one launch; None where they cannot be captured."""
-    # What allocates or waits cannot be captured, nor what CuPy itself does by cuBLAS; it is timed with its launches.
-    refusals = (cuda.runtime.CUDARuntimeError, NotImplementedError)
+    # What allocates or waits cannot be captured, and all that has run outside may be refused within: CuPy's words and
+    # those of libraries are RuntimeErrors. It is timed with its launches.
     try:
         stream.begin_capture()
         _run(list(islice(cycle(calls), LAUNCHES_OF_A_GRAPH)))
         captured = stream.end_capture()
-    except refusals:
+    except RuntimeError:
         # A capture that was begun is under way still, and without all of its calls.
-        with suppress(*refusals):
+        with suppress(RuntimeError):
             stream.end_capture()
         return None
     captured.launch(stream)
