@@ -11,13 +11,15 @@ import pytest
 import triton
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from triton import language as tl
 
 from castile.kernels.table import Table, definitions
 from castile.kernels.triton import convolution
-from castile.kernels.triton.launch import Launch, Room, bound, numbered
+from castile.kernels.triton.launch import Launch, Plan, Room, bound, numbered
 from castile.kernels.triton.lines import Text, text
 from castile.kernels.triton.several import summed
 from castile.planner import vocabulary
+from tests import triton_programs
 from tests.kernel_cases import Case, Draw, cases
 from tests.test_kernels import check, dense, laid_out, several, stepped, unwritten
 from tests.test_together import MANY, check_each
@@ -72,7 +74,9 @@ def test_low_precision_loses_no_more_than_it_must(name: str, dtype: str) -> None
         outs = tuple(place(unwritten(x)) for x in rounded)
         made = plan(name, outs, (tuple(place(x) if isinstance(x, np.ndarray) else x for x in low[0]), low[1]))
         assert made is not None, f"{name} does not take {dtype}"
-        bound(made, made.settings[0])()
+        with triton_programs.watched() as faults:
+            bound(made, made.settings[0])()
+        assert not faults, low[1]
         for got, near, want in zip(outs, rounded, exact, strict=True):
             scale = max(1.0, float(np.abs(want).max(initial=0)))
             most = 2 * error(near, want) + 2e-6 * scale
@@ -116,10 +120,49 @@ def test_every_setting_computes_the_same(name: str) -> None:
         outs = tuple(map(unwritten, wanted))
         made = plan(name, outs, case)
         assert made is not None
-        bound(made, made.settings[number])()
+        with triton_programs.watched() as faults:
+            bound(made, made.settings[number])()
+        assert not faults, made.settings[number]
         for got, want in zip(outs, wanted, strict=True):
             scale = max(1.0, float(np.abs(want).max(initial=0)))
             np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * scale, err_msg=str(made.settings[number]))
+
+
+@triton.jit
+def _faulty(out, x, FAULT: tl.constexpr):  # type: ignore[no-untyped-def]
+    n = tl.program_id(0) * 4 + tl.arange(0, 4)
+    if FAULT == "two programs write one place":
+        tl.store(out + n % 4, n)
+    elif FAULT == "a program reads what another writes":
+        tl.store(out + n, tl.load(out + (n + 4) % 8))
+    elif FAULT == "a program comes back to what it wrote, with no barrier":
+        tl.store(out + n, tl.load(x + n))
+        tl.store(x + n, tl.load(out + n // 4 * 4))
+    elif FAULT == "two numbers are written to one place at once":
+        tl.store(out + n // 2, n)
+    elif FAULT == "a place is in none of its arrays":
+        tl.store(out + n, tl.load(x + n + 1))
+    elif FAULT == "4 places do not lie together as was promised":
+        tl.store(out + n, tl.load(x + tl.max_contiguous(n // 2, (4,))))
+    else:
+        tl.store(out + n, tl.load(x + tl.max_contiguous(n, (4,)), mask=n != 5))
+        tl.debug_barrier()
+        tl.store(out + n, tl.load(out + n // 4 * 4))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "", "two programs write one place", "a program reads what another writes",
+        "a program comes back to what it wrote, with no barrier", "two numbers are written to one place at once",
+        "a place is in none of its arrays", "4 places do not lie together as was promised",
+    ],
+)  # fmt: skip
+def test_what_a_gpu_would_do_in_any_order_is_seen(fault: str) -> None:
+    launch = Launch(_faulty, (2,), (np.zeros(8, "float32"), np.zeros(8, "float32")), {"FAULT": fault})
+    with triton_programs.watched() as faults:
+        bound(Plan((None,), lambda _: [launch]), None)()
+    assert faults == ({f"_faulty: {fault}"} if fault else set())
 
 
 @pytest.mark.parametrize("name", ["conv2d", "conv2d_grad_weight"])
@@ -245,9 +288,9 @@ def test_infinities_and_nan_pass() -> None:
 def test_integers_out_of_range_give_nan_and_no_gradient() -> None:
     ids, table = np.array([0, -1, 4, 3]), np.ones((4, 5), "float32")
     out, slope = np.empty((4, 5), "float32"), np.empty((4, 5), "float32")
-    Table("triton").bind("embedding", (ids, table), (out,), {})()
+    Table("triton").bind("embedding", (ids, table), (out,), {"first": 0, "known": 4})()
     assert (np.isnan(out).all(axis=1) == [False, True, True, False]).all()
-    Table("triton").bind("embedding_grad", (table, ids), (slope,), {"rows": 4})()
+    Table("triton").bind("embedding_grad", (table, ids), (slope,), {"rows": 4, "first": 0, "known": 4})()
     assert (slope == np.array([1, 0, 0, 1])[:, None]).all()
     loss, lse = np.empty((), "float32"), np.empty(4, "float32")
     Table("triton").bind("cross_entropy", (table, np.array([0, 1, 2, 5])), (loss, lse), {"scale": 1.0})()
