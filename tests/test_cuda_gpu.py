@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
 
 from castile.launch import models
 from castile.launch.execution import Execution, feed_from, prepare
@@ -18,6 +19,8 @@ from castile.planner.lower import Lowering
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.machine import Level, Machine, Processor
+from tests.strategies import Problem, strategies, whole_on
+from tests.test_cuda import Plan, Ranks, on_host
 from tests.training import difference
 
 pytestmark = pytest.mark.gpu
@@ -27,6 +30,8 @@ parts = cuda.parts
 ONE = Machine("one", (Processor("gpu", 5e13, 4e12, 2**33),), ())
 TWO = Machine("two", ONE.processors * 2, (Level("link", 2, 1e-5, 1e10),))
 STEPS = 8
+# How two processors have one GPU.
+WAYS = ("parts", "streams", "by way of the host")
 # Events tell half microseconds.
 CLOCK_PICOSECONDS = 2_000_000
 # a network of batch norms wanders off from step 8 on, NumPy's first
@@ -65,6 +70,21 @@ def started(text: str, machine: Machine, backend: str) -> Execution:
     execution = Execution(graph, prepared, LocalWorld(1).communicators[0], range(n), backend=backend, poison=True)
     execution.initialise(0)
     return execution
+
+
+def any_plan(graph: Graph, number: int) -> Strategy:
+    """Nodes, updates, sums and homes of parameters cut along any axes and placed anyhow; the same in all processes."""
+    found: list[Strategy] = []
+
+    # What is drawn first is the simplest.
+    @settings(max_examples=number + 2, derandomize=True, phases=(Phase.generate,), deadline=None,
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(strategies(graph, TWO.num_procs))
+    def draw(plan: Strategy) -> None:
+        found.append(plan)
+
+    draw()
+    return found[-1]
 
 
 def losses(execution: Execution, step: Callable[[], object]) -> np.ndarray:
@@ -110,6 +130,22 @@ def test_two_processors_on_one_gpu_learn_what_one_learns(text: str, divided: boo
         assert difference(found, expected) < 1e-4
         assert captured.runner.remarks == []
         assert np.array_equal(losses(timed, timed.step), found)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("text", ["convnet", "gpt:layers=2,width=64,heads=4,seq=32,vocab=64,dropout=0.1"])
+def test_any_plan_for_two_learns_what_one_processor_learns(text: str, way: str) -> None:
+    """Beside definitions on a host: two parts of a GPU, two that share all of it, and two ranks that share it."""
+    number, num_ranks = WAYS.index(way), 2 if way == "by way of the host" else 1
+    graph = models.parse(text).graph(MODELS[text], "float32")
+    problem = Problem(graph, {name: 10 for name in graph.inputs if "int" in graph.tensors[name].dtype})
+    expected = on_host(Plan(problem, whole_on(graph), ONE, 1), 3)
+    with places_of_their_own():
+        if way == "parts":
+            parts.split(2)
+        found = Ranks(Plan(problem, any_plan(graph, number), TWO, num_ranks), "cuda").train(3)
+    assert difference(np.array(found.losses), np.array(expected.losses)) < 1e-4
+    assert any(worker.remark for worker in found.workers) == (num_ranks > 1)
 
 
 def test_a_graph_of_several_streams_is_the_drivers() -> None:
