@@ -246,11 +246,9 @@ def unbroken(inner: tuple[int, ...], outer: tuple[int, ...]) -> bool:
 
 
 def blocks(extent: int, parts: int) -> list[tuple[int, int]]:
-    """`extent` elements in `parts` runs whose lengths differ by at most one, the longer ones first."""
-    if parts == 1:
-        return [(0, extent)]
-    size, longer = divmod(extent, parts)
-    bounds = [0]
-    for part in range(parts):
-        bounds.append(bounds[-1] + size + (part < longer))
+    """`extent` elements in `parts` runs whose lengths differ by at most one, of which the first is as long as any.
+
+    In so many times as many runs, each of these is a whole number of them: finer cuts go along with coarser ones.
+    """
+    bounds = [-(-part * extent // parts) for part in range(parts + 1)]
     return list(zip(bounds[:-1], bounds[1:], strict=True))

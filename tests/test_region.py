@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from castile.runtime import region
-from castile.runtime.region import Box, Overlaps, disjoint, intersect, overlap, whole
+from castile.runtime.region import Box, Overlaps, blocks, disjoint, intersect, overlap, whole
 
 
 def tiles(rng: random.Random, box: Box, cuts: int) -> list[Box]:
@@ -53,3 +55,12 @@ def test_what_overlaps_among_many_is_what_overlaps_two_by_two(most_pairs: int, m
             assert overlaps.of(asked) == tuple(n for n, box in enumerate(boxes) if intersect(box, asked)), asked
         assert overlap(near, grown) == (intersect(near, grown) is not None)
     assert min(seen.values()) >= 20, seen
+
+
+@given(st.integers(1, 300), st.integers(1, 40), st.integers(1, 6))
+def test_blocks_are_even_and_go_along_with_coarser_ones(extent: int, parts: int, times: int) -> None:
+    coarse, fine = blocks(extent, parts), blocks(extent, parts * times)
+    assert [lo for lo, _ in coarse] == [0, *(hi for _, hi in coarse[:-1])] and coarse[-1][1] == extent
+    lengths = [hi - lo for lo, hi in coarse]
+    assert lengths[0] == max(lengths) <= min(lengths) + 1
+    assert coarse == [(fine[n][0], fine[n + times - 1][1]) for n in range(0, len(fine), times)]

@@ -31,11 +31,7 @@ def asked(what: Callable[[], Answer]) -> Answer | None:
 @lru_cache(maxsize=1024)
 def all_blocks(extent: int, degrees: Sequence[int]) -> Pairs:
     """int64[sum of the degrees] each: where the blocks of an axis begin and end, one degree after the other."""
-    bounds = []
-    for degree in degrees:
-        size, longer = divmod(extent, degree)
-        at = np.arange(degree + 1)
-        bounds.append(at * size + np.minimum(at, longer))
+    bounds = [-(-np.arange(degree + 1) * extent // degree) for degree in degrees]
     return np.concatenate([b[:-1] for b in bounds]), np.concatenate([b[1:] for b in bounds])
 
 
