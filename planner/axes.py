@@ -2,6 +2,7 @@
 
     "... i, *o i -> ... o"        ...  leading axes      *  a parameter      !  an axis that may not be split
     "b s (h d) -> b h s d"        (h d)  a merged dim: one array dim that runs over h outside and d inside
+    "... (p ~v) -> ... p"         (p ~v) an array dim v long altogether, of which each p is a block, as even as can be
 
 It does not know operators' bodies, strategies or processors.
 """
@@ -13,13 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from math import prod
+from typing import Any
 
 import msgspec
 
 from castile.runtime.region import Box
 
 LEADING = "..."
-_TOKEN = re.compile(r"\(([^()]*)\)|(\.\.\.)|([A-Za-z_]\w*!?)|(\S)")
+_TOKEN = re.compile(r"\(([^()]*)\)|(\.\.\.)|(~?[A-Za-z_]\w*!?)|(\S)")
 
 
 class Operand(msgspec.Struct, frozen=True):
@@ -50,22 +52,27 @@ class Operand(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Line:
-    """A parsed axis line; frozen axes may not be split."""
+    """A parsed axis line; frozen axes may not be split, and of merged dims with uneven axes blocks differ in length."""
 
     operands: tuple[Operand, ...]
     results: tuple[Operand, ...]
     frozen: frozenset[str]
+    uneven: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """An axis line fitted to shapes: axes in the order of the line, their extents, and what each array bears."""
+    """An axis line fitted to shapes: axes in the order of the line, their extents, and what each array bears.
+
+    The extent of an uneven axis is that of all blocks together.
+    """
 
     axes: tuple[str, ...]
     extents: Mapping[str, int]
     operands: tuple[Operand, ...]
     results: tuple[Operand, ...]
     frozen: frozenset[str]
+    uneven: frozenset[str] = frozenset()
 
     def __hash__(self) -> int:
         return self._hash
@@ -76,7 +83,19 @@ class Alignment:
         return hash((tuple(self.extents.items()), self.operands, self.results))
 
     def shape(self, operand: Operand) -> tuple[int, ...]:
-        return tuple(prod(self.extents[a] for a in dim) for dim in operand.dims)
+        return tuple(self._length(dim) for dim in operand.dims)
+
+    def ends(self, dim: tuple[str, ...], block: tuple[Any, Any]) -> tuple[Any, Any]:
+        """Where a block of the first axis of a dim begins and ends there: of merged axes only the first is cut."""
+        if len(dim) == 1:
+            return block
+        length, first = self._length(dim), self.extents[dim[0]]
+        return -(-block[0] * length // first), -(-block[1] * length // first)
+
+    def _length(self, dim: tuple[str, ...]) -> int:
+        if self.uneven and dim and dim[-1] in self.uneven:
+            return self.extents[dim[-1]]
+        return prod([self.extents[axis] for axis in dim])
 
 
 @cache
@@ -86,16 +105,21 @@ def parse(text: str) -> Line:
     if not arrow:
         raise ValueError(f"axis line {text!r} has no '->'")
     frozen: set[str] = set()
-    operands = tuple(_operand(part, text, frozen) for part in left.split(","))
-    results = tuple(_operand(part, text, frozen) for part in right.split(","))
+    uneven: set[str] = set()
+    operands = tuple(_operand(part, text, frozen, uneven) for part in left.split(","))
+    results = tuple(_operand(part, text, frozen, uneven) for part in right.split(","))
     known = {a for o in operands for a in o.axes}
     for result in results:
         if len(set(result.axes)) < len(result.axes):
             raise ValueError(f"axis line {text!r} names an axis twice in a result")
-    return Line(operands, results, frozenset(frozen & (known | {a for r in results for a in r.axes})))
+    alone = [a for o in (*operands, *results) for dim in o.dims for a in dim if a in uneven and dim[1:] != (a,)]
+    if alone:
+        raise ValueError(f"axis line {text!r}: ~{alone[0]} should be the second of two in brackets wherever it is")
+    known |= {a for r in results for a in r.axes}
+    return Line(operands, results, frozenset(frozen & known), frozenset(uneven))
 
 
-def _operand(part: str, text: str, frozen: set[str]) -> Operand:
+def _operand(part: str, text: str, frozen: set[str], uneven: set[str]) -> Operand:
     part = part.strip()
     param = part.startswith("*")
     dims = []
@@ -104,8 +128,9 @@ def _operand(part: str, text: str, frozen: set[str]) -> Operand:
             hint = "; give a name to a dim of one element too" if other == "1" else ""
             raise ValueError(f"axis line {text!r}: {other!r} is not understood{hint}")
         names = tuple((leading or merged or name).split())
-        bare = tuple(n.rstrip("!") for n in names)
-        frozen.update(n.rstrip("!") for n in names if n.endswith("!"))
+        bare = tuple(n.strip("~!") for n in names)
+        frozen.update(n.strip("~!") for n in names if n.endswith("!"))
+        uneven.update(n.strip("~!") for n in names if n.startswith("~"))
         # only whole inner blocks can be cut from a merged dim
         frozen.update(bare[1:])
         dims.append(bare)
@@ -134,7 +159,7 @@ def align(
     results = tuple(_expand(r, leading) for r in line.results)
     extents = dict(given)
     for operand, shape in zip(operands, shapes, strict=True):
-        _measure(operand, shape, extents, who)
+        _measure(operand, shape, line.uneven, extents, who)
     try:
         derived = derive(dict(extents))
     except ValueError as error:
@@ -144,7 +169,8 @@ def align(
     missing = [a for a in axes if a not in extents]
     if missing:
         raise ValueError(f"{who}: the extent of axis {missing[0]!r} follows from no operand")
-    return only(Alignment(axes, {a: extents[a] for a in axes}, operands, results, line.frozen & set(axes)))
+    extents = {a: extents[a] for a in axes}
+    return only(Alignment(axes, extents, operands, results, line.frozen & set(axes), line.uneven))
 
 
 @lru_cache(maxsize=65536)
@@ -186,10 +212,15 @@ def _expand(operand: Operand, leading: tuple[str, ...]) -> Operand:
     return Operand(tuple(dims), operand.param)
 
 
-def _measure(operand: Operand, shape: tuple[int, ...], extents: dict[str, int], who: str) -> None:
+def _measure(
+    operand: Operand, shape: tuple[int, ...], uneven: frozenset[str], extents: dict[str, int], who: str
+) -> None:
     if len(shape) != len(operand.dims):
         raise ValueError(f"{who}: an operand of shape {shape} should have {len(operand.dims)} dims")
-    for dim, length in zip(operand.dims, shape, strict=True):
+    for whole, length in zip(operand.dims, shape, strict=True):
+        dim = whole[-1:] if uneven.intersection(whole) else whole
+        if length < extents.get(whole[0], 0) and dim != whole:
+            raise ValueError(f"{who}: {length} elements are too few for {extents[whole[0]]} blocks (shape {shape})")
         unknown = [a for a in dim if a not in extents]
         known = prod(extents[a] for a in dim if a in extents)
         if len(unknown) == 1 and known and length % known == 0:

@@ -15,7 +15,7 @@ import numpy as np
 
 from castile.planner.axes import Operand
 from castile.planner.graph import Node
-from castile.planner.op import Op, Part, ends
+from castile.planner.op import Op, Part
 from castile.planner.program import Micro, Port
 from castile.planner.sketch.many import asked
 from castile.planner.strategy import ranges
@@ -163,8 +163,8 @@ class Grid:
     def _along(self, operand: Operand, axes: Sequence[str]) -> Layout:
         """What parts touch of an array as its axes say."""
         a = self.node.alignment
-        dims = [[ends(a, dim, own) for own in self.blocks[dim[0]]] if dim else [(0, 1)] for dim in operand.dims]
-        return _lying(tuple(map(tuple, dims)), self.along(axes).of)
+        dims = [[a.ends(dim, own) for own in self.blocks[dim[0]]] if dim else [(0, 1)] for dim in operand.dims]
+        return _lying(tuple(map(tuple, dims)), self.along(axes).of, a.uneven.isdisjoint(operand.axes))
 
     def _asked(self, operand: int) -> Layout:
         """What parts touch of an operand of which the operator says so itself."""
@@ -186,10 +186,10 @@ def distinct(rows: Sequence[Hashable]) -> Numbering:
 
 
 @lru_cache(maxsize=4096)
-def _lying(dims: tuple[tuple[tuple[int, int], ...], ...], of: tuple[int, ...]) -> Layout:
+def _lying(dims: tuple[tuple[tuple[int, int], ...], ...], of: tuple[int, ...], is_even: bool) -> Layout:
     """What parts touch of an array whose dims are cut into these blocks: one for all nodes that touch it alike."""
     boxes = [Box(*zip(*row)) for row in product(*dims)] if dims else [Box((), ())]
-    return Layout(boxes, of, True)
+    return Layout(boxes, of, is_even)
 
 
 @lru_cache(maxsize=4096)

@@ -1,11 +1,15 @@
 """Pairs of matrices: which nodes are cut across the features so that what flows between them stays where it is.
 
 The first of a pair is cut along its results' features, the second along the features that it contracts, and all
-between the two along what corresponds; only the second's results are sums over processors (Shoeybi et al., 2019). It
-does not know processors or samples.
+between the two along what corresponds; only the second's results are sums over processors (Shoeybi et al., 2019). A
+loss that looks at blocks of classes is a second too, of which little is left, and where there are pairs, tables are cut
+along the rows that integers name. It does not know processors or samples.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import prod
 
 from castile.planner.graph import Graph, Node
 
@@ -36,7 +40,23 @@ class _Pairs:
             if axis:
                 cuts[node.name] = axis
                 cut_dims.update(_bearing(node, axis))
-        return cuts
+        return {**cuts, **dict(self._tables(cuts))} if cuts else {}
+
+    def _tables(self, cuts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        """The nodes that look up a table along whose rows its other users are cut, or that is larger than what is
+        found there, and the axis of these rows."""
+        for node in self.graph.nodes.values():
+            for tensor, operand in zip(node.inputs, node.alignment.operands, strict=True):
+                rows = [n for n, dim in enumerate(operand.dims) if operand.param and _is_numbered(node, dim)]
+                if rows and self._is_free(node, operand.dims[rows[0]][0]) and self._pays(node, tensor, rows[0], cuts):
+                    yield node.name, operand.dims[rows[0]][0]
+
+    def _pays(self, node: Node, table: str, rows: int, cuts: Mapping[str, str]) -> bool:
+        others = [user for user in self.users[table] if user.name != node.name]
+        along = [user.alignment.operands[user.inputs.index(table)].dims[rows][0] for user in others]
+        shapes = self.graph.tensors[table].shape, self.graph.tensors[node.outputs[0]].shape
+        are_cut = [cuts.get(user.name) == axis for user, axis in zip(others, along, strict=True)]
+        return all(are_cut) and (len(others) > 0 or prod(shapes[0]) > prod(shapes[1]))
 
     def _first(self, node: Node) -> str:
         """The axis of results that a node with a matrix is cut along, if it has a partner; else ""."""
@@ -50,9 +70,10 @@ class _Pairs:
         return ""
 
     def _matrix(self, node: Node) -> bool:
-        """Whether a parameter has several axes and none that must stay whole, as windows and tables have."""
+        """Whether a parameter has several axes and none that must stay whole, as windows have, or is looked up."""
         a = node.alignment
-        return any(o.param and len(o.dims) > 1 and not a.frozen.intersection(o.axes) for o in a.operands)
+        several = (o for o in a.operands if o.param and len(o.dims) > 1 and not a.frozen.intersection(o.axes))
+        return any(not any(_is_numbered(node, dim) for dim in o.dims) for o in several)
 
     def _has_partner(self, node: Node, axis: str) -> bool:
         """Whether what flows from this cut ends at seconds only, through nodes that can be cut alike."""
@@ -66,8 +87,9 @@ class _Pairs:
                 along = self._carried(user, {tensor: dim})
                 if not along:
                     return False
-                met = met or self._contracts(user, along)
-                waiting += [] if self._contracts(user, along) else list(_bearing(user, along).items())
+                is_end = self._contracts(user, along) or _looks_at_places(user, along)
+                met = met or is_end
+                waiting += [] if is_end else list(_bearing(user, along).items())
         return met
 
     def _carried(self, node: Node, arriving: dict[str, int]) -> str:
@@ -87,6 +109,17 @@ class _Pairs:
     def _is_free(self, node: Node, axis: str) -> bool:
         a = node.alignment
         return axis != SAMPLES and axis not in a.frozen and a.extents[axis] >= self.width
+
+
+def _is_numbered(node: Node, dim: tuple[str, ...]) -> bool:
+    """Whether an operand of integers stands for places along a dim."""
+    return any(axis in names.split() for _, names in node.op.numbering for axis in dim)
+
+
+def _looks_at_places(node: Node, axis: str) -> bool:
+    """Whether an axis cuts a dim along which integers stand for places."""
+    dims = [dim for o in node.alignment.operands for dim in o.dims if dim]
+    return any(dim[0] == axis and _is_numbered(node, dim) for dim in dims)
 
 
 def _bearing(node: Node, axis: str) -> dict[str, int]:

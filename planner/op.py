@@ -208,16 +208,8 @@ class Part(NamedTuple):
     def shard(self, operand: Operand) -> Box:
         """The law: an array that bears a split axis is cut along it, one that does not is whole."""
         a, of = self.alignment, self.ranges
-        rows = [ends(a, dim, of[dim[0]]) if dim else (0, 1) for dim in operand.dims]
+        rows = [a.ends(dim, of[dim[0]]) if dim else (0, 1) for dim in operand.dims]
         return Box(tuple([lo for lo, _ in rows]), tuple([hi for _, hi in rows]))
-
-
-def ends(a: Alignment, dim: tuple[str, ...], block: tuple[int, int]) -> tuple[int, int]:
-    """Where a block of the first axis of a dim begins and ends there: of merged axes only the first is cut."""
-    if len(dim) == 1:
-        return block
-    inner = prod([a.extents[axis] for axis in dim[1:]])
-    return block[0] * inner, block[1] * inner
 
 
 def find(name: str) -> type[Any]:

@@ -26,6 +26,8 @@ from castile.runtime.strict import suggestion
 SAMPLES = "b"
 # Of known plans on fewer processors there are so many, each on half as many as the one before.
 MOST_HALVES = 3
+# Parts are all but equal where the longest is longer than their mean by at most this share, as those of a vocabulary.
+UNEVEN = 0.01
 # What leaves less than this share of memory free beside parameters, gradients and states may not fit.
 ROOMY = 0.5
 # Keys of earlier positions are passed on one by one: where that makes more messages a layer than this, to lower a plan
@@ -126,10 +128,10 @@ def _param_bytes(lowering: Lowering) -> tuple[int, int]:
 
 
 def _cuts_evenly(graph: Graph, near: int, width: int) -> bool:
-    """Whether what is cut `near` ways is cut into equal parts `width` ways too."""
+    """Whether what is cut `near` ways is cut into parts `width` ways too that are equal, or all but."""
     cuts = tensor_cuts(graph, near)
     extents = (graph.nodes[name].alignment.extents[axis] for name, axis in cuts.items())
-    return tensor_cuts(graph, width) == cuts and all(n % width == 0 for n in extents)
+    return tensor_cuts(graph, width) == cuts and all(-(-n // width) * width <= n * (1 + UNEVEN) for n in extents)
 
 
 def _on_fastest(make: Callable[[], Configs], lowering: Lowering, cost: CostModel | None) -> Configs:

@@ -41,6 +41,15 @@ def test_merged_dims_are_measured_by_what_is_given():
     assert a.extents["d"] == 3 and a.shape(a.results[0]) == (2, 4)
 
 
+def test_blocks_of_an_uneven_dim_are_those_into_which_it_would_be_cut():
+    """A dim of any length, of which an axis has so many blocks: these are as even as those of an axis so long."""
+    a = fit("b (p ~v!) -> b p", (2, 13), given={"p": 5})
+    assert a.extents == {"b": 2, "p": 5, "v": 13} and a.frozen == {"v"}
+    assert a.shape(a.operands[0]) == (2, 13) and a.shape(a.results[0]) == (2, 5)
+    assert [a.ends(("p", "v"), (n, n + 1)) for n in range(5)] == blocks(13, 5)
+    assert [a.ends(("p", "v"), block) for block in blocks(5, 2)] == [(0, 8), (8, 13)]
+
+
 def test_results_may_bear_derived_axes():
     a = fit("b H -> b h", (2, 9), derive=lambda known: {"h": known["H"] // 2})
     assert a.shape(a.results[0]) == (2, 4)
@@ -55,6 +64,8 @@ def test_results_may_bear_derived_axes():
         ("b -> b b", [(2,)], "twice in a result"),
         ("b, b -> b", [(2,)], "layer: takes 2 operands, got 1"),
         ("b, b -> b", [(2,), (3,)], "layer: axis b=2 does not fit an operand dim of length 3"),
+        ("b (p ~v) -> p v", [(2, 6)], "~v should be the second of two in brackets wherever it is"),
+        ("p, b (p ~v) -> p b", [(7,), (2, 6)], "layer: 6 elements are too few for 7 blocks"),
         ("b i -> b", [(2, 3, 4)], "layer: an operand of shape .* should have 2 dims"),
         ("... i, ... -> i", [(2, 3), (2, 3)], "leading axes"),
         ("... i j -> i", [(2,)], "leading axes"),

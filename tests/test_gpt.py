@@ -229,7 +229,7 @@ def test_blocks_of_classes_change_nothing_but_the_loss_node():
         ("rotary=true,positions=200", "there is none"),
         ("rotary=true,width=12", "heads of 3 features are odd"),
         ("dropout=1.0", "dropout should be"),
-        ("class_blocks=3", "256 classes do not divide into 3 blocks"),
+        ("class_blocks=257", "256 classes are cut into 1 to as many blocks, not 257"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused_in_words(more, words):

@@ -100,8 +100,8 @@ def test_megatron_sends_activations_twice_a_half_block_and_no_gradient_of_what_i
     tasks, _ = evaluator(graph, machine(4, latency=0.0)).simulate(Strategy(megatron(graph, 4, 4)))
     sent = Counter((tasks.cost_keys[c].name, tasks.cost_keys[c].nbytes) for c in tasks.cost if tasks.cost_keys[c].link)
     stream = 4 * 8 * 32 * 4
-    # Forward and backward, of each half of each block.
-    assert sent["all_gather", stream] == sent["reduce_scatter", stream] == 2 * 2 * 2
+    # Forward and backward, of each half of each block; and what each finds of the tokens in its rows of their table.
+    assert sent["all_gather", stream] == sent["reduce_scatter", stream] == 2 * 2 * 2 + 1
     # What else is summed are the gradients of the tables and the head, and of norms and biases; and the loss.
     assert {nbytes for name, nbytes in sent if name == "all_reduce"} == {8192, 1024, 128, 4}
 

@@ -15,6 +15,7 @@ F = "float32"
 WINDOW: dict[str, Any] = {"stride": (1, 1), "pads": (0, 0, 0, 0)}
 HEADS: dict[str, Any] = {"heads": 2, "causal": True, "offset": 0, "scale": 0.5}
 
+BLOCKS = {"blocks": 2, "first": 0, "of": 4, "classes": 9}
 REFUSED: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("conv3d", (), {}, 'no kernel "conv3d".*conv2d'),
     ("relu", (Spec((2,), F), Spec((2,), F)), {}, "kernel relu"),
@@ -37,7 +38,9 @@ REFUSED: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("conv2d", (Spec((1, 2, 4), F), Spec((2, 2, 5, 3), F)), WINDOW, "4 dims"),
     ("max_pool2d", (Spec((1, 2, 4, 4), F),), WINDOW | {"kernel": (2, 2), "stride": (0, 1)}, "stride"),
     ("layer_norm", (Spec((2, 3), F), Spec((3,), F), Spec((2,), F)), {"eps": 1e-5}, "b has"),
-    ("embedding", (Spec((2,), F), Spec((3, 4), F)), {}, "ids must be integers"),
+    ("embedding", (Spec((2,), F), Spec((3, 4), F)), {"first": 0, "known": 3}, "ids must be integers"),
+    ("embedding", (Spec((2,), "int64"), Spec((3, 4), F)), {"first": 2, "known": 4}, "rows 2 to 5 lie not within 4"),
+    ("block_entropy", (Spec((2, 4), F), Spec((2,), "int64")), BLOCKS, "2 blocks have 5 logits, not 4"),
     ("cross_entropy", (Spec((2, 3), F), Spec((3,), "int64")), {"scale": 1.0}, "labels has"),
     ("attention", (Spec((1, 2, 3), F), Spec((1, 2, 3), F), Spec((1, 2, 3), F)), HEADS, "multiple of 2 heads"),
     ("attention", (Spec((1, 2, 4), F), Spec((2, 2, 4), F), Spec((2, 2, 4), F)), HEADS, "samples"),

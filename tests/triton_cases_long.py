@@ -66,7 +66,7 @@ LONG: dict[str, list[Case]] = {
         _entropy_slopes(_DRAW(3, 16501), _DRAW.ids(16501, 3)),
         _entropy_slopes(_DRAW(9, 19), _DRAW.ids(19, 9)),
     ],
-    "block_entropy": [((_DRAW(2, 16501), _DRAW.ids(16501, 2)), {"blocks": 1, "first": 0, "classes": 16501})],
+    "block_entropy": [((_DRAW(2, 16501), _DRAW.ids(16501, 2)), {"blocks": 1, "first": 0, "of": 1, "classes": 16501})],
     "contract": [(("ki,kj->ij", _DRAW(2100, 17), _DRAW(2100, 20)), {})],
     "contract_pointwise": [
         (
@@ -75,7 +75,10 @@ LONG: dict[str, list[Case]] = {
         ),
         (("bki,bkj->jbi", "s, x -> s + x", _DRAW(2, 2100, 17), _DRAW(2, 2100, 20), _DRAW(20, 1, 17)), {}),
     ],
-    "embedding_grad": [((_DRAW(700, 5), _alike(700, 300)), {"rows": 300})],
+    "embedding_grad": [
+        ((_DRAW(700, 5), _alike(700, 300)), {"rows": 300, "first": 0, "known": 300}),
+        ((_DRAW(700, 5), _DRAW.ids(3000, 700)), {"rows": 700, "first": 900, "known": 3000}),
+    ],
     "moments": [((_DRAW(9000, 3),), {"scale": 1e-3}), ((_DRAW(2, 3, 90, 100),), {"scale": 1e-3})],
     "norm_grad": [
         ((_DRAW(2100, 3), _DRAW(2100, 3), _DRAW(3, 3)), {}),

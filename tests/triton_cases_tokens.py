@@ -138,11 +138,14 @@ def large_cross_entropy_grad(draw: Any) -> Iterator[Case]:
 
 
 def large_embedding(draw: Any) -> Iterator[Case]:
-    yield (ids(*TOKENS), draw(WORDS, WIDTH)), {}
+    # All of a GPT-2's words, and those of one of four processors.
+    yield (ids(*TOKENS), draw(WORDS, WIDTH)), {"first": 0, "known": WORDS}
+    yield (ids(*TOKENS), draw(12564, WIDTH)), {"first": 12565, "known": WORDS}
 
 
 def large_embedding_grad(draw: Any) -> Iterator[Case]:
-    yield (draw(*TOKENS, WIDTH), ids(*TOKENS)), {"rows": WORDS}
+    yield (draw(*TOKENS, WIDTH), ids(*TOKENS)), {"rows": WORDS, "first": 0, "known": WORDS}
+    yield (draw(*TOKENS, WIDTH), ids(*TOKENS)), {"rows": 12564, "first": 12565, "known": WORDS}
 
 
 def large_dropout(draw: Any) -> Iterator[Case]:
@@ -209,12 +212,12 @@ def large_attention_grad(draw: Any) -> Iterator[Case]:
 
 def large_block_entropy(draw: Any) -> Iterator[Case]:
     # A GPT-2's classes over four processors.
-    yield (draw(*TOKENS, 12576), ids(*TOKENS)), {"blocks": 1, "first": 12576, "classes": WORDS}
+    yield (draw(*TOKENS, 12564), ids(*TOKENS)), {"blocks": 1, "first": 1, "of": 4, "classes": WORDS}
 
 
 def large_block_entropy_grad(draw: Any) -> Iterator[Case]:
-    parts = (draw(*TOKENS, 1, 2), draw(*TOKENS, 12576), ids(*TOKENS), draw(*TOKENS, 1, 2))
-    yield parts, {"first": 12576, "classes": WORDS}
+    parts = (draw(*TOKENS, 1, 2), draw(*TOKENS, 12564), ids(*TOKENS), draw(*TOKENS, 1, 2))
+    yield parts, {"first": 1, "of": 4, "classes": WORDS}
 
 
 def large_split_cross_entropy(draw: Any) -> Iterator[Case]:

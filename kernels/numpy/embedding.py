@@ -16,38 +16,47 @@ from castile.kernels.numpy.views import by_rows, row_span
 
 
 @prepares
-def embedding(out: np.ndarray, ids: np.ndarray, table: np.ndarray) -> Callable[[], Any] | None:
+def embedding(
+    out: np.ndarray, ids: np.ndarray, table: np.ndarray, *, first: int, known: int
+) -> Callable[[], Any] | None:
     """See the definition."""
     span = row_span(table)
-    return span and by_rows(_look_up, [out], *span, len(table), bare=[ids])
+    return span and by_rows(_look_up, [out], *span, len(table), first, known, bare=[ids])
 
 
 @prepares
 def embedding_grad(
-    out: np.ndarray, dy: np.ndarray, ids: np.ndarray, *, rows: int, accumulate: bool
+    out: np.ndarray, dy: np.ndarray, ids: np.ndarray, *, rows: int, first: int, known: int, accumulate: bool
 ) -> Callable[[], Any] | None:
     """See the definition."""
     span = row_span(out)
-    return onto_zeros(span and by_rows(_add_rows, [dy], *span, rows, bare=[ids]), accumulate, out)
+    return onto_zeros(span and by_rows(_add_rows, [dy], *span, rows, first, known, bare=[ids]), accumulate, out)
 
 
 @compiled
-def _look_up(rows, cols, out, so, ids, si, table, st, num_ids):  # type: ignore[no-untyped-def]
+def _look_up(rows, cols, out, so, ids, si, table, st, length, first, known):  # type: ignore[no-untyped-def]
     for r in range(rows):
         i = ids[r * si]
-        if i < 0 or i >= num_ids:
+        if i < 0 or i >= known:
             raise OutOfRange("embedding: an id lies outside the table's rows")
-        o, source = out[r * so : r * so + cols], table[i * st : i * st + cols]
-        for j in range(cols):
-            o[j] = source[j]
+        o, at = out[r * so : r * so + cols], np.int64(i) - first
+        if 0 <= at < length:
+            source = table[at * st : at * st + cols]
+            for j in range(cols):
+                o[j] = source[j]
+        else:
+            for j in range(cols):
+                o[j] = 0
 
 
 @compiled
-def _add_rows(rows, cols, dy, sd, ids, si, table, st, num_ids):  # type: ignore[no-untyped-def]
+def _add_rows(rows, cols, dy, sd, ids, si, table, st, length, first, known):  # type: ignore[no-untyped-def]
     for r in range(rows):
         i = ids[r * si]
-        if i < 0 or i >= num_ids:
+        if i < 0 or i >= known:
             raise OutOfRange("embedding: an id lies outside the table's rows")
-        d, target = dy[r * sd : r * sd + cols], table[i * st : i * st + cols]
-        for j in range(cols):
-            target[j] += d[j]
+        at = np.int64(i) - first
+        if 0 <= at < length:
+            d, target = dy[r * sd : r * sd + cols], table[at * st : at * st + cols]
+            for j in range(cols):
+                target[j] += d[j]

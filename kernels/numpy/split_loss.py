@@ -18,10 +18,10 @@ from castile.kernels.numpy.views import Shape, by_rows, steps_of
 
 @prepares
 def block_entropy(
-    out: np.ndarray, logits: np.ndarray, labels: np.ndarray, *, blocks: int, first: int, classes: int
+    out: np.ndarray, logits: np.ndarray, labels: np.ndarray, *, blocks: int, first: int, of: int, classes: int
 ) -> Call | None:
     """See the definition."""
-    return by_rows(_blocks, [logits], blocks, *_steps(out), first, classes, bare=[out[..., 0, 0], labels])
+    return by_rows(_blocks, [logits], blocks, *_steps(out), first, of, classes, bare=[out[..., 0, 0], labels])
 
 
 @prepares
@@ -33,10 +33,11 @@ def block_entropy_grad(
     y: np.ndarray,
     *,
     first: int,
+    of: int,
     classes: int,
 ) -> Call | None:
     """See the definition."""
-    steps = y.shape[-2], *_steps(dy), *_steps(y), first, classes
+    steps = y.shape[-2], *_steps(dy), *_steps(y), first, of, classes
     return by_rows(_blocks_grad, [out, logits], *steps, bare=[dy[..., 0, 0], y[..., 0, 0], labels])
 
 
@@ -66,22 +67,24 @@ def _steps(x: np.ndarray) -> Shape:
 
 
 @compiled
-def _blocks(rows, cols, logits, sx, out, so, labels, st, blocks, block, second, first, classes):  # type: ignore[no-untyped-def]
-    width = cols // blocks
+def _blocks(rows, cols, logits, sx, out, so, labels, st, blocks, block, second, first, of, classes):  # type: ignore[no-untyped-def]
     for r in range(rows):
         label = labels[r * st]
         if label < 0 or label >= classes:
             raise OutOfRange("block_entropy: a label lies outside the classes")
-        o = after(pointer(out), r * so)
+        o, at = after(pointer(out), r * so), r * sx
+        begin = -(-first * classes // of)
         for n in range(blocks):
-            v = logits[r * sx + n * width : r * sx + (n + 1) * width]
+            width = -(-(first + n + 1) * classes // of) - begin
+            v = logits[at : at + width]
             top = row_max(v)
             total = top - top
             for j in range(width):
                 total += exp(v[j] - top)
             o[n * block] = top + log(total)
-            place = label - first - n * width
+            place = label - begin
             o[n * block + second] = v[place] if 0 <= place < width else 0
+            at, begin = at + width, begin + width
 
 
 @compiled
@@ -104,23 +107,26 @@ def _blocks_grad(  # type: ignore[no-untyped-def]
     y_block,
     y_second,
     first,
+    of,
     classes,
 ):
-    width = cols // blocks
     for r in range(rows):
         label = labels[r * st]
         if label < 0 or label >= classes:
             raise OutOfRange("block_entropy_grad: a label lies outside the classes")
-        d, base = after(pointer(dy), r * sd), after(pointer(y), r * sy)
+        d, base, past = after(pointer(dy), r * sd), after(pointer(y), r * sy), 0
+        begin = -(-first * classes // of)
         for n in range(blocks):
-            o = out[r * so + n * width : r * so + (n + 1) * width]
-            v = logits[r * sx + n * width : r * sx + (n + 1) * width]
+            width = -(-(first + n + 1) * classes // of) - begin
+            o = out[r * so + past : r * so + past + width]
+            v = logits[r * sx + past : r * sx + past + width]
             slope, lse = d[n * d_block], base[n * y_block]
             for j in range(width):
                 o[j] = exp(v[j] - lse) * slope
-            place = label - first - n * width
+            place = label - begin
             if 0 <= place < width:
                 o[place] += d[n * d_block + d_second]
+            past, begin = past + width, begin + width
 
 
 @compiled

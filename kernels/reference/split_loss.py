@@ -1,34 +1,42 @@
 """Definitions of the two halves of a cross-entropy over blocks of classes in plain NumPy."""
 
+from collections.abc import Iterator
+from itertools import pairwise
+
 import numpy as np
 
 from castile.kernels.ids import check_ids
 
 
-def block_entropy(logits: np.ndarray, labels: np.ndarray, *, blocks: int, first: int, classes: int) -> np.ndarray:
-    """What `blocks` equal blocks of logits [...,c] tell of a cross-entropy -> [...,blocks,2].
+def block_entropy(
+    logits: np.ndarray, labels: np.ndarray, *, blocks: int, first: int, of: int, classes: int
+) -> np.ndarray:
+    """What `blocks` blocks of logits [...,c] tell of a cross-entropy -> [...,blocks,2].
 
     The first is the log-sum-exp of the block, the second the logit at the integer label [...] where the block has it,
-    else 0. Labels count from the first of all `classes`, of which these are number `first` and following; IndexError
-    for a label outside [0, classes).
+    else 0. All `classes` are cut into `of` blocks, block n from class ceil(n * classes / of) on; these are number
+    `first` and following. Labels count from the first of all classes; IndexError for a label outside [0, classes).
     """
     check_ids("block_entropy", labels, classes)
-    apart = logits.reshape(*labels.shape, blocks, -1)
-    top = apart.max(axis=-1, keepdims=True)
-    lse = (top + np.log(np.exp(apart - top).sum(axis=-1, keepdims=True)))[..., 0]
-    hit = _hits(apart.shape, labels, first)
-    return np.stack([lse, np.where(hit, apart, logits.dtype.type(0)).sum(axis=-1)], axis=-1)
+    made = np.empty((*labels.shape, blocks, 2), logits.dtype)
+    for n, (here, hit) in enumerate(_blocks(logits, labels, blocks, first, of, classes)):
+        own = logits[..., here]
+        top = own.max(axis=-1, keepdims=True)
+        made[..., n, 0] = (top + np.log(np.exp(own - top).sum(axis=-1, keepdims=True)))[..., 0]
+        made[..., n, 1] = np.where(hit, own, logits.dtype.type(0)).sum(axis=-1)
+    return made
 
 
 def block_entropy_grad(
-    dy: np.ndarray, logits: np.ndarray, labels: np.ndarray, y: np.ndarray, *, first: int, classes: int
+    dy: np.ndarray, logits: np.ndarray, labels: np.ndarray, y: np.ndarray, *, first: int, of: int, classes: int
 ) -> np.ndarray:
     """Gradient of `block_entropy` to its logits, from dy like its result y."""
     check_ids("block_entropy_grad", labels, classes)
-    apart = logits.reshape(*y.shape[:-1], -1)
-    slope = dy[..., :1] * np.exp(apart - y[..., :1])
-    hit = np.where(_hits(apart.shape, labels, first), dy[..., 1:], logits.dtype.type(0))
-    return np.array((slope + hit).reshape(logits.shape))
+    made = np.empty_like(logits)
+    for n, (here, hit) in enumerate(_blocks(logits, labels, y.shape[-2], first, of, classes)):
+        slope = dy[..., n, :1] * np.exp(logits[..., here] - y[..., n, :1])
+        made[..., here] = slope + np.where(hit, dy[..., n, 1:], logits.dtype.type(0))
+    return made
 
 
 def split_cross_entropy(parts: np.ndarray, *, scale: float) -> tuple[np.ndarray, np.ndarray]:
@@ -48,7 +56,10 @@ def split_cross_entropy_grad(dy: np.ndarray, parts: np.ndarray, lse: np.ndarray,
     return np.stack([share, np.full_like(share, -1)], axis=-1) * (dy * parts.dtype.type(scale))
 
 
-def _hits(shape: tuple[int, ...], labels: np.ndarray, first: int) -> np.ndarray:
-    """Where in [...,blocks,c] each label's logit is."""
-    numbers = first + np.arange(shape[-2] * shape[-1]).reshape(shape[-2:])
-    return numbers == labels[..., None, None]
+def _blocks(
+    logits: np.ndarray, labels: np.ndarray, blocks: int, first: int, of: int, classes: int
+) -> Iterator[tuple[slice, np.ndarray]]:
+    """Of each block which logits are its own, and where in [...,c] of these each label's is."""
+    begins = [-(-n * classes // of) for n in range(first, first + blocks + 1)]
+    for lo, hi in pairwise(begins):
+        yield slice(lo - begins[0], hi - begins[0]), np.arange(lo, hi) == labels[..., None]

@@ -53,7 +53,7 @@ def embedding_bag_grad(
     if not takes(out, dy, *weights):
         return None
     each_row = View(dy, tuple(ids.shape), (*view(dy).steps[:-1], 0))
-    return table_grad(out, dy, each_row, ids, weights[0] if weights else None, rows, scale, accumulate)
+    return table_grad(out, dy, each_row, ids, weights[0] if weights else None, rows, 0, scale, accumulate)
 
 
 @triton.jit

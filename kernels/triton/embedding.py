@@ -32,30 +32,40 @@ class Summing(NamedTuple):
 
 
 @planned
-def embedding(out: Any, ids: Any, table: Any) -> Plan | None:
+def embedding(out: Any, ids: Any, table: Any, *, first: int, known: int) -> Plan | None:
     """See the definition."""
     if not takes(out, table):
         return None
     step, across = view(table).steps
     vectors = [View(table, (table.shape[1],), (across,))]
     nbytes = 2 * out.size * out.itemsize + ids.size * ids.itemsize
-    return by_rows(_embedding, [view(out)], [view(ids)], vectors, numbers=(step, table.shape[0]), nbytes=nbytes)
+    numbers = (step, table.shape[0], first, known)
+    return by_rows(_embedding, [view(out)], [view(ids)], vectors, numbers=numbers, nbytes=nbytes)
 
 
 @planned
-def embedding_grad(out: Any, dy: Any, ids: Any, *, rows: int, accumulate: bool) -> Plan | None:
+def embedding_grad(out: Any, dy: Any, ids: Any, *, rows: int, first: int, known: int, accumulate: bool) -> Plan | None:
     """See the definition."""
     if not takes(out, dy):
         return None
     each_row = permuted(view(dy), tuple(range(len(dy.shape) - 1)))
-    return table_grad(out, dy, each_row, ids, None, rows, 1.0, accumulate)
+    return table_grad(out, dy, each_row, ids, None, rows, first, 1.0, accumulate)
 
 
 def table_grad(
-    out: Any, dy: Any, each_row: View, ids: Any, weights: Any | None, rows: int, scale: float, accumulate: bool
+    out: Any,
+    dy: Any,
+    each_row: View,
+    ids: Any,
+    weights: Any | None,
+    rows: int,
+    begin: int,
+    scale: float,
+    accumulate: bool,
 ) -> Plan | None:
-    """The gradient to a table: each row is scale times the sum of the rows of dy whose integers name it.
+    """The gradient to rows of a table: each is scale times the sum of the rows of dy whose integers name it.
 
+    begin     the number of the first of them
     each_row  where for each integer its row of dy begins
     weights   one for each integer; all 1 where None
 
@@ -68,12 +78,12 @@ def table_grad(
     blank = Plan((None,), lambda _: []) if accumulate else each(_ZERO, [view(out)], [], {})
     if out.size == 0 or num == 0:
         return blank
-    if max(num, rows) >= 2**31:
+    if max(num, begin + rows) >= 2**31:
         return None
     span = -(-max(_SPAN, -(-num // _CHUNKS)) // _AT_ONCE) * _AT_ONCE
     chunks = -(-num // span)
     tallies, begins, order, named = (Room(size, "int32") for size in (chunks * _QUEUES, _QUEUES + 1, num, num))
-    given = (ids, walk.steps[1], walk.sizes, num, span, rows)
+    given = (ids, walk.steps[1], walk.sizes, num, span, rows, begin)
     sizes = {"QUEUES": _QUEUES, "IDS": _AT_ONCE}
     sorting = [
         Launch(_tally, (chunks,), (tallies, *given), sizes),
@@ -96,40 +106,50 @@ def table_grad(
 
 
 @triton.jit
-def _embedding(out, s_out, ids, s_ids, table, rows, lead, step, known, t_out: tl.constexpr, t_table: tl.constexpr,
-               NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def _embedding(out, s_out, ids, s_ids, table, rows, lead, step, length, first, known, t_out: tl.constexpr,
+               t_table: tl.constexpr, NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = row < rows
     out += places(row, lead, s_out)
     number = tl.load(ids + places(row, lead, s_ids), mask=here, other=0).to(tl.int64)
-    found = here & (number >= 0) & (number < known)
+    blank = tl.where((number >= 0) & (number < known), 0.0, float("nan"))
+    number -= first
+    found = here & (number >= 0) & (number < length)
     table += number * step
     for start in range(0, NUM, BLOCK):
         col, mask = block(here, start, NUM, BLOCK)
-        value = tl.load(table[:, None] + col * t_table, mask=mask & found[:, None], other=float("nan"))
+        value = tl.load(table[:, None] + col * t_table, mask=mask & found[:, None], other=blank[:, None])
         put(out, col, t_out, value, mask)
 
 
 @triton.jit
-def _known(ids, s_ids, lead, at, num, rows):
-    """The integers at these places of a walk; -1 for those that name no row and where there are none."""
-    number = tl.load(ids + places(at.to(tl.int64), lead, s_ids), mask=at < num, other=-1).to(tl.int64)
-    return tl.where((number >= 0) & (number < rows), number, -1).to(tl.int32)
+def _known(ids, s_ids, lead, at, num, rows, begin):
+    """Which of the rows the integers at these places of a walk name; less than 0 for none, and where there are none.
+
+    What names no row goes into all queues too: where rows are some of many, most do.
+    """
+    number = tl.load(ids + places(at.to(tl.int64), lead, s_ids), mask=at < num, other=-1).to(tl.int64) - begin
+    return tl.where((number >= 0) & (number < rows), number, -1 - (number & 0xFFFF)).to(tl.int32)
 
 
 @triton.jit
-def _tally(tallies, ids, s_ids, lead, num, span, rows, QUEUES: tl.constexpr, IDS: tl.constexpr):
+def _in_queue(number, QUEUES: tl.constexpr):
+    return tl.where(number < 0, -1 - number, number) % QUEUES
+
+
+@triton.jit
+def _tally(tallies, ids, s_ids, lead, num, span, rows, begin, QUEUES: tl.constexpr, IDS: tl.constexpr):
     chunk = tl.program_id(0)
     count = tl.zeros((QUEUES,), tl.int32)
     for start in range(chunk * span, tl.minimum(chunk * span + span, num), IDS):
         at = start + tl.arange(0, IDS)
-        number = _known(ids, s_ids, lead, at, num, rows)
-        count += tl.histogram(tl.maximum(number, 0) % QUEUES, QUEUES, mask=at < num)
+        number = _known(ids, s_ids, lead, at, num, rows, begin)
+        count += tl.histogram(_in_queue(number, QUEUES), QUEUES, mask=at < num)
     tl.store(tallies + chunk * QUEUES + tl.arange(0, QUEUES), count)
 
 
 @triton.jit
-def _queue(tallies, begins, order, named, ids, s_ids, lead, num, span, rows, chunks,
+def _queue(tallies, begins, order, named, ids, s_ids, lead, num, span, rows, begin, chunks,
            QUEUES: tl.constexpr, IDS: tl.constexpr):  # fmt: skip
     chunk = tl.program_id(0)
     queue = tl.arange(0, QUEUES)
@@ -140,19 +160,19 @@ def _queue(tallies, begins, order, named, ids, s_ids, lead, num, span, rows, chu
         count = tl.load(tallies + other * QUEUES + queue[None, :], mask=other < chunks, other=0)
         total += tl.sum(count, 0)
         before += tl.sum(tl.where(other < chunk, count, 0), 0)
-    begin = tl.cumsum(total, 0) - total
-    tl.store(begins + queue, begin, mask=chunk == 0)
+    place = tl.cumsum(total, 0) - total
+    tl.store(begins + queue, place, mask=chunk == 0)
     tl.store(begins + QUEUES, num, mask=chunk == 0)
-    begin += before
+    place += before
     for start in range(chunk * span, tl.minimum(chunk * span + span, num), IDS):
         at = start + tl.arange(0, IDS)
-        number = _known(ids, s_ids, lead, at, num, rows)
-        mine = tl.maximum(number, 0) % QUEUES
+        number = _known(ids, s_ids, lead, at, num, rows, begin)
+        mine = _in_queue(number, QUEUES)
         same = (mine[:, None] == mine[None, :]) & (at[None, :] < at[:, None])
-        to = tl.gather(begin, mine, 0) + tl.sum(same.to(tl.int32), 1)
+        to = tl.gather(place, mine, 0) + tl.sum(same.to(tl.int32), 1)
         tl.store(order + to, at, mask=at < num)
         tl.store(named + to, number, mask=at < num)
-        begin += tl.histogram(mine, QUEUES, mask=at < num)
+        place += tl.histogram(mine, QUEUES, mask=at < num)
 
 
 @triton.jit
@@ -161,7 +181,7 @@ def _table_grad(begins, order, named, out, s_out, t_out, dy, s_dy, t_dy, weights
                 COLS: tl.constexpr):  # fmt: skip
     first = tl.program_id(0)
     number = tl.load(named + first)
-    queue = tl.maximum(number, 0) % QUEUES
+    queue = _in_queue(number, QUEUES)
     start, end = tl.load(begins + queue), tl.load(begins + queue + 1)
     alone = number >= 0
     while alone & (start < first):

@@ -15,31 +15,34 @@ from castile.kernels.triton.launch import Plan, Room, in_turn, planned, takes
 from castile.kernels.triton.lines import each, folded, packed, text
 from castile.kernels.triton.rows import by_rows
 from castile.kernels.triton.softmax import top_and_total
-from castile.kernels.triton.views import View, split, view
+from castile.kernels.triton.views import View, view
 
 _SCALED = text("x -> scale * x", "scale")
 _SLOPES = text("dy, part, lse -> exp(part - lse) * (dy * scale); -dy * scale", "scale")
 
 
 @planned
-def block_entropy(out: Any, logits: Any, labels: Any, *, blocks: int, first: int, classes: int) -> Plan | None:
+def block_entropy(out: Any, logits: Any, labels: Any, *, blocks: int, first: int, of: int, classes: int) -> Plan | None:
     """See the definition."""
     if not takes(out, logits):
         return None
     bare = [view(out[..., 0]), view(out[..., 1]), _for_blocks(labels, blocks)]
-    numbers = (blocks, first, classes)
-    return by_rows(_block_entropy, [_apart(logits, labels, blocks)], bare, numbers=numbers, flops=4)
+    arrays, numbers = [_apart(logits, labels, blocks, classes // of)], (blocks, first, of, classes)
+    return by_rows(_block_entropy, arrays, bare, numbers=numbers, flops=4, own={"UNEVEN": classes % of > 0})
 
 
 @planned
-def block_entropy_grad(out: Any, dy: Any, logits: Any, labels: Any, y: Any, *, first: int, classes: int) -> Plan | None:
+def block_entropy_grad(
+    out: Any, dy: Any, logits: Any, labels: Any, y: Any, *, first: int, of: int, classes: int
+) -> Plan | None:
     """See the definition."""
     if not takes(out, dy, logits, y):
         return None
     blocks = y.shape[-2]
-    arrays = [_apart(x, labels, blocks) for x in (out, logits)]
+    arrays = [_apart(x, labels, blocks, classes // of) for x in (out, logits)]
     bare = [view(dy[..., 0]), view(dy[..., 1]), view(y[..., 0]), _for_blocks(labels, blocks)]
-    return by_rows(_block_entropy_grad, arrays, bare, numbers=(blocks, first), flops=4, again=False)
+    numbers, own = (blocks, first, of, classes), {"UNEVEN": classes % of > 0}
+    return by_rows(_block_entropy_grad, arrays, bare, numbers=numbers, flops=4, again=False, own=own)
 
 
 @planned
@@ -67,9 +70,10 @@ def split_cross_entropy_grad(out: Any, dy: Any, parts: Any, lse: Any, *, scale: 
     return each(_SLOPES, [view(out[..., 0]), view(out[..., 1])], xs, {"scale": scale})
 
 
-def _apart(logits: Any, labels: Any, blocks: int) -> View:
-    """Logits as [...,blocks,c]."""
-    return split(view(logits), (*labels.shape, blocks, logits.shape[-1] // blocks))
+def _apart(logits: Any, labels: Any, blocks: int, shortest: int) -> View:
+    """Logits as [...,blocks,shortest], as if none were longer."""
+    *lead, step = view(logits).steps
+    return View(logits, (*labels.shape, blocks, shortest), (*lead, shortest * step, step))
 
 
 def _for_blocks(labels: Any, blocks: int) -> View:
@@ -78,16 +82,32 @@ def _for_blocks(labels: Any, blocks: int) -> View:
 
 
 @triton.jit
-def _block_entropy(x, s_x, lse, s_lse, hit, s_hit, labels, s_labels, rows, lead, blocks, first, classes,
+def _longer(number, of, classes, NUM: tl.constexpr):
+    """How many of so many blocks, from the first of all on, have one element more than NUM."""
+    return (number * (classes - of * NUM) + of - 1) // of
+
+
+@triton.jit
+def _block_entropy(x, s_x, lse, s_lse, hit, s_hit, labels, s_labels, rows, lead, blocks, first, of, classes,
                    t_x: tl.constexpr, SKEW: tl.constexpr, NUM: tl.constexpr, ROWS: tl.constexpr,
-                   BLOCK: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+                   BLOCK: tl.constexpr, STAGES: tl.constexpr, UNEVEN: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = row < rows
-    x, skew = begun(x, places(row, lead, s_x), SKEW)
+    number = first + row % blocks
+    before = _longer(number, of, classes, NUM)
+    late = (before - _longer(first, of, classes, NUM)) * t_x
+    x, skew = begun(x, places(row, lead, s_x) + late, SKEW)
     label = tl.load(labels + places(row, lead, s_labels), mask=here, other=0).to(tl.int64)
     top, total = top_and_total(x, here, skew, t_x, SKEW, NUM, ROWS, BLOCK, STAGES)
-    place = label - first - row % blocks * NUM
-    picked = tl.load(x + (place + skew) * t_x, mask=here & (place >= 0) & (place < NUM), other=0.0).to(tl.float32)
+    last = _longer(number + 1, of, classes, NUM) - before
+    if UNEVEN:
+        one = tl.load(x + (skew + NUM) * t_x, mask=here & (last > 0), other=float("-inf")).to(tl.float32)
+        higher = tl.maximum(top, one)
+        total = total * tl.exp(top - higher) + tl.exp(one - higher)
+        top = higher
+    place = label - number * NUM - before
+    mine = (place >= 0) & (place < NUM + last)
+    picked = tl.load(x + (place + skew) * t_x, mask=here & mine, other=0.0).to(tl.float32)
     picked = tl.where((label >= 0) & (label < classes), picked, float("nan"))
     tl.store(lse + places(row, lead, s_lse), (top + tl.log(total)).to(lse.dtype.element_ty), mask=here)
     tl.store(hit + places(row, lead, s_hit), picked.to(hit.dtype.element_ty), mask=here)
@@ -101,20 +121,25 @@ def _slope(out, x, at, mask, place, below, share, extra, t_out: tl.constexpr, t_
 
 @triton.jit
 def _block_entropy_grad(out, s_out, x, s_x, dlse, s_dlse, dhit, s_dhit, lse, s_lse, labels, s_labels, rows, lead,
-                        blocks, first, t_out: tl.constexpr, t_x: tl.constexpr, SKEW: tl.constexpr,
-                        NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-                        STAGES: tl.constexpr):  # fmt: skip
+                        blocks, first, of, classes, t_out: tl.constexpr, t_x: tl.constexpr, SKEW: tl.constexpr,
+                        NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+                        UNEVEN: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = row < rows
-    out, _ = begun(out, places(row, lead, s_out), SKEW)
-    x, skew = begun(x, places(row, lead, s_x), SKEW)
+    number = first + row % blocks
+    before = _longer(number, of, classes, NUM)
+    late = before - _longer(first, of, classes, NUM)
+    out, _ = begun(out, places(row, lead, s_out) + late * t_out, SKEW)
+    x, skew = begun(x, places(row, lead, s_x) + late * t_x, SKEW)
     share = tl.load(dlse + places(row, lead, s_dlse), mask=here, other=0.0).to(tl.float32)
     extra = tl.load(dhit + places(row, lead, s_dhit), mask=here, other=0.0).to(tl.float32)
     below = tl.load(lse + places(row, lead, s_lse), mask=here, other=0.0).to(tl.float32)
     label = tl.load(labels + places(row, lead, s_labels), mask=here, other=0).to(tl.int64)
-    place = label - first - row % blocks * NUM
+    place, last = label - number * NUM - before, _longer(number + 1, of, classes, NUM) - before
     # No place is that of a label of another block.
-    place = tl.where((place >= 0) & (place < NUM), place + skew, -1)
+    place = tl.where((place >= 0) & (place < NUM + last), place + skew, -1)
+    if UNEVEN:
+        _slope(out, x, (skew + NUM)[:, None], (here & (last > 0))[:, None], place, below, share, extra, t_out, t_x)
     if SKEW:
         end, near = edges(here, skew, NUM)
         _slope(out, x, end, near, place, below, share, extra, t_out, t_x)

@@ -8,20 +8,24 @@ from __future__ import annotations
 from castile.planner.op import Op, Part, op
 
 
-@op("... (p v!), ... -> ... p c!", flops_per_point=6)
+@op("... (p ~v!), ... -> ... p c!", flops_per_point=6)
 class BlockEntropy(Op):
-    """logits [..., p*v], labels [...] (integers below p*v) -> [..., p, 2]: of each of p blocks the log-sum-exp of its
-    logits, and the logit at the label where the block has it, else 0."""
+    """logits [..., v], labels [...] (integers below v) -> [..., p, 2]: of each of p blocks of classes, as even as can
+    be, the log-sum-exp of its logits, and the logit at the label where the block has it, else 0."""
 
     told = True
-    numbering = ((1, "p v"),)
+    numbering = ((1, "v"),)
     p: int = 1
 
     def extents(self, known: dict[str, int]) -> dict[str, int]:
         return {"c": 2}
 
     def _local(self, at: Part) -> dict[str, int]:
-        return {"first": at.range("p")[0] * at.extent("v"), "classes": at.extent("p") * at.extent("v")}
+        return {"first": at.range("p")[0], "of": at.extent("p"), "classes": at.extent("v")}
+
+    def flops(self, which: str, part: Part) -> float:
+        # All blocks together have every class once.
+        return super().flops(which, part) / part.extent("p")
 
     def forward(self, k, logits, labels, *, at):
         first, last = at.range("p")

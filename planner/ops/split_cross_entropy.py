@@ -12,6 +12,9 @@ from math import prod
 from castile.planner.op import Op, Part, Tensor, op
 from castile.planner.ops.block_entropy import BlockEntropy
 
+# As many as most groups of processors divide, and each still hundreds of words long.
+CLASS_BLOCKS = 48
+
 
 @op("... p! c! -> , ...", flops_per_point=4, results=("", "lse"))
 class SplitCrossEntropy(Op):
@@ -30,12 +33,9 @@ class SplitCrossEntropy(Op):
         return (k.split_cross_entropy_grad(dy, parts, y[1], scale=self._scale(at)),)
 
     @staticmethod
-    def layer(g, name: str, logits: Tensor, labels: Tensor, blocks: int = 8) -> Tensor:
-        """Add the mean cross-entropy to graph `g`; the classes may be split at the borders of `blocks` equal blocks."""
-        classes = logits.shape[-1]
-        if blocks < 1 or classes % blocks:
-            fitting = [n for n in range(1, classes + 1) if classes % n == 0]
-            nearest = min(fitting, key=lambda n: abs(n - blocks))
-            raise ValueError(f"{name}: {classes} classes do not divide into {blocks} blocks; {nearest} would do")
+    def layer(g, name: str, logits: Tensor, labels: Tensor, blocks: int = CLASS_BLOCKS) -> Tensor:
+        """Add the mean cross-entropy to graph `g`; the classes may be split at the borders of `blocks` of them."""
+        if not 1 <= blocks <= logits.shape[-1]:
+            raise ValueError(f"{name}: {logits.shape[-1]} classes are cut into 1 to as many blocks, not {blocks}")
         parts = g.apply(BlockEntropy(blocks), f"{name}.blocks", logits, labels)
         return g.apply(SplitCrossEntropy(), name, parts)

@@ -4,20 +4,22 @@ from castile.planner.vocabulary import Results, Spec, integers, kernel, like, ne
 
 
 @kernel()
-def block_entropy(logits: Spec, labels: Spec, *, blocks: int, first: int, classes: int) -> Results:
+def block_entropy(logits: Spec, labels: Spec, *, blocks: int, first: int, of: int, classes: int) -> Results:
     """[..., blocks, 2]."""
     integers("block_entropy", labels=labels)
     same("block_entropy: shapes", logits=logits.shape[:-1], labels=labels.shape)
-    width = logits.shape[-1]
-    need(blocks > 0 and width % blocks == 0, f"block_entropy: {width} classes do not divide into {blocks} blocks")
-    need(0 <= first <= classes - width, f"block_entropy: {first} to {first + width} lie not within {classes} classes")
+    need(0 < of <= classes, f"block_entropy: {classes} classes cannot be cut into {of} blocks")
+    ends = first, first + blocks
+    need(0 <= first < ends[1] <= of, f"block_entropy: there are no blocks {first} to {ends[1]} of {of}")
+    lo, hi = (-(-end * classes // of) for end in ends)
+    need(logits.shape[-1] == hi - lo, f"block_entropy: {blocks} blocks have {hi - lo} logits, not {logits.shape[-1]}")
     return (Spec((*labels.shape, blocks, 2), wide(logits.dtype)),)
 
 
 @kernel()
-def block_entropy_grad(dy: Spec, logits: Spec, labels: Spec, y: Spec, *, first: int, classes: int) -> Results:
+def block_entropy_grad(dy: Spec, logits: Spec, labels: Spec, y: Spec, *, first: int, of: int, classes: int) -> Results:
     """Like logits."""
-    made = block_entropy(logits, labels, blocks=y.shape[-2], first=first, classes=classes)[0]
+    made = block_entropy(logits, labels, blocks=y.shape[-2], first=first, of=of, classes=classes)[0]
     like("block_entropy_grad", dy=dy, y=y, block_entropy=made)
     return (logits,)
 

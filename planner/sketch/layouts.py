@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import accumulate
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -114,16 +113,18 @@ class LayoutTable:
 
     def _by_law(self, node: Node, space: int, operand: Operand, begin: tuple[int, ...]) -> tuple[list[int], list[bool]]:
         """The dims of what is cut as the axis line says, and which axes cut any."""
-        axes, cuts, extents = self._table.axes[space], self._table.cuts[space], node.alignment.extents
+        axes, cuts, a = self._table.axes[space], self._table.cuts[space], node.alignment
         rows = []
         for n, dim in enumerate(operand.dims):
             number = axes.index(dim[0]) if dim and dim[0] in axes else -1
             degrees = cuts[number] if number >= 0 else ()
-            extent, inner = extents[dim[0]] if dim else 1, prod([extents[axis] for axis in dim[1:]])
-            key = number, degrees, extent, inner, begin[n] if begin else 0
+            extent = a.extents[dim[0]] if dim else 1
+            whole = a.ends(dim, (0, extent)) if dim else (0, 1)
+            key = number, degrees, extent, whole, begin[n] if begin else 0
             if key not in self._number_of:
-                lo, hi = all_blocks(extent, (1, *degrees))
-                self._number_of[key] = self._dim(Dim(number, degrees, lo * inner + key[-1], hi * inner + key[-1]))
+                blocks = all_blocks(extent, (1, *degrees))
+                lo, hi = a.ends(dim, blocks) if dim else blocks
+                self._number_of[key] = self._dim(Dim(number, degrees, lo + key[-1], hi + key[-1]))
             rows.append(self._number_of[key])
         cut = {dim[0] for dim in operand.dims if dim}
         return rows, [axis in cut for axis in axes]
