@@ -28,7 +28,7 @@ from castile.runtime import memory
 MOST_ROWS = 20
 MOST_LETTERS = 80
 # What plans are made for and with; a difference in one of these is told beside the nodes that moved.
-SETTINGS = ("machine", "num_procs", "microbatches", "bucket_bytes", "search", "seed", "cost_snapshot")
+SETTINGS = ("machine", "num_procs", "microbatches", "bucket_bytes", "order", "search", "seed", "cost_snapshot")
 FIGURES = ("step_seconds", "peak_bytes", "moved_bytes")
 
 

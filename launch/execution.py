@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from castile.planner import folding
+from castile.planner import folding, ordering
 from castile.planner.beside import BEGINNINGS
 from castile.planner.cost import CostModel
 from castile.planner.evaluator import FOLDED_FROM
@@ -19,7 +19,7 @@ from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.op import Tensor
 from castile.planner.program import GRADIENT, in_whole
-from castile.planner.simulate import Simulated, simulate
+from castile.planner.simulate import Simulated
 from castile.planner.strategy import Strategy
 from castile.planner.updates import filled
 from castile.planner.vocabulary import wide
@@ -50,7 +50,8 @@ def prepare(lowering: Lowering, strategy: Strategy, cost: CostModel) -> Prepared
     _check_transfers(lowering, strategy)
     tasks = lowering.lower(strategy)
     machine = lowering.machine
-    simulated = simulate(tasks, cost.picoseconds(tasks.cost_keys), machine.engines)
+    program, priced = lowering.program(strategy), cost.by_kind(tasks)
+    tasks, simulated = ordering.simulated(program, tasks, priced, machine.engines, strategy.order)
     packing = memory.pack(tasks, simulated.timeline)
     capacity = [p.memory_bytes - p.reserved_bytes for p in machine.processors]
     memory.refuse(tasks, simulated.timeline, packing, capacity)

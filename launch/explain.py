@@ -158,7 +158,7 @@ def _seed(evaluator: Evaluator, name: str) -> Strategy:
 
 def _judged(evaluator: Evaluator, name: str, plan: Strategy) -> Strategy:
     """The known plan of that name as far as it is about nodes, with all else as in the plan."""
-    other = msgspec.structs.replace(_seed(evaluator, name), bucket_bytes=plan.bucket_bytes)
+    other = msgspec.structs.replace(_seed(evaluator, name), bucket_bytes=plan.bucket_bytes, order=plan.order)
     try:
         evaluator.evaluate(other)
     except TooManyTransfers as error:

@@ -22,7 +22,7 @@ from castile.planner.seeds import known_names, seeds
 from castile.planner.settling import SETTLING, settled, sized
 from castile.planner.simulate import simulate
 from castile.planner.sizes import SIZES
-from castile.planner.strategy import Predicted, Strategy
+from castile.planner.strategy import Predicted, Strategy, same_tasks
 from castile.runtime.transfer import TooManyTransfers
 
 ROUNDS, LEAST_ROUNDS, ROUND_SECONDS = 12, 3, 4.0
@@ -94,7 +94,7 @@ def choose(
         if not asked_for:
             progress(f"searching ({name}, {budget}{' proposals' * budget.isdigit()})")
         plan = job.agreed_plan(searched)
-        if any((plan.configs, plan.bucket_bytes) == (t.plan.configs, t.plan.bucket_bytes) for t in trials):
+        if any(same_tasks(plan, t.plan) for t in trials):
             break
         progress("measuring the plan that was found")
         trials.append(trial(job, f"{name} {turn + 1}", plan, seed))
@@ -110,7 +110,7 @@ def choose(
 
 
 def _known(job: Job, asked_for: list[str] | None) -> dict[str, Strategy]:
-    """The known plans, each with the buckets that suit it."""
+    """The known plans, each with the buckets and in the order that suit it."""
     evaluator = Evaluator(job.lowering, job.cost, job.snapshot)
     known = {}
     for label, plan in seeds(job.lowering, asked_for, job.cost).items():

@@ -10,17 +10,18 @@ from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 
-from castile.planner import repeats
+from castile.planner import ordering, repeats
 from castile.planner import snapshot as snapshots
 from castile.planner.cost import CostModel
 from castile.planner.folding import Folded, Folding, expand, timed
 from castile.planner.lower import Lowering
 from castile.planner.program import Program, Step
-from castile.planner.simulate import Simulated, simulate
+from castile.planner.simulate import Simulated
 from castile.planner.snapshot import Snapshot
-from castile.planner.strategy import Config, Strategy
+from castile.planner.strategy import READY, Config, Strategy
 from castile.runtime import memory
 from castile.runtime.strict import suggestion
 from castile.runtime.task import CostKey, Kind, TaskGraph
@@ -36,7 +37,7 @@ FOLDED_FROM = 64
 OBJECTIVES = ("time", "latency", "memory")
 
 Configs = Mapping[str, Config]
-Key = tuple[int, int, frozenset[tuple[str, Config]]]
+Key = tuple[int, int, str, frozenset[tuple[str, Config]]]
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,7 @@ class Evaluator:
         self._work: dict[tuple[str, Config], np.ndarray] = {}
         self._steps: dict[str, list[Step]] = {}
         self._short: dict[int, tuple[Lowering, Folding]] = {}
+        self._laid: tuple[Lowering, Strategy, TaskGraph] | None = None
         self._best: tuple[tuple[float, ...], _Seen] | None = None
 
     def turned(self, objective: str, most_bytes: int | None = None, lowering: Lowering | None = None) -> Evaluator:
@@ -142,31 +144,32 @@ class Evaluator:
 
     def simulate(self, strategy: Strategy) -> tuple[TaskGraph, Simulated]:
         """The tasks of a plan and when they would run, each kernel on its own kind of processor."""
-        return self._simulated(self.lowering, strategy)
+        tasks = self._lowered(self.lowering, strategy)
+        return _in_order(self.lowering, strategy, tasks, self.cost.by_kind(tasks))
 
-    def _simulated(self, lowering: Lowering, strategy: Strategy) -> tuple[TaskGraph, Simulated]:
-        tasks = lowering.lower(strategy)
-        timed, durations = self.cost.by_kind(tasks)
-        return tasks, simulate(timed, durations, lowering.machine.engines)
+    def _lowered(self, lowering: Lowering, strategy: Strategy) -> TaskGraph:
+        """A plan's tasks before they have an order; the last ones are kept, as orders are tried one after another."""
+        plain = _unordered(strategy)
+        if self._laid is None or self._laid[0] is not lowering or self._laid[1] != plain:
+            self._laid = None
+            self._laid = lowering, plain, lowering.lower(plain)
+        return self._laid[2]
 
     def folded(self, strategy: Strategy) -> tuple[Folded, TaskGraph, Simulated]:
-        """The plan through one processor of each role: the folded tasks, priced, and when they would run."""
-        return self._folded(self._shortened(strategy, strategy.microbatches)[1], strategy)
-
-    def _folded(self, folding: Folding, strategy: Strategy) -> tuple[Folded, TaskGraph, Simulated]:
-        folded = folding.fold(strategy)
-        tasks, durations = timed(folded, self.cost)
-        return folded, tasks, simulate(tasks, durations, folding.lowering.machine.engines)
+        """The plan through one processor of each role: their tasks, those in its order, and when they would run."""
+        folded = self._shortened(strategy, strategy.microbatches)[1].fold(_unordered(strategy))
+        return folded, *_in_order(self.lowering, strategy, folded.graph, timed(folded, self.cost))
 
     def is_small(self, strategy: Strategy) -> bool:
         """Whether what a plan is evaluated through is small: of few processors, or of their roles."""
         # Without buckets processors of one role are always alike.
         if self.lowering.machine.num_procs < FOLDED_FROM or not strategy.bucket_bytes:
             return True
-        key = _key(strategy)
+        plain = _unordered(strategy)
+        key = _key(plain)
         if key not in self._small:
             few = repeats.shown(strategy.microbatches)[0]
-            self._small[key] = self._shortened(strategy, few)[1].by_roles(strategy) is not None
+            self._small[key] = self._shortened(strategy, few)[1].by_roles(plain) is not None
         return self._small[key]
 
     def _shortened(self, strategy: Strategy, shown: int) -> tuple[Lowering, Folding]:
@@ -212,15 +215,18 @@ class Evaluator:
         lowering, folding = self._shortened(strategy, shown)
         more = 0
         if lowering.machine.num_procs >= FOLDED_FROM:
-            folded, tasks, simulated = self._folded(folding, strategy)
+            folded = folding.fold(_unordered(strategy))
+            laid, priced = folded.graph, timed(folded, self.cost)
+            tasks, simulated = _in_order(lowering, strategy, laid, priced)
             peak, count = expand(folded, simulated).peak_bytes, folded.count
         else:
-            folded, (tasks, simulated) = None, self._simulated(lowering, strategy)
+            folded, laid = None, self._lowered(lowering, strategy)
+            tasks, simulated = _in_order(lowering, strategy, laid, self.cost.by_kind(laid))
             peak, count = simulated.peak_bytes, np.ones(tasks.num_tasks, np.int64)
         if shown < strategy.microbatches:
             program = lowering.program(strategy)
             number = repeats.numbers(program, tasks)
-            longer = repeats.period(tasks, number, simulated)
+            longer = repeats.period(laid, number, simulated)
             if longer is None:
                 return None
             more = longer * (strategy.microbatches - shown)
@@ -289,7 +295,19 @@ class Evaluator:
 
 
 def _key(strategy: Strategy) -> Key:
-    return strategy.microbatches, strategy.bucket_bytes, frozenset(strategy.configs.items())
+    return strategy.microbatches, strategy.bucket_bytes, strategy.order, frozenset(strategy.configs.items())
+
+
+def _unordered(strategy: Strategy) -> Strategy:
+    """The plan as it is lowered, which knows no order."""
+    return msgspec.structs.replace(strategy, order=READY)
+
+
+def _in_order(
+    lowering: Lowering, strategy: Strategy, tasks: TaskGraph, priced: tuple[TaskGraph, np.ndarray]
+) -> tuple[TaskGraph, Simulated]:
+    program = lowering.program(strategy)
+    return ordering.simulated(program, tasks, priced, lowering.machine.engines, strategy.order)
 
 
 def identity(snapshot: Snapshot | None) -> str:

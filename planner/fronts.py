@@ -17,7 +17,7 @@ from castile.planner.pins import Pins
 from castile.planner.search import Found, NoPlanFits, Progress, budget_of, finished, search
 from castile.planner.settling import SETTLING
 from castile.planner.sizes import SIZES, variants
-from castile.planner.strategy import Strategy
+from castile.planner.strategy import ORDERS, Strategy
 
 # Limits between the memory of the smallest plan and that of the fastest, each so many times the one before.
 NUM_LIMITS = 5
@@ -50,7 +50,7 @@ def search_front(
 
     The budget is shared by searches for the fastest plan, for the smallest, and for the fastest within limits between
     the two; each starts from what those before found. What else is given is for each of them as for `search`, which
-    raises ValueError. In the front plans have buckets of any of these sizes, or none.
+    raises ValueError. In the front plans have buckets of any of these sizes, or none, and any order.
     """
     frontier: Frontier[Evaluated] = Frontier(evaluator.capacity)
     budget = budget_of(name, evaluator.lowering, budget)
@@ -67,7 +67,7 @@ def search_front(
     found = turns.search(evaluator)
     found = replace(found, num_proposals=turns.num_proposals, elapsed_seconds=turns.elapsed_seconds)
     for worth in (*frontier.points, found.evaluated, *found.seeds.values()):
-        for one in variants(evaluator, worth.strategy, sizes, is_settled):
+        for one in variants(evaluator, worth.strategy, sizes, is_settled, ORDERS):
             frontier.add(one)
     return found, _packed(evaluator, frontier, name, seed)
 

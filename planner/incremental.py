@@ -21,9 +21,10 @@ from castile.planner.delta import Change, Delta
 from castile.planner.graph import Node
 from castile.planner.instances import FlowInstance, StepInstance
 from castile.planner.lower import KEPT, Lowering
+from castile.planner.ordering import ordered
 from castile.planner.program import Program
 from castile.planner.rows import pointer
-from castile.planner.strategy import Config, Strategy, check, check_config
+from castile.planner.strategy import READY, Config, Strategy, check, check_config
 from castile.planner.turns import in_turn
 from castile.runtime.timeline import Timeline
 
@@ -150,13 +151,13 @@ class Incremental:
     def _near(self, strategy: Strategy) -> tuple[_Lowered, list[int]] | None:
         """A plan's instances, found by way of those of the present one, and which of them may be others.
 
-        None where the two name not the same nodes, cut the batch in time, or one of them has buckets.
+        None where the two name not the same nodes, cut the batch in time, or one of them has buckets or an order.
         """
         lowering, old = self.lowering, self._laid.lowered
         known = self.strategy.configs
         if strategy.microbatches > 1 or strategy.configs.keys() != known.keys():
             return None
-        if strategy.bucket_bytes or self.strategy.bucket_bytes:
+        if any(one.bucket_bytes or one.order != READY for one in (strategy, self.strategy)):
             return None
         if not _alike(strategy, self.strategy):
             check(strategy, lowering.names, lowering.graph, lowering.machine)
@@ -208,6 +209,7 @@ class Incremental:
         tasks = compose(steps, flows, machine.num_procs, self.lowering.catalogue)  # type: ignore[arg-type]
         tasks = buckets.bucketed(steps, flows, tasks, strategy.bucket_bytes).graph  # type: ignore[arg-type]
         graph, durations = self._cost.by_kind(in_turn(tasks, machine.engines))
+        graph = ordered(lowered.program, graph, (graph, durations), machine.engines, strategy.order)
         counts = np.array([one.num_tasks for one in lowered.blocks], np.int64)
         delta = Delta.of(graph, durations, machine.engines, self._form)
         return _Laid(

@@ -26,7 +26,7 @@ from castile.planner.sizes import variants
 from castile.planner.sketch.chains import Chains
 from castile.planner.sketch.sieve import FAR, NEAR, Sieve, helps, is_long
 from castile.planner.spaces import Spaces
-from castile.planner.strategy import Config, Predicted, Strategy
+from castile.planner.strategy import Config, Predicted, Strategy, same_tasks
 from castile.runtime.transfer import TOO_MANY, TooManyTransfers
 
 NUM_FINALISTS = 8
@@ -200,8 +200,7 @@ class Run:
         if self.frontier is not None:
             self.frontier.add(found)
         # With buckets of another size it is another plan, which may be faster, or the one that the packer takes.
-        known = [(one.strategy.configs, one.strategy.bucket_bytes) for one in self.finalists]
-        if (found.strategy.configs, found.strategy.bucket_bytes) in known:
+        if any(same_tasks(found.strategy, one.strategy) for one in self.finalists):
             return
         if not self.finalists or found.rank < self.best.rank:
             self.history.append((self.num_proposals if number is None else number, found.seconds))
@@ -345,6 +344,7 @@ def finished(evaluator: Evaluator, best: Evaluated, arena: tuple[int, ...], name
     return msgspec.structs.replace(
         stamped(evaluator.lowering, dict(best.strategy.configs), name, seed),
         bucket_bytes=best.strategy.bucket_bytes,
+        order=best.strategy.order,
         cost_snapshot=evaluator.cost_snapshot,
         predicted=Predicted(best.seconds, max(arena), best.moved_bytes) if is_step else None,
     )

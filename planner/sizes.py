@@ -1,17 +1,17 @@
-"""Sizes: how large the buckets of a plan may be, and what the plan is worth with each, by simulation.
+"""Sizes: how large the buckets of a plan may be, and what the plan is worth with each, in each order, by simulation.
 
-It does not know how buckets are made, nor how plans are found.
+It does not know how buckets are made, nor what an order is, nor how plans are found.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import takewhile
+from itertools import product, takewhile
 
 import msgspec
 
 from castile.planner.evaluator import Evaluated, Evaluator
-from castile.planner.strategy import Strategy
+from castile.planner.strategy import READY, Strategy
 
 # The most bytes of one sum: what PyTorch's DDP takes (Li et al., VLDB 2020); more, where a sum takes long to begin; and
 # less, where the last one to be made would keep all waiting.
@@ -22,18 +22,24 @@ HOPELESS = 1.0
 
 
 def variants(
-    evaluator: Evaluator, plan: Strategy, sizes: Sequence[int], is_over: Callable[[], bool] = lambda: False
+    evaluator: Evaluator,
+    plan: Strategy,
+    sizes: Sequence[int],
+    is_over: Callable[[], bool] = lambda: False,
+    orders: Sequence[str] = (READY,),
 ) -> list[Evaluated]:
-    """What the plan is worth without buckets and with those of each size. Raises ValueError where it is none.
+    """What the plan is worth without buckets and with those of each size, in each of these orders, of which the first
+    is READY. Raises ValueError where it is none.
 
-    is_over   asked before each size: once it says so no further one is tried
+    is_over   asked before each: once it says so no further one is tried
 
     Sizes that tell processors of large machines apart are left out: all tasks of a step would be written out. So are
     all of them for a plan that is far from fitting without any: they save little memory.
     """
-    plain = evaluator.evaluate(msgspec.structs.replace(plan, bucket_bytes=0))
+    every = product(dict.fromkeys((0, *sizes)), orders)
+    plans = (msgspec.structs.replace(plan, bucket_bytes=size, order=order) for size, order in every)
+    plain = evaluator.evaluate(next(plans))
     if plain.overflow > HOPELESS:
         return [plain]
-    others = (msgspec.structs.replace(plan, bucket_bytes=size) for size in dict.fromkeys(sizes) if size)
-    tried = takewhile(lambda one: not is_over(), others)
+    tried = takewhile(lambda one: not is_over(), plans)
     return [plain, *(evaluator.evaluate(one) for one in tried if evaluator.is_small(one))]

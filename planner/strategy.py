@@ -23,6 +23,9 @@ from castile.runtime.region import blocks
 
 SCHEMA = 2
 MAX_FILE_BYTES = 256 * 2**20
+# Which of the kernels that are ready a processor begins first: what has been ready longest, what comes first in the
+# program, or what the longest chain of tasks begins with.
+READY, PROGRAM, PATH = ORDERS = ("ready", "program", "path")
 # Of processors that are not in a row, so many are told one by one.
 MOST_RUNS = 16
 
@@ -100,6 +103,7 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     graph, machine   fingerprints of what the plan was made for
     bucket_bytes     sums over the same processors go in buckets of at most so many bytes, gathers and scattered sums in
                      groups; updates that then come together are one task, as casts are; 0: each by itself
+    order            which of the kernels that are ready a processor begins first, one of ORDERS
     """
 
     configs: dict[str, Config]
@@ -114,6 +118,12 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     predicted: Predicted | None = None
     schema: int = SCHEMA
     bucket_bytes: int = 0
+    order: str = READY
+
+
+def same_tasks(one: Strategy, other: Strategy) -> bool:
+    """Whether two plans of one graph, cut alike in time, are run alike."""
+    return (one.bucket_bytes, one.order, one.configs) == (other.bucket_bytes, other.order, other.configs)
 
 
 @dataclass(frozen=True)
@@ -211,6 +221,9 @@ def check(
         raise ValueError(f"the plan has {strategy.microbatches} microbatches; there is at least 1")
     if strategy.bucket_bytes < 0:
         raise ValueError(f"the plan has buckets of {strategy.bucket_bytes} bytes; 0 is for none")
+    if strategy.order not in ORDERS:
+        near = strict.suggestion(strategy.order, list(ORDERS))
+        raise ValueError(f"the plan has kernels in order {strategy.order!r}{near}; there are {', '.join(ORDERS)}")
     for name in strategy.configs:
         if name in names.within:
             raise ValueError(f"the plan names a node {name!r}, here a part of {names.within[name]!r}: plan again")
@@ -226,8 +239,11 @@ def check(
 
 
 def encode(strategy: Strategy) -> bytes:
-    """The plan as indented JSON, as `read` takes it."""
-    return msgspec.json.format(msgspec.json.encode(strategy), indent=1) + b"\n"
+    """The plan as indented JSON, as `read` takes it; its order where that is not what is taken without one."""
+    fields = msgspec.to_builtins(strategy)
+    if strategy.order == READY:
+        del fields["order"]
+    return msgspec.json.format(msgspec.json.encode(fields), indent=1) + b"\n"
 
 
 def read(path: str | Path) -> Strategy:

@@ -18,7 +18,7 @@ from hypothesis.strategies import DrawFn
 from castile.planner import beside
 from castile.planner.graph import Graph, Node
 from castile.planner.op import Tensor, find
-from castile.planner.strategy import Config, Strategy
+from castile.planner.strategy import ORDERS, Config, Strategy
 from castile.planner.updates import Updates
 from castile.runtime.machine import Level, Machine, Processor
 from castile.runtime.task import NUM_LANES, Lane
@@ -155,7 +155,9 @@ def placements(draw: DrawFn, num_parts: int, replicas: int, num_procs: int) -> t
 
 @st.composite
 def strategies(draw: DrawFn, graph: Graph, num_procs: int, updates: Updates = SGD) -> Strategy:
-    """A plan: every node by itself, or most cut along their first or last axis over one group of processors."""
+    """A plan: every node by itself, or most cut along their first or last axis over one group of processors; in any
+    order.
+    """
     names = beside.names(graph, updates)
     group = tuple(draw(st.permutations(range(num_procs)))[: draw(st.integers(1, num_procs))])
     axes = draw(st.sampled_from((("first",), ("last",), ("first", "last"), ())))
@@ -169,7 +171,7 @@ def strategies(draw: DrawFn, graph: Graph, num_procs: int, updates: Updates = SG
         node, kinds = names.optional[name], ("first", "whole") if axes else ()
         plain = kinds and draw(st.booleans())
         chosen[name] = regular(node, draw(st.sampled_from(kinds)), group) if plain else draw(configs(node, num_procs))
-    return Strategy(chosen)
+    return Strategy(chosen, order=draw(st.sampled_from(ORDERS)))
 
 
 @st.composite

@@ -71,7 +71,7 @@ class Plan:
         links = [(level.group, level.latency_seconds, level.bytes_per_second) for level in self.machine.levels]
         world = f"{self.machine.num_procs} processors on {self.size} ranks, links {links}"
         configs = [f"{name}: {config}" for name, config in self.strategy.configs.items()]
-        buckets = f"buckets of {self.strategy.bucket_bytes} bytes"
+        buckets = f"buckets of {self.strategy.bucket_bytes} bytes, order {self.strategy.order}"
         return "\n".join(["", *inputs, *nodes, world, *configs, buckets])
 
 

@@ -10,13 +10,13 @@ from msgspec.structs import replace
 from castile.launch import models
 from castile.planner import beside, incremental, lower
 from castile.planner.cost import CostModel
+from castile.planner.evaluator import Evaluator
 from castile.planner.incremental import Incremental
 from castile.planner.lower import Lowering
 from castile.planner.op import find
 from castile.planner.seeds import seeds
-from castile.planner.simulate import simulate
 from castile.planner.space import space_of
-from castile.planner.strategy import Config, Strategy
+from castile.planner.strategy import ORDERS, READY, Config, Strategy
 from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 from tests.strategies import SGD, configs, problems, strategies
@@ -25,8 +25,7 @@ from tests.strategies import machines as drawn_machines
 
 def whole(lowering, cost, strategy):
     """Lowered and simulated from nothing."""
-    graph, durations = cost.by_kind(lowering.lower(strategy))
-    return simulate(graph, durations, lowering.machine.engines)
+    return Evaluator(lowering, cost).simulate(strategy)[1]
 
 
 @pytest.fixture(params=[lower.KEPT, 2], ids=["kept", "forgotten"])
@@ -44,8 +43,9 @@ def test_equals_lowering_and_simulating_the_whole_plan(data):
     lowering, cost = Lowering(problem.graph, on, SGD), CostModel(on)
     names = beside.names(problem.graph, SGD)
     nodes = {**names.nodes, **names.optional}
-    sizes = st.sampled_from([0, 0, 0, 256, 2**20])
-    plan = replace(data.draw(strategies(problem.graph, on.num_procs)), bucket_bytes=data.draw(sizes))
+    sizes, orders = st.sampled_from([0, 0, 0, 256, 2**20]), st.sampled_from([READY, READY, *ORDERS])
+    plan = data.draw(strategies(problem.graph, on.num_procs))
+    plan = replace(plan, bucket_bytes=data.draw(sizes), order=data.draw(orders))
     one = Incremental(lowering, cost, plan, data.draw(st.sampled_from(["auto", "plain"])))
     assert one.seconds == whole(lowering, cost, plan).seconds
     for _ in range(4):
@@ -54,7 +54,7 @@ def test_equals_lowering_and_simulating_the_whole_plan(data):
             plan[name] = data.draw(configs(nodes[name], on.num_procs))
         if data.draw(st.integers(0, 9)) == 0:
             plan = data.draw(strategies(problem.graph, on.num_procs)).configs
-        other = Strategy(plan, bucket_bytes=data.draw(sizes))
+        other = Strategy(plan, bucket_bytes=data.draw(sizes), order=data.draw(orders))
         expected = whole(lowering, cost, other)
         limit = data.draw(st.sampled_from([0.5, 1.0, 2.0])) * expected.seconds
         found = one.propose(other, limit)

@@ -21,6 +21,7 @@ from castile.planner.evaluator import Evaluator
 from castile.planner.lower import Lowering
 from castile.planner.op import find
 from castile.planner.seeds import seeds
+from castile.planner.simulate import simulate
 from castile.planner.updates import Updates
 from tests.little import evaluator, machine, tower
 from tests.strategies import in_buckets, machines, problems
@@ -97,7 +98,7 @@ def test_a_step_whose_microbatches_do_not_settle_is_not_foretold() -> None:
     few = known.lowering.shortened(4)
     tasks, program = few.lower(plan), few.program(plan)
     cost, number = CostModel(known.lowering.machine), repeats.numbers(program, tasks)
-    simulated = evaluators.simulate(tasks, cost.picoseconds(tasks.cost_keys), known.lowering.machine.engines)
+    simulated = simulate(tasks, cost.picoseconds(tasks.cost_keys), known.lowering.machine.engines)
     assert repeats.period(tasks, number, simulated)
     at = int(np.flatnonzero(number == 2)[-1])
     for which in ("start", "end"):

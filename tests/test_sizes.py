@@ -24,7 +24,7 @@ from castile.planner.search import Run, search
 from castile.planner.seeds import seed, seeds
 from castile.planner.settling import settled, sized
 from castile.planner.sizes import HOPELESS, SIZES, variants
-from castile.planner.strategy import Strategy
+from castile.planner.strategy import ORDERS, READY, Strategy
 from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 from tests.answers import answer
@@ -44,8 +44,8 @@ def evaluator(model: str, on: str, batch: int | None = None) -> Evaluator:
     return Evaluator(lowering, CostModel(lowering.machine))
 
 
-def with_size(plan: Strategy, size: int) -> Strategy:
-    return msgspec.structs.replace(plan, bucket_bytes=size)
+def with_size(plan: Strategy, size: int, order: str = READY) -> Strategy:
+    return msgspec.structs.replace(plan, bucket_bytes=size, order=order)
 
 
 @pytest.mark.parametrize("on", MACHINES)
@@ -55,10 +55,10 @@ def test_a_step_is_never_longer(on: str) -> None:
         same = evaluator(scaled(name), on)
         for plan, strategy in seeds(same.lowering).items():
             found = sized(same, strategy)
-            each = {size: same.evaluate(with_size(strategy, size)) for size in (0, *SIZES)}
-            best, plain = each[found.bucket_bytes], each[0]
+            each = {(s, o): same.evaluate(with_size(strategy, s, o)) for s in (0, *SIZES) for o in ORDERS}
+            best, plain = each[found.bucket_bytes, found.order], each[0, READY]
             assert best.rank == min(one.rank for one in each.values()), (name, plan)
-            assert (found.bucket_bytes == 0) == (best.rank == plain.rank), (name, plan)
+            assert (found == strategy) == (best.rank == plain.rank), (name, plan)
             assert best.moved_bytes == plain.moved_bytes, (name, plan)
             shorter += best.seconds < plain.seconds
     assert shorter >= len(MODELS)

@@ -16,6 +16,8 @@ from castile.planner.lower import Lowering
 from castile.planner.seeds import seeds
 from castile.planner.space import space_of
 from castile.planner.strategy import (
+    ORDERS,
+    PATH,
     SCHEMA,
     Config,
     Predicted,
@@ -64,7 +66,8 @@ def with_config(name: str, config: Config) -> Strategy:
 def test_what_is_written_is_read_back(seed):
     rng = random.Random(seed)
     configs = {name: space_of(node, 4).draw(rng) for name, node in GRAPH.nodes.items()}
-    plan = changed(configs=configs, seed=seed, bucket_bytes=rng.choice((0, rng.randrange(2**40))))
+    size, order = rng.choice((0, rng.randrange(2**40))), rng.choice(ORDERS)
+    plan = changed(configs=configs, seed=seed, bucket_bytes=size, order=order)
     again = decode(encode(plan))
     assert again == plan and encode(again) == encode(plan)
     assert list(again.configs) == list(plan.configs)
@@ -129,6 +132,7 @@ def test_a_key_that_occurs_twice_is_refused():
         ({"seed": True}, "seed"),
         ({"predicted": {"step_seconds": 1.0}}, "predicted"),
         ({"bucket_bytes": 2.5}, "bucket_bytes"),
+        ({"order": 1}, "order"),
         ({"schema": "1"}, "schema"),
     ],
 )
@@ -237,6 +241,11 @@ def test_a_plan_that_says_nothing_of_buckets_has_none():
     tree = {name: value for name, value in TREE.items() if name != "bucket_bytes"}
     assert decode(json.dumps(tree).encode()) == PLAN and PLAN.bucket_bytes == 0
     says("buckets of -1 bytes", changed(bucket_bytes=-1))
+
+
+def test_an_order_is_written_where_it_is_not_the_one_that_is_taken_without():
+    assert "order" not in TREE and json.loads(encode(changed(order=PATH)))["order"] == PATH
+    says(r"kernels in order 'paths' \(did you mean 'path'\?\); there are ready, program, path", changed(order="paths"))
 
 
 def test_many_processors_out_of_order_are_told_briefly():

@@ -1,0 +1,105 @@
+"""Orders: a graph whose kernels are chained runs as they were listed, folded or whole, and computes the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from castile.planner.cost import CostModel
+from castile.planner.folding import fold, timed
+from castile.planner.lower import Lowering
+from castile.planner.ordering import chained, listed, longest, simulated
+from castile.planner.pieces import in_pieces
+from castile.planner.simulate import simulate
+from castile.planner.strategy import ORDERS, READY, Strategy
+from castile.runtime.task import NUM_LANES, Lane, TaskGraph
+from tests import named_plans
+from tests.graphs import Draft, engine_maps, task_graphs, timings
+from tests.strategies import in_buckets, machines, problems, regular
+from tests.test_folding import MOMENTUM, assert_same, marred, numbered, one_block
+
+OTHERS = tuple(order for order in ORDERS if order != READY)
+
+
+def in_chains(graph: TaskGraph, lane: np.ndarray, start: np.ndarray) -> TaskGraph:
+    need_ptr, needs = chained(graph, lane, start)
+    return replace(graph, need_ptr=need_ptr, needs=needs)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_chained_kernels_run_as_they_were_listed(data: st.DataObject) -> None:
+    """Whatever is how urgent, on engines that serve other lanes too."""
+    graph = data.draw(task_graphs())
+    engines, durations = data.draw(engine_maps), data.draw(timings(graph))
+    size = graph.num_tasks
+    urgency = np.array(data.draw(st.lists(st.integers(-2, 2), min_size=size, max_size=size)), np.int64)
+    lane, start = listed(graph, durations, engines, urgency)
+    assert simulate(in_chains(graph, lane, start), durations, engines).timeline.start.tolist() == start.tolist()
+
+
+def test_of_what_is_ready_the_most_urgent_begins() -> None:
+    draft = Draft(2)
+    first = draft.task([(0, Lane.COMPUTE)])
+    late, soon = (draft.task([(0, Lane.COMPUTE)], [first]) for _ in range(2))
+    other = draft.task([(1, Lane.COMPUTE)])
+    graph, durations = draft.graph(), np.array([5])
+    for urgency, expected in (([0, 0, 1, 0], [0, 10, 5, 0]), ([0, 1, 1, 0], [0, 5, 10, 0])):
+        lane, start = listed(graph, durations, range(NUM_LANES), np.array(urgency))
+        assert lane.tolist() == [0, 0, 0, 1] and start.tolist() == expected
+        before, after = (soon, late) if urgency[soon] > urgency[late] else (late, soon)
+        found = in_chains(graph, lane, start)
+        assert found.needs_of(after).tolist() == sorted([first, before])
+        assert found.needs_of(before).tolist() == [first] and not len(found.needs_of(other))
+
+
+def test_the_longest_chain_is_that_of_the_longest_among_tasks_of_one_step() -> None:
+    draft = Draft(2)
+    one, two = (draft.task([(proc, Lane.COMPUTE)], cost=proc) for proc in range(2))
+    draft.task([(0, Lane.COMPUTE)], [one], cost=2, order=5 << 20)
+    draft.task([(1, Lane.COMPUTE)], [two], cost=1, order=6 << 20)
+    found = longest(draft.graph(), np.array([10, 25, 30]), np.full(4, -1))
+    assert found.tolist() == [50, 50, 30, 25]
+
+
+@pytest.mark.parametrize("order", OTHERS)
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_block_of_tasks_folds_exactly(order: str, data: st.DataObject) -> None:
+    graph = data.draw(marred())
+    engines, durations = data.draw(engine_maps), data.draw(timings(graph))
+    folded = one_block(graph, engines)
+    names = {key: n for n, key in enumerate(graph.cost_keys)}
+    lasts = durations[[names[key] for key in folded.graph.cost_keys]]
+    pairs = (graph, durations), (folded.graph, lasts)
+    urgencies = [-of.order if order == "program" else longest(of, d, np.full(of.num_tasks, -1)) for of, d in pairs]
+    chains = [in_chains(of, *listed(of, d, engines, u)) for (of, d), u in zip(pairs, urgencies, strict=True)]
+    assert_same(folded, *(simulate(of, d, engines) for of, (_, d) in zip(chains, pairs, strict=True)))
+
+
+@pytest.mark.parametrize("order", OTHERS)
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_any_plan_folds_exactly(order: str, data: st.DataObject) -> None:
+    """Any, or one that is alike on many processors."""
+    problem, num_procs = data.draw(problems(batch=8)), data.draw(st.sampled_from((2, 4, 8)))
+    lowering = Lowering(problem.graph, named_plans.links(num_procs), MOMENTUM)
+    groups = [range(first, num_procs, step) for step in (1, 2) for first in range(step) if step < num_procs]
+    configs = {}
+    for name, node in problem.graph.nodes.items():
+        group = data.draw(st.sampled_from(groups)) if data.draw(st.integers(0, 2)) > 1 else groups[0]
+        configs[name] = regular(node, "first", group)
+    configs = in_pieces(lowering, configs) if data.draw(st.booleans()) else configs
+    plan = Strategy(configs, bucket_bytes=data.draw(st.sampled_from((0, 2**20, 300))))
+    if data.draw(st.integers(0, 3)) == 0:
+        lowering = Lowering(problem.graph, data.draw(machines()))
+        plan = data.draw(in_buckets(problem.graph, lowering.machine.num_procs))
+    cost, program, engines = CostModel(lowering.machine), lowering.program(plan), lowering.machine.engines
+    folded, whole = fold(lowering, plan), lowering.contracted(plan)
+    few = simulated(program, folded.graph, timed(folded, cost), engines, order)[1]
+    every = simulated(program, whole.graph, cost.by_kind(whole.graph), engines, order)[1]
+    assert_same(numbered(folded, whole), every, few)
