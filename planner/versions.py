@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import groupby, islice
 from math import inf
+from operator import itemgetter
 
 import msgspec
 import numpy as np
@@ -29,6 +30,7 @@ class Placed(msgspec.Struct, frozen=True, eq=False):
 
     layout     the same number for equal boxes
     touching   the processors of all parts that touch it, replica by replica
+    touched    what each of these touches
     tasks      which tasks do, of a task for each part and replica: one array where they are the same
     """
 
@@ -36,6 +38,7 @@ class Placed(msgspec.Struct, frozen=True, eq=False):
     boxes: tuple[Box | None, ...]
     config: Config
     touching: tuple[int, ...]
+    touched: tuple[Box, ...]
     tasks: np.ndarray
 
 
@@ -72,7 +75,8 @@ class Versions:
             if tasks not in self._tasks:
                 self._tasks[tasks] = np.array(tasks, dtype=np.int64)
             procs = tuple([config.procs[n] for n in tasks])
-            self._placed[key] = Placed(number, boxes, config, procs, self._tasks[tasks])
+            touched = tuple([box for box in boxes if box is not None for _ in range(r)])
+            self._placed[key] = Placed(number, boxes, config, procs, touched, self._tasks[tasks])
         return self._placed[key]
 
     def on_host(self, shape: tuple[int, ...]) -> Placed:
@@ -112,12 +116,13 @@ class Versions:
         if key not in self._made:
             seen = [p for p in read if p.touching]
             if len(made) == 1 and all([_lie_alike(p, made[0]) for p in seen]) and self._is_apart(made[0]):
-                held = list(zip(renamed[0][2], _boxes(made[0]), strict=True))
+                held = list(zip(renamed[0][2], made[0].touched, strict=True))
                 self._made[key] = in_place(held, len(seen), carried, overwritten)
             elif flow.role == "input" and (box := _one_box(read, renamed)) is not None:
                 self._made[key] = everywhere(box, len(procs), _joined([of for _, _, of in renamed]))
             else:
-                self._made[key] = _analysed(flow, made, read, together, slots, among, carried, overwritten, most)
+                of_ports = [of for _, _, of in renamed]
+                self._made[key] = _analysed(flow, made, read, together, of_ports, among, carried, overwritten, most)
         return self._made[key], procs
 
     def _is_apart(self, placed: Placed) -> bool:
@@ -156,11 +161,13 @@ def _joined(slots: Sequence[tuple[int, ...]]) -> np.ndarray:
 
 
 def _analysed(
-    flow: Flow, made: Sequence[Placed], read: Sequence[Placed], together: tuple[int, ...], slots: dict[int, int],
-    among: Links, carried: bool, overwritten: bool, most: float,
+    flow: Flow, made: Sequence[Placed], read: Sequence[Placed], together: tuple[int, ...],
+    slots: Sequence[tuple[int, ...]], among: Links, carried: bool, overwritten: bool, most: float,
 ) -> Version:  # fmt: skip
-    rows = [row for number, p in enumerate(read) for row in _readers(p, slots, number)]
-    readers, twins = [row[:2] for row in rows], [row[2] for row in rows]
+    """slots: of each of `made`, then of `read`, those of all that touch it."""
+    readers = [row for p, of in zip(read, slots[len(made) :], strict=True) for row in zip(of, p.touched, strict=True)]
+    # Of those that are no replicas each would be its own twin.
+    twins = [twin for number, p in enumerate(read) for twin in _twins(p, number)] if _are_replicas(read) else ()
     contributions = _contributions(made, together, slots)
     if flow.role == "input":
         contributions = [Contribution(box, (slot,)) for slot, box in collectives.filled(readers, twins)]
@@ -168,37 +175,38 @@ def _analysed(
     return version(contributions, readers, flow.dtype, among, carried, overwritten, is_input, twins=twins, most=most)
 
 
-def _each(boxes: Sequence[Box | None], config: Config) -> list[tuple[int, Box, tuple[int, ...]]]:
-    """The number of each touched part, its box and the processors of its replicas."""
-    r = config.replicas
-    return [(n, box, config.procs[n * r : (n + 1) * r]) for n, box in enumerate(boxes) if box is not None]
-
-
-def _boxes(placed: Placed) -> list[Box]:
-    """What each task touches of those that do."""
-    return [box for box in placed.boxes if box is not None for _ in range(placed.config.replicas)]
-
-
 def _lie_alike(one: Placed, other: Placed) -> bool:
     """Whether the same boxes lie on the same processors, in one order."""
     if one is other or one.touching != other.touching:
         return one is other
     is_same = one.layout == other.layout and one.config.replicas == other.config.replicas
-    return is_same or _boxes(one) == _boxes(other)
+    return is_same or one.touched == other.touched
 
 
-def _contributions(made: Sequence[Placed], together: Sequence[int], slots: dict[int, int]) -> list[Contribution]:
+def _contributions(
+    made: Sequence[Placed], together: Sequence[int], slots: Sequence[tuple[int, ...]]
+) -> list[Contribution]:
     """In program order: a step that makes the region through several ports (so many together) does so part by part."""
-    contributions, ports = [], iter(made)
+    contributions, ports = [], zip(made, slots)
     for count in together:
-        those = enumerate(islice(ports, count))
-        rows = [(part, port, box, procs) for port, p in those for part, box, procs in _each(p.boxes, p.config)]
-        for _, _, box, procs in sorted(rows, key=lambda row: row[:2]):
-            contributions.append(Contribution(box, tuple(slots[p] for p in procs)))
+        rows = [row for p, of in islice(ports, count) for row in _parts(p, of)]
+        if count > 1:
+            rows.sort(key=itemgetter(0))
+        contributions += [contribution for _, contribution in rows]
     return contributions
 
 
-def _readers(placed: Placed, slots: dict[int, int], number: int) -> list[tuple[int, Box, tuple[int, int]]]:
-    """Slot, box, and what replicas have in common."""
-    each = _each(placed.boxes, placed.config)
-    return [(slots[p], box, (number, part)) for part, box, procs in each for p in procs]
+def _parts(placed: Placed, slots: tuple[int, ...]) -> list[tuple[int, Contribution]]:
+    """The number of each part that touches it, with its box and the slots of its replicas."""
+    r = placed.config.replicas
+    each = [(n, box) for n, box in enumerate(placed.boxes) if box is not None]
+    return [(n, Contribution(box, slots[k * r : (k + 1) * r])) for k, (n, box) in enumerate(each)]
+
+
+def _are_replicas(placed: Sequence[Placed]) -> bool:
+    return any([p.config.replicas > 1 for p in placed])
+
+
+def _twins(placed: Placed, number: int) -> list[tuple[int, int]]:
+    """Of all that touch it what replicas have in common."""
+    return [(number, task // placed.config.replicas) for task in placed.tasks.tolist()]

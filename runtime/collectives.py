@@ -10,10 +10,10 @@ It does not know what the regions hold or who produced them. Processors are slot
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from math import ceil, inf, log2, prod
+from math import ceil, inf, log2
 from typing import NamedTuple
 
-from castile.runtime import placement, transfer
+from castile.runtime import placement, runs, transfer
 from castile.runtime.components import components
 from castile.runtime.families import shares
 from castile.runtime.machine import Level
@@ -27,11 +27,11 @@ from castile.runtime.region import (
     disjoint,
     intersect,
     overlap,
-    unbroken,
     whole,
 )
+from castile.runtime.runs import Run
 from castile.runtime.task import View
-from castile.runtime.transfer import Links, Run, Source, Term, Transfer, Wanted
+from castile.runtime.transfer import Links, Source, Term, Transfer, Wanted, terms_of
 
 SPECIAL_FORMS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 
@@ -220,12 +220,12 @@ def _contributed(asking: Sequence[Sequence[Wanted]]) -> tuple[Term, ...]:
     for copies in asking:
         around = bounding({copy.box for copy in copies})
         # each of them overlaps each member, so the box around what they have in common is this one
-        common = {box: intersect(box, around) for box in {m.box for m in copies[0].members}}
-        for m in copies[0].members:
-            box = common[m.box]
-            assert box is not None
-            boxes.setdefault((m.sources, m.proc), []).append(box)
-    return tuple(Term(s, p, bounding(b)) for (s, p), b in sorted(boxes.items()))
+        terms = terms_of(copies[0].members, around)
+        if len(asking) == 1:
+            return tuple(sorted(terms))
+        for sources, proc, box in terms:
+            boxes.setdefault((sources, proc), []).append(box)
+    return tuple([Term(s, p, bounding(b)) for (s, p), b in sorted(boxes.items())])
 
 
 def _take_all(component: Sequence[Wanted], members: Sequence[Term]) -> bool:
@@ -244,8 +244,9 @@ def _tiles(boxes: list[Box], frame: Box) -> bool:
 
 def _collective_for(t: Transfer, special: Special, copies: dict[Read, int]) -> None:
     """The form, of which some members' results may be wanted by nobody."""
-    others = {(c.proc, c.box) for c in special.copies} - copies.keys()
-    _collective(t, special, copies | {read: t.add("staging", read[1], read[0]) for read in sorted(others)})
+    others = {(c.proc, c.box) for c in special.copies}.difference(copies)
+    more = {read: t.add("staging", read[1], read[0]) for read in sorted(others)}
+    _collective(t, special, copies | more if more else copies)
 
 
 def _collective(t: Transfer, special: Special, targets: dict[Read, int]) -> None:
@@ -284,15 +285,15 @@ def _collective(t: Transfer, special: Special, targets: dict[Read, int]) -> None
     transfer.emit(t, form, group, send, tuple(view for view, _ in landed), scratch, counts, elements)
     for copy, end, (view, run) in zip(copies, ends, landed, strict=True):
         if run is not None:
-            transfer.unpack(t, copy.proc, run, view, end)
+            runs.unpack(t, copy.proc, run, view, end)
 
 
 def _sent(t: Transfer, members: Sequence[Term], pieces: Sequence[list[Box]]) -> tuple[View, ...]:
     """Each member's contribution as one flat array, in the order of the pieces that the others take."""
     sent = []
-    for member, run in zip(members, _runs(t, pieces, [m.box for m in members]), strict=True):
+    for member, run in zip(members, runs.of(pieces, [m.box for m in members]), strict=True):
         view = transfer.packed(t, member, unbroken=run is None)
-        sent.append(view if run is None else transfer.laid_out(t, member.proc, view, run))
+        sent.append(view if run is None else runs.laid_out(t, member.proc, view, run))
     return tuple(sent)
 
 
@@ -300,34 +301,8 @@ def _landed(
     t: Transfer, copies: Sequence[Wanted], pieces: Sequence[list[Box]], ends: Sequence[View]
 ) -> list[tuple[View, Run | None]]:
     """Where each member's result lands, and what is then to be unpacked where that is not the copy itself."""
-    runs = _runs(t, pieces, [c.box for c in copies])
-    rows = zip(copies, runs, ends, strict=True)
-    return [(end if run is None else transfer.landing(t, copy.proc, run), run) for copy, run, end in rows]
-
-
-def _runs(t: Transfer, pieces: Sequence[list[Box]], frames: Sequence[Box]) -> list[Run | None]:
-    """Each list of pieces end to end, None where that is the dense array over its frame; one where the list is one."""
-    known: dict[tuple[int, Box], Run | None] = {}
-    found = []
-    for each, frame in zip(pieces, frames, strict=True):
-        key = (id(each), frame)
-        if key not in known:
-            known[key] = None if _end_to_end(each, frame) else transfer.run_of(t, each)
-        found.append(known[key])
-    return found
-
-
-def _end_to_end(pieces: list[Box], frame: Box) -> bool:
-    """Whether the pieces, laid end to end in this order, are the dense array over `frame`."""
-    offset, outer = 0, frame.shape
-    for piece in pieces:
-        start, inner = 0, piece.shape
-        for lo, first, extent in zip(piece.lo, frame.lo, outer, strict=True):
-            start = start * extent + lo - first
-        if start != offset or not unbroken(inner, outer):
-            return False
-        offset += prod(inner)
-    return offset == prod(outer)
+    rows = zip(copies, runs.of(pieces, [c.box for c in copies]), ends, strict=True)
+    return [(end if run is None else runs.landing(t, copy.proc, run), run) for copy, run, end in rows]
 
 
 def _scratch(t: Transfer, form: str, elements: Sequence[int], group: Sequence[int]) -> tuple[View | None, ...]:

@@ -157,17 +157,18 @@ def version(
     twins           readers of one number are replicas, whose boxes must lie alike
     """
     sources: dict[Source, int] = {}
-    ports = []
+    ports, adds = list[tuple[int, int]](), list[bool]()
     for c in contributions:
-        source = Source(c.box, c.procs)
-        adds = source in sources
-        ports += [(sources.setdefault(source, len(sources)), proc, adds) for proc in c.procs]
+        known, source = len(sources), Source(c.box, c.procs)
+        number = sources.setdefault(source, known)
+        ports += [(number, proc) for proc in c.procs]
+        adds += [number < known] * len(c.procs)
     t = collectives.plan(list(sources), readers, dtype, links, forms, alike, twins, most)
     # what was there before begins with no port
     there = sum(len(source.procs) for source in t.sources) if carried else 0
     order = _ordered(
-        tuple([t.held(s, proc) for s, proc, _ in ports]), tuple([adds for _, _, adds in ports]),
-        tuple([(p.reads, p.writes) for p in t.patterns]), tuple(t.located), len(t.pieces), there, carried, overwritten,
+        tuple(map(t.instances.__getitem__, ports)), tuple(adds), tuple([(p.reads, p.writes) for p in t.patterns]),
+        tuple(t.located), len(t.pieces), there, carried, overwritten,
     )  # fmt: skip
     frames = tuple([_frame(box, t.pieces[place].box) for (_, box), place in zip(readers, t.located, strict=True)])
     return Version(tuple(t.pieces), tuple(t.patterns), frames, *order)

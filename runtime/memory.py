@@ -47,6 +47,16 @@ class _Blocks:
     begin: np.ndarray
     end: np.ndarray
 
+    @property
+    def sums(self) -> tuple[int, ...]:
+        """The same of blocks that lie alike, and told at once."""
+        return len(self.size), *[int(column.sum()) for column in (self.size, self.begin, self.end)]
+
+    def lie_like(self, other: _Blocks) -> bool:
+        """Whether others are of the same sizes, one by one, and live at the same times."""
+        pairs = (self.size, other.size), (self.begin, other.begin), (self.end, other.end)
+        return all(np.array_equal(mine, theirs) for mine, theirs in pairs)
+
 
 def pack(graph: TaskGraph, timeline: Timeline, procs: Sequence[int] | None = None) -> Packing:
     """Places the buffers and private memory of these processors (default: all) for a timeline of all tasks.
@@ -77,7 +87,7 @@ def _placed(
     lives = _Lives(graph, timeline)
     offset, private_offset = np.full(graph.num_buffers, -1), np.full(graph.num_tasks, -1)
     peak, live = np.zeros(graph.num_procs, np.int64), np.zeros(graph.num_procs, np.int64)
-    placed, known = [], dict[tuple[bytes, ...], tuple[int, np.ndarray]]()
+    placed, known = [], dict[tuple[int, ...], list[tuple[_Blocks, int, np.ndarray]]]()
     for proc in procs:
         lasting = lives.persistent(proc)
         sizes = _aligned(graph.buffer_bytes[lasting])
@@ -87,11 +97,12 @@ def _placed(
         offset[lives.transient(proc)] = floor
         blocks = lives.blocks(proc)
         # Most processors of a plan are alike to the last byte and picosecond.
-        alike = blocks.size.tobytes(), blocks.begin.tobytes(), blocks.end.tobytes()
-        if alike not in known:
+        alike = known.setdefault(blocks.sums, [])
+        found = next((found for found in alike if blocks.lie_like(found[0])), None)
+        if found is None:
             most = _most_alive(blocks)[0]
-            known[alike] = most, _place(blocks, most)
-        live[proc], places = floor + known[alike][0], floor + known[alike][1]
+            alike.append(found := (blocks, most, _place(blocks, most)))
+        live[proc], places = floor + found[1], floor + found[2]
         peak[proc] = (places + blocks.size).max(initial=floor)
         whole = blocks.buffer >= 0
         offset[blocks.buffer[whole]] = places[whole]
@@ -162,39 +173,46 @@ class _Lives:
     """What lies on each processor, and from when till when."""
 
     def __init__(self, graph: TaskGraph, timeline: Timeline) -> None:
-        self._graph, self._timeline, self._last = graph, timeline, _last_ends(graph, timeline)
-        self._buffers, self._tasks = (_of_each(of, graph.num_procs) for of in (graph.buffer_proc, _homes(graph)))
+        self._graph, self._buffers = graph, _by_proc(graph.buffer_proc, graph.num_procs)
+        # What comes and goes: transient buffers and tasks' private memory, empty ones left out.
+        homes, is_there = _homes(graph), (graph.buffer_first >= 0) & (graph.buffer_bytes > 0)
+        buffers, tasks = np.flatnonzero(is_there), np.flatnonzero(homes >= 0)
+        order, self._ends = _by_proc(np.concatenate([graph.buffer_proc[buffers], homes[tasks]]), graph.num_procs)
+        first = np.concatenate([graph.buffer_first[buffers], tasks])[order]
+        self._blocks = _Blocks(
+            buffer=np.concatenate([buffers, np.full(len(tasks), -1)])[order],
+            first=first,
+            size=_aligned(np.concatenate([graph.buffer_bytes[buffers], graph.private_bytes[tasks]]))[order],
+            begin=timeline.start[first],
+            end=np.concatenate([_last_ends(graph, timeline)[buffers], timeline.end[tasks]])[order],
+        )
 
     def persistent(self, proc: int) -> np.ndarray:
-        mine = self._buffers(proc)
+        mine = self._on(proc)
         return mine[self._graph.buffer_first[mine] < 0]
 
     def transient(self, proc: int) -> np.ndarray:
-        mine = self._buffers(proc)
+        mine = self._on(proc)
         return mine[self._graph.buffer_first[mine] >= 0]
 
     def blocks(self, proc: int) -> _Blocks:
-        """What comes and goes on a processor: its transient buffers and its tasks' private memory, empty ones left
-        out."""
-        graph, times, buffers, tasks = self._graph, self._timeline, self.transient(proc), self._tasks(proc)
-        buffers = buffers[graph.buffer_bytes[buffers] > 0]
-        first = graph.buffer_first[buffers]
-        return _Blocks(
-            buffer=np.concatenate([buffers, np.full(len(tasks), -1)]),
-            first=np.concatenate([first, tasks]),
-            size=_aligned(np.concatenate([graph.buffer_bytes[buffers], graph.private_bytes[tasks]])),
-            begin=np.concatenate([times.start[first], times.start[tasks]]),
-            end=np.concatenate([self._last[buffers], times.end[tasks]]),
-        )
+        """What comes and goes on a processor."""
+        here, of = slice(self._ends[proc], self._ends[proc + 1]), self._blocks
+        return _Blocks(of.buffer[here], of.first[here], of.size[here], of.begin[here], of.end[here])
+
+    def _on(self, proc: int) -> np.ndarray:
+        """All buffers of a processor."""
+        order, ends = self._buffers
+        return order[ends[proc] : ends[proc + 1]]
 
 
-def _of_each(procs: np.ndarray, num_procs: int) -> Callable[[int], np.ndarray]:
-    """What tells of a processor the places, ascending, where it is among these; -1 is none."""
+def _by_proc(procs: np.ndarray, num_procs: int) -> tuple[np.ndarray, np.ndarray]:
+    """The places of each processor among these, ascending, one processor after the other, and where those of each
+    begin, int64[num_procs + 1].
+    """
     # short integers are sorted by their digits, ten times as fast
-    short = (procs + 1).astype(np.min_scalar_type(num_procs))
-    order = np.argsort(short, kind="stable")
-    ends = np.cumsum(np.bincount(short, minlength=num_procs + 1))
-    return lambda proc: order[ends[proc] : ends[proc + 1]]
+    short = procs.astype(np.min_scalar_type(num_procs))
+    return np.argsort(short, kind="stable"), np.cumsum(np.bincount(procs + 1, minlength=num_procs + 1))
 
 
 def _homes(graph: TaskGraph) -> np.ndarray:

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from castile.runtime.machine import Level
-from castile.runtime.region import Box, Overlaps, contiguous, disjoint, intersect, whole
+from castile.runtime.region import Box, Overlaps, contiguous, disjoint, intersect
 from castile.runtime.task import NOTHING, NUM_LANES, Arg, Body, Call, Comm, CostKey, Kind, Lane, Task, View
 
 # Sums with members of an enumeration are slow.
@@ -51,16 +51,25 @@ class Piece(msgspec.Struct, frozen=True):
     proc: int
 
 
+Copy = tuple[View, View, bool]
+Shape = tuple[int, ...]
+
+
 class Recipe(msgspec.Struct, frozen=True, eq=False, dict=True):
     """What all local tasks do that copy and add boxes alike; buffer 0 of the views is written, the others are read.
 
     cleared   what is set to zero first, if anything
-    copies    what is read, where it is written, and whether it is added there; one after the other
+    tell      says the copies, of which there may be many: who only asks what they cost does without
     """
 
     key: CostKey
     cleared: Box | None
-    copies: Sequence[tuple[View, View, bool]]
+    tell: Callable[[], Sequence[Copy]]
+
+    @cached_property
+    def copies(self) -> Sequence[Copy]:
+        """What is read, where it is written, and whether it is added there; one after the other."""
+        return self.tell()
 
     @cached_property
     def views(self) -> tuple[View, ...]:
@@ -76,14 +85,6 @@ class Recipe(msgspec.Struct, frozen=True, eq=False, dict=True):
         for view, (_, _, adds) in zip(count(len(calls), 2), self.copies):
             calls.append(Call("copy", (Arg("view", view),), (Arg("view", view + 1),), (), adds))
         return Body(tuple(calls))
-
-
-class Run(msgspec.Struct, frozen=True, eq=False):
-    """Pieces end to end: where each lies in an array of them all, in the piece's shape, and the box of that array."""
-
-    pieces: tuple[Box, ...]
-    views: tuple[View, ...]
-    box: Box
 
 
 class Pattern(msgspec.Struct, frozen=True, eq=False):
@@ -155,7 +156,6 @@ class Transfer:
     instances: dict[tuple[int, int], int] = field(default_factory=dict)
     packs: dict[tuple[tuple[int, ...], int, Box], View] = field(default_factory=dict)
     recipes: dict[Hashable, Recipe] = field(default_factory=dict)
-    runs: list[Run] = field(default_factory=list)
     keys: dict[Hashable, CostKey] = field(default_factory=dict)
     contributed: dict[tuple[int, Box], tuple[tuple[Term, ...], list[Term]]] = field(default_factory=dict)
 
@@ -168,10 +168,6 @@ class Transfer:
         """Which sources overlap a box."""
         return Overlaps(source.box for source in self.sources)
 
-    def held(self, source: int, proc: int) -> int:
-        """The piece that is a source's instance on one of its processors."""
-        return self.instances[source, proc]
-
     def add(self, kind: str, box: Box, proc: int) -> int:
         self.pieces.append(Piece(kind, box, proc))
         return len(self.pieces) - 1
@@ -181,10 +177,7 @@ class Transfer:
         # many copies have the same members and box; members are kept, so that no others take their number
         key = id(copy.members), copy.box
         if key not in self.contributed:
-            common = {box: intersect(box, copy.box) for box in {m.box for m in copy.members}}
-            rows = [(m, common[m.box]) for m in copy.members]
-            terms = [m if m.box == box else Term(m.sources, m.proc, box) for m, box in rows if box is not None]
-            self.contributed[key] = copy.members, terms
+            self.contributed[key] = copy.members, terms_of(copy.members, copy.box)
         return self.contributed[key][1]
 
     def put(self, pattern: Pattern) -> None:
@@ -200,6 +193,13 @@ class Term(NamedTuple):
     sources: tuple[int, ...]
     proc: int
     box: Box
+
+
+def terms_of(members: Sequence[Term], box: Box) -> list[Term]:
+    """What each of these contributes to a box, of those that do."""
+    common = {of: intersect(of, box) for of in {m.box for m in members}}
+    rows = [(m, common[m.box]) for m in members]
+    return [m if m.box == own else Term(m.sources, m.proc, own) for m, own in rows if own is not None]
 
 
 class Wanted(msgspec.Struct, frozen=True, eq=False):
@@ -259,7 +259,7 @@ def packed(t: Transfer, term: Term, unbroken: bool) -> View:
         target = View(t.add("staging", box, proc), box)
         # one source holds all of it
         parts = [(i, intersect(t.sources[i].box, box) if len(sources) > 1 else box) for i in sources]
-        views = [(View(t.held(i, proc), part), part) for i, part in parts if part is not None]
+        views = [(View(t.instances[i, proc], part), part) for i, part in parts if part is not None]
         add_up(t, Kind.PACK, "pack", proc, target, views)
         t.packs[term] = target
     return t.packs[term]
@@ -290,42 +290,23 @@ def _sum(t: Transfer, name: str, target: Box, operands: Sequence[tuple[View, Box
     overlapping = len(boxes) > 1 and (leads or not disjoint(boxes))
     cleared = not leads and (overlapping or sum(box.volume for box in boxes) < target.volume)
     copies = [(view, View(0, box), cleared or (overlapping and n > 0)) for n, (view, box) in enumerate(operands)]
-    return _recipe(t, name, copies, target if cleared else None)
+    shapes, adds = [box.shape for box in boxes], [added for _, _, added in copies]
+    frame = target if cleared else None
+    return Recipe(cost_of(t, name, shapes, adds, frame), frame, lambda: copies)
 
 
-def laid_out(t: Transfer, proc: int, source: View, run: Run) -> View:
-    """Pieces of an array copied to staging, end to end."""
-    key = (source.box, id(run))
-    if key not in t.recipes:
-        each = zip(run.pieces, run.views, strict=True)
-        t.recipes[key] = _recipe(t, "pack", [(View(1, p), view._replace(buffer=0), False) for p, view in each])
-    target, recipe = landing(t, proc, run), t.recipes[key]
-    read, written = (source.buffer,), (target.buffer,)
-    t.put(Pattern(Kind.PACK, "pack", (proc,), recipe.key, read, written, recipe))
-    return target
-
-
-def unpack(t: Transfer, proc: int, run: Run, staging: View, target: View) -> None:
-    """Pieces that lie end to end copied to where they belong."""
-    key = (id(run), target.box)
-    if key not in t.recipes:
-        t.recipes[key] = _sum(t, "unpack", target.box, list(zip(run.views, run.pieces, strict=True)))
-    recipe = t.recipes[key]
-    read, written = (staging.buffer,), (target.buffer,)
-    t.put(Pattern(Kind.FOLD, "unpack", (proc,), recipe.key, read, written, recipe))
-
-
-def _recipe(t: Transfer, name: str, copies: Sequence[tuple[View, View, bool]], cleared: Box | None = None) -> Recipe:
-    """Copies and sums on one processor, with what they cost."""
-    shapes = [*([] if cleared is None else [cleared.shape]), *[written.box.shape for _, written, _ in copies]]
-    known = (name, tuple(shapes), tuple([adds for _, _, adds in copies]))
+def cost_of(
+    t: Transfer, name: str, shapes: Sequence[Shape], adds: Sequence[bool], cleared: Box | None = None
+) -> CostKey:
+    """What it costs to write arrays of these shapes, or to add to them, on one processor."""
+    known = (name, cleared, tuple(shapes), tuple(adds))
     if known not in t.keys:
-        volumes = list(map(prod, shapes))
-        copied = volumes[len(shapes) - len(copies) :]
-        added = sum([volume for volume, (_, _, adds) in zip(copied, copies, strict=True) if adds])
+        copied = list(map(prod, shapes))
+        added = sum([volume for volume, adding in zip(copied, adds, strict=True) if adding])
+        shapes, zeroed = ([*shapes], 0) if cleared is None else ([cleared.shape, *shapes], cleared.volume)
         text = "+".join(["x".join(map(str, shape)) for shape in shapes])
-        t.keys[known] = CostKey(name, text, t.dtype, added, (sum(volumes) + sum(copied) + added) * t.itemsize)
-    return Recipe(t.keys[known], cleared, copies)
+        t.keys[known] = CostKey(name, text, t.dtype, added, (zeroed + 2 * sum(copied) + added) * t.itemsize)
+    return t.keys[known]
 
 
 def move(t: Transfer, source: View, src: int, target: View, dst: int) -> None:
@@ -355,21 +336,6 @@ def _key(t: Transfer, form: str, group: tuple[int, ...], elements: int) -> CostK
     if known not in t.keys:
         t.keys[known] = CostKey(form, "", t.dtype, 0, elements * t.itemsize, *known[2:])
     return t.keys[known]
-
-
-def run_of(t: Transfer, pieces: Sequence[Box]) -> Run:
-    """Pieces laid end to end."""
-    views, offset = [], 0
-    for p in pieces:
-        begin, offset = offset, offset + p.volume
-        views.append(View(1, Box((begin,), (offset,)), p.shape))
-    t.runs.append(run := Run(tuple(pieces), tuple(views), whole((offset,))))
-    return run
-
-
-def landing(t: Transfer, proc: int, run: Run) -> View:
-    """Staging for pieces end to end."""
-    return View(t.add("staging", run.box, proc), run.box)
 
 
 # Patterns written out.
