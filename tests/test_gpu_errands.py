@@ -180,6 +180,7 @@ def test_one(name):
     if name == "hangs" : time.sleep(1000)
     if name == "dies": os.kill(os.getpid(), signal.SIGKILL)
     if name == "loses": lost.append(1)
+    if name == "leaves": os._exit(9)
     if name == "skips": pytest.skip("not here")
     assert not lost and name != "fails"
 
@@ -232,6 +233,24 @@ def test_checks_tell_what_failed_and_others_do_not_fail_for_it(tested: Any, monk
     # Where one hangs, that which was skipped is met again.
     assert sorted(set(ran)) == sorted(names) and set(ran) - {"skips"} == {one for one in ran if ran.count(one) == 1}
     assert tested(names, 100) == (verdict, ["skips"])
+
+
+def test_what_ends_all_of_pytest_costs_itself(tested: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no other processes test."""
+    monkeypatch.setattr(checks, "RUNS", (("-m", "gpu and not mpi"),))
+    names = ["a", "loses", "b", "dies", "leaves", "c"]
+    verdict, ran = tested(names, 100)
+    assert ran == names and verdict.kernels == {"loses", "dies", "leaves"} and verdict.num_passed == 3
+
+
+def test_tests_that_cannot_begin_have_not_passed(tested: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor are they taken to fail when they can."""
+    well = (("-m", "gpu and not mpi"),)
+    monkeypatch.setattr(checks, "RUNS", (("-m", "gpu and not mpi", "--no-such-option"),))
+    verdict, ran = tested(["a"], 100)
+    assert not ran and not verdict.num_passed and list(verdict.failed.values()) == ["ended with status 4, and said why"]
+    monkeypatch.setattr(checks, "RUNS", well)
+    assert tested(["a"], 100)[1] == ["a"]
 
 
 def test_checks_that_had_no_time_are_told(tested: Any) -> None:

@@ -25,6 +25,8 @@ PATIENCE_SECONDS = 100.0
 GRACE_SECONDS = 20.0
 _LOOK_SECONDS = 0.2
 _ENDS = ("failed", "skipped")
+# How pytest ends that has tested: all passed, some failed, or none was left.
+_TESTED = (0, 1, 5)
 
 
 class Verdict(NamedTuple):
@@ -73,7 +75,10 @@ def _digest(name: str, kernel: str) -> str:
 
 
 def _ran(record: Record, words: Sequence[str], until: float) -> bool:
-    """Whether pytest came to its end; what had begun by then, or long before it was ended as nothing moved, failed."""
+    """Whether pytest came to its end; what had begun by then, or long before it was ended as nothing moved, failed.
+
+    That it could not test at all is kept as if it were a test, until it can.
+    """
     begun = time.time()
     with _pytest(record, words, until) as process:
         size, moved = record.path.stat().st_size, begun
@@ -84,14 +89,26 @@ def _ran(record: Record, words: Sequence[str], until: float) -> bool:
             if now > until + GRACE_SECONDS or now > moved + PATIENCE_SECONDS:
                 break
             time.sleep(_LOOK_SECONDS)
-        has_ended = process.poll() is not None
-    ended = time.time()
+        status = process.poll()
+    ended, fell = time.time(), False
     for (errand, name, digest), found in record.read().items():
         lasted = ended - found.get("begun", ended)
-        if errand == verdicts.ERRAND and found.get("begun", 0.0) > begun and (has_ended or lasted > GRACE_SECONDS):
-            why = "ended its process" if has_ended else f"had not ended after {lasted:.0f} seconds"
+        late = status is not None or lasted > GRACE_SECONDS
+        if errand == verdicts.ERRAND and found.get("begun", 0.0) > begun and late:
+            why = f"had not ended after {lasted:.0f} seconds" if status is None else "ended its process"
             record.add(Finding(errand, name, digest, {"kernel": found["kernel"], "failed": why, "skipped": ""}))
-    return has_ended
+            fell = True
+    if status is None or status == verdicts.LOST or (fell and status not in _TESTED):
+        return False
+    _keep_status(record, words, status)
+    return True
+
+
+def _keep_status(record: Record, words: Sequence[str], status: int) -> None:
+    """Adds how pytest ended, if it tested nothing, or had done so before."""
+    name, why = f"pytest {' '.join(words)}", "" if status in _TESTED else f"ended with status {status}, and said why"
+    if why or (verdicts.ERRAND, name, "") in record.read():
+        record.add(Finding(verdicts.ERRAND, name, "", {"kernel": "", "failed": why, "skipped": ""}))
 
 
 @contextmanager

@@ -21,7 +21,8 @@ from benchmarks.gpu.record import Finding
 
 ERRAND = "check"
 OUT_OF_TIME = "no time was left"
-_LOST = 3
+# A process ends with this status where its device has failed; pytest's own are below.
+LOST = 77
 _DIGEST, _KERNEL = pytest.StashKey[str](), pytest.StashKey[str]()
 _FAILED, _SKIPPED = pytest.StashKey[str](), pytest.StashKey[str]()
 
@@ -71,7 +72,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
         _keep(item, {"kernel": item.stash[_KERNEL]} | ended)
         if failed and _is_lost():
             # Without being asked for anything more: what is left of the test would fail, too.
-            os._exit(_LOST)
+            os._exit(LOST)
     return result
 
 
