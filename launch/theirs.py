@@ -6,6 +6,7 @@ It does not know what they are for.
 from __future__ import annotations
 
 import importlib.util
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,6 +38,9 @@ def module(path: str | Path, what: str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ValueError(f"{what} {path} is no Python file: its name should end in .py")
     found = importlib.util.module_from_spec(spec)
+    # What lies beside it can be imported, behind all that is installed.
+    if (folder := str(_full(path).parent)) not in sys.path:
+        sys.path.append(folder)
     try:
         spec.loader.exec_module(found)
     except Exception as error:

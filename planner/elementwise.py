@@ -31,9 +31,9 @@ class Unary(Op):
         return (k.pointwise(self.slope, *named, **dict(self.settings)),)
 
     @classmethod
-    def layer(cls, g: Any, name: str, x: Tensor, **settings: float) -> Tensor:
-        """Add the operator to graph `g`."""
-        return g.apply(cls(**settings), name, x)
+    def layer(cls, g: Any, name: str, x: Tensor, *values: float, **settings: float) -> Tensor:
+        """Add the operator to graph `g`; its settings in their order, or by name."""
+        return g.apply(cls(*values, **settings), name, x)
 
 
 class Binary(Op):
@@ -75,7 +75,10 @@ class Binary(Op):
 
 def _named(line: str, known: dict[str, Any]) -> list[Any]:
     """The arrays that a line names, in its order."""
-    return [known[name.strip()] for name in line.partition("->")[0].split(",")]
+    names = [name.strip() for name in line.partition("->")[0].split(",")]
+    if strange := [name for name in names if name not in known]:
+        raise ValueError(f'line "{line}": there is no array {strange[0]!r}, only {", ".join(known)}')
+    return [known[name] for name in names]
 
 
 def _gradient(k: Any, line: str, known: dict[str, Any], like: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from castile.planner import layers
+from castile.planner import bodies, layers
 from castile.planner import op as operators
 from castile.planner.axes import Alignment, Operand, only
 from castile.planner.op import Init, Op, Part, Tensor
@@ -144,7 +144,8 @@ class Graph:
     def apply(self, op: Op, name: str, *inputs: Tensor) -> Tensor:
         """Add a node and return its first result; the others are `name:label`.
 
-        Raises ValueError for a name that is taken, inputs of another graph, and shapes that do not fit the operator.
+        Raises ValueError for a name that is taken, inputs of another graph, shapes that do not fit the operator, and
+        an operator from elsewhere whose bodies do not give what its axis line says.
         """
         if name in self.nodes:
             raise ValueError(f"two nodes are named {name!r}")
@@ -160,11 +161,15 @@ class Graph:
             results = record(op.forward, specs, None, **context).results  # type: ignore[attr-defined]
         except ValueError as error:
             raise ValueError(f"{name} ({op.name}): {error}") from error
+        shapes = [alignment.shape(operand) for operand in alignment.results]
+        if (given := [spec and spec.shape for spec in results]) != shapes:
+            told = [" and ".join(map(str, these)) for these in (given, shapes)]
+            raise ValueError(f"{name} ({op.name}): forward gives {told[0]}, which by the axis line is {told[1]}")
         for output, operand, spec in zip(node.outputs, alignment.results, results, strict=True):
-            assert spec is not None and spec.shape == alignment.shape(operand), (
-                f"{name}: body gives {spec}, line {operand}"
-            )
+            assert spec is not None
             self._tensor(Tensor(output, spec.shape, spec.dtype, tuple(dim[0] for dim in operand.dims)))
+        if op.is_from_elsewhere:
+            bodies.check(f"{name} ({op.name})", node.whole(), inputs, [self.tensors[t] for t in node.outputs])
         self.nodes[name] = node
         return self.tensors[name]
 

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, NamedTuple, dataclass_transform
 from castile.planner.axes import Alignment, Operand, align, parse
 from castile.runtime.region import Box
 
+OPS = "castile.planner.ops"
 PASSES = {"F": "forward", "B": "grad_inputs", "W": "grad_params"}
 
 
@@ -109,8 +110,14 @@ class Op:
 
     @property
     def name(self) -> str:
-        """The name of its file."""
-        return type(self).__module__.rpartition(".")[2]
+        """The name of its file, with its own where it is from elsewhere: a model's file may hold several."""
+        file = type(self).__module__.rpartition(".")[2]
+        return f"{file}.{type(self).__name__}" if self.is_from_elsewhere else file
+
+    @property
+    def is_from_elsewhere(self) -> bool:
+        """Whether it is none of planner/ops."""
+        return type(self).__module__.rpartition(".")[0] != OPS
 
     @cached_property
     def settings(self) -> tuple[tuple[str, object], ...]:
@@ -216,7 +223,7 @@ def find(name: str) -> type[Any]:
     """The operator of the file planner/ops/<name>.py. Raises ValueError where there is none."""
     if name not in available():
         raise ValueError(f"no operator {name!r}; there are {', '.join(available())}")
-    module = import_module(f"castile.planner.ops.{name}")
+    module = import_module(f"{OPS}.{name}")
     return next(
         c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == module.__name__ and issubclass(c, Op)
     )
@@ -225,5 +232,5 @@ def find(name: str) -> type[Any]:
 @cache
 def available() -> tuple[str, ...]:
     """The names of all operators, found by walking the folder."""
-    package = import_module("castile.planner.ops")
+    package = import_module(OPS)
     return tuple(sorted(m.name for m in iter_modules(package.__path__)))

@@ -184,7 +184,8 @@ def _call(name: str, layer: Callable[..., Any]) -> str:
     """As it is written on a graph, with the operator's own settings where the layer leaves them to it."""
     parameters = list(inspect.signature(layer).parameters.values())[1:]
     if parameters[-1].name == "settings":
-        parameters[-1:] = inspect.signature(ops.find(name)).parameters.values()
+        # after the settings in their order
+        parameters[-2:] = inspect.signature(ops.find(name)).parameters.values()
     return f"{name}{inspect.Signature([p.replace(annotation=p.empty) for p in parameters])}"
 
 

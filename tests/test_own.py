@@ -2,9 +2,11 @@
 
 import re
 import shlex
+import sys
 
 import msgspec
 
+from castile.launch import models
 from castile.launch.__main__ import main
 from castile.runtime import machine
 from tests import homes
@@ -17,7 +19,7 @@ COMMANDS = [line for kind, body in BLOCKS if not kind for line in body.splitline
 
 
 def test_files_and_commands_are_found():
-    assert set(FILES) == {"net.py", "samples.py", "cluster.toml"} and len(COMMANDS) == 7
+    assert set(FILES) == {"net.py", "swish.py", "samples.py", "cluster.toml"} and len(COMMANDS) == 8
 
 
 def test_the_commands_of_the_page_do_what_they_say_one_after_another(tmp_path, monkeypatch, capsys):
@@ -40,3 +42,12 @@ def test_every_field_of_a_machines_file_is_told():
 def test_every_layer_is_where_the_page_says():
     for layer in re.findall(r"\bg\.(?!input|outputs|minimise)(\w+)\(", FILES["net.py"]):
         assert any((CHECKOUT / "planner" / room / f"{layer}.py").is_file() for room in ("layers", "ops")), layer
+
+
+def test_what_lies_beside_a_file_can_be_imported(tmp_path, monkeypatch):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "net_of_others.py").write_text(FILES["net.py"])
+    (tmp_path / "folder" / "importing.py").write_text("from net_of_others import build\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert models.parse("folder/importing.py:width=5").graph().tensors["fc1"].shape == (64, 5)

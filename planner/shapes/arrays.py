@@ -38,7 +38,7 @@ def contract_pointwise(spec: str, line: str, *xs: Spec, **constants: float) -> R
     """What `contract` of the first two gives, to which the others must broadcast."""
     need(len(xs) >= 2, f'contract_pointwise "{spec}": it needs two arrays to contract, not {len(xs)}')
     (total,) = contract(spec, *xs[:2])
-    (result,) = pointwise(line, total, *xs[2:])
+    (result,) = pointwise(line, total, *xs[2:], **constants)
     shapes = " and ".join(str(x.shape) for x in xs[2:])
     need(result.shape == total.shape, f'contract_pointwise "{line}": {shapes} do not broadcast to {total.shape}')
     return (result,)

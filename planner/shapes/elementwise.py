@@ -1,6 +1,12 @@
 """What kernels of arithmetic on each element give, work in and refuse."""
 
+import ast
+from functools import cache
+
 from castile.planner.vocabulary import Results, Shape, Spec, computed, kernel, need
+
+# What a line may call.
+FUNCTIONS = ("abs", "exp", "expm1", "log", "log1p", "maximum", "minimum", "sigmoid", "sqrt", "tanh", "where")
 
 
 @kernel(adds=True)
@@ -9,8 +15,27 @@ def pointwise(line: str, *xs: Spec, **constants: float) -> Results:
     names, arrow, _ = line.partition("->")
     fits = bool(arrow) and len(names.split(",")) == len(xs) > 0
     need(fits, f'pointwise "{line}": it needs a name for each of its {len(xs)} arrays, "->" and a value')
+    _check(line, frozenset(constants))
     dtype = computed(f'pointwise "{line}": dtypes', **{f"array {i}": x.dtype for i, x in enumerate(xs)})
     return (Spec(_broadcast(line, [x.shape for x in xs]), dtype),)
+
+
+@cache
+def _check(line: str, constants: frozenset[str]) -> None:
+    """That a line is arithmetic of its arrays, its constants and FUNCTIONS."""
+    names, _, value = line.partition("->")
+    try:
+        parts = list(ast.walk(ast.parse(value.strip(), mode="eval")))
+    except SyntaxError:
+        parts = []
+    need(bool(parts), f'pointwise "{line}": {value.strip()!r} is no arithmetic')
+    called = {part.func.id for part in parts if isinstance(part, ast.Call) and isinstance(part.func, ast.Name)}
+    among = ", ".join(FUNCTIONS)
+    for name in sorted(called - {*FUNCTIONS}):
+        need(False, f'pointwise "{line}": there is no function {name!r}; there are {among}')
+    known = {*(name.strip() for name in names.split(",")), *constants, *called}
+    for name in sorted({part.id for part in parts if isinstance(part, ast.Name)} - known):
+        need(False, f'pointwise "{line}": {name!r} is neither an array of the line nor a setting')
 
 
 def _broadcast(line: str, shapes: list[Shape]) -> Shape:

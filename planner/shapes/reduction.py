@@ -13,7 +13,7 @@ def sum_over(x: Spec, *, dims: Shape) -> Results:
 @kernel(adds=True, casts=True)
 def sum_pointwise(line: str, *xs: Spec, dims: Shape, **constants: float) -> Results:
     """The shape that xs broadcast to, without `dims`."""
-    (terms,) = pointwise(line, *xs)
+    (terms,) = pointwise(line, *xs, **constants)
     return (total(_without("sum_pointwise", terms.shape, dims), terms.dtype),)
 
 

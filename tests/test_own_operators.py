@@ -1,0 +1,155 @@
+"""An operator may stand in a model's own file: a graph that gets it looks at its bodies, and tells in one sentence what
+is wrong with them.
+"""
+
+import inspect
+import re
+from functools import wraps
+
+import pytest
+
+from castile.kernels import arithmetic
+from castile.launch.__main__ import main
+from castile.planner.elementwise import Unary
+from castile.planner.graph import Graph
+from castile.planner.lower import Lowering
+from castile.planner.op import PASSES, available, find, op
+from castile.planner.seeds import seeds
+from castile.planner.shapes.elementwise import FUNCTIONS, pointwise
+from castile.planner.vocabulary import Spec
+from castile.runtime import machine
+from tests.op_cases import Case, cases_of
+from tests.op_laws import passes
+
+OWN = """
+from castile.planner.elementwise import Unary
+from castile.planner.graph import Graph
+from castile.planner.op import Op, op
+
+
+@op("... -> ...", flops_per_point=8)
+class Twice(Unary):
+    value = "x -> x + x"
+    slope = "d -> d + d"
+
+
+@op("b i, *o i -> b o", flops_per_point=2)
+class Product(Op):
+    def forward(self, k, x, w):         return k.contract("bi,oi->bo", x, w)
+    def grad_inputs(self, k, dy, x, w): return (k.contract("bo,oi->bi", dy, w),)
+    def grad_params(self, k, dy, x, w): return (k.contract("bo,bi->oi", dy, x),)
+
+
+def build(batch=None, dtype="float32"):
+    from castile.planner.op import Init
+    g = Graph("own", dtype)
+    image = g.input("image", (batch or 32, 1, 8, 8), "b c h w")
+    label = g.input("label", (batch or 32,), "b", "int32")
+    x = g.reshape("flat", image, "b c h w -> b (c h w)")
+    x = g.apply(Product(), "fc", x, g.param("fc.weight", (10, 64), ("o", "i"), Init("normal", 0.1)))
+    logits = g.apply(Twice(), "twice", x)
+    g.minimise(g.cross_entropy("loss", logits, label))
+    return g
+"""
+WRONG = {
+    "no such kernel": ('k.contract("bo,bi->oi", dy, x)', "k.product(dy, x)", "fc .*grad_params: there is no kernel"),
+    "turned": ("bo,bi->oi", "bo,bi->io", r"grad_params gives \(64, 10\) for operand 1, .* is \(10, 64\)"),
+    "right as a whole, wrong in parts": (
+        'return (k.contract("bo,oi->bi", dy, w),)',
+        "return (k.zero(shape=(32, 64), dtype=x.dtype),)",
+        r"grad_inputs gives \(32, 64\) for operand 0 where b is cut from 32 to 16, .* is \(16, 64\)",
+    ),
+    "no such array": ("d -> d + d", "d, z -> d * z", "grad_inputs: .*there is no array 'z', only d, x, y"),
+    "no such number": ("d -> d + d", "d -> d * c", "'c' is neither an array of the line nor a setting"),
+    "no such function": ("d -> d + d", "d -> sin(d)", "there is no function 'sin'"),
+    "no arithmetic": ("d -> d + d", "d -> d +", "'d .' is no arithmetic"),
+    "no slope": ('    slope = "d -> d + d"', "", "has no attribute 'slope'"),
+}
+
+
+def elsewhere(case: Case, **bodies):
+    """The operator of a case as if it stood in this file, some of its bodies replaced."""
+    return type(type(case.op).__name__, (type(case.op),), bodies)(**dict(case.op.settings))
+
+
+def applied(case: Case, operator) -> None:
+    g = Graph("g", case.tensors[0].dtype)
+    g.tensors.update({t.name: t for t in case.tensors})
+    g.apply(operator, "it", *case.tensors)
+
+
+@pytest.mark.parametrize("case", [case for name in available() for case in cases_of(name)], ids=str)
+def test_what_is_right_is_taken(case: Case):
+    applied(case, elsewhere(case))
+
+
+@pytest.mark.parametrize("name", available())
+def test_a_body_of_too_many_results_is_refused(name: str):
+    case = cases_of(name)[0]
+    for which in passes(case):
+        body = PASSES[which]
+        right = getattr(type(case.op), body)
+
+        @wraps(right)
+        def wrong(*operands, right=right, **asked):
+            made = right(*operands, **asked)
+            return (*(made if isinstance(made, tuple) else (made,)), None)
+
+        with pytest.raises(ValueError, match=f"^it .*{body}"):
+            applied(case, elsewhere(case, **{body: wrong}))
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_is_one_sentence_with_its_line(what: str, alone, capsys):
+    old, new, words = WRONG[what]
+    (alone / "own.py").write_text(OWN.replace(old, new))
+    assert main(["plan", "own.py", "--machine", "dgx-h100:nodes=1", "--search", "data_parallel"]) == 2
+    err = capsys.readouterr().err
+    assert re.match(r"castile: model file own.py: build\(\) failed: ", err) and err.count("\n") == 1, err
+    assert re.search(words, err) and re.search(r"\(line \d+\)$", err.strip()), err
+
+
+def test_operators_of_one_file_have_names_of_their_own():
+    """Else what one took would be the price of the other."""
+
+    @op("b c -> b c", flops_per_point=1)
+    class First(Unary):
+        value, slope = "x -> x + x", "d -> d + d"
+
+    @op("b c -> b c", flops_per_point=1)
+    class Second(Unary):
+        value, slope = "x -> tanh(x)", "d, y -> d * (1 - y * y)"
+
+    def named(*kinds):
+        g = Graph("g")
+        x = g.input("x", (4, 6), "b c")
+        for kind in kinds:
+            x = g.apply(kind(), f"n{len(g.nodes)}", x)
+        g.minimise(g.mean("loss", x))
+        return g
+
+    assert named(First).fingerprint != named(Second).fingerprint
+    lowering = Lowering(named(First, Second), machine.parse("local:procs=2"))
+    keys = {key.work for key in lowering.lower(seeds(lowering)["data_parallel"]).cost_keys}
+    assert {"test_own_operators.First.F", "test_own_operators.Second.F"} <= keys
+
+
+def test_the_planner_knows_the_functions_of_lines_that_kernels_have():
+    assert FUNCTIONS == arithmetic.FUNCTIONS
+
+
+@pytest.mark.parametrize("text", ["x -> sin(x)", "x -> x +", "x -> x * y", "x -> lambda", "x -> "])
+def test_a_line_that_kernels_would_refuse_is_refused_in_words(text: str):
+    with pytest.raises(ValueError, match="pointwise"):
+        pointwise(text, Spec((3,), "float32"))
+
+
+@pytest.mark.parametrize("name", [n for n in available() if issubclass(find(n), Unary)])
+def test_settings_of_a_layer_may_be_given_in_their_order(name: str):
+    parameters = inspect.signature(find(name)).parameters
+    g = Graph("g")
+    x = g.input("x", (4, 6), "b c")
+    values = [p.default / 2 for p in parameters.values()]
+    getattr(g, name)("ordered", x, *values)
+    getattr(g, name)("named", x, **dict(zip(parameters, values)))
+    assert g.nodes["ordered"].op == g.nodes["named"].op == find(name)(*values)
