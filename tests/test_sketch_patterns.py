@@ -9,8 +9,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from castile.planner.evaluator import Evaluator
 from castile.planner.sketch import prices
 from castile.planner.sketch.sketch import Sketch
+from castile.planner.strategy import Config, Strategy
 from tests.test_sketch import MACHINES, SMALL, UNEQUAL, shaken, sketched
 
 # A layout, a Config, and how many axes the Config's space has.
@@ -125,3 +127,17 @@ def test_of_reads_that_lie_alike_the_nearest_before_has_fetched_for_the_next(mod
             firsts = [m for m in range(begin, end) if made[m] not in made[begin:m]]
             assert room.ends[begin : begin + room.num_ends[flow]].tolist() == firsts
     assert num_shared > 0
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("num_readers", [1, 2])
+def test_what_some_who_add_to_a_sum_read_is_made_by_all_and_what_one_holds_goes_to_all_at_once(
+    machine: str, num_readers: int
+) -> None:
+    """A layer cut along what it sums up, and behind it layers on one processor, or on two that do the same."""
+    sketch, _ = sketched("mlp:width=2048", machine)
+    evaluator, num_procs = Evaluator(sketch.lowering, sketch.cost), sketch.lowering.machine.num_procs
+    plan = {name: Config({}, num_readers, tuple(range(num_readers))) for name in sketch.names}
+    cut = {"fc1": "o", "relu1": "o", "fc2": "i"}
+    plan |= {name: Config({axis: num_procs}, 1, tuple(range(num_procs))) for name, axis in cut.items()}
+    assert sketch.seconds(plan) == pytest.approx(evaluator.evaluate(Strategy(plan)).seconds, rel=0.15)

@@ -206,7 +206,11 @@ def price(made, c, how, read, r, itemsize, axes, spaces, layouts, links, room): 
             stride[d] *= spaces.degree[c, other]
     num_readers = spaces.parts[r] * spaces.replicas[r]
     num_seen = min(num_readers, MOST_READERS)
-    worst, arrived = 0.0, 0.0
+    worst, arrived, reduced = 0.0, 0.0, 0.0
+    # What one alone holds and all read goes to them in one broadcast; a sum that some of those who add to it read is
+    # made by all of them.
+    is_cast = not partial and num_readers * copies <= twins * spaces.replicas[r] * spaces.parts[c]
+    is_reduced = partial and how < MIXED and spaces.replicas[c] == 1 and not special
     for s in range(num_seen):
         task = s * (num_readers - 1) // max(num_seen - 1, 1)
         p = spaces.procs[spaces.proc_ptr[r] + task]
@@ -217,19 +221,24 @@ def price(made, c, how, read, r, itemsize, axes, spaces, layouts, links, room): 
         pieces = hops[: len(links.group) + 2].sum()
         # No collective sums boxes that lie beside each other into one.
         special = special and (not partial or pieces <= copies)
+        is_cast, is_reduced = is_cast and pieces <= 1, is_reduced and pieces <= copies and met[0] > 0
+        if is_reduced:
+            seconds = links.task * errands(made, c, pieces, partial, True, spaces, layouts, room)
+            reduced = max(reduced, seconds + summed(volume * itemsize, met, volume, copies, copies, 0.0, links))
         if partial and special:
             bucket = links.bucket if how == JOINED else 0.0
             seconds = summed(volume * itemsize, met, volume, copies, twins * spaces.replicas[r], bucket, links)
         else:
-            seconds = fetched(p, r, base, twins if special else 0, met, hops, itemsize, spaces, links, room)
+            seconds = fetched(p, r, base, twins if special or is_cast else 0, met, hops, itemsize, spaces, links, room)
         if seconds > 0:
             seconds += links.task * errands(made, c, pieces, partial, special, spaces, layouts, room)
         worst, arrived = max(worst, seconds), arrived + seconds / num_seen
     # What few hold and many need leaves those few one after the other, as far as it is not the same for all. The pieces
     # of a sum that no collective makes come from one of its summands after the other.
     holders = spaces.parts[c] // (1 if special or not partial else copies) * (1 if partial else spaces.replicas[c])
-    sent = arrived * num_readers / max(holders, 1) / (twins * spaces.replicas[r] if special else 1)
-    return max(worst, sent)
+    sent = arrived * num_readers / max(holders, 1) / (twins * spaces.replicas[r] if special or is_cast else 1)
+    worst = max(worst, sent)
+    return min(worst, reduced) if is_reduced else worst
 
 
 def errands(made, c, pieces, partial, special, spaces, layouts, room):  # type: ignore[no-untyped-def]
