@@ -6,13 +6,15 @@ simulates, packs or executes it serves what is ready, as ever. It does not know 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from heapq import heapify, heappop, heappush
+from functools import cache
+from typing import Any
 
 import numpy as np
 
 from castile.planner import repeats
+from castile.planner.agenda import rise, sink, without_arrays
 from castile.planner.program import Program
 from castile.planner.rows import compressed, pointer
 from castile.planner.simulate import Simulated, simulate
@@ -70,10 +72,13 @@ def listed(
     lane = np.where((np.diff(lane_ptr) == 1) & (which[first] == Lane.COMPUTE), proc[first], -1)
     place = np.empty(tasks.num_tasks, np.int64)
     place[np.argsort(tasks.order)] = np.arange(tasks.num_tasks)
-    start = compiled(_starts)(
+    num_procs, num_tasks, start = tasks.num_procs, tasks.num_tasks, np.empty(tasks.num_tasks, np.int64)
+    agenda, when, what = np.zeros((3, num_tasks + num_procs), np.int64)
+    _compiled_starts()(
         lane, -urgency, place, _lasts(tasks, durations), lane_ptr, proc * num_engines + np.asarray(engines)[which],
-        np.diff(tasks.need_ptr).astype(np.int64), *_followers(tasks.num_tasks, *_edges(tasks)),
-        np.zeros(tasks.num_procs * num_engines, np.int64), np.zeros(tasks.num_procs, np.bool_),
+        np.diff(tasks.need_ptr).astype(np.int64), *_followers(num_tasks, *_edges(tasks)),
+        np.zeros(num_procs * num_engines, np.int64), pointer(np.bincount(lane[lane >= 0], minlength=num_procs)),
+        np.empty(num_tasks, np.int64), np.full(num_procs, -1, np.int64), agenda, when, what, start,
     )  # fmt: skip
     return lane, start
 
@@ -138,44 +143,68 @@ def _longest(by_group, group, lasts, follow_ptr, follows):  # type: ignore[no-un
 
 
 def _starts(  # type: ignore[no-untyped-def]
-    lane, priority, place, lasts, lane_ptr, engine, waits, follow_ptr, follows, free, busy
-):
+    lane, priority, place, lasts, lane_ptr, engine, waits, follow_ptr, follows, free, begin, waiting, held, agenda,
+    when, what, start,
+):  # fmt: skip
     """When each task starts.
 
-    At any time first kernels come to their lanes (0), then lanes that have none choose one (1), and it and all else
-    that is ready is served in its place (2): so what is chosen is as ready then as it is behind the kernel before it.
+    At any time first kernels come to their lanes, then lanes that have none choose one, and it and all else that is
+    ready is served in its place: so what is chosen is as ready then as it is behind the kernel before it.
+
+    held      how many kernels wait for each lane, -1 while it has none
+    waiting   these, a heap from waiting[begin[lane]] on
+    agenda    what happens next, a heap of tasks and, behind their numbers, of lanes that choose
+    when      at what time it does
+    what      what goes first then: below `size` a kernel comes, below twice it a lane chooses, then tasks are served
     """
-    ready, start = np.zeros(len(lane), np.int64), np.empty(len(lane), np.int64)
-    waiting = [[(0, 0, 0)] for _ in range(len(busy))]
-    for one in waiting:
-        one.clear()
-    agenda = [(0, 0 if lane[t] >= 0 else 2, place[t], t) for t in range(len(lane)) if waits[t] == 0]
-    heapify(agenda)
-    while agenda:
-        now, what, _, t = heappop(agenda)
-        if what == 0:
-            heappush(waiting[lane[t]], (priority[t], place[t], t))
-            if not busy[lane[t]]:
-                busy[lane[t]] = True
-                heappush(agenda, (now, 1, 0, lane[t]))
-        elif what == 1:
-            busy[t] = len(waiting[t]) > 0
-            if busy[t]:
-                _, first, kernel = heappop(waiting[t])
-                heappush(agenda, (now, 2, first, kernel))
+    size, num_tasks, left = len(when), len(lane), 0
+    for t in range(num_tasks):
+        when[t], what[t] = 0, place[t] if lane[t] >= 0 else place[t] + 2 * size
+        if waits[t] == 0:
+            rise(agenda, left, t, when, what)
+            left += 1
+    while left > 0:
+        t, left = agenda[0], left - 1
+        sink(agenda, left, when, what)
+        if t >= num_tasks:
+            q = t - num_tasks
+            held[q] -= 1
+            if held[q] >= 0:
+                chosen = waiting[begin[q]]
+                sink(waiting[begin[q] :], held[q], priority, place)
+                when[chosen], what[chosen] = when[t], place[chosen] + 2 * size
+                rise(agenda, left, chosen, when, what)
+                left += 1
+        elif what[t] < size:
+            q = lane[t]
+            if held[q] < 0:
+                held[q], when[num_tasks + q], what[num_tasks + q] = 0, when[t], size + q
+                rise(agenda, left, num_tasks + q, when, what)
+                left += 1
+            rise(waiting[begin[q] :], held[q], t, priority, place)
+            held[q] += 1
         else:
-            begin = now
+            start[t] = when[t]
             for k in range(lane_ptr[t], lane_ptr[t + 1]):
-                begin = max(begin, free[engine[k]])
-            start[t], done = begin, begin + lasts[t]
+                start[t] = max(start[t], free[engine[k]])
+            done = start[t] + lasts[t]
             for k in range(lane_ptr[t], lane_ptr[t + 1]):
                 free[engine[k]] = done
             if lane[t] >= 0:
-                heappush(agenda, (done, 1, 0, lane[t]))
+                q = num_tasks + lane[t]
+                when[q], what[q] = done, size + lane[t]
+                rise(agenda, left, q, when, what)
+                left += 1
             for k in range(follow_ptr[t], follow_ptr[t + 1]):
                 f = follows[k]
-                ready[f] = max(ready[f], done)
+                when[f] = max(when[f], done)
                 waits[f] -= 1
                 if waits[f] == 0:
-                    heappush(agenda, (ready[f], 0 if lane[f] >= 0 else 2, place[f], f))
-    return start
+                    rise(agenda, left, f, when, what)
+                    left += 1
+
+
+@cache
+def _compiled_starts() -> Callable[..., Any]:
+    """The same compiled, where numba is installed."""
+    return without_arrays((_starts,), ())[0]

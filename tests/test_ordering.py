@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from castile.planner import ordering
 from castile.planner.cost import CostModel
 from castile.planner.folding import fold, timed
 from castile.planner.lower import Lowering
@@ -30,15 +31,19 @@ def in_chains(graph: TaskGraph, lane: np.ndarray, start: np.ndarray) -> TaskGrap
     return replace(graph, need_ptr=need_ptr, needs=needs)
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.parametrize("form", ["auto", "plain"])
+@settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_chained_kernels_run_as_they_were_listed(data: st.DataObject) -> None:
+def test_chained_kernels_run_as_they_were_listed(form: str, data: st.DataObject) -> None:
     """Whatever is how urgent, on engines that serve other lanes too."""
     graph = data.draw(task_graphs())
     engines, durations = data.draw(engine_maps), data.draw(timings(graph))
     size = graph.num_tasks
     urgency = np.array(data.draw(st.lists(st.integers(-2, 2), min_size=size, max_size=size)), np.int64)
-    lane, start = listed(graph, durations, engines, urgency)
+    with pytest.MonkeyPatch.context() as patch:
+        if form == "plain":
+            patch.setattr(ordering, "_compiled_starts", lambda: ordering._starts)
+        lane, start = listed(graph, durations, engines, urgency)
     assert simulate(in_chains(graph, lane, start), durations, engines).timeline.start.tolist() == start.tolist()
 
 
