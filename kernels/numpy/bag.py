@@ -20,26 +20,34 @@ from castile.kernels.numpy.views import by_rows, row_span
 
 @prepares
 def embedding_bag(
-    out: np.ndarray, ids: np.ndarray, table: np.ndarray, *weights: np.ndarray, scale: float
+    out: np.ndarray, ids: np.ndarray, table: np.ndarray, *weights: np.ndarray, scale: float, first: int, known: int
 ) -> Call | None:
     """See the definition."""
-    return _bags(_look_up, out, ids, table, weights, scale)
+    return _bags(_look_up, out, ids, table, weights, scale, first, known)
 
 
 @prepares
 def embedding_bag_grad(
-    out: np.ndarray, dy: np.ndarray, ids: np.ndarray, *weights: np.ndarray, rows: int, scale: float, accumulate: bool
+    out: np.ndarray,
+    dy: np.ndarray,
+    ids: np.ndarray,
+    *weights: np.ndarray,
+    rows: int,
+    scale: float,
+    first: int,
+    known: int,
+    accumulate: bool,
 ) -> Call | None:
     """See the definition."""
-    return onto_zeros(_bags(_add_rows, dy, ids, out, weights, scale), accumulate, out)
+    return onto_zeros(_bags(_add_rows, dy, ids, out, weights, scale, first, known), accumulate, out)
 
 
 @prepares
 def embedding_bag_weights_grad(
-    out: np.ndarray, dy: np.ndarray, ids: np.ndarray, table: np.ndarray, *, scale: float
+    out: np.ndarray, dy: np.ndarray, ids: np.ndarray, table: np.ndarray, *, scale: float, first: int, known: int
 ) -> Call | None:
     """See the definition."""
-    return _bags(_dots, dy, ids, table, (out,), scale)
+    return _bags(_dots, dy, ids, table, (out,), scale, first, known)
 
 
 def _bags(
@@ -49,32 +57,37 @@ def _bags(
     table: np.ndarray,
     weights: tuple[np.ndarray, ...],
     scale: float,
+    first: int,
+    known: int,
 ) -> Call | None:
     span = row_span(table)
     weight = weights[0] if weights else np.broadcast_to(np.ones((), table.dtype), ids.shape)
     bags = ids.shape[-1], ids.strides[-1] // ids.itemsize, weight.strides[-1] // weight.itemsize
     ends = *bags, table.dtype.type(scale)
-    return span and by_rows(kernel, [rows], *span, len(table), *ends, bare=[ids[..., 0], weight[..., 0]])
+    return span and by_rows(kernel, [rows], *span, len(table), first, known, *ends, bare=[ids[..., 0], weight[..., 0]])
 
 
 @compiled
-def _row(ids, n, step, num_ids):  # type: ignore[no-untyped-def]
+def _row(ids, n, step, first, known):  # type: ignore[no-untyped-def]
     i = ids[n * step]
-    if i < 0 or i >= num_ids:
+    if i < 0 or i >= known:
         raise OutOfRange("embedding_bag: an id lies outside the table's rows")
-    return i
+    return np.int64(i) - first
 
 
 @compiled
 def _look_up(  # type: ignore[no-untyped-def]
-    rows, cols, out, so, ids, si, weights, sw, table, st, num_ids, size, i_step, w_step, scale
+    rows, cols, out, so, ids, si, weights, sw, table, st, length, first, known, size, i_step, w_step, scale
 ):
     for r in range(rows):
         o, bag, weight = after(pointer(out), r * so), after(pointer(ids), r * si), after(pointer(weights), r * sw)
         for n in range(size):
-            i, by = _row(bag, n, i_step, num_ids), weight[n * w_step] * scale
+            i, by = _row(bag, n, i_step, first, known), weight[n * w_step] * scale
             v = after(pointer(table), i * st)
-            if n == 0:
+            if i < 0 or i >= length:
+                for j in range(cols if n == 0 else 0):
+                    o[j] = 0
+            elif n == 0:
                 for j in range(cols):
                     o[j] = v[j] * by
             else:
@@ -84,27 +97,27 @@ def _look_up(  # type: ignore[no-untyped-def]
 
 @compiled
 def _add_rows(  # type: ignore[no-untyped-def]
-    rows, cols, dy, sd, ids, si, weights, sw, table, st, num_ids, size, i_step, w_step, scale
+    rows, cols, dy, sd, ids, si, weights, sw, table, st, length, first, known, size, i_step, w_step, scale
 ):
     for r in range(rows):
         d, bag, weight = after(pointer(dy), r * sd), after(pointer(ids), r * si), after(pointer(weights), r * sw)
         for n in range(size):
-            i, by = _row(bag, n, i_step, num_ids), weight[n * w_step] * scale
+            i, by = _row(bag, n, i_step, first, known), weight[n * w_step] * scale
             target = after(pointer(table), i * st)
-            for j in range(cols):
+            for j in range(cols if 0 <= i < length else 0):
                 target[j] += d[j] * by
 
 
 @compiled
 def _dots(  # type: ignore[no-untyped-def]
-    rows, cols, dy, sd, ids, si, weights, sw, table, st, num_ids, size, i_step, w_step, scale
+    rows, cols, dy, sd, ids, si, weights, sw, table, st, length, first, known, size, i_step, w_step, scale
 ):
     for r in range(rows):
         d, bag, slope = after(pointer(dy), r * sd), after(pointer(ids), r * si), after(pointer(weights), r * sw)
         for n in range(size):
-            i = _row(bag, n, i_step, num_ids)
+            i = _row(bag, n, i_step, first, known)
             v = after(pointer(table), i * st)
             total = scale - scale
-            for j in range(cols):
+            for j in range(cols if 0 <= i < length else 0):
                 total += d[j] * v[j]
             slope[n * w_step] = total * scale

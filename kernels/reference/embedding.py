@@ -13,8 +13,8 @@ def embedding(ids: np.ndarray, table: np.ndarray, *, first: int, known: int) -> 
     """
     check_ids("embedding", ids, known)
     found = np.zeros((*ids.shape, table.shape[1]), table.dtype)
-    here = _here(ids, first, len(table))
-    found[here] = table[ids[here].astype(np.int64) - first]
+    here, at = _places(ids, len(table), first)
+    found[here] = table[at]
     return found
 
 
@@ -23,11 +23,12 @@ def embedding_grad(dy: np.ndarray, ids: np.ndarray, *, rows: int, first: int, kn
     """Gradient of `embedding` to its table [rows, d]: rows of dy added in the order of the ids."""
     check_ids("embedding_grad", ids, known)
     d_table = np.zeros((rows, dy.shape[-1]), dy.dtype)
-    here = _here(ids, first, rows)
-    np.add.at(d_table, ids[here].astype(np.int64) - first, dy[here])
+    here, at = _places(ids, rows, first)
+    np.add.at(d_table, at, dy[here])
     return d_table
 
 
-def _here(ids: np.ndarray, first: int, rows: int) -> np.ndarray:
-    """Which integers name rows `first` and following of so many."""
-    return (ids >= first) & (ids < first + rows)
+def _places(ids: np.ndarray, rows: int, first: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which integers name row `first` and following, of so many, and which of these they name."""
+    here = (ids >= first) & (ids < first + rows)
+    return here, ids[here].astype(np.int64) - first

@@ -5,31 +5,33 @@ from __future__ import annotations
 from castile.planner.op import Init, Op, Part, Tensor, op
 
 
-@op("... n, *v! d -> ... d")
+@op("... n, *v d -> ... d")
 class EmbeddingBag(Op):
     """ids [..., n] (integers below v), table [v, d], optionally weights [..., n] -> [..., d].
 
-    A mean is over the n of the whole, so that bags may be split.
+    A mean is over the n of the whole, so that bags may be split; a part that has some rows sums those.
     """
 
+    told = True
     numbering = ((0, "v"),)
     mean: bool = False
 
     def axis_line(self, inputs: tuple[Tensor, ...]) -> str:
-        return self.line if len(inputs) == 2 else "... n, *v! d, ... n -> ... d"
+        return self.line if len(inputs) == 2 else "... n, *v d, ... n -> ... d"
 
-    def _scale(self, at: Part) -> float:
-        return 1 / at.extent("n") if self.mean else 1.0
+    def _local(self, at: Part) -> dict[str, float]:
+        scale = 1 / at.extent("n") if self.mean else 1.0
+        return {"scale": scale, "first": at.range("v")[0], "known": at.extent("v")}
 
     def forward(self, k, ids, table, *weights, at):
-        return k.embedding_bag(ids, table, *weights, scale=self._scale(at))
+        return k.embedding_bag(ids, table, *weights, **self._local(at))
 
     def grad_inputs(self, k, dy, ids, table, *weights, at):
-        slopes = (k.embedding_bag_weights_grad(dy, ids, table, scale=self._scale(at)) for _ in weights)
+        slopes = (k.embedding_bag_weights_grad(dy, ids, table, **self._local(at)) for _ in weights)
         return None, *slopes
 
     def grad_params(self, k, dy, ids, table, *weights, at):
-        return (k.embedding_bag_grad(dy, ids, *weights, rows=table.shape[0], scale=self._scale(at)),)
+        return (k.embedding_bag_grad(dy, ids, *weights, rows=table.shape[0], **self._local(at)),)
 
     @staticmethod
     def layer(

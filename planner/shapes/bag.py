@@ -1,27 +1,31 @@
 """What kernels of bags of embeddings give, work in and refuse."""
 
+from castile.planner.shapes.embedding import within
 from castile.planner.vocabulary import Results, Spec, integers, kernel, need, same
 
 
 @kernel()
-def embedding_bag(ids: Spec, table: Spec, *weights: Spec, scale: float) -> Results:
+def embedding_bag(ids: Spec, table: Spec, *weights: Spec, scale: float, first: int, known: int) -> Results:
     """ids.shape[:-1] + (d,)."""
     _check("embedding_bag", ids, weights)
     need(len(table.shape) == 2, f"embedding_bag: the table must have 2 dims, not {table.shape}")
+    within("embedding_bag", first, table.shape[0], known)
     return (Spec((*ids.shape[:-1], table.shape[1]), table.dtype),)
 
 
 @kernel(adds=True, casts=True)
-def embedding_bag_grad(dy: Spec, ids: Spec, *weights: Spec, rows: int, scale: float) -> Results:
+def embedding_bag_grad(dy: Spec, ids: Spec, *weights: Spec, rows: int, scale: float, first: int, known: int) -> Results:
     """[rows, d]."""
+    within("embedding_bag_grad", first, rows, known)
     _check("embedding_bag_grad", ids, weights)
     same("embedding_bag_grad: bags", dy=dy.shape[:-1], ids=ids.shape[:-1])
     return (Spec((rows, dy.shape[-1]), dy.dtype),)
 
 
 @kernel()
-def embedding_bag_weights_grad(dy: Spec, ids: Spec, table: Spec, *, scale: float) -> Results:
+def embedding_bag_weights_grad(dy: Spec, ids: Spec, table: Spec, *, scale: float, first: int, known: int) -> Results:
     """ids.shape."""
+    within("embedding_bag_weights_grad", first, table.shape[0], known)
     _check("embedding_bag_weights_grad", ids, ())
     same("embedding_bag_weights_grad: bags", dy=dy.shape[:-1], ids=ids.shape[:-1])
     same("embedding_bag_weights_grad: features", dy=dy.shape[-1], table=table.shape[-1])
