@@ -112,13 +112,15 @@ def estimate(launch: Launch, made: Compiled) -> Estimate:
     moved = moved_bytes(launch) + num * SECTOR * (again + _PARTLY * each("partly"))
     waves, cycle = num / held, 1 / about.hertz
     arithmetic = launch.flops / _rate(launch, about) / _TENSOR
+    # One that has a processor to itself has all of its tensor cores.
+    turns = num / about.processors
     alone = {
         "memory": moved / about.bytes_per_second / _MEMORY,
         "cache": num * SECTOR * each("asked") / (about.processors * _SHARED_BYTES) * cycle,
         "requests": num * each("requests") / about.processors * cycle,
         "instructions": num * instructions / (4 * about.processors) * cycle,
         "waiting": _whole(waves) * (instructions / made.warps * _NEXT * cycle + each("turns") * _LATENCY),
-        "arithmetic": arithmetic * (_whole(waves) / waves if launch.tensor_cores else 1.0),
+        "arithmetic": arithmetic * (_whole(turns) / turns if launch.tensor_cores else 1.0),
     }
     return Estimate(launch, made, least_seconds(launch, made.chip), alone)
 

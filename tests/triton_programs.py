@@ -36,18 +36,21 @@ class Launch:
         self.program += 1
         self.unsettled = []
 
-    def reads(self, places: Places) -> None:
-        self._looks(places)
+    def reads(self, places: Places) -> np.ndarray:
+        """Which of the places there are."""
         self.read.append((self.program, places))
+        return self._looks(places)
 
-    def writes(self, places: Places, numbers: np.ndarray) -> None:
-        self._looks(places)
+    def writes(self, places: Places, numbers: np.ndarray) -> np.ndarray:
+        """Which of the places there are."""
+        inside = self._looks(places)
         at, first, which = np.unique(places[0], return_index=True, return_inverse=True)
         alone = numbers.view(f"u{numbers.itemsize}")
         if (alone[first][which] != alone).any():
             self.faults.add("two numbers are written to one place at once")
         self.written.append((self.program, (at, places[1])))
         self.unsettled.append((at, places[1]))
+        return inside
 
     def ended(self) -> set[str]:
         """All that is wrong."""
@@ -62,7 +65,7 @@ class Launch:
                 self.faults.add("a program reads what another writes")
         return self.faults
 
-    def _looks(self, places: Places) -> None:
+    def _looks(self, places: Places) -> np.ndarray:
         at, size = places
         inside = np.zeros(at.shape, bool)
         for low, high in self.bounds:
@@ -73,6 +76,7 @@ class Launch:
             unit = min(before[1], size)
             if np.isin(_units(places, unit), _units(before, unit)).any():
                 self.faults.add("a program comes back to what it wrote, with no barrier")
+        return inside
 
 
 def _whole(x: np.ndarray) -> np.ndarray:
@@ -105,14 +109,16 @@ def watched() -> Iterator[set[str]]:
     load, store, begin = builder.create_masked_load, builder.create_masked_store, builder.set_grid_idx
     call, barrier, promise = executor.__call__, builder.create_barrier, tl.max_contiguous
 
-    def loads(self: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
-        now[-1].reads(_places(ptrs, mask)[0])
-        return load(self, ptrs, mask, *rest)
+    def loads(self: Any, ptrs: Any, mask: Any, other: Any, *rest: Any) -> Any:
+        places, here = _places(ptrs, mask)
+        here[here] = now[-1].reads(places)
+        held = interpreter.TensorHandle(here, tl.int1)
+        return load(self, ptrs, held, _anything(ptrs) if other is None else other, *rest)
 
     def stores(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
         places, here = _places(ptrs, mask)
-        now[-1].writes(places, np.broadcast_to(value.data, here.shape)[here])
-        return store(self, ptrs, value, mask, *rest)
+        here[here] = now[-1].writes(places, np.broadcast_to(value.data, here.shape)[here])
+        return store(self, ptrs, value, interpreter.TensorHandle(here, tl.int1), *rest)
 
     def begins(self: Any, *which: int) -> None:
         now[-1].begins()
@@ -142,6 +148,13 @@ def watched() -> Iterator[set[str]]:
         mock.patch.object(tl, "max_contiguous", promised),
     ):  # fmt: skip
         yield faults
+
+
+def _anything(ptrs: Any) -> Any:
+    """What comes of places that are masked out, where a kernel does not say what: numbers that are none, or large."""
+    kind = ptrs.get_element_ty()
+    bits = np.full(np.shape(ptrs.data), -1 if kind.is_floating() else 0x7F, f"i{max(1, kind.primitive_bitwidth // 8)}")
+    return interpreter.TensorHandle(bits.view(interpreter._get_np_dtype(kind)), kind)
 
 
 def _places(ptrs: Any, mask: Any) -> tuple[Places, np.ndarray]:
