@@ -182,6 +182,7 @@ def _facts(command: Explain, desk: Desk, plan: Strategy, found: Explanation, wor
         "forward": command.forward,
         "num_tasks": int(found.num_tasks.sum()),
         "buckets": report.buckets(desk.evaluator, plan),
+        "order": report.order(desk.evaluator, plan),
         "step_seconds": worth.seconds,
         "predicted_step_seconds": None if command.forward else predicted,
         "moved_bytes": worth.moved_bytes,

@@ -142,12 +142,13 @@ def run(command: Plan) -> int:
 
 
 def _task_facts(evaluator: Evaluator, plan: Strategy) -> dict[str, Any]:
-    """How many tasks a step has, where their prices come from, and what its buckets do."""
+    """How many tasks a step has, where their prices come from, and what its buckets and its order do."""
     tasks, count = evaluator.tasks(plan)
     return {
         "num_tasks": int(count.sum()),
         "prices": evaluator.cost.sources(tasks.cost_keys),
         "buckets": report.buckets(evaluator, plan),
+        "order": report.order(evaluator, plan),
     }
 
 

@@ -15,12 +15,14 @@ from rich.table import Table
 
 from castile.planner.alternatives import pattern
 from castile.planner.evaluator import Evaluated, Evaluator, num_collectives
-from castile.planner.strategy import Strategy
+from castile.planner.strategy import PATH, PROGRAM, READY, Strategy
 from castile.runtime.memory import written
 
 # A plan in words has at most so many lines of so many letters; of more processors than these the others are counted.
 PLAN_LINES, PLAN_WIDTH = 10, 100
 MOST_PROCS = 8
+# What comes first by an order.
+FIRST = {PROGRAM: "what comes first in the program", PATH: "what the longest chain of tasks begins with"}
 # No table is as wide, in columns of text.
 TABLE_WIDTH = 1000
 
@@ -43,9 +45,9 @@ def layouts(strategy: Strategy) -> list[Layout]:
 
 
 def plan_lines(strategy: Strategy) -> list[str]:
-    """The plan in few lines: a Config and its nodes, those of repeated blocks as `block*.q`; its buckets."""
+    """The plan in few lines: a Config and its nodes, those of repeated blocks as `block*.q`; its buckets and order."""
     rows = layouts(strategy)
-    most = PLAN_LINES - (strategy.bucket_bytes > 0)
+    most = PLAN_LINES - (strategy.bucket_bytes > 0) - (strategy.order != READY)
     shown, rest = (rows, []) if len(rows) <= most else (rows[: most - 1], rows[most - 1 :])
     indent = max((len(row.config) for row in shown), default=0)
     width = PLAN_WIDTH - indent - 2
@@ -56,6 +58,8 @@ def plan_lines(strategy: Strategy) -> list[str]:
         is_alone = len({proc for config in strategy.configs.values() for proc in config.procs}) == 1
         size = written(strategy.bucket_bytes)
         lines.append("updates together" if is_alone else f"collectives in buckets of at most {size}, updates together")
+    if strategy.order != READY:
+        lines.append(f"of kernels that are ready first {FIRST[strategy.order]}")
     return lines
 
 
@@ -121,6 +125,19 @@ def bucket_words(row: Mapping[str, int] | None) -> str:
         size = written(row["size_bytes"])
         joined = f"{row['num_collectives_alone']} collectives became {row['num_collectives']} in buckets of {size}"
     return f" ({before} {joined})"
+
+
+def order(evaluator: Evaluator, plan: Strategy) -> dict[str, Any] | None:
+    """What the order of a plan's kernels does to its step, None where it is that of a plan that says nothing of it."""
+    if plan.order == READY:
+        return None
+    alone = evaluator.evaluate(msgspec.structs.replace(plan, order=READY))
+    return {"name": plan.order, "step_seconds_without": alone.seconds}
+
+
+def order_words(row: Mapping[str, Any] | None) -> str:
+    """What the order is worth, behind a step's time; nothing where there is none."""
+    return "" if row is None else f" ({milliseconds(row['step_seconds_without'])} if kernels came as they get ready)"
 
 
 def what(forward: bool) -> str:

@@ -82,6 +82,7 @@ def run(command: Simulate) -> int:
         meant = given is not None and given.predicted is None and not command.forward
         raise UserError(f"{error}; --forward simulates its forward pass alone" if meant else str(error)) from error
     facts |= {"forward": command.forward, "buckets": report.buckets(desk.evaluator, plan)}
+    facts["order"] = report.order(desk.evaluator, plan)
     if command.trace:
         trace.write(command.trace, tasks, {"simulated": simulated.timeline})
         facts["files"]["trace"] = command.trace
@@ -202,8 +203,8 @@ def _tell(facts: dict[str, Any], lines: list[str]) -> None:
     for line in lines:
         out.say(f"  {line}")
     out.say(
-        f"\na {what} takes {report.milliseconds(facts['step_seconds'])} in {facts['num_tasks']} tasks"
-        f"{report.bucket_words(facts['buckets'])} and moves "
+        f"\na {what} takes {report.milliseconds(facts['step_seconds'])}{report.order_words(facts['order'])} in "
+        f"{facts['num_tasks']} tasks{report.bucket_words(facts['buckets'])} and moves "
         f"{memory.written(facts['moved_bytes'])}; prices: {report.prices_words(facts['prices'])}\n"
     )
     out.print(report.kind_table(facts["kinds"]))

@@ -155,9 +155,7 @@ def placements(draw: DrawFn, num_parts: int, replicas: int, num_procs: int) -> t
 
 @st.composite
 def strategies(draw: DrawFn, graph: Graph, num_procs: int, updates: Updates = SGD) -> Strategy:
-    """A plan: every node by itself, or most cut along their first or last axis over one group of processors; in any
-    order.
-    """
+    """A plan: every node by itself, or most cut along their first or last axis over one group of processors."""
     names = beside.names(graph, updates)
     group = tuple(draw(st.permutations(range(num_procs)))[: draw(st.integers(1, num_procs))])
     axes = draw(st.sampled_from((("first",), ("last",), ("first", "last"), ())))
@@ -171,14 +169,14 @@ def strategies(draw: DrawFn, graph: Graph, num_procs: int, updates: Updates = SG
         node, kinds = names.optional[name], ("first", "whole") if axes else ()
         plain = kinds and draw(st.booleans())
         chosen[name] = regular(node, draw(st.sampled_from(kinds)), group) if plain else draw(configs(node, num_procs))
-    return Strategy(chosen, order=draw(st.sampled_from(ORDERS)))
+    return Strategy(chosen)
 
 
 @st.composite
 def in_buckets(draw: DrawFn, graph: Graph, num_procs: int, updates: Updates = SGD) -> Strategy:
-    """A plan whose sums may go in buckets: of a few, of all, or none."""
-    strategy = draw(strategies(graph, num_procs, updates))
-    return msgspec.structs.replace(strategy, bucket_bytes=draw(st.sampled_from((0, 200, 2**20))))
+    """A plan whose sums may go in buckets, of a few, of all, or none, and its kernels in any order."""
+    strategy, size = draw(strategies(graph, num_procs, updates)), draw(st.sampled_from((0, 200, 2**20)))
+    return msgspec.structs.replace(strategy, bucket_bytes=size, order=draw(st.sampled_from(ORDERS)))
 
 
 def regular(node: Node, axis: str, group: Sequence[int]) -> Config:

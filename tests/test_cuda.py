@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -25,7 +26,7 @@ from castile.launch.tuning import names
 from castile.planner.cost import CostModel
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
-from castile.planner.strategy import Config, Strategy
+from castile.planner.strategy import ORDERS, Config, Strategy
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.comm.processors import rank_of
 from castile.runtime.machine import Level, Machine, Processor
@@ -158,6 +159,7 @@ def plans(draw: st.DrawFn, each: bool = False, one: bool = False) -> Plan:
     """each: a rank for each processor; one: one rank for all of several."""
     problem, machine = draw(problems()), draw(machines().filter(lambda m: m.num_procs > one))
     strategy = draw(strategies(problem.graph, machine.num_procs))
+    strategy = msgspec.structs.replace(strategy, order=draw(st.sampled_from(ORDERS)))
     most = 1 if one else machine.num_procs
     return Plan(problem, strategy, machine, most if each else draw(st.integers(1, most)))
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from castile.launch.__main__ import main
 from castile.planner import ordering
+from castile.planner import strategy as strategies
 from castile.planner.cost import CostModel
 from castile.planner.folding import fold, timed
 from castile.planner.lower import Lowering
@@ -19,6 +23,7 @@ from castile.planner.simulate import simulate
 from castile.planner.strategy import ORDERS, READY, Strategy
 from castile.runtime.task import NUM_LANES, Lane, TaskGraph
 from tests import named_plans
+from tests.answers import answer
 from tests.graphs import Draft, engine_maps, task_graphs, timings
 from tests.strategies import in_buckets, machines, problems, regular
 from tests.test_folding import MOMENTUM, assert_same, marred, numbered, one_block
@@ -108,3 +113,24 @@ def test_any_plan_folds_exactly(order: str, data: st.DataObject) -> None:
     few = simulated(program, folded.graph, timed(folded, cost), engines, order)[1]
     every = simulated(program, whole.graph, cost.by_kind(whole.graph), engines, order)[1]
     assert_same(numbered(folded, whole), every, few)
+
+
+def test_what_an_order_is_worth_is_told(tmp_path, capsys):
+    words, model = ["--machine", "dgx-h100"], "gpt:layers=2,width=64,heads=2,seq=32,vocab=64"
+    path = str(tmp_path / "plan.json")
+    answer(capsys, "plan", model, *words, "--search", "fsdp", "--out", path)
+    plan, files, steps = strategies.read(path), {}, {}
+    for order in ORDERS:
+        files[order] = str(tmp_path / f"{order}.json")
+        Path(files[order]).write_bytes(strategies.encode(msgspec.structs.replace(plan, order=order)))
+        told = answer(capsys, "simulate", files[order], *words)
+        steps[order] = told["step_seconds"]
+        expected = None if order == READY else {"name": order, "step_seconds_without": steps[READY]}
+        assert told["order"] == answer(capsys, "explain", files[order], *words)["order"] == expected
+        assert main(["explain", files[order], *words]) == 0
+        said = capsys.readouterr().out
+        assert ("of kernels that are ready first" in said) == ("if kernels came as they get ready" in said)
+        assert ("of kernels that are ready first" in said) == (order != READY)
+        assert main(["diff", files[READY], files[order]]) == 0
+        assert ("order: ready -> " in capsys.readouterr().out) == (order != READY)
+    assert len(set(steps.values())) > 1 and steps[plan.order] == min(steps.values())
