@@ -46,7 +46,7 @@ class Diff:
     forward: bool = False
     """With --machine: only the forward pass of a step, as for plans that were found with `--objective latency`."""
     batch: options.Count = None
-    """With --machine: samples a step; the model's own by default."""
+    """With --machine: samples a step; by default as many as the plans' files say, or the model's own."""
     profile: options.File = ""
     """With --machine: a profile database with measurements of it."""
     json: bool = False

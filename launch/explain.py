@@ -47,14 +47,15 @@ class Explain:
     layouts, all else equal."""
     why_not: Annotated[str, tyro.conf.arg(metavar="SEED", help_behavior_hint="")] = ""
     """A known plan such as data_parallel: tell what makes it slower, or faster, than this one."""
-    machine: options.Machine = "local"
-    """The machine that the plan was made for: local, local:procs=4, a preset such as dgx-h100:nodes=2, a TOML file."""
+    machine: options.MachineOrOwn = ""
+    """The machine that the plan was made for, where its file does not say it or it has another name here: local,
+    local:procs=4, a preset such as dgx-h100:nodes=2, a TOML file."""
     model: Annotated[str, tyro.conf.arg(metavar="MODEL", help_behavior_hint="")] = ""
     """The model, where the plan's file does not say it."""
     forward: bool = False
     """Only the forward pass of a step, as for plans that were found with `--objective latency`."""
     batch: options.Count = None
-    """Samples a step; the model's own by default."""
+    """Samples a step; by default as many as the plan's file says, or the model's own."""
     profile: options.File = ""
     """A profile database with measurements of this machine; without one the machine's figures are the prices."""
     budget: options.Budget = "100"
@@ -73,7 +74,7 @@ def run(command: Explain) -> int:
     checks.counts(batch=command.batch)
     checks.writable(picture=command.picture)
     budget = parse_budget(command.budget)
-    machine = offline.find_machine(command.machine)
+    machine = offline.machine_of(command.machine, strategies.read(command.plan), command.plan)
     if offline.is_silent(machine):
         return 0
     mode = "forward" if command.forward else "train"
@@ -129,6 +130,7 @@ def open_plan(
     """The plan of a file, and a desk for its model on the machine with batches cut as the plan cuts them.
 
     model   where the file does not say it
+    batch   samples a step, where it is not what the file says
     mode    what the plan is lowered to, as `Lowering` has it; a forward pass takes the whole batch
     Raises ValueError or UserError where the file is no plan, or one for another model or machine.
     """
@@ -136,7 +138,7 @@ def open_plan(
     named = model or plan.model
     if not named:
         raise UserError(f"plan {path} does not say its model: give it with --model")
-    desk = offline.desk(named, machine, batch, profile, graph=plan.graph, mode=mode)
+    desk = offline.desk(named, machine, batch or plan.batch, profile, graph=plan.graph, mode=mode)
     lowering = desk.evaluator.lowering
     offline.check_plan(plan, path, named, desk)
     if plan.microbatches > 1 and mode == "train":

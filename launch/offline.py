@@ -61,6 +61,19 @@ def find_machine(text: str) -> Machine:
     return parse(text)
 
 
+def machine_of(text: str, plan: Strategy | None, path: str) -> Machine:
+    """The machine that the user names, or else that of the plan's file, or this host; every rank calls it.
+
+    Raises UserError where there is none of the file's name here.
+    """
+    if text or plan is None or not plan.machine_name:
+        return find_machine(text or "local")
+    try:
+        return find_machine(plan.machine_name)
+    except ValueError as error:
+        raise UserError(f"plan {path} was made for {plan.machine_name}: {error}; name it with --machine") from error
+
+
 def is_silent(machine: Machine | None) -> bool:
     """Whether this rank leaves all to rank 0; it has taken part in measuring the machine then, if there is one."""
     if machine is not None and ranks.silent():
@@ -107,8 +120,8 @@ def check_plan(plan: Strategy, path: str, model: str, desk: Desk) -> None:
     graph = lowering.graph
     if plan.graph and plan.graph != graph.fingerprint:
         raise UserError(
-            f"plan {path} was made for {plan.model or 'another model'} with another batch, dtype or other settings "
-            f"than {model} with {graph.batch} samples a step: give its --batch and settings, or plan again"
+            f"plan {path} was made for {plan.made_for}, and not for {model} with {graph.batch} samples a step as it is "
+            "here: give the same model, settings and --batch, or plan again"
         )
     try:
         lowering.check(plan)

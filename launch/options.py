@@ -29,6 +29,7 @@ def _arg(metavar: str) -> object:
 Model = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
 ModelOrPlan = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL|FILE")]
 Machine = Annotated[str, tyro.conf.arg(metavar="MACHINE")]
+MachineOrOwn = Annotated[str, tyro.conf.arg(metavar="MACHINE", help_behavior_hint="")]
 Search = Annotated[str, tyro.conf.arg(metavar="NAME")]
 Budget = Annotated[str, tyro.conf.arg(metavar="N|TIME")]
 BudgetOrOwn = Annotated[str, _arg("N|TIME")]

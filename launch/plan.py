@@ -117,8 +117,7 @@ def run(command: Plan) -> int:
         limits = replace(budget_of(command.search, desk.evaluator.lowering, command.budget), is_over=is_over)
         desk = desk.measured()
         evaluator, pinned, found, points = _look(command, desk, start, limits, progress)
-    # A plan file names its model as the user did, so that it can be simulated from the file alone.
-    plan = msgspec.structs.replace(found.strategy, model=command.model)
+    plan = _signed(command, desk, found.strategy)
     facts = _facts(command, desk, found)
     facts["microbatches"] = plan.microbatches
     facts["is_cut_to_fit"] = plan.microbatches > _asked(command, start)
@@ -126,7 +125,7 @@ def run(command: Plan) -> int:
     facts |= _bound_facts(_bound(evaluator, pinned, found), found)
     facts |= _task_facts(evaluator, plan)
     if command.front:
-        facts["front"] = _front_facts(command, found, points)
+        facts["front"] = _front_facts(command, desk, found, points)
     if command.out:
         files.write(command.out, strategies.encode(plan))
     if command.trace:
@@ -139,6 +138,10 @@ def run(command: Plan) -> int:
     else:
         plan_report.tell(facts, report.plan_lines(plan))
     return 0
+
+
+def _signed(command: Plan, desk: Desk, plan: Strategy) -> Strategy:
+    return strategies.signed(plan, command.model, desk.evaluator.lowering.graph, desk.machine)
 
 
 def _task_facts(evaluator: Evaluator, plan: Strategy) -> dict[str, Any]:
@@ -318,7 +321,7 @@ def _bound_facts(bound: Bound | None, found: Found) -> dict[str, Any]:
     }
 
 
-def _front_facts(command: Plan, found: Found, points: list[Point]) -> list[dict[str, Any]]:
+def _front_facts(command: Plan, desk: Desk, found: Found, points: list[Point]) -> list[dict[str, Any]]:
     """The front from the fastest plan to the smallest; each is written if the plan is."""
     rows = []
     for number, point in enumerate(points, 1):
@@ -326,7 +329,7 @@ def _front_facts(command: Plan, found: Found, points: list[Point]) -> list[dict[
         if command.out:
             out = Path(command.out)
             path = str(out.with_name(f"{out.stem}-{number}{out.suffix}"))
-            files.write(path, strategies.encode(msgspec.structs.replace(point.strategy, model=command.model)))
+            files.write(path, strategies.encode(_signed(command, desk, point.strategy)))
             row["file"] = path
         rows.append(row)
     return rows

@@ -37,14 +37,15 @@ class Simulate:
 
     what: options.ModelOrPlan
     """A plan file (x.json), or a model (convnet, gpt:layers=4): data parallel, unless --plan says how."""
-    machine: options.Machine = "local"
-    """Where the step would run: local, local:procs=4, a preset such as dgx-h100:nodes=2, or a TOML file."""
+    machine: options.MachineOrOwn = ""
+    """Where the step would run: local, local:procs=4, a preset such as dgx-h100:nodes=2, or a TOML file; by default
+    the machine that the plan's file names, or local."""
     plan: options.File = ""
     """The plan file of the model."""
     forward: bool = False
     """Only the forward pass of a step, as for plans that were found with `--objective latency`."""
     batch: options.Count = None
-    """Samples a step; the model's own by default."""
+    """Samples a step; by default as many as the plan's file says, or the model's own."""
     profile: options.File = ""
     """A profile database with measurements of this machine; without one the machine's figures are the prices."""
     trace: options.File = ""
@@ -62,13 +63,14 @@ def run(command: Simulate) -> int:
     """Lower, simulate, pack, tell; rank 0 alone. Raises ValueError or UserError for a user's mistake."""
     checks.counts(batch=command.batch)
     checks.writable(trace=command.trace, picture=command.picture)
-    machine = offline.find_machine(command.machine)
+    path, model, given = _given(command)
+    machine = offline.machine_of(command.machine, given, path)
     if offline.is_silent(machine):
         return 0
-    path, model, given = _given(command)
     of = given.graph if given is not None else ""
     mode = "forward" if command.forward else "train"
-    desk = offline.desk(model, machine, command.batch, command.profile, graph=of, mode=mode)
+    batch = command.batch or (given.batch if given is not None else None)
+    desk = offline.desk(model, machine, batch, command.profile, graph=of, mode=mode)
     plan = given or seeds(desk.evaluator.lowering)[BASE]
     offline.check_plan(plan, path or BASE, model, desk)
     desk = desk.measured()

@@ -14,7 +14,6 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from castile import __version__
@@ -176,8 +175,8 @@ def run(command: Train) -> int:
         say.line(line)
     _explain(job, chosen)
     if job.leads and command.out:
-        # a plan file names its model as the user did, so that it can be simulated from the file alone
-        files.write(command.out, strategies.encode(msgspec.structs.replace(chosen.plan, model=command.model)))
+        signed = strategies.signed(chosen.plan, command.model, job.graph, job.machine)
+        files.write(command.out, strategies.encode(signed))
     execution = _begin(command, job, chosen, values)
     course = _course(command, job, dataset, chosen, execution, saved)
     with _log(command, job, course, say) as log:

@@ -101,6 +101,8 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     microbatches     equal pieces of the batch, one after another; their gradients are summed
     graph, machine   fingerprints of what the plan was made for
+    model, batch, machine_name   the same in a user's words, "" and 0 where they are not known: the model with settings,
+                     samples a step, and the machine
     bucket_bytes     sums over the same processors go in buckets of at most so many bytes, gathers and scattered sums in
                      groups; updates that then come together are one task, as casts are; 0: each by itself
     order            which of the kernels that are ready a processor begins first, one of ORDERS
@@ -119,6 +121,19 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schema: int = SCHEMA
     bucket_bytes: int = 0
     order: str = READY
+    batch: int = 0
+    machine_name: str = ""
+
+    @property
+    def made_for(self) -> str:
+        """The model with its samples a step, as far as they are known."""
+        samples = f" with {self.batch} samples a step" if self.batch else ""
+        return f"{self.model or 'another model'}{samples}"
+
+
+def signed(plan: Strategy, model: str, graph: Graph, machine: Machine) -> Strategy:
+    """The plan with what it was made for in a user's words, so that its file is enough to look at it again."""
+    return msgspec.structs.replace(plan, model=model, batch=graph.batch, machine_name=machine.name)
 
 
 def same_tasks(one: Strategy, other: Strategy) -> bool:
@@ -207,8 +222,8 @@ def check(
     """
     if strategy.graph and strategy.graph != graph.fingerprint:
         raise ValueError(
-            f"the plan was made for {strategy.model or 'another model'} with another batch, dtype or settings than "
-            f"this {graph.name} has: give those, or plan again"
+            f"the plan was made for {strategy.made_for}, and not for {graph.name} with {graph.batch} samples a step as "
+            "it is here: give the same model, settings, --batch and --dtype, or plan again"
         )
     if strategy.num_procs > machine.num_procs:
         raise ValueError(
@@ -239,11 +254,18 @@ def check(
 
 
 def encode(strategy: Strategy) -> bytes:
-    """The plan as indented JSON, as `read` takes it; its order where that is not what is taken without one."""
+    """The plan as JSON, as `read` takes it, a line for each node; what is as it would be without a word is left out."""
     fields = msgspec.to_builtins(strategy)
-    if strategy.order == READY:
-        del fields["order"]
-    return msgspec.json.format(msgspec.json.encode(fields), indent=1) + b"\n"
+    for name, default in (("order", READY), ("batch", 0), ("machine_name", "")):
+        if fields[name] == default:
+            del fields[name]
+    nodes = ",\n".join(f"  {_line(name)}: {_line(config)}" for name, config in fields.pop("configs").items())
+    told = [*(f"{_line(name)}: {_line(value)}" for name, value in fields.items()), f'"configs": {{\n{nodes}\n }}']
+    return ("{\n " + ",\n ".join(told) + "\n}\n").encode()
+
+
+def _line(value: object) -> str:
+    return msgspec.json.format(msgspec.json.encode(value), indent=0).decode()
 
 
 def read(path: str | Path) -> Strategy:

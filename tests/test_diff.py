@@ -129,7 +129,7 @@ def test_plans_of_different_models_are_refused(files, tmp_path, capsys):
     ("words", "part"),
     [
         (["--machine", "dgx-h100:nodes=2"], "made for another machine"),
-        (["--machine", MACHINE, "--batch", "24"], "give its --batch and settings"),
+        (["--machine", MACHINE, "--batch", "24"], "give the same model, settings and --batch"),
         (["--batch", "24"], "--batch means nothing without --machine"),
         (["--profile", "x.db"], "--profile means nothing without --machine"),
     ],

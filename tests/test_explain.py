@@ -288,8 +288,8 @@ def test_why_not_adds_up(plan, capsys):
     [
         (["--machine", "dgx-h100:nodes=2"], "made for another machine"),
         (["--machine", "local:procs=2"], "needs 8 processors"),
-        (["--machine", MACHINE, "--batch", "24"], "give its --batch and settings"),
-        (["--machine", MACHINE, "--model", "mlp:width=32"], "give its --batch and settings"),
+        (["--machine", MACHINE, "--batch", "24"], "give the same model, settings and --batch"),
+        (["--machine", MACHINE, "--model", "mlp:width=32"], "give the same model, settings and --batch"),
         (["--machine", MACHINE, "--op", "fc2"], "no node 'fc2' (did you mean 'fc1'"),
         (["--machine", MACHINE, "--why-not", "data_paralel"], "differs from the others (did you mean 'data_parallel'"),
         (["--machine", MACHINE, "--budget", "ten"], "budget 'ten': give a number"),

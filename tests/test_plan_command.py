@@ -253,7 +253,7 @@ def test_batch_is_part_of_what_a_plan_is_for(tmp_path, capsys):
     path = str(tmp_path / "plan.json")
     assert answer(capsys, "plan", MLP, "--machine", MACHINE, "--budget", "1", "--batch", "24", "--out", path)
     assert answer(capsys, "simulate", path, "--machine", MACHINE, "--batch", "24")["batch_samples"] == 24
-    assert "give its --batch and settings" in sentence(capsys, "simulate", path, "--machine", MACHINE)
+    assert "give the same model, settings and --batch" in sentence(capsys, "simulate", path, "--machine", MACHINE)
 
 
 @pytest.mark.parametrize(
@@ -286,11 +286,12 @@ def test_a_mistake_is_one_sentence(words, part, capsys):
 def test_a_plan_that_is_unfit_is_refused(plan, tmp_path, capsys):
     assert "needs 8 processors" in sentence(capsys, "simulate", plan, "--machine", "local:procs=2")
     assert "another machine" in sentence(capsys, "simulate", plan, "--machine", "dgx-h100:nodes=2")
-    assert "give its --batch" in sentence(capsys, "simulate", "mlp:width=32", "--plan", plan, "--machine", MACHINE)
+    unlike = sentence(capsys, "simulate", "mlp:width=32", "--plan", plan, "--machine", MACHINE)
+    assert "give the same model, settings and --batch" in unlike
     other = sentence(capsys, "plan", "mlp:width=32", "--machine", MACHINE, "--from", plan)
-    assert f"plan {plan} was made for {MLP} with another batch, dtype or other settings than mlp:width=32" in other
+    assert f"plan {plan} was made for {MLP} with 64 samples a step, and not for mlp:width=32 with" in other
     later = sentence(capsys, "plan", MLP, "--machine", MACHINE, "--batch", "24", "--from", plan)
-    assert "with 24 samples a step: give its --batch and settings, or plan again" in later
+    assert "with 24 samples a step as it is here: give the same model, settings and --batch" in later
     moved = sentence(capsys, "plan", MLP, "--machine", "dgx-a100:nodes=1", "--from", plan)
     assert f"plan {plan}: the plan was made for another machine" in moved and "not for dgx-a100:nodes=1" in moved
     damaged = tmp_path / "damaged.json"

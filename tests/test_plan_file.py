@@ -1,0 +1,74 @@
+"""A plan's file says what it was made for, so that it is enough to look at the plan again; a node is a line of it."""
+
+import json
+
+import pytest
+
+from castile.launch.__main__ import main
+from castile.planner import strategy as strategies
+
+MACHINE, BATCH = "p3.16xlarge:nodes=2", 48
+OWN = """
+nodes = 2
+[[processor]]
+count = 2
+kind = "card"
+flops_per_second = 1e12
+bytes_per_second = 1e11
+memory_bytes = 1_000_000_000
+[[level]]
+name = "link"
+latency_seconds = 1e-5
+bytes_per_second = 1e9
+"""
+
+
+def made(capsys, *words: str) -> dict:
+    assert main([*words, "--json"]) == 0, capsys.readouterr().err
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture
+def plan(alone, capsys) -> str:
+    words = ["plan", "mlp:width=32", "--machine", MACHINE, "--batch", str(BATCH), "--budget", "20", "--out", "p.json"]
+    made(capsys, *words)
+    return "p.json"
+
+
+@pytest.mark.parametrize("command", ["simulate", "explain"])
+def test_the_file_is_enough(command: str, plan: str, capsys):
+    found = made(capsys, command, plan)
+    assert (found["model"], found["machine"], found["batch_samples"]) == ("mlp:width=32", MACHINE, BATCH)
+    assert found["step_seconds"] == strategies.read(plan).predicted.step_seconds
+
+
+def test_files_say_the_batch_of_plans_that_are_compared(plan: str, capsys):
+    figures = made(capsys, "diff", plan, plan, "--machine", MACHINE)["figures"]
+    assert figures["step_seconds"]["a"] == strategies.read(plan).predicted.step_seconds
+
+
+def test_plans_of_a_front_and_of_a_training_say_it_too(alone, capsys):
+    made(capsys, "plan", "mlp", "--machine", MACHINE, "--budget", "20", "--front", "--out", "f.json")
+    made(capsys, "train", "mlp", "--steps", "2", "--search", "data_parallel", "--batch", "32", "--out", "t.json")
+    fronts = [strategies.read(path) for path in alone.glob("f*.json")]
+    assert len(fronts) > 1 and {(p.machine_name, p.batch) for p in fronts} == {(MACHINE, 64)}
+    trained = strategies.read("t.json")
+    assert (trained.machine_name, trained.batch) == ("local:procs=1", 32)
+
+
+def test_a_machine_that_is_gone_is_told(alone, capsys):
+    (alone / "cards.toml").write_text(OWN)
+    made(capsys, "plan", "mlp", "--machine", "cards.toml", "--budget", "20", "--out", "p.json")
+    assert made(capsys, "simulate", "p.json")["machine"] == "cards.toml"
+    (alone / "cards.toml").rename(alone / "renamed.toml")
+    assert main(["simulate", "p.json"]) == 2
+    err = capsys.readouterr().err
+    assert "plan p.json was made for cards.toml: " in err and "name it with --machine" in err and err.count("\n") == 1
+    assert made(capsys, "explain", "p.json", "--machine", "renamed.toml")["num_procs"] == 4
+
+
+def test_a_node_is_a_line(plan: str):
+    lines = [line.rstrip(",") for line in open(plan).read().splitlines()]
+    read = strategies.read(plan)
+    assert all(any(line.startswith(f'  "{name}": {{') and line[-1] == "}" for line in lines) for name in read.configs)
+    assert strategies.decode(strategies.encode(read)) == read
