@@ -162,4 +162,4 @@ def _candidate(job: Job, t: Trial, untaught: CostModel) -> Candidate:
 
 def simulated(prepared: Prepared, cost: CostModel) -> float:
     """The seconds of a step under another cost model."""
-    return simulate(prepared.tasks, cost.picoseconds(prepared.tasks.cost_keys), cost.machine.engines).seconds
+    return simulate(*cost.by_kind(prepared.tasks), cost.machine.engines).seconds
