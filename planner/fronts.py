@@ -66,7 +66,7 @@ def search_front(
             turns.search(evaluator.turned(fastest, most_bytes=limit))
     found = turns.search(evaluator)
     found = replace(found, num_proposals=turns.num_proposals, elapsed_seconds=turns.elapsed_seconds)
-    for worth in (*frontier.points, found.evaluated, *found.seeds.values()):
+    for worth in (*frontier.points, found.evaluated, *found.seeds.values(), *found.finalists):
         for one in variants(evaluator, worth.strategy, sizes, is_settled, ORDERS):
             frontier.add(one)
     return found, _packed(evaluator, frontier, name, seed)

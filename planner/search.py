@@ -218,6 +218,7 @@ class Found:
     equals             the seed that the plan is the same as, "" where it is none
     is_insisted        whether the search was for this very plan, whatever others are worth
     history            (number of proposals, seconds) whenever a better plan was found
+    finalists          the best few plans that it judged, some of which may be better in another order
     """
 
     strategy: Strategy
@@ -229,6 +230,7 @@ class Found:
     num_proposals: int
     elapsed_seconds: float
     history: tuple[tuple[int, float], ...]
+    finalists: tuple[Evaluated, ...] = ()
 
 
 def budget_of(name: str, lowering: Lowering, budget: str | Budget) -> Budget:
@@ -303,7 +305,7 @@ def search(
     equals = same(lowering, worth, best)
     return Found(
         plan, replace(best, strategy=plan), arena, worth, equals, insisted is not None, run.num_proposals,
-        run.elapsed_seconds, tuple(run.history),
+        run.elapsed_seconds, tuple(run.history), tuple(run.finalists),
     )  # fmt: skip
 
 

@@ -35,8 +35,8 @@ def sized(evaluator: Evaluator, plan: Strategy, sizes: Sequence[int] = SIZES) ->
 def settled(
     evaluator: Evaluator, found: Found, sizes: Sequence[int] = SIZES, is_over: Callable[[], bool] = lambda: False
 ) -> Found:
-    """What was found, and the known plans, each with buckets of its best size in its best order; the best of all, as by
-    `search`.
+    """What was found, and the known plans, each with buckets of its best size in its best order, and what came near in
+    its best order; the best of all, as by `search`.
 
     is_over   once it says so nothing further is tried, but of data parallelism where another plan may be taken
     So what was not ranked behind data parallelism without buckets is not ranked behind it with them.
@@ -47,9 +47,11 @@ def settled(
     for name in sorted(found.seeds, key=lambda name: found.seeds[name].rank):
         known[name] = known.get(name) or variants(evaluator, found.seeds[name].strategy, sizes, is_over, ORDERS)
     known = {name: known[name] for name in found.seeds}
-    others = () if found.is_insisted else chain.from_iterable(known.values())
+    near = (one.strategy for one in found.finalists)
+    others = (variants(evaluator, one, (one.bucket_bytes,), is_over, ORDERS) for one in near)
+    every = () if found.is_insisted else chain(*known.values(), *others)
     # Where there was no time for its size, what was found still has it.
-    best, arena = fitting(evaluator, [*mine, *others, found.evaluated])
+    best, arena = fitting(evaluator, [*mine, *every, found.evaluated])
     plan = finished(evaluator, best, arena, found.strategy.search, found.strategy.seed)
     seeds = {name: min(each, key=lambda one: one.rank) for name, each in known.items()}
     return replace(

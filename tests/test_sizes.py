@@ -101,6 +101,9 @@ def test_what_is_settled_is_behind_no_known_plan(data: st.DataObject, objective:
     for label, worth in found.seeds.items():
         assert worth.rank <= before.seeds[label].rank, label
         assert found.is_insisted or found.evaluated.rank <= worth.rank, label
+    for one in [] if found.is_insisted else [*before.finalists, *before.seeds.values()]:
+        each = [same.evaluate(with_size(one.strategy, one.strategy.bucket_bytes, order)).rank for order in ORDERS]
+        assert found.evaluated.rank <= min(each)
     assert not found.is_insisted or found.strategy.configs == before.strategy.configs
     assert found.arena_bytes == same.pack(found.strategy)
     predicted = found.strategy.predicted
