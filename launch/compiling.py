@@ -14,7 +14,7 @@ from castile.runtime.compiled import can_compile
 
 # So long a user waits without a word.
 PATIENCE_SECONDS = 2.0
-TEXT = "castile: compiling loops, once for each installation: up to half a minute for the first search\n"
+TEXT = "castile: compiling loops that were not run here before: up to half a minute for the first search\n"
 
 
 @cache

@@ -80,6 +80,9 @@ class File:
             # what refuses here has the system's words, which safe_open leaves out
             open(path, "rb").close()
             self._file = safe_open(self.path, framework="np")
+        except IsADirectoryError as error:
+            export = f"castile checkpoint export {path} --out FILE"
+            raise ValueError(f"weights {path}: a folder; `{export}` makes a file of a checkpoint in it") from error
         except OSError as error:
             raise ValueError(f"weights {path}: {error.strerror or error}") from error
         except SafetensorError as error:

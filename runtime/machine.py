@@ -26,6 +26,9 @@ PRESETS = Path(__file__).parent / "machines"
 # Of a host's memory its ranks may fill this share; the rest is the operating system's and the interpreters'.
 HOST_SHARE = 0.8
 
+# No cluster has more, and at this number a search takes gigabytes and minutes: what is above it is mistyped.
+MOST_PROCS = 2**16
+
 # How a machine's collectives may be carried out (`castile.planner.algorithms`); the first is the runtime's own over
 # messages, the others are those of NCCL's kind.
 ALGORITHMS = ("exchange", "ring", "tree", "hierarchical")
@@ -282,8 +285,11 @@ def _read(path: str) -> _File:
 
 
 def _build(name: str, file: _File, nodes: int) -> Machine:
-    node = [_plain(group) for group in file.processor for _ in range(_positive(name, "count", group.count))]
-    procs = tuple(node) * _positive(name, "nodes", nodes)
+    count = _positive(name, "nodes", nodes) * sum(_positive(name, "count", group.count) for group in file.processor)
+    if count > MOST_PROCS:
+        raise ValueError(f"machine {name!r} has {count} processors; plans are made for {MOST_PROCS} at most")
+    node = [_plain(group) for group in file.processor for _ in range(group.count)]
+    procs = tuple(node) * nodes
     joined: list[Level] = []
     for level in file.level:
         # What joins nothing more than the level below it does not exist: one node of a cluster has no network.

@@ -74,6 +74,9 @@ def given(tmp_path_factory, environment) -> Path:
             assert main(words.split()) == 0, words
         nameless = json.loads(Path("dp.json").read_text()) | {"model": ""}
         Path("nameless.json").write_text(json.dumps(nameless))
+        for name in ("dp", "dp24", "fsdp24"):
+            reticent = json.loads(Path(f"{name}.json").read_text()) | {"batch": 0, "machine_name": ""}
+            Path(f"reticent-{name}.json").write_text(json.dumps(reticent))
     return folder
 
 

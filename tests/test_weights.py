@@ -140,3 +140,8 @@ def test_every_parameter_of_gpt_has_one_standard_name():
         model = models.parse(text)
         params = [t.name for t in model.graph().params]
         assert sum(names.of(params) is not None for names in families(model)) == 1
+
+
+def test_a_folder_of_checkpoints_is_told_how_to_become_a_file(tmp_path):
+    with pytest.raises(ValueError, match=f"a folder; `castile checkpoint export {tmp_path} --out FILE` makes a file"):
+        weights.load(tmp_path, models.parse("mlp"))

@@ -8,7 +8,7 @@ from tests.option_cases import PRESET, Case, Ran, becomes, fact, json_of
 
 HERE = "diff dp.json fsdp.json"
 ALONE = "diff one.json one.json --machine local:procs=1 --json"
-OTHER_BATCH = f"diff dp24.json fsdp24.json {PRESET} --json"
+OTHER_BATCH = f"diff reticent-dp24.json reticent-fsdp24.json {PRESET} --json"
 
 
 def understood(ran: Ran) -> str | float:

@@ -7,6 +7,7 @@ import operator
 from tests.option_cases import MLP, PRESET, Case, Ran, becomes, fact, json_of
 
 HERE = f"explain dp.json {PRESET}"
+OTHER_BATCH = f"explain reticent-dp24.json {PRESET}"
 ALONE = "explain one.json --machine local:procs=1 --json"
 
 
@@ -22,12 +23,12 @@ CASES = {
     "why_not": Case(f"{HERE} --json", f"{HERE} --json --why-not fsdp",
                     lambda ran: ran.facts.get("why_not", {}).get("name"), becomes("fsdp")),
     # The plan is one for eight processors.
-    "machine": Case("explain dp.json --json", f"{HERE} --json", lambda ran: ran.status, becomes(0)),
+    "machine": Case("explain reticent-dp.json --json", f"explain reticent-dp.json {PRESET} --json",
+                    lambda ran: ran.status, becomes(0)),
     "model": Case(f"explain nameless.json {PRESET} --json", f"explain nameless.json {PRESET} --json --model {MLP}",
                   lambda ran: ran.status, becomes(0)),
     "forward": Case(f"{HERE} --json", f"{HERE} --json --forward", fact("step_seconds"), operator.gt),
-    "batch": Case(f"explain dp24.json {PRESET} --json", f"explain dp24.json {PRESET} --json --batch 24", understood,
-                  becomes(24)),
+    "batch": Case(f"{OTHER_BATCH} --json", f"{OTHER_BATCH} --json --batch 24", understood, becomes(24)),
     "profile": Case(ALONE, f"{ALONE} --profile known.db", fact("step_seconds")),
     "budget": Case(f"{HERE} --op fc1 --json", f"{HERE} --op fc1 --json --budget 7", fact("op", "num_simulated"),
                    becomes(7)),
