@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from math import prod
 
 import numpy as np
 import pytest
@@ -16,8 +17,9 @@ from castile.runtime.collectives import SPECIAL_FORMS, filled, plan
 from castile.runtime.comm.local import LocalCommunicator, LocalWorld
 from castile.runtime.machine import Level
 from castile.runtime.region import Box, blocks, bounding, contains, overlap, whole
+from castile.runtime.runs import Run
 from castile.runtime.task import Kind
-from castile.runtime.transfer import Links, Source, Transfer
+from castile.runtime.transfer import Links, Recipe, Source, Transfer
 from tests.transfers import KINDS, Read, expected, groups, links, results, situations
 
 LEAST = 20
@@ -78,6 +80,23 @@ def test_plans_say_what_they_touch_in_an_order_that_works(situation) -> None:
         assert {t.pieces[b].proc for b in (*pattern.reads, *pattern.writes)} <= set(pattern.procs)
         there |= set(pattern.writes)
     assert set(t.located) <= there
+
+
+@settings(max_examples=300)
+@given(situations((groups, groups, *KINDS)), st.sampled_from(((), SPECIAL_FORMS)))
+def test_local_tasks_cost_what_they_copy_add_and_clear(situation, forms) -> None:
+    sources, reads, _ = situation
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "taken", property(lambda run: pytest.fail("written out to be priced")))
+        t = plan(sources, reads, "float64", links(), forms)
+    for pattern in t.patterns:
+        if isinstance(recipe := pattern.how, Recipe):
+            frames = [] if recipe.cleared is None else [recipe.cleared.volume]
+            copied = [written.box.volume for _, written, _ in recipe.copies]
+            added = sum(n for n, (_, _, adds) in zip(copied, recipe.copies, strict=True) if adds)
+            assert pattern.key.flops == added
+            assert pattern.key.nbytes == (sum(frames) + 2 * sum(copied) + added) * 8
+            assert all(prod(read.shape or read.box.shape) == written.box.volume for read, written, _ in recipe.copies)
 
 
 @settings(max_examples=300)

@@ -69,6 +69,19 @@ def test_arenas_are_as_long_as_those_that_are_packed(data):
 
 @settings(deadline=None)
 @given(st.data())
+def test_a_processor_is_packed_alone_as_with_all_others(data):
+    graph = one_home(data.draw(task_graphs()))
+    timeline = simulate(graph, data.draw(timings(graph)), data.draw(engine_maps)).timeline
+    packed = pack(graph, timeline)
+    for proc in range(graph.num_procs):
+        alone, mine = pack(graph, timeline, [proc]), graph.buffer_proc == proc
+        assert np.array_equal(alone.offset[mine], packed.offset[mine])
+        assert alone.peak_bytes[proc] == packed.peak_bytes[proc]
+        assert alone.live_bytes[proc] == packed.live_bytes[proc]
+
+
+@settings(deadline=None)
+@given(st.data())
 def test_no_two_blocks_alive_at_once_share_bytes(data):
     graph, engines = data.draw(task_graphs()), data.draw(engine_maps)
     graph = one_home(graph)

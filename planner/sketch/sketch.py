@@ -146,6 +146,7 @@ class Sketch:
         self.room = room_for(num_procs, len(self.links.group), len(self.prices.content), self.program, self.spaces)
         self.classes = classes_for(num_procs, self.spaces)
         self.log = log_for(num_procs, self.program)
+        self.room.entries[0] = np.count_nonzero(self.prices.keys)
 
     def number(self, configs: Mapping[str, Config]) -> np.ndarray:
         """The Configs' numbers. Raises ValueError where one is none of the sketch."""
@@ -272,10 +273,8 @@ class Sketch:
 
     def _widen(self) -> None:
         """Make room for as many transfers again, where half of it is used."""
-        used = np.flatnonzero(self.prices.keys)
-        self.room.entries[0] = len(used)
-        if 2 * len(used) > len(self.prices.keys) or len(self.prices.keys) < 8 * len(self.program.flow):
-            size = 4 * len(self.prices.keys)
+        if 2 * self.room.entries[0] > len(self.prices.keys) or len(self.prices.keys) < 8 * len(self.program.flow):
+            used, size = np.flatnonzero(self.prices.keys), 4 * len(self.prices.keys)
             keys, values = np.zeros(size, np.int64), np.zeros(size)
             _bodies().rehashed(self.prices.keys[used], self.prices.values[used], keys, values)
             self.prices = self.prices._replace(keys=keys, values=values)
