@@ -211,13 +211,16 @@ def large_attention_grad(draw: Any) -> Iterator[Case]:
 
 
 def large_block_entropy(draw: Any) -> Iterator[Case]:
-    # A GPT-2's classes over four processors.
+    # A GPT-2's classes over four processors, and all of what 48 can be given.
     yield (draw(*TOKENS, 12564), ids(*TOKENS)), {"blocks": 1, "first": 1, "of": 4, "classes": WORDS}
+    yield (draw(*TOKENS, WORDS), ids(*TOKENS)), {"blocks": 48, "first": 0, "of": 48, "classes": WORDS}
 
 
 def large_block_entropy_grad(draw: Any) -> Iterator[Case]:
     parts = (draw(*TOKENS, 1, 2), draw(*TOKENS, 12564), ids(*TOKENS), draw(*TOKENS, 1, 2))
     yield parts, {"first": 1, "of": 4, "classes": WORDS}
+    parts = (draw(*TOKENS, 48, 2), draw(*TOKENS, WORDS), ids(*TOKENS), draw(*TOKENS, 48, 2))
+    yield parts, {"first": 0, "of": 48, "classes": WORDS}
 
 
 def large_split_cross_entropy(draw: Any) -> Iterator[Case]:

@@ -31,6 +31,8 @@ _ROOM = 2**17
 # Elements of a row held so that each of 1024 threads may have where it comes first, as such threads have 64 registers:
 # of one array that is read, shifted or in vectors; of several, in halves, without masks or with them.
 _SHIFTED, _IN_VECTORS, _WHOLE, _MASKED = 64, 48, 32, 24
+# Of these lengths a row that begins between such bytes is best held by one warp.
+_ALONE = (1024, 2048)
 # Elements that certainly fill the 16 bytes that are read at once.
 _EIGHT = 8
 
@@ -85,7 +87,7 @@ def by_rows(
     # Rows that begin anywhere, but not all alike, are read and written one by one.
     masked = loose and (reads > 1 or (not skewed and arrays[0].steps[-1] == 1))
     settings: tuple[tuple[int, ...], ...] = _settings(
-        walk.extent, cols + (_EIGHT - 1) * skewed, most, nbytes_each, first, masked, apart and cols < _EIGHT
+        walk.extent, cols + (_EIGHT - 1) * skewed, most, nbytes_each, first, masked, apart and cols < _EIGHT, skewed
     )
     return Plan(_staged(settings, cols, nbytes_each) if "STAGES" in known else settings, launches)
 
@@ -115,19 +117,21 @@ def _staged(settings: tuple[tuple[int, ...], ...], cols: int, nbytes: int) -> tu
 
 
 def _settings(
-    extent: int, cols: int, most: int, nbytes: int, first: int, loose: bool, alone: bool
+    extent: int, cols: int, most: int, nbytes: int, first: int, loose: bool, alone: bool, skewed: bool
 ) -> tuple[tuple[int, int, int], ...]:
     """Rows, elements of a row and warps of a program, first with as many elements a thread as spill no registers.
 
     Of one row that is held at once, as those of at most `most` elements are, these are 16; masks of several rows, or of
     blocks of one, take registers too, most where rows are `loose`, as they are read one by one, or elements of short
-    ones `alone`, each far from the next. nbytes: of an element of each array that is read; first: the longest row that
-    is held first though it is longer than that.
+    ones `alone`, each far from the next. What `skewed` rows do at their ends each warp does anew: first is one that has
+    a row to itself. nbytes: of an element of each array that is read; first: the longest row that is held first though
+    it is longer than that.
     """
     if cols <= most:
         longest = power_of_two(cols)
+        own = longest // 32 if skewed and longest in _ALONE else 16 if longest >= 1024 else 4 if alone else 8
         blocks = [longest] * 4 + [min(longest, 2048)] * 2
-        each = (16 if longest >= 1024 else 4 if alone else 8, 8, 16, 32, 8, 16)
+        each = (own, 8, 16, 32, 8, 16)
     else:
         blocks = [4096, 4096, 4096, 2048, 2048, 8192]
         each = (8, 16, 32, 16, 8, 32) if loose else (16, 8, 32, 16, 8, 32)
