@@ -25,6 +25,7 @@ def tensor_cuts(graph: Graph, width: int) -> dict[str, str]:
 class _Pairs:
     def __init__(self, graph: Graph, width: int) -> None:
         self.graph, self.width = graph, width
+        self._heads: dict[str, bool] = {}
         self.users: dict[str, list[Node]] = {}
         for node in graph.nodes.values():
             for tensor in dict.fromkeys(node.inputs):
@@ -65,7 +66,7 @@ class _Pairs:
         a = node.alignment
         of_params = {axis for o in a.operands if o.param for axis in o.axes}
         for axis in reversed(a.results[0].axes):
-            if axis in of_params and self._is_free(node, axis) and self._has_partner(node, axis):
+            if axis in of_params and self._is_free(node, axis) and self._ends(node, axis):
                 return axis
         return ""
 
@@ -75,21 +76,31 @@ class _Pairs:
         several = (o for o in a.operands if o.param and len(o.dims) > 1 and not a.frozen.intersection(o.axes))
         return any(not any(_is_numbered(node, dim) for dim in o.dims) for o in several)
 
-    def _has_partner(self, node: Node, axis: str) -> bool:
-        """Whether what flows from this cut ends at seconds only, through nodes that can be cut alike."""
+    def _is_head(self, node: Node) -> bool:
+        """Whether it is a first of which a loss is the second: its results are large, and so no sums."""
+        if node.name not in self._heads:
+            axis = self._first(node)
+            ends = self._ends(node, axis) if axis else []
+            self._heads[node.name] = any(_looks_at_places(*end) for end in ends)
+        return self._heads[node.name]
+
+    def _ends(self, node: Node, axis: str) -> list[tuple[Node, str]]:
+        """The seconds at which what flows from this cut ends, with their axes; none unless all of it does, through
+        nodes that can be cut alike."""
         bearing = _bearing(node, axis)
         if set(bearing) != set(node.outputs[:1]) and node.outputs[0] not in bearing:
-            return False
-        waiting, met = [(t, d) for t, d in bearing.items() if self.users.get(t)], False
+            return []
+        waiting, met = [(t, d) for t, d in bearing.items() if self.users.get(t)], []
         while waiting:
             tensor, dim = waiting.pop()
             for user in self.users.get(tensor, []):
                 along = self._carried(user, {tensor: dim})
                 if not along:
-                    return False
-                is_end = self._contracts(user, along) or _looks_at_places(user, along)
-                met = met or is_end
-                waiting += [] if is_end else list(_bearing(user, along).items())
+                    return []
+                if self._contracts(user, along) or _looks_at_places(user, along):
+                    met.append((user, along))
+                else:
+                    waiting += list(_bearing(user, along).items())
         return met
 
     def _carried(self, node: Node, arriving: dict[str, int]) -> str:
@@ -98,7 +109,8 @@ class _Pairs:
         axes = {o.dims[arriving[t]][0] for t, o in zip(node.inputs, a.operands, strict=True) if t in arriving}
         axis = axes.pop() if len(axes) == 1 else ""
         has_params = any(o.param and len(o.dims) > 1 for o in a.operands)
-        between = not has_params or (axis and self._matrix(node) and self._contracts(node, axis))
+        is_second = axis and self._matrix(node) and self._contracts(node, axis) and not self._is_head(node)
+        between = not has_params or is_second
         return axis if axis and between and self._is_free(node, axis) else ""
 
     def _contracts(self, node: Node, axis: str) -> bool:

@@ -14,7 +14,6 @@ from castile.launch.standard_names import Piece, StandardNames
 from castile.planner.graph import Graph
 from castile.planner.op import Init, Tensor
 from castile.planner.ops.linear import Linear
-from castile.planner.ops.split_cross_entropy import CLASS_BLOCKS
 
 RECIPE = Recipe(
     data="masked", batch=32, lr=1e-4, optimizer="adamw:decay=0.01", schedule="linear:warmup=100", clip=1.0,
@@ -119,8 +118,8 @@ def build(
         x = net.block(f"block{n}", x)
     words, pair = net.words(x), net.pair(x)
     g.outputs = [words.name]
-    named = g.split_cross_entropy("loss.words", words, targets, min(CLASS_BLOCKS, vocab))
-    g.minimise(g.add("loss", named, g.cross_entropy("loss.follows", pair, follows)))
+    losses = g.cross_entropy("loss.words", words, targets), g.cross_entropy("loss.follows", pair, follows)
+    g.minimise(g.add("loss", *losses))
     return g
 
 

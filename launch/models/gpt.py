@@ -15,10 +15,7 @@ from castile.launch.standard_names import Piece, StandardNames
 from castile.planner.graph import Graph
 from castile.planner.op import Init, Tensor
 from castile.planner.ops.linear import Linear
-from castile.planner.ops.split_cross_entropy import CLASS_BLOCKS
 
-# Logits of fewer words are little beside what else a sample has.
-SMALL_VOCAB = 4096
 RECIPE = Recipe(data="text", batch=8, lr=0.05, momentum=0.9, epochs=1)
 SCALE = 0.02
 
@@ -162,7 +159,7 @@ def build(
     norm, mlp      "layer" or "rms"; "gelu" or "silu", which is gated
     kv_heads       heads of keys and values, by default one for each of queries
     hidden         features between the two halves of an MLP, by default four times the width
-    class_blocks   how many blocks of the vocabulary the loss may be cut into, by default 48, of a small one 1
+    class_blocks   how many blocks of the vocabulary the loss may be cut into, by default 48 of a large one
     """
     if size not in FORMS:
         raise ValueError(f"model gpt: size should be one of {', '.join(FORMS)}, got {size!r}")
@@ -185,11 +182,7 @@ def build(
         x = _block(g, f"block{n + 1}", x, blocks)
     logits = _head(g, _norm(g, "norm", x, blocks), vocab, tied)
     g.outputs = [logits.name]
-    class_blocks = class_blocks or (1 if vocab < SMALL_VOCAB else CLASS_BLOCKS)
-    if class_blocks == 1:
-        g.minimise(g.cross_entropy("loss", logits, targets))
-    else:
-        g.minimise(g.split_cross_entropy("loss", logits, targets, blocks=class_blocks))
+    g.minimise(g.cross_entropy("loss", logits, targets, blocks=class_blocks))
     return g
 
 
