@@ -111,11 +111,31 @@ def _known(name: str) -> tuple[str, str]:
 
 
 def datasets() -> str:
-    """A row for each data set."""
-    rows = ((name, importlib.import_module(f"castile.launch.data.{name}")) for name in data.available())
-    return table("data set | what it is | settings", (
-        (f"`{name}`", _first(module), _settings(_defaults(module.load, ("seed",)))) for name, module in rows
+    """A row for each data set, and a row for each setting of one that its function tells of."""
+    rows = [(name, importlib.import_module(f"castile.launch.data.{name}")) for name in data.available()]
+    every = table("data set | what it is | settings | what a sample is", (
+        (f"`{name}`", _first(module), _settings(_defaults(module.load, ("seed",))), _docstring(module.load))
+        for name, module in rows
     ))  # fmt: skip
+    return every.rstrip("\n") + "\n" + table("data set | setting | what it is", (
+        (f"`{name}`", f"`{setting}`", words)
+        for name, module in rows for setting, words in told(module.load).items()
+    ))  # fmt: skip
+
+
+def told(function: Callable[..., Any]) -> dict[str, str]:
+    """What the lines `setting   words` of a function's docstring say of its settings; deeper lines go on with one."""
+    found: dict[str, str] = {}
+    names: list[str] = []
+    for line in (inspect.getdoc(function) or "").splitlines():
+        if begin := re.match(r"(\w+(?:, \w+)*)(?:   +|: )(\S.*)", line):
+            names = [name for name in begin[1].split(", ") if name in inspect.signature(function).parameters]
+            found.update(dict.fromkeys(names, begin[2]))
+        elif line.startswith("   "):
+            found.update({name: f"{found[name]} {line.strip()}" for name in names})
+        else:
+            names = []
+    return found
 
 
 def searching() -> str:

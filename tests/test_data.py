@@ -180,6 +180,9 @@ def test_missing_or_damaged_digits_are_refused(tmp_path, how):
     ("text", "words"),
     [
         ("digit", r"no data set 'digit' \(did you mean 'digits'"),
+        ("mine.npz", r"did you mean 'numpy:file=mine.npz'"),
+        ("a/b.csv.gz", r"did you mean 'csv:file=a/b.csv.gz'"),
+        ("./own.py", r"did you mean 'iterator:file=./own.py'"),
         ("digits:files=x", r"no setting 'files' \(did you mean 'file'"),
         ("text:file=/nowhere/x.txt", "data set text: /nowhere/x.txt: No such file"),
         ("text:seq=10000000", "too few for two windows"),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from castile.launch import jobs, models, train
+from castile.launch import data, jobs, models, train
 from castile.launch.explain import Explain
 from castile.launch.validate import STEP_SECONDS
 from tests import documented, test_resnet, test_zoo_sequences, test_zoo_vision
@@ -124,3 +126,11 @@ def test_no_other_default_is_said_in_words() -> None:
         for option in options_of(command):
             said = re.search(r"[\d~][^;.,]*by default|by default[^;.,]*[\d~]", option.help)
             assert not said or (command, option.field) in SAID, f"castile {command}: {option}: {option.help}"
+
+
+@pytest.mark.parametrize("name", data.available())
+def test_every_setting_of_a_data_set_that_says_nothing_by_itself_is_told(name: str) -> None:
+    load = import_module(f"castile.launch.data.{name}").load
+    settings = [p for p in inspect.signature(load).parameters.values() if p.name != "seed"]
+    left_open = {p.name for p in settings if p.default in ("", None, False) or p.default is p.empty}
+    assert left_open <= documented.told(load).keys()

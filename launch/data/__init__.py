@@ -178,8 +178,18 @@ def load(text: str, seed: int, **defaults: Any) -> Dataset:
     name, given = settings.split(text)
     if name not in available():
         among = ", ".join(available())
-        raise ValueError(f"no data set {name!r}{suggestion(name, list(available()))}; there are {among}")
+        near = _of_file(name) or suggestion(name, list(available()))
+        raise ValueError(f"no data set {name!r}{near}; there are {among}")
     function = importlib.import_module(f"castile.launch.data.{name}").load
     values = settings.typed(function, given, f"data set {name}", reserved=("seed",))
     taken = {key: value for key, value in defaults.items() if key in settings.names(function)}
     return function(seed, **{**taken, **values})
+
+
+def _of_file(path: str) -> str:
+    """Which data set is read from a file of such a name, by the READS of its module; "" where none is."""
+    for name in available():
+        reads = getattr(importlib.import_module(f"castile.launch.data.{name}"), "READS", ())
+        if path.endswith(reads or "\n"):
+            return f" (did you mean '{name}:file={path}'?)"
+    return ""

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from _csv import Reader as _Reader
 
 MISSING = frozenset({"", "NA", "N/A", "NaN", "nan", "null", "NULL"})
+# Names of files that are meant where one stands for a data set.
+READS = (".csv", ".csv.gz", ".csv.zip")
 # cells become numbers so many rows at a time: whole columns of text would fill the memory
 ROWS_AT_ONCE = 2**14
 COMPARISONS: dict[str, Callable[[np.ndarray, float], np.ndarray]] = {
@@ -60,6 +62,8 @@ def load(
                  0 is for values seen there in fewer than `rare` rows, or never
     numbers      columns joined by +; each has mean 0 and deviation 1 over the rows to train on. Where neither is given
                  they are all columns but the label's: numbers those of which each cell is one, or missing
+    classes      whether the label names classes, as a softmax tells them apart
+    rare         in so many rows a value of a category is at least, or its number is 0
     held_out     the share of the rows to judge by, drawn by the seed
     Rows where a used column is missing (empty, NA, N/A, NaN or null) are left out and counted in `num_dropped`. `sizes`
     holds, by column, how many numbers there are, 0 included.

@@ -32,6 +32,9 @@ from castile.launch.data import Arrays, Dataset, as_input
 MOST_COUNTED = 2**20
 Sample = dict[str, np.ndarray]
 
+# Names of files that are meant where one stands for a data set.
+READS = (".py",)
+
 
 def load(seed: int, *, file: str = "", length: int = 0) -> Dataset:
     """The inputs that the samples name, integers as int32, in the order in which they come.

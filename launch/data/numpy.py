@@ -18,6 +18,9 @@ BROKEN = (
     OSError, ValueError, KeyError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
 
+# Names of files that are meant where one stands for a data set.
+READS = (".npz", ".npy")
+
 
 def load(seed: int, *, file: str = "", train: str = "", held_out: str = "", share: float = 0.1) -> Dataset:
     """An input for each array [n, ...], sample by sample: numbers or truth values, integers as int32.

@@ -27,7 +27,8 @@ def load(
     """source [seq], symbols 1 to vocab - 1 drawn by the seed; targets [seq], the answer; given [seq], 0 and the answer
     but for its last symbol.
 
-    order   "reverse" or "sort": what the answer is;   held_out: the share of the samples, at least one
+    order      "reverse" or "sort": what the answer is
+    held_out   the share of the samples, at least one
     Raises ValueError where there is nothing to draw from.
     """
     if order not in ORDERS:

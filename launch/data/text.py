@@ -16,12 +16,16 @@ from castile.launch.data import Arrays, Dataset
 # the standard library's own tests are no text that anyone wrote to be read
 SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3", "ensurepip"}
 
+# Names of files that are meant where one stands for a data set.
+READS = (".txt",)
+
 
 def load(seed: int, *, file: str = "", seq: int = 128, most_bytes: int = 4 * 2**20, held_out: float = 0.05) -> Dataset:
     """tokens [seq] and targets [seq], integers below 256, from windows that lie side by side; the tail is held out.
 
     file         a file to read; by default the running Python's standard library, its files in order of their names
-    most_bytes   what is read at most; held_out: the share of the windows, at least one
+    most_bytes   what is read at most
+    held_out     the share of the windows, at least one
     Raises ValueError where the file cannot be read or holds fewer than two windows.
     """
     if seq < 1 or not 0 < held_out < 1:
