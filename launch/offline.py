@@ -88,8 +88,8 @@ def _measured(machine: Machine) -> Machine:
 def desk(
     model: str,
     machine: Machine,
-    batch: int | None,
-    profile: str,
+    batch: int | None = None,
+    profile: str = "",
     dtypes: Sequence[str] = DTYPES,
     graph: str = "",
     mode: str = "train",

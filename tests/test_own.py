@@ -19,7 +19,7 @@ COMMANDS = [line for kind, body in BLOCKS if not kind for line in body.splitline
 
 
 def test_files_and_commands_are_found():
-    assert set(FILES) == {"net.py", "swish.py", "samples.py", "cluster.toml"} and len(COMMANDS) == 8
+    assert set(FILES) == {"net.py", "swish.py", "samples.py", "cluster.toml", "sweep.py"} and len(COMMANDS) == 8
 
 
 def test_the_commands_of_the_page_do_what_they_say_one_after_another(tmp_path, monkeypatch, capsys):
@@ -51,3 +51,10 @@ def test_what_lies_beside_a_file_can_be_imported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert models.parse("folder/importing.py:width=5").graph().tensors["fc1"].shape == (64, 5)
+
+
+def test_a_program_can_plan(capsys):
+    exec(FILES["sweep.py"], {})
+    told = capsys.readouterr().out.splitlines()
+    assert [line.partition(" nodes: ")[0] for line in told] == ["1", "2", "4"]
+    assert all(re.search(r"[\d.]+ ms a step in \d+ tasks$", line) for line in told)
