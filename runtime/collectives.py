@@ -34,6 +34,8 @@ from castile.runtime.task import View
 from castile.runtime.transfer import Links, Source, Term, Transfer, Wanted, terms_of
 
 SPECIAL_FORMS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
+# So many members of a copy are looked at first to see that a form is cheaper.
+DECISIVE = 8
 
 
 def plan(
@@ -345,9 +347,10 @@ def _form_seconds(t: Transfer, special: Special) -> float:
 
 def _is_cheaper(t: Transfer, special: Special, component: list[Wanted]) -> bool:
     """Whether a form takes no longer than the general one."""
-    form = _form_seconds(t, special)
-    # what one of the copies takes decides mostly
-    return form <= _general_seconds(t, component[:1], form) or form <= _general_seconds(t, component, form)
+    form, first = _form_seconds(t, special), component[0]
+    # what one of the copies takes of a few members decides mostly
+    some = [Wanted(first.proc, first.box, first.members[:DECISIVE])]
+    return form <= _general_seconds(t, some, form) or form <= _general_seconds(t, component, form)
 
 
 def _general_seconds(t: Transfer, component: list[Wanted], enough: float = inf) -> float:
