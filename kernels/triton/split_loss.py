@@ -15,7 +15,7 @@ from castile.kernels.triton.launch import Plan, Room, in_turn, planned, takes
 from castile.kernels.triton.lines import each, folded, packed, text
 from castile.kernels.triton.rows import by_rows
 from castile.kernels.triton.softmax import top_and_total
-from castile.kernels.triton.views import View, view
+from castile.kernels.triton.views import WIDE, View, view
 
 _SCALED = text("x -> scale * x", "scale")
 _SLOPES = text("dy, part, lse -> exp(part - lse) * (dy * scale); -dy * scale", "scale")
@@ -24,7 +24,7 @@ _SLOPES = text("dy, part, lse -> exp(part - lse) * (dy * scale); -dy * scale", "
 @planned
 def block_entropy(out: Any, logits: Any, labels: Any, *, blocks: int, first: int, of: int, classes: int) -> Plan | None:
     """See the definition."""
-    if not takes(out, logits):
+    if not takes(out, logits) or _is_wide(labels, blocks, of):
         return None
     bare = [view(out[..., 0]), view(out[..., 1]), _for_blocks(labels, blocks)]
     arrays, numbers = [_apart(logits, labels, blocks, classes // of)], (blocks, first, of, classes)
@@ -36,9 +36,9 @@ def block_entropy_grad(
     out: Any, dy: Any, logits: Any, labels: Any, y: Any, *, first: int, of: int, classes: int
 ) -> Plan | None:
     """See the definition."""
-    if not takes(out, dy, logits, y):
-        return None
     blocks = y.shape[-2]
+    if not takes(out, dy, logits, y) or _is_wide(labels, blocks, of):
+        return None
     arrays = [_apart(x, labels, blocks, classes // of) for x in (out, logits)]
     bare = [view(dy[..., 0]), view(dy[..., 1]), view(y[..., 0]), _for_blocks(labels, blocks)]
     numbers, own = (blocks, first, of, classes), {"UNEVEN": classes % of > 0}
@@ -70,6 +70,11 @@ def split_cross_entropy_grad(out: Any, dy: Any, parts: Any, lse: Any, *, scale: 
     return each(_SLOPES, [view(out[..., 0]), view(out[..., 1])], xs, {"scale": scale})
 
 
+def _is_wide(labels: Any, blocks: int, of: int) -> bool:
+    """Whether the numbers of rows and blocks need more than 32 bits."""
+    return max(labels.size * blocks, (of + 1) ** 2) >= WIDE
+
+
 def _apart(logits: Any, labels: Any, blocks: int, shortest: int) -> View:
     """Logits as [...,blocks,shortest], as if none were longer."""
     *lead, step = view(logits).steps
@@ -83,7 +88,9 @@ def _for_blocks(labels: Any, blocks: int) -> View:
 
 @triton.jit
 def _longer(number, of, classes, NUM: tl.constexpr):
-    """How many of so many blocks, from the first of all on, have one element more than NUM."""
+    """How many of so many blocks, from the first of all on, have one element more than NUM: of 32 bits, which a
+    thread divides in a few instructions.
+    """
     return (number * (classes - of * NUM) + of - 1) // of
 
 
@@ -93,7 +100,7 @@ def _block_entropy(x, s_x, lse, s_lse, hit, s_hit, labels, s_labels, rows, lead,
                    BLOCK: tl.constexpr, STAGES: tl.constexpr, UNEVEN: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = row < rows
-    number = first + row % blocks
+    number = first + row.to(tl.int32) % blocks
     before = _longer(number, of, classes, NUM)
     late = (before - _longer(first, of, classes, NUM)) * t_x
     x, skew = begun(x, places(row, lead, s_x) + late, SKEW)
@@ -126,7 +133,7 @@ def _block_entropy_grad(out, s_out, x, s_x, dlse, s_dlse, dhit, s_dhit, lse, s_l
                         UNEVEN: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = row < rows
-    number = first + row % blocks
+    number = first + row.to(tl.int32) % blocks
     before = _longer(number, of, classes, NUM)
     late = before - _longer(first, of, classes, NUM)
     out, _ = begun(out, places(row, lead, s_out) + late * t_out, SKEW)
