@@ -329,7 +329,10 @@ def num_collectives(tasks: TaskGraph, count: np.ndarray) -> int:
 
 
 def key_moves(key: CostKey) -> int:
-    """The bytes that one transfer of a cost key moves, over all its members; 0 for kernels."""
+    """The bytes that one transfer of a cost key moves, over all its members; 0 for kernels.
+
+    Of an all-to-all as if each had as much as the one that has most, and sent an equal part of it to each.
+    """
     if not key.link:
         return 0
     rounds = 2 if key.name == "all_reduce" else 1
