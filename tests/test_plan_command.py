@@ -252,8 +252,10 @@ def test_simulate_tells_people_the_same(capsys):
 def test_batch_is_part_of_what_a_plan_is_for(tmp_path, capsys):
     path = str(tmp_path / "plan.json")
     assert answer(capsys, "plan", MLP, "--machine", MACHINE, "--budget", "1", "--batch", "24", "--out", path)
-    assert answer(capsys, "simulate", path, "--machine", MACHINE, "--batch", "24")["batch_samples"] == 24
-    assert "give the same model, settings and --batch" in sentence(capsys, "simulate", path, "--machine", MACHINE)
+    for batch in ([], ["--batch", "24"]):
+        assert answer(capsys, "simulate", path, "--machine", MACHINE, *batch)["batch_samples"] == 24
+    other = sentence(capsys, "simulate", path, "--machine", MACHINE, "--batch", "25")
+    assert "give the same model, settings and --batch" in other
 
 
 @pytest.mark.parametrize(
