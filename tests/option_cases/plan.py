@@ -10,7 +10,7 @@ HERE = f"plan {MLP} {PRESET} --budget 20"
 # Wide enough that it matters how it is cut.
 WIDE = f"plan mlp:layers=3,width=1024 {PRESET} --batch 512 --budget 60 --json"
 # Of which what a short search finds is chance.
-LONG = f"plan mlp:layers=3,width=1024 {PRESET} --batch 65536 --budget 60 --json"
+LONG = f"plan mlp:layers=3,width=4096 {PRESET} --batch 1024 --budget 60 --json"
 # So many samples that products take most of the time.
 MANY = f"plan mlp:layers=2,width=2048 {PRESET} --search data_parallel --batch 65536 --json"
 
