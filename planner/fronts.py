@@ -69,7 +69,8 @@ def search_front(
     for worth in (*frontier.points, found.evaluated, *found.seeds.values(), *found.finalists):
         for one in variants(evaluator, worth.strategy, sizes, is_settled, ORDERS):
             frontier.add(one)
-    return found, _packed(evaluator, frontier, name, seed)
+    # So that what is settled is not behind the end of the front.
+    return replace(found, finalists=tuple(frontier.points)), _packed(evaluator, frontier, name, seed)
 
 
 @dataclass
