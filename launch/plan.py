@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +27,7 @@ from castile.planner.accumulating import Chosen
 from castile.planner.bounds import Bound, lower_bound
 from castile.planner.budget import Budget, clock
 from castile.planner.evaluator import Evaluator
+from castile.planner.fewer import FURTHER, on_fewer
 from castile.planner.fronts import Point, search_front
 from castile.planner.lower import Lowering
 from castile.planner.pins import Pins
@@ -276,13 +278,20 @@ def _search(
     # A search begins without buckets.
     plain = {name: msgspec.structs.replace(plan, bucket_bytes=0) for name, plan in start.items()}
     sizes = (*SIZES, *(plan.bucket_bytes for plan in start.values()))
-    given = (command.search, evaluator, limits, command.seed, progress, plain)
-    names = _names(command, evaluator.lowering)
+    given: dict[str, Any] = {
+        "seed": command.seed, "progress": progress, "start": plain, "num_processes": command.processes,
+        "seeds": _names(command, evaluator.lowering), "sizes": sizes,
+    }  # fmt: skip
     if command.front:
-        found, points = search_front(*given, num_processes=command.processes, seeds=names, pins=pinned, sizes=sizes)
-    else:
-        found, points = search(*given, num_processes=command.processes, seeds=names, pins=pinned, sizes=sizes), []
-    return settled(evaluator, found, sizes, is_settled), points
+        found, points = search_front(command.search, evaluator, limits, pins=pinned, **given)
+        return settled(evaluator, found, sizes, is_settled), points
+
+    def look(within: Pins | None, share: float = 1.0) -> Found:
+        part = limits if limits.seconds is None else replace(limits, seconds=share * limits.seconds)
+        return search(command.search, evaluator, part, pins=within, **given)
+
+    found = on_fewer(evaluator, look(pinned), partial(look, share=FURTHER), pinned, is_settled)
+    return settled(evaluator, found, sizes, is_settled), []
 
 
 def _names(command: Plan, lowering: Lowering) -> list[str] | None:

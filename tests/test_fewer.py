@@ -1,0 +1,91 @@
+"""Fewer processors: on a cluster nothing is found that is behind what the same search finds on its first node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from castile.launch import models, optimizers
+from castile.planner.cost import CostModel
+from castile.planner.evaluator import Evaluator
+from castile.planner.fewer import nodes, on_fewer, within
+from castile.planner.lower import Lowering
+from castile.planner.pins import Pin, Pins
+from castile.planner.search import Found, search
+from castile.planner.strategy import Names
+from castile.planner.updates import Updates
+from castile.runtime import machine as machines
+from tests.test_models import scaled
+
+# Tensor parallelism pays here, and not across nodes.
+WIDE, WIDE_BATCH = "mlp:layers=4,width=4096", 8192
+CLUSTERS = ("dgx-h100:nodes=2", "flexflow-k80:nodes=2", "flexflow-p100:nodes=3", "p3.16xlarge:nodes=4")
+
+
+def evaluator(model: str, on: str, batch: int | None = None) -> Evaluator:
+    lowering = Lowering(models.parse(model).graph(batch), machines.parse(on), Updates(optimizers.parse("sgd")))
+    return Evaluator(lowering, CostModel(lowering.machine))
+
+
+def looking(same: Evaluator, budget: str = "2000") -> Callable[[Pins | None], Found]:
+    return lambda pins: search("mcmc", same, budget, pins=pins)
+
+
+@pytest.mark.parametrize("preset", machines.presets())
+@pytest.mark.parametrize("count", (1, 2, 3, 8))
+def test_ever_half_as_many_nodes(preset: str, count: int) -> None:
+    """Whole groups of some level, none of less than a node, each at most half of the one before."""
+    counted = "procs" if preset in ("local", "virtual") else "nodes"
+    machine = machines.parse(f"{preset}:{counted}={count}")
+    found = [machine.num_procs, *nodes(machine)]
+    assert all(2 * after <= before for before, after in zip(found, found[1:], strict=False))
+    groups = [level.group for level in machine.levels] or [1]
+    assert all(any(size % group == 0 for group in groups) for size in found)
+    assert found[-1] == (groups[0] if len(groups) > 1 else machine.num_procs)
+
+
+@pytest.mark.parametrize("on", CLUSTERS)
+@pytest.mark.parametrize("model", ("mlp", "gpt", "lenet"))
+def test_nothing_is_behind_what_is_found_on_half_of_the_nodes(model: str, on: str) -> None:
+    same = evaluator(scaled(model), on)
+    look = looking(same)
+    plain = look(None)
+    found = on_fewer(same, plain, look)
+    part = look(within(same, next(nodes(same.lowering.machine))))
+    assert found.evaluated.rank <= min(plain.evaluated.rank, part.evaluated.rank)
+    assert found.seeds == plain.seeds
+
+
+def test_more_nodes_do_not_make_a_plan_slower() -> None:
+    same = evaluator(WIDE, CLUSTERS[0], WIDE_BATCH)
+    look = looking(same, "20000")
+    plain = look(None)
+    found = on_fewer(same, plain, look)
+    one = search("mcmc", evaluator(WIDE, "dgx-h100:nodes=1", WIDE_BATCH), "20000")
+    assert found.evaluated.seconds < 0.97 * plain.evaluated.seconds
+    # Where chains begin differs, so that they do not end alike.
+    assert found.evaluated.seconds < 1.03 * one.evaluated.seconds
+    assert {proc for config in found.strategy.configs.values() for proc in config.procs} == set(range(8))
+    assert plain.evaluated in found.finalists and found.num_proposals > plain.num_proposals
+
+
+def test_what_is_pinned_elsewhere_stays_there() -> None:
+    same = evaluator(WIDE, CLUSTERS[0], WIDE_BATCH)
+    names = Names(same.lowering.piece.nodes, same.lowering.names.optional)
+    pins = Pins([Pin("*1*", procs=frozenset(range(8, 16)))], names, 16)
+    asked: list[Pins | None] = []
+
+    def look(pins: Pins | None) -> Found:
+        asked.append(pins)
+        return search("mcmc", same, "200", pins=pins)
+
+    found = look(pins)
+    assert on_fewer(same, found, look, pins) is found and len(asked) == 1
+
+
+@pytest.mark.parametrize("name", ("data_parallel", "fsdp"))
+def test_a_plan_that_was_asked_for_is_not_left(name: str) -> None:
+    same = evaluator(WIDE, CLUSTERS[0], WIDE_BATCH)
+    found = search(name, same)
+    assert on_fewer(same, found, looking(same)) is found
