@@ -15,7 +15,7 @@ from rich.table import Table
 
 from castile.planner.alternatives import pattern
 from castile.planner.evaluator import Evaluated, Evaluator, num_collectives
-from castile.planner.strategy import PATH, PROGRAM, READY, Strategy
+from castile.planner.strategy import PATH, PROGRAM, READY, Strategy, runs_of
 from castile.runtime.memory import written
 
 # A plan in words has at most so many lines of so many letters; of more processors than these the others are counted.
@@ -45,21 +45,28 @@ def layouts(strategy: Strategy) -> list[Layout]:
 
 
 def plan_lines(strategy: Strategy) -> list[str]:
-    """The plan in few lines: a Config and its nodes, those of repeated blocks as `block*.q`; its buckets and order."""
-    rows = layouts(strategy)
-    most = PLAN_LINES - (strategy.bucket_bytes > 0) - (strategy.order != READY)
+    """The plan in few lines: a Config and its nodes, those of repeated blocks as `block*.q`; then what else it says."""
+    rows, more = layouts(strategy), _further(strategy)
+    most = PLAN_LINES - len(more)
     shown, rest = (rows, []) if len(rows) <= most else (rows[: most - 1], rows[most - 1 :])
     indent = max((len(row.config) for row in shown), default=0)
     width = PLAN_WIDTH - indent - 2
     lines = [f"{row.config:<{indent}}  {_shortened(row.nodes, strategy.configs, width)}" for row in shown]
     if rest:
         lines.append(f"and {len(rest)} more layouts, of {sum(len(row.nodes) for row in rest)} nodes")
+    return lines + more
+
+
+def _further(strategy: Strategy) -> list[str]:
+    """Its buckets, its order, and which processors it leaves idle."""
+    lines, used = [], {proc for config in strategy.configs.values() for proc in config.procs}
     if strategy.bucket_bytes:
-        is_alone = len({proc for config in strategy.configs.values() for proc in config.procs}) == 1
-        size = written(strategy.bucket_bytes)
-        lines.append("updates together" if is_alone else f"collectives in buckets of at most {size}, updates together")
+        joined = f"collectives in buckets of at most {written(strategy.bucket_bytes)}, updates together"
+        lines.append("updates together" if len(used) == 1 else joined)
     if strategy.order != READY:
         lines.append(f"of kernels that are ready first {FIRST[strategy.order]}")
+    if idle := [proc for proc in range(strategy.num_procs) if proc not in used]:
+        lines.append(f"nothing to do for {runs_of(tuple(idle))}")
     return lines
 
 

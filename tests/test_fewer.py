@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from castile.launch import models, optimizers
+from castile.launch import models, optimizers, report
 from castile.planner.cost import CostModel
 from castile.planner.evaluator import Evaluator
 from castile.planner.fewer import nodes, on_fewer, within
@@ -89,3 +89,11 @@ def test_a_plan_that_was_asked_for_is_not_left(name: str) -> None:
     same = evaluator(WIDE, CLUSTERS[0], WIDE_BATCH)
     found = search(name, same)
     assert on_fewer(same, found, looking(same)) is found
+
+
+@pytest.mark.parametrize("size", (2, 4, 8))
+def test_a_plan_tells_which_processors_it_leaves_idle(size: int) -> None:
+    same = evaluator(scaled("mlp"), "dgx-h100")
+    plan = search(f"data_parallel_{size}" if size < 8 else "data_parallel", same).strategy
+    told = [line for line in report.plan_lines(plan) if "nothing to do" in line]
+    assert told == {2: ["nothing to do for 2-7"], 4: ["nothing to do for 4-7"], 8: []}[size]
