@@ -138,7 +138,8 @@ def open_plan(
     named = model or plan.model
     if not named:
         raise UserError(f"plan {path} does not say its model: give it with --model")
-    desk = offline.desk(named, machine, batch or plan.batch, profile, graph=plan.graph, mode=mode)
+    of_file = "" if model else path
+    desk = offline.desk(named, machine, batch or plan.batch, profile, graph=plan.graph, mode=mode, path=of_file)
     lowering = desk.evaluator.lowering
     offline.check_plan(plan, path, named, desk)
     if plan.microbatches > 1 and mode == "train":

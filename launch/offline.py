@@ -93,18 +93,23 @@ def desk(
     dtypes: Sequence[str] = DTYPES,
     graph: str = "",
     mode: str = "train",
+    path: str = "",
 ) -> Desk:
     """The model that the user names on a machine, with the prices of a profile database ("": the machine's figures).
 
     batch    samples a step, None for the model's own number
     dtypes   what may be computed with: the first, or that which gives a graph of this fingerprint
     mode     what plans are lowered to: "train" for training steps, "forward" for forward passes
+    path     of the plan's file that names the model, "" where the user does
     Raises ValueError or UserError in one sentence for a user's mistake.
     """
     compiling.watch()
-    named = models.parse(model)
-    graphs = (named.graph(batch or named.recipe.batch, dtype) for dtype in dtypes)
-    first = next(graphs)
+    try:
+        named = models.parse(model)
+        graphs = (named.graph(batch or named.recipe.batch, dtype) for dtype in dtypes)
+        first = next(graphs)
+    except ValueError as error:
+        raise UserError(f"plan {path}: {error}" if path else str(error)) from error
     found = first if graph in ("", first.fingerprint) else next((g for g in graphs if g.fingerprint == graph), first)
     lowering = Lowering(found, machine, jobs.recipe_updates(named.recipe), mode)
     checks.trains(lowering)

@@ -70,7 +70,8 @@ def run(command: Simulate) -> int:
     of = given.graph if given is not None else ""
     mode = "forward" if command.forward else "train"
     batch = command.batch or (given.batch if given is not None else None)
-    desk = offline.desk(model, machine, batch, command.profile, graph=of, mode=mode)
+    of_file = path if path == command.what else ""
+    desk = offline.desk(model, machine, batch, command.profile, graph=of, mode=mode, path=of_file)
     plan = given or seeds(desk.evaluator.lowering)[BASE]
     offline.check_plan(plan, path or BASE, model, desk)
     desk = desk.measured()

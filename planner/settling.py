@@ -38,11 +38,11 @@ def settled(
     """What was found, and the known plans, each with buckets of its best size in its best order, and what came near in
     its best order; the best of all, as by `search`.
 
-    is_over   once it says so nothing further is tried, but of data parallelism where another plan may be taken
+    is_over   once it says so nothing further is tried, but sizes of data parallelism where another plan may be taken
     So what was not ranked behind data parallelism without buckets is not ranked behind it with them.
     """
     base = found.seeds[DATA_PARALLEL].strategy
-    known = {} if found.is_insisted else {DATA_PARALLEL: variants(evaluator, base, sizes, orders=ORDERS)}
+    known = {} if found.is_insisted else {DATA_PARALLEL: variants(evaluator, base, sizes, is_over, ORDERS, True)}
     mine = variants(evaluator, found.strategy, sizes, is_over, ORDERS)
     for name in sorted(found.seeds, key=lambda name: found.seeds[name].rank):
         known[name] = known.get(name) or variants(evaluator, found.seeds[name].strategy, sizes, is_over, ORDERS)

@@ -284,6 +284,8 @@ def decode(data: bytes, what: str = "plan") -> Strategy:
     strategy = strict.from_json(data, Strategy, what)
     if strategy.num_procs < 1:
         raise ValueError(f"{what}: num_procs is {strategy.num_procs}; a plan is for at least 1 processor")
+    if strategy.batch < 0:
+        raise ValueError(f"{what}: batch is {strategy.batch}; 0 is for a number of samples that is not known")
     if strategy.schema != SCHEMA:
         raise ValueError(f"{what}: schema {strategy.schema}, this castile reads schema {SCHEMA}: plan again")
     return strategy

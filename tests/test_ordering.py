@@ -20,6 +20,7 @@ from castile.planner.lower import Lowering
 from castile.planner.ordering import chained, listed, longest, simulated
 from castile.planner.pieces import in_pieces
 from castile.planner.simulate import simulate
+from castile.planner.sizes import WORTH
 from castile.planner.strategy import ORDERS, READY, Strategy
 from castile.runtime.task import NUM_LANES, Lane, TaskGraph
 from tests import named_plans
@@ -133,4 +134,4 @@ def test_what_an_order_is_worth_is_told(tmp_path, capsys):
         assert ("of kernels that are ready first" in said) == (order != READY)
         assert main(["diff", files[READY], files[order]]) == 0
         assert ("order: ready -> " in capsys.readouterr().out) == (order != READY)
-    assert len(set(steps.values())) > 1 and steps[plan.order] == min(steps.values())
+    assert len(set(steps.values())) > 1 and (1 - WORTH) * steps[plan.order] <= min(steps.values())

@@ -23,7 +23,7 @@ from castile.planner.pins import Pins, parse
 from castile.planner.search import Run, search
 from castile.planner.seeds import seed, seeds
 from castile.planner.settling import settled, sized
-from castile.planner.sizes import HOPELESS, SIZES, variants
+from castile.planner.sizes import HOPELESS, SIZES, WORTH, variants
 from castile.planner.strategy import ORDERS, READY, Strategy
 from castile.planner.updates import Updates
 from castile.runtime import machine as machines
@@ -57,7 +57,9 @@ def test_a_step_is_never_longer(on: str) -> None:
             found = sized(same, strategy)
             each = {(s, o): same.evaluate(with_size(strategy, s, o)) for s in (0, *SIZES) for o in ORDERS}
             best, plain = each[found.bucket_bytes, found.order], each[0, READY]
-            assert best.rank == min(one.rank for one in each.values()), (name, plan)
+            assert best.rank <= min(each[size, READY].rank for size in (0, *SIZES)), (name, plan)
+            assert (1 - WORTH) * best.energy <= min(one.energy for one in each.values()), (name, plan)
+            assert found.order == READY or best.energy < (1 - WORTH) * each[found.bucket_bytes, READY].energy
             assert (found == strategy) == (best.rank == plain.rank), (name, plan)
             assert best.moved_bytes == plain.moved_bytes, (name, plan)
             shorter += best.seconds < plain.seconds
@@ -102,8 +104,9 @@ def test_what_is_settled_is_behind_no_known_plan(data: st.DataObject, objective:
         assert worth.rank <= before.seeds[label].rank, label
         assert found.is_insisted or found.evaluated.rank <= worth.rank, label
     for one in [] if found.is_insisted else [*before.finalists, *before.seeds.values()]:
-        each = [same.evaluate(with_size(one.strategy, one.strategy.bucket_bytes, order)).rank for order in ORDERS]
-        assert found.evaluated.rank <= min(each)
+        each = [same.evaluate(with_size(one.strategy, one.strategy.bucket_bytes, order)) for order in ORDERS]
+        assert found.evaluated.rank <= each[0].rank
+        assert all((1 - WORTH) * found.evaluated.energy <= one.energy for one in each if one.fits)
     assert not found.is_insisted or found.strategy.configs == before.strategy.configs
     assert found.arena_bytes == same.pack(found.strategy)
     predicted = found.strategy.predicted
