@@ -190,6 +190,14 @@ def regular(node: Node, axis: str, group: Sequence[int]) -> Config:
     return Config({name: degree}, 1, tuple(group[:degree]))
 
 
+@st.composite
+def in_groups(draw: st.DrawFn, graph: Graph, num_procs: int) -> dict[str, Config]:
+    """Regular Configs, most over all processors, others over every other one: few roles, few sums."""
+    groups = [range(first, num_procs, step) for step in (1, 2) for first in range(step) if step < num_procs]
+    drawn = {name: draw(st.sampled_from(groups)) if draw(st.integers(0, 2)) > 1 else groups[0] for name in graph.nodes}
+    return {name: regular(graph.nodes[name], "first", group) for name, group in drawn.items()}
+
+
 def replicated(group: Sequence[int]) -> Config:
     return Config({}, len(group), tuple(group))
 

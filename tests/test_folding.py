@@ -33,7 +33,7 @@ from castile.runtime.task import NUM_LANES, Kind, Lane
 from tests import named_plans
 from tests.graphs import Draft, engine_maps, nearly_symmetric, task_graphs, timings
 from tests.little import two_layers
-from tests.strategies import ENGINES, SGD, in_buckets, machines, problems, regular
+from tests.strategies import ENGINES, SGD, in_buckets, in_groups, machines, problems
 
 MOMENTUM = Updates(find("sgd")(momentum=0.9))
 KNOWN = ("data_parallel", "fsdp", "megatron")
@@ -209,11 +209,7 @@ def test_buckets_of_many_sums_fold_exactly(data):
     """Data parallel over all or groups, where whatever can be put together is: few roles, few sums; or in pieces."""
     problem, num_procs = data.draw(problems(batch=8)), data.draw(st.sampled_from((2, 4, 8)))
     lowering = Lowering(problem.graph, named_plans.links(num_procs), MOMENTUM)
-    groups = [range(first, num_procs, step) for step in (1, 2) for first in range(step) if step < num_procs]
-    configs = {}
-    for name, node in problem.graph.nodes.items():
-        group = data.draw(st.sampled_from(groups)) if data.draw(st.integers(0, 2)) > 1 else groups[0]
-        configs[name] = regular(node, "first", group)
+    configs = data.draw(in_groups(problem.graph, num_procs))
     configs = in_pieces(lowering, configs) if data.draw(st.booleans()) else configs
     check_plan(lowering, Strategy(configs, bucket_bytes=data.draw(st.sampled_from((2**20, 300)))))
 

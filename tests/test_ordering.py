@@ -26,7 +26,7 @@ from castile.runtime.task import NUM_LANES, Lane, TaskGraph
 from tests import named_plans
 from tests.answers import answer
 from tests.graphs import Draft, engine_maps, task_graphs, timings
-from tests.strategies import in_buckets, machines, problems, regular
+from tests.strategies import in_buckets, in_groups, machines, problems
 from tests.test_folding import MOMENTUM, assert_same, marred, numbered, one_block
 
 OTHERS = tuple(order for order in ORDERS if order != READY)
@@ -99,11 +99,7 @@ def test_any_plan_folds_exactly(order: str, data: st.DataObject) -> None:
     """Any, or one that is alike on many processors."""
     problem, num_procs = data.draw(problems(batch=8)), data.draw(st.sampled_from((2, 4, 8)))
     lowering = Lowering(problem.graph, named_plans.links(num_procs), MOMENTUM)
-    groups = [range(first, num_procs, step) for step in (1, 2) for first in range(step) if step < num_procs]
-    configs = {}
-    for name, node in problem.graph.nodes.items():
-        group = data.draw(st.sampled_from(groups)) if data.draw(st.integers(0, 2)) > 1 else groups[0]
-        configs[name] = regular(node, "first", group)
+    configs = data.draw(in_groups(problem.graph, num_procs))
     configs = in_pieces(lowering, configs) if data.draw(st.booleans()) else configs
     plan = Strategy(configs, bucket_bytes=data.draw(st.sampled_from((0, 2**20, 300))))
     if data.draw(st.integers(0, 3)) == 0:
