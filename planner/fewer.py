@@ -20,6 +20,8 @@ from castile.runtime.machine import Machine
 
 # Of a time that a search was given, so much more may go into each one on fewer processors.
 FURTHER = 0.05
+# On as many processors a search may take half a minute, and as long again on half of them.
+MOST_PROCS = 64
 
 
 def on_fewer(
@@ -39,8 +41,9 @@ def on_fewer(
     takes, and the last try was worth it.
     """
     machine = evaluator.lowering.machine
-    bound = None if found.is_insisted or evaluator.objective == "memory" else lower_bound(evaluator)
-    if bound is None or len(machine.kinds) > 1:
+    is_sought = not found.is_insisted and evaluator.objective != "memory" and machine.num_procs < MOST_PROCS
+    bound = lower_bound(evaluator) if is_sought and len(machine.kinds) == 1 else None
+    if bound is None:
         return found
     for num_procs in nodes(machine):
         least = max(bound.work_seconds * machine.num_procs / num_procs, bound.chain_seconds)

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from castile.launch import models
+from castile.launch import jobs, models
 from castile.planner.axes import parse
 from castile.planner.cost import CostModel
 from castile.planner.evaluator import Evaluator
@@ -15,7 +15,7 @@ from castile.planner.megatron import tensor_cuts
 from castile.planner.op import available, find
 from castile.planner.ops.cross_entropy import MANY_CLASSES
 from castile.planner.search import search
-from castile.planner.seeds import megatron
+from castile.planner.seeds import known_names, megatron
 from castile.planner.strategy import Strategy, parts
 from castile.planner.updates import Updates
 from castile.runtime import machine as machines
@@ -104,12 +104,19 @@ def test_no_model_has_many_classes_that_cannot_be_cut(name: str) -> None:
 def _lies_as_its_head(graph: Graph, loss: str) -> None:
     node = graph.nodes[loss]
     head = next(other for other in graph.nodes.values() if node.inputs[0] in other.outputs)
-    for degree in (2, 3, 4, 6, 8, 12, 16, 24, 48):
+    for degree in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48):
         made, read = parts(head, {"o": degree}), parts(node, {"p": degree})
         assert [part.writes(0) for part in made] == [part.reads(0) for part in read], degree
         if degree <= 8:
             cuts = tensor_cuts(graph, degree)
             assert (cuts[head.name], cuts[loss]) == ("o", "p") or head.name not in cuts, degree
+
+
+def test_what_fits_of_gpt3_is_known() -> None:
+    """Nothing else fits on 1,024 processors with as many texts, so blocks of classes must be cut evenly as often."""
+    named, machine = models.parse("gpt:size=175b"), machines.parse("dgx-h100:nodes=128")
+    lowering = Lowering(named.graph(1024), machine, jobs.recipe_updates(named.recipe), microbatches=32)
+    assert "megatron_32_zero" in known_names(lowering)
 
 
 def test_what_cannot_be_cut_of_parameters_is_said() -> None:

@@ -159,7 +159,7 @@ def build(
     norm, mlp      "layer" or "rms"; "gelu" or "silu", which is gated
     kv_heads       heads of keys and values, by default one for each of queries
     hidden         features between the two halves of an MLP, by default four times the width
-    class_blocks   how many blocks of the vocabulary the loss may be cut into, by default 48 of a large one
+    class_blocks   how many blocks of the vocabulary the loss may be cut into, by default 96 of a large one
     """
     if size not in FORMS:
         raise ValueError(f"model gpt: size should be one of {', '.join(FORMS)}, got {size!r}")

@@ -32,7 +32,7 @@ class CrossEntropy(Op):
     def layer(g, name: str, logits: Tensor, labels: Tensor, blocks: int = 0) -> Tensor:
         """Add the mean cross-entropy to graph `g`; many classes may be split at the borders of blocks of them.
 
-        blocks   how many there are; 0 for 48 of MANY_CLASSES or more, and 1 of fewer
+        blocks   how many there are; 0 for 96 of MANY_CLASSES or more, and 1 of fewer
         """
         if blocks == 1 or (blocks == 0 and logits.shape[-1] < MANY_CLASSES):
             return g.apply(CrossEntropy(), name, logits, labels)

@@ -13,7 +13,7 @@ from castile.planner.op import Op, Part, Tensor, op
 from castile.planner.ops.block_entropy import BlockEntropy
 
 # As many as most groups of processors divide, and each still hundreds of words long.
-CLASS_BLOCKS = 48
+CLASS_BLOCKS = 96
 
 
 @op("... p! c! -> , ...", flops_per_point=4, results=("", "lse"))
