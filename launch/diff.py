@@ -14,7 +14,7 @@ import tyro
 from rich.table import Table
 
 from castile.launch import checks, offline, options, report
-from castile.launch.explain import open_plan
+from castile.launch.explain import desk_of
 from castile.launch.explain_report import folded, shortened, signed, with_members
 from castile.launch.offline import Desk
 from castile.launch.ranks import UserError
@@ -64,8 +64,7 @@ def run(command: Diff) -> int:
     machine = offline.find_machine(command.machine) if command.machine else None
     if offline.is_silent(machine):
         return 0
-    plans = {path: strategies.read(path) for path in (command.a, command.b)}
-    a, b = plans[command.a], plans[command.b]
+    a, b = (strategies.read(path) for path in (command.a, command.b))
     if a.graph != b.graph:
         raise UserError(
             f"plans {command.a} and {command.b} are not of one model and batch ({a.model or a.graph}, "
@@ -78,7 +77,10 @@ def run(command: Diff) -> int:
         facts |= compare(a, b, a.predicted, b.predicted)
     else:
         mode = "forward" if command.forward else "train"
-        opened = [open_plan(path, machine, "", command.batch, command.profile, mode) for path in (command.a, command.b)]
+        given = ((a, command.a), (b, command.b))
+        opened = [
+            (plan, desk_of(plan, path, machine, "", command.batch, command.profile, mode)) for plan, path in given
+        ]
         (worth_a, nodes), (worth_b, _) = (_simulated(plan, desk.measured()) for plan, desk in opened)
         facts |= compare(a, b, worth_a, worth_b)
         for row in facts["moved"]:

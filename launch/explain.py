@@ -74,11 +74,12 @@ def run(command: Explain) -> int:
     checks.counts(batch=command.batch)
     checks.writable(picture=command.picture)
     budget = parse_budget(command.budget)
-    machine = offline.machine_of(command.machine, strategies.read(command.plan), command.plan)
+    plan = strategies.read(command.plan)
+    machine = offline.machine_of(command.machine, plan, command.plan)
     if offline.is_silent(machine):
         return 0
     mode = "forward" if command.forward else "train"
-    plan, desk = open_plan(command.plan, machine, command.model, command.batch, command.profile, mode)
+    desk = desk_of(plan, command.plan, machine, command.model, command.batch, command.profile, mode)
     if command.op:
         command = replace(command, op=node_of(desk.evaluator.lowering, plan, command.op))
     if command.why_not:
@@ -124,17 +125,22 @@ def run(command: Explain) -> int:
     return 0
 
 
-def open_plan(
-    path: str, machine: Machine, model: str = "", batch: int | None = None, profile: str = "", mode: str = "train"
-) -> tuple[Strategy, Desk]:
-    """The plan of a file, and a desk for its model on the machine with batches cut as the plan cuts them.
+def desk_of(
+    plan: Strategy,
+    path: str,
+    machine: Machine,
+    model: str = "",
+    batch: int | None = None,
+    profile: str = "",
+    mode: str = "train",
+) -> Desk:
+    """A desk for the model of a file's plan on the machine, with batches cut as the plan cuts them.
 
     model   where the file does not say it
     batch   samples a step, where it is not what the file says
     mode    what the plan is lowered to, as `Lowering` has it; a forward pass takes the whole batch
-    Raises ValueError or UserError where the file is no plan, or one for another model or machine.
+    Raises ValueError or UserError where the plan is for another model or machine.
     """
-    plan = strategies.read(path)
     named = model or plan.model
     if not named:
         raise UserError(f"plan {path} does not say its model: give it with --model")
@@ -145,7 +151,7 @@ def open_plan(
     if plan.microbatches > 1 and mode == "train":
         lowering = Lowering(lowering.graph, machine, lowering.updates, microbatches=plan.microbatches)
         desk = replace(desk, evaluator=desk.evaluator.turned("time", lowering=lowering))
-    return plan, desk
+    return desk
 
 
 def _seed(evaluator: Evaluator, name: str) -> Strategy:

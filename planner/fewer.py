@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from castile.planner.bounds import lower_bound
-from castile.planner.evaluator import Evaluator
+from castile.planner.evaluator import FOLDED_FROM, Evaluator
 from castile.planner.pins import Pin, Pins
 from castile.planner.search import Found
 from castile.planner.strategy import Names
@@ -20,8 +20,6 @@ from castile.runtime.machine import Machine
 
 # Of a time that a search was given, so much more may go into each one on fewer processors.
 FURTHER = 0.05
-# On as many processors a search may take half a minute, and as long again on half of them.
-MOST_PROCS = 64
 
 
 def on_fewer(
@@ -41,11 +39,13 @@ def on_fewer(
     takes, and the last try was worth it.
     """
     machine = evaluator.lowering.machine
-    is_sought = not found.is_insisted and evaluator.objective != "memory" and machine.num_procs < MOST_PROCS
-    bound = lower_bound(evaluator) if is_sought and len(machine.kinds) == 1 else None
+    # Where plans are folded a search may take half a minute, and as long again on half of the nodes.
+    is_small = machine.num_procs < FOLDED_FROM and len(machine.kinds) == 1
+    sizes = list(nodes(machine)) if is_small and not found.is_insisted and evaluator.objective != "memory" else []
+    bound = lower_bound(evaluator) if sizes else None
     if bound is None:
         return found
-    for num_procs in nodes(machine):
+    for num_procs in sizes:
         least = max(bound.work_seconds * machine.num_procs / num_procs, bound.chain_seconds)
         if least >= found.evaluated.seconds or is_over():
             break
