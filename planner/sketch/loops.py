@@ -80,6 +80,15 @@ def restored(count, nodes, old, plan):  # type: ignore[no-untyped-def]
         plan[nodes[k]] = old[k]
 
 
+def note(number, energy, plan, best, seen):  # type: ignore[no-untyped-def]
+    """Keep a plan that is better than all before, and in the ring which proposal it was."""
+    k = int(seen[0, 0]) % (len(seen) - 1)
+    for j in range(len(plan)):
+        best[j] = plan[j]
+    seen[0, 0] += 1
+    seen[k + 1, 0], seen[k + 1, 1] = number, energy
+
+
 def walk(  # type: ignore[no-untyped-def]
     begin, draws, heats, plan, energy, best, best_energy, capacity, penalty, axes_of, type_of,
     program, uses, spaces, layouts, links, prices, choices, classes, room, log, nodes, old, seen,
@@ -139,12 +148,8 @@ def walk(  # type: ignore[no-untyped-def]
                 )  # fmt: skip
                 energy = seconds * (1 + penalty * overflow)
             if energy < best_energy:
-                k = int(seen[0, 0]) % (len(seen) - 1)
                 best_energy = energy
-                for j in range(len(plan)):
-                    best[j] = plan[j]
-                seen[0, 0] += 1
-                seen[k + 1, 0], seen[k + 1, 1] = i, energy
+                note(i, energy, plan, best, seen)
         else:
             forget(first, stop, program, room, log)
             for p in range(len(capacity)):
@@ -153,5 +158,5 @@ def walk(  # type: ignore[no-untyped-def]
     return DONE, len(draws), energy, best_energy
 
 
-INLINED = (decided, load, restored, shortage)
+INLINED = (decided, load, note, restored, shortage)
 PARTS = (carry, load_all, renewed)
