@@ -12,7 +12,8 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-from castile.launch.ranks import Ended
+from castile.launch import last_words
+from castile.launch.ranks import Ended, interrupt
 from castile.launch.stopping import SIGNALS
 
 
@@ -53,20 +54,23 @@ def ending_early(what: str) -> Iterator[Callable[[], bool]]:
 
 @contextlib.contextmanager
 def told(text: str) -> Iterator[None]:
-    """Where Ctrl-C or a signal that asks to stop ends what this block does, `text` says what there is of it.
+    """Where Ctrl-C or a signal that asks to stop ends what this block does, `text` says what there is of it; so it
+    does where a rank is killed.
 
     Raises Ended there. In another thread than the main one, and where they are to be ignored, signals are left alone.
     """
 
     def end(number: int, frame: FrameType | None) -> None:
-        raise Ended(number, text)
+        interrupt(Ended(number, text), frame)
 
     before = {}
     if threading.current_thread() is threading.main_thread():
         numbers = [n for n in (signal.SIGINT, *SIGNALS) if signal.getsignal(n) is not signal.SIG_IGN]
         before = {number: signal.signal(number, end) for number in numbers}
+    last_words.leave(text)
     try:
         yield
+        last_words.leave("")
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

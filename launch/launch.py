@@ -12,7 +12,8 @@ import subprocess
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -20,7 +21,7 @@ from typing import IO, Annotated
 
 import tyro
 
-from castile.launch import installing, mpi_settings, options
+from castile.launch import installing, last_words, mpi_settings, notes, options
 from castile.launch.ranks import UserError, num_launched
 
 # How long mpirun may take to end its ranks after a signal. Killed outright, it would leave them behind.
@@ -127,13 +128,17 @@ def read_hostfile(path: Path) -> dict[str, int]:
 def start(words: Sequence[str], environment: Mapping[str, str]) -> int:
     """Runs mpirun to its end and returns its exit status; a signal that ends us is passed on to it first.
 
-    Ranks' output passes through; mpirun's own note that a rank ended with an error is left out, for the rank says why.
+    Ranks' output passes through; of what mpirun itself says of their end no more than `notes` tells.
     """
     passed: list[int] = []
     read, write = os.pipe()
-    with open(read, "rb") as told, _started(words, environment, told, write) as process:
+    with ExitStack() as stack:
+        left = stack.enter_context(last_words.awaited())
+        told = stack.enter_context(open(read, "rb"))
+        ours = {**environment, last_words.VARIABLE: str(left)}
+        process = stack.enter_context(_started(words, ours, told, write))
         handlers = {number: signal.signal(number, _passing(process, passed)) for number in _passed()}
-        relay = threading.Thread(target=_relay, args=(told,), daemon=True)
+        relay = threading.Thread(target=_relay, args=(told, left, passed), daemon=True)
         relay.start()
         try:
             status = process.wait()
@@ -203,33 +208,11 @@ def _passed() -> tuple[signal.Signals, ...]:
     return tuple(number for number in known if signal.getsignal(number) is not signal.SIG_IGN)
 
 
-def _relay(stream: IO[bytes]) -> None:
-    for text in without_notes(stream):
+def _relay(stream: IO[bytes], left: Path, passed: Sequence[int]) -> None:
+    # who was asked to end has not died
+    for text in notes.told(stream, lambda: None if passed else last_words.read(left)):
         sys.stderr.write(text)
         sys.stderr.flush()
-
-
-def without_notes(lines: Iterator[bytes] | IO[bytes]) -> Iterator[str]:
-    """The lines but for mpirun's own boxes on a rank that ended the job: between two rules of dashes."""
-    box: list[str] = []
-    for line in lines:
-        # mpirun ends its boxes with a zero byte.
-        text = line.decode(errors="replace").replace("\0", "")
-        rule = text.startswith("-" * 60)
-        if box or rule:
-            box.append(text)
-        elif text:
-            yield text
-        if rule and len(box) > 1:
-            if not _is_note(box):
-                yield from box
-            box = []
-    yield from box
-
-
-def _is_note(box: Sequence[str]) -> bool:
-    text = " ".join(box)
-    return "MPI_ABORT was invoked" in text or 'calling\n "abort"' in text or "exited with non-zero status" in text
 
 
 def _split(args: list[str]) -> tuple[list[str], list[str]]:

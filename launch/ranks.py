@@ -41,6 +41,9 @@ _LOADER = "<frozen importlib._bootstrap>"
 _SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
+# What signals have raised: a library that one comes upon may drop it, or tell of a fault of its own instead.
+_heard: list[KeyboardInterrupt | Ended] = []
+
 
 class UserError(ValueError):
     """A mistake that the user can mend: its text is one clear sentence that says how."""
@@ -51,7 +54,7 @@ class Ended(BaseException):
 
     def __init__(self, number: int, text: str) -> None:
         super().__init__(text)
-        self.status = 128 + number
+        self.number = number
 
 
 @dataclass(frozen=True)
@@ -127,11 +130,21 @@ def main_guard(body: Callable[[], int]) -> int:
     A user's mistake, or no room for what is printed, is one sentence from one rank and status 2; any other exception is
     one traceback, from the first rank that failed, and status 1. Both go to stderr. Ctrl-C is status 130.
     """
-    with _hearing_interrupts() as is_interrupted:
-        return _guarded(body, is_interrupted)
+    with _hearing_interrupts():
+        return _guarded(body)
 
 
-def _guarded(body: Callable[[], int], is_interrupted: Callable[[], bool]) -> int:
+def interrupt(end: KeyboardInterrupt | Ended, frame: FrameType | None) -> NoReturn:
+    """Raise what a signal ends the work with, in its handler: it comes through whatever runs there."""
+    if _is_loading(frame):
+        # Libraries in C print what they meet while they are loaded; nothing is under way yet.
+        os._exit(_interrupted(end))
+    _heard.append(end)
+    raise end
+
+
+def _guarded(body: Callable[[], int]) -> int:
+    _heard.clear()
     try:
         try:
             return body()
@@ -139,18 +152,15 @@ def _guarded(body: Callable[[], int], is_interrupted: Callable[[], bool]) -> int
             _flush()
     except SystemExit as stop:
         return _end(stop.code if isinstance(stop.code, int) else int(stop.code is not None), _text_of(stop.code))
-    except Ended as ended:
-        return _end(ended.status, f"castile: {ended}\n")
-    except KeyboardInterrupt:
-        return _end(130, "")
+    except (KeyboardInterrupt, Ended) as end:
+        return _interrupted(end)
     except BrokenPipeError:
         # The reader of our output has gone.
         _drop_output()
         return _end(141, "")
     except BaseException as error:
-        # A library that is interrupted as it is loaded may tell of a fault of its own.
-        if is_interrupted():
-            return _end(130, "")
+        if _heard:
+            return _interrupted(_heard[-1])
         # Whatever else is written is refused with its name.
         if isinstance(error, OSError) and error.filename is None and error.errno in _NO_ROOM:
             _drop_output()
@@ -160,34 +170,31 @@ def _guarded(body: Callable[[], int], is_interrupted: Callable[[], bool]) -> int
         return _end(1, _report(error))
 
 
-@contextlib.contextmanager
-def _hearing_interrupts() -> Iterator[Callable[[], bool]]:
-    """Whether a KeyboardInterrupt has been raised in this block, whatever a library made of it."""
-    heard = threading.Event()
+def _interrupted(end: KeyboardInterrupt | Ended) -> int:
+    return _end(130, "") if isinstance(end, KeyboardInterrupt) else _end(128 + end.number, f"castile: {end}\n")
 
-    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-        if _is_loading(frame):
-            # Libraries in C print what they meet while they are loaded; nothing is under way yet.
-            os._exit(_end(130, ""))
-        heard.set()
-        raise KeyboardInterrupt
+
+@contextlib.contextmanager
+def _hearing_interrupts() -> Iterator[None]:
+    """A block that Ctrl-C ends, and whose interrupts come again where C code dropped them."""
 
     def dropped(what: Any) -> None:
-        if what.exc_type is not KeyboardInterrupt:
+        if not issubclass(what.exc_type, KeyboardInterrupt | Ended):
             hook(what)
             return
         # C code called Python, and went on: it comes again when that has ended, and ends what sleeps.
+        number = what.exc_value.number if isinstance(what.exc_value, Ended) else signal.SIGINT
         main = threading.main_thread().ident
-        threading.Timer(REPEAT_SECONDS, signal.pthread_kill, (main, signal.SIGINT)).start()
+        threading.Timer(REPEAT_SECONDS, signal.pthread_kill, (main, number)).start()
 
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield heard.is_set
+        yield
         return
-    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGINT, lambda number, frame: interrupt(KeyboardInterrupt(), frame))
     hook, sys.unraisablehook = sys.unraisablehook, dropped
     try:
-        yield heard.is_set
+        yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.unraisablehook = hook

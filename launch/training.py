@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from castile.launch import evaluate, report, training_report
+from castile.launch import evaluate, last_words, report, training_report
 from castile.launch.checkpoints.checkpointer import Checkpointer, Outcome
 from castile.launch.data import Dataset
 from castile.launch.execution import Execution, Prepared
@@ -71,6 +71,7 @@ class Training:
         """Train. Raises UserError where the loss is no finite number."""
         course, job = self.course, self.job
         first, last = course.first_step, max(course.num_steps, course.first_step)
+        self._leave()
         with ExitStack() as stack:
             # without a place to save to a signal ends the job as it ends any program
             stopping = stack.enter_context(Stopping(job.comm, SIGNALS if course.saver else ()))
@@ -190,6 +191,14 @@ class Training:
         copied = course.saver.save(step, step * self.job.graph.batch, carried, strategies.encode(course.plan))
         self.progress.copied_seconds += copied.seconds + copied.waited_seconds
 
+    def _leave(self) -> None:
+        """Say what there is to go on from, should a rank be killed."""
+        saver = self.course.saver
+        if self.job.leads and saver is not None and saver.latest is not None:
+            last_words.leave(f"with --resume the same command goes on from {saver.latest}")
+        elif self.job.leads:
+            last_words.leave("nothing is saved yet; --checkpoint DIR with --checkpoint-every N saves, to --resume from")
+
     def _told(self, outcome: Outcome | None) -> None:
         """Tell what became of a save."""
         if outcome is None:
@@ -200,6 +209,7 @@ class Training:
         if outcome.warning:
             self.say.warn(outcome.warning)
         if outcome.complete:
+            self._leave()
             self.say.line(training_report.checkpoint_line(outcome.step, outcome.path, outcome.nbytes, outcome.seconds))
 
 

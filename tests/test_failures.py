@@ -110,6 +110,35 @@ def test_a_killed_rank_ends_the_job(who, plan, profile, home, tmp_path):
     Database(profile)
 
 
+LAUNCHED = """
+import os, sys
+from castile.launch import launch
+words = launch.mpirun_words(3, None, [sys.executable, *sys.argv[1:]])
+sys.exit(launch.start(words, os.environ | launch.variables()))
+"""
+
+
+@pytest.mark.mpi
+def test_who_launched_a_rank_that_is_killed_tells_which_and_what_there_is(plan, home, tmp_path):
+    def launched(way, who, *more):
+        words = ["train", "mlp", "--plan", str(plan), "--checkpoint", str(tmp_path / "run"), "--resume", *more]
+        program = [sys.executable, "-c", LAUNCHED, CASE, way, who, str(tmp_path / "failed"), *words]
+        environment = {**os.environ, **home, "PYTHONPATH": str(CHECKOUT)}
+        return subprocess.run(program, env=environment, capture_output=True, text=True, timeout=60)
+
+    def told(who):
+        ended = launched("kill", who, "--steps", "100000")
+        host = re.escape(socket.gethostname())
+        sentence = rf"castile: rank {who} on {host} was ended by SIGKILL \(.*\), and the job with it: (.*)\n"
+        found = re.fullmatch(sentence, ended.stderr)
+        assert ended.returncode == 128 + signal.SIGKILL and found is not None, ended.stderr
+        return found[1]
+
+    assert told("0").startswith("nothing is saved yet; ")
+    assert launched("none", "0", "--steps", "2").returncode == 0
+    assert told("2") == f"with --resume the same command goes on from {tmp_path}/run/step-00000002"
+
+
 DYING = """
 import contextlib, os, signal, sys
 from castile.launch.__main__ import main

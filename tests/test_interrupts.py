@@ -1,5 +1,6 @@
 """Signals while a user waits: Ctrl-C that ends with what there is, and ends that say what is left of the work."""
 
+import contextlib
 import ctypes
 import signal
 import subprocess
@@ -60,34 +61,49 @@ def test_an_end_says_what_is_left_and_which_signal_it_was(number, capsys):
     assert signal.getsignal(number) is before
 
 
-def test_an_interrupt_is_no_fault_of_the_library_that_it_met(capsys):
+def ended(body, number: int, is_told: bool) -> None:
+    """Run what a signal ends, as by a command that says what is left, or by one that does not."""
+
+    def run() -> int:
+        with told("ended") if is_told else contextlib.nullcontext():
+            return body()
+
+    before, hook = signal.getsignal(number), sys.unraisablehook
+    assert main_guard(run) == 128 + number
+    assert signal.getsignal(number) is before and sys.unraisablehook is hook
+
+
+WAITING = [(signal.SIGINT, False), *((number, True) for number in ENDS)]
+
+
+@pytest.mark.parametrize(("number", "is_told"), WAITING)
+@pytest.mark.parametrize("made", [ImportError("failed to import"), RuntimeError("no compiled object yet")])
+def test_an_interrupt_is_no_fault_of_the_library_that_it_met(made, number, is_told, capsys):
     def body() -> int:
         try:
-            signal.raise_signal(signal.SIGINT)
-        except KeyboardInterrupt:
-            raise ImportError("failed to import") from None
+            signal.raise_signal(number)
+        except (KeyboardInterrupt, Ended):
+            raise made from None
         return 0
 
-    before = signal.getsignal(signal.SIGINT)
-    assert main_guard(body) == 130
-    assert capsys.readouterr().err == ""
-    assert signal.getsignal(signal.SIGINT) is before
+    ended(body, number, is_told)
+    assert capsys.readouterr().err == "castile: ended\n" * is_told
 
 
-def test_an_interrupt_that_c_code_drops_comes_again(capsys):
+@pytest.mark.parametrize(("number", "is_told"), WAITING)
+def test_an_interrupt_that_c_code_drops_comes_again(number, is_told, capsys):
     def called() -> None:
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(number)
 
     def body() -> int:
         ctypes.CFUNCTYPE(None)(called)()
         time.sleep(30)
         return 0
 
-    before, began = sys.unraisablehook, time.monotonic()
-    assert main_guard(body) == 130
+    began = time.monotonic()
+    ended(body, number, is_told)
     assert time.monotonic() - began < 30, "it came when the sleep had ended"
-    assert capsys.readouterr().err == ""
-    assert sys.unraisablehook is before
+    assert capsys.readouterr().err == "castile: ended\n" * is_told
 
 
 SLOW = """
@@ -112,8 +128,8 @@ sys.exit(main())
 )
 def test_an_interrupt_while_the_program_is_loaded_is_no_traceback(name, told):
     command = [sys.executable, "-c", SLOW.replace("NAME", name), "doctor"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", told)
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (outcome.returncode, outcome.stdout, outcome.stderr) == (130, "", told)
 
 
 @pytest.mark.parametrize("number", ENDS)

@@ -20,8 +20,6 @@ from castile.launch.__main__ import main, parse
 from tests.command_lines import COMMANDS, module_of, options_of
 from tests.mpi import CHECKOUT, mpirun_apart
 
-RULE = "-" * 74 + "\n"
-
 
 def test_castile_alone_lists_its_commands(capsys):
     assert main([]) == 0
@@ -197,14 +195,6 @@ def test_more_ranks_than_slots_are_spread_over_the_hosts(tmp_path):
     path.write_text("one slots=2\ntwo slots=2\n")
     assert "--map-by" not in launch.mpirun_words(4, path, ["x"])
     assert "ppr:3:node:oversubscribe" in launch.mpirun_words(5, path, ["x"])
-
-
-def test_mpiruns_note_on_a_failed_rank_is_left_out():
-    note = [RULE, "MPI_ABORT was invoked on rank 0\n", RULE]
-    other = [RULE, "prterun was unable to find the specified executable file\n", RULE]
-    lines = ["before\n", *note, *other, "\0", "after\n", RULE, "cut off\n"]
-    kept = list(launch.without_notes(iter([line.encode() for line in lines])))
-    assert kept == ["before\n", *other, "after\n", RULE, "cut off\n"]
 
 
 FAILING = """

@@ -96,6 +96,11 @@ class Checkpointer:
         self._lock = self._open(begin_step)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
 
+    @property
+    def latest(self) -> Path | None:
+        """The checkpoint that the run would go on from now, None where it has none."""
+        return self.folder / folders.name_of(self._saved_step) if self._saved_step else None
+
     def due(self, step: int) -> bool:
         """Whether the state after that many steps is to be saved."""
         return step % self.every_steps == 0 and step > self._saved_step

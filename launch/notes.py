@@ -1,0 +1,57 @@
+"""Notes: what Open MPI's launcher says of a job's end, left out or in castile's words.
+
+It does not know how a job is started.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+# It stands between two rules of dashes, wrapped.
+_KILLED = re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)")
+# What most often is behind a signal that nobody sent by hand.
+_CAUSES = {
+    signal.SIGKILL: "by hand, or by the system where memory ran out",
+    **dict.fromkeys((signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT), "by a fault of a "
+                    "library or of the machine; `castile doctor` tells which libraries these are"),
+}  # fmt: skip
+
+
+def told(lines: Iterable[bytes], last_words: Callable[[], str | None]) -> Iterator[str]:
+    """The lines of a launcher and its ranks, without its boxes on a rank that ended the job: the rank has said why.
+
+    A rank that was killed has not: which it was, by which signal, and what the ranks left to be told then, is one
+    sentence. There is none where that is None.
+    """
+    box: list[str] = []
+    for line in lines:
+        # the boxes end with a zero byte
+        text = line.decode(errors="replace").replace("\0", "")
+        rule = text.startswith("-" * 60)
+        if box or rule:
+            box.append(text)
+        elif text:
+            yield text
+        if rule and len(box) > 1:
+            yield from _in_our_words(box, last_words)
+            box = []
+    yield from box
+
+
+def _in_our_words(box: Sequence[str], last_words: Callable[[], str | None]) -> Sequence[str]:
+    text = " ".join(" ".join(box).split())
+    if found := _KILLED.search(text):
+        words = last_words()
+        return [] if words is None else [f"castile: {_killed(*found.groups())}{f': {words}' if words else ''}\n"]
+    is_note = "MPI_ABORT was invoked" in text or 'calling "abort"' in text or "exited with non-zero status" in text
+    return [] if is_note else box
+
+
+def _killed(rank: str, host: str, number: str) -> str:
+    try:
+        name, cause = signal.Signals(int(number)).name, _CAUSES.get(signal.Signals(int(number)), "")
+    except ValueError:
+        name, cause = f"signal {number}", ""
+    return f"rank {rank} on {host} was ended by {name}{f' ({cause})' if cause else ''}, and the job with it"

@@ -1,0 +1,51 @@
+"""Notes: what mpirun says of a job's end is not told twice, and a rank that was killed is told in one sentence."""
+
+import signal
+
+import pytest
+
+from castile.launch import last_words, notes
+
+RULE = "-" * 74 + "\n"
+# As Open MPI 5 wraps it, with the system's word for the signal, and without.
+KILLED = [
+    "mpirun noticed that process rank 1 with PID 4821 on node here exited on\nsignal {}.\n",
+    "prterun noticed that process rank 1 with PID 4821 on node here exited on\nsignal {} (Word).\n",
+]
+
+
+def told(*lines, left=""):
+    return list(notes.told(iter([line.encode() for line in lines]), lambda: left))
+
+
+def test_mpiruns_note_on_a_failed_rank_is_left_out():
+    note = [RULE, "MPI_ABORT was invoked on rank 0\n", RULE]
+    other = [RULE, "prterun was unable to find the specified executable file\n", RULE]
+    kept = told("before\n", *note, *other, "\0", "after\n", RULE, "cut off\n")
+    assert kept == ["before\n", *other, "after\n", RULE, "cut off\n"]
+
+
+@pytest.mark.parametrize("form", KILLED)
+@pytest.mark.parametrize("number", sorted({*map(int, signal.Signals), 33}))
+def test_a_rank_that_was_killed_is_told_in_one_sentence_with_what_it_left(form, number):
+    note = [RULE, *form.format(number).splitlines(keepends=True), RULE]
+    name = signal.Signals(number).name if number != 33 else "signal 33"
+    for left, end in (("", "the job with it\n"), ("go on so", "the job with it: go on so\n")):
+        before, sentence, after = told("before\n", *note, "after\n", left=left)
+        assert (before, after) == ("before\n", "after\n")
+        assert sentence.startswith(f"castile: rank 1 on here was ended by {name}") and sentence.endswith(end)
+    # who was asked to end has not died
+    assert told("before\n", *note, "after\n", left=None) == ["before\n", "after\n"]
+
+
+def test_the_last_that_is_left_is_read_and_to_leave_nothing_is_no_fault(monkeypatch):
+    monkeypatch.delenv(last_words.VARIABLE, raising=False)
+    last_words.leave("nobody waits for it")
+    with last_words.awaited() as path:
+        assert last_words.read(path) == ""
+        monkeypatch.setenv(last_words.VARIABLE, str(path))
+        for words in ("first", "then"):
+            last_words.leave(words)
+            assert last_words.read(path) == words
+    last_words.leave("too late")
+    assert last_words.read(path) == "" and not path.parent.exists()
