@@ -63,6 +63,14 @@ def given(job: Job, plan: Strategy, path: str) -> Chosen:
         raise UserError(f"plan {path}: {error}") from error
 
 
+def any_known(job: Job) -> Chosen:
+    """The first known plan that fits, for what is not worth measuring. Raises UserError where none does."""
+    for plan in seeds(job.lowering, None, job.cost).values():
+        with contextlib.suppress(ValueError):
+            return Chosen(plan, job.prepare(plan))
+    raise UserError("no known plan fits here: name the file of one that does with --plan")
+
+
 def choose(
     job: Job,
     name: str,

@@ -14,6 +14,7 @@ from castile.launch.checkpoints.manifest import Facts
 from castile.launch.checkpoints.reader import Reader, open_checkpoint
 from castile.launch.jobs import Job
 from castile.launch.ranks import UserError
+from castile.launch.screen import Speaker
 from castile.planner import strategy as strategies
 from castile.planner.strategy import Strategy
 
@@ -23,6 +24,20 @@ class _Told(msgspec.Struct):
 
     path: str = ""
     warnings: tuple[str, ...] = ()
+
+
+def begin(job: Job, folder: str, here: Facts, say: Speaker) -> Reader | None:
+    """The checkpoint that a run goes on from, told to the user; None in a folder without any.
+
+    Raises UserError where it is of another training than `here`.
+    """
+    saved, warnings = find(job, folder)
+    for text in warnings:
+        say.warn(text)
+    if saved is not None:
+        check_same(saved.facts, here, saved.path)
+        say.line(f"going on from {saved.path}: {saved.step} steps are done")
+    return saved
 
 
 def find(job: Job, folder: str) -> tuple[Reader | None, tuple[str, ...]]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
-from castile.launch import options
+from castile.launch import files, options
 from castile.launch.jobs import communicator, from_leader
 from castile.launch.ranks import UserError
 from castile.runtime.strict import convert
@@ -60,6 +60,15 @@ def text(command: Any, without: Sequence[str] = ()) -> str:
     """The command as a run file, but for options that were not given and those named in `without`."""
     words = {name: _written(value) for name, value in given(command, without).items()}
     return "".join(f"{name} = {word}\n" for name, word in words.items())
+
+
+def write(paths: Iterable[Path], command: Any, without: Sequence[str], warn: Callable[[str], None]) -> None:
+    """Write the command as run files; `warn` is told of what cannot be, as no training ends for it."""
+    for path in paths:
+        try:
+            files.write(path, text(command, without).encode())
+        except UserError as error:
+            warn(f"{error}; training goes on without this file")
 
 
 def given(command: Any, without: Sequence[str] = ()) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from castile import __version__
-from castile.kernels.table import Table
 from castile.launch import (
     checks,
     explore,
@@ -29,7 +28,6 @@ from castile.launch import (
     optimizers,
     options,
     rates,
-    report,
     resume,
     runfile,
     trace,
@@ -38,6 +36,7 @@ from castile.launch import (
     weights,
 )
 from castile.launch.checkpoints import folder as folders
+from castile.launch.checkpoints import layout as layouts
 from castile.launch.checkpoints.checkpointer import Checkpointer
 from castile.launch.checkpoints.manifest import Facts
 from castile.launch.checkpoints.reader import Reader
@@ -58,6 +57,8 @@ from castile.runtime import debug
 from castile.runtime.timeline import Timeline
 
 RESOLVED = "resolved.toml"
+# Options that say how a run is shown.
+HOW_SHOWN = ("print", "json")
 NUM_KEPT = 2
 
 
@@ -167,33 +168,47 @@ def run(command: Train) -> int:
     dataset = job.dataset(command.data, command.seed)
     values = weights.load(command.weights, job.model, job.graph) if command.weights else None
     saved = _saved(command, job, say)
-    given = _given(command, job, saved)
+    given, num_steps, told = _given(command, job, saved), _num_steps(command, job, dataset), _told(command)
     job.measure()
-    chosen = _choose(command, job, dataset, given, say)
+    if saved is not None and saved.step >= num_steps:
+        say.line(training_report.nothing_to_train(saved.step, num_steps))
+        # what nothing happens to stays as it is
+        command = replace(command, checkpoint="", metrics="", tensorboard="", out="", trace="", picture="")
+        chosen = explore.any_known(job) if given is None else explore.given(job, *given)
+    else:
+        chosen = _choose(command, job, dataset, given, say)
+        if chosen.candidates:
+            # what was measured stays, whatever becomes of the training
+            _keep(command, job)
     say.line(training_report.plan_text(job, chosen))
     if line := tuning.settings_line(job, chosen.prepared.tasks, _profiling(command)):
         say.line(line)
-    _explain(job, chosen)
+    training_report.show_plan(job, chosen)
     if job.leads and command.out:
         signed = strategies.signed(chosen.plan, command.model, job.graph, job.machine)
         files.write(command.out, strategies.encode(signed))
     execution = _begin(command, job, chosen, values)
-    course = _course(command, job, dataset, chosen, execution, saved)
+    course = _course(command, job, dataset, chosen, execution, saved, num_steps)
     with _log(command, job, course, say) as log:
         progress = Training(job, course, log, say).run()
         log.record("end", step=course.first_step + progress.num_steps, reason=progress.stopped_by or "done")
-    if job.leads and progress.sampled:
-        _show(command, job, chosen, progress.sampled[-1])
-    facts = training_report.facts(job, chosen, progress, course.first_step, _told(command))
-    if progress.num_sampled:
-        job.learn(chosen.prepared, progress.sampled)
+    facts = training_report.facts(job, chosen, progress, course.first_step, told)
     facts["files"] = _files(command, job)
     facts["total_seconds"] = time.perf_counter() - begun
     say.close(training_report.text, facts)
-    # whatever becomes of it, the training is told
+    # whatever becomes of these, the training is told
+    if progress.num_sampled:
+        job.learn(chosen.prepared, progress.sampled)
+        _keep(command, job)
+    if job.leads and progress.sampled:
+        _show(command, job, chosen, progress.sampled[-1])
+    return 0
+
+
+def _keep(command: Train, job: Job) -> None:
+    """Keep what was learned so far."""
     with jobs.kept(command.profile or None):
         job.keep()
-    return 0
 
 
 def _show(command: Train, job: Job, chosen: Chosen, measured: Timeline) -> None:
@@ -258,7 +273,7 @@ def _updates(command: Train) -> Updates:
 
 def _told(command: Train) -> dict[str, Any]:
     """The run as it is told and written: but for how it is shown."""
-    return runfile.given(command, without=("print", "json"))
+    return runfile.given(command, without=HOW_SHOWN)
 
 
 def _profiling(command: Train) -> str:
@@ -287,13 +302,7 @@ def _saved(command: Train, job: Job, say: Speaker) -> Reader | None:
         if command.checkpoint and job.leads:
             folders.check_free(Path(command.checkpoint))
         return None
-    saved, warnings = resume.find(job, command.checkpoint)
-    for text in warnings:
-        say.warn(text)
-    if saved is not None:
-        resume.check_same(saved.facts, _facts(command, job), saved.path)
-        say.line(f"going on from {saved.path}: {saved.step} steps are done")
-    return saved
+    return resume.begin(job, command.checkpoint, _facts(command, job), say)
 
 
 def _given(command: Train, job: Job, saved: Reader | None) -> tuple[Strategy, str] | None:
@@ -322,15 +331,6 @@ def _choose(command: Train, job: Job, dataset: Dataset, given: tuple[Strategy, s
     return explore.choose(job, command.search, command.budget, command.seed, feed, command.lr, say.note)
 
 
-def _explain(job: Job, chosen: Chosen) -> None:
-    """What the debug ladder asks to see before the first step."""
-    tasks, rank = chosen.prepared.tasks, job.comm.rank
-    debug.show(debug.PLAN, rank, lambda: "\n".join(report.plan_lines(chosen.plan)))
-    debug.show(debug.GRAPH, rank, lambda: debug.graph_table(tasks))
-    form = "numpy" if job.backend == "numpy" else "triton"
-    debug.show(debug.SOURCES, rank, lambda: debug.kernel_sources(tasks, Table(form).source))
-
-
 def _begin(command: Train, job: Job, chosen: Chosen, values: Mapping[str, np.ndarray] | None) -> Execution:
     """This rank's part of the plan, with the numbers that training begins with."""
     execution = job.execute(chosen.prepared, command.seed)
@@ -347,18 +347,18 @@ def _facts(command: Train, job: Job) -> Facts:
 
 
 def _course(
-    command: Train, job: Job, dataset: Dataset, chosen: Chosen, execution: Execution, saved: Reader | None
-) -> Course:
-    num_steps = command.steps or (command.epochs or 1) * dataset.steps_per_epoch(job.graph.batch)
+    command: Train, job: Job, dataset: Dataset, chosen: Chosen, execution: Execution, saved: Reader | None,
+    num_steps: int,
+) -> Course:  # fmt: skip
     first = saved.step if saved is not None else 0
     saver = None
     if command.checkpoint:
         every = command.checkpoint_every or max(num_steps, 1)
         saver = Checkpointer(command.checkpoint, job.comm, every, command.keep or NUM_KEPT, _facts(command, job), first)
-        layout = saver.prepare(execution.carried, strategies.encode(chosen.plan))
-        if saved is not None:
-            saved.check_regions(layout.regions.values())
-            execution.restore(saved.read)
+        saver.prepare(execution.carried, strategies.encode(chosen.plan))
+    if saved is not None:
+        saved.check_regions(layouts.agree(job.comm, execution.carried).regions.values())
+        execution.restore(saved.read)
     assert command.lr is not None
     course_rates = rates.parse(command.schedule).rates(command.lr, num_steps)
     return Course(
@@ -367,16 +367,19 @@ def _course(
     )  # fmt: skip
 
 
+def _num_steps(command: Train, job: Job, dataset: Dataset) -> int:
+    """How many steps the run has from its beginning to its end."""
+    return command.steps or (command.epochs or 1) * dataset.steps_per_epoch(job.graph.batch)
+
+
 def _log(command: Train, job: Job, course: Course, say: Speaker) -> metrics.Metrics:
     """Where records go, on rank 0; the first tells of the run, and the same lies beside them as a run file."""
     if not job.leads:
         return metrics.Metrics()
     log = metrics.start(command.metrics, command.tensorboard, command.resume, say.warn)
-    text = runfile.text(command, without=("print", "json"))
-    if command.metrics:
-        files.write(Path(command.metrics).with_suffix(f".{RESOLVED}"), text.encode())
-    if command.checkpoint:
-        files.write(Path(command.checkpoint) / RESOLVED, text.encode())
+    beside = [Path(command.metrics).with_suffix(f".{RESOLVED}")] if command.metrics else []
+    beside += [Path(command.checkpoint) / RESOLVED] if command.checkpoint else []
+    runfile.write(beside, command, HOW_SHOWN, say.warn)
     log.record(
         "run", run=_told(command), castile=__version__, num_ranks=job.comm.size,
         first_step=course.first_step, num_steps=course.num_steps,

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from castile.kernels.table import Table
 from castile.launch import report
 from castile.launch.evaluate import HeldOut
 from castile.launch.execution import Prepared
@@ -19,6 +20,7 @@ from castile.launch.jobs import Job
 from castile.launch.report import milliseconds as ms
 from castile.planner.cost import CostModel
 from castile.planner.learn import held_up
+from castile.runtime import debug
 from castile.runtime.memory import written
 from castile.runtime.timeline import Timeline
 
@@ -74,6 +76,23 @@ def plan_text(job: Job, chosen: Chosen) -> str:
         lines.append(f"chosen after {report.counted(chosen.num_proposals, 'proposal')}: {why}")
     lines += [f"  {line}" for line in report.plan_lines(chosen.plan)]
     return "\n".join(lines)
+
+
+def nothing_to_train(done: int, num_steps: int) -> str:
+    """What a run tells that goes on from where it ends."""
+    return (
+        f"nothing to train: {done} steps are done and the run has {num_steps}, so files stay as they are: give more "
+        "with --steps or --epochs to go on"
+    )
+
+
+def show_plan(job: Job, chosen: Chosen) -> None:
+    """What the debug ladder asks to see before the first step."""
+    tasks, rank = chosen.prepared.tasks, job.comm.rank
+    debug.show(debug.PLAN, rank, lambda: "\n".join(report.plan_lines(chosen.plan)))
+    debug.show(debug.GRAPH, rank, lambda: debug.graph_table(tasks))
+    form = "numpy" if job.backend == "numpy" else "triton"
+    debug.show(debug.SOURCES, rank, lambda: debug.kernel_sources(tasks, Table(form).source))
 
 
 def step_line(job: Job, step: int, progress: Progress, prepared: Prepared, last: int) -> str:
@@ -187,8 +206,6 @@ def text(facts: dict[str, Any]) -> str:
             f"other programs held up {facts['num_held_up']} of {measured} that were measured task by task: nothing is "
             "learned of transfers from these"
         )
-    if facts["first_step"] and not facts["num_steps"]:
-        lines.append(f"nothing to train: {facts['first_step']} steps were done already; give more with --steps")
     if facts["num_steps"]:
         lines.append(f"steps waited {ms(facts['waited_seconds'])} for samples in all")
     if facts["stopped_by"]:

@@ -29,24 +29,9 @@ from castile.runtime import machine as machines
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.region import whole
 from tests.mpi import CHECKOUT, mpirun_apart
+from tests.runs import MLP, losses, records, told
 
 UPDATES = Updates(Sgd(momentum=0.9, decay=0.001))
-MLP = ("train", "mlp:width=32", "--search", "data_parallel")
-
-
-def told(capsys, *words):
-    capsys.readouterr()
-    assert main([*MLP, *words, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
-def records(path, kind):
-    return [r for r in map(json.loads, path.read_bytes().splitlines()) if r["kind"] == kind]
-
-
-def losses(path):
-    """The loss of each step, that of the last run of it where it ran twice."""
-    return {r["step"]: r["loss"] for r in records(path, "step")}
 
 
 def when_trained(path, steps, then):
@@ -258,8 +243,6 @@ def test_to_resume_where_nothing_is_yet_is_to_begin(alone, capsys):
     assert told(capsys, *words)["first_step"] == 0
     facts = told(capsys, *words)
     assert (facts["first_step"], facts["num_steps"], facts["losses"]) == (5, 0, [])
-    assert main([*MLP, *words]) == 0
-    assert "nothing to train: 5 steps were done already" in capsys.readouterr().out
 
 
 def test_the_resolved_run_lies_beside_its_checkpoints_and_records(alone, capsys):

@@ -1,0 +1,68 @@
+"""Files of a training: none changes where nothing is trained, and none that cannot be written takes others with it."""
+
+import json
+import sqlite3
+
+import pytest
+
+from castile.launch.__main__ import main
+from castile.launch.checkpoints.folder import latest
+from tests.runs import MLP, losses, told
+
+
+def everything(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("num_steps", [5, 3])
+@pytest.mark.parametrize("fits", [True, False], ids=["its plan", "another machine"])
+def test_where_nothing_is_left_to_train_it_is_judged_and_every_file_stays(num_steps, fits, alone, capsys, monkeypatch):
+    files = {"checkpoint": "run", "metrics": "logs/a.jsonl", "tensorboard": "events", "out": "plan.json"}
+    files |= {"trace": "trace.json", "picture": "step.svg", "profile": "profile.db"}
+    words = [word for name, path in files.items() for word in (f"--{name}", f"{alone}/kept/{path}")]
+    before = told(capsys, *words, "--steps", "5")
+    there = everything(alone / "kept")
+    assert before["files"].keys() - {"checkpoints", "plan"} <= files.keys() and len(there) > len(files)
+    if not fits:
+        monkeypatch.setattr("castile.launch.resume.plan_of", lambda *_: None)
+    monkeypatch.setattr("castile.launch.explore.choose", lambda *_: pytest.fail("it looked for a plan"))
+    facts = told(capsys, *words, "--steps", str(num_steps), "--resume")
+    assert (facts["first_step"], facts["num_steps"], facts["losses"]) == (5, 0, [])
+    assert facts["held_out_loss"] == before["held_out_loss"] and facts["run"]["metrics"] == f"{alone}/kept/logs/a.jsonl"
+    assert facts["files"].keys() <= {"profile"}
+    assert everything(alone / "kept") == there
+    assert main([*MLP, *words, "--steps", str(num_steps), "--resume"]) == 0
+    assert f"nothing to train: 5 steps are done and the run has {num_steps}, so files stay" in capsys.readouterr().out
+
+
+def test_a_run_goes_on_without_the_run_files_that_cannot_be_written(alone, capsys):
+    for path in ("run/resolved.toml", "a.resolved.toml"):
+        (alone / path).mkdir(parents=True)
+    assert main([*MLP, "--steps", "3", "--checkpoint", "run", "--metrics", "a.jsonl"]) == 0
+    out, err = capsys.readouterr()
+    assert latest("run").step == 3 and len(losses(alone / "a.jsonl")) == 3 and "held out" in out
+    assert [line.split(": ")[1] for line in err.splitlines() if "goes on without this file" in line] == [
+        "a.resolved.toml", "run/resolved.toml",
+    ]  # fmt: skip
+
+
+def measured(path):
+    return set(sqlite3.connect(path).execute("SELECT * FROM measurement"))
+
+
+def test_what_was_measured_stays_where_the_training_ends(alone, capsys, monkeypatch):
+    def ends(*_):
+        raise KeyboardInterrupt
+
+    words = (*MLP, "--steps", "3", "--profile", "profile.db", "--json")
+    with monkeypatch.context() as patch:
+        patch.setattr("castile.launch.training.Training.run", ends)
+        assert main(words) == 130
+    assert measured("profile.db")
+    # what is written last may fail: the training is told all the same, and learned from
+    (alone / "step.svg").mkdir()
+    monkeypatch.setattr("castile.launch.checks.writable", lambda **_: None)
+    before = measured("profile.db")
+    assert main([*words, "--picture", "step.svg"]) == 2
+    out, err = capsys.readouterr()
+    assert json.loads(out)["num_steps"] == 3 and "castile: step.svg: " in err and measured("profile.db") != before
