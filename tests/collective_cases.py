@@ -15,6 +15,9 @@ from castile.runtime.task import AT_ONCE
 FORMS = ("move", "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 DTYPES = ("float32", "float64", "float16", "int32", "int64", "uint8")
 UNTOUCHED = 0x5A
+_SUMS = ("all_reduce", "reduce_scatter")
+# Of what is summed in another order, the largest of a thousandth: float16 has ten bits.
+_CLOSE = {"float16": 2e-2, "float32": 1e-5, "float64": 1e-13}
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +39,18 @@ class Case:
             assert found.tobytes() == expected.tobytes(), f"{where}: {found} is not {expected}"
         for sent, kept in zip(self.send, self.kept, strict=True):
             assert sent.tobytes() == kept.tobytes(), "a transfer changed what was sent"
+
+    def check_of(self, rank: int, found: np.ndarray) -> None:
+        """What one rank found, where sums are added in any order."""
+        expected = self.expected[self.group.index(rank)]
+        of = f"{self.form} of {found.dtype} over {self.group}, rank {rank}, counts {self.counts}"
+        where = f"{of}: {found}, not {expected}"
+        if self.form in _SUMS and found.dtype.kind == "f":
+            most = max((float(np.abs(part).max(initial=0)) for part in self.send), default=0.0)
+            gap = np.abs(found.astype("f8") - expected.astype("f8")).max(initial=0)
+            assert gap <= _CLOSE[found.dtype.name] * most, where
+        else:
+            assert found.tobytes() == expected.tobytes(), where
 
 
 def side(case: Case, send, receive, scratch) -> Side:

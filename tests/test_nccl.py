@@ -15,15 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.runtime.comm.base import Side
-from castile.runtime.comm.local import LocalCommunicator, LocalWorld
+from castile.runtime.comm.local import LocalWorld
 from tests.collective_cases import DTYPES, FORMS, Case, draw, draw_together, random_case, side
 from tests.stand_in import cupy
 from tests.stand_in import nccl as fake
 
 SIZES = (1, 2, 3, 4)
-SUMS = ("all_reduce", "reduce_scatter")
-# Of what is summed in another order, the largest of a thousandth: float16 has ten bits.
-CLOSE = {"float16": 2e-2, "float32": 1e-5, "float64": 1e-13}
 
 
 class Ranks:
@@ -90,21 +87,8 @@ def run_together(ranks: Ranks, groups: Sequence[Sequence[Case]], rng: random.Ran
         todo[rank].pop(0)()
     for case, rank, receive in results:
         if receive is not None:
-            check(case, rank, ranks.found(rank, receive))
+            case.check_of(rank, ranks.found(rank, receive))
     assert ranks.world.quiet
-
-
-def check(case: Case, rank: int, found: np.ndarray) -> None:
-    expected = case.expected[case.group.index(rank)]
-    where = (
-        f"{case.form} of {found.dtype} over {case.group}, rank {rank}, counts {case.counts}: {found}, not {expected}"
-    )
-    if case.form in SUMS and found.dtype.kind == "f":
-        most = max((float(np.abs(part).max(initial=0)) for part in case.send), default=0.0)
-        gap = np.abs(found.astype("f8") - expected.astype("f8")).max(initial=0)
-        assert gap <= CLOSE[found.dtype.name] * most, where
-    else:
-        assert found.tobytes() == expected.tobytes(), where
 
 
 @pytest.fixture
@@ -218,7 +202,7 @@ def test_a_captured_transfer_is_made_at_every_launch(journal: fake.Journal) -> N
             results[rank].data.memset_async(0, results[rank].nbytes, ranks.streams[rank])
             graphs[rank].launch(ranks.streams[rank])
         for rank in range(2):
-            check(case, rank, ranks.found(rank, results[rank]))
+            case.check_of(rank, ranks.found(rank, results[rank]))
 
 
 def test_numbers_that_nccl_does_not_add_are_refused_in_words(journal: fake.Journal) -> None:
@@ -342,63 +326,6 @@ def test_destroyed_with_their_owner(journal: fake.Journal) -> None:
     ranks.ends.clear()
     with pytest.raises(fake.NcclError, match="INVALID_ARGUMENT"):
         comm.check_async_error()
-
-
-# The choice.
-
-
-class Words(LocalCommunicator):
-    """The first of several ranks, to which the others have said where they sit."""
-
-    def gather_bytes(self, data: bytes, root: int = 0) -> list[bytes]:
-        return [data, *self.others]
-
-    def bcast_bytes(self, data: bytes | None, root: int = 0) -> bytes:
-        assert data is not None
-        return data
-
-
-def test_choice(journal: fake.Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    from castile.runtime.comm import nccl
-
-    monkeypatch.delenv(nccl.SHARING_SWITCH, raising=False)
-    for others, is_nccl, words in (
-        ([], False, "one rank"),
-        (['["b", "0000:00:00.0", 22809, false]'], True, "NCCL 2.28.9, a GPU for each rank"),
-        (['["HOST", "0000:00:00.0", 22809, false]'], False, "share a GPU, which NCCL 2.28.9 refuses"),
-        (['["b", "0000:00:00.0", 0, false]'], False, "no NCCL on b"),
-        (['["b", "0000:00:00.0", 23007, false]'], False, "differs between ranks (2.28.9, 2.30.7"),
-    ):  # fmt: skip
-        comm = Words(LocalWorld(1), 0)
-        comm.others = [other.replace("HOST", comm.host).encode() for other in others]
-        comm.crowded = True
-        chosen, why = nccl.choose(comm)
-        assert isinstance(chosen, nccl.NcclCommunicator) == is_nccl and (chosen is comm) != is_nccl
-        assert chosen.crowded
-        assert words in why
-
-
-@pytest.mark.parametrize(
-    ("version", "is_on", "is_nccl", "words"),
-    [(22809, True, False, "refuses"), (23002, True, False, "refuses"), (23003, False, False, "with NCCL_MULTI_RANK"),
-     (23003, True, True, "2.30.3"), (23203, True, True, "2.32.3")],
-)  # fmt: skip
-def test_shared_gpus(version: int, is_on: bool, is_nccl: bool, words: str) -> None:
-    with fake.installed():
-        from castile.runtime.comm.nccl import Seat, shared, verdict
-
-        assert shared(version, is_on) == verdict([Seat("a", "0", version, is_on)] * 2)
-        found, why = shared(version, is_on)
-        assert found == is_nccl and words in why
-
-
-def test_settings_of_the_user_stay(journal: fake.Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
-    monkeypatch.setenv("NCCL_ALGO", "Tree")
-    monkeypatch.delenv("NCCL_LAUNCH_ORDER_IMPLICIT", raising=False)
-    Ranks(1)
-    assert os.environ["NCCL_ALGO"] == "Tree" and os.environ["NCCL_LAUNCH_ORDER_IMPLICIT"] == "1"
 
 
 # What the stand-in refuses.

@@ -11,7 +11,6 @@ from castile.runtime.comm.base import Side
 from castile.runtime.comm.local import LocalWorld
 from tests.collective_cases import DTYPES, FORMS, random_case
 from tests.mpi import mpirun
-from tests.test_nccl import check
 
 pytestmark = pytest.mark.gpu
 CASES = Path(__file__).parent / "mpi_cases"
@@ -31,13 +30,13 @@ def test_one_rank_by_nccl_issued_and_captured() -> None:
             call = end.streamed([Side(form, (0,), send, receive, None, case.counts)], seed + 1, stream)
             assert call is not None
             call()
-            check(case, 0, receive.get(stream))
+            case.check_of(0, receive.get(stream))
             stream.begin_capture()
             call()
             graph = stream.end_capture()
             receive.data.memset_async(0, receive.nbytes, stream)
             graph.launch(stream)
-            check(case, 0, receive.get(stream))
+            case.check_of(0, receive.get(stream))
             end.check()
 
 

@@ -15,7 +15,6 @@ from castile.runtime.comm.base import Side
 from castile.runtime.comm.mpi import world
 from castile.runtime.comm.nccl import choose
 from tests.collective_cases import DTYPES, FORMS, random_case, side
-from tests.test_nccl import check
 
 comm = world()
 cupy.cuda.Device(comm.local_rank % cupy.cuda.runtime.getDeviceCount()).use()
@@ -48,7 +47,7 @@ for seed in range(42):
     call()
     wait()
     if mine.receive is not None:
-        check(case, comm.rank, receive.get(stream))
+        case.check_of(comm.rank, receive.get(stream))
     # Again as a graph of kernels: of one rank alone there would be copies.
     captured = Captured()
     captured.take(stream, call, is_one=False)
@@ -57,7 +56,7 @@ for seed in range(42):
     captured.graph.launch(stream)
     wait()
     if mine.receive is not None:
-        check(case, comm.rank, receive.get(stream))
+        case.check_of(comm.rank, receive.get(stream))
     captured.clear()
 
 # A sum has the same bits on every rank, and every time.

@@ -1,0 +1,95 @@
+"""The command simulate: what it tells of a plan, and which plans it refuses."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from castile.launch import report, simulate
+from castile.launch.__main__ import main
+from castile.planner import strategy as strategies
+from castile.planner.simulate import simulate as simulated
+from castile.planner.strategy import Strategy
+from castile.runtime.task import Kind, Lane
+from castile.runtime.timeline import PICOSECONDS
+from tests.answers import answer, sentence
+from tests.graphs import Draft
+from tests.test_plan_command import MACHINE, MLP
+
+
+@pytest.fixture
+def plan(tmp_path, capsys) -> str:
+    path = str(tmp_path / "plan.json")
+    assert main(["plan", MLP, "--machine", MACHINE, "--budget", "30", "--out", path]) == 0
+    capsys.readouterr()
+    return path
+
+
+def test_simulate_agrees_with_the_plan(plan, capsys):
+    facts = answer(capsys, "simulate", plan, "--machine", MACHINE)
+    predicted = strategies.read(plan).predicted
+    assert predicted is not None
+    assert (facts["step_seconds"], facts["moved_bytes"]) == (predicted.step_seconds, predicted.moved_bytes)
+    assert max(row["peak_bytes"] for row in facts["procs"]) == predicted.peak_bytes
+    assert answer(capsys, "simulate", MLP, "--plan", plan, "--machine", MACHINE) == facts
+
+
+def test_simulate_breaks_a_step_down(capsys):
+    facts = answer(capsys, "simulate", MLP, "--machine", MACHINE)
+    kinds = {row["what"]: row for row in facts["kinds"]}
+    assert {"linear", "relu", "sgd", "cross_entropy", "waiting"} <= set(kinds)
+    assert any(what.startswith("all_reduce over ") for what in kinds)
+    assert sum(row["num_tasks"] for row in kinds.values()) == facts["num_tasks"]
+    assert len(facts["procs"]) == facts["num_procs"] == 8
+    for row in facts["procs"]:
+        assert 0 < row["busy_share"] <= 1 - row["waiting_share"] + 1e-9
+        assert 0 < row["peak_bytes"] <= row["capacity_bytes"] and len(row["largest"]) == 5
+        assert sum(owner["size_bytes"] for owner in row["largest"]) <= row["peak_bytes"]
+    compute = sum(row["proc_seconds"] for what, row in kinds.items() if " over " not in what and what != "waiting")
+    busy = sum(row["busy_share"] for row in facts["procs"]) * facts["step_seconds"]
+    assert compute == pytest.approx(busy, rel=1e-9)
+
+
+def test_simulate_tells_people_the_same(capsys):
+    words = ["simulate", MLP, "--machine", MACHINE]
+    facts = answer(capsys, *words)
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert report.milliseconds(facts["step_seconds"]) in out and f"in {facts['num_tasks']} tasks" in out
+    for row in facts["kinds"]:
+        assert row["what"] in out and report.milliseconds(row["proc_seconds"]) in out
+    assert "processor 0 is fullest" in out and facts["procs"][0]["largest"][0]["name"] in out
+
+
+def test_a_plan_that_is_unfit_is_refused(plan, tmp_path, capsys):
+    assert "needs 8 processors" in sentence(capsys, "simulate", plan, "--machine", "local:procs=2")
+    assert "another machine" in sentence(capsys, "simulate", plan, "--machine", "dgx-h100:nodes=2")
+    unlike = sentence(capsys, "simulate", "mlp:width=32", "--plan", plan, "--machine", MACHINE)
+    assert "give the same model, settings and --batch" in unlike
+    other = sentence(capsys, "plan", "mlp:width=32", "--machine", MACHINE, "--from", plan)
+    assert f"plan {plan} was made for {MLP} with 64 samples a step, and not for mlp:width=32 with" in other
+    later = sentence(capsys, "plan", MLP, "--machine", MACHINE, "--batch", "24", "--from", plan)
+    assert "with 24 samples a step as it is here: give the same model, settings and --batch" in later
+    moved = sentence(capsys, "plan", MLP, "--machine", "dgx-a100:nodes=1", "--from", plan)
+    assert f"plan {plan}: the plan was made for another machine" in moved and "not for dgx-a100:nodes=1" in moved
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text(open(plan).read()[:-40])
+    assert "damaged.json is not JSON" in sentence(capsys, "simulate", str(damaged), "--machine", MACHINE)
+    nameless = tmp_path / "nameless.json"
+    Path(nameless).write_bytes(strategies.encode(Strategy({})))
+    assert "does not say its model" in sentence(capsys, "simulate", str(nameless), "--machine", MACHINE)
+
+
+def test_waiting_is_what_no_lane_works():
+    draft = Draft(2)
+    a = draft.task([(0, Lane.COMPUTE)], cost=5)
+    draft.task([(0, Lane.SEND), (1, Lane.RECEIVE)], cost=3, kind=Kind.MOVE)
+    draft.task([(1, Lane.COMPUTE)], [a], cost=2)
+    tasks = draft.graph()
+    made = simulated(tasks, np.array([2, 3, 5]), tuple(Lane))
+    working = simulate.worked_seconds(tasks, made.timeline)
+    assert made.timeline.seconds * PICOSECONDS == 7
+    # Processor 0 computes while it sends; processor 1 receives for 3, waits for 2, computes for 2.
+    np.testing.assert_allclose(working * PICOSECONDS, [5, 5])
+    rows = {row["what"]: row for row in simulate.kinds(tasks, made, working)}
+    assert rows["waiting"]["proc_seconds"] * PICOSECONDS == pytest.approx(4)
