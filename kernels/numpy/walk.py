@@ -26,8 +26,9 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from castile.kernels.calls import chain, nothing
-from castile.kernels.numpy.jit import compiled, inlined
-from castile.kernels.numpy.lanes import BLOCK, after, copy_rows, fill
+from castile.kernels.numpy import blocks
+from castile.kernels.numpy.jit import inlined
+from castile.kernels.numpy.lanes import BLOCK, after
 from castile.kernels.numpy.views import Shape, flat, forward, merge, outer
 
 # Where a walk has the steps of its arrays.
@@ -43,6 +44,8 @@ def elementwise(kernel: Callable[..., Any], arrays: list[np.ndarray], *constants
 
     Each array becomes the 1-D array from its first to its last element. Elements of a result must not coincide.
     """
+    for x in arrays:
+        blocks.known(x.dtype)
     shape, strides = merge(arrays[0].shape, [x.strides for x in arrays])
     if not shape or shape[-1] <= BLOCK or all(one[-1] == x.itemsize for x, one in zip(arrays, strides, strict=True)):
         return nest(kernel, arrays, shape, strides, *constants)
@@ -116,7 +119,7 @@ def fetch(plan, steps, x, first, held):  # type: ignore[no-untyped-def]
     rows = _rows(plan, first)
     if _dense(steps, rows):
         return after(x, offset(plan, steps, first))
-    _gather(held, x, plan, steps, first, rows)
+    blocks.gather(held, x, plan, steps, first, rows)
     return held
 
 
@@ -125,7 +128,7 @@ def settle(plan, steps, x, first, held):  # type: ignore[no-untyped-def]
     """Bring a block from `held` to where it belongs, unless it was worked on there."""
     rows = _rows(plan, first)
     if not _dense(steps, rows):
-        _scatter(x, held, plan, steps, first, rows)
+        blocks.scatter(x, held, plan, steps, first, rows)
 
 
 @inlined
@@ -146,52 +149,3 @@ def offset(plan, steps, row):  # type: ignore[no-untyped-def]
     middle = row // plan[2]
     place = (row - middle * plan[2]) * steps[2]
     return place + middle // plan[1] * steps[0] + middle % plan[1] * steps[1]
-
-
-@compiled
-def _gather(held, x, plan, steps, first, rows):  # type: ignore[no-untyped-def]
-    cols, row_step, step = plan[3], steps[2], steps[3]
-    middle, row = first // plan[2], first % plan[2]
-    outer, middle = middle // plan[1], middle % plan[1]
-    while rows > 0:
-        run = min(plan[2] - row, rows)
-        start = after(x, outer * steps[0] + middle * steps[1] + row * row_step)
-        if step == 1:
-            copy_rows(held, cols, start, row_step, run, cols)
-        elif step == 0 and row_step == 0:
-            fill(held, start[0], run * cols)
-        else:
-            _gather_stepped(held, start, row_step, step, run, cols)
-        held, rows, row, middle = after(held, run * cols), rows - run, 0, middle + 1
-        if middle == plan[1]:
-            outer, middle = outer + 1, 0
-
-
-@compiled
-def _gather_stepped(held, x, row_step, step, rows, cols):  # type: ignore[no-untyped-def]
-    for r in range(rows):
-        o, v = after(held, r * cols), after(x, r * row_step)
-        if step == 0:
-            fill(o, v[0], cols)
-        else:
-            for j in range(cols):
-                o[j] = v[j * step]
-
-
-@compiled
-def _scatter(x, held, plan, steps, first, rows):  # type: ignore[no-untyped-def]
-    cols, row_step, step = plan[3], steps[2], steps[3]
-    middle, row = first // plan[2], first % plan[2]
-    outer, middle = middle // plan[1], middle % plan[1]
-    while rows > 0:
-        run = min(plan[2] - row, rows)
-        start = after(x, outer * steps[0] + middle * steps[1] + row * row_step)
-        if step == 1:
-            copy_rows(start, row_step, held, cols, run, cols)
-        else:
-            for r in range(run):
-                for j in range(cols):
-                    start[r * row_step + j * step] = held[r * cols + j]
-        held, rows, row, middle = after(held, run * cols), rows - run, 0, middle + 1
-        if middle == plan[1]:
-            outer, middle = outer + 1, 0
