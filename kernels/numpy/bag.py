@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from castile.kernels.calls import Call
 from castile.kernels.form import prepares
@@ -61,7 +62,8 @@ def _bags(
     known: int,
 ) -> Call | None:
     span = row_span(table)
-    weight = weights[0] if weights else np.broadcast_to(np.ones((), table.dtype), ids.shape)
+    # Writable, as weights are, or loops would be compiled anew for it.
+    weight = weights[0] if weights else as_strided(np.ones(1, table.dtype), ids.shape, (0,) * ids.ndim)
     bags = ids.shape[-1], ids.strides[-1] // ids.itemsize, weight.strides[-1] // weight.itemsize
     ends = *bags, table.dtype.type(scale)
     return span and by_rows(kernel, [rows], *span, len(table), first, known, *ends, bare=[ids[..., 0], weight[..., 0]])

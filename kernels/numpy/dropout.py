@@ -16,7 +16,7 @@ from castile.kernels.calls import nothing
 from castile.kernels.form import prepares
 from castile.kernels.numpy.jit import compiled
 from castile.kernels.numpy.lanes import BLOCK, after, pointer, spare
-from castile.kernels.numpy.views import Shape, merge, steps_of
+from castile.kernels.numpy.views import Shape, flat, merge, steps_of
 
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
@@ -44,11 +44,11 @@ def dropout(
     first = sum(o * step for o, step in zip(offset, inside, strict=True))
     shape, merged = merge(x.shape, [steps_of(out), steps_of(x), inside])
     walk = np.array([shape or (1,), *(one or (0,) for one in merged)], np.int64)
-    real = x.dtype.type
-    limit = np.uint64(round(rate * 2**32))
-    rows = prod(shape[:-1])
+    limit, scale = np.uint64(round(rate * 2**32)), x.dtype.type(1 / (1 - rate))
+    # All that the loop takes of an array is where it begins: with its dims it would be compiled anew for each number.
+    begins = (flat(one, 0, 1) for one in (out, x))
     return partial(
-        _drop, out, x, walk, rows, noise.reshape(1), first, np.uint64(salt), limit, real(1 / (1 - rate)), accumulate
+        _drop, *begins, walk, prod(shape[:-1]), noise.reshape(1), first, np.uint64(salt), limit, scale, accumulate
     )
 
 
