@@ -18,6 +18,7 @@ from castile.planner.missing import least
 from castile.planner.op import find
 from castile.planner.pins import Pins, parse
 from castile.planner.search import Evaluator, search
+from castile.planner.searches import dynamic
 from castile.planner.searches.dynamic import WORK, Tables, choices
 from castile.planner.space import space_of
 from castile.planner.strategy import Config, Strategy, encode
@@ -95,6 +96,40 @@ def test_the_optimum_is_that_of_brute_force(problem, on, data):
     assert WORK * model.price(found) == WORK * int(total.min())
     point = tuple(configs[model.kinds[name]].index(found[name]) for name in names)
     assert total[point] == total.min()
+
+
+@settings(max_examples=10)
+@given(st.sampled_from(sorted(GRAPHS)), machines(3), st.data())
+def test_what_is_near_a_plan_costs_so_much_more(name, on, data):
+    """With any nodes, alike or not, under any other Config that all of them may have."""
+    under_way = run(evaluator(GRAPHS[name], on))
+    model = Additive(under_way.lowering, under_way.evaluator.cost)
+    tables = Tables(model, choices(under_way, model, 3))
+    for n in range(max(map(len, tables.configs))):
+        tables._price([min(n, len(configs) - 1) for configs in tables.configs])
+    for number, (a, b) in enumerate(tables.scopes):
+        for i, j in product(range(len(tables.configs[a])), range(len(tables.configs[b]))):
+            tables._set(number, i, j)
+    plan = {n: data.draw(st.sampled_from(configs)) for n, configs in zip(tables.names, tables.configs)}
+    group = sorted(data.draw(st.sets(st.integers(0, len(plan) - 1), min_size=1)))
+    for config, more in tables.near(plan, group):
+        changed = {**plan, **{tables.names[n]: config for n in group}}
+        assert changed != plan and more == WORK * (model.price(changed) - model.price(plan))
+
+
+@pytest.mark.parametrize("procs", [3, 4])
+@pytest.mark.parametrize("name", sorted(GRAPHS))
+def test_what_is_found_is_not_behind_what_is_near_it(name, procs):
+    """The simulator has the last word on plans of which one node, or several alike, has another Config."""
+    same = evaluator(GRAPHS[name], machine(procs))
+    found = search("dynamic", same, "1000")
+    assert found.num_proposals < 1000
+    under_way = run(same, "1000")
+    tables = dynamic._rounds(under_way)
+    configs = {n: found.strategy.configs[n] for n in tables.names}
+    near = [(n, *row) for n in range(len(tables.names)) for row in tables.near(configs, [n])]
+    for n, config, _ in sorted(near, key=lambda row: row[2])[: dynamic.PATIENCE // 2]:
+        assert same.evaluate(Strategy({**configs, tables.names[n]: config})).rank >= found.evaluated.rank
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.filter_too_much])

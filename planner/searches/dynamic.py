@@ -3,11 +3,12 @@
 After Jia, Lin, Qi, Aiken (ICML 2018), who eliminate nodes with one input and one output; here any node is eliminated,
 in an order of little fill, which is a tree decomposition of the graph. Pairs of Configs are priced only where the best
 plan so far would use them. It does not know overlap: that is why it finds plans for several weights of transfers, and
-the simulator chooses.
+the simulator chooses; and why it descends from the best of these, by what costs little more as by the model.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -19,6 +20,7 @@ import numpy as np
 from castile.planner.additive import Additive
 from castile.planner.elimination import Scope, elimination, filled, minimise
 from castile.planner.missing import least
+from castile.planner.moves import groups_of
 from castile.planner.search import Run
 from castile.planner.space import Space
 from castile.planner.strategy import Config
@@ -34,27 +36,54 @@ LEAST = 4
 WORK, WEIGHTS = 2, ((2, 2), (1, 1), (0, 2))
 # Entries of all tables on the way; where the graph needs more, fewer Configs are looked at.
 MOST_ENTRIES = 2**21
+# The descent ends when so many changes in a row made nothing better: GPT-2, BERT and Seq2seq met 23 between two.
+PATIENCE = 30
 
 
 def search(run: Run) -> None:
-    """The optima among more and more Configs of each node, until there are no more or the budget is spent."""
+    """The optima among more and more Configs of each node, then what is near the best, until the budget is spent."""
     run.settle()
     # Without time for its tables there is no optimum.
     with suppress(_Late):
-        _rounds(run)
+        _descend(run, _rounds(run))
 
 
-def _rounds(run: Run) -> None:
-    model, num_procs, before = Additive(run.lowering, run.evaluator.cost), run.lowering.machine.num_procs, 0
+def _rounds(run: Run) -> Tables:
+    """Propose the optima until there are no more Configs; gives the last tables."""
+    model, num_procs, tables = Additive(run.lowering, run.evaluator.cost), run.lowering.machine.num_procs, None
     for most in ROUNDS:
-        tables = _affordable(run, model, max(LEAST, most * FEW_PROCS // max(FEW_PROCS, num_procs)))
-        if tables.num_configs == before:
+        wider = _affordable(run, model, max(LEAST, most * FEW_PROCS // max(FEW_PROCS, num_procs)))
+        if tables is not None and wider.num_configs == tables.num_configs:
             continue
-        before = tables.num_configs
+        tables = wider
         for sync, move in WEIGHTS:
             run.propose(tables.optimum(sync, move))
             if run.spent >= 1:
+                return tables
+    assert tables is not None
+    return tables
+
+
+def _descend(run: Run, tables: Tables) -> None:
+    """From the best plan on one node, or nodes alike, get another Config, the cheapest by the tables first; what was
+    tried before comes last. Ends where none of these is better.
+    """
+    number, kind = {name: n for n, name in enumerate(tables.names)}, run.lowering.templates.node_kind
+    alike = groups_of(run.lowering.piece, kind)
+    groups = [*((n,) for n in range(len(number))), *(tuple([number[name] for name in group]) for group in alike)]
+    tried, best = Counter[tuple[tuple[int, ...], Config]](), None
+    while best is not run.best:
+        best = run.best
+        configs = {name: best.strategy.configs[name] for name in tables.names}
+        moves = [(group, *row) for group in groups for row in tables.near(configs, group)]
+        for group, config, _ in sorted(moves, key=lambda move: (tried[move[:2]], move[2]))[:PATIENCE]:
+            if run.spent >= 1:
                 return
+            # The way back is the cheapest.
+            tried.update([(group, config), *{(group, configs[tables.names[n]]) for n in group}])
+            run.propose({**configs, **{tables.names[n]: config for n in group}})
+            if run.best is not best:
+                break
 
 
 class _Late(Exception):
@@ -147,6 +176,37 @@ class Tables:
             if not self._price(point) or self.spent():
                 return {name: self.configs[n][point[n]] for n, name in enumerate(self.names)}
 
+    def near(self, configs: Mapping[str, Config], group: Sequence[int]) -> list[tuple[Config, int]]:
+        """The other Configs that all of these nodes may have, and by how much more the plan costs with each, as far as
+        is known, transfers weighed as at first.
+        """
+        at = [self._numbers[n][configs[name]] for n, name in enumerate(self.names)]
+        others = [config for config in self.configs[group[0]] if all(config in self._numbers[n] for n in group)]
+        others = [config for config in others if any(self.configs[n][at[n]] != config for n in group)]
+        to = {n: [self._numbers[n][config] for config in others] for n in group}
+        (sync, move), more = WEIGHTS[0], np.zeros(len(others), np.int64)
+        for n in group:
+            own = WORK * self.work[n] + sync * np.maximum(self.sync[self.own[n]], 0)
+            more += own[to[n]] - own[at[n]]
+        for edge in {edge for n in group for edge in self._edges[n]}:
+            (a, b), table = self.scopes[edge], self.moves[self.keys[edge]]
+            more += move * (table[to.get(a, at[a]), to.get(b, at[b])] - table[at[a], at[b]])
+        return list(zip(others, more.tolist(), strict=True))
+
+    @cached_property
+    def _numbers(self) -> list[dict[Config, int]]:
+        """By node the number of each Config."""
+        return [{config: n for n, config in enumerate(configs)} for configs in self.configs]
+
+    @cached_property
+    def _edges(self) -> list[list[int]]:
+        """By node the numbers of its edges."""
+        found: list[list[int]] = [[] for _ in self.names]
+        for edge, (a, b) in enumerate(self.scopes):
+            found[a].append(edge)
+            found[b].append(edge)
+        return found
+
     def _price(self, point: Sequence[int]) -> bool:
         """Price what a plan uses, as far as the budget goes; whether anything was not priced before."""
         news = False
@@ -174,7 +234,8 @@ class Tables:
 
 
 def choices(run: Run, model: Additive, most: int) -> dict[str, list[Config]]:
-    """By name the Configs that are looked at: those of the seeds, then the plainest; one list for nodes alike.
+    """By name the Configs that are looked at: those of the seeds and of the best plan, then the plainest; one list for
+    nodes alike.
 
     Plain is what cuts few axes and leaves few processors idle. All begin on the first processor that they may: nothing
     is won by elsewhere where nothing runs beside anything.
@@ -182,7 +243,7 @@ def choices(run: Run, model: Additive, most: int) -> dict[str, list[Config]]:
     kinds = {name: (kind, id(run.spaces[name])) for name, kind in model.kinds.items()}
     found: dict[Hashable, dict[Config, None]] = {}
     for name, kind in kinds.items():
-        seeds = [seed.strategy.configs[name] for seed in run.seeds.values()]
+        seeds = [seed.strategy.configs[name] for seed in (*run.seeds.values(), run.best)]
         found.setdefault(kind, {}).update(dict.fromkeys(seeds))
     num_procs, lists = len(run.spaces.procs), {}
     for name, kind in kinds.items():
