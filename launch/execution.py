@@ -183,5 +183,7 @@ class Execution:
         """The whole of an output after the last step; None on ranks that do not hold it."""
         for (name, _, proc), array in self.runner.persistent("output").items():
             if name == region:
-                return self.runner.backend(proc).read(array)
+                found = self.runner.backend(proc).read(array)
+                order = self.graph.orders.get(region)
+                return np.transpose(found, np.argsort(order)) if order else found
         return None

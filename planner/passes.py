@@ -7,13 +7,13 @@ strategies, processors or costs.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import add
 
 from castile.planner import beside, samples
 from castile.planner.beside import FACTOR, NORM, NUMBER, SCALE, SQUARES, apart, cast, is_scaled, state_updates, update
+from castile.planner.flows import flows
 from castile.planner.graph import Graph, Node
 from castile.planner.handed import HandedOn, recorded
 from castile.planner.program import (
@@ -22,7 +22,6 @@ from castile.planner.program import (
     FETCHED,
     GRADIENT,
     WHOLE_BATCH,
-    Flow,
     Home,
     Micro,
     Port,
@@ -142,7 +141,7 @@ def training(graph: Graph, updates: Updates, chosen: frozenset[str], count: int 
     gradients.add(head, wanted, None)
     _updates(draft, gradients.arriving, chosen)
     outputs = {graph.loss} | ({NORM} if beside.whole(graph, updates) else set())
-    return Program(graph, tuple(draft.steps), _flows(draft, outputs))
+    return Program(graph, tuple(draft.steps), flows(draft.steps, draft.specs, draft.homes, outputs))
 
 
 def forward(graph: Graph, updates: Updates, chosen: frozenset[str]) -> Program:
@@ -152,7 +151,7 @@ def forward(graph: Graph, updates: Updates, chosen: frozenset[str]) -> Program:
     asked = chosen | cast(graph, updates)
     draft = _draft(graph, updates, frozenset(c for c in asked if c.rpartition("/")[0] in params), 1, 1)
     _forward(draft, needed, None)
-    return Program(graph, tuple(draft.steps), _flows(draft, set(graph.outputs)))
+    return Program(graph, tuple(draft.steps), flows(draft.steps, draft.specs, draft.homes, set(graph.outputs)))
 
 
 def _draft(graph: Graph, updates: Updates, chosen: frozenset[str], count: int, shown: int) -> _Draft:
@@ -378,23 +377,3 @@ def _clip(draft: _Draft, regions: dict[str, str], together: Mapping[str, Node]) 
         ports = [Port("x", 0, region), Port("x", 1, FACTOR)]
         draft.add(together[f"{param}/clip"], "F", ports, [Port("y", 0, param + CLIPPED)])
     return {param: param + CLIPPED for param in regions}
-
-
-def _flows(draft: _Draft, outputs: set[str]) -> tuple[Flow, ...]:
-    """Who produces and who reads each region, in program order."""
-    producers, readers = defaultdict[str, list[tuple[int, int]]](list), defaultdict[str, list[tuple[int, int]]](list)
-    for step in draft.steps:
-        for n, port in enumerate(step.outputs):
-            producers[port.region].append((step.slot, n))
-        for n, port in enumerate(step.inputs):
-            readers[port.region].append((step.slot, n))
-    flows = []
-    for region in dict.fromkeys((*readers, *producers)):
-        made, read = tuple(producers.get(region, ())), tuple(readers.get(region, ()))
-        spec = draft.specs[region]
-        if region in draft.homes:
-            flows.append(Flow(region, spec.shape, spec.dtype, "carried", (), read, draft.homes[region], made))
-        else:
-            role = "output" if region in outputs else "" if made else "input"
-            flows.append(Flow(region, spec.shape, spec.dtype, role, made, read))
-    return tuple(flows)

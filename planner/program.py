@@ -10,6 +10,7 @@ from functools import cached_property
 
 import msgspec
 
+from castile.planner.axes import Operand
 from castile.planner.graph import Graph, Node
 from castile.runtime.region import Box
 
@@ -79,6 +80,7 @@ class Flow(msgspec.Struct, frozen=True):
 
     role          "" (made and used within the step), "input" (the host fills what readers want), "output" (the host
                   reads it whole on processor 0), or "carried" (there before the step, at `home`)
+    shape         as it lies in memory
     overwriters   ports that write a carried region anew, in place
     """
 
@@ -122,6 +124,12 @@ class Program:
         homes = [[flow.home.node.name] if flow.home else [] for flow in self.flows]
         rows = [[*map(names.__getitem__, slots), *home] for slots, home in zip(self.slots, homes)]
         return tuple([tuple(dict.fromkeys(row)) for row in rows])
+
+
+def bearing(step: Step) -> list[Operand]:
+    """What each port of a step is to its node: an operand or a result, or the gradient of one."""
+    a, ports = step.node.alignment, (*step.inputs, *step.outputs)
+    return [(a.operands if port.of_operand else a.results)[port.index] for port in ports]
 
 
 def touched(flow: Flow) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ import numpy as np
 from castile.planner.axes import Operand
 from castile.planner.graph import Node
 from castile.planner.grid import Grid, Layout, joint
-from castile.planner.program import WHOLE_BATCH, Micro, Step
+from castile.planner.program import WHOLE_BATCH, Micro, Step, bearing
 from castile.planner.recordings import Recorder, place_counts
 from castile.planner.trace import Recording
 from castile.planner.vocabulary import Spec, itemsize
@@ -335,12 +335,6 @@ class _Common:
         key = self._asked.key([(n, shapes[n]) for n in touched], flops)
         dtypes = tuple([self.dtypes[n] for n in touched if n >= num_inputs])
         return Work(key, recording, bodies, inputs, outputs, dtypes, tuple([self._turns[n] for n in touched]))
-
-
-def bearing(step: Step) -> list[Operand]:
-    """What each port of a step is to its node: an operand or a result, or the gradient of one."""
-    a, ports = step.node.alignment, (*step.inputs, *step.outputs)
-    return [(a.operands if port.of_operand else a.results)[port.index] for port in ports]
 
 
 class Asked:
