@@ -21,7 +21,7 @@ from castile.kernels.triton.several import summed
 from castile.planner import vocabulary
 from tests import triton_programs
 from tests.kernel_cases import Case, Draw, cases
-from tests.test_kernels import check, dense, laid_out, several, stepped, unwritten
+from tests.test_kernels import check, dense, laid_out, outermost, several, stepped, unwritten
 from tests.test_together import MANY, check_each
 from tests.triton_cases import NAMES, cast, error, launches, plain, plan, results
 from tests.triton_cases_images import is_image, turned
@@ -31,10 +31,10 @@ assert triton.knobs.runtime.interpret, "these checks need TRITON_INTERPRET=1"
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("place", [dense, stepped], ids=["dense", "stepped"])
+@pytest.mark.parametrize("place", [dense, stepped, outermost], ids=lambda place: place.__name__)
 def test_form_equals_definition(name: str, place: Any) -> None:
     every = [*cases(name, "float32"), *LONG.get(name, [])]
-    for number, case in enumerate(every if place is stepped else every[::2]):
+    for number, case in enumerate(every if place is not dense else every[::2]):
         outs = tuple(place(unwritten(np.empty(one.shape, one.dtype))) for one in results(name, *case))
         assert plan(name, outs, case) is not None, f"{name} {case[1]} falls back to its definition"
         # Adding differs from writing in the last line of a kernel only.
@@ -261,7 +261,7 @@ def test_a_line_on_any_product_on_any_layout(data: st.DataObject) -> None:
     np.testing.assert_allclose(out, want + adds, rtol=0, atol=4e-6 * max(1.0, float(np.abs(want).max())))
 
 
-@pytest.mark.parametrize("place", [dense, stepped], ids=["dense", "stepped"])
+@pytest.mark.parametrize("place", [dense, stepped, outermost], ids=lambda place: place.__name__)
 @pytest.mark.parametrize("name", ["add", "copy", "cut", "concat"])
 def test_moments_are_added_in_float64(name: str, place: Any) -> None:
     for case in cases(name, "float64"):
@@ -327,7 +327,7 @@ def test_many_are_cast_by_few_launches() -> None:
         np.testing.assert_array_equal(got, x.astype(got.dtype))
 
 
-@pytest.mark.parametrize("place", [dense, stepped], ids=["dense", "stepped"])
+@pytest.mark.parametrize("place", [dense, stepped, outermost], ids=lambda place: place.__name__)
 @pytest.mark.parametrize("num", [1, 3, 16, 17, 40])
 def test_any_line_is_added_up_over_any_number_of_arrays(num: int, place: Any) -> None:
     what = Text(("x",), (), ("y = x + 1.0", "z = y * y"), ("z - x",))

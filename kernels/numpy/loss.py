@@ -11,7 +11,9 @@ import numpy as np
 
 from castile.kernels.form import prepares
 from castile.kernels.ids import OutOfRange
+from castile.kernels.numpy.columns import by_columns, log_sums
 from castile.kernels.numpy.jit import compiled, exp, f32, row_max
+from castile.kernels.numpy.lanes import BLOCK, after, pointer, spare
 from castile.kernels.numpy.moving import onto_zeros
 from castile.kernels.numpy.views import by_rows
 
@@ -22,7 +24,8 @@ def cross_entropy(
 ) -> Callable[[], Any] | None:
     """See the definition."""
     loss, lse = out
-    work = by_rows(_entropy, [logits], loss.reshape(1), logits.dtype.type(scale), bare=[lse, labels])
+    constants, bare = (loss.reshape(1), logits.dtype.type(scale)), [lse, labels]
+    work = by_rows(_entropy, [logits], *constants, bare=bare) or by_columns(_beside, [logits], *constants, bare=bare)
     return onto_zeros(work, False, loss)
 
 
@@ -31,7 +34,9 @@ def cross_entropy_grad(
     out: np.ndarray, dy: np.ndarray, logits: np.ndarray, labels: np.ndarray, lse: np.ndarray, *, scale: float
 ) -> Callable[[], Any] | None:
     """See the definition."""
-    return by_rows(_entropy_grad, [out, logits], dy.reshape(1), logits.dtype.type(scale), bare=[lse, labels])
+    arrays, constants, bare = [out, logits], (dy.reshape(1), logits.dtype.type(scale)), [lse, labels]
+    rows = by_rows(_entropy_grad, arrays, *constants, bare=bare)
+    return rows or by_columns(_beside_grad, arrays, *constants, bare=bare)
 
 
 @compiled
@@ -63,3 +68,37 @@ def _entropy_grad(rows, cols, out, so, logits, sx, lse, sl, labels, st, dy, scal
             o[j] = exp(v[j] - base) * factor
         # Apart, so that the loop over all columns compares nothing.
         o[label] = (exp(v[label] - base) - f32(1)) * factor
+
+
+@compiled
+def _beside(rows, cols, logits, sx, lse, sl, labels, st, loss, scale):  # type: ignore[no-untyped-def]
+    total = scale - scale
+    tops, totals = spare(logits), spare(logits)
+    for r in range(0, rows, BLOCK):
+        some, v = min(BLOCK, rows - r), after(pointer(logits), r)
+        log_sums(tops, totals, v, sx, cols, some)
+        for k in range(some):
+            label = labels[(r + k) * st]
+            if label < 0 or label >= cols:
+                raise OutOfRange("cross_entropy: a label lies outside the logits' last dim")
+            lse[(r + k) * sl] = tops[k]
+            total += tops[k] - v[label * sx + k]
+    loss[0] += total * scale
+
+
+@compiled
+def _beside_grad(rows, cols, out, so, logits, sx, lse, sl, labels, st, dy, scale):  # type: ignore[no-untyped-def]
+    factor = dy[0] * scale
+    base = spare(logits)
+    for r in range(0, rows, BLOCK):
+        some, o, v = min(BLOCK, rows - r), after(pointer(out), r), after(pointer(logits), r)
+        for k in range(some):
+            base[k] = lse[(r + k) * sl]
+        for j in range(cols):
+            for k in range(some):
+                o[j * so + k] = exp(v[j * sx + k] - base[k]) * factor
+        for k in range(some):
+            label = labels[(r + k) * st]
+            if label < 0 or label >= cols:
+                raise OutOfRange("cross_entropy: a label lies outside the logits' last dim")
+            o[label * so + k] = (exp(v[label * sx + k] - base[k]) - f32(1)) * factor

@@ -10,8 +10,9 @@ import numpy as np
 from castile.kernels.calls import Call
 from castile.kernels.form import prepares
 from castile.kernels.ids import OutOfRange
+from castile.kernels.numpy.columns import by_columns, log_sums
 from castile.kernels.numpy.jit import compiled, exp, row_max
-from castile.kernels.numpy.lanes import after, pointer
+from castile.kernels.numpy.lanes import BLOCK, after, pointer, spare
 from castile.kernels.numpy.moving import onto_zeros
 from castile.kernels.numpy.views import Shape, by_rows, steps_of
 
@@ -21,7 +22,8 @@ def block_entropy(
     out: np.ndarray, logits: np.ndarray, labels: np.ndarray, *, blocks: int, first: int, of: int, classes: int
 ) -> Call | None:
     """See the definition."""
-    return by_rows(_blocks, [logits], blocks, *_steps(out), first, of, classes, bare=[out[..., 0, 0], labels])
+    constants, bare = (blocks, *_steps(out), first, of, classes), [out[..., 0, 0], labels]
+    return by_rows(_blocks, [logits], *constants, bare=bare) or by_columns(_beside, [logits], *constants, bare=bare)
 
 
 @prepares
@@ -38,7 +40,8 @@ def block_entropy_grad(
 ) -> Call | None:
     """See the definition."""
     steps = y.shape[-2], *_steps(dy), *_steps(y), first, of, classes
-    return by_rows(_blocks_grad, [out, logits], *steps, bare=[dy[..., 0, 0], y[..., 0, 0], labels])
+    arrays, bare = [out, logits], [dy[..., 0, 0], y[..., 0, 0], labels]
+    return by_rows(_blocks_grad, arrays, *steps, bare=bare) or by_columns(_beside_grad, arrays, *steps, bare=bare)
 
 
 @prepares
@@ -127,6 +130,71 @@ def _blocks_grad(  # type: ignore[no-untyped-def]
             if 0 <= place < width:
                 o[place] += d[n * d_block + d_second]
             past, begin = past + width, begin + width
+
+
+@compiled
+def _beside(rows, cols, logits, sx, out, so, labels, st, blocks, block, second, first, of, classes):  # type: ignore[no-untyped-def]
+    tops, totals = spare(logits), spare(logits)
+    for r in range(0, rows, BLOCK):
+        some, at = min(BLOCK, rows - r), after(pointer(logits), r)
+        o, label = after(pointer(out), r * so), after(pointer(labels), r * st)
+        for k in range(some):
+            if label[k * st] < 0 or label[k * st] >= classes:
+                raise OutOfRange("block_entropy: a label lies outside the classes")
+        begin = -(-first * classes // of)
+        for n in range(blocks):
+            width = -(-(first + n + 1) * classes // of) - begin
+            log_sums(tops, totals, at, sx, width, some)
+            for k in range(some):
+                place = label[k * st] - begin
+                o[k * so + n * block] = tops[k]
+                o[k * so + n * block + second] = at[place * sx + k] if 0 <= place < width else 0
+            at, begin = after(at, width * sx), begin + width
+
+
+@compiled
+def _beside_grad(  # type: ignore[no-untyped-def]
+    rows,
+    cols,
+    out,
+    so,
+    logits,
+    sx,
+    dy,
+    sd,
+    y,
+    sy,
+    labels,
+    st,
+    blocks,
+    d_block,
+    d_second,
+    y_block,
+    y_second,
+    first,
+    of,
+    classes,
+):
+    slope, lse = spare(logits), spare(logits)
+    for r in range(0, rows, BLOCK):
+        some, o, v = min(BLOCK, rows - r), after(pointer(out), r), after(pointer(logits), r)
+        d, base, label = after(pointer(dy), r * sd), after(pointer(y), r * sy), after(pointer(labels), r * st)
+        for k in range(some):
+            if label[k * st] < 0 or label[k * st] >= classes:
+                raise OutOfRange("block_entropy_grad: a label lies outside the classes")
+        begin = -(-first * classes // of)
+        for n in range(blocks):
+            width = -(-(first + n + 1) * classes // of) - begin
+            for k in range(some):
+                slope[k], lse[k] = d[k * sd + n * d_block], base[k * sy + n * y_block]
+            for j in range(width):
+                for k in range(some):
+                    o[j * so + k] = exp(v[j * sx + k] - lse[k]) * slope[k]
+            for k in range(some):
+                place = label[k * st] - begin
+                if 0 <= place < width:
+                    o[place * so + k] += d[k * sd + n * d_block + d_second]
+            o, v, begin = after(o, width * so), after(v, width * sx), begin + width
 
 
 @compiled

@@ -78,10 +78,18 @@ def _contracted(out: Any, spec: str, xs: tuple[Any, ...], finish: Finish | None,
     terms, result = _parse(spec, [x.ndim for x in xs])
     sizes = {label: size for term, x in zip(terms, xs, strict=True) for label, size in zip(term, x.shape, strict=True)}
     if 0 not in sizes.values() and len(xs) == 2 and all(len(set(term)) == len(term) for term in terms):
+        if _by_columns(view(out), result, terms[1]):
+            xs, terms = xs[::-1], terms[::-1]
         product = _product(sizes, [view(out), *map(view, xs)], [result, *terms])
         if product is not None and min(product.m.extent, product.n.extent, product.k.extent) > 1:
             return _by_tiles(Sums(product, _dims(view(out), [result, *terms]), out, *xs, accumulate, finish))
     return _by_folding(sizes, out, xs, result, terms, accumulate, finish)
+
+
+def _by_columns(out: View, result: str, second: str) -> bool:
+    """Whether what lies together in the result are not dims of the second operand: tiles are written by rows."""
+    steps = {label: step for label, size, step in zip(result, out.shape, out.steps, strict=True) if size > 1}
+    return bool(steps) and min(steps, key=lambda label: steps[label]) not in second
 
 
 def _parse(spec: str, num_dims: list[int]) -> tuple[list[str], str]:

@@ -13,11 +13,14 @@ from triton import language as tl
 from castile.kernels.triton.functions import begun, edges, fetch, places, put, run
 from castile.kernels.triton.launch import Plan, Room, in_turn, planned, takes
 from castile.kernels.triton.lines import folded, packed, text
-from castile.kernels.triton.rows import by_rows
+from castile.kernels.triton.rows import by_columns, by_rows
 from castile.kernels.triton.softmax import top_and_total
+from castile.kernels.triton.split_loss import Blocks, merged, slopes, told
 from castile.kernels.triton.views import View, view
 
 _SCALED = text("x -> scale * x", "scale")
+# Classes of a part of logits that lie by columns.
+_PART = 512
 
 
 @planned
@@ -26,6 +29,8 @@ def cross_entropy(out: tuple[Any, Any], logits: Any, labels: Any, *, scale: floa
     loss, lse = out
     if not takes(loss, lse, logits):
         return None
+    if by_columns(view(logits)):
+        return _in_parts(loss, lse, logits, labels, scale)
     lead = tuple(labels.shape)
     each = View(Room(max(1, labels.size)), lead, packed(lead))
     rows = by_rows(_cross_entropy, [view(logits)], [view(lse), each, view(labels)], flops=4)
@@ -40,8 +45,30 @@ def cross_entropy_grad(out: Any, dy: Any, logits: Any, labels: Any, lse: Any, *,
     """See the definition."""
     if not takes(out, dy, logits, lse):
         return None
+    if all(by_columns(view(x)) for x in (out, logits)):
+        parts = _parts(logits)
+        shape = (*labels.shape, parts.num)
+        slope, below = View(dy, shape, (0,) * len(shape)), View(lse, shape, (*view(lse).steps, 0))
+        return slopes(out, [slope, slope, below], logits, labels, parts, (scale, -scale))
     arrays, bare = [view(out), view(logits)], [view(lse), view(labels)]
     return by_rows(_cross_entropy_grad, arrays, bare, scalars=(dy,), numbers=(scale,), flops=4, again=False)
+
+
+def _in_parts(loss: Any, lse: Any, logits: Any, labels: Any, scale: float) -> Plan | None:
+    """The same of logits that lie by columns: parts of the classes are told apart, for there are few rows to a program
+    that reads neighbours.
+    """
+    parts, lead = _parts(logits), tuple(labels.shape)
+    room = View(Room(parts.num * labels.size), (*lead, parts.num), (*packed(lead), labels.size))
+    tops, hits = room, room._replace(array=Room(parts.num * labels.size))
+    rows, rest = told([tops, hits], logits, labels, parts), merged(loss, lse, tops, hits, scale)
+    return None if rows is None or rest is None else in_turn(rows, rest)
+
+
+def _parts(logits: Any) -> Blocks:
+    classes = logits.shape[-1]
+    num = max(1, classes // _PART)
+    return Blocks(num, 0, num, classes)
 
 
 @triton.jit

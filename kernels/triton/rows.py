@@ -84,12 +84,34 @@ def by_rows(
     loose = apart or any(step % _EIGHT for steps in walk.steps[: len(arrays)] for step in steps)
     first = 1024 * _each_first(cols, reads, nbytes_each, loose, skewed)
     most = _HELD if again else _ONCE
+    if all(by_columns(one) for one in arrays):
+        beside = _beside(walk.extent, cols, again)
+        return Plan(_staged(beside, cols, nbytes_each) if "STAGES" in known else beside, launches)
     # Rows that begin anywhere, but not all alike, are read and written one by one.
     masked = loose and (reads > 1 or (not skewed and arrays[0].steps[-1] == 1))
     settings: tuple[tuple[int, ...], ...] = _settings(
         walk.extent, cols + (_EIGHT - 1) * skewed, most, nbytes_each, first, masked, apart and cols < _EIGHT, skewed
     )
     return Plan(_staged(settings, cols, nbytes_each) if "STAGES" in known else settings, launches)
+
+
+def _beside(extent: int, cols: int, again: bool) -> tuple[tuple[int, int, int], ...]:
+    """Rows, elements of a row and warps of a program of rows that lie side by side: a thread has vectors of rows.
+
+    What goes over a row `again` holds eight blocks at once, which take registers; else a thread has two vectors.
+    """
+    every = ((128, 8, 4), (64, 4, 2), (32, 8, 1), (256, 4, 4)) if again else ((128, 8, 2), (64, 8, 1), (128, 16, 4))
+    found = []
+    for rows, block, warps in every:
+        down, across = min(rows, power_of_two(extent)), min(block, power_of_two(cols))
+        found.append((down, across, max(1, warps * down * across // (rows * block))))
+    return tuple(dict.fromkeys(found))
+
+
+def by_columns(one: View) -> bool:
+    """Whether the elements of a row lie apart, and those of neighbouring rows nearer to each other."""
+    *lead, last = one.steps
+    return any(size > 1 and 0 < step < last for size, step in zip(one.shape, lead, strict=False))
 
 
 def _skewed(arrays: list[View], steps: tuple[Shape, ...]) -> bool:

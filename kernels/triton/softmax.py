@@ -15,6 +15,9 @@ from castile.kernels.triton.launch import Plan, planned, takes
 from castile.kernels.triton.rows import by_rows
 from castile.kernels.triton.views import view
 
+# Of what is masked the largest element is the least number: less it, minus infinity is no NaN.
+_LEAST = tl.constexpr(-3.4028234e38)
+
 
 @planned
 def softmax(out: Any, x: Any) -> Plan | None:
@@ -50,16 +53,31 @@ def top_and_total(x, here, skew, t_x: tl.constexpr, SKEW: tl.constexpr, NUM: tl.
     """The largest element of each row and the sum of e to each element less that, for rows that are `begun`.
 
     Of long rows each eight elements of a block have such numbers of their own, which meet at the end: exponentials and
-    waiting of threads for each other are fewer.
+    waiting of threads for each other are fewer. Of rows that lie side by side
+    a thread does so with eight blocks at once.
     """
     if NUM <= BLOCK and not SKEW:
         at, mask = run(here, skew, 0, SKEW, NUM, BLOCK)
         v = fetch(x, at, t_x, mask, float("-inf"))
         top = tl.max(v, 1)
         return top, tl.sum(tl.exp(v - top[:, None]), 1)
+    elif t_x != 1:
+        tops = tl.full((ROWS, BLOCK), _LEAST, tl.float32)
+        totals = tl.zeros((ROWS, BLOCK), tl.float32)
+        for start in tl.range(0, NUM, 8 * BLOCK, num_stages=STAGES):
+            higher, v = tops, ()
+            for n in tl.static_range(8):
+                at, mask = run(here, skew, start + n * BLOCK, SKEW, NUM, BLOCK)
+                v += (fetch(x, at, t_x, mask, float("-inf")),)
+                higher = tl.maximum(higher, v[n])
+            totals *= tl.exp(tops - higher)
+            for n in tl.static_range(8):
+                totals += tl.exp(v[n] - higher)
+            tops = higher
+        top = tl.max(tops, 1)
+        return top, tl.sum(totals * tl.exp(tops - top[:, None]), 1)
     else:
-        # Of what is masked the largest element is the least number: less it, minus infinity is no NaN.
-        tops = tl.full((ROWS, BLOCK // 8), -3.4028234e38, tl.float32)
+        tops = tl.full((ROWS, BLOCK // 8), _LEAST, tl.float32)
         totals = tl.zeros((ROWS, BLOCK // 8), tl.float32)
         for start in tl.range(0, NUM + 7 * SKEW, BLOCK, num_stages=STAGES):
             at, mask = run(here, skew, start, SKEW, NUM, BLOCK)

@@ -5,7 +5,7 @@ It knows no processors. A label that is out of range, which the definition refus
 
 # mypy: disable-error-code="no-untyped-def"
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 from triton import language as tl
@@ -13,9 +13,9 @@ from triton import language as tl
 from castile.kernels.triton.functions import begun, block, edges, fetch, places, put, run
 from castile.kernels.triton.launch import Plan, Room, in_turn, planned, takes
 from castile.kernels.triton.lines import each, folded, packed, text
-from castile.kernels.triton.rows import by_rows
+from castile.kernels.triton.rows import by_columns, by_rows
 from castile.kernels.triton.softmax import top_and_total
-from castile.kernels.triton.views import WIDE, View, view
+from castile.kernels.triton.views import WIDE, View, permuted, view
 
 _SCALED = text("x -> scale * x", "scale")
 _SLOPES = text("dy, part, lse -> exp(part - lse) * (dy * scale); -dy * scale", "scale")
@@ -24,11 +24,9 @@ _SLOPES = text("dy, part, lse -> exp(part - lse) * (dy * scale); -dy * scale", "
 @planned
 def block_entropy(out: Any, logits: Any, labels: Any, *, blocks: int, first: int, of: int, classes: int) -> Plan | None:
     """See the definition."""
-    if not takes(out, logits) or _is_wide(labels, blocks, of):
+    if not takes(out, logits):
         return None
-    bare = [view(out[..., 0]), view(out[..., 1]), _for_blocks(labels, blocks)]
-    arrays, numbers = [_apart(logits, labels, blocks, classes // of)], (blocks, first, of, classes)
-    return by_rows(_block_entropy, arrays, bare, numbers=numbers, flops=4, own={"UNEVEN": classes % of > 0})
+    return told([view(out[..., 0]), view(out[..., 1])], logits, labels, Blocks(blocks, first, of, classes))
 
 
 @planned
@@ -36,28 +34,17 @@ def block_entropy_grad(
     out: Any, dy: Any, logits: Any, labels: Any, y: Any, *, first: int, of: int, classes: int
 ) -> Plan | None:
     """See the definition."""
-    blocks = y.shape[-2]
-    if not takes(out, dy, logits, y) or _is_wide(labels, blocks, of):
+    if not takes(out, dy, logits, y):
         return None
-    arrays = [_apart(x, labels, blocks, classes // of) for x in (out, logits)]
-    bare = [view(dy[..., 0]), view(dy[..., 1]), view(y[..., 0]), _for_blocks(labels, blocks)]
-    numbers, own = (blocks, first, of, classes), {"UNEVEN": classes % of > 0}
-    return by_rows(_block_entropy_grad, arrays, bare, numbers=numbers, flops=4, again=False, own=own)
+    parts = [view(dy[..., 0]), view(dy[..., 1]), view(y[..., 0])]
+    return slopes(out, parts, logits, labels, Blocks(y.shape[-2], first, of, classes), (1.0, 1.0))
 
 
 @planned
 def split_cross_entropy(out: tuple[Any, Any], parts: Any, *, scale: float) -> Plan | None:
     """See the definition."""
     loss, lse = out
-    if not takes(loss, lse, parts):
-        return None
-    lead = tuple(lse.shape)
-    alone = View(Room(max(1, lse.size)), lead, packed(lead))
-    rows = by_rows(_whole, [view(parts[..., 0]), view(parts[..., 1])], [view(lse), alone], flops=3)
-    if rows is None:
-        return None
-    total = folded(_SCALED, [view(loss)], [alone], tuple(range(len(lead))), {"scale": scale})
-    return in_turn(rows, total)
+    return merged(loss, lse, view(parts[..., 0]), view(parts[..., 1]), scale) if takes(loss, lse, parts) else None
 
 
 @planned
@@ -70,20 +57,80 @@ def split_cross_entropy_grad(out: Any, dy: Any, parts: Any, lse: Any, *, scale: 
     return each(_SLOPES, [view(out[..., 0]), view(out[..., 1])], xs, {"scale": scale})
 
 
-def _is_wide(labels: Any, blocks: int, of: int) -> bool:
+class Blocks(NamedTuple):
+    """Blocks of classes of some logits: how many, the number of the first, of how many, of how many classes."""
+
+    num: int
+    first: int
+    of: int
+    classes: int
+
+
+def told(outs: list[View], logits: Any, labels: Any, blocks: Blocks) -> Plan | None:
+    """The work of telling log-sum-exps [...,blocks] and logits at the labels; None for more than 32 bits can count."""
+    if _is_wide(labels, blocks):
+        return None
+    columns = by_columns(view(logits))
+    bare = [_seen(one, columns) for one in (*outs, _repeated(view(labels), blocks))]
+    numbers, own = _counts(labels, blocks, columns)
+    return by_rows(_block_entropy, [_apart(logits, blocks, columns)], bare, numbers=numbers, flops=4, own=own)
+
+
+def slopes(
+    out: Any, parts: list[View], logits: Any, labels: Any, blocks: Blocks, times: tuple[float, float]
+) -> Plan | None:
+    """The work of logits' gradients; parts: gradients of both numbers that were told, and the log-sum-exps, all
+    [...,blocks]; times: by what these gradients are multiplied.
+    """
+    if _is_wide(labels, blocks):
+        return None
+    columns = all(by_columns(view(x)) for x in (out, logits))
+    bare = [_seen(one, columns) for one in (*parts, _repeated(view(labels), blocks))]
+    numbers, own = _counts(labels, blocks, columns)
+    arrays = [_apart(x, blocks, columns) for x in (out, logits)]
+    return by_rows(_block_entropy_grad, arrays, bare, numbers=(*numbers, *times), flops=4, again=False, own=own)
+
+
+def merged(loss: Any, lse: Any, tops: View, hits: View, scale: float) -> Plan | None:
+    """The work of a loss, and of log-sum-exps of whole rows, from what blocks told."""
+    lead = tuple(lse.shape)
+    alone = View(Room(max(1, lse.size)), lead, packed(lead))
+    rows = by_rows(_whole, [tops, hits], [view(lse), alone], flops=3)
+    if rows is None:
+        return None
+    total = folded(_SCALED, [view(loss)], [alone], tuple(range(len(lead))), {"scale": scale})
+    return in_turn(rows, total)
+
+
+def _is_wide(labels: Any, blocks: Blocks) -> bool:
     """Whether the numbers of rows and blocks need more than 32 bits."""
-    return max(labels.size * blocks, (of + 1) ** 2) >= WIDE
+    return max(labels.size * blocks.num, (blocks.of + 1) ** 2) >= WIDE
 
 
-def _apart(logits: Any, labels: Any, blocks: int, shortest: int) -> View:
-    """Logits as [...,blocks,shortest], as if none were longer."""
+def _counts(labels: Any, blocks: Blocks, columns: bool) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """What kernels are told of blocks: of how many rows one has the same, one after the other, too."""
+    together = labels.size if columns else 1
+    return (together, *blocks), {"UNEVEN": blocks.classes % blocks.of > 0}
+
+
+def _apart(logits: Any, blocks: Blocks, columns: bool) -> View:
+    """Logits as rows [...,blocks,shortest], as if none were longer; by columns the blocks are outermost."""
+    shortest = blocks.classes // blocks.of
     *lead, step = view(logits).steps
-    return View(logits, (*labels.shape, blocks, shortest), (*lead, shortest * step, step))
+    rows = View(logits, (*logits.shape[:-1], blocks.num), (*lead, shortest * step))
+    seen = _seen(rows, columns)
+    return View(logits, (*seen.shape, shortest), (*seen.steps, step))
 
 
-def _for_blocks(labels: Any, blocks: int) -> View:
-    """Labels, seen for each block."""
-    return View(labels, (*labels.shape, blocks), (*view(labels).steps, 0))
+def _seen(one: View, columns: bool) -> View:
+    """What has a number for each block [...,blocks], with the blocks outermost by columns."""
+    last = len(one.shape) - 1
+    return permuted(one, (last, *range(last))) if columns else one
+
+
+def _repeated(one: View, blocks: Blocks) -> View:
+    """What has a number for all blocks, seen for each."""
+    return View(one.array, (*one.shape, blocks.num), (*one.steps, 0))
 
 
 @triton.jit
@@ -95,12 +142,12 @@ def _longer(number, of, classes, NUM: tl.constexpr):
 
 
 @triton.jit
-def _block_entropy(x, s_x, lse, s_lse, hit, s_hit, labels, s_labels, rows, lead, blocks, first, of, classes,
-                   t_x: tl.constexpr, SKEW: tl.constexpr, NUM: tl.constexpr, ROWS: tl.constexpr,
+def _block_entropy(x, s_x, lse, s_lse, hit, s_hit, labels, s_labels, rows, lead, together, blocks, first, of,
+                   classes, t_x: tl.constexpr, SKEW: tl.constexpr, NUM: tl.constexpr, ROWS: tl.constexpr,
                    BLOCK: tl.constexpr, STAGES: tl.constexpr, UNEVEN: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = row < rows
-    number = first + row.to(tl.int32) % blocks
+    number = first + row.to(tl.int32) // together % blocks
     before = _longer(number, of, classes, NUM)
     late = (before - _longer(first, of, classes, NUM)) * t_x
     x, skew = begun(x, places(row, lead, s_x) + late, SKEW)
@@ -128,23 +175,23 @@ def _slope(out, x, at, mask, place, below, share, extra, t_out: tl.constexpr, t_
 
 @triton.jit
 def _block_entropy_grad(out, s_out, x, s_x, dlse, s_dlse, dhit, s_dhit, lse, s_lse, labels, s_labels, rows, lead,
-                        blocks, first, of, classes, t_out: tl.constexpr, t_x: tl.constexpr, SKEW: tl.constexpr,
-                        NUM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-                        UNEVEN: tl.constexpr):  # fmt: skip
+                        together, blocks, first, of, classes, share_times, extra_times, t_out: tl.constexpr,
+                        t_x: tl.constexpr, SKEW: tl.constexpr, NUM: tl.constexpr, ROWS: tl.constexpr,
+                        BLOCK: tl.constexpr, STAGES: tl.constexpr, UNEVEN: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = row < rows
-    number = first + row.to(tl.int32) % blocks
+    number = first + row.to(tl.int32) // together % blocks
     before = _longer(number, of, classes, NUM)
     late = before - _longer(first, of, classes, NUM)
     out, _ = begun(out, places(row, lead, s_out) + late * t_out, SKEW)
     x, skew = begun(x, places(row, lead, s_x) + late * t_x, SKEW)
-    share = tl.load(dlse + places(row, lead, s_dlse), mask=here, other=0.0).to(tl.float32)
-    extra = tl.load(dhit + places(row, lead, s_dhit), mask=here, other=0.0).to(tl.float32)
+    share = tl.load(dlse + places(row, lead, s_dlse), mask=here, other=0.0).to(tl.float32) * share_times
+    extra = tl.load(dhit + places(row, lead, s_dhit), mask=here, other=0.0).to(tl.float32) * extra_times
     below = tl.load(lse + places(row, lead, s_lse), mask=here, other=0.0).to(tl.float32)
     label = tl.load(labels + places(row, lead, s_labels), mask=here, other=0).to(tl.int64)
     place, last = label - number * NUM - before, _longer(number + 1, of, classes, NUM) - before
     # No place is that of a label of another block.
-    place = tl.where((place >= 0) & (place < NUM + last), place + skew, -1)
+    place = tl.where((place >= 0) & (place < NUM + last), place + skew, -1).to(tl.int32)
     if UNEVEN:
         _slope(out, x, (skew + NUM)[:, None], (here & (last > 0))[:, None], place, below, share, extra, t_out, t_x)
     if SKEW:
