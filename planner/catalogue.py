@@ -63,7 +63,7 @@ class Table(Generic[Kin]):
         return compiled(_laid)(self._begin, self._columns, which)
 
     def placed(self, which: np.ndarray, bases: np.ndarray, first: np.ndarray) -> np.ndarray:
-        """int64[columns / 2, rows]: what things of these kinds have, each two columns an owner and a number of its own.
+        """int32[columns / 2, rows]: what things of these kinds have, each two columns an owner and a number of its own.
 
         bases   where the numbers of each owner begin, first[thing] + owner
         """
@@ -105,7 +105,7 @@ def _placed(begin, columns, which, bases, first):  # type: ignore[no-untyped-def
     num_rows = 0
     for n in range(len(which)):
         num_rows += begin[which[n] + 1] - begin[which[n]]
-    found = np.empty((len(columns) // 2, num_rows), np.int64)
+    found = np.empty((len(columns) // 2, num_rows), np.int32)
     for pair in range(len(found)):
         row = 0
         for n in range(len(which)):

@@ -162,7 +162,7 @@ class Layout:
                 if number and step.step.which == "F" and (number - 1, proc) in last:
                     pairs.append((last[number - 1, proc], task))
                 last[number, proc] = task
-        return np.array(pairs, dtype=np.int64).reshape(-1, 2)
+        return np.array(pairs, dtype=np.int32).reshape(-1, 2)
 
     def private(self) -> np.ndarray:
         """Private bytes of all tasks; a task that adds to a result may need more than one that writes it.

@@ -42,18 +42,18 @@ def numbered(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def compressed(rows: np.ndarray, values: np.ndarray, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Entries by row, each once and in order: where rows begin (int64[num_rows + 1]), and their values.
+    """Entries by row, each once and in order: where rows begin (int32[num_rows + 1]), and their values (int32).
 
     rows, values   of each entry, none below 0, in any order
     """
-    rows, values = (np.ascontiguousarray(of, np.int64) for of in (rows, values))
+    rows, values = (np.ascontiguousarray(of, np.int32) for of in (rows, values))
     begin, found = compiled(_compressed)(rows, values, num_rows, int(values.max(initial=-1)) + 1)
     return begin, found[: begin[-1]]
 
 
 def _compressed(rows, values, num_rows, num_values):  # type: ignore[no-untyped-def]
     """The same, of values below `num_values`: first by value, then by row."""
-    place, begin = np.zeros(num_values + 1, np.int64), np.zeros(num_rows + 1, np.int64)
+    place, begin = np.zeros(num_values + 1, np.int32), np.zeros(num_rows + 1, np.int32)
     for k in range(len(values)):
         place[values[k] + 1] += 1
         begin[rows[k] + 1] += 1
@@ -61,11 +61,11 @@ def _compressed(rows, values, num_rows, num_values):  # type: ignore[no-untyped-
         place[v + 1] += place[v]
     for r in range(num_rows):
         begin[r + 1] += begin[r]
-    by_value = np.empty(len(values), np.int64)
+    by_value = np.empty(len(values), np.int32)
     for k in range(len(values)):
         by_value[place[values[k]]] = rows[k]
         place[values[k]] += 1
-    end, found, k = begin.copy(), np.empty(len(values), np.int64), 0
+    end, found, k = begin.copy(), np.empty(len(values), np.int32), 0
     for v in range(num_values):
         while k < place[v]:
             r, k = by_value[k], k + 1

@@ -107,8 +107,8 @@ def simulate(
         return None
     assert num_served == num_tasks, "the task graph has a cycle"
     persistent, delta = book(
-        end, tasks.lane_ptr, tasks.lanes, place, _uint32(graph.use_ptr), _uint32(graph.uses), graph.num_procs,
-        _uint32(graph.buffer_proc), _int64(graph.buffer_bytes), _int32(graph.buffer_first), _int64(graph.private_bytes),
+        end, tasks.lane_ptr, tasks.lanes, place, _unsigned(graph.use_ptr), _unsigned(graph.uses), graph.num_procs,
+        _unsigned(graph.buffer_proc), _int64(graph.buffer_bytes), graph.buffer_first, _int64(graph.private_bytes),
     )  # fmt: skip
     peak = sweep(persistent, queue_ptr, queue, delta, start, end)
     return Simulated(Timeline(np.arange(num_tasks), start, end), persistent, peak, busy)
@@ -117,8 +117,8 @@ def simulate(
 def _flat(graph: TaskGraph, durations: np.ndarray, engines: Sequence[int]) -> Tasks:
     engine = np.arange(graph.num_procs)[:, None] * (max(engines) + 1) + np.asarray(engines)
     return Tasks(
-        _int64(graph.order), _uint32(graph.cost), _int64(durations), _uint32(graph.lane_ptr), _uint32(graph.lanes),
-        _uint32(engine.ravel()), _uint32(graph.need_ptr), _uint32(graph.needs),
+        _int64(graph.order), _unsigned(graph.cost), _int64(durations), _unsigned(graph.lane_ptr),
+        _unsigned(graph.lanes), engine.ravel().astype(np.uint32), _unsigned(graph.need_ptr), _unsigned(graph.needs),
         np.zeros(graph.num_tasks + 2, np.uint32), np.empty(len(graph.needs), np.uint32),
     )  # fmt: skip
 
@@ -136,13 +136,9 @@ def latest(limit: float) -> int:
     return found
 
 
-def _int32(values: Sequence[int] | np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(values, dtype=np.int32)
-
-
-def _uint32(values: Sequence[int] | np.ndarray) -> np.ndarray:
+def _unsigned(values: np.ndarray) -> np.ndarray:
     """Numbers that are never below 0, as compiled code reads them fastest: others might count from an array's end."""
-    return np.ascontiguousarray(values, dtype=np.uint32)
+    return values.view(np.uint32)
 
 
 def _int64(values: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -145,6 +145,8 @@ class Comm(msgspec.Struct, frozen=True):
 NOTHING = Body(())
 STRIDED = " strided"
 BEGUN_TOGETHER = " at once"
+# Of the fields of a task graph.
+NUMBERS = ("cost", "lane_ptr", "lanes", "need_ptr", "needs", "use_ptr", "uses", "buffer_proc", "buffer_first")
 
 
 class CostKey(msgspec.Struct, frozen=True, cache_hash=True):
@@ -217,7 +219,8 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class TaskGraph:
-    """One period of a loop in flat arrays; T tasks, K cost keys, B buffers.
+    """One period of a loop in flat arrays; T tasks, K cost keys, B buffers. Numbers of things, and where rows of them
+    begin, are int32: below 2**31 of each; `order` and bytes are int64.
 
     kind[T], order[T]             order: the key by which lanes break ties, unique, independent of creation
     cost[T] -> cost_keys          what each task costs
@@ -247,6 +250,14 @@ class TaskGraph:
     num_procs: int
     tasks: Sequence[Task]
     buffers: Sequence[Buffer]
+
+    def __post_init__(self) -> None:
+        for name in NUMBERS:
+            values = getattr(self, name)
+            if values.dtype != np.int32:
+                # Rows ascend: where the last ends is the most.
+                assert not name.endswith("_ptr") or values[-1] < 2**31, f"{name}: too many for int32"
+                object.__setattr__(self, name, values.astype(np.int32))
 
     @property
     def num_tasks(self) -> int:
