@@ -24,7 +24,7 @@ SMALL = {
         for innermost in (False, True)
         for which in ("forward", "input", "weight")
     ],
-    "losses": [cases.Loss(6, 40)],
+    "losses": [cases.Loss(6, 40, outermost) for outermost in (False, True)],
     "streams": [cases.Stream("gelu", ((4, 32),), (("approximate", "tanh"),)), cases.Stream("softmax", ((4, 32),))],
 }
 

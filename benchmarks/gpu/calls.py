@@ -22,13 +22,13 @@ ADAMW: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "decay": 0.1
 class Call(NamedTuple):
     """A kernel call on operands that are not there yet: Specs and literals.
 
-    innermost: images [b,c,h,w] among operands and results whose channels are so.
+    orders: of those whose dims lie in another order in memory the dims, the outermost first.
     """
 
     kernel: str
     args: tuple[Any, ...]
     params: dict[str, Any]
-    innermost: tuple[Spec, ...] = ()
+    orders: tuple[tuple[Spec, tuple[int, ...]], ...] = ()
 
     @property
     def outs(self) -> tuple[Spec, ...]:
@@ -49,10 +49,9 @@ class Call(NamedTuple):
     def _array(self, x: Any) -> Any:
         if not isinstance(x, Spec):
             return x
-        if x not in self.innermost:
-            return tuning.dense(x.shape, x.dtype)
-        b, c, *size = x.shape
-        return tuning.dense((b, *size, c), x.dtype).transpose((0, 3, 1, 2))
+        order = dict(self.orders).get(x, tuple(range(len(x.shape))))
+        back = tuple(order.index(dim) for dim in range(len(order)))
+        return tuning.dense(tuple(x.shape[dim] for dim in order), x.dtype).transpose(back)
 
 
 @singledispatch
@@ -94,15 +93,16 @@ def _(case: cases.Convolution) -> list[Call]:
         "input": Call("conv2d_grad_input", (y, w), params | {"shape": x.shape}),
         "weight": Call("conv2d_grad_weight", (y, x), params | {"kernel": w.shape[2:]}),
     }
-    return [made[case.which]._replace(innermost=images)]
+    return [made[case.which]._replace(orders=tuple((one, (0, 2, 3, 1)) for one in images))]
 
 
 @calls.register
 def _(case: cases.Loss) -> list[Call]:
     logits, ids = Spec((case.rows, case.classes), "bfloat16"), Spec((case.rows,), "int64")
-    forward = Call("cross_entropy", (logits, ids), {"scale": 1 / case.rows})
+    orders = ((logits, (1, 0)),) if case.outermost else ()
+    forward = Call("cross_entropy", (logits, ids), {"scale": 1 / case.rows}, orders)
     loss, lse = forward.outs
-    return [forward, Call("cross_entropy_grad", (loss, logits, ids, lse), forward.params)]
+    return [forward, Call("cross_entropy_grad", (loss, logits, ids, lse), forward.params, orders)]
 
 
 @calls.register

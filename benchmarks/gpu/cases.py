@@ -101,14 +101,15 @@ class Convolution:
 
 @dataclass(frozen=True)
 class Loss:
-    """Softmax cross-entropy of rows of logits, forward and backward together."""
+    """Softmax cross-entropy of rows of logits, forward and backward together; outermost: classes are so in memory."""
 
     rows: int
     classes: int
+    outermost: bool = False
 
     @property
     def name(self) -> str:
-        return f"cross_entropy {self.rows}x{self.classes} forward and backward"
+        return f"cross_entropy {self.rows}x{self.classes} forward and backward{' classes first' * self.outermost}"
 
     @property
     def nbytes(self) -> int:
@@ -188,11 +189,14 @@ Case = Product | Attention | Convolution | Loss | Update | Stream | Step
 _LAYOUTS = ("nt", "nn", "tn")
 _SQUARES = ((4096, 4096, 4096), (8192, 8192, 8192))
 _GPT = ((8192, 2304, 768), (8192, 768, 768), (8192, 3072, 768), (8192, 768, 3072), (8192, WORDS, 768))
+# Those with logits whose classes are outermost: they themselves, and the gradients of what they are made of.
+_CLASSES_FIRST = ((WORDS, 8192, 768, "nt"), (8192, 768, WORDS, "tn"), (WORDS, 768, 8192, "nn"))
 
 
 def products() -> list[Product]:
     """Square ones, whose rate is promised, and those of GPT-2, forward with biases too, and one with an activation."""
     plain = [Product(*shape, layout) for shape in (*_SQUARES, *_GPT) for layout in _LAYOUTS]
+    plain += [Product(*one) for one in _CLASSES_FIRST]
     biased = [Product(*shape, "nt", line="s, b -> s + b") for shape in _GPT if shape[1] != WORDS]
     return [*plain, *biased, Product(8192, 3072, 768, "nt", line="s, b -> (s + b) * sigmoid(1.702 * (s + b))")]
 
@@ -274,8 +278,8 @@ def streams() -> list[Stream]:
 
 
 def losses() -> list[Loss]:
-    """That of GPT-2."""
-    return [Loss(8192, WORDS)]
+    """That of GPT-2, and with its classes outermost."""
+    return [Loss(8192, WORDS, outermost) for outermost in (False, True)]
 
 
 def updates() -> list[Update]:
@@ -288,11 +292,17 @@ def virtual_steps() -> list[Step]:
     return [Step("gpt:layers=4,width=256,heads=4,seq=128", 8, True, machine="virtual:procs=2")]
 
 
+# What all steps of models are rewritten by.
+_FUSED = "fuse"
+
+
 def steps() -> list[Step]:
     """Those of GPT-2 and ResNet-50; what takes longest to tune is last."""
     # Blocks of classes are for processors that share them, and PyTorch has none.
-    models = (("gpt:size=124m,class_blocks=1", 8), ("resnet:depth=50", 128))
-    return [Step(model, batch, tuned, "fuse") for tuned in (False, True) for model, batch in models]
+    gpt, resnet = ("gpt:size=124m,class_blocks=1", 8), ("resnet:depth=50", 128)
+    found = [Step(*one, tuned, _FUSED) for tuned in (False, True) for one in (gpt, resnet)]
+    # What tuning finds of one GPT-2 it keeps for the other.
+    return [*found[:-1], Step(*gpt, True, f"{_FUSED}+classes_first"), found[-1]]
 
 
 KERNELS = ("products", "attentions", "convolutions", "losses", "updates", "streams")
@@ -316,7 +326,7 @@ def is_promised(case: Case) -> bool:
     """Whether a figure is promised of the case; the others tell more."""
     if isinstance(case, Product):
         return (case.m, case.n, case.k) in _SQUARES
-    return not (isinstance(case, Convolution) and case.innermost)
+    return not (case.innermost if isinstance(case, Convolution) else isinstance(case, Loss) and case.outermost)
 
 
 def peer(case: Case) -> str | None:
@@ -325,9 +335,11 @@ def peer(case: Case) -> str | None:
     """
     if isinstance(case, Convolution):
         return replace(case, innermost=False).name
+    if isinstance(case, Loss):
+        return replace(case, outermost=False).name
     if isinstance(case, Step):
-        return case._replace(tuned=False).name if case.is_whole else None
-    return case.name if isinstance(case, Attention | Loss | Update) else None
+        return case._replace(tuned=False, rewrite=_FUSED).name if case.is_whole else None
+    return case.name if isinstance(case, Attention | Update) else None
 
 
 def is_compiled(case: Case) -> bool:
