@@ -17,6 +17,7 @@ import tyro
 
 from castile.launch import checks, explain_report, files, offline, options, report
 from castile.launch.explain_report import folded
+from castile.launch.files import Outputs
 from castile.launch.offline import Desk
 from castile.launch.pictures import layout
 from castile.launch.ranks import UserError
@@ -114,14 +115,17 @@ def run(command: Explain) -> int:
             ],
             "num_switches_left": num_left,
         }
-    if command.picture:
-        title = f"{facts['model']}, plan {command.plan}: {report.milliseconds(worth.seconds)} on {facts['machine']}"
-        files.write(command.picture, layout.picture(title, evaluator, plan).encode())
-        facts["files"]["picture"] = command.picture
+    outputs = Outputs()
+    title = f"{facts['model']}, plan {command.plan}: {report.milliseconds(worth.seconds)} on {facts['machine']}"
+    outputs.write(
+        "picture", command.picture, lambda path: files.write(path, layout.picture(title, evaluator, plan).encode())
+    )
+    facts["files"] = outputs.paths
     if command.json:
         print(json.dumps(facts, indent=2))
     else:
         explain_report.tell(facts, report.plan_lines(plan))
+    outputs.end()
     return 0
 
 
@@ -202,7 +206,6 @@ def _facts(command: Explain, desk: Desk, plan: Strategy, found: Explanation, wor
         "spans": _spans(_procs(found)),
         "procs": _procs(found),
         "causes": _causes(found, command.op),
-        "files": {},
     }
 
 

@@ -11,7 +11,7 @@ import glob
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from castile.launch.ranks import UserError
@@ -34,6 +34,36 @@ def write(path: str | Path, data: bytes) -> None:
     """A file of these bytes, as `whole` makes it."""
     with whole(path) as draft:
         draft.write_bytes(data)
+
+
+class Outputs:
+    """What a command writes beside what it tells. What cannot be written keeps it from neither the others nor telling.
+
+    paths   the files that were written, by what they hold
+    """
+
+    def __init__(self) -> None:
+        self.paths: dict[str, str] = {}
+        self._refused: list[str] = []
+
+    def write(self, what: str, path: str, make: Callable[[str], None]) -> None:
+        """Have `make` write the file at that path; nothing where there is no path."""
+        if path and self.attempt(lambda: make(path)):
+            self.paths[what] = path
+
+    def attempt(self, make: Callable[[], None]) -> bool:
+        """Whether what is to be written was."""
+        try:
+            make()
+        except UserError as error:
+            self._refused.append(str(error))
+            return False
+        return True
+
+    def end(self) -> None:
+        """Raises UserError for what could not be written, when all else is told."""
+        if self._refused:
+            raise UserError("; ".join(self._refused))
 
 
 @contextlib.contextmanager

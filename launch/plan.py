@@ -16,6 +16,7 @@ import msgspec
 import tyro
 
 from castile.launch import checks, files, offline, options, plan_report, report, trace
+from castile.launch.files import Outputs
 from castile.launch.interrupts import ending_early
 from castile.launch.offline import Desk
 from castile.launch.pictures import front, layout
@@ -126,20 +127,24 @@ def run(command: Plan) -> int:
     facts["pinned"] = [str(pin) for pin in pinned.pins] if pinned is not None else []
     facts |= _bound_facts(_bound(evaluator, pinned, found), found)
     facts |= _task_facts(evaluator, plan)
+    outputs = Outputs()
     if command.front:
-        facts["front"] = _front_facts(command, desk, found, points)
-    if command.out:
-        files.write(command.out, strategies.encode(plan))
-    if command.trace:
-        tasks, simulated = evaluator.simulate(plan)
-        trace.write(command.trace, tasks, {"simulated": simulated.timeline})
-    if command.picture:
-        files.write(command.picture, _picture(facts, evaluator, plan).encode())
+        facts["front"] = _front_facts(command, desk, found, points, outputs)
+    outputs.write("plan", command.out, lambda path: files.write(path, strategies.encode(plan)))
+    outputs.write("trace", command.trace, lambda path: _trace(path, evaluator, plan))
+    outputs.write("picture", command.picture, lambda path: files.write(path, _picture(facts, evaluator, plan).encode()))
+    facts["files"] = outputs.paths
     if command.json:
         print(json.dumps(facts, indent=2))
     else:
         plan_report.tell(facts, report.plan_lines(plan))
+    outputs.end()
     return 0
+
+
+def _trace(path: str, evaluator: Evaluator, plan: Strategy) -> None:
+    tasks, simulated = evaluator.simulate(plan)
+    trace.write(path, tasks, {"simulated": simulated.timeline})
 
 
 def _signed(command: Plan, desk: Desk, plan: Strategy) -> Strategy:
@@ -330,7 +335,9 @@ def _bound_facts(bound: Bound | None, found: Found) -> dict[str, Any]:
     }
 
 
-def _front_facts(command: Plan, desk: Desk, found: Found, points: list[Point]) -> list[dict[str, Any]]:
+def _front_facts(
+    command: Plan, desk: Desk, found: Found, points: list[Point], outputs: Outputs
+) -> list[dict[str, Any]]:
     """The front from the fastest plan to the smallest; each is written if the plan is."""
     rows = []
     for number, point in enumerate(points, 1):
@@ -338,8 +345,9 @@ def _front_facts(command: Plan, desk: Desk, found: Found, points: list[Point]) -
         if command.out:
             out = Path(command.out)
             path = str(out.with_name(f"{out.stem}-{number}{out.suffix}"))
-            files.write(path, strategies.encode(_signed(command, desk, point.strategy)))
-            row["file"] = path
+            data = strategies.encode(_signed(command, desk, point.strategy))
+            if outputs.attempt(partial(files.write, path, data)):
+                row["file"] = path
         rows.append(row)
     return rows
 
@@ -347,7 +355,6 @@ def _front_facts(command: Plan, desk: Desk, found: Found, points: list[Point]) -
 def _facts(command: Plan, desk: Desk, found: Found) -> dict[str, Any]:
     """Every figure of the search."""
     base = found.seeds["data_parallel"]
-    written = {"plan": command.out, "trace": command.trace, "picture": command.picture}
     return {
         "model": command.model,
         "machine": desk.machine.name,
@@ -362,7 +369,6 @@ def _facts(command: Plan, desk: Desk, found: Found) -> dict[str, Any]:
         "found": report.facts(found.evaluated, base) | {"arena_bytes": list(found.arena_bytes)},
         "seeds": {name: report.facts(worth, base) for name, worth in found.seeds.items()},
         "layouts": [{"config": row.config, "nodes": row.nodes} for row in report.layouts(found.strategy)],
-        "files": {name: path for name, path in written.items() if path},
     }
 
 

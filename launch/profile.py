@@ -26,6 +26,7 @@ from castile.launch import (
     rounds,
     tuning,
 )
+from castile.launch.files import Outputs
 from castile.launch.isolation import Bench, Isolated
 from castile.launch.jobs import Job
 from castile.launch.measure import sample_feed
@@ -109,10 +110,11 @@ def run(command: Profile) -> int:
         rows = _measure_all(job, works, known)
     if job.leads:
         facts = profile_report.facts(job, rows, path, time.perf_counter() - begun, num_tuned)
-        if command.picture:
-            files.write(command.picture, roofline.picture(facts).encode())
-            facts["files"]["picture"] = command.picture
+        outputs = Outputs()
+        outputs.write("picture", command.picture, lambda path: files.write(path, roofline.picture(facts).encode()))
+        facts["files"] |= outputs.paths
         profile_report.tell(facts, command.json)
+        outputs.end()
     return 0
 
 

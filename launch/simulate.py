@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from castile.launch import checks, files, offline, options, report, trace
+from castile.launch.files import Outputs
 from castile.launch.offline import Desk
 from castile.launch.pictures import timeline as timelines
 from castile.launch.ranks import UserError
@@ -86,18 +87,19 @@ def run(command: Simulate) -> int:
         raise UserError(f"{error}; --forward simulates its forward pass alone" if meant else str(error)) from error
     facts |= {"forward": command.forward, "buckets": report.buckets(desk.evaluator, plan)}
     facts["order"] = report.order(desk.evaluator, plan)
-    if command.trace:
-        trace.write(command.trace, tasks, {"simulated": simulated.timeline})
-        facts["files"]["trace"] = command.trace
-    if command.picture:
-        title = f"{_of(facts)}, simulated: {report.milliseconds(simulated.seconds)}"
-        drawn = timelines.picture(title, tasks, {"simulated": simulated.timeline}, machine)
-        files.write(command.picture, drawn.encode())
-        facts["files"]["picture"] = command.picture
+    outputs, lanes = Outputs(), {"simulated": simulated.timeline}
+    outputs.write("trace", command.trace, lambda path: trace.write(path, tasks, lanes))
+    title = f"{_of(facts)}, simulated: {report.milliseconds(simulated.seconds)}"
+    outputs.write(
+        "picture", command.picture,
+        lambda path: files.write(path, timelines.picture(title, tasks, lanes, machine).encode()),
+    )  # fmt: skip
+    facts["files"] = outputs.paths
     if command.json:
         print(json.dumps(facts, indent=2))
     else:
         _tell(facts, report.plan_lines(plan))
+    outputs.end()
     return 0
 
 
@@ -144,7 +146,6 @@ def _facts(model: str, plan: str, desk: Desk, tasks: TaskGraph, simulated: Simul
         "kinds": kinds(tasks, simulated, working),
         "procs": procs,
         "prices": desk.evaluator.cost.sources(tasks.cost_keys),
-        "files": {},
     }
 
 

@@ -43,6 +43,7 @@ from castile.launch.checkpoints.reader import Reader
 from castile.launch.data import Dataset
 from castile.launch.execution import Execution, feed_from
 from castile.launch.explore import Chosen
+from castile.launch.files import Outputs
 from castile.launch.jobs import Job
 from castile.launch.pictures import timeline as timelines
 from castile.launch.ranks import UserError
@@ -193,15 +194,17 @@ def run(command: Train) -> int:
         progress = Training(job, course, log, say).run()
         log.record("end", step=course.first_step + progress.num_steps, reason=progress.stopped_by or "done")
     facts = training_report.facts(job, chosen, progress, course.first_step, told)
-    facts["files"] = _files(command, job)
+    outputs = Outputs()
+    if job.leads and progress.sampled:
+        _show(command, job, chosen, progress.sampled[-1], outputs)
+    facts["files"] = _files(command, job) | outputs.paths
     facts["total_seconds"] = time.perf_counter() - begun
     say.close(training_report.text, facts)
     # whatever becomes of these, the training is told
     if progress.num_sampled:
         job.learn(chosen.prepared, progress.sampled)
         _keep(command, job)
-    if job.leads and progress.sampled:
-        _show(command, job, chosen, progress.sampled[-1])
+    outputs.end()
     return 0
 
 
@@ -211,15 +214,15 @@ def _keep(command: Train, job: Job) -> None:
         job.keep()
 
 
-def _show(command: Train, job: Job, chosen: Chosen, measured: Timeline) -> None:
+def _show(command: Train, job: Job, chosen: Chosen, measured: Timeline, outputs: Outputs) -> None:
     """Write what the user wants to see of a step."""
     lanes = {"simulated": chosen.prepared.simulated.timeline, "measured": measured}
-    tasks = chosen.prepared.tasks
-    if command.trace:
-        trace.write(command.trace, tasks, lanes)
-    if command.picture:
-        title = f"a step of {command.model} on {job.machine.name}"
-        files.write(command.picture, timelines.picture(title, tasks, lanes, job.machine).encode())
+    tasks, title = chosen.prepared.tasks, f"a step of {command.model} on {job.machine.name}"
+    outputs.write("trace", command.trace, lambda path: trace.write(path, tasks, lanes))
+    outputs.write(
+        "picture", command.picture,
+        lambda path: files.write(path, timelines.picture(title, tasks, lanes, job.machine).encode()),
+    )  # fmt: skip
 
 
 def resolved(command: Train) -> Train:
@@ -391,7 +394,7 @@ def _files(command: Train, job: Job) -> dict[str, str]:
     """What was written where."""
     profile = "" if job.database is None else str(job.database.path)
     named = {
-        "plan": command.out, "profile": profile, "trace": command.trace, "picture": command.picture,
-        "metrics": command.metrics, "tensorboard": command.tensorboard, "checkpoints": command.checkpoint,
+        "plan": command.out, "profile": profile, "metrics": command.metrics, "tensorboard": command.tensorboard,
+        "checkpoints": command.checkpoint,
     }  # fmt: skip
     return {name: path for name, path in named.items() if path}
