@@ -30,3 +30,10 @@ def boxed(x: Any) -> Any:
 def by_columns(x: Any) -> Any:
     """x with its dims in memory the other way round, the first innermost."""
     return array(x.shape[::-1], x.dtype.name).T
+
+
+def outermost(x: Any) -> Any:
+    """x with its last dim outermost in memory; what is no array stays."""
+    if not hasattr(x, "strides") or x.ndim < 2:
+        return x
+    return np.moveaxis(array((x.shape[-1], *x.shape[:-1]), x.dtype.name), 0, -1)

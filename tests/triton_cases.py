@@ -16,10 +16,11 @@ from castile.planner import vocabulary
 from castile.planner.vocabulary import Spec
 from tests import triton_cases_images, triton_cases_tokens
 from tests.kernel_cases import Case, cases
-from tests.triton_arrays import array, boxed, by_columns
+from tests.triton_arrays import array, boxed, by_columns, outermost
 from tests.triton_cases_images import layouts
 
 NAMES = sorted(forms("triton"))
+OF_LOGITS = tuple(name for name in NAMES if "entropy" in name or name.startswith("contract"))
 FAMILIES = (triton_cases_images, triton_cases_tokens)
 
 
@@ -105,13 +106,14 @@ def fake_plan(name: str, case: Case) -> Plan | None:
 
 def asked(name: str, dtype: str) -> Iterator[tuple[str, Plan]]:
     """The plans of `large` cases in every way that planners ask for them, and that way in words: with images in each
-    layout, added to what is there, and written in float32; reading boxes of larger arrays; writing by columns what is
-    read by rows. The first of a case, as it comes, has none.
+    layout, logits in both, added to what is there, and written in float32; reading boxes of larger arrays; writing by
+    columns what is read by rows. The first of a case, as it comes, has none.
     """
     adds = ("", "adds")[: 1 + ("accumulate" in inspect.signature(forms("triton")[name]).parameters)]
     wide = ("", "written in float32")[: 1 + (vocabulary.casts(name) and dtype != "float32")]
     for case in large(name, dtype):
         lays = layouts(case) if hasattr(triton_cases_images, f"large_{name}") else {"": _as_it_comes}
+        lays = lays | ({"classes outermost": outermost} if name in OF_LOGITS else {})
         ways = [(layout, lay, lay, add, cast_to) for (layout, lay), add, cast_to in product(lays.items(), adds, wide)]
         ways += [(way, read, written, "", "") for way, (read, written) in STEPPED.items()]
         for layout, read, written, add, cast_to in ways:

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from benchmarks.gpu import cases
 from benchmarks.gpu.calls import calls
-from castile.kernels.triton.launch import Launch
+from castile.kernels.triton.launch import Launch, Plan
 from tests import triton_chips
 from tests.kernel_cases import Case
-from tests.triton_arrays import array
-from tests.triton_cases import NAMES, STEPPED, fake_plan, launches, plan
+from tests.triton_arrays import array, outermost
+from tests.triton_cases import NAMES, OF_LOGITS, STEPPED, fake_plan, large, launches, plan, results
 from tests.triton_chips import CHIPS, Compiled, code, compiled, parameters
 from tests.triton_counted import SECTOR, Counted, counted, made
 from tests.triton_estimate import estimate, measured, moved_bytes, of_call
@@ -163,6 +163,30 @@ def test_halves_of_sectors_are_seen() -> None:
         assert found is not None
         (launch,) = launches(found)
         assert any(one.partly for one in all_counted(launch)) == parts_written
+
+
+@pytest.mark.parametrize("name", [name for name in OF_LOGITS if "entropy" in name and "split" not in name])
+def test_logits_whose_classes_are_outermost_are_read_and_written_in_vectors(name: str) -> None:
+    *_, case = large(name, "bfloat16")
+    outs = tuple(outermost(array(one.shape, one.dtype)) for one in results(name, *case))
+    made = plan(name, outs, (tuple(map(outermost, case[0])), case[1]))
+    assert made is not None
+    found = max((estimate(one, compiled(one, 90)) for one in launches(made)), key=lambda one: one.least)
+    moving, asking, least = found.alone["memory"], found.alone["requests"], found.least
+    assert moving < 1.25 * least and asking < least / 8
+
+
+def test_a_product_is_written_along_what_lies_together() -> None:
+    """By a kernel that is the same, whichever operand that is of."""
+    x, w = array((512, 768), "bfloat16"), array((1024, 768), "bfloat16")
+    columns = plan("contract", (outermost(array((512, 1024), "bfloat16")),), (("ti,vi->tv", x, w), {}))
+    same = plan("contract", (array((1024, 512), "bfloat16"),), (("vi,ti->vt", w, x), {}))
+    assert columns is not None and same is not None
+
+    def codes(made: Plan) -> list[str]:
+        return [code(launch, 90) for setting in made.settings for launch in made.launches(setting)]
+
+    assert codes(columns) == codes(same)
 
 
 @pytest.mark.parametrize("kernel", [1, 3])
