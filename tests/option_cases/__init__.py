@@ -28,6 +28,19 @@ TEXTS = {
     "hosts": "localhost slots=2\n",
     "one.toml": 'nodes = 1\n\n[[processor]]\nkind = "cpu"\nflops_per_second = 1e9\nbytes_per_second = 1e9\n'
     "memory_bytes = 1_000_000_000\ntask_overhead_seconds = 1e-3\n",
+    # All that can be measured of these two, and between them, is little.
+    "two.toml": '[[processor]]\nkind = "cpu"\ncount = 2\nflops_per_second = 1e9\nbytes_per_second = 1e9\n'
+    "memory_bytes = 20_000_000\ntask_overhead_seconds = 1e-6\n\n"
+    '[[level]]\nname = "memory"\nlatency_seconds = 1e-6\nbytes_per_second = 1e9\n',
+    "tiny.py": """
+from castile.planner.graph import Graph
+
+def build(batch=None, dtype="float32"):
+    g = Graph("tiny", dtype)
+    x, label = g.input("x", (batch or 8, 4), "b i"), g.input("label", (batch or 8,), "b", "int32")
+    g.minimise(g.cross_entropy("loss", g.linear("fc", x, features=3), label))
+    return g
+""",
 }
 WORDS = (
     f"plan {MLP} {PRESET} --search data_parallel --out dp.json",

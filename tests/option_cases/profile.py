@@ -6,6 +6,7 @@ from tests.option_cases import MLP, Case, Ran, becomes, fact, json_of
 
 HERE = f"profile {MLP} --profile new.db"
 KNOWN = f"profile {MLP} --profile known.db --json"
+TWO = "profile tiny.py --machine two.toml --profile new.db --json"
 
 
 def shapes(ran: Ran) -> set[str]:
@@ -30,8 +31,8 @@ CASES = {
     "batch": Case(f"{HERE} --json", f"{HERE} --json --batch 24", shapes),
     "dtype": Case(f"{HERE} --json", f"{HERE} --json --dtype float64", dtypes, lambda one, other: "float64" in other),
     "profile": Case(f"profile {MLP} --json", f"{HERE} --json", lambda ran: "new.db" in ran.files, becomes(True)),
-    "all": Case(f"{HERE} --json", f"{HERE} --json --all", shapes, lambda one, other: one < other, ranks=2),
-    "links": Case(f"{HERE} --json", f"{HERE} --json --links", transfers, lambda one, other: one < other, ranks=2),
+    "all": Case(TWO, f"{TWO} --all", shapes, lambda one, other: one < other, ranks=2),
+    "links": Case(TWO, f"{TWO} --links", transfers, lambda one, other: one < other, ranks=2),
     "picture": Case(HERE, f"{HERE} --picture roof.svg", lambda ran: "roof.svg" in ran.files, becomes(True)),
     "again": Case(KNOWN, f"{KNOWN} --again", lambda ran: ran.facts["num_new_keys"] > 0, becomes(True)),
     "json": json_of(HERE),
