@@ -11,8 +11,8 @@ pytest.importorskip("triton")
 from castile.kernels.form import Refused
 from castile.kernels.table import Table, definitions
 from tests.kernel_cases import Case, Draw, cases
-from tests.test_kernels import dense, laid_out, scratch_of, several, sliced, stepped, unwritten
-from tests.triton_cases import NAMES, cast, error, plain
+from tests.test_kernels import dense, laid_out, outermost, scratch_of, several, sliced, stepped, unwritten
+from tests.triton_cases import NAMES, OF_LOGITS, cast, error, plain
 from tests.triton_cases_images import is_image, turned
 from tests.triton_cases_long import LONG
 
@@ -42,6 +42,11 @@ def innermost(case: Case) -> Place:
     """Images with their channels innermost, and the rest as boxes of larger arrays, which begin anywhere."""
     lay = turned(case, lambda x, order: laid_out(x, order, 0))
     return lambda x: lay(x) if is_image(x, case) else sliced(x)
+
+
+def classes_first(case: Case) -> Place:
+    """All with the last dim outermost in memory, as classes of logits may be."""
+    return outermost
 
 
 class There:
@@ -74,7 +79,7 @@ class There:
 @pytest.mark.parametrize("name", NAMES)
 def test_form_equals_definition_on_a_gpu(name: str, dtype: str) -> None:
     """Each case lies in each way in one of the dtypes; some are added to what is there."""
-    ways = (together, apart, innermost)
+    ways = (together, apart, classes_first if name in OF_LOGITS else innermost)
     for number, case in enumerate([*cases(name, "float32"), *LONG.get(name, [])]):
         low = cast(name, case, dtype)
         args, params = cast(name, low, "float64")

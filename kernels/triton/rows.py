@@ -33,6 +33,8 @@ _ROOM = 2**17
 _SHIFTED, _IN_VECTORS, _WHOLE, _MASKED = 64, 48, 32, 24
 # Of these lengths a row that begins between such bytes is best held by one warp.
 _ALONE = (1024, 2048)
+# Programs of which all processors have some.
+_ENOUGH = 256
 # Elements that certainly fill the 16 bytes that are read at once.
 _EIGHT = 8
 
@@ -98,11 +100,12 @@ def by_rows(
 def _beside(extent: int, cols: int, again: bool) -> tuple[tuple[int, int, int], ...]:
     """Rows, elements of a row and warps of a program of rows that lie side by side: a thread has vectors of rows.
 
-    What goes over a row `again` holds eight blocks at once, which take registers; else a thread has two vectors.
+    What goes over a row `again` holds four blocks at once, which take registers; else a thread has two vectors. First
+    are those of which there are enough programs.
     """
-    every = ((128, 8, 4), (64, 4, 2), (32, 8, 1), (256, 4, 4)) if again else ((128, 8, 2), (64, 8, 1), (128, 16, 4))
+    every = ((128, 8, 4), (256, 4, 4), (64, 8, 2), (32, 8, 1)) if again else ((128, 8, 2), (128, 16, 4), (64, 8, 1))
     found = []
-    for rows, block, warps in every:
+    for rows, block, warps in sorted(every, key=lambda one: -min(extent // one[0], _ENOUGH)):
         down, across = min(rows, power_of_two(extent)), min(block, power_of_two(cols))
         found.append((down, across, max(1, warps * down * across // (rows * block))))
     return tuple(dict.fromkeys(found))

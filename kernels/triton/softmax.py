@@ -54,7 +54,7 @@ def top_and_total(x, here, skew, t_x: tl.constexpr, SKEW: tl.constexpr, NUM: tl.
 
     Of long rows each eight elements of a block have such numbers of their own, which meet at the end: exponentials and
     waiting of threads for each other are fewer. Of rows that lie side by side
-    a thread does so with eight blocks at once.
+    a thread does so with four blocks at once.
     """
     if NUM <= BLOCK and not SKEW:
         at, mask = run(here, skew, 0, SKEW, NUM, BLOCK)
@@ -64,14 +64,14 @@ def top_and_total(x, here, skew, t_x: tl.constexpr, SKEW: tl.constexpr, NUM: tl.
     elif t_x != 1:
         tops = tl.full((ROWS, BLOCK), _LEAST, tl.float32)
         totals = tl.zeros((ROWS, BLOCK), tl.float32)
-        for start in tl.range(0, NUM, 8 * BLOCK, num_stages=STAGES):
+        for start in tl.range(0, NUM, 4 * BLOCK, num_stages=STAGES):
             higher, v = tops, ()
-            for n in tl.static_range(8):
+            for n in tl.static_range(4):
                 at, mask = run(here, skew, start + n * BLOCK, SKEW, NUM, BLOCK)
                 v += (fetch(x, at, t_x, mask, float("-inf")),)
                 higher = tl.maximum(higher, v[n])
             totals *= tl.exp(tops - higher)
-            for n in tl.static_range(8):
+            for n in tl.static_range(4):
                 totals += tl.exp(v[n] - higher)
             tops = higher
         top = tl.max(tops, 1)
