@@ -147,6 +147,8 @@ def start(words: Sequence[str], environment: Mapping[str, str]) -> int:
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+        if passed and status and (words := last_words.read(left)):
+            print(f"castile: ended by {signal.Signals(passed[-1]).name}: {words}", file=sys.stderr)
     if status > 0 and passed:
         # mpirun ends with 1, as after any failure, or as what it was given in place of the signal; a shell that runs us
         # in a loop is to see that it was Ctrl-C

@@ -299,11 +299,11 @@ def _print(command: Train) -> int:
 def _saved(command: Train, job: Job, say: Speaker) -> Reader | None:
     """The checkpoint to go on from, if any.
 
-    Raises UserError where it is of another training, and where a run that begins finds some that it would write over.
+    Raises UserError where it is of another training, and where a run would write over it or into another run's folder.
     """
+    if command.checkpoint and job.leads:
+        folders.check_free(Path(command.checkpoint), not command.resume)
     if not command.resume:
-        if command.checkpoint and job.leads:
-            folders.check_free(Path(command.checkpoint))
         return None
     return resume.begin(job, command.checkpoint, _facts(command, job), say)
 

@@ -6,6 +6,7 @@ It does not know how the plan was chosen, what the options were, nor how its rec
 from __future__ import annotations
 
 import math
+import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -23,7 +24,7 @@ from castile.launch.feeding import Feeder
 from castile.launch.jobs import Job
 from castile.launch.metrics import Metrics
 from castile.launch.progress import Advance
-from castile.launch.ranks import UserError
+from castile.launch.ranks import Ended, UserError
 from castile.launch.screen import Speaker
 from castile.launch.stopping import SIGNALS, Stopping
 from castile.launch.training_report import Progress
@@ -68,7 +69,14 @@ class Training:
     progress: Progress = field(default_factory=Progress)
 
     def run(self) -> Progress:
-        """Train. Raises UserError where the loss is no finite number."""
+        """Train. Raises UserError where the loss is no finite number, and Ended for Ctrl-C."""
+        try:
+            return self._run()
+        except KeyboardInterrupt:
+            done = self.course.first_step + self.progress.num_steps
+            raise Ended(signal.SIGINT, f"ended after step {done}: {self._left}") from None
+
+    def _run(self) -> Progress:
         course, job = self.course, self.job
         first, last = course.first_step, max(course.num_steps, course.first_step)
         self._leave()
@@ -191,13 +199,17 @@ class Training:
         copied = course.saver.save(step, step * self.job.graph.batch, carried, strategies.encode(course.plan))
         self.progress.copied_seconds += copied.seconds + copied.waited_seconds
 
-    def _leave(self) -> None:
-        """Say what there is to go on from, should a rank be killed."""
+    @property
+    def _left(self) -> str:
+        """What there is to go on from, should the training end now."""
         saver = self.course.saver
-        if self.job.leads and saver is not None and saver.latest is not None:
-            last_words.leave(f"with --resume the same command goes on from {saver.latest}")
-        elif self.job.leads:
-            last_words.leave("nothing is saved yet; --checkpoint DIR with --checkpoint-every N saves, to --resume from")
+        if saver is not None and saver.latest is not None:
+            return f"with --resume the same command goes on from {saver.latest}"
+        return "nothing is saved yet; --checkpoint DIR with --checkpoint-every N saves, to --resume from"
+
+    def _leave(self) -> None:
+        if self.job.leads:
+            last_words.leave(self._left)
 
     def _told(self, outcome: Outcome | None) -> None:
         """Tell what became of a save."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from safetensors.numpy import save_file
 
 from castile.launch import launch
 from castile.launch.__main__ import main
+from castile.launch.checkpoints import folder as folders
 from castile.launch.checkpoints.folder import checkpoints, latest
 from castile.launch.execution import initial
 from castile.launch.models import parse
@@ -98,6 +100,17 @@ def test_a_signal_saves_and_ends_with_status_0(number, alone, capsys):
     assert records(alone / "run.jsonl", "end") == [{"kind": "end", "step": done, "reason": number.name}]
     facts = told(capsys, *words, "--resume", "--steps", str(done + 5))
     assert (facts["first_step"], facts["num_steps"], facts["stopped_by"]) == (done, 5, "")
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_ctrl_c_ends_at_once_and_says_what_there_is_to_go_on_from(saves, alone, capsys):
+    words = [*MLP, "--steps", "1500", "--metrics", "run.jsonl"]
+    words += ["--checkpoint", "run", "--checkpoint-every", "20"] if saves else []
+    watcher = when_trained(alone / "run.jsonl", 50, lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert main(words) == 128 + signal.SIGINT
+    watcher.join()
+    left = f"with --resume the same command goes on from {latest('run').path}" if saves else "nothing is saved yet; "
+    assert re.search(rf"^castile: ended after step \d+: {left}", capsys.readouterr().err, re.MULTILINE)
 
 
 def test_without_checkpoints_sigterm_is_what_it_always_is(alone, home):
@@ -321,6 +334,14 @@ def test_a_run_that_would_write_over_another_is_refused_before_anything_is_measu
     assert main([*MLP, "--steps", "3", "--checkpoint", "run"]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and f"step-0000000{first['num_steps']} is there" in err and "--resume" in err
+    held = folders.lock(Path("run"))
+    for words in ((), ("--resume",)):
+        assert main([*MLP, "--steps", "5", "--checkpoint", "run", *words]) == 2
+        assert (
+            capsys.readouterr().err
+            == "castile: --checkpoint run: another run writes there now; choose another folder\n"
+        )
+    os.close(held)
 
 
 @pytest.mark.parametrize("kept, others", [("float32", ("bfloat16", "float16")), ("float64", ())])

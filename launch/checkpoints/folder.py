@@ -116,9 +116,15 @@ def clean(disk: Disk, folder: Path, step: int) -> None:
         disk.rename(path, aside)
 
 
-def check_free(folder: Path) -> None:
-    """Raises UserError as `clean` does for a run that begins, and changes nothing: asked before what takes long."""
-    list(_damaged(folder, 0))
+def check_free(folder: Path, begins: bool) -> None:
+    """Raises UserError as `lock` does, and as `clean` does for a run that begins: asked before what takes long.
+
+    Nothing is changed.
+    """
+    if (folder / LOCK).exists():
+        os.close(lock(folder))
+    if begins:
+        list(_damaged(folder, 0))
 
 
 def _damaged(folder: Path, step: int) -> Iterator[Path]:
