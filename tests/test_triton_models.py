@@ -14,6 +14,7 @@ from castile.kernels.choice import Array
 from castile.kernels.table import Table
 from castile.launch import models, optimizers
 from castile.launch import tuning as jobs
+from castile.planner import rewrite
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.strategy import Strategy
@@ -53,4 +54,11 @@ def test_every_kernel_of_a_model_runs_on_a_gpu(name: str, dtype: str) -> None:
     updates = Updates(optimizers.parse("sgd:momentum=0.5"), clip=1.0)
     every = set().union(*(calls(graph, how, updates) for how in PLANS))
     assert len(every) > 3
+    assert Counter(choice.wanted_of(one).kernel for one in every if on_host(one)) == {}
+
+
+@pytest.mark.parametrize("name", models.available())
+def test_every_kernel_of_a_rewritten_model_runs_on_a_gpu(name: str) -> None:
+    graph = rewrite.apply("+".join(rewrite.available()), models.parse(scaled(name)).graph(batch=4, dtype="bfloat16"))
+    every = calls(graph, "last", Updates(optimizers.parse("sgd")))
     assert Counter(choice.wanted_of(one).kernel for one in every if on_host(one)) == {}
