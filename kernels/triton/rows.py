@@ -103,7 +103,7 @@ def _beside(extent: int, cols: int, again: bool) -> tuple[tuple[int, int, int], 
     What goes over a row `again` holds four blocks at once, which take registers; else a thread has two vectors. First
     are those of which there are enough programs.
     """
-    every = ((128, 8, 4), (256, 4, 4), (64, 8, 2), (32, 32, 4)) if again else ((128, 16, 4), (128, 8, 2), (64, 32, 4))
+    every = ((128, 8, 4), (256, 4, 4), (64, 8, 2), (32, 32, 4)) if again else ((256, 16, 8), (128, 8, 2), (64, 32, 4))
     found = []
     for rows, block, warps in sorted(every, key=lambda one: -min(extent // one[0], _ENOUGH)):
         down, across = min(rows, power_of_two(extent)), min(block, power_of_two(cols))
