@@ -13,6 +13,8 @@ from castile.planner.evaluator import Evaluator
 from castile.planner.sketch import prices
 from castile.planner.sketch.sketch import Sketch
 from castile.planner.strategy import Config, Strategy
+from castile.runtime.task import Kind
+from castile.runtime.timeline import PICOSECONDS
 from tests.test_sketch import MACHINES, SMALL, UNEQUAL, shaken, sketched
 
 # A layout, a Config, and how many axes the Config's space has.
@@ -141,3 +143,19 @@ def test_what_some_who_add_to_a_sum_read_is_made_by_all_and_what_one_holds_goes_
     cut = {"fc1": "o", "relu1": "o", "fc2": "i"}
     plan |= {name: Config({axis: num_procs}, 1, tuple(range(num_procs))) for name, axis in cut.items()}
     assert sketch.seconds(plan) == pytest.approx(evaluator.evaluate(Strategy(plan)).seconds, rel=0.15)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("is_apart", [False, True])
+@pytest.mark.parametrize("num_parts", [2, 4])
+def test_a_step_takes_no_less_than_what_is_sent_from_each_to_each(machine: str, num_parts: int, is_apart: bool) -> None:
+    """Slices of what all made, read by several each, are no collective: nobody passes on what it got."""
+    sketch, plan = sketched("mlp:width=2048", machine)
+    evaluator, num_procs = Evaluator(sketch.lowering, sketch.cost), sketch.lowering.machine.num_procs
+    every = (
+        np.arange(num_procs).reshape(num_parts, -1) if not is_apart else np.arange(num_procs).reshape(-1, num_parts).T
+    )
+    plan |= {"relu1": Config({"o": num_parts}, num_procs // num_parts, tuple(every.reshape(-1).tolist()))}
+    tasks, simulated = evaluator.simulate(Strategy(plan))
+    lasts = (simulated.timeline.end - simulated.timeline.start)[tasks.kind == Kind.MOVE]
+    assert sketch.seconds(plan) >= lasts.sum() / PICOSECONDS / num_procs

@@ -219,8 +219,12 @@ def price(made, c, how, read, r, itemsize, axes, spaces, layouts, links, room): 
             continue
         meet(p, made, c, partial, copies, spaces, layouts, links, room)
         pieces = hops[: len(links.group) + 2].sum()
-        # No collective sums boxes that lie beside each other into one.
-        special = special and (not partial or pieces <= copies)
+        # No collective sums boxes that lie beside each other into one; what several read is gathered by those who made
+        # it, each all that it made.
+        if partial:
+            special = special and pieces <= copies
+        elif twins * spaces.replicas[r] > 1 and not is_cast:
+            special = special and met[0] > 0 and is_all(made, c, spaces, layouts, room)
         is_cast, is_reduced = is_cast and pieces <= 1, is_reduced and pieces <= copies and met[0] > 0
         if is_reduced:
             seconds = links.task * errands(made, c, pieces, partial, True, spaces, layouts, room)
@@ -239,6 +243,17 @@ def price(made, c, how, read, r, itemsize, axes, spaces, layouts, links, room): 
     sent = arrived * num_readers / max(holders, 1) / (twins * spaces.replicas[r] if special or is_cast else 1)
     worst = max(worst, sent)
     return min(worst, reduced) if is_reduced else worst
+
+
+def is_all(made, c, spaces, layouts, room):  # type: ignore[no-untyped-def]
+    """Whether a reader takes all of each box of which `meet` found something."""
+    lo, hi, first, last, _, _, _, _ = room.scratch
+    for d in range(layouts.dims[made]):
+        a = layouts.axis[made, d]
+        at = layouts.table[made, d, spaces.rank[c, a] if a >= 0 else 0]
+        if lo[d] > layouts.lo[at + first[d]] or hi[d] < layouts.hi[at + last[d]]:
+            return False
+    return True
 
 
 def errands(made, c, pieces, partial, special, spaces, layouts, room):  # type: ignore[no-untyped-def]
@@ -384,5 +399,5 @@ def summands(layout, c, kind_axes, spaces, layouts):  # type: ignore[no-untyped-
 # What takes a few instructions is put in where it is called; to compile what is longer there takes longer than a call.
 INLINED = (hashed, apart, nearest, slot_of, first_of, contents)
 PARTS = (
-    price, placed, content, pattern, alike, reach, spot, meet, errands, summed, fetched, move, summands,
+    price, placed, content, pattern, alike, reach, spot, meet, is_all, errands, summed, fetched, move, summands,
 )  # fmt: skip
