@@ -26,7 +26,7 @@ def known(dtype: np.dtype) -> tuple[Any, ...]:
     """Have loops find what moves blocks of a dtype, from before they are called; it is there as long as the result."""
     common: dict[str, Any] = {"cache": True, "error_model": "numpy"}
     signature = _signature(from_dtype(dtype))
-    kept = tuple(numba.cfunc(signature, **common)(body) for body in (_gathered, _scattered))
+    kept = tuple(numba.cfunc(signature, **common)(body.py_func) for body in (_gathered, _scattered))
     for one in kept:
         binding.add_symbol(_symbol(one.__name__, dtype), one.address)
     return kept
@@ -64,6 +64,7 @@ def _symbol(name: str, dtype: np.dtype) -> str:
     return f"castile.block{name}.{dtype.name}"
 
 
+@compiled
 def _gathered(held, x, plan, steps, first, rows):  # type: ignore[no-untyped-def]
     cols, row_step, step = plan[3], steps[2], steps[3]
     middle, row = first // plan[2], first % plan[2]
@@ -93,6 +94,7 @@ def _gather_stepped(held, x, row_step, step, rows, cols):  # type: ignore[no-unt
                 o[j] = v[j * step]
 
 
+@compiled
 def _scattered(x, held, plan, steps, first, rows):  # type: ignore[no-untyped-def]
     cols, row_step, step = plan[3], steps[2], steps[3]
     middle, row = first // plan[2], first % plan[2]
