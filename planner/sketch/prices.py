@@ -219,12 +219,9 @@ def price(made, c, how, read, r, itemsize, axes, spaces, layouts, links, room): 
             continue
         meet(p, made, c, partial, copies, spaces, layouts, links, room)
         pieces = hops[: len(links.group) + 2].sum()
-        # No collective sums boxes that lie beside each other into one; what several read is gathered by those who made
-        # it, each all that it made.
-        if partial:
-            special = special and pieces <= copies
-        elif twins * spaces.replicas[r] > 1 and not is_cast:
-            special = special and met[0] > 0 and is_all(made, c, spaces, layouts, room)
+        # No collective sums boxes beside each other into one; what several read those gather who made it, all of it.
+        is_alone = is_cast or twins * spaces.replicas[r] == 1
+        special = special and (pieces <= copies if partial else is_alone or is_all(made, c, spaces, layouts, room))
         is_cast, is_reduced = is_cast and pieces <= 1, is_reduced and pieces <= copies and met[0] > 0
         if is_reduced:
             seconds = links.task * errands(made, c, pieces, partial, True, spaces, layouts, room)
@@ -246,14 +243,14 @@ def price(made, c, how, read, r, itemsize, axes, spaces, layouts, links, room): 
 
 
 def is_all(made, c, spaces, layouts, room):  # type: ignore[no-untyped-def]
-    """Whether a reader takes all of each box of which `meet` found something."""
-    lo, hi, first, last, _, _, _, _ = room.scratch
+    """Whether a reader takes all of each box of which `meet` found something, and has made one of them."""
+    lo, hi, first, last, _, _, met, _ = room.scratch
     for d in range(layouts.dims[made]):
         a = layouts.axis[made, d]
         at = layouts.table[made, d, spaces.rank[c, a] if a >= 0 else 0]
         if lo[d] > layouts.lo[at + first[d]] or hi[d] < layouts.hi[at + last[d]]:
             return False
-    return True
+    return met[0] > 0
 
 
 def errands(made, c, pieces, partial, special, spaces, layouts, room):  # type: ignore[no-untyped-def]
