@@ -56,9 +56,13 @@ class Outputs:
         try:
             make()
         except UserError as error:
-            self._refused.append(str(error))
+            self.refuse(str(error))
             return False
         return True
+
+    def refuse(self, why: str) -> None:
+        """Remember what could not be written, "" for nothing."""
+        self._refused += [why] if why else []
 
     def end(self) -> None:
         """Raises UserError for what could not be written, when all else is told."""

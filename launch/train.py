@@ -151,9 +151,8 @@ def parse(args: Sequence[str]) -> Train:
 @np.errstate(over="ignore", invalid="ignore")
 def run(command: Train) -> int:
     """Plan, train, evaluate, learn, report. Raises ValueError or UserError for a user's mistake."""
-    begun = time.perf_counter()
+    begun, undecayed = time.perf_counter(), command.undecayed
     _check(command)
-    undecayed = command.undecayed
     command = resolved(command)
     if command.batch:
         checks.pieces(command.accumulate, command.batch)
@@ -204,6 +203,7 @@ def run(command: Train) -> int:
     if progress.num_sampled:
         job.learn(chosen.prepared, progress.sampled)
         _keep(command, job)
+    outputs.refuse(progress.unsaved)
     outputs.end()
     return 0
 

@@ -37,6 +37,8 @@ from castile.runtime.timeline import Timeline
 NUM_SAMPLED = 20
 # On a GPU a step that is measured whole is put there task by task, and costs more than others.
 LEAST_BETWEEN = 4
+# When the last save is tried again: ten minutes in all.
+AGAIN_SECONDS = (5, 15, 40, 60, 120, 180, 180)
 
 
 @dataclass(frozen=True)
@@ -94,9 +96,8 @@ class Training:
                     self.progress.stopped_by = stopping.name
                     break
             if course.saver is not None:
-                self._save(first + self.progress.num_steps)
-                self._told(course.saver.poll())
-                self._told(course.saver.close())
+                self._save_last(first + self.progress.num_steps, course.saver)
+                course.saver.close()
         self.progress.remarks = course.execution.runner.remarks
         self.progress.workspace_bytes = course.execution.runner.workspace_bytes
         # a job that was asked to stop has little time left
@@ -174,7 +175,7 @@ class Training:
         """What is due when so many steps are done."""
         course = self.course
         if course.saver is not None:
-            if course.saver.due(step):
+            if course.saver.due(step) and step < last:
                 self._save(step)
             self._told(course.saver.poll())
         if course.evaluate_every and step % course.evaluate_every == 0 and step < last:
@@ -199,6 +200,22 @@ class Training:
         copied = course.saver.save(step, step * self.job.graph.batch, carried, strategies.encode(course.plan))
         self.progress.copied_seconds += copied.seconds + copied.waited_seconds
 
+    def _save_last(self, step: int, saver: Checkpointer) -> None:
+        """Save what has come of it all: where the disk refuses, again and again while somebody may make room, unless
+        the job was asked to stop and has little time left."""
+        self._told(saver.wait())
+        outcome = None
+        for seconds in (*AGAIN_SECONDS, None):
+            self._save(step)
+            outcome = saver.wait()
+            is_last = seconds is None or bool(self.progress.stopped_by)
+            self._told(outcome, "" if is_last else f"; make room: it is tried again in {seconds} s")
+            if is_last or outcome is None or outcome.complete:
+                break
+            time.sleep(seconds or 0)
+        if self.job.leads and outcome is not None and not outcome.complete:
+            self.progress.unsaved = f"what was trained since is lost: {outcome.warning}"
+
     @property
     def _left(self) -> str:
         """What there is to go on from, should the training end now."""
@@ -211,15 +228,15 @@ class Training:
         if self.job.leads:
             last_words.leave(self._left)
 
-    def _told(self, outcome: Outcome | None) -> None:
-        """Tell what became of a save."""
+    def _told(self, outcome: Outcome | None, then: str = ", and training goes on") -> None:
+        """Tell what became of a save, and what happens where it came to nothing."""
         if outcome is None:
             return
         facts = {name: getattr(outcome, name) for name in outcome.__struct_fields__}
         self.progress.checkpoints.append(facts)
         self.log.record("checkpoint", **facts)
         if outcome.warning:
-            self.say.warn(outcome.warning)
+            self.say.warn(f"{outcome.warning}{'' if outcome.complete else then}")
         if outcome.complete:
             self._leave()
             self.say.line(training_report.checkpoint_line(outcome.step, outcome.path, outcome.nbytes, outcome.seconds))

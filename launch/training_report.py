@@ -35,6 +35,7 @@ class Progress:
     copied_seconds            how long steps waited for the state to be copied before it is saved
     pace                      samples a second in the last step, its samples' loading included
     stopped_by                the signal that ended training early, "" for none
+    unsaved                   why what was trained last could not be saved (rank 0), "" where nothing is to be told
     remarks                   what is worth knowing of how rank 0 runs steps
     workspace_bytes           what kernels took on rank 0 besides what the plan knows of
     """
@@ -49,6 +50,7 @@ class Progress:
     copied_seconds: float = 0.0
     pace: float = 0.0
     stopped_by: str = ""
+    unsaved: str = ""
     remarks: list[str] = field(default_factory=list)
     workspace_bytes: int = 0
 

@@ -1,11 +1,14 @@
 """Files of a training: none changes where nothing is trained, and none that cannot be written takes others with it."""
 
+import errno
 import json
+import os
 import sqlite3
 
 import pytest
 
 from castile.launch.__main__ import main
+from castile.launch.checkpoints.disk import Disk
 from castile.launch.checkpoints.folder import latest
 from tests.runs import MLP, losses, told
 
@@ -66,3 +69,34 @@ def test_what_was_measured_stays_where_the_training_ends(alone, capsys, monkeypa
     assert main([*words, "--picture", "step.svg"]) == 2
     out, err = capsys.readouterr()
     assert json.loads(out)["num_steps"] == 3 and "castile: step.svg: " in err and measured("profile.db") != before
+
+
+@pytest.mark.parametrize("stops", [False, True], ids=["to its end", "asked to stop"])
+@pytest.mark.parametrize("num_refusals", [0, 2, 99])
+def test_the_last_save_is_tried_while_somebody_may_make_room(num_refusals, stops, alone, capsys, monkeypatch):
+    real, refused = Disk.write, []
+
+    def write(disk, descriptor, data):
+        if len(refused) < num_refusals:
+            refused.append(descriptor)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(disk, descriptor, data)
+
+    def after(stopping, step):
+        stopping.name = "SIGTERM" if stops else ""
+        return stops and step == 3
+
+    told(capsys, "--steps", "2", "--checkpoint", "run")
+    monkeypatch.setattr(Disk, "write", write)
+    monkeypatch.setattr("castile.launch.training.Stopping.after", after)
+    monkeypatch.setattr("castile.launch.training.AGAIN_SECONDS", (0.0,) * 3)
+    status = main([*MLP, "--steps", "4", "--checkpoint", "run", "--checkpoint-every", "9", "--resume", "--json"])
+    out, err = capsys.readouterr()
+    assert json.loads(out)["num_steps"] == 2
+    num_tries = min(num_refusals, 1 if stops else 4)
+    assert len(refused) == num_tries
+    assert err.count("make room: it is tried again") == (0 if stops else min(num_tries, 3))
+    is_lost = num_refusals > (0 if stops else 3)
+    assert (status, latest("run").step) == ((2, 2) if is_lost else (0, 4))
+    assert ("castile: what was trained since is lost: the checkpoint of step 4, " in err) == is_lost
+    assert err.count("step-00000002 stays the latest") == num_tries + is_lost

@@ -161,11 +161,14 @@ class Checkpointer:
             return told
         return self._exchange(self._save)
 
-    def close(self) -> Outcome | None:
+    def wait(self) -> Outcome | None:
         """Wait for the save that is under way; what became of it, as `poll` tells it. Collective."""
         told = self.poll()
-        if self._save is not None:
-            told = self._finish()
+        return told if self._save is None else self._finish()
+
+    def close(self) -> Outcome | None:
+        """`wait`, and let others write to the folder. Collective."""
+        told = self.wait()
         self._thread.shutdown()
         if self._lock is not None:
             os.close(self._lock)
@@ -251,8 +254,7 @@ class Checkpointer:
         there = [path.name for step, path in folders.checkpoints(self.folder).items() if step < save.step]
         stays = f"{there[-1]} stays the latest" if there else "there is none yet"
         return (
-            f"the checkpoint of step {save.step}, {written(nbytes)}, was not written to {self.folder}: {error}; "
-            f"{stays}, and training goes on"
+            f"the checkpoint of step {save.step}, {written(nbytes)}, was not written to {self.folder}: {error}; {stays}"
         )
 
     def _refusal(self, error: OSError) -> str:
