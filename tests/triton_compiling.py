@@ -6,6 +6,7 @@ Run by `make test` in a process of its own without TRITON_INTERPRET; what settin
 
 import re
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 from zlib import crc32
 
@@ -19,9 +20,9 @@ from tests.triton_arrays import array
 from tests.triton_cases import NAMES, asked, cast, fake_plan, has_network_shapes, large, launches, plan, results
 from tests.triton_cases_images import is_image, layouts
 from tests.triton_cases_tokens import BLOCK
-from tests.triton_chips import CHIPS, Compiled, compiled
+from tests.triton_chips import CHIPS, Compiled, code, compiled
 from tests.triton_estimate import least_seconds, told
-from tests.triton_every import DTYPES
+from tests.triton_every import DTYPES, asks
 
 assert not triton.knobs.runtime.interpret, "these checks compile, which TRITON_INTERPRET forbids"
 
@@ -42,16 +43,41 @@ def of_networks(name: str, dtype: str) -> Iterator[tuple[str, list]]:
         yield shapes, launches(made)
 
 
+def for_chips(name: str) -> Iterator[tuple[str, Launch, int]]:
+    """What the default setting launches in bfloat16 on shapes of a network, these in words, and for which chip.
+
+    What asks most of each kernel is for every chip, the rest for chips in turn: `make kernels` has all for all.
+    """
+    every = {code(launch, 90): (shapes, launch) for shapes, parts in of_networks(name, "bfloat16") for launch in parts}
+    most = {launch.kernel: launch for _, launch in sorted(every.values(), key=lambda one: asks(one[1]))}
+    for turn, (shapes, launch) in enumerate(every.values()):
+        turns = CHIPS if launch is most[launch.kernel] else [list(CHIPS)[turn % len(CHIPS)]]
+        yield from ((shapes, launch, chip) for chip in turns)
+
+
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_default_setting_fits_a_chip(name: str, chip: int, tell: Callable[[str], None]) -> None:
-    for dtype in ("bfloat16", "float32") if chip == 90 else ("bfloat16",):
-        for shapes, parts in of_networks(name, dtype):
-            for launch in parts:
-                made = compiled(launch, chip)
-                fits(made)
-                if chip == 90 and dtype == "bfloat16" and has_network_shapes(name):
-                    tell(f"{name} {shapes}: {told(launch, made)}")
+    for shapes, launch in [(shapes, launch) for shapes, launch, only in for_chips(name) if only == chip]:
+        made = compiled(launch, chip)
+        fits(made)
+        if chip == 90 and has_network_shapes(name):
+            tell(f"{name} {shapes}: {told(launch, made)}")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_default_setting_fits_in_float32(name: str) -> None:
+    for _, parts in of_networks(name, "float32"):
+        for launch in parts:
+            fits(compiled(launch, 90))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_kernel_is_compiled_for_every_chip_and_every_shape_for_one(name: str) -> None:
+    launches = [launch for _, parts in of_networks(name, "bfloat16") for launch in parts]
+    found = [(launch, chip) for _, launch, chip in for_chips(name)]
+    assert {(launch.kernel, chip) for launch, chip in found} >= set(product({one.kernel for one in launches}, CHIPS))
+    assert {code(launch, 90) for launch, _ in found} == {code(launch, 90) for launch in launches}
 
 
 def ways(name: str) -> list[tuple[str, int, str, Plan]]:

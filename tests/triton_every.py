@@ -82,8 +82,13 @@ def worth(every: Iterable[Part]) -> list[Part]:
 
 
 def _asks(part: Part) -> tuple[int, int]:
-    """How much a part asks of a chip as far as is told before: by the numbers it is compiled for, then by its way."""
-    return prod(1 + abs(one) for one in _numbers(tuple(part.launch.constants.values()))), len(part.way.split())
+    """How much a part asks of a chip as far as is told before: by its launch, then by its way."""
+    return asks(part.launch), len(part.way.split())
+
+
+def asks(launch: Launch) -> int:
+    """How much a launch asks of a chip, as far as the numbers say that it is compiled for."""
+    return prod(1 + abs(one) for one in _numbers(tuple(launch.constants.values())))
 
 
 def _numbers(x: Any) -> Iterator[int]:
