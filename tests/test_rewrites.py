@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations_with_replacement
 
 import numpy as np
 import pytest
@@ -301,7 +302,7 @@ def test_what_others_read_stays() -> None:
 
 
 @every_model
-@pytest.mark.parametrize("names", [f"{a}+{b}" for a in rewrite.available() for b in rewrite.available()])
+@pytest.mark.parametrize("names", [*map("+".join, combinations_with_replacement(rewrite.available(), 2))])
 def test_rewrites_follow_each_other_in_any_order(names: str, text: str) -> None:
     graph = models.parse(text).graph(2)
     one = rewrite.apply(names, graph)
@@ -309,6 +310,24 @@ def test_rewrites_follow_each_other_in_any_order(names: str, text: str) -> None:
     for name in names.split("+"):
         assert rewrite.apply(name, one).fingerprint == one.fingerprint
     Lowering(one, machine.local(1), SGD).lower(whole_on(one))
+
+
+@every_model
+def test_logits_of_every_model_lie_with_their_classes_first(text: str) -> None:
+    graph = rewrite.apply("classes_first", models.parse(text).graph(2))
+    for node in graph.nodes.values():
+        if node.op.name in ("cross_entropy", "block_entropy"):
+            last = len(graph.tensors[node.inputs[0]].shape) - 1
+            assert graph.orders[node.inputs[0]] == (last, *range(last))
+
+
+@pytest.mark.parametrize("more", ["softmax", "log_softmax", "layer_norm", "mean"])
+def test_logits_that_others_take_by_rows_lie_as_they_come(more: str) -> None:
+    g = Graph("drawn")
+    logits = g.linear("head", g.input("x", (2, 3, 4), "b s d"), features=7)
+    loss = g.cross_entropy("loss", g.tanh("cap", logits), g.input("label", (2, 3), "b s", "int32"))
+    g.minimise(g.add("both", loss, g.mean("mean", getattr(g, more)("more", logits))))
+    assert rewrite.apply("classes_first", g).orders == {}
 
 
 def test_an_unknown_rewrite_is_refused() -> None:

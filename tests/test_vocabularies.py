@@ -45,10 +45,10 @@ def on(procs: int) -> Machine:
     return Machine("test", (Processor("p", 1e12, 1e12, 2**34, 0, 1e-7),) * procs, (Level("link", procs, 1e-6, 1e10),))
 
 
-@pytest.mark.parametrize("tied", ["true", "false"])
+@pytest.mark.parametrize("more", ["tied=true", "tied=false", "tied=true,rewrite=fuse+classes_first"])
 @pytest.mark.parametrize("procs", [2, 3, 4, 8])
-def test_a_cut_vocabulary_trains_as_a_whole_one(procs: int, tied: str) -> None:
-    graph = models.parse(f"{GPT},tied={tied},class_blocks=48").graph(2, "float64")
+def test_a_cut_vocabulary_trains_as_a_whole_one(procs: int, more: str) -> None:
+    graph = models.parse(f"{GPT},{more},class_blocks=48").graph(2, "float64")
     rng = np.random.default_rng(procs)
     tokens = [{name: rng.integers(0, WORDS, (2, 5)).astype(np.int32) for name in graph.inputs} for _ in range(2)]
     held = {name: array for name, array in values(graph).items() if graph.tensors[name].param}
