@@ -18,6 +18,7 @@ from castile.planner.cost import CostModel
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.passes import training
+from castile.planner.strategy import Strategy
 from castile.planner.template import Templates
 from castile.planner.trace import Recorder, record
 from castile.planner.vocabulary import Spec
@@ -26,7 +27,7 @@ from castile.runtime.comm.local import LocalWorld
 from castile.runtime.task import Body
 from tests.kernel_cases import cases
 from tests.op_laws import execute
-from tests.strategies import whole_on
+from tests.strategies import regular, whole_on
 from tests.test_models import small, values
 from tests.training import SGD, Trained, difference, start, train
 
@@ -105,13 +106,13 @@ def test_what_microbatches_refuse_they_go_on_refusing(name: str, text: str) -> N
 @every_model
 @every_rewrite
 def test_a_rewritten_model_gives_what_it_gave(name: str, text: str) -> None:
+    """To the host, from one processor and from two."""
     graph = models.parse(text).graph(2, "float64", training=False)
-    made, known, on = rewrite.apply(name, graph), values(graph), machine.local(1)
-    if not graph.outputs:
-        return
+    made, known, on = rewrite.apply(name, graph), values(graph), machine.local(2)
+    cut = Strategy({node.name: regular(node, "last", (0, 1)) for node in made.nodes.values()})
     found = []
-    for one in (graph, made):
-        prepared = prepare(Lowering(one, on, SGD, "forward"), whole_on(one), CostModel(on))
+    for one, plan in ((graph, whole_on(graph)), (made, cut)):
+        prepared = prepare(Lowering(one, on, SGD, "forward"), plan, CostModel(on))
         execution = start(one, prepared, LocalWorld(1).communicators[0], known)
         execution.feed(feed_from(known))
         execution.run()
