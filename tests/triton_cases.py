@@ -113,7 +113,7 @@ def asked(name: str, dtype: str) -> Iterator[tuple[str, Plan]]:
     wide = ("", "written in float32")[: 1 + (vocabulary.casts(name) and dtype != "float32")]
     for case in large(name, dtype):
         lays = layouts(case) if hasattr(triton_cases_images, f"large_{name}") else {"": _as_it_comes}
-        lays = lays | ({"classes outermost": outermost} if name in OF_LOGITS else {})
+        lays = lays | ({"classes outermost": outermost} if "entropy" in name else {})
         ways = [(layout, lay, lay, add, cast_to) for (layout, lay), add, cast_to in product(lays.items(), adds, wide)]
         ways += [(way, read, written, "", "") for way, (read, written) in STEPPED.items()]
         for layout, read, written, add, cast_to in ways:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tests.kernel_cases import Case
-from tests.triton_arrays import array
+from tests.triton_arrays import array, outermost
 
 TOKENS, WIDTH, WORDS = (8, 1024), 768, 50257
 # Rows of more than a program holds in registers: begun anywhere or in vectors, held as they lie or too long for that.
@@ -64,6 +64,9 @@ def large_contract(draw: Any) -> Iterator[Case]:
     yield ("...o,...i->oi", draw(*TOKENS, 4 * WIDTH), draw(*TOKENS, WIDTH)), {}
     yield ("bshd,bthd->bhst", draw(*TOKENS, 12, 64), draw(*TOKENS, 12, 64)), {}
     yield ("...i,oi->...o", draw(*TOKENS, WIDTH), draw(WORDS, WIDTH)), {}
+    # Both gradients of logits whose classes are outermost.
+    yield ("...o,oi->...i", outermost(draw(*TOKENS, WORDS)), draw(WORDS, WIDTH)), {}
+    yield ("...o,...i->oi", outermost(draw(*TOKENS, WORDS)), draw(*TOKENS, WIDTH)), {}
 
 
 def large_contract_pointwise(draw: Any) -> Iterator[Case]:
