@@ -118,6 +118,8 @@ class Uses(NamedTuple):
     reader[E]       the node that reads
     block[E]        which STRIDE steps of the program the reading one is among
     source_ptr[E+1], source     the steps before it that make what it reads
+    late            of each of these the step of the same node that is ready with it and comes behind it, before the
+                    reading one; itself where none does
     flow_ptr[N+1], flow     the flows that a node makes or reads, if any reads them
     read_ptr[F+1], read     the reads of a flow
     """
@@ -126,6 +128,7 @@ class Uses(NamedTuple):
     block: np.ndarray
     source_ptr: np.ndarray
     source: np.ndarray
+    late: np.ndarray
     flow_ptr: np.ndarray
     flow: np.ndarray
     read_ptr: np.ndarray
@@ -160,7 +163,7 @@ class Room(NamedTuple):
     free[P], link[P], waited[P] when a processor and its links are free, and for how long it has waited so far
     done[S], since[E]           when steps end, and since when what each read brings is there
     toll[E], shared[E]          seconds of its transfers, UNFOUND before they are found; the read before it of the same
-                                flow that brings the same, -1 where none does
+                                flow that brings the same, -1 where none does, PACKED where it is packed too
     old_done, old_since         the same before they were worked out last
     marks[M, 3, P], longest[M]  before each STRIDE-th step of that plan, and at the end: free, link, waited; the longest
                                 so far

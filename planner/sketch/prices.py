@@ -193,7 +193,8 @@ def price(made, c, how, read, r, itemsize, axes, spaces, layouts, links, room): 
     how    FETCHED, SUMMED where parts that lie alike are to be summed, JOINED where the sum may go together with
            others, MIXED where others are added to these too
     axes   how many axes the spaces of the two have
-    A collective goes over one group of processors; else pieces go from each holder to each reader by themselves.
+    A collective goes over one group of processors; else pieces go from each holder to each reader by themselves. Less
+    than nothing, by as much, where those who send have to pack it.
     """
     partial, special = how > FETCHED, how < MIXED and spaces.crowd[c] == spaces.crowd[r] and spaces.replicas[c] == 1
     lo, hi, _, _, index, stride, met, hops = room.scratch
@@ -206,7 +207,7 @@ def price(made, c, how, read, r, itemsize, axes, spaces, layouts, links, room): 
             stride[d] *= spaces.degree[c, other]
     num_readers = spaces.parts[r] * spaces.replicas[r]
     num_seen = min(num_readers, MOST_READERS)
-    worst, arrived, reduced = 0.0, 0.0, 0.0
+    worst, arrived, reduced, is_packed = 0.0, 0.0, 0.0, False
     # What one alone holds and all read goes to them in one broadcast; a sum that some of those who add to it read is
     # made by all of them.
     is_cast = not partial and num_readers * copies <= twins * spaces.replicas[r] * spaces.parts[c]
@@ -224,7 +225,7 @@ def price(made, c, how, read, r, itemsize, axes, spaces, layouts, links, room): 
         special = special and (pieces <= copies if partial else is_alone or is_all(made, c, spaces, layouts, room))
         is_cast, is_reduced = is_cast and pieces <= 1, is_reduced and pieces <= copies and met[0] > 0
         if is_reduced:
-            seconds = links.task * errands(made, c, pieces, partial, True, spaces, layouts, room)
+            seconds = links.task * errands(made, c, pieces, partial, True, spaces, layouts, room)[0]
             reduced = max(reduced, seconds + summed(volume * itemsize, met, volume, copies, copies, 0.0, links))
         if partial and special:
             bucket = links.bucket if how == JOINED else 0.0
@@ -232,14 +233,15 @@ def price(made, c, how, read, r, itemsize, axes, spaces, layouts, links, room): 
         else:
             seconds = fetched(p, r, base, twins if special or is_cast else 0, met, hops, itemsize, spaces, links, room)
         if seconds > 0:
-            seconds += links.task * errands(made, c, pieces, partial, special, spaces, layouts, room)
+            tasks, packs = errands(made, c, pieces, partial, special, spaces, layouts, room)
+            seconds, is_packed = seconds + links.task * tasks, is_packed or packs > 0
         worst, arrived = max(worst, seconds), arrived + seconds / num_seen
     # What few hold and many need leaves those few one after the other, as far as it is not the same for all. The pieces
     # of a sum that no collective makes come from one of its summands after the other.
     holders = spaces.parts[c] // (1 if special or not partial else copies) * (1 if partial else spaces.replicas[c])
     sent = arrived * num_readers / max(holders, 1) / (twins * spaces.replicas[r] if special or is_cast else 1)
-    worst = max(worst, sent)
-    return min(worst, reduced) if is_reduced else worst
+    worst = min(max(worst, sent), reduced if is_reduced else np.inf)
+    return -worst if is_packed else worst
 
 
 def is_all(made, c, spaces, layouts, room):  # type: ignore[no-untyped-def]
@@ -254,8 +256,8 @@ def is_all(made, c, spaces, layouts, room):  # type: ignore[no-untyped-def]
 
 
 def errands(made, c, pieces, partial, special, spaces, layouts, room):  # type: ignore[no-untyped-def]
-    """How many kernels pack what a reader is sent, and unpack or add up the pieces that it gets: as far as these are no
-    run of elements, and no collective puts them where they belong.
+    """How many kernels pack what a reader is sent, and unpack or add up the pieces that it gets, as far as these are no
+    run of elements, and no collective puts them where they belong; and how many of them pack.
     """
     lo, hi, first, _, _, _, _, _ = room.scratch
     is_whole, inner_made, inner_read, packed, unpacked = True, True, True, 0, 0
@@ -270,8 +272,8 @@ def errands(made, c, pieces, partial, special, spaces, layouts, room):  # type: 
         inner_read = inner_read and extent == hi[d] - lo[d]
         is_whole = is_whole and extent == hi[d] - lo[d]
     if is_whole and (pieces <= 1 or (partial and special)):
-        return packed
-    return packed + (unpacked if special and not partial else 1)
+        return packed, packed
+    return packed + (unpacked if special and not partial else 1), packed
 
 
 def summed(nbytes, met, volume, copies, readers, bucket, links):  # type: ignore[no-untyped-def]
@@ -395,6 +397,4 @@ def summands(layout, c, kind_axes, spaces, layouts):  # type: ignore[no-untyped-
 
 # What takes a few instructions is put in where it is called; to compile what is longer there takes longer than a call.
 INLINED = (hashed, apart, nearest, slot_of, first_of, contents)
-PARTS = (
-    price, placed, content, pattern, alike, reach, spot, meet, is_all, errands, summed, fetched, move, summands,
-)  # fmt: skip
+PARTS = (price, placed, content, pattern, alike, reach, spot, meet, is_all, errands, summed, fetched, move, summands)

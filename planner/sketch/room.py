@@ -65,17 +65,24 @@ def uses_of(program: Program) -> Uses:
     flow_ptr = np.searchsorted(pairs, np.arange(num_nodes + 1) * num_flows)
     read_ptr = np.concatenate([[0], np.cumsum(counts)])
     read = np.argsort(program.flow, kind="stable")
-    source_ptr, source = _sources(program)
+    source_ptr, source, late = _sources(program)
     block = np.repeat(np.arange(len(program.node)), np.diff(program.read_ptr)) // STRIDE
-    found = (reader, block, source_ptr, source, flow_ptr, pairs % max(num_flows, 1), read_ptr, read)
+    found = (reader, block, source_ptr, source, late, flow_ptr, pairs % max(num_flows, 1), read_ptr, read)
     return Uses(*(a.astype(np.int64) for a in found))
 
 
-def _sources(program: Program) -> tuple[np.ndarray, np.ndarray]:
-    """Of each read the steps of its flow's ends: who names what later microbatches add to does not look at it."""
+def _sources(program: Program) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each read the steps of its flow's ends: who names what later microbatches add to does not look at it. And of
+    each of these the step of its node that comes next, if that is before the read.
+    """
     count, reads = np.diff(program.made_ptr)[program.flow], np.arange(len(program.flow))
     first = program.made_ptr[program.flow] - (np.cumsum(count) - count)
     read, end = np.repeat(reads, count), np.repeat(first, count) + np.arange(int(count.sum()))
     step_of = np.repeat(np.arange(len(program.node)), np.diff(program.read_ptr))
     is_before = (program.step[end] >= 0) & (program.step[end] < step_of[read])
-    return np.searchsorted(read[is_before], np.arange(len(reads) + 1)), program.step[end[is_before]]
+    source, reader = program.step[end[is_before]], step_of[read[is_before]]
+    following = np.arange(len(program.node))
+    is_next = program.node[program.own[1:]] == program.node[program.own[:-1]]
+    following[program.own[:-1][is_next]] = program.own[1:][is_next]
+    late = np.where(following[source] < reader, following[source], source)
+    return np.searchsorted(read[is_before], np.arange(len(reads) + 1)), source, late

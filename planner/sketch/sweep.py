@@ -17,6 +17,8 @@ STRIDE = 16
 NEAR = 1e-10
 # What stands for the toll of a read before it is found, and for how many ends of a flow lie apart.
 UNFOUND, UNKNOWN = -1.0, -1
+# Of a read that no read before it brings, and which is packed before it is sent.
+PACKED = -2
 
 
 def toll(e, is_ahead, plan, axes_of, program, uses, spaces, layouts, links, prices, room):  # type: ignore[no-untyped-def]
@@ -50,7 +52,10 @@ def toll(e, is_ahead, plan, axes_of, program, uses, spaces, layouts, links, pric
             is_mixed = num_ends > 1 and room.fullest[flow] == 0
             how = MIXED if is_mixed else JOINED if is_ahead and links.bucket > 0 else SUMMED
         if how != FETCHED or contents(made, c, axes[0], spaces, layouts, prices, room) != mine:
-            seconds += move(made, c, how, read, r, program.itemsize[flow], axes, spaces, layouts, links, prices, room)
+            cost = move(made, c, how, read, r, program.itemsize[flow], axes, spaces, layouts, links, prices, room)
+            seconds += abs(cost)
+            if cost < 0:
+                room.shared[e] = PACKED
     room.toll[e] = seconds
 
 
@@ -181,7 +186,7 @@ def worked(  # type: ignore[no-untyped-def]
 
 def made(e, block, uses, room):  # type: ignore[no-untyped-def]
     """Since when all that read e brings is there where it is made: what this block makes or the one before, and what
-    others do.
+    others do. To be packed it waits for what its maker could do since then too.
     """
     since, old = 0.0, 0.0
     if room.shared[e] >= 0:
@@ -190,7 +195,7 @@ def made(e, block, uses, room):  # type: ignore[no-untyped-def]
         since = room.since[other] + room.lag[there]
         return (0.0, since) if there + 1 < block else (since, 0.0)
     for k in range(index(uses.source_ptr[e]), index(uses.source_ptr[e + 1])):
-        source = index(uses.source[k])
+        source = index(uses.late[k] if room.shared[e] == PACKED else uses.source[k])
         there = source // STRIDE
         done = room.done[source] + room.lag[there]
         if there + 1 < block:
