@@ -24,6 +24,7 @@ from castile.planner.trace import Recorder, record
 from castile.planner.vocabulary import Spec
 from castile.runtime import machine
 from castile.runtime.comm.local import LocalWorld
+from castile.runtime.region import intersect, whole
 from castile.runtime.task import Body
 from tests.kernel_cases import cases
 from tests.op_laws import execute
@@ -118,6 +119,17 @@ def test_a_rewritten_model_gives_what_it_gave(name: str, text: str) -> None:
         execution.run()
         found.append(execution.output(graph.outputs[0]))
     assert found[1].shape == graph.tensors[graph.outputs[0]].shape and difference(found[1], found[0]) < EXACT
+
+
+@every_model
+@every_rewrite
+def test_what_is_made_of_a_region_lies_within_it(name: str, text: str) -> None:
+    program = training(rewrite.apply(name, models.parse(text).graph(2)), SGD, frozenset())
+    templates, held = Templates(), program.dtypes
+    for flow in program.flows:
+        for slot, port in flow.producers:
+            box = templates.get(program.steps[slot], {}, held.__getitem__).parts[0].outputs[port]
+            assert box is None or intersect(box, whole(flow.shape)) == box, flow.region
 
 
 # What a step asks of memory.
