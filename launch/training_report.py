@@ -203,10 +203,10 @@ def text(facts: dict[str, Any]) -> str:
             f"{before:.1f} % before learning, {after:.1f} % after"
         )
     if facts.get("num_held_up"):
-        measured = report.counted(facts["num_sampled"], "step")
+        measured, all_were = report.counted(facts["num_sampled"], "step"), facts["num_held_up"] == facts["num_sampled"]
         lines.append(
-            f"other programs held up {facts['num_held_up']} of {measured} that were measured task by task: nothing is "
-            "learned of transfers from these"
+            f"other programs held up {facts['num_held_up']} of {measured} that were measured task by task: transfers "
+            f"are learned from {'the quickest, where nothing else is known of them' if all_were else 'the others'}"
         )
     if facts["num_steps"]:
         lines.append(f"steps waited {ms(facts['waited_seconds'])} for samples in all")

@@ -22,20 +22,25 @@ def learn(snapshot: Snapshot, graph: TaskGraph, timelines: list[Timeline]) -> Sn
     """The snapshot with the steps of `timelines` learned: one merged timeline a step, all of one graph.
 
     A key's figure in a step is the mean over its tasks, so that count x figure is what the step spent; over steps the
-    median is taken, against disturbed steps. Transfers are not learned from steps that other programs held up. Warm-up
-    steps are for the caller to drop. Keys known before are averaged, weighted by counts. The overhead a task is learned
-    too.
+    median is taken, against disturbed steps. Transfers are not learned from steps that other programs held up, but
+    where all were and nothing is known: then the quickest counts, once, as what holds up only adds. Warm-up steps are
+    for the caller to drop. Keys known before are averaged, weighted by counts. The overhead a task is learned too.
     Raises ValueError where a key's tasks took no time, or a timeline is not of this graph.
     """
     if not timelines:
         raise ValueError("no measured steps to learn from")
     seconds = np.stack([_seconds_per_key(graph, timeline) for timeline in timelines])
     rows = {row.key: row for row in snapshot.rows}
+    free = ~np.array([held_up(timeline) for timeline in timelines])
     for k in np.flatnonzero(~np.isnan(seconds).all(axis=0)):
-        steps = seconds[~np.isnan(seconds[:, k]), k]
-        low, median, high = (float(q) for q in np.percentile(steps, (25, 50, 75)))
-        new = Measured(graph.cost_keys[k], median, (high - low) / 2, len(steps))
-        rows[new.key] = _average(rows.get(new.key), new)
+        key, ran = graph.cost_keys[k], ~np.isnan(seconds[:, k])
+        counted = seconds[ran & free if key.link else ran, k]
+        if not len(counted):
+            if key in rows:
+                continue
+            counted = seconds[ran, k].min(keepdims=True)
+        low, median, high = (float(q) for q in np.percentile(counted, (25, 50, 75)))
+        rows[key] = _average(rows.get(key), Measured(key, median, (high - low) / 2, len(counted)))
     return snapshot_of(snapshot.environment, rows.values(), _overhead(snapshot, graph, timelines))
 
 
@@ -45,7 +50,7 @@ def held_up(timeline: Timeline) -> bool:
 
 
 def _seconds_per_key(graph: TaskGraph, timeline: Timeline) -> np.ndarray:
-    """The mean seconds of each cost key's tasks in one step, NaN for keys that did not run or were held up."""
+    """The mean seconds of each cost key's tasks in one step, NaN for keys that did not run."""
     if len(timeline.task) and not 0 <= timeline.task.min() <= timeline.task.max() < graph.num_tasks:
         raise ValueError(f"timeline names task {timeline.task.max()} of a graph with {graph.num_tasks}")
     lasted = timeline.durations()
@@ -55,8 +60,6 @@ def _seconds_per_key(graph: TaskGraph, timeline: Timeline) -> np.ndarray:
     cost = graph.cost[timeline.task]
     total = np.bincount(cost, weights=lasted / PICOSECONDS, minlength=len(graph.cost_keys))
     count = np.bincount(cost, minlength=len(graph.cost_keys))
-    if held_up(timeline):
-        count[[bool(key.link) for key in graph.cost_keys]] = 0
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
