@@ -9,6 +9,7 @@ import json
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
@@ -178,8 +179,9 @@ def run(command: Train) -> int:
     else:
         chosen = _choose(command, job, dataset, given, say)
         if chosen.candidates:
-            # what was measured stays, whatever becomes of the training
-            _keep(command, job)
+            # what was measured stays, whatever becomes of the training; what hinders it is told at the end
+            with suppress(ValueError):
+                job.keep()
     say.line(training_report.plan_text(job, chosen))
     if line := tuning.settings_line(job, chosen.prepared.tasks, _profiling(command)):
         say.line(line)
@@ -202,16 +204,11 @@ def run(command: Train) -> int:
     # whatever becomes of these, the training is told
     if progress.num_sampled:
         job.learn(chosen.prepared, progress.sampled)
-        _keep(command, job)
+        with jobs.kept(command.profile or None):
+            job.keep()
     outputs.refuse(progress.unsaved)
     outputs.end()
     return 0
-
-
-def _keep(command: Train, job: Job) -> None:
-    """Keep what was learned so far."""
-    with jobs.kept(command.profile or None):
-        job.keep()
 
 
 def _show(command: Train, job: Job, chosen: Chosen, measured: Timeline, outputs: Outputs) -> None:
