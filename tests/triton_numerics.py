@@ -30,6 +30,12 @@ from tests.triton_cases_long import LONG
 assert triton.knobs.runtime.interpret, "these checks need TRITON_INTERPRET=1"
 
 
+# As they come, and those that logits are for with the last dim outermost, too.
+PLACED = pytest.mark.parametrize(
+    "name, place", [*((name, np.array) for name in NAMES), *((name, outermost) for name in OF_LOGITS)]
+)
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("place", [dense, stepped, outermost], ids=lambda place: place.__name__)
 def test_form_equals_definition(name: str, place: Any) -> None:
@@ -83,16 +89,16 @@ def test_low_precision_loses_no_more_than_it_must(name: str, dtype: str) -> None
             assert error(got, want) <= most, f"{name} {low[1]}: {error(got, want)} where {most} is allowed"
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_what_is_no_number_stays_none(name: str) -> None:
+@PLACED
+def test_what_is_no_number_stays_none(name: str, place: Any) -> None:
     """Whoever skips steps that overflowed, or ends a training, has to see it, whichever operand it comes in."""
     args, params = cases(name, "float32")[1]
     for n in [n for n, x in enumerate(args) if isinstance(x, np.ndarray) and x.dtype.kind == "f" and x.size][:6]:
         case = (tuple(np.full_like(x, np.nan) if k == n else x for k, x in enumerate(args)), params)
         with np.errstate(all="ignore"):
             wanted = several(_define(name, case))
-            outs = tuple(np.zeros_like(x) for x in wanted)
-            made = plan(name, outs, case)
+            outs = tuple(place(np.zeros_like(x)) for x in wanted)
+            made = plan(name, outs, _placed(case, place))
             assert made is not None
             bound(made, made.settings[0])()
         for got, want in zip(outs, wanted, strict=True):
@@ -112,20 +118,26 @@ def test_wide_results_of_16_bits_are_not_rounded_on_the_way(name: str) -> None:
             assert error(got, want) <= 4e-6 * max(1.0, float(np.abs(want).max(initial=0))), f"{name} {low[1]}"
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_setting_computes_the_same(name: str) -> None:
+@PLACED
+def test_every_setting_computes_the_same(name: str, place: Any) -> None:
     case = max(cases(name, "float32"), key=lambda case: sum(x.size for x in case[0] if isinstance(x, np.ndarray)))
     wanted = several(_define(name, case))
-    for number in range(_num_settings(name, case)):
-        outs = tuple(map(unwritten, wanted))
-        made = plan(name, outs, case)
-        assert made is not None
+    outs = tuple(place(want) for want in wanted)
+    made = plan(name, outs, _placed(case, place))
+    assert made is not None
+    for setting in made.settings:
+        for out in outs:
+            out[...] = unwritten(out)
         with triton_programs.watched() as faults:
-            bound(made, made.settings[number])()
-        assert not faults, made.settings[number]
+            bound(made, setting)()
+        assert not faults, setting
         for got, want in zip(outs, wanted, strict=True):
             scale = max(1.0, float(np.abs(want).max(initial=0)))
-            np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * scale, err_msg=str(made.settings[number]))
+            np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * scale, err_msg=str(setting))
+
+
+def _placed(case: Case, place: Any) -> Case:
+    return tuple(place(x) if isinstance(x, np.ndarray) else x for x in case[0]), case[1]
 
 
 @triton.jit
@@ -359,9 +371,3 @@ def _exact(name: str, case: Case) -> list[np.ndarray]:
 def _define(name: str, case: Case) -> Any:
     with np.errstate(all="ignore"):
         return definitions()[name](*case[0], **case[1])
-
-
-def _num_settings(name: str, case: Case) -> int:
-    made = plan(name, tuple(np.empty(one.shape, one.dtype) for one in results(name, *case)), case)
-    assert made is not None
-    return len(made.settings)
