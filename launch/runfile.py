@@ -26,21 +26,21 @@ T = TypeVar("T")
 SUFFIX = ".toml"
 
 
-def parse(form: type[T], prog: str, args: Sequence[str], key: str = "model") -> T:
-    """The command of dataclass `form` made from words, where `key` may name a run file that says the rest.
+def parse(form: type[T], prog: str, args: Sequence[str]) -> T:
+    """The command of dataclass `form` made from words, where its `model` may name a run file that says the rest.
 
     All ranks call it; the file is read by rank 0. Raises ValueError or UserError in one sentence for a faulty file.
     """
     # what a file switches on, the command line can switch off
     typed = options.read(form, prog, args, can_deny=True)
-    path = getattr(typed, key)
+    path = typed.model  # type: ignore[attr-defined]
     if not path.endswith(SUFFIX):
         return typed
     told = from_leader(communicator(), lambda: _bytes(path))
     given = read(told, form, f"run file {path}")
     # what the file says takes the place of the defaults, so that any word of the command line goes before it
     again = options.read(form, prog, args, default=given, can_deny=True)
-    return replace(again, **{key: getattr(given, key)})  # type: ignore[type-var]
+    return replace(again, model=given.model)  # type: ignore[type-var,attr-defined]
 
 
 def read(data: bytes, form: type[T], source: str) -> T:

@@ -12,6 +12,8 @@ from xml.sax.saxutils import escape
 
 # The width of a letter over its height, at the most.
 LETTER = 0.6
+# The size of names beside dots and of legends.
+SMALL = 11
 GRID, EDGE = "#e0e0e0", "#808080"
 
 
@@ -93,23 +95,23 @@ class Dot(NamedTuple):
     name: str = ""
 
 
-def names(dots: Sequence[Dot], inside: Box, taken: Iterable[Box] = (), size: int = 11) -> Iterator[str]:
+def names(dots: Sequence[Dot], inside: Box, taken: Iterable[Box] = ()) -> Iterator[str]:
     """The name of each dot beside it, those of the first before others'; none where it would lie on something."""
     occupied = [*taken, *(Box(x - r, y - r, x + r, y + r) for x, y, r, _ in dots)]
     for dot in dots:
-        free = (box for box in _beside(dot, inside, size) if not any(box.meets(other) for other in occupied))
+        free = (box for box in _beside(dot, inside) if not any(box.meets(other) for other in occupied))
         if dot.name and (box := next(free, None)):
             occupied.append(box)
-            yield text(box.left, box.bottom, dot.name, size)
+            yield text(box.left, box.bottom, dot.name, SMALL)
 
 
-def _beside(dot: Dot, inside: Box, size: int) -> Iterator[Box]:
+def _beside(dot: Dot, inside: Box) -> Iterator[Box]:
     """Where a name can stand at a dot: to its right or left, level with it, above or below."""
-    width = length(dot.name, size)
+    width = length(dot.name, SMALL)
     for left in (dot.x + dot.radius + 3, dot.x - dot.radius - 3 - width):
-        above, below = dot.y - dot.radius, dot.y + dot.radius + size
-        for bottom in (dot.y + size / 2, above, below, above - size - 1, below + size + 1):
-            box = Box(left, bottom - size, left + width, bottom)
+        above, below = dot.y - dot.radius, dot.y + dot.radius + SMALL
+        for bottom in (dot.y + SMALL / 2, above, below, above - SMALL - 1, below + SMALL + 1):
+            box = Box(left, bottom - SMALL, left + width, bottom)
             if left > inside.left and box.right < inside.right and box.top > inside.top and bottom < inside.bottom:
                 yield box
 
@@ -123,13 +125,13 @@ def ticks(most: float, count: int = 8) -> Iterator[float]:
         yield number * step
 
 
-def legend(box: Box, entries: Iterable[tuple[str, str]], size: int = 11) -> Iterator[str]:
+def legend(box: Box, entries: Iterable[tuple[str, str]]) -> Iterator[str]:
     """(words, colour) one beside the other from the left of the box, on as many lines as it takes."""
-    x, y = box.left, box.top + size
+    x, y = box.left, box.top + SMALL
     for words, colour in entries:
-        width = size + 4 + length(words, size) + 12
+        width = SMALL + 4 + length(words, SMALL) + 12
         if x > box.left and x + width > box.right:
-            x, y = box.left, y + size + 7
-        yield rect(Box(x, y - size + 1, x + size, y + 1), colour)
-        yield text(x + size + 4, y, words, size)
+            x, y = box.left, y + SMALL + 7
+        yield rect(Box(x, y - SMALL + 1, x + SMALL, y + 1), colour)
+        yield text(x + SMALL + 4, y, words, SMALL)
         x += width
