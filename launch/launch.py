@@ -131,6 +131,7 @@ def start(words: Sequence[str], environment: Mapping[str, str]) -> int:
     Ranks' output passes through; of what mpirun itself says of their end no more than `notes` tells.
     """
     passed: list[int] = []
+    said: list[str] = []
     read, write = os.pipe()
     with ExitStack() as stack:
         left = stack.enter_context(last_words.awaited())
@@ -138,7 +139,7 @@ def start(words: Sequence[str], environment: Mapping[str, str]) -> int:
         ours = {**environment, last_words.VARIABLE: str(left)}
         process = stack.enter_context(_started(words, ours, told, write))
         handlers = {number: signal.signal(number, _passing(process, passed)) for number in _passed()}
-        relay = threading.Thread(target=_relay, args=(told, left, passed), daemon=True)
+        relay = threading.Thread(target=_relay, args=(told, left, passed, said), daemon=True)
         relay.start()
         try:
             status = process.wait()
@@ -147,8 +148,10 @@ def start(words: Sequence[str], environment: Mapping[str, str]) -> int:
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-        if passed and status and (words := last_words.read(left)):
-            print(f"castile: ended by {signal.Signals(passed[-1]).name}: {words}", file=sys.stderr)
+        words = last_words.read(left)
+        # mpirun may have ended the ranks before they could say it
+        if passed and status and words and not any(words in text for text in said):
+            print(f"castile: {words}", file=sys.stderr)
     if status > 0 and passed:
         # mpirun ends with 1, as after any failure, or as what it was given in place of the signal; a shell that runs us
         # in a loop is to see that it was Ctrl-C
@@ -210,9 +213,11 @@ def _passed() -> tuple[signal.Signals, ...]:
     return tuple(number for number in known if signal.getsignal(number) is not signal.SIG_IGN)
 
 
-def _relay(stream: IO[bytes], left: Path, passed: Sequence[int]) -> None:
+def _relay(stream: IO[bytes], left: Path, passed: Sequence[int], said: list[str]) -> None:
+    """Writes what is told, and notes in `said` what castile does."""
     # who was asked to end has not died
     for text in notes.told(stream, lambda: None if passed else last_words.read(left)):
+        said += [text] if text.startswith("castile: ") else []
         sys.stderr.write(text)
         sys.stderr.flush()
 

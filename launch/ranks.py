@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from castile.launch import installing, last_words, mpi_settings
+from castile.launch import installing, mpi_settings
 
 if TYPE_CHECKING:
     from castile.runtime.comm.mpi import MpiCommunicator
@@ -171,11 +171,7 @@ def _guarded(body: Callable[[], int]) -> int:
 
 
 def _interrupted(end: KeyboardInterrupt | Ended) -> int:
-    if isinstance(end, KeyboardInterrupt):
-        return _end(128 + signal.SIGINT, "")
-    # said here, it is not to be told once more
-    last_words.leave("")
-    return _end(128 + end.number, f"castile: {end}\n")
+    return _end(130, "") if isinstance(end, KeyboardInterrupt) else _end(128 + end.number, f"castile: {end}\n")
 
 
 @contextlib.contextmanager

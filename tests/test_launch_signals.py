@@ -44,3 +44,41 @@ def test_a_signal_ends_the_ranks_too(number):
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left
+
+
+LEAVING = """
+import os, sys
+from castile.launch import launch
+program = '''
+import sys, time
+from castile.launch import interrupts, ranks
+def body():
+    with interrupts.told("half of it is kept"):
+        print("begun", flush=True)
+        time.sleep(60)
+sys.exit(ranks.main_guard(body))
+'''
+words = launch.mpirun_words(1, None, [sys.executable, "-c", program])
+sys.exit(launch.start(words, os.environ | launch.variables()))
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_what_there_is_when_a_signal_ends_a_launch_is_told_once(number):
+    """Whether the rank said it, or mpirun ended it before it could."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", LEAVING],
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(CHECKOUT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        process_group=0,
+    )
+    assert process.stdout is not None
+    with process:
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(number)
+        _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 128 + number
+    assert err == "castile: half of it is kept\n"
