@@ -1,11 +1,14 @@
 """Lines of arithmetic, broadcasting, reductions and dropout: what the laws of operators do not say of them."""
 
+import numba
 import numpy as np
 import pytest
 
 from castile.kernels import reference
 from castile.kernels.arithmetic import FUNCTIONS, parse
 from castile.kernels.numpy import lines
+from castile.kernels.numpy.lanes import after, pointer, spare
+from castile.kernels.numpy.walk import FIRST, elementwise, fetch, settle
 from castile.kernels.reference.dropout import _philox
 from castile.kernels.table import Table
 from castile.planner.graph import Graph
@@ -52,6 +55,24 @@ def test_the_larger_of_a_number_and_nan_is_nan() -> None:
 def test_what_is_no_arithmetic_is_refused(text: str) -> None:
     with pytest.raises(AssertionError, match="line"):
         parse(text)
+
+
+@numba.njit
+def _first(walk, x, out):  # type: ignore[no-untyped-def]
+    plan, held = pointer(walk), spare(x)
+    out[0] = fetch(plan, after(plan, FIRST), pointer(x), 0, held)[1]
+    settle(plan, after(plan, FIRST), pointer(x), 0, held)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_what_moves_blocks_is_in_no_loop_that_calls_it(dtype: str) -> None:
+    x, out = np.arange(12, dtype=dtype).reshape(3, 4).T, np.zeros(1, dtype)
+    work = elementwise(_first, [x], out)
+    assert work is not None
+    work()
+    assert out[0] == x[0, 1] and np.array_equal(x.ravel("K"), np.arange(12))
+    made = _first.inspect_llvm(_first.signatures[-1])
+    assert f"block_gathered.{dtype}" in made and "copy_rows" not in made
 
 
 def test_a_line_is_compiled_once_for_each_dtype() -> None:
