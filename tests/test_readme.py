@@ -33,9 +33,14 @@ def test_the_commands_are_found() -> None:
     assert len(commands) >= 9 and {"make demo", "make test"} <= set(commands)
 
 
-@pytest.mark.mpi
+def starting(group: list[str]) -> object:
+    """A group of commands, marked where one of them starts ranks."""
+    starts = any(command == "make demo" or "castile launch " in command for command in group)
+    return pytest.param(group, id=group[0], marks=[pytest.mark.mpi] if starts else [])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group[0])
+@pytest.mark.parametrize("group", map(starting, GROUPS))
 def test_runs(group: list[str], tmp_path: Path) -> None:
     for command in group:
         if command != "make test":
