@@ -49,6 +49,11 @@ class Array(NamedTuple):
         return max(1, int("".join(filter(str.isdigit, self.dtype)) or 8) // 8)
 
 
+def inwards(x: Any) -> tuple[int, ...]:
+    """The dims of an array, the outermost in memory first, and those of one element last."""
+    return tuple(sorted(range(len(x.shape)), key=lambda dim: -x.strides[dim] if x.shape[dim] > 1 else 0))
+
+
 class Operands(NamedTuple):
     """Arrays and literals of a call."""
 

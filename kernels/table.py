@@ -183,12 +183,16 @@ def native_accumulate(form: Callable[..., Any]) -> bool:
 
 
 def _held(outs: Arrays, scratch: np.ndarray | None) -> tuple[Arrays, np.ndarray]:
-    """Arrays for the results at the head of scratch, each padded to a multiple of 64 bytes, and the rest of it."""
+    """Arrays for the results at the head of scratch, each padded to a multiple of 64 bytes, and the rest of it.
+
+    Their dims lie in the order of the results' own.
+    """
     assert scratch is not None, "adding to a result needs scratch"
     held = []
     for out in outs:
-        nbytes = prod(out.shape) * out.itemsize
-        held.append(scratch[:nbytes].view(out.dtype).reshape(out.shape))
+        nbytes, order = prod(out.shape) * out.itemsize, choice.inwards(out)
+        dense = scratch[:nbytes].view(out.dtype).reshape([out.shape[dim] for dim in order])
+        held.append(dense.transpose([*map(order.index, range(out.ndim))]) if out.ndim > 1 else dense)
         scratch = scratch[-(-nbytes // 64) * 64 :]
     return tuple(held), scratch
 

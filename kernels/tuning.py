@@ -40,11 +40,11 @@ def named(
 ) -> str:
     """The key under which a table looks up the choice for a call; arrays are given as `Array`s.
 
-    Where a call adds to its results and the kernel's form cannot, the key is that of a call which writes dense arrays,
-    since that is what is run before they are added.
+    Where a call adds to its results and the kernel's form cannot, the key is that of a call which writes dense arrays
+    with dims in the same order, since that is what is run before they are added.
     """
     if accumulate and not table.adds(name):
-        accumulate, outs = False, [dense(out.shape, out.dtype) for out in outs]
+        accumulate, outs = False, list(map(_held, outs))
     return choice.key(choice.wanted(name, tuple(outs), tuple(args), params, accumulate))
 
 
@@ -56,6 +56,11 @@ def dense(shape: tuple[int, ...], dtype: str) -> Array:
         steps.append(step)
         step *= extent
     return Array(shape, tuple(reversed(steps)), dtype)
+
+
+def _held(out: Array) -> Array:
+    order = choice.inwards(out)
+    return dense(tuple(out.shape[dim] for dim in order), out.dtype).transpose([*map(order.index, range(len(order)))])
 
 
 def ways(table: Table, which: str) -> list[Choice]:

@@ -74,7 +74,7 @@ def narrow(x: np.ndarray) -> np.ndarray:
 
 def outermost(x: np.ndarray) -> np.ndarray:
     """x with its last dim outermost in memory, as classes of logits may be."""
-    return np.moveaxis(np.array(np.moveaxis(x, -1, 0)), 0, -1) if x.ndim > 1 else x.copy()
+    return np.moveaxis(np.moveaxis(x, -1, 0).copy(order="C"), 0, -1) if x.ndim > 1 else x.copy()
 
 
 def check(folder: str, name: str, case: Case, place: Any, accumulate: bool, expected: Any = None) -> None:
