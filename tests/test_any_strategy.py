@@ -17,6 +17,7 @@ from hypothesis.vendor.pretty import RepresentationPrinter
 from castile.planner.op import available, find
 from castile.planner.strategy import Strategy
 from castile.runtime.machine import Machine
+from castile.runtime.runner import whole_step
 from castile.runtime.task import Kind, TaskGraph
 from tests.layers import layers
 from tests.mpi import mpirun
@@ -124,14 +125,20 @@ _on_one: dict[Any, Numbers] = {}
 
 
 def on_one_and_many(plan: Plan, steps: int, exact: bool, rate: float) -> tuple[Numbers, Trained]:
-    """Losses and what is carried on one device, and what the plan trains, from the same numbers."""
+    """Losses and what is carried on one device, and what the plan trains, from the same numbers.
+
+    Asserts that what was executed is what was simulated, task for task.
+    """
     problem, graph, machine = plan.problem, plan.problem.graph, plan.machine
     data, values = batches(problem, steps, exact), beginnings(problem, exact)
     key = graph.fingerprint, tuple(problem.labels.items()), steps, exact, rate
     if key not in _on_one:
         one = train(graph, whole_on(graph), machine, data, values, rate)
         _on_one[key] = one.losses, one.carried
-    return _on_one[key], train(graph, plan.strategy, machine, data, values, rate, plan.size)
+    many = train(graph, plan.strategy, machine, data, values, rate, plan.size)
+    executed, simulated = whole_step(many.timelines).task, many.prepared.simulated.timeline.task
+    assert executed.tolist() == simulated.tolist() == list(range(many.prepared.tasks.num_tasks))
+    return _on_one[key], many
 
 
 def three_steps(plan: Plan) -> Trained:
