@@ -20,6 +20,12 @@ def placed(
 ) -> tuple[dict[Read, int | None], dict[Read, Box]]:
     """For each read the number of the source's piece in which it lies, None where a copy has to be made for it; and for
     each the box of that piece or copy."""
+    if alike:
+        # What the host fills it fills for these reads: others on their processor that hold them are for others.
+        lies = _lying(reads, twins)
+        there = {(proc, t.sources[number].box): piece for (number, proc), piece in t.instances.items()}
+        if all([(proc, lies[proc, box]) in there for proc, box in lies]):
+            return {read: there[read[0], box] for read, box in lies.items()}, dict(lies)
     exact: set[Read] = set()
     on: dict[int, list[int]] = {}
     for number, proc in t.instances if alike else ():
@@ -49,12 +55,17 @@ def standing(t: Transfer, reads: Sequence[Read], alike: bool) -> dict[Read, int]
 def filled(reads: Sequence[Read], twins: Sequence[Hashable] = ()) -> list[Read]:
     """The boxes, each with its processor, that the host fills: every read lies in one of them, and reads of twins lie
     alike."""
+    return sorted({(proc, box) for (proc, _), box in _lying(reads, twins).items()})
+
+
+def _lying(reads: Sequence[Read], twins: Sequence[Hashable]) -> dict[Read, Box]:
+    """The box of the copy in which each read lies, those of twins in one."""
     exact: set[Read] = set()
     while True:
         around = _around(reads, exact)
         apart = _apart(reads, twins, around) - exact
         if not apart:
-            return sorted({(proc, box) for (proc, _), box in around.items()})
+            return around
         exact |= apart
 
 
