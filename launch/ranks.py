@@ -39,7 +39,8 @@ REPEAT_SECONDS = 0.01
 # The file of what loads modules, as frames have it.
 _LOADER = "<frozen importlib._bootstrap>"
 _SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+# What the system says where there is no room left, for anybody or for this user.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 # What signals have raised: a library that one comes upon may drop it, or tell of a fault of its own instead.
 _heard: list[KeyboardInterrupt | Ended] = []
@@ -162,7 +163,7 @@ def _guarded(body: Callable[[], int]) -> int:
         if _heard:
             return _interrupted(_heard[-1])
         # Whatever else is written is refused with its name.
-        if isinstance(error, OSError) and error.filename is None and error.errno in _NO_ROOM:
+        if isinstance(error, OSError) and error.filename is None and error.errno in NO_ROOM:
             _drop_output()
             return _end(2, f"castile: standard output: {error.strerror}; make room or send it elsewhere\n")
         if is_users_mistake(error):

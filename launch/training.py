@@ -201,16 +201,17 @@ class Training:
         self.progress.copied_seconds += copied.seconds + copied.waited_seconds
 
     def _save_last(self, step: int, saver: Checkpointer) -> None:
-        """Save what has come of it all: where the disk refuses, again and again while somebody may make room, unless
+        """Save what has come of it all: where the disk is full, again and again while somebody may make room, unless
         the job was asked to stop and has little time left."""
         self._told(saver.wait())
         outcome = None
         for seconds in (*AGAIN_SECONDS, None):
             self._save(step)
             outcome = saver.wait()
-            is_last = seconds is None or bool(self.progress.stopped_by)
+            lacks_room = outcome is not None and outcome.lacks_room
+            is_last = seconds is None or not lacks_room or bool(self.progress.stopped_by)
             self._told(outcome, "" if is_last else f"; make room: it is tried again in {seconds} s")
-            if is_last or outcome is None or outcome.complete:
+            if is_last:
                 break
             time.sleep(seconds or 0)
         if self.job.leads and outcome is not None and not outcome.complete:

@@ -23,7 +23,7 @@ from castile.launch.checkpoints import manifest, writer
 from castile.launch.checkpoints.disk import Disk, free_bytes
 from castile.launch.checkpoints.layout import Layout
 from castile.launch.checkpoints.manifest import Facts, File
-from castile.launch.ranks import UserError
+from castile.launch.ranks import NO_ROOM, UserError
 from castile.runtime.backends.base import Key
 from castile.runtime.comm.base import Communicator
 from castile.runtime.memory import written
@@ -38,7 +38,9 @@ class Copied(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of a save, the same on all ranks: is there a complete checkpoint, and a warning to tell, or ""."""
+    """What became of a save, the same on all ranks: is there a complete checkpoint, and a warning to tell, or ""; and
+    whether there is none for want of room, which somebody may make.
+    """
 
     step: int
     path: str
@@ -46,6 +48,7 @@ class Outcome(msgspec.Struct, frozen=True):
     seconds: float
     complete: bool
     warning: str = ""
+    lacks_room: bool = False
 
 
 class _Word(msgspec.Struct, frozen=True):
@@ -54,6 +57,7 @@ class _Word(msgspec.Struct, frozen=True):
     done: bool = False
     file: File | None = None
     error: str = ""
+    lacks_room: bool = False
 
 
 class _Save:
@@ -64,7 +68,7 @@ class _Save:
         self.begun = perf_counter()
         # On rank 0: making a checkpoint of all ranks' files, which gives a warning, or taking them away for an error.
         self.ending: Future[str] | None = None
-        self.error = ""
+        self.error, self.lacks_room = "", False
 
 
 class Checkpointer:
@@ -206,13 +210,14 @@ class Checkpointer:
         try:
             return _Word(True, save.share.result())
         except OSError as error:
-            return _Word(True, None, self._refusal(error))
+            return _Word(True, None, self._refusal(error), error.errno in NO_ROOM)
 
     def _judge(self, save: _Save, words: list[_Word]) -> bytes:
         """Rank 0: begin to end the save when all have written, and tell of it when that is done too."""
         if save.ending is None:
             if all(word.done for word in words):
-                save.error = next((word.error for word in words if word.error), "")
+                first = next((word for word in words if word.error), _Word())
+                save.error, save.lacks_room = first.error, first.lacks_room
                 files = [word.file for word in words if word.file is not None]
                 save.ending = self._thread.submit(self._end, save, files)
             return b"null"
@@ -222,13 +227,15 @@ class Checkpointer:
         try:
             warning = save.ending.result()
         except OSError as refused:
+            save.lacks_room = save.lacks_room if error else refused.errno in NO_ROOM
             error = error or self._refusal(refused)
         except ValueError as refused:
             error = str(refused)
         assert self._layout is not None
         nbytes, seconds = self._layout[1].total_bytes, perf_counter() - save.begun
         warning = self._failure(save, nbytes, error) if error else warning
-        return msgspec.json.encode(Outcome(save.step, str(save.path), nbytes, seconds, not error, warning))
+        outcome = Outcome(save.step, str(save.path), nbytes, seconds, not error, warning, save.lacks_room)
+        return msgspec.json.encode(outcome)
 
     def _end(self, save: _Save, files: list[File]) -> str:
         """In the background of rank 0: what is left to do when every rank has written, or failed to; a warning."""
