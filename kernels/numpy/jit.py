@@ -1,10 +1,15 @@
 """How loops of the CPU forms are compiled, and the exponential and error functions that they may vectorise.
 
-It knows no kernel. Numba's cache does not see that a called function changed in another file: after editing the
-functions here, delete `__pycache__`.
+It knows no kernel.
 """
 
 import math
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numba
@@ -21,14 +26,51 @@ _options = {
     "forceinline": False,
     "no_cfunc_wrapper": True,
 }
-compiled = numba.njit(**_options)
+
+
+def _with(**more: Any) -> Callable[[Callable[..., Any]], Any]:
+    """What compiles loops with these options beside; kept ones are found by names that tell the text of other files."""
+
+    def join(body: Callable[..., Any]) -> Any:
+        body.__qualname__ += f"_{_others(body.__module__)}"
+        return numba.njit(**_options | more)(body)
+
+    return join
+
+
+@cache
+def _others(module: str) -> str:
+    """A hash of all files of its folder whose functions a module's loops may call: numba looks at its own alone."""
+    found, waiting = set[str](), [module]
+    while waiting:
+        new = {*_imported(waiting.pop())} - found
+        found |= new
+        waiting += new
+    return sha256(b"".join(_text(str(sys.modules[name].__file__)) for name in sorted(found))).hexdigest()[:12]
+
+
+def _imported(module: str) -> Iterator[str]:
+    """The modules of its folder from which a module has something."""
+    folder = module.rpartition(".")[0] + "."
+    for one in list(vars(sys.modules[module]).values()):
+        name = one.__name__ if isinstance(one, ModuleType) else getattr(one, "__module__", None)
+        if isinstance(name, str) and name.startswith(folder) and name != module:
+            yield name
+
+
+@cache
+def _text(path: str) -> bytes:
+    return Path(path).read_bytes()
+
+
+compiled = _with()
 
 # For a few instructions, which a call would outweigh. Called by loops alone, as what the interpreter needs to call it
 # would take as long to compile.
-inlined = numba.njit(**_options | {"forceinline": True, "no_cpython_wrapper": True})
+inlined = _with(forceinline=True, no_cpython_wrapper=True)
 
 # Range reduction loses its point when its terms may be reordered. Called by loops alone, too.
-exact_order = numba.njit(**_options | {"fastmath": {"contract"}, "no_cpython_wrapper": True})
+exact_order = _with(fastmath={"contract"}, no_cpython_wrapper=True)
 
 f32 = np.float32
 

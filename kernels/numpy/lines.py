@@ -1,20 +1,21 @@
 """Lines of arithmetic as compiled loops: one loop is written here, and a line is put into it as text.
 
-It knows no kernel. A loop is compiled once for each line and dtype and kept on disk with the other compiled loops; its
-name tells the text and the functions that it calls, so that a change of either is compiled anew.
+It knows no kernel. A loop is compiled once for each line and dtype and kept on disk with the other compiled loops, by
+a name that tells its text.
 """
 
 import ast
 import hashlib
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from castile.kernels.arithmetic import FUNCTIONS, parse
 from castile.kernels.numpy import functions, jit, lanes, walk
+
+assert all(hasattr(functions, name) or name == "abs" for name in FUNCTIONS)
 
 _WRITE = """
 def {name}(walk, out{arguments}):
@@ -94,10 +95,10 @@ def _compiled(loop: Loop, template: str, own: int = 0, **words: str) -> Callable
 
 def from_text(body: str, dtype: str) -> Callable[..., Any]:
     """The loop of a text in which {name} stands for its name, and `real` makes a number of that dtype."""
-    name = f"line_{hashlib.sha256((body + dtype + _environment()).encode()).hexdigest()[:16]}"
+    name = f"line_{hashlib.sha256((body + dtype).encode()).hexdigest()[:16]}"
     # Under this file's name, because Numba keeps compiled loops beside the file that they come from.
     code = compile(body.replace("{name}", name), __file__, "exec")
-    names = {"np": np, "real": np.dtype(dtype).type, "__name__": __name__}
+    names: dict[str, Any] = {"np": np, "real": np.dtype(dtype).type, "__name__": __name__}
     for module in (jit, functions, lanes, walk):
         names |= {key: value for key, value in vars(module).items() if not key.startswith("_")}
     exec(code, names)
@@ -143,10 +144,3 @@ def typed(value: ast.expr) -> str:
     """The text of a value, its numbers in the dtype of the loop."""
     # Parsed anew, as a transformer changes the tree that it is given.
     return ast.unparse(_Typed().visit(ast.parse(ast.unparse(value), mode="eval")))
-
-
-@cache
-def _environment() -> str:
-    """What the loops call, as text."""
-    assert all(hasattr(functions, name) or name == "abs" for name in FUNCTIONS)
-    return "".join(Path(str(module.__file__)).read_text() for module in (jit, functions, lanes, walk))
