@@ -28,6 +28,9 @@ MOST_HOT = 60
 # Seconds for which a thread that has walked waits for the interpreter's lock before it can go on: of a chain of 2,000
 # proposals the five milliseconds that Python has by default are half.
 PATIENCE = 5e-4
+# Of its time: what a plan may be longer for by the sketch where a change is taken back, and where all of them are. So
+# little a sketch cannot tell; each node that does otherwise than those alike is lowered for itself.
+LITTLE, LITTLE_OF_ALL = 3e-4, 1e-3
 
 
 class Chain(NamedTuple):
@@ -135,4 +138,6 @@ class Chains:
         sketch.update(chain.in_pieces)
         hot = TEMPERATURE * min(1.0, MOST_HOT / len(plan))
         heats = (COARSE if chain.is_coarse else hot) * np.linspace(1, 0, chain.num_proposals)
-        return sketch.trail(plan, draws, heats, self._capacity)
+        first = plan.copy()
+        trail = sketch.trail(plan, draws, heats, self._capacity)
+        return sketch.trimmed(first, trail, LITTLE, LITTLE_OF_ALL, self._capacity)

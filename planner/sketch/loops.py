@@ -1,4 +1,4 @@
-"""The walk of a sketch through plans: of changes to a plan those are kept that Metropolis keeps.
+"""The walk of a sketch through plans: of changes to a plan those are kept that Metropolis keeps; and the way back.
 
 Compiled where it can be, without the interpreter's lock. Which nodes and operators these are is not told, nor how a
 plan's step is worked out.
@@ -53,14 +53,59 @@ def carry(count, nodes, old, plan, type_of, program, spaces, prices, classes, ro
 
 
 def renewed(  # type: ignore[no-untyped-def]
-    side, plan, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log
+    side, plan, capacity, penalty, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log
 ):  # fmt: skip
-    """Work out a plan's step from the beginning, and keep it: its seconds."""
+    """Work out a plan's step from the beginning, and keep it: its energy."""
     seconds, _ = step_seconds(
         0, side, True, plan, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log, NEVER
     )
     keep(0, side, program, classes, room, log)
-    return seconds
+    return seconds * (1 + penalty * shortage(capacity, room))
+
+
+def began(  # type: ignore[no-untyped-def]
+    plan, capacity, penalty, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log
+):
+    """Begin with a plan of which nothing is worked out yet: its energy."""
+    load_all(plan, type_of, program, spaces, prices, classes, room)
+    classed(0, classes)
+    return renewed(
+        0, plan, capacity, penalty, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log
+    )
+
+
+def tried(  # type: ignore[no-untyped-def]
+    count, most, nodes, old, plan, capacity, penalty, axes_of, type_of, program, uses, spaces, layouts, links, prices,
+    classes, room, log,
+):  # fmt: skip
+    """Go over to a plan of which `count` nodes have changed, if its energy is at most `most`: that energy; NEVER, and
+    all is as it was, where it is more.
+    """
+    carry(count, nodes, old, plan, type_of, program, spaces, prices, classes, room, log)
+    overflow, busiest = shortage(capacity, room), 0.0
+    for p in range(len(capacity)):
+        busiest = max(busiest, room.work[p])
+    limit = most / (1 + penalty * overflow)
+    seconds, first, stop, side = NEVER, 0, 0, classes.side[0]
+    if busiest <= limit:
+        first, is_turned = decided(count, nodes, old, plan, program, spaces)
+        if is_turned:
+            side = 1 - side
+            classed(side, classes)
+        first //= STRIDE
+        doubt(first, nodes, count, program, uses, room, log)
+        seconds, stop = step_seconds(
+            first, side, False, plan, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room,
+            log, limit,
+        )  # fmt: skip
+    if seconds <= limit:
+        keep(first, side, program, classes, room, log)
+        return seconds * (1 + penalty * overflow)
+    forget(first, stop, program, room, log)
+    for p in range(len(capacity)):
+        room.work[p], room.held[p], classes.sign[p] = log.work[p], log.held[p], log.sign[p]
+    restored(count, nodes, old, plan)
+    return NEVER
 
 
 def decided(count, nodes, old, plan, program, spaces):  # type: ignore[no-untyped-def]
@@ -102,12 +147,9 @@ def walk(  # type: ignore[no-untyped-def]
                  split that is not known
     """
     if np.isnan(energy):
-        load_all(plan, type_of, program, spaces, prices, classes, room)
-        classed(0, classes)
-        seconds = renewed(
-            0, plan, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log
-        )  # fmt: skip
-        energy = seconds * (1 + penalty * shortage(capacity, room))
+        energy = began(
+            plan, capacity, penalty, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log
+        )
         seen[1, 1] = best_energy = energy
     for i in range(begin, len(draws)):
         if room.entries[0] * 2 > len(prices.keys):
@@ -121,42 +163,79 @@ def walk(  # type: ignore[no-untyped-def]
                 restored(count, nodes, old, plan)
                 seen[0, 1] = missing
                 return UNKNOWN, i, energy, best_energy
-        carry(count, nodes, old, plan, type_of, program, spaces, prices, classes, room, log)
         most = energy * (1 - heats[i] * np.log(1 - draws[i, draws.shape[1] - 1]))
-        overflow, busiest = shortage(capacity, room), 0.0
-        for p in range(len(capacity)):
-            busiest = max(busiest, room.work[p])
-        limit = most / (1 + penalty * overflow)
-        seconds, first, stop, side = NEVER, 0, 0, classes.side[0]
-        if busiest <= limit:
-            first, is_turned = decided(count, nodes, old, plan, program, spaces)
-            if is_turned:
-                side = 1 - side
-                classed(side, classes)
-            first //= STRIDE
-            doubt(first, nodes, count, program, uses, room, log)
-            seconds, stop = step_seconds(
-                first, side, False, plan, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes,
-                room, log, limit,
+        there = tried(
+            count, most, nodes, old, plan, capacity, penalty, axes_of, type_of, program, uses, spaces, layouts, links,
+            prices, classes, room, log,
+        )  # fmt: skip
+        if there == NEVER:
+            continue
+        energy = there
+        if energy < best_energy:
+            energy = renewed(
+                classes.side[0], plan, capacity, penalty, axes_of, type_of, program, uses, spaces, layouts, links,
+                prices, classes, room, log,
             )  # fmt: skip
-        if seconds <= limit:
-            keep(first, side, program, classes, room, log)
-            energy = seconds * (1 + penalty * overflow)
-            if energy < best_energy:
-                seconds = renewed(
-                    side, plan, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log
-                )  # fmt: skip
-                energy = seconds * (1 + penalty * overflow)
-            if energy < best_energy:
-                best_energy = energy
-                note(i, energy, plan, best, seen)
-        else:
-            forget(first, stop, program, room, log)
-            for p in range(len(capacity)):
-                room.work[p], room.held[p], classes.sign[p] = log.work[p], log.held[p], log.sign[p]
-            restored(count, nodes, old, plan)
+        if energy < best_energy:
+            best_energy = energy
+            note(i, energy, plan, best, seen)
     return DONE, len(draws), energy, best_energy
 
 
+def trimmed(  # type: ignore[no-untyped-def]
+    begin, each, every, first, plan, energy, most, capacity, penalty, axes_of, type_of,
+    program, uses, spaces, layouts, links, prices, classes, room, log, nodes, old,
+):  # fmt: skip
+    """Take back those changes of a plan that gain next to nothing, from attempt `begin` on: (why it ends, the attempt
+    reached, energy, the most that it may become).
+
+    Of nodes alike those that changed alike go back together first; then each goes back alone.
+
+    each, every  by what share of its energy what goes back may make the plan worse, and all that does
+    first[N]     the Configs before these changes
+    plan         the Configs of the present plan
+    energy       its energy, not a number where it is not worked out yet
+    """
+    if np.isnan(energy):
+        energy = began(
+            plan, capacity, penalty, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log
+        )
+        most = energy * (1 + every)
+    for i in range(begin, 2 * len(plan)):
+        if room.entries[0] * 2 > len(prices.keys):
+            return FULL, i, energy, most
+        count = taken_back(i % len(plan), i < len(plan), first, plan, program, nodes, old)
+        if count > 0:
+            there = tried(
+                count, min(most, energy * (1 + each)), nodes, old, plan, capacity, penalty, axes_of, type_of, program,
+                uses, spaces, layouts, links, prices, classes, room, log,
+            )  # fmt: skip
+            energy = there if there < NEVER else energy
+    energy = renewed(
+        classes.side[0], plan, capacity, penalty, axes_of, type_of, program, uses, spaces, layouts, links, prices,
+        classes, room, log,
+    )  # fmt: skip
+    return DONE, 2 * len(plan), energy, most
+
+
+def taken_back(n, together, first, plan, program, nodes, old):  # type: ignore[no-untyped-def]
+    """Give node n back its first Config, or to it and those alike that changed as it did: how many these are.
+
+    None, and all is as it was, if it has it; and of several together, unless they are several and it is their first.
+    """
+    count, c, d = 0, plan[n], first[n]
+    if c == d:
+        return 0
+    for m in range(len(plan)) if together else range(n, n + 1):
+        if program.known[m] == program.known[n] and plan[m] == c and first[m] == d:
+            nodes[count], old[count] = m, c
+            count += 1
+    if together and (count == 1 or nodes[0] != n):
+        return 0
+    for k in range(count):
+        plan[nodes[k]] = d
+    return count
+
+
 INLINED = (decided, load, note, restored, shortage)
-PARTS = (carry, load_all, renewed)
+PARTS = (began, carry, load_all, renewed, taken_back, tried)

@@ -201,13 +201,7 @@ class Sketch:
         self, plan: np.ndarray, draws: np.ndarray, heats: np.ndarray, capacity: np.ndarray, penalty: float = 100.0
     ) -> Trail:
         """A walk in numbers; plan: those of the Configs that it begins with, which it changes."""
-        numbers = self.program.known + self.spaces.split[plan]
-        for number in np.unique(numbers[~self.prices.known[numbers]]).tolist():
-            if not self.prices.known[number]:
-                self._fill(number)
-        self._widen()
-        self.room.marks[0], self.room.longest[0], self.room.toll[:] = 0.0, 0.0, sweep.UNFOUND
-        self.room.num_ends[:] = sweep.UNKNOWN
+        self._begin(plan)
         best, seen = plan.copy(), np.zeros((NUM_KEPT + 1, 2))
         seen[0, 0] = 1
         # A walk is compiled once, for what is always of these types.
@@ -225,6 +219,37 @@ class Sketch:
             elif why == loops.FULL:
                 self._widen()
         return Trail(float(least), best, seen)
+
+    def trimmed(
+        self, first: np.ndarray, trail: Trail, each: float, every: float, capacity: np.ndarray, penalty: float = 100.0
+    ) -> Trail:
+        """What a walk from `first` found, without those of its changes that gain next to nothing.
+
+        each, every   by what share of its energy what is taken back at once may make the plan worse, and all of it
+        """
+        for plan in (first, trail.best):
+            self._begin(plan)
+        plan, capacity, energy, most = trail.best.copy(), capacity.astype(np.float64), np.nan, np.nan
+        at, why, (nodes, old) = 0, loops.FULL, np.zeros((2, len(plan)), np.int64)
+        while why != loops.DONE:
+            why, at, energy, most = _bodies().trimmed(
+                at, each, every, first, plan, energy, most, capacity, penalty, self.axes_of, self.type_of,
+                self.program, self.uses, self.spaces, self.layouts, self.links, self.prices, self.classes, self.room,
+                self.log, nodes, old,
+            )  # fmt: skip
+            if why == loops.FULL:
+                self._widen()
+        return Trail(float(energy), plan, trail.seen)
+
+    def _begin(self, plan: np.ndarray) -> None:
+        """Price what a plan has, and forget what was worked out of others."""
+        numbers = self.program.known + self.spaces.split[plan]
+        for number in np.unique(numbers[~self.prices.known[numbers]]).tolist():
+            if not self.prices.known[number]:
+                self._fill(number)
+        self._widen()
+        self.room.marks[0], self.room.longest[0], self.room.toll[:] = 0.0, 0.0, sweep.UNFOUND
+        self.room.num_ends[:] = sweep.UNKNOWN
 
     def _fill(self, number: int) -> None:
         """Price one split of a kind; all of every kind, where that is done at once."""
@@ -302,13 +327,14 @@ def _links(cost: CostModel) -> Links:
 
 class _Bodies(NamedTuple):
     walk: Callable[..., Any]
+    trimmed: Callable[..., Any]
     rehashed: Callable[..., Any]
 
 
 @cache
 def _bodies() -> _Bodies:
     """The loops, compiled where numba is installed."""
-    bodies = _Bodies(loops.walk, prices.rehashed)
+    bodies = _Bodies(loops.walk, loops.trimmed, prices.rehashed)
     if not can_compile():
         return bodies
     rooms = (prices, sweep, changes, loops)
