@@ -219,6 +219,7 @@ class Part(NamedTuple):
         return Box(tuple([lo for lo, _ in rows]), tuple([hi for _, hi in rows]))
 
 
+@cache
 def find(name: str) -> type[Any]:
     """The operator of the file planner/ops/<name>.py. Raises ValueError where there is none."""
     if name not in available():
