@@ -13,9 +13,10 @@ import pytest
 
 from castile.launch import models
 from castile.planner.cost import CostModel
-from castile.planner.evaluator import Evaluator
+from castile.planner.evaluator import Evaluated, Evaluator
 from castile.planner.lower import Lowering
 from castile.planner.search import search
+from castile.planner.searches import mcmc
 from castile.planner.seeds import seeds
 from castile.planner.sketch.chains import Chain, Chains
 from castile.planner.sketch.sketch import Sketch, Trail, Walked
@@ -145,3 +146,24 @@ def test_a_search_asks_for_what_it_foresaw_though_simulating_puts_known_plans_in
     assert by_time[0].strategy.configs != asked[0].configs
     assert len(foreseen) >= len(by_time) == 3
     assert asked[: len(foreseen)] == foreseen
+
+
+def test_of_the_best_end_the_simulator_judges_what_gains_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left without that is found where it is better, and changes nothing where it is worse."""
+    asked = list[tuple[float, float]]()
+    machine = machines.parse(MACHINE)
+
+    def found(plain: Callable[[dict[str, Config]], dict[str, Config]], seed: int = 0) -> Evaluated:
+        def trimmed(self: Chains, chain: Chain, plan: dict[str, Config], each: float, every: float) -> Any:
+            asked.append((each, every))
+            return plain(plan)
+
+        monkeypatch.setattr(Chains, "trimmed", trimmed)
+        return search("mcmc", Evaluator(lowered(machine), CostModel(machine)), "4000", seed).evaluated
+
+    known, better = found(lambda plan: plan), found(lambda plan: plan, 2)
+    worse = seeds(lowered(machine))["one_processor"].configs
+    assert better.seconds < known.seconds
+    assert found(lambda plan: dict(worse)).strategy == known.strategy
+    assert found(lambda plan: dict(better.strategy.configs)).seconds <= better.seconds
+    assert set(asked) == {(mcmc.LITTLE, mcmc.LITTLE_OF_ALL)}

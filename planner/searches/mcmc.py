@@ -15,7 +15,7 @@ from collections.abc import Container, Mapping
 from typing import NamedTuple
 
 from castile.planner.budget import Budget
-from castile.planner.evaluator import Evaluator
+from castile.planner.evaluator import Evaluated, Evaluator
 from castile.planner.moves import Moves
 from castile.planner.pieces import in_pieces
 from castile.planner.search import LEAST_GAIN, Run
@@ -36,6 +36,9 @@ NUM_CHAINS, CHAIN = 10, 2000
 # What a chain ends with is simulated if by the sketch it takes less than the best known plan, and by this share less
 # than where the chain began; of chains that are twice as long by half of it, and so on.
 WORTH = 0.005
+# Of the best of these what gains no more by the sketch, one change and all together, is taken back too: the simulator
+# says whether it gained anything.
+LITTLE, LITTLE_OF_ALL = 2e-3, 4e-3
 # One chain in so many is a coarse one.
 COARSE_EVERY = 5
 # Of what chains end with the best are simulated, so many parts of nodes together; and as many more where no plan is
@@ -127,7 +130,8 @@ class _Sketched:
 
     to_beat  what the best known plan takes, as the sketch or the simulator says, whichever says more
     most     so many of chains' ends, the best, are simulated; more where first ones were before they fell behind
-    judged   the numbers of those that were
+    judged   those that were
+    best     the best of these, as it was simulated
     """
 
     def __init__(self, run: Run, sieve: Sieve, chains: Chains) -> None:
@@ -140,7 +144,8 @@ class _Sketched:
         self.to_beat = max(self.starts[0].energy, min(seed.energy for seed in run.seeds.values()))
         self.num_chains, self.most = 0, max(1, JUDGED_PARTS // num_parts(run.evaluator))
         self.ends: dict[frozenset[tuple[str, Config]], _End] = {}
-        self.judged: set[int] = set()
+        self.judged: set[frozenset[tuple[str, Config]]] = set()
+        self.best: tuple[Evaluated, _End] | None = None
 
     def search(self, until: float) -> None:
         """Walk until that share of the budget is spent, and simulate the best that was found."""
@@ -177,15 +182,31 @@ class _Sketched:
         """Simulate the best of the chains' ends, as many as a budget of seconds leaves time for."""
         best = sorted(self.ends.values(), key=lambda end: end.energy)[: self.most]
         for end in sorted(best, key=lambda end: end.number):
-            if self.run.budget.proposals is not None or self.run.budget.is_over() or self.run.spent < until:
+            if self.has_time(until):
                 self.simulate(end)
+        if self.best is not None and self.has_time(until):
+            self.simulate(self.plainer(self.best[1]))
+
+    def has_time(self, until: float) -> bool:
+        """Whether there is time to simulate what was found."""
+        return self.run.budget.proposals is not None or self.run.budget.is_over() or self.run.spent < until
+
+    def plainer(self, end: _End) -> _End:
+        """What a chain ends with, without what gains little by the sketch; the end itself where nothing does."""
+        chain = Chain(end.start.configs, end.start.in_pieces, 0, False)
+        found = self.chains.trimmed(chain, {name: end.plan[name] for name in end.start.configs}, LITTLE, LITTLE_OF_ALL)
+        plan = end.start.kept | found
+        return self.ends.setdefault(frozenset(plan.items()), end._replace(plan=plan))
 
     def simulate(self, end: _End) -> None:
         """Simulate what a chain ends with, if that was not done before."""
-        if end.number not in self.judged:
-            self.judged.add(end.number)
+        key = frozenset(end.plan.items())
+        if key not in self.judged:
+            self.judged.add(key)
             plan = in_pieces(self.run.lowering, end.plan) if end.start.in_pieces else end.plan
-            self.run.judge(plan, end.number, end.start.bucket_bytes)
+            found = self.run.judge(plan, end.number, end.start.bucket_bytes)
+            if found is not None and (self.best is None or found.rank < self.best[0].rank):
+                self.best = found, end
 
 
 def _chain(start: _Start, number: int, count: int) -> Chain:

@@ -6,6 +6,7 @@ are good for, nor what is done with what it finds.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -95,6 +96,13 @@ class Chains:
             self.stop()
             trail = self._trail(self._sketch, chain, self._number(chain.configs), self._draws(chain))
         return self._sketch.told(trail)
+
+    def trimmed(self, chain: Chain, plan: dict[str, Config], each: float, every: float) -> dict[str, Config]:
+        """What a chain ended with, without those of its changes that gain little (`Sketch.trimmed`)."""
+        self._sketch.update(chain.in_pieces)
+        trail = Trail(math.nan, self._number(plan), np.zeros((0, 2)))
+        trail = self._sketch.trimmed(self._number(chain.configs), trail, each, every, self._capacity)
+        return self._sketch.configs(trail.best)
 
     def stop(self) -> None:
         """Forget the chains that were not asked for, as if they had not been begun."""
