@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from castile.launch import compiling, launch, models, notes, probe
+from castile.launch import compiling, models, notes, probe
 from castile.launch.__main__ import main
 from castile.launch.execution import prepare
 from castile.planner import strategy as strategies
