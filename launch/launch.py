@@ -148,10 +148,10 @@ def start(words: Sequence[str], environment: Mapping[str, str]) -> int:
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-        words = last_words.read(left)
+        last = last_words.read(left)
         # mpirun may have ended the ranks before they could say it
-        if passed and status and words and not any(words in text for text in said):
-            print(f"castile: {words}", file=sys.stderr)
+        if passed and status and last and not any(last in text for text in said):
+            print(f"castile: {last}", file=sys.stderr)
     if status > 0 and passed:
         # mpirun ends with 1, as after any failure, or as what it was given in place of the signal; a shell that runs us
         # in a loop is to see that it was Ctrl-C

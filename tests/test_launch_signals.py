@@ -20,17 +20,22 @@ sys.exit(launch.start(words, os.environ | launch.variables()))
 PATIENCE_SECONDS = 20
 
 
-@pytest.mark.mpi
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_a_signal_ends_the_ranks_too(number):
-    """Ranks that have not met in MPI yet, and so see nothing of each other's end."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", SLEEPER],
+def begun(program, **more):
+    return subprocess.Popen(
+        [sys.executable, "-c", program],
         text=True,
         env=os.environ | {"PYTHONPATH": str(CHECKOUT)},
         stdout=subprocess.PIPE,
         process_group=0,
+        **more,
     )
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_signal_ends_the_ranks_too(number):
+    """Ranks that have not met in MPI yet, and so see nothing of each other's end."""
+    process = begun(SLEEPER)
     assert process.stdout is not None
     with process:
         pids = [int(process.stdout.readline()) for _ in range(2)]
@@ -67,14 +72,7 @@ sys.exit(launch.start(words, os.environ | launch.variables()))
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_what_there_is_when_a_signal_ends_a_launch_is_told_once(number):
     """Whether the rank said it, or mpirun ended it before it could."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", LEAVING],
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(CHECKOUT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        process_group=0,
-    )
+    process = begun(LEAVING, stderr=subprocess.PIPE)
     assert process.stdout is not None
     with process:
         assert process.stdout.readline() == "begun\n"

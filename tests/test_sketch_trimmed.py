@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -21,8 +22,13 @@ def walked(sketch: Sketch, first: np.ndarray, count: int = 600) -> Trail:
     return sketch.trail(first.copy(), draws, np.full(count, 0.05), capacity(sketch))
 
 
-def trimmed(sketch: Sketch, first: np.ndarray, best: np.ndarray, each: float, every: float) -> Trail:
-    return sketch.trimmed(first, Trail(np.nan, best, np.zeros((0, 2))), each, every, capacity(sketch))
+class Trimmed(NamedTuple):
+    least: float
+    best: np.ndarray
+
+
+def trimmed(sketch: Sketch, first: np.ndarray, best: np.ndarray, each: float, every: float) -> Trimmed:
+    return Trimmed(*sketch.trimmed(first, best, each, every, capacity(sketch)))
 
 
 def seconds(sketch: Sketch, plan: np.ndarray) -> float:
@@ -82,19 +88,19 @@ def test_plain_and_compiled_loops_take_the_same_back(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("model", SMALL)
 def test_chains_end_without_changes_that_gain_next_to_nothing(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sketch, start = sketched(model)
-    asked = [Chain(start, False, 400, is_coarse) for is_coarse in (False, True)]
+    asked, room = [Chain(start, False, 400, is_coarse) for is_coarse in (False, True)], capacity(sketch)
 
     def ends() -> list[sketches.Walked]:
-        chains = Chains(sketch, capacity(sketch), 0)
+        chains = Chains(sketch, room, 0)
         return [chains.walk(chain) for chain in asked]
 
     found = ends()
-    monkeypatch.setattr(Sketch, "trimmed", lambda self, first, trail, *_: trail)
+    taken = Sketch.trimmed
+    monkeypatch.setattr(Sketch, "trimmed", lambda self, first, best, *_: taken(self, first, best, -1.0, 0.0, room))
     for end, whole in zip(found, ends(), strict=True):
         assert end.history == whole.history and end.energy <= whole.energy * (1 + LITTLE_OF_ALL) * (1 + 1e-9)
         changed = [name for name, config in end.plan.items() if config != start[name]]
         assert all(end.plan[name] == whole.plan[name] for name in changed)
         # What was taken back first may make others gain less than they did.
-        trail = Trail(end.energy, sketch.number(end.plan), np.zeros((0, 2)))
-        again = sketch.configs(trimmed(sketch, sketch.number(start), trail.best, LITTLE, 0.0).best)
+        again = sketch.configs(taken(sketch, sketch.number(start), sketch.number(end.plan), LITTLE, 0.0, room)[1])
         assert sum(again[name] != end.plan[name] for name in changed) <= len(changed) / 4 + 1

@@ -11,7 +11,7 @@ from castile.kernels.calls import Call
 from castile.kernels.form import prepares
 from castile.kernels.ids import OutOfRange
 from castile.kernels.numpy.columns import by_columns, log_sums
-from castile.kernels.numpy.jit import compiled, exp, row_max
+from castile.kernels.numpy.jit import compiled, exp, inlined, row_max
 from castile.kernels.numpy.lanes import BLOCK, after, pointer, spare
 from castile.kernels.numpy.moving import onto_zeros
 from castile.kernels.numpy.views import Shape, by_rows, steps_of
@@ -69,6 +69,12 @@ def _steps(x: np.ndarray) -> Shape:
     return steps_of(x)[-2:]
 
 
+@inlined
+def _border(number, of, classes):  # type: ignore[no-untyped-def]
+    """Where a block of classes begins, as `region.blocks` has them."""
+    return -(-number * classes // of)
+
+
 @compiled
 def _blocks(rows, cols, logits, sx, out, so, labels, st, blocks, block, second, first, of, classes):  # type: ignore[no-untyped-def]
     for r in range(rows):
@@ -76,9 +82,9 @@ def _blocks(rows, cols, logits, sx, out, so, labels, st, blocks, block, second, 
         if label < 0 or label >= classes:
             raise OutOfRange("block_entropy: a label lies outside the classes")
         o, at = after(pointer(out), r * so), r * sx
-        begin = -(-first * classes // of)
+        begin = _border(first, of, classes)
         for n in range(blocks):
-            width = -(-(first + n + 1) * classes // of) - begin
+            width = _border(first + n + 1, of, classes) - begin
             v = logits[at : at + width]
             top = row_max(v)
             total = top - top
@@ -118,9 +124,9 @@ def _blocks_grad(  # type: ignore[no-untyped-def]
         if label < 0 or label >= classes:
             raise OutOfRange("block_entropy_grad: a label lies outside the classes")
         d, base, past = after(pointer(dy), r * sd), after(pointer(y), r * sy), 0
-        begin = -(-first * classes // of)
+        begin = _border(first, of, classes)
         for n in range(blocks):
-            width = -(-(first + n + 1) * classes // of) - begin
+            width = _border(first + n + 1, of, classes) - begin
             o = out[r * so + past : r * so + past + width]
             v = logits[r * sx + past : r * sx + past + width]
             slope, lse = d[n * d_block], base[n * y_block]
@@ -141,9 +147,9 @@ def _beside(rows, cols, logits, sx, out, so, labels, st, blocks, block, second, 
         for k in range(some):
             if label[k * st] < 0 or label[k * st] >= classes:
                 raise OutOfRange("block_entropy: a label lies outside the classes")
-        begin = -(-first * classes // of)
+        begin = _border(first, of, classes)
         for n in range(blocks):
-            width = -(-(first + n + 1) * classes // of) - begin
+            width = _border(first + n + 1, of, classes) - begin
             log_sums(tops, totals, at, sx, width, some)
             for k in range(some):
                 place = label[k * st] - begin
@@ -182,9 +188,9 @@ def _beside_grad(  # type: ignore[no-untyped-def]
         for k in range(some):
             if label[k * st] < 0 or label[k * st] >= classes:
                 raise OutOfRange("block_entropy_grad: a label lies outside the classes")
-        begin = -(-first * classes // of)
+        begin = _border(first, of, classes)
         for n in range(blocks):
-            width = -(-(first + n + 1) * classes // of) - begin
+            width = _border(first + n + 1, of, classes) - begin
             for k in range(some):
                 slope[k], lse[k] = d[k * sd + n * d_block], base[k * sy + n * y_block]
             for j in range(width):

@@ -86,14 +86,15 @@ def by_rows(
     loose = apart or any(step % _EIGHT for steps in walk.steps[: len(arrays)] for step in steps)
     first = 1024 * _each_first(cols, reads, nbytes_each, loose, skewed)
     most = _HELD if again else _ONCE
-    if all(by_columns(one) for one in arrays):
-        beside = _beside(walk.extent, cols, again)
-        return Plan(_staged(beside, cols, nbytes_each) if "STAGES" in known else beside, launches)
     # Rows that begin anywhere, but not all alike, are read and written one by one.
     masked = loose and (reads > 1 or (not skewed and arrays[0].steps[-1] == 1))
-    settings: tuple[tuple[int, ...], ...] = _settings(
-        walk.extent, cols + (_EIGHT - 1) * skewed, most, nbytes_each, first, masked, apart and cols < _EIGHT, skewed
-    )
+    settings: tuple[tuple[int, ...], ...]
+    if all(by_columns(one) for one in arrays):
+        settings = _beside(walk.extent, cols, again)
+    else:
+        settings = _settings(
+            walk.extent, cols + (_EIGHT - 1) * skewed, most, nbytes_each, first, masked, apart and cols < _EIGHT, skewed
+        )
     return Plan(_staged(settings, cols, nbytes_each) if "STAGES" in known else settings, launches)
 
 

@@ -53,8 +53,8 @@ def top_and_total(x, here, skew, t_x: tl.constexpr, SKEW: tl.constexpr, NUM: tl.
     """The largest element of each row and the sum of e to each element less that, for rows that are `begun`.
 
     Of long rows each eight elements of a block have such numbers of their own, which meet at the end: exponentials and
-    waiting of threads for each other are fewer. Of rows that lie side by side
-    a thread does so with four blocks at once.
+    waiting of threads for each other are fewer. Of rows that lie side by side a thread does so with four blocks at
+    once.
     """
     if NUM <= BLOCK and not SKEW:
         at, mask = run(here, skew, 0, SKEW, NUM, BLOCK)

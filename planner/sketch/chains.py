@@ -6,7 +6,6 @@ are good for, nor what is done with what it finds.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -100,9 +99,8 @@ class Chains:
     def trimmed(self, chain: Chain, plan: dict[str, Config], each: float, every: float) -> dict[str, Config]:
         """What a chain ended with, without those of its changes that gain little (`Sketch.trimmed`)."""
         self._sketch.update(chain.in_pieces)
-        trail = Trail(math.nan, self._number(plan), np.zeros((0, 2)))
-        trail = self._sketch.trimmed(self._number(chain.configs), trail, each, every, self._capacity)
-        return self._sketch.configs(trail.best)
+        first, best = self._number(chain.configs), self._number(plan)
+        return self._sketch.configs(self._sketch.trimmed(first, best, each, every, self._capacity)[1])
 
     def stop(self) -> None:
         """Forget the chains that were not asked for, as if they had not been begun."""
@@ -148,4 +146,5 @@ class Chains:
         heats = (COARSE if chain.is_coarse else hot) * np.linspace(1, 0, chain.num_proposals)
         first = plan.copy()
         trail = sketch.trail(plan, draws, heats, self._capacity)
-        return sketch.trimmed(first, trail, LITTLE, LITTLE_OF_ALL, self._capacity)
+        least, best = sketch.trimmed(first, trail.best, LITTLE, LITTLE_OF_ALL, self._capacity)
+        return trail._replace(least=least, best=best)

@@ -221,15 +221,16 @@ class Sketch:
         return Trail(float(least), best, seen)
 
     def trimmed(
-        self, first: np.ndarray, trail: Trail, each: float, every: float, capacity: np.ndarray, penalty: float = 100.0
-    ) -> Trail:
-        """What a walk from `first` found, without those of its changes that gain next to nothing.
+        self, first: np.ndarray, best: np.ndarray, each: float, every: float, capacity: np.ndarray,
+        penalty: float = 100.0,
+    ) -> tuple[float, np.ndarray]:  # fmt: skip
+        """The plan that a walk from `first` found, without those of its changes that gain next to nothing; its energy.
 
         each, every   by what share of its energy what is taken back at once may make the plan worse, and all of it
         """
-        for plan in (first, trail.best):
-            self._begin(plan)
-        plan, capacity, energy, most = trail.best.copy(), capacity.astype(np.float64), np.nan, np.nan
+        for known in (first, best):
+            self._begin(known)
+        plan, capacity, energy, most = best.copy(), capacity.astype(np.float64), np.nan, np.nan
         at, why, (nodes, old) = 0, loops.FULL, np.zeros((2, len(plan)), np.int64)
         while why != loops.DONE:
             why, at, energy, most = _bodies().trimmed(
@@ -239,7 +240,7 @@ class Sketch:
             )  # fmt: skip
             if why == loops.FULL:
                 self._widen()
-        return Trail(float(energy), plan, trail.seen)
+        return float(energy), plan
 
     def _begin(self, plan: np.ndarray) -> None:
         """Price what a plan has, and forget what was worked out of others."""
