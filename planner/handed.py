@@ -23,9 +23,9 @@ class Handed(NamedTuple):
     begin: tuple[int, ...]
 
 
-def recorded(node: Node, tensors: Mapping[str, Tensor]) -> Recording:
-    """The gradients of a node's operands, recorded in one piece; its inputs begin with the gradients of results."""
-    whole, asked = node.whole(), node.op.asks("B")
+def recorded(node: Node, tensors: Mapping[str, Tensor], which: str = "B") -> Recording:
+    """A gradient pass of a node, recorded in one piece; its inputs begin with the gradients of results."""
+    whole, asked = node.whole(), node.op.asks(which)
     operands = [Spec(whole.reads(n).shape, tensors[t].dtype) for n, t in enumerate(node.inputs)]
     results = tuple(Spec(tensors[t].shape, tensors[t].dtype) for t in node.outputs)
     context: dict[str, object] = {"at": whole} if "at" in asked else {}
@@ -33,7 +33,7 @@ def recorded(node: Node, tensors: Mapping[str, Tensor]) -> Recording:
         context["y"] = results
     pulled = results[: node.op.flows]
     given = [*(pulled if node.op.flows == 1 else [pulled]), *operands]
-    return record(getattr(node.op, PASSES["B"]), given, None, **context)
+    return record(getattr(node.op, PASSES[which]), given, None, **context)
 
 
 def handed_on(node: Node, tensors: Mapping[str, Tensor]) -> dict[int, Handed]:

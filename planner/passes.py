@@ -7,7 +7,7 @@ strategies, processors or costs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import add
 
@@ -134,7 +134,7 @@ def training(graph: Graph, updates: Updates, chosen: frozenset[str], count: int 
         if micro is micros[-1]:
             _forward(draft, tail, None)
         if micro.number == 0:
-            _check_tail(tail, draft)
+            _check_tail(tail, wanted, draft)
             gradients.add(tail, wanted, None)
         gradients.add(each, wanted, micro)
     _renew_states(draft)
@@ -221,12 +221,12 @@ def _follows(node: Node, draft: _Draft) -> bool:
     return any(b.name in draft.samples.axes or _follows(b, draft) for b in before)
 
 
-def _check_tail(tail: Sequence[Node], draft: _Draft) -> None:
-    """What follows the sums over samples must have gradients that need no values: these come after all microbatches."""
-    for node in tail:
-        if not node.op.has("B"):
-            continue
-        if any(n >= node.op.flows for n in recorded(node, draft.graph.tensors).reads):
+def _check_tail(tail: Sequence[Node], wanted: Collection[tuple[str, str]], draft: _Draft) -> None:
+    """What follows the sums over samples must have gradients, where any are wanted, that need no values: these come
+    after all microbatches."""
+    passes = [(node, which) for node in tail for which in ("B", "W") if (node.name, which) in wanted]
+    for node, which in passes:
+        if any(n >= node.op.flows for n in recorded(node, draft.graph.tensors, which).reads):
             raise ValueError(
                 f"{node.name} ({node.op.name}) needs what is computed over the whole batch to begin its gradients: "
                 f"this model cannot be trained in {draft.count} microbatches"

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from castile.launch import models
 from castile.planner.cost import CostModel
+from castile.planner.elementwise import Unary
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
-from castile.planner.op import Init
+from castile.planner.op import Init, available, find
 from castile.planner.ops.sgd import Sgd
 from castile.planner.search import Evaluator, search
 from castile.planner.seeds import seeds
@@ -112,6 +113,24 @@ def test_what_cannot_be_cut_is_refused_in_words(make, words) -> None:
         Lowering(g, machine.local(1), SGD).lower(plan)
 
 
+@pytest.mark.parametrize("name", [n for n in available() if issubclass(find(n), Unary)])
+def test_what_is_told_of_a_loss_and_not_learned_from_hinders_nothing(name: str) -> None:
+    """Its gradient would need the loss of the whole batch, and nobody wants it."""
+    g = Graph("told", "float64")
+    loss = g.mean("loss", g.square("apart", g.linear("fc", g.input("x", (4, 3), "b i"), features=2)))
+    g.minimise(loss)
+    getattr(g, name)("told", g.add("shifted", loss, g.param("shift", (), (), Init("ones"))))
+    g.minimise(g.add("whole", loss, g.tensors["shift"]))
+    data = [{"x": np.arange(12.0).reshape(4, 3)}] * 2
+    values = {"fc.weight": np.ones((2, 3)), "fc.bias": np.ones(2), "shift": np.ones(())}
+    whole, cut = (
+        train(g, msgspec.structs.replace(whole_on(g), microbatches=n), machine.local(1), data, values, rate=2**-9)
+        for n in (1, 2)
+    )
+    assert difference(cut.losses, whole.losses) < TOLERANCE
+    assert all(difference(cut.carried[region], whole.carried[region]) < TOLERANCE for region in whole.carried)
+
+
 def test_clipping_is_by_the_norm_of_all_gradients(tell: Callable[[str], None]) -> None:
     """Under any plan the step is the one that gradients scaled to the norm would make."""
     lengths: list[float] = []
@@ -150,8 +169,6 @@ def test_decay_spares_the_parameters_that_are_named() -> None:
 
 
 def test_a_state_is_renewed_once_a_step_and_read_as_it_was() -> None:
-    from castile.planner.op import find
-
     g = Graph("counting", "float64")
     x = g.input("x", (4, 3), "b i")
     y = g.linear("fc", x, features=3, bias=False)
