@@ -23,6 +23,7 @@ from castile.kernels.form import Refused
 from castile.kernels.table import Table, forms, native_accumulate
 from castile.launch.execution import Execution, Prepared, feed_from, prepare
 from castile.launch.tuning import names
+from castile.planner import rewrite
 from castile.planner.cost import CostModel
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
@@ -156,8 +157,13 @@ class Plan:
 
 @st.composite
 def plans(draw: st.DrawFn, each: bool = False, one: bool = False) -> Plan:
-    """each: a rank for each processor; one: one rank for all of several."""
+    """Of graphs as they are drawn and as any rewrites make them, one after the other or none.
+
+    each: a rank for each processor; one: one rank for all of several
+    """
     problem, machine = draw(problems()), draw(machines().filter(lambda m: m.num_procs > one))
+    for name in draw(st.lists(st.sampled_from(rewrite.available()), unique=True)):
+        problem = Problem(rewrite.apply(name, problem.graph), problem.labels)
     strategy = draw(strategies(problem.graph, machine.num_procs))
     strategy = msgspec.structs.replace(strategy, order=draw(st.sampled_from(ORDERS)))
     most = 1 if one else machine.num_procs

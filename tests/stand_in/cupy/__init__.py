@@ -76,6 +76,9 @@ class ndarray:
     def reshape(self, *shape: Any) -> ndarray:
         return self._part(self.on_device.reshape(*shape))
 
+    def transpose(self, *dims: Any) -> ndarray:
+        return self._part(self.on_device.transpose(*dims))
+
     def get(self, stream: Any = None, out: np.ndarray | None = None, blocking: bool = True) -> np.ndarray:
         """A copy on the host, which waits for the stream."""
         assert blocking and out is None
