@@ -12,7 +12,7 @@ from pathlib import Path
 
 from castile.launch import optimizers
 from castile.launch.models import DTYPES
-from castile.launch.ranks import UserError
+from castile.launch.ranks import UserError, silent
 from castile.planner.lower import Lowering
 from castile.planner.strategy import Strategy
 from castile.runtime.strict import hint, suggestion
@@ -75,17 +75,20 @@ def trains(lowering: Lowering) -> None:
 def writable(**given: str) -> None:
     """Raises UserError, with the option's name, for a path at which no file can be written; "" is no path.
 
-    Nothing is made and an existing file stays as it is.
+    Nothing is made and an existing file stays as it is. Rank 0 alone looks, as it alone writes: other hosts need not
+    have such a folder.
     """
     for name, path in given.items():
-        if path and (why := _hindrance(Path(path))):
+        if path and not silent() and (why := _hindrance(Path(path))):
             raise UserError(f"{_option(name)} {path}: {why}; choose another path")
 
 
 def folders(**given: str) -> None:
-    """Raises UserError, with the option's name, for a path that is no folder and cannot become one; "" is no path."""
+    """Raises UserError, with the option's name, for a path that is no folder and cannot become one; "" is no path. As
+    with `writable`, rank 0 looks.
+    """
     for name, path in given.items():
-        if path and not Path(path).is_dir() and (why := _hindrance(Path(path) / "x")):
+        if path and not silent() and not Path(path).is_dir() and (why := _hindrance(Path(path) / "x")):
             raise UserError(f"{_option(name)} {path}: {why}; choose another path")
 
 

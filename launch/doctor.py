@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from castile import __version__
-from castile.launch import gpus, installing, launch, mpi_settings, options, probe, ranks
+from castile.launch import alike, gpus, installing, launch, mpi_settings, options, probe, ranks
 
 _MPI_LINE, _GPU_LINE = installing.line("castile[mpi]"), installing.line("castile[gpu]")
 _START_SECONDS = 60.0
@@ -56,7 +56,8 @@ class Finding:
 
 
 def run(command: Doctor) -> int:
-    """Prints the findings (rank 0 alone) and returns 0, whatever was found."""
+    """Prints the findings (rank 0 alone, of its host) and returns 0, whatever was found."""
+    hosts = _hosts()
     if ranks.silent():
         return 0
     if command.ranks < 0:
@@ -71,7 +72,7 @@ def run(command: Doctor) -> int:
         print("this host is measured again by the next command that needs its rates", file=sys.stderr)
     if (command.write_mpi_settings or command.measure_again) and not (command.json or command.ranks):
         return 0
-    findings = examine(command.ranks)
+    findings = [*hosts, *examine(command.ranks)]
     print(as_json(findings) if command.json else as_text(findings))
     return 0
 
@@ -82,6 +83,21 @@ def examine(num_ranks: int = 0) -> list[Finding]:
     looks += [_package(name, package, _GPU_LINE) for name, package in _GPU_PACKAGES.items()]
     looks += [_transfers(), _parts()]
     return [*looks, _start(num_ranks)] if num_ranks else looks
+
+
+def _hosts() -> list[Finding]:
+    """The hosts of the ranks that were started together, if any were, and whether they have the same installed."""
+    comm = ranks.this_world().communicator
+    if comm is None:
+        return []
+    mine = (comm.host, comm.local_size, alike.software()) if comm.local_rank == 0 else None
+    told = comm.gather_bytes(json.dumps(mine).encode())
+    each = [found for one in told or [] if (found := json.loads(one))]
+    names = ", ".join(f"{host} with {size} rank{'s' * (size != 1)}" for host, size, _ in each)
+    facts = {"hosts": [{"name": host, "num_ranks": size, "installed": has} for host, size, has in each]}
+    if odd := next((host for host, _, has in each if has != each[0][2]), ""):
+        return [Finding("hosts", False, f"{names}; what is installed on {odd} is not the same", facts, alike.MEND)]
+    return [Finding("hosts", True, names, facts)]
 
 
 def as_text(findings: list[Finding]) -> str:

@@ -28,9 +28,9 @@ DTYPES = ("float32", "float16", "bfloat16")
 PACKAGES = ("cupy-cuda13x", "triton")
 # Of each device's memory, besides what is taken already: libraries, NCCL's buffers, what kernels want for themselves.
 LIBRARIES_BYTES = 2**30
-# Between GPUs of a host, until transfers have been measured: assumed, low for NVLink, high for ways through the host.
-LATENCY_SECONDS = 1e-5
-LINK_BYTES_PER_SECOND = 5e10
+# In place of links between cores, until transfers have been measured: between GPUs of a host, assumed, low for NVLink,
+# high for ways through the host; and between hosts, low for InfiniBand, high for Ethernet.
+LINKS = {"host": Level("gpus", 1, 1e-5, 5e10), "network": Level("network", 1, 2e-5, 1e10)}
 
 
 class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -110,26 +110,28 @@ def sharers(comm: Communicator | None) -> int:
     """
     if comm is None:
         return 1
-    taken = comm.gather_bytes(f"{comm.host} {_devices().bus()}".encode())
+    taken = comm.gather_bytes(f"{comm.host_index} {_devices().bus()}".encode())
     return int(comm.bcast_bytes(str(max(Counter(taken).values())).encode() if taken else None))
 
 
-def named(text: str, procs: int, num_sharers: int) -> Machine:
-    """The machine of a name that `is_meant`: as `virtual` or as `machine` make it of the GPU in use."""
-    return virtual(procs) if text.partition(":")[0] == VIRTUAL else machine(procs, num_sharers)
+def named(meant: Machine, num_sharers: int) -> Machine:
+    """A machine whose name `is_meant`, as `virtual` or as `machine` make it of the GPU in use."""
+    return virtual(meant.num_procs) if is_virtual(meant) else machine(meant, num_sharers)
 
 
 def virtual(procs: int) -> Machine:
     """The GPU in use as `procs` processors with equal shares of it."""
-    whole = machine(1, 1).processors[0]
+    whole = machine(machines.local(1), 1).processors[0]
     # A copy waits for an event and is waited for, and reads and writes each byte.
     links = (Level("device", procs, 2 * whole.task_overhead_seconds, whole.bytes_per_second / 2),) if procs > 1 else ()
     found = Machine(f"{VIRTUAL}:procs={procs}", (whole,) * procs, links, algorithms=("exchange",))
     return machines.divided(found)
 
 
-def machine(procs: int, num_sharers: int) -> Machine:
-    """`procs` processors like the GPU in use; of its memory and rates ranks that share it have equal parts."""
+def machine(cores: Machine, num_sharers: int) -> Machine:
+    """A machine of cores as one of GPUs like the one in use; of its memory and rates ranks that share it have equal
+    parts.
+    """
     figures = measure()
     memory = figures.memory_bytes // num_sharers
     processor = Processor(
@@ -142,8 +144,11 @@ def machine(procs: int, num_sharers: int) -> Machine:
         figures.float16_flops_per_second / num_sharers,
         figures.float64_flops_per_second / num_sharers,
     )
-    links = (Level("gpus", procs, LATENCY_SECONDS, LINK_BYTES_PER_SECOND),) if procs > 1 else ()
-    return Machine(f"local:procs={procs}", (processor,) * procs, links)
+    levels = tuple(
+        msgspec.structs.replace(LINKS[level.name], group=level.group, shared_by=level.shared_by)
+        for level in cores.levels
+    )
+    return Machine(cores.name, (processor,) * cores.num_procs, levels)
 
 
 def joined(comm: Communicator) -> tuple[Communicator, str]:

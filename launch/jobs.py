@@ -10,14 +10,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from castile.launch import checks, compiling, data, files, gpus, models, numbers, optimizers, probe, ways
+from castile.launch import alike, checks, compiling, data, files, gpus, hosts, models, numbers, optimizers, probe, ways
 from castile.launch.data import Dataset
 from castile.launch.execution import Execution, Prepared, prepare
 from castile.launch.models import Model, Recipe
@@ -106,13 +106,13 @@ class Job:
         return CostModel(self.machine, self.snapshot)
 
     def measure(self) -> None:
-        """Take this host's figures for those of `local`, measured now where they never were.
+        """Take these hosts' figures for those of `local`, measured now where they never were.
 
         All ranks call it when all that was given has been looked at, and before anything has a price.
         """
         if gpus.is_on(self.machine):
             return
-        found, known = probe.measured(self.machine, self.comm if self.comm.size > 1 else None), self.lowering
+        found, known = hosts.measured(self.machine, self.comm if self.comm.size > 1 else None), self.lowering
         self.machine = machines.from_json(self.agree(lambda: machines.to_json(found)))
         self.lowering = Lowering(known.graph, self.machine, known.updates, microbatches=known.microbatches)
 
@@ -197,13 +197,15 @@ def start(
     profile         the database to learn from and into, "" for none; None for the user's own, if it can be had
     updates         by default those of the model's recipe
     dataset, seed   the data that decide settings which were left open
-    Raises ValueError or UserError in one sentence for a user's mistake.
+    Raises ValueError or UserError in one sentence for a user's mistake, such as hosts that are not alike.
     """
     comm = communicator()
+    alike.check_software(comm)
     if comm.rank == 0:
         compiling.watch()
     named = fitted(models.parse(model), dataset, seed)
     graph = named.graph(named.recipe.batch if batch is None else batch, dtype)
+    alike.check_model(comm, named, graph)
     on = find_machine(machine, comm, dtype)
     _check_runs_here(on, comm.size)
     lowering = Lowering(graph, on, updates or recipe_updates(named.recipe), microbatches=microbatches)
@@ -313,21 +315,27 @@ def communicator() -> Communicator:
 
 
 def find_machine(text: str, comm: Communicator, dtype: str) -> Machine:
-    """The machine that the user names, as rank 0 sees it; plain `local` has a processor for each rank. Of cores its
-    figures are assumed ones until `Job.measure`.
+    """The machine that the user names, as rank 0 sees it; plain `local` has a processor for each rank, on as many hosts
+    as there are. Of cores its figures are assumed ones until `Job.measure`.
 
     Where it is one of GPUs, this rank's is in use from here on.
     """
-    text = f"local:procs={comm.size}" if text == "local" else text
-    if gpus.is_meant(text, dtype):
-        gpus.use(comm.local_rank)
-        # What one rank measures would be half of it while another that shares its GPU does, too.
-        found = partial(gpus.named, text, parse(text).num_procs, gpus.sharers(comm))
-    else:
-        found = partial(parse, text)
-        if gpus.is_on(found()) and gpus.count():
+    named = machines.from_json(from_leader(comm, lambda: machines.to_json(_named(text, comm.host_sizes))))
+    if not gpus.is_meant(text, dtype):
+        if gpus.is_on(named) and gpus.count():
             gpus.use(comm.local_rank)
-    return machines.from_json(from_leader(comm, lambda: machines.to_json(found())))
+        return named
+    gpus.use(comm.local_rank)
+    # What one rank measures would be half of it while another that shares its GPU does, too.
+    num_sharers = gpus.sharers(comm)
+    return machines.from_json(from_leader(comm, lambda: machines.to_json(gpus.named(named, num_sharers))))
+
+
+def _named(text: str, sizes: Sequence[int]) -> Machine:
+    """The machine of a name; `local` as these hosts, whatever the name says of them, where they have as many ranks."""
+    named = parse(text) if text != "local" else None
+    is_here = named is None or (text.startswith("local:") and named.num_procs == sum(sizes))
+    return machines.hosts(sizes) if named is None or is_here else named
 
 
 def environment_of(comm: Communicator, on: Machine) -> Environment:
@@ -337,9 +345,9 @@ def environment_of(comm: Communicator, on: Machine) -> Environment:
 
 
 def environment(on: Machine) -> Environment:
-    """The environment that measurements of this process belong to, with a rank at work for each processor."""
+    """The environment that measurements of this process belong to, with a rank at work for each processor of a host."""
     measures = gpus.environment if gpus.is_on(on) and gpus.count() else probe.environment
-    found = measures(kernels_hash(), on.num_procs)
+    found = measures(kernels_hash(), hosts.each(on))
     # A part of a GPU takes its own time.
     return msgspec.structs.replace(found, device=f"part of {found.device}") if gpus.is_virtual(on) else found
 

@@ -96,11 +96,8 @@ def mpirun_words(num_ranks: int, hostfile: Path | None, program: Sequence[str]) 
     """The command line that starts `program` on `num_ranks` ranks, spread over the hosts of `hostfile`."""
     words = [str(mpirun_path()), "-n", str(num_ranks)]
     if hostfile is not None:
-        slots = read_hostfile(hostfile)
+        read_hostfile(hostfile)
         words += ["--hostfile", str(hostfile)]
-        if num_ranks > sum(slots.values()):
-            # Plain oversubscription would put every rank on the first host.
-            words += ["--map-by", f"ppr:{-(-num_ranks // len(slots))}:node:oversubscribe"]
     return [*words, *program]
 
 

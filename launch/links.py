@@ -57,12 +57,10 @@ class Exchange(NamedTuple):
 
 
 def exchanges(machine: Machine, dtype: str) -> Iterator[Exchange]:
-    """All transfers worth measuring on a machine: between pairs, in groups of 4, 8, ... and among all processors."""
-    num_procs = machine.num_procs
-    sizes = [size for size in (2**n for n in range(1, num_procs.bit_length())) if size < num_procs]
+    """All transfers worth measuring on a machine: in pairs, in groups of 4, 8, ... and among all processors."""
     room = MEMORY_SHARE * min(p.memory_bytes - p.reserved_bytes for p in machine.processors)
-    for size in [*sizes, num_procs] if num_procs > 1 else []:
-        groups = tuple(tuple(range(first, first + size)) for first in range(0, num_procs - size + 1, size))
+    for groups in _groups(machine):
+        size = len(groups[0])
         share, most = size * np.dtype(dtype).itemsize, min(MOST_BYTES, room / 3)
         for nbytes in _sizes(share, most):
             for form in FORMS if size == 2 else SPECIAL_FORMS:
@@ -70,6 +68,20 @@ def exchanges(machine: Machine, dtype: str) -> Iterator[Exchange]:
         for num, form in product(NUMBERS, AT_ONCE):
             for nbytes in _sizes(share, most / num)[::EVERY]:
                 yield Exchange(form, groups, nbytes, dtype, num)
+
+
+def _groups(machine: Machine) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Groups of one size that no processor is in two of: of neighbours, and of such as lie each in another group of a
+    level, as those do that stand at the same place of several hosts.
+    """
+    num_procs = machine.num_procs
+    for stride in (1, *(level.group for level in machine.levels[:-1])):
+        most = -(-num_procs // stride)
+        for size in [*(2**n for n in range(1, most.bit_length()) if 2**n < most), most] if most > 1 else []:
+            span = size * stride
+            begins = (at for first in range(0, num_procs, span) for at in range(first, first + stride))
+            groups = (tuple(range(at, at + span, stride)) for at in begins)
+            yield tuple(group for group in groups if group[-1] < num_procs)
 
 
 def _sizes(share: int, most: float) -> list[int]:

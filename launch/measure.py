@@ -114,6 +114,7 @@ def _take_turns(job: Job, trials: Sequence[Trial], feed: Feed, rate: float, roun
         for _ in range(WARM_UP):
             executions[-1].runner.run()
     for _ in range(rounds):
+        job.comm.align_clocks()
         for t, execution in zip(trials, executions, strict=True):
             # after other plans' steps the caches hold other plans' data
             execution.runner.run()

@@ -5,11 +5,13 @@ Knows no command line and starts nothing.
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 # The ofi transport probes networks for a second at every start; waiting ranks give their core to the working ones.
 _LIBRARY = {"btl": "^ofi", "mpi_yield_when_idle": "1"}
-_LAUNCHER = {"rmaps_default_mapping_policy": ":oversubscribe", "hwloc_default_binding_policy": "none"}
+# Without the word `slot` Open MPI puts all ranks on the first of several hosts.
+_LAUNCHER = {"rmaps_default_mapping_policy": "slot:oversubscribe", "hwloc_default_binding_policy": "none"}
 _FILES = {"openmpi-mca-params.conf": _LIBRARY, "prte-mca-params.conf": _LAUNCHER}
 _MARK = "# written by `castile doctor --write-mpi-settings`"
 
@@ -38,37 +40,59 @@ def folder() -> Path:
 
 
 def missing_settings(etc: Path) -> list[str]:
-    """`file: key` of each setting that the parameter files in `etc` do not hold, whatever value they give it."""
-    return [f"{name}: {key}" for name, wanted in _FILES.items() for key in wanted if key not in _keys(etc / name)]
+    """`file: key` of each setting that the parameter files in `etc` do not hold, whatever value the user gives it."""
+    return [f"{name}: {key}" for name, wanted in _FILES.items() for key in _missing(_read(etc / name), wanted)]
 
 
 def write_settings(etc: Path) -> list[Path]:
     """Adds the missing settings to the parameter files in `etc` and returns the files changed.
 
-    A setting that stands there already is kept as it is. Raises ValueError when the folder cannot be written.
+    A setting that stands there already is kept as it is, unless an older castile wrote it. Raises ValueError when the
+    folder cannot be written.
     """
     changed = []
     for name, wanted in _FILES.items():
         path = etc / name
-        lines = [f"{key} = {value}" for key, value in wanted.items() if key not in _keys(path)]
-        if lines:
-            _append(path, [_MARK, *lines])
+        text = _read(path)
+        if _missing(text, wanted):
+            theirs, _ = _apart(text)
+            lines = [f"{key} = {value}" for key, value in wanted.items() if key not in _settings(theirs)]
+            _write(path, [*theirs, "", _MARK, *lines] if theirs else [_MARK, *lines])
             changed.append(path)
     return changed
 
 
-def _keys(path: Path) -> set[str]:
-    if not path.is_file():
-        return set()
-    lines = (line.split("#")[0] for line in path.read_text(encoding="utf-8").splitlines())
-    return {line.split("=")[0].strip() for line in lines if "=" in line}
+def _missing(text: str, wanted: dict[str, str]) -> list[str]:
+    theirs, ours = map(_settings, _apart(text))
+    return [key for key, value in wanted.items() if key not in theirs and ours.get(key) != value]
 
 
-def _append(path: Path, lines: list[str]) -> None:
+def _apart(text: str) -> tuple[list[str], list[str]]:
+    """The lines of a parameter file that are the user's, and those that castile wrote: its mark and what follows it."""
+    theirs: list[str] = []
+    ours: list[str] = []
+    known, is_ours = {key for wanted in _FILES.values() for key in wanted}, False
+    for line in text.splitlines():
+        is_ours = line == _MARK or (is_ours and not known.isdisjoint(_settings([line])))
+        (ours if is_ours else theirs).append(line)
+    while theirs and not theirs[-1].strip():
+        theirs.pop()
+    return theirs, ours
+
+
+def _settings(lines: Iterable[str]) -> dict[str, str]:
+    pairs = (line.split("#")[0].partition("=") for line in lines)
+    return {key.strip(): value.strip() for key, equals, value in pairs if equals}
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def _write(path: Path, lines: list[str]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.write("\n".join(["", *lines, ""]))
+        path.write_text("\n".join([*lines, ""]), encoding="utf-8")
     except OSError as error:
         raise ValueError(
             f"cannot write Open MPI's settings to {path} ({error.strerror}): use an environment of your own, "

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from castile.launch import checks, compiling, gpus, jobs, models, probe, ranks
+from castile.launch import checks, compiling, gpus, hosts, jobs, models, ranks
 from castile.launch.models import DTYPES, Model
 from castile.launch.ranks import UserError, this_world
 from castile.planner.cost import CostModel
@@ -21,7 +21,7 @@ from castile.planner.lower import Lowering
 from castile.planner.search import Evaluator
 from castile.planner.snapshot import Snapshot
 from castile.planner.strategy import Strategy
-from castile.runtime.machine import Machine, parse
+from castile.runtime.machine import Machine, local, parse
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def find_machine(text: str) -> Machine:
         return jobs.find_machine(text, comm, "float32")
     if gpus.is_meant(text, "float32"):
         gpus.use(0)
-        return gpus.named(text, gpus.count() if text == "local" else parse(text).num_procs, 1)
+        return gpus.named(local(gpus.count()) if text == "local" else parse(text), 1)
     return parse(text)
 
 
@@ -82,7 +82,7 @@ def is_silent(machine: Machine | None) -> bool:
 
 
 def _measured(machine: Machine) -> Machine:
-    return machine if gpus.is_on(machine) else probe.measured(machine, this_world().communicator)
+    return machine if gpus.is_on(machine) else hosts.measured(machine, this_world().communicator)
 
 
 def desk(

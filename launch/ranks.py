@@ -30,15 +30,17 @@ if TYPE_CHECKING:
 
 # How long a rank that is not the first to fail waits to be ended by the one that was.
 PATIENCE_SECONDS = 5.0
-# By so much the ranks of each further host hold back, because a claim is seen on its own host only.
-HOST_DELAY_SECONDS = 0.2
+# By so much the ranks of each further host hold back, because a claim is seen on its own host only; no more than so
+# many times, as by then the first of those that failed has ended all.
+HOST_DELAY_SECONDS, MOST_DELAYS = 0.2, 10
 
 # After so long an interrupt that was dropped comes again.
 REPEAT_SECONDS = 0.01
 
 # The file of what loads modules, as frames have it.
 _LOADER = "<frozen importlib._bootstrap>"
-_SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+# Open MPI's mpirun, others', and Slurm's srun; what mpirun starts by srun has both.
+_SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 # What the system says where there is no room left, for anybody or for this user.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
@@ -70,13 +72,14 @@ class World:
     local_rank: int
     host: str
     host_index: int = 0
+    num_hosts: int = 1
     communicator: MpiCommunicator | None = None
 
 
 def num_launched() -> int:
     """The number of ranks that an MPI launcher says it started with this one; 1 without a launcher."""
-    sizes = [int(os.environ[name]) for name in _SIZE_VARIABLES if os.environ.get(name, "").isdigit()]
-    return max(sizes, default=1)
+    sizes = (int(os.environ[name]) for name in _SIZE_VARIABLES if os.environ.get(name, "").isdigit())
+    return next(sizes, 1)
 
 
 @functools.cache
@@ -102,15 +105,10 @@ def this_world() -> World:
         size=communicator.size,
         local_rank=communicator.local_rank,
         host=communicator.host,
-        host_index=_host_index(communicator),
+        host_index=communicator.host_index,
+        num_hosts=len(communicator.host_sizes),
         communicator=communicator,
     )
-
-
-def _host_index(communicator: MpiCommunicator) -> int:
-    gathered = communicator.gather_bytes(communicator.host.encode())
-    told = communicator.bcast_bytes(b"\n".join(gathered) if gathered is not None else None)
-    return list(dict.fromkeys(told.decode().split("\n"))).index(communicator.host)
 
 
 def _communicator(launched: int) -> MpiCommunicator:
@@ -165,9 +163,9 @@ def _guarded(body: Callable[[], int]) -> int:
         # Whatever else is written is refused with its name.
         if isinstance(error, OSError) and error.filename is None and error.errno in NO_ROOM:
             _drop_output()
-            return _end(2, f"castile: standard output: {error.strerror}; make room or send it elsewhere\n")
+            return _end(2, f"castile: {_where()}standard output: {error.strerror}; make room or send it elsewhere\n")
         if is_users_mistake(error):
-            return _end(2, f"castile: {_sentence(error)}\n")
+            return _end(2, f"castile: {_where()}{_sentence(error)}\n")
         return _end(1, _report(error))
 
 
@@ -256,6 +254,12 @@ def _text_of(code: object) -> str:
     return f"{code}\n" if isinstance(code, str) else ""
 
 
+def _where() -> str:
+    """The host that a sentence is true of, where that may be another than the one where the user looks."""
+    world = _world_if_any()
+    return f"on {world.host}: " if world is not None and world.host_index else ""
+
+
 def _sentence(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
@@ -280,7 +284,7 @@ def _end(status: int, text: str) -> int:
         _say(text)
         return status
     world = _world_if_any()
-    time.sleep(HOST_DELAY_SECONDS * (world.host_index if world else 0))
+    time.sleep(HOST_DELAY_SECONDS * min(world.host_index, MOST_DELAYS) if world else 0)
     if _claim():
         _say(text)
         _abort(world, status)

@@ -103,6 +103,7 @@ def _transfer_round(job: Job, bench: Bench, tasks: list[int]) -> tuple[list[floa
     Those that nothing disturbed, and those in which a member was kept from a core for too much of it.
     """
     mine = [t for t in tasks if t in bench.mine]
+    job.comm.align_clocks()
     first = bench.exchange(mine, LEAST_REPETITIONS)
     once = _gathered(job, np.array([int(np.median(first[:, 1] - first[:, 0])) if mine else 0]))
     wanted = job.agree(lambda: str(LEAST_NANOSECONDS // max(1, *(int(n[0]) for n in once))).encode())

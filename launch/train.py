@@ -19,6 +19,7 @@ import numpy as np
 
 from castile import __version__
 from castile.launch import (
+    alike,
     checks,
     explore,
     files,
@@ -167,6 +168,8 @@ def run(command: Train) -> int:
     checks.some_match("undecayed", undecayed, [param.name for param in job.graph.params])
     say = Speaker(job.leads, command.json)
     dataset = job.dataset(command.data, command.seed)
+    alike.check_data(job.comm, dataset)
+    alike.check_file(job.comm, "--weights", command.weights)
     values = weights.load(command.weights, job.model, job.graph) if command.weights else None
     saved = _saved(command, job, say)
     given, num_steps, told = _given(command, job, saved), _num_steps(command, job, dataset), _told(command)

@@ -114,11 +114,14 @@ class Training:
         ahead, first, rate = execution.runner.feeds_ahead, self.course.first_step, self.course.rates(step)
         if not ahead or step == first:
             self._feed(step, feeder)
+        is_sampled = self._is_sampled(step)
+        if is_sampled:
+            self.job.comm.align_clocks()
         ready = time.perf_counter()
         more = ahead and step + 1 < self.course.num_steps
         meanwhile = partial(self._feed, step + 1, feeder) if more else None
         timeline = None
-        if self._is_sampled(step):
+        if is_sampled:
             timeline = execution.step(meanwhile)
         else:
             execution.run(meanwhile)

@@ -17,22 +17,19 @@ import msgspec
 class Words(Protocol):
     """As much of a communicator as ranks need to tell each other of their cores."""
 
-    @property
-    def host(self) -> str: ...
     def bcast_bytes(self, data: bytes | None, root: int = 0) -> bytes: ...
     def gather_bytes(self, data: bytes, root: int = 0) -> list[bytes] | None: ...
 
 
 def together(comm: Words | None) -> float:
-    """How many cores this host's ranks may use together, be each bound to its own or all free, and no more of their
-    time than this process's quota; all ranks call it. Without ranks those of this process.
+    """How many cores these ranks of one host may use together, be each bound to its own or all free, and no more of
+    their time than this process's quota; all of them call it. Without ranks those of this process.
     """
     found = affinity()
     if comm is not None:
-        rows = comm.gather_bytes(msgspec.json.encode((comm.host, sorted(found))))
+        rows = comm.gather_bytes(msgspec.json.encode(sorted(found)))
         told = comm.bcast_bytes(None if rows is None else b"[%b]" % b",".join(rows))
-        rank_cores = msgspec.json.decode(told, type=list[tuple[str, frozenset[int]]])
-        found = frozenset().union(*(theirs for host, theirs in rank_cores if host == comm.host))
+        found = frozenset().union(*msgspec.json.decode(told, type=list[frozenset[int]]))
     return min(len(found), quota())
 
 

@@ -11,6 +11,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate
 from pathlib import Path
 
 import msgspec
@@ -150,19 +151,20 @@ class Machine:
 def parse(text: str) -> Machine:
     """The machine that a user names: `dgx-h100:nodes=16`, `local:procs=4`, `path/to/machine.toml:nodes=2`.
 
-    A preset's settings: `nodes`, and for `local` (whose figures here are assumed ones) `procs`, the cores by default.
-    A device that is divided, as `virtual` is, takes `procs` too, two by default.
+    A preset's settings: `nodes`, and for `local` (whose figures here are assumed ones) `procs` of each node, the cores
+    by default. A device that is divided, as `virtual` is, takes `procs` alone, two by default.
     Raises ValueError in one sentence for an unknown name or setting, or a file that is not a machine's.
     """
     path, settings = _split(text)
     file = _read(str(path))
-    allowed = ["procs"] if path == PRESETS / "local.toml" or file.divided else ["nodes"]
+    is_local = path == PRESETS / "local.toml"
+    allowed = ["procs"] * (is_local or file.divided) + ["nodes"] * (not file.divided)
     for key in settings:
         if key not in allowed:
             raise ValueError(f"machine {text!r} has no setting {key!r}{strict.suggestion(key, allowed)}; "
                              f"its settings: {', '.join(allowed)}")  # fmt: skip
-    if path == PRESETS / "local.toml":
-        return local(settings.get("procs", num_cores()))
+    if is_local:
+        return local(settings.get("procs", num_cores()), settings.get("nodes", 1))
     if file.divided:
         return divided(_build(text, file, settings.get("procs", 2)))
     return _build(text, file, settings.get("nodes", file.nodes))
@@ -178,12 +180,38 @@ def num_cores() -> int:
     return len(affinity())
 
 
-def local(procs: int) -> Machine:
-    """This host as `procs` processors with equal shares of its memory; the rates are assumed, not measured."""
-    machine = _build(f"local:procs={procs}", _read(str(PRESETS / "local.toml")), procs)
-    memory = int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * HOST_SHARE) // procs
-    processor = msgspec.structs.replace(machine.processors[0], memory_bytes=memory)
-    return Machine(machine.name, (processor,) * procs, machine.levels, machine.engines, machine.algorithms)
+def local(procs: int, nodes: int = 1) -> Machine:
+    """This host as `procs` processors with equal shares of its memory, or several nodes like it; the rates are assumed,
+    not measured.
+    """
+    _check_number(f"local:procs={procs}", procs * nodes)
+    return hosts((procs,) * nodes)
+
+
+def hosts(sizes: Sequence[int]) -> Machine:
+    """Hosts like this one with so many processors each; of its memory they have equal shares. The rates are assumed."""
+    alike = (sizes[0], len(sizes)) if len(set(sizes)) == 1 else (1, sum(sizes))
+    name = f"local:procs={alike[0]}" + f",nodes={alike[1]}" * (alike[1] > 1)
+    file = _read(str(PRESETS / "local.toml"))
+    memory = int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * HOST_SHARE) // max(sizes)
+    processor = msgspec.structs.replace(_plain(file.processor[0]), memory_bytes=memory)
+    near, far = (Level(level.name, 1, level.latency_seconds, level.bytes_per_second) for level in file.level)
+    engines = _engines(name, file.shared_lanes)
+    return Machine(name, (processor,) * sum(sizes), between(sizes, near, far), engines, file.algorithms)
+
+
+def between(sizes: Sequence[int], near: Level, far: Level) -> tuple[Level, ...]:
+    """The levels between processors of hosts that have so many each: `near` within hosts, and `far`, by one link of
+    each host, between them.
+
+    A level has groups of one size: as large as they can be where each lies within a host. Where hosts have unequal
+    numbers some links within them are taken for such between them.
+    """
+    num_procs = sum(sizes)
+    block = math.gcd(*accumulate(sizes[:-1])) or num_procs
+    made = [msgspec.structs.replace(near, group=block)] * (block > 1)
+    made += [msgspec.structs.replace(far, group=num_procs, shared_by=block)] * (block < num_procs)
+    return tuple(made)
 
 
 def divided(machine: Machine) -> Machine:
@@ -286,8 +314,7 @@ def _read(path: str) -> _File:
 
 def _build(name: str, file: _File, nodes: int) -> Machine:
     count = _positive(name, "nodes", nodes) * sum(_positive(name, "count", group.count) for group in file.processor)
-    if count > MOST_PROCS:
-        raise ValueError(f"machine {name!r} has {count} processors; plans are made for {MOST_PROCS} at most")
+    _check_number(name, count)
     node = [_plain(group) for group in file.processor for _ in range(group.count)]
     procs = tuple(node) * nodes
     joined: list[Level] = []
@@ -297,6 +324,11 @@ def _build(name: str, file: _File, nodes: int) -> Machine:
             group = len(procs) if level.group is None else min(level.group, len(procs))
             joined.append(Level(level.name, group, level.latency_seconds, level.bytes_per_second, level.shared_by))
     return Machine(name, procs, tuple(joined), _engines(name, file.shared_lanes), file.algorithms)
+
+
+def _check_number(name: str, count: int) -> None:
+    if count > MOST_PROCS:
+        raise ValueError(f"machine {name!r} has {count} processors; plans are made for {MOST_PROCS} at most")
 
 
 def _plain(group: _Processors) -> Processor:

@@ -32,7 +32,7 @@ class ThreadCommunicator(Communicator):
     def __init__(self, rank: int, slots: list, gate: threading.Barrier) -> None:
         self.rank = self.local_rank = rank
         self.size = self.local_size = len(slots)
-        self.host = socket.gethostname()
+        self.host, self.host_sizes = socket.gethostname(), (self.size,)
         self.epoch_ns = 0
         self._slots, self._gate = slots, gate
 

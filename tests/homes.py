@@ -21,7 +21,7 @@ def make(folder: Path, most_ranks: int = 4, figures: probe.Figures = FIGURES) ->
         for name, value in variables.items():
             patch.setenv(name, value)
         for procs in range(1, most_ranks + 1):
-            probe._write(probe.cache_path(procs), figures)
+            probe.keep(probe.cache_path(procs), figures)
     return variables
 
 

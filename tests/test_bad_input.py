@@ -206,7 +206,7 @@ CASES = [
     ("train mlp --machine dgx-h10", r"no machine 'dgx-h10' \(did you mean 'dgx-h100'"),
     ("train mlp --machine dgx-h100", r"kind 'h100-sxm5-80gb', and steps run on this host's cpu"),
     ("train mlp --machine local:procs=3", r"it has 3 processors, but 1 rank runs"),
-    ("train mlp --machine local:cores=3", r"has no setting 'cores'; its settings: procs"),
+    ("train mlp --machine local:cores=3", r"has no setting 'cores'.*; its settings: procs, nodes"),
     ("train --stpes 5 mlp", r"train has no option --stpes \(did you mean '--steps'\?\); `castile train --help`"),
     ("plan mlp --machin=local", r"castile plan has no option --machin \(did you mean '--machine'\?"),
     ("doctor --no-json", r"castile doctor has no option --no-json"),

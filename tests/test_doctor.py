@@ -64,6 +64,19 @@ def test_settings_are_written_once_and_keep_what_stands_there(tmp_path):
     assert "mpi_yield_when_idle = 1" in text
 
 
+def test_what_an_older_castile_wrote_is_brought_up_to_date_and_nothing_else(tmp_path):
+    path = tmp_path / "prte-mca-params.conf"
+    path.write_text("# mine\nhwloc_default_binding_policy = core\n")
+    assert mpi_settings.write_settings(tmp_path)
+    good = path.read_text()
+    path.write_text(good.replace("= slot:oversubscribe", "= :oversubscribe") + "theirs = 1\n")
+    assert mpi_settings.missing_settings(tmp_path) == ["prte-mca-params.conf: rmaps_default_mapping_policy"]
+    assert mpi_settings.write_settings(tmp_path) == [path]
+    now = path.read_text()
+    assert mpi_settings.missing_settings(tmp_path) == [] and ":oversubscribe" in now and "= :" not in now
+    assert "hwloc_default_binding_policy = core\n" in now and "theirs = 1\n" in now and now.count("policy") == 2
+
+
 def test_a_comment_is_not_a_setting(tmp_path):
     (tmp_path / "openmpi-mca-params.conf").write_text("# btl = ^ofi\n")
     assert "openmpi-mca-params.conf: btl" in mpi_settings.missing_settings(tmp_path)

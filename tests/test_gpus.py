@@ -24,10 +24,10 @@ from castile.launch.ranks import UserError
 from castile.planner.seeds import seeds
 from castile.runtime.comm.base import Communicator
 from castile.runtime.comm.local import LocalWorld
-from castile.runtime.machine import Machine
+from castile.runtime.machine import Machine, local
 from tests.late import device
 from tests.stand_in.green import CUresult
-from tests.test_probe import End, Ranks
+from tests.threads import End, Ranks
 
 RATES = (5e13, 7e14, 6e13, 4e12, 1e-6)
 
@@ -62,7 +62,7 @@ def test_local_means_a_gpu_for_each_rank() -> None:
 
 def test_ranks_that_share_a_gpu_have_parts_of_it() -> None:
     with host_with_gpus():
-        whole, half = gpus.machine(4, 1).processors[0], gpus.machine(4, 2).processors[0]
+        whole, half = (gpus.machine(local(4), n).processors[0] for n in (1, 2))
         assert half.memory_bytes == whole.memory_bytes // 2
         assert half.flops_per_second == whole.flops_per_second / 2
 
@@ -74,15 +74,15 @@ def test_ranks_share_a_gpu_only_where_they_have_the_same(num_seen: int, num_shar
     num_hosts, each, mine = 2, 3, threading.local()
 
     def rank(comm: End) -> int:
-        comm.host, comm.local_size = f"host {comm.rank % num_hosts}", each * num_sharers
-        mine.gpu = f"0000:{comm.rank // num_hosts % each:02x}:00.0"
+        # hosts name their devices alike
+        mine.gpu = f"0000:{comm.local_rank % each:02x}:00.0"
         return gpus.sharers(cast(Communicator, comm))
 
     with host_with_gpus(), patch.object(gpus, "count", lambda: num_seen):
         from castile.runtime.backends.cuda import devices
 
         with patch.object(devices, "bus", lambda: mine.gpu):
-            found = Ranks(num_hosts * each * num_sharers).run(rank)
+            found = Ranks(num_hosts * each * num_sharers, [each * num_sharers] * num_hosts).run(rank)
     assert set(found) == {num_sharers}
 
 
@@ -91,7 +91,7 @@ def test_the_first_rank_alone_measures(is_offline: bool) -> None:
     """Others that share its GPU would take their part of what it reaches."""
 
     def rank(comm: End) -> Machine:
-        comm.local_rank, mine.communicator = comm.rank, comm
+        mine.communicator = comm
         if is_offline:
             return offline.find_machine("local")
         return jobs.find_machine("local", cast(Communicator, comm), "float32")
@@ -107,7 +107,7 @@ def test_the_first_rank_alone_measures(is_offline: bool) -> None:
             patch.object(offline, "this_world", lambda: mine),
         ):
             found = Ranks(3).run(rank)
-        (processor, *_), whole = found[0].processors, gpus.machine(1, 1).processors[0]
+        (processor, *_), whole = found[0].processors, gpus.machine(local(1), 1).processors[0]
     assert named.call_count == 1 and found == [found[0]] * 3
     assert processor.bytes_per_second == whole.bytes_per_second / 3
 
@@ -115,7 +115,7 @@ def test_the_first_rank_alone_measures(is_offline: bool) -> None:
 def test_a_gpu_is_measured_once() -> None:
     with host_with_gpus() as measured:
         for procs, num_sharers in ((1, 1), (4, 1), (4, 4)):
-            gpus.named("local", procs, num_sharers)
+            gpus.named(local(procs), num_sharers)
         for text in ("virtual", "local", "local:procs=3"):
             offline.find_machine(text)
         jobs.find_machine("local", LocalWorld(1).communicators[0], "float32")
@@ -156,7 +156,7 @@ def test_the_first_rank_of_a_host_shows_what_is_compiled() -> None:
 
 def test_what_is_measured_holds_for_the_gpu() -> None:
     with host_with_gpus(), patch.object(gpus, "version", lambda name: "1.0"):
-        found = jobs.environment(gpus.machine(1, 1))
+        found = jobs.environment(gpus.machine(local(1), 1))
         assert found.device == "stand-in" and "triton 1.0" in found.libraries
     assert jobs.environment(offline.find_machine("local")).device != "stand-in"
 
@@ -210,7 +210,7 @@ def test_one_gpu_trains_as_several_processors(tmp_path, capsys, monkeypatch) -> 
         found = trained(f"{words} {machine} --checkpoint {tmp_path}/saved", str(tmp_path), capsys)
         with patch.object(Execution, "step", autospec=True, side_effect=Execution.step) as whole:
             again = trained(f"mlp:layers=2,width=16 --plan {tmp_path}/plan.json {machine}", str(tmp_path), capsys)
-        assert jobs.environment(gpus.virtual(2)) != jobs.environment(gpus.machine(2, 1))
+        assert jobs.environment(gpus.virtual(2)) != jobs.environment(gpus.machine(local(2), 1))
     assert len(found["peak_bytes"]) == 3 and found["remarks"] == [] and found["checkpoints"][-1]["complete"]
     assert np.allclose(found["losses"], on_cores["losses"], 1e-4)
     assert again["losses"] == found["losses"]
@@ -240,7 +240,7 @@ def test_plans_are_measured_one_at_a_time_there() -> None:
 
 def test_virtual_devices_have_equal_parts_of_one() -> None:
     with host_with_gpus():
-        whole, (part, other) = gpus.machine(1, 1).processors[0], offline.find_machine("virtual").processors
+        whole, (part, other) = gpus.machine(local(1), 1).processors[0], offline.find_machine("virtual").processors
         assert part == other and part.memory_bytes == whole.memory_bytes // 2
         assert part.flops_rate("bfloat16") == whole.flops_rate("bfloat16") / 2
     # and where there is none, of the one that is assumed

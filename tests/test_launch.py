@@ -189,14 +189,6 @@ def test_the_hostfile(tmp_path):
             launch.read_hostfile(path)
 
 
-def test_more_ranks_than_slots_are_spread_over_the_hosts(tmp_path):
-    pytest.importorskip("mpi4py")
-    path = tmp_path / "hosts"
-    path.write_text("one slots=2\ntwo slots=2\n")
-    assert "--map-by" not in launch.mpirun_words(4, path, ["x"])
-    assert "ppr:3:node:oversubscribe" in launch.mpirun_words(5, path, ["x"])
-
-
 FAILING = """
 import sys, time
 from castile.launch import ranks

@@ -127,7 +127,7 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
     [("dgx-h10", "dgx-h100"), ("dgx-h100:node=2", "'nodes'"), ("dgx-h100:nodes=0", "nodes must be at least 1, not 0"),
      ("dgx-h100:nodes=8193", "has 65544 processors; plans are made for 65536 at most"),
      (f"local:procs={10**30}", "65536 at most"),
-     ("", "local"), ("dgx-h100:", "key=number"), ("local:procs=two", "key=number"), ("local:nodes=2", "procs"),
+     ("", "local"), ("dgx-h100:", "key=number"), ("local:procs=two", "key=number"), ("virtual:nodes=2", "procs"),
      ("local:procs=²", "key=number"),
      ("dgx-h100:nodes=1,nodes=2", "twice"), ("/nowhere/x.toml", "No such file"), ("x.tomlnodes=2", "toml:key="),
      ("../machines/local", "no machine")],

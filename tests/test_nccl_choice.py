@@ -34,10 +34,10 @@ def test_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(nccl.SHARING_SWITCH, raising=False)
     for others, is_nccl, words in (
         ([], False, "one rank"),
-        (['["b", "0000:00:00.0", 22809, false]'], True, "NCCL 2.28.9, a GPU for each rank"),
-        (['["HOST", "0000:00:00.0", 22809, false]'], False, "share a GPU, which NCCL 2.28.9 refuses"),
-        (['["b", "0000:00:00.0", 0, false]'], False, "no NCCL on b"),
-        (['["b", "0000:00:00.0", 23007, false]'], False, "differs between ranks (2.28.9, 2.30.7"),
+        (['["HOST", "1/0000:00:00.0", 22809, false]'], True, "NCCL 2.28.9, a GPU for each rank"),
+        (['["b", "0/0000:00:00.0", 22809, false]'], False, "share a GPU, which NCCL 2.28.9 refuses"),
+        (['["b", "1/0000:00:00.0", 0, false]'], False, "no NCCL on b"),
+        (['["b", "1/0000:00:00.0", 23007, false]'], False, "differs between ranks (2.28.9, 2.30.7"),
     ):  # fmt: skip
         comm = Words(LocalWorld(1), 0)
         comm.others = [other.replace("HOST", comm.host).encode() for other in others]

@@ -1,6 +1,5 @@
 """The probe: measures once, keeps the figures, and measures again where they cannot be used."""
 
-import queue
 import threading
 import time
 from math import inf
@@ -11,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from castile.launch import probe
+from castile.launch import hosts, pings, probe
 from castile.runtime import cores
 from castile.runtime import machine as machines
 from tests.mpi import mpirun
+from tests.threads import Ranks
 
 FIGURES = probe.Figures(1e11, 5e10, 2e10, 4e-6)
 
@@ -23,84 +23,19 @@ FIGURES = probe.Figures(1e11, 5e10, 2e10, 4e-6)
 def _quick(tmp_path, monkeypatch):
     """An empty cache, and samples so few that the tests are quick."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for name, value in {"SAMPLE_SECONDS": 1e-4, "STREAM_BYTES": 2**16, "MATRIX": 32, "PING_SECONDS": 1e-3}.items():
+    for name, value in {"SAMPLE_SECONDS": 1e-4, "STREAM_BYTES": 2**16, "MATRIX": 32}.items():
         monkeypatch.setattr(probe, name, value)
+    monkeypatch.setattr(pings, "PING_SECONDS", 1e-3)
 
 
-class Post:
-    """A request that is done once its message has come."""
-
-    def __init__(self, box=None, array=None):
-        self.box, self.array = box, array
-
-    def poll(self):
-        if self.box is not None:
-            try:
-                self.array[:] = self.box.get_nowait()
-            except queue.Empty:
-                return False
-            self.box = None
-        return True
-
-
-class Ranks:
-    """Ranks that are threads of one process."""
-
-    def __init__(self, size):
-        self.boxes = {(a, b): queue.Queue() for a in range(size) for b in range(size)}
-        self.meeting = threading.Barrier(size)
-        self.size = size
-        self.words = [b""] * size
-
-    def run(self, work):
-        results = [None] * self.size
-
-        def rank(number):
-            results[number] = work(End(self, number))
-
-        threads = [threading.Thread(target=rank, args=(number,)) for number in range(self.size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        return results
-
-
-class End:
-    def __init__(self, world, rank):
-        self.world, self.rank, self.size = world, rank, world.size
-        self.local_size, self.host = world.size, "here"
-
-    def send(self, array, peer, tag):
-        self.world.boxes[self.rank, peer].put(array.copy())
-        return Post()
-
-    def recv(self, array, peer, tag):
-        return Post(self.world.boxes[peer, self.rank], array)
-
-    def barrier(self):
-        self.world.meeting.wait(60)
-
-    def gather_bytes(self, data, root=0):
-        self.world.words[self.rank] = data
-        self.barrier()
-        every = list(self.world.words)
-        self.barrier()
-        return every if self.rank == root else None
-
-    def bcast_bytes(self, data, root=0):
-        assert (data is not None) or self.rank != root
-        if self.rank == root:
-            self.world.words[root] = data
-        self.barrier()
-        told = self.world.words[root]
-        self.barrier()
-        return told
+def local(procs, comm=None):
+    """This host, measured."""
+    return hosts.measured(machines.local(procs), comm)
 
 
 def test_figures_enter_the_machine_and_links_stay_assumed_without_ranks(monkeypatch):
     monkeypatch.setattr(probe, "measure", lambda comm, procs: FIGURES)
-    machine, assumed = probe.local_machine(None, 3), machines.local(3)
+    machine, assumed = local(3), machines.local(3)
     assert machine.num_procs == 3 and machine.levels == assumed.levels and machine.engines == assumed.engines
     p = machine.processors[0]
     assert (p.flops_per_second, p.flops_rate("float64"), p.bytes_per_second) == (1e11, 5e10, 2e10)
@@ -112,18 +47,18 @@ def test_measures_once_and_again_for_another_number_of_processors(monkeypatch):
     calls = []
     monkeypatch.setattr(probe, "measure", lambda comm, procs: calls.append(procs) or FIGURES)
     for procs in (2, 2, 3, 2):
-        probe.local_machine(None, procs)
+        local(procs)
     assert calls == [2, 3]
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xff", b'{"x": 1}', msgspec.json.encode(FIGURES).replace(b"5", b"-5")])
 def test_damaged_cache_is_said_once_and_measured_again(monkeypatch, capsys, damage):
     monkeypatch.setattr(probe, "measure", lambda comm, procs: FIGURES)
-    good = probe.local_machine(None, 2)
+    good = local(2)
     probe.cache_path(2).write_bytes(damage)
-    assert probe.local_machine(None, 2) == good
+    assert local(2) == good
     assert capsys.readouterr().err.count("unusable") == 1
-    assert probe.local_machine(None, 2) == good
+    assert local(2) == good
     assert capsys.readouterr().err == ""
 
 
@@ -131,7 +66,7 @@ def test_cache_that_cannot_be_written_is_no_fault(monkeypatch, capsys, tmp_path)
     monkeypatch.setattr(probe, "measure", lambda comm, procs: FIGURES)
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert probe.local_machine(None, 2).num_procs == 2
+    assert local(2).num_procs == 2
     assert "could not be kept" in capsys.readouterr().err
 
 
@@ -139,14 +74,14 @@ def test_what_is_kept_is_known_until_it_is_forgotten(monkeypatch, tmp_path, caps
     assert probe.known() == {}
     monkeypatch.setattr(probe, "measure", lambda comm, procs: FIGURES)
     for procs in (12, 2, 2):
-        probe.local_machine(None, procs)
+        local(procs)
     assert capsys.readouterr().err.count("measuring this host") == 2
     assert list(probe.known().items()) == [(2, FIGURES), (12, FIGURES)]
     # with other threads a host has other rates
     with monkeypatch.context() as patch:
         patch.setenv("OPENBLAS_NUM_THREADS", "7")
         assert probe.known() == {}
-        probe.local_machine(None, 3)
+        local(3)
     probe.forget()
     assert not list(tmp_path.rglob("*.json"))
 
@@ -160,20 +95,20 @@ def test_really_measures():
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_links_are_measured_between_ranks(monkeypatch, size):
-    made = Ranks(size).run(lambda comm: probe.local_machine(comm))
+    made = Ranks(size).run(lambda comm: local(comm.size, comm))
     level = made[0].levels[0]
     assert made[0].num_procs == size and level.bytes_per_second > 0 and level.latency_seconds >= 0
     assert level != machines.local(size).levels[0]
     # Known now: no rank measures again, with ranks or without.
     monkeypatch.setattr(probe, "measure", None)
-    assert Ranks(size).run(lambda comm: probe.local_machine(comm))[0] == made[0] == probe.local_machine(None, size)
+    assert Ranks(size).run(lambda comm: local(comm.size, comm))[0] == made[0] == local(size)
 
 
 @pytest.mark.mpi
 def test_links_are_measured_between_mpi_ranks(tmp_path):
     script = (
-        "from castile.launch import probe; from castile.runtime.comm import mpi; comm = mpi.world();"
-        "m = probe.local_machine(comm); l = m.levels[0];"
+        "from castile.launch import hosts; from castile.runtime.comm import mpi; comm = mpi.world();"
+        "from castile.runtime import machine; m = hosts.measured(machine.local(comm.size), comm); l = m.levels[0];"
         "print('link', l.latency_seconds < 0.1, l.bytes_per_second > 1e6) if comm.rank == 0 else None"
     )
     status, output = mpirun(3, "-c", script, XDG_CACHE_HOME=str(tmp_path))
@@ -181,20 +116,20 @@ def test_links_are_measured_between_mpi_ranks(tmp_path):
 
 
 def test_figures_without_links_are_measured_again_with_ranks():
-    probe.local_machine(None, 2)
-    assert Ranks(2).run(lambda comm: probe.local_machine(comm))[0].levels != machines.local(2).levels
+    local(2)
+    assert Ranks(2).run(lambda comm: local(comm.size, comm))[0].levels != machines.local(2).levels
 
 
 @given(st.floats(1e-7, 1e-3), st.floats(1e7, 1e11))
 def test_fit_finds_latency_and_rate(latency, rate):
-    nbytes = np.array(probe.PING_BYTES, float)
-    found = probe.fit_link(nbytes, latency + nbytes / rate)
+    nbytes = np.array(pings.PING_BYTES, float)
+    found = pings.fit(nbytes, latency + nbytes / rate)
     assert np.array(found[0] + nbytes / found[1]) == pytest.approx(latency + nbytes / rate, rel=1e-3)
 
 
 def test_a_link_whose_small_messages_were_held_up_has_a_rate_all_the_same():
-    nbytes = np.array(probe.PING_BYTES, float)
-    _, rate = probe.fit_link(nbytes, np.linspace(2e-3, 1e-3, len(nbytes)))
+    nbytes = np.array(pings.PING_BYTES, float)
+    _, rate = pings.fit(nbytes, np.linspace(2e-3, 1e-3, len(nbytes)))
     assert rate == pytest.approx(nbytes[-1] / 1e-3)
 
 
@@ -214,7 +149,7 @@ def even(monkeypatch):
     for name in ("_matrix_rate", "_stream_rate"):
         monkeypatch.setattr(probe, name, lambda *_: 1e9)
     monkeypatch.setattr(probe, "_task_seconds", lambda: 1e-6)
-    monkeypatch.setattr(probe, "_link", lambda comm, is_crowded: (1e-6, 1e9))
+    monkeypatch.setattr(pings, "link", lambda *_: (1e-6, 1e9))
     monkeypatch.setattr(cores, "quota", lambda: inf)
 
 
@@ -254,17 +189,6 @@ def test_each_of_more_ranks_than_cores_has_its_share_however_they_are_bound(
     assert_share(probe.measure(None, num_ranks), share)
 
 
-def test_cores_of_other_hosts_are_not_shared(even, monkeypatch):
-    monkeypatch.setattr(cores, "affinity", lambda: frozenset({0, 1}))
-
-    def rank(comm):
-        comm.host, comm.local_size = f"host {comm.rank // 3}", 3
-        return probe.measure(comm, comm.size)
-
-    for figures in Ranks(6).run(rank):
-        assert_share(figures, 2 / 3)
-
-
 def test_a_quota_is_shared_where_it_is_less_than_the_cores(even, monkeypatch):
     for limit, share in ((0.5, 0.25), (1.5, 0.75), (2.0, 1), (64.0, 1)):
         monkeypatch.setattr(cores, "quota", lambda limit=limit: limit)
@@ -296,8 +220,8 @@ def test_a_quota_is_the_tightest_of_the_groups_on_the_way_up(tmp_path, group, fi
 
 def test_only_local_is_measured(monkeypatch):
     monkeypatch.setattr(probe, "measure", lambda comm, procs: FIGURES)
-    assert probe.measured(machines.parse("local:procs=2")).processors[0].flops_per_second == 1e11
-    assert probe.measured(machines.parse("dgx-a100:nodes=2")).num_procs == 16
+    assert hosts.measured(machines.parse("local:procs=2")).processors[0].flops_per_second == 1e11
+    assert hosts.measured(machines.parse("dgx-a100:nodes=2")).num_procs == 16
 
 
 def test_environment_names_what_measurements_depend_on(monkeypatch):
@@ -318,12 +242,12 @@ ROUNDS = st.lists(
 )
 
 
-@given(st.tuples(*[ROUNDS] * len(probe.PING_BYTES)), st.booleans())
+@given(st.tuples(*[ROUNDS] * len(pings.PING_BYTES)), st.booleans())
 def test_messages_that_other_programs_held_up_do_not_count(sizes, is_crowded):
     """Unless all were, or there are too few cores for the ranks themselves."""
 
-    def pings(comm, peer, nbytes):
-        rounds = sizes[probe.PING_BYTES.index(nbytes)]
+    def both_ways(comm, peer, nbytes, guess):
+        rounds = sizes[pings.PING_BYTES.index(nbytes)]
         lasted = np.array([messages for messages, *_ in rounds])
         return lasted, lasted.sum(axis=1) * [held[comm.rank] for _, *held in rounds]
 
@@ -332,6 +256,6 @@ def test_messages_that_other_programs_held_up_do_not_count(sizes, is_crowded):
         return np.median(counted or [messages for messages, *_ in rounds])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(probe, "_pings", pings)
-        found = Ranks(2).run(lambda comm: probe._link(comm, is_crowded))
-    assert found[0] == probe.fit_link(np.array(probe.PING_BYTES, float), np.array([median(rows) for rows in sizes]))
+        patch.setattr(pings, "_pings", both_ways)
+        found = Ranks(2).run(lambda comm: pings.link(comm, range(2), probe.GUESS, is_crowded))
+    assert found[0] == pings.fit(np.array(pings.PING_BYTES, float), np.array([median(rows) for rows in sizes]))

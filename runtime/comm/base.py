@@ -103,18 +103,24 @@ class End(Messenger):
 
 
 class Communicator(End):
-    """A rank among `size` ranks.
+    """A rank among `size` ranks, which are numbered host by host.
 
-    host                    the name of the machine this rank runs on
+    host                    the name of the machine this rank runs on; two may have one name
+    host_index              which of the job's hosts that is, in the order of ranks
+    host_sizes              how many ranks each host has
     local_rank, local_size  its place among the ranks on that host
+    near                    these ranks among themselves
     crowded                 whether the ranks on that host are more than the cores that they may use
     epoch_ns                this rank's perf_counter_ns at one moment that all ranks share
     """
 
     size: int
     host: str
+    host_index: int = 0
+    host_sizes: tuple[int, ...]
     local_rank: int
     local_size: int
+    near: Communicator
     crowded: bool = False
     epoch_ns: int
 
@@ -138,9 +144,8 @@ class Communicator(End):
     def abort(self, status: int) -> None:
         """Ends all ranks with that exit status."""
 
-    def clock_offset_ns(self) -> int:
-        """This rank's perf_counter_ns minus rank 0's: 0 on one host, whose processes share the clock."""
-        return 0
+    def align_clocks(self) -> None:
+        """Sets `epoch_ns` anew where clocks of several hosts may have drifted apart since; all ranks call it."""
 
     def wait(self, *requests: Request) -> None:
         """Returns when all are done; polls each of them, since one may need another's progress."""

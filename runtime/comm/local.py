@@ -71,7 +71,7 @@ class LocalCommunicator(Communicator):
         self._world = world
         self.rank = self.local_rank = rank
         self.size = self.local_size = world.size
-        self.host = socket.gethostname()
+        self.host, self.host_sizes, self.near = socket.gethostname(), (world.size,), self
         self.epoch_ns = world.epoch_ns
 
     def send(self, array: np.ndarray, peer: int, tag: int) -> Request:

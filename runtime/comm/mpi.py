@@ -10,8 +10,10 @@ import os
 import sys
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache, partial
+from itertools import accumulate
 
 import mpi4py
 import numpy as np
@@ -39,8 +41,16 @@ EAGER_BYTES = 4096
 
 @lru_cache(maxsize=1)
 def world() -> MpiCommunicator:
-    """The communicator of all ranks that were started together; every rank must call it."""
-    return MpiCommunicator(MPI.COMM_WORLD.Dup())
+    """The communicator of all ranks that were started together; every rank must call it.
+
+    However a launcher has dealt ranks out, those of a host are numbered one after the other: neighbours are near.
+    """
+    launched = MPI.COMM_WORLD
+    near = launched.Split_type(MPI.COMM_TYPE_SHARED, launched.rank)
+    host = near.allreduce(launched.rank, op=MPI.MIN)
+    near.Free()
+    # of those with one key the order stays
+    return MpiCommunicator(launched.Split(key=host))
 
 
 class _Message(Request):
@@ -89,18 +99,25 @@ class MpiCommunicator(Communicator):
         self._comm = comm
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self.host = MPI.Get_processor_name()
-        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        self.local_rank, self.local_size = node.Get_rank(), node.Get_size()
-        node.Free()
-        highest = comm.Get_attr(MPI.TAG_UB)
+        near = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self.local_rank, self.local_size = near.Get_rank(), near.Get_size()
+        hosts = comm.allgather(near.allreduce(self.rank, op=MPI.MIN))
+        assert hosts == sorted(hosts), f"ranks are not numbered host by host: {hosts}"
+        self.host_sizes = tuple(Counter(hosts).values())
+        self.host_index = len(set(hosts[: self.rank + 1])) - 1
+        self.near = self if self.local_size == self.size else MpiCommunicator(near)
+        if self.near is self:
+            near.Free()
+        highest = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
         assert isinstance(highest, int)
         self._num_tags = highest + 1
-        self.crowded = self.local_size > cores.together(self)
+        self.crowded = self.local_size > cores.together(self.near)
         self._polls_before_sleep = POLLS_BEFORE_SLEEP_CROWDED if self.crowded else POLLS_BEFORE_SLEEP
-        self._one_host = bool(comm.allreduce(int(self.local_size == self.size), op=MPI.MIN))
         epoch = np.array(time.perf_counter_ns())
         comm.Bcast([epoch, MPI.INT64_T])
-        self.epoch_ns = int(epoch) + self.clock_offset_ns()
+        # as rank 0's clock has it
+        self._first_epoch_ns = self.epoch_ns = int(epoch)
+        self.align_clocks()
         self._discarded: list[MPI.Prequest] = []
 
     def send(self, array: np.ndarray, peer: int, tag: int) -> Request:
@@ -142,18 +159,24 @@ class MpiCommunicator(Communicator):
             return None
         return [buffer[s : s + n].tobytes() for s, n in zip(starts.tolist(), lengths.tolist())]
 
-    def clock_offset_ns(self) -> int:
-        return 0 if self._one_host else self.measured_offset_ns()
+    def align_clocks(self) -> None:
+        if len(self.host_sizes) == 1:
+            # processes of one host share the clock
+            return
+        self.epoch_ns = self._first_epoch_ns + self.measured_offset_ns()
+        # who pings last is late
+        self.barrier()
 
     def measured_offset_ns(self) -> int:
-        """The clock offset by ping-pong with rank 0, one rank after the other: the quickest answer is the truest."""
+        """This rank's perf_counter_ns minus rank 0's, by ping-pong of each host's first rank with rank 0, one after the
+        other: the quickest answer is the truest."""
         offset = 0
-        for peer in range(1, self.size):
+        for peer in accumulate(self.host_sizes[:-1]):
             if self.rank == 0:
                 self._answer_pings(peer)
             elif self.rank == peer:
                 offset = self._ping()
-        return offset
+        return int(self.near.bcast_bytes(str(offset).encode()))
 
     def _answer_pings(self, peer: int) -> None:
         clock = np.zeros(1, np.int64)

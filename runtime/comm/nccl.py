@@ -58,7 +58,8 @@ class TransferError(RuntimeError):
 
 @dataclass(frozen=True)
 class Seat:
-    """Where a rank sits: its host, its GPU's name on the bus, the NCCL it found (0: none), whether GPUs are shared."""
+    """Where a rank sits: its host's name, its GPU's among those of all hosts, the NCCL it found (0: none), whether GPUs
+    are shared."""
 
     host: str
     gpu: str
@@ -71,7 +72,9 @@ def choose(comm: Communicator) -> tuple[Communicator, str]:
 
     NCCL over `comm`, or `comm` itself, through which arrays then travel by way of the host.
     """
-    seat = [comm.host, cupy.cuda.Device().pci_bus_id, version(), os.environ.get(SHARING_SWITCH) == "1"]
+    # two hosts may have one name, and name their devices alike
+    gpu = f"{comm.host_index}/{cupy.cuda.Device().pci_bus_id}"
+    seat = [comm.host, gpu, version(), os.environ.get(SHARING_SWITCH) == "1"]
     seats = comm.gather_bytes(json.dumps(seat).encode())
     told = json.dumps(verdict([Seat(*json.loads(each)) for each in seats])).encode() if seats else None
     is_nccl, why = json.loads(comm.bcast_bytes(told))
@@ -88,7 +91,7 @@ def verdict(seats: Sequence[Seat]) -> tuple[bool, str]:
         return False, f"through the host: no NCCL on {lacking} (pip install nvidia-nccl-cu13)"
     if len(versions) > 1:
         return False, f"through the host: NCCL differs between ranks ({', '.join(map(spelt, versions))})"
-    if len({(seat.host, seat.gpu) for seat in seats}) == len(seats):
+    if len({seat.gpu for seat in seats}) == len(seats):
         return True, f"NCCL {spelt(versions[0])}, a GPU for each rank"
     return shared(versions[0], all(seat.may_share for seat in seats))
 
@@ -124,7 +127,8 @@ class NcclCommunicator(Communicator):
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         self._comm = comm
-        self.rank, self.size, self.host = comm.rank, comm.size, comm.host
+        self.rank, self.size, self.host, self.near = comm.rank, comm.size, comm.host, comm.near
+        self.host_index, self.host_sizes = comm.host_index, comm.host_sizes
         self.local_rank, self.local_size, self.epoch_ns = comm.local_rank, comm.local_size, comm.epoch_ns
         self.crowded = comm.crowded
         self._groups: dict[tuple[int, ...], Any] = {}
@@ -182,8 +186,9 @@ class NcclCommunicator(Communicator):
     def relax(self, empty_polls: int) -> None:
         self._comm.relax(empty_polls)
 
-    def clock_offset_ns(self) -> int:
-        return self._comm.clock_offset_ns()
+    def align_clocks(self) -> None:
+        self._comm.align_clocks()
+        self.epoch_ns = self._comm.epoch_ns
 
     def abort(self, status: int) -> None:
         self._abort_groups()

@@ -8,6 +8,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from castile.runtime.comm.local import LocalWorld
 from castile.runtime.comm.mpi import world
 from castile.runtime.task import AT_ONCE
 from tests.collective_cases import DTYPES, FORMS, begin, begin_together, random_case
@@ -57,9 +58,14 @@ assert comm.bcast_bytes(b"the plan" * 1000 if comm.rank == 0 else None) == b"the
 assert comm.bcast_bytes(b"" if comm.rank == 1 else None, root=1) == b""
 words = comm.gather_bytes(b"x" * comm.rank)
 assert words == ([b"x" * rank for rank in range(comm.size)] if comm.rank == 0 else None)
-assert comm.clock_offset_ns() == 0 and comm.local_size == comm.size and comm.local_rank == comm.rank
-comm.barrier()
-# One host has one clock: what ping-pong finds is its own error.
-assert abs(comm.measured_offset_ns()) < 5_000_000
+assert (comm.host_sizes, comm.host_index, comm.local_size) == ((comm.size,), 0, comm.size) and comm.near is comm
+assert comm.local_rank == comm.rank
+epoch = comm.epoch_ns
+comm.align_clocks()
+assert comm.epoch_ns == epoch, "one host has one clock"
+# As if each rank had a host of its own: what ping-pong finds is its own error.
+comm.host_sizes, comm.near = (1,) * comm.size, LocalWorld(1).communicators[0]
+comm.align_clocks()
+assert abs(comm.epoch_ns - epoch) < 5_000_000
 comm.barrier()
 print("collectives agree", flush=True)
