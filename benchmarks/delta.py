@@ -9,7 +9,7 @@ gets any Config of its space, all with the same probability. NMT and Inception, 
 
 Full: the plan is lowered, priced and simulated, as FlexFlow's full algorithm builds each plan's task graph. Delta: what
 the change touches is priced and timed again (`Incremental`); accepted proposals are made, and their time counts. Both
-go over the same plans, whose templates and versions of regions were made in a walk before. "limited" are those that end
+go over the same plans, whose templates and versions of regions were made in a walk before. "limited" is delta that ends
 as soon as a plan cannot be accepted any more, as in a search. The ratio of the simulations alone leaves lowering and
 pricing out. Seconds are processor time, so that neighbours on the host do not count.
 """
@@ -49,7 +49,7 @@ LEAST = 7.0
 # Of the plan's own time: a plan that takes so much longer is kept with probability 1/e.
 TEMPERATURE = 0.01
 TARGETS = ("inception:norm=False", "nmt")
-HEADINGS = "network       tasks  accepted  timed  full/s  delta/s  limited/s  over full  limited  simulation alone"
+HEADINGS = "network       tasks  accepted  timed  full/s  delta/s  limited/s  over full  simulation alone"
 TABLE = ("alexnet", "resnet:depth=101", "inception:norm=False", "rnntc", "rnnlm", "nmt")
 
 
@@ -73,7 +73,6 @@ class Measured(NamedTuple):
     timed_share: float
     first: float
     full: float
-    limited_full: float
     simulation: float
     delta: float
     limited: float
@@ -82,9 +81,8 @@ class Measured(NamedTuple):
     def row(self, name: str) -> str:
         """As under HEADINGS."""
         rates = f"{1 / self.full:7.1f} {1 / self.delta:8.0f} {1 / self.limited:10.0f}"
-        ratios = f"{self.full / self.delta:10.1f} {self.limited_full / self.limited:8.1f}"
         tasks = f"{self.num_tasks:7} {self.num_accepted:9} {100 * self.timed_share:4.0f} %"
-        return f"{name:11} {tasks} {rates} {ratios} {self.simulation / self.retiming:17.2f}"
+        return f"{name:11} {tasks} {rates} {self.full / self.delta:10.1f} {self.simulation / self.retiming:17.2f}"
 
 
 def main() -> None:
@@ -137,10 +135,9 @@ def measured(lowering: Lowering, cost: CostModel, num_proposals: int, num_fulls:
     sample = walk[:: max(1, len(walk) // num_fulls)]
     fulls(lowering, cost, sample[:1])
     full, simulation = fulls(lowering, cost, sample)
-    limited_full, _ = fulls(lowering, cost, sample, limited=True)
     num_accepted = sum(accepted for _, accepted, _ in walk)
     share = num_timed / one.num_tasks
-    return Measured(one.num_tasks, num_accepted, share, first, full, limited_full, simulation, delta, limited, retiming)
+    return Measured(one.num_tasks, num_accepted, share, first, full, simulation, delta, limited, retiming)
 
 
 def walked(one: Incremental, num_proposals: int) -> Iterator[Proposal]:
@@ -174,14 +171,14 @@ def replay(
     return spent / len(walk), Watch.seconds_spent / len(walk), num_timed / len(walk)
 
 
-def fulls(lowering: Lowering, cost: CostModel, walk: list[Proposal], limited: bool = False) -> tuple[float, float]:
+def fulls(lowering: Lowering, cost: CostModel, walk: list[Proposal]) -> tuple[float, float]:
     """Mean seconds of evaluating a plan from nothing, and of simulating it."""
     times = np.empty((len(walk), 2))
-    for n, (plan, _, limit) in enumerate(walk):
+    for n, (plan, _, _) in enumerate(walk):
         began = process_time()
         graph, durations = cost.by_kind(lowering.lower(plan))
         lowered = process_time()
-        simulate(graph, durations, lowering.machine.engines, limit=limit if limited else math.inf)
+        simulate(graph, durations, lowering.machine.engines)
         times[n] = process_time() - began, process_time() - lowered
     whole, simulation = times.mean(axis=0).tolist()
     return whole, simulation

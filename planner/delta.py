@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from castile.planner import agenda, retime, solved
-from castile.planner.simulate import latest
+from castile.planner.agenda import NEVER
 from castile.planner.solved import STAYS, Patch, Rows, Solved
 from castile.runtime.compiled import compiled
 from castile.runtime.task import NUM_LANES, TaskGraph
@@ -195,6 +195,19 @@ def _compiled_bodies() -> _Bodies:
     """The same compiled, where numba is installed."""
     alone = agenda.without_arrays(BODIES[:3], (*retime.PARTS, solved.load, solved.exchange))
     return _Bodies(*alone, *map(compiled, BODIES[3:]))
+
+
+def latest(limit: float) -> int:
+    """The most picoseconds that a step may take whose seconds shall not exceed `limit`; NEVER without a limit."""
+    if limit * PICOSECONDS >= NEVER:
+        return NEVER
+    # Rounding may have moved the product, and a timeline's seconds are rounded too.
+    found = int(limit * PICOSECONDS)
+    while (found + 1) / PICOSECONDS <= limit:
+        found += 1
+    while found / PICOSECONDS > limit:
+        found -= 1
+    return found
 
 
 def _put(array: np.ndarray, begin: int, values: np.ndarray) -> np.ndarray:

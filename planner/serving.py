@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from castile.planner.agenda import NEVER, opened, put, take, without_arrays
+from castile.planner.agenda import opened, put, take, without_arrays
 
 
 class Tasks(NamedTuple):
@@ -30,17 +30,6 @@ class Tasks(NamedTuple):
     needs: np.ndarray
     follow_ptr: np.ndarray
     follows: np.ndarray
-
-
-class Ahead(NamedTuple):
-    """What is still to come at least, by which a step can be seen to be late.
-
-    tail[T]   how long the longest chain lasts that begins with a task
-    load[E]   how long each engine has still to work
-    """
-
-    tail: np.ndarray
-    load: np.ndarray
 
 
 def follow(tasks, busy, count):  # type: ignore[no-untyped-def]
@@ -63,44 +52,12 @@ def follow(tasks, busy, count):  # type: ignore[no-untyped-def]
             follow_ptr[tasks.needs[k] + 1] += 1
 
 
-def foresee(tasks, ahead, left, stack, counted):  # type: ignore[no-untyped-def]
-    """Of each task how long the longest chain is that begins with it, and of each engine how long it works."""
-    height = 0
-    for e in range(len(ahead.load)):
-        counted[e] = -1
-    for t in range(len(tasks.order)):
-        left[t] = tasks.follow_ptr[t + 1] - tasks.follow_ptr[t]
-        if left[t] == 0:
-            stack[height] = t
-            height += 1
-        for k in range(tasks.lane_ptr[t], tasks.lane_ptr[t + 1]):
-            e = tasks.engine[tasks.lanes[k]]
-            if counted[e] != t:
-                counted[e] = t
-                ahead.load[e] += max(tasks.durations[tasks.cost[t]], 1)
-    while height > 0:
-        height -= 1
-        t = stack[height]
-        ahead.tail[t] += max(tasks.durations[tasks.cost[t]], 1)
-        for k in range(tasks.need_ptr[t], tasks.need_ptr[t + 1]):
-            n = tasks.needs[k]
-            ahead.tail[n] = max(ahead.tail[n], ahead.tail[t])
-            left[n] -= 1
-            if left[n] == 0:
-                stack[height] = n
-                height += 1
-
-
-def serve(  # type: ignore[no-untyped-def]
-    tasks, longest, limit, ahead, agenda, waits, free, start, end, queue, queue_end, place
-):
+def serve(tasks, longest, agenda, waits, free, start, end, queue, queue_end, place):  # type: ignore[no-untyped-def]
     """Serves all tasks: when each starts and ends; gives how many.
 
     The tasks of each engine stand in its part of the queue as they are served, up to queue_end[engine], which at first
-    is where that part begins; place[k] is where slot (task, lane) number k stands.
-
-    With a limit it stops short as soon as a task's chain or an engine's load cannot end in time. Any time of a step
-    will do as `longest`; the nearer to all of it, the sooner this ends.
+    is where that part begins; place[k] is where slot (task, lane) number k stands. Any time of a step will do as
+    `longest`; the nearer to all of it, the sooner this ends.
     """
     first, last, chain, row, heap, fresh = agenda
     num_fresh, num_served = 0, 0
@@ -127,8 +84,6 @@ def serve(  # type: ignore[no-untyped-def]
         for k in range(tasks.lane_ptr[task], tasks.lane_ptr[task + 1]):
             begin = max(begin, free[tasks.engine[tasks.lanes[k]]])
         done = begin + lasts
-        if limit < NEVER and late(task, begin, done, limit, tasks, free, ahead):
-            return num_served
         for k in range(tasks.lane_ptr[task], tasks.lane_ptr[task + 1]):
             e = tasks.engine[tasks.lanes[k]]
             free[e], place[k], queue[queue_end[e]] = done, queue_end[e], task
@@ -144,22 +99,10 @@ def serve(  # type: ignore[no-untyped-def]
                 num_fresh += 1
 
 
-def late(task, begin, done, limit, tasks, free, ahead):  # type: ignore[no-untyped-def]
-    """Whether a task's chain, or what its engines have still to do, cannot end in time; they have that less to do."""
-    found = ahead.tail[task] > limit - begin
-    for k in range(tasks.lane_ptr[task], tasks.lane_ptr[task + 1]):
-        e = tasks.engine[tasks.lanes[k]]
-        # Two lanes of a task on one engine count once: the first of them makes it busy.
-        if free[e] < done:
-            found |= ahead.load[e] > limit - begin
-            ahead.load[e], free[e] = ahead.load[e] - (done - begin), done
-    return found
-
-
-BODIES = (follow, foresee, serve)
+BODIES = (follow, serve)
 
 
 @cache
 def compiled_bodies() -> tuple[Callable[..., Any], ...]:
     """The same compiled, where numba is installed."""
-    return without_arrays(BODIES, (late,))
+    return without_arrays(BODIES, ())

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
 from castile.planner import agenda, serving
-from castile.planner.agenda import NEVER
-from castile.planner.serving import Ahead, Tasks
+from castile.planner.serving import Tasks
 from castile.runtime.compiled import can_compile, compiled
 from castile.runtime.task import NUM_LANES, Lane, TaskGraph
 from castile.runtime.timeline import PICOSECONDS, Timeline
@@ -49,19 +47,7 @@ class Simulated:
         return len(self.timeline.task)
 
 
-@overload
-def simulate(graph: TaskGraph, durations: np.ndarray, engines: Sequence[int], form: str = "auto") -> Simulated: ...
-
-
-@overload
-def simulate(
-    graph: TaskGraph, durations: np.ndarray, engines: Sequence[int], form: str = "auto", *, limit: float
-) -> Simulated | None: ...
-
-
-def simulate(
-    graph: TaskGraph, durations: np.ndarray, engines: Sequence[int], form: str = "auto", *, limit: float = inf
-) -> Simulated | None:
+def simulate(graph: TaskGraph, durations: np.ndarray, engines: Sequence[int], form: str = "auto") -> Simulated:
     """The timeline and the memory of one step, exactly, in integers.
 
     durations[c] are the picoseconds of cost key c; a task takes at least 1. engines[lane] is the engine of its
@@ -73,38 +59,28 @@ def simulate(
     long as its task; what ends at a time has gone before anything begins at that time. Every task lies on the
     processors of the buffers that it uses.
 
-    None where the step takes more than `limit` seconds, which is found out as soon as the longest chain of tasks that
-    begins with the one just served, or all that one of its engines has still to do, cannot end in time. `form` "numba"
-    compiles the body, "plain" interprets it, "auto" compiles it where numba is installed. Raises ValueError for an
-    unknown form, and for "numba" where it is missing.
+    `form` "numba" compiles the body, "plain" interprets it, "auto" compiles it where numba is installed. Raises
+    ValueError for an unknown form, and for "numba" where it is missing.
     """
     if form not in FORMS:
         raise ValueError(f"simulator form {form!r} is unknown; choose one of {', '.join(FORMS)}")
     if form == "numba" and not can_compile():
         raise ValueError("simulator form 'numba' needs numba, which is not installed; choose 'auto' or 'plain'")
     assert len(durations) == len(graph.cost_keys) and len(engines) == NUM_LANES
-    follow, foresee, serve = serving.BODIES if form == "plain" else serving.compiled_bodies()
+    follow, serve = serving.BODIES if form == "plain" else serving.compiled_bodies()
     book, sweep = BODIES if form == "plain" else map(compiled, BODIES)
     tasks, num_tasks = _flat(graph, durations, engines), graph.num_tasks
     num_engines, num_slots = graph.num_procs * (max(engines) + 1), len(tasks.lanes)
     load, queue_ptr = np.zeros(len(tasks.engine), np.int64), np.zeros(num_engines + 1, np.int32)
     follow(tasks, load, queue_ptr[1:])
-    busy, longest, most = load[COMPUTE::NUM_LANES] / PICOSECONDS, int(load.max(initial=0)), latest(limit)
-    room = agenda.room(num_tasks)
-    ahead = Ahead(np.zeros(num_tasks if most < NEVER else 0, np.int64), np.zeros(num_engines, np.int64))
+    busy, longest = load[COMPUTE::NUM_LANES] / PICOSECONDS, int(load.max(initial=0))
     waits, (queue, place) = np.empty(num_tasks, np.int32), np.empty((2, num_slots), np.uint32)
-    if most < NEVER:
-        foresee(tasks, ahead, waits, room.heap, np.empty(num_engines, np.int32))
-        if max(ahead.tail.max(initial=0), ahead.load.max(initial=0)) > most:
-            return None
     start, end = np.empty((2, num_tasks), np.int64)
     np.cumsum(queue_ptr, out=queue_ptr)
     num_served = serve(
-        tasks, longest, most, ahead, room, waits, np.zeros(num_engines, np.int64), start, end,
-        queue, queue_ptr[:-1].copy(), place,
+        tasks, longest, agenda.room(num_tasks), waits, np.zeros(num_engines, np.int64), start, end, queue,
+        queue_ptr[:-1].copy(), place,
     )  # fmt: skip
-    if most < NEVER and num_served < num_tasks:
-        return None
     assert num_served == num_tasks, "the task graph has a cycle"
     persistent, delta = book(
         end, tasks.lane_ptr, tasks.lanes, place, _unsigned(graph.use_ptr), _unsigned(graph.uses), graph.num_procs,
@@ -121,19 +97,6 @@ def _flat(graph: TaskGraph, durations: np.ndarray, engines: Sequence[int]) -> Ta
         _unsigned(graph.lanes), engine.ravel().astype(np.uint32), _unsigned(graph.need_ptr), _unsigned(graph.needs),
         np.zeros(graph.num_tasks + 2, np.uint32), np.empty(len(graph.needs), np.uint32),
     )  # fmt: skip
-
-
-def latest(limit: float) -> int:
-    """The most picoseconds that a step may take whose seconds shall not exceed `limit`; NEVER without a limit."""
-    if limit * PICOSECONDS >= NEVER:
-        return NEVER
-    # Rounding may have moved the product, and a timeline's seconds are rounded too.
-    found = int(limit * PICOSECONDS)
-    while (found + 1) / PICOSECONDS <= limit:
-        found += 1
-    while found / PICOSECONDS > limit:
-        found -= 1
-    return found
 
 
 def _unsigned(values: np.ndarray) -> np.ndarray:

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from castile.planner.delta import Change, Delta
+from castile.planner.delta import Change, Delta, latest
 from castile.planner.simulate import simulate
 from castile.runtime.task import NUM_LANES, Kind, Lane
+from castile.runtime.timeline import PICOSECONDS
 from tests import flexflow
 from tests.graphs import Draft, engine_maps, flat
 
@@ -232,3 +233,10 @@ def test_cycle_and_missing_needs_are_our_fault():
 def test_unknown_form_is_refused():
     with pytest.raises(ValueError, match="'cuda'"):
         Delta(1, tuple(Lane), "cuda")
+
+
+@given(st.floats(0, 1e6), st.integers(-2000, 2000))
+def test_limit_in_picoseconds_is_the_last_that_does_not_pass_it(limit, away):
+    most = latest(limit)
+    assert most / PICOSECONDS <= limit < (most + 1) / PICOSECONDS
+    assert (most + away) / PICOSECONDS <= limit if away <= 0 else (most + away) / PICOSECONDS > limit

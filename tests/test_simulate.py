@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.planner import agenda
-from castile.planner.simulate import latest, simulate
+from castile.planner.simulate import simulate
 from castile.runtime.task import NUM_LANES, Kind, Lane
-from castile.runtime.timeline import PICOSECONDS
 from tests import flexflow
 from tests.graphs import Draft, engine_maps, task_graphs, timings
 
@@ -192,44 +191,6 @@ def test_missing_numba_is_told_only_where_it_was_asked_for(monkeypatch):
     with pytest.raises(ValueError, match="needs numba"):
         simulate(Draft(1).graph(), np.array([]), tuple(Lane), "numba")
     assert simulate(Draft(1).graph(), np.array([]), tuple(Lane)).seconds == 0
-
-
-@settings(deadline=None)
-@given(st.data())
-def test_refused_exactly_when_longer_than_the_limit(data):
-    graph, engines = data.draw(task_graphs(max_tasks=25)), data.draw(engine_maps)
-    durations = data.draw(timings(graph))
-    whole = simulate(graph, durations, engines)
-    # one picosecond less, or as long, or any limit
-    nearby = st.sampled_from([whole.seconds, whole.seconds - 1e-12, whole.seconds + 1e-12])
-    limit = data.draw(nearby | st.floats(0, 2 * whole.seconds))
-    found = simulate(graph, durations, engines, data.draw(st.sampled_from(["auto", "plain"])), limit=limit)
-    assert (found is None) == (whole.seconds > limit)
-    if found is not None:
-        assert found.timeline.end.tolist() == whole.timeline.end.tolist()
-        assert found.peak_bytes.tolist() == whole.peak_bytes.tolist()
-
-
-@given(st.floats(0, 1e6), st.integers(-2000, 2000))
-def test_limit_in_picoseconds_is_the_last_that_does_not_pass_it(limit, away):
-    most = latest(limit)
-    assert most / PICOSECONDS <= limit < (most + 1) / PICOSECONDS
-    assert (most + away) / PICOSECONDS <= limit if away <= 0 else (most + away) / PICOSECONDS > limit
-
-
-def test_refused_by_what_is_still_to_come():
-    """Two tasks of one engine, and a chain over two: each alone cannot end in time, and nothing needs to be served."""
-    together, chain = Draft(2), Draft(2)
-    for _ in range(2):
-        together.task([(0, Lane.COMPUTE)])
-        chain.task([(len(chain.kind), Lane.COMPUTE)], range(len(chain.kind)))
-    for draft in (together, chain):
-        assert simulate(draft.graph(), np.array([3]), tuple(Lane), limit=5e-12) is None
-        assert simulate(draft.graph(), np.array([3]), tuple(Lane), limit=6e-12).seconds == 6e-12
-
-
-def test_no_limit_is_reached_without_a_task():
-    assert simulate(Draft(1).graph(), np.array([]), tuple(Lane), limit=0.0).seconds == 0
 
 
 def check_flexflow(figure):
