@@ -264,6 +264,15 @@ FAULTS = [
         r"build\(\) names 'its' as its loss, which no layer gives",
     ),
     (
+        "    g = Graph('m')\n    g.relu('it', g.input('x', (2, 3), 'b i'))\n    g.outputs = ['x']\n    return g\n",
+        r"build\(\) names 'x' as an output, which no layer gives",
+    ),
+    (
+        "    g = Graph('m')\n    g.relu('it', g.input('x', (2, 3), 'b i'))\n"
+        "    g.minimise(g.param('w', (), (), None))\n    return g\n",
+        r"build\(\) names 'w' as its loss, which no layer gives",
+    ),
+    (
         "    g = Graph('m')\n    g.relu('it', g.param('x', (2, 3), ('b', 'i'), None))\n    return g\n",
         r"build\(\) gave a graph without inputs: samples come by g.input",
     ),

@@ -92,9 +92,10 @@ class Model:
 
 def _wrong(graph: Graph, batch: int | None) -> str:
     """What a graph lacks that is to be trained on so many samples a step, in words; "" where it lacks nothing."""
-    if strange := [name for name in graph.outputs if name not in graph.tensors]:
+    given = {name for node in graph.nodes.values() for name in node.outputs}
+    if strange := [name for name in graph.outputs if name not in given]:
         return f"names {strange[0]!r} as an output, which no layer gives"
-    if graph.loss and graph.loss not in graph.tensors:
+    if graph.loss and graph.loss not in given:
         return f"names {graph.loss!r} as its loss, which no layer gives"
     if not graph.inputs:
         return "gave a graph without inputs: samples come by g.input(name, (batch, ...), axes)"
