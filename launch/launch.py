@@ -129,6 +129,7 @@ def start(words: Sequence[str], environment: Mapping[str, str]) -> int:
     """
     passed: list[int] = []
     said: list[str] = []
+    hosts: list[str] = []
     read, write = os.pipe()
     with ExitStack() as stack:
         left = stack.enter_context(last_words.awaited())
@@ -136,7 +137,7 @@ def start(words: Sequence[str], environment: Mapping[str, str]) -> int:
         ours = {**environment, last_words.VARIABLE: str(left)}
         process = stack.enter_context(_started(words, ours, told, write))
         handlers = {number: signal.signal(number, _passing(process, passed)) for number in _passed()}
-        relay = threading.Thread(target=_relay, args=(told, left, passed, said), daemon=True)
+        relay = threading.Thread(target=_relay, args=(told, left, passed, said, hosts), daemon=True)
         relay.start()
         try:
             status = process.wait()
@@ -149,6 +150,11 @@ def start(words: Sequence[str], environment: Mapping[str, str]) -> int:
         # mpirun may have ended the ranks before they could say it
         if passed and status and last and not any(last in text for text in said):
             print(f"castile: {last}", file=sys.stderr)
+        if hosts and not passed and not _is_ours(status):
+            if not any(notes.KILLED in text for text in said):
+                print(notes.lost(hosts[0], last), file=sys.stderr)
+            # mpirun that has lost a host ends with 0
+            status = status or 1
     if status > 0 and passed:
         # mpirun ends with 1, as after any failure, or as what it was given in place of the signal; a shell that runs us
         # in a loop is to see that it was Ctrl-C
@@ -210,10 +216,15 @@ def _passed() -> tuple[signal.Signals, ...]:
     return tuple(number for number in known if signal.getsignal(number) is not signal.SIG_IGN)
 
 
-def _relay(stream: IO[bytes], left: Path, passed: Sequence[int], said: list[str]) -> None:
-    """Writes what is told, and notes in `said` what castile does."""
+def _is_ours(status: int) -> bool:
+    """Whether a rank of castile has ended the job with that status, and said why; MPI has other numbers."""
+    return status in (1, 2) or 128 < status < 128 + signal.NSIG
+
+
+def _relay(stream: IO[bytes], left: Path, passed: Sequence[int], said: list[str], hosts: list[str]) -> None:
+    """Writes what is told, and notes in `said` what castile says, and in `hosts` where ranks were lost."""
     # who was asked to end has not died
-    for text in notes.told(stream, lambda: None if passed else last_words.read(left)):
+    for text in notes.told(stream, lambda: None if passed else last_words.read(left), hosts):
         said += [text] if text.startswith("castile: ") else []
         sys.stderr.write(text)
         sys.stderr.flush()

@@ -12,6 +12,8 @@ from pathlib import Path
 _LIBRARY = {"btl": "^ofi", "mpi_yield_when_idle": "1"}
 # Without the word `slot` Open MPI puts all ranks on the first of several hosts.
 _LAUNCHER = {"rmaps_default_mapping_policy": "slot:oversubscribe", "hwloc_default_binding_policy": "none"}
+# A host that no longer answers is given up after 45 s, where it would be minutes: seconds, seconds, and how often.
+_LAUNCHER |= {"oob_tcp_keepalive_time": "15", "oob_tcp_keepalive_intvl": "5", "oob_tcp_keepalive_probes": "6"}
 _FILES = {"openmpi-mca-params.conf": _LIBRARY, "prte-mca-params.conf": _LAUNCHER}
 _MARK = "# written by `castile doctor --write-mpi-settings`"
 

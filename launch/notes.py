@@ -9,8 +9,17 @@ import re
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+# Words of the sentence on a rank that was killed.
+KILLED = "was ended by"
 # It stands between two rules of dashes, wrapped.
 _KILLED = re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)")
+# What ranks that wait for another, or the launcher, say when the way to it has ended: it, its host or the network.
+_LOST = re.compile(r"unexpectedly disconnected.* Peer host: (\S+)|lost communication with a remote.* on node (\S+)")
+# Lines besides that say no more: of ranks to which the way has ended, and of the launcher while it starts others.
+_NOISE = re.compile(
+    r"\[\S+:\d+\] (\*\*\* +(An error occurred in Socket closed|reported by process|on a NULL communicator|Unknown error"
+    r"|MPI_ERRORS_ARE_FATAL|and MPI will try)|plm:ssh: Warning: setpgid)|\[warn\] Epoll MOD"
+)
 # What most often is behind a signal that nobody sent by hand.
 _CAUSES = {
     signal.SIGKILL: "by hand, or by the system where memory ran out",
@@ -19,11 +28,12 @@ _CAUSES = {
 }  # fmt: skip
 
 
-def told(lines: Iterable[bytes], last_words: Callable[[], str | None]) -> Iterator[str]:
+def told(lines: Iterable[bytes], last_words: Callable[[], str | None], hosts: list[str]) -> Iterator[str]:
     """The lines of a launcher and its ranks, without its boxes on a rank that ended the job: the rank has said why.
 
     A rank that was killed has not: which it was, by which signal, and what the ranks left to be told then, is one
-    sentence. There is none where that is None.
+    sentence. There is none where that is None. Where others only saw that it was gone, `hosts` gets the host's name,
+    as the rank may yet have said why; `lost` is the sentence where it has not.
     """
     box: list[str] = []
     for line in lines:
@@ -32,16 +42,25 @@ def told(lines: Iterable[bytes], last_words: Callable[[], str | None]) -> Iterat
         rule = text.startswith("-" * 60)
         if box or rule:
             box.append(text)
-        elif text:
+        elif text and not _NOISE.match(text):
             yield text
         if rule and len(box) > 1:
-            yield from _in_our_words(box, last_words)
+            yield from _in_our_words(box, last_words, hosts)
             box = []
     yield from box
 
 
-def _in_our_words(box: Sequence[str], last_words: Callable[[], str | None]) -> Sequence[str]:
+def lost(host: str, last_words: str) -> str:
+    """The sentence for a rank of which nothing is known but that it is gone."""
+    why = "it was killed, or its host or the network failed"
+    return f"castile: a rank on {host} was lost ({why}), and the job with it{f': {last_words}' if last_words else ''}"
+
+
+def _in_our_words(box: Sequence[str], last_words: Callable[[], str | None], hosts: list[str]) -> Sequence[str]:
     text = " ".join(" ".join(box).split())
+    if found := _LOST.search(text):
+        hosts.append(found[1] or found[2])
+        return []
     if found := _KILLED.search(text):
         words = last_words()
         return [] if words is None else [f"castile: {_killed(*found.groups())}{f': {words}' if words else ''}\n"]
@@ -54,4 +73,4 @@ def _killed(rank: str, host: str, number: str) -> str:
         name, cause = signal.Signals(int(number)).name, _CAUSES.get(signal.Signals(int(number)), "")
     except ValueError:
         name, cause = f"signal {number}", ""
-    return f"rank {rank} on {host} was ended by {name}{f' ({cause})' if cause else ''}, and the job with it"
+    return f"rank {rank} on {host} {KILLED} {name}{f' ({cause})' if cause else ''}, and the job with it"

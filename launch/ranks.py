@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 # How long a rank that is not the first to fail waits to be ended by the one that was.
 PATIENCE_SECONDS = 5.0
-# By so much the ranks of each further host hold back, because a claim is seen on its own host only; no more than so
-# many times, as by then the first of those that failed has ended all.
-HOST_DELAY_SECONDS, MOST_DELAYS = 0.2, 10
+# So long the ranks of other hosts than the first hold back, because a claim is seen on its own host only and the end of
+# a job takes a while to get to the others; those of each further host by so much more, up to so many hosts.
+OTHERS_DELAY_SECONDS, HOST_DELAY_SECONDS, MOST_DELAYS = 1.0, 0.2, 10
 
 # After so long an interrupt that was dropped comes again.
 REPEAT_SECONDS = 0.01
@@ -284,7 +284,8 @@ def _end(status: int, text: str) -> int:
         _say(text)
         return status
     world = _world_if_any()
-    time.sleep(HOST_DELAY_SECONDS * min(world.host_index, MOST_DELAYS) if world else 0)
+    if world is not None and world.host_index:
+        time.sleep(OTHERS_DELAY_SECONDS + HOST_DELAY_SECONDS * min(world.host_index - 1, MOST_DELAYS))
     if _claim():
         _say(text)
         _abort(world, status)

@@ -15,7 +15,7 @@ KILLED = [
 
 
 def told(*lines, left=""):
-    return list(notes.told(iter([line.encode() for line in lines]), lambda: left))
+    return list(notes.told(iter([line.encode() for line in lines]), lambda: left, []))
 
 
 def test_mpiruns_note_on_a_failed_rank_is_left_out():
@@ -36,6 +36,49 @@ def test_a_rank_that_was_killed_is_told_in_one_sentence_with_what_it_left(form, 
         assert sentence.startswith(f"castile: rank 1 on here was ended by {name}") and sentence.endswith(end)
     # who was asked to end has not died
     assert told("before\n", *note, "after\n", left=None) == ["before\n", "after\n"]
+
+
+DISCONNECTED = """\
+An MPI communication peer process has unexpectedly disconnected.  This
+usually indicates a failure in the peer process (e.g., a crash or
+otherwise exiting without calling MPI_FINALIZE first).
+
+  Local host: a
+  Local PID:  498
+  Peer host:  b
+"""
+UNREACHED = """\
+PRTE has lost communication with a remote daemon.
+
+  HNP daemon   : [prterun-a-528@0,0] on node a
+  Remote daemon: [prterun-a-528@0,1] on node b
+
+This is usually due to either a failure of the TCP network
+connection to the node, or possibly an internal failure of the daemon.
+"""
+FATAL = """\
+[a:00000] *** An error occurred in Socket closed
+[a:00000] *** reported by process [899088385,0]
+[a:00000] *** on a NULL communicator
+[a:00000] *** Unknown error
+[a:00000] *** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort,
+[a:00000] ***    and MPI will try to terminate your MPI job as well)
+"""
+
+
+@pytest.mark.parametrize("box", [DISCONNECTED, UNREACHED])
+def test_a_rank_that_is_gone_is_told_by_its_host_where_it_has_not_said_why(box):
+    hosts: list[str] = []
+    lines = ["before\n", RULE, *box.splitlines(keepends=True), RULE, *FATAL.splitlines(keepends=True), "after\n"]
+    assert list(notes.told(iter([line.encode() for line in lines]), lambda: "", hosts)) == ["before\n", "after\n"]
+    assert hosts == ["b"]
+    assert notes.lost("b", "go on").endswith("failed), and the job with it: go on")
+    assert notes.lost("b", "").endswith("and the job with it")
+
+
+def test_other_faults_of_mpi_are_told_as_they_come():
+    line = "[a:00000] *** An error occurred in MPI_Recv\n"
+    assert told(line) == [line]
 
 
 def test_the_last_that_is_left_is_read_and_to_leave_nothing_is_no_fault(monkeypatch):
