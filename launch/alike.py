@@ -44,9 +44,15 @@ def check(comm: Communicator, what: str, mine: Callable[[], str]) -> None:
     if told is not None:
         (first, ours), *others = [json.loads(one) for one in told]
         host, theirs = next(((host, has) for host, has in others if has not in ("", ours)), ("", ""))
+        ours, theirs = _only(ours, theirs), _only(theirs, ours)
         verdict = f"{what} is not the same on all hosts: {ours} on {first}, {theirs} on {host}; {MEND}" if host else ""
     if text := comm.bcast_bytes(None if verdict is None else verdict.encode()).decode():
         raise UserError(text)
+
+
+def _only(ours: str, theirs: str) -> str:
+    """Of parts between commas those that the other does not have."""
+    return ", ".join(part for part in ours.split(", ") if part not in theirs.split(", ")) or "no more"
 
 
 def check_software(comm: Communicator) -> None:

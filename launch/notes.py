@@ -15,6 +15,7 @@ KILLED = "was ended by"
 _KILLED = re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)")
 # What ranks that wait for another, or the launcher, say when the way to it has ended: it, its host or the network.
 _LOST = re.compile(r"unexpectedly disconnected.* Peer host: (\S+)|lost communication with a remote.* on node (\S+)")
+_NEVER = re.compile(r"daemon failed to report back after being spawned.* Remote host: (\S+)")
 # Lines besides that say no more: of ranks to which the way has ended, and of the launcher while it starts others.
 _NOISE = re.compile(
     r"\[\S+:\d+\] (\*\*\* +(An error occurred in Socket closed|reported by process|on a NULL communicator|Unknown error"
@@ -60,6 +61,10 @@ def _in_our_words(box: Sequence[str], last_words: Callable[[], str | None], host
     text = " ".join(" ".join(box).split())
     if found := _LOST.search(text):
         hosts.append(found[1] or found[2])
+        return []
+    # the launcher says of a host that it lost that it never had it
+    if last_words() and (found := _NEVER.search(text)):
+        hosts.append(found[1])
         return []
     if found := _KILLED.search(text):
         words = last_words()

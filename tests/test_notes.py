@@ -66,11 +66,28 @@ FATAL = """\
 """
 
 
-@pytest.mark.parametrize("box", [DISCONNECTED, UNREACHED])
+UNKNOWN = """\
+A daemon failed to report back after being spawned. This could
+be due to several factors, including inability to find the
+daemon executable.
+
+  Local host:    a
+  Remote host:   b
+  Daemon exit status: 255
+"""
+
+
+def test_a_host_to_which_nobody_got_is_told_as_the_launcher_tells_it():
+    box = [RULE, *UNKNOWN.splitlines(keepends=True), RULE]
+    assert told(*box) == box
+
+
+@pytest.mark.parametrize("box", [DISCONNECTED, UNREACHED, UNKNOWN])
 def test_a_rank_that_is_gone_is_told_by_its_host_where_it_has_not_said_why(box):
     hosts: list[str] = []
     lines = ["before\n", RULE, *box.splitlines(keepends=True), RULE, *FATAL.splitlines(keepends=True), "after\n"]
-    assert list(notes.told(iter([line.encode() for line in lines]), lambda: "", hosts)) == ["before\n", "after\n"]
+    kept = list(notes.told(iter([line.encode() for line in lines]), lambda: "half is kept", hosts))
+    assert kept == ["before\n", "after\n"]
     assert hosts == ["b"]
     assert notes.lost("b", "go on").endswith("failed), and the job with it: go on")
     assert notes.lost("b", "").endswith("and the job with it")
