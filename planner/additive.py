@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 
 from castile.planner.cost import CostModel
-from castile.planner.graph import Node
 from castile.planner.instances import StepInstance
 from castile.planner.lower import Lowering
 from castile.planner.program import Flow, Program, Step
@@ -61,10 +60,8 @@ class Additive:
         self.lowering, self.cost = lowering, cost
         self.program: Program = lowering.program(Strategy({}, lowering.microbatches))
         self._numbers: dict[Hashable, int] = {}
-        self._shapes: dict[str, int] = {}
         self._decided: dict[tuple[str, Config], dict[str, Config]] = {}
         self._instances: dict[tuple[int, Config], StepInstance] = {}
-        self._boxes: dict[tuple[int, int, bool, Config], Placed] = {}
         self._spent: dict[tuple[int, bytes], int] = {}
         self._prices: dict[Hashable, int] = {}
 
@@ -85,8 +82,7 @@ class Additive:
     @cached_property
     def step_kinds(self) -> list[int]:
         """By slot: the same number for steps that have the same template under every split."""
-        templates, dtypes = self.lowering.templates, self.program.dtypes.__getitem__
-        return [templates.kind(step, dtypes) for step in self.program.steps]
+        return self.lowering.kinds(self.program).step
 
     @cached_property
     def kinds(self) -> dict[str, int]:
@@ -257,13 +253,7 @@ class Additive:
 
     def placed(self, slot: int, port: int, output: bool, configs: Mapping[str, Config]) -> Placed:
         """The boxes of one port of a pass."""
-        config = configs[self.program.steps[slot].node.name]
-        key = (slot, port, output, config)
-        if key not in self._boxes:
-            template = self.instance(slot, config).template
-            boxes = template.boxes(port, output)
-            self._boxes[key] = self.lowering.versions.placed((id(template), port, output), boxes, config)
-        return self._boxes[key]
+        return self.lowering.placed(self.instance(slot, configs[self.program.steps[slot].node.name]), port, output)
 
     def decided(self, name: str, config: Config) -> dict[str, Config]:
         """The Configs of a node and of all that it decides."""
@@ -277,15 +267,8 @@ class Additive:
     def _priced_as(self, step: Step) -> int:
         dtypes = self.program.dtypes
         ports = tuple([(p.role, p.index, p.cut, p.begin, dtypes[p.region]) for p in (*step.inputs, *step.outputs)])
-        node = self._shape(step.node)
+        node = self.lowering.templates.cost_kind(step.node)
         return self._number("step", node, step.which, step.axis, step.micro, ports)
-
-    def _shape(self, node: Node) -> int:
-        if node.name not in self._shapes:
-            op, a = node.op, node.alignment
-            shape = op.name, op.cost_settings, tuple(a.extents.items()), a.operands, a.results, a.frozen
-            self._shapes[node.name] = self._number("shape", shape)
-        return self._shapes[node.name]
 
     def own_key(self, name: str) -> int:
         """Equal for nodes whose `sync` is the same."""

@@ -15,9 +15,10 @@ import msgspec
 import numpy as np
 
 from castile.planner import samples
+from castile.planner.budget import Budget
+from castile.planner.evaluator import Evaluated, Evaluator
 from castile.planner.graph import Node
 from castile.planner.lower import Lowering
-from castile.planner.search import Budget, Evaluated, Evaluator
 from castile.planner.space import placements, space_of
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.strict import hint

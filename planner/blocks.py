@@ -6,7 +6,7 @@ graph a block's tasks stand.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,11 +15,9 @@ import numpy as np
 from castile.planner.cost import CostModel
 from castile.planner.instances import HOST, PATTERN, FlowInstance, StepInstance
 from castile.planner.program import Program
+from castile.planner.template import InStrides
 from castile.planner.turns import pairs
 from castile.runtime.task import NUM_LANES, CostKey, Kind
-
-# (task, input port, shape of the array) of what reads in strides
-Frames = tuple[tuple[int, int, tuple[int, ...]], ...]
 
 
 class Edges(NamedTuple):
@@ -69,7 +67,7 @@ class Block:
     lane_count: np.ndarray
     lanes: np.ndarray
     into: dict[int, Edges] = field(default_factory=dict)
-    frames: dict[int, Frames] = field(default_factory=dict)
+    frames: dict[int, InStrides] = field(default_factory=dict)
     in_turn: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
 
     @property
@@ -89,16 +87,13 @@ def of_flow(flow: FlowInstance, number: int, num_slots: int, cost: CostModel) ->
     every = np.arange(flow.num_tasks)
     lane_count, lanes = flow.lanes
     lasts = priced(cost, flow.keys, every, lanes[np.cumsum(lane_count) - lane_count])
-    frames: dict[int, list[tuple[int, int, tuple[int, ...]]]] = {}
-    for (slot, task), port, frame in flow.strided:
-        frames.setdefault(slot, []).append((task, port, frame))
     order = (flow.slot + 1 << 40) + (number + 1 << 20) + every
     own = num_slots + number
-    into, of_slots = _into(flow, own), {slot: tuple(rows) for slot, rows in frames.items()}
+    into, frames = _into(flow, own), {flow.slots[step]: rows for step, rows in flow.template.in_strides}
     in_turn = flow.version.kinds >= Kind.MOVE
     if own in into:
         in_turn[into[own].after] = False
-    return Block(order, lasts, lane_count, lanes, into, of_slots, in_turn)
+    return Block(order, lasts, lane_count, lanes, into, frames, in_turn)
 
 
 def turns(blocks: Mapping[int, Block], engines: Sequence[int]) -> dict[int, Edges]:
@@ -145,16 +140,6 @@ def _by_block(block: np.ndarray, task: np.ndarray, into: np.ndarray, after: np.n
 
 def _edges(block: np.ndarray, task: np.ndarray, after: np.ndarray) -> Edges:
     return Edges(block, task, after, frozenset(block.tolist()), np.concatenate([block, task, after]).tobytes())
-
-
-def strided(step: StepInstance, frames: Iterable[tuple[int, int, tuple[int, ...]]]) -> tuple[list[int], list[CostKey]]:
-    """The tasks of a step that read in strides, given where by (task, input port, shape), and their cost keys."""
-    of_task: dict[int, dict[int, tuple[int, ...]]] = {}
-    for task, port, frame in frames:
-        of_task.setdefault(task, {})[port] = frame
-    rows = [(step.template.does.of(t // step.config.replicas), tuple(sorted(f.items()))) for t, f in of_task.items()]
-    keys = [work.strided_key(of_port) for work, of_port in rows]
-    return list(of_task), keys
 
 
 def contents(program: Program) -> Contents:

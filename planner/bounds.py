@@ -15,11 +15,11 @@ import numpy as np
 
 from castile.planner.axes import Operand
 from castile.planner.cost import CostModel
+from castile.planner.evaluator import Evaluator
 from castile.planner.lower import Lowering
 from castile.planner.op import Op, Part
 from castile.planner.program import Port, Program, Step
 from castile.planner.recordings import place_counts
-from castile.planner.search import Evaluator
 from castile.planner.space import space_of
 from castile.planner.strategy import Strategy
 from castile.planner.template import StepTemplate

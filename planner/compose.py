@@ -5,7 +5,7 @@ Edges run between ports of one version only; where its tasks have come to stand 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import chain
 
@@ -137,7 +137,8 @@ class Layout:
     def edges(self) -> tuple[np.ndarray, np.ndarray]:
         """All edges: the tasks that wait, and those for which they wait."""
         after, before = self._catalogue.edges.placed(self._flow_kind, *self._begins)
-        turns = self._one_by_one()
+        several = [(s, base) for s, base in zip(self.steps, self.step_base.tolist()) if s.step.micro.count > 1]
+        turns = one_by_one((step, enumerate(step.config.procs, base)) for step, base in several)
         return np.append(after, turns[:, 1]), np.append(before, turns[:, 0])
 
     def uses(self) -> tuple[np.ndarray, np.ndarray]:
@@ -149,20 +150,6 @@ class Layout:
         """Where each buffer lies, its bytes, and the task that begins its life, -1 for what outlives the step."""
         (procs, nbytes, owner, task), flow = self._catalogue.buffers.of(self._flow_kind)
         return procs, nbytes, np.where(task < 0, -1, self._tasks(owner, task, flow))
-
-    def _one_by_one(self) -> np.ndarray:
-        """A processor does one microbatch after the other: else the activations of all would be live."""
-        last: dict[tuple[int, int], int] = {}
-        pairs = []
-        for slot in [slot for slot, step in enumerate(self.steps) if step.step.micro.count > 1]:
-            step = self.steps[slot]
-            number = step.step.micro.number
-            for local, proc in enumerate(step.config.procs):
-                task = int(self.step_base[slot]) + local
-                if number and step.step.which == "F" and (number - 1, proc) in last:
-                    pairs.append((last[number - 1, proc], task))
-                last[number, proc] = task
-        return np.array(pairs, dtype=np.int32).reshape(-1, 2)
 
     def private(self) -> np.ndarray:
         """Private bytes of all tasks; a task that adds to a result may need more than one that writes it.
@@ -228,6 +215,23 @@ class Layout:
     def buffer(self, number: int) -> Buffer:
         flow = int(np.searchsorted(self.buffer_base, number, side="right")) - 1
         return self.flows[flow].buffer(number - int(self.buffer_base[flow]))
+
+
+def one_by_one(steps: Iterable[tuple[StepInstance, Iterable[tuple[int, int]]]]) -> np.ndarray:
+    """int64[n, 2]: edges by which a processor does one microbatch after the other: else the activations of all would be
+    live.
+
+    steps   of several microbatches, in order, each with its tasks and their processors
+    """
+    last: dict[tuple[int, int], int] = {}
+    pairs = []
+    for step, tasks in steps:
+        number = step.step.micro.number
+        for task, proc in tasks:
+            if number and step.step.which == "F" and (number - 1, proc) in last:
+                pairs.append((last[number - 1, proc], task))
+            last[number, proc] = task
+    return np.array(pairs, np.int64).reshape(-1, 2)
 
 
 def _placed(begin, first, owner, task, flow):  # type: ignore[no-untyped-def]

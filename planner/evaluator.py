@@ -155,11 +155,6 @@ class Evaluator:
             self._laid = lowering, plain, lowering.lower(plain)
         return self._laid[2]
 
-    def folded(self, strategy: Strategy) -> tuple[Folded, TaskGraph, Simulated]:
-        """The plan through one processor of each role: their tasks, those in its order, and when they would run."""
-        folded = self._shortened(strategy, strategy.microbatches)[1].fold(_unordered(strategy))
-        return folded, *_in_order(self.lowering, strategy, folded.graph, timed(folded, self.cost))
-
     def is_small(self, strategy: Strategy) -> bool:
         """Whether what a plan is evaluated through is small: of few processors, or of their roles."""
         # Without buckets processors of one role are always alike.

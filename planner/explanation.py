@@ -16,6 +16,7 @@ import numpy as np
 from castile.planner.evaluator import Evaluator, key_moves
 from castile.planner.lower import Lowering
 from castile.planner.program import Program
+from castile.planner.rows import pointer
 from castile.planner.strategy import Strategy
 from castile.runtime.levels import level_name
 from castile.runtime.task import NUM_LANES, Lane, TaskGraph
@@ -247,7 +248,7 @@ def _shares(start: np.ndarray, end: np.ndarray, computes: np.ndarray) -> tuple[n
 
 def _covered(begin, end):  # type: ignore[no-untyped-def]
     """Of spans that do not overlap, in order: how much of the time before each of some moments they cover."""
-    before = np.concatenate([[0], np.cumsum(end - begin)])
+    before = pointer(end - begin)
 
     def until(moments: np.ndarray) -> np.ndarray:
         started = np.searchsorted(begin, moments, side="right")

@@ -17,12 +17,12 @@ from castile.planner import buckets
 from castile.planner.buckets import Candidates, Where
 from castile.planner.catalogue import Catalogue
 from castile.planner.colours import mixed
-from castile.planner.compose import Layout
+from castile.planner.compose import Layout, one_by_one
 from castile.planner.cost import CostModel
 from castile.planner.instances import FlowInstance, StepInstance
 from castile.planner.lower import Lowering, uncollected
-from castile.planner.roles import Block, Roles, Shapes, Union, pointer, refined
-from castile.planner.rows import Lazy, compressed
+from castile.planner.roles import Block, Roles, Shapes, Union, refined
+from castile.planner.rows import Lazy, compressed, pointer, runs
 from castile.planner.simulate import Simulated
 from castile.planner.strategy import Strategy
 from castile.planner.turns import in_turn
@@ -124,11 +124,6 @@ class Folding:
         return _Assembly(steps, flows, blocks, small, keys, self.lowering.catalogue)
 
 
-def fold(lowering: Lowering, strategy: Strategy) -> Folded:
-    """The folded graph of one plan. Raises ValueError in one sentence where it does not fit graph and machine."""
-    return Folding(lowering).fold(strategy)
-
-
 def expand(folded: Folded, simulated: Simulated) -> Simulated:
     """What the simulation of the folded graph says of all processors; its timeline remains that of the small graph."""
     procs = folded.proc_class
@@ -222,9 +217,7 @@ class _Assembly:
         """Entries sorted by shape laid out for every block: which entry, and of which block."""
         begin = np.searchsorted(shape, np.arange(len(self.union.shapes) + 1))
         counts = np.diff(begin)[self.shape]
-        ptr = pointer(counts)
-        block = np.repeat(np.arange(len(self.shape)), counts)
-        return np.arange(ptr[-1]) - ptr[block] + begin[self.shape[block]], block
+        return runs(begin[self.shape], counts), np.repeat(np.arange(len(self.shape)), counts)
 
     def _task(self, node: np.ndarray, block: np.ndarray) -> np.ndarray:
         """The small graph's task for each of these nodes in each of these blocks."""
@@ -317,23 +310,15 @@ class _Assembly:
         entry, block = self._spread(self.union.shape[self.union.after[here]])
         at = here[entry]
         before, after = self._task(self.union.before[at], block), self._task(self.union.after[at], block)
-        turns = self._one_by_one()
+        turns = one_by_one(self._in_microbatches())
         return compressed(np.append(after, turns[:, 1]), np.append(before, turns[:, 0]), num_tasks)
 
-    def _one_by_one(self) -> np.ndarray:
-        """A processor does one microbatch after the other, as in a composed graph."""
-        last: dict[tuple[int, int], int] = {}
-        pairs = []
+    def _in_microbatches(self) -> Iterator[tuple[StepInstance, Iterator[tuple[int, int]]]]:
+        """The steps of several microbatches, with the small tasks of each and their processors."""
         for slot, step in enumerate(self.steps):
-            number, count = step.step.micro.number, step.step.micro.count
-            if count == 1:
-                continue
-            nodes = self.small.picked[slice(*self.small.pick_ptr[self.shape[slot] :][:2])]
-            for task, proc in enumerate(self.union.home[nodes].tolist(), int(self.base[slot])):
-                if number and step.step.which == "F" and (number - 1, proc) in last:
-                    pairs.append((last[number - 1, proc], task))
-                last[number, proc] = task
-        return np.array(pairs, np.int64).reshape(-1, 2)
+            if step.step.micro.count > 1:
+                nodes = self.small.picked[slice(*self.small.pick_ptr[self.shape[slot] :][:2])]
+                yield step, enumerate(self.union.home[nodes].tolist(), int(self.base[slot]))
 
     def _uses(self, num_tasks: int, base: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         union = self.union

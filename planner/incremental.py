@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from castile.planner import blocks, buckets
-from castile.planner.blocks import Block, Contents, Edges, Frames
+from castile.planner.blocks import Block, Contents, Edges
 from castile.planner.compose import compose
 from castile.planner.cost import CostModel
 from castile.planner.delta import Change, Delta
@@ -23,8 +23,9 @@ from castile.planner.instances import FlowInstance, StepInstance
 from castile.planner.lower import KEPT, Lowering
 from castile.planner.ordering import ordered
 from castile.planner.program import Program
-from castile.planner.rows import pointer
+from castile.planner.rows import pointer, runs
 from castile.planner.strategy import READY, Config, Strategy, check, check_config
+from castile.planner.template import InStrides
 from castile.planner.turns import in_turn
 from castile.runtime.timeline import Timeline
 
@@ -101,7 +102,7 @@ class Incremental:
         laid = self._laid
         counts = np.array([one.num_tasks for one in laid.lowered.blocks], np.int64)
         every = np.arange(self.num_tasks)
-        spans = laid.delta.spans(every if laid.strategy.bucket_bytes else _ranges(laid.first, counts))
+        spans = laid.delta.spans(every if laid.strategy.bucket_bytes else runs(laid.first, counts))
         return Timeline(every, spans.start, spans.end)
 
     def propose(self, strategy: Strategy, limit: float = inf) -> float | None:
@@ -243,7 +244,7 @@ class Incremental:
                     turns = self._turns(lowered, contents.num_slots)
         moved.update(_differing(old.turns, turns, elsewhere))
         order = sorted(moved)
-        removed = _ranges(old.first[order], np.array([before[b].num_tasks for b in order], np.int64))
+        removed = runs(old.first[order], np.array([before[b].num_tasks for b in order], np.int64))
         laid = _Laid(strategy, lowered, first, room, top, old.delta, turns)
         return laid, self._change(laid, contents, order, removed)
 
@@ -271,16 +272,16 @@ class Incremental:
         pairs = pairs[np.diff(pairs, prepend=-1) > 0]
         need_ptr = pointer(np.bincount(pairs // (top + 1), minlength=int(begin[-1])))
         return Change(
-            removed, _ranges(laid.first[moved], counts), _join([block.order for block in own]), _join(lasts),
+            removed, runs(laid.first[moved], counts), _join([block.order for block in own]), _join(lasts),
             pointer(_join([block.lane_count for block in own])), _join([block.lanes for block in own]),
             need_ptr, pairs % (top + 1),
         )  # fmt: skip
 
-    def _strided(self, step: Instance, block: Block, frames: tuple[Frames, ...]) -> np.ndarray:
+    def _strided(self, step: Instance, block: Block, frames: tuple[InStrides, ...]) -> np.ndarray:
         """How long the tasks of a step take, of which some read in strides."""
         assert isinstance(step, StepInstance)
         if (step, *frames) not in self._lasts:
-            tasks, keys = blocks.strided(step, [row for rows in frames for row in rows])
+            tasks, keys = step.template.strided(step.config.replicas, frames)
             lasts = block.lasts.copy()
             lasts[tasks] = blocks.priced(self._cost, keys, np.arange(len(keys)), step.lanes[tasks])
             if len(self._lasts) > KEPT:
@@ -322,8 +323,3 @@ def _read_otherwise(was: Block, now: Block) -> Iterator[int]:
 
 def _join(arrays: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([EMPTY, *arrays])
-
-
-def _ranges(first: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """first[i], first[i] + 1, ..., so many of each."""
-    return np.repeat(first - pointer(counts)[:-1], counts) + np.arange(counts.sum())

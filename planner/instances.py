@@ -16,7 +16,7 @@ import numpy as np
 
 from castile.planner.program import Flow, Step, touched
 from castile.planner.strategy import Config
-from castile.planner.template import StepTemplate
+from castile.planner.template import InStrides, StepTemplate
 from castile.planner.versions import Placed
 from castile.planner.vocabulary import itemsize, round_up
 from castile.runtime import transfer
@@ -46,12 +46,13 @@ class StepInstance(msgspec.Struct, frozen=True, eq=False, dict=True):
     @property
     def costs(self) -> np.ndarray:
         """The number of each task's cost key among the template's."""
-        return self.template.does.of_tasks(self.config.replicas)[0]
+        return np.repeat(self.template.does.keys[1], self.config.replicas)
 
     @property
     def private(self) -> np.ndarray:
         """The private bytes of each task where nothing is added up."""
-        return self.template.does.of_tasks(self.config.replicas)[1]
+        alone = (False,) * len(self.step.outputs)
+        return np.repeat(self.template.does.private_adding(alone), self.config.replicas)
 
     def task(self, number: int, local: int, buffers: Sequence[int], adds: Sequence[bool]) -> Task:
         """The task written out; buffers by port, -1 where a port is not touched."""
@@ -158,12 +159,12 @@ class FlowTemplate:
         return [((step, task), port, frame) for (step, task, port), frame in seen if frame is not None and step >= 0]
 
     @cached_property
-    def in_strides(self) -> list[tuple[int, list[tuple[int, int, tuple[int, ...]]]]]:
+    def in_strides(self) -> list[tuple[int, InStrides]]:
         """The same by step: (step, its rows of (task, input port, shape of the array))."""
         found: dict[int, list[tuple[int, int, tuple[int, ...]]]] = {}
         for (step, task), port, frame in self.strided:
             found.setdefault(step, []).append((task, port, frame))
-        return list(found.items())
+        return [(step, tuple(rows)) for step, rows in found.items()]
 
     @cached_property
     def adding(self) -> list[tuple[int, int, np.ndarray]]:
@@ -234,11 +235,6 @@ class FlowInstance(msgspec.Struct, frozen=True, eq=False, dict=True):
         """(slot, task, which input or output of the step) of each of these ports."""
         rows = (self.port_step, self.template.port_task, self.template.port_number)
         return zip(*(row[ports].tolist() for row in rows), strict=True)
-
-    @cached_property
-    def strided(self) -> list[tuple[tuple[int, int], int, tuple[int, ...]]]:
-        """((slot, task), input port, shape of the array) wherever a step reads an array in strides."""
-        return [((self.slots[step], task), port, frame) for (step, task), port, frame in self.template.strided]
 
     @cached_property
     def slot(self) -> int:

@@ -70,8 +70,7 @@ class Lowering:
         self._steps: dict[tuple[int, int, int], StepInstance] = {}
         self._step_templates: dict[tuple[int, int], StepTemplate] = {}
         self._flows: dict[tuple[int, int, tuple[int, ...]], FlowInstance] = {}
-        self._ports: dict[tuple[tuple[int, int, bool], int], Placed] = {}
-        self._at_home: dict[Hashable, tuple[Box, ...]] = {}
+        self._ports: dict[tuple[int, int, bool, int], Placed] = {}
         self._kinds: dict[int, Kinds] = {}
         self._kind_numbers: dict[Hashable, int] = {}
         self._flow_kinds: dict[tuple[int, tuple[int, ...]], FlowTemplate] = {}
@@ -108,7 +107,8 @@ class Lowering:
             if update not in configs:
                 key = alike, configs[user]
                 if key not in self._homes:
-                    self._homes[key] = self._home(update, user, tensor, *key)
+                    nodes = self.names.optional[update], self.names.nodes[user]
+                    self._homes[key] = self._home(*nodes, tensor, configs[user])
                 configs[update] = self._homes[key]
         for name, update in self._followers.items():
             configs.setdefault(name, configs[update])
@@ -128,19 +128,7 @@ class Lowering:
         users = {found[update_name(param.name)] for param in self.graph.params}
         return found | dict.fromkeys(self._everywhere, *users) if len(users) == 1 else found
 
-    def _home(self, update: str, user: str, tensor: str, alike: int, config: Config) -> Config:
-        """The layout that an update takes of a user's: found once for Configs that name as many processors in the same
-        order.
-        """
-        procs = sorted({*config.procs})
-        rank = {proc: n for n, proc in enumerate(procs)}
-        like = alike, Config(config.split, config.replicas, tuple([rank[proc] for proc in config.procs]))
-        if like not in self._homes:
-            self._homes[like] = self._default(self.names.optional[update], self.names.nodes[user], tensor, like[1])
-        home = self._homes[like]
-        return Config(home.split, home.replicas, tuple([procs[n] for n in home.procs]))
-
-    def _default(self, update: Node, user: Node, tensor: str, config: Config) -> Config:
+    def _home(self, update: Node, user: Node, tensor: str, config: Config) -> Config:
         """Update a tensor where a user needs it: cut as that user cuts it, alike on all who hold a piece."""
         mine, theirs = update.inputs.index(tensor), user.inputs.index(tensor)
         dims = zip(update.alignment.operands[mine].dims, user.alignment.operands[theirs].dims, strict=True)
@@ -269,14 +257,15 @@ class Lowering:
         steps = self._step_instances(program, numbers)
         return steps, self._flow_instances(program, configs, numbers, steps, most)
 
-    def _kinds_of(self, program: Program) -> Kinds:
+    def kinds(self, program: Program) -> Kinds:
+        """Which of its steps and flows are alike."""
         if id(program) not in self._kinds:
             self._kinds[id(program)] = Kinds(program, self.templates, self._kind_numbers)
         return self._kinds[id(program)]
 
     def _step_instances(self, program: Program, numbers: Mapping[str, int]) -> list[StepInstance]:
         known, name_of, instances = self._steps, id(program), []
-        for step, kind in zip(program.steps, self._kinds_of(program).step, strict=True):
+        for step, kind in zip(program.steps, self.kinds(program).step, strict=True):
             number = numbers[step.node.name]
             key = (name_of, step.slot, number)
             found = known.get(key)
@@ -298,7 +287,7 @@ class Lowering:
         self, program: Program, configs: dict[str, Config], numbers: dict[str, int], steps: Sequence[StepInstance],
         most: float,
     ) -> list[FlowInstance]:  # fmt: skip
-        kinds, known, templates, name_of = self._kinds_of(program), self._flows, self._flow_kinds, id(program)
+        kinds, known, templates, name_of = self.kinds(program), self._flows, self._flow_kinds, id(program)
         instances, counted, left = [], set[Version](), most
         rows = zip(program.flows, program.slots, kinds.flow, kinds.of_users, strict=True)
         for number, (flow, slots, kind, of_users) in enumerate(rows):
@@ -321,9 +310,9 @@ class Lowering:
     def _flow_template(
         self, flow: Flow, slots: Sequence[int], configs: dict[str, Config], steps: Sequence[StepInstance], most: float
     ) -> FlowTemplate:
-        made = [self._placed(steps[slot], port, True) for slot, port in flow.producers]
-        read = [self._placed(steps[slot], port, False) for slot, port in flow.readers]
-        overwritten = [self._placed(steps[slot], port, True) for slot, port in flow.overwriters]
+        made = [self.placed(steps[slot], port, True) for slot, port in flow.producers]
+        read = [self.placed(steps[slot], port, False) for slot, port in flow.readers]
+        overwritten = [self.placed(steps[slot], port, True) for slot, port in flow.overwriters]
         there = made if flow.home is None else [self.at_home(flow.home, configs)]
         seen = [*read, self.versions.on_host(flow.shape)] if flow.role == "output" else read
         version, procs = self.versions.get(flow, there, seen, most)
@@ -332,20 +321,16 @@ class Lowering:
     def at_home(self, home: Home, configs: Mapping[str, Config]) -> Placed:
         """Where a carried region lies: as its update writes it."""
         config = configs[home.node.name]
-        layout = self.templates.node_kind(home.node), home.result, tuple(sorted(config.split.items()))
-        if layout not in self._at_home:
-            self._at_home[layout] = self._boxes(home.node, config.split, Port("y", home.result, "")).by_part
-        return self.versions.placed(layout, self._at_home[layout], config)
+        return self.versions.placed(self._boxes(home.node, config.split, Port("y", home.result, "")).by_part, config)
 
-    def _placed(self, step: StepInstance, port: int, output: bool) -> Placed:
+    def placed(self, step: StepInstance, port: int, output: bool) -> Placed:
         """Where the boxes of a port lie."""
-        lying = id(step.template.known(port, output)), port, output
-        key = lying, id(step.config)
+        key = id(step.template.known(port, output)), port, output, id(step.config)
         found = self._ports.get(key)
         if found is None:
             boxes = step.template.boxes(port, output)
             are_apart = step.template.are_apart(port, output)
-            found = self._ports[key] = self.versions.placed(lying, boxes, step.config, are_apart)
+            found = self._ports[key] = self.versions.placed(boxes, step.config, are_apart)
         return found
 
 

@@ -63,12 +63,12 @@ class Moves:
 
     @classmethod
     def of(cls, lowering: Lowering, spaces: Spaces | None = None) -> Moves:
-        graph, kind = lowering.piece, lowering.templates.node_kind
+        graph, templates = lowering.piece, lowering.templates
         users = {t: n.name for n in reversed(graph.nodes.values()) for t in n.inputs if graph.tensors[t].param}
         nodes = {**lowering.names.optional, **graph.nodes}
         return cls(
-            lowering, nodes, list(graph.nodes), users, groups_of(graph, kind), _beside(graph, kind), _shared(graph),
-            _families(graph), spaces,
+            lowering, nodes, list(graph.nodes), users, groups_of(graph, templates.cost_kind),
+            _beside(graph, templates.node_kind), _shared(graph), _families(graph), spaces,
         )  # fmt: skip
 
     @property
@@ -249,18 +249,12 @@ class Moves:
 def groups_of(graph: Graph, kind: Callable[[Node], int]) -> list[list[str]]:
     """Nodes of one kind, and nodes whose names differ in numbers only; groups of two or more.
 
-    kind   equal for nodes of the same operator and shapes; of one kind are all that cost alike
+    kind   equal for nodes that cost alike
     """
     found: dict[object, list[str]] = {}
-    kinds: dict[object, int] = {}
-    known: dict[object, int] = {}
     for name, node in graph.nodes.items():
-        a, like = node.alignment, (kind(node), node.alignment.frozen)
-        if like not in known:
-            cost = node.op.name, node.op.cost_settings, tuple(a.extents.items()), a.frozen
-            known[like] = kinds.setdefault(cost, len(kinds))
-        found.setdefault(known[like], []).append(name)
-        found.setdefault((known[like], NUMBERS.sub("#", name)), []).append(name)
+        found.setdefault(kind(node), []).append(name)
+        found.setdefault((kind(node), NUMBERS.sub("#", name)), []).append(name)
     return list({tuple(group): group for group in found.values() if len(group) > 1}.values())
 
 

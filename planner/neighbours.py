@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from castile.planner.graph import Graph, Node
-from castile.planner.rows import numbered
+from castile.planner.rows import numbered, runs
 
 
 class Neighbours(NamedTuple):
@@ -39,7 +39,7 @@ def neighbours_of(graph: Graph, kind: Callable[[Node], int]) -> Neighbours:
     # All pairs of those that touch one tensor.
     first, end = (np.searchsorted(tensor, tensor, side) for side in ("left", "right"))
     mine, count = np.repeat(np.arange(len(tensor)), end - first), end - first
-    other = np.arange(len(mine)) - np.repeat(np.cumsum(count) - count - first, count)
+    other = runs(first, count)
     apart = node[mine] != node[other]
     mine, other = mine[apart], other[apart]
     order = np.argsort(node[mine], kind="stable")

@@ -16,6 +16,7 @@ from castile.planner.crossing import Crossing, crossing
 from castile.planner.instances import PATTERN
 from castile.planner.missing import elements, fastest, layouts
 from castile.planner.program import Flow
+from castile.planner.rows import pointer
 from castile.planner.strategy import Config
 from castile.planner.versions import Placed
 from castile.runtime.compiled import can_compile, compiled
@@ -94,12 +95,9 @@ class Relaxed:
         longest = np.max(ends, axis=0)
         return np.maximum(longest, self._one_by_one(chosen, node, starts))
 
-    def bound(self, chosen: Mapping[int, int]) -> int:
-        """Picoseconds below which no step is where these nodes have these Configs: `bounds` with tasks as they are."""
-        return self.served(chosen)[0]
-
     def served(self, chosen: Mapping[int, int]) -> tuple[int, np.ndarray]:
-        """`bound`, and int64[S]: picoseconds before which no part of a pass ends.
+        """Picoseconds below which no step is where these nodes have these Configs: `bounds` with tasks as they are; and
+        int64[S]: before which no part of a pass ends.
 
         Between nodes that are chosen every part waits for what it needs, and what moves occupies its engines.
         """
@@ -111,7 +109,7 @@ class Relaxed:
         ]
         num = len(known)
         tasks = [*(lasts for lasts, _ in known), *(c.lasts for c in crossed)]
-        base = np.cumsum([0, *map(len, tasks)])
+        base = pointer(list(map(len, tasks)))
         uses = [*(uses for _, uses in known), *(c.uses for c in crossed)]
         columns = np.concatenate(uses) + np.repeat(base[:-1], [len(u) for u in uses])[:, None] * (1, 0)
         rows = [(2 * c.slot + 1, self._placed(c, num + n)) for n, c in enumerate(crossed)]

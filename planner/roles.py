@@ -16,6 +16,7 @@ import numpy as np
 from castile.planner.colours import distinct, mixed, sums
 from castile.planner.instances import HOST, FlowInstance, FlowTemplate, StepInstance
 from castile.planner.lower import KEPT
+from castile.planner.rows import pointer
 from castile.planner.strategy import Config
 from castile.runtime.task import NUM_LANES, CostKey, Kind
 
@@ -391,7 +392,3 @@ def _classes(held: np.ndarray, colours: np.ndarray) -> np.ndarray:
     rank = np.empty(len(first), np.int64)
     rank[np.argsort(first)] = np.arange(len(first))
     return rank[inverse]
-
-
-def pointer(counts: Sequence[int] | np.ndarray) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)

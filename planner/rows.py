@@ -32,6 +32,12 @@ def pointer(counts: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
+def runs(first: np.ndarray, counts: Sequence[int] | np.ndarray) -> np.ndarray:
+    """int64[sum of the counts]: the numbers from each first on, so many of each, end to end."""
+    begin = pointer(counts)
+    return np.repeat(first - begin[:-1], counts) + np.arange(begin[-1])
+
+
 def numbered(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """int64[n] the number of each value, as they are first met; int64[numbers] where each is met first."""
     first, which = np.unique(values, return_index=True, return_inverse=True)[1:]

@@ -16,14 +16,13 @@ from castile.planner import shares
 from castile.planner.cost import CostModel
 from castile.planner.graph import Graph, Node
 from castile.planner.lower import Lowering
-from castile.planner.megatron import tensor_cuts
+from castile.planner.megatron import SAMPLES, tensor_cuts
 from castile.planner.pieces import in_pieces
 from castile.planner.pins import Pins
 from castile.planner.program import update_name
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.strict import suggestion
 
-SAMPLES = "b"
 # Of known plans on fewer processors there are so many, each on half as many as the one before.
 MOST_HALVES = 3
 # Parts are all but equal where the longest is longer than their mean by at most this share, as those of a vocabulary.

@@ -17,6 +17,7 @@ import numpy as np
 from castile.planner.axes import Operand
 from castile.planner.graph import Node
 from castile.planner.grid import Grid, Layout, joint
+from castile.planner.op import Op
 from castile.planner.program import WHOLE_BATCH, Micro, Step, bearing
 from castile.planner.recordings import Recorder, place_counts
 from castile.planner.trace import Recording
@@ -29,7 +30,7 @@ Bodies = dict[tuple[bool, ...], Body]
 Cuts = tuple[tuple[str, int], ...]
 Frames = tuple[tuple[int, tuple[int, ...]], ...]  # input ports, and the shapes of arrays that they read in strides
 Boxes = dict[tuple[int, bool], tuple[Box | None, ...]]  # by the number of a port and whether it is an output
-InStrides = list[tuple[int, int, tuple[int, ...]]]  # tasks, input ports, and the same
+InStrides = tuple[tuple[int, int, tuple[int, ...]], ...]  # tasks, input ports, and the same
 Shapes = tuple[tuple[int, ...], ...]
 # Of each port, inputs then outputs, where in its region lies what parts touch, () where as it comes; () if all do so.
 Places = tuple[Hashable, ...]
@@ -97,7 +98,6 @@ class Works:
         self.each, self.number = each, np.array(number)
         self.boxes: Boxes = {}
         self._private: dict[tuple[bool, ...], np.ndarray] = {}
-        self._of_tasks: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def of(self, part: int) -> Work:
         return self.each[self.number[part]]
@@ -107,15 +107,6 @@ class Works:
         if adds not in self._private:
             self._private[adds] = np.array([work.body(adds).private_bytes for work in self.each])[self.number]
         return self._private[adds]
-
-    def of_tasks(self, replicas: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of the tasks when each part has that many replicas the numbers of their cost keys, and their private bytes
-        where nothing is added up.
-        """
-        if replicas not in self._of_tasks:
-            alone = self.private_adding((False,) * len(self.each[0].outputs))
-            self._of_tasks[replicas] = np.repeat(self.keys[1], replicas), np.repeat(alone, replicas)
-        return self._of_tasks[replicas]
 
     @cached_property
     def keys(self) -> tuple[tuple[CostKey, ...], np.ndarray]:
@@ -206,7 +197,7 @@ class Templates:
         # by the number of those that compute the same
         self._common: dict[int, _Common] = {}
         self._numbers: dict[object, int] = {}
-        self._recorded: dict[int, int] = {}
+        self._coarse: dict[tuple[str, int], int] = {}
         # by identity, each with what keeps its identity its own
         self._nodes: dict[int, tuple[Node, int]] = {}
         self._steps: dict[int, tuple[Step, int, Micro]] = {}
@@ -268,13 +259,21 @@ class Templates:
             self._nodes[id(node)] = node, self._numbers.setdefault(key, len(self._numbers))
         return self._nodes[id(node)][1]
 
+    def cost_kind(self, node: Node) -> int:
+        """The same number for nodes of the same operator and shapes that cost the same."""
+        return self._coarser(node, "cost", lambda op: op.cost_settings)
+
     def _recorded_kind(self, node: Node) -> int:
         """The same number for nodes whose bodies record the same."""
-        kind = self.node_kind(node)
-        if kind not in self._recorded:
-            key = type(node.op), node.op.recorded_settings, node.alignment
-            self._recorded[kind] = self._numbers.setdefault(key, len(self._numbers))
-        return self._recorded[kind]
+        return self._coarser(node, "recorded", lambda op: op.recorded_settings)
+
+    def _coarser(self, node: Node, what: str, settings: Callable[[Op], Hashable]) -> int:
+        """The same number for nodes of the same operator and shapes that are alike in some of its settings."""
+        known = what, self.node_kind(node)
+        if known not in self._coarse:
+            key = what, type(node.op), settings(node.op), node.alignment
+            self._coarse[known] = self._numbers.setdefault(key, len(self._numbers))
+        return self._coarse[known]
 
 
 class _Common:

@@ -18,7 +18,7 @@ from castile.planner import vocabulary
 from castile.planner.contraction import Contracted, Contraction
 from castile.planner.instances import FlowInstance, StepInstance
 from castile.planner.program import Micro
-from castile.planner.rows import Lazy, compressed
+from castile.planner.rows import Lazy, compressed, runs
 from castile.planner.template import StepTemplate, Work
 from castile.runtime.task import Arg, Body, Call, CostKey, Kind, Task, TaskGraph, View
 
@@ -153,7 +153,7 @@ def _come(tasks: TaskGraph, chain: np.ndarray) -> list[int]:
     """For how many collectives each task of a chain waits, or one before it does."""
     counts = tasks.need_ptr[chain + 1] - tasks.need_ptr[chain]
     who = np.repeat(np.arange(len(chain)), counts)
-    needs = tasks.needs[np.arange(len(who)) + np.repeat(tasks.need_ptr[chain] - np.cumsum(counts) + counts, counts)]
+    needs = tasks.needs[runs(tasks.need_ptr[chain], counts)]
     collective = tasks.kind[needs] == Kind.COLLECTIVE
     _, first = np.unique(needs[collective], return_index=True)
     found: list[int] = np.cumsum(np.bincount(who[collective][first], minlength=len(chain))).tolist()

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from castile.planner.rows import compressed
+from castile.planner.rows import compressed, runs
 from castile.runtime.task import NUM_LANES, Kind, TaskGraph
 
 
@@ -21,8 +21,8 @@ def in_turn(tasks: TaskGraph, engines: Sequence[int]) -> TaskGraph:
     num_needs = np.diff(tasks.need_ptr)
     transfers = np.flatnonzero((num_needs == 0) & (tasks.kind >= Kind.MOVE))
     num_lanes = np.diff(tasks.lane_ptr)[transfers]
-    first = np.repeat(tasks.lane_ptr[transfers] - np.cumsum(num_lanes) + num_lanes, num_lanes)
-    turns = pairs(tasks.order[transfers], num_lanes, tasks.lanes[first + np.arange(len(first))], engines)
+    lanes = tasks.lanes[runs(tasks.lane_ptr[transfers], num_lanes)]
+    turns = pairs(tasks.order[transfers], num_lanes, lanes, engines)
     if len(turns) == 0:
         return tasks
     before, after = transfers[turns].T

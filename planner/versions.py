@@ -51,21 +51,16 @@ class Versions:
         self._known: dict[Hashable, tuple[Version, tuple[int, ...]]] = {}
         self._placed: dict[tuple[int, Config], Placed] = {}
         self._boxes: dict[tuple[Box | None, ...], int] = {}
-        self._layouts: dict[Hashable, int] = {}
         self._apart: dict[int, bool] = {}
         self._tasks: dict[tuple[int, ...], np.ndarray] = {}
         self._among: dict[tuple[int, ...], tuple[Links, Hashable]] = {}
 
-    def placed(
-        self, identity: Hashable, boxes: tuple[Box | None, ...], config: Config, are_apart: bool = False
-    ) -> Placed:
-        """What has these boxes by part and this Config; `identity` of the boxes, as to hash many takes long.
+    def placed(self, boxes: tuple[Box | None, ...], config: Config, are_apart: bool = False) -> Placed:
+        """What has these boxes by part and this Config.
 
         are_apart   whether it is known that all parts have a box and no two overlap
         """
-        if identity not in self._layouts:
-            self._layouts[identity] = self._boxes.setdefault(boxes, len(self._boxes))
-        number = self._layouts[identity]
+        number = self._boxes.setdefault(boxes, len(self._boxes))
         if are_apart:
             self._apart[number] = True
         key = number, config
@@ -81,7 +76,7 @@ class Versions:
 
     def on_host(self, shape: tuple[int, ...]) -> Placed:
         """A whole array as the host reads it: from processor 0."""
-        return self.placed(("whole", shape), (whole(shape),), Config())
+        return self.placed((whole(shape),), Config())
 
     def get(
         self, flow: Flow, made: Sequence[Placed], read: Sequence[Placed], most: float = inf

@@ -62,7 +62,7 @@ def test_what_lies_alike_is_one_object(layouts) -> None:
     rows = [
         (tuple(box for box, _ in each), Config(procs=tuple(p for _, procs in each for p in procs))) for each in layouts
     ]
-    placed = [versions.placed((n, "port"), *row) for n, row in enumerate(rows * 2)]
+    placed = [versions.placed(*row) for row in rows * 2]
     for one, row in zip(placed, rows * 2, strict=True):
         assert (one.boxes, one.config) == row
         assert [one is other for other in placed] == [row == other for other in rows * 2]

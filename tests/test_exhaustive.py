@@ -108,7 +108,7 @@ def test_unequal_processors_are_priced_each_by_its_kind():
     relaxed = Relaxed(Additive(same.lowering, same.cost), spaces)
     for point in product(*(range(0, len(space), 3) for space in spaces)):
         plan = {name: space[n] for name, space, n in zip(GRAPHS["one"].nodes, spaces, point)}
-        bound = relaxed.bound(dict(enumerate(point)))
+        bound = relaxed.served(dict(enumerate(point)))[0]
         assert bound <= round(same.evaluate(Strategy(plan)).seconds * PICOSECONDS)
 
 
@@ -127,7 +127,7 @@ def test_no_plan_takes_less_than_its_bounds(problem, on, data):
     for node in range(len(point)):
         chosen = dict(enumerate(point[:node]))
         bounds = relaxed.bounds(chosen, node)
-        tighter = max(relaxed.bound({**chosen, node: point[node]}), int(bounds[point[node]]))
+        tighter = max(relaxed.served({**chosen, node: point[node]})[0], int(bounds[point[node]]))
         assert quick <= bounds[point[node]] <= tighter and full <= tighter
         quick, full = int(bounds[point[node]]), tighter
     assert 0 < full <= round(seconds * PICOSECONDS)
@@ -163,7 +163,7 @@ def test_the_bound_of_a_whole_plan_leaves_out_nothing_but_the_order(problem, on,
     plan = {name: space_of(n, on.num_procs)[data.draw(st.integers(0, len(space_of(n, on.num_procs)) - 1))]
             for name, n in problem.graph.nodes.items()}  # fmt: skip
     relaxed = Relaxed(Additive(same.lowering, same.cost), [[config] for config in plan.values()])
-    assert relaxed.bound(dict.fromkeys(range(len(plan)), 0)) == least_by_hand(same, plan)
+    assert relaxed.served(dict.fromkeys(range(len(plan)), 0))[0] == least_by_hand(same, plan)
 
 
 def test_the_bound_is_the_step_where_nothing_runs_beside_anything():
@@ -173,7 +173,7 @@ def test_the_bound_is_the_step_where_nothing_runs_beside_anything():
     )
     first = {n: next(i for i, c in enumerate(configs) if c.procs == (0,)) for n, configs in enumerate(relaxed.choices)}
     plan = {name: relaxed.choices[n][first[n]] for n, name in enumerate(relaxed.names)}
-    assert relaxed.bound(first) == round(same.evaluate(Strategy(plan)).seconds * PICOSECONDS)
+    assert relaxed.served(first)[0] == round(same.evaluate(Strategy(plan)).seconds * PICOSECONDS)
 
 
 def test_it_repeats():

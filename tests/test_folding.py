@@ -16,7 +16,7 @@ from castile.planner.catalogue import Catalogue
 from castile.planner.compose import compose
 from castile.planner.cost import CostModel
 from castile.planner.evaluator import Evaluator
-from castile.planner.folding import Folding, _Assembly, _Small, expand, fold, timed
+from castile.planner.folding import Folding, _Assembly, _Small, expand, timed
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.op import find
@@ -69,7 +69,7 @@ def assert_same(folded, whole, small):
 
 
 def check_plan(lowering, strategy):
-    folded, whole = fold(lowering, strategy), lowering.contracted(strategy)
+    folded, whole = Folding(lowering).fold(strategy), lowering.contracted(strategy)
     check_exact(whole.graph, numbered(folded, whole), CostModel(lowering.machine))
     return folded
 
@@ -320,7 +320,7 @@ def test_repeated_layers_are_looked_at_once():
 def test_tasks_are_written_out_as_the_whole_graph_writes_them(size):
     lowering = Lowering(models.parse("mlp").graph(16), named_plans.links(8), MOMENTUM)
     plan = Strategy(seed("data_parallel", lowering))
-    whole, folded = lowering.lower(plan), fold(lowering, msgspec.structs.replace(plan, bucket_bytes=size))
+    whole, folded = lowering.lower(plan), Folding(lowering).fold(msgspec.structs.replace(plan, bucket_bytes=size))
     assert (folded.num_tasks < whole.num_tasks) == (size > 0)
     for n, number in enumerate(folded.number.tolist()):
         assert folded.graph.tasks[n] == whole.tasks[number]
@@ -351,4 +351,4 @@ def test_uneven_work_is_kept_apart_where_memory_is_alike():
 def test_plan_that_does_not_fit_is_refused_in_a_sentence():
     lowering = Lowering(models.parse("mlp").graph(16), cluster(8), MOMENTUM)
     with pytest.raises(ValueError, match="no entry for node"):
-        fold(lowering, Strategy({}))
+        Folding(lowering).fold(Strategy({}))

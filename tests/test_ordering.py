@@ -15,7 +15,7 @@ from castile.launch.__main__ import main
 from castile.planner import ordering
 from castile.planner import strategy as strategies
 from castile.planner.cost import CostModel
-from castile.planner.folding import fold, timed
+from castile.planner.folding import Folding, timed
 from castile.planner.lower import Lowering
 from castile.planner.ordering import chained, listed, longest, simulated
 from castile.planner.pieces import in_pieces
@@ -106,7 +106,7 @@ def test_any_plan_folds_exactly(order: str, data: st.DataObject) -> None:
         lowering = Lowering(problem.graph, data.draw(machines()))
         plan = data.draw(in_buckets(problem.graph, lowering.machine.num_procs))
     cost, program, engines = CostModel(lowering.machine), lowering.program(plan), lowering.machine.engines
-    folded, whole = fold(lowering, plan), lowering.contracted(plan)
+    folded, whole = Folding(lowering).fold(plan), lowering.contracted(plan)
     few = simulated(program, folded.graph, timed(folded, cost), engines, order)[1]
     every = simulated(program, whole.graph, cost.by_kind(whole.graph), engines, order)[1]
     assert_same(numbered(folded, whole), every, few)

@@ -68,8 +68,8 @@ def _descend(run: Run, tables: Tables) -> None:
     """From the best plan on one node, or nodes alike, get another Config, the cheapest by the tables first; what was
     tried before comes last. Ends where none of these is better.
     """
-    number, kind = {name: n for n, name in enumerate(tables.names)}, run.lowering.templates.node_kind
-    alike = groups_of(run.lowering.piece, kind)
+    number = {name: n for n, name in enumerate(tables.names)}
+    alike = groups_of(run.lowering.piece, run.lowering.templates.cost_kind)
     groups = [*((n,) for n in range(len(number))), *(tuple([number[name] for name in group]) for group in alike)]
     tried, best = Counter[tuple[tuple[int, ...], Config]](), None
     while best is not run.best:

@@ -18,15 +18,15 @@ from castile.planner.sketch.spaces import SpaceTable
 
 def choices_of(lowering: Lowering, kinds: np.ndarray, spaces: np.ndarray, table: SpaceTable) -> Choices:
     """The groups and neighbours of nodes that are of these kinds and spaces."""
-    graph, kind = lowering.piece, lowering.templates.node_kind
+    graph = lowering.piece
     number, space_of = {name: n for n, name in enumerate(graph.nodes)}, spaces.tolist()
     groups: list[list[int]] = []
-    for group in groups_of(graph, kind):
+    for group in groups_of(graph, lowering.templates.cost_kind):
         of_space: dict[int, list[int]] = {}
         for n in [number[name] for name in group]:
             of_space.setdefault(space_of[n], []).append(n)
         groups += [some for some in of_space.values() if len(some) > 1]
-    pairs = neighbours_of(graph, kind)
+    pairs = neighbours_of(graph, lowering.templates.node_kind)
     # Most neighbours share what lies along what, and their spaces.
     here, there, count = spaces[pairs.node], spaces[pairs.other], len(table.axes)
     way, first = numbered((pairs.way * count + here) * count + there)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from castile.planner.rows import pointer, runs
 from castile.planner.sketch.arrays import Classes, Log, Program, Room, Spaces, Uses
 from castile.planner.sketch.prices import MOST_DIMS
 from castile.planner.sketch.sweep import STRIDE
@@ -63,7 +64,7 @@ def uses_of(program: Program) -> Uses:
     is_read = counts[flows] > 0
     pairs = np.unique(nodes[is_read] * num_flows + flows[is_read])
     flow_ptr = np.searchsorted(pairs, np.arange(num_nodes + 1) * num_flows)
-    read_ptr = np.concatenate([[0], np.cumsum(counts)])
+    read_ptr = pointer(counts)
     read = np.argsort(program.flow, kind="stable")
     source_ptr, source, late = _sources(program)
     block = np.repeat(np.arange(len(program.node)), np.diff(program.read_ptr)) // STRIDE
@@ -76,8 +77,7 @@ def _sources(program: Program) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     each of these the step of its node that comes next, if that is before the read.
     """
     count, reads = np.diff(program.made_ptr)[program.flow], np.arange(len(program.flow))
-    first = program.made_ptr[program.flow] - (np.cumsum(count) - count)
-    read, end = np.repeat(reads, count), np.repeat(first, count) + np.arange(int(count.sum()))
+    read, end = np.repeat(reads, count), runs(program.made_ptr[program.flow], count)
     step_of = np.repeat(np.arange(len(program.node)), np.diff(program.read_ptr))
     is_before = (program.step[end] >= 0) & (program.step[end] < step_of[read])
     source, reader = program.step[end[is_before]], step_of[read[is_before]]

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from castile.planner.graph import Node
+from castile.planner.rows import pointer, runs
 from castile.planner.sketch.arrays import Spaces
 from castile.planner.space import Placement, Space
 from castile.planner.strategy import Config
@@ -80,7 +81,7 @@ class SpaceTable:
         self._found: list[dict[Config, int | None]] = [{} for _ in nodes]
         for node, space, configs in zip(nodes, spaces, known, strict=True):
             self._add(node, space, list(configs), most)
-        self.first = np.concatenate([[0], np.cumsum([len(entries) for entries in self._entries])]).astype(np.int64)
+        self.first = pointer([len(entries) for entries in self._entries])
         cuts = {id(d): [tuple(sorted({*column} - {1})) for column in d.T.tolist()] for d in self.degree}
         self.cuts = [cuts[id(degree)] for degree in self.degree]
         self.degrees = sorted({1}.union(*chain.from_iterable(self.cuts)))
@@ -200,10 +201,10 @@ class SpaceTable:
         sizes, replicas = size[which], copies[which]
         return Spaces(
             self.first, split, sizes // replicas, replicas, crowd[which], np.array(crew, np.int64)[which],
-            np.concatenate([[0], np.cumsum(num_names)]).astype(np.int64),
+            pointer(num_names),
             np.random.default_rng(0).integers(MOST_SALT, size=len(num_names)),
-            np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
-            procs[_runs((np.cumsum(size) - size)[which], sizes)], every_degree, rank[every_degree],
+            pointer(sizes),
+            procs[runs((np.cumsum(size) - size)[which], sizes)], every_degree, rank[every_degree],
         )  # fmt: skip
 
 
@@ -226,10 +227,5 @@ def _pairs(which: Sequence[np.ndarray], of_split: np.ndarray) -> np.ndarray:
     counts = np.array([len(some) for some in which], np.int64)
     each = counts[of_split]
     flat = np.concatenate(which)
-    placement = flat[_runs((np.cumsum(counts) - counts)[of_split], each)]
+    placement = flat[runs((np.cumsum(counts) - counts)[of_split], each)]
     return np.repeat(np.arange(len(of_split)) * MOST_PLACEMENTS, each) + placement
-
-
-def _runs(first: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """One after the other the numbers from each first on, so many of each."""
-    return np.repeat(first - (np.cumsum(count) - count), count) + np.arange(int(count.sum()))
