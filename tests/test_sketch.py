@@ -75,9 +75,12 @@ def capacity(sketch: Sketch) -> np.ndarray:
     return np.array([p.memory_bytes for p in sketch.lowering.machine.processors], np.float64)
 
 
-def walked(sketch: Sketch, start: dict[str, Config], count: int, heat: float, seed: int = 0) -> sketches.Walked:
-    draws = np.random.default_rng(seed).random((count, NUM_DRAWS))
-    return sketch.walk(start, draws, np.full(count, heat), capacity(sketch))
+def walked(
+    sketch: Sketch, start: dict[str, Config], count: int, heat: float, seed: int = 0, last: int | None = None
+) -> sketches.Walked:
+    """What a walk of so many proposals finds, or would if it ended before its `last`."""
+    draws = np.random.default_rng(seed).random((count, NUM_DRAWS))[:last]
+    return sketch.told(sketch.trail(sketch.number(start), draws, np.full(len(draws), heat), capacity(sketch)))
 
 
 def shaken(sketch: Sketch, start: dict[str, Config], rng: random.Random, most: int = 0) -> dict[str, Config]:
@@ -116,9 +119,11 @@ def test_blocks_are_those_of_parts(model: str) -> None:
 def test_what_a_walk_says_of_a_plan_is_what_it_takes_from_the_beginning(model: str, machine: str) -> None:
     sketch, start = sketched(model, machine)
     found = walked(sketch, start, 1500, 0.1)
-    assert found.energy == found.history[-1][1] == pytest.approx(sketch.seconds(found.plan), rel=1e-9)
+    assert found.energy == pytest.approx(sketch.seconds(found.plan), rel=1e-9)
     assert found.energy <= sketch.seconds(start)
-    assert [seconds for _, seconds in found.history] == sorted((s for _, s in found.history), reverse=True)
+    # That proposal led to it: who ends before it has not found it, who ends with it has.
+    before, at = (walked(sketch, start, 1500, 0.1, last=found.number + more) for more in (0, 1))
+    assert at.plan == found.plan and (before.energy > found.energy or found.number == 0)
 
 
 @pytest.mark.parametrize("model", ["lstm:layers=2,width=32,seq=8,vocab=64", "mlp"])
@@ -366,7 +371,7 @@ def test_memory_that_is_short_turns_a_walk_to_plans_that_fit() -> None:
     sketch.seconds(wide.plan)
     most = sketch.room.held.max()
     draws = np.random.default_rng(0).random((2000, NUM_DRAWS))
-    found = sketch.walk(wide.plan, draws, np.full(2000, 0.01), np.full(4, most * 0.6))
+    found = sketch.told(sketch.trail(sketch.number(wide.plan), draws, np.full(2000, 0.01), np.full(4, most * 0.6)))
     sketch.seconds(found.plan)
     assert sketch.room.held.max() <= most * 0.6
 

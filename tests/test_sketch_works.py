@@ -32,13 +32,12 @@ from castile.runtime import machine as machines
 from castile.runtime.machine import Machine
 from castile.runtime.timeline import PICOSECONDS
 from tests import op_laws
-from tests.op_cases import Case, cases_of
+from tests.op_cases import Case, cases_of, every_case
 from tests.op_laws import node_of
 from tests.test_models import small
 
 NUM_PROCS = 6
 CASES = [c for name in available() for c in cases_of(name)]
-every_case = pytest.mark.parametrize("case", CASES, ids=str)
 
 
 def tables(node: Node) -> tuple[SpaceTable, LayoutTable]:
@@ -49,9 +48,9 @@ def tables(node: Node) -> tuple[SpaceTable, LayoutTable]:
 @every_case
 def test_the_largest_parts_of_all_splits_at_once_are_those_of_each(case: Case) -> None:
     node = node_of(case)
-    table, layouts = tables(node)
+    table, _ = tables(node)
     cut = dict(zip(table.axes[0], table.degree[0].T, strict=True))
-    every = Largest([node], cut, [len(table.splits[0])], layouts)
+    every = Largest([node], cut, [len(table.splits[0])])
     first = [parts(node, split)[0] for split in table.splits[0]]
 
     def of_each(found: object) -> list:

@@ -18,7 +18,7 @@ from castile.planner.budget import Budget
 from castile.planner.evaluator import Evaluated, Evaluator
 from castile.planner.moves import Moves
 from castile.planner.pieces import in_pieces
-from castile.planner.search import LEAST_GAIN, Run
+from castile.planner.search import Run
 from castile.planner.sketch.chains import TEMPERATURE, Chain, Chains
 from castile.planner.sketch.sieve import Sieve, num_parts
 from castile.planner.strategy import Config, Strategy
@@ -164,19 +164,15 @@ class _Sketched:
                 count = min(count, round((until - self.run.spent) * self.run.budget.proposals) or 1)
             walked = self.chains.walk(_chain(start, self.num_chains, count))
             most = min(start.energy * (1 - WORTH / times), self.to_beat)
-            if walked.energy < most and not self.is_known(walked.energy):
+            if walked.energy < most:
                 plan = start.kept | walked.plan
-                found = _End(walked.energy, self.run.num_proposals + walked.history[-1][0], plan, start)
+                found = _End(walked.energy, self.run.num_proposals + walked.number, plan, start)
                 is_new = self.ends.setdefault(frozenset(plan.items()), found) is found
                 # The first ends are simulated while others are walked, if there is room for all of them anyway.
                 if is_new and self.run.budget.proposals is not None and self.num_chains < NUM_CHAINS <= self.most:
                     self.simulate(found)
             self.num_chains += 1
             self.run.adopt(count, [])
-
-    def is_known(self, energy: float) -> bool:
-        """Whether that is what the sketch says of a beginning: plans differ from it in what takes next to no time."""
-        return any(abs(energy / start.energy - 1) < LEAST_GAIN for start in self.starts)
 
     def judge(self, until: float) -> None:
         """Simulate the best of the chains' ends, as many as a budget of seconds leaves time for."""

@@ -55,7 +55,6 @@ class LayoutTable:
         self._table, self.kind = table, kind
         self._cuts: list[Cuts] = [tuple(zip(*of, strict=True)) for of in zip(table.axes, table.cuts, strict=True)]
         self._numbers: dict[object, int] = {}
-        self._seen: dict[object, Seen] = {}
         self._dims: list[Dim] = []
         self._number_of: dict[object, int] = {}
         # Of each layout its space, the numbers of its dims, and which axes of the space cut any.
@@ -104,13 +103,6 @@ class LayoutTable:
         lo, hi = (np.concatenate([np.zeros(0, np.int64), *(dim[end] for dim in self._dims)]) for end in (2, 3))
         return Layouts(ends - first[space + 1], dims, axis, table, bears, lo, hi), int(ends[-1]) if count else 0
 
-    def seen(self, node: Node, index: int, cuts: Cuts) -> Seen:
-        """What blocks of each of these axes see of an operand where all others are whole."""
-        key = (self.kind(node), index, cuts)
-        if key not in self._seen:
-            self._seen[key] = _seen(node, index, cuts)
-        return self._seen[key]
-
     def _by_law(self, node: Node, space: int, operand: Operand, begin: tuple[int, ...]) -> tuple[list[int], list[bool]]:
         """The dims of what is cut as the axis line says, and which axes cut any."""
         axes, cuts, a = self._table.axes[space], self._table.cuts[space], node.alignment
@@ -131,14 +123,14 @@ class LayoutTable:
 
     def _as_read(self, node: Node, space: int, index: int, begin: tuple[int, ...]) -> tuple[list[int], list[bool]]:
         """The same of an operand that is not read as the axis line says."""
-        whole, seen = self.seen(node, index, self._cuts[space])
+        whole, by_axis = seen(node, index, self._cuts[space])
         rows = []
         for d, (lo, hi, first) in enumerate(zip(*whole, begin or (0,) * len(whole.lo), strict=True)):
-            number = max((n for n, of in enumerate(seen) if d in of), default=-1)
-            los, his = seen[number][d] if number >= 0 else (np.array([lo]), np.array([hi]))
+            number = max((n for n, of in enumerate(by_axis) if d in of), default=-1)
+            los, his = by_axis[number][d] if number >= 0 else (np.array([lo]), np.array([hi]))
             degrees = self._table.cuts[space][number] if number >= 0 else ()
             rows.append(self._dim(Dim(number, degrees, los + first, his + first)))
-        return rows, [bool(of) for of in seen]
+        return rows, [bool(of) for of in by_axis]
 
     def _dim(self, dim: Dim) -> int:
         """The number of a dim: equal ones have the same."""
@@ -149,7 +141,8 @@ class LayoutTable:
         return number
 
 
-def _seen(node: Node, index: int, cuts: Cuts) -> Seen:
+def seen(node: Node, index: int, cuts: Cuts) -> Seen:
+    """What blocks of each of these axes see of an operand where all others are whole."""
     a, num_dims = node.alignment, len(node.alignment.operands[index].dims)
     if not num_dims or not cuts:
         return Seen(node.whole().reads(index), [{} for _ in cuts])

@@ -125,32 +125,22 @@ def restored(count, nodes, old, plan):  # type: ignore[no-untyped-def]
         plan[nodes[k]] = old[k]
 
 
-def note(number, energy, plan, best, seen):  # type: ignore[no-untyped-def]
-    """Keep a plan that is better than all before, and in the ring which proposal it was."""
-    k = int(seen[0, 0]) % (len(seen) - 1)
-    for j in range(len(plan)):
-        best[j] = plan[j]
-    seen[0, 0] += 1
-    seen[k + 1, 0], seen[k + 1, 1] = number, energy
-
-
 def walk(  # type: ignore[no-untyped-def]
     begin, draws, heats, plan, energy, best, best_energy, capacity, penalty, axes_of, type_of,
-    program, uses, spaces, layouts, links, prices, choices, classes, room, log, nodes, old, seen,
+    program, uses, spaces, layouts, links, prices, choices, classes, room, log, nodes, old, told,
 ):  # fmt: skip
     """Metropolis's walk from proposal number `begin`: (why it ends, the number reached, energy, least energy).
 
     plan         the Configs of the present plan
     energy       its energy, not a number where it is not worked out yet
     best[N]      the best plan
-    seen         seen[0, 0] were better than all before: which proposals, and their energies, in a ring; seen[0, 1]: the
-                 split that is not known
+    told         the proposal that led to it, and the split that is not known
     """
     if np.isnan(energy):
         energy = began(
             plan, capacity, penalty, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log
         )
-        seen[1, 1] = best_energy = energy
+        best_energy = energy
     for i in range(begin, len(draws)):
         if room.entries[0] * 2 > len(prices.keys):
             return FULL, i, energy, best_energy
@@ -161,7 +151,7 @@ def walk(  # type: ignore[no-untyped-def]
             missing = program.known[nodes[k]] + spaces.split[plan[nodes[k]]]
             if not prices.known[missing]:
                 restored(count, nodes, old, plan)
-                seen[0, 1] = missing
+                told[1] = missing
                 return UNKNOWN, i, energy, best_energy
         most = energy * (1 - heats[i] * np.log(1 - draws[i, draws.shape[1] - 1]))
         there = tried(
@@ -177,8 +167,9 @@ def walk(  # type: ignore[no-untyped-def]
                 prices, classes, room, log,
             )  # fmt: skip
         if energy < best_energy:
-            best_energy = energy
-            note(i, energy, plan, best, seen)
+            best_energy, told[0] = energy, i
+            for j in range(len(plan)):
+                best[j] = plan[j]
     return DONE, len(draws), energy, best_energy
 
 
@@ -237,5 +228,5 @@ def taken_back(n, together, first, plan, program, nodes, old):  # type: ignore[n
     return count
 
 
-INLINED = (decided, load, note, restored, shortage)
+INLINED = (decided, load, restored, shortage)
 PARTS = (began, carry, load_all, renewed, taken_back, tried)

@@ -17,8 +17,9 @@ import numpy as np
 
 from castile.planner.additive import Additive
 from castile.planner.cost import CostModel
+from castile.planner.evaluator import PENALTY
 from castile.planner.lower import Lowering, uncollected
-from castile.planner.rows import pointer
+from castile.planner.rows import pointer, runs
 from castile.planner.sketch import changes, loops, prices, sweep
 from castile.planner.sketch.arrays import RECORDS, Links, Prices
 from castile.planner.sketch.choices import choices_of
@@ -32,8 +33,6 @@ from castile.planner.strategy import Config
 from castile.runtime.compiled import assembled, can_compile
 from castile.runtime.task import CostKey
 
-# Of plans that were better than all before, so many are told.
-NUM_KEPT = 8
 # Draws of a proposal.
 NUM_DRAWS = 12
 # Bytes of the two transfers that say what a link takes.
@@ -44,22 +43,22 @@ MOST_NAMED = 1 << 24
 
 
 class Walked(NamedTuple):
-    """What a walk found: its best plan, and (proposal, energy) of the last that were better than all before.
+    """What a walk found: its best plan, and which proposal led to that.
 
     energy   seconds, and for a plan that does not fit a penalty
     """
 
     plan: dict[str, Config]
     energy: float
-    history: list[tuple[int, float]]
+    number: int
 
 
 class Trail(NamedTuple):
-    """What a walk found, in numbers: its least energy, and `best` and `seen` of `loops.walk`."""
+    """The same in numbers."""
 
-    least: float
     best: np.ndarray
-    seen: np.ndarray
+    least: float
+    number: int
 
 
 class Sketch:
@@ -171,59 +170,42 @@ class Sketch:
     def seconds(self, configs: Mapping[str, Config]) -> float:
         """What a plan's step takes. Raises ValueError where a Config is none of the sketch."""
         nothing = np.zeros((0, NUM_DRAWS))
-        return self.trail(self.number(configs), nothing, nothing[:, 0], np.full(len(self.type_of), np.inf), 0.0).least
+        return self.trail(self.number(configs), nothing, nothing[:, 0], np.full(len(self.type_of), np.inf)).least
 
-    def walk(
-        self,
-        start: Mapping[str, Config],
-        draws: np.ndarray,
-        heats: np.ndarray,
-        capacity: np.ndarray,
-        penalty: float = 100.0,
-    ) -> Walked:
-        """Metropolis's walk from a plan, a proposal for each row of draws.
+    def told(self, trail: Trail) -> Walked:
+        """What a walk found, in Configs."""
+        return Walked(self.configs(trail.best), trail.least, trail.number)
 
+    def trail(self, plan: np.ndarray, draws: np.ndarray, heats: np.ndarray, capacity: np.ndarray) -> Trail:
+        """Metropolis's walk from a plan, a proposal for each row of draws, in numbers.
+
+        plan                    those of the Configs that it begins with, which it changes
         draws[N, NUM_DRAWS]     uniform in [0, 1)
         heats[N]                by how much more of its seconds the plan that follows another may take, times a draw
                                 whose mean is 1
         capacity[P]             bytes of each processor
         """
-        return self.told(self.trail(self.number(start), draws, heats, capacity, penalty))
-
-    def told(self, trail: Trail) -> Walked:
-        """What a walk found, in Configs."""
-        count = int(trail.seen[0, 0])
-        order = [(n - 1) % NUM_KEPT for n in range(count, max(0, count - NUM_KEPT), -1)]
-        history = [(int(trail.seen[k + 1, 0]), float(trail.seen[k + 1, 1])) for k in reversed(order)]
-        return Walked(self.configs(trail.best), trail.least, history)
-
-    def trail(
-        self, plan: np.ndarray, draws: np.ndarray, heats: np.ndarray, capacity: np.ndarray, penalty: float = 100.0
-    ) -> Trail:
-        """A walk in numbers; plan: those of the Configs that it begins with, which it changes."""
         self._begin(plan)
-        best, seen = plan.copy(), np.zeros((NUM_KEPT + 1, 2))
-        seen[0, 0] = 1
+        best, told = plan.copy(), np.zeros(2, np.int64)
         # A walk is compiled once, for what is always of these types.
         capacity = capacity.astype(np.float64)
         energy, least, at, why = np.nan, np.nan, 0, loops.FULL
         nodes, old = np.zeros((2, len(plan)), np.int64)
         while why != loops.DONE:
             why, at, energy, least = _bodies().walk(
-                at, draws, heats, plan, energy, best, least, capacity, penalty, self.axes_of, self.type_of,
+                at, draws, heats, plan, energy, best, least, capacity, PENALTY, self.axes_of, self.type_of,
                 self.program, self.uses, self.spaces, self.layouts, self.links, self.prices, self.choices,
-                self.classes, self.room, self.log, nodes, old, seen,
+                self.classes, self.room, self.log, nodes, old, told,
             )  # fmt: skip
             if why == loops.UNKNOWN:
-                self._fill(int(seen[0, 1]))
+                self._fill(int(told[1]))
             elif why == loops.FULL:
                 self._widen()
-        return Trail(float(least), best, seen)
+        return Trail(best, float(least), int(told[0]))
 
     def trimmed(
-        self, first: np.ndarray, best: np.ndarray, each: float, every: float, capacity: np.ndarray,
-        penalty: float = 100.0,
-    ) -> tuple[float, np.ndarray]:  # fmt: skip
+        self, first: np.ndarray, best: np.ndarray, each: float, every: float, capacity: np.ndarray
+    ) -> tuple[float, np.ndarray]:
         """The plan that a walk from `first` found, without those of its changes that gain next to nothing; its energy.
 
         each, every   by what share of its energy what is taken back at once may make the plan worse, and all of it
@@ -234,7 +216,7 @@ class Sketch:
         at, why, (nodes, old) = 0, loops.FULL, np.zeros((2, len(plan)), np.int64)
         while why != loops.DONE:
             why, at, energy, most = _bodies().trimmed(
-                at, each, every, first, plan, energy, most, capacity, penalty, self.axes_of, self.type_of,
+                at, each, every, first, plan, energy, most, capacity, PENALTY, self.axes_of, self.type_of,
                 self.program, self.uses, self.spaces, self.layouts, self.links, self.prices, self.classes, self.room,
                 self.log, nodes, old,
             )  # fmt: skip
@@ -275,7 +257,7 @@ class Sketch:
         rows = zip(alike.values(), each, largest, own, steps, every, strict=True)
         for of, ones, joined, numbers, decided, seconds in rows:
             counts = [one.count for one in ones]
-            split_of = np.arange(joined.count) - np.repeat(np.cumsum(counts) - counts, counts) + (split or 0)
+            split_of = runs(np.full(len(counts), split or 0), counts)
             for places, lasts in zip(np.array(numbers, np.int64).T, seconds, strict=True):
                 self.prices.seconds[np.repeat(self.program.row[places], counts) + split_of] = lasts
             here = np.repeat(self._known_first[of], counts) + split_of
@@ -294,8 +276,8 @@ class Sketch:
         node, space = self.lowering.piece.nodes[self.names[number]], int(self._spaces[number])
         splits, degree = self.table.splits[space], self.table.degree[space]
         if split is not None:
-            return Largest([node], splits[split], [1], self._layouts)
-        return Largest([node], dict(zip(self.table.axes[space], degree.T, strict=True)), [len(splits)], self._layouts)
+            return Largest([node], splits[split], [1])
+        return Largest([node], dict(zip(self.table.axes[space], degree.T, strict=True)), [len(splits)])
 
     def _widen(self) -> None:
         """Make room for as many transfers again, where half of it is used."""

@@ -21,7 +21,7 @@ from castile.planner.lower import Lowering
 from castile.planner.op import Op, Part
 from castile.planner.program import FETCHED, GRADIENT, Program, Step
 from castile.planner.recordings import Recorder
-from castile.planner.sketch.layouts import LayoutTable
+from castile.planner.sketch.layouts import seen
 from castile.planner.sketch.many import Cut, asked
 from castile.planner.strategy import parts
 from castile.planner.template import Asked, priced
@@ -213,10 +213,9 @@ class Largest:
     count   how many splits
     """
 
-    def __init__(self, nodes: Sequence[Node], cut: Cut, counts: Sequence[int], layouts: LayoutTable) -> None:
-        self.node, self.cut, self.count, self._layouts = nodes[0], cut, sum(counts), layouts
+    def __init__(self, nodes: Sequence[Node], cut: Cut, counts: Sequence[int]) -> None:
+        self.node, self.cut, self.count = nodes[0], cut, sum(counts)
         self._nodes, self._counts = nodes, counts
-        self._shapes: dict[tuple[bool, int], tuple[Any, ...]] = {}
         self._sizes: dict[object, Any] = {}
         self._flops: dict[str, Any] = {}
 
@@ -226,8 +225,7 @@ class Largest:
         axes = dict.fromkeys(axis for one in every for axis in one.cut)
         each = {axis: [np.broadcast_to(one.cut.get(axis, 1), one.count) for one in every] for axis in axes}
         cut = {axis: np.concatenate(of) for axis, of in each.items()}
-        first = every[0]
-        return first if len(every) == 1 else cls([o.node for o in every], cut, [o.count for o in every], first._layouts)
+        return every[0] if len(every) == 1 else cls([one.node for one in every], cut, [one.count for one in every])
 
     @cached_property
     def _part(self) -> Part:
@@ -239,19 +237,16 @@ class Largest:
         ends = np.cumsum(self._counts)[:-1]
         parts = [dict(zip(self.cut, row)) for row in zip(*(np.split(of, ends) for of in self.cut.values()))]
         rows = zip(self._nodes, parts or [{} for _ in self._nodes], self._counts, strict=True)
-        return [Largest([node], cut, [count], self._layouts) for node, cut, count in rows]
+        return [Largest([node], cut, [count]) for node, cut, count in rows]
 
     def like(self, nodes: Sequence[Node], cut: Cut) -> Largest:
         """As many of other nodes."""
-        return Largest(nodes, cut, self._counts, self._layouts)
+        return Largest(nodes, cut, self._counts)
 
     def shape(self, is_operand: bool, index: int) -> tuple[Any, ...]:
         """The lengths of what it touches of an operand or result, or an array of each."""
-        key = is_operand, index
-        if key not in self._shapes:
-            box = asked(lambda: self._part.reads(index) if is_operand else self._part.writes(index))
-            self._shapes[key] = self._by_axis(index) if box is None else box.shape
-        return self._shapes[key]
+        box = asked(lambda: self._part.reads(index) if is_operand else self._part.writes(index))
+        return self._by_axis(index) if box is None else box.shape
 
     def size(self, is_operand: bool, index: int) -> Any:
         """How many elements these are."""
@@ -289,7 +284,7 @@ class Largest:
             return tuple([np.concatenate(row) for row in rows])
         degrees = {axis: tuple(sorted({*degree.tolist()} - {1})) for axis, degree in self.cut.items()}
         cuts = tuple([(axis, of) for axis, of in degrees.items() if of])
-        whole, by_axis = self._layouts.seen(self.node, index, cuts)
+        whole, by_axis = seen(self.node, index, cuts)
         shape: list[Any] = list(whole.shape)
         for (axis, of), blocks in zip(cuts, by_axis, strict=True):
             firsts = np.cumsum([1, *of[:-1]])
