@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
@@ -103,7 +103,7 @@ class Database:
             rows = connection.execute(
                 """SELECT name, shapes, dtype, flops, nbytes, link, members, seconds, spread_seconds, count
                 FROM measurement WHERE environment = ?""", found[:1]).fetchall()  # fmt: skip
-        return snapshot_of(environment, (Measured(CostKey(*row[:7]), *row[7:]) for row in rows), found[1])
+            return snapshot_of(environment, map(_measured, rows), msgspec.convert(found[1], float))
 
     def add_ways(self, environment: Environment, ways: Iterable[Way]) -> None:
         """Keep what ways to run kernel calls took, in place of all older ones of these calls; all of them or none."""
@@ -122,7 +122,7 @@ class Database:
             rows = connection.execute(
                 """SELECT call, form, setting, seconds FROM way WHERE device = ? AND kernels = ? AND libraries = ?
                 ORDER BY call, seconds, form, setting""", _device(environment)).fetchall()  # fmt: skip
-        return tuple(Way(*row) for row in rows)
+            return tuple([msgspec.convert(dict(zip(Way.__struct_fields__, row, strict=True)), Way) for row in rows])
 
     def num_others(self, environment: Environment) -> int:
         """How many measurements `snapshot` leaves out because they were made in other environments."""
@@ -133,7 +133,8 @@ class Database:
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
-        """A connection in which SQLite's own errors become one sentence about the file."""
+        """A connection in which SQLite's own errors, and values that nobody can have measured, become one sentence
+        about the file."""
         try:
             connection = sqlite3.connect(self.path, timeout=WAIT_SECONDS, isolation_level=None)
             # SQLite's own way calls text that is none a mistake of the caller
@@ -144,7 +145,7 @@ class Database:
                 connection.close()
         except sqlite3.OperationalError as error:
             raise ValueError(f"profile database {self.path}: {error}; choose another path or free this one") from error
-        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+        except (sqlite3.DatabaseError, ValueError, msgspec.ValidationError) as error:
             raise ValueError(f"profile database {self.path} is damaged ({error}); "
                              "move it away, and a new one will be made and filled") from error  # fmt: skip
 
@@ -214,6 +215,13 @@ def _identity(environment: Environment) -> tuple[str, int, int, str, str]:
 
 def _device(environment: Environment) -> tuple[str, str, str]:
     return (environment.device, environment.kernels, environment.libraries)
+
+
+def _measured(row: Sequence[object]) -> Measured:
+    """A row as `snapshot` asks for it. Raises ValueError or msgspec.ValidationError for what can be none."""
+    names, num_of_key = (*CostKey.__struct_fields__, *Measured.__struct_fields__[1:]), len(CostKey.__struct_fields__)
+    values = list(zip(names, row, strict=True))
+    return msgspec.convert({"key": dict(values[:num_of_key]), **dict(values[num_of_key:])}, Measured)
 
 
 def _fields(key: CostKey) -> tuple[str, str, str, int, int, str, int]:

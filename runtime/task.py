@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -160,10 +160,10 @@ class CostKey(msgspec.Struct, frozen=True, cache_hash=True):
     name: str
     shapes: str
     dtype: str
-    flops: int
-    nbytes: int
+    flops: Annotated[int, msgspec.Meta(ge=0)]
+    nbytes: Annotated[int, msgspec.Meta(ge=0)]
     link: str = ""
-    members: int = 1
+    members: Annotated[int, msgspec.Meta(ge=1)] = 1
 
     def strided(self, arrays: Mapping[int, tuple[int, ...]]) -> CostKey:
         """The key of the same work where some operands are read in strides.

@@ -1,18 +1,22 @@
 """The profile database: what goes in comes out, a crash loses only what was not finished, faulty files are kept."""
 
 import itertools
+import shutil
 import sqlite3
 import subprocess
 import sys
 import textwrap
+from math import isfinite
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.planner import database as databases
+from castile.planner.cost import CostModel
 from castile.planner.database import Database, Way
 from castile.planner.snapshot import Environment, Measured, Snapshot, snapshot_of
+from castile.runtime.machine import parse
 from castile.runtime.task import CostKey
 
 HERE = Environment("cpu", 1, 2, "abc", "numpy 2")
@@ -233,6 +237,35 @@ def test_text_that_is_none_is_refused(tmp_path):
     connection.close()
     assert changed
     refused(path, "damaged")
+
+
+WRONG = ("x", b"\xff", -1, -1.5, float("inf"), 0)
+
+
+@pytest.mark.parametrize("table", ["environment", "measurement", "way"])
+def test_a_value_that_nobody_measured_is_told_with_its_file_or_harms_nobody(tmp_path, table):
+    """In any column: what is read can be priced with, or it is said which file is damaged."""
+    whole, path, told = filled(tmp_path / "whole.db", 3), tmp_path / "profile.db", 0
+    Database(whole).add_ways(HERE, [Way("call", "triton", "", 1e-6)])
+    with sqlite3.connect(whole) as connection:
+        columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})") if row[1] != "id"]
+    connection.close()
+    for column, value in itertools.product(columns, WRONG):
+        shutil.copy(whole, path)
+        connection = sqlite3.connect(path, isolation_level=None)
+        connection.execute("PRAGMA ignore_check_constraints = ON")
+        connection.execute(f"UPDATE OR IGNORE {table} SET {column} = ?", (value,))
+        connection.close()
+        try:
+            database = Database(path)
+            prices, ways = CostModel(parse("virtual:procs=2"), database.snapshot(HERE)), database.ways(HERE)
+        except ValueError as error:
+            told += 1
+            assert str(path) in str(error) and "damaged" in str(error) and "\n" not in str(error), error
+        else:
+            assert all(isfinite(prices.seconds(row.key).seconds) for row in some(3).rows), (column, value)
+            assert all(isfinite(way.seconds) and isinstance(way.call, str) for way in ways), (column, value)
+    assert told
 
 
 def test_path_that_cannot_be_opened_is_refused(tmp_path):
