@@ -14,6 +14,7 @@ from castile.kernels.table import Table
 from castile.planner.graph import Graph
 from castile.planner.op import Init, find
 from castile.planner.ops.dropout import Dropout
+from castile.runtime.compiled import compiling_seconds
 from tests.op_cases import case
 from tests.op_laws import node_of, recorded, run
 
@@ -75,10 +76,40 @@ def test_what_moves_blocks_is_in_no_loop_that_calls_it(dtype: str) -> None:
     assert f"block_gathered.{dtype}" in made and "copy_rows" not in made
 
 
+def test_lines_have_no_walk_of_their_own_and_who_waits_for_them_is_told() -> None:
+    before = compiling_seconds()
+    for kind in (lines.writes, lines.adds, lines.alters, lines.sums):
+        line = kind(lines.Loop("x, y -> x - 7.25 * y", (False,) * (1 + (kind is not lines.alters)), (), "float64"))
+        assert "block_gathered" not in line.made.inspect_llvm()
+        spent = compiling_seconds()
+        assert spent > before, "what compiles counts"
+        before = spent
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dims", [(), (0,), (1,), (0, 1, 2)])
+@pytest.mark.parametrize("cols", [1, 7, 63, 64, 65, 300, 512, 513, 1100])
+def test_rows_of_any_length_are_walked_however_they_lie(cols: int, dims: tuple[int, ...], dtype: str) -> None:
+    """Written, added to and summed over any dims, of rows that are walked where they lie, in blocks, on the stack."""
+    rng = np.random.default_rng(cols)
+    shape = (3, 5, cols)
+    ways = (np.array, lambda x: np.repeat(x, 2, -1)[..., ::2], lambda x: np.repeat(x, 2, 1)[:, ::2], np.asfortranarray)
+    # Whole numbers, whose sums are the same in any order.
+    x, y, few = (rng.integers(-9, 9, n).astype(dtype) for n in (shape, shape, (5, 1)))
+    for n, way in enumerate(ways):
+        args = ("x, y, z -> x * y - z", way(x), ways[n - 1](y), few)
+        name, params = ("sum_pointwise", {"dims": dims}) if dims else ("pointwise", {})
+        want = getattr(reference, name)(*args, **params)
+        for adds in (False, True):
+            out = way(np.full(want.shape, 3, dtype)) if want.ndim == 3 else np.full(want.shape, 3, dtype)
+            Table("numpy").bind(name, args, (out,), params, None, adds)()
+            assert np.array_equal(out, want + 3 * adds)
+
+
 def test_a_line_is_compiled_once_for_each_dtype() -> None:
     loops = [lines.Loop("x -> x + 1", (False,), (), dtype) for dtype in ("float32", "float32", "float64")]
     first, again, other = (lines.writes(loop) for loop in loops)
-    assert first is again and first is not other and first.__name__ != other.__name__
+    assert first is again and first.made.native_name != other.made.native_name
 
 
 def test_numbers_of_a_line_have_the_dtype_of_its_arrays() -> None:
@@ -89,7 +120,7 @@ def test_numbers_of_a_line_have_the_dtype_of_its_arrays() -> None:
         out = np.zeros(1, "float32")
         Table(form).bind("pointwise", ("x -> 0.1 * x", x), (out,), {})()
         assert out[0] == np.float32(0.1), form
-    assert "float64" not in str(loop.signatures)
+    assert "double" not in loop.made.inspect_llvm()
 
 
 def graph(*shapes: tuple[int, ...]) -> tuple[Graph, list]:

@@ -14,9 +14,10 @@ from castile.kernels.arithmetic import parse
 from castile.kernels.calls import Call
 from castile.kernels.form import prepares
 from castile.kernels.numpy.channels import channels
-from castile.kernels.numpy.jit import compiled
+from castile.kernels.numpy.jit import compiled, inlined
 from castile.kernels.numpy.lanes import after, pointer, spare
 from castile.kernels.numpy.lines import filled, from_text, typed
+from castile.kernels.numpy.views import even, lain
 
 # The gradients of x and of its factors, where that of the result is a line's value.
 _SLOPES = """
@@ -24,7 +25,8 @@ def {name}(out, seen{arrays}, to, of{steps}, shape, factors, slopes{constants}):
     to_first, of_first = pointer(out), pointer(seen)
     {begin}
     for channel in range(shape[1]):
-        mean, scale = factors[0, channel], factors[1, channel]
+        given = after(pointer(factors[0]), channel * factors[1][1])
+        mean, scale = given[0], given[factors[1][0]]
         total = moved = 0.0
         for sample, line in np.ndindex(shape[0], shape[2]):
             to_line = after(to_first, sample * to[0] + channel * to[1] + line * to[2])
@@ -39,26 +41,27 @@ def {name}(out, seen{arrays}, to, of{steps}, shape, factors, slopes{constants}):
                 to_line[place] = slope * scale
             total += first
             moved += second
-        slopes[0, channel], slopes[1, channel], slopes[2, channel] = -scale * total, moved, total
+        found, row = after(pointer(slopes[0]), channel * slopes[1][1]), slopes[1][0]
+        found[0], found[row], found[2 * row] = -scale * total, moved, total
 """
 
 
 @prepares
 def moments(out: np.ndarray, x: np.ndarray, *, scale: float, accumulate: bool) -> Call | None:
     """See the definition."""
-    return _work(_moments, [x], out, scale, accumulate)
+    return _work(_moments, [x], [out], scale, accumulate)
 
 
 @prepares
 def moments_grad(out: np.ndarray, dm: np.ndarray, x: np.ndarray, *, scale: float, accumulate: bool) -> Call | None:
     """See the definition."""
-    return _work(_moments_grad, [out, x], dm, x.dtype.type(scale), accumulate)
+    return _work(_moments_grad, [out, x], [dm], x.dtype.type(scale), accumulate)
 
 
 @prepares
 def norm(out: np.ndarray, x: np.ndarray, factors: np.ndarray) -> Call | None:
     """See the definition."""
-    return _work(_norm, [out, x], factors)
+    return _work(_norm, [out, x], [factors])
 
 
 @prepares
@@ -76,29 +79,29 @@ def norm_grad_pointwise(
 
 
 @prepares
-def norm_factors(out: np.ndarray, gain: np.ndarray, shift: np.ndarray, *statistics: np.ndarray, eps: float) -> Call:
+def norm_factors(
+    out: np.ndarray, gain: np.ndarray, shift: np.ndarray, *statistics: np.ndarray, eps: float
+) -> Call | None:
     """See the definition."""
-    mean, second = _pair(statistics)
-    return partial(_factors, out, gain, shift, mean, second, eps, len(statistics) == 2)
+    return _of_channels(_factors, [gain, shift, *_pair(statistics), out], eps, len(statistics) == 2)
 
 
 @prepares
 def norm_factors_grad(
     out: tuple[np.ndarray, ...], df: np.ndarray, gain: np.ndarray, *statistics: np.ndarray, eps: float
-) -> Call:
+) -> Call | None:
     """See the definition."""
     d_gain, d_shift, *found = out
-    return partial(
-        _factors_grad, d_gain, d_shift, *_pair(found), df, gain, *_pair(statistics), eps, len(statistics) == 2
-    )
+    arrays = [gain, *_pair(statistics), d_gain, d_shift, *_pair(found), df]
+    return _of_channels(_factors_grad, arrays, eps, len(statistics) == 2)
 
 
 @prepares
 def running_moment(
     out: np.ndarray, old: np.ndarray, m: np.ndarray, *, momentum: float, count: int, variance: bool
-) -> Call:
+) -> Call | None:
     """See the definition."""
-    return partial(_running, out, old, m, momentum, count / (count - 1), variance)
+    return _of_channels(_running, [old, out, m], momentum, count / (count - 1), variance)
 
 
 def _pair(statistics: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -107,10 +110,17 @@ def _pair(statistics: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     return first, second
 
 
-def _work(loop: Callable[..., Any], arrays: list[np.ndarray], *how: Any) -> Call | None:
-    """`loop` over arrays of one shape [b,c,...]; None where their rows do not lie dense."""
+def _work(loop: Callable[..., Any], arrays: list[np.ndarray], rows: list[np.ndarray], *how: Any) -> Call | None:
+    """`loop` over arrays of one shape [b,c,...] and rows [...,c]; None where places of the first do not lie dense."""
     found = channels(*arrays)
-    return None if found is None else partial(loop, *found.flats, *found.steps, found.shape, *how)
+    if found is None or not even(*rows):
+        return None
+    return partial(loop, *found.flats, *found.steps, found.shape, *map(lain, rows), *how)
+
+
+def _of_channels(loop: Callable[..., Any], arrays: list[np.ndarray], *how: Any) -> Call | None:
+    """`loop` over arrays [...,c], the first of them [c]; None where one does not lie evenly."""
+    return partial(loop, arrays[0].size, *map(lain, arrays), *how) if even(*arrays) else None
 
 
 def _slopes(
@@ -119,7 +129,7 @@ def _slopes(
 ) -> Call | None:  # fmt: skip
     """The gradients of `norm` where its result's is what a line makes of ys."""
     loop = _slopes_of(line, tuple(constants), x.dtype.name)
-    return _work(loop, [out[0], x, *ys], factors, out[1], *map(x.dtype.type, constants.values()))
+    return _work(loop, [out[0], x, *ys], [factors, out[1]], *map(x.dtype.type, constants.values()))
 
 
 @cache
@@ -136,19 +146,26 @@ def _slopes_of(line: str, constants: tuple[str, ...], dtype: str) -> Callable[..
     return from_text(filled(_SLOPES, parts, arrays=arrays, steps=steps, constants=last, value=typed(value)), dtype)
 
 
+@inlined
+def _at(x, c):  # type: ignore[no-untyped-def]
+    """Where the first number of a channel lies."""
+    return after(pointer(x[0]), c * x[1][-1])
+
+
 @compiled
 def _moments(x, steps, shape, out, scale, adds):  # type: ignore[no-untyped-def]
-    p_x = pointer(x)
+    p_x, row = pointer(x), out[1][0]
     for c in range(shape[1]):
         total = square = 0.0
         for b, h in np.ndindex(shape[0], shape[2]):
-            row = after(p_x, b * steps[0] + c * steps[1] + h * steps[2])
+            line = after(p_x, b * steps[0] + c * steps[1] + h * steps[2])
             for w in range(shape[3]):
-                value = np.float64(row[w])
+                value = np.float64(line[w])
                 total += value
                 square += value * value
-        out[0, c] = out[0, c] + total * scale if adds else total * scale
-        out[1, c] = out[1, c] + square * scale if adds else square * scale
+        o = _at(out, c)
+        o[0] = o[0] + total * scale if adds else total * scale
+        o[row] = o[row] + square * scale if adds else square * scale
 
 
 @compiled
@@ -156,7 +173,8 @@ def _moments_grad(out, x, to, steps, shape, dm, scale, adds):  # type: ignore[no
     p_out, p_x, held = pointer(out), pointer(x), spare(x)
     for b, c in np.ndindex(shape[0], shape[1]):
         # what is stored has x's dtype, in which the loop then stays
-        held[0], held[1] = dm[0, c] * scale, 2 * dm[1, c] * scale
+        d = _at(dm, c)
+        held[0], held[1] = d[0] * scale, 2 * d[dm[1][0]] * scale
         constant, slope = held[0], held[1]
         for h in range(shape[2]):
             o = after(p_out, b * to[0] + c * to[1] + h * to[2])
@@ -171,40 +189,54 @@ def _moments_grad(out, x, to, steps, shape, dm, scale, adds):  # type: ignore[no
 
 @compiled
 def _norm(out, x, to, steps, shape, factors):  # type: ignore[no-untyped-def]
-    p_out, p_x = pointer(out), pointer(x)
+    p_out, p_x, row = pointer(out), pointer(x), factors[1][0]
     for b, c in np.ndindex(shape[0], shape[1]):
-        mean, scale, shift = factors[0, c], factors[1, c], factors[2, c]
+        f = _at(factors, c)
+        mean, scale, shift = f[0], f[row], f[2 * row]
         for h in range(shape[2]):
             o = after(p_out, b * to[0] + c * to[1] + h * to[2])
-            row = after(p_x, b * steps[0] + c * steps[1] + h * steps[2])
+            v = after(p_x, b * steps[0] + c * steps[1] + h * steps[2])
             for w in range(shape[3]):
-                o[w] = (row[w] - mean) * scale + shift
+                o[w] = (v[w] - mean) * scale + shift
+
+
+@inlined
+def _statistics(mean, second, c, central):  # type: ignore[no-untyped-def]
+    """Mean and variance of a channel; of moments its second is the mean square."""
+    middle, other = np.float64(_at(mean, c)[0]), np.float64(_at(second, c)[0])
+    return middle, other if central else other - middle * middle
 
 
 @compiled
-def _factors(out, gain, shift, mean, second, eps, central):  # type: ignore[no-untyped-def]
-    for c in range(gain.size):
-        middle = np.float64(mean[c])
-        variance = second[c] if central else second[c] - middle * middle
-        out[0, c] = middle
-        out[1, c] = gain[c] / sqrt(max(variance, 0.0) + eps)
-        out[2, c] = shift[c]
+def _factors(num, gain, shift, mean, second, out, eps, central):  # type: ignore[no-untyped-def]
+    row = out[1][0]
+    for c in range(num):
+        middle, variance = _statistics(mean, second, c, central)
+        o = _at(out, c)
+        o[0] = middle
+        o[row] = _at(gain, c)[0] / sqrt(max(variance, 0.0) + eps)
+        o[2 * row] = _at(shift, c)[0]
 
 
 @compiled
-def _factors_grad(d_gain, d_shift, d_mean, d_second, df, gain, mean, second, eps, central):  # type: ignore[no-untyped-def]
-    for c in range(gain.size):
-        middle = np.float64(mean[c])
-        variance = second[c] if central else second[c] - middle * middle
+def _factors_grad(  # type: ignore[no-untyped-def]
+    num, gain, mean, second, d_gain, d_shift, d_mean, d_second, df, eps, central
+):
+    row = df[1][0]
+    for c in range(num):
+        middle, variance = _statistics(mean, second, c, central)
+        d = _at(df, c)
         rate = 1 / sqrt(max(variance, 0.0) + eps)
-        spread = -0.5 * np.float64(df[1, c]) * gain[c] * (0.0 if variance < 0 else rate * rate * rate)
-        d_mean[c] = df[0, c] if central else df[0, c] - 2 * middle * spread
-        d_second[c] = spread
-        d_gain[c], d_shift[c] = df[1, c] * rate, df[2, c]
+        spread = -0.5 * np.float64(d[row]) * _at(gain, c)[0] * (0.0 if variance < 0 else rate * rate * rate)
+        _at(d_mean, c)[0] = d[0] if central else d[0] - 2 * middle * spread
+        _at(d_second, c)[0] = spread
+        _at(d_gain, c)[0], _at(d_shift, c)[0] = d[row] * rate, d[2 * row]
 
 
 @compiled
-def _running(out, old, m, momentum, unbiased, variance):  # type: ignore[no-untyped-def]
-    for c in range(old.size):
-        new = (m[1, c] - m[0, c] * m[0, c]) * unbiased if variance else m[0, c]
-        out[c] = (1 - momentum) * old[c] + momentum * new
+def _running(num, old, out, m, momentum, unbiased, variance):  # type: ignore[no-untyped-def]
+    row = m[1][0]
+    for c in range(num):
+        mean, square = _at(m, c)[0], _at(m, c)[row]
+        new = (square - mean * mean) * unbiased if variance else mean
+        _at(out, c)[0] = (1 - momentum) * _at(old, c)[0] + momentum * new

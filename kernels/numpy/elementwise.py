@@ -11,7 +11,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from castile.kernels.form import prepares
-from castile.kernels.numpy.lines import Loop, adds, alters, sums, writes
+from castile.kernels.numpy.lines import Line, Loop, adds, alters, bound, sums, writes
 from castile.kernels.numpy.moving import onto_zeros
 from castile.kernels.numpy.views import Shape
 from castile.kernels.numpy.walk import elementwise
@@ -23,7 +23,7 @@ def pointwise(
 ) -> Callable[[], Any] | None:
     """See the definition."""
     loop, arrays, numbers = _operands(line, xs, out.shape, constants, out.dtype)
-    return elementwise((adds if accumulate else writes)(loop), [out, *arrays], *numbers)
+    return _work((adds if accumulate else writes)(loop), [out, *arrays], numbers)
 
 
 @prepares
@@ -33,7 +33,7 @@ def sum_pointwise(
     """See the definition."""
     shape = np.broadcast_shapes(*(x.shape for x in xs))
     loop, arrays, numbers = _operands(line, xs, shape, constants, out.dtype)
-    return onto_zeros(elementwise(sums(loop), [standing(out, shape, dims), *arrays], *numbers), accumulate, out)
+    return onto_zeros(_work(sums(loop), [standing(out, shape, dims), *arrays], numbers), accumulate, out)
 
 
 def altered(
@@ -41,13 +41,18 @@ def altered(
 ) -> Callable[[], Any] | None:
     """The work that makes each element of out what the line says of it, which its first name is, and of xs."""
     loop, arrays, numbers = _operands(line, xs, out.shape, constants, out.dtype)
-    return elementwise(alters(loop), [out, *arrays], *numbers)
+    return _work(alters(loop), [out, *arrays], numbers)
+
+
+def _work(line: Line, arrays: list[np.ndarray], numbers: list[Any]) -> Callable[[], Any] | None:
+    return elementwise(line, arrays, *numbers, bind=bound)
 
 
 def _operands(
     line: str, xs: tuple[np.ndarray, ...], shape: Shape, constants: dict[str, float], dtype: np.dtype
 ) -> tuple[Loop, list[np.ndarray], list[Any]]:
     """The loop, the arrays it runs over, stretched to `shape`, and what is the same for all elements."""
+    assert all(x.dtype == dtype for x in xs), f"{line}: other arrays than {dtype} are the definition's"
     single = tuple(x.size == 1 and prod(shape) > 1 for x in xs)
     many = [_stretched(x, shape) for x, one in zip(xs, single, strict=True) if not one]
     numbers = [x.reshape(1) for x, one in zip(xs, single, strict=True) if one]

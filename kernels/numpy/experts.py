@@ -15,7 +15,7 @@ from castile.kernels.ids import OutOfRange
 from castile.kernels.numpy.jit import compiled, f32, inlined
 from castile.kernels.numpy.lanes import after, pointer
 from castile.kernels.numpy.moving import onto_zeros
-from castile.kernels.numpy.views import Scratch, Shape, even, in_rows, span, steps_of
+from castile.kernels.numpy.views import Scratch, even, in_rows, lain
 
 
 @prepares
@@ -24,7 +24,7 @@ def queue(out: np.ndarray, experts: np.ndarray, *, num_experts: int, capacity: i
     if not even(out, experts):
         return None
     waiting = Scratch(scratch).take((num_experts,), np.dtype("int64"))
-    return partial(_queue, experts.shape, _lain(out), _lain(experts), waiting, capacity)
+    return partial(_queue, experts.shape, lain(out), lain(experts), waiting, capacity)
 
 
 @prepares
@@ -85,7 +85,7 @@ def expert_share(
     """See the definition."""
     if not even(out, experts):
         return None
-    count = partial(_count, experts.shape, _lain(experts), _lain(out), num_experts, first_expert)
+    count = partial(_count, experts.shape, lain(experts), lain(out), num_experts, first_expert)
     return onto_zeros(count, False, out)
 
 
@@ -108,12 +108,7 @@ def _moving(
     if not (even(*arrays) and in_rows(tokens, places)):
         return None
     first = (first_expert, first_slot)
-    return partial(kernel, experts.shape, places.shape, first, *map(_lain, arrays))
-
-
-def _lain(x: np.ndarray) -> tuple[np.ndarray, Shape]:
-    """An array as the loops take it: everything from its first to its last element, and its steps."""
-    return span(x), steps_of(x)
+    return partial(kernel, experts.shape, places.shape, first, *map(lain, arrays))
 
 
 @inlined

@@ -15,7 +15,7 @@ from castile.kernels.numpy.channels import Channels, channels
 from castile.kernels.numpy.jit import compiled, f32, inlined
 from castile.kernels.numpy.lanes import after, pointer
 from castile.kernels.numpy.moving import onto_zeros
-from castile.kernels.numpy.views import dense
+from castile.kernels.numpy.views import dense, even, lain
 
 
 @prepares
@@ -33,9 +33,9 @@ def group_norm(
     if x.size == 0:
         return nothing
     places = channels(y, x)
-    if places is None or not (dense(g) and dense(b)):
+    if places is None or not (dense(g) and dense(b) and even(mean, rstd)):
         return None
-    return partial(_normal, *_lain(places), mean, rstd, g, b, _per(x, groups), x.dtype.type(eps))
+    return partial(_normal, *_lain(places, mean, rstd), g, b, _per(x, groups), x.dtype.type(eps))
 
 
 @prepares
@@ -46,9 +46,9 @@ def group_norm_grad_input(
     if x.size == 0:
         return nothing
     places = channels(out, dy, x)
-    if places is None or not dense(g):
+    if places is None or not (dense(g) and even(mean, rstd)):
         return None
-    return partial(_normal_grad, *_lain(places), mean, rstd, g, _per(x, mean.shape[1]))
+    return partial(_normal_grad, *_lain(places, mean, rstd), g, _per(x, mean.shape[1]))
 
 
 @prepares
@@ -63,9 +63,9 @@ def group_norm_grad_params(
 ) -> Call | None:
     """See the definition."""
     places = channels(dy, x)
-    if places is None or not all(map(dense, out)):
+    if places is None or not (all(map(dense, out)) and even(mean, rstd)):
         return None
-    work = partial(_normal_sums, *_lain(places), mean, rstd, *out, x.dtype.type(0)) if x.size else nothing
+    work = partial(_normal_sums, *_lain(places, mean, rstd), *out, x.dtype.type(0)) if x.size else nothing
     return onto_zeros(work, accumulate, *out)
 
 
@@ -74,9 +74,9 @@ def _per(x: np.ndarray, groups: int) -> Any:
     return x.dtype.type(groups / max(1, prod(x.shape[1:])))
 
 
-def _lain(places: Channels) -> list[Any]:
-    """Arrays of channels as the loops take them: their shape, and each with its steps."""
-    return [places.shape, *zip(places.flats, places.steps, strict=True)]
+def _lain(places: Channels, mean: np.ndarray, rstd: np.ndarray) -> list[Any]:
+    """Arrays of channels and of groups as the loops take them: the number of these, the shape, each with its steps."""
+    return [mean.shape[1], places.shape, *zip(places.flats, places.steps, strict=True), lain(mean), lain(rstd)]
 
 
 @inlined
@@ -85,10 +85,16 @@ def _row(x, sample, channel, row):  # type: ignore[no-untyped-def]
     return after(pointer(x[0]), sample * steps[0] + channel * steps[1] + row * steps[2])
 
 
+@inlined
+def _of(x, sample, group):  # type: ignore[no-untyped-def]
+    """Where the number of a group lies."""
+    return after(pointer(x[0]), sample * x[1][0] + group * x[1][1])
+
+
 @compiled
-def _normal(shape, y, x, mean, rstd, g, b, per, eps):  # type: ignore[no-untyped-def]
-    channels, rows, cols = shape[1] // mean.shape[1], shape[2], shape[3]
-    for i, n in np.ndindex(mean.shape):
+def _normal(groups, shape, y, x, mean, rstd, g, b, per, eps):  # type: ignore[no-untyped-def]
+    channels, rows, cols = shape[1] // groups, shape[2], shape[3]
+    for i, n in np.ndindex(shape[0], groups):
         first, last = n * channels, (n + 1) * channels
         total = per - per
         for c in range(first, last):
@@ -110,15 +116,14 @@ def _normal(shape, y, x, mean, rstd, g, b, per, eps):  # type: ignore[no-untyped
                 v, o = _row(x, i, c, r), _row(y, i, c, r)
                 for j in range(cols):
                     o[j] = (v[j] - middle) * gain + b[c]
-        mean[i, n] = middle
-        rstd[i, n] = scale
+        _of(mean, i, n)[0], _of(rstd, i, n)[0] = middle, scale
 
 
 @compiled
-def _normal_grad(shape, out, dy, x, mean, rstd, g, per):  # type: ignore[no-untyped-def]
-    channels, rows, cols = shape[1] // mean.shape[1], shape[2], shape[3]
-    for i, n in np.ndindex(mean.shape):
-        middle, scale = mean[i, n], rstd[i, n]
+def _normal_grad(groups, shape, out, dy, x, mean, rstd, g, per):  # type: ignore[no-untyped-def]
+    channels, rows, cols = shape[1] // groups, shape[2], shape[3]
+    for i, n in np.ndindex(shape[0], groups):
+        middle, scale = _of(mean, i, n)[0], _of(rstd, i, n)[0]
         first = second = per - per
         for c in range(n * channels, (n + 1) * channels):
             total = along = per - per
@@ -139,10 +144,10 @@ def _normal_grad(shape, out, dy, x, mean, rstd, g, per):  # type: ignore[no-unty
 
 
 @compiled
-def _normal_sums(shape, dy, x, mean, rstd, dg, db, zero):  # type: ignore[no-untyped-def]
-    channels, rows, cols = shape[1] // mean.shape[1], shape[2], shape[3]
-    for i, n in np.ndindex(mean.shape):
-        middle, scale = mean[i, n], rstd[i, n]
+def _normal_sums(groups, shape, dy, x, mean, rstd, dg, db, zero):  # type: ignore[no-untyped-def]
+    channels, rows, cols = shape[1] // groups, shape[2], shape[3]
+    for i, n in np.ndindex(shape[0], groups):
+        middle, scale = _of(mean, i, n)[0], _of(rstd, i, n)[0]
         for c in range(n * channels, (n + 1) * channels):
             total = along = zero
             for r in range(rows):

@@ -15,6 +15,7 @@ from typing import Any
 import numba
 import numpy as np
 from numba import types
+from numba.core import event
 from numba.extending import overload
 
 # Sums may be reordered and fused so that they vectorise; NaN, infinities and signed zeros keep their meaning. What is
@@ -26,6 +27,8 @@ _options = {
     "forceinline": False,
     "no_cfunc_wrapper": True,
 }
+# What is called by its address alone may be asked for of these.
+_FOR_C = ("cache", "error_model", "fastmath")
 
 
 def _with(**more: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -71,6 +74,13 @@ inlined = _with(forceinline=True, no_cpython_wrapper=True)
 
 # Range reduction loses its point when its terms may be reordered. Called by loops alone, too.
 exact_order = _with(fastmath={"contract"}, no_cpython_wrapper=True)
+
+
+def addressed(body: Any, signature: Any) -> Any:
+    """A `compiled` function that is called by the address of the result alone, and for one kind of arguments."""
+    with event.trigger_event("numba:compile", data={"dispatcher": body}):
+        return numba.cfunc(signature, **{name: _options[name] for name in _FOR_C})(body.py_func)
+
 
 f32 = np.float32
 

@@ -13,46 +13,45 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from castile.kernels.arithmetic import FUNCTIONS, parse
+from castile.kernels.calls import Call
 from castile.kernels.numpy import functions, jit, lanes, walk
+from castile.kernels.numpy.jit import addressed
+from castile.kernels.numpy.walking import ALTERED, LEFT, WRITTEN, signature, walking
 
 assert all(hasattr(functions, name) or name == "abs" for name in FUNCTIONS)
 
+# Of rows of neighbours: where each array has them, `walking` says.
 _WRITE = """
-def {name}(walk, out{arguments}):
-    plan, p_out = pointer(walk), pointer(out)
-    s_out, h_out = after(plan, FIRST), spare(out)
+def {name}(rows, cols, places, steps, constants, plan, first):
     {begin}
-    for first in range(0, num_rows(plan), plan[4]):
-        v_out = {find}(plan, s_out, p_out, first, h_out)
-        {fetch}
-        for j in range(block_size(plan, first)):
+    v_out = places[0]
+    for row in range(rows):
+        for j in range(cols):
             {load}
             v_out[j] {assign} {value}
-        settle(plan, s_out, p_out, first, h_out)
+        v_out = after(v_out, steps[0])
+        {advance}
 """
 
 # The result stands still along the dims that vanish, so a row falls on one element of it or on as many as it has.
 _SUM = """
-def {name}(walk, out{arguments}):
-    plan, p_out = pointer(walk), pointer(out)
-    s_out = after(plan, FIRST)
-    cols, step = plan[3], s_out[3]
+def {name}(rows, cols, places, steps, constants, plan, first):
+    s_out, p_out = after(plan, FIRST), places[0]
+    step = s_out[3]
     {begin}
-    for first in range(0, num_rows(plan), plan[4]):
-        {fetch}
-        for row in range(first, first + block_size(plan, first) // cols):
-            v_out = after(p_out, offset(plan, s_out, row))
-            if step == 0:
-                total = real(0)
-                for j in range(cols):
-                    {load}
-                    total += {value}
-                v_out[0] += total
-            else:
-                for j in range(cols):
-                    {load}
-                    v_out[j * step] += {value}
-            {advance}
+    for row in range(first, first + rows):
+        v_out = after(p_out, offset(plan, s_out, row))
+        if step == 0:
+            total = real(0)
+            for j in range(cols):
+                {load}
+                total += {value}
+            v_out[0] += total
+        else:
+            for j in range(cols):
+                {load}
+                v_out[j * step] += {value}
+        {advance}
 """
 
 
@@ -65,32 +64,54 @@ class Loop(NamedTuple):
     dtype: str
 
 
-@cache
-def writes(loop: Loop) -> Callable[..., Any]:
-    """The loop out[...] = value; arguments: the walk, out, arrays, arrays of one number, constants."""
-    return _compiled(loop, _WRITE, find="room", assign="=")
+class Line(NamedTuple):
+    """A loop that is compiled, and lies at an address for as long as this does.
+
+    num_walked   arrays of blocks, the result among them
+    first        what is done to the result's, as `walking` says it
+    """
+
+    made: Any
+    num_walked: int
+    num_arrays: int
+    first: int
+    dtype: np.dtype
+
+
+def bound(line: Line, walk: np.ndarray, *given: Any) -> Call:
+    """The work of a line; given are the result, arrays, arrays of one number, and constants."""
+    arrays, constants = given[: line.num_arrays], np.array(given[line.num_arrays :], line.dtype)
+    return walking(line.made.address, line.first, line.num_walked, constants, walk, *arrays)
 
 
 @cache
-def adds(loop: Loop) -> Callable[..., Any]:
+def writes(loop: Loop) -> Line:
+    """The loop out[...] = value."""
+    return _compiled(loop, _WRITE, WRITTEN, assign="=")
+
+
+@cache
+def adds(loop: Loop) -> Line:
     """The loop out[...] += value."""
-    return _compiled(loop, _WRITE, find="fetch", assign="+=")
+    return _compiled(loop, _WRITE, ALTERED, assign="+=")
 
 
 @cache
-def alters(loop: Loop) -> Callable[..., Any]:
-    """The loop out[...] = value, in which the line's first name is what stands in out; arguments: the other arrays."""
-    return _compiled(loop, _WRITE, find="fetch", assign="=", own=1)
+def alters(loop: Loop) -> Line:
+    """The loop out[...] = value, in which the line's first name is what stands in out."""
+    return _compiled(loop, _WRITE, ALTERED, own=1, assign="=")
 
 
 @cache
-def sums(loop: Loop) -> Callable[..., Any]:
+def sums(loop: Loop) -> Line:
     """As `adds`, where out may stand still along some dims."""
-    return _compiled(loop, _SUM)
+    return _compiled(loop, _SUM, LEFT)
 
 
-def _compiled(loop: Loop, template: str, own: int = 0, **words: str) -> Callable[..., Any]:
-    return from_text(_filled(loop, template, own, **words), loop.dtype)
+def _compiled(loop: Loop, template: str, first: int, own: int = 0, **words: str) -> Line:
+    dtype, num = np.dtype(loop.dtype), len(loop.single)
+    made = addressed(from_text(_filled(loop, template, own, **words), loop.dtype), signature(dtype))
+    return Line(made, 1 + num - sum(loop.single), 1 + num, first, dtype)
 
 
 def from_text(body: str, dtype: str) -> Callable[..., Any]:
@@ -110,17 +131,16 @@ def _filled(loop: Loop, template: str, own: int, **words: str) -> str:
     names, value = parse(loop.line)
     many = [name for name, one in zip(names[own:], loop.single, strict=True) if not one]
     single = [name for name in names[own:] if name not in many]
-    begin = [f"{x} = a_{x}[0]" for x in single]
+    begin = [f"{x} = constants[{n}]" for n, x in enumerate(loop.constants)]
     # Read by its own name, so that the compiler sees that no element depends on another.
-    fetch, load, advance = [], [f"{x} = v_out[j]" for x in names[:own]], []
+    load, advance = [f"{x} = v_out[j]" for x in names[:own]], []
     for number, x in enumerate(many, start=1):
-        begin.append(f"p_{x}, s_{x}, h_{x} = pointer(a_{x}), after(plan, {walk.FIRST * (number + 1)}), spare(a_{x})")
-        fetch.append(f"v_{x} = fetch(plan, s_{x}, p_{x}, first, h_{x})")
+        begin.append(f"v_{x} = places[{number}]")
         load.append(f"{x} = v_{x}[j]")
-        advance.append(f"v_{x} = after(v_{x}, cols)")
-    parts = {"begin": begin, "fetch": fetch, "load": load, "advance": advance}
-    arguments = "".join(f", {x}" for x in (*(f"a_{x}" for x in many + single), *loop.constants))
-    return filled(template, parts, arguments=arguments, value=typed(value), **words)
+        advance.append(f"v_{x} = after(v_{x}, steps[{number}])")
+    begin += [f"{x} = places[{number}][0]" for number, x in enumerate(single, start=1 + len(many))]
+    parts = {"begin": begin, "load": load, "advance": advance}
+    return filled(template, parts, value=typed(value), **words)
 
 
 def filled(template: str, parts: dict[str, list[str]], **words: str) -> str:

@@ -101,6 +101,11 @@ def span(x: np.ndarray) -> np.ndarray:
     return flat(x, 0, last + 1 if x.size else 0)
 
 
+def lain(x: np.ndarray) -> tuple[np.ndarray, Shape]:
+    """An `even` array as compiled loops take it, one kind for all layouts: its `span`, and its steps in elements."""
+    return span(x), steps_of(x)
+
+
 def plane(x: np.ndarray) -> np.ndarray | None:
     """The `span` of an array whose rows lie dense, None of others."""
     return span(x) if even(x) and in_rows(x) else None

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from castile.kernels.calls import chain, nothing
+from castile.kernels.calls import Call, chain, nothing
 from castile.kernels.numpy import blocks
 from castile.kernels.numpy.jit import inlined
 from castile.kernels.numpy.lanes import BLOCK, after
@@ -39,28 +39,38 @@ _NUM_DIMS = 4
 _LONG = 64
 
 
-def elementwise(kernel: Callable[..., Any], arrays: list[np.ndarray], *constants: Any) -> Callable[[], Any] | None:
+def elementwise(
+    kernel: Any, arrays: list[np.ndarray], *constants: Any, bind: Callable[..., Call] = partial
+) -> Call | None:
     """The work of `kernel(walk, *flats, *constants)` over arrays of one shape; None if a step is < 0 or uneven.
 
     Each array becomes the 1-D array from its first to its last element. Elements of a result must not coincide.
+    bind    makes a call of the kernel and what it is called with
     """
     for x in arrays:
         blocks.known(x.dtype)
     shape, strides = merge(arrays[0].shape, [x.strides for x in arrays])
     if not shape or shape[-1] <= BLOCK or all(one[-1] == x.itemsize for x, one in zip(arrays, strides, strict=True)):
-        return nest(kernel, arrays, shape, strides, *constants)
+        return nest(kernel, arrays, shape, strides, *constants, bind=bind)
     # Rows that have to pass through the stack are cut to what it holds.
     views = [as_strided(x, shape, one) for x, one in zip(arrays, strides, strict=True)]
     num = shape[-1] // BLOCK
     heads = [x[..., : num * BLOCK].reshape(*shape[:-1], num, BLOCK, copy=False) for x in views]
     tails = [x[..., num * BLOCK :] for x in views]
-    works = [nest(kernel, part, part[0].shape, [x.strides for x in part], *constants) for part in (heads, tails)]
+    works = [
+        nest(kernel, part, part[0].shape, [x.strides for x in part], *constants, bind=bind) for part in (heads, tails)
+    ]
     return None if any(work is None for work in works) else chain([work for work in works if work])
 
 
 def nest(
-    kernel: Callable[..., Any], arrays: list[np.ndarray], shape: Shape, strides: list[Shape], *constants: Any
-) -> Callable[[], Any] | None:
+    kernel: Any,
+    arrays: list[np.ndarray],
+    shape: Shape,
+    strides: list[Shape],
+    *constants: Any,
+    bind: Callable[..., Call] = partial,
+) -> Call | None:
     """As `elementwise`, over dims that are given, with their strides in bytes, and never merged."""
     if prod(shape) == 0:
         return nothing
@@ -70,10 +80,10 @@ def nest(
     num_outer = max(0, len(shape) - _NUM_DIMS)
     walk = _walk(shape[num_outer:], [one[num_outer:] for one in steps])
     lengths = [_span(shape[num_outer:], one[num_outer:]) for one in steps]
-    calls: list[Callable[[], Any]] = []
+    calls: list[Call] = []
     for offsets in outer(shape[:num_outer], [one[:num_outer] for one in steps]):
         flats = [flat(x, offset, length) for x, offset, length in zip(arrays, offsets, lengths, strict=True)]
-        calls.append(partial(kernel, walk, *flats, *constants))
+        calls.append(bind(kernel, walk, *flats, *constants))
     return chain(calls)
 
 
