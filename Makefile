@@ -13,24 +13,31 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start hundreds of processes, each of which would else compile castile's modules and pytest's asserts anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-plain test-kernels test-mpi kernels gpu lint accept clean
+.PHONY: demo test test-plain test-numbers test-beside test-compiling test-mpi kernels gpu lint accept clean
 
 demo: .venv/.castile-mpi
 	$(BIN)/castile launch -n 2 train convnet --seed $(SEED) --out build/plan.json --trace build/trace.json
 	@echo "next: open build/trace.json at ui.perfetto.dev, or $(BIN)/castile plan gpt --machine dgx-h100:nodes=1"
 
-test: lint test-plain test-kernels test-mpi
+test: lint test-plain test-numbers test-beside
 
 test-plain: .venv/.castile-test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not mpi"
 
 # Triton interprets or compiles in one process, never both.
-test-kernels: .venv/.castile-test
+test-numbers: .venv/.castile-test
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/triton_numerics.py
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" tests/triton_compiling.py tests/triton_counting.py
 
-# Tests that start ranks measure nothing and fail by timeout only, yet they want the cores to themselves. Files without
-# any are not read.
+# Ranks that start or wait for each other leave cores idle: there Triton compiles, when nobody else wants them.
+test-beside: .venv/.castile-test
+	$(MAKE) --keep-going --jobs 2 --output-sync=target test-mpi test-compiling
+
+test-compiling: .venv/.castile-test
+	nice -n 19 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" \
+		tests/triton_compiling.py tests/triton_counting.py
+
+# Tests that start ranks measure nothing and fail by timeout only, yet they want the cores before anybody else. Files
+# without any are not read.
 test-mpi: .venv/.castile-test
 	$(BIN)/python -m pytest -m mpi $(shell grep -lr --include='test_*.py' 'mark\.mpi' tests)
 
