@@ -1,6 +1,7 @@
 """Loops of several functions: they do what their text says, and each function is compiled once, whoever calls it."""
 
 import ast
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,9 +49,15 @@ def made(dtype: str, shape: tuple[int, ...], step: int) -> Fields:
     return Fields(array, (rng.random(5), np.zeros(5)), 0.25, bool(step % 2))
 
 
-@pytest.mark.parametrize("step", [1, 2])
-@pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 3, 4)])
-@pytest.mark.parametrize("dtype", ["float64", "float32", "int64", "bool"])
+# Every dtype in every number of dims, and both with neighbours and without.
+KINDS = [
+    (dtype, shape, 1 + (n + m) % 2)
+    for n, dtype in enumerate(("float64", "float32", "int64", "bool"))
+    for m, shape in enumerate(((7,), (3, 5), (2, 3, 4)))
+]
+
+
+@pytest.mark.parametrize(("dtype", "shape", "step"), KINDS)
 def test_what_is_handed_on_by_reference_is_what_it_was(dtype: str, shape: tuple[int, ...], step: int) -> None:
     (loop,) = assembled([worked], [weighed], [doubled], records=[Fields])
     mine, theirs = made(dtype, shape, step), made(dtype, shape, step)
@@ -92,6 +99,7 @@ def test_parts_are_compiled_once_whoever_calls_them_with_whatever_constant(
 INNER = {"inlined", "exact_order"}
 
 
+@cache
 def marked(path: Path) -> dict[str, set[str]]:
     """By function of a room the names of its decorators."""
     found = [one for one in ast.parse(path.read_text()).body if isinstance(one, ast.FunctionDef)]

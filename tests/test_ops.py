@@ -12,7 +12,7 @@ from castile.planner.ops.reshape import Reshape
 from castile.planner.ops.sgd import Sgd
 from castile.planner.strategy import Config, check_config, parts
 from castile.runtime.region import contains, whole
-from tests.op_cases import Case, case, cases_of
+from tests.op_cases import Case, case, cases_of, every_case
 from tests.op_laws import (
     Whole,
     deviation,
@@ -29,7 +29,6 @@ from tests.op_laws import (
 
 TOLERANCE = 1e-10
 CASES = [c for name in available() for c in cases_of(name)]
-every_case = pytest.mark.parametrize("case", CASES, ids=str)
 
 
 @pytest.mark.parametrize("name", available())
@@ -78,7 +77,7 @@ def test_gradients_agree_with_differences(case: Case):
 
 
 @pytest.mark.parametrize("form", ["reference", "numpy"])
-@every_case
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_recorded_calls_compute_what_the_body_does(case: Case, form: str):
     everything = Whole(case)
     for split in _few(splits(everything.node)):

@@ -18,7 +18,7 @@ from castile.planner.seeds import seeds
 from castile.planner.shapes.elementwise import FUNCTIONS, pointwise
 from castile.planner.vocabulary import Spec
 from castile.runtime import machine
-from tests.op_cases import Case, cases_of
+from tests.op_cases import Case, cases_of, every_case
 from tests.op_laws import passes
 
 OWN = """
@@ -78,7 +78,7 @@ def applied(case: Case, operator) -> None:
     g.apply(operator, "it", *case.tensors)
 
 
-@pytest.mark.parametrize("case", [case for name in available() for case in cases_of(name)], ids=str)
+@every_case
 def test_what_is_right_is_taken(case: Case):
     applied(case, elsewhere(case))
 

@@ -13,8 +13,9 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 import numpy as np
+import pytest
 
-from castile.planner.op import Op, Tensor
+from castile.planner.op import Op, Tensor, available
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +47,22 @@ WINDOWS = (
 def cases_of(name: str) -> list[Case]:
     """The cases of an operator; a KeyError where there is no function for it."""
     return list(_generators()[name](np.random.default_rng(len(name))))
+
+
+def every_case(law: Callable[[Case], None]) -> Callable[[str], None]:
+    """A test of each operator, all of whose cases are held to a law one after the other; what fails tells its case."""
+
+    @pytest.mark.parametrize("name", available())
+    def test(name: str) -> None:
+        for case in cases_of(name):
+            try:
+                law(case)
+            except BaseException as error:
+                error.add_note(f"{case}")
+                raise
+
+    test.__name__, test.__doc__ = law.__name__, law.__doc__
+    return test
 
 
 @cache
