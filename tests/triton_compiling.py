@@ -13,6 +13,7 @@ from zlib import crc32
 import pytest
 import triton
 
+from castile.kernels.triton.contract import ALONE
 from castile.kernels.triton.launch import Launch, Plan, arrays_of
 from tests import triton_cases_images
 from tests.kernel_cases import Case, cases
@@ -49,10 +50,15 @@ def for_chips(name: str) -> Iterator[tuple[str, Launch, int]]:
     What asks most of each kernel is for every chip, the rest for chips in turn: `make kernels` has all for all.
     """
     every = {code(launch, 90): (shapes, launch) for shapes, parts in of_networks(name, "bfloat16") for launch in parts}
-    most = {launch.kernel: launch for _, launch in sorted(every.values(), key=lambda one: asks(one[1]))}
+    most = asking_most([launch for _, launch in every.values()])
     for turn, (shapes, launch) in enumerate(every.values()):
         turns = CHIPS if launch is most[launch.kernel] else [list(CHIPS)[turn % len(CHIPS)]]
         yield from ((shapes, launch, chip) for chip in turns)
+
+
+def asking_most(parts: list[Launch]) -> dict[Any, Launch]:
+    """Of each kernel what asks most."""
+    return {launch.kernel: launch for launch in sorted(parts, key=asks)}
 
 
 @pytest.mark.parametrize("chip", CHIPS)
@@ -67,9 +73,9 @@ def test_the_default_setting_fits_a_chip(name: str, chip: int, tell: Callable[[s
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_default_setting_fits_in_float32(name: str) -> None:
-    for _, parts in of_networks(name, "float32"):
-        for launch in parts:
-            fits(compiled(launch, 90))
+    """What asks most of each kernel, as on other chips: the rest is of the same text on fewer numbers at once."""
+    for launch in asking_most([launch for _, parts in of_networks(name, "float32") for launch in parts]).values():
+        fits(compiled(launch, 90))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -171,6 +177,32 @@ def of(name: str, *shapes: tuple[int, ...], dtype: str = "bfloat16", **params: f
     return launches(made)
 
 
+def few_tiles() -> Iterator[tuple[str, Plan]]:
+    """Products of fewer tiles than any chip has processors."""
+    x, w = array((64, 512, 7, 7), "bfloat16"), array((512, 512, 3, 3), "bfloat16")
+    how = {"stride": (1, 1), "pads": (1, 1, 1, 1), "dilation": (1, 1), "groups": 1}
+    matrices = tuple(array(shape, "bfloat16") for shape in ((1280, 2048), (1280, 2048)))
+    for name, case in (
+        ("contract", (("ik,jk->ij", *matrices), {})),
+        ("conv2d", ((x, w), how)),
+        ("conv2d_grad_input", ((x, w), how | {"shape": x.shape})),
+    ):
+        made = fake_plan(name, case)
+        assert made is not None
+        yield name, made
+
+
+def test_products_of_few_tiles_have_more_on_their_way_where_a_chip_has_room() -> None:
+    for name, made in few_tiles():
+        deep = [one for one in made.settings if getattr(one, "tile", one) in ALONE]
+        assert len(deep) == len(ALONE) and made.settings[0] == deep[0], name
+        for setting in deep:
+            launch = max(made.launches(setting), key=lambda one: one.flops)
+            for chip in [chip for chip in CHIPS if chip >= launch.since]:
+                fits(compiled(launch, chip), f"{name} {setting}")
+        assert all(launch.since == 0 for launch in launches(made)), "any chip takes what comes first"
+
+
 def test_adafactor_of_many_parameters_takes_few_launches() -> None:
     """A task's sixteen, as those of two layers: what they need in one pass is one launch to three."""
     shapes = [(768,), (768, 768), (768,), (3072, 768), (3072,), (768, 3072), (768,), (768, 768)] * 2
@@ -197,6 +229,19 @@ def test_casts_of_many_parameters_read_and_write_vectors() -> None:
             fits(code)
             assert not re.findall(r"(?:ld|st)\.global\S*\.b(?:8|16)\s", code.ptx)
             assert ".v4.b32" in code.ptx
+
+
+@pytest.mark.parametrize("name", ["max_pool2d", "max_pool2d_grad", "avg_pool2d", "avg_pool2d_grad"])
+def test_columns_side_by_side_are_pooled_in_vectors(name: str) -> None:
+    """What windows share at the ends of a thread's columns is read number by number: two such a row at most."""
+    for _, parts in of_networks(name, "bfloat16"):
+        for launch in parts:
+            assert launch.constants["NEAR"] > 1
+            text = compiled(launch, 90).ptx
+            wide, alone = (
+                re.findall(rf"(?:ld|st)\.global\S*{word}\s", text) for word in (r"\.v\d\.b32|b32", r"\.b(?:8|16)")
+            )
+            assert len(alone) <= len(wide) and "st.shared" not in text
 
 
 def test_a_row_that_fits_into_registers_is_read_once() -> None:
