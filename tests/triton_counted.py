@@ -55,6 +55,7 @@ class Counted:
     asked         sectors that it asked of the cache that all share: not those that its processor still had
     again         sectors that it touched once more, by how many others it had touched in between
     touched       different sectors that it read or wrote
+    wrote         different sectors that it wrote
     partly        sectors of which it wrote some bytes but not all
     """
 
@@ -63,6 +64,7 @@ class Counted:
     requests: int = 0
     asked: int = 0
     touched: int = 0
+    wrote: int = 0
     partly: int = 0
     again: Counter[int] = field(default_factory=Counter)
 
@@ -96,7 +98,7 @@ def counted(ptx: str, threads: int, program: Sequence[int], programs: Sequence[i
     for _ in range(_MOST):
         if at >= len(steps) or steps[at].word == "ret":
             run.waits()
-            run.found.touched = len(run.order)
+            run.found.touched, run.found.wrote = len(run.order), len(run.written)
             run.found.partly = sum(one != 2**SECTOR - 1 for one in run.written.values())
             return run.found
         step = steps[at]

@@ -4,6 +4,7 @@ Run by `make test` in a process of its own without TRITON_INTERPRET.
 """
 
 import json
+from collections import Counter
 from math import prod
 from pathlib import Path
 from random import Random
@@ -17,14 +18,16 @@ from hypothesis import strategies as st
 
 from benchmarks.gpu import cases
 from benchmarks.gpu.calls import calls
+from castile.kernels.triton.contract import Tile
 from castile.kernels.triton.launch import Launch, Plan
 from tests import triton_chips
 from tests.kernel_cases import Case
+from tests.test_waves import MEASURED, TILES
 from tests.triton_arrays import array, outermost
 from tests.triton_cases import NAMES, OF_LOGITS, STEPPED, fake_plan, large, launches, plan, results
 from tests.triton_chips import CHIPS, Compiled, code, compiled, parameters
 from tests.triton_counted import SECTOR, Counted, counted, made
-from tests.triton_estimate import estimate, measured, moved_bytes, of_call
+from tests.triton_estimate import estimate, lost, measured, moved_bytes, of_call
 from tests.triton_every import Part, by_code, compile_all, faults, kept, parts, resources, table, worth
 
 assert not triton.knobs.runtime.interpret, "these checks compile, which TRITON_INTERPRET forbids"
@@ -130,6 +133,7 @@ def test_what_programs_touch_is_what_they_have_to_move(name: str, num: int) -> N
         every = all_counted(launch)
         assert sum(one.touched for one in every) * SECTOR == moved_bytes(launch)
         assert sum(one.asked for one in every) == sum(one.touched for one in every)
+        assert sum(one.wrote for one in every) * SECTOR == prod(shape) * 2
         assert not any(one.again or one.partly for one in every)
 
 
@@ -140,7 +144,7 @@ def test_steps_between_elements_cost_sectors() -> None:
 
 
 def test_a_row_that_is_not_held_is_read_again_and_lost_where_many_run() -> None:
-    for rows, block, lost in ((8192, 4096, True), (100, 4096, False), (8192, 65536, False)):
+    for rows, block, is_lost in ((8192, 4096, True), (100, 4096, False), (8192, 65536, False)):
         offered = fake_plan("softmax", ((array((rows, 50264), "bfloat16"),), {}))
         assert offered is not None
         (launch,) = offered.launches(next(one for one in offered.settings if one[1] == block))
@@ -152,7 +156,7 @@ def test_a_row_that_is_not_held_is_read_again_and_lost_where_many_run() -> None:
         far = sum(num for others, num in one.again.items() if others > row // 2)
         assert again <= far <= 1.02 * again and 2 * row <= one.touched <= 2 * row + 2
         moved = estimate(launch, found).alone["memory"] * CHIPS[90].bytes_per_second / moved_bytes(launch)
-        assert (moved > 1.5) == lost, moved
+        assert (moved > 1.5) == is_lost, moved
 
 
 def test_halves_of_sectors_are_seen() -> None:
@@ -207,6 +211,30 @@ def test_estimates_are_within_a_factor_of_two_of_what_an_h200_took(name: str) ->
         if case.kernel == name:
             seconds = sum(one.seconds for call in calls(case) for one in of_call(call))
             assert 0.5 < seconds / took[case.name] < 2, case.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", MEASURED, ids=str)
+def test_settings_are_ranked_as_an_h200_ranked_them(case: Any) -> None:
+    """One that has a processor to itself waits while its sums are written."""
+    spec, *shapes = case
+    made = fake_plan("contract", ((spec, *(array(shape, "bfloat16") for shape in shapes)), {}))
+    assert made is not None
+    settings = {(one.m, one.n, one.warps): one for one in made.settings if isinstance(one, Tile)}
+    told = [sum(estimate(one, compiled(one, 90)).seconds for one in made.launches(settings[tile])) for tile in TILES]
+    took = MEASURED[case]
+    assert np.corrcoef(*(np.argsort(np.argsort(x)) for x in (told, took)))[0, 1] > 0.8
+    assert took[int(np.argmin(told))] <= 1.05 * min(took)
+    assert all(0.8 < one / other < 1.25 for one, other in zip(told, np.multiply(took, 1e-6), strict=True))
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=1), st.integers(1, 10**4), st.integers(0, 10**9))
+def test_what_all_programs_touch_together_is_not_lost_where_the_cache_holds_it(
+    others: list[int], held: int, nbytes: int
+) -> None:
+    one, cache = Counted(again=Counter(others)), CHIPS[90]
+    assert lost(one, held, nbytes, cache) <= lost(one, held, 2 * nbytes, cache) <= len(others)
+    assert nbytes > cache.cache_bytes / 2 or not lost(one, held, nbytes, cache)
 
 
 def test_code_is_told_apart_by_what_decides_it() -> None:

@@ -38,6 +38,8 @@ _SHARED_BYTES, _SERVES = 50, 0.5
 # Cycles from an instruction of a warp to the next, with few others beside it.
 _NEXT = 5
 _LATENCY = 0.3e-6
+# Of what memory gives, how much longer a program writes its sums, as all that began together do so together.
+_ENDING = 1.5
 # A sector of which some bytes are written is read first, and memory has twice a sector at once.
 _PARTLY = 3
 _LAUNCH = 1.5e-6
@@ -48,17 +50,20 @@ _PROGRAMS = 3
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds of a launch: at least, and what each of the things that it waits for would take alone."""
+    """Seconds of a launch: at least, what each of the things that it waits for would take alone, and those in which
+    programs write sums, and no other is there to go on.
+    """
 
     launch: Launch
     made: Compiled
     least: float
     alone: dict[str, float]
+    ending: float
 
     @property
     def seconds(self) -> float:
         """Of all together: what takes long hides most of what does not."""
-        return _LAUNCH + float(np.linalg.norm(list(self.alone.values()), 3))
+        return _LAUNCH + float(np.linalg.norm(list(self.alone.values()), 3)) + self.ending
 
     @property
     def binds(self) -> str:
@@ -99,7 +104,8 @@ def _rate(launch: Launch, about: Chip) -> float:
 def estimate(launch: Launch, made: Compiled) -> Estimate:
     """What a launch would take on the chip that it was compiled for."""
     about = CHIPS[made.chip]
-    grid, held = _grid(launch, about), about.processors * max(1, made.warps_at_once // made.warps)
+    beside = max(1, made.warps_at_once // made.warps)
+    grid, held = _grid(launch, about), about.processors * beside
     num = prod(grid)
     some = [_program(launch, made, grid, number) for number in _spread(num)]
 
@@ -108,7 +114,7 @@ def estimate(launch: Launch, made: Compiled) -> Estimate:
 
     # What the chip has several words for where the text has one, and none where that has some.
     instructions = each("instructions") * made.instructions / max(1, len(text_of(made.ptx)[0]))
-    again = float(np.mean([_lost(one, min(num, held), about) for one in some]))
+    again = float(np.mean([lost(one, min(num, held), moved_bytes(launch), about) for one in some]))
     moved = moved_bytes(launch) + num * SECTOR * (again + _PARTLY * each("partly"))
     waves, cycle = num / held, 1 / about.hertz
     arithmetic = launch.flops / _rate(launch, about) / _TENSOR
@@ -122,7 +128,9 @@ def estimate(launch: Launch, made: Compiled) -> Estimate:
         "waiting": _whole(waves) * (instructions / made.warps * _NEXT * cycle + each("turns") * _LATENCY),
         "arithmetic": arithmetic * (_whole(turns) / turns if launch.tensor_cores else 1.0),
     }
-    return Estimate(launch, made, least_seconds(launch, made.chip), alone)
+    # The tensor cores of one that has a processor to itself wait until all is written.
+    ending = _ENDING * num * SECTOR * each("wrote") / about.bytes_per_second / beside if launch.tensor_cores else 0.0
+    return Estimate(launch, made, least_seconds(launch, made.chip), alone, ending)
 
 
 def _whole(waves: float) -> float:
@@ -146,10 +154,12 @@ def _program(launch: Launch, made: Compiled, grid: tuple[int, int, int], number:
     return counted(made.ptx, 32 * made.warps, place, grid, params)
 
 
-def _lost(one: Counted, held: int, about: Chip) -> float:
-    """Sectors that one of so many programs at once reads again when the cache has lost them."""
+def lost(one: Counted, held: int, nbytes: int, about: Chip) -> float:
+    """Sectors that one of so many programs at once reads again when the cache has lost them; all of them together
+    touch so many bytes.
+    """
     room = about.cache_bytes * _SERVES / SECTOR
-    return sum(num for others, num in one.again.items() if others * held > room)
+    return sum(num for others, num in one.again.items() if min(others * held, nbytes / SECTOR) > room)
 
 
 def told(launch: Launch, made: Compiled) -> str:
