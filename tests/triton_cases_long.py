@@ -1,5 +1,7 @@
 """Cases that the common ones of a kernel lack: those that take another way through its Triton form."""
 
+from typing import Any
+
 import numpy as np
 
 from castile.kernels.table import definitions
@@ -49,6 +51,21 @@ def _many(*shape: int) -> np.ndarray:
     return np.asarray(np.abs(_DRAW(*shape)))
 
 
+# Of images, kernel, stride and pads: columns of which a thread has several, read and written as vectors.
+_POOLED: list[tuple[tuple[int, ...], dict[str, Any]]] = [
+    ((2, 3, 11, 16), {"kernel": (3, 3), "stride": (2, 2), "pads": (1, 1, 1, 1)}),
+    ((1, 2, 5, 24), {"kernel": (2, 3), "stride": (1, 1), "pads": (1, 0, 1, 1)}),
+    ((2, 2, 6, 16), {"kernel": (2, 2), "stride": (2, 2), "pads": (0, 0, 0, 0)}),
+    ((1, 3, 7, 16), {"kernel": (3, 5), "stride": (2, 1), "pads": (0, 1, 2, 2)}),
+    ((2, 1, 4, 32), {"kernel": (3, 6), "stride": (1, 4), "pads": (1, 1, 2, 0)}),
+]
+
+
+def _pooled(size: tuple[int, ...], how: dict[str, Any]) -> np.ndarray:
+    """What becomes of such images, in numbers of which none are equal."""
+    return np.asarray(_DRAW(*definitions()["max_pool2d"](_DRAW(*size), **how).shape))
+
+
 _ADAFACTOR = {"beta2_decay": -0.8, "eps1": 1e-7, "eps2": 1e-3, "clip": 1.0, "decay": 0.1}
 
 # What the common cases lack: a fold in parts, rows longer than a program holds, of which some begin between boundaries
@@ -79,10 +96,11 @@ LONG: dict[str, list[Case]] = {
         ((_DRAW(700, 5), _alike(700, 300)), {"rows": 300, "first": 0, "known": 300}),
         ((_DRAW(700, 5), _DRAW.ids(3000, 700)), {"rows": 700, "first": 900, "known": 3000}),
     ],
-    "moments": [((_DRAW(9000, 3),), {"scale": 1e-3}), ((_DRAW(2, 3, 90, 100),), {"scale": 1e-3})],
+    "moments": [((_DRAW(*size),), {"scale": 1e-3}) for size in ((9000, 3), (2, 3, 90, 100), (2, 5, 35, 35))],
     "norm_grad": [
         ((_DRAW(2100, 3), _DRAW(2100, 3), _DRAW(3, 3)), {}),
         ((_DRAW(2, 3, 90, 50), _DRAW(2, 3, 90, 50), _DRAW(3, 3)), {}),
+        ((_DRAW(2, 5, 35, 60), _DRAW(2, 5, 35, 60), _DRAW(3, 5)), {}),
     ],
     "attention": [_attention(2, 64, 70, 140, False), _attention(1, 128, 40, 72, False)],
     "attention_grad": [_attention(2, 64, 70, 140, True), _attention(1, 128, 40, 72, True)],
@@ -97,6 +115,12 @@ LONG: dict[str, list[Case]] = {
     "rms_norm": [((_DRAW(2, 16500), _DRAW(16500)), {"eps": 1e-5})],
     "rms_norm_grad_input": [((_DRAW(2, 16500), _DRAW(2, 16500), _DRAW(16500), _DRAW(2)), {})],
     "square_sum": [((_DRAW(300, 200),), {})],
+    "max_pool2d": [((np.round(_DRAW(*size)),), how) for size, how in _POOLED],
+    "max_pool2d_grad": [((_pooled(size, how), np.round(_DRAW(*size))), how) for size, how in _POOLED],
+    "avg_pool2d": [((_DRAW(*size),), how | {"padded": n % 2 > 0}) for n, (size, how) in enumerate(_POOLED)],
+    "avg_pool2d_grad": [
+        ((_pooled(size, how),), how | {"shape": size, "padded": n % 2 > 0}) for n, (size, how) in enumerate(_POOLED)
+    ],
     "adafactor": [((_DRAW(300, 129), _DRAW(300, 129), _many(300), _many(129), _many(), _many()), _ADAFACTOR)],
     "group_norm_grad_input": [_group_slopes(_DRAW(4)), _group_slopes(_DRAW(32), shape=_SECTORS)],
     "group_norm_grad_params": [_group_slopes(), _group_slopes(shape=_SECTORS)],

@@ -220,7 +220,10 @@ class _Planes(NamedTuple):
 
         def launches(setting: tuple[int, int, int]) -> list[Launch]:
             tile, warps, stages = setting
-            down = min(_CHANNELS, tile // min(tile, power_of_two(self.plane)), power_of_two(channels))
+            # Of several channels where blocks of one would end far beyond its plane.
+            widths = [tile >> n for n in range(3)] if self.plane >= _SMALL else [power_of_two(self.plane)]
+            width = min(widths, key=lambda width: -(-self.plane // width) * width)
+            down = min(_CHANNELS, tile // min(tile, width), power_of_two(channels))
             across = min(tile // down, power_of_two(cols))
             programs, blocks = -(-channels // down), -(-cols // across)
             span = -(-batch // max(1, min(batch, _FILL // programs)))

@@ -6,8 +6,9 @@ program takes some of them, and a thread a vector. Shapes, steps and windows are
 is left to compute for a place. It knows no kernel.
 """
 
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, assignment"
 
+from math import gcd
 from typing import Any, NamedTuple
 
 import triton
@@ -73,10 +74,13 @@ class Walk(NamedTuple):
         return words | {"BLOCK": self.block, "COLS": self.across}
 
 
-def walk(over: View, size: tuple[int, ...], taps: int, setting: tuple[int, int], apart: bool = False) -> Walk:
+def walk(
+    over: View, size: tuple[int, ...], taps: int, setting: tuple[int, int], apart: bool = False, near: int = 1
+) -> Walk:
     """The walk over so many rows and columns of images that lie as `over` [b,c,...], where each place looks up `taps`.
 
-    Channels that do not lie side by side are images of their own, or `apart`, a program for each.
+    Channels that do not lie side by side are images of their own, or `apart`, a program for each. A thread has `near`
+    columns, which are one to the walk.
     """
     batch, channels = over.shape[:2]
     last = over.steps[1] == 1 and channels > 1
@@ -85,16 +89,36 @@ def walk(over: View, size: tuple[int, ...], taps: int, setting: tuple[int, int],
     beside = beside if last else 1
     each = min(beside, _VECTOR // over.array.dtype.itemsize)
     outer = 1 if last or apart else channels
-    most = max(1, min(setting[1], _LOOKED_UP // taps, _NUMBERS // each))
+    most = max(1, min(setting[1], _LOOKED_UP // taps, _NUMBERS // (each * near)))
     rows, cols = size
     tall = -(-rows // -(-rows // most))
-    return Walk(batch * outer, outer, channels // outer, beside, each, rows, cols, tall, setting[0])
+    return Walk(batch * outer, outer, channels // outer, beside, each, rows, -(-cols // near), tall, setting[0])
+
+
+def together(wide: View, narrow: View, stride: int) -> int:
+    """How many columns of images [b,c,h,w] a thread takes, so that it reads or writes them as vectors.
+
+    One of `narrow` meets `stride` of `wide`.
+    """
+    if any(one.steps[3] != 1 or one.steps[1] == 1 for one in (wide, narrow)) or stride & (stride - 1):
+        return 1
+    # All rows are to begin where vectors do.
+    run = gcd(wide.shape[3], *wide.steps[:3]) // stride
+    most = max(1, _VECTOR // (wide.array.dtype.itemsize * stride))
+    return gcd(run, narrow.shape[3], *narrow.steps[:3], most)
 
 
 @triton.constexpr_function
 def met(phase, tap, stride, pad, dilation=1):
     """Whether places whose number is `phase` modulo the stride meet that row or column of a window."""
     return (phase + pad - tap * dilation) % stride == 0
+
+
+@triton.constexpr_function
+def reach(taps, stride, pad, last):
+    """The first or the last column of windows that those of one stride meet, counted from their own on."""
+    found = [(n + pad - tap) // stride for n in range(stride) for tap in range(taps) if met(n, tap, stride, pad)]
+    return (max if last else min)(found, default=0)
 
 
 @triton.jit
@@ -131,6 +155,32 @@ def corners(number, STRIDE: tl.constexpr, PADS: tl.constexpr, IMAGES: tl.constex
 
 
 @triton.jit
+def divided(value, NUM: tl.constexpr):
+    """Of each NUM rows of [rows,1] the first, the second and so on, as a tuple."""
+    found = (value,)
+    for _ in tl.static_range(tl.constexpr(NUM.bit_length() - 1)):
+        firsts, seconds = (), ()
+        for n in tl.static_range(tl.constexpr(len(found))):
+            first, second = tl.split(tl.reshape(found[n], (found[n].shape[0] // 2, 2)))
+            firsts, seconds = firsts + (first[:, None],), seconds + (second[:, None],)  # noqa: RUF005
+        found = firsts + seconds
+    return found
+
+
+@triton.jit
+def put_together(values):
+    """A tuple of [rows,1] as `divided` had it, in one."""
+    found = values
+    for _ in tl.static_range(tl.constexpr(len(values).bit_length() - 1)):
+        pairs = ()
+        for n in tl.static_range(tl.constexpr(len(found) // 2)):
+            pair = tl.join(found[n], found[len(found) // 2 + n])
+            pairs = pairs + (tl.reshape(pair, (2 * found[n].shape[0], 1)),)  # noqa: RUF005 (Triton knows no star)
+        found = pairs
+    return found[0]
+
+
+@triton.jit
 def known(there, c, CHANNELS: tl.constexpr, BESIDE: tl.constexpr):
     """Of which images and channels there are numbers."""
     return there & (c < CHANNELS) if CHANNELS % BESIDE else there
@@ -151,16 +201,42 @@ def put(at, value, here, ADDS: tl.constexpr):
 
 
 @triton.jit
+def line(x, one, every, r, SIZE: tl.constexpr, STEPS: tl.constexpr, FROM: tl.constexpr, TO: tl.constexpr,
+         NUM: tl.constexpr, other: tl.constexpr):  # fmt: skip
+    """What threads meet of their row r, as a tuple: the columns from FROM on before TO of the first that each has.
+
+    one, every: where row and column begin in x, their numbers, and whether there is such an image: of the first column
+    of each thread, and of all NUM of them, which are read as vectors if they are several.
+    """
+    if NUM > 1:
+        at, row, col, there = every
+        many = divided(tl.load(x + (at + r * STEPS[2]), mask=within(there, row + r, col, SIZE), other=other), NUM)
+    at, row, col, there = one
+    found = ()
+    for n in tl.static_range(FROM, TO):
+        if NUM > 1 and n >= 0 and n < NUM:
+            value = many[n]
+        else:
+            mask = within(there, row + r, col + n, SIZE)
+            value = tl.load(x + (at + (r * STEPS[2] + n * STEPS[3])), mask=mask, other=other)
+        found = found + (value,)  # noqa: RUF005 (Triton knows no star)
+    return found
+
+
+@triton.jit
 def put_phases(out, values, at, there, row, col, SIZE: tl.constexpr, STEPS: tl.constexpr, STRIDE: tl.constexpr,
                EACH: tl.constexpr, ADDS: tl.constexpr):  # fmt: skip
     """Write or add the values of places of each phase, rows of them first: those that begin `at` from `out` on, at
-    `row` and `col`. With EACH values of neighbours are one vector, as `at` and `col` have them of single channels.
+    `row` and `col`. EACH values of a row are one vector, as `at` and `col` have them of single channels.
     """
-    for n in tl.static_range(tl.constexpr(len(values) // STRIDE[1])):
+    own: tl.constexpr = EACH if EACH > 1 else STRIDE[1]
+    for n in tl.static_range(tl.constexpr(len(values) // own)):
         to, inside = out + (at + n * STEPS[2]), there & (row + n < SIZE[0])
-        if EACH == 2:
-            value = tl.reshape(tl.join(values[2 * n], values[2 * n + 1]), at.shape)
-            put(to, value, inside & (col < SIZE[1]), ADDS)
+        if EACH > 1:
+            row_of = ()
+            for beside in tl.static_range(EACH):
+                row_of = row_of + (values[n * EACH + beside],)  # noqa: RUF005 (Triton knows no star)
+            put(to, put_together(row_of), inside & (col < SIZE[1]), ADDS)
         else:
             for beside in tl.static_range(tl.constexpr(STRIDE[1])):
                 here = inside & (col + beside < SIZE[1])

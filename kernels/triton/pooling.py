@@ -16,7 +16,19 @@ from triton import language as tl
 from castile.kernels.triton.channels import held
 from castile.kernels.triton.launch import Launch, Plan, planned, takes
 from castile.kernels.triton.lines import each, folded, text
-from castile.kernels.triton.planes import SETTINGS, corners, known, met, program, put, put_phases, tile, walk, within
+from castile.kernels.triton.planes import (
+    SETTINGS,
+    known,
+    line,
+    met,
+    program,
+    put_phases,
+    reach,
+    tile,
+    together,
+    walk,
+    within,
+)
 from castile.kernels.triton.views import View, view, wide
 from castile.kernels.windows import Pads, Pair
 
@@ -126,17 +138,19 @@ def _pooled(
 ) -> Launch:
     """The launch of results of windows over x [b,c,H,W], each of which is told by what its window meets."""
     seen = view(x)
-    walked = walk(seen, out.shape[2:], prod(kernel), setting)
+    near = together(seen, out, stride[1]) if prod(kernel) <= _MOST_WRITTEN_OUT else 1
+    walked = walk(seen, out.shape[2:], prod(kernel), setting, near=near)
     constants = {
         "OUTER": walked.outer,
         "O_STEPS": out.steps,
+        "O_SIZE": out.shape[2:],
         "X_STEPS": seen.steps,
         "SIZE": seen.shape[2:],
         "KERNEL": tuple(kernel),
         "STRIDE": tuple(stride),
         "PADS": (pads[0], pads[2]),
-        "TAPS": prod(kernel),
-        "UNROLL": min(prod(kernel), _MOST_WRITTEN_OUT),
+        "UNROLL": kernel[0] if prod(kernel) <= _MOST_WRITTEN_OUT else 1,
+        "NEAR": near,
         "WIDE": wide([out, seen]),
     }
     flops = prod(out.shape) * prod(kernel)
@@ -151,9 +165,11 @@ def _spread(
     """The launch of the gradient [b,c,H,W] of windows that gave dy: each place looks up the windows that it is in."""
     to, of = view(out), view(dy)
     lattice = tuple(-(-n // step) for n, step in zip(to.shape[2:], stride, strict=True))
-    walked = walk(to, lattice, prod(kernel), setting)
+    near = together(to, of, stride[1])
+    walked = walk(to, lattice, prod(kernel), setting, near=near)
     constants = {
         "OUTER": walked.outer,
+        "NEAR": near,
         "SIZE": to.shape[2:],
         "O_STEPS": to.steps,
         "Y_STEPS": of.steps,
@@ -170,67 +186,98 @@ def _spread(
 
 
 @triton.jit
-def _windows(out, x, O_STEPS: tl.constexpr, X_STEPS: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr,
-             IMAGES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr,
-             COLS: tl.constexpr, OUTER: tl.constexpr, CHANNELS: tl.constexpr, BESIDE: tl.constexpr,
-             WIDE: tl.constexpr):  # fmt: skip
-    """Of each thread: its first place in `out`, where the window of that begins in `x`, the row and column of both, and
-    whether there is such an image.
+def _places(number, c, STEPS: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, STEP: tl.constexpr,
+            EACH: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr,
+            BLOCK: tl.constexpr, COLS: tl.constexpr, OUTER: tl.constexpr, CHANNELS: tl.constexpr,
+            BESIDE: tl.constexpr):  # fmt: skip
+    """Where columns begin in the first row of a thread, EACH for one of it, the number of that row and of the column,
+    and whether there is such an image: rows are STRIDE for one of the walk less PAD, columns STEP for one.
     """
+    image, group, col, there = tile(number, IMAGES, GROUPS, WIDTH, BLOCK, COLS, EACH)
+    row, col = group * (TALL * STRIDE) - PAD, col * STEP
+    at = image // OUTER * STEPS[0] + (image % OUTER + c) * STEPS[1] + row * STEPS[2] + col * STEPS[3]
+    return at, row, col, known(there, c, CHANNELS, BESIDE)
+
+
+@triton.jit
+def _maximum(out, x, O_STEPS: tl.constexpr, O_SIZE: tl.constexpr, X_STEPS: tl.constexpr, SIZE: tl.constexpr,
+             KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr, UNROLL: tl.constexpr,
+             NUMBER: tl.constexpr, NEAR: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr,
+             HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr, COLS: tl.constexpr,
+             OUTER: tl.constexpr, CHANNELS: tl.constexpr, BESIDE: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     c, number = program(CHANNELS, BESIDE, WIDE)
-    image, h, v, row, col, there = corners(number, STRIDE, PADS, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS)
-    b, c, there = image // OUTER, image % OUTER + c, known(there, c, CHANNELS, BESIDE)
-    x += b * X_STEPS[0] + c * X_STEPS[1] + row * X_STEPS[2] + col * X_STEPS[3]
-    out += b * O_STEPS[0] + c * O_STEPS[1] + h * O_STEPS[2] + v * O_STEPS[3]
-    return out, x, h, v, row, col, there
-
-
-@triton.jit
-def _maximum(out, x, O_STEPS: tl.constexpr, X_STEPS: tl.constexpr, SIZE: tl.constexpr, KERNEL: tl.constexpr,
-             STRIDE: tl.constexpr, PADS: tl.constexpr, TAPS: tl.constexpr, UNROLL: tl.constexpr, NUMBER: tl.constexpr,
-             IMAGES: tl.constexpr, GROUPS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
-             TALL: tl.constexpr, BLOCK: tl.constexpr, COLS: tl.constexpr, OUTER: tl.constexpr, CHANNELS: tl.constexpr,
-             BESIDE: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
-    out, x, h, v, row, col, there = _windows(out, x, O_STEPS, X_STEPS, STRIDE, PADS, IMAGES, GROUPS, WIDTH, TALL, BLOCK,
-                                             COLS, OUTER, CHANNELS, BESIDE, WIDE)  # fmt: skip
+    NUM: tl.constexpr = NEAR * STRIDE[1] if NEAR > 1 else 1
+    one = _places(number, c, X_STEPS, STRIDE[0], PADS[0], NEAR * STRIDE[1], 1, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS,
+                  OUTER, CHANNELS, BESIDE)  # fmt: skip
+    every = _places(number, c, X_STEPS, STRIDE[0], PADS[0], 1, NUM, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER,
+                  CHANNELS, BESIDE)  # fmt: skip
     found = ()
     for n in tl.static_range(TALL):
-        best = tl.full((BLOCK, BESIDE), float("-inf"), tl.float32)
+        bests = (tl.full((BLOCK, BESIDE), float("-inf"), tl.float32),) * NEAR
         # Where all is -inf the first element is the maximum, be it padding or not; the first NaN is larger than all.
-        first = tl.zeros((BLOCK, BESIDE), tl.int32)
-        for tap in tl.range(0, TAPS, loop_unroll_factor=UNROLL):
-            i, j = n * STRIDE[0] + tap // KERNEL[1], tap % KERNEL[1]
-            mask = within(there, row + i, col + j, SIZE)
-            value = tl.load(x + (i * X_STEPS[2] + j * X_STEPS[3]), mask=mask, other=float("-inf")).to(tl.float32)
-            if NUMBER:
-                better = (best == best) & ~(value <= best)
-                best, first = tl.where(better, value, best), tl.where(better, tap, first)
-            else:
-                best = tl.maximum(best, value, propagate_nan=tl.PropagateNan.ALL)
-        found = found + (first if NUMBER else best,)  # noqa: RUF005 (Triton knows no star)
-    for n in tl.static_range(TALL):
-        put(out + n * O_STEPS[2], found[n], there & (h + n < HEIGHT) & (v < WIDTH), False)
+        firsts = (tl.zeros((BLOCK, BESIDE), tl.int32),) * NEAR
+        for i in tl.range(0, KERNEL[0], loop_unroll_factor=UNROLL):
+            values = line(x, one, every, n * STRIDE[0] + i, SIZE, X_STEPS, -PADS[1],
+                          (NEAR - 1) * STRIDE[1] + KERNEL[1] - PADS[1], NUM, float("-inf"))  # fmt: skip
+            new_bests, new_firsts = (), ()
+            for place in tl.static_range(NEAR):
+                # Of a window's row first, as several windows have it.
+                best, first = values[place * STRIDE[1]].to(tl.float32), tl.zeros((BLOCK, BESIDE), tl.int32)
+                for j in tl.static_range(1, tl.constexpr(KERNEL[1])):
+                    value = values[place * STRIDE[1] + j].to(tl.float32)
+                    best, first = _larger(best, first, value, j, NUMBER)
+                best, first = _larger(bests[place], firsts[place], best, i * KERNEL[1] + first, NUMBER)
+                new_bests, new_firsts = new_bests + (best,), new_firsts + (first,)  # noqa: RUF005
+            bests, firsts = new_bests, new_firsts
+        found = found + (firsts if NUMBER else bests)
+    at, row, col, there = _places(number, c, O_STEPS, 1, 0, 1, NEAR, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER,
+                                  CHANNELS, BESIDE)  # fmt: skip
+    put_phases(out, found, at, there, row, col, O_SIZE, O_STEPS, (1, 1), NEAR, False)
 
 
 @triton.jit
-def _mean(out, x, O_STEPS: tl.constexpr, X_STEPS: tl.constexpr, ALL: tl.constexpr, SIZE: tl.constexpr,
-          KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr, TAPS: tl.constexpr, UNROLL: tl.constexpr,
-          IMAGES: tl.constexpr, GROUPS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr,
-          BLOCK: tl.constexpr, COLS: tl.constexpr, OUTER: tl.constexpr, CHANNELS: tl.constexpr, BESIDE: tl.constexpr,
-          WIDE: tl.constexpr):  # fmt: skip
-    out, x, h, v, row, col, there = _windows(out, x, O_STEPS, X_STEPS, STRIDE, PADS, IMAGES, GROUPS, WIDTH, TALL, BLOCK,
-                                             COLS, OUTER, CHANNELS, BESIDE, WIDE)  # fmt: skip
+def _larger(best, first, value, number, NUMBER: tl.constexpr):
+    """The larger of two, and its number: the first of equal ones, and none if one is none."""
+    if NUMBER:
+        better = (best == best) & ~(value <= best)
+        return tl.where(better, value, best), tl.where(better, number, first)
+    else:
+        return tl.maximum(best, value, propagate_nan=tl.PropagateNan.ALL), first
+
+
+@triton.jit
+def _mean(out, x, ALL: tl.constexpr, O_STEPS: tl.constexpr, O_SIZE: tl.constexpr, X_STEPS: tl.constexpr,
+          SIZE: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr, UNROLL: tl.constexpr,
+          NEAR: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+          TALL: tl.constexpr, BLOCK: tl.constexpr, COLS: tl.constexpr, OUTER: tl.constexpr, CHANNELS: tl.constexpr,
+          BESIDE: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    c, number = program(CHANNELS, BESIDE, WIDE)
+    NUM: tl.constexpr = NEAR * STRIDE[1] if NEAR > 1 else 1
+    one = _places(number, c, X_STEPS, STRIDE[0], PADS[0], NEAR * STRIDE[1], 1, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS,
+                  OUTER, CHANNELS, BESIDE)  # fmt: skip
+    every = _places(number, c, X_STEPS, STRIDE[0], PADS[0], 1, NUM, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER,
+                  CHANNELS, BESIDE)  # fmt: skip
+    _, above, left, _ = one
     found = ()
     for n in tl.static_range(TALL):
-        total = tl.zeros((BLOCK, BESIDE), tl.float32)
-        for tap in tl.range(0, TAPS, loop_unroll_factor=UNROLL):
-            i, j = n * STRIDE[0] + tap // KERNEL[1], tap % KERNEL[1]
-            mask = within(there, row + i, col + j, SIZE)
-            total += tl.load(x + (i * X_STEPS[2] + j * X_STEPS[3]), mask=mask, other=0.0).to(tl.float32)
-        share = _share(row + n * STRIDE[0], KERNEL[0], SIZE[0], ALL) * _share(col, KERNEL[1], SIZE[1], ALL)
-        found = found + (total * share,)  # noqa: RUF005 (Triton knows no star)
-    for n in tl.static_range(TALL):
-        put(out + n * O_STEPS[2], found[n], there & (h + n < HEIGHT) & (v < WIDTH), False)
+        totals = (tl.zeros((BLOCK, BESIDE), tl.float32),) * NEAR
+        for i in tl.range(0, KERNEL[0], loop_unroll_factor=UNROLL):
+            values = line(x, one, every, n * STRIDE[0] + i, SIZE, X_STEPS, -PADS[1],
+                          (NEAR - 1) * STRIDE[1] + KERNEL[1] - PADS[1], NUM, 0.0)  # fmt: skip
+            sums = ()
+            for place in tl.static_range(NEAR):
+                total = totals[place]
+                for j in tl.static_range(tl.constexpr(KERNEL[1])):
+                    total += values[place * STRIDE[1] + j].to(tl.float32)
+                sums = sums + (total,)  # noqa: RUF005 (Triton knows no star)
+            totals = sums
+        for place in tl.static_range(NEAR):
+            begins = left + (place * STRIDE[1] - PADS[1])
+            share = _share(above + n * STRIDE[0], KERNEL[0], SIZE[0], ALL) * _share(begins, KERNEL[1], SIZE[1], ALL)
+            found = found + (totals[place] * share,)  # noqa: RUF005 (Triton knows no star)
+    at, row, col, there = _places(number, c, O_STEPS, 1, 0, 1, NEAR, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER,
+                                  CHANNELS, BESIDE)  # fmt: skip
+    put_phases(out, found, at, there, row, col, O_SIZE, O_STEPS, (1, 1), NEAR, False)
 
 
 @triton.jit
@@ -244,72 +291,94 @@ def _share(first, taps: tl.constexpr, size: tl.constexpr, ALL: tl.constexpr):
 
 
 @triton.jit
-def _put(out, totals, SIZE: tl.constexpr, O_STEPS: tl.constexpr, STRIDE: tl.constexpr, ADDS: tl.constexpr,
-         IMAGES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr,
-         COLS: tl.constexpr, OUTER: tl.constexpr, CHANNELS: tl.constexpr, BESIDE: tl.constexpr,
-         WIDE: tl.constexpr):  # fmt: skip
+def _put(out, totals, number, c, SIZE: tl.constexpr, O_STEPS: tl.constexpr, STRIDE: tl.constexpr, ADDS: tl.constexpr,
+         NEAR: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr,
+         BLOCK: tl.constexpr, COLS: tl.constexpr, OUTER: tl.constexpr, CHANNELS: tl.constexpr,
+         BESIDE: tl.constexpr):  # fmt: skip
     """Write what each phase of a gradient is, or add it to what is there."""
-    EACH: tl.constexpr = 2 if STRIDE[1] == 2 and BESIDE == 1 else 1
-    c, number = program(CHANNELS, BESIDE, WIDE)
-    image, group, col, there = tile(number, IMAGES, GROUPS, WIDTH, BLOCK, COLS, EACH)
-    row, col = group * (TALL * STRIDE[0]), col * (STRIDE[1] // EACH)
-    at = image // OUTER * O_STEPS[0] + (image % OUTER + c) * O_STEPS[1] + row * O_STEPS[2] + col * O_STEPS[3]
-    there = known(there, c, CHANNELS, BESIDE)
+    EACH: tl.constexpr = NEAR * STRIDE[1] if NEAR > 1 or (STRIDE[1] == 2 and BESIDE == 1) else 1
+    at, row, col, there = _places(number, c, O_STEPS, STRIDE[0], 0, 1 if EACH > 1 else STRIDE[1], EACH, IMAGES, GROUPS,
+                                  WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS, BESIDE)  # fmt: skip
     put_phases(out, totals, at, there, row, col, SIZE, O_STEPS, STRIDE, EACH, ADDS)
 
 
 @triton.jit
 def _max_spread(out, dy, first, SIZE: tl.constexpr, O_STEPS: tl.constexpr, Y_STEPS: tl.constexpr,
                 F_STEPS: tl.constexpr, Y_SIZE: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr,
-                PADS: tl.constexpr, ADDS: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr,
+                PADS: tl.constexpr, ADDS: tl.constexpr, NEAR: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr,
                 HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr,
                 COLS: tl.constexpr, OUTER: tl.constexpr, CHANNELS: tl.constexpr, BESIDE: tl.constexpr,
                 WIDE: tl.constexpr):  # fmt: skip
     c, number = program(CHANNELS, BESIDE, WIDE)
-    image, group, p, there = tile(number, IMAGES, GROUPS, WIDTH, BLOCK, COLS, 1)
-    b, c, q, there = image // OUTER, image % OUTER + c, group * TALL, known(there, c, CHANNELS, BESIDE)
-    dy += b * Y_STEPS[0] + c * Y_STEPS[1] + q * Y_STEPS[2] + p * Y_STEPS[3]
-    first += b * F_STEPS[0] + c * F_STEPS[1] + q * F_STEPS[2] + p * F_STEPS[3]
-    totals = ()
+    one_y = _places(
+        number, c, Y_STEPS, 1, 0, NEAR, 1, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS, BESIDE
+    )
+    every_y = _places(number, c, Y_STEPS, 1, 0, 1, NEAR, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS,
+                    BESIDE)  # fmt: skip
+    one_f = _places(
+        number, c, F_STEPS, 1, 0, NEAR, 1, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS, BESIDE
+    )
+    every_f = _places(number, c, F_STEPS, 1, 0, 1, NEAR, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS,
+                    BESIDE)  # fmt: skip
+    begins: tl.constexpr = reach(KERNEL[1], STRIDE[1], PADS[1], False)
+    ends: tl.constexpr = reach(KERNEL[1], STRIDE[1], PADS[1], True) + NEAR
+    found = ()
     for n in tl.static_range(tl.constexpr(TALL * STRIDE[0])):
-        for beside in tl.static_range(tl.constexpr(STRIDE[1])):
-            total = tl.zeros((BLOCK, BESIDE), tl.float32)
-            for i in tl.static_range(tl.constexpr(KERNEL[0])):
-                for j in tl.static_range(tl.constexpr(KERNEL[1])):
-                    if met(n, i, STRIDE[0], PADS[0]) and met(beside, j, STRIDE[1], PADS[1]):
-                        down, along = (n + PADS[0] - i) // STRIDE[0], (beside + PADS[1] - j) // STRIDE[1]
-                        mask = within(there, q + down, p + along, Y_SIZE)
-                        slope = tl.load(dy + (down * Y_STEPS[2] + along * Y_STEPS[3]), mask=mask, other=0.0)
-                        taken = tl.load(first + (down * F_STEPS[2] + along * F_STEPS[3]), mask=mask, other=-1)
-                        total += tl.where(taken == i * KERNEL[1] + j, slope.to(tl.float32), 0.0)
-            totals = totals + (total,)  # noqa: RUF005 (Triton knows no star)
-    _put(out, totals, SIZE, O_STEPS, STRIDE, ADDS, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS, BESIDE,
-         WIDE)  # fmt: skip
+        totals = (tl.zeros((BLOCK, BESIDE), tl.float32),) * (NEAR * STRIDE[1])
+        for i in tl.static_range(tl.constexpr(KERNEL[0])):
+            if met(n, i, STRIDE[0], PADS[0]):
+                down = (n + PADS[0] - i) // STRIDE[0]
+                slopes = line(dy, one_y, every_y, down, Y_SIZE, Y_STEPS, begins, ends, NEAR, 0.0)
+                taken = line(first, one_f, every_f, down, Y_SIZE, F_STEPS, begins, ends, NEAR, -1)
+                sums = ()
+                for place in tl.static_range(tl.constexpr(NEAR * STRIDE[1])):
+                    total = totals[place]
+                    for j in tl.static_range(tl.constexpr(KERNEL[1])):
+                        if met(place, j, STRIDE[1], PADS[1]):
+                            slope = slopes[(place + PADS[1] - j) // STRIDE[1] - begins].to(tl.float32)
+                            number_of = taken[(place + PADS[1] - j) // STRIDE[1] - begins]
+                            total += tl.where(number_of == i * KERNEL[1] + j, slope, 0.0)
+                    sums = sums + (total,)  # noqa: RUF005 (Triton knows no star)
+                totals = sums
+        found = found + totals
+    _put(out, found, number, c, SIZE, O_STEPS, STRIDE, ADDS, NEAR, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER,
+         CHANNELS, BESIDE)  # fmt: skip
 
 
 @triton.jit
 def _mean_spread(out, dy, SIZE: tl.constexpr, O_STEPS: tl.constexpr, Y_STEPS: tl.constexpr, Y_SIZE: tl.constexpr,
-                 KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr, ALL: tl.constexpr,
-                 ADDS: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr, HEIGHT: tl.constexpr,
-                 WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr, COLS: tl.constexpr,
-                 OUTER: tl.constexpr, CHANNELS: tl.constexpr, BESIDE: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+                 KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr, ALL: tl.constexpr, ADDS: tl.constexpr,
+                 NEAR: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr, HEIGHT: tl.constexpr,
+                 WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr, COLS: tl.constexpr, OUTER: tl.constexpr,
+                 CHANNELS: tl.constexpr, BESIDE: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     c, number = program(CHANNELS, BESIDE, WIDE)
-    image, group, p, there = tile(number, IMAGES, GROUPS, WIDTH, BLOCK, COLS, 1)
-    b, c, q, there = image // OUTER, image % OUTER + c, group * TALL, known(there, c, CHANNELS, BESIDE)
-    dy += b * Y_STEPS[0] + c * Y_STEPS[1] + q * Y_STEPS[2] + p * Y_STEPS[3]
-    totals = ()
+    one = _places(number, c, Y_STEPS, 1, 0, NEAR, 1, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS, BESIDE)
+    every = _places(
+        number, c, Y_STEPS, 1, 0, 1, NEAR, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS, BESIDE
+    )
+    begins: tl.constexpr = reach(KERNEL[1], STRIDE[1], PADS[1], False)
+    ends: tl.constexpr = reach(KERNEL[1], STRIDE[1], PADS[1], True) + NEAR
+    _, q, p, there = one
+    found = ()
     for n in tl.static_range(tl.constexpr(TALL * STRIDE[0])):
-        for beside in tl.static_range(tl.constexpr(STRIDE[1])):
-            total = tl.zeros((BLOCK, BESIDE), tl.float32)
-            for i in tl.static_range(tl.constexpr(KERNEL[0])):
-                for j in tl.static_range(tl.constexpr(KERNEL[1])):
-                    if met(n, i, STRIDE[0], PADS[0]) and met(beside, j, STRIDE[1], PADS[1]):
-                        down, along = (n + PADS[0] - i) // STRIDE[0], (beside + PADS[1] - j) // STRIDE[1]
-                        mask = within(there, q + down, p + along, Y_SIZE)
-                        slope = tl.load(dy + (down * Y_STEPS[2] + along * Y_STEPS[3]), mask=mask, other=0.0)
-                        above, left = (q + down) * STRIDE[0] - PADS[0], (p + along) * STRIDE[1] - PADS[1]
-                        share = _share(above, KERNEL[0], SIZE[0], ALL) * _share(left, KERNEL[1], SIZE[1], ALL)
-                        total += tl.where(mask, slope.to(tl.float32) * share, 0.0)
-            totals = totals + (total,)  # noqa: RUF005 (Triton knows no star)
-    _put(out, totals, SIZE, O_STEPS, STRIDE, ADDS, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS, BESIDE,
-         WIDE)  # fmt: skip
+        totals = (tl.zeros((BLOCK, BESIDE), tl.float32),) * (NEAR * STRIDE[1])
+        for i in tl.static_range(tl.constexpr(KERNEL[0])):
+            if met(n, i, STRIDE[0], PADS[0]):
+                down = (n + PADS[0] - i) // STRIDE[0]
+                slopes = line(dy, one, every, down, Y_SIZE, Y_STEPS, begins, ends, NEAR, 0.0)
+                above = _share((q + down) * STRIDE[0] - PADS[0], KERNEL[0], SIZE[0], ALL)
+                sums = ()
+                for place in tl.static_range(tl.constexpr(NEAR * STRIDE[1])):
+                    total = totals[place]
+                    for j in tl.static_range(tl.constexpr(KERNEL[1])):
+                        if met(place, j, STRIDE[1], PADS[1]):
+                            along = (place + PADS[1] - j) // STRIDE[1]
+                            left = _share((p + along) * STRIDE[1] - PADS[1], KERNEL[1], SIZE[1], ALL)
+                            mask = within(there, q + down, p + along, Y_SIZE)
+                            slope = slopes[(place + PADS[1] - j) // STRIDE[1] - begins].to(tl.float32)
+                            total += tl.where(mask, slope * (above * left), 0.0)
+                    sums = sums + (total,)  # noqa: RUF005 (Triton knows no star)
+                totals = sums
+        found = found + totals
+    _put(out, found, number, c, SIZE, O_STEPS, STRIDE, ADDS, NEAR, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER,
+         CHANNELS, BESIDE)  # fmt: skip
