@@ -34,7 +34,19 @@ class Tile(NamedTuple):
     stages: int
     precision: str = "ieee"
 
+    def since(self, itemsize: int, beside: int = 1) -> int:
+        """The compute capability, times ten, from which on chips have the shared memory into which a program fetches
+        ahead, where it takes `beside` products of as many columns.
+        """
+        return 90 if self.ahead(itemsize, beside) > _FORMER_SHARED else 0
 
+    def ahead(self, itemsize: int, beside: int = 1) -> int:
+        """Bytes of that shared memory."""
+        return self.stages * (self.m + self.n * beside) * self.k * itemsize
+
+
+# Processors of an A100, which has the fewest, and shared memory of each.
+_FEWEST_PROCESSORS, _FORMER_SHARED = 108, 166912
 _HALF = (
     Tile(128, 256, 64, 8, 3),
     Tile(128, 128, 64, 8, 3),
@@ -44,6 +56,9 @@ _HALF = (
     Tile(128, 64, 64, 4, 4),
     Tile(64, 64, 64, 4, 4),
 )
+# Where each processor has one program at most, that program has all of its shared memory: more steps are on their way,
+# or longer ones, of which only newer chips can hold three.
+ALONE = (Tile(128, 128, 64, 8, 5), Tile(128, 128, 128, 8, 3))
 _FULL = (
     Tile(128, 128, 16, 8, 3),
     Tile(128, 128, 16, 8, 2),
@@ -179,25 +194,36 @@ def _by_tiles(sums: Sums) -> Plan:
     crowded = half and sums.finish is not None and len(product.m.sizes) > 1 and product.n.steps[0] == (1,)
 
     def fitting(tile: Tile) -> Tile:
-        return tile._replace(m=min(tile.m, max(16, high)), n=min(tile.n, max(16, long)), k=min(tile.k, max(16, deep)))
+        fit = tile._replace(m=min(tile.m, max(16, high)), n=min(tile.n, max(16, long)), k=min(tile.k, max(16, deep)))
+        # What is never fetched ahead takes memory in which another program would be held.
+        return fit._replace(stages=min(fit.stages, -(-k // fit.k)))
+
+    def parts(tile: Tile) -> int:
+        return best_parts(_cut(tile, half), m, n, k, l)
 
     def likely(tile: Tile) -> tuple[bool, bool, bool, float]:
         """Registers and exact products first, then time; several dims, masks and what is added to take registers."""
         sides = ((product.m, tile.m), (product.n, tile.n), (product.k, tile.k))
         plain = not batches and all(len(one.sizes) == 1 and one.extent % size == 0 for one, size in sides)
         alone = loose * (tile.m + tile.n) * tile.k // (32 * tile.warps)
-        cut = _cut(tile, half)
-        spent = microseconds(cut, m, n, k, l, best_parts(cut, m, n, k, l))
+        spent = microseconds(_cut(tile, half), m, n, k, l, parts(tile))
         ragged = (sums.adds or by_columns) and n % tile.n > 0
         most = 32 if ragged or (inner and tile.stages > 2) else 64 if sums.adds or not plain else 128
         tight = tile.m * tile.n > most * 32 * tile.warps or (crowded and tile.warps * tile.k > 256)
         return tight, alone > _MOST_ALONE, not half and tile.precision != "ieee", spent
 
-    every = (*_HALF, *[_SHORT] * crowded) if half else _FULL
-    tiles = sorted(dict.fromkeys(map(fitting, every)), key=likely)
+    first, *last = ALONE
+    alone = half and is_alone(first, m, n, l) and k >= first.k * first.stages and parts(first) == 1
+    every = (*[first] * alone, *_HALF, *[_SHORT] * crowded) if half else _FULL
+    tiles = [*sorted(dict.fromkeys(map(fitting, every)), key=likely), *(last if alone else ())]
     both = operands(product, sums.x, sums.y)
     walks = [one for one in WALKS if both and one.m <= high and one.n <= long and one.k <= deep]
     return Plan((*tiles, *walks), lambda cut: _launches(sums, cut, both))
+
+
+def is_alone(tile: Tile, m: int, n: int, l: int) -> bool:
+    """Whether l products [m,n] are so few tiles that each has a processor to itself, whatever the chip."""
+    return -(-m // tile.m) * -(-n // tile.n) * l <= _FEWEST_PROCESSORS
 
 
 def _cut(one: Tile | Walk, half: bool) -> Cut:
@@ -265,7 +291,10 @@ def _launch(
     }
     flops = 2 * m.extent * n.extent * k.extent * l.extent
     in_products = x.dtype.itemsize == 2 or tile.precision != "ieee"
-    return Launch(_product_tiles, grid, (*args, *counts), constants, tile.warps, tile.stages, flops, in_products)
+    return Launch(
+        _product_tiles, grid, (*args, *counts), constants, tile.warps, tile.stages, flops, in_products,
+        since=tile.since(x.dtype.itemsize),
+    )  # fmt: skip
 
 
 def _joined(one: Nest, other: Nest, a: int, b: int) -> View:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from castile.kernels.triton.channels import channels_last, copied, grouped, in_line, still
-from castile.kernels.triton.contract import Tile, contract, contract_pointwise
+from castile.kernels.triton.contract import ALONE, Tile, contract, contract_pointwise, is_alone
 from castile.kernels.triton.correlation import Windows, correlation, fitting, in_vectors, together
 from castile.kernels.triton.depthwise import is_depthwise, spread, weighed, windowed
 from castile.kernels.triton.launch import Launch, Plan, always, planned, takes
@@ -179,14 +179,12 @@ def conv2d_grad_weight(
     _, num_m, num_c, *taps = images.w.shape
 
     def fit(way: Way) -> Way:
-        num_n = num_c if way.vectors else num_c * prod(taps)
-        tile = fitting(way.tile, num_m, num_n, prod(dy.shape[2:]) * dy.shape[0])
+        tile = fitting(way.tile, num_m, num_c * (1 if way.vectors else prod(taps)), prod(dy.shape[2:]) * dy.shape[0])
         return way._replace(tile=tile, beside=way.beside if taps[1] % way.beside == 0 else 1)
 
     rows = taps[1] % _FEW_PLACES.beside == 0
     first = () if rows and _apart(images.y) else (_FEW_PLACES,) if rows else (_ONE,)
-    half = (*first, *_HALF_SLOPES)
-    ways = map(fit, _FULL_SLOPES if x.dtype.itemsize == 4 else half)
+    ways = map(fit, _FULL_SLOPES if x.dtype.itemsize == 4 else (*first, *_HALF_SLOPES))
     # Tiles do not have to fill the chip, as places are divided, but adding to what is there takes registers.
     settings = _ordered(ways, images, windows, num_c, lambda tile: tile.m * tile.n == 1024 * tile.warps)
     made: list[Plan | None] = [Plan(settings, lambda way: _slope_launches(images, windows, way, accumulate))]
@@ -321,12 +319,15 @@ def _correlated(images: Images, windows: Windows, back: bool, adds: bool) -> Pla
         return found
 
     full = (_TWO_STEPS, *_FULL) if not back and num_m >= _TWO_STEPS.tile.m else _FULL
-    every, nearly = (full, ()) if to.array.dtype.itemsize == 4 else (_HALF, _NEARLY)
+    # Those of few tiles that all chips have room for are first of their size, the others last.
+    deep = [Way(tile, True) for tile in ALONE if is_alone(tile, num_m, num_n, groups)]
+    every, nearly = (full, ()) if to.array.dtype.itemsize == 4 else ((*deep[:1], *_HALF), _NEARLY)
     # What is added to in rows that begin anywhere is fetched element by element, which takes registers.
-    sums = 1024 if adds and to.steps[4] == 1 == together(to) and every is _HALF else 2048
-    ways = (_fitted(way, num_m, num_n, num_c, prod(windows.kernel)) for way in every)
+    sums = 1024 if adds and to.steps[4] == 1 == together(to) and nearly else 2048
+    taps = prod(windows.kernel)
+    ways, last = ([_fitted(way, num_m, num_n, num_c, taps) for way in some] for some in (every, deep[1:]))
     liked = _ordered(ways, images, windows, num_c, lambda t: _fills(t, num_m, num_n, groups, sums, nearly))
-    return Plan(liked, launches)
+    return Plan((*liked, *(way for way in last if nearly and liked[0].vectors and way not in liked)), launches)
 
 
 def _by_rows(images: Images, windows: Windows, adds: bool) -> Plan:

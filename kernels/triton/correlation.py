@@ -127,7 +127,10 @@ def correlation(
     grid = (-(-num_m // tile.m) * phases * -(-num_n // tile_n), groups)
     # Each element of a window meets as many places as there are windows.
     flops = 2 * batch * groups * num_m * num_c * prod(windows.kernel) * prod(inner if back else size)
-    return Launch(_correlate, grid, (out, x, w), constants, tile.warps, tile.stages, flops, on_tensor_cores(w, tile))
+    since = tile.since(np.dtype(x.array.dtype).itemsize)
+    return Launch(
+        _correlate, grid, (out, x, w), constants, tile.warps, tile.stages, flops, on_tensor_cores(w, tile), since=since
+    )
 
 
 def _phases_beside(out: View, windows: Windows) -> int:

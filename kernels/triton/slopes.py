@@ -22,8 +22,8 @@ from castile.kernels.triton.views import View, wide
 
 # Sums of programs of which an H200 holds two a processor at once: one more would have the chip to itself.
 _FILL = 264 * 64 * 128
-# Processors of an H200, and shared memory of each; that of an A100.
-_PROCESSORS, _SHARED, _FORMER_SHARED = 132, 232448, 166912
+# Processors of an H200, and shared memory of each.
+_PROCESSORS, _SHARED = 132, 232448
 
 
 class Parts(NamedTuple):
@@ -37,15 +37,10 @@ def divided(dw: View, places: int, itemsize: int, tile: Tile, beside: int) -> Pa
     """The parts of a sum over so many places for dw [g,m,c,r,s], of programs of `beside` elements of a window."""
     tiles = dw.shape[0] * -(-dw.shape[1] // tile.m) * -(-prod(dw.shape[2:]) // (tile.n * beside))
     steps = -(-places // tile.k)
-    fit = _SHARED // _fetched(tile, beside, itemsize)
+    fit = _SHARED // tile.ahead(itemsize, beside)
     most = min(_FILL // min(64 * 128, tile.m * tile.n * beside), _PROCESSORS * max(1, fit)) // tiles
     span = -(-steps // max(1, min(most, steps // 8)))
     return Parts(-(-steps // span), span * tile.k)
-
-
-def _fetched(tile: Tile, beside: int, itemsize: int) -> int:
-    """Bytes of shared memory into which a program fetches ahead."""
-    return tile.stages * (tile.m + tile.n * beside) * tile.k * itemsize
 
 
 def waiting(dw: View, num: int, vectors: bool) -> View:
@@ -103,7 +98,7 @@ def slopes(
     }
     flops = 2 * num_k * groups * num_m * num_c * prod(windows.kernel)
     grid = (-(-num_m // tile.m) * across, groups, parts.num)
-    since = 90 if _fetched(tile, beside, np.dtype(x.array.dtype).itemsize) > _FORMER_SHARED else 0
+    since = tile.since(np.dtype(x.array.dtype).itemsize, beside)
     return Launch(
         _slopes, grid, (dw, dy, x), constants, tile.warps, tile.stages, flops, on_tensor_cores(x, tile), since=since
     )
