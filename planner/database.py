@@ -77,6 +77,8 @@ class Database:
             if connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
                 raise sqlite3.DatabaseError("its pages do not fit together")
             _create(connection)
+            if _tables(connection) != {" ".join(table.split()) for table in _TABLES}:
+                raise sqlite3.DatabaseError("its tables are not those that were made")
             # Readers then never wait for a writer; the setting stays with the file.
             connection.execute("PRAGMA journal_mode = WAL")
 
@@ -146,7 +148,8 @@ class Database:
         except sqlite3.OperationalError as error:
             raise ValueError(f"profile database {self.path}: {error}; choose another path or free this one") from error
         except (sqlite3.DatabaseError, ValueError, msgspec.ValidationError) as error:
-            raise ValueError(f"profile database {self.path} is damaged ({error}); "
+            what = " ".join(str(error).split())
+            raise ValueError(f"profile database {self.path} is damaged ({what}); "
                              "move it away, and a new one will be made and filled") from error  # fmt: skip
 
 
@@ -178,6 +181,12 @@ def _create(connection: sqlite3.Connection) -> None:
                 connection.execute(table)
             connection.execute(f"PRAGMA application_id = {APPLICATION}")
             connection.execute(f"PRAGMA user_version = {SCHEMA}")
+
+
+def _tables(connection: sqlite3.Connection) -> set[str]:
+    """How the tables that there are were made."""
+    made = connection.execute("SELECT sql FROM sqlite_master WHERE type = 'table'").fetchall()
+    return {" ".join(sql.split()) for (sql,) in made}
 
 
 def _schema(connection: sqlite3.Connection) -> int:

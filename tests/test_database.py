@@ -239,6 +239,18 @@ def test_text_that_is_none_is_refused(tmp_path):
     refused(path, "damaged")
 
 
+@pytest.mark.parametrize("table", ["environment", "measurement", "way"])
+def test_a_table_that_was_made_otherwise_is_refused(tmp_path, table):
+    """As where a byte of its definition is another: what is no key holds no number of an environment."""
+    path = filled(tmp_path / "profile.db")
+    connection = sqlite3.connect(path)
+    with connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute("UPDATE sqlite_master SET sql = replace(sql, 'REAL', 'REAM') WHERE name = ?", (table,))
+    connection.close()
+    refused(path, "damaged", "move it away")
+
+
 WRONG = ("x", b"\xff", -1, -1.5, float("inf"), 0)
 
 
