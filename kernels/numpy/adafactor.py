@@ -13,6 +13,7 @@ import numpy as np
 from castile.kernels.calls import Call, chain
 from castile.kernels.form import each_of, prepares
 from castile.kernels.numpy.jit import compiled, inlined
+from castile.kernels.numpy.lanes import after, pointer
 from castile.kernels.numpy.optimizer import guarding, moves
 from castile.kernels.numpy.views import Scratch, even, flat, in_rows, merge, outer, steps_of
 from castile.kernels.reference.optimizer import adafactor as definition
@@ -110,9 +111,9 @@ def _matrices(w: np.ndarray, g: np.ndarray, rows: np.ndarray, columns: np.ndarra
 
 
 @inlined
-def _line(x, n, i, length):  # type: ignore[no-untyped-def]
-    """So many elements of row i of matrix n."""
-    return x[0][n * x[1] + i * x[2] :][:length]
+def _line(x, n, i):  # type: ignore[no-untyped-def]
+    """Where row i of matrix n begins."""
+    return after(pointer(x[0]), n * x[1] + i * x[2])
 
 
 @compiled
@@ -121,11 +122,11 @@ def _measure(shape, w, g, rows, columns, totals, sums, count, beta2_decay, eps1,
     (num, height, width), real = shape, w[0].dtype.type
     share = count[0] ** beta2_decay
     for n in range(num):
-        state_r, state_c = _line(rows, n, 0, height), _line(columns, n, 0, width)
+        state_r, state_c = _line(rows, n, 0), _line(columns, n, 0)
         mean = 0.0
         sums[:] = 0
         for i in range(height):
-            x, y = _line(w, n, i, width), _line(g, n, i, width)
+            x, y = _line(w, n, i), _line(g, n, i)
             across = whole = 0.0
             for j in range(width):
                 square = np.float64(y[j]) * np.float64(y[j])
@@ -141,13 +142,13 @@ def _measure(shape, w, g, rows, columns, totals, sums, count, beta2_decay, eps1,
         mean = max(mean / height, eps1)
         for i in range(height):
             factor = real(1 if vector else state_r[i] / mean)
-            totals[1] += _squares(_line(g, n, i, width), state_c, factor, real(eps1 * eps1))
+            totals[1] += _squares(width, _line(g, n, i), state_c, factor, real(eps1 * eps1))
 
 
 @compiled
-def _squares(y, state, factor, least):  # type: ignore[no-untyped-def]
+def _squares(num, y, state, factor, least):  # type: ignore[no-untyped-def]
     total = least - least
-    for j in range(y.size):
+    for j in range(num):
         total += y[j] * y[j] / max(factor * state[j], least)
     return total
 
@@ -159,13 +160,13 @@ def _step(shape, w, g, rows, columns, totals, count, lr, size, eps1, eps2, clip,
     rate = real(rate / max(1.0, math.sqrt(totals[1] / size) / clip))
     kept, least = real(1 - lr[0] * decay), real(eps1 * eps1)
     for n in range(num):
-        state_r, state_c = _line(rows, n, 0, height), _line(columns, n, 0, width)
+        state_r, state_c = _line(rows, n, 0), _line(columns, n, 0)
         mean = 0.0
         for i in range(height):
             mean += state_r[i]
         mean = max(mean / height, eps1)
         for i in range(height):
-            x, y = _line(w, n, i, width), _line(g, n, i, width)
+            x, y = _line(w, n, i), _line(g, n, i)
             factor = real(1 if vector else state_r[i] / mean)
             for j in range(width):
                 x[j] = kept * x[j] - rate * y[j] / math.sqrt(max(factor * state_c[j], least))

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import binding, ir  # type: ignore[import-untyped]
 from numba import types
@@ -17,16 +16,15 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.numpy_support import as_dtype, from_dtype
 
-from castile.kernels.numpy.jit import compiled
+from castile.kernels.numpy.jit import addressed, compiled
 from castile.kernels.numpy.lanes import after, copy_rows, fill
 
 
 @cache
 def known(dtype: np.dtype) -> tuple[Any, ...]:
     """Have loops find what moves blocks of a dtype, from before they are called; it is there as long as the result."""
-    common: dict[str, Any] = {"cache": True, "error_model": "numpy"}
     signature = _signature(from_dtype(dtype))
-    kept = tuple(numba.cfunc(signature, **common)(body.py_func) for body in (_gathered, _scattered))
+    kept = tuple(addressed(body, signature) for body in (_gathered, _scattered))
     for one in kept:
         binding.add_symbol(_symbol(one.__name__, dtype), one.address)
     return kept

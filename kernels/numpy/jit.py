@@ -19,16 +19,18 @@ from numba.core import event
 from numba.extending import overload
 
 # Sums may be reordered and fused so that they vectorise; NaN, infinities and signed zeros keep their meaning. What is
-# not said here a function called by an inlined one would inherit from it. Nobody calls loops from C.
+# not said here a function called by an inlined one would inherit from it. Nobody calls loops from C, and none makes an
+# array: who calls one holds those that it is given, so that references to them need not be counted.
 _options = {
     "cache": True,
     "error_model": "numpy",
     "fastmath": {"reassoc", "contract"},
     "forceinline": False,
     "no_cfunc_wrapper": True,
+    "_nrt": False,
 }
 # What is called by its address alone may be asked for of these.
-_FOR_C = ("cache", "error_model", "fastmath")
+_FOR_C = ("cache", "error_model", "fastmath", "_nrt")
 
 
 def _with(**more: Any) -> Callable[[Callable[..., Any]], Any]:
