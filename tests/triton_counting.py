@@ -5,6 +5,7 @@ Run by `make test` in a process of its own without TRITON_INTERPRET.
 
 import json
 from collections import Counter
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from random import Random
@@ -221,8 +222,11 @@ def test_settings_are_ranked_as_an_h200_ranked_them(case: Any) -> None:
     made = fake_plan("contract", ((spec, *(array(shape, "bfloat16") for shape in shapes)), {}))
     assert made is not None
     settings = {(one.m, one.n, one.warps): one for one in made.settings if isinstance(one, Tile)}
-    told = [sum(estimate(one, compiled(one, 90)).seconds for one in made.launches(settings[tile])) for tile in TILES]
-    took = MEASURED[case]
+    told, took = [], MEASURED[case]
+    for tile in TILES:
+        # Short sums had memory for as many steps as others then.
+        parts = [replace(one, stages=4 if tile[1] == 64 else 3) for one in made.launches(settings[tile])]
+        told.append(sum(estimate(one, compiled(one, 90)).seconds for one in parts))
     assert np.corrcoef(*(np.argsort(np.argsort(x)) for x in (told, took)))[0, 1] > 0.8
     assert took[int(np.argmin(told))] <= 1.05 * min(took)
     assert all(0.8 < one / other < 1.25 for one, other in zip(told, np.multiply(took, 1e-6), strict=True))
