@@ -6,6 +6,7 @@ Knows mpirun; not what the command does.
 import ctypes
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -28,6 +29,10 @@ from castile.launch.ranks import UserError, num_launched
 GRACE_SECONDS = 10.0
 # <linux/prctl.h>: the signal that a process gets when its parent ends.
 PR_SET_PDEATHSIG = 1
+# Variables of what computes and of where the user keeps things.
+_HANDED_OVER = re.compile(
+    r"DEBUG|PYTHONPATH|(OMP|OPENBLAS|MKL)_NUM_THREADS|XDG_(CACHE|DATA)_HOME|(CUDA|CUPY|NCCL|NUMBA|TRITON)_\w+"
+)
 _VALUE_OPTIONS = ("-n", "--ranks", "--hostfile")
 
 
@@ -93,19 +98,25 @@ def mpirun_path() -> Path:
 
 
 def mpirun_words(num_ranks: int, hostfile: Path | None, program: Sequence[str]) -> list[str]:
-    """The command line that starts `program` on `num_ranks` ranks, spread over the hosts of `hostfile`."""
+    """The command line that starts `program` on `num_ranks` ranks, on the hosts of `hostfile` as their slots say.
+
+    Raises UserError for a host file that is none.
+    """
     words = [str(mpirun_path()), "-n", str(num_ranks)]
     if hostfile is not None:
-        read_hostfile(hostfile)
+        _check_hostfile(hostfile)
         words += ["--hostfile", str(hostfile)]
+        # what is set here, mpirun gives to ranks of this host alone
+        for name in sorted(filter(_HANDED_OVER.fullmatch, {**os.environ, **variables()})):
+            words += ["-x", name]
     return [*words, *program]
 
 
-def read_hostfile(path: Path) -> dict[str, int]:
-    """The slots of each host in Open MPI's host file. Raises UserError for a missing, empty or malformed one."""
+def _check_hostfile(path: Path) -> None:
+    """Raises UserError for a host file of Open MPI's that is missing, empty or malformed."""
     if not path.is_file():
         raise UserError(f"there is no host file {path}: give --hostfile a file with one `NAME slots=COUNT` a line")
-    slots: dict[str, int] = {}
+    names_any = False
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -115,11 +126,9 @@ def read_hostfile(path: Path) -> dict[str, int]:
         counts = [option.removeprefix("slots=") for option in options]
         if any(not count.isdigit() or int(count) < 1 for count in counts) or len(counts) > 1:
             raise UserError(f"{path}, line {number}: '{line.strip()}' is not a host; write `NAME slots=COUNT`")
-        if name:
-            slots[name] = slots.get(name, 0) + int(counts[0] if counts else 1)
-    if not slots:
+        names_any = names_any or bool(name)
+    if not names_any:
         raise UserError(f"the host file {path} names no host: write one `NAME slots=COUNT` a line")
-    return slots
 
 
 def start(words: Sequence[str], environment: Mapping[str, str]) -> int:

@@ -40,7 +40,8 @@ REPEAT_SECONDS = 0.01
 # The file of what loads modules, as frames have it.
 _LOADER = "<frozen importlib._bootstrap>"
 # Open MPI's mpirun, others', and Slurm's srun; what mpirun starts by srun has both.
-_SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+_OF_SLURM = "SLURM_STEP_NUM_TASKS"
+_SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", _OF_SLURM)
 # What the system says where there is no room left, for anybody or for this user.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
@@ -72,7 +73,6 @@ class World:
     local_rank: int
     host: str
     host_index: int = 0
-    num_hosts: int = 1
     communicator: MpiCommunicator | None = None
 
 
@@ -96,19 +96,23 @@ def this_world() -> World:
         os.environ.setdefault(name, value)
     communicator = _communicator(launched)
     if communicator.size == 1:
-        raise UserError(
-            f"the launcher started {launched} ranks, but each sees itself alone: mpirun and mpi4py belong to "
-            f"different MPI libraries; use {Path(sys.prefix) / 'bin' / 'mpirun'}, or `castile launch -n {launched} ...`"
-        )
+        raise UserError(f"the launcher started {launched} ranks, but each sees itself alone: {_mismatch(launched)}")
     return World(
         rank=communicator.rank,
         size=communicator.size,
         local_rank=communicator.local_rank,
         host=communicator.host,
         host_index=communicator.host_index,
-        num_hosts=len(communicator.host_sizes),
         communicator=communicator,
     )
+
+
+def _mismatch(launched: int) -> str:
+    ours = f"`castile launch -n {launched} ...`"
+    if _SIZE_VARIABLES[0] not in os.environ and _OF_SLURM in os.environ:
+        return f"srun has to speak to Open MPI: start them by `srun --mpi=pmix ...`, or by {ours} in the allocation"
+    path = Path(sys.prefix) / "bin" / "mpirun"
+    return f"mpirun and mpi4py belong to different MPI libraries; use {path}, or {ours}"
 
 
 def _communicator(launched: int) -> MpiCommunicator:

@@ -79,8 +79,9 @@ class Database:
             _create(connection)
             if _tables(connection) != {" ".join(table.split()) for table in _TABLES}:
                 raise sqlite3.DatabaseError("its tables are not those that were made")
-            # Readers then never wait for a writer; the setting stays with the file.
-            connection.execute("PRAGMA journal_mode = WAL")
+            # A log beside the file would be shared memory of one host, and homes are shared by many; files of an older
+            # castile have one.
+            connection.execute("PRAGMA journal_mode = DELETE")
 
     def add(self, snapshot: Snapshot) -> None:
         """Keep the snapshot's rows, each in place of an older one of its key and environment; all of them or none.

@@ -173,6 +173,20 @@ def test_a_reader_is_not_blocked_by_a_writer(tmp_path):
     writer.close()
 
 
+def test_nothing_lies_beside_the_file_that_only_one_host_would_see(tmp_path):
+    path = tmp_path / "profile.db"
+    with Database(path)._connection() as older:
+        assert older.execute("PRAGMA journal_mode = WAL").fetchone() == ("wal",)
+    database = Database(path)
+    with database._connection() as connection:
+        connection.execute("BEGIN")
+        connection.execute("SELECT * FROM environment").fetchall()
+        assert list(tmp_path.iterdir()) == [path]
+        connection.execute("COMMIT")
+    database.add(some(2))
+    assert list(tmp_path.iterdir()) == [path] and database.snapshot(HERE) == some(2)
+
+
 def refused(path, *words):
     """The file is refused with these words in one sentence, and not changed by a byte."""
     before = path.read_bytes()
@@ -184,11 +198,8 @@ def refused(path, *words):
 
 
 def filled(path, num=400):
-    """A database of several pages, all of them in the main file."""
+    """A database of several pages."""
     Database(path).add(some(num))
-    with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    connection.close()
     return path
 
 
@@ -207,8 +218,6 @@ def test_foreign_and_newer_files_are_refused(tmp_path):
     newer = filled(tmp_path / "newer.db")
     with sqlite3.connect(newer) as connection:
         connection.execute("PRAGMA user_version = 7")
-        connection.commit()
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     connection.close()
     refused(newer, "schema 7")
 

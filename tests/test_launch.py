@@ -1,5 +1,6 @@
 """Launching: the command line, the law of errors on one rank and on many, and mpirun's environment and signals."""
 
+import itertools
 import json
 import os
 import shlex
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from castile import __version__
-from castile.launch import launch, ranks
+from castile.launch import launch, mpi_settings, ranks
 from castile.launch.__main__ import main, parse
 from tests.command_lines import COMMANDS, module_of, options_of
 from tests.mpi import CHECKOUT, mpirun_apart
@@ -179,14 +180,57 @@ def test_ranks_without_mpi4py_are_told_the_line(monkeypatch, capsys):
         ranks.this_world()
 
 
-def test_the_hostfile(tmp_path):
+def test_the_hostfile(tmp_path, monkeypatch):
+    """Ranks of other hosts get what is set here of what computes, and nothing else."""
+    pytest.importorskip("mpi4py")
     path = tmp_path / "hosts"
     path.write_text("# two machines\none slots=2\n\ntwo\none slots=1\n")
-    assert launch.read_hostfile(path) == {"one": 3, "two": 1}
+    for name in ("DEBUG", "NCCL_DEBUG", "XDG_DATA_HOME", "HOME", "MY_SECRET"):
+        monkeypatch.setenv(name, "1")
+    words = launch.mpirun_words(4, path, ["x"])
+    handed = [word for before, word in itertools.pairwise(words) if before == "-x"]
+    assert {"DEBUG", "NCCL_DEBUG", "XDG_DATA_HOME", *mpi_settings.THREAD_VARIABLES} <= set(handed)
+    assert not {"HOME", "MY_SECRET"} & set(handed) and "-x" not in launch.mpirun_words(4, None, ["x"])
     for text, told in [("", "names no host"), ("one slots=x\n", "line 1"), ("one\ntwo slots=0\n", "line 2")]:
         path.write_text(text)
         with pytest.raises(ranks.UserError, match=told):
-            launch.read_hostfile(path)
+            launch.mpirun_words(4, path, ["x"])
+
+
+@pytest.mark.parametrize(
+    ("variables", "number"),
+    [
+        ({}, 1),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, 4),
+        ({"PMI_SIZE": "3"}, 3),
+        ({"SLURM_STEP_NUM_TASKS": "5", "SLURM_NTASKS": "5"}, 5),
+        # a script of a batch job is no step, and mpirun within a step says itself how many it starts
+        ({"SLURM_NTASKS": "5"}, 1),
+        ({"SLURM_STEP_NUM_TASKS": "2", "OMPI_COMM_WORLD_SIZE": "1"}, 1),
+    ],
+)
+def test_how_many_ranks_a_launcher_has_started(variables, number, monkeypatch):
+    for name in ranks._SIZE_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert ranks.num_launched() == number
+
+
+def test_ranks_that_srun_has_not_made_known_to_each_other_are_told_how(monkeypatch):
+    for name in ranks._SIZE_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert "different MPI libraries" in ranks._mismatch(4)
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    assert "`srun --mpi=pmix ...`" in ranks._mismatch(4)
+
+
+@pytest.mark.parametrize(("host_index", "where"), [(0, ""), (1, "on b: ")])
+def test_a_sentence_of_another_host_than_the_first_says_which(host_index, where, monkeypatch, capsys):
+    world = ranks.World(rank=host_index, size=2, local_rank=0, host="b", host_index=host_index)
+    monkeypatch.setattr(ranks, "_world_if_any", lambda: world)
+    assert ranks.main_guard(raises(FileNotFoundError(2, "No such file or directory", "x.csv"))) == 2
+    assert capsys.readouterr().err == f"castile: {where}x.csv: No such file or directory\n"
 
 
 FAILING = """
