@@ -64,7 +64,7 @@ def test_what_is_handed_on_by_reference_is_what_it_was(dtype: str, shape: tuple[
     assert loop(1, mine) == worked(1, theirs)
     for one, other in zip((mine.array, *mine.several), (theirs.array, *theirs.several), strict=True):
         np.testing.assert_array_equal(one, other)
-    wrong = mine._replace(number="a quarter")
+    wrong = mine._replace(number=None)
     with pytest.raises(numba.core.errors.TypingError):
         loop(1, wrong)
 
