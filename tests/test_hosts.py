@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from castile.launch import alike, hosts, pings, probe
+from castile.launch import alike, hosts, links, pings, probe
 from castile.launch.ranks import UserError
 from castile.runtime import machine as machines
 from castile.runtime.levels import level_name
@@ -38,6 +38,17 @@ def test_the_name_is_one_of_a_machine_with_as_many_processors(sizes):
     assert machines.parse(machine.name).num_procs == machine.num_procs
     if len(set(sizes)) == 1:
         assert machines.parse(machine.name) == machine
+
+
+@given(st.integers(1, 4), st.integers(1, 4))
+def test_messages_over_links_of_every_level_are_measured(each, num_hosts):
+    machine, found = machines.hosts([each] * num_hosts), set()
+    for exchange in links.exchanges(machine, "float32"):
+        procs = [p for group in exchange.groups for p in group]
+        assert len(procs) == len(set(procs)) and max(procs) < machine.num_procs
+        if exchange.form == "move":
+            found |= {level_name(machine.link(group).name) for group in exchange.groups}
+    assert found == {level.name for level in machine.levels}
 
 
 @pytest.fixture
