@@ -15,6 +15,7 @@ import triton
 
 from castile.kernels.triton.contract import ALONE
 from castile.kernels.triton.launch import Launch, Plan, arrays_of
+from castile.kernels.triton.product import Walk
 from tests import triton_cases_images
 from tests.kernel_cases import Case, cases
 from tests.triton_arrays import array
@@ -276,8 +277,8 @@ def test_blocks_of_products_are_copied_in_bulk(spec: str, m_k: bool, n_k: bool) 
     x, y = (array((512, 1024) if turned else (1024, 512), "bfloat16") for turned in (m_k, n_k))
     made = fake_plan("contract", ((spec, x, y), {}))
     assert made is not None
-    walks = [launch for setting in made.settings for launch in made.launches(setting)[:1] if launch.since == 90]
-    assert any(launch.walks for launch in walks)
+    walks = [launch for way in made.settings if isinstance(way, Walk) for launch in made.launches(way)[:1]]
+    assert any(launch.walks for launch in walks) and {launch.since for launch in walks} == {90}
     for launch in walks:
         for chip, word in {90: "wgmma.mma_async", 100: "tcgen05.mma"}.items():
             found = compiled(launch, chip)
