@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +19,7 @@ from castile.launch.checkpoints.checkpointer import Checkpointer, Outcome
 from castile.launch.checkpoints.disk import Disk
 from castile.launch.checkpoints.manifest import Facts
 from castile.runtime.comm.base import Communicator
+from castile.runtime.comm.local import LocalWorld
 from castile.runtime.region import Box, blocks, slices
 
 FACTS = Facts("mlp:width=4", "digits", 32, 7, "0123abcd", "float64")
@@ -129,6 +131,20 @@ def save(
     outcomes = on_ranks(size, body)
     assert all([(o.step, o.warning) for o in found] == [(o.step, o.warning) for o in outcomes[0]] for found in outcomes)
     return outcomes[0]
+
+
+def alone(folder: Path, disk: Disk | None = None, **words) -> Checkpointer:
+    """Of a job of one rank."""
+    return Checkpointer(folder, LocalWorld(1).communicators[0], 5, 2, FACTS, disk=disk, **words)
+
+
+def told_of(saver: Checkpointer) -> Outcome:
+    """What became of the save under way. Raises TimeoutError after ten seconds."""
+    for _ in range(2000):
+        if (told := saver.poll()) is not None:
+            return told
+        time.sleep(0.005)
+    raise TimeoutError
 
 
 class Watched(Disk):

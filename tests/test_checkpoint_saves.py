@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import resource
-import subprocess
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +11,9 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from castile.launch.checkpoints import checkpointer, layout, manifest
 from castile.launch.checkpoints import folder as folders
+from castile.launch.checkpoints import layout, manifest
 from castile.launch.checkpoints.checkpointer import Checkpointer
-from castile.launch.checkpoints.disk import Disk
 from castile.launch.checkpoints.layout import Held
 from castile.launch.checkpoints.reader import open_checkpoint
 from castile.launch.execution import Execution, feed_from, prepare
@@ -30,7 +24,7 @@ from castile.runtime.comm.local import LocalWorld
 from castile.runtime.region import Box, Region, slices, whole
 from castile.runtime.runner import run_local
 from tests import strategies, training
-from tests.checkpoints import BATCH, FACTS, PLAN, Watched, cut, in_child, on_ranks, save, state
+from tests.checkpoints import BATCH, FACTS, PLAN, Watched, alone, cut, on_ranks, save, state, told_of
 from tests.mpi import mpirun
 
 CASES = Path(__file__).parent / "mpi_cases"
@@ -188,18 +182,6 @@ class Blocked(Watched):
         super().__init__(lambda name: self.go.wait(20))
 
 
-def alone(folder: Path, disk: Disk | None = None, **words) -> Checkpointer:
-    return Checkpointer(folder, LocalWorld(1).communicators[0], 5, 2, FACTS, disk=disk, **words)
-
-
-def told_of(saver: Checkpointer):
-    for _ in range(2000):
-        if (told := saver.poll()) is not None:
-            return told
-        time.sleep(0.005)
-    raise TimeoutError
-
-
 def test_a_save_copies_and_the_steps_go_on(tmp_path):
     disk = Blocked()
     saver, now = alone(tmp_path, disk), cut(state(5), 0, 1)
@@ -258,125 +240,6 @@ def test_a_plan_that_changes_under_way_changes_who_writes_what(tmp_path):
     reader = found.open()
     assert [file.name for file in reader.manifest.files] == ["rank-00000.safetensors"]
     assert all(np.array_equal(reader.read(name, whole(a.shape)), a) for name, a in state(10).items())
-
-
-# Errors.
-
-
-class Failing(Watched):
-    """A disk that is full at the n-th operation of that kind."""
-
-    def __init__(self, kind: str, number: int = 0, error: Exception | None = None) -> None:
-        super().__init__(self._count)
-        self.kind, self.left = kind, number
-        self.error = error or OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "x")
-
-    def _count(self, name: str) -> None:
-        if name == self.kind:
-            self.left -= 1
-            if self.left == -1:
-                raise self.error
-
-
-KINDS = [("create", 0), ("write", 2), ("sync", 0), ("sync", 1), ("sync", 2), ("create", 1), ("write", 6), ("rename", 0)]
-
-
-@pytest.mark.parametrize("kind, number", KINDS)
-def test_an_error_of_the_disk_is_a_warning_and_the_one_before_stays(kind, number, tmp_path):
-    save(tmp_path, [5])
-    told = save(tmp_path, [10, 15], begin_step=5, disk=Failing(kind, number))
-    assert [(o.step, o.complete) for o in told] == [(10, False), (15, True)]
-    assert (
-        "No space left on device" in told[0].warning and "are free; step-00000005 stays the latest" in told[0].warning
-    )
-    assert "of step 10, 433 bytes, was not written" in told[0].warning and "\n" not in told[0].warning
-    assert list(folders.checkpoints(tmp_path)) == [5, 15] and not list(tmp_path.glob("*.part"))
-
-
-def test_when_one_rank_fails_all_are_told(tmp_path):
-    def body(comm):
-        saver = Checkpointer(tmp_path, comm, 5, 2, FACTS, disk=Failing("write") if comm.rank == 1 else None)
-        saver.save(5, 5 * BATCH, cut(state(5), comm.rank, 3), PLAN)
-        return saver.close()
-
-    told = on_ranks(3, body)
-    assert len({(o.step, o.complete, o.warning) for o in told}) == 1
-    assert not told[0].complete and "rank 1 on " in told[0].warning and "there is none yet" in told[0].warning
-    assert folders.latest(tmp_path) is None and not list(tmp_path.glob("*.part"))
-
-
-def test_an_old_one_that_cannot_be_removed_is_told_and_the_new_one_counts(tmp_path):
-    told = save(tmp_path, [5, 10], keep=1, disk=Failing("remove"))
-    assert [o.complete for o in told] == [True, True] and "step-00000010 is complete, but" in told[1].warning
-    found = folders.latest(tmp_path)
-    assert found is not None and found.step == 10
-
-
-def test_a_fault_of_ours_in_the_thread_is_raised(tmp_path):
-    saver = alone(tmp_path, Failing("write", error=RuntimeError("ours")))
-    saver.save(5, 5 * BATCH, cut(state(5), 0, 1), PLAN)
-    with pytest.raises(RuntimeError, match="ours"):
-        told_of(saver)
-
-
-def test_a_file_that_the_system_lets_grow_no_further(tmp_path):
-    save(tmp_path, [5])
-
-    def body() -> None:
-        limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-        saver = alone(tmp_path, begin_step=5)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (256, limit[1]))
-        saver.save(10, 10 * BATCH, cut(state(10), 0, 1), PLAN)
-        told = told_of(saver)
-        assert not told.complete and "File too large" in told.warning
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-        saver.save(15, 15 * BATCH, cut(state(15), 0, 1), PLAN)
-        told = saver.close()
-        assert told is not None and told.complete
-
-    assert in_child(body) == 0
-    assert list(folders.checkpoints(tmp_path)) == [5, 15]
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 64 KiB, where this process may make one."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(words, capture_output=True, check=False).returncode != 0:
-        pytest.skip("only root may mount a small file system, and not everywhere")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def test_a_disk_that_is_full(small_disk):
-    big = {("w", Box((0,), (1500,)), 0): np.arange(1500.0)}
-    saver = alone(small_disk)
-    saver.prepare(big, PLAN)
-    saver.save(5, 5 * BATCH, big, PLAN)
-    assert told_of(saver).complete
-    (small_disk / "other").write_bytes(bytes(40000))
-    saver.save(10, 10 * BATCH, big, PLAN)
-    told = told_of(saver)
-    assert not told.complete and "step 10, 11.7 KiB, was not written" in told.warning and "are free" in told.warning
-    found = folders.latest(small_disk)
-    assert found is not None and found.step == 5
-    (small_disk / "other").unlink()
-    saver.save(15, 15 * BATCH, big, PLAN)
-    told = saver.close()
-    assert told is not None and told.complete
-
-
-def test_too_little_room_is_told_before_the_first_step(monkeypatch, tmp_path):
-    monkeypatch.setattr(checkpointer, "free_bytes", lambda folder: 1000)
-
-    def body(comm) -> None:
-        saver = Checkpointer(tmp_path, comm, 5, 2, FACTS)
-        with pytest.raises(UserError, match=r"433 bytes, and 3 more come .* 1.3 KiB; only 1000 bytes are free"):
-            saver.prepare(cut(state(5), comm.rank, 2), PLAN)
-
-    on_ranks(2, body)
 
 
 def test_hosts_must_share_the_folder(tmp_path):

@@ -11,53 +11,26 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from castile.planner.cost import CostModel, isotonic
-from castile.planner.learn import gaps_of, learn
 from castile.planner.snapshot import Environment, Measured, Snapshot, from_json, snapshot_of, to_json
 from castile.runtime.levels import level_name
 from castile.runtime.machine import Level, Machine, Processor, parse
 from castile.runtime.task import CostKey, Kind, Lane
-from castile.runtime.timeline import PICOSECONDS, Timeline
+from castile.runtime.timeline import PICOSECONDS
 from tests.graphs import Draft
-
-HERE = Environment("test")
-CPU = Processor("cpu", 5e10, 1e10, 2**30, task_overhead_seconds=5e-6, float64_flops_per_second=2.5e10)
-MACHINE = Machine("m", (CPU,) * 4, (Level("host", 4, 1e-5, 8e9),), (0,) * 5)
-FORMS = ("move", "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
-SOURCES = ("measured", "interpolated", "learned", "roofline")
-
-
-def product(b, i, o, name="linear.F", dtype="float32"):
-    return CostKey(name, f"{b}x{i},{o}x{i}", dtype, 2 * b * i * o, 4 * (b * i + i * o + b * o))
-
-
-def sized(flops, nbytes, name="linear.F"):
-    return CostKey(name, f"{flops},{nbytes}", "float32", flops, nbytes)
-
-
-def transfer(form, nbytes, members=2, link="host"):
-    return CostKey(form, "", "float32", 0, nbytes, link, members)
-
-
-def truth(key):
-    """Another machine than the model thinks, seconds."""
-    if key.link:
-        return 4e-5 + key.nbytes / 2.5e9
-    return 3e-6 + key.flops / 9e10 + key.nbytes / 2.5e10
-
-
-def measured(keys, noise=0.0, seed=0):
-    rng = np.random.default_rng(seed)
-    return snapshot_of(HERE, [Measured(key, truth(key) * math.exp(rng.normal(0, noise))) for key in keys])
-
-
-def model(keys, **of):
-    return CostModel(MACHINE, measured(keys, **of))
-
-
-sizes = st.integers(1, 10**10)
-keys = st.one_of(
-    st.builds(sized, sizes, sizes, st.sampled_from(["linear.F", "linear.B", "relu.F", "pack", "fold"])),
-    st.builds(transfer, st.sampled_from(FORMS), sizes, st.sampled_from([2, 3, 4])),
+from tests.prices import (
+    CPU,
+    FORMS,
+    HERE,
+    MACHINE,
+    SOURCES,
+    keys,
+    measured,
+    model,
+    product,
+    sized,
+    sizes,
+    transfer,
+    truth,
 )
 
 
@@ -362,68 +335,6 @@ def test_faulty_snapshots_are_refused():
     for fault in (text[:-5], text.replace('"seconds"', '"second"'), text.replace("1.0", "-1.0", 1)):
         with pytest.raises(ValueError, match="cost snapshot"):
             from_json(fault)
-
-
-def two_rank_step(seconds, gap=0.0):
-    """Three kernels a rank, then an all-reduce of both; `seconds` of each task in turn, `gap` before each."""
-    draft, now, spans = Draft(2), [0.0, 0.0], []
-    for k in range(3):
-        for p in range(2):
-            draft.task([(p, Lane.COMPUTE)], cost=k)
-            spans.append((now[p] + gap, now[p] + gap + seconds[k]))
-            now[p] = spans[-1][1]
-    draft.task([(0, Lane.COLLECTIVE), (1, Lane.COLLECTIVE)], cost=9, kind=Kind.COLLECTIVE)
-    start = max(now) + gap
-    spans.append((start, start + seconds[3]))
-    ticks = np.rint(np.array(spans) * PICOSECONDS).astype(np.int64)
-    return draft.graph(), Timeline(np.arange(len(spans)), ticks[:, 0], ticks[:, 1])
-
-
-def test_learn_takes_medians_over_steps_and_the_overhead():
-    base = np.array([1e-4, 2e-4, 3e-4, 4e-4])
-    steps = [two_rank_step(base * f, gap=1e-5) for f in (1.0, 1.1, 0.9, 50.0, 1.0)]
-    snapshot = learn(Snapshot(HERE), steps[0][0], [timeline for _, timeline in steps])
-    assert [row.seconds for row in snapshot.rows] == pytest.approx(base)
-    assert {row.count for row in snapshot.rows} == {5}
-    assert snapshot.rows[0].spread_seconds == pytest.approx(0.05e-4)
-    assert snapshot.overhead_seconds == pytest.approx(1e-5)
-
-
-def test_learn_adds_to_what_was_known():
-    graph, timeline = two_rank_step(np.array([1e-4, 2e-4, 3e-4, 4e-4]))
-    unrelated = Measured(product(1, 1, 1), 1.0)
-    old = snapshot_of(HERE, [unrelated, Measured(graph.cost_keys[0], 3e-4, 0.0, 1000)])
-    rows = {row.key: row for row in learn(old, graph, [timeline]).rows}
-    assert rows[unrelated.key] == unrelated
-    assert rows[graph.cost_keys[0]].seconds == pytest.approx((4 * 3e-4 + 1e-4) / 5)
-    assert rows[graph.cost_keys[0]].count == 1001
-
-
-def test_learned_costs_are_what_the_step_spent():
-    graph, timeline = two_rank_step(np.array([1e-4, 2e-4, 3e-4, 4e-4]))
-    costs = CostModel(MACHINE, snapshot_of(HERE, learn(Snapshot(HERE), graph, [timeline]).rows))
-    assert costs.sources(graph.cost_keys) == {"measured": 4}
-    assert (costs.picoseconds(graph.cost_keys)[graph.cost] == timeline.durations()).all()
-
-
-def test_waiting_for_a_transfer_is_no_overhead():
-    draft = Draft(1)
-    draft.task([(0, Lane.COMPUTE)])
-    draft.task([(0, Lane.RECEIVE)], kind=Kind.MOVE)
-    draft.task([(0, Lane.COMPUTE)], needs=[1])
-    timeline = Timeline(np.arange(3), np.array([0, 5, 900]), np.array([10, 890, 950]))
-    assert gaps_of(draft.graph(), timeline).tolist() == [10]
-
-
-def test_learning_from_nothing_or_from_failures_is_refused():
-    graph, timeline = two_rank_step(np.array([1e-4, 2e-4, 3e-4, 4e-4]))
-    with pytest.raises(ValueError, match="no measured steps"):
-        learn(Snapshot(HERE), graph, [])
-    for end in (timeline.start, timeline.start - 1):
-        with pytest.raises(ValueError, match="not a cost"):
-            learn(Snapshot(HERE), graph, [Timeline(timeline.task, timeline.start, end)])
-    with pytest.raises(ValueError, match="graph with 7"):
-        learn(Snapshot(HERE), graph, [Timeline(timeline.task + 1, timeline.start, timeline.end)])
 
 
 @settings(deadline=None, max_examples=60)

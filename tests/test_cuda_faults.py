@@ -17,9 +17,9 @@ import pytest
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.machine import Level, Machine
 from castile.runtime.worker import Worker
+from tests.device_ranks import ONE, TWO, Plan, Ranks, small
 from tests.late import device
 from tests.strategies import Problem, batches, whole_on
-from tests.test_cuda import ONE, TWO, Plan, Ranks, small
 
 FOUR = Machine("four", ONE.processors * 4, (Level("link", 4, 1e-6, 1e9),))
 

@@ -1,4 +1,4 @@
-"""Launching: the command line, the law of errors on one rank and on many, and mpirun's environment and signals."""
+"""Launching: the command line, the law of errors on one rank, and mpirun's environment and signals."""
 
 import itertools
 import json
@@ -7,7 +7,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import MISSING
 
 import numpy as np
@@ -19,7 +18,7 @@ from castile import __version__
 from castile.launch import launch, mpi_settings, ranks
 from castile.launch.__main__ import main, parse
 from tests.command_lines import COMMANDS, module_of, options_of
-from tests.mpi import CHECKOUT, mpirun_apart
+from tests.mpi import CHECKOUT
 
 
 def test_castile_alone_lists_its_commands(capsys):
@@ -231,97 +230,6 @@ def test_a_sentence_of_another_host_than_the_first_says_which(host_index, where,
     monkeypatch.setattr(ranks, "_world_if_any", lambda: world)
     assert ranks.main_guard(raises(FileNotFoundError(2, "No such file or directory", "x.csv"))) == 2
     assert capsys.readouterr().err == f"castile: {where}x.csv: No such file or directory\n"
-
-
-FAILING = """
-import sys, time
-from castile.launch import ranks
-
-def body():
-    world = ranks.this_world()
-    assert world.size == 4 and world.local_rank == world.rank and world.host_index == 0
-    world.communicator.barrier()
-    {statement}
-    world.communicator.barrier()
-    time.sleep(30 * {sleeps})
-    return 0
-
-sys.exit(ranks.main_guard(body))
-"""
-
-
-@pytest.mark.mpi
-def test_a_rank_that_fails_before_it_knows_its_place_does_not_wait():
-    code = """
-import os, sys, time
-from castile.launch import ranks
-
-def body():
-    if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
-        raise RuntimeError("boom")
-    time.sleep(30)
-    return ranks.this_world().rank
-
-sys.exit(ranks.main_guard(body))
-"""
-    began = time.perf_counter()
-    status, _, err = mpirun_apart(3, "-c", code)
-    assert status == 1 and err.count("Traceback") == 1
-    assert time.perf_counter() - began < 20
-
-
-def failing(statement: str, sleeps: int = 0) -> tuple[int, str, str, float]:
-    began = time.perf_counter()
-    answer = mpirun_apart(4, "-c", FAILING.format(statement=statement, sleeps=sleeps))
-    return *answer, time.perf_counter() - began
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize(
-    "statement",
-    ["if world.rank == 1: raise ranks.UserError('no such plan')", "raise ranks.UserError('no such plan')"],
-)
-def test_a_users_mistake_is_one_sentence_from_one_rank(statement):
-    status, out, err, _ = failing(statement)
-    assert (status, out) == (2, "")
-    assert err.count("castile: no such plan\n") == 1 and "Traceback" not in err
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize("who", ["world.rank == 2", "world.rank >= 2", "True"])
-def test_a_fault_is_one_traceback_and_ends_the_job(who):
-    status, _, err, _ = failing(f"if {who}: raise RuntimeError('boom')", sleeps=1)
-    assert status == 1
-    assert err.count("Traceback") == 1 and err.count("RuntimeError: boom") == 1
-    assert " of 4 on " in err
-
-
-@pytest.mark.mpi
-def test_the_job_ends_soon_after_a_fault():
-    code = "if world.rank == 3: print(time.time(), flush=True); raise RuntimeError('boom')"
-    status, out, _, _ = failing(code, sleeps=1)
-    assert status == 1
-    assert time.time() - float(out) < 2
-
-
-@pytest.mark.mpi
-def test_an_exit_status_passes_through():
-    assert failing("if world.rank == 1: sys.exit(7)")[0] == 7
-
-
-@pytest.mark.mpi
-def test_a_usage_error_is_told_once():
-    status, _, err = mpirun_apart(4, "-m", "castile", "doctor", "--nonsense")
-    assert status == 2
-    assert err.count("--nonsense") == 1 and "Traceback" not in err
-
-
-@pytest.mark.mpi
-def test_help_and_an_unknown_command_are_told_once():
-    status, out, _ = mpirun_apart(3, "-m", "castile", "--help")
-    assert status == 0 and out.count("usage: castile") == 1
-    status, _, err = mpirun_apart(3, "-m", "castile", "docter")
-    assert status == 2 and err.count("did you mean") == 1
 
 
 def launched(*words: str) -> subprocess.Popen:

@@ -35,7 +35,7 @@ from castile.planner.strategy import Config, Strategy
 from castile.planner.updates import Updates
 from castile.runtime import machine
 from castile.runtime.region import Box
-from tests import test_cuda
+from tests import device_ranks
 from tests.late import device
 from tests.little import SEARCHES
 from tests.strategies import Problem, batches, beginnings, configs, strategies, whole_on
@@ -296,9 +296,9 @@ def test_plans_are_timed_step_by_step_as_from_nothing(data: st.DataObject, dtype
 def test_a_captured_step_goes_on_being_right(dtype: str) -> None:
     """On a stand-in of a GPU: the scale and the count of steps are carried, so nothing of a replayed step is old."""
     problem = Problem(two(dtype), {})
-    plan = test_cuda.Plan(problem, whole_on(problem.graph), test_cuda.ONE, 1)
-    host = test_cuda.on_host(plan, 5)
+    plan = device_ranks.Plan(problem, whole_on(problem.graph), device_ranks.ONE, 1)
+    host = device_ranks.on_host(plan, 5)
     with device(3):
-        found = test_cuda.Ranks(plan, "cuda").train(5)
-    test_cuda.same(found, host)
+        found = device_ranks.Ranks(plan, "cuda").train(5)
+    device_ranks.same(found, host)
     assert [(worker.uncaptured, worker._graph is None) for worker in found.workers] == [("", False)]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from castile.kernels.ids import OutOfRange
-from castile.launch import models, numbers, probe
+from castile.launch import hosts, models, numbers
 from castile.launch.__main__ import main
 from castile.launch.data import Arrays, Dataset
 from castile.launch.ranks import UserError
@@ -91,7 +91,7 @@ def test_the_batch_that_has_it_is_told(where: int, number: int, held_out: bool, 
 
 def test_labels_are_looked_at_before_this_host_is_measured(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(probe, "measured", None)
+    monkeypatch.setattr(hosts, "measured", None)
     np.savez("mine.npz", image=np.zeros((90, 1, 8, 8), np.float32), label=np.arange(90) % 11)
     assert main(["train", "mlp", "--batch", "30", "--data", "numpy:file=mine.npz"]) == 2
     told = capsys.readouterr().err

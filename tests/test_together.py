@@ -30,7 +30,7 @@ from castile.planner.together import alike
 from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 from castile.runtime.task import Call, CostKey, Kind, TaskGraph
-from tests import test_cuda
+from tests import device_ranks
 from tests.graphs import task_graphs
 from tests.kernel_cases import Case, cases
 from tests.late import device
@@ -209,11 +209,11 @@ def test_any_plan_in_16_bits_folds_exactly(data: st.DataObject, dtype: str, num_
 def test_on_a_device_they_are_captured(dtype: str) -> None:
     """On a stand-in of a GPU, of which a step that is replayed casts what the one before it left."""
     problem = Problem(odd(dtype), {})
-    plan = test_cuda.Plan(problem, with_size(whole_on(problem.graph), 2**20), test_cuda.ONE, 1)
-    host = test_cuda.on_host(plan, 5)
+    plan = device_ranks.Plan(problem, with_size(whole_on(problem.graph), 2**20), device_ranks.ONE, 1)
+    host = device_ranks.on_host(plan, 5)
     with device(3):
-        found = test_cuda.Ranks(plan, "cuda").train(5)
-    test_cuda.same(found, host)
+        found = device_ranks.Ranks(plan, "cuda").train(5)
+    device_ranks.same(found, host)
     assert num_tasks(found.prepared.tasks)["fetch"] == 1
     assert [(worker.uncaptured, worker._graph is None) for worker in found.workers] == [("", False)]
 

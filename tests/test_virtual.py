@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from castile.launch.execution import Execution
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.machine import local
+from tests.device_ranks import TWO, Plan, Ranks, drawn, on_host, plans, same, small
 from tests.late import device
 from tests.stand_in import green
 from tests.strategies import Problem
-from tests.test_cuda import TWO, Plan, Ranks, drawn, on_host, plans, same, small
 
 
 @drawn(20)

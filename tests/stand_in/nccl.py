@@ -16,10 +16,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from unittest.mock import patch
 
-import ml_dtypes
-import numpy as np
-
 from tests import stand_in
+from tests.stand_in.collectives import COLLECTIVES, DTYPES, Op
 from tests.stand_in.cupy import cuda
 
 available = True
@@ -27,7 +25,6 @@ VERSION = 22809
 NCCL_SUM, NCCL_PROD, NCCL_MAX, NCCL_MIN, NCCL_AVG = range(5)
 NCCL_INT8, NCCL_UINT8, NCCL_INT32, NCCL_UINT32, NCCL_INT64 = range(5)
 NCCL_UINT64, NCCL_FLOAT16, NCCL_FLOAT32, NCCL_FLOAT64, NCCL_BFLOAT16 = range(5, 10)
-DTYPES = [np.dtype(name) for name in ("i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8", ml_dtypes.bfloat16)]
 CUDA_ERROR, SYSTEM_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR = 1, 2, 4, 5, 6
 NAMES = {1: "UNHANDLED_CUDA_ERROR", 2: "SYSTEM_ERROR", 3: "INTERNAL_ERROR", 4: "INVALID_ARGUMENT", 5: "INVALID_USAGE",
          6: "REMOTE_ERROR"}  # fmt: skip
@@ -62,28 +59,6 @@ class Journal:
     status: int = SYSTEM_ERROR
     may_share: bool = False
     hanging_ends: int = 0
-
-
-@dataclass
-class Op:
-    """One call's part: addresses, elements, and root or peer by NCCL rank; whether a graph has captured it."""
-
-    name: str
-    send: int
-    receive: int
-    count: int
-    dtype: int
-    other: int = -1
-    captured: bool = False
-
-    @property
-    def nbytes(self) -> int:
-        return self.count * DTYPES[self.dtype].itemsize
-
-    @property
-    def signature(self) -> tuple[str, int, int, int, bool]:
-        """What all members must agree on."""
-        return self.name, self.count, self.dtype, self.other, self.captured
 
 
 class Meeting:
@@ -331,7 +306,7 @@ def _arrive(comm: NcclCommunicator, op: Op) -> Callable[[], bool]:
             raise Refused(f"rank {rank} calls {op.signature} where rank {other} calls {there.signature}")
     arrived[rank] = op
     if len(arrived) == meeting.size:
-        _COLLECTIVES[op.name]([arrived[r] for r in range(meeting.size)])
+        COLLECTIVES[op.name]([arrived[r] for r in range(meeting.size)])
         meeting.finished.add(number)
         del meeting.rounds[number]
     return lambda: number in meeting.finished
@@ -354,61 +329,3 @@ def _post(meeting: Meeting, rank: int, op: Op) -> Callable[[], bool]:
     cuda.memory(received.receive, op.nbytes)[:] = cuda.memory(sent.send, op.nbytes)
     other.done = True
     return lambda: True
-
-
-def _array(address: int, count: int, dtype: int) -> np.ndarray:
-    return (
-        cuda.memory(address, count * DTYPES[dtype].itemsize).view(DTYPES[dtype])
-        if count
-        else np.zeros(0, DTYPES[dtype])
-    )
-
-
-def _sum(ops: Sequence[Op], count: int) -> np.ndarray:
-    """The last member first, so that nobody may count on the order of the group."""
-    parts = [_array(op.send, count, op.dtype) for op in reversed(ops)]
-    total = parts[0].copy()
-    for part in parts[1:]:
-        total += part
-    return total
-
-
-def _all_reduce(ops: Sequence[Op]) -> None:
-    total = _sum(ops, ops[0].count)
-    for op in ops:
-        _array(op.receive, op.count, op.dtype)[:] = total
-
-
-def _reduce(ops: Sequence[Op]) -> None:
-    root = ops[ops[0].other]
-    total = _sum(ops, root.count)
-    _array(root.receive, root.count, root.dtype)[:] = total
-
-
-def _reduce_scatter(ops: Sequence[Op]) -> None:
-    n = ops[0].count
-    total = _sum(ops, n * len(ops))
-    for rank, op in enumerate(ops):
-        _array(op.receive, n, op.dtype)[:] = total[rank * n : (rank + 1) * n]
-
-
-def _all_gather(ops: Sequence[Op]) -> None:
-    whole = np.concatenate([_array(op.send, op.count, op.dtype) for op in ops])
-    for op in ops:
-        _array(op.receive, len(whole), op.dtype)[:] = whole
-
-
-def _broadcast(ops: Sequence[Op]) -> None:
-    root = ops[ops[0].other]
-    data = _array(root.send, root.count, root.dtype).copy()
-    for op in ops:
-        _array(op.receive, op.count, op.dtype)[:] = data
-
-
-_COLLECTIVES: dict[str, Callable[[Sequence[Op]], None]] = {
-    "allReduce": _all_reduce,
-    "reduce": _reduce,
-    "reduceScatter": _reduce_scatter,
-    "allGather": _all_gather,
-    "broadcast": _broadcast,
-}

@@ -1,0 +1,74 @@
+"""Learning: medians over steps, the overhead between tasks, and what was known before."""
+
+import numpy as np
+import pytest
+
+from castile.planner.cost import CostModel
+from castile.planner.learn import gaps_of, learn
+from castile.planner.snapshot import Measured, Snapshot, snapshot_of
+from castile.runtime.task import Kind, Lane
+from castile.runtime.timeline import PICOSECONDS, Timeline
+from tests.graphs import Draft
+from tests.prices import HERE, MACHINE, product
+
+
+def two_rank_step(seconds, gap=0.0):
+    """Three kernels a rank, then an all-reduce of both; `seconds` of each task in turn, `gap` before each."""
+    draft, now, spans = Draft(2), [0.0, 0.0], []
+    for k in range(3):
+        for p in range(2):
+            draft.task([(p, Lane.COMPUTE)], cost=k)
+            spans.append((now[p] + gap, now[p] + gap + seconds[k]))
+            now[p] = spans[-1][1]
+    draft.task([(0, Lane.COLLECTIVE), (1, Lane.COLLECTIVE)], cost=9, kind=Kind.COLLECTIVE)
+    start = max(now) + gap
+    spans.append((start, start + seconds[3]))
+    ticks = np.rint(np.array(spans) * PICOSECONDS).astype(np.int64)
+    return draft.graph(), Timeline(np.arange(len(spans)), ticks[:, 0], ticks[:, 1])
+
+
+def test_learn_takes_medians_over_steps_and_the_overhead():
+    base = np.array([1e-4, 2e-4, 3e-4, 4e-4])
+    steps = [two_rank_step(base * f, gap=1e-5) for f in (1.0, 1.1, 0.9, 50.0, 1.0)]
+    snapshot = learn(Snapshot(HERE), steps[0][0], [timeline for _, timeline in steps])
+    assert [row.seconds for row in snapshot.rows] == pytest.approx(base)
+    assert {row.count for row in snapshot.rows} == {5}
+    assert snapshot.rows[0].spread_seconds == pytest.approx(0.05e-4)
+    assert snapshot.overhead_seconds == pytest.approx(1e-5)
+
+
+def test_learn_adds_to_what_was_known():
+    graph, timeline = two_rank_step(np.array([1e-4, 2e-4, 3e-4, 4e-4]))
+    unrelated = Measured(product(1, 1, 1), 1.0)
+    old = snapshot_of(HERE, [unrelated, Measured(graph.cost_keys[0], 3e-4, 0.0, 1000)])
+    rows = {row.key: row for row in learn(old, graph, [timeline]).rows}
+    assert rows[unrelated.key] == unrelated
+    assert rows[graph.cost_keys[0]].seconds == pytest.approx((4 * 3e-4 + 1e-4) / 5)
+    assert rows[graph.cost_keys[0]].count == 1001
+
+
+def test_learned_costs_are_what_the_step_spent():
+    graph, timeline = two_rank_step(np.array([1e-4, 2e-4, 3e-4, 4e-4]))
+    costs = CostModel(MACHINE, snapshot_of(HERE, learn(Snapshot(HERE), graph, [timeline]).rows))
+    assert costs.sources(graph.cost_keys) == {"measured": 4}
+    assert (costs.picoseconds(graph.cost_keys)[graph.cost] == timeline.durations()).all()
+
+
+def test_waiting_for_a_transfer_is_no_overhead():
+    draft = Draft(1)
+    draft.task([(0, Lane.COMPUTE)])
+    draft.task([(0, Lane.RECEIVE)], kind=Kind.MOVE)
+    draft.task([(0, Lane.COMPUTE)], needs=[1])
+    timeline = Timeline(np.arange(3), np.array([0, 5, 900]), np.array([10, 890, 950]))
+    assert gaps_of(draft.graph(), timeline).tolist() == [10]
+
+
+def test_learning_from_nothing_or_from_failures_is_refused():
+    graph, timeline = two_rank_step(np.array([1e-4, 2e-4, 3e-4, 4e-4]))
+    with pytest.raises(ValueError, match="no measured steps"):
+        learn(Snapshot(HERE), graph, [])
+    for end in (timeline.start, timeline.start - 1):
+        with pytest.raises(ValueError, match="not a cost"):
+            learn(Snapshot(HERE), graph, [Timeline(timeline.task, timeline.start, end)])
+    with pytest.raises(ValueError, match="graph with 7"):
+        learn(Snapshot(HERE), graph, [Timeline(timeline.task + 1, timeline.start, timeline.end)])
