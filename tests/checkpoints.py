@@ -6,11 +6,9 @@ It does not know what a checkpoint must survive.
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +19,7 @@ from castile.launch.checkpoints.manifest import Facts
 from castile.runtime.comm.base import Communicator
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.region import Box, blocks, slices
+from tests.threads import Ranks
 
 FACTS = Facts("mlp:width=4", "digits", 32, 7, "0123abcd", "float64")
 PLAN = b'{"configs":{},"schema":1}'
@@ -28,66 +27,9 @@ BATCH = 32
 Carried = dict[tuple[str, Box, int], np.ndarray]
 
 
-class ThreadCommunicator(Communicator):
-    """A rank whose words to others pass through a list they share; it sends no arrays."""
-
-    def __init__(self, rank: int, slots: list, gate: threading.Barrier) -> None:
-        self.rank = self.local_rank = rank
-        self.size = self.local_size = len(slots)
-        self.host, self.host_sizes = socket.gethostname(), (self.size,)
-        self.epoch_ns = 0
-        self._slots, self._gate = slots, gate
-
-    def barrier(self) -> None:
-        self._gate.wait(20)
-
-    def gather_bytes(self, data: bytes, root: int = 0) -> list[bytes] | None:
-        self._slots[self.rank] = data
-        self.barrier()
-        found = list(self._slots) if self.rank == root else None
-        self.barrier()
-        return found
-
-    def bcast_bytes(self, data: bytes | None, root: int = 0) -> bytes:
-        if self.rank == root:
-            self._slots[root] = data
-        self.barrier()
-        found = self._slots[root]
-        self.barrier()
-        return found
-
-    def send(self, array, peer, tag):
-        raise NotImplementedError
-
-    recv = send
-
-    def relax(self, empty_polls: int) -> None:
-        raise NotImplementedError
-
-    def abort(self, status: int) -> None:
-        raise SystemExit(status)
-
-
 def on_ranks(size: int, body: Callable[[Communicator], object]) -> list:
-    """What `body` gives on each of `size` ranks; an exception of a rank is raised, the lowest rank's first."""
-    slots: list = [None] * size
-    gate = threading.Barrier(size)
-
-    def run(rank: int) -> object:
-        try:
-            return body(ThreadCommunicator(rank, slots, gate))
-        except BaseException:
-            # others wait for this rank no longer
-            gate.abort()
-            raise
-
-    with ThreadPoolExecutor(size) as pool:
-        futures = [pool.submit(run, rank) for rank in range(size)]
-    errors = [e for f in futures if (e := f.exception()) is not None]
-    own = [e for e in errors if not isinstance(e, threading.BrokenBarrierError)]
-    if errors:
-        raise (own or errors)[0]
-    return [f.result() for f in futures]
+    """What `body` gives on each of `size` ranks; an exception of a rank is raised."""
+    return Ranks(size).run(body)
 
 
 def state(step: int) -> dict[str, np.ndarray]:
