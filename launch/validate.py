@@ -9,9 +9,10 @@ import contextlib
 import json
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 
@@ -198,7 +199,6 @@ def truth(rows: Sequence[Row], after: bool) -> Truth:
 
 def _report(command: Validate, job: Job, rows: Sequence[Row], num_held_up: int, num_steps: int) -> None:
     fresh = [r for r in rows if not r.learned_from]
-    before, after = truth(fresh, after=False), truth(fresh, after=True)
     seconds = [r.measured_seconds for r in rows]
     facts = {
         "model": job.model.name,
@@ -208,31 +208,37 @@ def _report(command: Validate, job: Job, rows: Sequence[Row], num_held_up: int, 
         "measured_spread": max(seconds) / min(seconds),
         "num_steps": num_steps,
         "num_held_up": num_held_up,
-        "before_learning": asdict(before),
-        "after_learning": asdict(after),
-        "plans": [asdict(r) for r in rows],
+        "before_learning": asdict(truth(fresh, after=False)),
+        "after_learning": asdict(truth(fresh, after=True)),
+        "plans": [asdict(r) | {"error_after": r.after_seconds / r.measured_seconds - 1} for r in rows],
     }
     if command.json:
         print(json.dumps(facts))
-        return
-    print(f"{job.model.name} on {job.machine.name}, batch {job.graph.batch}: {len(rows)} plans, ms a step")
+    else:
+        tell(facts)
+
+
+def tell(facts: Mapping[str, Any]) -> None:
+    """How plans were predicted, for people."""
+    print(f"{facts['model']} on {facts['machine']}, batch {facts['batch']}: {facts['num_plans']} plans, ms a step")
     print(f"{'plan':18} {'measured':>16} {'sim before':>11} {'sim after':>11} {'error':>8}")
-    for r in rows:
-        error = "learned" if r.learned_from else f"{100 * (r.after_seconds / r.measured_seconds - 1):+.1f} %"
-        print(
-            f"{r.name:18} {1e3 * r.measured_seconds:9.2f} ±{1e3 * r.spread_seconds:5.2f} "
-            f"{1e3 * r.before_seconds:11.2f} {1e3 * r.after_seconds:11.2f} {error:>8}"
+    for row in facts["plans"]:
+        measured, spread, before, after = (
+            1e3 * row[f"{which}_seconds"] for which in ("measured", "spread", "before", "after")
         )
-    for words, t in (("before learning", before), ("after learning", after)):
-        many = report.counted(t.num_pairs, "pair")
-        order = "no two plans differ" if not t.num_pairs else f"Kendall's tau {t.kendall_tau:.2f} over {many}"
+        error = "learned" if row["learned_from"] else f"{100 * row['error_after']:+.1f} %"
+        print(f"{row['name']:18} {measured:9.2f} ±{spread:5.2f} {before:11.2f} {after:11.2f} {error:>8}")
+    for words in ("before learning", "after learning"):
+        truth = facts[words.replace(" ", "_")]
+        many = report.counted(truth["num_pairs"], "pair")
+        order = f"Kendall's tau {truth['kendall_tau']:.2f} over {many}" if truth["num_pairs"] else "no two plans differ"
         print(
-            f"{words}: mean error {100 * t.mean_error:.1f} %, largest {100 * t.largest_error:.1f} %, {order}, "
-            f"regret {100 * t.regret:.1f} %"
+            f"{words}: mean error {100 * truth['mean_error']:.1f} %, largest {100 * truth['largest_error']:.1f} %, "
+            f"{order}, regret {100 * truth['regret']:.1f} %"
         )
     print(f"measured times are spread over {facts['measured_spread']:.2f}x")
-    if num_held_up:
+    if facts["num_held_up"]:
         print(
-            f"other programs held up {num_held_up} of {report.counted(num_steps, 'step')}: where these are many, "
-            "errors say little of predictions"
+            f"other programs held up {facts['num_held_up']} of {report.counted(facts['num_steps'], 'step')}: where "
+            "these are many, errors say little of predictions"
         )

@@ -1,0 +1,212 @@
+"""Figures: whatever number a command tells people is one of those that it tells programs, in the unit that it says."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+
+from castile.launch import diff, explain_report, plan_report, profile_report, simulate, training_report, validate
+from castile.launch.__main__ import main
+from castile.launch.checkpoints.reader import open_checkpoint
+
+MODEL, MACHINE = "mlp:layers=1,width=16", "dgx-h100:nodes=1"
+# What is said of a number, by which names in JSON it may have, and how many of what is shown one of these is.
+UNITS = {
+    "ms": ("seconds", 1e3), "us": ("seconds", 1e6), "s": ("seconds", 1.0), "%": ("", 100.0),
+    "bytes": ("bytes", 1.0), "KiB": ("bytes", 2.0**-10), "MiB": ("bytes", 2.0**-20), "GiB": ("bytes", 2.0**-30),
+    "samples/s": ("samples_per_second", 1.0), "k samples/s": ("samples_per_second", 1e-3),
+}  # fmt: skip
+NAMES = "|".join(sorted(UNITS, key=len, reverse=True))
+FIGURE = re.compile(rf"(?<![\w.:,/*\[-])[+-]?(\d+(?:\.\d+)?)(?: ?({NAMES}))?(?![\w.:/-])")
+# What may stand without a unit: counts and factors, and columns whose heads say it, in milliseconds or 1e9 a second.
+BARE = (("", 1.0), ("seconds", 1e3), ("per_second", 1e-9))
+# Of a table that is cut, and of what its cells say in no unit.
+LEFT_OUT = re.compile(r"and \d+ more|-?\d+ known before")
+
+
+def numbers(facts: Any, path: str = "") -> Iterator[tuple[str, float]]:
+    """Every number in a JSON value, and how long its lists are, with the names that lead to it."""
+    if isinstance(facts, dict):
+        for name, value in facts.items():
+            yield from numbers(value, f"{path}.{name}")
+    elif isinstance(facts, list | tuple):
+        yield f"{path}.num", len(facts)
+        for value in facts:
+            yield from numbers(value, path)
+    elif isinstance(facts, int | float) and not isinstance(facts, bool):
+        yield path, facts
+
+
+def others(facts: Any, rng: random.Random, path: str = "") -> Any:
+    """The same value with other numbers, none of which follows from another, and with words that hold no digit."""
+    if isinstance(facts, dict):
+        return {name: others(value, rng, f"{path}.{name}") for name, value in facts.items()}
+    if isinstance(facts, list | tuple):
+        return [others(value, rng, path) for value in facts]
+    if isinstance(facts, str):
+        return re.sub(r"\d", "n", facts)
+    if isinstance(facts, bool) or not isinstance(facts, int | float):
+        return facts
+    if "bytes" in path:
+        return rng.choice((-1, 1) if facts < 0 else (1,)) * int(2 ** rng.uniform(5, 38))
+    if isinstance(facts, int):
+        return rng.randrange(1000, 100000)
+    return rng.uniform(-1 if facts < 0 else 0.01, 1) * (1e-2 if "seconds" in path else 1)
+
+
+def rounding(shown: str) -> float:
+    """By how much what is shown may differ from what it is of."""
+    return 0.5001 * 10.0 ** -len(shown.partition(".")[2])
+
+
+def check_told(text: str, facts: Any) -> None:
+    """Every figure in the text is one of the facts'."""
+    known = list(numbers(facts))
+    for line in text.splitlines():
+        for match in FIGURE.finditer(LEFT_OUT.sub("", line)):
+            shown, unit = float(match[1]), match[2] or ""
+            ways = (UNITS[unit],) if unit else BARE
+            near = rounding(match[1])
+            found = any(name in path and abs(abs(v) * f - shown) <= near for path, v in known for name, f in ways)
+            assert found, f"{match[0]!r} is not in the JSON object: {line}"
+
+
+def answer(capsys, *words: str) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main([*words, "--json"]) == 0, capsys.readouterr().err
+    return json.loads(capsys.readouterr().out)
+
+
+Teller = Callable[[dict[str, Any]], object]
+# Commands, and how they tell people what they found.
+TOLD: dict[str, tuple[tuple[str, ...], Teller]] = {
+    "plan": (("plan", MODEL, "--machine", MACHINE, "--budget", "5"), lambda facts: plan_report.tell(facts, [])),
+    "simulate": (("simulate", "a.json", "--machine", MACHINE), lambda facts: simulate._tell(facts, [])),
+    "explain": (("explain", "b.json", "--machine", MACHINE), lambda facts: explain_report.tell(facts, [])),
+    "explain --op": (
+        ("explain", "a.json", "--machine", MACHINE, "--op", "fc1", "--why-not", "megatron", "--budget", "5"),
+        lambda facts: explain_report.tell(facts, []),
+    ),
+    "diff": (("diff", "a.json", "b.json"), diff._tell),
+    "profile": (("profile", MODEL), lambda facts: profile_report.tell(facts, False)),
+    "validate": ((), validate.tell),
+    "train": (("train", MODEL, "--steps", "3"), lambda facts: print(training_report.text(facts))),
+}  # fmt: skip
+
+
+def validated(capsys) -> dict[str, Any]:
+    """What `castile validate` would tell of four plans."""
+    rows = [validate.Row(f"plan {name}", name < "c", 1.0, 0.1, 1.0, 1.0 + (name == "a")) for name in "abcd"]
+    named = SimpleNamespace(name="m")
+    job = SimpleNamespace(model=named, machine=named, graph=Mock(batch=8))
+    capsys.readouterr()
+    validate._report(validate.Validate("m", json=True), job, rows, 2, 9)
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory):
+    """Two plans as files, in a folder of their own."""
+    folder = tmp_path_factory.mktemp("figures")
+    for name, search in (("a.json", "fsdp"), ("b.json", "data_parallel")):
+        words = ("plan", MODEL, "--machine", MACHINE, "--search", search, "--out", str(folder / name))
+        assert main(words) == 0
+    return folder
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_every_figure_on_the_screen_is_in_the_object(name, plans, alone, capsys, monkeypatch):
+    words, tell = TOLD[name]
+    monkeypatch.chdir(plans)
+    facts = answer(capsys, *words) if words else validated(capsys)
+    for seed in range(5):
+        drawn = others(facts, random.Random(seed))
+        capsys.readouterr()
+        tell(drawn)
+        out = capsys.readouterr().out
+        print(out)
+        check_told(out, drawn)
+        assert len(FIGURE.findall(out)) > 3
+
+
+STEP = re.compile(
+    r"step +(\d+)  loss ([\d.]+) \| ([\d.]+) ms \(sim ([\d.]+), ([+-][\d.]+) %\) \| ([\d.]+)(k?) samples/s \| "
+    r"mem ([\d.]+) KiB/([\d.]+) GiB"
+)
+SAVED = re.compile(r"step +(\d+)  saved in (\S+): ([\d.]+) KiB in ([\d.]+) s")
+
+
+def check_shown(shown: str, number: float) -> None:
+    assert abs(float(shown) - number) <= rounding(shown), (shown, number)
+
+
+def test_what_a_training_tells_follows_from_its_steps_and_its_plan(alone, capsys, monkeypatch):
+    """Its lines, its records, its object, and what `simulate` says of its plan, all tell the same."""
+    facts: dict[str, Any] = {}
+    tell = training_report.text
+    monkeypatch.setattr(training_report, "text", lambda of: facts.update(of) or tell(of))
+    words = "train mlp --steps 6 --evaluate-every 2 --checkpoint saved --checkpoint-every 2 --keep 9"
+    began = time.perf_counter()
+    assert main([*words.split(), "--metrics", "run.jsonl", "--out", "plan.json"]) == 0
+    elapsed = time.perf_counter() - began
+    out = capsys.readouterr().out
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for record in map(json.loads, (alone / "run.jsonl").read_text().splitlines()):
+        kinds.setdefault(record.pop("kind"), []).append(record)
+    steps, batch = kinds["step"], facts["batch"]
+    plan = answer(capsys, "simulate", "plan.json", "--machine", "local:procs=1")
+    (proc,) = plan["procs"]
+
+    assert [r["step"] for r in steps] == [1, 2, 3, 4, 5, 6] and [r["samples"] for r in steps] == [
+        batch * r["step"] for r in steps
+    ]
+    assert (facts["batch"], facts["num_tasks"], facts["peak_bytes"]) == (
+        plan["batch_samples"], plan["num_tasks"], [proc["peak_bytes"]]
+    )  # fmt: skip
+    for record, line in zip(steps, STEP.findall(out), strict=True):
+        step, loss, took, simulated, off, rate, many, used, there = line
+        seconds, foretold = record["step_seconds"], record["simulated_seconds"]
+        assert int(step) == record["step"] and foretold == facts["simulated_step_seconds"]
+        check_shown(loss, record["loss"])
+        check_shown(took, 1e3 * seconds)
+        check_shown(simulated, 1e3 * foretold)
+        check_shown(off, 100 * (seconds / foretold - 1))
+        check_shown(rate, batch / seconds / (1e3 if many else 1))
+        assert record["peak_bytes"] == proc["peak_bytes"]
+        check_shown(used, proc["peak_bytes"] / 2**10)
+        check_shown(there, proc["capacity_bytes"] / 2**30)
+        assert seconds <= batch / record["samples_per_second"]
+    assert sum(batch / r["samples_per_second"] for r in steps) + facts["copied_seconds"] <= facts["total_seconds"]
+    assert facts["total_seconds"] <= elapsed
+
+    assert facts["losses"] == [r["loss"] for r in steps] and facts["num_steps"] == facts["num_sampled"] == len(steps)
+    assert facts["waited_seconds"] == sum(r["waited_seconds"] for r in steps)
+    assert facts["step_seconds"] == statistics.median(r["step_seconds"] for r in steps)
+    assert 0 < facts["measured_step_seconds"] <= max(r["step_seconds"] for r in steps)
+    for when, which in (("before", "untaught"), ("after", "simulated")):
+        error = abs(facts[f"{which}_step_seconds"] / facts["measured_step_seconds"] - 1)
+        assert facts[f"error_{when}_learning"] == error
+
+    assert facts["evaluations"] == kinds["evaluation"] and [r["step"] for r in kinds["evaluation"]] == [2, 4, 6]
+    last = dict(kinds["evaluation"][-1])
+    assert facts["num_held_out"] == last.pop("num_samples") and last.pop("step") == 6
+    assert last == {name: facts[f"held_out_{name}"] for name in last}
+    assert facts["checkpoints"] == kinds["checkpoint"] and [r["step"] for r in kinds["checkpoint"]] == [2, 4, 6]
+    for record, (step, path, size, took) in zip(kinds["checkpoint"], SAVED.findall(out), strict=True):
+        saved = open_checkpoint(path)
+        nbytes = sum(math.prod(region.shape) * np.dtype(region.dtype).itemsize for region in saved.regions.values())
+        assert (int(step), path, nbytes) == (record["step"], record["path"], record["nbytes"])
+        assert 0 < record["seconds"] <= elapsed and not record["warning"] and not record["lacks_room"]
+        check_shown(size, nbytes / 2**10)
+        check_shown(took, record["seconds"])
