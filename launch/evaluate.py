@@ -1,18 +1,18 @@
-"""Evaluation: a second graph uses the parameters where training has them, under the same plan, on held-out samples.
+"""Evaluation: a second graph uses the parameters where training has them, under the same plan, on any samples.
 
 In that graph dropout is off and running statistics stand for those of the batch. It does not know how the model was
-trained.
+trained, nor what becomes of what it says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import expit, logsumexp
 
-from castile.launch.data import Dataset
+from castile.launch.data import Dataset, Samples, full_batch
 from castile.launch.execution import Execution, feed_from
 from castile.launch.jobs import Job
 from castile.launch.progress import Advance
@@ -37,13 +37,14 @@ class HeldOut:
     auc: float | None = None
 
 
-def truth(job: Job, dataset: Dataset) -> str | None:
-    """The input with which the model's output is compared on held-out samples.
+def truth(job: Job, samples: Samples) -> str | None:
+    """The input with which the model's output is compared on these samples.
 
     None where the model names no output to judge, or there is nothing to compare it with.
     """
     graph = job.evaluation
-    return labels_of(graph) if graph.outputs and dataset.num_held_out else None
+    name = labels_of(graph) if graph.outputs and len(samples) else None
+    return name if name in samples.shapes else None
 
 
 def held_out(
@@ -51,17 +52,24 @@ def held_out(
 ) -> HeldOut | None:
     """Evaluate on all held-out samples; rank 0 gets the figures. None where there is nothing to judge (`truth`).
 
+    plan      one that the model is trained with
     advance   is told, on all ranks, how many of how many samples are done
     """
-    graph, labels = job.evaluation, truth(job, dataset)
+    labels = truth(job, dataset.held_out)
     if labels is None:
         return None
-    lowering = Lowering(graph, job.machine, job.lowering.updates, mode="forward")
-    prepared = job.prepare(adapted(plan, job.lowering, graph), lowering)
-    execution = job.execute(prepared, 0, state, graph)
-    outputs = _scores(graph, dataset, execution, advance)
-    pieces = ((scores, arrays[labels][: len(scores)]) for scores, arrays in outputs)
-    return judge(graph, pieces, dataset.num_held_out)
+    lowering = forward(job)
+    execution = job.execute(
+        job.prepare(adapted(plan, job.lowering, job.evaluation), lowering), 0, state, job.evaluation
+    )
+    told = says(execution, dataset.held_out, [labels], advance)
+    pieces = ((outputs[execution.graph.outputs[0]], given[labels]) for outputs, given in told)
+    return judge(execution.graph, pieces, dataset.num_held_out)
+
+
+def forward(job: Job) -> Lowering:
+    """How plans of the graph for evaluation are lowered, over the parameters of training."""
+    return Lowering(job.evaluation, job.machine, job.lowering.updates, mode="forward")
 
 
 def adapted(plan: Strategy, trained: Lowering, graph: Graph) -> Strategy:
@@ -85,21 +93,45 @@ def _legal(node: Node, config: Config) -> bool:
     return True
 
 
-def _scores(
-    graph: Graph, dataset: Dataset, execution: Execution, advance: Advance
-) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
-    """The model's output for each batch of held-out samples, until the next, and the batch; nothing on ranks that do
-    not hold it.
+Arrays = dict[str, np.ndarray]
+
+
+def says(
+    execution: Execution, samples: Samples, besides: Collection[str] = (), advance: Advance = lambda *_: None
+) -> Iterator[tuple[Arrays, Arrays]]:
+    """What a forward pass says of each batch of samples: its outputs, which hold until the next, and those inputs
+    besides. Nothing on ranks that do not hold them; all ranks go through all of it.
+
+    advance   is told, on all ranks, how many of how many samples are done
     """
-    batch, total = graph.batch, dataset.num_held_out
-    for begin in range(0, total, batch):
-        arrays = dataset.held_out_batch(begin, batch)
+    graph, total = execution.graph, len(samples)
+    fed = {name for name, _ in execution.inputs}
+    for begin in range(0, total, graph.batch):
+        # labels are looked at where outputs are
+        wanted = fed.union(besides) if execution.comm.rank == 0 else fed
+        arrays = full_batch(samples, begin, graph.batch, wanted)
         execution.feed(feed_from(arrays))
-        execution.runner.run()
-        advance("", min(begin + batch, total), total)
-        scores = execution.output(graph.outputs[0])
-        if scores is not None:
-            yield scores[: total - begin], arrays
+        execution.run()
+        count = min(graph.batch, total - begin)
+        advance("", begin + count, total)
+        outputs = {name: execution.output(name) for name in graph.outputs}
+        if held := {name: array[:count] for name, array in outputs.items() if array is not None}:
+            yield held, {name: arrays[name][:count] for name in besides}
+
+
+def needed(graph: Graph) -> set[str]:
+    """The inputs that the graph's outputs depend on."""
+    before = _before(graph)
+    return {name for name in graph.inputs if name in before}
+
+
+def _before(graph: Graph) -> set[str]:
+    """Tensors that the graph's outputs depend on, and these."""
+    found = set(graph.outputs)
+    for node in reversed(graph.nodes.values()):
+        if found & set(node.outputs):
+            found.update(node.inputs)
+    return found
 
 
 def labels_of(graph: Graph) -> str | None:
@@ -108,10 +140,7 @@ def labels_of(graph: Graph) -> str | None:
     It is one that a node reads together with the output, if there are such, and one of which the output does not
     depend: so are labels told from weights of samples, and an autoencoder's images are compared with themselves.
     """
-    judged, before = graph.outputs[0], set(graph.outputs)
-    for node in reversed(graph.nodes.values()):
-        if before & set(node.outputs):
-            before.update(node.inputs)
+    judged, before = graph.outputs[0], _before(graph)
     apart = [name for name in graph.inputs if name not in before]
     readers = [node for node in graph.nodes.values() if judged in node.inputs]
     beside = [name for node in readers for name in node.inputs if name in graph.inputs]

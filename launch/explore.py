@@ -17,6 +17,7 @@ from castile.launch.measure import Trial, measure, trial
 from castile.launch.ranks import UserError
 from castile.planner.cost import CostModel
 from castile.planner.evaluator import Evaluator, identity, moved_bytes
+from castile.planner.lower import Lowering
 from castile.planner.search import Found, budget_of, search
 from castile.planner.seeds import known_names, seeds
 from castile.planner.settling import SETTLING, settled, sized
@@ -63,11 +64,14 @@ def given(job: Job, plan: Strategy, path: str) -> Chosen:
         raise UserError(f"plan {path}: {error}") from error
 
 
-def any_known(job: Job) -> Chosen:
-    """The first known plan that fits, for what is not worth measuring. Raises UserError where none does."""
-    for plan in seeds(job.lowering, None, job.cost).values():
+def any_known(job: Job, lowering: Lowering | None = None) -> Chosen:
+    """The first known plan that fits, for what is not worth measuring. Raises UserError where none does.
+
+    lowering   how plans are lowered, by default as the job trains
+    """
+    for plan in seeds(lowering or job.lowering, None, job.cost).values():
         with contextlib.suppress(ValueError):
-            return Chosen(plan, job.prepare(plan))
+            return Chosen(plan, job.prepare(plan, lowering))
     raise UserError("no known plan fits here: name the file of one that does with --plan")
 
 
@@ -94,14 +98,14 @@ def choose(
     _measure(job, trials, feed, rate)
     searches: list[Found] = []
 
-    def searched() -> Strategy:
-        searches.append(_searched(job, name, budget, seed, asked_for))
+    def next_found() -> Strategy:
+        searches.append(searched(job, job.lowering, name, budget, seed, asked_for))
         return searches[-1].strategy
 
     for turn in range(MOST_TURNS):
         if not asked_for:
             progress(f"searching ({name}, {budget}{' proposals' * budget.isdigit()})")
-        plan = job.agreed_plan(searched)
+        plan = job.agreed_plan(next_found)
         if any(same_tasks(plan, t.plan) for t in trials):
             break
         progress("measuring the plan that was found")
@@ -127,9 +131,13 @@ def _known(job: Job, asked_for: list[str] | None) -> dict[str, Strategy]:
     return known
 
 
-def _searched(job: Job, name: str, budget: str, seed: int, asked_for: list[str] | None) -> Found:
-    """What a search finds by all that has been learned so far."""
-    evaluator, limits = Evaluator(job.lowering, job.cost, job.snapshot), budget_of(name, job.lowering, budget)
+def searched(
+    job: Job, lowering: Lowering, name: str, budget: str, seed: int, asked_for: list[str] | None = None
+) -> Found:
+    """What a search finds by all that has been learned so far, among plans that are lowered so; `asked_for` is the seed
+    that it insists on.
+    """
+    evaluator, limits = Evaluator(lowering, job.cost, job.snapshot), budget_of(name, lowering, budget)
     is_settled = limits.begun(1 + SETTLING).is_over
     found = search(name, evaluator, limits, seed, seeds=asked_for, sizes=SIZES)
     return settled(evaluator, found, is_over=is_settled)

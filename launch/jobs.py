@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -78,20 +78,23 @@ class Job:
         """What runs the processors' tasks."""
         return "cuda" if gpus.is_on(self.machine) else "numpy"
 
-    def dataset(self, text: str, seed: int) -> Dataset:
+    def dataset(self, text: str, seed: int, needed: Collection[str] | None = None) -> Dataset:
         """The data set that the user named, "" for the model's own; its samples are what the graph takes in.
 
+        needed   the inputs that they have to have where nothing is trained, and where they may be fewer than a batch
         Raises ValueError or UserError in one sentence where they are not.
         """
         shapes = {name: self.graph.tensors[name].shape[1:] for name in self.graph.inputs}
         extent = next((s[0] for s in shapes.values() if len(s) == 1), None)
         found = data.load(text or self.model.recipe.data, seed, **({"seq": extent} if extent else {}))
         for name, shape in shapes.items():
-            if found.shapes.get(name) != shape:
+            is_needed = needed is None or name in needed
+            if (is_needed or name in found.shapes) and found.shapes.get(name) != shape:
                 there = ", ".join(f"{other!r} of shape {of}" for other, of in found.shapes.items())
                 words = f"model {self.model.name} takes {name!r} of shape {shape}, data set {found.name} has {there}"
                 raise UserError(f"{words}: let names and shapes agree, or choose another with --data")
-        found.steps_per_epoch(self.graph.batch)
+        if needed is None:
+            found.steps_per_epoch(self.graph.batch)
         numbers.check(self.graph, found)
         return found
 

@@ -28,7 +28,8 @@ def check(graph: Graph, dataset: Dataset) -> None:
     Looked at are the first samples for training and of those held out; of samples that come one after another, the
     first batch.
     """
-    asked = [name for name in graph.inputs if np.issubdtype(graph.tensors[name].dtype, np.integer)]
+    known = dataset.shapes
+    asked = [n for n in graph.inputs if n in known and np.issubdtype(graph.tensors[n].dtype, np.integer)]
     nodes = _nodes(graph, asked)
     if not any(node.op.numbering for node in nodes):
         return

@@ -12,11 +12,12 @@ import msgspec
 from castile.launch.checkpoints.folder import latest
 from castile.launch.checkpoints.manifest import Facts
 from castile.launch.checkpoints.reader import Reader, open_checkpoint
-from castile.launch.jobs import Job
+from castile.launch.jobs import Job, from_leader
 from castile.launch.ranks import UserError
 from castile.launch.screen import Speaker
 from castile.planner import strategy as strategies
 from castile.planner.strategy import Strategy
+from castile.runtime.comm.base import Communicator
 
 
 class _Told(msgspec.Struct):
@@ -31,23 +32,23 @@ def begin(job: Job, folder: str, here: Facts, say: Speaker) -> Reader | None:
 
     Raises UserError where it is of another training than `here`.
     """
-    saved, warnings = find(job, folder)
+    saved, warnings = find(job.comm, folder)
     for text in warnings:
-        say.warn(text)
+        say.warn(f"{text}: --resume goes on from there")
     if saved is not None:
         check_same(saved.facts, here, saved.path)
         say.line(f"going on from {saved.path}: {saved.step} steps are done")
     return saved
 
 
-def find(job: Job, folder: str) -> tuple[Reader | None, tuple[str, ...]]:
+def find(comm: Communicator, folder: str) -> tuple[Reader | None, tuple[str, ...]]:
     """The latest checkpoint that is whole, on every rank, and warnings of later ones; None in a folder without any."""
 
     def look() -> bytes:
         found = latest(folder)
         return msgspec.json.encode(_Told(str(found.path), found.warnings) if found else _Told())
 
-    told = msgspec.json.decode(job.agree(look), type=_Told)
+    told = msgspec.json.decode(from_leader(comm, look), type=_Told)
     return (open_checkpoint(told.path) if told.path else None), told.warnings
 
 

@@ -26,9 +26,10 @@ T = TypeVar("T")
 SUFFIX = ".toml"
 
 
-def parse(form: type[T], prog: str, args: Sequence[str]) -> T:
+def parse(form: type[T], prog: str, args: Sequence[str], of: type[Any] | None = None, keys: Sequence[str] = ()) -> T:
     """The command of dataclass `form` made from words, where its `model` may name a run file that says the rest.
 
+    of, keys   the command that run files are of, where it is another, and what is taken from them
     All ranks call it; the file is read by rank 0. Raises ValueError or UserError in one sentence for a faulty file.
     """
     # what a file switches on, the command line can switch off
@@ -37,10 +38,12 @@ def parse(form: type[T], prog: str, args: Sequence[str]) -> T:
     if not path.endswith(SUFFIX):
         return typed
     told = from_leader(communicator(), lambda: _bytes(path))
-    given = read(told, form, f"run file {path}")
+    given: Any = read(told, of or form, f"run file {path}")
+    if of is not None:
+        given = form(**{key: getattr(given, key) for key in keys})
     # what the file says takes the place of the defaults, so that any word of the command line goes before it
     again = options.read(form, prog, args, default=given, can_deny=True)
-    return replace(again, model=given.model)  # type: ignore[type-var,attr-defined]
+    return replace(again, model=given.model)
 
 
 def read(data: bytes, form: type[T], source: str) -> T:

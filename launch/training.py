@@ -101,7 +101,7 @@ class Training:
         self.progress.remarks = course.execution.runner.remarks
         self.progress.workspace_bytes = course.execution.runner.workspace_bytes
         # a job that was asked to stop has little time left
-        if not self.progress.stopped_by and evaluate.truth(job, course.dataset) is not None:
+        if not self.progress.stopped_by and evaluate.truth(job, course.dataset.held_out) is not None:
             many = report.counted(course.dataset.num_held_out, "sample")
             with self.say.under_way(f"evaluating on {many}") as advance:
                 self._evaluate(last, advance)

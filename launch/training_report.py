@@ -6,7 +6,7 @@ It does not know how training is done.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -114,13 +114,18 @@ def step_line(job: Job, step: int, progress: Progress, prepared: Prepared, last:
 
 def evaluation(step: int, judged: HeldOut) -> dict[str, Any]:
     """An evaluation's facts; figures that the model does not have are left out."""
-    facts = {"step": step, **asdict(judged), "loss": finite(judged.loss)}
+    return {"step": step, **quality(judged), "num_samples": judged.num_samples}
+
+
+def quality(judged: HeldOut) -> dict[str, Any]:
+    """The figures that the model has of these: its loss, None where that is no number, accuracy, area."""
+    facts = {"loss": finite(judged.loss), "accuracy": judged.accuracy, "auc": judged.auc}
     return {name: value for name, value in facts.items() if value is not None or name == "loss"}
 
 
 def evaluation_line(facts: dict[str, Any]) -> str:
     """step   100  held out: 91.20 % of 360 samples right, loss 0.2931"""
-    return f"step {facts['step']:5d}  {_judged(facts)}"
+    return f"step {facts['step']:5d}  held out: {judged(facts)}"
 
 
 def checkpoint_line(step: int, path: str, nbytes: int, seconds: float) -> str:
@@ -214,13 +219,14 @@ def text(facts: dict[str, Any]) -> str:
         done = facts["first_step"] + facts["num_steps"]
         lines.append(f"stopped by {facts['stopped_by']} after step {done}: --resume goes on from there")
     if "num_held_out" in facts:
-        lines.append(_judged(facts["evaluations"][-1]))
+        lines.append(f"held out: {judged(facts['evaluations'][-1])}")
     lines += [f"{what}: {path}" for what, path in facts["files"].items()]
     lines.append(f"{facts['total_seconds']:.1f} s in all")
     return "\n".join(lines)
 
 
-def _judged(facts: dict[str, Any]) -> str:
+def judged(facts: dict[str, Any]) -> str:
+    """91.20 % of 360 samples right, loss 0.2931"""
     words = []
     if "accuracy" in facts:
         words.append(f"{100 * facts['accuracy']:.2f} % of {facts['num_samples']} samples right")
@@ -228,4 +234,4 @@ def _judged(facts: dict[str, Any]) -> str:
         words.append(f"area under the curve {facts['auc']:.4f}")
     if facts["loss"] is not None:
         words.append(f"loss {facts['loss']:.4f}")
-    return "held out: " + ", ".join(words)
+    return ", ".join(words)

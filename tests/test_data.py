@@ -39,7 +39,8 @@ def test_training_and_held_out_samples_are_alike(loaded, name):
 def test_loading_again_gives_the_same(loaded, name):
     text, d = loaded[name]
     again = data.load(text, 0)
-    for one, other in ((d.batch(3, 9), again.batch(3, 9)), (d.held_out_batch(2, 9), again.held_out_batch(2, 9))):
+    held = [data.full_batch(found.held_out, 2, 9, found.shapes) for found in (d, again)]
+    for one, other in ((d.batch(3, 9), again.batch(3, 9)), held):
         for key, array in one.items():
             np.testing.assert_array_equal(array, other[key])
 
@@ -104,7 +105,7 @@ def test_a_split_takes_every_sample_to_one_side(count, share, seed):
 
 def test_a_held_out_batch_is_always_full():
     d = data.load("digits", 0)
-    last = d.held_out_batch(352, 16)
+    last = data.full_batch(d.held_out, 352, 16, ["label"])
     assert len(last["label"]) == 16
     np.testing.assert_array_equal(last["label"][:8], everything(d.held_out)["label"][352:])
 

@@ -10,6 +10,7 @@ from castile.launch.evaluate import auc
 from castile.planner.graph import Graph
 from castile.planner.updates import Updates
 from castile.runtime import machine
+from tests.data_files import everything
 from tests.op_laws import relative
 from tests.strategies import whole_on
 from tests.test_models import forward, values
@@ -63,7 +64,7 @@ def test_it_learns_tastes_that_no_sample_tells() -> None:
     steps = [found.batch(step, 128) for step in range(400)]
     updates = Updates(optimizers.parse("adam"))
     done = train(graph, whole_on(graph), machine.local(1), steps, values(graph), rate=0.01, updates=updates)
-    held = found.held_out_batch(0, found.num_held_out)
+    held = everything(found.held_out)
     scores = forward(model.graph(batch=found.num_held_out), {**done.carried, **held})["head"]
     reached = auc(scores, held["label"] > 0.5)
     assert reached is not None and reached > 0.66

@@ -16,7 +16,16 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from castile.launch import diff, explain_report, plan_report, profile_report, simulate, training_report, validate
+from castile.launch import (
+    diff,
+    explain_report,
+    plan_report,
+    predict,
+    profile_report,
+    simulate,
+    training_report,
+    validate,
+)
 from castile.launch.__main__ import main
 from castile.launch.checkpoints.reader import open_checkpoint
 
@@ -101,6 +110,7 @@ TOLD: dict[str, tuple[tuple[str, ...], Teller]] = {
     "diff": (("diff", "a.json", "b.json"), diff._tell),
     "profile": (("profile", MODEL), lambda facts: profile_report.tell(facts, False)),
     "validate": ((), validate.tell),
+    "predict": (("predict", MODEL, "--checkpoint", "run"), lambda facts: print(predict._text(facts))),
     "train": (("train", MODEL, "--steps", "3"), lambda facts: print(training_report.text(facts))),
 }  # fmt: skip
 
@@ -117,11 +127,12 @@ def validated(capsys) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory):
-    """Two plans as files, in a folder of their own."""
+    """Two plans as files and a checkpoint, in a folder of their own."""
     folder = tmp_path_factory.mktemp("figures")
     for name, search in (("a.json", "fsdp"), ("b.json", "data_parallel")):
         words = ("plan", MODEL, "--machine", MACHINE, "--search", search, "--out", str(folder / name))
         assert main(words) == 0
+    assert main(("train", MODEL, "--steps", "1", "--search", "data_parallel", "--checkpoint", str(folder / "run"))) == 0
     return folder
 
 

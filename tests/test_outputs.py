@@ -7,7 +7,7 @@ import pytest
 from castile.launch.__main__ import main
 from tests.command_lines import COMMANDS, options_of
 
-# `checkpoint export` does nothing but write, and --out of train comes before its steps.
+# `checkpoint export` does nothing but write, --out of train comes before its steps, that of predict with its samples.
 CASES = {
     "plan": "plan mlp:width=16 --machine local:procs=2 --search data_parallel",
     "simulate": "simulate mlp:width=16 --machine local:procs=2",
@@ -15,7 +15,7 @@ CASES = {
     "profile": "profile mlp:width=16 --plan one.json",
     "train": "train mlp:width=16 --steps 2 --plan one.json",
 }
-BEFORE = {("train", "out"), ("checkpoint", "out")}
+BEFORE = {("train", "out"), ("checkpoint", "out"), ("predict", "out")}
 OUTPUTS = [
     (command, option.field)
     for command in COMMANDS

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from castile.launch import data, jobs, models, train
+from castile.launch import data, jobs, models, predict, train
 from castile.launch.explain import Explain
 from castile.launch.validate import STEP_SECONDS
 from tests import documented, test_resnet, test_zoo_sequences, test_zoo_vision
@@ -115,6 +115,8 @@ SAID = {
     ("train", "keep"): f"{train.NUM_KEPT} by default",
     ("train", "profile"): f"by default {usual_profile()}",
     ("profile", "profile"): f"by default {usual_profile()}",
+    ("predict", "profile"): f"by default {usual_profile()}",
+    ("predict", "budget"): f"{predict.BUDGET} by default",
     ("validate", "batch"): f"by default so many that a data-parallel step takes at least {1e3 * STEP_SECONDS:g} ms",
     ("explain", "budget"): f"({Explain.budget})",
 }

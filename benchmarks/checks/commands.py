@@ -18,6 +18,7 @@ from castile.runtime.machine import num_cores
 COMMANDS = {
     "train": ("mlp", "--steps", "4", "--budget", "20", "--checkpoint", "checkpoints"),
     "checkpoint": ("ls", "checkpoints"),
+    "predict": ("mlp", "--checkpoint", "checkpoints", "--out", "predicted.npz"),
     "plan": ("mlp", "--machine", "local:procs=2", "--budget", "50", "--out", "plan.json"),
     "explain": ("plan.json", "--machine", "local:procs=2", "--why-not", "data_parallel"),
     "diff": ("plan.json", "plan.json"),

@@ -68,8 +68,7 @@ def latest(folder: str | Path) -> Found | None:
         except Damaged as error:
             failures.append(error)
         else:
-            return Found(path, step, tuple(f"{error}; {path.name} before it is whole: --resume goes on from there"
-                                           for error in failures))  # fmt: skip
+            return Found(path, step, tuple(f"{error}; {path.name} before it is whole" for error in failures))
     if failures:
         raise UserError(f"{failures[0]}; {folder} holds no checkpoint that is whole: begin anew in another folder")
     return None

@@ -7,8 +7,8 @@ samples a step takes is a pure function of seed, step and batch size, so it is t
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pkgutil import iter_modules
 from typing import Any, Protocol
@@ -18,6 +18,9 @@ import numpy as np
 from castile.launch import settings
 from castile.runtime import rng
 from castile.runtime.strict import suggestion
+
+# Which samples of a data set there are to ask for.
+WHICH = ("held_out", "train", "all")
 
 
 class Samples(Protocol):
@@ -62,6 +65,44 @@ class Arrays:
         # np.take lets other threads run meanwhile
         rows = np.take(self.columns[name], numbers if self.rows is None else self.rows[numbers], axis=0)
         return as_input(name, self.convert[name](rows) if name in self.convert else rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """Samples of one kind, and then others; to be taken in rising order."""
+
+    first: Samples
+    then: Samples
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of one sample of each input."""
+        return self.first.shapes
+
+    def __len__(self) -> int:
+        return len(self.first) + len(self.then)
+
+    def take(self, wanted: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Rows of the samples of these numbers."""
+        cut = len(self.first)
+        before = {name: numbers[numbers < cut] for name, numbers in wanted.items()}
+        after = {name: numbers[numbers >= cut] - cut for name, numbers in wanted.items()}
+        # samples that come one after another have no rows of none
+        asked = [(part, of) for part, of in ((self.first, before), (self.then, after)) if any(map(len, of.values()))]
+        taken = [part.take(of) for part, of in asked]
+        return {name: np.concatenate([one[name] for one in taken]) for name in wanted}
+
+
+def rows_of(samples: Samples) -> np.ndarray:
+    """Which row of the data each of the samples is, counted from 0 [n]."""
+    rows = samples.rows if isinstance(samples, Arrays) else None
+    return np.arange(len(samples)) if rows is None else rows
+
+
+def full_batch(samples: Samples, start: int, size: int, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """Inputs of samples start to start + size; past the end the last one is repeated, so that a batch is full."""
+    chosen = np.minimum(np.arange(start, start + size), len(samples) - 1)
+    return samples.take(dict.fromkeys(names, chosen))
 
 
 def as_input(name: str, array: np.ndarray) -> np.ndarray:
@@ -140,10 +181,15 @@ class Dataset:
         places = np.arange(*(samples or (0, size)))
         return self.take(step, size, dict.fromkeys(self.shapes, places))
 
-    def held_out_batch(self, start: int, size: int) -> dict[str, np.ndarray]:
-        """Held-out samples start to start + size; past the end the last one is repeated, so that a batch is full."""
-        chosen = np.minimum(np.arange(start, start + size), self.num_held_out - 1)
-        return self.held_out.take(dict.fromkeys(self.held_out.shapes, chosen))
+    def in_order(self, which: str) -> Samples:
+        """Some of WHICH samples: held out, to train on, or all, in the order in which the data have them."""
+        parts = [part for name, part in (("train", self.train), ("held_out", self.held_out)) if which in (name, "all")]
+        first = parts[0]
+        if isinstance(first, Arrays) and first.rows is not None:
+            drawn = [part.rows for part in parts if isinstance(part, Arrays) and part.columns is first.columns]
+            if len(rows := [one for one in drawn if one is not None]) == len(parts):
+                return replace(first, rows=np.sort(np.concatenate(rows)))
+        return first if len(parts) == 1 else Joined(*parts)
 
 
 def split(seed: int, name: str, num_samples: int, share: float) -> tuple[np.ndarray, np.ndarray]:

@@ -26,12 +26,12 @@ def load(seed: int, *, file: str = "", train: str = "", held_out: str = "", shar
     """An input for each array [n, ...], sample by sample: numbers or truth values, integers as int32.
 
     file              all samples, of which `share` are held out, drawn by the seed
-    train, held_out   or two files: samples to train on, and those to hold out
+    train, held_out   or two files: samples to train on, and those to hold out; only the latter where nothing is trained
     Each is a file.npz; a folder of npy files, each named after its input; or one such NAME.npy. An npy file is mapped,
     so that it may be larger than the memory; an npz is read whole.
     Raises ValueError in one sentence for files that are missing, damaged or do not fit together.
     """
-    if bool(file) == bool(train or held_out) or bool(train) != bool(held_out):
+    if bool(file) == bool(train or held_out) or (train and not held_out):
         raise ValueError("data set numpy: give file=PATH, or both train=PATH and held_out=PATH (npz, npy or a folder)")
     if file:
         columns = _read(Path(file))
@@ -40,7 +40,8 @@ def load(seed: int, *, file: str = "", train: str = "", held_out: str = "", shar
         except ValueError as error:
             raise ValueError(f"{error} ({file})") from error
         return Dataset("numpy", seed, Arrays(columns, chosen), Arrays(columns, rest))
-    parts = Arrays(_read(Path(train))), Arrays(_read(Path(held_out)))
+    judged = Arrays(_read(Path(held_out)))
+    parts = Arrays(_read(Path(train))) if train else Arrays(judged.columns, np.arange(0)), judged
     if parts[0].shapes != parts[1].shapes:
         raise ValueError(
             f"data set numpy: samples of {train} are {_words(parts[0])}, those of {held_out} {_words(parts[1])}"

@@ -1,0 +1,218 @@
+"""Predictions of a trained network: what definitions say of each sample, in any plan, on any ranks, in any batch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from castile.kernels.table import Table
+from castile.launch import data, evaluate, models, weights
+from castile.launch.__main__ import main
+from castile.launch.data import Arrays
+from castile.launch.evaluate import adapted, needed
+from castile.launch.execution import Execution, initial, prepare
+from castile.planner.cost import CostModel
+from castile.planner.graph import Graph
+from castile.planner.lower import Lowering
+from castile.planner.strategy import Strategy
+from castile.runtime import machine
+from castile.runtime.comm.local import LocalWorld
+from castile.runtime.region import whole
+from tests import homes
+from tests.data_files import small as small_data
+from tests.mpi import mpirun_apart
+from tests.strategies import SGD, strategies
+from tests.test_models import forward, small, values
+from tests.training import difference
+
+Caught = pytest.CaptureFixture[str]
+NUM_PROCS, BATCH, NUM_SAMPLES = 3, 2, 5
+
+
+def said(name: str, plan: Strategy, given: Mapping[str, np.ndarray], samples: Arrays) -> dict[str, np.ndarray]:
+    """The outputs for all samples, under a plan of the training whose parameters these are."""
+    model, on = models.parse(small(name)), machine.local(NUM_PROCS)
+    graph = model.graph(BATCH, "float64", training=False)
+    plan = adapted(plan, Lowering(model.graph(BATCH, "float64"), on, SGD), graph)
+    prepared = prepare(Lowering(graph, on, SGD, mode="forward"), plan, CostModel(on))
+    execution = Execution(graph, prepared, LocalWorld(1).communicators[0], range(NUM_PROCS), poison=True)
+    execution.initialise(0, given)
+    told = [{n: array.copy() for n, array in outputs.items()} for outputs, _ in evaluate.says(execution, samples)]
+    return {n: np.concatenate([one[n] for one in told]) for n in graph.outputs}
+
+
+def numbers(graph: Graph) -> dict[str, np.ndarray]:
+    """Parameters, inputs and running statistics."""
+    states = {n: initial(graph.tensors[n], 0, whole(graph.tensors[n].shape)) for n in graph.states}
+    return {**states, **values(graph)}
+
+
+@pytest.mark.parametrize("name", models.available())
+@patch("castile.runtime.backends.numpy._table", lambda: Table("reference"))
+def test_predictions_are_what_the_definitions_say(name: str) -> None:
+    training = models.parse(small(name)).graph(BATCH, "float64")
+    graph = models.parse(small(name)).graph(NUM_SAMPLES, "float64", training=False)
+    env = numbers(graph)
+    expected = forward(graph, env)
+    samples = Arrays({n: env[n] for n in needed(graph)})
+    carried = {n: array for n, array in env.items() if n not in graph.inputs}
+
+    @settings(max_examples=3, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(strategies(training, NUM_PROCS))
+    def check(plan: Strategy) -> None:
+        found = said(name, plan, carried, samples)
+        assert found.keys() == set(graph.outputs)
+        for output, array in found.items():
+            assert array.shape == expected[output].shape and difference(array, expected[output]) < 1e-9, output
+
+    check()
+
+
+@pytest.mark.parametrize("which", ["held_out", "train", "all"])
+@pytest.mark.parametrize("name", data.available())
+def test_samples_come_in_the_order_of_the_data(name: str, which: str, tmp_path: Path) -> None:
+    found = data.load(small_data(name, tmp_path), 0)
+    samples = found.in_order(which)
+    rows = data.rows_of(samples)
+    counts = {"held_out": found.num_held_out, "train": found.num_samples}
+    assert len(samples) == len(rows) == counts.get(which, sum(counts.values())) and (np.diff(rows) > 0).all()
+    parts = [found.train, found.held_out] if which == "all" else [getattr(found, which)]
+    for input in found.shapes:
+        drawn = [data.full_batch(part, 0, len(part), [input])[input] for part in parts]
+        came = [
+            data.full_batch(samples, at, 4, [input])[input][: len(samples) - at] for at in range(0, len(samples), 4)
+        ]
+        assert sorted(row.tobytes() for one in came for row in one) == sorted(r.tobytes() for one in drawn for r in one)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a training of two ranks: its checkpoints, plan and run file, and what it said of itself."""
+    folder = tmp_path_factory.mktemp("trained")
+    home = homes.make(folder / "home")
+    words = f"train convnet:size=8 --steps 30 --seed 3 --clip 1.0 --search one_weird_trick --checkpoint {folder}/run"
+    line = [*words.split(), "--out", f"{folder}/plan.json", "--metrics", f"{folder}/m.jsonl", "--json"]
+    status, out, err = mpirun_apart(2, "-m", "castile", *line, **home)
+    assert status == 0, err
+    (folder / "told.json").write_text(out)
+    return folder
+
+
+Ran = Callable[..., tuple[dict, dict[str, np.ndarray]]]
+
+
+@pytest.fixture
+def predicted(trained: Path, capsys: Caught, monkeypatch: pytest.MonkeyPatch) -> Ran:
+    """Predicts on so many ranks with that training; what it tells and what it writes."""
+
+    def run(num_ranks: int, *words: str) -> tuple[dict, dict[str, np.ndarray]]:
+        out, home = trained / "predicted.npz", homes.make(trained / "home")
+        line = ["predict", str(trained / "run" / "resolved.toml"), *words, "--out", str(out), "--json"]
+        if num_ranks > 1:
+            status, told, err = mpirun_apart(num_ranks, "-m", "castile", *line, **home)
+        else:
+            for name, value in home.items():
+                monkeypatch.setenv(name, value)
+            capsys.readouterr()
+            status = main(line)
+            told, err = capsys.readouterr()
+        assert status == 0, err
+        with np.load(out) as found:
+            return json.loads(told), dict(found)
+
+    return run
+
+
+@pytest.mark.mpi
+def test_any_ranks_and_plan_predict_what_training_said_of_itself(trained: Path, predicted: Ran) -> None:
+    """Two ranks train with a plan of theirs; others predict: to rounding the same, as good as training saw it."""
+    told = json.loads((trained / "told.json").read_text())
+    facts, first = predicted(2)
+    assert facts["plan"] == f"of {trained}/run/step-00000030" and facts["outputs"]["fc2"]["shape"] == [360, 10]
+    assert facts["quality"]["accuracy"] == told["held_out_accuracy"]
+    assert facts["quality"]["loss"] == pytest.approx(told["held_out_loss"], rel=1e-6)
+    for num_ranks, words in ((1, "--batch 7"), (3, "--search mcmc --budget 30")):
+        facts, found = predicted(num_ranks, *words.split())
+        assert np.array_equal(found["data/row"], first["data/row"])
+        assert difference(found["fc2"], first["fc2"]) < 1e-5
+        assert facts["quality"]["loss"] == pytest.approx(told["held_out_loss"], rel=1e-5)
+
+
+@pytest.mark.mpi
+def test_data_without_labels(predicted: Ran, tmp_path: Path) -> None:
+    """In the order of the file, one sample or many; without labels nothing is judged."""
+    found = data.load("digits", 3)
+    images = data.full_batch(found.in_order("all"), 0, 70, ["image"])["image"]
+    np.savez(tmp_path / "new.npz", image=images)
+    facts, all_of_it = predicted(1, "--data", f"numpy:held_out={tmp_path}/new.npz")
+    assert facts["quality"] is None and facts["samples"] == 70 and np.array_equal(all_of_it["data/row"], np.arange(70))
+    _, whole_set = predicted(1, "--samples", "all")
+    assert np.array_equal(whole_set["fc2"][:70], all_of_it["fc2"])
+    np.savez(tmp_path / "new.npz", image=images[:1])
+    _, one = predicted(2, "--data", f"numpy:held_out={tmp_path}/new.npz")
+    assert difference(one["fc2"], all_of_it["fc2"][:1]) < 1e-6
+
+
+NOISE = "noise:size=8,channels=1,classes=10,samples=99"
+NAMELESS = """
+from castile.planner.graph import Graph
+
+def build(batch=None, dtype="float32"):
+    g = Graph("nameless", dtype)
+    x, label = g.input("x", (batch or 8, 4), "b i"), g.input("label", (batch or 8,), "b", "int32")
+    y = g.linear("fc", x, features=3)
+    g.minimise(g.cross_entropy("loss", y, label))
+    g.outputs = [{outputs}]
+    return g
+"""
+
+
+@pytest.mark.parametrize(("words", "why"), [
+    ("mlp:width=8", "has no parameters: give --checkpoint DIR"),
+    ("mlp:width=8 --checkpoint run --weights w.safetensors", "has two sources of parameters"),
+    ("mlp:width=8 --checkpoint nowhere", "nowhere: it holds no checkpoint"),
+    ("mlp:width=9 --checkpoint run", "it is of mlp:width=8, and not of mlp:width=9: name that model"),
+    ("mlp:width=8 --checkpoint run --plan p.json --search mcmc", "give one of the two"),
+    ("mlp:width=8 --checkpoint run --budget 5", "--budget means nothing without --search"),
+    ("mlp:width=8 --checkpoint run --out x.txt", "a name ends in .npz"),
+    ("mlp:width=8 --checkpoint run --data numpy:held_out=images.npz", "no labels to judge by: write the outputs"),
+    ("mlp:width=8 --checkpoint run --data text --out x.npz", "takes 'image' of shape"),
+    ("mlp:width=8 --checkpoint run --data numpy:held_out=images.npz --samples train --out x.npz", "has no samples for"),
+    ("nameless.py --weights w.safetensors --data numpy:file=images.npz --out x.npz", "names no outputs to predict"),
+    ("whole.py --weights w.safetensors --data numpy:file=images.npz --out x.npz", "not for each of 32 samples"),
+    (f"resnet:size=8,width=2 --weights lacking.safetensors --data {NOISE}", "which training gathers"),
+])  # fmt: skip
+def test_what_cannot_be_predicted_is_told(
+    words: str, why: str, refused: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert main(["predict", *words.split()]) == 2
+    err = capsys.readouterr().err
+    assert why in err and err.count("\n") == 1 and not list(refused.glob("x.*"))
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory) -> object:
+    """The folder of what is refused; the process is in it."""
+    folder = tmp_path_factory.mktemp("refused")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.chdir(folder)
+        for name, value in homes.make(folder / "home").items():
+            monkeypatch.setenv(name, value)
+        line = "train mlp:width=8 --steps 1 --search data_parallel --checkpoint run"
+        assert main(line.split()) == 0 and main("checkpoint export run --out w.safetensors".split()) == 0
+        line = "train resnet:size=8,width=2 --steps 1 --batch 4 --search data_parallel --checkpoint res"
+        assert main([*line.split(), "--data", NOISE]) == 0
+        lacking = models.parse("resnet:size=8,width=2")
+        params = {t.name: np.zeros(t.shape, np.float32) for t in lacking.graph(4).params}
+        weights.save("lacking.safetensors", params, lacking)
+        np.savez("images.npz", image=np.zeros((12, 1, 8, 8), np.float32))
+        Path("nameless.py").write_text(NAMELESS.format(outputs=""))
+        Path("whole.py").write_text(NAMELESS.format(outputs="y.name, 'loss'"))
+        yield folder
