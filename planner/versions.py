@@ -18,8 +18,7 @@ import numpy as np
 
 from castile.planner.program import Flow
 from castile.planner.strategy import Config
-from castile.runtime import collectives
-from castile.runtime.dependence import Contribution, Version, everywhere, in_place, links, version
+from castile.runtime.dependence import Contribution, Version, everywhere, filled, in_place, links, version
 from castile.runtime.machine import Machine
 from castile.runtime.region import Box, disjoint, whole
 from castile.runtime.transfer import Links
@@ -163,11 +162,10 @@ def _analysed(
     readers = [row for p, of in zip(read, slots[len(made) :], strict=True) for row in zip(of, p.touched, strict=True)]
     # Of those that are no replicas each would be its own twin.
     twins = [twin for number, p in enumerate(read) for twin in _twins(p, number)] if _are_replicas(read) else ()
-    contributions = _contributions(made, together, slots)
     if flow.role == "input":
-        contributions = [Contribution(box, (slot,)) for slot, box in collectives.filled(readers, twins)]
-    is_input = flow.role == "input"
-    return version(contributions, readers, flow.dtype, among, carried, overwritten, is_input, twins=twins, most=most)
+        return filled(readers, twins)
+    contributions = _contributions(made, together, slots)
+    return version(contributions, readers, flow.dtype, among, carried, overwritten, twins=twins, most=most)
 
 
 def _lie_alike(one: Placed, other: Placed) -> bool:

@@ -18,7 +18,6 @@ from castile.runtime.components import components
 from castile.runtime.families import shares
 from castile.runtime.machine import Level
 from castile.runtime.placement import Read
-from castile.runtime.placement import filled as filled
 from castile.runtime.region import (
     Box,
     Overlaps,
@@ -44,7 +43,6 @@ def plan(
     dtype: str,
     links: Links,
     forms: Sequence[str] = SPECIAL_FORMS,
-    alike: bool = False,
     twins: Sequence[Hashable] = (),
     most: float = inf,
 ) -> Transfer:
@@ -52,7 +50,7 @@ def plan(
 
     Raises TooManyTransfers where that takes more tasks than `most`, as soon as it is seen.
 
-    Sources that overlap are partial sums, or with `alike` hold the same values (what the host fills).
+    Sources that overlap are partial sums.
     twins[j], where given: reads of one number are of replicas, which compute the same bits, so their boxes lie alike:
     kernels may add in another order where strides differ.
     """
@@ -60,17 +58,17 @@ def plan(
     for i, source in enumerate(sources):
         for proc in source.procs:
             t.instances[i, proc] = t.add("source", source.box, proc)
-    held, component = dict[Read, int](), [] if alike else _from_all(sources, reads)
+    held, component = dict[Read, int](), _from_all(sources, reads)
     if not component:
-        held = placement.standing(t, reads, alike)
-        component = _from_all(sources, [read for read in reads if read not in held]) if held and not alike else []
+        held = placement.standing(t, reads)
+        component = _from_all(sources, [read for read in reads if read not in held]) if held else []
     if component or all([read in held for read in reads]):
         copies = {(copy.proc, copy.box): t.add("copy", copy.box, copy.proc) for copy in component}
         if component:
             _transfer(t, component, copies)
         t.located = [held[read] if read in held else copies[read] for read in reads]
         return t
-    place, around = placement.placed(t, reads, alike, twins)
+    place, around = placement.placed(t, reads, twins)
     wanted = sorted({(read[0], around[read]) for read, found in place.items() if found is None})
     copies = {(proc, box): t.add("copy", box, proc) for proc, box in wanted}
     for wants, pieces in shares(t, wanted, copies) if wanted else ():

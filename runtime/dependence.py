@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from castile.runtime import collectives, transfer
+from castile.runtime import collectives, placement, transfer
 from castile.runtime.machine import Level, Machine
 from castile.runtime.region import Box, contiguous, uncovered, whole
 from castile.runtime.task import CostKey
@@ -141,7 +141,6 @@ def version(
     links: Links,
     carried: bool = False,
     overwritten: bool = False,
-    alike: bool = False,
     forms: Sequence[str] = collectives.SPECIAL_FORMS,
     twins: Sequence[Hashable] = (),
     most: float = inf,
@@ -153,7 +152,6 @@ def version(
     readers         (processor, box) in program order
     carried         the contributions are instances that are there already: no producer ports
     overwritten     after the readers, each contribution is written anew, in place: overwriter ports
-    alike           contributions that overlap hold the same values and are not summed
     twins           readers of one number are replicas, whose boxes must lie alike
     """
     sources: dict[Source, int] = {}
@@ -163,7 +161,7 @@ def version(
         number = sources.setdefault(source, known)
         ports += [(number, proc) for proc in c.procs]
         adds += [number < known] * len(c.procs)
-    t = collectives.plan(list(sources), readers, dtype, links, forms, alike, twins, most)
+    t = collectives.plan(list(sources), readers, dtype, links, forms, twins, most)
     # what was there before begins with no port
     there = sum(len(source.procs) for source in t.sources) if carried else 0
     order = _ordered(
@@ -185,6 +183,20 @@ def in_place(held: Sequence[tuple[int, Box]], num_readers: int, carried: bool, o
     )
     pieces = tuple([Piece("source", box, slot) for slot, box in held])
     return Version(pieces, (), (None,) * (len(held) * num_readers), *order)
+
+
+def filled(readers: Sequence[tuple[int, Box]], twins: Sequence[Hashable] = ()) -> Version:
+    """The version that the host puts where it is read: each read lies in one of its boxes, and those of twins alike.
+
+    readers, twins   as `version` takes them
+    """
+    lies = placement.lying(readers, twins)
+    places = sorted({(slot, box) for (slot, _), box in lies.items()})
+    number = {place: n for n, place in enumerate(places)}
+    every, located = tuple(range(len(places))), tuple([number[slot, lies[slot, box]] for slot, box in readers])
+    order = _ordered(every, (False,) * len(places), (), located, len(places), len(places), True, False)
+    frames = tuple([_frame(box, lies[slot, box]) for slot, box in readers])
+    return Version(tuple([Piece("source", box, slot) for slot, box in places]), (), frames, *order)
 
 
 def everywhere(box: Box, num_procs: int, located: np.ndarray) -> Version:

@@ -12,7 +12,7 @@ from math import prod
 
 import numpy as np
 
-from castile.runtime import collectives, dependence, transfer
+from castile.runtime import dependence, transfer
 from castile.runtime.dependence import Contribution, Version
 from castile.runtime.epochs import Access, Epoch, Home, Launch, Port, epochs
 from castile.runtime.machine import Machine
@@ -143,13 +143,10 @@ class _Draft:
             slots.setdefault(proc, len(slots))
         readers, twins = [(slots[proc], box) for proc, box, _ in reads], [port for _, _, port in reads]
         contributions = [Contribution(box, tuple(slots[p] for p in procs)) for box, procs in made]
-        if role == "input":
-            contributions = [Contribution(box, (slot,)) for slot, box in collectives.filled(readers, twins)]
         links = dependence.links(self.machine, tuple(slots))
-        overwritten, filled = over is not None, role == "input"
-        version = dependence.version(
-            contributions, readers, epoch.region.dtype, links, bool(role), overwritten, filled, twins=twins
-        )
+        version = dependence.filled(readers, twins) if role == "input" else dependence.version(
+            contributions, readers, epoch.region.dtype, links, bool(role), over is not None, twins=twins
+        )  # fmt: skip
         rows = self.rows(epoch.made) + [(self.num_tasks + n, 0) for n in range(len(version.patterns))]
         rows += self.rows(epoch.reads) + [(HOST, 0)] * is_output + (self.over(over, kept) if over else [])
         roles = [role if i.kind == "source" else "" for i in version.instances]

@@ -16,22 +16,13 @@ Read = tuple[int, Box]  # a processor, and what it reads
 
 
 def placed(
-    t: Transfer, reads: Sequence[Read], alike: bool, twins: Sequence[Hashable]
+    t: Transfer, reads: Sequence[Read], twins: Sequence[Hashable]
 ) -> tuple[dict[Read, int | None], dict[Read, Box]]:
     """For each read the number of the source's piece in which it lies, None where a copy has to be made for it; and for
     each the box of that piece or copy."""
-    if alike:
-        # What the host fills it fills for these reads: others on their processor that hold them are for others.
-        lies = _lying(reads, twins)
-        there = {(proc, t.sources[number].box): piece for (number, proc), piece in t.instances.items()}
-        if all([(proc, lies[proc, box]) in there for proc, box in lies]):
-            return {read: there[read[0], box] for read, box in lies.items()}, dict(lies)
     exact: set[Read] = set()
-    on: dict[int, list[int]] = {}
-    for number, proc in t.instances if alike else ():
-        on.setdefault(proc, []).append(number)
     while True:
-        place = {read: _in_place(t, *read, on if alike else None, read in exact) for read in dict.fromkeys(reads)}
+        place = {read: _in_place(t, *read, read in exact) for read in dict.fromkeys(reads)}
         around = _around([read for read, found in place.items() if found is None], exact)
         around.update((read, t.pieces[found].box) for read, found in place.items() if found is not None)
         apart = _apart(reads, twins, around) - exact
@@ -40,25 +31,19 @@ def placed(
         exact |= apart
 
 
-def standing(t: Transfer, reads: Sequence[Read], alike: bool) -> dict[Read, int]:
+def standing(t: Transfer, reads: Sequence[Read]) -> dict[Read, int]:
     """The source of each read that is exactly one that lies on its processor; none where some are partial sums."""
     held: dict[Read, int] = {}
     for (number, proc), piece in t.instances.items():
         held.setdefault((proc, t.sources[number].box), piece)
     found = {read: held[read] for read in reads if read in held}
     boxes = [source.box for source in t.sources]
-    if not found or not all([box.volume for box in boxes]) or not (alike or disjoint(boxes)):
+    if not found or not all([box.volume for box in boxes]) or not disjoint(boxes):
         return {}
     return found
 
 
-def filled(reads: Sequence[Read], twins: Sequence[Hashable] = ()) -> list[Read]:
-    """The boxes, each with its processor, that the host fills: every read lies in one of them, and reads of twins lie
-    alike."""
-    return sorted({(proc, box) for (proc, _), box in _lying(reads, twins).items()})
-
-
-def _lying(reads: Sequence[Read], twins: Sequence[Hashable]) -> dict[Read, Box]:
+def lying(reads: Sequence[Read], twins: Sequence[Hashable]) -> dict[Read, Box]:
     """The box of the copy in which each read lies, those of twins in one."""
     exact: set[Read] = set()
     while True:
@@ -81,28 +66,17 @@ def _apart(reads: Sequence[Read], twins: Sequence[Hashable], around: Mapping[Rea
     return {read for read, number in zip(reads, twins, strict=False) if len(lies[number]) > 1}
 
 
-def _in_place(t: Transfer, proc: int, box: Box, on: Mapping[int, list[int]] | None, exact: bool) -> int | None:
+def _in_place(t: Transfer, proc: int, box: Box, exact: bool) -> int | None:
     """The number of the piece on this processor that holds all of a box already, None where there is none, or where
     another source is to be added to it.
 
-    on      the sources on each processor, where sources that overlap are alike and never added; else None
     exact   whether the piece has to be that box and no more
     """
-    if on is None:
-        candidates: Sequence[int] = t.overlaps.of(box)
-        if len(candidates) != 1:
-            return None
-    else:
-        candidates = on.get(proc, ()) if box.volume else ()
-    held = t.instances
-    for i in candidates:
-        if t.sources[i].box == box and (i, proc) in held:
-            return held[i, proc]
-    if exact:
+    sources = t.overlaps.of(box)
+    if len(sources) != 1:
         return None
-    holding = (i for i in candidates if (i, proc) in held and contains(t.sources[i].box, box))
-    best = next(holding, None)
-    return held[best, proc] if best is not None else None
+    held = t.sources[sources[0]].box
+    return t.instances.get((sources[0], proc)) if held == box or (not exact and contains(held, box)) else None
 
 
 def _around(reads: Sequence[Read], exact: AbstractSet[Read]) -> dict[Read, Box]:

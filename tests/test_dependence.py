@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from castile.runtime.dependence import Contribution, complete, everywhere, in_place, links, scan, version
+from castile.runtime.dependence import Contribution, complete, everywhere, filled, in_place, links, scan, version
 from castile.runtime.machine import local, parse, presets
 from castile.runtime.region import Box, contains, whole
 from tests import transfers
@@ -65,13 +65,10 @@ def assert_same(found, analysed):
 
 @settings(max_examples=50)
 @given(st.sampled_from([(), (3,), (2, 4)]), st.integers(1, 4), st.lists(st.integers(0, 3), max_size=8))
-def test_what_the_host_puts_everywhere_needs_no_analysis(shape, num_procs: int, reads) -> None:
-    located = [slot for slot in reads if slot < num_procs]
-    contributions = [Contribution(whole(shape), (slot,)) for slot in range(num_procs)]
-    readers = [(slot, whole(shape)) for slot in located]
+def test_what_the_host_puts_everywhere_is_what_it_fills(shape, num_procs: int, more) -> None:
+    located = [*range(num_procs), *(slot for slot in more if slot < num_procs)]
     found = everywhere(whole(shape), num_procs, np.array(located, np.int64))
-    analysed = version(contributions, readers, "float64", transfers.links(), carried=True, alike=True)
-    assert_same(found, analysed)
+    assert_same(found, filled([(slot, whole(shape)) for slot in located]))
 
 
 @settings(max_examples=200)
@@ -118,15 +115,6 @@ def test_contributions_to_one_box_share_it_and_those_that_overlap_are_added_on_t
     v = version(made, [(0, rows)], "float64", links(local(1), (0,)))
     assert v.made.tolist() == [0, 0, 1] and v.adds.tolist() == [False, True, False]
     assert {p.procs for p in v.patterns} == {(0,)} and v.patterns[-1].name == "fold"
-
-
-@settings(max_examples=200)
-@given(situations())
-def test_what_is_alike_is_read_where_it_lies(situation) -> None:
-    sources, _, _ = situation
-    reads = [(proc, s.box) for s in sources for proc in s.procs]
-    v = version([Contribution(s.box, s.procs) for s in sources], reads, "float64", transfers.links(), True, alike=True)
-    assert not v.patterns and all(v.instances[n].kind == "source" for n in v.located)
 
 
 def test_a_hole_is_named() -> None:

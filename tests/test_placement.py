@@ -8,12 +8,9 @@ from itertools import product
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from castile.runtime.dependence import Contribution, links, version
-from castile.runtime.machine import Level, Machine, Processor
-from castile.runtime.placement import filled, joined
-from castile.runtime.region import Box, bounding
-
-FOUR = Machine("four", (Processor("p", 1e9, 1e9, 2**30, 0, 0.0),) * 4, (Level("link", 4, 1e-6, 1e9),))
+from castile.runtime.dependence import filled
+from castile.runtime.placement import joined
+from castile.runtime.region import Box, bounding, contains, contiguous
 
 
 @st.composite
@@ -52,14 +49,24 @@ def cut(draw: st.DrawFn) -> list[tuple[Box, set[int]]]:
     return parts_of(rows, cols, " ".join(draw(on) for _ in range(rows * cols)))
 
 
+# Boxes that overlap as it comes, each with its replicas.
+anyhow = st.lists(st.tuples(boxes(), st.sets(st.integers(0, 3), min_size=1)), min_size=1, max_size=4)
+
+
 @settings(max_examples=400)
-@given(st.lists(cut(), min_size=1, max_size=3))
+@given(st.lists(st.one_of(cut(), anyhow), min_size=1, max_size=3))
 @example([parts_of(3, 2, "012 013 023 123 012 013"), parts_of(1, 1, "013"), parts_of(3, 1, "12 01 01")])
 def test_what_the_host_fills_is_read_where_it_lies(readers: list[list[tuple[Box, set[int]]]]) -> None:
-    """However readers cut it: nothing has to be moved, nor would one copy be added to another."""
+    """However readers cut it: each finds all that it reads on its processor, and replicas see it laid out alike."""
     parts = [part for each in readers for part in each]
     reads = [(proc, box) for box, procs in parts for proc in sorted(procs)]
     twins = [number for number, (_, procs) in enumerate(parts) for _ in procs]
-    sources = [Contribution(box, (proc,)) for proc, box in filled(reads, twins)]
-    among = links(FOUR, range(4))
-    assert not version(sources, reads, "float64", among, carried=True, alike=True, twins=twins).patterns
+    found = filled(reads, twins)
+    lies: dict[int, set[Box]] = {}
+    for (proc, box), twin, place, frame in zip(reads, twins, found.located.tolist(), found.frames, strict=True):
+        piece = found.instances[place]
+        assert piece.proc == proc and contains(piece.box, box)
+        assert frame == (None if contiguous(box, piece.box) else piece.box.shape)
+        lies.setdefault(twin, set()).add(piece.box)
+    assert all(len(boxes) == 1 for boxes in lies.values())
+    assert len({*found.instances}) == len(found.instances) == len({*found.located.tolist()})

@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from castile.runtime import region
-from castile.runtime.region import Box, Overlaps, blocks, disjoint, intersect, overlap, whole
+from castile.runtime.region import (
+    Box,
+    Overlaps,
+    all_overlap,
+    blocks,
+    bounding,
+    contains,
+    contiguous,
+    disjoint,
+    intersect,
+    minus,
+    moved,
+    overlap,
+    relative,
+    slices,
+    uncovered,
+    whole,
+)
 
 
 def tiles(rng: random.Random, box: Box, cuts: int) -> list[Box]:
@@ -54,6 +72,8 @@ def test_what_overlaps_among_many_is_what_overlaps_two_by_two(most_pairs: int, m
         for asked in (near, grown, near):
             assert overlaps.of(asked) == tuple(n for n, box in enumerate(boxes) if intersect(box, asked)), asked
         assert overlap(near, grown) == (intersect(near, grown) is not None)
+        some, others = rng.sample(boxes, min(2, len(boxes))), [grown, *rng.sample(boxes, min(1, len(boxes) - 1))]
+        assert all_overlap(some, others) == all(intersect(a, b) for a in some for b in others), (some, others)
     assert min(seen.values()) >= 20, seen
 
 
@@ -64,3 +84,26 @@ def test_blocks_are_even_and_go_along_with_coarser_ones(extent: int, parts: int,
     lengths = [hi - lo for lo, hi in coarse]
     assert lengths[0] == max(lengths) <= min(lengths) + 1
     assert coarse == [(fine[n][0], fine[n + times - 1][1]) for n in range(0, len(fine), times)]
+
+
+@given(st.data())
+def test_what_boxes_say_of_each_other_is_what_their_elements_say(data: st.DataObject) -> None:
+    frame = whole(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
+    each = [st.tuples(st.integers(0, n), st.integers(0, n)).map(sorted) for n in frame.shape]
+    boxes = [Box(*zip(*runs)) for runs in data.draw(st.lists(st.tuples(*each), min_size=1, max_size=4))]
+    numbers = np.arange(frame.volume).reshape(frame.shape)
+    elements = [set(numbers[slices(box)].flat) for box in boxes]
+    for box, mine in zip(boxes, elements):
+        assert box.volume == len(mine)
+        if mine:
+            run = sorted(mine)
+            assert contiguous(box, frame) == (run == [*range(run[0], run[-1] + 1)])
+            assert contains(boxes[0], box) == (mine <= elements[0])
+            assert slices(relative(moved(box, (3,) * len(box.lo)), moved(frame, (3,) * len(box.lo)))) == slices(box)
+        rest = minus(frame, box)
+        assert len(rest) <= 2 * len(frame.shape) and disjoint(rest)
+    left = uncovered(frame, boxes)
+    covered = [number for box in left for number in numbers[slices(box)].flat]
+    assert sorted(covered) == sorted(set(numbers.flat).difference(*elements))
+    around = bounding(boxes)
+    assert around == (tuple(np.min([b.lo for b in boxes], 0)), tuple(np.max([b.hi for b in boxes], 0)))
