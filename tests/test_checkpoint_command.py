@@ -92,6 +92,14 @@ def test_the_one_offered_is_whole_itself(folder, capsys):
     assert "no checkpoint before it is whole" in run(capsys, "verify", folder, status=2)
 
 
+def test_one_under_another_name_is_checked_too(folder, capsys):
+    (folder / "step-00000015").rename(folder / "mine")
+    assert run(capsys, "verify", folder / "mine").startswith("1 checkpoint is whole")
+    damage(folder / "mine")
+    err = run(capsys, "verify", folder / "mine", status=2)
+    assert "mine is damaged: rank-00001.safetensors" in err and "step-00000010 before it is whole" in err
+
+
 @pytest.mark.parametrize("keeps_state", [False, True])
 def test_export_gives_whole_tensors_by_name(keeps_state, folder, capsys, tmp_path):
     out = tmp_path / "deep" / "out.safetensors"

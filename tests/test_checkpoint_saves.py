@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -244,16 +245,21 @@ def test_a_plan_that_changes_under_way_changes_who_writes_what(tmp_path):
 
 def test_hosts_must_share_the_folder(tmp_path):
     def body(comm) -> None:
+        # of the same name on every host, so that all have one
+        own = tmp_path / str(comm.rank)
+        own.mkdir()
         with pytest.raises(UserError, match="choose a folder that all hosts share"):
-            Checkpointer(tmp_path / str(comm.rank), comm, 5, 2, FACTS)
+            Checkpointer(own, comm, 5, 2, FACTS)
 
     on_ranks(2, body)
 
 
 def test_one_run_a_folder(tmp_path):
     saver = alone(tmp_path)
+    held = os.listdir("/proc/self/fd")
     with pytest.raises(UserError, match="another run writes there now"):
         alone(tmp_path)
+    assert os.listdir("/proc/self/fd") == held
     saver.close()
     alone(tmp_path).close()
 
@@ -268,12 +274,13 @@ def test_a_run_does_not_write_over_checkpoints_of_another(tmp_path):
     save(tmp_path, [5, 10])
     with pytest.raises(UserError, match=r"step-00000010 is there|step-00000005 is there"):
         alone(tmp_path)
-    # A damaged one is set aside, so that its step can be saved anew.
-    (tmp_path / "step-00000010" / manifest.NAME).write_text("{}")
-    save(tmp_path, [10], begin_step=5)
-    found = folders.latest(tmp_path)
-    assert found is not None and (found.step, found.warnings) == (10, ())
-    assert (tmp_path / "step-00000010.damaged").is_dir()
+    # A damaged one is set aside, so that its step can be saved anew, in place of what was set aside before.
+    for damage in ("{}", "[]"):
+        (tmp_path / "step-00000010" / manifest.NAME).write_text(damage)
+        save(tmp_path, [10], begin_step=5)
+        found = folders.latest(tmp_path)
+        assert found is not None and (found.step, found.warnings) == (10, ())
+        assert (tmp_path / "step-00000010.damaged" / manifest.NAME).read_text() == damage
 
 
 @pytest.mark.parametrize("every, keep", [(0, 1), (5, 0)])
