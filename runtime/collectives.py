@@ -183,6 +183,11 @@ class Special(NamedTuple):
     copies: tuple[Wanted, ...]
     around: Box
 
+    @property
+    def elements(self) -> int:
+        """What its cost key counts: all that there is, but of an all-to-all what the member with most sends."""
+        return max(m.box.volume for m in self.members) if self.form == "all_to_all" else self.around.volume
+
 
 def _special(component: list[Wanted]) -> Special | None:
     """The special form that a component has, if it has one."""
@@ -258,10 +263,10 @@ def _collective(t: Transfer, special: Special, targets: dict[Read, int]) -> None
         send = (transfer.packed(t, root, unbroken=True), *nothing)
         counts = ((root.box.volume,) * (len(copies) + 1),) * (len(copies) + 1)
         group = (root.proc, *(c.proc for c in copies))
-        transfer.emit(t, form, group, send, (None, *ends), (None, *nothing), counts, root.box.volume)
+        transfer.emit(t, form, group, send, (None, *ends), (None, *nothing), counts, special.elements)
         return
     group, n = tuple(m.proc for m in members), len(members)
-    elements = special.around.volume
+    elements = special.elements
     landed: list[tuple[View, Run | None]] = [(end, None) for end in ends]
     if form == "all_reduce":
         counts = (tuple(elements // n + (j < elements % n) for j in range(n)),) * n
@@ -280,7 +285,6 @@ def _collective(t: Transfer, special: Special, targets: dict[Read, int]) -> None
         counts = tuple(tuple([p.volume if p else 0 for p in row]) for row in rows)
         send = _sent(t, members, [[p for p in row if p] for row in rows])
         landed = _landed(t, copies, [[p for p in column if p] for column in zip(*rows, strict=True)], ends)
-        elements = max(map(sum, counts))
     scratch = _scratch(t, form, [(n - 1) * count for count in counts[0]], group)
     transfer.emit(t, form, group, send, tuple(view for view, _ in landed), scratch, counts, elements)
     for copy, end, (view, run) in zip(copies, ends, landed, strict=True):
@@ -331,9 +335,7 @@ def seconds(form: str, nbytes: float, members: int, level: Level) -> float:
 def _form_seconds(t: Transfer, special: Special) -> float:
     procs = tuple(dict.fromkeys(p for m, c in zip(special.members, special.copies) for p in (m.proc, c.proc)))
     n = max(len(procs), len(special.copies) + (special.form == "broadcast"))
-    # as in the task's cost key
-    volume = max(m.box.volume for m in special.members) if special.form == "all_to_all" else special.around.volume
-    nbytes = volume * t.itemsize
+    nbytes = special.elements * t.itemsize
     folded = 3 * nbytes / t.links.copy_bytes_per_second if special.form in ("all_reduce", "reduce_scatter") else 0.0
     level = t.links.level(procs)
     took = seconds(special.form, nbytes, n, level)

@@ -39,8 +39,7 @@ def scan(touches: Iterable[Touch]) -> np.ndarray:
         known = len(before)
         before += [writer[buffer] for buffer in reads if buffer in writer]
         for buffer in writes:
-            others = readers.get(buffer) or ([writer[buffer]] if buffer in writer else [])
-            before += [other for other in others if other != task]
+            before += readers.get(buffer) or ([writer[buffer]] if buffer in writer else [])
             writer[buffer], readers[buffer] = task, []
         for buffer in reads:
             if buffer not in writes:

@@ -61,8 +61,6 @@ def _apart(reads: Sequence[Read], twins: Sequence[Hashable], around: Mapping[Rea
     lies: dict[Hashable, set[Box]] = {}
     for read, number in zip(reads, twins, strict=False):
         lies.setdefault(number, set()).add(around[read])
-    if all(len(boxes) == 1 for boxes in lies.values()):
-        return set()
     return {read for read, number in zip(reads, twins, strict=False) if len(lies[number]) > 1}
 
 

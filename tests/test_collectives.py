@@ -18,7 +18,7 @@ from castile.runtime.comm.local import LocalCommunicator, LocalWorld
 from castile.runtime.machine import Level
 from castile.runtime.region import Box, blocks, bounding, overlap, whole
 from castile.runtime.runs import Run
-from castile.runtime.task import Kind
+from castile.runtime.task import Comm, CostKey, Kind
 from castile.runtime.transfer import Links, Recipe, Source, Transfer
 from tests.transfers import KINDS, Read, expected, groups, links, results, situations
 
@@ -84,7 +84,7 @@ def test_plans_say_what_they_touch_in_an_order_that_works(situation) -> None:
 
 @settings(max_examples=300)
 @given(situations((groups, groups, *KINDS)), st.sampled_from(((), SPECIAL_FORMS)))
-def test_local_tasks_cost_what_they_copy_add_and_clear(situation, forms) -> None:
+def test_tasks_cost_what_they_copy_add_clear_and_send(situation, forms) -> None:
     sources, reads, _ = situation
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Run, "taken", property(lambda run: pytest.fail("written out to be priced")))
@@ -97,6 +97,32 @@ def test_local_tasks_cost_what_they_copy_add_and_clear(situation, forms) -> None
             assert pattern.key.flops == added
             assert pattern.key.nbytes == (sum(frames) + 2 * sum(copied) + added) * 8
             assert all(prod(read.shape or read.box.shape) == written.box.volume for read, written, _ in recipe.copies)
+        else:
+            assert pattern.comm is not None
+            _assert_is_counted(pattern.comm, pattern.key)
+
+
+def _assert_is_counted(comm: Comm, key: CostKey) -> None:
+    """A transfer's counts are the sizes of its arrays; its key tells the most that a member sends, or has gathered."""
+    ends = (comm.send, comm.receive, comm.scratch)
+    sent, got, scratch = ([view.box.volume if view else 0 for view in views] for views in ends)
+    n, counts = len(comm.group), np.array(comm.counts)
+    assert counts.shape == (n, n) and key.nbytes == 8 * max(got if comm.form == "all_gather" else sent)
+    assert key.members == n and key.flops == 0
+    if comm.form == "move":
+        assert counts.tolist() == [[0, sent[0]], [0, 0]] and sent == got[::-1]
+    elif comm.form == "broadcast":
+        assert (counts == sent[0]).all() and got[1:] == sent[:1] * (n - 1)
+    elif comm.form == "all_gather":
+        assert (counts.T == sent).all() and got == counts.sum(axis=0).tolist()
+    else:
+        assert sent == counts.sum(axis=1).tolist()
+        assert got == (sent if comm.form == "all_reduce" else counts[0].tolist() if comm.form == "reduce_scatter"
+                       else counts.sum(axis=0).tolist())  # fmt: skip
+        adds = comm.form != "all_to_all"
+        assert scratch == [(n - 1) * each if adds else 0 for each in counts[0].tolist()]
+        assert not adds or (counts == counts[0]).all()
+        assert comm.form != "all_reduce" or np.ptp(counts[0]) <= 1
 
 
 @settings(max_examples=300)
