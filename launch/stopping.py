@@ -65,9 +65,9 @@ class Stopping:
         if asked is not None:
             return b"!" + asked
         now = time.perf_counter()
-        each = (now - self._round_seconds) / max(step - self._last_step, 1)
+        each = (now - self._round_seconds) / (step - self._last_step)
         self._round_seconds, self._last_step = now, step
-        return str(min(MOST_STEPS_A_ROUND, max(1, int(ROUND_SECONDS / each)))).encode()
+        return str(min(MOST_STEPS_A_ROUND, int(ROUND_SECONDS / each))).encode()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.name = signal.Signals(number).name

@@ -7,14 +7,18 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from castile.launch.__main__ import main
 from castile.launch.interrupts import ending_early, told
 from castile.launch.ranks import Ended, main_guard
-from castile.launch.stopping import SIGNALS
+from castile.launch.stopping import MOST_STEPS_A_ROUND, ROUND_SECONDS, SIGNALS, Stopping
 from tests import homes
+from tests.threads import Ranks
 
 ENDS = (signal.SIGINT, *SIGNALS)
 
@@ -172,3 +176,32 @@ def test_commands_that_measure_say_what_is_left(command, part, capsys, monkeypat
         assert main(command.split()) == 128 + signal.SIGTERM
     err = capsys.readouterr().err
     assert part in err and "Traceback" not in err
+
+
+@settings(max_examples=40)
+@given(st.data(), st.integers(2, 3), st.integers(0, 120), st.floats(1e-6, 1.0))
+def test_all_ranks_stop_after_the_same_step_soon_and_seldom_ask(data, size, asked, seconds):
+    """Whichever rank gets the signal, and however long steps take."""
+    rank = data.draw(st.integers(0, size - 1))
+    each = min(MOST_STEPS_A_ROUND, max(1, int(ROUND_SECONDS / seconds)))
+    now, talks = [1e5], []
+
+    def train(comm):
+        ours = Stopping(comm, ())
+        gather = comm.gather_bytes
+        comm.gather_bytes = lambda word: talks.append(comm.rank) or gather(word)
+        for step in range(asked + 2 * each + 3):
+            if comm.rank == 0:
+                now[0] += seconds
+            if (comm.rank, step) == (rank, asked):
+                ours.name = "SIGTERM"
+            if ours.after(step):
+                return step, ours.name
+        return None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("castile.launch.stopping.time", SimpleNamespace(perf_counter=lambda: now[0]))
+        (told,) = set(Ranks(size).run(train))
+    assert told is not None and told[1] == "SIGTERM" and asked <= told[0] <= asked + each + 1
+    # the first two rounds are of a step each, as nothing is known of steps yet
+    assert len(talks) <= size * (3 + told[0] / max(each - 1, 1))
