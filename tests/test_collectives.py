@@ -16,7 +16,7 @@ from castile.runtime import collectives
 from castile.runtime.collectives import SPECIAL_FORMS, plan
 from castile.runtime.comm.local import LocalCommunicator, LocalWorld
 from castile.runtime.machine import Level
-from castile.runtime.region import Box, blocks, bounding, overlap, whole
+from castile.runtime.region import Box, blocks, bounding, disjoint, overlap, uncovered, whole
 from castile.runtime.runs import Run
 from castile.runtime.task import Comm, CostKey, Kind
 from castile.runtime.transfer import Links, Recipe, Source, Transfer
@@ -92,11 +92,14 @@ def test_tasks_cost_what_they_copy_add_clear_and_send(situation, forms) -> None:
     for pattern in t.patterns:
         if isinstance(recipe := pattern.how, Recipe):
             frames = [] if recipe.cleared is None else [recipe.cleared.volume]
-            copied = [written.box.volume for _, written, _ in recipe.copies]
+            boxes = [written.box for _, written, _ in recipe.copies]
+            copied = [box.volume for box in boxes]
             added = sum(n for n, (_, _, adds) in zip(copied, recipe.copies, strict=True) if adds)
             assert pattern.key.flops == added
             assert pattern.key.nbytes == (sum(frames) + 2 * sum(copied) + added) * 8
             assert all(prod(read.shape or read.box.shape) == written.box.volume for read, written, _ in recipe.copies)
+            if recipe.cleared is not None:
+                assert recipe.cleared not in boxes[:1] and (uncovered(recipe.cleared, boxes) or not disjoint(boxes))
         else:
             assert pattern.comm is not None
             _assert_is_counted(pattern.comm, pattern.key)
