@@ -3,6 +3,7 @@
 import threading
 import time
 from math import inf
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -91,6 +92,43 @@ def test_really_measures():
     rates = [figures.float32_flops_per_second, figures.float64_flops_per_second, figures.bytes_per_second]
     assert all(1e6 < rate < 1e15 for rate in rates) and 0 < figures.task_overhead_seconds < 1
     assert figures.latency_seconds is None
+
+
+def test_rates_are_what_is_done_in_a_second(monkeypatch):
+    """Of a product both operations a point, of an addition what is read and what is written."""
+    monkeypatch.setattr(probe, "_core_seconds", lambda work: work() is None or 0.25)
+    figures = probe.measure(None, 1)
+    assert figures.float32_flops_per_second == figures.float64_flops_per_second == 2 * probe.MATRIX**3 / 0.25
+    assert figures.bytes_per_second == 2 * probe.STREAM_BYTES / 0.25
+    assert figures.task_overhead_seconds == probe.CALLS_A_TASK * 0.25
+
+
+def test_as_many_work_at_once_as_would_in_a_step(monkeypatch):
+    """Ranks are at work all by themselves; a process that stands for several has as many threads, up to its cores."""
+    at_once = []
+    monkeypatch.setattr(probe, "_together", lambda worker, neighbours: at_once.append(neighbours) or 1.0)
+    monkeypatch.setattr(machines, "num_cores", lambda: 3)
+    Ranks(2).run(lambda comm: probe.measure(comm, 2))
+    assert at_once == [1] * 6
+    for procs in (1, 2, 4):
+        probe.measure(None, procs)
+    assert at_once[6:] == [1] * 3 + [2] * 3 + [3] * 3
+
+
+@given(st.floats(1e-6, 1e-2), st.floats(0.1, 1.0))
+def test_a_call_takes_what_its_thread_works(seconds, share):
+    """By a clock of its own: where others have a core meanwhile, a call lasts longer and works as long."""
+    calls = [0]
+    clock = SimpleNamespace(perf_counter=lambda: calls[0] * seconds / share, thread_time=lambda: calls[0] * seconds)
+
+    def work():
+        calls[0] += 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probe, "time", clock)
+        assert probe._core_seconds(work) == pytest.approx(seconds)
+    # one to warm up
+    assert calls[0] - 1 >= 3 and (calls[0] - 1) * seconds / share >= 0.999 * probe.SAMPLE_SECONDS
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -104,8 +104,18 @@ def test_numbers_are_told_with_their_units(capsys):
         for name, value in tree.items():
             if isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool)):
                 assert name.endswith(UNITS) or name.startswith("num_"), name
-    key = next(k for k in facts["keys"] if k["op"] == "linear")
-    assert key["flops_per_second"] * key["seconds"] == pytest.approx(round(key["flops_per_second"] * key["seconds"]))
+    whole: dict[str, float] = {}
+    of = facts["processor"]
+    for key in facts["keys"]:
+        assert key["bytes_per_second"] * key["seconds"] == pytest.approx(key["size_bytes"])
+        reached = [key[rate] / of[rate] for rate in ("flops_per_second", "bytes_per_second")]
+        assert key["roofline_share"] == pytest.approx(max(reached))
+        if key["num_in_step"]:
+            step = key["num_in_step"] * key["seconds"] / key["step_share"]
+            assert step == pytest.approx(whole.setdefault(key["plan"], step)), "of one step all kinds are shares"
+    (key,) = (k for k in facts["keys"] if (k["op"], k["pass"]) == ("linear", "F") and "128x64;" in k["shapes"])
+    assert key["flops_per_second"] * key["seconds"] == pytest.approx(2 * 64 * 64 * 128)
+    assert key["size_bytes"] == 4 * (64 * 64 + 128 * 64 + 128 + 64 * 128)
 
 
 def test_the_table_holds_what_people_look_for(capsys):
