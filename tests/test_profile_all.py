@@ -124,6 +124,10 @@ def test_exchanges_are_the_transfers_that_they_say(num_procs):
     assert done == one | several
 
 
+def test_a_processor_alone_exchanges_nothing():
+    assert not list(links.exchanges(machines.local(1), "float32"))
+
+
 def held(runner, view):
     return None if view is None else runner._backends[0]._view(view)
 
