@@ -151,6 +151,40 @@ def test_every_figure_on_the_screen_is_in_the_object(name, plans, alone, capsys,
         assert len(FIGURE.findall(out)) > 3
 
 
+def test_what_is_told_of_a_plan_follows_from_its_step(plans, capsys, monkeypatch):
+    monkeypatch.chdir(plans)
+    found = answer(capsys, "plan", MODEL, "--machine", MACHINE, "--budget", "5")
+    base = found["seeds"]["data_parallel"]["step_seconds"]
+    for row in (found["found"], *found["seeds"].values()):
+        assert row["speedup_over_data_parallel"] == base / row["step_seconds"]
+    assert found["bound_seconds"] == max(found["work_bound_seconds"], found["chain_bound_seconds"])
+
+    simulated = answer(capsys, "simulate", "a.json", "--machine", MACHINE)
+    told = answer(capsys, "explain", "a.json", "--machine", MACHINE)
+    names = ("step_seconds", "moved_bytes", "num_tasks", "num_procs", "batch_samples")
+    assert [simulated[name] for name in names] == [told[name] for name in names]
+    assert told["capacity_bytes"] == simulated["procs"][0]["capacity_bytes"]
+    step, num_procs = told["step_seconds"], told["num_procs"]
+    assert sum(row["share"] for row in told["spans"]) == pytest.approx(1)
+    for row in told["spans"]:
+        each = [proc[f"{row['what']}_seconds"] for proc in told["procs"]]
+        assert (row["least_seconds"], row["most_seconds"]) == (min(each), max(each))
+        assert row["mean_seconds"] == pytest.approx(sum(each) / num_procs)
+        assert row["share"] == pytest.approx(row["mean_seconds"] / step)
+        # what of a kind no computing hides, of all its causes together
+        of_kind = [cause for cause in told["causes"] if cause["kind"] == row["what"]]
+        shown = sum(cause["proc_seconds"] * (1 - cause["hidden_share"]) for cause in of_kind)
+        assert row["what"] in ("waiting", "idle") or shown == pytest.approx(sum(each)), row["what"]
+    assert any(0 < cause["hidden_share"] < 1 for cause in told["causes"])
+    for cause in told["causes"]:
+        assert cause["chain_share"] == pytest.approx(cause["chain_seconds"] / step)
+    for row in simulated["kinds"]:
+        assert row["share"] == pytest.approx(row["proc_seconds"] / (num_procs * step))
+    idle = sum(row["waiting_share"] for row in simulated["procs"]) * step
+    waiting = next(row["proc_seconds"] for row in simulated["kinds"] if row["what"] == "waiting")
+    assert waiting == pytest.approx(idle)
+
+
 STEP = re.compile(
     r"step +(\d+)  loss ([\d.]+) \| ([\d.]+) ms \(sim ([\d.]+), ([+-][\d.]+) %\) \| ([\d.]+)(k?) samples/s \| "
     r"mem ([\d.]+) KiB/([\d.]+) GiB"
