@@ -29,7 +29,8 @@ class LateTable(Table):
 
         there = tuple(arg.on_device if hasattr(arg, "on_device") else arg for arg in args)
         work = super().bind(name, there, tuple(out.on_device for out in outs), params, None, accumulate)
-        return partial(get_current_stream().enqueue, work, name, *(out.data for out in outs))
+        places = (x.data for x in (*args, *outs) if hasattr(x, "on_device"))
+        return partial(get_current_stream().enqueue, work, name, *places)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ that a wait that is missing shows in the numbers. It refuses what CUDA refuses.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 from collections import deque
@@ -14,11 +15,12 @@ from types import SimpleNamespace
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary
 
-import numpy as np
-
 from tests.stand_in.cublas import PATH as CUBLAS
 from tests.stand_in.cupy import graphs
 from tests.stand_in.cupy.graphs import Capture, Graph
+from tests.stand_in.cupy.memories import Memory, MemoryPointer, memcpy_async
+from tests.stand_in.cupy.memories import alloc_pinned_memory as alloc_pinned_memory
+from tests.stand_in.cupy.memories import memory as memory
 
 # Work: False where it cannot go on yet, as a transfer whose peer has not come.
 Work = Callable[[], object]
@@ -45,7 +47,7 @@ class _World:
         self.device = 0
         self.streams: list[Stream] = []
         self.live: WeakValueDictionary[int, Memory] = WeakValueDictionary()
-        self.pinned: dict[int, np.ndarray] = {}
+        self.pinned: WeakValueDictionary[int, ctypes.Array[ctypes.c_uint8]] = WeakValueDictionary()
         self.clock = 0
         self.idle_looks = 0
         # every piece of work as it was done: (stream, name)
@@ -121,64 +123,6 @@ class Device:
         while any(stream.queue for stream in world.streams):
             refuse_broken(self.id)
             take_turns()
-
-
-class Memory:
-    """Bytes of the current device. They are gone when nobody holds them any more."""
-
-    def __init__(self, size: int) -> None:
-        refuse_in_capture("memory cannot be allocated")
-        refuse_broken(world.device)
-        self.size, self.device_id = size, world.device
-        self.host = np.random.default_rng(0).integers(0, 256, size + 512, dtype=np.uint8)
-        self._begin = -self.host.ctypes.data % 512 if size else 0
-        self.ptr = self.host.ctypes.data + self._begin if size else 0
-        world.live[self.ptr] = self
-
-    def bytes(self, offset: int, nbytes: int) -> np.ndarray:
-        assert 0 <= offset and offset + nbytes <= self.size, f"{nbytes} bytes at {offset} of {self.size}"
-        return self.host[self._begin + offset : self._begin + offset + nbytes]
-
-
-class MemoryPointer:
-    """A place in memory."""
-
-    def __init__(self, mem: Memory, offset: int) -> None:
-        self.mem, self.offset = mem, offset
-        self.ptr, self.device_id = mem.ptr + offset, mem.device_id
-
-    def bytes(self, nbytes: int) -> np.ndarray:
-        return self.mem.bytes(self.offset, nbytes)
-
-    def memset_async(self, value: int, size: int, stream: Stream | None = None) -> None:
-        bytes_ = self.bytes(size)
-        (stream or get_current_stream()).enqueue(lambda: bytes_.fill(value), "memset", self)
-
-    def copy_from_host_async(self, source: int, size: int, stream: Stream | None = None) -> None:
-        """The bytes are read when the copy is made, not when it is asked for."""
-        runtime.memcpyAsync(self.ptr, source, size, 1, (stream or get_current_stream()).ptr)
-
-    def copy_from_device_async(self, source: MemoryPointer, size: int, stream: Stream | None = None) -> None:
-        runtime.memcpyAsync(self.ptr, source.ptr, size, 3, (stream or get_current_stream()).ptr)
-
-
-def alloc_pinned_memory(size: int) -> np.ndarray:
-    """Memory of the host that a device may read and write."""
-    refuse_in_capture("pinned memory cannot be allocated")
-    made = np.full(size, 0xFF, np.uint8)
-    world.pinned[made.ctypes.data] = made
-    return made
-
-
-def memory(ptr: int, nbytes: int) -> np.ndarray:
-    """The bytes at an address of a device or of pinned memory. Raises CUDARuntimeError where none are, or no more."""
-    for begin, held in world.live.items():
-        if begin <= ptr and ptr + nbytes <= begin + held.size:
-            return held.bytes(ptr - begin, nbytes)
-    for begin, pinned in world.pinned.items():
-        if begin <= ptr and ptr + nbytes <= begin + pinned.size:
-            return pinned[ptr - begin : ptr - begin + nbytes]
-    raise CUDARuntimeError(f"cudaErrorIllegalAddress: {nbytes} bytes at {ptr:#x} are not allocated")
 
 
 class Marker:
@@ -271,6 +215,8 @@ class Stream:
         if marker is None:
             return
         if marker.capture is not None:
+            if marker.capture.is_over:
+                raise CUDARuntimeError("cudaErrorCapturedEvent: the event belongs to a capture that has ended")
             if self.capture is None:
                 self.capture = marker.capture
                 self.capture.heads[self] = set()
@@ -290,6 +236,7 @@ class Stream:
         capture = self.capture
         if capture is None or capture.origin is not self:
             raise CUDARuntimeError("cudaErrorStreamCaptureUnmatched: no capture began here")
+        capture.is_over = True
         for stream in capture.heads:
             stream.capture = None
         joined = capture.before(capture.heads[self])
@@ -311,6 +258,8 @@ class Event:
 
     def record(self, stream: Stream | None = None) -> None:
         stream = stream or get_current_stream()
+        if stream.device_id != self.device_id:
+            raise CUDARuntimeError(f"cudaErrorInvalidResourceHandle: an event of device {self.device_id}")
         marker = self.marker = Marker()
         if stream.capture is not None:
             marker.capture = stream.capture
@@ -367,18 +316,13 @@ def is_available() -> bool:
     return True
 
 
-def _memcpy_async(target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
-    to, of = memory(target, nbytes), memory(source, nbytes)
-    stream_of(stream).enqueue(lambda: np.copyto(to, of), "copy")
-
-
 cublas = SimpleNamespace(__file__=CUBLAS)
 runtime = SimpleNamespace(
     CUDARuntimeError=CUDARuntimeError,
     getDevice=lambda: world.device,
     setDevice=lambda number: Device(number).use(),
     getDeviceCount=lambda: NUM_DEVICES,
-    memcpyAsync=_memcpy_async,
+    memcpyAsync=memcpy_async,
     graphLaunch=graphs.launch,
     graphExecDestroy=lambda address: world.made.pop(address, None),
     eventQuery=lambda ptr: world.events[ptr].look(),

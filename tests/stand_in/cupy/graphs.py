@@ -19,7 +19,7 @@ class Capture:
     """Work that is recorded: (work, name, what it comes after), one list for all streams that take part."""
 
     def __init__(self, origin: cuda.Stream) -> None:
-        self.origin = origin
+        self.origin, self.is_over = origin, False
         self.nodes: list[tuple[cuda.Work, str, set[int]]] = []
         self.priorities: list[int | None] = []
         self.heads: dict[cuda.Stream, set[int]] = {origin: set()}
