@@ -62,6 +62,25 @@ def test_any_strategy_on_streams(plan: Plan, seed: int, timed: bool) -> None:
     assert all((worker._graph is None) == timed for worker in found.workers)
 
 
+@drawn(15)
+@given(plans(each=True) | plans(one=True))
+def test_what_is_put_onto_streams_lies_where_others_wait_for_it(plan: Plan) -> None:
+    """Events are of the stream that a piece of a step names: what lay on another nobody would wait for."""
+    with device() as cupy:
+        from castile.runtime.backends.cuda import parts
+        from castile.runtime.comm.nccl import NcclCommunicator
+
+        if plan.size == 1:
+            parts.split(plan.machine.num_procs)
+        ranks = Ranks(plan, "cuda", NcclCommunicator, lambda rank: cupy.cuda.Device(rank).use())
+        for execution in ranks._turns():
+            for piece in (piece for worker in execution.runner._workers for piece in worker._pieces):
+                before = [len(stream.queue) for stream in cupy.cuda.world.streams]
+                piece.action()
+                grown = zip(cupy.cuda.world.streams, before, strict=True)
+                assert {stream for stream, num in grown if len(stream.queue) > num} <= {piece.stream}
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_steps_in_fewer_bits_are_captured_too(dtype: str) -> None:
     """Scales, casts and skipped steps are carried in arrays, so that a replay sees them change."""
