@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import reduce
 from itertools import combinations, product
 from math import prod
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from castile.planner.additive import Additive
 from castile.planner.cost import CostModel
 from castile.planner.elimination import elimination, filled, minimise
 from castile.planner.lower import Lowering
-from castile.planner.missing import least
+from castile.planner.missing import elements, layouts, least
 from castile.planner.op import find
 from castile.planner.pins import Pins, parse
 from castile.planner.search import Evaluator, search
@@ -23,6 +24,8 @@ from castile.planner.searches.dynamic import WORK, Tables, choices
 from castile.planner.space import space_of
 from castile.planner.strategy import Config, Strategy, encode
 from castile.planner.updates import Updates
+from castile.planner.versions import Versions
+from castile.runtime.region import Box, blocks, intersect
 from castile.runtime.timeline import PICOSECONDS
 from tests.little import GRAPHS, evaluator, machine, run, tower
 from tests.strategies import machines, problems
@@ -268,3 +271,26 @@ def test_alike_nodes_share_their_configs_unless_pins_tell_them_apart():
     looked = choices(replace(free, pins=pins), model, 6)
     assert looked["fc2"] is not looked["fc1"]
     assert search("dynamic", same, pins=pins).strategy.configs["fc1"].split["o"] == 2
+
+
+@st.composite
+def placed(draw):
+    """A grid over 4 x 6 elements, or that many sums over all of them, each part with its replicas on some of 6."""
+    rows, columns, replicas = draw(st.sampled_from([(1, 1, 1), (1, 1, 4), (2, 1, 2), (1, 3, 2), (2, 3, 1), (3, 1, 1)]))
+    grid = [Box((a, c), (b, d)) for a, b in blocks(4, rows) for c, d in blocks(6, columns)]
+    grid = [Box((0, 0), (4, 6))] * len(grid) if draw(st.integers(0, 3)) == 0 else grid
+    boxes = (grid[0], *(None if draw(st.integers(0, 5)) == 0 else box for box in grid[1:]))
+    procs = draw(st.permutations(range(6)))[: len(grid) * replicas]
+    return Versions(machine(6)).placed(boxes, Config({"r": rows, "c": columns}, replicas, tuple(procs)))
+
+
+@given(st.lists(placed(), min_size=1, max_size=3), st.lists(placed(), min_size=1, max_size=3))
+def test_what_a_processor_lacks_is_what_it_needs_and_does_not_hold(held, needed):
+    """Of a sum that several hold in part none holds anything."""
+    model = SimpleNamespace(lowering=SimpleNamespace(machine=machine(6)))
+    found = elements(layouts(model, held), layouts(model, needed))
+    for a, b, proc in product(range(len(held)), range(len(needed)), range(6)):
+        has, wants = (dict(zip(p.touching, p.touched, strict=True)).get(proc) for p in (held[a], needed[b]))
+        summed = len({*held[a].touched}) == 1 < len([box for box in held[a].boxes if box is not None])
+        common = intersect(has, wants) if has is not None and wants is not None and not summed else None
+        assert found[a, b, proc] == (wants.volume if wants else 0) - (common.volume if common else 0)
