@@ -261,8 +261,15 @@ def test_op_tells_of_one_node(plan, capsys):
     facts = answer(capsys, *words)
     op = facts["op"]
     assert op["config"] == "b:8 on 0-7" and op["num_simulated"] == 20 and len(op["alternatives"]) == 3
-    for row in op["alternatives"]:
+    evaluator = Evaluator(
+        Lowering(models.parse(MLP).graph(64), machines.parse(MACHINE)), CostModel(machines.parse(MACHINE))
+    )
+    found = alternatives(evaluator, strategies.read(plan), "fc1", Budget(proposals=20))
+    for row, (config, worth) in zip(op["alternatives"], found.best, strict=True):
         assert row["step_seconds"] - facts["step_seconds"] == pytest.approx(row["longer_seconds"])
+        assert row["times"] == pytest.approx(row["step_seconds"] / facts["step_seconds"])
+        told = [row[name] for name in ("config", "step_seconds", "live_bytes", "moved_bytes", "fits")]
+        assert told == [str(config), worth.seconds, max(worth.peak_bytes), worth.moved_bytes, worth.fits]
     for row in facts["causes"]:
         assert "fc1" in (row["name"], row.get("from"), row.get("to"))
     assert main(words) == 0

@@ -184,6 +184,8 @@ def check_follows(simulated: dict[str, Any], told: dict[str, Any]) -> None:
         assert row["what"] in ("waiting", "idle") or shown == pytest.approx(sum(each)), row["what"]
     for cause in told["causes"]:
         assert cause["chain_share"] == pytest.approx(cause["chain_seconds"] / step)
+    for rows, by in ((simulated["kinds"][:-1], "proc_seconds"), (told["causes"], "chain_seconds")):
+        assert [row[by] for row in rows] == sorted((row[by] for row in rows), reverse=True)
     for row in simulated["kinds"]:
         assert row["share"] == pytest.approx(row["proc_seconds"] / (num_procs * step))
     idle = sum(row["waiting_share"] for row in simulated["procs"]) * step

@@ -39,7 +39,7 @@ class Staged(Request):
 
     def __init__(self, steps: Iterator[list[Request]]) -> None:
         self._steps = steps
-        self._pending = next(steps, [])
+        self._pending = next(steps)
 
     def poll(self) -> bool:
         while True:
