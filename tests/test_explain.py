@@ -320,6 +320,10 @@ def test_a_plan_in_microbatches_is_explained_as_it_is(plan, capsys):
     Path(plan).write_bytes(strategies.encode(msgspec.structs.replace(known, microbatches=2)))
     facts = answer(capsys, "explain", plan, "--machine", MACHINE, "--op", "fc1", "--why-not", "data_parallel")
     assert facts["microbatches"] == 2 and facts["why_not"]["times"] == 1 and len(facts["op"]["alternatives"]) == 3
+    for words in ((), ("--forward",)):
+        told, simulated = (answer(capsys, name, plan, "--machine", MACHINE, *words) for name in ("explain", "simulate"))
+        assert (told["step_seconds"], told["num_tasks"]) == (simulated["step_seconds"], simulated["num_tasks"])
+        assert (told["num_tasks"] > facts["num_tasks"] / 2) is (not words)
 
 
 def test_other_prices_than_the_files_are_told(plan, capsys):

@@ -87,7 +87,13 @@ def check_told(text: str, facts: Any) -> None:
             shown, unit = float(match[1]), match[2] or ""
             ways = (UNITS[unit],) if unit else BARE
             near = rounding(match[1])
-            found = any(name in path and abs(abs(v) * f - shown) <= near for path, v in known for name, f in ways)
+            # what is told as more or less is so
+            sign = {"+": 1, "-": -1}.get(match[0][0], 0)
+            found = any(
+                name in path and abs(abs(v) * f - shown) <= near and v * sign >= 0
+                for path, v in known
+                for name, f in ways
+            )
             assert found, f"{match[0]!r} is not in the JSON object: {line}"
 
 
