@@ -14,13 +14,22 @@ from pathlib import Path
 # Names a file on the launcher's host; ranks elsewhere, and ranks of other launchers, leave nothing.
 VARIABLE = "CASTILE_LAST_WORDS"
 
+_left = ""
+
+
+def latest() -> str:
+    """The words that this process left last, "" where there are none."""
+    return _left
+
 
 def leave(text: str) -> None:
     """Leave these words in place of those before."""
+    global _left
+    _left = text
     if path := os.environ.get(VARIABLE):
         # to leave none is no reason to stop
         with suppress(OSError):
-            draft = Path(f"{path}.part")
+            draft = Path(f"{path}.{os.getpid()}.part")
             draft.write_text(text, encoding="utf-8")
             draft.replace(path)
 

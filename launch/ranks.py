@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from castile.launch import installing, mpi_settings
+from castile.launch import installing, last_words, mpi_settings
 
 if TYPE_CHECKING:
     from castile.runtime.comm.mpi import MpiCommunicator
@@ -130,8 +130,9 @@ def _communicator(launched: int) -> MpiCommunicator:
 def main_guard(body: Callable[[], int]) -> int:
     """Runs `body` and returns its exit status, ending the whole job when it fails on any rank.
 
-    A user's mistake, or no room for what is printed, is one sentence from one rank and status 2; any other exception is
-    one traceback, from the first rank that failed, and status 1. Both go to stderr. Ctrl-C is status 130.
+    A user's mistake, or no room for what is printed, is one sentence from one rank and status 2; a rank that does not
+    answer is one from another and status 1; any other exception is one traceback, from the first rank that failed, and
+    status 1. All go to stderr. Ctrl-C is status 130.
     """
     with _hearing_interrupts():
         return _guarded(body)
@@ -168,6 +169,9 @@ def _guarded(body: Callable[[], int]) -> int:
         if isinstance(error, OSError) and error.filename is None and error.errno in NO_ROOM:
             _drop_output()
             return _end(2, f"castile: {_where()}standard output: {error.strerror}; make room or send it elsewhere\n")
+        if _is_unanswered(error):
+            left = last_words.latest()
+            return _end(1, f"castile: {error}{f': {left}' if left else ''}\n")
         if is_users_mistake(error):
             return _end(2, f"castile: {_where()}{_sentence(error)}\n")
         return _end(1, _report(error))
@@ -231,6 +235,15 @@ def _is_out_of_range(error: BaseException) -> bool:
     from castile.runtime.backends.base import is_out_of_range
 
     return is_out_of_range(error)
+
+
+def _is_unanswered(error: BaseException) -> bool:
+    if not isinstance(error, RuntimeError):
+        return False
+    # the runtime loads NumPy, which is to find how many threads it may have
+    from castile.runtime.watchdog import Unanswered
+
+    return isinstance(error, Unanswered)
 
 
 def silent() -> bool:

@@ -81,7 +81,7 @@ class Training:
     def _run(self) -> Progress:
         course, job = self.course, self.job
         first, last = course.first_step, max(course.num_steps, course.first_step)
-        self._leave()
+        last_words.leave(self._left)
         with ExitStack() as stack:
             # without a place to save to a signal ends the job as it ends any program
             stopping = stack.enter_context(Stopping(job.comm, SIGNALS if course.saver else ()))
@@ -92,7 +92,7 @@ class Training:
                 self._step(step, feeder)
                 bar.step(step + 1, self.progress.losses[-1], self.progress.pace)
                 self._after(step + 1, last)
-                if course.saver is not None and stopping.after(step):
+                if course.saver is not None and self._is_asked_to_stop(stopping, step):
                     self.progress.stopped_by = stopping.name
                     break
             if course.saver is not None:
@@ -106,6 +106,10 @@ class Training:
             with self.say.under_way(f"evaluating on {many}") as advance:
                 self._evaluate(last, advance)
         return self.progress
+
+    def _is_asked_to_stop(self, stopping: Stopping, step: int) -> bool:
+        with self.course.execution.runner.prompt():
+            return stopping.after(step)
 
     def _step(self, step: int, feeder: Feeder) -> None:
         """One step; `step` are done before it."""
@@ -168,7 +172,8 @@ class Training:
         """Gather a step that was measured whole, and tell a line of it."""
         course, every = self.course, self._every
         self.progress.num_sampled += 1
-        whole = self.job.gather(timeline)
+        with course.execution.runner.prompt():
+            whole = self.job.gather(timeline)
         if whole is not None:
             self.progress.sampled.append(whole)
             debug.show(debug.TASKS, self.job.comm.rank, partial(debug.task_table, course.prepared.tasks, whole))
@@ -180,7 +185,9 @@ class Training:
         if course.saver is not None:
             if course.saver.due(step) and step < last:
                 self._save(step)
-            self._told(course.saver.poll())
+            with course.execution.runner.prompt():
+                outcome = course.saver.poll()
+            self._told(outcome)
         if course.evaluate_every and step % course.evaluate_every == 0 and step < last:
             self._evaluate(step)
 
@@ -228,10 +235,6 @@ class Training:
             return f"with --resume the same command goes on from {saver.latest}"
         return "nothing is saved yet; --checkpoint DIR with --checkpoint-every N saves, to --resume from"
 
-    def _leave(self) -> None:
-        if self.job.leads:
-            last_words.leave(self._left)
-
     def _told(self, outcome: Outcome | None, then: str = ", and training goes on") -> None:
         """Tell what became of a save, and what happens where it came to nothing."""
         if outcome is None:
@@ -242,7 +245,7 @@ class Training:
         if outcome.warning:
             self.say.warn(f"{outcome.warning}{'' if outcome.complete else then}")
         if outcome.complete:
-            self._leave()
+            last_words.leave(self._left)
             self.say.line(training_report.checkpoint_line(outcome.step, outcome.path, outcome.nbytes, outcome.seconds))
 
 

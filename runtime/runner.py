@@ -6,7 +6,9 @@ It does not know what tasks compute, nor what carries their messages.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from time import perf_counter
 
 import numpy as np
 
@@ -20,9 +22,12 @@ from castile.runtime.mapper import Default, Mapper, check
 from castile.runtime.memory import Packing
 from castile.runtime.task import Kind, TaskGraph
 from castile.runtime.timeline import Timeline, merge
+from castile.runtime.watchdog import Waits, Watchdog
 from castile.runtime.worker import Action, Worker
 
 PICOSECONDS_PER_NANOSECOND = 1000
+# Of as many turns of a rank that waits one looks at the clock, which takes longer than the others of them.
+TURNS_A_LOOK = 64
 
 
 class Runner:
@@ -72,6 +77,9 @@ class Runner:
         self._workers: list[Worker] = kind.workers(shares)
         self._calls = [dict(zip(worker.program.tasks, worker.actions)) for worker in self._workers]
         self._backend_of = dict(zip(procs, self._backends))
+        self._ranks = ranks
+        # of ranks that need not answer
+        self._watchdog = Watchdog(comm.aside, timeline.seconds) if comm.aside and comm.size > 1 else None
 
     @property
     def feeds_ahead(self) -> bool:
@@ -139,8 +147,12 @@ class Runner:
         return moved
 
     def run(self, timed: bool = False, meanwhile: Callable[[], object] | None = None) -> None:
-        """Runs one step, and does something else as soon as nothing can go on without waiting."""
+        """Runs one step, and does something else as soon as nothing can go on without waiting.
+
+        Raises Unanswered where another rank keeps it waiting for far too long.
+        """
         self.begin(timed)
+        watchdog, turns = self._watchdog, 0
         empty_polls = 0
         if meanwhile is not None:
             self.advance()
@@ -156,6 +168,30 @@ class Runner:
             else:
                 empty_polls += 1
                 self.comm.relax(empty_polls)
+            turns += 1
+            if not turns % TURNS_A_LOOK and watchdog is not None and perf_counter() >= watchdog.due:
+                watchdog.look((self.num_steps, *(worker.progress for worker in self._workers)), self._waits)
+
+    def prompt(self) -> AbstractContextManager[None]:
+        """A block after a step in which all ranks come to the same collectives, and none keeps others waiting there for
+        long: one that does is treated as in a step.
+        """
+        if self._watchdog is None:
+            return nullcontext()
+        return self._watchdog.over(Waits(self._others, f"what ranks tell each other after step {self.num_steps}"))
+
+    @property
+    def _others(self) -> set[int]:
+        return set(range(self.comm.size)) - {self.comm.rank}
+
+    def _waits(self) -> Waits:
+        """For whom this rank waits, and where."""
+        tasks = [self.graph.tasks[task] for worker in self._workers if not worker.done for task in worker.awaited]
+        procs = {proc for task in tasks for proc in task.procs}
+        # a device tells of none
+        others = {self._ranks[proc] for proc in procs} - {self.comm.rank} if tasks else self._others
+        where = f", task {tasks[0].name}" if tasks else ""
+        return Waits(others, f"step {self.num_steps}{where}")
 
     def step(self, meanwhile: Callable[[], object] | None = None) -> Timeline:
         """Runs one step, as `run`, and tells when each of this rank's tasks ran."""

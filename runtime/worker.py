@@ -26,6 +26,7 @@ class Worker:
     late      whether what has failed may be a task before that one, or one of another worker of the same rank, of
               which nobody is told at once
     actions   the calls, in the program's order
+    awaited   the transfers for which nothing else could go on when it could not last
 
     A transfer's span ends when it is seen to have finished, and is as long as the processor was occupied with it: in
     calls, and waiting with nothing else to do. Kernels that ran while it was under way do not count.
@@ -42,11 +43,17 @@ class Worker:
         self.position = 0
         self.late = False
         self.actions = tuple(actions)
+        self.awaited: tuple[int, ...] = ()
         self._executor = Executor(steps)
         self._pending: dict[int, tuple[int, Request]] = {}
         nothing = bytes(8 * len(steps.tasks))
         self._begun, self._ended, self._spent = array("q", nothing), array("q", nothing), array("q", nothing)
         self._idle_since = 0
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How far the step has come: another whenever a task has begun or a transfer has ended."""
+        return self._executor.furthest, len(self._pending)
 
     def begin(self, timed: bool = True) -> None:
         """Begins a step; `timed` where its times will be asked for, which this worker always knows."""
@@ -62,6 +69,7 @@ class Worker:
         while (instruction := next_()) is not None:
             if isinstance(instruction, Wait):
                 if not self._poll_all(instruction.tasks):
+                    self.awaited = instruction.tasks
                     return moved
             else:
                 position, task, asynchronous = instruction

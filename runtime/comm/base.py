@@ -5,7 +5,7 @@ It does not know tasks, and not what carries the bytes.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -102,6 +102,27 @@ class End(Messenger):
         return self.recv(receive, source, tag)
 
 
+class Aside(ABC):
+    """Notes of a few bytes between the ranks of a job, beside all else that they send; whoever waits may tell them.
+
+    hosts    the name of each rank's host
+    attend   is called again and again while this rank waits for others in what all of them come to; None where it may
+             well wait for long
+    """
+
+    rank: int
+    hosts: tuple[str, ...]
+    attend: Callable[[], None] | None = None
+
+    @abstractmethod
+    def tell(self, note: bytes) -> None:
+        """Send a note to all other ranks, and wait for none of them."""
+
+    @abstractmethod
+    def told(self) -> dict[int, bytes]:
+        """The last note of each rank that has sent any since this was asked, by rank."""
+
+
 class Communicator(End):
     """A rank among `size` ranks, which are numbered host by host.
 
@@ -112,6 +133,7 @@ class Communicator(End):
     near                    these ranks among themselves
     crowded                 whether the ranks on that host are more than the cores that they may use
     epoch_ns                this rank's perf_counter_ns at one moment that all ranks share
+    aside                   carries notes to ranks that may not answer; None where all are this process
     """
 
     size: int
@@ -123,6 +145,7 @@ class Communicator(End):
     near: Communicator
     crowded: bool = False
     epoch_ns: int
+    aside: Aside | None = None
 
     @abstractmethod
     def barrier(self) -> None:

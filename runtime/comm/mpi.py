@@ -14,12 +14,13 @@ from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache, partial
 from itertools import accumulate
+from typing import Any
 
 import mpi4py
 import numpy as np
 
 from castile.runtime import cores
-from castile.runtime.comm.base import Communicator
+from castile.runtime.comm.base import Aside, Communicator
 from castile.runtime.comm.messages import DONE, Request
 
 # One thread at a time calls MPI: without the locks of "multiple" each call is cheaper. No effect if MPI already runs.
@@ -92,6 +93,29 @@ class _Repeated(Request):
         return self._test()
 
 
+class _Notes(Aside):
+    """Notes as messages of an MPI communicator of their own, so short that MPI keeps a copy."""
+
+    def __init__(self, comm: MPI.Comm, host: str) -> None:
+        self._comm = comm.Dup()
+        self.rank, self.hosts = comm.Get_rank(), tuple(comm.allgather(host))
+        self._under_way: list[MPI.Request] = []
+
+    def tell(self, note: bytes) -> None:
+        self._under_way = [request for request in self._under_way if not request.Test()]
+        data = np.frombuffer(note, np.uint8)
+        others = (peer for peer in range(len(self.hosts)) if peer != self.rank)
+        self._under_way += [self._comm.Isend((data, MPI.BYTE), peer) for peer in others]
+
+    def told(self) -> dict[int, bytes]:
+        found, status = {}, MPI.Status()
+        while self._comm.Iprobe(status=status):
+            note = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+            self._comm.Recv((note, MPI.BYTE), status.Get_source())
+            found[status.Get_source()] = note.tobytes()
+        return found
+
+
 class MpiCommunicator(Communicator):
     """A rank of an MPI communicator, which must be its own alone."""
 
@@ -99,6 +123,7 @@ class MpiCommunicator(Communicator):
         self._comm = comm
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self.host = MPI.Get_processor_name()
+        self.aside: Aside = _Notes(comm, self.host)
         near = comm.Split_type(MPI.COMM_TYPE_SHARED)
         self.local_rank, self.local_size = near.Get_rank(), near.Get_size()
         hosts = comm.allgather(near.allreduce(self.rank, op=MPI.MIN))
@@ -137,27 +162,40 @@ class MpiCommunicator(Communicator):
         return _Repeated(request, self._discarded).begin
 
     def barrier(self) -> None:
-        self._comm.Barrier()
+        self._meet(self._comm.Barrier, self._comm.Ibarrier)
 
     def bcast_bytes(self, data: bytes | None, root: int = 0) -> bytes:
         assert data is not None or self.rank != root, "the root of a broadcast has no data"
         length = np.array(len(data or b""))
-        self._comm.Bcast([length, MPI.INT64_T], root)
+        self._meet(self._comm.Bcast, self._comm.Ibcast, [length, MPI.INT64_T], root)
         buffer = np.empty(int(length), np.uint8)
         if self.rank == root:
             buffer[:] = np.frombuffer(data or b"", np.uint8)
-        self._comm.Bcast([buffer, MPI.BYTE], root)
+        self._meet(self._comm.Bcast, self._comm.Ibcast, [buffer, MPI.BYTE], root)
         return buffer.tobytes()
 
     def gather_bytes(self, data: bytes, root: int = 0) -> list[bytes] | None:
-        lengths = np.zeros(self.size, np.int64)
-        self._comm.Gather([np.array(len(data)), MPI.INT64_T], [lengths, MPI.INT64_T], root)
+        lengths, mine = np.zeros(self.size, np.int64), np.array(len(data))
+        self._meet(self._comm.Gather, self._comm.Igather, [mine, MPI.INT64_T], [lengths, MPI.INT64_T], root)
         buffer = np.empty(int(lengths.sum()) if self.rank == root else 0, np.uint8)
         starts = np.cumsum(lengths) - lengths
-        self._comm.Gatherv([np.frombuffer(data, np.uint8), MPI.BYTE], [buffer, lengths, starts, MPI.BYTE], root)
+        sent, received = [np.frombuffer(data, np.uint8), MPI.BYTE], [buffer, lengths, starts, MPI.BYTE]
+        self._meet(self._comm.Gatherv, self._comm.Igatherv, sent, received, root)
         if self.rank != root:
             return None
         return [buffer[s : s + n].tobytes() for s, n in zip(starts.tolist(), lengths.tolist())]
+
+    def _meet(self, blocking: Callable[..., None], begun: Callable[..., MPI.Request], *args: Any) -> None:
+        """A collective of MPI's; polled where somebody attends to how long it takes, as all ranks then do."""
+        attend = self.aside.attend
+        if attend is None:
+            blocking(*args)
+            return
+        request, empty_polls = begun(*args), 0
+        while not request.Test():
+            empty_polls += 1
+            self.relax(empty_polls)
+            attend()
 
     def align_clocks(self) -> None:
         if len(self.host_sizes) == 1:

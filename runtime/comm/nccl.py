@@ -130,7 +130,7 @@ class NcclCommunicator(Communicator):
         self.rank, self.size, self.host, self.near = comm.rank, comm.size, comm.host, comm.near
         self.host_index, self.host_sizes = comm.host_index, comm.host_sizes
         self.local_rank, self.local_size, self.epoch_ns = comm.local_rank, comm.local_size, comm.epoch_ns
-        self.crowded = comm.crowded
+        self.crowded, self.aside = comm.crowded, comm.aside
         self._groups: dict[tuple[int, ...], Any] = {}
         self._failure: tuple[str, Which, bool] | None = None
         self._let_go: list[Callable[[], None]] = []

@@ -5,20 +5,29 @@ failing_rank.py WAY RANKS MARK COMMAND...   RANKS are numbers with commas; MARK.
 
 import os
 import signal
+import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from castile.launch import execution
+from castile.launch import execution, stopping
 from castile.launch.__main__ import main
 from castile.launch.ranks import this_world
+from castile.runtime import runner
 from castile.runtime.backends import numpy as backend
 
 way, ranks, mark, *words = sys.argv[1:]
 rank = this_world().rank
 TASK, STEP = "fc2.W", 3
+# Who waits is to say so soon.
+TELL_SECONDS, LIMIT_SECONDS, PAUSE_SECONDS = 0.5, 5.0, 4.5
+# Ranks ask each other after every step whether to stop.
+if way == "stop between":
+    stopping.ROUND_SECONDS = 0
+runner.Watchdog = partial(runner.Watchdog, tell_seconds=TELL_SECONDS, limit_seconds=LIMIT_SECONDS)
 Path(f"{mark}.pid.{rank}").write_text(str(os.getpid()))
 calls = 0
 
@@ -30,10 +39,16 @@ def fail() -> None:
         Path(f"{mark}.{rank}").write_text(repr(time.time()))
         if way == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if way == "pause":
+            # Whoever is stopped cannot end that by itself.
+            subprocess.Popen(["sh", "-c", f"sleep {PAUSE_SECONDS}; kill -CONT {os.getpid()}"])
+        if way in ("stop", "stop between", "pause"):
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return
         raise RuntimeError("the kernel broke")
 
 
-compute, feed = backend.Backend.compute, execution.Execution.feed
+compute, feed, after = backend.Backend.compute, execution.Execution.feed, stopping.Stopping.after
 
 
 def failing_compute(self, task):
@@ -53,9 +68,16 @@ def failing_feed(self, *args):
     feed(self, *args)
 
 
+def failing_after(self, step):
+    fail()
+    return after(self, step)
+
+
 if str(rank) in ranks.split(","):
     if way == "feed":
         execution.Execution.feed = failing_feed
+    elif way == "stop between":
+        stopping.Stopping.after = failing_after
     else:
         backend.Backend.compute = failing_compute
 sys.exit(main(words))
