@@ -88,6 +88,10 @@ def run_together(ranks: Ranks, groups: Sequence[Sequence[Case]], rng: random.Ran
     for case, rank, receive in results:
         if receive is not None:
             case.check_of(rank, ranks.found(rank, receive))
+    # Who receives nothing ends no sooner.
+    for rank, stream in enumerate(ranks.streams):
+        cupy.cuda.Device(rank).use()
+        stream.synchronize()
     assert ranks.world.quiet
 
 

@@ -26,6 +26,8 @@ from tests.stand_in.cupy.memories import memory as memory
 Work = Callable[[], object]
 NUM_DEVICES = 2
 STUCK = 2000
+# How many streams lag.
+LAGGING = 0.3
 
 
 NOT_READY, ILLEGAL_ADDRESS = 600, 700
@@ -93,19 +95,25 @@ def status(device: int, done: bool) -> int:
 
 
 def take_turns() -> bool:
-    """Lets every stream go on by a random share of what it has; whether anything was done."""
-    moved = False
-    for stream in world.random.sample(world.streams, len(world.streams)):
-        for _ in range(world.random.randint(1, 4)):
-            if not stream.do_one():
-                break
-            moved = True
+    """Lets streams go on by a random share of what they have, those that lag where no other can; whether any could."""
+    streams = world.random.sample(world.streams, len(world.streams))
+    moved = any([_goes_on(stream) for stream in streams if not stream.lags])
+    moved = moved or any([_goes_on(stream) for stream in streams if stream.lags])
     world.idle_looks = 0 if moved else world.idle_looks + 1
     if world.idle_looks > STUCK:
         raise RuntimeError(
             f"streams would wait for ever: {[(s.name, s.queue[0][1]) for s in world.streams if s.queue]}"
         )
     return moved
+
+
+def _goes_on(stream: Stream) -> bool:
+    """Whether a stream did anything."""
+    most = world.random.randint(1, 4)
+    done = 0
+    while done < most and stream.do_one():
+        done += 1
+    return done > 0
 
 
 class Device:
@@ -149,6 +157,8 @@ class Stream:
         world.streams.append(self)
         self.name = f"stream {len(world.streams)}"
         self.ptr, self.priority = 1000 + len(world.streams), priority or 0
+        # Whether all others are ahead of it, as far as they do not wait for it.
+        self.lags = world.random.random() < LAGGING
         # those of a green context
         self.multiprocessors = range(0)
 
