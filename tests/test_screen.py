@@ -1,5 +1,6 @@
 """What people see on a narrow terminal, and how figures read: none is cut, whatever a line's width."""
 
+import fnmatch
 import io
 import sys
 
@@ -96,3 +97,22 @@ def test_a_rate_keeps_its_digits(rate):
     number, unit = report.pace(rate).split(" ")
     told = float(number.removesuffix("k")) * (1e3 if number.endswith("k") else 1.0)
     assert unit == "samples/s" and told == pytest.approx(rate, rel=0.051 if number.endswith("k") else 0.006)
+
+
+NAMES = st.builds(
+    "{}{}.{}".format, st.sampled_from(["block", "fc", "layer"]), st.integers(1, 12), st.sampled_from("abc")
+)
+
+
+@given(st.lists(NAMES, min_size=1, max_size=40, unique=True), st.data(), st.integers(14, 60))
+def test_every_node_of_a_layout_is_named_or_counted(every, data, width):
+    """A family by one name with a star where all of it is here, and only then."""
+    nodes = [name for name in every if data.draw(st.booleans())] or every
+    text = report._shortened(nodes, every, width)
+    shown, _, more = text.partition(" and ")
+    assert len(text) <= max(width, len(shown.split()[0]) + 12)
+    found = []
+    for word in shown.split():
+        found += [name for name in every if fnmatch.fnmatchcase(name, word)]
+    assert set(found) <= set(nodes) and len(found) == len(set(found))
+    assert len(found) + int(more.removesuffix(" more") or 0) == len(nodes)
