@@ -224,6 +224,32 @@ def test_a_manifest_names_files_of_its_own_only(name, folder):
         open_checkpoint(path.parent)
 
 
+REGION, PIECE = ("regions", "fc1.w"), ("files", 0, "pieces", 1)
+CONTRADICTIONS = (
+    (("step",), -1, "counts begin at 0"), (("samples",), -1, "counts begin at 0"),
+    ((*REGION, "dtype"), "complex64", "has shape"), ((*REGION, "shape"), [1] * 33, "has shape"),
+    ((*REGION, "shape"), [6, -5], "has shape"), ((*PIECE, "region"), "fc9.w", "is of no region"),
+    ((*PIECE, "lo"), [0], "is not in shape"), ((*PIECE, "hi"), [3], "is not in shape"),
+    ((*PIECE, "lo"), [-1, 0], "is not in shape"), ((*PIECE, "hi"), [7, 5], "is not in shape"),
+    ((*PIECE, "lo"), [4, 0], "is not in shape"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("way", "value", "told"), CONTRADICTIONS, ids=str)
+def test_a_manifest_whose_parts_contradict_each_other_is_damaged(way, value, told, folder):
+    path = folder / folders.name_of(NEW) / manifest.NAME
+    inner = tree = json.loads(path.read_bytes())
+    assert tree["files"][0]["pieces"][1] | {"hash": ""} == {"region": "fc1.w", "lo": [0, 0], "hi": [3, 5], "hash": ""}
+    for key in way[:-1]:
+        inner = inner[key]
+    inner[way[-1]] = value
+    path.write_bytes(sealed(tree))
+    with pytest.raises(Damaged, match=told):
+        open_checkpoint(path.parent)
+    found = folders.latest(folder)
+    assert found is not None and found.step == OLD
+
+
 leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.just(10**40)
 values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner))
 
