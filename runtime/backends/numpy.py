@@ -110,10 +110,8 @@ class Backend(base.Backend):
 
     def _member(self, comm: Comm) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
         """This processor's send, receive and scratch, flat."""
-        member = len(comm.group) - 1 - comm.group[::-1].index(self.proc)
+        member = comm.group.index(self.proc)
         send, receive = (self._flat(views[member]) for views in (comm.send, comm.receive))
-        if comm.form == "move" and comm.group[0] == comm.group[1]:
-            send = self._flat(comm.send[0])
         scratch = self._flat(comm.scratch[member])
         some = send if send is not None else receive
         if scratch is not None and some is not None:

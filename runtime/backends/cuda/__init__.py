@@ -21,9 +21,9 @@ from castile.runtime.backends.cuda.kernels import DeviceTable, Listed, compile_a
 from castile.runtime.backends.cuda.polled import Polled
 from castile.runtime.backends.cuda.streams import Phase, Seat
 from castile.runtime.backends.cuda.supply import Supply
-from castile.runtime.backends.cuda.within import Member, phases, put
+from castile.runtime.backends.cuda.within import Member, phases
 from castile.runtime.comm.base import WORDS_TAG, End
-from castile.runtime.comm.messages import DONE, Request
+from castile.runtime.comm.messages import Request
 from castile.runtime.comm.staged import StagedEnd
 from castile.runtime.executor import Program
 from castile.runtime.memory import Packing, written
@@ -97,11 +97,6 @@ class Backend(numpy.Backend):
         on_host = set().union(*(table.on_host for memory in found for table in (memory._kernels, memory._sums)))
         return [Issuer(seats, transfers, [memory._supply for memory in found], None, on_host)]
 
-    def transfer(self, task: Task, end: End, tag: int) -> Callable[[], Request]:
-        if not _stays(task):
-            return super().transfer(task, end, tag)
-        return partial(_done, self._copy(task, self.compute_stream))
-
     def fill(self, array: Any, values: np.ndarray | float) -> None:
         """As for others; inputs may be filled while a step is under way, and the next one begins with them."""
         if id(array) in self._inputs:
@@ -119,10 +114,8 @@ class Backend(numpy.Backend):
 
     def _streamed(self, task: Task, end: End, tag: int) -> Action | None:
         """This processor's part of a transfer as a call that puts it onto the stream of transfers, if that can be."""
-        if _stays(task):
-            return self._copy(task, self.traffic)
         begin = end.streamed([self._side(comm) for comm in task.comms], tag, self.traffic)
-        return begin and self._after_poisoning(task, begin, self.traffic)
+        return begin and self._after_poisoning(task, begin)
 
     def _names(self, share: base.Share) -> set[str]:
         """Of all calls that this processor's kernels make."""
@@ -152,16 +145,9 @@ class Backend(numpy.Backend):
         with self.traffic:
             return self._sums.bind("add", (a, b), (out,), {})
 
-    def _copy(self, task: Task, stream: Any) -> Action:
-        """A transfer from this processor to itself."""
-        send: Any
-        receive: Any
-        send, receive, _ = self._member(task.comms[0])
-        return self._after_poisoning(task, partial(put, receive, send, stream), stream)
-
-    def _after_poisoning(self, task: Task, begin: Action, stream: Any) -> Action:
+    def _after_poisoning(self, task: Task, begin: Action) -> Action:
         memories = self._begun_by(task, self._private(task))
-        return chain([*(_set(memory, numpy.POISON, stream) for memory in memories), begin])
+        return chain([*(_set(memory, numpy.POISON, self.traffic) for memory in memories), begin])
 
     def _poisoning(self, memory: Any) -> Callable[[], object]:
         return _set(memory, numpy.POISON, self.compute_stream)
@@ -187,8 +173,6 @@ def _set(memory: Any, value: int, stream: Any) -> Callable[[], object]:
 def _shared(task: Task, memories: Mapping[int, Backend]) -> list[Phase]:
     """A transfer between processors of this process; first of all what it begins is poisoned, by whoever owns it."""
     members = [memories[proc] for proc in task.procs]
-    if _stays(task):
-        return [[(members[0].traffic, members[0]._copy(task, members[0].traffic))]]
     poisoning = [
         (memory.traffic, _set(begun, numpy.POISON, memory.traffic))
         for memory in members
@@ -216,14 +200,3 @@ def _tell(end: End, group: Sequence[int], number: int) -> tuple[Request, np.ndar
     """Tells the group a number; the request that is done when all have told theirs, and where these then stand."""
     found, counts = np.empty(len(group), np.int8), [[1] * len(group)] * len(group)
     return end.collective("all_gather", group, np.array([number], np.int8), found, None, counts, WORDS_TAG), found
-
-
-def _stays(task: Task) -> bool:
-    """Whether a transfer leads from a processor to itself."""
-    comm = task.comms[0]
-    return comm.form == "move" and comm.group[0] == comm.group[1]
-
-
-def _done(begin: Action) -> Request:
-    begin()
-    return DONE
