@@ -201,13 +201,14 @@ def put(at, value, here, ADDS: tl.constexpr):
 
 
 @triton.jit
-def line(x, one, every, r, SIZE: tl.constexpr, STEPS: tl.constexpr, FROM: tl.constexpr, TO: tl.constexpr,
+def line(x, places, r, SIZE: tl.constexpr, STEPS: tl.constexpr, FROM: tl.constexpr, TO: tl.constexpr,
          NUM: tl.constexpr, other: tl.constexpr):  # fmt: skip
     """What threads meet of their row r, as a tuple: the columns from FROM on before TO of the first that each has.
 
-    one, every: where row and column begin in x, their numbers, and whether there is such an image: of the first column
-    of each thread, and of all NUM of them, which are read as vectors if they are several.
+    places: where row and column begin in x, their numbers, and whether there is such an image: of the first column of
+    each thread, and of all NUM of them, which are read as vectors if they are several.
     """
+    one, every = places
     if NUM > 1:
         at, row, col, there = every
         many = divided(tl.load(x + (at + r * STEPS[2]), mask=within(there, row + r, col, SIZE), other=other), NUM)

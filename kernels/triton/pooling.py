@@ -200,6 +200,19 @@ def _places(number, c, STEPS: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.conste
 
 
 @triton.jit
+def _seen(number, c, STEPS: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, STEP: tl.constexpr,
+          NUM: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr,
+          BLOCK: tl.constexpr, COLS: tl.constexpr, OUTER: tl.constexpr, CHANNELS: tl.constexpr,
+          BESIDE: tl.constexpr):  # fmt: skip
+    """The places that threads look up, as `line` has them: the first of STEP columns of each, and NUM of them."""
+    one = _places(number, c, STEPS, STRIDE, PAD, STEP, 1, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS,
+                  BESIDE)  # fmt: skip
+    every = _places(number, c, STEPS, STRIDE, PAD, 1, NUM, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS,
+                    BESIDE)  # fmt: skip
+    return one, every
+
+
+@triton.jit
 def _maximum(out, x, O_STEPS: tl.constexpr, O_SIZE: tl.constexpr, X_STEPS: tl.constexpr, SIZE: tl.constexpr,
              KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADS: tl.constexpr, UNROLL: tl.constexpr,
              NUMBER: tl.constexpr, NEAR: tl.constexpr, IMAGES: tl.constexpr, GROUPS: tl.constexpr,
@@ -207,17 +220,15 @@ def _maximum(out, x, O_STEPS: tl.constexpr, O_SIZE: tl.constexpr, X_STEPS: tl.co
              OUTER: tl.constexpr, CHANNELS: tl.constexpr, BESIDE: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     c, number = program(CHANNELS, BESIDE, WIDE)
     NUM: tl.constexpr = NEAR * STRIDE[1] if NEAR > 1 else 1
-    one = _places(number, c, X_STEPS, STRIDE[0], PADS[0], NEAR * STRIDE[1], 1, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS,
-                  OUTER, CHANNELS, BESIDE)  # fmt: skip
-    every = _places(number, c, X_STEPS, STRIDE[0], PADS[0], 1, NUM, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER,
-                  CHANNELS, BESIDE)  # fmt: skip
+    places = _seen(number, c, X_STEPS, STRIDE[0], PADS[0], NEAR * STRIDE[1], NUM, IMAGES, GROUPS, WIDTH, TALL, BLOCK,
+                   COLS, OUTER, CHANNELS, BESIDE)  # fmt: skip
     found = ()
     for n in tl.static_range(TALL):
         bests = (tl.full((BLOCK, BESIDE), float("-inf"), tl.float32),) * NEAR
         # Where all is -inf the first element is the maximum, be it padding or not; the first NaN is larger than all.
         firsts = (tl.zeros((BLOCK, BESIDE), tl.int32),) * NEAR
         for i in tl.range(0, KERNEL[0], loop_unroll_factor=UNROLL):
-            values = line(x, one, every, n * STRIDE[0] + i, SIZE, X_STEPS, -PADS[1],
+            values = line(x, places, n * STRIDE[0] + i, SIZE, X_STEPS, -PADS[1],
                           (NEAR - 1) * STRIDE[1] + KERNEL[1] - PADS[1], NUM, float("-inf"))  # fmt: skip
             new_bests, new_firsts = (), ()
             for place in tl.static_range(NEAR):
@@ -253,16 +264,14 @@ def _mean(out, x, ALL: tl.constexpr, O_STEPS: tl.constexpr, O_SIZE: tl.constexpr
           BESIDE: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     c, number = program(CHANNELS, BESIDE, WIDE)
     NUM: tl.constexpr = NEAR * STRIDE[1] if NEAR > 1 else 1
-    one = _places(number, c, X_STEPS, STRIDE[0], PADS[0], NEAR * STRIDE[1], 1, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS,
-                  OUTER, CHANNELS, BESIDE)  # fmt: skip
-    every = _places(number, c, X_STEPS, STRIDE[0], PADS[0], 1, NUM, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER,
-                  CHANNELS, BESIDE)  # fmt: skip
-    _, above, left, _ = one
+    places = _seen(number, c, X_STEPS, STRIDE[0], PADS[0], NEAR * STRIDE[1], NUM, IMAGES, GROUPS, WIDTH, TALL, BLOCK,
+                   COLS, OUTER, CHANNELS, BESIDE)  # fmt: skip
+    _, above, left, _ = places[0]
     found = ()
     for n in tl.static_range(TALL):
         totals = (tl.zeros((BLOCK, BESIDE), tl.float32),) * NEAR
         for i in tl.range(0, KERNEL[0], loop_unroll_factor=UNROLL):
-            values = line(x, one, every, n * STRIDE[0] + i, SIZE, X_STEPS, -PADS[1],
+            values = line(x, places, n * STRIDE[0] + i, SIZE, X_STEPS, -PADS[1],
                           (NEAR - 1) * STRIDE[1] + KERNEL[1] - PADS[1], NUM, 0.0)  # fmt: skip
             sums = ()
             for place in tl.static_range(NEAR):
@@ -310,16 +319,10 @@ def _max_spread(out, dy, first, SIZE: tl.constexpr, O_STEPS: tl.constexpr, Y_STE
                 COLS: tl.constexpr, OUTER: tl.constexpr, CHANNELS: tl.constexpr, BESIDE: tl.constexpr,
                 WIDE: tl.constexpr):  # fmt: skip
     c, number = program(CHANNELS, BESIDE, WIDE)
-    one_y = _places(
-        number, c, Y_STEPS, 1, 0, NEAR, 1, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS, BESIDE
-    )
-    every_y = _places(number, c, Y_STEPS, 1, 0, 1, NEAR, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS,
-                    BESIDE)  # fmt: skip
-    one_f = _places(
-        number, c, F_STEPS, 1, 0, NEAR, 1, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS, BESIDE
-    )
-    every_f = _places(number, c, F_STEPS, 1, 0, 1, NEAR, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS,
-                    BESIDE)  # fmt: skip
+    of_y = _seen(number, c, Y_STEPS, 1, 0, NEAR, NEAR, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS,
+                 BESIDE)  # fmt: skip
+    of_f = _seen(number, c, F_STEPS, 1, 0, NEAR, NEAR, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS,
+                 BESIDE)  # fmt: skip
     begins: tl.constexpr = reach(KERNEL[1], STRIDE[1], PADS[1], False)
     ends: tl.constexpr = reach(KERNEL[1], STRIDE[1], PADS[1], True) + NEAR
     found = ()
@@ -328,8 +331,8 @@ def _max_spread(out, dy, first, SIZE: tl.constexpr, O_STEPS: tl.constexpr, Y_STE
         for i in tl.static_range(tl.constexpr(KERNEL[0])):
             if met(n, i, STRIDE[0], PADS[0]):
                 down = (n + PADS[0] - i) // STRIDE[0]
-                slopes = line(dy, one_y, every_y, down, Y_SIZE, Y_STEPS, begins, ends, NEAR, 0.0)
-                taken = line(first, one_f, every_f, down, Y_SIZE, F_STEPS, begins, ends, NEAR, -1)
+                slopes = line(dy, of_y, down, Y_SIZE, Y_STEPS, begins, ends, NEAR, 0.0)
+                taken = line(first, of_f, down, Y_SIZE, F_STEPS, begins, ends, NEAR, -1)
                 sums = ()
                 for place in tl.static_range(tl.constexpr(NEAR * STRIDE[1])):
                     total = totals[place]
@@ -352,20 +355,18 @@ def _mean_spread(out, dy, SIZE: tl.constexpr, O_STEPS: tl.constexpr, Y_STEPS: tl
                  WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr, COLS: tl.constexpr, OUTER: tl.constexpr,
                  CHANNELS: tl.constexpr, BESIDE: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     c, number = program(CHANNELS, BESIDE, WIDE)
-    one = _places(number, c, Y_STEPS, 1, 0, NEAR, 1, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS, BESIDE)
-    every = _places(
-        number, c, Y_STEPS, 1, 0, 1, NEAR, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS, BESIDE
-    )
+    places = _seen(number, c, Y_STEPS, 1, 0, NEAR, NEAR, IMAGES, GROUPS, WIDTH, TALL, BLOCK, COLS, OUTER, CHANNELS,
+                   BESIDE)  # fmt: skip
     begins: tl.constexpr = reach(KERNEL[1], STRIDE[1], PADS[1], False)
     ends: tl.constexpr = reach(KERNEL[1], STRIDE[1], PADS[1], True) + NEAR
-    _, q, p, there = one
+    _, q, p, there = places[0]
     found = ()
     for n in tl.static_range(tl.constexpr(TALL * STRIDE[0])):
         totals = (tl.zeros((BLOCK, BESIDE), tl.float32),) * (NEAR * STRIDE[1])
         for i in tl.static_range(tl.constexpr(KERNEL[0])):
             if met(n, i, STRIDE[0], PADS[0]):
                 down = (n + PADS[0] - i) // STRIDE[0]
-                slopes = line(dy, one, every, down, Y_SIZE, Y_STEPS, begins, ends, NEAR, 0.0)
+                slopes = line(dy, places, down, Y_SIZE, Y_STEPS, begins, ends, NEAR, 0.0)
                 above = _share((q + down) * STRIDE[0] - PADS[0], KERNEL[0], SIZE[0], ALL)
                 sums = ()
                 for place in tl.static_range(tl.constexpr(NEAR * STRIDE[1])):
