@@ -22,6 +22,7 @@ from typing import IO, Annotated
 
 import tyro
 
+from castile.launch import hostfile as hostfiles
 from castile.launch import installing, last_words, mpi_settings, notes, options
 from castile.launch.ranks import UserError, num_launched
 
@@ -66,7 +67,8 @@ def parse(args: Sequence[str]) -> Launch:
 def run(command: Launch) -> int:
     """Starts the ranks, passes signals on, and returns mpirun's exit status.
 
-    Raises UserError for no command, fewer than one rank, a launch within a launch, a bad host file, or no mpirun.
+    Raises UserError for no command, fewer than one rank, a launch within a launch, a bad host file, hosts of one name,
+    or no mpirun.
     """
     _check(command)
     asked = ["--json"] if command.json and not command.dry_run else []
@@ -74,6 +76,9 @@ def run(command: Launch) -> int:
     words = mpirun_words(command.ranks, command.hostfile, program)
     added = {name: value for name, value in variables().items() if name not in os.environ}
     if not command.dry_run:
+        # within an allocation of Slurm's hosts have its names, and may have no ssh
+        if command.hostfile is not None and "SLURM_JOB_ID" not in os.environ:
+            hostfiles.check_apart(hostfiles.names(command.hostfile))
         return start(words, os.environ | added)
     if command.json:
         print(json.dumps({"command": words, "environment": added}))
@@ -104,31 +109,12 @@ def mpirun_words(num_ranks: int, hostfile: Path | None, program: Sequence[str]) 
     """
     words = [str(mpirun_path()), "-n", str(num_ranks)]
     if hostfile is not None:
-        _check_hostfile(hostfile)
+        hostfiles.names(hostfile)
         words += ["--hostfile", str(hostfile)]
         # what is set here, mpirun gives to ranks of this host alone
         for name in sorted(filter(_HANDED_OVER.fullmatch, {**os.environ, **variables()})):
             words += ["-x", name]
     return [*words, *program]
-
-
-def _check_hostfile(path: Path) -> None:
-    """Raises UserError for a host file of Open MPI's that is missing, empty or malformed."""
-    if not path.is_file():
-        raise UserError(f"there is no host file {path}: give --hostfile a file with one `NAME slots=COUNT` a line")
-    names_any = False
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"the host file {path} cannot be read: {error}") from error
-    for number, line in enumerate(text.splitlines(), start=1):
-        name, *options = line.split("#")[0].split() or [""]
-        counts = [option.removeprefix("slots=") for option in options]
-        if any(not count.isdigit() or int(count) < 1 for count in counts) or len(counts) > 1:
-            raise UserError(f"{path}, line {number}: '{line.strip()}' is not a host; write `NAME slots=COUNT`")
-        names_any = names_any or bool(name)
-    if not names_any:
-        raise UserError(f"the host file {path} names no host: write one `NAME slots=COUNT` a line")
 
 
 def start(words: Sequence[str], environment: Mapping[str, str]) -> int:
