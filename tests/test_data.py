@@ -198,3 +198,23 @@ def test_wrong_words_are_refused(text, words):
 def test_a_batch_larger_than_the_data_is_refused():
     with pytest.raises(ValueError, match="1437 samples, too few for a batch of 2000"):
         data.load("digits", 0).batch(0, 2000)
+
+
+ENDS = [n + more for n in (-(2**31), 0, 2**31, 2**32, 2**63) for more in (-1, 0, 1)]
+
+
+@given(st.sampled_from([np.dtype(kind) for kind in "bhilqBHILQ"]), st.data())
+def test_whole_numbers_are_inputs_as_they_are_or_refused(dtype, drawn):
+    """Whatever they were kept as: none becomes another for want of room."""
+    limits = np.iinfo(dtype)
+    there = [n for n in ENDS if limits.min <= n <= limits.max]
+    rows = drawn.draw(st.lists(st.sampled_from(there) | st.integers(0, 9), max_size=4))
+    array = np.array(rows, dtype)
+    if all(-(2**31) <= n < 2**31 for n in rows):
+        found = data.as_input("x", array)
+        assert found.dtype == np.int32 and found.tolist() == rows
+    else:
+        with pytest.raises(ValueError, match="'x' has the whole number") as told:
+            data.as_input("x", array)
+        number = int(str(told.value).partition("whole number ")[2].partition(";")[0])
+        assert number in rows and not -(2**31) <= number < 2**31

@@ -73,8 +73,8 @@ def narrow(x: np.ndarray) -> np.ndarray:
 
 
 def outermost(x: np.ndarray) -> np.ndarray:
-    """x with its last dim outermost in memory, as classes of logits may be."""
-    return np.moveaxis(np.moveaxis(x, -1, 0).copy(order="C"), 0, -1) if x.ndim > 1 else x.copy()
+    """x with its last dim outermost in memory, as classes of logits may be, and what has one dim with gaps."""
+    return np.moveaxis(np.moveaxis(x, -1, 0).copy(order="C"), 0, -1) if x.ndim > 1 else stepped(x)
 
 
 def check(folder: str, name: str, case: Case, place: Any, accumulate: bool, expected: Any = None) -> None:

@@ -110,8 +110,11 @@ def as_input(name: str, array: np.ndarray) -> np.ndarray:
     if array.dtype.kind not in "iu" or array.dtype == np.int32:
         return array
     bounds = np.iinfo(np.int32)
-    if array.dtype.itemsize >= 4 and array.size and not (bounds.min <= array.min() and array.max() <= bounds.max):
-        raise ValueError(f"data: input {name!r} has the whole number {array.max()}; int32 ends at {bounds.max}")
+    for number in (array.min(initial=0), array.max(initial=0)):
+        if not bounds.min <= number <= bounds.max:
+            raise ValueError(
+                f"data: input {name!r} has the whole number {number}; int32 goes from {bounds.min} to {bounds.max}"
+            )
     return array.astype(np.int32)
 
 
