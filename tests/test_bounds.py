@@ -17,7 +17,7 @@ from castile.planner.op import find
 from castile.planner.search import Evaluator
 from castile.planner.seeds import one_processor, seeds
 from castile.planner.snapshot import Environment, Measured, snapshot_of
-from castile.planner.strategy import Strategy
+from castile.planner.strategy import Config, Strategy
 from castile.planner.together import every_task, only_calls, repeatable
 from castile.planner.updates import Updates
 from castile.runtime import machine as machines
@@ -99,6 +99,39 @@ def test_one_processor_has_no_choice(updates, overhead):
     found = lower_bound(same)
     assert found.seconds == found.work_seconds == pytest.approx(least, rel=1e-6)
     assert found.gap(least) == pytest.approx(0, abs=1e-6)
+
+
+def test_what_a_part_does_not_read_it_does_not_wait_for():
+    """Of what is put together one processor needs the one half, and goes on with it before the other half is there."""
+    g = Graph("halves", "float32")
+    x = g.input("x", (64, 96), "b i")
+    slow, fast = x, g.relu("fast", x)
+    for n in range(3):
+        slow = g.linear(f"slow{n}", slow, features=96)
+    after = g.slice("half", g.concat("both", 1, slow, fast), dim=1, start=96, stop=192)
+    for n in range(3):
+        after = g.linear(f"after{n}", after, features=96)
+    g.outputs = [after.name]
+    same = evaluator(g, machine(2), "forward")
+    [axis] = {*g.nodes["both"].alignment.axes} - {"b"} - {*g.nodes["both"].alignment.frozen}
+    configs = {name: Config(procs=(int(not name.startswith("slow")),)) for name in g.nodes}
+    taken = same.evaluate(Strategy({**configs, "both": Config({axis: 2}, 1, (0, 1))})).seconds
+    found = lower_bound(same)
+    assert found.seconds <= taken <= 1.1 * found.seconds
+
+
+def test_one_processor_has_no_choice_where_prices_were_measured():
+    graph, on = chain(), machine(1)
+    plain = evaluator(graph, on)
+    plan = Strategy(one_processor(graph))
+    keys = [key for key in plain.simulate(plan)[0].cost_keys if not key.dense]
+    snapshot = snapshot_of(Environment("p"), [Measured(key, 1e-3 * (n + 1)) for n, key in enumerate(keys)])
+    same = Evaluator(plain.lowering, CostModel(on, snapshot), snapshot)
+    # What an update takes as one of several in a task was not measured.
+    tasks = same.simulate(plan)[0]
+    run = [tasks.cost_keys[number] for number in tasks.cost.tolist()]
+    least = sum(same.cost.seconds(key).seconds for key in run if key.name != "sgd.F")
+    assert lower_bound(same).seconds == pytest.approx(least, rel=1e-6)
 
 
 def test_with_free_links_known_plans_come_near_both():
