@@ -112,7 +112,7 @@ def test_what_a_part_does_not_read_it_does_not_wait_for():
     for n in range(3):
         after = g.linear(f"after{n}", after, features=96)
     g.outputs = [after.name]
-    same = evaluator(g, machine(2), "forward")
+    same = evaluator(g, machine(2, overhead=1e-3), "forward")
     [axis] = {*g.nodes["both"].alignment.axes} - {"b"} - {*g.nodes["both"].alignment.frozen}
     configs = {name: Config(procs=(int(not name.startswith("slow")),)) for name in g.nodes}
     taken = same.evaluate(Strategy({**configs, "both": Config({axis: 2}, 1, (0, 1))})).seconds
