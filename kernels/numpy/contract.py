@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from castile.kernels.calls import chain
+from castile.kernels.calls import chain, nothing
 from castile.kernels.form import prepares
 from castile.kernels.numpy.elementwise import altered
 from castile.kernels.numpy.gemm import Gemm, Matrix, address, has_gemm, matrix
@@ -59,8 +59,8 @@ def contract(
     terms, result = parse(spec, [x.ndim for x in xs])
     plain = all(len(set(term)) == len(term) for term in terms)
     if len(xs) == 2 and plain and has_gemm(out.dtype) and xs[0].dtype == xs[1].dtype == out.dtype:
-        if out.size == 0 or any(x.size == 0 for x in xs):
-            return partial(out.fill, 0) if not accumulate else partial(np.add, out, 0, out)
+        if any(x.size == 0 for x in xs):
+            return nothing if accumulate else partial(out.fill, 0)
         return _two(out, xs[0], xs[1], terms, result, accumulate)
     spec = ",".join(terms) + "->" + result
     if not accumulate:
