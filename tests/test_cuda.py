@@ -79,6 +79,7 @@ def test_what_is_put_onto_streams_lies_where_others_wait_for_it(plan: Plan) -> N
                 piece.action()
                 grown = zip(cupy.cuda.world.streams, before, strict=True)
                 assert {stream for stream, num in grown if len(stream.queue) > num} <= {piece.stream}
+                assert piece.stream.non_blocking
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from castile.launch.execution import Execution
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.machine import local
+from tests.collective_cases import DTYPES, FORMS, Case, random_case
 from tests.device_ranks import TWO, Plan, Ranks, drawn, on_host, plans, same, small
-from tests.late import device
+from tests.late import LateTable, device
 from tests.stand_in import green
 from tests.strategies import Problem
 
@@ -27,9 +28,10 @@ from tests.strategies import Problem
 def test_any_strategy_on_processors_that_share_a_device(plan: Plan, seed: int, timed: bool) -> None:
     """Their streams meet by events alone: sums are those of the host to the last bit, and a step is one graph."""
     host, num_procs = on_host(plan, 3), plan.machine.num_procs
-    with device(seed):
+    with device(seed) as cupy:
         from castile.runtime.backends.cuda import parts
 
+        cupy.cuda.Device(seed % 2).use()
         parts.split(num_procs)
         ranks = Ranks(plan, "cuda")
         found = ranks.train(3, timed)
@@ -40,6 +42,26 @@ def test_any_strategy_on_processors_that_share_a_device(plan: Plan, seed: int, t
     own = [place.compute_stream.multiprocessors for place in places]
     assert all(own) and len(set().union(*own)) == sum(map(len, own))
     assert [place.traffic.multiprocessors for place in places] == own
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("form", FORMS)
+def test_form_equals_its_definition_to_the_last_bit(form: str, size: int) -> None:
+    """Sums in the order of the group, whoever makes them."""
+    for seed, dtype in enumerate(DTYPES):
+        case = random_case(np.random.default_rng([seed, size]), form, size, dtype)
+        with device(seed) as cupy:
+            from castile.runtime.backends.cuda.within import phases
+
+            members = [member(cupy, case, number) for number in range(len(case.group))]
+            cupy.cuda.get_current_stream().synchronize()
+            for phase in phases(case.form, members, case.counts):
+                for _, call in phase:
+                    call()
+                for stream, _ in phase:
+                    stream.synchronize()
+            for one, expected in zip(members, case.expected, strict=True):
+                assert one.receive is None or one.receive.on_device.tobytes() == expected.tobytes()
 
 
 def test_processors_whose_graph_cannot_be_made_run_task_by_task_and_say_why() -> None:
@@ -111,3 +133,18 @@ def test_memory_has_been_set_before_anything_is_put_onto_streams() -> None:
 def apart(problem: Problem, num_procs: int) -> Strategy:
     """Each node on the next processor."""
     return Strategy({name: Config({}, 1, (n % num_procs,)) for n, name in enumerate(problem.graph.nodes)})
+
+
+def member(cupy: Any, case: Case, number: int) -> Any:
+    """A processor's part in a transfer, on a stream of its own."""
+    from castile.runtime.backends.cuda.within import Member
+
+    arrays = (case.send[number], case.receive[number])
+    send, receive = (None if values is None else cupy.asarray(values) for values in arrays)
+    stream = cupy.cuda.Stream(non_blocking=True)
+
+    def add(a: Any, b: Any, out: Any) -> Any:
+        with stream:
+            return LateTable(stream).bind("add", (a, b), (out,), {})
+
+    return Member(send, receive, stream, add)

@@ -157,6 +157,8 @@ class Stream:
         world.streams.append(self)
         self.name = f"stream {len(world.streams)}"
         self.ptr, self.priority = 1000 + len(world.streams), priority or 0
+        # Else it waits for whoever uses the default one, which waits for it.
+        self.non_blocking = non_blocking
         # Whether all others are ahead of it, as far as they do not wait for it.
         self.lags = world.random.random() < LAGGING
         # those of a green context
