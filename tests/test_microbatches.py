@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import msgspec
 import numpy as np
@@ -16,7 +17,7 @@ from castile.planner.cost import CostModel
 from castile.planner.elementwise import Unary
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
-from castile.planner.op import Init, available, find
+from castile.planner.op import Init, Tensor, available, find
 from castile.planner.ops.sgd import Sgd
 from castile.planner.search import Evaluator, search
 from castile.planner.seeds import seeds
@@ -111,6 +112,37 @@ def test_what_cannot_be_cut_is_refused_in_words(make, words) -> None:
     plan = msgspec.structs.replace(whole_on(g), microbatches=3)
     with pytest.raises(ValueError, match=words):
         Lowering(g, machine.local(1), SGD).lower(plan)
+
+
+def seen_whole(g: Graph, x: Tensor) -> Tensor:
+    return g.sum("loss", g.mul("weighed", g.linear("fc", x, 3), g.sum("all", x)))
+
+
+def begun_whole(g: Graph, x: Tensor) -> Tensor:
+    return g.square("loss", g.sum("all", g.linear("fc", x, 3)))
+
+
+def kept_whole(g: Graph, x: Tensor) -> Tensor:
+    g.state("kept", (8, 4), ("b", "i"), Init("zeros"), find("add")(), x)
+    return g.sum("loss", g.linear("fc", x, 3))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda g, x: g.sum("loss", g.slice("half", g.linear("fc", x, 3), 0, 0, 4)), "half .slice. takes the batch"),
+        (seen_whole, "weighed: needs 'all', which all computes over the whole batch, for each microbatch"),
+        (begun_whole, "loss .square. needs what is computed over the whole batch to begin its gradients"),
+        (kept_whole, "'kept' is renewed from single samples"),
+    ],
+)
+def test_what_needs_the_whole_batch_is_refused_in_words_and_trains_in_one(make, words) -> None:
+    g = Graph("small", "float64")
+    g.minimise(make(g, g.input("x", (8, 4), "b i")))
+    for count in (1, 2):
+        plan = msgspec.structs.replace(whole_on(g), microbatches=count)
+        with nullcontext() if count == 1 else pytest.raises(ValueError, match=words):
+            Lowering(g, machine.local(1), SGD).lower(plan)
 
 
 @pytest.mark.parametrize("name", [n for n in available() if issubclass(find(n), Unary)])
