@@ -13,6 +13,7 @@ import pytest
 from castile.launch.checkpoints import checkpointer
 from castile.launch.checkpoints import folder as folders
 from castile.launch.checkpoints.checkpointer import Checkpointer
+from castile.launch.checkpoints.disk import Disk
 from castile.launch.ranks import UserError
 from castile.runtime.region import Box
 from tests.checkpoints import BATCH, FACTS, PLAN, Watched, alone, cut, in_child, on_ranks, save, state, told_of
@@ -57,6 +58,26 @@ def test_when_one_rank_fails_all_are_told(tmp_path):
     told = on_ranks(3, body)
     assert len({(o.step, o.complete, o.warning) for o in told}) == 1
     assert not told[0].complete and "rank 1 on " in told[0].warning and "there is none yet" in told[0].warning
+    assert folders.latest(tmp_path) is None and not list(tmp_path.glob("*.part"))
+
+
+@pytest.mark.parametrize("left", [None, 10], ids=["gone", "cut"])
+def test_what_is_written_elsewhere_makes_no_checkpoint(left, tmp_path):
+    """A folder may cease to be the same on all hosts."""
+
+    class Elsewhere(Disk):
+        def write_file(self, path, parts):
+            nbytes = super().write_file(path, parts)
+            path.unlink() if left is None else os.truncate(path, left)
+            return nbytes
+
+    def body(comm):
+        saver = Checkpointer(tmp_path, comm, 5, 2, FACTS, disk=Elsewhere() if comm.rank == 1 else None)
+        saver.save(5, 5 * BATCH, cut(state(5), comm.rank, 2), PLAN)
+        return saver.close()
+
+    for told in on_ranks(2, body):
+        assert not told.complete and not told.lacks_room and "is not seen here" in told.warning
     assert folders.latest(tmp_path) is None and not list(tmp_path.glob("*.part"))
 
 

@@ -1,5 +1,7 @@
 """Data sets: real, split by a seed, and the same samples in every world; damaged files are refused in words."""
 
+import importlib
+import inspect
 import shutil
 from pathlib import Path
 
@@ -33,6 +35,18 @@ def test_training_and_held_out_samples_are_alike(loaded, name):
         assert len(array) == d.num_samples and len(held) == d.num_held_out
         assert array.shape[1:] == held.shape[1:] == d.shapes[key] and array.dtype == held.dtype
         assert array.dtype in (np.int32, np.float32)
+
+
+@every_set
+@pytest.mark.parametrize("share", [0.1, 0.3])
+def test_as_many_are_held_out_as_are_asked_for(name, share, tmp_path):
+    """Where a data set draws them: to within one sample, or one window of text."""
+    load = importlib.import_module(f"castile.launch.data.{name}").load
+    if not isinstance(inspect.signature(load).parameters.get("held_out", inspect.Parameter).default, float):
+        return
+    text = small(name, tmp_path)
+    d = data.load(f"{text}{',' if ':' in text else ':'}held_out={share}", 0)
+    assert abs(d.num_held_out - share * (d.num_samples + d.num_held_out)) <= 1
 
 
 @every_set

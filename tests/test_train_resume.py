@@ -180,6 +180,15 @@ def test_ranks_and_plans_may_change_from_one_part_of_a_run_to_the_next(alone):
     assert [r["samples"] for r in records(alone / "run.jsonl", "step")] == [64 * step for step in run]
 
 
+def test_batches_that_are_cut_otherwise_need_another_plan(alone, capsys):
+    told(capsys, "--steps", "2", "--checkpoint", "run")
+    for pieces in (None, 2, 1):
+        words = [] if pieces is None else ["--accumulate", str(pieces)]
+        before = latest("run").step
+        told(capsys, "--steps", str(before + 2), "--checkpoint", "run", "--resume", "--out", "plan.json", *words)
+        assert strategies.read("plan.json").microbatches == (pieces or 1) and latest("run").step == before + 2
+
+
 @pytest.mark.mpi
 def test_a_signal_to_one_rank_stops_all(home):
     code = """
