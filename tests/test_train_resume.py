@@ -185,7 +185,9 @@ def test_batches_that_are_cut_otherwise_need_another_plan(alone, capsys):
     for pieces in (None, 2, 1):
         words = [] if pieces is None else ["--accumulate", str(pieces)]
         before = latest("run").step
-        told(capsys, "--steps", str(before + 2), "--checkpoint", "run", "--resume", "--out", "plan.json", *words)
+        how = ("--checkpoint", "run", "--resume", "--out", "plan.json", *words)
+        facts = told(capsys, "--steps", str(before + 2), *how)
+        assert (facts["candidates"] == []) is (pieces is None), "nothing is measured where the plan is there"
         assert strategies.read("plan.json").microbatches == (pieces or 1) and latest("run").step == before + 2
 
 
