@@ -94,6 +94,11 @@ def test_file_of_unequal_processors(tmp_path):
         ("nodes = 2", "nodes = 0", ["nodes", "at least 1"]),
         ("memory_bytes = 1000", "memory_bytes = 'x'", ["processor[0].memory_bytes", "expected int"]),
         ("flops_per_second = 1e12", "flops_per_second = inf", ["flops_per_second", "finite"]),
+        *(
+            ("flops_per_second = 1e12", f"flops_per_second = 1e12\n{field} = {value}", [field, value])
+            for field in ("task_overhead_seconds", "float16_flops_per_second", "float64_flops_per_second")
+            for value in ("inf", "nan", "-1.0")
+        ),
         ("flops_per_second = 1e12", "flops_per_second = -1.0", ["flops_per_second", "-1.0"]),
         ("group = 3", "group = 1", ["board", "group 1"]),
         ("group = 3", "group = 3\nshared_by = 0", ["board", "shared_by", "at least 1"]),
@@ -199,3 +204,21 @@ def test_a_part_of_a_name_or_other_capitals_mean_a_name_that_holds_them(name, da
     part = name[begin : data.draw(st.integers(begin + strict.LEAST_HELD, len(name)))]
     meant = re.fullmatch(r" \(did you mean '(.+)'\?\)", strict.suggestion(part.upper(), known))[1]
     assert part in meant and len(meant) <= len(name)
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+def test_hosts_have_the_name_of_a_machine_with_as_many_processors(sizes: list[int]) -> None:
+    found = machines.hosts(sizes)
+    assert parse(found.name).num_procs == found.num_procs == sum(sizes)
+
+
+@pytest.mark.parametrize("name", presets())
+def test_shares_of_a_device_make_up_the_device(name: str) -> None:
+    """All figures that are a device's, not a task's, by the units in their names."""
+    whole = parse(name)
+    parts, n = machines.divided(whole), whole.num_procs
+    for one, part in [*zip(whole.processors, parts.processors), *zip(whole.levels, parts.levels)]:
+        for field in one.__struct_fields__:
+            mine, theirs = getattr(part, field), getattr(one, field)
+            is_shared = field.endswith(("_bytes", "_per_second")) and theirs is not None
+            assert mine == (pytest.approx(theirs / n, abs=1) if is_shared else theirs), field
