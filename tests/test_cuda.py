@@ -82,6 +82,23 @@ def test_what_is_put_onto_streams_lies_where_others_wait_for_it(plan: Plan) -> N
                 assert piece.stream.non_blocking
 
 
+def test_what_is_timed_lies_between_its_events_and_clocks_are_set_on_an_idle_device() -> None:
+    with device() as cupy:
+        from castile.runtime.backends.cuda.clocks import Clocks
+
+        stream, at = cupy.cuda.Stream(non_blocking=True), list[int]()
+        clocks = Clocks([stream] * 3)
+        work = partial(stream.enqueue, lambda: at.append(cupy.cuda.world.clock), "work")
+        actions = clocks.around([work] * 3)
+        clocks.start()
+        assert not stream.queue
+        for action in actions:
+            action()
+        stream.synchronize()
+        begun, ended = ([event.marker.time for event in side] for side in zip(*clocks._events, strict=True))
+        assert all(first <= moment < last for first, moment, last in zip(begun, at, ended, strict=True))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_steps_in_fewer_bits_are_captured_too(dtype: str) -> None:
     """Scales, casts and skipped steps are carried in arrays, so that a replay sees them change."""

@@ -371,3 +371,10 @@ def test_the_stand_in_refuses_what_nccl_refuses(journal: fake.Journal) -> None:
     comm.abort()
     with pytest.raises(fake.NcclError, match="INVALID_ARGUMENT"):
         comm.allReduce(at, at, 4, f4, add, s)
+
+
+def test_numbers_are_added_as_what_they_are(journal: fake.Journal) -> None:
+    from castile.runtime.comm.nccl import SUMMED
+
+    for name, word in SUMMED.items():
+        assert fake.DTYPES[getattr(fake, f"NCCL_{word}")] == np.dtype(name), name
