@@ -32,6 +32,7 @@ from castile.planner.fewer import FURTHER, on_fewer
 from castile.planner.fronts import Point, search_front
 from castile.planner.lower import Lowering
 from castile.planner.pins import Pins
+from castile.planner.pipelines import divisors
 from castile.planner.search import Found, NoPlanFits, Progress, budget_of, search
 from castile.planner.searches import find
 from castile.planner.seeds import known_names, seeds
@@ -39,6 +40,7 @@ from castile.planner.settling import SETTLING, settled
 from castile.planner.sizes import SIZES
 from castile.planner.sketch.sieve import num_parts
 from castile.planner.spaces import Spaces
+from castile.planner.stages import num_stages
 from castile.planner.strategy import Names, Strategy
 
 # Where plans have so many parts, it is asked first whether known ones come near fitting: a search takes a minute to say
@@ -46,6 +48,8 @@ from castile.planner.strategy import Names, Strategy
 DEAR = 100_000
 # What a search gets of a budget that others have spent: it looks at the known plans all the same.
 LEAST_SECONDS = 1e-3
+# Pipelines are looked for where a step takes so many times as long as all processors' work.
+WORTH = 1.1
 
 Pin = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="PIN", help_behavior_hint="")]
 Procs = Annotated[str, tyro.conf.arg(metavar="PROCS", help_behavior_hint="")]
@@ -123,7 +127,8 @@ def run(command: Plan) -> int:
     plan = _signed(command, desk, found.strategy)
     facts = _facts(command, desk, found)
     facts["microbatches"] = plan.microbatches
-    facts["is_cut_to_fit"] = plan.microbatches > _asked(command, start)
+    facts["num_stages"] = num_stages(plan, desk.evaluator.lowering.graph.nodes)
+    facts["is_cut_to_fit"] = plan.microbatches > _asked(command, start) and facts["num_stages"] == 1
     facts["pinned"] = [str(pin) for pin in pinned.pins] if pinned is not None else []
     facts |= _bound_facts(_bound(evaluator, pinned, found), found)
     facts |= _task_facts(evaluator, plan)
@@ -215,11 +220,11 @@ def _look(
         return evaluator, _pins(command, evaluator)
 
     def more_than(count: int) -> Chosen | None:
-        numbers = accumulating.counts(desk.evaluator.lowering.graph.batch) if command.objective != "latency" else ()
         # Who wants an end waits for no further number.
         return accumulating.enough(at, (n for n in numbers if n > count and not limits.is_over()), names, is_late)
 
     began, names, refused, num_proposals = clock(), _names(command, desk.evaluator.lowering), None, 0
+    numbers = divisors(desk.evaluator.lowering.graph.batch) if command.objective != "latency" else ()
     is_late, is_settled = limits.begun().is_over, limits.begun(1 + SETTLING).is_over
     count, is_free = _asked(command, start), not (command.accumulate or start)
     evaluator, pinned = at(count)
@@ -230,6 +235,15 @@ def _look(
             left = _left(limits, clock() - began)
             found, points = _search(command, evaluator, start, left, is_settled, pinned, progress)
             num_proposals += found.num_proposals
+            if is_free and not points and _may_be_filled(command, evaluator, found, names):
+                more = accumulating.filled(at, (n for n in numbers[2:] if not is_late()), found.evaluated.seconds)
+                if more is not None:
+                    left = _left(limits, clock() - began)
+                    other, _ = _search(command, more.evaluator, {}, left, is_settled, more.pins, progress)
+                    num_proposals += other.num_proposals
+                    if other.evaluated.rank < found.evaluated.rank:
+                        # What it is compared with is what the batch takes without being cut so.
+                        found, evaluator, pinned = replace(other, seeds=found.seeds), more.evaluator, more.pins
             told = replace(found, elapsed_seconds=clock() - began, num_proposals=num_proposals)
             return evaluator, pinned, told, points
         except NoPlanFits as error:
@@ -245,11 +259,17 @@ def _look(
             count, evaluator, pinned = more.number, more.evaluator, more.pins
 
 
+def _may_be_filled(command: Plan, evaluator: Evaluator, found: Found, names: list[str] | None) -> bool:
+    """Whether a pipeline might take less than what was found: none takes less than its work does."""
+    is_open = command.objective == "time" and names is None and not found.is_insisted
+    bound = lower_bound(evaluator) if is_open else None
+    return bound is not None and found.evaluated.seconds > WORTH * bound.work_seconds
+
+
 def _left(limits: Budget, passed: float) -> Budget:
     """What is left of a budget after so many seconds: the least there is where nothing is."""
-    if limits.seconds is None:
-        return limits
-    return replace(limits, seconds=max(LEAST_SECONDS, limits.seconds - passed), before=passed)
+    left = limits.seconds and max(LEAST_SECONDS, limits.seconds - passed)
+    return limits if left is None else replace(limits, seconds=left, before=passed)
 
 
 def _is_far(evaluator: Evaluator, pinned: Pins | None, names: list[str] | None) -> bool:
@@ -325,13 +345,11 @@ def _bound(evaluator: Evaluator, pinned: Pins | None, found: Found) -> Bound | N
 
 def _bound_facts(bound: Bound | None, found: Found) -> dict[str, Any]:
     """What no plan can beat, and how far off the plan is; nothing where the bound is not known."""
-    if bound is None:
-        return {"bound_seconds": None, "work_bound_seconds": None, "chain_bound_seconds": None, "gap_share": None}
     return {
-        "bound_seconds": bound.seconds,
-        "work_bound_seconds": bound.work_seconds,
-        "chain_bound_seconds": bound.chain_seconds,
-        "gap_share": bound.gap(found.evaluated.seconds),
+        "bound_seconds": bound and bound.seconds,
+        "work_bound_seconds": bound and bound.work_seconds,
+        "chain_bound_seconds": bound and bound.chain_seconds,
+        "gap_share": bound and bound.gap(found.evaluated.seconds),
     }
 
 

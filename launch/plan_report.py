@@ -21,7 +21,8 @@ def tell(facts: Mapping[str, Any], lines: Sequence[str]) -> None:
     )
     if facts["microbatches"] > 1:
         why = ": no known plan of a whole batch fits" if facts["is_cut_to_fit"] else ""
-        out.say(f"a step in {facts['microbatches']} microbatches, one after another{why}\n")
+        how = f"a pipeline of {facts['num_stages']} stages" if facts["num_stages"] > 1 else "one after another"
+        out.say(f"a step in {facts['microbatches']} microbatches, {how}{why}\n")
     if facts["pinned"]:
         out.say(f"pinned: {'; '.join(facts['pinned'])}\n")
     out.print(report.plan_table({**facts["seeds"], f"found by {facts['search']}": facts["found"]}, what))

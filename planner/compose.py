@@ -5,12 +5,13 @@ Edges run between ports of one version only; where its tasks have come to stand 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain
 
 import numpy as np
 
+from castile.planner import stages
 from castile.planner.catalogue import Catalogue
 from castile.planner.instances import HOST, NONE, FlowInstance, StepInstance
 from castile.planner.rows import Lazy, compressed, pointer
@@ -138,8 +139,8 @@ class Layout:
         """All edges: the tasks that wait, and those for which they wait."""
         after, before = self._catalogue.edges.placed(self._flow_kind, *self._begins)
         several = [(s, base) for s, base in zip(self.steps, self.step_base.tolist()) if s.step.micro.count > 1]
-        turns = one_by_one((step, enumerate(step.config.procs, base)) for step, base in several)
-        return np.append(after, turns[:, 1]), np.append(before, turns[:, 0])
+        turns = stages.turns((step, enumerate(step.config.procs, base)) for step, base in several)
+        return np.append(after, turns[:, 0]), np.append(before, turns[:, 1])
 
     def uses(self) -> tuple[np.ndarray, np.ndarray]:
         """Tasks, and buffers that they touch."""
@@ -215,23 +216,6 @@ class Layout:
     def buffer(self, number: int) -> Buffer:
         flow = int(np.searchsorted(self.buffer_base, number, side="right")) - 1
         return self.flows[flow].buffer(number - int(self.buffer_base[flow]))
-
-
-def one_by_one(steps: Iterable[tuple[StepInstance, Iterable[tuple[int, int]]]]) -> np.ndarray:
-    """int64[n, 2]: edges by which a processor does one microbatch after the other: else the activations of all would be
-    live.
-
-    steps   of several microbatches, in order, each with its tasks and their processors
-    """
-    last: dict[tuple[int, int], int] = {}
-    pairs = []
-    for step, tasks in steps:
-        number = step.step.micro.number
-        for task, proc in tasks:
-            if number and step.step.which == "F" and (number - 1, proc) in last:
-                pairs.append((last[number - 1, proc], task))
-            last[number, proc] = task
-    return np.array(pairs, np.int64).reshape(-1, 2)
 
 
 def _placed(begin, first, owner, task, flow):  # type: ignore[no-untyped-def]

@@ -13,11 +13,11 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 
-from castile.planner import buckets
+from castile.planner import buckets, stages
 from castile.planner.buckets import Candidates, Where
 from castile.planner.catalogue import Catalogue
 from castile.planner.colours import mixed
-from castile.planner.compose import Layout, one_by_one
+from castile.planner.compose import Layout
 from castile.planner.cost import CostModel
 from castile.planner.instances import FlowInstance, StepInstance
 from castile.planner.lower import Lowering, uncollected
@@ -310,8 +310,8 @@ class _Assembly:
         entry, block = self._spread(self.union.shape[self.union.after[here]])
         at = here[entry]
         before, after = self._task(self.union.before[at], block), self._task(self.union.after[at], block)
-        turns = one_by_one(self._in_microbatches())
-        return compressed(np.append(after, turns[:, 1]), np.append(before, turns[:, 0]), num_tasks)
+        turns = stages.turns(self._in_microbatches())
+        return compressed(np.append(after, turns[:, 0]), np.append(before, turns[:, 1]), num_tasks)
 
     def _in_microbatches(self) -> Iterator[tuple[StepInstance, Iterator[tuple[int, int]]]]:
         """The steps of several microbatches, with the small tasks of each and their processors."""

@@ -1,12 +1,14 @@
 """Repeats: of a step in many equal microbatches a few are simulated, and what the whole step takes follows exactly.
 
-Once a microbatch runs as the one before did, only later, all do until the last: what is served next follows from what
-is ready when, and that is the same again. It does not know how plans are lowered, nor how few microbatches are enough.
+Once all is as it was one microbatch before, only later, it will be so again until the last one comes: what is served
+next follows from what is left and what is ready when. It does not know how plans are lowered, nor how few microbatches
+are enough.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -44,27 +46,30 @@ def period(tasks: TaskGraph, number: np.ndarray, simulated: Simulated) -> int | 
     """Picoseconds by which a step is longer for each further microbatch; None where these are not seen to be enough.
 
     number[T]   of which microbatch each task is
-    They are enough where the last but one is served as the one before it: its tasks become ready, begin and end as much
-    later, all that came before has ended when the first of them is ready, and nothing that is of no microbatch becomes
-    ready until the first of the last one is. What is served from then on is what would be served if another microbatch
-    had come in between.
+    They are enough where, when the first task of the last one becomes ready, all is as it was when that of the last but
+    one did, one microbatch before: what is left of each is what was left of the one before it, and what is ready of
+    that became ready, begins and ends as much later. So would all be once more if another microbatch came in between.
+    Of no microbatch nothing becomes ready meanwhile, and nothing of the first is left.
     """
     start, end = simulated.timeline.start, simulated.timeline.end
     ready = np.zeros(tasks.num_tasks, np.int64)
     np.maximum.at(ready, np.repeat(np.arange(tasks.num_tasks), np.diff(tasks.need_ptr)), end[tasks.needs])
-    last = int(number.max())
-    earlier, later, final = (np.flatnonzero(number == last - n) for n in (2, 1, 0))
-    if len(earlier) != len(later) or (tasks.cost[earlier] != tasks.cost[later]).any():
+    of = [np.flatnonzero(number == n) for n in range(int(number.max()) + 1)]
+    first, until = (int(ready[micro].min()) for micro in of[-2:])
+    is_left, was_left = end > until, end > first
+    if is_left[of[0]].any() or (was_left & (ready < until))[number < 0].any():
         return None
-    first = int(ready[later].min())
-    found = first - int(ready[earlier].min())
-    if any((when[later] - when[earlier] != found).any() for when in (ready, start, end)):
-        return None
-    until = int(ready[final].min())
-    others = np.flatnonzero((number < last - 2) & ~((end <= first) | (ready >= until)))
-    if until - first != found or len(others) or (end[earlier] > until).any():
-        return None
-    return found
+    for earlier, later in pairwise(of[:-1]):
+        if not is_left[later].any() and not was_left[earlier].any():
+            continue
+        if len(earlier) != len(later) or (tasks.cost[earlier] != tasks.cost[later]).any():
+            return None
+        is_ready, was_ready = is_left[later] & (ready[later] < until), was_left[earlier] & (ready[earlier] < first)
+        if (is_left[later] != was_left[earlier]).any() or (is_ready != was_ready).any():
+            return None
+        if any(((when[later] - when[earlier])[is_ready] != until - first).any() for when in (ready, start, end)):
+            return None
+    return until - first
 
 
 def lasting(program: Program, flows: Sequence[FlowInstance], num_procs: int, alignment: int = 1) -> np.ndarray:

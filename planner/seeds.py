@@ -19,6 +19,7 @@ from castile.planner.lower import Lowering
 from castile.planner.megatron import SAMPLES, tensor_cuts
 from castile.planner.pieces import in_pieces
 from castile.planner.pins import Pins
+from castile.planner.pipelines import divisors, pipelined
 from castile.planner.program import update_name
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.strict import suggestion
@@ -32,6 +33,12 @@ ROOMY = 0.5
 # Keys of earlier positions are passed on one by one: where that makes more messages a layer than this, to lower a plan
 # takes gigabytes, so positions are not cut across groups of processors then.
 MOST_PASSED = 1024
+
+# Pipelines are known where plans have at most so many parts: of each as many microbatches are written out as it takes
+# until one runs as the one before, which is minutes for GPT-3 on 1,024 processors.
+MOST_PIPED = 100_000
+# How their names begin.
+PIPELINE = "pipeline_"
 
 Configs = dict[str, Config]
 
@@ -90,7 +97,40 @@ def _makers(lowering: Lowering, cost: CostModel | None) -> dict[str, Callable[[]
         made[f"data_parallel_{fewer}"] = partial(_on_fastest, partial(data_parallel, graph, fewer), lowering, cost)
     for fewer in _halves(near):
         made[f"megatron_{fewer}"] = partial(megatron, graph, num_procs, fewer)
-    return made | _for_large(lowering, near)
+    return made | _for_large(lowering, near) | _pipelines(lowering, near, cost)
+
+
+def _pipelines(lowering: Lowering, near: int, cost: CostModel | None) -> dict[str, Callable[[], Configs]]:
+    """Pipelines of at most as many stages as there are microbatches to fill them; within a stage samples are cut, or
+    matrices in pairs as wide as `near` processors allow. With updates in pieces too where parameters leave little room.
+    """
+    num_procs = lowering.machine.num_procs
+    if lowering.microbatches == 1 or len(lowering.piece.nodes) * num_procs > MOST_PIPED:
+        return {}
+    room = min(p.memory_bytes - p.reserved_bytes for p in lowering.machine.processors)
+    _, all_bytes = _param_bytes(lowering)
+    made: dict[str, Callable[[], Configs]] = {}
+    for num_stages in divisors(num_procs)[1:]:
+        if num_stages > lowering.microbatches:
+            break
+        size = num_procs // num_stages
+        for width in dict.fromkeys((1, min(size, near))):
+            name = f"{PIPELINE}{num_stages}" + (f"_megatron_{width}" if width > 1 else "")
+            make = partial(_pipelined, lowering, num_stages, width, cost)
+            made[name] = make
+            if size > width and all_bytes / num_stages / width > ROOMY * room:
+                made[f"{name}_zero"] = partial(_in_pieces, lowering, make)
+    return made
+
+
+def _pipelined(lowering: Lowering, num_stages: int, width: int, cost: CostModel | None) -> Configs:
+    size = lowering.machine.num_procs // num_stages
+    inner = megatron(lowering.piece, size, width) if width > 1 else data_parallel(lowering.piece, size)
+    return pipelined(lowering, num_stages, inner, cost)
+
+
+def _in_pieces(lowering: Lowering, make: Callable[[], Configs]) -> Configs:
+    return in_pieces(lowering, make())
 
 
 def _for_large(lowering: Lowering, near: int) -> dict[str, Callable[[], Configs]]:

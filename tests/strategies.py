@@ -179,6 +179,18 @@ def in_buckets(draw: DrawFn, graph: Graph, num_procs: int, updates: Updates = SG
     return msgspec.structs.replace(strategy, bucket_bytes=size, order=draw(st.sampled_from(ORDERS)))
 
 
+@st.composite
+def staged(draw: DrawFn, graph: Graph, num_procs: int) -> Strategy:
+    """A plan in two stages or more, in order or come back to; within one nodes lie on its processors anyhow."""
+    num_stages, every = draw(st.integers(2, num_procs)), draw(st.permutations(range(num_procs)))
+    groups = [every[first::num_stages] for first in range(num_stages)]
+    drawn = [draw(st.integers(0, num_stages - 1)) for _ in graph.nodes]
+    group = [groups[n] for n in (sorted(drawn) if draw(st.booleans()) else drawn)]
+    inner = [draw(configs(node, len(of))) for node, of in zip(graph.nodes.values(), group)]
+    moved = [Config(c.split, c.replicas, tuple([of[p] for p in c.procs])) for c, of in zip(inner, group)]
+    return Strategy(dict(zip(graph.nodes, moved)), order=draw(st.sampled_from(ORDERS)))
+
+
 def regular(node: Node, axis: str, group: Sequence[int]) -> Config:
     """Cut along its "first" or "last" axis, a part for each of the group; a replica each where that cannot be."""
     a = node.alignment

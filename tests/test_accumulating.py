@@ -22,6 +22,7 @@ from castile.planner.accumulating import Chosen, Foreseen
 from castile.planner.evaluator import Evaluator
 from castile.planner.lower import Lowering
 from castile.planner.pins import Pins
+from castile.planner.pipelines import divisors
 from castile.planner.search import NoPlanFits, search
 from castile.planner.seeds import seeds
 from tests.little import evaluator, machine, tower
@@ -63,10 +64,10 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def test_numbers_divide_the_batch_and_double() -> None:
-    assert accumulating.counts(1024) == tuple(2**n for n in range(11))
-    assert accumulating.counts(96) == (1, 2, 4, 8, 16, 32, 96) and accumulating.counts(7) == (1, 7)
+    assert divisors(1024) == tuple(2**n for n in range(11))
+    assert divisors(96) == (1, 2, 4, 8, 16, 32, 96) and divisors(7) == (1, 7)
     for batch in range(1, 200):
-        found = accumulating.counts(batch)
+        found = divisors(batch)
         assert found[0] == 1 and all(batch % n == 0 for n in found) and found[-1] in (1, batch)
         assert all(2 * a <= b for a, b in zip(found, found[1:]))
 

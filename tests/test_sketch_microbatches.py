@@ -14,11 +14,11 @@ from castile.planner.evaluator import Evaluator
 from castile.planner.lower import Lowering
 from castile.planner.op import find
 from castile.planner.pieces import in_pieces
-from castile.planner.seeds import seeds
+from castile.planner.seeds import PIPELINE, seeds
 from castile.planner.sketch.sieve import Sieve
 from castile.planner.sketch.sketch import Sketch
 from castile.planner.spaces import Spaces
-from castile.planner.strategy import Strategy
+from castile.planner.strategy import Config, Strategy
 from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 from tests.test_sketch import LARGE, assert_same, capacity, kept_by, shaken, walked
@@ -34,28 +34,55 @@ SMALL = (
 )
 
 
-def made(model: str, microbatches: int, machine: str = "flexflow-p100:nodes=2") -> tuple[Sketch, Evaluator]:
+def made(
+    model: str, microbatches: int, machine: str = "flexflow-p100:nodes=2", piped: bool = False
+) -> tuple[Sketch, Evaluator]:
     on = machines.parse(machine)
     graph = models.parse(model).graph(LARGE[model])
     lowering = Lowering(graph, on, Updates(find("sgd")(momentum=0.9)), microbatches=microbatches)
     evaluator = Evaluator(lowering, CostModel(on))
-    known = [dict(plan.configs) for plan in seeds(lowering).values() if len(plan.configs) == len(lowering.piece.nodes)]
+    known = list(known_of(lowering, piped).values())
     return Sketch(lowering, evaluator.cost, Spaces(lowering, evaluator.cost), known), evaluator
+
+
+def known_of(lowering: Lowering, piped: bool) -> dict[str, dict[str, Config]]:
+    """Known plans of which a sketch sees all, pipelines among them or not."""
+    every = {name: dict(plan.configs) for name, plan in seeds(lowering).items()}
+    seen = {name: plan for name, plan in every.items() if len(plan) == len(lowering.piece.nodes)}
+    return {name: plan for name, plan in seen.items() if piped or not name.startswith(PIPELINE)}
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_plans_rank_as_when_all_microbatches_are_simulated(model: str) -> None:
-    taus, errors = [], []
+    taus, near = [], []
     for count in (1, 2, 8):
         (sketch, evaluator), rng = made(model, count), random.Random(3)
-        known = [p.configs for p in seeds(evaluator.lowering).values() if len(p.configs) == len(sketch.names)]
+        known = list(known_of(evaluator.lowering, piped=False).values())
         plans = [*known, *(shaken(sketch, dict(plan), rng, 3) for plan in known for _ in range(2))]
-        rough = np.array([sketch.seconds(plan) for plan in plans])
+        rough, num_stages = np.array([(sketch.seconds(plan), sketch.room.num_stages[0]) for plan in plans]).T
         exact = np.array([evaluator.evaluate(Strategy(plan, count)).seconds for plan in plans])
         taus.append(kendalltau(rough, exact).statistic)
-        errors.append(np.median(np.abs(rough / exact - 1)))
-    # As found: tau 0.85 to 0.93, errors 1 to 7 %; of a whole batch 0.85 to 0.88, 2 to 7 %.
-    assert min(taus[1:]) > taus[0] - 0.1 and max(errors[1:]) < errors[0] + 0.02, (taus, errors)
+        # Of some of what chance makes, pipelines, another test says how far off it is.
+        near.append(float((np.abs(rough / exact - 1)[num_stages == 1] < 0.1).mean()))
+    # As found: tau 0.85 to 0.93, and 67 to 80 of 100 plans a tenth off at most; of a whole batch the same.
+    assert min(taus[1:]) > taus[0] - 0.1 and min(near[1:]) > near[0] - 0.1, (taus, near)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_pipelines_rank_among_known_plans_as_when_they_are_simulated(model: str) -> None:
+    sketch, evaluator = made(model, 8, piped=True)
+    ratios, rough, exact = [], [], []
+    for name, plan in known_of(evaluator.lowering, piped=True).items():
+        rough.append(sketch.seconds(plan))
+        found = evaluator.evaluate(Strategy(plan, 8))
+        exact.append(found.seconds)
+        if sketch.room.num_stages[0] > 1:
+            ratios.append(rough[-1] / exact[-1])
+            # As found: 0.26 to 1.11, the least of the mlp, of whose plans in one stage it is from 0.36 on.
+            assert 0.2 < sketch.held.max() / max(found.peak_bytes) < 1.2, name
+    assert len(ratios) >= 4 and kendalltau(rough, exact).statistic > 0.7
+    # What cuts matrices within stages, too, it takes for quicker than it is.
+    assert min(ratios) > 0.6 and max(ratios) < 1.1 and np.median(np.abs(np.log(ratios))) < 0.3, ratios
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -78,7 +105,7 @@ def test_what_is_kept_is_of_one_microbatch_and_gradients_are_whole() -> None:
         for plan, is_cut in ((megatron, False), (in_pieces(evaluator.lowering, dict(megatron)), True)):
             sketch.update(is_cut)
             sketch.seconds({name: plan[name] for name in sketch.names})
-            share = sketch.room.held.max() / max(evaluator.evaluate(Strategy(plan, count)).peak_bytes)
+            share = sketch.held.max() / max(evaluator.evaluate(Strategy(plan, count)).peak_bytes)
             # As found: 0.78 to 0.93.
             assert 0.7 < share < 1.05, (count, is_cut, share)
 
@@ -94,6 +121,7 @@ def test_what_the_host_gives_to_all_microbatches_is_held(model: str) -> None:
         for name, configs in sieve.configs.items():
             sieve.sketch.update(name in sieve.in_pieces)
             sieve.sketch.seconds(configs)
-            share = sieve.sketch.room.held.max() / max(evaluator.evaluate(known[name]).peak_bytes)
-            # As found: 0.76 to 1.0.
-            assert 0.7 < share < 1.05, (name, count, share)
+            share = sieve.sketch.held.max() / max(evaluator.evaluate(known[name]).peak_bytes)
+            # As found: 0.76 to 1.0; of pipelines, of which a processor holds as many microbatches as there are
+            # stages where it is one of the last too, up to 1.41.
+            assert 0.7 < share < (1.5 if name.startswith(PIPELINE) else 1.05), (name, count, share)

@@ -92,6 +92,7 @@ class Program(NamedTuple):
     known[N]        where the splits of the node's kind begin in `known` and `nbytes`
     turns[3]        the steps with which the first and the second of two microbatches begin, and how many more are like
                     the first; S, S and 0 where there are none
+    slopes          of a microbatch's operations the share of those that gradients of parameters take
     """
 
     node: np.ndarray
@@ -110,6 +111,7 @@ class Program(NamedTuple):
     space: np.ndarray
     known: np.ndarray
     turns: np.ndarray
+    slopes: float
 
 
 class Uses(NamedTuple):
@@ -142,6 +144,7 @@ class Prices(NamedTuple):
     seconds[rows, T]    of a step's largest part, by the type of processor
     total[Q, T]         of all steps that a node of the kind decides
     nbytes[Q]           that a part of a node keeps through a step
+    kept[Q]             how many of these are activations of a microbatch
     pattern[...]        by layout and Config, 1 + the first entry whose every part lies as its does; 0 where unknown
     content[...]        the same, where all parts together lie as its do: the same processors hold the same boxes
     keys[H], values[H]  a hash table: of transfers their seconds, of hashes of where parts lie the first entry
@@ -151,6 +154,7 @@ class Prices(NamedTuple):
     seconds: np.ndarray
     total: np.ndarray
     nbytes: np.ndarray
+    kept: np.ndarray
     pattern: np.ndarray
     content: np.ndarray
     keys: np.ndarray
@@ -178,7 +182,9 @@ class Room(NamedTuple):
                                 one by one
     turn[2, 2]                  of the plan that was kept, and of the one that is worked out: when the first microbatch
                                 begins, and how long it takes
-    work[P], held[P]            seconds of kernels in the whole step, and bytes
+    work[P], held[P], kept[P]   seconds of kernels in the whole step, bytes, and how many of these are of one microbatch
+    leader[P]                   of `staged`: a processor of the same stage, -1 for one that does nothing
+    num_stages[2]               of the plan that was kept, and of the one that is worked out
     ends[M], num_ends[F]        of each flow those ends that lie as none before them does, from made_ptr on; how many
                                 these are, UNKNOWN before they are found
     fullest[F]                  the most parts that such an end has; 0 where one has replicas
@@ -208,6 +214,9 @@ class Room(NamedTuple):
     turn: np.ndarray
     work: np.ndarray
     held: np.ndarray
+    kept: np.ndarray
+    leader: np.ndarray
+    num_stages: np.ndarray
     ends: np.ndarray
     num_ends: np.ndarray
     fullest: np.ndarray
@@ -243,7 +252,7 @@ class Classes(NamedTuple):
 class Log(NamedTuple):
     """What a proposal changes, and what it was before.
 
-    work[P], held[P], sign[P]
+    work[P], held[P], kept[P], sign[P]
     num_reads[0]                of reads whose tolls are not known any more
     read[E], toll[E], shared[E] these, and what was known
     turn[0]                     the number of the proposal
@@ -252,6 +261,7 @@ class Log(NamedTuple):
 
     work: np.ndarray
     held: np.ndarray
+    kept: np.ndarray
     sign: np.ndarray
     num_reads: np.ndarray
     read: np.ndarray

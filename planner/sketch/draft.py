@@ -19,6 +19,7 @@ from castile.planner.sketch.arrays import Program
 from castile.planner.sketch.layouts import LayoutTable
 from castile.planner.sketch.order import joined, ordered
 from castile.planner.sketch.works import param_of
+from castile.planner.strategy import parts
 
 NONE = -1
 
@@ -101,6 +102,7 @@ class Draft:
             np.where(ends.slot >= 0, place[ends.slot], NONE), ends.owner, ends.layout, partial,
             np.array(sizes, np.int64), pointer(np.bincount(owner[mine], minlength=len(self._nodes))),
             mine[np.argsort(owner[mine], kind="stable")], self._spaces, known_first[kinds], self._turns(),
+            self._slopes(),
         )  # fmt: skip
         return program, num_rows
 
@@ -187,6 +189,15 @@ class Draft:
             return np.array([len(self.steps), len(self.steps), 0], np.int64)
         first, second = begins
         return np.array([first, second, self.steps[first].micro.times - 1], np.int64)
+
+    def _slopes(self) -> float:
+        """Which share of a microbatch's operations are gradients of parameters."""
+        found = {"F": 0.0, "B": 0.0, "W": 0.0}
+        for step in self._program.steps:
+            if step.micro.count > 1 and step.micro.number == 0:
+                whole = parts(step.node, {}, step.axis, (0, step.micro.count))[0]
+                found[step.which] += step.node.op.flops(step.which, whole)
+        return found["W"] / max(1.0, sum(found.values()))
 
 
 def _is_needed(ends: _Met, partial: np.ndarray, reads: _Met, is_ahead: np.ndarray) -> np.ndarray:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from castile.planner.sketch.changes import changed
-from castile.planner.sketch.sweep import NEVER, STRIDE, classed, doubt, forget, keep, step_seconds
+from castile.planner.sketch.classes import classed, staged
+from castile.planner.sketch.sweep import NEVER, STRIDE, doubt, forget, keep, step_seconds
 
 # What a walk is told by: done, a split is not known yet, the table of transfers is full.
 DONE, UNKNOWN, FULL = 0, 1, 2
@@ -18,10 +19,11 @@ DONE, UNKNOWN, FULL = 0, 1, 2
 def load(n, c, sign, type_of, program, spaces, prices, classes, room):  # type: ignore[no-untyped-def]
     """Add (or take away) what node n under Config c has its processors do and hold."""
     number, crew = program.known[n] + spaces.split[c], spaces.crew[c]
-    salt, nbytes = sign * spaces.salt[crew], sign * prices.nbytes[number]
+    salt, nbytes, kept = sign * spaces.salt[crew], sign * prices.nbytes[number], sign * prices.kept[number]
     for at in range(spaces.proc_ptr[c], spaces.proc_ptr[c + 1]):
         p = spaces.procs[at]
         room.held[p] += nbytes
+        room.kept[p] += kept
         room.work[p] += sign * prices.total[number, type_of[p]]
         classes.sign[p] += salt
 
@@ -30,23 +32,26 @@ def load_all(plan, type_of, program, spaces, prices, classes, room):  # type: ig
     """What all nodes of a plan have their processors do and hold."""
     for p in range(len(room.work)):
         # Processors of different types fare differently on the same crew.
-        room.work[p], room.held[p], classes.sign[p] = 0.0, 0.0, type_of[p]
+        room.work[p], room.held[p], room.kept[p], classes.sign[p] = 0.0, 0.0, 0.0, type_of[p]
     for n in range(len(plan)):
         load(n, plan[n], 1, type_of, program, spaces, prices, classes, room)
 
 
-def shortage(capacity, room):  # type: ignore[no-untyped-def]
-    """By what share of its memory a processor lacks memory, the one that lacks most of it."""
+def shortage(capacity, num_stages, room):  # type: ignore[no-untyped-def]
+    """By what share of its memory a processor lacks memory, the one that lacks most of it.
+
+    The first of several stages holds the activations of as many microbatches.
+    """
     found = 0.0
     for p in range(len(capacity)):
-        found = max(found, room.held[p] / capacity[p] - 1)
+        found = max(found, (room.held[p] + (num_stages - 1) * room.kept[p]) / capacity[p] - 1)
     return found
 
 
 def carry(count, nodes, old, plan, type_of, program, spaces, prices, classes, room, log):  # type: ignore[no-untyped-def]
     """Note what processors do and hold, then have changed nodes go over from their old Configs to the plan's."""
     for p in range(len(room.work)):
-        log.work[p], log.held[p], log.sign[p] = room.work[p], room.held[p], classes.sign[p]
+        log.work[p], log.held[p], log.kept[p], log.sign[p] = room.work[p], room.held[p], room.kept[p], classes.sign[p]
     for k in range(count):
         load(nodes[k], old[k], -1, type_of, program, spaces, prices, classes, room)
         load(nodes[k], plan[nodes[k]], 1, type_of, program, spaces, prices, classes, room)
@@ -56,11 +61,12 @@ def renewed(  # type: ignore[no-untyped-def]
     side, plan, capacity, penalty, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log
 ):  # fmt: skip
     """Work out a plan's step from the beginning, and keep it: its energy."""
+    staged(side, plan, program, spaces, classes, room)
     seconds, _ = step_seconds(
         0, side, True, plan, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room, log, NEVER
     )
     keep(0, side, program, classes, room, log)
-    return seconds * (1 + penalty * shortage(capacity, room))
+    return seconds * (1 + penalty * shortage(capacity, room.num_stages[0], room))
 
 
 def began(  # type: ignore[no-untyped-def]
@@ -82,17 +88,23 @@ def tried(  # type: ignore[no-untyped-def]
     all is as it was, where it is more.
     """
     carry(count, nodes, old, plan, type_of, program, spaces, prices, classes, room, log)
-    overflow, busiest = shortage(capacity, room), 0.0
+    busiest, side = 0.0, classes.side[0]
     for p in range(len(capacity)):
         busiest = max(busiest, room.work[p])
+    first, is_turned = decided(count, nodes, old, plan, program, spaces)
+    # There is at least one stage.
+    room.num_stages[1] = 1 if is_turned else room.num_stages[0]
+    overflow = shortage(capacity, room.num_stages[1], room)
     limit = most / (1 + penalty * overflow)
-    seconds, first, stop, side = NEVER, 0, 0, classes.side[0]
+    if busiest <= limit and is_turned:
+        side = 1 - side
+        classed(side, classes)
+        staged(side, plan, program, spaces, classes, room)
+        overflow = shortage(capacity, room.num_stages[1], room)
+        limit = most / (1 + penalty * overflow)
+    seconds, stop = NEVER, 0
+    first //= STRIDE
     if busiest <= limit:
-        first, is_turned = decided(count, nodes, old, plan, program, spaces)
-        if is_turned:
-            side = 1 - side
-            classed(side, classes)
-        first //= STRIDE
         doubt(first, nodes, count, program, uses, room, log)
         seconds, stop = step_seconds(
             first, side, False, plan, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room,
@@ -103,7 +115,7 @@ def tried(  # type: ignore[no-untyped-def]
         return seconds * (1 + penalty * overflow)
     forget(first, stop, program, room, log)
     for p in range(len(capacity)):
-        room.work[p], room.held[p], classes.sign[p] = log.work[p], log.held[p], log.sign[p]
+        room.work[p], room.held[p], room.kept[p], classes.sign[p] = log.work[p], log.held[p], log.kept[p], log.sign[p]
     restored(count, nodes, old, plan)
     return NEVER
 

@@ -12,8 +12,8 @@ import numpy as np
 MOST_READERS = 8
 MOST_DIMS = 8
 MASK = (1 << 42) - 1
-FETCHED, SUMMED, JOINED, MIXED = 0, 1, 2, 3
-NUM_HOWS = 4
+FETCHED, SUMMED, JOINED, ADDED, MIXED = 0, 1, 2, 3, 4
+NUM_HOWS = 5
 # Keys of the table: hashes above one of these; for transfers two numbers of so many bits, a way and an item size.
 PATTERN, CONTENT = 1 << 61, 1 << 62
 NUMBER_BITS = 26
@@ -190,8 +190,8 @@ def meet(p, made, c, partial, copies, spaces, layouts, links, room):  # type: ig
 def price(made, c, how, read, r, itemsize, axes, spaces, layouts, links, room):  # type: ignore[no-untyped-def]
     """Seconds of the transfer from layout `made` under Config c to layout `read` under Config r.
 
-    how    FETCHED, SUMMED where parts that lie alike are to be summed, JOINED where the sum may go together with
-           others, MIXED where others are added to these too
+    how    FETCHED, SUMMED where parts that lie alike are to be summed, JOINED where sums may go together with others,
+           ADDED where others elsewhere are added to these too, MIXED where some of all these are copies
     axes   how many axes the spaces of the two have
     A collective goes over one group of processors; else pieces go from each holder to each reader by themselves. Less
     than nothing, by as much, where those who send have to pack it.
@@ -208,8 +208,7 @@ def price(made, c, how, read, r, itemsize, axes, spaces, layouts, links, room): 
     num_readers = spaces.parts[r] * spaces.replicas[r]
     num_seen = min(num_readers, MOST_READERS)
     worst, arrived, reduced, is_packed = 0.0, 0.0, 0.0, False
-    # What one alone holds and all read goes to them in one broadcast; a sum that some of those who add to it read is
-    # made by all of them.
+    # What one alone holds and all read goes to them in one broadcast; a sum that some of those who add read all make.
     is_cast = not partial and num_readers * copies <= twins * spaces.replicas[r] * spaces.parts[c]
     is_reduced = partial and how < MIXED and spaces.replicas[c] == 1 and not special
     for s in range(num_seen):
@@ -223,7 +222,8 @@ def price(made, c, how, read, r, itemsize, axes, spaces, layouts, links, room): 
         # No collective sums boxes beside each other into one; what several read those gather who made it, all of it.
         is_alone = is_cast or twins * spaces.replicas[r] == 1
         special = special and (pieces <= copies if partial else is_alone or is_all(made, c, spaces, layouts, room))
-        is_cast, is_reduced = is_cast and pieces <= 1, is_reduced and pieces <= copies and met[0] > 0
+        is_cast = is_cast and pieces <= 1
+        is_reduced = is_reduced and pieces <= copies and (met[0] > 0 or how == ADDED)
         if is_reduced:
             seconds = links.task * errands(made, c, pieces, partial, True, spaces, layouts, room)[0]
             reduced = max(reduced, seconds + summed(volume * itemsize, met, volume, copies, copies, 0.0, links))

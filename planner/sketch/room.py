@@ -18,7 +18,7 @@ def room_for(num_procs: int, num_levels: int, num_contents: int, program: Progra
     most, width = max(int(spaces.parts.max(initial=1)), num_procs), spaces.degree.shape[1]
     num_steps, num_reads, num_flows = len(program.node), len(program.flow), len(program.itemsize)
     num_marks = -(-num_steps // STRIDE) + 1
-    procs, steps, reads = np.zeros((5, num_procs)), np.zeros((2, num_steps)), np.zeros((3, num_reads))
+    procs, steps, reads = np.zeros((6, num_procs)), np.zeros((2, num_steps)), np.zeros((3, num_reads))
     marks, longest = np.zeros((2, num_marks, 3, num_procs)), np.zeros((2, num_marks))
     slack, stamps = np.zeros((2, 3, num_marks)), np.zeros((2, num_marks), np.int64)
     flows = np.zeros((2, num_flows), np.int64)
@@ -27,7 +27,7 @@ def room_for(num_procs: int, num_levels: int, num_contents: int, program: Progra
     return Room(
         procs[0], procs[1], procs[2], steps[0], reads[0], reads[1], np.zeros(num_reads, np.int64), steps[1], reads[2],
         marks[0], longest[0], marks[1], longest[1], slack[0], slack[1], np.zeros(num_marks), stamps[0], stamps[1],
-        np.zeros((2, 2)), procs[3], procs[4],
+        np.zeros((2, 2)), procs[3], procs[4], procs[5], np.zeros(num_procs, np.int64), np.ones(2, np.int64),
         np.zeros(len(program.made), np.int64), flows[0], flows[1], np.zeros(num_contents + 1, np.int64),
         np.zeros(2, np.int64), offsets[0], offsets[1], scratch,
     )  # fmt: skip
@@ -46,11 +46,11 @@ def classes_for(num_procs: int, spaces: Spaces) -> Classes:
 def log_for(num_procs: int, program: Program) -> Log:
     """Room for what one proposal changes."""
     num_reads, num_flows = len(program.flow), len(program.itemsize)
-    procs, reads = np.zeros((2, num_procs)), np.zeros((2, num_reads), np.int64)
+    procs, reads = np.zeros((3, num_procs)), np.zeros((2, num_reads), np.int64)
     ones, turned = np.zeros((2, 1), np.int64), np.zeros(len(program.space), np.int64)
     return Log(
-        procs[0], procs[1], np.zeros(num_procs, np.int64), ones[0], reads[0], np.zeros(num_reads), reads[1], ones[1],
-        turned, np.zeros(num_flows, np.int64),
+        procs[0], procs[1], procs[2], np.zeros(num_procs, np.int64), ones[0], reads[0], np.zeros(num_reads), reads[1],
+        ones[1], turned, np.zeros(num_flows, np.int64),
     )  # fmt: skip
 
 

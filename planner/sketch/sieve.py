@@ -68,7 +68,7 @@ class Sieve:
         for name, configs in self.configs.items():
             self.sketch.update(name in self.in_pieces)
             seconds = self.sketch.seconds(configs)
-            overflow = max(0.0, float((self.sketch.room.held / self._capacity).max()) - 1)
+            overflow = max(0.0, float((self.sketch.held / self._capacity).max()) - 1)
             found[name] = seconds * (1 + PENALTY * overflow)
         return found
 

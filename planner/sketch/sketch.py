@@ -20,7 +20,7 @@ from castile.planner.cost import CostModel
 from castile.planner.evaluator import PENALTY
 from castile.planner.lower import Lowering, uncollected
 from castile.planner.rows import pointer, runs
-from castile.planner.sketch import changes, loops, prices, sweep
+from castile.planner.sketch import changes, classes, loops, prices, sweep
 from castile.planner.sketch.arrays import RECORDS, Links, Prices
 from castile.planner.sketch.choices import choices_of
 from castile.planner.sketch.draft import Draft
@@ -115,7 +115,7 @@ class Sketch:
         self._nbytes = np.zeros((2, self._known_first[-1]))
         self.prices = Prices(
             np.zeros(self._known_first[-1], np.bool_), np.full((num_rows, num_types), np.nan),
-            np.zeros((self._known_first[-1], num_types)), self._nbytes[0],
+            np.zeros((self._known_first[-1], num_types)), self._nbytes[0], np.zeros(self._known_first[-1]),
             np.zeros(num_contents, np.int64), np.zeros(num_contents, np.int64),
             np.zeros(TABLE, np.int64), np.zeros(TABLE),
         )  # fmt: skip
@@ -171,6 +171,11 @@ class Sketch:
         """What a plan's step takes. Raises ValueError where a Config is none of the sketch."""
         nothing = np.zeros((0, NUM_DRAWS))
         return self.trail(self.number(configs), nothing, nothing[:, 0], np.full(len(self.type_of), np.inf)).least
+
+    @property
+    def held(self) -> np.ndarray:
+        """float64[P]: bytes that processors hold in the plan that was worked out last and kept."""
+        return self.room.held + (self.room.num_stages[0] - 1) * self.room.kept
 
     def told(self, trail: Trail) -> Walked:
         """What a walk found, in Configs."""
@@ -264,7 +269,8 @@ class Sketch:
             passes = zip(decided, seconds, strict=True)
             self.prices.total[here] = sum(steps[0].micro.times * lasts for steps, lasts in passes)
             steps_of = self._steps[joined.node.name]
-            self._nbytes[0, here], self._nbytes[1, here] = self._works.nbytes(joined, steps_of)
+            self.prices.kept[here], *held = self._works.nbytes(joined, steps_of)
+            self._nbytes[0, here], self._nbytes[1, here] = held
             self.prices.known[here] = True
 
     def _own(self, node: int) -> list[int]:
@@ -320,7 +326,7 @@ def _bodies() -> _Bodies:
     bodies = _Bodies(loops.walk, loops.trimmed, prices.rehashed)
     if not can_compile():
         return bodies
-    rooms = (prices, sweep, changes, loops)
-    parts, inlined = ([part for room in rooms for part in getattr(room, name)] for name in ("PARTS", "INLINED"))
+    rooms = (prices, classes, sweep, changes, loops)
+    parts, inlined = ([part for room in rooms for part in getattr(room, name, ())] for name in ("PARTS", "INLINED"))
     words = {prices.index: np.uintp}
     return _Bodies(*assembled(bodies, parts, inlined, words, RECORDS, nogil=True))

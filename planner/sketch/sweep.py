@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from castile.planner.sketch.prices import FETCHED, JOINED, MIXED, SUMMED, contents, index, move, summands
+from castile.planner.sketch.classes import enlist
+from castile.planner.sketch.prices import ADDED, FETCHED, JOINED, MIXED, SUMMED, contents, index, move, summands
 
 NEVER = np.inf
 # Steps from mark to mark, from which working out can begin.
@@ -50,7 +51,8 @@ def toll(e, is_ahead, plan, axes_of, program, uses, spaces, layouts, links, pric
         how = FETCHED
         if program.partial[m] and summands(made, c, axes[0], spaces, layouts) > 1:
             is_mixed = num_ends > 1 and room.fullest[flow] == 0
-            how = MIXED if is_mixed else JOINED if is_ahead and links.bucket > 0 else SUMMED
+            is_away = num_ends > 1 and spaces.crowd[c] != spaces.crowd[r]
+            how = MIXED if is_mixed else ADDED if is_away else JOINED if is_ahead and links.bucket > 0 else SUMMED
         if how != FETCHED or contents(made, c, axes[0], spaces, layouts, prices, room) != mine:
             cost = move(made, c, how, read, r, program.itemsize[flow], axes, spaces, layouts, links, prices, room)
             seconds += abs(cost)
@@ -97,7 +99,8 @@ def step_seconds(  # type: ignore[no-untyped-def]
     Blocks of STRIDE steps before `begin` are as they were when all was last worked out. Of what follows a change most
     takes as long as it did, all of it later or sooner: blocks that have nothing to do with changed nodes are passed
     over, unless all are to be worked out (is_whole). Further microbatches take as long each as the first one, after
-    which no gradients are summed yet.
+    which no gradients are summed yet. Stages that compute one after the other what they are given take one as often as
+    the busiest has done its share, or as the first has one back of as many as there are stages.
     """
     side, longest, last = index(side), room.longest[begin], index(len(room.lag) - 1)
     least, most, earliest, latest = 0.0, 0.0, 0.0, 0.0
@@ -106,13 +109,16 @@ def step_seconds(  # type: ignore[no-untyped-def]
         room.free[p], room.link[p] = room.marks[begin, 0, p], room.marks[begin, 1, p]
         room.waited[p] = room.marks[begin, 2, p]
     room.turn[1, 0], room.turn[1, 1] = room.turn[0, 0], room.turn[0, 1]
+    num_stages = room.num_stages[1]
+    # Whoever waits in one microbatch works on another meanwhile.
+    most_waited = limit if num_stages == 1 else NEVER
     for block in range(index(begin), last):
         draft(block, longest, side, classes, room)
         lag = np.nan
         if not is_whole:
             lag = lagging(block, least, most, earliest, latest, side, program, classes, room, log)
         if lag == lag:
-            longest = passed(block, lag, latest, longest, side, classes, room, limit)
+            longest = passed(block, lag, latest, longest, side, classes, room, most_waited)
             least, most = lag, lag
         else:
             room.lag[block], room.swept[block] = 0.0, log.turn[0]
@@ -123,7 +129,7 @@ def step_seconds(  # type: ignore[no-untyped-def]
                 room.old_since[e] = room.since[e]
             longest, least, most = worked(
                 block, longest, side, plan, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes,
-                room, limit,
+                room, most_waited,
             )  # fmt: skip
         if longest == NEVER:
             return NEVER, int(block) + 1
@@ -131,7 +137,16 @@ def step_seconds(  # type: ignore[no-untyped-def]
     draft(last, longest, side, classes, room)
     for k in range(classes.num_first[side]):
         longest = max(longest, room.link[classes.each[side, k]])
-    longest += program.turns[2] * room.turn[1, 1]
+    period = room.turn[1, 1]
+    if num_stages > 1:
+        busiest = 0.0
+        for k in range(classes.num_first[side]):
+            busiest = max(busiest, room.work[classes.each[side, k]] / (program.turns[2] + 2))
+        # No stage but the first computes gradients of parameters while others wait for it.
+        sooner = max(0.0, min(period * program.slopes * (1 - 1 / num_stages), period - busiest))
+        period = min(max((period - sooner) / num_stages, busiest), period)
+        longest -= sooner + room.turn[1, 1] - period
+    longest += program.turns[2] * period
     return longest if longest <= limit else NEVER, int(last)
 
 
@@ -284,34 +299,6 @@ def draft(mark, longest, side, classes, room):  # type: ignore[no-untyped-def]
         room.drafts[mark, 2, p] = room.waited[p]
 
 
-def classed(side, classes):  # type: ignore[no-untyped-def]
-    """Find the classes: processors that the Configs of the plan name alike fare alike."""
-    count = 0
-    for p in range(len(classes.sign)):
-        classes.first[side, p] = p
-        for k in range(count - 1, -1, -1):
-            if classes.sign[classes.each[side, k]] == classes.sign[p]:
-                classes.first[side, p] = classes.each[side, k]
-                break
-        if classes.first[side, p] == p:
-            classes.each[side, count] = p
-            count += 1
-    classes.num_first[side] = count
-    classes.state[side] += 1
-
-
-def enlist(crew, c, side, spaces, classes):  # type: ignore[no-untyped-def]
-    """Find the first of each class among the processors of Config c."""
-    at = spaces.crew_ptr[crew]
-    for k in range(spaces.proc_ptr[c], spaces.proc_ptr[c + 1]):
-        p = spaces.procs[k]
-        if classes.first[side, p] == p:
-            classes.listed[side, at] = p
-            at += 1
-    classes.size[side, crew] = at - spaces.crew_ptr[crew]
-    classes.listed_in[side, crew] = classes.state[side]
-
-
 def doubt(begin, nodes, count, program, uses, room, log):  # type: ignore[no-untyped-def]
     """Of reads from block `begin` on that have to do with changed nodes, it is not known any more what they cost."""
     log.turn[0] += 1
@@ -352,6 +339,7 @@ def keep(begin, side, program, classes, room, log):  # type: ignore[no-untyped-d
         for k in range(index(0), index(3)):
             room.slack[k, block] = room.drafted_slack[k, block]
     room.turn[0, 0], room.turn[0, 1] = room.turn[1, 0], room.turn[1, 1]
+    room.num_stages[0] = room.num_stages[1]
     for mark in range(index(begin), index(len(room.longest))):
         room.longest[mark] = room.drafted_longest[mark]
         for k in range(index(0), index(3)):
@@ -378,4 +366,4 @@ def forget(begin, stop, program, room, log):  # type: ignore[no-untyped-def]
 
 
 INLINED = (draft, behind, made, sent, lagging, passed)
-PARTS = (survey, toll, enlist, worked, step_seconds, classed, doubt, keep, forget)
+PARTS = (survey, toll, worked, step_seconds, doubt, keep, forget)

@@ -169,11 +169,11 @@ class Works:
         along = zip(mine.operands[0].dims, theirs.dims, strict=True)
         return {own[0]: cut.get(of[0], 1) for own, of in along if own and of and own[0] not in mine.frozen}
 
-    def nbytes(self, of: Largest, steps: Sequence[Step]) -> tuple[Any, Any]:
-        """Twice a number, or float64[count]: what a part of a node keeps through a step: what is its to keep for
-        gradient passes, and its parameters with what updates need.
+    def nbytes(self, of: Largest, steps: Sequence[Step]) -> tuple[Any, Any, Any]:
+        """Three times a number, or float64[count]: what is a part's of a node to keep for gradient passes; the same
+        with what else it keeps through a step, its parameters with what updates need.
 
-        The second number holds where updates are in pieces: of what they need, those who hold a parameter alike have
+        The third number holds where updates are in pieces: of what they need, those who hold a parameter alike have
         a share each; gradients that microbatches add to are whole until the last has added its own. What the host gives
         to all other microbatches lies there besides.
         """
@@ -183,6 +183,7 @@ class Works:
             (1, of.size(*port), (node.inputs if port[0] else node.outputs)[port[1]])
             for port in self.keeps.get(node.name, ())
         ]
+        kept = sum(size * np.dtype(tensors[name].dtype).itemsize for _, size, name in lying)
         if count > 1:
             given = [n for n, name in enumerate(node.inputs) if self._reader.get(name) == node.name]
             lying += [(count - 1, of.size(True, n), node.inputs[n]) for n in given]
@@ -203,7 +204,7 @@ class Works:
             in_pieces = in_pieces + nbytes * np.minimum(like, 1 + like / alike) + cast
             if count > 1:
                 in_pieces = in_pieces + size * np.dtype(dtypes[param + GRADIENT]).itemsize * (1 - 1 / alike)
-        return total, in_pieces
+        return kept, total, in_pieces
 
 
 class Largest:

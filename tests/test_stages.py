@@ -1,0 +1,205 @@
+"""Pipelines: what a plan that lies on one group of processors after the other takes, in time and in activations."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
+
+from castile.planner import evaluator
+from castile.planner.cost import CostModel
+from castile.planner.evaluator import Evaluator
+from castile.planner.graph import Graph
+from castile.planner.lower import Lowering
+from castile.planner.pipelines import cut, pipelined
+from castile.planner.repeats import numbers
+from castile.planner.search import search
+from castile.planner.seeds import data_parallel, seeds
+from castile.planner.stages import depths, stages
+from castile.planner.strategy import Config, Strategy
+from castile.runtime.machine import Level, Machine, Processor
+from tests.strategies import batches, beginnings, machines, problems, staged, whole_on
+from tests.training import SGD, difference, train
+
+# The time of a pass of a layer, in seconds; losses and updates of a step together take less than LITTLE of that.
+PASS, LITTLE = 1.0, 0.02
+TOLERANCE = 1e-10
+EXAMPLES = 40
+WIDTH = 1 << 14
+
+
+def stack(num_layers: int, batch: int) -> Graph:
+    """Layers that take as long as each other, and a loss that takes no time beside them."""
+    g = Graph("stack", "float32")
+    x = g.input("x", (batch, WIDTH), "b i")
+    for n in range(num_layers):
+        x = g.linear(f"fc{n}", x, features=WIDTH, bias=False)
+    g.minimise(g.cross_entropy("loss", x, g.input("label", (batch,), "b", "int64")))
+    return g
+
+
+def on(num_procs: int, per_pass: float) -> Machine:
+    """Processors that need PASS for as many operations, beside which links and memory take no time."""
+    each = Processor("p", per_pass / PASS, 1e30, 1 << 40, task_overhead_seconds=0.0)
+    return Machine("m", (each,) * num_procs, (Level("link", num_procs, 0.0, 1e30),))
+
+
+def simulated(num_stages: int, microbatches: int, batch: int = 256):  # type: ignore[no-untyped-def]
+    graph = stack(num_stages, batch * microbatches)
+    machine = on(num_stages, 2.0 * WIDTH**2 * batch)
+    lowering = Lowering(graph, machine, SGD, microbatches=microbatches)
+    known = Evaluator(lowering, CostModel(machine))
+    plan = Strategy(pipelined(lowering, num_stages, data_parallel(lowering.piece, 1)), microbatches)
+    assert [plan.configs[f"fc{n}"].procs for n in range(num_stages)] == [(n,) for n in range(num_stages)]
+    return known, plan, *known.simulate(plan)
+
+
+@pytest.mark.parametrize(("num_stages", "microbatches"), [(2, 2), (2, 8), (3, 5), (4, 4), (4, 8), (4, 16), (8, 16)])
+def test_a_pipeline_takes_what_one_forward_one_backward_takes_at_most(num_stages: int, microbatches: int) -> None:
+    """F, B and W take as long as each other, but the first layer, whose input wants no gradient, has no B."""
+    *_, found = simulated(num_stages, microbatches)
+    fused = 3 * PASS * (microbatches + num_stages - 1)
+    # what no schedule undercuts: all of the last stage's work, behind the first forward pass through the others, and
+    # before the last gradient comes through them
+    least = PASS * (3 * microbatches + 2 * (num_stages - 1) - 1)
+    assert least <= found.seconds <= fused * (1 + LITTLE), (least, found.seconds, fused)
+
+
+@pytest.mark.parametrize(("num_stages", "microbatches"), [(2, 4), (3, 7), (4, 8), (8, 16)])
+def test_a_stage_holds_the_activations_of_as_many_microbatches_as_there_are_stages_from_it_on(
+    num_stages: int, microbatches: int
+) -> None:
+    *_, tasks, found = simulated(num_stages, microbatches)
+    started, ended = np.zeros((2, num_stages, microbatches))
+    for task in range(tasks.num_tasks):
+        name = tasks.tasks[task].name
+        if name.startswith("fc") and "." in name and "@" in name:
+            stage, number = int(name[2 : name.index(".")]), int(name.partition("@")[2].split("[")[0])
+            if ".F" in name:
+                started[stage, number] = found.timeline.start[task]
+            ended[stage, number] = max(ended[stage, number], found.timeline.end[task])
+    assert (ended > started).all()
+    held = [max(int(((began <= t) & (end > t)).sum()) for t in began) for began, end in zip(started, ended)]
+    assert held == [min(num_stages - stage, microbatches) for stage in range(num_stages)]
+
+
+def test_every_microbatch_of_a_pipeline_is_counted_though_few_are_written_out() -> None:
+    known, plan, tasks, found = simulated(4, 64)
+    assert known.evaluate(plan).seconds == found.seconds
+    assert known.tasks(plan)[1].sum() == tasks.num_tasks > len(known.tasks(plan)[1])
+    few, _ = known.tasks(plan)
+    assert numbers(known.lowering.program(plan), tasks).max() == 63 and few.num_tasks < tasks.num_tasks / 3
+
+
+def test_pipelines_train_as_one_processor_does(tell: Callable[[str], None]) -> None:
+    """And take what is foretold through few of their microbatches, folded too."""
+    seen: Counter[str] = Counter()
+
+    @settings(max_examples=EXAMPLES, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        count, machine = data.draw(st.integers(2, 4)), data.draw(machines())
+        problem = data.draw(problems(batch=count * data.draw(st.integers(1, 2))))
+        if machine.num_procs == 1:
+            reject()
+        cut = msgspec.structs.replace(data.draw(staged(problem.graph, machine.num_procs)), microbatches=count)
+        try:
+            Lowering(problem.graph, machine, SGD).lower(cut)
+        except ValueError as error:
+            assert "microbatches" in str(error), error
+            reject()
+        steps, values = batches(problem, 2, exact=False), beginnings(problem, exact=False)
+        one = train(problem.graph, whole_on(problem.graph), machine, steps, values, rate=2**-7)
+        size = data.draw(st.integers(1, machine.num_procs))
+        many = train(problem.graph, cut, machine, steps, values, rate=2**-7, size=size)
+        assert difference(many.losses, one.losses) < TOLERANCE
+        for name, expected in one.carried.items():
+            moved = np.abs(one.carried[name.rpartition("/")[0] or name]).max()
+            assert difference(many.carried[name], expected, moved) < TOLERANCE, name
+        seen["trained"] += 1
+        of_nodes = [cut.configs[name].procs for name in problem.graph.nodes]
+        seen[f"{1 + max(stages(of_nodes))} stages"] += 1
+
+    check()
+    tell(f"pipelines: {', '.join(f'{k} {n}' for k, n in seen.most_common())}")
+    assert seen["trained"] - seen["1 stages"] > EXAMPLES // 3
+
+
+@pytest.mark.parametrize("folded_from", [1, 64], ids=["folded", "whole"])
+def test_few_microbatches_of_a_pipeline_say_what_all_take(
+    monkeypatch: pytest.MonkeyPatch, tell: Callable[[str], None], folded_from: int
+) -> None:
+    monkeypatch.setattr(evaluator, "FOLDED_FROM", folded_from)
+    seen: Counter[bool] = Counter()
+
+    @settings(max_examples=EXAMPLES, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        count, machine = data.draw(st.integers(9, 24)), data.draw(machines())
+        graph = data.draw(problems(batch=count)).graph
+        if machine.num_procs == 1:
+            reject()
+        plan = msgspec.structs.replace(data.draw(staged(graph, machine.num_procs)), microbatches=count)
+        known = Evaluator(Lowering(graph, machine, SGD, microbatches=count), CostModel(machine))
+        try:
+            tasks, all_of_it = known.simulate(plan)
+        except ValueError as error:
+            assert "microbatches" in str(error), error
+            reject()
+        found = known.evaluate(plan)
+        assert (found.seconds, found.peak_bytes) == (all_of_it.seconds, tuple(all_of_it.peak_bytes.tolist()))
+        assert known.tasks(plan)[1].sum() == tasks.num_tasks
+        seen[len(known.tasks(plan)[1]) < tasks.num_tasks] += 1
+
+    check()
+    tell(f"pipelines: of {seen.total()} {seen[True]} through few of their microbatches")
+    assert seen[True] > EXAMPLES // 6
+
+
+def test_processors_that_share_nothing_are_stages() -> None:
+    assert stages([(0,), (0, 1), (2,), (3, 2), (1,)]) == [0, 0, 1, 1, 0]
+    assert stages([(0,), (1,), (0, 1)]) == [0, 0, 0]
+    assert depths([0, 0, 1, 2]) == [3, 2, 1]
+    # one that is come back to has begun with no more microbatches than there are stages
+    assert depths([0, 1, 0, 1]) == [2, 2] and depths([0, 0]) == [1]
+
+
+def test_works_in_a_row_are_cut_so_that_the_slowest_takes_least() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(200):
+        work, rates = random.integers(1, 9, random.integers(2, 9)).astype(float), random.integers(1, 4, 2).astype(float)
+        found = cut(work, rates)
+        assert found == sorted(found) and len(found) == len(work)
+        slowest = max(work[[n for n, s in enumerate(found) if s == stage]].sum() / rates[stage] for stage in (0, 1))
+        every = (max(work[:k].sum() / rates[0], work[k:].sum() / rates[1]) for k in range(len(work) + 1))
+        assert slowest == pytest.approx(min(every), rel=1e-4)
+
+
+def test_pipelines_are_known_where_there_are_microbatches_to_fill_them() -> None:
+    machine = on(4, 1e6)
+    for microbatches, stages_of in ((1, []), (2, [2]), (8, [2, 4])):
+        lowering = Lowering(stack(8, 16), machine, SGD, microbatches=microbatches)
+        known = [name for name in seeds(lowering) if name.startswith("pipeline_") and name.count("_") == 1]
+        assert known == [f"pipeline_{n}" for n in stages_of]
+
+
+def test_a_search_finds_a_pipeline_where_links_are_slow() -> None:
+    """Sums of gradients would cross them, and messages of every layer that is cut."""
+    graph = stack(8, 8 * 256)
+    machine = Machine("m", on(4, 2.0 * WIDTH**2 * 256).processors, (Level("link", 4, 0.25, 0.8 * WIDTH**2),))
+    lowering = Lowering(graph, machine, SGD, microbatches=8)
+    found = search("mcmc", Evaluator(lowering, CostModel(machine)), "40", 0)
+    of_layers = stages(found.strategy.configs[f"fc{n}"].procs for n in range(8))
+    assert max(of_layers) > 0 and found.evaluated.seconds < 0.8 * found.seeds["data_parallel"].seconds
+
+
+def test_a_config_on_no_other_processors_is_moved_whole() -> None:
+    machine = on(4, 1e6)
+    lowering = Lowering(stack(4, 16), machine, SGD, microbatches=4)
+    moved = pipelined(lowering, 2, data_parallel(lowering.piece, 2))
+    assert {c.procs for c in moved.values()} == {(0, 1), (2, 3)} and moved["fc0"] == Config({"b": 2}, 1, (0, 1))
