@@ -29,6 +29,7 @@ from castile.planner.bounds import Bound, lower_bound
 from castile.planner.budget import Budget, clock
 from castile.planner.evaluator import Evaluator
 from castile.planner.fewer import FURTHER, on_fewer
+from castile.planner.filling import filled
 from castile.planner.fronts import Point, search_front
 from castile.planner.lower import Lowering
 from castile.planner.pins import Pins
@@ -48,8 +49,6 @@ from castile.planner.strategy import Names, Strategy
 DEAR = 100_000
 # What a search gets of a budget that others have spent: it looks at the known plans all the same.
 LEAST_SECONDS = 1e-3
-# Pipelines are looked for where a step takes so many times as long as all processors' work.
-WORTH = 1.1
 
 Pin = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="PIN", help_behavior_hint="")]
 Procs = Annotated[str, tyro.conf.arg(metavar="PROCS", help_behavior_hint="")]
@@ -234,18 +233,7 @@ def _look(
         try:
             left = _left(limits, clock() - began)
             found, points = _search(command, evaluator, start, left, is_settled, pinned, progress)
-            num_proposals += found.num_proposals
-            if is_free and not points and _may_be_filled(command, evaluator, found, names):
-                more = accumulating.filled(at, (n for n in numbers[2:] if not is_late()), found.evaluated.seconds)
-                if more is not None:
-                    left = _left(limits, clock() - began)
-                    other, _ = _search(command, more.evaluator, {}, left, is_settled, more.pins, progress)
-                    num_proposals += other.num_proposals
-                    if other.evaluated.rank < found.evaluated.rank:
-                        # What it is compared with is what the batch takes without being cut so.
-                        found, evaluator, pinned = replace(other, seeds=found.seeds), more.evaluator, more.pins
-            told = replace(found, elapsed_seconds=clock() - began, num_proposals=num_proposals)
-            return evaluator, pinned, told, points
+            break
         except NoPlanFits as error:
             num_proposals += error.num_proposals
             refused, more = refused or error, more_than(count)
@@ -257,13 +245,15 @@ def _look(
                 advice = f"{free}give --accumulate {more.number}, with which a known plan {near}"
                 raise NoPlanFits(f"{error}; or {advice}") from error
             count, evaluator, pinned = more.number, more.evaluator, more.pins
-
-
-def _may_be_filled(command: Plan, evaluator: Evaluator, found: Found, names: list[str] | None) -> bool:
-    """Whether a pipeline might take less than what was found: none takes less than its work does."""
-    is_open = command.objective == "time" and names is None and not found.is_insisted
-    bound = lower_bound(evaluator) if is_open else None
-    return bound is not None and found.evaluated.seconds > WORTH * bound.work_seconds
+    # A time is spent on one number of microbatches, and a front has one.
+    if is_free and limits.seconds is None and command.objective == "time" and names is None and not points:
+        more_numbers = (n for n in numbers[2:] if n != count and not limits.is_over())
+        evaluator, pinned, found = filled(
+            evaluator, pinned, found, more_numbers, at,
+            lambda other, within: _search(command, other, {}, limits, is_settled, within, progress)[0],
+        )  # fmt: skip
+    num_proposals += found.num_proposals
+    return evaluator, pinned, replace(found, elapsed_seconds=clock() - began, num_proposals=num_proposals), points
 
 
 def _left(limits: Budget, passed: float) -> Budget:

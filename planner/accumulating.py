@@ -1,5 +1,4 @@
-"""Accumulating: into how many microbatches to cut a batch of which no plan fits, or that a pipeline does sooner so, as
-known plans in sketches tell.
+"""Accumulating: into how many microbatches to cut a batch of which no plan fits, as known plans in sketches tell.
 
 It does not know how plans are found; whether one fits, and what it takes, the simulator says.
 """
@@ -12,11 +11,10 @@ from math import inf
 
 from castile.planner.evaluator import Evaluator
 from castile.planner.pins import Pins
-from castile.planner.seeds import PIPELINE, known_names, seeds
-from castile.planner.sizes import variants
+from castile.planner.seeds import seeds
 from castile.planner.sketch.sieve import Sieve
 from castile.planner.spaces import Spaces
-from castile.planner.strategy import ORDERS, Strategy
+from castile.planner.strategy import Strategy
 from castile.runtime.transfer import TooManyTransfers
 
 # Of the known plans that are taken to fit so many are simulated, the best, until one does; then the smallest.
@@ -27,8 +25,6 @@ NEAR = 1.5
 # Sketches of whole batches took the smallest known plan for up to 1.45 times what it needed (docs/decisions/0046), and
 # those of cut ones for no more than it needed. From so many times the memory on none comes near fitting.
 FAR = 3.0
-# A pipeline is simulated where a sketch takes it for so many times what was found, or less: its simulation takes long.
-PROMISING = 0.95
 
 
 @dataclass(frozen=True)
@@ -117,30 +113,6 @@ def enough(
         elif best is None and foreseen.share < share:
             share, nearest = foreseen.share, Chosen(number, evaluator, pins, False)
     return best or nearest
-
-
-def filled(
-    at: Callable[[int], tuple[Evaluator, Pins | None]], numbers: Iterable[int], seconds: float
-) -> Chosen | None:
-    """Of these numbers of microbatches the one in which a known pipeline takes least, if that is less than `seconds`.
-
-    at   an evaluator for so many, and what plans must have
-    Of each number the pipeline that is taken for the best is simulated, in each order.
-    """
-    least, best = seconds, None
-    for number in numbers:
-        try:
-            evaluator, pins = at(number)
-            names = [name for name in known_names(evaluator.lowering) if name.startswith(PIPELINE)]
-            fitting = foresee(evaluator, names, pins).fitting if names else ()
-            if not fitting or fitting[0][0] > PROMISING * least:
-                continue
-            found = variants(evaluator, fitting[0][1], (), orders=ORDERS)
-        except ValueError:
-            continue
-        if (shortest := min((one.seconds for one in found if one.fits), default=inf)) < least:
-            least, best = shortest, Chosen(number, evaluator, pins, True)
-    return best
 
 
 def _seconds(evaluator: Evaluator, plan: Strategy) -> float:

@@ -47,7 +47,7 @@ def settled(
     for name in sorted(found.seeds, key=lambda name: found.seeds[name].rank):
         known[name] = known.get(name) or variants(evaluator, found.seeds[name].strategy, sizes, is_over, ORDERS)
     known = {name: known[name] for name in found.seeds}
-    near = (one.strategy for one in found.finalists)
+    near = (one.strategy for one in found.finalists if not is_over())
     others = (variants(evaluator, one, (one.bucket_bytes,), is_over, ORDERS) for one in near)
     every = () if found.is_insisted else chain(*known.values(), *others)
     # Where there was no time for its size, what was found still has it.

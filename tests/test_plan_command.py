@@ -334,3 +334,19 @@ def test_a_long_plan_stays_short():
 def test_seeds_cut_what_has_samples():
     graph = models.parse(MLP).graph(64)
     assert set(map(str, data_parallel(graph, 4).values())) == {"b:4 on 0-3"}
+
+
+def test_a_pipeline_is_looked_for_where_it_takes_less_than_what_was_found(capsys: pytest.CaptureFixture[str]) -> None:
+    """Sums of gradients between nodes take longer than all that is computed; it is told beside plans of whole batches."""
+    model = "gpt:layers=8,width=1024,heads=8,seq=128,vocab=1000"
+    given = ["plan", model, "--machine", "p3.16xlarge:nodes=2", "--batch", "64", "--budget", "1000"]
+    found = json.loads(_told([*given, "--json"], capsys))
+    whole = json.loads(_told([*given, "--seeds", ",".join(found["seeds"]), "--json"], capsys))
+    assert found["num_stages"] > 1 and found["microbatches"] >= 4 and whole["microbatches"] == whole["num_stages"] == 1
+    assert found["found"]["step_seconds"] < whole["found"]["step_seconds"]
+    assert found["seeds"].keys() == whole["seeds"].keys() and found["num_proposals"] == whole["num_proposals"] + 1000
+
+
+def _told(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(words) == 0
+    return capsys.readouterr().out

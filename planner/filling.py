@@ -1,0 +1,79 @@
+"""Filling: whether a pipeline does a batch in microbatches sooner than the plan that was found without.
+
+Walks keep the number of microbatches with which they began. It does not know how a search moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from math import inf
+
+from castile.planner.accumulating import Chosen, foresee
+from castile.planner.bounds import lower_bound
+from castile.planner.evaluator import Evaluator
+from castile.planner.pins import Pins
+from castile.planner.search import Found, NoPlanFits
+from castile.planner.seeds import PIPELINE, known_names
+from castile.planner.sizes import variants
+from castile.planner.strategy import ORDERS
+
+# One is looked for where a step takes so many times as long as all processors' work, less than which none takes.
+WORTH = 1.1
+# And simulated where a sketch takes it for so many times what was found, or less: to simulate one takes long.
+PROMISING = 0.95
+
+At = Callable[[int], tuple[Evaluator, Pins | None]]
+
+
+def filled(
+    evaluator: Evaluator,
+    pins: Pins | None,
+    found: Found,
+    numbers: Iterable[int],
+    at: At,
+    look: Callable[[Evaluator, Pins | None], Found],
+) -> tuple[Evaluator, Pins | None, Found]:
+    """What was found, or the better plan that a search finds in the one of these numbers of microbatches that a known
+    pipeline gets through soonest; with what evaluates it, and what plans must have.
+
+    at     an evaluator for so many microbatches, and what plans must have
+    look   the same search with these
+    What it is compared with is what the batch takes without being cut so.
+    """
+    bound = None if found.is_insisted else lower_bound(evaluator)
+    if bound is None or found.evaluated.seconds <= WORTH * bound.work_seconds:
+        return evaluator, pins, found
+    chosen = _soonest(at, numbers, found.evaluated.seconds)
+    if chosen is None:
+        return evaluator, pins, found
+    try:
+        other = look(chosen.evaluator, chosen.pins)
+    except NoPlanFits:  # live bytes fit, and arenas do not
+        return evaluator, pins, found
+    num_proposals = found.num_proposals + other.num_proposals
+    if other.evaluated.rank >= found.evaluated.rank:
+        return evaluator, pins, replace(found, num_proposals=num_proposals)
+    return chosen.evaluator, chosen.pins, replace(other, seeds=found.seeds, num_proposals=num_proposals)
+
+
+def _soonest(at: At, numbers: Iterable[int], seconds: float) -> Chosen | None:
+    """The number in which a known pipeline takes least, if that is less than `seconds`.
+
+    Of each number the pipeline that is taken for the best is simulated, in each order.
+    """
+    least, best = seconds, None
+    for number in numbers:
+        try:
+            evaluator, pins = at(number)
+            names = [name for name in known_names(evaluator.lowering) if name.startswith(PIPELINE)]
+            fitting = foresee(evaluator, names, pins).fitting if names else ()
+            if not fitting or fitting[0][0] > PROMISING * least:
+                continue
+            plans = variants(evaluator, fitting[0][1], (), orders=ORDERS)
+        except ValueError:
+            # What cannot be cut into so many may be cut into others.
+            continue
+        if (soonest := min((one.seconds for one in plans if one.fits), default=inf)) < least:
+            least, best = soonest, Chosen(number, evaluator, pins, True)
+    return best
