@@ -337,7 +337,7 @@ def test_seeds_cut_what_has_samples():
 
 
 def test_a_pipeline_is_looked_for_where_it_takes_less_than_what_was_found(capsys: pytest.CaptureFixture[str]) -> None:
-    """Sums of gradients between nodes take longer than all that is computed; it is told beside plans of whole batches."""
+    """Sums of gradients between nodes take longer than what is computed. It is told beside plans of whole batches."""
     model = "gpt:layers=8,width=1024,heads=8,seq=128,vocab=1000"
     given = ["plan", model, "--machine", "p3.16xlarge:nodes=2", "--batch", "64", "--budget", "1000"]
     found = json.loads(_told([*given, "--json"], capsys))
