@@ -14,8 +14,9 @@ from castile.planner.bounds import lower_bound
 from castile.planner.evaluator import Evaluator
 from castile.planner.pins import Pins
 from castile.planner.search import Found, NoPlanFits
-from castile.planner.seeds import PIPELINE, known_names
+from castile.planner.seeds import MOST_PIPED, PIPELINE, known_names
 from castile.planner.sizes import variants
+from castile.planner.sketch.sieve import num_parts
 from castile.planner.strategy import ORDERS
 
 # One is looked for where a step takes so many times as long as all processors' work, less than which none takes.
@@ -41,7 +42,8 @@ def filled(
     look   the same search with these
     What it is compared with is what the batch takes without being cut so.
     """
-    bound = None if found.is_insisted else lower_bound(evaluator)
+    has_none = found.is_insisted or num_parts(evaluator) > MOST_PIPED
+    bound = None if has_none else lower_bound(evaluator)
     if bound is None or found.evaluated.seconds <= WORTH * bound.work_seconds:
         return evaluator, pins, found
     chosen = _soonest(at, numbers, found.evaluated.seconds)
