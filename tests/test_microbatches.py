@@ -24,10 +24,10 @@ from castile.planner.seeds import seeds
 from castile.planner.simulate import simulate
 from castile.planner.updates import Updates
 from castile.runtime import machine
+from tests.cut_batches import TOLERANCE, assert_trains_as_the_whole_batch, can_be_cut
 from tests.strategies import batches, beginnings, machines, problems, strategies, whole_on
 from tests.training import SGD, difference, train
 
-TOLERANCE = 1e-10
 EXAMPLES = 300
 
 
@@ -42,20 +42,10 @@ def test_microbatches_train_as_the_whole_batch(tell: Callable[[str], None]) -> N
         on = data.draw(machines())
         whole = data.draw(strategies(problem.graph, on.num_procs))
         cut = msgspec.structs.replace(whole, microbatches=count)
-        try:
-            Lowering(problem.graph, on, SGD).lower(cut)
-        except ValueError as error:
-            assert "microbatches" in str(error), error
+        if not can_be_cut(Lowering(problem.graph, on, SGD), cut):
             seen["refused"] += 1
             reject()
-        steps, values = batches(problem, 2, exact=False), beginnings(problem, exact=False)
-        size = data.draw(st.integers(1, on.num_procs))
-        one = train(problem.graph, whole_on(problem.graph), on, steps, values, rate=2**-7)
-        many = train(problem.graph, cut, on, steps, values, rate=2**-7, size=size)
-        assert difference(many.losses, one.losses) < TOLERANCE
-        for name, expected in one.carried.items():
-            moved = np.abs(one.carried[name.rpartition("/")[0] or name]).max()
-            assert difference(many.carried[name], expected, moved) < TOLERANCE, name
+        assert_trains_as_the_whole_batch(problem, on, cut, data.draw(st.integers(1, on.num_procs)))
         seen["trained"] += 1
         seen.update({node.op.name for node in problem.graph.nodes.values()})
 

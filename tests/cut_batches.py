@@ -1,0 +1,47 @@
+"""Plans that cut the batch into microbatches: what holds of each of them, whoever drew it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from castile.planner import evaluator as evaluators
+from castile.planner.evaluator import Evaluator
+from castile.planner.lower import Lowering
+from castile.planner.strategy import Strategy
+from castile.runtime.machine import Machine
+from tests.strategies import Problem, batches, beginnings, whole_on
+from tests.training import difference, train
+
+TOLERANCE = 1e-10
+
+
+def can_be_cut(lowering: Lowering, plan: Strategy) -> bool:
+    """Whether the graph can be cut as the plan asks; what cannot is refused in words."""
+    try:
+        lowering.lower(plan)
+    except ValueError as error:
+        assert "microbatches" in str(error), error
+        return False
+    return True
+
+
+def assert_trains_as_the_whole_batch(problem: Problem, on: Machine, plan: Strategy, size: int) -> None:
+    """On so many ranks, as one processor does with the batch whole."""
+    steps, values = batches(problem, 2, exact=False), beginnings(problem, exact=False)
+    one = train(problem.graph, whole_on(problem.graph), on, steps, values, rate=2**-7)
+    many = train(problem.graph, plan, on, steps, values, rate=2**-7, size=size)
+    assert difference(many.losses, one.losses) < TOLERANCE
+    for name, expected in one.carried.items():
+        moved = np.abs(one.carried[name.rpartition("/")[0] or name]).max()
+        assert difference(many.carried[name], expected, moved) < TOLERANCE, name
+
+
+def assert_few_say_all(known: Evaluator, plan: Strategy) -> bool:
+    """What is told of a plan is what simulating all of its microbatches says; gives whether fewer were simulated."""
+    tasks, all_of_it = known.simulate(plan)
+    found, (few, count) = known.evaluate(plan), known.tasks(plan)
+    assert found.seconds == all_of_it.seconds
+    assert found.peak_bytes == tuple(all_of_it.peak_bytes.tolist())
+    assert found.moved_bytes == evaluators.moved_bytes(tasks)
+    assert count.sum() == tasks.num_tasks
+    return few.num_tasks < tasks.num_tasks
