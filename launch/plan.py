@@ -258,8 +258,9 @@ def _look(
 
 def _left(limits: Budget, passed: float) -> Budget:
     """What is left of a budget after so many seconds: the least there is where nothing is."""
-    left = limits.seconds and max(LEAST_SECONDS, limits.seconds - passed)
-    return limits if left is None else replace(limits, seconds=left, before=passed)
+    if limits.seconds is None:
+        return limits
+    return replace(limits, seconds=max(LEAST_SECONDS, limits.seconds - passed), before=passed)
 
 
 def _is_far(evaluator: Evaluator, pinned: Pins | None, names: list[str] | None) -> bool:

@@ -71,7 +71,9 @@ def cut(work: np.ndarray, rates: np.ndarray) -> list[int]:
 
 def _work(lowering: Lowering, cost: CostModel, names: Sequence[str]) -> list[int]:
     """What all passes of each node take on one processor, uncut."""
-    program, found = lowering.program(Strategy({}, lowering.microbatches)), dict.fromkeys(names, 0)
+    # All microbatches take the same: as few are written out as sketches need.
+    program = lowering.shortened(2).program(Strategy({}, lowering.microbatches))
+    found = dict.fromkeys(names, 0)
     for step in program.steps:
         if step.node.name in found and step.micro.number == 0:
             keys, of_part = lowering.templates.get(step, {}, program.dtypes.__getitem__).does.keys
