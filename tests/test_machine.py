@@ -100,6 +100,11 @@ def test_file_of_unequal_processors(tmp_path):
             for value in ("inf", "nan", "-1.0")
         ),
         ("flops_per_second = 1e12", "flops_per_second = -1.0", ["flops_per_second", "-1.0"]),
+        *(
+            (f"{field} = {known}", f"{field} = {value}", ["level 'network'", field, value])
+            for field, known in (("latency_seconds", "1e-5"), ("bytes_per_second", "1e9\n"))
+            for value in ("inf", "nan", "-1.0")
+        ),
         ("group = 3", "group = 1", ["board", "group 1"]),
         ("group = 3", "group = 3\nshared_by = 0", ["board", "shared_by", "at least 1"]),
         ('name = "network"', 'name = "board"', ["board", "name of its own"]),
