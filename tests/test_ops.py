@@ -1,5 +1,7 @@
 """The laws of operators, for every operator that is found: cut in any legal way it computes the whole."""
 
+from math import prod
+
 import numpy as np
 import pytest
 
@@ -203,6 +205,26 @@ def test_flops_of_parts_add_up():
             for split in splits(node):
                 summed = sum(c.op.flops(which, part) for part in parts(node, split))
                 assert summed == pytest.approx(total), f"{c} {which} {split}"
+
+
+def products(step) -> int:
+    """How many products of two numbers a kernel adds up; of windows those with the padding count too."""
+    if step.kernel == "contract":
+        text, *xs = step.args
+        return int(np.einsum(text.split("->")[0] + "->...", *(np.ones(x.spec.shape) for x in xs)).sum())
+    arrays = {"y": step.outs[0], **dict(zip(("x", "w"), step.args))}
+    of = {"conv2d": "yw", "conv2d_grad_input": "xw", "conv2d_grad_weight": "xy"}.get(step.kernel)
+    return prod(arrays[of[0]].spec.shape) * prod(arrays[of[1]].spec.shape[1:]) if of else 0
+
+
+@every_case
+def test_operations_are_two_for_each_product(case: Case):
+    everything = Whole(case)
+    whole_part = everything.node.whole()
+    for which in passes(case):
+        recording, _ = recorded(case, which, whole_part, *everything.local(whole_part))
+        made = sum(map(products, recording.steps))
+        assert not made or case.op.flops(which, whole_part) == pytest.approx(2 * made), which
 
 
 def array(*shape: int) -> np.ndarray:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from string import ascii_letters
 
 from castile.planner.axes import LEADING, parse
-from castile.planner.op import Op, Tensor, op
+from castile.planner.op import Op, Part, Tensor, op
 
 
 @op("..., ... -> ...", flops_per_point=2)
@@ -38,6 +38,11 @@ class Contract(Op):
         terms = [term.strip() for term in left.split(",")]
         marks = ["*" * t.param for t in inputs] if len(inputs) == 2 else ["", ""]
         return f"{marks[0]}{terms[0]}, {marks[1]}{terms[1]} -> {right.strip()}"
+
+    def flops(self, which: str, part: Part) -> float:
+        # one pass has the gradients of both where both are parameters, or neither is
+        made = 1 if which == "F" else sum(o.param == (which == "W") for o in part.alignment.operands)
+        return made * super().flops(which, part)
 
     def forward(self, k, x, y):
         a, b, c = self._terms

@@ -67,8 +67,8 @@ class ConvTranspose2d(Op):
         return Box((*box.lo[:2], rows[0], columns[0]), (*box.hi[:2], rows[1], columns[1]))
 
     def flops(self, which: str, part: Part) -> float:
-        points = prod(hi - lo for axis, (lo, hi) in part.ranges.items() if axis not in "hw")
-        return self.flops_per_point * points / prod(self.stride)
+        # each element of x meets each tap once; parts of y have a share of them
+        return super().flops(which, part) / (part.extent("H") * part.extent("W"))
 
     def _how(self, at: Part) -> dict[str, object]:
         (_, (top, bottom)), (_, (left, right)) = (self._span(at, n) for n in range(2))
