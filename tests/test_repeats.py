@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -23,7 +24,9 @@ from castile.planner.op import find
 from castile.planner.seeds import seeds
 from castile.planner.simulate import simulate
 from castile.planner.updates import Updates
+from castile.runtime.task import Lane, TaskGraph
 from tests.cut_batches import assert_few_say_all, can_be_cut
+from tests.graphs import Draft, engine_maps
 from tests.little import evaluator, machine, tower
 from tests.strategies import in_buckets, machines, problems
 from tests.training import SGD
@@ -64,6 +67,71 @@ def test_any_plan_takes_what_all_its_microbatches_take(
     check()
     tell(f"repeats: {', '.join(f'{k} {n}' for k, n in seen.most_common())}")
     assert seen["enough"] > EXAMPLES // 4
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Tasks of one of many microbatches: processor and lane, picoseconds, what it needs of its own, of the one before.
+
+    odd    what those of the first and of the last one take, where that is something else
+    more   tasks that the first one has besides.   tail   tasks of none, which need tasks of all
+    """
+
+    num_procs: int
+    every: list[Any]
+    odd: list[list[int] | None]
+    more: list[Any]
+    tail: list[Any]
+
+    def written(self, count: int) -> tuple[TaskGraph, np.ndarray, np.ndarray]:
+        """So many microbatches, of which each task is, and what cost keys take."""
+        draft, number, known = Draft(self.num_procs), list[int](), list[list[int]]()
+        for n in range(count):
+            takes = self.odd[0] if n == 0 else self.odd[1] if n == count - 1 else None
+            rows, own = self.every + self.more * (n == 0), list[int]()
+            for (lane, lasts, mine, before), other in zip_longest(rows, takes or ()):
+                # none begins before the one before it has
+                of_before = before if own else {*before, len(self.every) - 1}
+                needs = [known[-1][m] for m in of_before if n and m < len(known[-1])]
+                own.append(draft.task([lane], [*needs, *(own[m] for m in mine if m < len(own))], other or lasts))
+                number.append(n)
+            known.append(own[: len(self.every)])
+        for lane, lasts, mine, _ in self.tail:
+            draft.task([lane], [own[m % len(own)] for own in known for m in mine], lasts)
+            number.append(-1)
+        graph = draft.graph()
+        return graph, np.array(number), np.array([int(key.name[1:]) for key in graph.cost_keys], np.int64)
+
+
+@st.composite
+def loops(draw: st.DrawFn) -> Loop:
+    num_procs, some = draw(st.integers(1, 2)), st.sets(st.integers(0, 3), max_size=2)
+    lane = st.tuples(st.integers(0, num_procs - 1), st.sampled_from((Lane.COMPUTE, Lane.HOST, Lane.COLLECTIVE)))
+    task = st.tuples(lane, st.integers(1, 6), some, some)
+    every = draw(st.lists(task, min_size=1, max_size=4))
+    takes = st.none() | st.lists(st.integers(1, 9), min_size=len(every), max_size=len(every))
+    more = st.lists(task, max_size=2)
+    return Loop(num_procs, every, [draw(takes), draw(takes)], draw(more), draw(more))
+
+
+def test_any_tasks_take_what_all_microbatches_take() -> None:
+    """Whatever the first and the last one have of their own: where few are said to be enough, they are."""
+    seen: Counter[bool] = Counter()
+
+    @settings(max_examples=150, derandomize=True, deadline=None)
+    @given(loops(), engine_maps)
+    def check(loop: Loop, engines: Sequence[int]) -> None:
+        def picoseconds(count: int) -> tuple[int, int | None]:
+            tasks, number, durations = loop.written(count)
+            simulated = simulate(tasks, durations, engines)
+            return int(simulated.timeline.end.max()), repeats.period(tasks, number, simulated)
+
+        few, longer = picoseconds(4)
+        seen[longer is not None] += 1
+        assert longer is None or [picoseconds(n)[0] for n in (5, 8)] == [few + longer, few + 4 * longer]
+
+    check()
+    assert seen[True] > 40
 
 
 def test_what_is_simulated_does_not_grow_with_microbatches() -> None:
