@@ -36,6 +36,21 @@ def splits(node: Node) -> Iterator[dict[str, int]]:
             yield dict(zip(axes, combination, strict=True))
 
 
+def telling_splits(node: Node) -> Iterator[dict[str, int]]:
+    """Few of them, in which every axis that may be split is cut, most together with another; the whole comes first."""
+
+    def cut_by(split: dict[str, int]) -> set[str]:
+        return {axis for axis, degree in split.items() if degree > 1}
+
+    whole, *others = splits(node)
+    yield whole
+    known = set[str]()
+    for split in sorted(others, key=lambda split: -len(cut_by(split))):
+        if not cut_by(split) <= known:
+            known |= cut_by(split)
+            yield split
+
+
 def passes(case: Case) -> list[str]:
     return [which for which in PASSES if case.op.has(which)]
 
