@@ -2,12 +2,14 @@
 
 import random
 from dataclasses import dataclass, field
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from castile.planner import retime, solved
 from castile.planner.delta import Change, Delta, latest
 from castile.planner.simulate import simulate
 from castile.runtime.task import NUM_LANES, Kind, Lane
@@ -124,11 +126,20 @@ def spans(delta):
     longest=st.sampled_from([1, 2, 5, 50]),
     near=st.booleans(),
     engines=engine_maps,
-    form=st.sampled_from(FORMS),
+    form=st.sampled_from((*FORMS, "loads between")),
 )
 def test_changes_one_after_the_other_equal_the_full_simulation(
     seed, num_tasks, num_procs, longest, near, engines, form
 ):
+    """Also where what engines have done is known between too, as of thousands of tasks; compiled, numbers are fixed."""
+    if form == "loads between":
+        with mock.patch.object(solved, "STRIDE", 1), mock.patch.object(retime, "STRIDE", 1):
+            assert_alike(seed, num_tasks, num_procs, longest, near, engines, "plain")
+    else:
+        assert_alike(seed, num_tasks, num_procs, longest, near, engines, form)
+
+
+def assert_alike(seed, num_tasks, num_procs, longest, near, engines, form):
     rng = random.Random(seed)
     sketch = Sketch(rng, num_procs, longest, near)
     sketch.grow(num_tasks)
