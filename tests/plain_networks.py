@@ -213,11 +213,11 @@ def nmt(given: Given) -> Found:
     return seq2seq(given)
 
 
-def gpt(given: Given, *, heads: int, kv_heads: int = 0, rotary: bool = False) -> Found:
-    """GPT-2; where a block has no shifts and a gate, Llama's."""
+def gpt(given: Given, *, heads: int, kv_heads: int, rotary: bool, norm: str, mlp: str) -> Found:
+    """GPT-2; with rotary, rms and silu Llama's blocks."""
 
-    def norm(name: str, x: Array) -> Array:
-        return given.layer_norm(name, x) if f"{name}.bias" in given else given.rms_norm(name, x, 1e-5)
+    def normal(name: str, x: Array) -> Array:
+        return given.layer_norm(name, x) if norm == "layer" else given.rms_norm(name, x, 1e-5)
 
     def turned(x: Array, heads: int) -> Array:
         return plain.rotated(x, heads) if rotary else x
@@ -228,17 +228,15 @@ def gpt(given: Given, *, heads: int, kv_heads: int = 0, rotary: bool = False) ->
     x = given.dropout("embed.dropout", x)
     for n in numbered(given, "block{}.q.weight"):
         b = f"block{n}"
-        q, k, v = (given.linear(f"{b}.{part}", norm(f"{b}.norm1", x)) for part in "qkv")
+        q, k, v = (given.linear(f"{b}.{part}", normal(f"{b}.norm1", x)) for part in "qkv")
         a = attention(turned(q, heads), turned(k, kv_heads or heads), v, heads, kv_heads, causal=True)
         x = x + given.dropout(f"{b}.o.dropout", given.linear(f"{b}.o", a))
-        m = norm(f"{b}.norm2", x)
-        up, gate = given.linear(f"{b}.up", m), None
-        if f"{b}.gate.weight" in given:
-            gate = given.linear(f"{b}.gate", m)
+        m = normal(f"{b}.norm2", x)
+        up, gate = given.linear(f"{b}.up", m), given.linear(f"{b}.gate", m) if mlp == "silu" else None
         m = gelu_of_gpt(up) if gate is None else up * gate * plain.sigmoid(gate)
         x = x + given.dropout(f"{b}.down.dropout", given.linear(f"{b}.down", m))
     table = given["head.weight" if "head.weight" in given else "tok.weight"]
-    return classified(given, norm("norm", x) @ table.T, "targets")
+    return classified(given, normal("norm", x) @ table.T, "targets")
 
 
 def bert(given: Given, *, heads: int) -> Found:

@@ -1,9 +1,9 @@
 """What is in a picture: its words and where they lie, its boxes and what they tell."""
 
 import xml.etree.ElementTree as ElementTree
-from itertools import combinations
+from itertools import combinations, pairwise
 
-from castile.launch.pictures.drawing import Box, length
+from castile.launch.pictures.drawing import SMALL, Box, length
 
 SPACE = "{http://www.w3.org/2000/svg}"
 SHARE = {"start": 0.0, "middle": 0.5, "end": 1.0}
@@ -40,8 +40,20 @@ class Picture:
         """Where its rectangles lie, but for the white one below all."""
         return [box_of(rect) for rect in self.all("rect")[1:]]
 
+    @property
+    def legend(self) -> dict[str, str]:
+        """The colours of a legend of boxes, by their words. Raises AssertionError where two are alike."""
+        found = {}
+        for box, text in pairwise(list(self.root)[1:]):
+            kinds = [element.tag.removeprefix(SPACE) for element in (box, text)]
+            if kinds == ["rect", "text"] and float(box.get("width")) == SMALL:
+                assert 3 < float(text.get("x")) - box_of(box).right < 5
+                found[text.text] = box.get("fill")
+        assert len(set(found.values())) == len(found)
+        return found
+
     def is_readable(self) -> bool:
-        """Whether words lie apart, and everything inside. Raises AssertionError where it does not."""
+        """Whether words lie apart, and everything inside and to be seen. Raises AssertionError where it does not."""
         for (one, a), (other, b) in combinations(self.words, 2):
             assert not a.meets(b), f"{one!r} lies on {other!r}"
         points = [Box(x, y, x, y) for x, y in self.points]
@@ -49,6 +61,8 @@ class Picture:
             below, beyond = (box.left, box.top), (box.right, box.bottom)
             is_inside = min(below) >= 0 and all(map(float.__le__, beyond, self.whole[2:]))
             assert is_inside, f"{what!r} lies outside, {box}"
+        for box in self.boxes:
+            assert box.left <= box.right and box.top < box.bottom, f"nobody sees {box}"
         return True
 
     @property

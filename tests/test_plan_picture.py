@@ -57,6 +57,24 @@ def test_each_processor_has_the_parts_that_its_config_says(data):
                 assert [part for part, box in shown if box.left < middle < box.right] == [index]
             covered = sum(box.right - box.left for _, box in shown)
             assert covered == pytest.approx(grid.width * len(wanted), abs=0.1)
+    for told, rect in picture.told("rect"):
+        what, _, part = told.partition(": ")[2].partition(", part ")
+        assert part not in ("", "0") or rect.get("fill") == picture.legend[what.partition(", ")[2] or what], told
+    check_bars(picture, rows, sum(row.seconds for row in left))
+
+
+def check_bars(picture, rows, left_seconds):
+    """Beside each row its name, a bar as long as its kernels take, and what share of all kernels' time that is."""
+    total, longest = left_seconds + sum(row.seconds for row in rows), max(row.seconds for row in rows)
+    bars = [box_of(rect) for rect in picture.all("rect") if rect.get("fill") == "#9aa7b5"]
+    shares = [float(text.text.split()[0]) for text in picture.all("text") if text.text.endswith(" %")]
+    lengths = [bar.right - bar.left for bar in bars]
+    assert shares == pytest.approx([100 * row.seconds / total for row in rows], abs=0.051)
+    assert lengths == pytest.approx([layout.BAR * row.seconds / longest for row in rows], abs=0.011)
+    names = [(words, box) for words, box in picture.words if box.left == 8 and box.bottom > layout.TOP]
+    for row, bar, (words, box) in zip(rows, bars, names[: len(rows)], strict=True):
+        shown = words.rstrip("\u2026")
+        assert row.told.startswith(shown) and bar.top < (box.top + box.bottom) / 2 < bar.bottom
 
 
 def test_axes_are_called_by_what_cutting_them_means():

@@ -147,7 +147,7 @@ class _Chart:
     def __init__(self, graph: TaskGraph, last: int, kinds: Sequence[tuple[str, str]]) -> None:
         self.graph, self.last, self.kinds = graph, max(1, last), kinds
         self.scale = (WIDTH - LEFT - RIGHT) / self.last
-        self.columns = np.append(np.arange(0, self.last, COLUMN / self.scale), self.last)
+        self.columns = np.linspace(0, self.last, round((WIDTH - LEFT - RIGHT) / COLUMN) + 1)
 
     def x(self, moment: float) -> float:
         return LEFT + moment * self.scale
