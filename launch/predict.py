@@ -41,7 +41,7 @@ from castile.launch.jobs import Job
 from castile.launch.ranks import UserError
 from castile.launch.results import Column
 from castile.launch.screen import Speaker
-from castile.launch.train import Train
+from castile.launch.train import RESOLVED, Train
 from castile.planner import searches
 from castile.planner.budget import parse_budget
 from castile.planner.seeds import known_names
@@ -104,7 +104,18 @@ def parse(args: Sequence[str]) -> Predict:
     found = runfile.parse(Predict, prog, args, Train, TAKEN)
     typed = options.read(Predict, prog, args, can_deny=True)
     # who names weights means these, and not what the run has saved
-    return replace(found, checkpoint=typed.checkpoint) if typed.weights else found
+    own = "" if typed.weights else _beside(typed.model) or found.checkpoint
+    return replace(found, checkpoint=typed.checkpoint or own)
+
+
+def _beside(path: str) -> str:
+    """The folder of a run file that training wrote beside its checkpoints, wherever they are now; "" for others."""
+
+    if Path(path).name != RESOLVED:
+        return ""
+    folder = Path(path).parent
+    found = jobs.from_leader(jobs.communicator(), lambda: b"there" if folders.checkpoints(folder) else b"")
+    return str(folder) if found else ""
 
 
 @dataclass(frozen=True)

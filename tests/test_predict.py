@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from castile.kernels.table import Table
-from castile.launch import data, evaluate, models, weights
+from castile.launch import data, evaluate, models, predict, weights
 from castile.launch.__main__ import main
 from castile.launch.data import Arrays
 from castile.launch.evaluate import adapted, needed
@@ -127,6 +127,23 @@ def predicted(trained: Path, capsys: Caught, monkeypatch: pytest.MonkeyPatch) ->
             return json.loads(told), dict(found)
 
     return run
+
+
+def test_a_run_is_found_where_its_file_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders of runs are moved, and predicted with from anywhere: the file still says where training wrote them."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("elsewhere", "moved", "alone"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "resolved.toml").write_text('model = "mlp"\ncheckpoint = "elsewhere"\n')
+    (tmp_path / "moved" / "step-00000007").mkdir()
+    found = {
+        words: predict.parse(words.split()).checkpoint
+        for words in (
+            "moved/resolved.toml", "alone/resolved.toml", "moved/resolved.toml --checkpoint alone",
+            "moved/resolved.toml --weights w.safetensors", "mlp --checkpoint alone",
+        )
+    }  # fmt: skip
+    assert list(found.values()) == ["moved", "elsewhere", "alone", "", "alone"]
 
 
 @pytest.mark.mpi
