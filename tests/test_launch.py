@@ -190,7 +190,8 @@ def test_the_hostfile(tmp_path, monkeypatch):
     handed = [word for before, word in itertools.pairwise(words) if before == "-x"]
     assert {"DEBUG", "NCCL_DEBUG", "XDG_DATA_HOME", *mpi_settings.THREAD_VARIABLES} <= set(handed)
     assert not {"HOME", "MY_SECRET"} & set(handed) and "-x" not in launch.mpirun_words(4, None, ["x"])
-    for text, told in [("", "names no host"), ("one slots=x\n", "line 1"), ("one\ntwo slots=0\n", "line 2")]:
+    wrong = {"one slots=x\n": "line 1", "one slots=1 slots=2\n": "line 1", "one\ntwo slots=0\n": "line 2"}
+    for text, told in {"": "names no host", **wrong}.items():
         path.write_text(text)
         with pytest.raises(ranks.UserError, match=told):
             launch.mpirun_words(4, path, ["x"])

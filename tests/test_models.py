@@ -187,6 +187,11 @@ def test_a_setting_that_is_true_or_false_is_taken_at_its_word(text: str, key: st
     assert one != other
 
 
+def test_truth_has_three_words_each() -> None:
+    for words, tied in ((("true", "yes", "1", "True"), True), (("false", "no", "0", "False"), False)):
+        assert {models.parse(f"gpt:tied={word}").settings["tied"] for word in words} == {tied}
+
+
 def test_a_causal_model_does_not_see_what_comes():
     graph = models.parse(small("gpt")).graph(batch=2, dtype="float64")
     env = values(graph)
