@@ -53,6 +53,7 @@ def parse(name: str, module: ModuleType, args: Sequence[str]) -> Any:
 
 def _dispatch(args: list[str]) -> int:
     ranks.this_world()
+    _check_text(args)
     if not args or args[0] in ("-h", "--help", "help"):
         return _told(_overview)
     if args[0] == "--version":
@@ -78,6 +79,17 @@ def _overview() -> str:
     head = "usage: castile COMMAND ...\n\nFinds a fast way to train a network in parallel, and trains it so.\n"
     tail = "`castile COMMAND --help` explains one; `castile --version` says which castile this is."
     return "\n".join([head, *lines, "", tail])
+
+
+def _check_text(words: Sequence[str]) -> None:
+    """Names of files stand in plans, run files, records and pictures, all of which are UTF-8."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError as error:
+            raise ranks.UserError(
+                f"the word {word!r} is not UTF-8: give what it names another name, which can be written down"
+            ) from error
 
 
 def _check_known(name: str) -> None:

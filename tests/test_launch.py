@@ -43,6 +43,13 @@ def test_an_unknown_command_is_answered_with_the_nearest(capsys):
     assert "the commands are" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_name_that_cannot_be_written_down_is_refused(name, capsys):
+    assert main([name, os.fsdecode(b"name \xff")]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith(r"castile: the word 'name \udcff' is not UTF-8") and err.count("\n") == 1
+
+
 @pytest.mark.parametrize("words", [["doctor", "--nonsense"], ["doctor", "--ranks", "two"], ["launch", "doctor"]])
 def test_a_usage_error_is_status_2_without_traceback(words, capsys):
     assert main(words) == 2

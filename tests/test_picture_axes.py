@@ -51,6 +51,17 @@ def _is_number(words: str) -> bool:
     return words.replace(".", "").replace("e-", "").replace("e+", "").isdigit()
 
 
+@given(st.text(max_size=20), st.text(min_size=1, max_size=20))
+def test_any_words_can_be_drawn(words, told):
+    elements = [drawing.text(9, 90, words, 9), drawing.rect(drawing.Box(0, 50, 9, 60), "red", told)]
+    root = Picture(drawing.svg(900, 100, words, elements)).root
+    shown = [element.text or "" for element in root.iter() if element.tag.endswith(("text", "title"))]
+    for given_words, drawn_words in zip((words, words, told), shown, strict=True):
+        assert len(drawn_words) == len(given_words.replace("\r\n", "\n"))
+        pairs = zip(drawn_words, given_words.replace("\r\n", "\n"), strict=True)
+        assert all(a == b or b == "\r" or drawing.UNWRITABLE.match(b) for a, b in pairs)
+
+
 @given(st.floats(1e-9, 1e9), st.integers(5, 12))
 def test_ticks_are_round_and_as_many_as_asked_for(most, count):
     found = list(drawing.ticks(most, count))

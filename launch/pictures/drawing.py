@@ -6,6 +6,7 @@ It does not know what is drawn.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 from xml.sax.saxutils import escape
@@ -14,6 +15,8 @@ from xml.sax.saxutils import escape
 LETTER = 0.6
 # The size of names beside dots and of legends.
 SMALL = 11
+# What there is no character for in XML, however it is written (XML 1.0, production 2).
+UNWRITABLE = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 GRID, EDGE = "#e0e0e0", "#808080"
 
 
@@ -44,7 +47,7 @@ def svg(width: float, height: float, title: str, elements: Iterable[str]) -> str
 
 def text(x: float, y: float, words: str, size: int, anchor: str = "start") -> str:
     """Words that begin, end or have their middle at x, on the line y."""
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}">{escape(words)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}">{_written(words)}</text>'
 
 
 def line(x: float, y: float, to_x: float, to_y: float, colour: str, width: float = 1.0, dashes: str = "") -> str:
@@ -72,7 +75,11 @@ def path(points: Iterable[tuple[float, float]], colour: str, fill: str = "none")
 
 
 def _titled(begun: str, kind: str, told: str) -> str:
-    return f"{begun}><title>{escape(told)}</title></{kind}>" if told else f"{begun}/>"
+    return f"{begun}><title>{_written(told)}</title></{kind}>" if told else f"{begun}/>"
+
+
+def _written(words: str) -> str:
+    return escape(UNWRITABLE.sub("\N{REPLACEMENT CHARACTER}", words))
 
 
 def length(words: str, size: int) -> float:
