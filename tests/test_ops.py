@@ -208,10 +208,17 @@ def test_flops_of_parts_add_up():
 
 
 def products(step) -> int:
-    """How many products of two numbers a kernel adds up; of windows those with the padding count too."""
+    """How many products of two numbers a kernel adds up; of windows those with the padding count too.
+
+    Of attention two for each element of a head of a query and a key that it sees, and for gradients five.
+    """
     if step.kernel == "contract":
         text, *xs = step.args
         return int(np.einsum(text.split("->")[0] + "->...", *(np.ones(x.spec.shape) for x in xs)).sum())
+    if times := {"attention": 2, "attention_grad": 5}.get(step.kernel):
+        (b, s, width), t = step.outs[0].spec.shape, step.args[-1 if times == 2 else 2].spec.shape[1]
+        seen = [not step.params["causal"] or j <= i + step.params["offset"] for i in range(s) for j in range(t)]
+        return times * b * width * sum(seen)
     arrays = {"y": step.outs[0], **dict(zip(("x", "w"), step.args))}
     of = {"conv2d": "yw", "conv2d_grad_input": "xw", "conv2d_grad_weight": "xy"}.get(step.kernel)
     return prod(arrays[of[0]].spec.shape) * prod(arrays[of[1]].spec.shape[1:]) if of else 0
