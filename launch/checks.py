@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from castile.launch import optimizers
+from castile.launch.files import is_stream
 from castile.launch.models import DTYPES
 from castile.launch.ranks import UserError, silent
 from castile.planner.lower import Lowering
@@ -73,14 +74,20 @@ def trains(lowering: Lowering) -> None:
 
 
 def writable(**given: str) -> None:
-    """Raises UserError, with the option's name, for a path at which no file can be written; "" is no path.
+    """Raises UserError, with the option's name, for a path at which no file can be written, and for two that are one
+    file, of which only the last would be left; "" is no path.
 
     Nothing is made and an existing file stays as it is. Rank 0 alone looks, as it alone writes: other hosts need not
     have such a folder.
     """
-    for name, path in given.items():
-        if path and not silent() and (why := _hindrance(Path(path))):
+    first: dict[str, str] = {}
+    for name, path in given.items() if not silent() else ():
+        if path and (why := _hindrance(Path(path))):
             raise UserError(f"{_option(name)} {path}: {why}; choose another path")
+        if path and not is_stream(Path(path)):
+            other = first.setdefault(os.path.realpath(path), name)
+            if other != name:
+                raise UserError(f"{_option(other)} and {_option(name)} are one file, {path}: choose another for one")
 
 
 def folders(**given: str) -> None:

@@ -80,7 +80,7 @@ def whole(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     try:
-        if _is_stream(path):
+        if is_stream(path):
             yield path
             return
         # a link stays one: what it leads to is written
@@ -129,6 +129,7 @@ def _remove_left(file: Path) -> None:
                 os.close(descriptor)
 
 
-def _is_stream(path: Path) -> bool:
+def is_stream(path: Path) -> bool:
+    """Whether a path is a device, a pipe or the like: what is written there takes no file's place."""
     # /dev/stdout may lead to a file, which is not this command's to replace while others write to it
     return Path("/dev") in path.absolute().parents or (path.exists() and not path.is_file())

@@ -1,6 +1,7 @@
 """Files that commands write are whole or as before, and are told by name where the system takes no more."""
 
 import errno
+import itertools
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from castile.launch import files
 from castile.launch.__main__ import main
 from castile.launch.ranks import UserError
 from tests import homes
+from tests.command_lines import COMMANDS, options_of
 from tests.mpi import CHECKOUT
 
 BEFORE = b"as it was"
@@ -175,3 +177,19 @@ def test_a_plan_goes_where_standard_output_goes(tmp_path):
     found = {**os.environ, **homes.make(tmp_path / "home"), "PYTHONPATH": str(CHECKOUT)}
     done = subprocess.run(words, cwd=tmp_path, env=found, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0 and '"data_parallel"' in done.stdout and "the plan, after" in done.stdout, done.stderr
+
+
+RESULTS = ("out", "trace", "picture", "metrics")
+WRITTEN = {name: [o.field for o in options_of(name) if o.field in RESULTS] for name in COMMANDS}
+
+
+@pytest.mark.parametrize("name", [name for name, options in WRITTEN.items() if len(options) > 1])
+def test_no_two_results_go_into_one_file(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "alias").symlink_to("x")
+    for one, other in itertools.combinations(WRITTEN[name], 2):
+        for path in ("x", "./x", "alias", str(tmp_path / "x")):
+            assert main([name, "mlp", f"--{one}", "x", f"--{other}", path]) == 2
+            err = capsys.readouterr().err
+            assert f"--{one}" in err and f"--{other}" in err and "are one file" in err and err.count("\n") == 1
+    assert not (tmp_path / "x").exists()
