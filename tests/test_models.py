@@ -1,6 +1,6 @@
 """Models by name: each builds, computes a loss and a gradient for every parameter, and its words are strict."""
 
-from math import log
+from math import log, prod, sqrt
 
 import numpy as np
 import pytest
@@ -148,6 +148,29 @@ def test_a_model_begins_as_ignorant_as_it_should_be(name):
     classes, loss = graph.tensors[graph.outputs[0]].shape[-1], graph.nodes[graph.loss]
     ignorant = np.square(env[loss.inputs[1]]).mean() if loss.op.name == "mse" else log(classes)
     assert abs(float(forward(graph, env)[graph.loss]) - ignorant) < 1
+
+
+def in_groups() -> Graph:
+    """Convolutions of every kind, in groups."""
+    g = Graph("groups", "float32")
+    lines, images = g.input("lines", (2, 6, 9), "b c l"), g.input("images", (2, 6, 9, 8), "b c h w")
+    g.conv1d("one", lines, channels=4, kernel=3, groups=2)
+    g.conv2d("two", images, channels=9, kernel=(3, 2), groups=3)
+    g.conv_transpose2d("back", images, channels=4, kernel=(2, 3), groups=2)
+    return g
+
+
+def test_weights_begin_as_large_as_those_of_torch_do_by_default():
+    """By how many inputs an output has, as the shape of a weight tells; by the units of what has gates."""
+    seen = set()
+    for graph in (in_groups(), *(models.parse(small(name)).graph(batch=2) for name in models.available())):
+        for node in graph.nodes.values():
+            for t in (graph.tensors[name] for name in node.inputs):
+                if t.init is not None and t.init.kind == "uniform":
+                    inputs = t.shape[1] if t.axes[0] == "g" else prod(t.shape[1:])
+                    assert t.init.scale == pytest.approx(1 / sqrt(inputs)), t.name
+                    seen.add(node.op.name)
+    assert seen >= {"linear", "conv1d", "conv2d", "conv_transpose2d", "lstm_cell", "contract"}
 
 
 @pytest.mark.parametrize("name", models.available())
