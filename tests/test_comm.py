@@ -144,6 +144,13 @@ def test_under_mpirun(num_ranks: int) -> None:
 
 
 @pytest.mark.mpi
+def test_hosts_have_their_ranks_side_by_side_and_one_time() -> None:
+    status, output = mpirun(5, str(CASES / "hosts.py"))
+    assert status == 0, output
+    assert output.count("hosts agree") == 5
+
+
+@pytest.mark.mpi
 def test_abort_ends_all_ranks() -> None:
     program = (
         "import sys; from castile.runtime.comm.mpi import world; import numpy as np; c = world()\n"
