@@ -26,6 +26,7 @@ from tests.op_laws import (
     run,
     splits,
     targets,
+    telling_splits,
     whole_pass,
 )
 
@@ -55,6 +56,29 @@ def test_parts_read_inside_their_operands(case: Case):
         for part in parts(node, split):
             for n, tensor in enumerate(case.tensors):
                 assert contains(whole(tensor.shape), part.reads(n)), f"{case} split {split}, operand {n}"
+
+
+def sees(case: Case, part, arrays, n: int, dim: int, at: int) -> bool:
+    """Whether results are others where an operand has other elements at a place of a dim."""
+    changed = [a.copy() for a in arrays]
+    np.moveaxis(changed[n], dim, 0)[at] += 1e3
+    each = zip(*(run(case, "F", part, operands, None, None) for operands in (arrays, changed)), strict=True)
+    return any(relative(one, other) > 0 for one, other in each)
+
+
+@every_case
+def test_parts_read_no_more_than_they_need(case: Case):
+    """Where what they read otherwise than the axis line says begins and ends, they see it, or nobody does."""
+    everything = Whole(case)
+    node, free = everything.node, [n for n, t in enumerate(case.tensors) if t.floating and not case.op.follows(n)]
+    for part in (part for split in (telling_splits(node) if free else ()) for part in parts(node, split)):
+        arrays, *_ = everything.local(part)
+        for n in (n for n in free if arrays[n].size):
+            box = part.reads(n)
+            for dim, (lo, hi) in enumerate(zip(box.lo, box.hi)):
+                for at in {lo, hi - 1} if (lo, hi) != (0, case.tensors[n].shape[dim]) else ():
+                    seen = sees(case, part, arrays, n, dim, at - lo)
+                    assert seen or not sees(case, node.whole(), case.arrays, n, dim, at), f"{part.ranges}: operand {n}"
 
 
 @every_case
