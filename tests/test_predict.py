@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -146,6 +148,25 @@ def test_a_run_is_found_where_its_file_lies(tmp_path: Path, monkeypatch: pytest.
     assert list(found.values()) == ["moved", "elsewhere", "alone", "", "alone"]
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "trained", "otherwise"),
+    [
+        ("data", "noise", "digits:seed=1", "text"),
+        ("seed", 0, 7, 0),
+        ("batch", 3, 5, 8),
+        ("dtype", "float64", "bfloat16", "float32"),
+    ],
+)
+def test_what_is_left_open_is_as_in_training(name: str, given: object, trained: object, otherwise: object) -> None:
+    """Else as the model's recipe has it."""
+    saved: Any = SimpleNamespace(facts=SimpleNamespace(data="d", seed=1, batch=2, dtype="float32"))
+    setattr(saved.facts, name, trained)
+    cases = ((given, saved, given), (None, saved, trained), (given, None, given), (None, None, otherwise))
+    for said, run, wanted in cases:
+        command = predict.Predict("gpt", **({name: said} if said is not None else {}))
+        assert getattr(predict._filled(command, run), name) == wanted
+
+
 @pytest.mark.mpi
 def test_any_ranks_and_plan_predict_what_training_said_of_itself(trained: Path, predicted: Ran) -> None:
     """Two ranks train with a plan of theirs; others predict: to rounding the same, as good as training saw it."""
@@ -198,6 +219,8 @@ def build(batch=None, dtype="float32"):
     ("mlp:width=8 --checkpoint run --plan p.json --search mcmc", "give one of the two"),
     ("mlp:width=8 --checkpoint run --budget 5", "--budget means nothing without --search"),
     ("mlp:width=8 --checkpoint run --out x.txt", "a name ends in .npz"),
+    ("mlp:width=8 --checkpoint run --out x.npz --samples some", "give one of held_out, train, all"),
+    ("mlp:width=8 --checkpoint run --out x.npz --batch 0", "--batch 0: give 1 or more"),
     ("mlp:width=8 --checkpoint run --data numpy:held_out=images.npz", "no labels to judge by: write the outputs"),
     ("mlp:width=8 --checkpoint run --data text --out x.npz", "takes 'image' of shape"),
     ("mlp:width=8 --checkpoint run --data numpy:held_out=images.npz --samples train --out x.npz", "has no samples for"),
