@@ -68,15 +68,18 @@ def sees(case: Case, part, arrays, n: int, dim: int, at: int) -> bool:
 
 @every_case
 def test_parts_read_no_more_than_they_need(case: Case):
-    """Where what they read otherwise than the axis line says begins and ends, they see it, or nobody does."""
+    """Where what they read otherwise than the axis line says begins and ends, they see it, or nobody does.
+
+    Unless that is all of an operand.
+    """
     everything = Whole(case)
     node, free = everything.node, [n for n, t in enumerate(case.tensors) if t.floating and not case.op.follows(n)]
     for part in (part for split in (telling_splits(node) if free else ()) for part in parts(node, split)):
         arrays, *_ = everything.local(part)
         for n in (n for n in free if arrays[n].size):
             box = part.reads(n)
-            for dim, (lo, hi) in enumerate(zip(box.lo, box.hi)):
-                for at in {lo, hi - 1} if (lo, hi) != (0, case.tensors[n].shape[dim]) else ():
+            for dim, (lo, hi) in enumerate(zip(box.lo, box.hi)) if box != whole(case.tensors[n].shape) else ():
+                for at in {lo, hi - 1}:
                     seen = sees(case, part, arrays, n, dim, at - lo)
                     assert seen or not sees(case, node.whole(), case.arrays, n, dim, at), f"{part.ranges}: operand {n}"
 
@@ -234,7 +237,8 @@ def test_flops_of_parts_add_up():
 def products(step) -> int:
     """How many products of two numbers a kernel adds up; of windows those with the padding count too.
 
-    Of attention two for each element of a head of a query and a key that it sees, and for gradients five.
+    Of attention two for each element of a head of a query and a key that it sees, and for gradients five; of pairs of
+    vectors one for each element, and two.
     """
     if step.kernel == "contract":
         text, *xs = step.args
@@ -243,6 +247,9 @@ def products(step) -> int:
         (b, s, width), t = step.outs[0].spec.shape, step.args[-1 if times == 2 else 2].spec.shape[1]
         seen = [not step.params["causal"] or j <= i + step.params["offset"] for i in range(s) for j in range(t)]
         return times * b * width * sum(seen)
+    if times := {"pair_dots": 1, "pair_dots_grad": 2}.get(step.kernel):
+        b, f, d = step.args[-1].spec.shape
+        return times * b * d * f * (f - 1) // 2
     arrays = {"y": step.outs[0], **dict(zip(("x", "w"), step.args))}
     of = {"conv2d": "yw", "conv2d_grad_input": "xw", "conv2d_grad_weight": "xy"}.get(step.kernel)
     return prod(arrays[of[0]].spec.shape) * prod(arrays[of[1]].spec.shape[1:]) if of else 0
