@@ -222,6 +222,21 @@ def test_foreign_and_newer_files_are_refused(tmp_path):
     refused(newer, "schema 7")
 
 
+def test_a_disk_that_is_full_is_told_and_nothing_is_lost(tmp_path, monkeypatch):
+    path, connect = filled(tmp_path / "profile.db"), sqlite3.connect
+
+    def on_a_full_disk(*args, **settings):
+        connection = connect(*args, **settings)
+        connection.execute("PRAGMA max_page_count = 1")
+        return connection
+
+    monkeypatch.setattr(sqlite3, "connect", on_a_full_disk)
+    for add in (lambda: Database(path).add(some(4000)), lambda: Database(tmp_path / "new.db").add(some(400))):
+        with pytest.raises(ValueError, match=r"profile database .*: database or disk is full; choose another path"):
+            add()
+    assert len(Database(path).snapshot(HERE).rows) == 400
+
+
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.95])
 def test_truncated_file_is_refused(tmp_path, share):
     path = filled(tmp_path / "profile.db")

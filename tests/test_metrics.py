@@ -162,7 +162,8 @@ def points(data):
     head, *rest = messages(data) if data else ({3: b"brain.Event:2"},)
     assert head[3] == b"brain.Event:2" and 3 not in head.keys() - {1, 3}
     for message in rest:
-        for _, value in fields(message[5]):
+        for number, value in fields(message[5]):
+            assert number == 1
             point = dict(fields(value))
             yield message[2], point[1].decode(), struct.unpack("<f", point[2])[0]
 
