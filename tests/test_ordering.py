@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -75,6 +76,29 @@ def test_the_longest_chain_is_that_of_the_longest_among_tasks_of_one_step() -> N
     draft.task([(1, Lane.COMPUTE)], [two], cost=1, order=6 << 20)
     found = longest(draft.graph(), np.array([10, 25, 30]), np.full(4, -1))
     assert found.tolist() == [50, 50, 30, 25]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_chains_are_followed_from_all_tasks_of_a_step_as_far_from_the_beginning(data: st.DataObject) -> None:
+    """And out of no microbatch but the last."""
+    graph = data.draw(task_graphs())
+    durations, size = data.draw(timings(graph)), graph.num_tasks
+    step, number = (
+        np.array(data.draw(st.lists(st.integers(least, 2), min_size=size, max_size=size)), np.int64)
+        for least in (0, -1)
+    )
+    leaves = (number < 0) | (number == number.max(initial=-1))
+    needs = [[n for n in graph.needs_of(t).tolist() if leaves[n] or number[n] == number[t]] for t in range(size)]
+    level: list[int] = []
+    for t in range(size):
+        level.append(max((level[n] + 1 for n in needs[t]), default=0))
+    places, ahead = list(zip(level, step.tolist())), Counter[tuple[int, int]]()
+    for place, t in sorted(zip(places, range(size)), reverse=True):
+        then = max((ahead[places[f]] for f in range(size) if t in needs[f]), default=0)
+        ahead[place] = max(ahead[place], max(1, int(durations[graph.cost[t]])) + then)
+    found = longest(replace(graph, order=step << 20 | graph.order), durations, number)
+    assert found.tolist() == [ahead[place] for place in places]
 
 
 @pytest.mark.parametrize("order", OTHERS)
