@@ -162,7 +162,8 @@ def test_wrong_settings_are_refused(planes, given, words):
         ("a,b\n1,2\n", "has 1 rows with nothing missing"),
         ("a,b\nNA,2\n1,\n", r"has 0 rows with nothing missing \(2 dropped\)"),
         ("a,b,b\n1,2,3\n", "2 columns are named 'b'"),
-        ("", "no column is named 'b'"),
+        ("", "its first line should be the names of its columns, and is empty"),
+        ("\n1,2\n", "its first line should be the names of its columns, and is empty"),
     ],
 )
 def test_damaged_tables_are_refused_with_the_line(tmp_path, text, words):

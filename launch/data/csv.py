@@ -279,6 +279,8 @@ def _is_number(cell: str) -> bool:
 
 
 def _place(path: Path, header: Sequence[str], name: str) -> int:
+    if not any(header):
+        raise ValueError(f"data set csv: {path}: its first line should be the names of its columns, and is empty")
     if header.count(name) != 1:
         known = sorted(set(header))
         words = f"{header.count(name)} columns are named" if name in header else "no column is named"
