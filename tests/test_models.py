@@ -174,6 +174,14 @@ def test_weights_begin_as_large_as_those_of_torch_do_by_default():
 
 
 @pytest.mark.parametrize("name", models.available())
+def test_no_two_units_of_a_layer_begin_alike(name):
+    """They would stay alike."""
+    for t in models.parse(small(name)).graph(2).params:
+        if len(t.shape) > 1 and t.name.endswith("weight"):
+            assert t.init.kind in ("normal", "uniform") and 0 < t.init.scale < 2, t.name
+
+
+@pytest.mark.parametrize("name", models.available())
 def test_a_model_takes_the_samples_of_its_data_set(name):
     model = jobs.fitted(models.parse(name), "", 0)
     graph = model.graph()
