@@ -318,15 +318,25 @@ def test_a_verdict_is_that_of_the_words_and_of_no_place() -> None:
     assert right.mean() > 0.9
 
 
-def test_masked_text_is_text_but_for_some_places() -> None:
+def test_masked_text_is_text_but_for_some_places(tmp_path: Path) -> None:
     _, rows = both("masked:seq=32,most_bytes=200000")
     tokens, targets, follows = rows["tokens"], rows["targets"], rows["follows"]
-    assert 0.11 < (tokens == 256).mean() < 0.13 and targets.max() < 256
-    assert 0.12 < (tokens != targets).mean() < 0.15 and 0.45 < follows.mean() < 0.55
+    assert targets.max() < 256 and 0.45 < follows.mean() < 0.55
+    is_masked = tokens == 256
+    is_changed = (tokens != targets) & ~is_masked
+    assert is_masked.mean() == pytest.approx(0.15 * 0.8, abs=0.004)
+    assert is_changed.mean() == pytest.approx(0.15 * 0.1 * 255 / 256, abs=0.002)
+    assert len(np.unique(tokens[is_changed])) == 256 and tokens[is_changed].mean() == pytest.approx(127.5, abs=6)
     plain = everything(data.load("text:seq=32,most_bytes=200000", 0).train)["tokens"]
     assert np.array_equal(targets[:, :16], plain[:, :16]) and np.array_equal(rows["segments"][3], np.arange(32) >= 16)
     own = (targets[:, 16:] == plain[:, 16:]).all(axis=1)
     assert own[follows == 1].all() and own[follows == 0].mean() < 0.1
+    # of one window alone the second half is its own
+    (tmp_path / "short").write_bytes(bytes(range(70)))
+    for seed in range(5):
+        short = data.load(f"masked:seq=32,file={tmp_path}/short", seed)
+        for samples in (short.train, short.held_out):
+            assert len(samples) == 1 and everything(samples)["follows"].all()
 
 
 def test_a_dose_takes_growth_away() -> None:
