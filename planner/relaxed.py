@@ -69,8 +69,7 @@ class Relaxed:
         self._own: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
         self._flows = [(f, users) for f in model.program.flows if (users := self._users(f)) is not None]
         for flow in model.program.flows:
-            if flow.role in ("", "output"):
-                self._add(flow)
+            self._add(flow)
         # An open node's pass stands for the shortest part that it may have, on no engine.
         nowhere = np.zeros((0, 2), np.int64)
         self._open = [(shortest.min(keepdims=True), nowhere) for shortest in self.shortest]

@@ -105,7 +105,7 @@ class Versions:
             renamed.append((p.layout, p.config.replicas, known[of]))
         procs = tuple(slots)
         among, apart = self._links(procs)
-        carried, overwritten = flow.role in ("carried", "input"), bool(flow.overwriters)
+        carried, overwritten = flow.role == "carried", bool(flow.overwriters)
         key = (together, tuple(renamed), flow.dtype, flow.role, overwritten, apart)
         if key not in self._made:
             seen = [p for p in read if p.touching]
