@@ -57,9 +57,10 @@ def test_each_processor_has_the_parts_that_its_config_says(data):
                 assert [part for part, box in shown if box.left < middle < box.right] == [index]
             covered = sum(box.right - box.left for _, box in shown)
             assert covered == pytest.approx(grid.width * len(wanted), abs=0.1)
+    colours = picture.legend
     for told, rect in picture.told("rect"):
         what, _, part = told.partition(": ")[2].partition(", part ")
-        assert part not in ("", "0") or rect.get("fill") == picture.legend[what.partition(", ")[2] or what], told
+        assert part not in ("", "0") or rect.get("fill") == colours[what.partition(", ")[2] or what], told
     check_bars(picture, rows, sum(row.seconds for row in left))
 
 
