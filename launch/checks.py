@@ -14,8 +14,11 @@ from castile.launch import optimizers
 from castile.launch.files import is_stream
 from castile.launch.models import DTYPES
 from castile.launch.ranks import UserError, silent
+from castile.planner import recompute
+from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.strategy import Strategy
+from castile.planner.updates import Updates
 from castile.runtime.strict import hint, suggestion
 
 
@@ -34,6 +37,30 @@ def pieces(accumulate: int | None, batch: int) -> None:
             f"--accumulate {accumulate}: a batch of {batch} samples does not make as many equal pieces; give a --batch "
             "that does"
         )
+
+
+def as_planned(plan: Strategy, path: str, accumulate: int | None, again: tuple[str, ...] | None, instead: str) -> None:
+    """Raises UserError where a plan's file says otherwise than --accumulate and --recompute, None where not given.
+
+    instead   what else the user can do
+    """
+    if accumulate not in (None, plan.microbatches):
+        raise UserError(
+            f"--accumulate {accumulate}: plan {path} cuts the batch into {plan.microbatches}; give that, or {instead}"
+        )
+    if again is not None and {*again} != {*plan.recompute}:
+        raise UserError(
+            f"--recompute: plan {path} says itself which {len(plan.recompute)} nodes are computed again; leave "
+            f"--recompute out, or {instead}"
+        )
+
+
+def recomputed(text: str, graph: Graph, updates: Updates) -> tuple[str, ...]:
+    """The nodes whose results --recompute says not to keep, none for "". Raises UserError where there are none such."""
+    try:
+        return recompute.named(text or recompute.NOTHING, graph, updates)
+    except ValueError as error:
+        raise UserError(f"--recompute: {error}") from error
 
 
 def rates(**given: float | None) -> None:
@@ -70,7 +97,7 @@ def trains(lowering: Lowering) -> None:
     have no influence on it, or with what needs the whole batch. Of a forward pass nothing is asked.
     """
     # of many microbatches two say all there is to say
-    lowering.shortened(2).program(Strategy({}, lowering.microbatches))
+    lowering.shortened(2).program(lowering.plan({}))
 
 
 def writable(**given: str) -> None:

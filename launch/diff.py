@@ -28,7 +28,9 @@ from castile.runtime import memory
 MOST_ROWS = 20
 MOST_LETTERS = 80
 # What plans are made for and with; a difference in one of these is told beside the nodes that moved.
-SETTINGS = ("machine", "num_procs", "microbatches", "bucket_bytes", "order", "search", "seed", "cost_snapshot")
+SETTINGS = (
+    "machine", "num_procs", "microbatches", "recompute", "bucket_bytes", "order", "search", "seed", "cost_snapshot",
+)  # fmt: skip
 FIGURES = ("step_seconds", "peak_bytes", "moved_bytes")
 
 
@@ -143,7 +145,8 @@ def _tell(facts: Mapping[str, Any]) -> None:
     out = report.console()
     out.say(f"{facts['model']}: from {facts['a']['file']} to {facts['b']['file']}")
     for name, of in facts["settings"].items():
-        out.say(f"  {name.replace('_', ' ')}: {of['a'] or 'none'} -> {of['b'] or 'none'}")
+        here, there = (_said(of[plan]) for plan in "ab")
+        out.say(f"  {name.replace('_', ' ')}: {here} -> {there}")
     figures = facts["figures"]
     if figures is None:
         out.say("\na file predicts nothing: --machine simulates both plans, with --forward their forward passes")
@@ -157,6 +160,11 @@ def _tell(facts: Mapping[str, Any]) -> None:
         out.say(f"  {here} -> {there}  {shortened(with_members(row), MOST_LETTERS)}")
     if len(facts["moved"]) > MOST_ROWS:
         out.say(f"  and {len(facts['moved']) - MOST_ROWS} more moves")
+
+
+def _said(setting: Any) -> str:
+    """A setting in words; of several nodes how many they are."""
+    return f"{len(setting)} nodes" if setting and isinstance(setting, tuple) else str(setting or "none")
 
 
 def _figure_table(figures: Mapping[str, Mapping[str, Any]], what: str) -> Table:

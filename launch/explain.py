@@ -24,7 +24,6 @@ from castile.launch.ranks import UserError
 from castile.planner import strategy as strategies
 from castile.planner.alternatives import alternatives, node_of, pattern, switches
 from castile.planner.explanation import Crossing, Edge, Explanation, explain
-from castile.planner.lower import Lowering
 from castile.planner.search import Evaluated, Evaluator, parse_budget
 from castile.planner.seeds import seeds
 from castile.planner.strategy import Config, Strategy
@@ -152,8 +151,8 @@ def desk_of(
     desk = offline.desk(named, machine, batch or plan.batch, profile, graph=plan.graph, mode=mode, path=of_file)
     lowering = desk.evaluator.lowering
     offline.check_plan(plan, path, named, desk)
-    if plan.microbatches > 1 and mode == "train":
-        lowering = Lowering(lowering.graph, machine, lowering.updates, microbatches=plan.microbatches)
+    if mode == "train" and (plan.microbatches > 1 or plan.recompute):
+        lowering = lowering.remade(microbatches=plan.microbatches, recompute=plan.recompute)
         desk = replace(desk, evaluator=desk.evaluator.turned("time", lowering=lowering))
     return desk
 
@@ -192,6 +191,7 @@ def _facts(command: Explain, desk: Desk, plan: Strategy, found: Explanation, wor
         "num_procs": desk.machine.num_procs,
         "batch_samples": desk.evaluator.lowering.graph.batch,
         "microbatches": plan.microbatches,
+        "num_recomputed": len(desk.evaluator.lowering.shortened(2).program(plan).again),
         "forward": command.forward,
         "num_tasks": int(found.num_tasks.sum()),
         "buckets": report.buckets(desk.evaluator, plan),

@@ -117,7 +117,7 @@ class Job:
             return
         found, known = hosts.measured(self.machine, self.comm if self.comm.size > 1 else None), self.lowering
         self.machine = machines.from_json(self.agree(lambda: machines.to_json(found)))
-        self.lowering = Lowering(known.graph, self.machine, known.updates, microbatches=known.microbatches)
+        self.lowering = known.remade(self.machine)
 
     def agree(self, make: Callable[[], bytes]) -> bytes:
         """The bytes that rank 0 makes, on every rank; all ranks call it."""
@@ -191,6 +191,7 @@ def start(
     profile: str | None,
     updates: Updates | None = None,
     microbatches: int = 1,
+    recompute: str = "",
     dataset: str = "",
     seed: int = 0,
     dtype: str = "float32",
@@ -199,6 +200,7 @@ def start(
 
     profile         the database to learn from and into, "" for none; None for the user's own, if it can be had
     updates         by default those of the model's recipe
+    recompute       which results are not kept for gradients, as `recompute.named` has it
     dataset, seed   the data that decide settings which were left open
     Raises ValueError or UserError in one sentence for a user's mistake, such as hosts that are not alike.
     """
@@ -211,7 +213,8 @@ def start(
     alike.check_model(comm, named, graph)
     on = find_machine(machine, comm, dtype)
     _check_runs_here(on, comm.size)
-    lowering = Lowering(graph, on, updates or recipe_updates(named.recipe), microbatches=microbatches)
+    updates = updates or recipe_updates(named.recipe)
+    lowering = Lowering(graph, on, updates, "train", microbatches, checks.recomputed(recompute, graph, updates))
     checks.trains(lowering)
     if gpus.is_virtual(on):
         gpus.split(on.num_procs)

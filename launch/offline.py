@@ -43,8 +43,7 @@ class Desk:
         machine, known = _measured(self.machine), self.evaluator.lowering
         if machine == self.machine:
             return self
-        lowering = Lowering(known.graph, machine, known.updates, known.mode, known.microbatches)
-        evaluator = Evaluator(lowering, CostModel(machine, self.snapshot), self.snapshot)
+        evaluator = Evaluator(known.remade(machine), CostModel(machine, self.snapshot), self.snapshot)
         return replace(self, machine=machine, evaluator=evaluator)
 
 

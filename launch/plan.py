@@ -6,49 +6,33 @@ It does not know how to run a plan.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import tyro
 
 from castile.launch import checks, files, offline, options, plan_report, report, trace
 from castile.launch.files import Outputs
 from castile.launch.interrupts import ending_early
+from castile.launch.looking import Looking
 from castile.launch.offline import Desk
 from castile.launch.pictures import front, layout
 from castile.launch.progress import searching
 from castile.launch.ranks import UserError
-from castile.planner import accumulating, pins
 from castile.planner import strategy as strategies
-from castile.planner.accumulating import Chosen
 from castile.planner.bounds import Bound, lower_bound
-from castile.planner.budget import Budget, clock
 from castile.planner.evaluator import Evaluator
-from castile.planner.fewer import FURTHER, on_fewer
-from castile.planner.filling import filled
-from castile.planner.fronts import Point, search_front
-from castile.planner.lower import Lowering
+from castile.planner.fronts import Point
 from castile.planner.pins import Pins
-from castile.planner.pipelines import divisors
-from castile.planner.search import Found, NoPlanFits, Progress, budget_of, search
+from castile.planner.search import Found, budget_of
 from castile.planner.searches import find
-from castile.planner.seeds import known_names, seeds
-from castile.planner.settling import SETTLING, settled
-from castile.planner.sizes import SIZES
-from castile.planner.sketch.sieve import num_parts
+from castile.planner.seeds import seeds
 from castile.planner.spaces import Spaces
 from castile.planner.stages import num_stages
-from castile.planner.strategy import Names, Strategy
-
-# Where plans have so many parts, it is asked first whether known ones come near fitting: a search takes a minute to say
-# that it found none.
-DEAR = 100_000
-# What a search gets of a budget that others have spent: it looks at the known plans all the same.
-LEAST_SECONDS = 1e-3
+from castile.planner.strategy import Strategy
 
 Pin = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="PIN", help_behavior_hint="")]
 Procs = Annotated[str, tyro.conf.arg(metavar="PROCS", help_behavior_hint="")]
@@ -89,6 +73,9 @@ class Plan:
     """Samples a step; the model's own by default."""
     accumulate: options.Count = None
     """Cut each batch into so many pieces in time, one after another; by default one, or as many as let a plan fit."""
+    recompute: options.RecomputeOrOwn = ""
+    """Results that are computed again for gradients, for less memory: selective (what is cheap), full (nearly all),
+    names with wildcards, or none; by default as little as lets a plan fit."""
     dtype: options.Dtype = "float32"
     """What is computed with: float32, float64, bfloat16 or float16."""
     profile: options.File = ""
@@ -114,20 +101,24 @@ def run(command: Plan) -> int:
     machine = offline.find_machine(command.machine)
     if offline.is_silent(machine):
         return 0
-    mode = _mode(command)
+    mode = "forward" if command.objective == "latency" else "train"
     desk = offline.desk(command.model, machine, command.batch, command.profile, (command.dtype,), mode=mode)
-    start = _start(command, desk)
-    _check_pieces(command, desk, start)
-    _check_names(command, _evaluator(command, desk, _asked(command, start)))
+    looking = Looking(command, desk, _start(command, desk))
+    _check_pieces(command, looking)
+    _check_names(looking)
     with searching() as progress, ending_early("the best plan so far") as is_over:
         limits = replace(budget_of(command.search, desk.evaluator.lowering, command.budget), is_over=is_over)
-        desk = desk.measured()
-        evaluator, pinned, found, points = _look(command, desk, start, limits, progress)
+        looking = replace(looking, desk=desk.measured())
+        chosen, found, points = looking.look(limits, progress)
+    desk, evaluator, pinned = looking.desk, chosen.evaluator, chosen.pins
     plan = _signed(command, desk, found.strategy)
     facts = _facts(command, desk, found)
     facts["microbatches"] = plan.microbatches
     facts["num_stages"] = num_stages(plan, desk.evaluator.lowering.graph.nodes)
-    facts["is_cut_to_fit"] = plan.microbatches > _asked(command, start) and facts["num_stages"] == 1
+    facts["is_cut_to_fit"] = plan.microbatches > looking.microbatches and facts["num_stages"] == 1
+    facts["num_nodes"] = len(desk.evaluator.lowering.graph.nodes)
+    facts["num_recomputed"] = len(evaluator.lowering.shortened(2).program(plan).again)
+    facts["is_recomputed_to_fit"] = {*plan.recompute} != {*looking.recompute}
     facts["pinned"] = [str(pin) for pin in pinned.pins] if pinned is not None else []
     facts |= _bound_facts(_bound(evaluator, pinned, found), found)
     facts |= _task_facts(evaluator, plan)
@@ -175,156 +166,28 @@ def _start(command: Plan, desk: Desk) -> dict[str, Strategy]:
     return {"given": plan}
 
 
-def _check_pieces(command: Plan, desk: Desk, start: dict[str, Strategy]) -> None:
-    """Raises UserError where the batch cannot be cut as --accumulate says."""
+def _check_pieces(command: Plan, looking: Looking) -> None:
+    """Raises UserError where steps cannot be as --accumulate and --recompute say."""
+    desk = looking.desk
     checks.pieces(command.accumulate, desk.evaluator.lowering.graph.batch)
-    if command.accumulate and command.objective == "latency":
-        raise UserError("--accumulate means nothing for --objective latency: a forward pass takes the whole batch")
-    for plan in start.values():
-        if command.accumulate not in (None, plan.microbatches):
-            raise UserError(
-                f"--accumulate {command.accumulate}: plan {command.from_} cuts the batch into {plan.microbatches}; "
-                "give that, or leave --from out"
-            )
-
-
-def _check_names(command: Plan, evaluator: Evaluator) -> None:
-    """Raises ValueError where there is no such search, known plan or pinned node."""
-    find(command.search, evaluator.lowering)
-    checks.trains(evaluator.lowering)
-    _pins(command, evaluator)
-    if names := _names(command, evaluator.lowering):
-        seeds(evaluator.lowering, names)
-
-
-def _asked(command: Plan, start: dict[str, Strategy]) -> int:
-    """Into how many microbatches the batch is cut if a plan fits then: as is said, as the given plan does, or one."""
     if command.objective == "latency":
-        return 1
-    return command.accumulate or max((plan.microbatches for plan in start.values()), default=1)
+        if command.accumulate:
+            raise UserError("--accumulate means nothing for --objective latency: a forward pass takes the whole batch")
+        if command.recompute:
+            raise UserError("--recompute means nothing for --objective latency: a forward pass keeps nothing")
+    said = looking.dropped(command.recompute) if command.recompute else None
+    for plan in looking.start.values():
+        checks.as_planned(plan, command.from_, command.accumulate, said, "leave --from out")
 
 
-def _look(
-    command: Plan, desk: Desk, start: dict[str, Strategy], limits: Budget, progress: Progress | None
-) -> tuple[Evaluator, Pins | None, Found, list[Point]]:
-    """Search, and where no plan fits in more and more microbatches, unless their number was said.
-
-    A time to look is that of all searches together, and what was found tells how long they took together and what they
-    proposed. Where nothing is left of it, a search still looks at the known plans. Raises NoPlanFits then, with a
-    number that would do.
-    """
-
-    def at(count: int) -> tuple[Evaluator, Pins | None]:
-        evaluator = _evaluator(command, desk, count)
-        return evaluator, _pins(command, evaluator)
-
-    def more_than(count: int) -> Chosen | None:
-        # Who wants an end waits for no further number.
-        return accumulating.enough(at, (n for n in numbers if n > count and not limits.is_over()), names, is_late)
-
-    began, names, refused, num_proposals = clock(), _names(command, desk.evaluator.lowering), None, 0
-    numbers = divisors(desk.evaluator.lowering.graph.batch) if command.objective != "latency" else ()
-    is_late, is_settled = limits.begun().is_over, limits.begun(1 + SETTLING).is_over
-    count, is_free = _asked(command, start), not (command.accumulate or start)
-    evaluator, pinned = at(count)
-    if is_free and _is_far(evaluator, pinned, names) and (more := more_than(count)) is not None:
-        count, evaluator, pinned = more.number, more.evaluator, more.pins
-    while True:
-        try:
-            left = _left(limits, clock() - began)
-            found, points = _search(command, evaluator, start, left, is_settled, pinned, progress)
-            break
-        except NoPlanFits as error:
-            num_proposals += error.num_proposals
-            refused, more = refused or error, more_than(count)
-            if more is None:
-                raise refused from None
-            if not is_free:
-                # A plan that is given says into how many pieces it cuts the batch.
-                free, near = "leave --from out and " if start else "", "fits" if more.fits else "comes near fitting"
-                advice = f"{free}give --accumulate {more.number}, with which a known plan {near}"
-                raise NoPlanFits(f"{error}; or {advice}") from error
-            count, evaluator, pinned = more.number, more.evaluator, more.pins
-    # A time is spent on one number of microbatches, and a front has one.
-    if is_free and limits.seconds is None and command.objective == "time" and names is None and not points:
-        more_numbers = (n for n in numbers[2:] if n != count and not limits.is_over())
-        evaluator, pinned, found = filled(
-            evaluator, pinned, found, more_numbers, at,
-            lambda other, within: _search(command, other, {}, limits, is_settled, within, progress)[0],
-        )  # fmt: skip
-    num_proposals += found.num_proposals
-    return evaluator, pinned, replace(found, elapsed_seconds=clock() - began, num_proposals=num_proposals), points
-
-
-def _left(limits: Budget, passed: float) -> Budget:
-    """What is left of a budget after so many seconds: the least there is where nothing is."""
-    if limits.seconds is None:
-        return limits
-    return replace(limits, seconds=max(LEAST_SECONDS, limits.seconds - passed), before=passed)
-
-
-def _is_far(evaluator: Evaluator, pinned: Pins | None, names: list[str] | None) -> bool:
-    """Whether no known plan comes near fitting, where a search takes long to say that it found none."""
-    return num_parts(evaluator) >= DEAR and accumulating.foresee(evaluator, names, pinned).is_far
-
-
-def _mode(command: Plan) -> str:
-    """What plans are lowered to."""
-    return "forward" if command.objective == "latency" else "train"
-
-
-def _evaluator(command: Plan, desk: Desk, count: int) -> Evaluator:
-    """What measures the objective: training steps in so many microbatches, or forward passes."""
-    mode, known = _mode(command), desk.evaluator.lowering
-    if (known.mode, known.microbatches) == (mode, count):
-        return desk.evaluator.turned(command.objective)
-    lowering = Lowering(known.graph, known.machine, known.updates, mode, count)
-    return desk.evaluator.turned(command.objective, lowering=lowering)
-
-
-def _search(
-    command: Plan,
-    evaluator: Evaluator,
-    start: dict[str, Strategy],
-    limits: Budget,
-    is_settled: Callable[[], bool],
-    pinned: Pins | None,
-    progress: Progress | None,
-) -> tuple[Found, list[Point]]:
-    # A search begins without buckets.
-    plain = {name: msgspec.structs.replace(plan, bucket_bytes=0) for name, plan in start.items()}
-    sizes = (*SIZES, *(plan.bucket_bytes for plan in start.values()))
-    given: dict[str, Any] = {
-        "seed": command.seed, "progress": progress, "start": plain, "num_processes": command.processes,
-        "seeds": _names(command, evaluator.lowering), "sizes": sizes,
-    }  # fmt: skip
-    if command.front:
-        found, points = search_front(command.search, evaluator, limits, pins=pinned, **given)
-        return settled(evaluator, found, sizes, is_settled), points
-
-    def look(within: Pins | None, share: float = 1.0) -> Found:
-        part = limits if limits.seconds is None else replace(limits, seconds=share * limits.seconds)
-        return search(command.search, evaluator, part, pins=within, **given)
-
-    found = on_fewer(evaluator, look(pinned), partial(look, share=FURTHER), pinned, is_settled)
-    return settled(evaluator, found, sizes, is_settled), []
-
-
-def _names(command: Plan, lowering: Lowering) -> list[str] | None:
-    """The known plans to start from, None for all; a search that is one of them looks at no other."""
-    if command.seeds:
-        return [name.strip() for name in command.seeds.split(",")]
-    return [command.search] if command.search in known_names(lowering) else None
-
-
-def _pins(command: Plan, evaluator: Evaluator) -> Pins | None:
-    """What the user insists on, None for nothing."""
-    lowering = evaluator.lowering
-    found = [pins.parse(text) for text in command.pin]
-    if command.without:
-        found.append(pins.without(command.without, lowering.machine.num_procs))
-    names = Names(lowering.piece.nodes, lowering.names.optional)
-    return Pins(found, names, lowering.machine.num_procs) if found else None
+def _check_names(looking: Looking) -> None:
+    """Raises ValueError where there is no such search, known plan or pinned node."""
+    evaluator = looking.evaluator(looking.microbatches, looking.recompute)
+    find(looking.command.search, evaluator.lowering)
+    checks.trains(evaluator.lowering)
+    looking.pins(evaluator)
+    if names := looking.names:
+        seeds(evaluator.lowering, names)
 
 
 def _bound(evaluator: Evaluator, pinned: Pins | None, found: Found) -> Bound | None:

@@ -23,6 +23,9 @@ def tell(facts: Mapping[str, Any], lines: Sequence[str]) -> None:
         why = ": no known plan of a whole batch fits" if facts["is_cut_to_fit"] else ""
         how = f"a pipeline of {facts['num_stages']} stages" if facts["num_stages"] > 1 else "one after another"
         out.say(f"a step in {facts['microbatches']} microbatches, {how}{why}\n")
+    if facts["num_recomputed"]:
+        why = ": no known plan fits that keeps all results" if facts["is_recomputed_to_fit"] else ""
+        out.say(f"{facts['num_recomputed']} of {facts['num_nodes']} nodes are computed again for gradients{why}\n")
     if facts["pinned"]:
         out.say(f"pinned: {'; '.join(facts['pinned'])}\n")
     out.print(report.plan_table({**facts["seeds"], f"found by {facts['search']}": facts["found"]}, what))

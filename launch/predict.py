@@ -318,7 +318,7 @@ def _plan(command: Predict, job: Job, saved: Reader | None) -> _Planned:
             plan = job.agreed_plan(search)
         return _Planned(plan, job.prepare(plan, lowering), f"found by {command.search}", looked_at)
     elif saved is not None:
-        trained, whose = resume.plan_of(job, saved, None), f"of {saved.path}"
+        trained, whose = resume.plan_of(job, saved, None, None), f"of {saved.path}"
     if trained is None:
         chosen = explore.any_known(job, lowering)
         return _Planned(chosen.plan, chosen.prepared, chosen.plan.search)

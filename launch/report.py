@@ -20,6 +20,7 @@ from castile.runtime.memory import written
 
 # A plan in words has at most so many lines of so many letters; of more processors than these the others are counted.
 PLAN_LINES, PLAN_WIDTH = 10, 100
+AGAIN = "computed again for gradients: "
 MOST_PROCS = 8
 # What comes first by an order.
 FIRST = {PROGRAM: "what comes first in the program", PATH: "what the longest chain of tasks begins with"}
@@ -58,8 +59,11 @@ def plan_lines(strategy: Strategy) -> list[str]:
 
 
 def _further(strategy: Strategy) -> list[str]:
-    """Its buckets, its order, and which processors it leaves idle."""
+    """What it computes again, its buckets, its order, and which processors it leaves idle."""
     lines, used = [], {proc for config in strategy.configs.values() for proc in config.procs}
+    if strategy.recompute:
+        names = _shortened(strategy.recompute, strategy.configs, PLAN_WIDTH - len(AGAIN))
+        lines.append(f"{AGAIN}{names}")
     if strategy.bucket_bytes:
         joined = f"collectives in buckets of at most {written(strategy.bucket_bytes)}, updates together"
         lines.append("updates together" if len(used) == 1 else joined)

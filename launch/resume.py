@@ -5,6 +5,7 @@ It does not know how steps are run, nor how checkpoints lie on the disk.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -72,12 +73,14 @@ def check_same(saved: Facts, here: Facts, path: Path) -> None:
         raise UserError(f"--resume: {path} is of {saved.model} as it was, and the model has changed since: begin anew")
 
 
-def plan_of(job: Job, saved: Reader, microbatches: int | None) -> Strategy | None:
+def plan_of(job: Job, saved: Reader, microbatches: int | None, recompute: Collection[str] | None) -> Strategy | None:
     """The plan of the run that wrote the checkpoint; None where it does not fit here.
 
-    It fits where ranks, machine and graph are the same, and the number of microbatches too unless that is None.
+    It fits where ranks, machine and graph are the same, and the number of microbatches and what is computed again too
+    unless these are None.
     """
     plan = strategies.decode(saved.plan, f"checkpoint {saved.path}")
     fits = plan.num_procs == job.machine.num_procs and plan.machine == job.machine.fingerprint
     fits = fits and plan.graph in ("", job.graph.fingerprint)
+    fits = fits and (recompute is None or {*recompute} == {*plan.recompute})
     return plan if fits and microbatches in (None, plan.microbatches) else None

@@ -107,6 +107,9 @@ class Train:
     default."""
     accumulate: options.Count = None
     """Cut each batch into so many pieces in time, one after another, whose gradients are summed: less memory."""
+    recompute: options.RecomputeOrOwn = ""
+    """Results that are computed again for gradients, for less memory: selective (what is cheap), full (nearly all), or
+    names with wildcards; none by default."""
     dtype: options.Dtype = "float32"
     """What is computed with: float32, float64, bfloat16 or float16; with the last two parameters, sums of gradients and
     optimizer state stay float32."""
@@ -162,7 +165,7 @@ def run(command: Train) -> int:
         return _print(command)
     job = jobs.start(
         command.model, command.machine, command.batch, command.profile or None,
-        _updates(command), command.accumulate or 1, command.data, command.seed, command.dtype,
+        _updates(command), command.accumulate or 1, command.recompute, command.data, command.seed, command.dtype,
     )  # fmt: skip
     searches.find(command.search, job.lowering)
     checks.some_match("undecayed", undecayed, [param.name for param in job.graph.params])
@@ -310,15 +313,12 @@ def _saved(command: Train, job: Job, say: Speaker) -> Reader | None:
 
 def _given(command: Train, job: Job, saved: Reader | None) -> tuple[Strategy, str] | None:
     """The plan of the file that the user named, or the one that was trained with before, and whose it is."""
+    again = job.lowering.recompute if command.recompute else None
     if command.plan:
         plan = job.plan_of(command.plan)
-        if command.accumulate not in (None, plan.microbatches):
-            raise UserError(
-                f"--accumulate {command.accumulate}: plan {command.plan} cuts the batch into {plan.microbatches}; give "
-                "that, or plan again"
-            )
+        checks.as_planned(plan, command.plan, command.accumulate, again, "plan again")
         return plan, command.plan
-    before = resume.plan_of(job, saved, command.accumulate) if saved is not None else None
+    before = resume.plan_of(job, saved, command.accumulate, again) if saved is not None else None
     if saved is not None and before is not None:
         return before, f"of checkpoint {saved.path}"
     return None

@@ -18,7 +18,7 @@ from castile.planner.cost import CostModel
 from castile.planner.instances import StepInstance
 from castile.planner.lower import Lowering
 from castile.planner.program import Flow, Program, Step
-from castile.planner.strategy import Config, Strategy
+from castile.planner.strategy import Config
 from castile.planner.versions import Placed
 from castile.runtime import transfer
 from castile.runtime.dependence import Version
@@ -58,7 +58,7 @@ class Additive:
 
     def __init__(self, lowering: Lowering, cost: CostModel) -> None:
         self.lowering, self.cost = lowering, cost
-        self.program: Program = lowering.program(Strategy({}, lowering.microbatches))
+        self.program: Program = lowering.program(lowering.plan({}))
         self._numbers: dict[Hashable, int] = {}
         self._decided: dict[tuple[str, Config], dict[str, Config]] = {}
         self._instances: dict[tuple[int, Config], StepInstance] = {}
@@ -260,7 +260,7 @@ class Additive:
         key = (name, config)
         if key not in self._decided:
             others = dict.fromkeys(self.steps, Config())
-            found = self.lowering.configs(Strategy({**others, name: config}, self.lowering.microbatches))
+            found = self.lowering.configs(self.lowering.plan({**others, name: config}))
             self._decided[key] = {n: found[n] for n, decider in self.deciders.items() if decider == name}
         return self._decided[key]
 

@@ -21,7 +21,6 @@ from castile.planner.op import Op, Part
 from castile.planner.program import Port, Program, Step
 from castile.planner.recordings import place_counts
 from castile.planner.space import space_of
-from castile.planner.strategy import Strategy
 from castile.planner.template import StepTemplate
 from castile.planner.together import only_call
 from castile.runtime.machine import Machine, Processor
@@ -70,7 +69,7 @@ def lower_bound(evaluator: Evaluator, most_parts: int | None = None) -> Bound | 
     """
     lowering = evaluator.lowering
     # Microbatches do the same work and none needs another.
-    program = lowering.shortened(FEWEST).program(Strategy({}, lowering.microbatches))
+    program = lowering.shortened(FEWEST).program(lowering.plan({}))
     most_parts = most_parts or lowering.machine.num_procs
     is_measured = bool(evaluator.cost_snapshot)
     if is_measured and _num_parts(program, most_parts) > MOST_PARTS:

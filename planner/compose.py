@@ -138,9 +138,9 @@ class Layout:
     def edges(self) -> tuple[np.ndarray, np.ndarray]:
         """All edges: the tasks that wait, and those for which they wait."""
         after, before = self._catalogue.edges.placed(self._flow_kind, *self._begins)
-        several = [(s, base) for s, base in zip(self.steps, self.step_base.tolist()) if s.step.micro.count > 1]
-        turns = stages.turns((step, enumerate(step.config.procs, base)) for step, base in several)
-        return np.append(after, turns[:, 0]), np.append(before, turns[:, 1])
+        rows = zip(self.steps, self.step_base.tolist())
+        waits = stages.waits((step, enumerate(step.config.procs, base)) for step, base in rows)
+        return np.append(after, waits[:, 0]), np.append(before, waits[:, 1])
 
     def uses(self) -> tuple[np.ndarray, np.ndarray]:
         """Tasks, and buffers that they touch."""

@@ -17,7 +17,7 @@ from castile.planner.moves import Moves
 from castile.planner.pins import Pins
 from castile.planner.search import Budget, Evaluator, Run
 from castile.planner.spaces import Spaces
-from castile.planner.strategy import Config, Strategy
+from castile.planner.strategy import Config
 from castile.planner.walks import walk
 
 # The best plans of a leg that are told.
@@ -105,7 +105,7 @@ class Crew:
     def _walk(self, leg: Leg) -> Walked:
         budget = Budget(proposals=leg.num_proposals, is_over=self._is_over)
         run = Run(self._evaluator, budget, random.Random(leg.seed), {})
-        begin = self._evaluator.evaluate(Strategy(leg.configs, run.lowering.microbatches))
+        begin = self._evaluator.evaluate(run.lowering.plan(leg.configs))
         current = walk(run, self._moves, begin, 1.0, lambda left: leg.heat)
         best = [found.strategy.configs for found in run.finalists[:NUM_BEST]]
         return Walked(current.strategy.configs, best, run.num_proposals)

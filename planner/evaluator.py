@@ -37,7 +37,7 @@ FOLDED_FROM = 64
 OBJECTIVES = ("time", "latency", "memory")
 
 Configs = Mapping[str, Config]
-Key = tuple[int, int, str, frozenset[tuple[str, Config]]]
+Key = tuple[int, int, str, frozenset[str], frozenset[tuple[str, Config]]]
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ class Evaluator:
     def work(self, name: str, config: Config) -> np.ndarray:
         """int64[P]: picoseconds for which a node's kernels keep each processor busy; transfers are not counted."""
         if (name, config) not in self._work:
-            program = self.lowering.program(Strategy({}, self.lowering.microbatches))
+            program = self.lowering.program(self.lowering.plan({}))
             dtypes = {flow.region: flow.dtype for flow in program.flows}.__getitem__
             machine, procs = self.lowering.machine, np.array(config.procs)
             total = np.zeros(machine.num_procs, np.int64)
@@ -290,7 +290,8 @@ class Evaluator:
 
 
 def _key(strategy: Strategy) -> Key:
-    return strategy.microbatches, strategy.bucket_bytes, strategy.order, frozenset(strategy.configs.items())
+    again, configs = frozenset(strategy.recompute), frozenset(strategy.configs.items())
+    return strategy.microbatches, strategy.bucket_bytes, strategy.order, again, configs
 
 
 def _unordered(strategy: Strategy) -> Strategy:

@@ -30,7 +30,8 @@ HOST = "the host"
 class Cause(NamedTuple):
     """What a task is for: a pass of a node, or a transfer of a region.
 
-    form        the pass ("F", "B", "W"), or the transfer's ("all_reduce", "move"; "pack", "fold" on one processor)
+    form        the pass ("F", "again", "B", "W"), or the transfer's ("all_reduce", "move"; "pack", "fold" on one
+                processor)
     link        the farthest level of links that a transfer crosses, "" on one processor
     algorithm   by which a transfer goes over the links
     op          the node's operator
@@ -161,7 +162,7 @@ def _each(lowering: Lowering, strategy: Strategy) -> Iterator[Cause]:
     steps, flows = lowering.instances(strategy)
     for step in steps:
         node = step.step.node
-        cause = Cause(node.name, step.step.which, op=node.op.name, members=node.members)
+        cause = Cause(node.name, step.step.form, op=node.op.name, members=node.members)
         yield from [cause] * step.num_tasks
     for flow in flows:
         region = _MICRO.sub("", flow.flow.region)

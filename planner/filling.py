@@ -28,35 +28,30 @@ At = Callable[[int], tuple[Evaluator, Pins | None]]
 
 
 def filled(
-    evaluator: Evaluator,
-    pins: Pins | None,
-    found: Found,
-    numbers: Iterable[int],
-    at: At,
-    look: Callable[[Evaluator, Pins | None], Found],
-) -> tuple[Evaluator, Pins | None, Found]:
+    chosen: Chosen, found: Found, numbers: Iterable[int], at: At, look: Callable[[Chosen], Found]
+) -> tuple[Chosen, Found]:
     """What was found, or the better plan that a search finds in the one of these numbers of microbatches that a known
-    pipeline gets through soonest; with what evaluates it, and what plans must have.
+    pipeline gets through soonest; and in how many.
 
     at     an evaluator for so many microbatches, and what plans must have
-    look   the same search with these
-    What it is compared with is what the batch takes without being cut so.
+    look   the same search in such
     """
+    evaluator = chosen.evaluator
     has_none = found.is_insisted or num_parts(evaluator) > MOST_PIPED
     bound = None if has_none else lower_bound(evaluator)
     if bound is None or found.evaluated.seconds <= WORTH * bound.work_seconds:
-        return evaluator, pins, found
-    chosen = _soonest(at, numbers, found.evaluated.seconds)
-    if chosen is None:
-        return evaluator, pins, found
+        return chosen, found
+    soonest = _soonest(at, numbers, found.evaluated.seconds)
+    if soonest is None:
+        return chosen, found
     try:
-        other = look(chosen.evaluator, chosen.pins)
+        other = look(soonest)
     except NoPlanFits:  # live bytes fit, and arenas do not
-        return evaluator, pins, found
+        return chosen, found
     num_proposals = found.num_proposals + other.num_proposals
     if other.evaluated.rank >= found.evaluated.rank:
-        return evaluator, pins, replace(found, num_proposals=num_proposals)
-    return chosen.evaluator, chosen.pins, replace(other, seeds=found.seeds, num_proposals=num_proposals)
+        return chosen, replace(found, num_proposals=num_proposals)
+    return soonest, replace(other, seeds=found.seeds, num_proposals=num_proposals)
 
 
 def _soonest(at: At, numbers: Iterable[int], seconds: float) -> Chosen | None:

@@ -310,15 +310,14 @@ class _Assembly:
         entry, block = self._spread(self.union.shape[self.union.after[here]])
         at = here[entry]
         before, after = self._task(self.union.before[at], block), self._task(self.union.after[at], block)
-        turns = stages.turns(self._in_microbatches())
-        return compressed(np.append(after, turns[:, 0]), np.append(before, turns[:, 1]), num_tasks)
+        waits = stages.waits(self._with_tasks())
+        return compressed(np.append(after, waits[:, 0]), np.append(before, waits[:, 1]), num_tasks)
 
-    def _in_microbatches(self) -> Iterator[tuple[StepInstance, Iterator[tuple[int, int]]]]:
-        """The steps of several microbatches, with the small tasks of each and their processors."""
+    def _with_tasks(self) -> Iterator[tuple[StepInstance, Iterator[tuple[int, int]]]]:
+        """The steps, with the small tasks of each and their processors."""
         for slot, step in enumerate(self.steps):
-            if step.step.micro.count > 1:
-                nodes = self.small.picked[slice(*self.small.pick_ptr[self.shape[slot] :][:2])]
-                yield step, enumerate(self.union.home[nodes].tolist(), int(self.base[slot]))
+            nodes = self.small.picked[slice(*self.small.pick_ptr[self.shape[slot] :][:2])]
+            yield step, enumerate(self.union.home[nodes].tolist(), int(self.base[slot]))
 
     def _uses(self, num_tasks: int, base: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         union = self.union

@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import product, takewhile
+
+import msgspec
 
 from castile.planner.budget import Budget
 from castile.planner.evaluator import Evaluated, Evaluator
@@ -45,12 +47,15 @@ def search_front(
     seeds: Sequence[str] | None = None,
     pins: Pins | None = None,
     sizes: Sequence[int] = SIZES,
+    dropping: Sequence[tuple[str, ...]] = (),
 ) -> tuple[Found, list[Point]]:
     """What `search` finds for the evaluator's objective, and the front from the fastest plan to the smallest.
 
     The budget is shared by searches for the fastest plan, for the smallest, and for the fastest within limits between
     the two; each starts from what those before found. What else is given is for each of them as for `search`, which
     raises ValueError. In the front plans have buckets of any of these sizes, or none, and any order.
+
+    dropping   nodes of which plans of the front are also tried without keeping the results
     """
     frontier: Frontier[Evaluated] = Frontier(evaluator.capacity)
     budget = budget_of(name, evaluator.lowering, budget)
@@ -69,6 +74,9 @@ def search_front(
     for worth in (*frontier.points, found.evaluated, *found.seeds.values(), *found.finalists):
         for one in variants(evaluator, worth.strategy, sizes, is_settled, ORDERS):
             frontier.add(one)
+    for worth, recompute in product(tuple(frontier.points), dropping):
+        if not is_settled():
+            frontier.add(evaluator.evaluate(msgspec.structs.replace(worth.strategy, recompute=recompute)))
     # So that what is settled is not behind the end of the front.
     return replace(found, finalists=tuple(frontier.points)), _packed(evaluator, frontier, name, seed)
 

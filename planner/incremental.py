@@ -152,13 +152,12 @@ class Incremental:
     def _near(self, strategy: Strategy) -> tuple[_Lowered, list[int]] | None:
         """A plan's instances, found by way of those of the present one, and which of them may be others.
 
-        None where the two name not the same nodes, cut the batch in time, or one of them has buckets or an order.
+        None where the two name not the same nodes, or one of them cuts the batch in time, drops results, or has buckets
+        or an order.
         """
         lowering, old = self.lowering, self._laid.lowered
         known = self.strategy.configs
-        if strategy.microbatches > 1 or strategy.configs.keys() != known.keys():
-            return None
-        if any(one.bucket_bytes or one.order != READY for one in (strategy, self.strategy)):
+        if strategy.configs.keys() != known.keys() or not (_is_plain(strategy) and _is_plain(self.strategy)):
             return None
         if not _alike(strategy, self.strategy):
             check(strategy, lowering.names, lowering.graph, lowering.machine)
@@ -298,6 +297,11 @@ class Incremental:
             else:
                 self._blocks[instance] = blocks.of_flow(instance, number - num_slots, num_slots, self._cost)
         return self._blocks[instance]
+
+
+def _is_plain(plan: Strategy) -> bool:
+    """Whether all of a plan follows from its Configs."""
+    return plan.microbatches == 1 and not plan.recompute and not plan.bucket_bytes and plan.order == READY
 
 
 def _alike(one: Strategy, other: Strategy) -> bool:

@@ -44,6 +44,7 @@ class Lowering:
 
     mode           "train": a whole step with updates;  "forward": to the graph's outputs, over the same parameters
     microbatches   into how many pieces plans that are made for this lowering cut the batch in time
+    recompute      the nodes whose results such plans do not keep for gradient passes
     """
 
     def __init__(
@@ -53,16 +54,18 @@ class Lowering:
         updates: Updates | None = None,
         mode: str = "train",
         microbatches: int = 1,
+        recompute: tuple[str, ...] = (),
     ) -> None:
         assert mode in ("train", "forward"), mode
-        self.graph, self.machine, self.mode, self.microbatches = graph, machine, mode, microbatches
+        self.graph, self.machine, self.mode = graph, machine, mode
+        self.microbatches, self.recompute = microbatches, recompute
         self.updates = updates if updates is not None else Updates(find("sgd")())
         self.names = beside.names(graph, self.updates)
         self.templates = Templates()
         self.versions = Versions(machine)
         self.catalogue = Catalogue()
         self._shown: int | None = None
-        self._programs: dict[tuple[frozenset[str], int, int], Program] = {}
+        self._programs: dict[tuple[frozenset[str], int, int, frozenset[str]], Program] = {}
         self._legal: set[tuple[str, Config]] = set()
         self._numbers: dict[Config, int] = {}
         self._configs: list[Config] = []
@@ -85,11 +88,32 @@ class Lowering:
         other._shown = shown
         return other
 
+    def remade(
+        self,
+        machine: Machine | None = None,
+        mode: str | None = None,
+        microbatches: int | None = None,
+        recompute: tuple[str, ...] | None = None,
+    ) -> Lowering:
+        """Another lowering of the same graph, as this one but for what is given."""
+        return Lowering(
+            self.graph,
+            machine or self.machine,
+            self.updates,
+            mode or self.mode,
+            self.microbatches if microbatches is None else microbatches,
+            self.recompute if recompute is None else recompute,
+        )
+
+    def plan(self, configs: Mapping[str, Config]) -> Strategy:
+        """A plan that is made for this lowering."""
+        return Strategy(dict(configs), self.microbatches, recompute=self.recompute)
+
     def program(self, strategy: Strategy) -> Program:
         """The passes that a strategy asks for."""
         chosen = frozenset(self._asked & strategy.configs.keys())
         count = strategy.microbatches
-        key = chosen, count, min(count, self._shown or count)
+        key = chosen, count, min(count, self._shown or count), frozenset(strategy.recompute)
         if key not in self._programs:
             if self.mode == "train":
                 self._programs[key] = passes.training(self.graph, self.updates, *key)

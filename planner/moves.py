@@ -17,7 +17,7 @@ from castile.planner.neighbours import neighbours_of
 from castile.planner.program import accumulate_name, fetch_name, update_name
 from castile.planner.space import placements, space_of
 from castile.planner.spaces import Spaces
-from castile.planner.strategy import Config, Strategy
+from castile.planner.strategy import Config
 
 Configs = dict[str, Config]
 # The nodes beside a node, each with what the axes of the one are called at the other.
@@ -169,7 +169,7 @@ class Moves:
             for of in (update_name, accumulate_name, fetch_name):
                 configs.pop(of(name), None)
         drawn = self._drawn(update_name(param), rng)
-        used = self.lowering.configs(Strategy(configs)) if keeping == "fetched" else {}
+        used = self.lowering.configs(self.lowering.plan(configs)) if keeping == "fetched" else {}
         for name in params:
             if keeping == "drawn" and name in self.families[param]:
                 configs[update_name(name)] = drawn

@@ -15,7 +15,7 @@ import numpy as np
 from castile.planner.graph import Graph, Node
 from castile.planner.lower import Lowering
 from castile.planner.program import update_name
-from castile.planner.strategy import Config, Strategy
+from castile.planner.strategy import Config
 
 # The smallest parameters, so much of all together, are updated by all alike: to gather them takes longer than they do.
 LITTLE = 0.01
@@ -26,7 +26,7 @@ MOST_UNEVEN = 64
 def in_pieces(lowering: Lowering, configs: Mapping[str, Config]) -> dict[str, Config]:
     """The plan with its nodes as they are and its updates in pieces."""
     nodes = {name: config for name, config in configs.items() if name in lowering.names.nodes}
-    homes = lowering.configs(Strategy(nodes, lowering.microbatches))
+    homes = lowering.configs(lowering.plan(nodes))
     found, known = dict(nodes), dict[tuple, Config]()
     for param in _large(lowering.graph):
         name = update_name(param)

@@ -14,7 +14,7 @@ import numpy as np
 from castile.planner import shares
 from castile.planner.cost import CostModel
 from castile.planner.lower import Lowering
-from castile.planner.strategy import Config, Strategy
+from castile.planner.strategy import Config
 
 # In so many halvings the longest stretch is as short as can be, to a millionth.
 HALVINGS = 20
@@ -72,7 +72,7 @@ def cut(work: np.ndarray, rates: np.ndarray) -> list[int]:
 def _work(lowering: Lowering, cost: CostModel, names: Sequence[str]) -> list[int]:
     """What all passes of each node take on one processor, uncut."""
     # All microbatches take the same: as few are written out as sketches need.
-    program = lowering.shortened(2).program(Strategy({}, lowering.microbatches))
+    program = lowering.shortened(2).program(lowering.plan({}))
     found = dict.fromkeys(names, 0)
     for step in program.steps:
         if step.node.name in found and step.micro.number == 0:

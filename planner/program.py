@@ -14,7 +14,9 @@ from castile.planner.axes import Operand
 from castile.planner.graph import Graph, Node
 from castile.runtime.region import Box
 
-GRADIENT, FETCHED, ACCUMULATED, CLIPPED = "/grad", "/fetched", "/accumulated", "/clipped"
+GRADIENT, FETCHED, ACCUMULATED, CLIPPED, AGAIN = "/grad", "/fetched", "/accumulated", "/clipped", "/again"
+# What a forward pass is called that was done before.
+COMPUTED_AGAIN = "again"
 
 
 class Micro(msgspec.Struct, frozen=True):
@@ -52,7 +54,10 @@ class Port(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One pass of one node, over `axis` (its sample axis) for one microbatch; its place in the program is its slot."""
+    """One pass of one node, over `axis` (its sample axis) for one microbatch; its place in the program is its slot.
+
+    again   whether it is a forward pass that was done before, whose results were not kept
+    """
 
     slot: int
     node: Node
@@ -61,11 +66,17 @@ class Step(msgspec.Struct, frozen=True):
     outputs: tuple[Port, ...]
     axis: str = ""
     micro: Micro = WHOLE_BATCH
+    again: bool = False
+
+    @property
+    def form(self) -> str:
+        """The pass, or that it is one that was done before."""
+        return COMPUTED_AGAIN if self.again else self.which
 
     @property
     def name(self) -> str:
         number = f"@{self.micro.number}" if self.micro.count > 1 else ""
-        return f"{self.node.name}.{self.which}{number}"
+        return f"{self.node.name}.{self.form}{number}"
 
 
 class Home(msgspec.Struct, frozen=True):
@@ -106,6 +117,11 @@ class Program:
     def params(self) -> frozenset[str]:
         """The names of the graph's parameters."""
         return frozenset(p.name for p in self.graph.params)
+
+    @cached_property
+    def again(self) -> frozenset[str]:
+        """The names of the nodes that are computed again for gradients."""
+        return frozenset(step.node.name for step in self.steps if step.again)
 
     @cached_property
     def dtypes(self) -> dict[str, str]:

@@ -144,7 +144,7 @@ class Run:
 
         With buckets of that size, unless they would tell all processors of a large machine apart.
         """
-        plain = Strategy(self._met(configs), self.lowering.microbatches)
+        plain = self.lowering.plan(self._met(configs))
         size = self.bucket_bytes if bucket_bytes is None else bucket_bytes
         joined = msgspec.structs.replace(plain, bucket_bytes=size)
         try:
@@ -345,6 +345,7 @@ def finished(evaluator: Evaluator, best: Evaluated, arena: tuple[int, ...], name
     is_step = evaluator.lowering.mode == "train"
     return msgspec.structs.replace(
         stamped(evaluator.lowering, dict(best.strategy.configs), name, seed),
+        recompute=best.strategy.recompute,
         bucket_bytes=best.strategy.bucket_bytes,
         order=best.strategy.order,
         cost_snapshot=evaluator.cost_snapshot,

@@ -197,15 +197,14 @@ def _doubles(number: int, most: int) -> list[int]:
 def stamped(lowering: Lowering, configs: dict[str, Config], search: str, seed: int = 0) -> Strategy:
     """The plan of these Configs, which says what it was made for and by which search."""
     graph, machine = lowering.graph, lowering.machine
-    return Strategy(
-        configs,
-        lowering.microbatches,
-        graph.name,
-        graph.fingerprint,
-        machine.fingerprint,
-        machine.num_procs,
-        search,
-        seed,
+    return msgspec.structs.replace(
+        lowering.plan(configs),
+        model=graph.name,
+        graph=graph.fingerprint,
+        machine=machine.fingerprint,
+        num_procs=machine.num_procs,
+        search=search,
+        seed=seed,
     )
 
 

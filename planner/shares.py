@@ -12,7 +12,6 @@ import numpy as np
 
 from castile.planner.cost import CostModel
 from castile.planner.lower import Lowering
-from castile.planner.strategy import Strategy
 
 # At most so many times as many parts as processors.
 MOST_PARTS_A_PROC = 4
@@ -26,7 +25,7 @@ def speeds(lowering: Lowering, cost: CostModel) -> tuple[float, ...]:
     kinds = range(len(machine.kinds))
     if len(kinds) == 1:
         return (1.0,) * machine.num_procs
-    program = lowering.program(Strategy({}, lowering.microbatches))
+    program = lowering.program(lowering.plan({}))
     lasts = np.zeros(len(kinds))
     for step in program.steps:
         keys, of_part = lowering.templates.get(step, {}, program.dtypes.__getitem__).does.keys

@@ -13,11 +13,12 @@ from itertools import groupby
 import numpy as np
 
 from castile.planner.instances import StepInstance
+from castile.planner.program import Micro
 from castile.planner.strategy import Strategy
 
 Procs = Sequence[int]
-# The steps of several microbatches in order, each with its tasks and their processors.
-Steps = Iterable[tuple[StepInstance, Iterable[tuple[int, int]]]]
+# A step with its tasks and their processors.
+Row = tuple[StepInstance, Iterable[tuple[int, int]]]
 
 
 def stages(of_nodes: Iterable[Procs]) -> list[int]:
@@ -53,8 +54,34 @@ def depths(stage: Sequence[int]) -> list[int]:
     return [min(num_stages, len(visits) - visits.index(number)) for number in range(num_stages)]
 
 
-def turns(steps: Steps) -> np.ndarray:
-    """int64[n, 2]: edges by which processors take microbatches in turn, those that wait before those that are awaited.
+def waits(steps: Iterable[Row]) -> np.ndarray:
+    """int64[n, 2]: edges by which processors begin in time what they could begin before, those that wait first."""
+    every = list(steps)
+    pairs: list[tuple[int, int]] = []
+    if any([step.step.again for step, _ in every]):
+        every = [(step, list(tasks)) for step, tasks in every]
+        pairs += _late(every)
+    if several := [row for row in every if row[0].step.micro.count > 1]:
+        pairs += _turns(several)
+    return np.array(pairs, np.int64).reshape(-1, 2)
+
+
+def _late(steps: Iterable[Row]) -> Iterator[tuple[int, int]]:
+    """What is computed again waits until its processor is done with the forward passes and the gradients of activations
+    that come before it: else it would be there, and kept, long before it is read."""
+    last: dict[tuple[str, Micro, int], int] = {}
+    for step, tasks in steps:
+        for task, proc in tasks:
+            if not step.step.again:
+                last[step.step.which, step.step.micro, proc] = task
+                continue
+            for which in ("F", "B"):
+                if (which, step.step.micro, proc) in last:
+                    yield task, last[which, step.step.micro, proc]
+
+
+def _turns(every: Sequence[Row]) -> list[tuple[int, int]]:
+    """Edges by which processors take microbatches in turn, those that wait before those that are awaited.
 
     A stage begins with a microbatch when it is done with the one that came as many before as it may have begun; else
     the activations of all would be live. And it takes one through its forward passes before the next: else all would
@@ -62,10 +89,9 @@ def turns(steps: Steps) -> np.ndarray:
     parameters wait for those of activations, for which the stage before waits (Qi et al., "Zero Bubble Pipeline
     Parallelism", ICLR 2024).
     """
-    every = list(steps)
-    forward = [step for step, _ in every if step.step.which == "F" and step.step.micro.number == 0]
+    forward = [step for step, _ in every if _is_forward(step) and step.step.micro.number == 0]
     stage = stages(step.config.procs for step in forward)
-    depth, pairs = depths(stage), []
+    depth, pairs = depths(stage), list[tuple[int, int]]()
     place = {step.step.node.name: (depth[number], visit) for step, number, visit in _visits(forward, stage)}
     last: dict[tuple[int, int], int] = {}
     through: dict[tuple[str, int, int, int], int] = {}
@@ -74,15 +100,19 @@ def turns(steps: Steps) -> np.ndarray:
         number, which = step.step.micro.number, step.step.which
         most, visit = place[step.step.node.name]
         for task, proc in tasks:
-            if which == "F":
+            if _is_forward(step):
                 before = through.get(("F", number - 1, proc, visit)) if most > 1 else None
-                awaited = {last.get((number - most, proc)), before} - {None}
-                pairs += [(task, before) for before in awaited]
+                awaited = {last.get((number - most, proc)), before}
+                pairs += [(task, before) for before in awaited if before is not None]
             elif which == "W" and len(depth) > 1:
                 waiting.append((task, ("B", number, proc, visit)))
-            through[which, number, proc, visit] = last[number, proc] = task
-    pairs += [(task, through[back]) for task, back in waiting if back in through]
-    return np.array(pairs, np.int64).reshape(-1, 2)
+            through["again" if step.step.again else which, number, proc, visit] = last[number, proc] = task
+    return pairs + [(task, through[back]) for task, back in waiting if back in through]
+
+
+def _is_forward(step: StepInstance) -> bool:
+    """Whether it is a forward pass, and the first of its kind."""
+    return step.step.which == "F" and not step.step.again
 
 
 def _visits(forward: Sequence[StepInstance], stage: Sequence[int]) -> Iterator[tuple[StepInstance, int, int]]:

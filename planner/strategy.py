@@ -106,6 +106,7 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bucket_bytes     sums over the same processors go in buckets of at most so many bytes, gathers and scattered sums in
                      groups; updates that then come together are one task, as casts are; 0: each by itself
     order            which of the kernels that are ready a processor begins first, one of ORDERS
+    recompute        the nodes whose results are not kept for gradient passes: what these read is computed again
     """
 
     configs: dict[str, Config]
@@ -123,6 +124,7 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     order: str = READY
     batch: int = 0
     machine_name: str = ""
+    recompute: tuple[str, ...] = ()
 
     @property
     def made_for(self) -> str:
@@ -138,7 +140,11 @@ def signed(plan: Strategy, model: str, graph: Graph, machine: Machine) -> Strate
 
 def same_tasks(one: Strategy, other: Strategy) -> bool:
     """Whether two plans of one graph, cut alike in time, are run alike."""
-    return (one.bucket_bytes, one.order, one.configs) == (other.bucket_bytes, other.order, other.configs)
+    return _run_by(one) == _run_by(other)
+
+
+def _run_by(plan: Strategy) -> tuple[object, ...]:
+    return plan.bucket_bytes, plan.order, frozenset(plan.recompute), plan.configs
 
 
 @dataclass(frozen=True)
@@ -239,6 +245,10 @@ def check(
     if strategy.order not in ORDERS:
         near = strict.suggestion(strategy.order, list(ORDERS))
         raise ValueError(f"the plan has kernels in order {strategy.order!r}{near}; there are {', '.join(ORDERS)}")
+    for name in strategy.recompute:
+        if name not in names.nodes:
+            near = strict.suggestion(name, list(names.nodes))
+            raise ValueError(f"the plan computes {name!r} again, and {graph.name} has no such node{near}")
     for name in strategy.configs:
         if name in names.within:
             raise ValueError(f"the plan names a node {name!r}, here a part of {names.within[name]!r}: plan again")
@@ -256,7 +266,7 @@ def check(
 def encode(strategy: Strategy) -> bytes:
     """The plan as JSON, as `read` takes it, a line for each node; what is as it would be without a word is left out."""
     fields = msgspec.to_builtins(strategy)
-    for name, default in (("order", READY), ("batch", 0), ("machine_name", "")):
+    for name, default in (("order", READY), ("batch", 0), ("machine_name", ""), ("recompute", ())):
         if fields[name] == default:
             del fields[name]
     nodes = ",\n".join(f"  {_line(name)}: {_line(config)}" for name, config in fields.pop("configs").items())

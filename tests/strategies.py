@@ -173,10 +173,18 @@ def strategies(draw: DrawFn, graph: Graph, num_procs: int, updates: Updates = SG
 
 
 @st.composite
+def recomputed(draw: DrawFn, graph: Graph) -> tuple[str, ...]:
+    """Nodes whose results are not kept for gradients: none, some, or all but some."""
+    some, way = draw(st.lists(st.sampled_from(sorted(graph.nodes)), unique=True)), draw(st.integers(0, 3))
+    return tuple(some) if way == 2 else tuple([n for n in graph.nodes if n not in some]) if way == 3 else ()
+
+
+@st.composite
 def in_buckets(draw: DrawFn, graph: Graph, num_procs: int, updates: Updates = SGD) -> Strategy:
-    """A plan whose sums may go in buckets, of a few, of all, or none, and its kernels in any order."""
+    """A plan whose sums may go in buckets, of a few, of all, or none, its kernels in any order, any computed again."""
     strategy, size = draw(strategies(graph, num_procs, updates)), draw(st.sampled_from((0, 200, 2**20)))
-    return msgspec.structs.replace(strategy, bucket_bytes=size, order=draw(st.sampled_from(ORDERS)))
+    order, again = draw(st.sampled_from(ORDERS)), draw(recomputed(graph))
+    return msgspec.structs.replace(strategy, bucket_bytes=size, order=order, recompute=again)
 
 
 @st.composite
@@ -188,7 +196,8 @@ def staged(draw: DrawFn, graph: Graph, num_procs: int) -> Strategy:
     group = [groups[n] for n in (sorted(drawn) if draw(st.booleans()) else drawn)]
     inner = [draw(configs(node, len(of))) for node, of in zip(graph.nodes.values(), group)]
     moved = [Config(c.split, c.replicas, tuple([of[p] for p in c.procs])) for c, of in zip(inner, group)]
-    return Strategy(dict(zip(graph.nodes, moved)), order=draw(st.sampled_from(ORDERS)))
+    order, recompute = draw(st.sampled_from(ORDERS)), draw(recomputed(graph))
+    return Strategy(dict(zip(graph.nodes, moved)), order=order, recompute=recompute)
 
 
 def regular(node: Node, axis: str, group: Sequence[int]) -> Config:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from castile.launch import models, plan_report
+from castile.launch import looking, models, plan_report
 from castile.launch import plan as planning
 from castile.launch.__main__ import main
 from castile.planner import accumulating
@@ -75,7 +75,7 @@ def test_numbers_divide_the_batch_and_double() -> None:
 def test_where_no_plan_of_a_whole_batch_fits_it_is_cut(
     words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    told = refused(capsys, *words, "--accumulate", "1")
+    told = refused(capsys, *words, "--accumulate", "1", "--recompute", "none")
     facts = answer(capsys, *words)
     count = facts["microbatches"]
     assert count > 1 and facts["is_cut_to_fit"] and facts["found"]["fits"]
@@ -94,7 +94,7 @@ def test_where_no_plan_of_a_whole_batch_fits_it_is_cut(
     ("budget", "each", "shares"),
     [
         ("10s", 4.0, [10.0, 6.0, 2.0]),
-        ("10s", 8.0, [10.0, 2.0, planning.LEAST_SECONDS]),
+        ("10s", 8.0, [10.0, 2.0, looking.LEAST_SECONDS]),
         ("5", 4.0, [None, None, None]),
     ],
 )
@@ -115,7 +115,7 @@ def test_searches_that_find_nothing_share_the_time_with_the_next(
             raise NoPlanFits("no plan fits", 7)
         return search(name, evaluator, "5", *rest, **more)
 
-    monkeypatch.setattr(planning, "search", searched)
+    monkeypatch.setattr(looking, "search", searched)
     monkeypatch.setattr(budgets, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     words[words.index("--budget") + 1] = budget
     facts = answer(capsys, *words)
@@ -130,7 +130,7 @@ def test_searches_that_find_nothing_share_the_time_with_the_next(
 def test_where_no_time_is_left_a_known_plan_is_found(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "_left", lambda limits, passed: replace(limits, seconds=planning.LEAST_SECONDS))
+    monkeypatch.setattr(looking, "_left", lambda limits, passed: replace(limits, seconds=looking.LEAST_SECONDS))
     words[words.index("--budget") + 1] = "10s"
     facts = answer(capsys, *words)
     assert facts["found"]["fits"] and facts["is_cut_to_fit"]
@@ -149,6 +149,8 @@ def test_more_pieces_need_less_memory(words: list[str], capsys: pytest.CaptureFi
         (("--accumulate", "0"), "--accumulate 0: give 1 or more"),
         (("--accumulate", "3"), "--accumulate 3: a batch of 32 samples does not make as many equal pieces"),
         (("--accumulate", "2", "--objective", "latency"), "--accumulate means nothing for --objective latency"),
+        (("--recompute", "full", "--objective", "latency"), "--recompute means nothing for --objective latency"),
+        (("--recompute", "ful"), "--recompute: 'ful' is no node of"),
     ],
 )
 def test_what_cannot_be_cut_is_refused(more, words, capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,6 +164,32 @@ def test_a_given_plan_says_its_own_number(tmp_path: Path, words: list[str], caps
     assert answer(capsys, *words, "--from", path)["microbatches"] == 16
     told = refused(capsys, *words, "--from", path, "--accumulate", "8")
     assert "cuts the batch into 16; give that, or leave --from out" in told
+
+
+def test_where_the_batch_may_not_be_cut_results_are_computed_again(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As little as lets a plan fit; a plan that is given says what it computes again."""
+    words[1] = words[1].replace("layers=1", "layers=4")
+    graph, path = models.parse(words[1]).graph(BATCH), str(tmp_path / "p.json")
+    roomy = [word.replace("small.toml", "roomy.toml") for word in words]
+    (tmp_path / "roomy.toml").write_text(SMALL.replace(str(MEMORY), str(100 * MEMORY)))
+    ways = (answer(capsys, *roomy, "--objective", "memory", "--recompute", way) for way in ("none", "full"))
+    memory = sum(max(facts["found"]["arena_bytes"]) for facts in ways) // 2
+    (tmp_path / "roomy.toml").write_text(SMALL.replace(str(MEMORY), str(memory)))
+    refused(capsys, *roomy, "--accumulate", "1", "--recompute", "none")
+    facts = answer(capsys, *roomy, "--accumulate", "1")
+    assert facts["microbatches"] == 1 and facts["found"]["fits"] and facts["is_recomputed_to_fit"]
+    assert 0 < facts["num_recomputed"] < facts["num_nodes"] == len(graph.nodes)
+    plan_report.tell(facts, [])
+    assert f"{facts['num_recomputed']} of {len(graph.nodes)} nodes are computed again" in capsys.readouterr().out
+    given = answer(capsys, *roomy, "--from", path)
+    assert given["num_recomputed"] == facts["num_recomputed"] and not given["is_recomputed_to_fit"]
+    told = refused(capsys, *roomy, "--from", path, "--recompute", "none")
+    assert "says itself which" in told and "nodes are computed again; leave --recompute out" in told
+    simulated, explained = (answer(capsys, command, path, *roomy[2:4]) for command in ("simulate", "explain"))
+    assert simulated["step_seconds"] == explained["step_seconds"] == facts["found"]["step_seconds"]
+    assert explained["num_recomputed"] == facts["num_recomputed"]
 
 
 def test_what_is_advised_where_a_given_plan_does_not_fit_is_not_refused(

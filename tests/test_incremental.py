@@ -19,7 +19,7 @@ from castile.planner.space import space_of
 from castile.planner.strategy import ORDERS, READY, Config, Strategy
 from castile.planner.updates import Updates
 from castile.runtime import machine as machines
-from tests.strategies import SGD, configs, problems, strategies
+from tests.strategies import SGD, configs, problems, recomputed, strategies
 from tests.strategies import machines as drawn_machines
 
 
@@ -46,15 +46,16 @@ def test_equals_lowering_and_simulating_the_whole_plan(data):
     sizes, orders = st.sampled_from([0, 0, 0, 256, 2**20]), st.sampled_from([READY, READY, *ORDERS])
     plan = data.draw(strategies(problem.graph, on.num_procs))
     plan = replace(plan, bucket_bytes=data.draw(sizes), order=data.draw(orders))
+    plan = replace(plan, recompute=data.draw(st.one_of(st.just(()), recomputed(problem.graph))))
     one = Incremental(lowering, cost, plan, data.draw(st.sampled_from(["auto", "plain"])))
     assert one.seconds == whole(lowering, cost, plan).seconds
     for _ in range(4):
-        plan = dict(one.strategy.configs)
+        plan, again = dict(one.strategy.configs), data.draw(st.sampled_from([one.strategy.recompute, ()]))
         for name in data.draw(st.lists(st.sampled_from(sorted(plan)), max_size=3, unique=True)):
             plan[name] = data.draw(configs(nodes[name], on.num_procs))
         if data.draw(st.integers(0, 9)) == 0:
             plan = data.draw(strategies(problem.graph, on.num_procs)).configs
-        other = Strategy(plan, bucket_bytes=data.draw(sizes), order=data.draw(orders))
+        other = Strategy(plan, bucket_bytes=data.draw(sizes), order=data.draw(orders), recompute=again)
         expected = whole(lowering, cost, other)
         limit = data.draw(st.sampled_from([0.5, 1.0, 2.0])) * expected.seconds
         found = one.propose(other, limit)

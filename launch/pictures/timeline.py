@@ -5,6 +5,7 @@ It does not know whether the timeline was simulated or measured.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from castile.launch import report
 from castile.launch.pictures.drawing import EDGE, GRID, Box, clipped, legend, length, line, path, rect, svg, text, ticks
+from castile.planner.program import COMPUTED_AGAIN
 from castile.planner.strategy import runs_of
 from castile.runtime import memory
 from castile.runtime.levels import level_name
@@ -29,7 +31,7 @@ MOST_SHOWN = 12
 LEAST, COLUMN = 3.0, 0.5
 # What is done, in words and colour: passes by their letters, then what else there is.
 PASSES = {"F": ("forward", "#1f77b4"), "B": ("to inputs", "#d62728"), "W": ("to parameters", "#2ca02c")}
-UPDATES, COPIES = ("updates", "#9467bd"), ("copies and sums", "#7f7f7f")
+UPDATES, AGAIN, COPIES = ("updates", "#9467bd"), ("forward again", "#7fb3dd"), ("copies and sums", "#7f7f7f")
 # In the names of tasks that are no pass of a node, but there for a parameter.
 UPDATE = "/"
 # Transfers, by the level of links that they cross, the nearest first.
@@ -68,7 +70,7 @@ def picture(title: str, graph: TaskGraph, timelines: Mapping[str, Timeline], mac
     timelines  of the graph's tasks by name, one below the other; the first, of all tasks, says when memory is held
     """
     levels = [level.name for level in machine.levels]
-    kinds = [*PASSES.values(), UPDATES, COPIES, *zip(levels, LINKS)]
+    kinds = [*PASSES.values(), UPDATES, AGAIN, COPIES, *zip(levels, LINKS)]
     first, kind_of = next(iter(timelines.values())), _kinds(graph, levels)
     chart = _Chart(graph, max(int(timeline.end.max(initial=1)) for timeline in timelines.values()), kinds)
     drawn, used, low = [], set[int](), TOP
@@ -96,7 +98,7 @@ def picture(title: str, graph: TaskGraph, timelines: Mapping[str, Timeline], mac
 def _kinds(graph: TaskGraph, levels: Sequence[str]) -> np.ndarray:
     """int64[T]: the number of what each task does."""
     of_pass = {letter: number for number, letter in enumerate(PASSES)}
-    updates, copies = len(PASSES), len(PASSES) + 1
+    updates, again, copies = range(len(PASSES), len(PASSES) + 3)
     of_key = np.array(
         [
             copies + 1 + min(levels.index(level_name(key.link)), len(LINKS) - 1) if key.link
@@ -107,8 +109,11 @@ def _kinds(graph: TaskGraph, levels: Sequence[str]) -> np.ndarray:
     )  # fmt: skip
     kind = of_key[graph.cost]
     for task in np.flatnonzero(graph.kind == Kind.COMPUTE).tolist():
-        if UPDATE in graph.tasks[task].name:
+        name = graph.tasks[task].name
+        if UPDATE in name:
             kind[task] = updates
+        elif re.search(rf"\.{COMPUTED_AGAIN}(@\d+)?\[", name):
+            kind[task] = again
     return kind
 
 

@@ -13,7 +13,6 @@ from itertools import pairwise
 
 from castile.planner.crews import Crew, Leg, Walked
 from castile.planner.search import Evaluated, Run
-from castile.planner.strategy import Strategy
 
 BUDGET = "4000"
 # Of the best plan's own time: what a walk's plans may take longer and still be kept with probability 1/e.
@@ -48,10 +47,10 @@ def _counts(run: Run) -> list[int]:
 
 def _told(run: Run, walked: Walked) -> Evaluated:
     """Where a walk has come to; what it met counts as proposed. Without time left only the best of that is seen."""
-    microbatches, is_late = run.lowering.microbatches, run.spent >= 1
+    is_late = run.spent >= 1
     seen = walked.best[:1] if is_late else walked.best
-    run.adopt(walked.num_proposals, [run.evaluator.evaluate(Strategy(configs, microbatches)) for configs in seen])
-    return run.best if is_late else run.evaluator.evaluate(Strategy(walked.configs, microbatches))
+    run.adopt(walked.num_proposals, [run.evaluator.evaluate(run.lowering.plan(configs)) for configs in seen])
+    return run.best if is_late else run.evaluator.evaluate(run.lowering.plan(walked.configs))
 
 
 def _exchange(current: list[Evaluated], scale: float, draw: Callable[[], float]) -> None:

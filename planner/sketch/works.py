@@ -21,6 +21,7 @@ from castile.planner.lower import Lowering
 from castile.planner.op import Op, Part
 from castile.planner.program import FETCHED, GRADIENT, Program, Step
 from castile.planner.recordings import Recorder
+from castile.planner.rows import pointer
 from castile.planner.sketch.layouts import seen
 from castile.planner.sketch.many import Cut, asked
 from castile.planner.strategy import parts
@@ -59,26 +60,47 @@ class Works:
     def keeps(self) -> dict[str, tuple[tuple[bool, int], ...]]:
         """By node which of its operands (True) and results lie on its parts until gradients come.
 
-        What gradient passes touch, each tensor where the first node lies that does so; all else is let go before.
+        What gradient passes touch, each tensor where the first node lies that does so; all else is let go before. Of
+        what is computed again for them that which there is most of at once.
         """
-        tensors = self._lowering.graph.tensors
-        touched: dict[int, list[tuple[bool, int]]] = {}
+        tensors, let_go = self._lowering.graph.tensors, self._let_go()
+        touched: dict[int, list[int]] = {}
         keepers: dict[str, tuple[str, bool, int]] = {}
         for step, kind in zip(self._program.steps, self._step_kinds, strict=True):
-            if step.which == "F":
+            if step.which == "F" and not step.again:
                 continue
             if kind not in touched:
-                ports = [port for port, t in zip(step.inputs, self._touched(step), strict=False) if t]
-                touched[kind] = [(port.role == "x", port.index) for port in ports if port.role in ("x", "y")]
+                rows = zip(step.inputs, self._touched(step), strict=False)
+                touched[kind] = [n for n, (port, t) in enumerate(rows) if t and port.role in ("x", "y")]
             node = step.node
-            for is_operand, index in touched[kind]:
+            for port in [step.inputs[n] for n in touched[kind]]:
                 # Passes of earlier nodes come later, and have the last word.
-                keepers[(node.inputs if is_operand else node.outputs)[index]] = node.name, is_operand, index
+                if port.region not in let_go:
+                    tensor = (node.inputs if port.role == "x" else node.outputs)[port.index]
+                    keepers[tensor] = node.name, port.role == "x", port.index
         found: dict[str, list[tuple[bool, int]]] = {}
         for tensor, (name, is_operand, index) in keepers.items():
             if not tensors[tensor].param:
                 found.setdefault(name, []).append((is_operand, index))
         return {name: tuple(sorted(ports)) for name, ports in found.items()}
+
+    def _let_go(self) -> set[str]:
+        """The regions that are computed again, without those that are more than all that is let go before they are."""
+        steps = self._program.steps
+        again = {port.region for step in steps if step.again for port in step.outputs}
+        if not again:
+            return again
+        sizes = {flow.region: prod(flow.shape) * np.dtype(flow.dtype).itemsize for flow in self._program.flows}
+        last = {p.region: s.slot for s in steps if s.which != "F" or s.again for p in s.inputs if p.role in ("x", "y")}
+        done = sorted((slot, sizes[of]) for of, slot in last.items() if of not in again | self._program.params)
+        slots, upto = np.array([slot for slot, _ in done]), pointer([nbytes for _, nbytes in done])
+        lasting = {p.region for s in steps if s.which != "F" for p in s.inputs}
+        most, left = 0, set[str]()
+        for begin, run in _runs(steps):
+            more = sum(sizes[region] for region in run & lasting) - int(upto[np.searchsorted(slots, begin)])
+            if more > most:
+                most, left = more, run & lasting
+        return again - left
 
     @cached_property
     def _reader(self) -> dict[str, str]:
@@ -294,6 +316,17 @@ class Largest:
                 lengths[list(of)] = (hi - lo)[firsts]
                 shape[d] = lengths[self.cut[axis]]
         return tuple(shape)
+
+
+def _runs(steps: Sequence[Step]) -> list[tuple[int, set[str]]]:
+    """The regions that passes after each other compute again, and where the first of them begins."""
+    found: list[tuple[int, set[str]]] = []
+    for before, step in zip([None, *steps], steps):
+        if step.again and not (before is not None and before.again):
+            found.append((step.slot, set()))
+        if step.again:
+            found[-1][1].update(port.region for port in step.outputs)
+    return found
 
 
 def _joined(nodes: Sequence[Node], counts: Sequence[int]) -> Node:

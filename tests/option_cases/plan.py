@@ -44,6 +44,7 @@ CASES = {
     "seed": Case(LONG, f"{LONG} --seed 3", found),
     "batch": Case(f"{HERE} --json", f"{HERE} --json --batch 24", fact("batch_samples"), becomes(24)),
     "accumulate": Case(MANY, f"{MANY} --accumulate 4", fact("found", "live_bytes"), operator.gt),
+    "recompute": Case(f"{HERE} --json", f"{HERE} --json --recompute selective", fact("num_recomputed"), operator.lt),
     "dtype": Case(MANY, f"{MANY} --dtype bfloat16", fact("found", "step_seconds"), operator.gt),
     "profile": profile_of(f"plan {MLP} --machine local:procs=1 --budget 20 --json"),
     "out": Case(HERE, f"{HERE} --out new/plan.json", lambda ran: (ran.read("new/plan.json") or {}).get("model"),

@@ -1,0 +1,216 @@
+"""Recomputation: what is dropped and computed again changes memory and time, and no number of the training."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import combinations
+from math import prod
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
+
+from castile.launch import models
+from castile.planner import recompute
+from castile.planner.cost import CostModel
+from castile.planner.evaluator import Evaluator
+from castile.planner.fronts import search_front
+from castile.planner.graph import Graph
+from castile.planner.lower import Lowering
+from castile.planner.passes import training
+from castile.planner.recompute import FULL, NOTHING, SELECTIVE, WAYS
+from castile.planner.seeds import one_processor, seeds
+from castile.planner.sketch.sketch import Sketch
+from castile.planner.spaces import Spaces
+from castile.planner.strategy import Strategy
+from castile.runtime.machine import Level, Machine, Processor
+from castile.runtime.machine import parse as machine_of
+from castile.runtime.task import NUM_LANES, Lane
+from tests.cut_batches import assert_trains_as_the_whole_batch, can_be_cut
+from tests.strategies import in_buckets, machines, problems, recomputed, staged
+from tests.test_models import small
+from tests.training import SGD
+
+EXAMPLES = 40
+MODELS = [small(name) for name in models.available()]
+
+
+def drawn(examples: int = EXAMPLES):
+    return settings(max_examples=examples, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def kept(graph: Graph, dropped: tuple[str, ...]) -> set[str]:
+    """The results that passes after the forward ones read as these made them."""
+    steps = training(graph, SGD, frozenset(), recompute=frozenset(dropped)).steps
+    lowering = Lowering(graph, ON, SGD, recompute=dropped)
+    dtypes = lowering.program(lowering.plan({})).dtypes.__getitem__
+    read = set[str]()
+    for step in steps:
+        if step.which != "F" or step.again:
+            work = lowering.templates.get(step, {}, dtypes).does.of(0)
+            read |= {port.region for port, touched in zip(step.inputs, work.inputs) if touched}
+    return read & {t for node in graph.nodes.values() for t in node.outputs}
+
+
+def nbytes(graph: Graph, tensors: set[str]) -> int:
+    return sum(prod(graph.tensors[t].shape) * np.dtype(graph.tensors[t].dtype).itemsize for t in tensors)
+
+
+ON = Machine("one", (Processor("p", 1e12, 1e12, 1 << 40),), ())
+
+
+def test_what_is_computed_again_changes_no_number(tell: Callable[[str], None]) -> None:
+    """In microbatches and in stages, too; for whole batches `test_any_strategy` draws such plans."""
+    seen: Counter[str] = Counter()
+
+    @drawn()
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        count, machine = data.draw(st.integers(2, 4)), data.draw(machines())
+        problem = data.draw(problems(batch=count * data.draw(st.integers(1, 2))))
+        shape = staged if machine.num_procs > 1 and data.draw(st.booleans()) else in_buckets
+        plan = data.draw(shape(problem.graph, machine.num_procs))
+        again = plan.recompute or data.draw(recomputed(problem.graph))
+        plan = msgspec.structs.replace(plan, microbatches=count, recompute=again)
+        lowering = Lowering(problem.graph, machine, SGD)
+        if not can_be_cut(lowering, plan):
+            reject()
+        assert_trains_as_the_whole_batch(problem, machine, plan, data.draw(st.integers(1, machine.num_procs)))
+        seen["plans"] += 1
+        seen["that compute again"] += any(step.again for step in lowering.program(plan).steps)
+
+    check()
+    tell(f"recomputation: {', '.join(f'{count} {what}' for what, count in seen.items())}")
+    assert seen["that compute again"] > EXAMPLES // 4
+
+
+@drawn()
+@given(st.data())
+def test_nothing_is_computed_again_before_its_processor_has_done_what_comes_before(data: st.DataObject) -> None:
+    machine, problem = data.draw(machines()), data.draw(problems())
+    plan = data.draw(in_buckets(problem.graph, machine.num_procs))
+    plan = msgspec.structs.replace(plan, recompute=tuple(problem.graph.nodes))
+    lowering = Lowering(problem.graph, machine, SGD)
+    tasks, found = Evaluator(lowering, CostModel(machine)).simulate(plan)
+    slot = (tasks.order >> 40) - 1
+    steps, proc = lowering.program(plan).steps, tasks.lanes[tasks.lane_ptr[:-1]] // NUM_LANES
+    lane = tasks.lanes[tasks.lane_ptr[:-1]] % NUM_LANES
+    start, end = np.zeros((2, tasks.num_tasks), np.int64)
+    start[found.timeline.task], end[found.timeline.task] = found.timeline.start, found.timeline.end
+    passes = np.flatnonzero((lane == Lane.COMPUTE) & (tasks.order & (1 << 40) - 1 < 1 << 20))
+    for task in [t for t in passes if steps[slot[t]].again]:
+        before = [t for t in passes if proc[t] == proc[task] and slot[t] < slot[task] and not steps[slot[t]].again]
+        for which in ("F", "B"):
+            of_kind = [t for t in before if steps[slot[t]].which == which]
+            assert not of_kind or end[max(of_kind, key=lambda t: tasks.order[t])] <= start[task]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_is_kept_is_less_the_more_is_dropped(model: str) -> None:
+    graph = models.parse(model).graph(8)
+    every = {way: kept(graph, recompute.named(way, graph, SGD)) for way in WAYS}
+    assert recompute.named(NOTHING, graph, SGD) == ()
+    assert every[SELECTIVE] <= every[NOTHING]
+    assert nbytes(graph, every[FULL]) <= nbytes(graph, every[NOTHING])
+
+
+@pytest.mark.parametrize("model", ["gpt", "bert:size=large,layers=4,width=64,heads=4,seq=64,vocab=100", "resnet"])
+def test_networks_of_blocks_need_half_the_memory(model: str) -> None:
+    """What is computed again is all that takes longer: at most the forward passes once more, a third of a step."""
+    graph, found = models.parse(model).graph(64), {}
+    for way in WAYS:
+        lowering = Lowering(graph, ON, SGD, recompute=recompute.named(way, graph, SGD))
+        found[way] = Evaluator(lowering, CostModel(ON)).evaluate(lowering.plan(one_processor(graph)))
+    seconds, peak = ([value(found[way]) for way in WAYS] for value in (lambda e: e.seconds, lambda e: e.peak_bytes[0]))
+    assert peak[0] > 1.1 * peak[1] and peak[0] > 1.4 * peak[2], peak
+    assert seconds[0] < seconds[1] < 1.15 * seconds[0] and seconds[1] < seconds[2] < 1.4 * seconds[0], seconds
+
+
+@drawn(100)
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), min_size=1, max_size=9))
+def test_stretches_are_nearly_as_good_as_the_best_of_all(rows: list[tuple[int, int]]) -> None:
+    """The longest is looked for in steps of a tenth."""
+    upto, across = np.cumsum([0, *(inside for inside, _ in rows)]), np.array([0, *(between for _, between in rows)])
+    count = len(rows)
+
+    def parts(ends: tuple[int, ...]) -> tuple[int, int]:
+        return int(across[list(ends[:-1])].sum()), int(np.diff(upto[[0, *ends]]).max())
+
+    every = [(*ends, count) for k in range(count) for ends in combinations(range(1, count), k)]
+    assert every
+    best = min(every, key=lambda ends: sum(parts(ends)))
+    found = tuple(recompute.stretches(upto, across))
+    assert found[-1] == count and list(found) == sorted({*found})
+    between, longest = parts(best)
+    assert sum(parts(found)) <= between + longest / 0.9 + 1
+
+
+def test_a_run_of_equal_layers_is_cut_into_as_many_stretches_as_its_root() -> None:
+    """Chen et al.: n layers that hold as much as what goes from one to the next take twice the root of n."""
+    for n in (16, 64, 144):
+        upto, across = np.arange(n + 1), np.ones(n + 1, np.int64)
+        ends = recompute.stretches(upto, across)
+        assert across[ends[:-1]].sum() + np.diff([0, *ends]).max() <= 2 * np.sqrt(n) * 1.1
+
+
+def test_names_patterns_and_ways() -> None:
+    graph = models.parse("mlp:layers=3").graph()
+    assert recompute.named("relu*", graph, SGD) == tuple(name for name in graph.nodes if name.startswith("relu"))
+    assert set(recompute.named("fc1, fc2", graph, SGD)) == {"fc1", "fc2"}
+    with pytest.raises(ValueError, match=r"'selectiv' is no node of .*selective"):
+        recompute.named("selectiv", graph, SGD)
+
+
+def test_a_plan_says_what_it_computes_again() -> None:
+    graph = models.parse("mlp").graph()
+    lowering = Lowering(graph, ON, SGD)
+    plan = Strategy(one_processor(graph), recompute=("relu1", "nothing"))
+    with pytest.raises(ValueError, match=r"computes 'nothing' again, and mlp.* has no such node"):
+        lowering.lower(plan)
+
+
+def test_computing_again_takes_part_in_sums_and_transfers_as_before() -> None:
+    """Matrices cut by what they contract: the sum over processors is made once more."""
+    graph = Graph("two", "float64")
+    x = graph.input("x", (8, 16), "b i")
+    for n in range(3):
+        x = graph.tanh(f"tanh{n}", graph.linear(f"fc{n}", x, features=16, bias=False))
+    graph.minimise(graph.cross_entropy("loss", x, graph.input("label", (8,), "b", "int64")))
+    on = Machine("two", (Processor("p", 1e12, 1e12, 1 << 40),) * 2, (Level("link", 2, 1e-6, 1e9),))
+    lowering = Lowering(graph, on, SGD)
+    split = {"fc0": {"o": 2}, "fc1": {"i": 2}, "tanh0": {"o": 2}}
+    configs = {
+        name: {"split": split.get(name, {}), "replicas": 1 if name in split else 2, "procs": (0, 1)}
+        for name in graph.nodes
+    }
+    plan = msgspec.convert({"configs": configs}, Strategy)
+    evaluator = Evaluator(lowering, CostModel(on))
+    plain, again = (
+        evaluator.evaluate(msgspec.structs.replace(plan, recompute=names)) for names in ((), ("fc1", "tanh1"))
+    )
+    assert again.moved_bytes > plain.moved_bytes
+
+
+@pytest.mark.parametrize("model", ["gpt:layers=8,width=512,vocab=1000,seq=256", "resnet:depth=50"])
+def test_sketches_know_what_is_computed_again(model: str) -> None:
+    on, graph = machine_of("flexflow-p100:nodes=1"), models.parse(model).graph(32)
+    for way in WAYS:
+        lowering = Lowering(graph, on, SGD, recompute=recompute.named(way, graph, SGD))
+        evaluator = Evaluator(lowering, CostModel(on))
+        plan = seeds(lowering)["data_parallel"]
+        sketch = Sketch(lowering, evaluator.cost, Spaces(lowering, evaluator.cost), [plan.configs])
+        found, worth = sketch.seconds(plan.configs), evaluator.evaluate(plan)
+        assert 0.95 < found / worth.seconds < 1.05, way
+        assert 0.95 < sketch.held.max() / max(worth.peak_bytes) < 1.5, way
+
+
+def test_a_front_goes_on_where_results_are_dropped() -> None:
+    on, graph = machine_of("flexflow-p100:nodes=1"), models.parse("gpt:layers=4,width=64,seq=64").graph(16)
+    evaluator = Evaluator(Lowering(graph, on, SGD), CostModel(on))
+    more = [recompute.named(way, graph, SGD) for way in (SELECTIVE, FULL)]
+    ends = [search_front("mcmc", evaluator, "70", 1, dropping=dropping)[1][-1] for dropping in ((), more)]
+    assert ends[0].strategy.recompute == () and ends[1].strategy.recompute == more[1]
+    assert max(ends[1].arena_bytes) < 0.8 * max(ends[0].arena_bytes)
