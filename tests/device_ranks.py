@@ -25,7 +25,7 @@ from castile.runtime.machine import Level, Machine, Processor
 from castile.runtime.runner import whole_step
 from castile.runtime.timeline import Timeline
 from castile.runtime.worker import Worker
-from tests.strategies import SGD, Problem, batches, beginnings, machines, problems, strategies
+from tests.strategies import SGD, Problem, batches, beginnings, machines, problems, recomputed, strategies
 from tests.training import difference
 
 # what fails is told as it was drawn: to make it smaller takes minutes
@@ -154,7 +154,8 @@ def plans(draw: st.DrawFn, each: bool = False, one: bool = False) -> Plan:
     for name in draw(st.lists(st.sampled_from(rewrite.available()), unique=True)):
         problem = Problem(rewrite.apply(name, problem.graph), problem.labels)
     strategy = draw(strategies(problem.graph, machine.num_procs))
-    strategy = msgspec.structs.replace(strategy, order=draw(st.sampled_from(ORDERS)))
+    order, again = draw(st.sampled_from(ORDERS)), draw(recomputed(problem.graph))
+    strategy = msgspec.structs.replace(strategy, order=order, recompute=again)
     most = 1 if one else machine.num_procs
     return Plan(problem, strategy, machine, most if each else draw(st.integers(1, most)))
 

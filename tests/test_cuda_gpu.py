@@ -19,7 +19,7 @@ from castile.planner.lower import Lowering
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.machine import Level, Machine, Processor
-from tests.strategies import Problem, strategies, whole_on
+from tests.strategies import Problem, in_buckets, whole_on
 from tests.test_cuda import Plan, Ranks, on_host
 from tests.training import difference
 
@@ -73,13 +73,13 @@ def started(text: str, machine: Machine, backend: str) -> Execution:
 
 
 def any_plan(graph: Graph, number: int) -> Strategy:
-    """Nodes, updates, sums and homes of parameters cut along any axes and placed anyhow; the same in all processes."""
+    """All cut along any axes and placed anyhow, any of it computed again; the same in all processes."""
     found: list[Strategy] = []
 
     # What is drawn first is the simplest.
     @settings(max_examples=number + 2, derandomize=True, phases=(Phase.generate,), deadline=None,
               suppress_health_check=list(HealthCheck))  # fmt: skip
-    @given(strategies(graph, TWO.num_procs))
+    @given(in_buckets(graph, TWO.num_procs))
     def draw(plan: Strategy) -> None:
         found.append(plan)
 
