@@ -84,7 +84,7 @@ def whole(path: str | Path) -> Iterator[Path]:
             yield path
             return
         # a link stays one: what it leads to is written
-        file = path.resolve()
+        file = Path(os.path.realpath(path))
         file.parent.mkdir(parents=True, exist_ok=True)
         _remove_left(file)
         with _own_folder(file) as folder:

@@ -8,6 +8,7 @@ plan for a few is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isqrt
 
 import numpy as np
 
@@ -22,9 +23,10 @@ HALVINGS = 20
 
 def divisors(number: int) -> tuple[int, ...]:
     """Into how many equal pieces it may be cut: from 1 on each the least divisor at least twice the one before."""
-    found = [1]
-    while more := [n for n in range(2 * found[-1], number + 1) if number % n == 0]:
-        found.append(more[0])
+    small, found = [n for n in range(1, isqrt(number) + 1) if number % n == 0], [1]
+    for n in [*small, *(number // n for n in reversed(small))]:
+        if n >= 2 * found[-1]:
+            found.append(n)
     return tuple(found)
 
 

@@ -66,6 +66,8 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_numbers_divide_the_batch_and_double() -> None:
     assert divisors(1024) == tuple(2**n for n in range(11))
     assert divisors(96) == (1, 2, 4, 8, 16, 32, 96) and divisors(7) == (1, 7)
+    # at once, however large the batch
+    assert divisors(2**40) == tuple(2**n for n in range(41))
     for batch in range(1, 200):
         found = divisors(batch)
         assert found[0] == 1 and all(batch % n == 0 for n in found) and found[-1] in (1, batch)

@@ -41,6 +41,13 @@ def test_what_is_broken_off_leaves_the_file_as_it_was(before, tmp_path):
     assert homes.contents(tmp_path) == ({} if before is None else {"folder/x.json": before})
 
 
+def test_a_link_to_itself_becomes_a_file(tmp_path):
+    path = tmp_path / "x.json"
+    path.symlink_to("x.json")
+    files.write(path, b"it")
+    assert homes.contents(tmp_path) == {"x.json": b"it"} and not path.is_symlink()
+
+
 def test_each_who_writes_has_a_draft_of_its_own(tmp_path):
     """Who begins first and ends last has the file, and whoever looks meanwhile sees one that is whole."""
     path = tmp_path / "x.json"

@@ -273,6 +273,13 @@ def test_a_file_that_is_no_model_is_refused(tmp_path):
             models.parse(str(tmp_path / name))
 
 
+@pytest.mark.parametrize("name", models.available())
+def test_what_no_machine_has_memory_for_is_refused_at_once(name):
+    for batch in (10**15, 10**20):
+        with pytest.raises(ValueError, match=rf"model {name}: build\(\) gave .* more than any machine has memory for"):
+            models.parse(name).graph(batch)
+
+
 def test_settings_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="width 10 should be a multiple of heads, 4"):
         models.parse("gpt:width=10,heads=4").graph()

@@ -14,6 +14,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from math import prod
 from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
@@ -21,7 +22,11 @@ from typing import Any
 from castile.launch import settings, theirs
 from castile.planner import rewrite as rewrites
 from castile.planner.graph import Graph
+from castile.planner.vocabulary import itemsize
 from castile.runtime.strict import suggestion
+
+# So many bytes of one tensor are a slip of the finger.
+MOST_BYTES = 2**50
 
 # What a model may compute with; of those of 16 bits it keeps parameters in float32.
 DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -104,6 +109,8 @@ def _wrong(graph: Graph, batch: int | None) -> str:
     if strange := [name for name, shape in shapes.items() if not shape or shape[:1] != rows]:
         number = f", {rows[0]} samples" if rows else ""
         return f"gave {strange[0]!r} the shape {shapes[strange[0]]}, whose first dim should be the batch{number}"
+    if huge := next((t for t in graph.tensors.values() if prod(t.shape) * itemsize(t.dtype) > MOST_BYTES), None):
+        return f"gave {huge.name!r} the shape {huge.shape}, more than any machine has memory for"
     return ""
 
 
