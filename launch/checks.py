@@ -22,6 +22,10 @@ from castile.planner.updates import Updates
 from castile.runtime.strict import hint, suggestion
 
 
+# What programs take for pictures that are no SVG.
+OTHER_PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".pdf", ".eps")
+
+
 def counts(**given: int | None) -> None:
     """Raises UserError, with the option's name, for a number below 1; None stands for an option that was not given."""
     for name, value in given.items():
@@ -101,14 +105,16 @@ def trains(lowering: Lowering) -> None:
 
 
 def writable(**given: str) -> None:
-    """Raises UserError, with the option's name, for a path at which no file can be written, and for two that are one
-    file, of which only the last would be left; "" is no path.
+    """Raises UserError, with the option's name, for a path at which no file can be written, for two that are one file,
+    of which only the last would be left, and for a picture under another format's name; "" is no path.
 
     Nothing is made and an existing file stays as it is. Rank 0 alone looks, as it alone writes: other hosts need not
     have such a folder.
     """
     first: dict[str, str] = {}
     for name, path in given.items() if not silent() else ():
+        if name == "picture" and Path(path).suffix.lower() in OTHER_PICTURES:
+            raise UserError(f"--picture {path}: pictures are SVG, as browsers show it; give a name that ends in .svg")
         if path and (why := _hindrance(Path(path))):
             raise UserError(f"{_option(name)} {path}: {why}; choose another path")
         if path and not is_stream(Path(path)):

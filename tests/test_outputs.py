@@ -51,3 +51,12 @@ def test_what_cannot_be_written_is_told_after_all_else(command, refused, plans, 
     assert files[refused] not in told.values()
     for field, path in files.items():
         assert (alone / path).is_file() == (field != refused) == (path in told.values())
+
+
+@pytest.mark.parametrize("command", sorted({command for command, field in OUTPUTS if field == "picture"}))
+def test_a_picture_is_refused_under_another_formats_name(command, plans, alone, capsys):
+    """Before anything is done: a program that reads the name would not show the file."""
+    words = [str(plans / word) if word.endswith(".json") else word for word in CASES[command].split()]
+    capsys.readouterr()
+    assert main([*words, "--picture", "plan.PNG"]) == 2
+    assert "--picture plan.PNG: pictures are SVG" in capsys.readouterr().err and not (alone / "plan.PNG").exists()
