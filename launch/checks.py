@@ -21,7 +21,6 @@ from castile.planner.strategy import Strategy
 from castile.planner.updates import Updates
 from castile.runtime.strict import hint, suggestion
 
-
 # What programs take for pictures that are no SVG.
 OTHER_PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".pdf", ".eps")
 
