@@ -13,7 +13,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import astuple
 
-from castile.planner.evaluator import key_moves
 from castile.runtime import collectives, region
 from castile.runtime.collectives import SPECIAL_FORMS, plan
 from castile.runtime.comm.local import LocalCommunicator, LocalWorld
@@ -114,10 +113,6 @@ def _assert_is_counted(comm: Comm, key: CostKey) -> None:
     n, counts = len(comm.group), np.array(comm.counts)
     assert counts.shape == (n, n) and key.nbytes == 8 * max(got if comm.form == "all_gather" else sent)
     assert key.members == n and key.flops == 0
-    # In all, a sum goes to whoever adds a piece, and comes back from there.
-    between = counts[:1] if comm.form == "broadcast" else counts * (2 if comm.form == "all_reduce" else 1)
-    moved = 8 * (between.sum() - np.trace(between))
-    assert key_moves(key) == moved or (comm.form == "all_to_all" and key_moves(key) >= moved)
     if comm.form == "move":
         assert counts.tolist() == [[0, sent[0]], [0, 0]] and sent == got[::-1]
     elif comm.form == "broadcast":

@@ -5,6 +5,7 @@ import random
 from math import prod
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from castile.planner import budget as budgets
 from castile.planner import search as searching
 from castile.planner.budget import Budget
 from castile.planner.cost import CostModel
+from castile.planner.evaluator import key_moves
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.moves import Moves
@@ -25,8 +27,10 @@ from castile.planner.snapshot import Environment, Measured, snapshot_of
 from castile.planner.space import placements, space_of
 from castile.planner.strategy import Config, Strategy, check_config, decode, encode
 from castile.runtime import machine as machines
+from castile.runtime.collectives import plan
 from castile.runtime.machine import Level, Machine, Processor
 from tests.little import SEARCHES, one_layer, residual, two_layers
+from tests.transfers import groups, layouts, links, situations
 
 
 def machine(procs: int, latency: float = 1e-6, rate: float = 1e9, memory: int = 2**30, flops: float = 1e8) -> Machine:
@@ -302,6 +306,21 @@ def test_moved_bytes_follow_from_the_layouts():
     assert same.evaluate(seeds(same.lowering)["one_processor"]).moved_bytes == 0
     # 30 x 40 weights and 30 biases of 8 bytes are summed over two processors, each sends and receives half twice.
     assert same.evaluate(seeds(same.lowering)["data_parallel"]).moved_bytes >= 2 * 30 * 41 * 8
+
+
+@settings(max_examples=200)
+@given(situations((groups, groups, layouts)))
+def test_moved_bytes_are_those_that_go_between_members(situation):
+    """Of a sum each piece goes to whoever adds it, and comes back; of an all-to-all no fewer are told."""
+    sources, reads, _ = situation
+    for pattern in plan(sources, reads, "float64", links()).patterns:
+        if pattern.comm is None:
+            assert key_moves(pattern.key) == 0
+            continue
+        form, counts = pattern.comm.form, np.array(pattern.comm.counts)
+        between = counts[:1] if form == "broadcast" else counts * (2 if form == "all_reduce" else 1)
+        moved = 8 * (between.sum() - np.trace(between))
+        assert key_moves(pattern.key) == moved or (form == "all_to_all" and key_moves(pattern.key) >= moved)
 
 
 def test_finalists_are_the_best_that_were_seen():
