@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -17,10 +19,11 @@ from castile.planner.evaluator import Evaluator
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.pipelines import cut, pipelined
+from castile.planner.program import Micro
 from castile.planner.repeats import numbers
 from castile.planner.search import search
 from castile.planner.seeds import data_parallel, seeds
-from castile.planner.stages import depths, stages
+from castile.planner.stages import depths, stages, waits
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.machine import Level, Machine, Processor
 from tests.cut_batches import assert_few_say_all, assert_trains_as_the_whole_batch, can_be_cut
@@ -150,6 +153,69 @@ def test_processors_that_share_nothing_are_stages() -> None:
     assert depths([0, 0, 1, 2]) == [3, 2, 1]
     # one that is come back to has begun with no more microbatches than there are stages
     assert depths([0, 1, 0, 1]) == [2, 2] and depths([0, 0]) == [1]
+
+
+class Done(NamedTuple):
+    """A task of a program that is drawn: which pass of which microbatch, where, and at which visit of its stage."""
+
+    which: str
+    again: bool
+    micro: int
+    proc: int
+    visit: int
+    depth: int
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> tuple[list[Any], list[Done], int]:
+    """Steps with their tasks, of nodes anywhere, forward and in reverse, in several microbatches; what each task does,
+    by number; and how many stages there are."""
+    count = draw(st.integers(2, 5))
+    nodes = draw(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=2, unique=True), min_size=1, max_size=6))
+    stage = stages(nodes)
+    begun = np.cumsum([n > 0 and stage[n] != stage[n - 1] for n in range(len(nodes))]).tolist()
+    depth = [min(max(stage) + 1, max(begun) + 1 - begun[stage.index(s)]) for s in stage]
+    dropped = draw(st.sets(st.sampled_from(range(len(nodes)))))
+    rows, done = [], list[Done]()
+
+    def add(which: str, node: int, micro: int, again: bool = False) -> None:
+        named = SimpleNamespace(name=str(node))
+        step = SimpleNamespace(which=which, again=again, micro=Micro(micro, count), node=named)
+        row = SimpleNamespace(step=step, config=SimpleNamespace(procs=nodes[node]))
+        rows.append((row, list(enumerate(nodes[node], len(done)))))
+        done.extend(Done(which, again, micro, proc, begun[node], depth[node]) for proc in nodes[node])
+
+    for micro in range(count):
+        for node in range(len(nodes)):
+            add("F", node, micro)
+        for node in reversed(range(len(nodes))):
+            for which, again in (("F", True), ("B", False), ("W", False)):
+                if node in dropped or not again:
+                    add(which, node, micro, again)
+    return rows, done, max(stage) + 1
+
+
+@settings(max_examples=300, derandomize=True, deadline=None)
+@given(programs())
+def test_processors_wait_for_what_turns_say_and_for_nothing_else(drawn: tuple[list[Any], list[Done], int]) -> None:
+    rows, done, num_stages = drawn
+    expected = set[tuple[int, int]]()
+    for task, one in enumerate(done):
+        here = [n for n, other in enumerate(done) if other.proc == one.proc and n != task]
+        earlier = [n for n in here if n < task]
+        awaited: list[list[int]] = []
+        of_visit = [n for n in here if done[n].visit == one.visit and not done[n].again]
+        if one.again:
+            before = [n for n in earlier if done[n].micro == one.micro and not done[n].again]
+            awaited += [[n for n in before if done[n].which == which] for which in "FB"]
+        elif one.which == "F":
+            awaited.append([n for n in earlier if done[n].micro == one.micro - one.depth])
+            if one.depth > 1:
+                awaited.append([n for n in of_visit if done[n].which == "F" and done[n].micro == one.micro - 1])
+        elif one.which == "W" and num_stages > 1:
+            awaited.append([n for n in of_visit if done[n].which == "B" and done[n].micro == one.micro])
+        expected |= {(task, max(of)) for of in awaited if of}
+    assert {(task, before) for task, before in waits(rows).tolist()} == expected
 
 
 def test_works_in_a_row_are_cut_so_that_the_slowest_takes_least() -> None:
