@@ -17,7 +17,6 @@ import numpy as np
 
 from castile.planner.dropped import Reads
 from castile.planner.graph import Graph, Node
-from castile.planner.op import Part
 from castile.planner.passes import training
 from castile.planner.updates import Updates
 from castile.runtime.strict import suggestion
@@ -108,7 +107,7 @@ def _within(upto: np.ndarray, across: np.ndarray, most: int) -> list[int]:
     """The ends of stretches none of which holds more than `most`, with least between them; [] where there are none."""
     least, before = np.full(len(upto), np.iinfo(np.int64).max), np.zeros(len(upto), np.int64)
     least[0] = 0
-    # Where a stretch may begin, the best last: later ones that are as good take the place of earlier ones.
+    # Where a stretch may begin, the best first, and of those behind it none is as good as a later one.
     begins = deque([0])
     for n in range(1, len(upto)):
         while begins and upto[n] - upto[begins[0]] > most:
@@ -136,9 +135,8 @@ def _kept(graph: Graph, updates: Updates) -> set[str]:
 
 
 def _is_cheap(node: Node, graph: Graph) -> bool:
-    whole: Part = node.whole()
     made = sum(prod(graph.tensors[t].shape) for t in node.outputs)
-    return node.op.flops("F", whole) <= FEW_FLOPS * made
+    return node.op.flops("F", node.whole()) <= FEW_FLOPS * made
 
 
 def _nbytes(graph: Graph, tensor: str) -> int:
