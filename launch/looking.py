@@ -183,7 +183,7 @@ class Looking:
         is_far = self._is_free and self._is_far(first)
         numbers = self._numbers if self._is_free else (first.number,)
         chosen = enough(self.recompute, [n for n in numbers if n > first.number]) if is_far else None
-        for way in (NOTHING, *self._ways):
+        for way in (NOTHING, *(self._ways if accumulating.could_fit(first.evaluator) else ())):
             chosen = chosen or first if way == NOTHING else enough(self.dropped(way), numbers)
             while chosen is not None:
                 yield chosen

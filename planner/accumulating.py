@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, prod
 
 from castile.planner.evaluator import Evaluator
 from castile.planner.pins import Pins
@@ -15,6 +15,7 @@ from castile.planner.seeds import seeds
 from castile.planner.sketch.sieve import Sieve
 from castile.planner.spaces import Spaces
 from castile.planner.strategy import Strategy
+from castile.planner.vocabulary import itemsize
 from castile.runtime.transfer import TooManyTransfers
 
 # Of the known plans that are taken to fit so many are simulated, the best, until one does; then the smallest.
@@ -78,6 +79,16 @@ def foresee(evaluator: Evaluator, names: Sequence[str] | None = None, pins: Pins
     # A sketch took a small vit for half the memory that it needs: where the best do not fit, the smallest may.
     last = sorted(found[MOST_TRIED:], key=lambda one: one[1])[:1]
     return Foreseen(min(shares), tuple((seconds, plan) for seconds, _, plan in (*found[:MOST_TRIED], *last)))
+
+
+def could_fit(evaluator: Evaluator) -> bool:
+    """Whether all memory together has room for what is carried from step to step, each element once: else no plan fits,
+    however little it keeps beside.
+    """
+    lowering = evaluator.lowering.shortened(2)
+    carried = [flow for flow in lowering.program(lowering.plan({})).flows if flow.home is not None]
+    nbytes = sum(prod(flow.shape) * itemsize(flow.dtype) for flow in carried)
+    return nbytes <= int(evaluator.capacity.sum())
 
 
 def enough(

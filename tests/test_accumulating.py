@@ -6,7 +6,7 @@ import json
 import re
 from contextlib import nullcontext
 from dataclasses import replace
-from math import inf
+from math import inf, prod
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -209,6 +209,20 @@ def test_what_is_advised_where_a_given_plan_does_not_fit_is_not_refused(
 
 def on(memory: int, microbatches: int) -> tuple[Evaluator, Pins | None]:
     return evaluator(tower(3, batch=64), machine(2, memory=memory), microbatches=microbatches), None
+
+
+@pytest.mark.parametrize("procs", [1, 2, 4])
+def test_where_what_is_carried_has_no_room_no_plan_fits(procs: int) -> None:
+    """Parameters, and as much of momentum; a plan that fits is never told that it could not."""
+    graph = tower(3, batch=4)
+    nbytes = 2 * sum(prod(t.shape) * 4 for t in graph.params)
+    for memory in (nbytes // procs - 1, -(-nbytes // procs), 2 * nbytes, 20 * nbytes):
+        known = evaluator(graph, machine(procs, memory=memory))
+        could = accumulating.could_fit(known)
+        assert could == (memory * procs >= nbytes)
+        fits = [known.evaluate(plan).fits for plan in seeds(known.lowering).values()]
+        assert could or not any(fits)
+    assert any(fits)
 
 
 @pytest.mark.parametrize(("layers", "batch", "procs"), [(3, 64, 1), (10, 8, 1), (20, 4, 1), (20, 4, 4), (40, 2, 1)])
