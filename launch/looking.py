@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import msgspec
@@ -67,6 +67,11 @@ class Asked(Protocol):
     def recompute(self) -> str: ...
 
 
+def mode_of(objective: str) -> str:
+    """What plans with an objective are lowered to."""
+    return "forward" if objective == "latency" else "train"
+
+
 @dataclass(frozen=True)
 class Looking:
     """What was asked for, and the plan to start from, if one is given, by the name "given"."""
@@ -78,9 +83,9 @@ class Looking:
     @property
     def mode(self) -> str:
         """What plans are lowered to."""
-        return "forward" if self.command.objective == "latency" else "train"
+        return mode_of(self.command.objective)
 
-    @property
+    @cached_property
     def names(self) -> list[str] | None:
         """The known plans to start from, None for all; a search that is one of them looks at no other."""
         if self.command.seeds:
@@ -91,12 +96,14 @@ class Looking:
     @property
     def microbatches(self) -> int:
         """Into how many the batch is cut if a plan fits then: as is said, as the given plan does, or one."""
+        if self.mode == "forward":
+            return 1
         return self.command.accumulate or max((plan.microbatches for plan in self.start.values()), default=1)
 
-    @property
+    @cached_property
     def recompute(self) -> Dropped:
         """What is computed again if a plan fits then: as is said, as the given plan does, or nothing."""
-        given = [plan.recompute for plan in self.start.values()]
+        given = [plan.recompute if self.mode == "train" else () for plan in self.start.values()]
         return given[0] if given else self.dropped(self.command.recompute)
 
     def dropped(self, way: str) -> Dropped:
@@ -109,7 +116,7 @@ class Looking:
         known = self.desk.evaluator.lowering
         if (known.mode, known.microbatches, known.recompute) == (self.mode, microbatches, recompute):
             return self.desk.evaluator.turned(self.command.objective)
-        lowering = known.remade(None, self.mode, microbatches, recompute)
+        lowering = known.remade(mode=self.mode, microbatches=microbatches, recompute=recompute)
         return self.desk.evaluator.turned(self.command.objective, lowering=lowering)
 
     def pins(self, evaluator: Evaluator) -> Pins | None:

@@ -17,7 +17,7 @@ import tyro
 from castile.launch import checks, files, offline, options, plan_report, report, trace
 from castile.launch.files import Outputs
 from castile.launch.interrupts import ending_early
-from castile.launch.looking import Looking
+from castile.launch.looking import Looking, mode_of
 from castile.launch.offline import Desk
 from castile.launch.pictures import front, layout
 from castile.launch.progress import searching
@@ -101,7 +101,7 @@ def run(command: Plan) -> int:
     machine = offline.find_machine(command.machine)
     if offline.is_silent(machine):
         return 0
-    mode = "forward" if command.objective == "latency" else "train"
+    mode = mode_of(command.objective)
     desk = offline.desk(command.model, machine, command.batch, command.profile, (command.dtype,), mode=mode)
     looking = Looking(command, desk, _start(command, desk))
     _check_pieces(command, looking)
@@ -117,7 +117,7 @@ def run(command: Plan) -> int:
     facts["num_stages"] = num_stages(plan, desk.evaluator.lowering.graph.nodes)
     facts["is_cut_to_fit"] = plan.microbatches > looking.microbatches and facts["num_stages"] == 1
     facts["num_nodes"] = len(desk.evaluator.lowering.graph.nodes)
-    facts["num_recomputed"] = len(evaluator.lowering.shortened(2).program(plan).again)
+    facts["num_recomputed"] = report.num_recomputed(evaluator, plan)
     facts["is_recomputed_to_fit"] = {*plan.recompute} != {*looking.recompute}
     facts["pinned"] = [str(pin) for pin in pinned.pins] if pinned is not None else []
     facts |= _bound_facts(_bound(evaluator, pinned, found), found)

@@ -112,6 +112,11 @@ def facts(worth: Evaluated, base: Evaluated) -> dict[str, Any]:
     }
 
 
+def num_recomputed(evaluator: Evaluator, plan: Strategy) -> int:
+    """How many nodes are computed again for gradients."""
+    return len(evaluator.lowering.shortened(2).program(plan).again)
+
+
 def buckets(evaluator: Evaluator, plan: Strategy) -> dict[str, int] | None:
     """What the buckets of a plan do to its step, None where it has none."""
     if not plan.bucket_bytes:

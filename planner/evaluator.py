@@ -147,6 +147,14 @@ class Evaluator:
         tasks = self._lowered(self.lowering, strategy)
         return _in_order(self.lowering, strategy, tasks, self.cost.by_kind(tasks))
 
+    def _count(self, strategy: Strategy) -> int:
+        """In how many microbatches a plan is evaluated: a forward pass takes the whole batch."""
+        return strategy.microbatches if self.lowering.mode == "train" else 1
+
+    def _key(self, strategy: Strategy) -> Key:
+        again, configs = frozenset(strategy.recompute), frozenset(strategy.configs.items())
+        return self._count(strategy), strategy.bucket_bytes, strategy.order, again, configs
+
     def _lowered(self, lowering: Lowering, strategy: Strategy) -> TaskGraph:
         """A plan's tasks before they have an order; the last ones are kept, as orders are tried one after another."""
         plain = _unordered(strategy)
@@ -161,15 +169,15 @@ class Evaluator:
         if self.lowering.machine.num_procs < FOLDED_FROM or not strategy.bucket_bytes:
             return True
         plain = _unordered(strategy)
-        key = _key(plain)
+        key = self._key(plain)
         if key not in self._small:
-            few = repeats.shown(strategy.microbatches)[0]
+            few = repeats.shown(self._count(strategy))[0]
             self._small[key] = self._shortened(strategy, few)[1].by_roles(plain) is not None
         return self._small[key]
 
     def _shortened(self, strategy: Strategy, shown: int) -> tuple[Lowering, Folding]:
         """How a plan is lowered and folded with so many of its microbatches written out."""
-        few = shown if shown < strategy.microbatches else 0
+        few = shown if shown < self._count(strategy) else 0
         if few not in self._short:
             lowering = self.lowering.shortened(few) if few else self.lowering
             self._short[few] = lowering, Folding(lowering)
@@ -177,12 +185,12 @@ class Evaluator:
 
     def tasks(self, strategy: Strategy) -> tuple[TaskGraph, np.ndarray]:
         """The tasks through which a plan is evaluated, and int64[T], for how many of the whole graph each stands."""
-        seen = self._see(strategy, _key(strategy))
+        seen = self._see(strategy, self._key(strategy))
         return seen.tasks, seen.count
 
     def evaluate(self, strategy: Strategy) -> Evaluated:
         """What a plan is worth. Raises ValueError where it is not one for this graph and machine."""
-        key = _key(strategy)
+        key = self._key(strategy)
         if key in self._known:
             return self._evaluated(strategy, key)
         seen = self._see(strategy, key)
@@ -201,7 +209,7 @@ class Evaluator:
         """The plan simulated; the best one so far is kept, as it is the one that is asked for again."""
         if self._best is not None and self._best[1].key == key:
             return self._best[1]
-        few = repeats.shown(strategy.microbatches)
+        few = repeats.shown(self._count(strategy))
         found = (self._seen_through(shown, strategy, key) for shown in few)
         return next(seen for seen in found if seen is not None)
 
@@ -218,13 +226,13 @@ class Evaluator:
             folded, laid = None, self._lowered(lowering, strategy)
             tasks, simulated = _in_order(lowering, strategy, laid, self.cost.by_kind(laid))
             peak, count = simulated.peak_bytes, np.ones(tasks.num_tasks, np.int64)
-        if shown < strategy.microbatches:
+        if shown < self._count(strategy):
             program = lowering.program(strategy)
             number = repeats.numbers(program, tasks)
             longer = repeats.period(laid, number, simulated)
             if longer is None:
                 return None
-            more = longer * (strategy.microbatches - shown)
+            more = longer * (self._count(strategy) - shown)
             peak = peak + self._lasting(lowering, strategy)
             count = count * repeats.times(program)[number]
         seconds = float(simulated.timeline.end.max(initial=0) + more) / PICOSECONDS
@@ -240,7 +248,7 @@ class Evaluator:
 
         Of a large machine's many microbatches those few are packed through which the plan is evaluated.
         """
-        seen = self._see(strategy, _key(strategy))
+        seen = self._see(strategy, self._key(strategy))
         folded, tasks, simulated = seen.folded, seen.tasks, seen.simulated
         if folded is None:
             if seen.is_short:
@@ -287,11 +295,6 @@ class Evaluator:
             return 0.0
         total = sum((self.work(name, config) for name, config in configs.items()), np.zeros(1, np.int64))
         return float(total.max()) / PICOSECONDS
-
-
-def _key(strategy: Strategy) -> Key:
-    again, configs = frozenset(strategy.recompute), frozenset(strategy.configs.items())
-    return strategy.microbatches, strategy.bucket_bytes, strategy.order, again, configs
 
 
 def _unordered(strategy: Strategy) -> Strategy:

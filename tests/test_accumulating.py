@@ -168,6 +168,20 @@ def test_a_given_plan_says_its_own_number(tmp_path: Path, words: list[str], caps
     assert "cuts the batch into 16; give that, or leave --from out" in told
 
 
+def test_a_forward_pass_from_a_plan_takes_the_whole_batch(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In however many microbatches the plan trains, and whatever it computes again."""
+    (tmp_path / "small.toml").write_text(SMALL.replace(str(MEMORY), str(100 * MEMORY)))
+    alone = answer(capsys, *words, "--objective", "latency")
+    answer(capsys, *words, "--accumulate", "16", "--recompute", "selective")
+    found = answer(capsys, *words, "--objective", "latency", "--from", str(tmp_path / "p.json"))
+    assert found["microbatches"] == 1 and found["num_recomputed"] == 0
+    assert found["seeds"]["data_parallel"] == alone["seeds"]["data_parallel"]
+    ways = [answer(capsys, command, str(tmp_path / "p.json"), "--forward") for command in ("simulate", "explain")]
+    assert ways[0]["step_seconds"] == ways[1]["step_seconds"] > 0
+
+
 def test_where_the_batch_may_not_be_cut_results_are_computed_again(
     tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
