@@ -89,7 +89,7 @@ def _turns(every: Sequence[Row]) -> list[tuple[int, int]]:
     parameters wait for those of activations, for which the stage before waits (Qi et al., "Zero Bubble Pipeline
     Parallelism", ICLR 2024).
     """
-    forward = [step for step, _ in every if _is_forward(step) and step.step.micro.number == 0]
+    forward = [step for step, _ in every if step.step.form == "F" and step.step.micro.number == 0]
     stage = stages(step.config.procs for step in forward)
     depth, pairs = depths(stage), list[tuple[int, int]]()
     place = {step.step.node.name: (depth[number], visit) for step, number, visit in _visits(forward, stage)}
@@ -100,19 +100,14 @@ def _turns(every: Sequence[Row]) -> list[tuple[int, int]]:
         number, which = step.step.micro.number, step.step.which
         most, visit = place[step.step.node.name]
         for task, proc in tasks:
-            if _is_forward(step):
+            if step.step.form == "F":
                 before = through.get(("F", number - 1, proc, visit)) if most > 1 else None
                 awaited = {last.get((number - most, proc)), before}
                 pairs += [(task, before) for before in awaited if before is not None]
             elif which == "W" and len(depth) > 1:
                 waiting.append((task, ("B", number, proc, visit)))
-            through["again" if step.step.again else which, number, proc, visit] = last[number, proc] = task
+            through[step.step.form, number, proc, visit] = last[number, proc] = task
     return pairs + [(task, through[back]) for task, back in waiting if back in through]
-
-
-def _is_forward(step: StepInstance) -> bool:
-    """Whether it is a forward pass, and the first of its kind."""
-    return step.step.which == "F" and not step.step.again
 
 
 def _visits(forward: Sequence[StepInstance], stage: Sequence[int]) -> Iterator[tuple[StepInstance, int, int]]:

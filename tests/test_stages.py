@@ -19,7 +19,7 @@ from castile.planner.evaluator import Evaluator
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.pipelines import cut, pipelined
-from castile.planner.program import Micro
+from castile.planner.program import COMPUTED_AGAIN, Micro
 from castile.planner.repeats import numbers
 from castile.planner.search import search
 from castile.planner.seeds import data_parallel, seeds
@@ -180,7 +180,8 @@ def programs(draw: st.DrawFn) -> tuple[list[Any], list[Done], int]:
 
     def add(which: str, node: int, micro: int, again: bool = False) -> None:
         named = SimpleNamespace(name=str(node))
-        step = SimpleNamespace(which=which, again=again, micro=Micro(micro, count), node=named)
+        form = COMPUTED_AGAIN if again else which
+        step = SimpleNamespace(which=which, form=form, again=again, micro=Micro(micro, count), node=named)
         row = SimpleNamespace(step=step, config=SimpleNamespace(procs=nodes[node]))
         rows.append((row, list(enumerate(nodes[node], len(done)))))
         done.extend(Done(which, again, micro, proc, begun[node], depth[node]) for proc in nodes[node])

@@ -34,6 +34,8 @@ PASSES = {"F": ("forward", "#1f77b4"), "B": ("to inputs", "#d62728"), "W": ("to 
 UPDATES, AGAIN, COPIES = ("updates", "#9467bd"), ("forward again", "#7fb3dd"), ("copies and sums", "#7f7f7f")
 # In the names of tasks that are no pass of a node, but there for a parameter.
 UPDATE = "/"
+# In those of passes that were done before.
+DONE_AGAIN = re.compile(rf"\.{COMPUTED_AGAIN}(@\d+)?\[")
 # Transfers, by the level of links that they cross, the nearest first.
 LINKS = ("#e6b422", "#e07b00", "#8c4a00", "#5a2d00")
 
@@ -112,7 +114,7 @@ def _kinds(graph: TaskGraph, levels: Sequence[str]) -> np.ndarray:
         name = graph.tasks[task].name
         if UPDATE in name:
             kind[task] = updates
-        elif re.search(rf"\.{COMPUTED_AGAIN}(@\d+)?\[", name):
+        elif DONE_AGAIN.search(name):
             kind[task] = again
     return kind
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import accumulate, islice, repeat
+from itertools import accumulate, groupby, islice, repeat
 from math import prod
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -320,13 +321,8 @@ class Largest:
 
 def _runs(steps: Sequence[Step]) -> list[tuple[int, set[str]]]:
     """The regions that passes after each other compute again, and where the first of them begins."""
-    found: list[tuple[int, set[str]]] = []
-    for before, step in zip([None, *steps], steps):
-        if step.again and not (before is not None and before.again):
-            found.append((step.slot, set()))
-        if step.again:
-            found[-1][1].update(port.region for port in step.outputs)
-    return found
+    runs = [list(run) for is_again, run in groupby(steps, key=attrgetter("again")) if is_again]
+    return [(run[0].slot, {port.region for step in run for port in step.outputs}) for run in runs]
 
 
 def _joined(nodes: Sequence[Node], counts: Sequence[int]) -> Node:
