@@ -15,10 +15,10 @@ from castile.launch.data import Arrays, Dataset
 from castile.launch.execution import Execution, Prepared
 from castile.launch.jobs import Job
 from castile.launch.models import Recipe
+from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
+from castile.planner.known.seeds import seeds
 from castile.planner.ops.sgd import Sgd
-from castile.planner.seeds import seeds
-from castile.planner.updates import Updates
 from castile.runtime import rng
 
 SEED = 0

@@ -32,17 +32,17 @@ import numpy as np
 
 from benchmarks.figures import Figure, tell
 from castile.launch import models
-from castile.planner import incremental
+from castile.planner.choices.space import space_of
 from castile.planner.cost import CostModel
-from castile.planner.delta import Change, Delta
-from castile.planner.incremental import Incremental
+from castile.planner.families.updates import Updates
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.op import find
-from castile.planner.seeds import seeds
 from castile.planner.simulate import simulate
-from castile.planner.space import space_of
+from castile.planner.simulation import incremental
+from castile.planner.simulation.delta import Change, Delta
+from castile.planner.simulation.incremental import Incremental
 from castile.planner.strategy import Strategy
-from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 
 LEAST = 7.0

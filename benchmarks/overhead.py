@@ -29,7 +29,7 @@ from benchmarks import on_ranks
 from benchmarks.alone import SEED, Workload, workload
 from benchmarks.figures import Figure, tell
 from castile.launch.execution import Execution, feed_from
-from castile.planner.seeds import seeds
+from castile.planner.known.seeds import seeds
 from castile.runtime.executor import program
 from castile.runtime.mapper import Default
 from castile.runtime.task import Kind

@@ -28,13 +28,13 @@ import numpy as np
 from benchmarks.figures import Figure, tell
 from castile.launch import models
 from castile.planner.cost import CostModel
-from castile.planner.evaluator import Evaluated, Evaluator
+from castile.planner.evaluation.evaluator import Evaluated, Evaluator
+from castile.planner.families.updates import Updates
+from castile.planner.known.seeds import seed, seeds
 from castile.planner.lower import Lowering
 from castile.planner.op import find
 from castile.planner.search import search
-from castile.planner.seeds import seed, seeds
 from castile.planner.strategy import Config, Strategy
-from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 from castile.runtime.machine import Level, Machine
 

@@ -25,17 +25,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.figures import Figure, tell
 from castile.launch import models
-from castile.planner.additive import Additive
-from castile.planner.budget import Budget
+from castile.planner.bounds.additive import Additive
+from castile.planner.bounds.relaxed import Relaxed
 from castile.planner.cost import CostModel
-from castile.planner.evaluator import Evaluated, Evaluator
+from castile.planner.evaluation.budget import Budget
+from castile.planner.evaluation.evaluator import Evaluated, Evaluator
+from castile.planner.families.updates import Updates
 from castile.planner.lower import Lowering
 from castile.planner.op import find
-from castile.planner.relaxed import Relaxed
 from castile.planner.search import Run, search
 from castile.planner.searches.exhaustive import Descent
 from castile.planner.strategy import Config
-from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 
 MACHINES = ("flexflow-p100:nodes=1", "flexflow-k80:nodes=1")

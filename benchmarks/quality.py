@@ -27,13 +27,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.figures import Figure, tell
 from castile.launch import models
 from castile.planner.cost import CostModel, Priced
-from castile.planner.evaluator import Evaluator
+from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.families.updates import Updates
+from castile.planner.known.seeds import one_processor, seed
 from castile.planner.lower import Lowering
 from castile.planner.op import find
 from castile.planner.search import search
-from castile.planner.seeds import one_processor, seed
 from castile.planner.strategy import Strategy
-from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 from castile.runtime.machine import Machine
 from castile.runtime.task import CostKey

@@ -3,10 +3,10 @@
     python benchmarks/scale.py [--nodes 1 8 32 128 512] [--models gpt:layers=4,... gpt:size=175b]
                                [--plans data_parallel megatron] [--limit 120] [--batches 64 1024]
 
-A plan is lowered to instances, folded to one processor of each role (`castile.planner.folding`), priced and simulated,
-its memory included; the batch has a sample for each processor. First: nothing is known, templates are made. Again: all
-instances are known, as for a search that comes back to a plan; folding is done anew. Each row is a process of its own,
-whose peak memory is told. Where a row takes longer than the limit, larger machines are left out.
+A plan is lowered to instances, folded to one processor of each role (`castile.planner.evaluation.folding`), priced and
+simulated, its memory included; the batch has a sample for each processor. First: nothing is known, templates are made.
+Again: all instances are known, as for a search that comes back to a plan; folding is done anew. Each row is a process
+of its own, whose peak memory is told. Where a row takes longer than the limit, larger machines are left out.
 
 Then `castile plan` for the largest model on the target's processors, with so many samples a step as `--batches` says;
 where no plan of a whole batch fits, it is cut into microbatches. Of the plan that is told: in how many, what a step
@@ -35,13 +35,13 @@ import numpy as np
 from benchmarks.figures import Figure, tell
 from castile.launch import models
 from castile.planner.cost import CostModel
-from castile.planner.folding import Folding, timed
+from castile.planner.evaluation.folding import Folding, timed
+from castile.planner.families.updates import Updates
+from castile.planner.known.seeds import seed
 from castile.planner.lower import Lowering
 from castile.planner.op import find
-from castile.planner.seeds import seed
 from castile.planner.simulate import simulate
 from castile.planner.strategy import Strategy
-from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 
 MODELS = ("gpt:layers=4,width=2048,heads=16,seq=1024,vocab=50304", "gpt:size=175b")

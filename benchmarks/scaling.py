@@ -29,7 +29,7 @@ from benchmarks.lanes import lanes
 from castile.launch import explore
 from castile.launch.execution import feed_from
 from castile.launch.measure import Trial, measure, trial
-from castile.planner.seeds import seeds
+from castile.planner.known.seeds import seeds
 from castile.planner.strategy import Strategy
 
 MODEL = "gpt:layers=4,width=256,heads=4,seq=128"

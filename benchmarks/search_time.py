@@ -22,11 +22,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.figures import Figure, tell
 from castile.launch import models
 from castile.planner.cost import CostModel
-from castile.planner.evaluator import Evaluator
+from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.families.updates import Updates
 from castile.planner.lower import Lowering
 from castile.planner.op import find
 from castile.planner.search import Found, search
-from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 
 NETWORKS = {

@@ -24,13 +24,13 @@ import numpy as np
 from benchmarks.figures import Figure, spread, tell
 from castile.launch import models
 from castile.planner.cost import CostModel
+from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
+from castile.planner.known.seeds import stamped
 from castile.planner.lower import Lowering
 from castile.planner.op import find
-from castile.planner.seeds import stamped
 from castile.planner.simulate import simulate
 from castile.planner.strategy import Config
-from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 from castile.runtime.compiled import compiled
 from castile.runtime.task import TaskGraph

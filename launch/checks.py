@@ -14,11 +14,11 @@ from castile.launch import optimizers
 from castile.launch.files import is_stream
 from castile.launch.models import DTYPES
 from castile.launch.ranks import UserError, silent
-from castile.planner import recompute
+from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
+from castile.planner.step import recompute
 from castile.planner.strategy import Strategy
-from castile.planner.updates import Updates
 from castile.runtime.strict import hint, suggestion
 
 # What programs take for pictures that are no SVG.

@@ -5,11 +5,11 @@ It does not know which plans are any good, nor which of their tasks were measure
 
 from __future__ import annotations
 
+from castile.planner.choices.space import degrees, free_axes, splits
 from castile.planner.graph import Node
+from castile.planner.known.seeds import stamped
 from castile.planner.lower import Lowering
-from castile.planner.program import update_name
-from castile.planner.seeds import stamped
-from castile.planner.space import degrees, free_axes, splits
+from castile.planner.step.program import update_name
 from castile.planner.strategy import Config, Strategy
 
 

@@ -20,7 +20,7 @@ from castile.launch.offline import Desk
 from castile.launch.ranks import UserError
 from castile.planner import strategy as strategies
 from castile.planner.alternatives import differences
-from castile.planner.evaluator import moved_bytes
+from castile.planner.evaluation.evaluator import moved_bytes
 from castile.planner.graph import Node
 from castile.planner.strategy import Config, Predicted, Strategy
 from castile.runtime import memory

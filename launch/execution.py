@@ -11,18 +11,19 @@ from functools import partial
 
 import numpy as np
 
-from castile.planner import folding, ordering
-from castile.planner.beside import BEGINNINGS
+from castile.planner.bodies.vocabulary import wide
 from castile.planner.cost import CostModel
-from castile.planner.evaluator import FOLDED_FROM
+from castile.planner.evaluation import folding
+from castile.planner.evaluation.evaluator import FOLDED_FROM
+from castile.planner.families.updates import filled
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.op import Tensor
-from castile.planner.program import GRADIENT, in_whole
 from castile.planner.simulate import Simulated
+from castile.planner.simulation import ordering
+from castile.planner.step.beside import BEGINNINGS
+from castile.planner.step.program import GRADIENT, in_whole
 from castile.planner.strategy import Strategy
-from castile.planner.updates import filled
-from castile.planner.vocabulary import wide
 from castile.runtime import memory, rng
 from castile.runtime.backends.base import State
 from castile.runtime.comm.base import Communicator

@@ -24,8 +24,8 @@ from castile.launch.ranks import UserError
 from castile.planner import strategy as strategies
 from castile.planner.alternatives import alternatives, node_of, pattern, switches
 from castile.planner.explanation import Crossing, Edge, Explanation, explain
+from castile.planner.known.seeds import seeds
 from castile.planner.search import Evaluated, Evaluator, parse_budget
-from castile.planner.seeds import seeds
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.machine import Machine
 from castile.runtime.strict import suggestion

@@ -16,13 +16,13 @@ from castile.launch.jobs import Job
 from castile.launch.measure import Trial, measure, trial
 from castile.launch.ranks import UserError
 from castile.planner.cost import CostModel
-from castile.planner.evaluator import Evaluator, identity, moved_bytes
+from castile.planner.evaluation.evaluator import Evaluator, identity, moved_bytes
+from castile.planner.evaluation.sizes import SIZES
+from castile.planner.known.seeds import known_names, seeds
 from castile.planner.lower import Lowering
 from castile.planner.search import Found, budget_of, search
-from castile.planner.seeds import known_names, seeds
-from castile.planner.settling import SETTLING, settled, sized
+from castile.planner.searching.settling import SETTLING, settled, sized
 from castile.planner.simulate import simulate
-from castile.planner.sizes import SIZES
 from castile.planner.strategy import Predicted, Strategy, same_tasks
 from castile.runtime.transfer import TooManyTransfers
 

@@ -15,7 +15,7 @@ from types import ModuleType
 import msgspec
 
 from castile.launch import probe, progress
-from castile.planner.snapshot import Environment
+from castile.planner.costs.snapshot import Environment
 from castile.runtime import machine as machines
 from castile.runtime.comm.base import Communicator
 from castile.runtime.machine import Level, Machine, Processor

@@ -22,16 +22,16 @@ from castile.launch.data import Dataset
 from castile.launch.execution import Execution, Prepared, prepare
 from castile.launch.models import Model, Recipe
 from castile.launch.ranks import UserError, this_world
-from castile.planner import snapshot as snapshots
 from castile.planner import strategy as strategies
 from castile.planner.cost import CostModel
-from castile.planner.database import Database, Way
+from castile.planner.costs import snapshot as snapshots
+from castile.planner.costs.database import Database, Way
+from castile.planner.costs.learn import learn
+from castile.planner.costs.snapshot import Environment, Snapshot
+from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
-from castile.planner.learn import learn
 from castile.planner.lower import Lowering
-from castile.planner.snapshot import Environment, Snapshot
 from castile.planner.strategy import Strategy
-from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 from castile.runtime.backends.base import State
 from castile.runtime.comm.base import Communicator

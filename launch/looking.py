@@ -14,21 +14,22 @@ import msgspec
 
 from castile.launch import checks
 from castile.launch.offline import Desk
-from castile.planner import accumulating, pins
-from castile.planner.accumulating import Chosen
-from castile.planner.budget import Budget, clock
-from castile.planner.evaluator import Evaluator
-from castile.planner.fewer import FURTHER, on_fewer
-from castile.planner.filling import filled
-from castile.planner.fronts import Point, search_front
-from castile.planner.pins import Pins
-from castile.planner.pipelines import divisors
-from castile.planner.recompute import FULL, NOTHING, SELECTIVE
+from castile.planner.choices import pins
+from castile.planner.choices.pins import Pins
+from castile.planner.evaluation.budget import Budget, clock
+from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.evaluation.sizes import SIZES
+from castile.planner.known.pipelines import divisors
+from castile.planner.known.seeds import known_names
 from castile.planner.search import Found, NoPlanFits, Progress, search
-from castile.planner.seeds import known_names
-from castile.planner.settling import SETTLING, settled
-from castile.planner.sizes import SIZES
+from castile.planner.searching import accumulating
+from castile.planner.searching.accumulating import Chosen
+from castile.planner.searching.fewer import FURTHER, on_fewer
+from castile.planner.searching.filling import filled
+from castile.planner.searching.fronts import Point, search_front
+from castile.planner.searching.settling import SETTLING, settled
 from castile.planner.sketch.sieve import num_parts
+from castile.planner.step.recompute import FULL, NOTHING, SELECTIVE
 from castile.planner.strategy import Names, Strategy
 
 # Where plans have so many parts, it is asked first whether known ones come near fitting: a search takes a minute to say

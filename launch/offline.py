@@ -15,11 +15,11 @@ from castile.launch import checks, compiling, gpus, hosts, jobs, models, ranks
 from castile.launch.models import DTYPES, Model
 from castile.launch.ranks import UserError, this_world
 from castile.planner.cost import CostModel
-from castile.planner.database import Database
-from castile.planner.evaluator import FOLDED_FROM
+from castile.planner.costs.database import Database
+from castile.planner.costs.snapshot import Snapshot
+from castile.planner.evaluation.evaluator import FOLDED_FROM
 from castile.planner.lower import Lowering
 from castile.planner.search import Evaluator
-from castile.planner.snapshot import Snapshot
 from castile.planner.strategy import Strategy
 from castile.runtime.machine import Machine, local, parse
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from castile.launch import settings
 from castile.planner import op as ops
-from castile.planner.updates import Optimizer
+from castile.planner.families.updates import Optimizer
 from castile.runtime.strict import suggestion
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from castile.planner.learn import DELAYED
+from castile.planner.costs.learn import DELAYED
 from castile.runtime import cores
 from castile.runtime.comm.base import Communicator
 from castile.runtime.comm.messages import Request

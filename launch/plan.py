@@ -23,15 +23,15 @@ from castile.launch.pictures import front, layout
 from castile.launch.progress import searching
 from castile.launch.ranks import UserError
 from castile.planner import strategy as strategies
-from castile.planner.bounds import Bound, lower_bound
-from castile.planner.evaluator import Evaluator
-from castile.planner.fronts import Point
-from castile.planner.pins import Pins
+from castile.planner.bounds.lower_bound import Bound, lower_bound
+from castile.planner.choices.pins import Pins
+from castile.planner.choices.spaces import Spaces
+from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.known.seeds import seeds
+from castile.planner.lowering.stages import num_stages
 from castile.planner.search import Found, budget_of
 from castile.planner.searches import find
-from castile.planner.seeds import seeds
-from castile.planner.spaces import Spaces
-from castile.planner.stages import num_stages
+from castile.planner.searching.fronts import Point
 from castile.planner.strategy import Strategy
 
 Pin = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="PIN", help_behavior_hint="")]

@@ -43,10 +43,10 @@ from castile.launch.results import Column
 from castile.launch.screen import Speaker
 from castile.launch.train import RESOLVED, Train
 from castile.planner import searches
-from castile.planner.budget import parse_budget
-from castile.planner.seeds import known_names
+from castile.planner.bodies.vocabulary import wide
+from castile.planner.evaluation.budget import parse_budget
+from castile.planner.known.seeds import known_names
 from castile.planner.strategy import Strategy
-from castile.planner.vocabulary import wide
 from castile.runtime.comm.base import Communicator
 
 # What a run file of a training says of its network and data.

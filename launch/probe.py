@@ -23,7 +23,7 @@ import numpy as np
 import castile
 from castile.launch import files, pings
 from castile.launch.ranks import UserError
-from castile.planner.snapshot import Environment
+from castile.planner.costs.snapshot import Environment
 from castile.runtime import cores, strict
 from castile.runtime import machine as machines
 from castile.runtime.comm.base import Communicator

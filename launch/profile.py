@@ -33,9 +33,9 @@ from castile.launch.measure import sample_feed
 from castile.launch.pictures import roofline
 from castile.launch.profile_report import Row
 from castile.launch.ranks import UserError
-from castile.planner.seeds import seeds
-from castile.planner.sizes import SIZES
-from castile.planner.snapshot import Measured, snapshot_of
+from castile.planner.costs.snapshot import Measured, snapshot_of
+from castile.planner.evaluation.sizes import SIZES
+from castile.planner.known.seeds import seeds
 from castile.planner.strategy import Strategy
 from castile.runtime.memory import written
 from castile.runtime.task import CostKey, TaskGraph

@@ -14,7 +14,7 @@ from castile.launch import report
 from castile.launch.jobs import Job
 from castile.launch.tuning import Taken
 from castile.planner.cost import CostModel
-from castile.planner.snapshot import Measured
+from castile.planner.costs.snapshot import Measured
 from castile.runtime.memory import written
 
 MOST_ROWS = 30

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from castile.planner.alternatives import pattern
-from castile.planner.evaluator import Evaluated, Evaluator, num_collectives
+from castile.planner.evaluation.evaluator import Evaluated, Evaluator, num_collectives
 from castile.planner.strategy import PATH, PROGRAM, READY, Strategy, runs_of
 from castile.runtime.memory import written
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from castile.launch.isolation import LEAST_NANOSECONDS, LEAST_REPETITIONS, MOST_TRANSFERS, Bench, is_compute
 from castile.launch.jobs import Job
-from castile.planner.learn import DELAYED
-from castile.planner.snapshot import Measured
+from castile.planner.costs.learn import DELAYED
+from castile.planner.costs.snapshot import Measured
 from castile.runtime.task import CostKey, TaskGraph
 
 # Half the distance of the quartiles over the median; above it a key is measured again, so many times at most.

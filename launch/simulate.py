@@ -20,9 +20,9 @@ from castile.launch.offline import Desk
 from castile.launch.pictures import timeline as timelines
 from castile.launch.ranks import UserError
 from castile.planner import strategy as strategies
-from castile.planner.evaluator import moved_bytes
-from castile.planner.seeds import seeds
-from castile.planner.settling import sized
+from castile.planner.evaluation.evaluator import moved_bytes
+from castile.planner.known.seeds import seeds
+from castile.planner.searching.settling import sized
 from castile.planner.simulate import Simulated
 from castile.planner.strategy import Strategy
 from castile.runtime import memory

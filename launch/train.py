@@ -53,9 +53,9 @@ from castile.launch.screen import Speaker
 from castile.launch.training import Course, Training
 from castile.planner import searches
 from castile.planner import strategy as strategies
-from castile.planner.budget import parse_budget
+from castile.planner.evaluation.budget import parse_budget
+from castile.planner.families.updates import Updates
 from castile.planner.strategy import Strategy
-from castile.planner.updates import Updates
 from castile.runtime import debug
 from castile.runtime.timeline import Timeline
 

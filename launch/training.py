@@ -29,7 +29,7 @@ from castile.launch.screen import Speaker
 from castile.launch.stopping import SIGNALS, Stopping
 from castile.launch.training_report import Progress
 from castile.planner import strategy as strategies
-from castile.planner.beside import NORM
+from castile.planner.step.beside import NORM
 from castile.planner.strategy import Strategy
 from castile.runtime import debug
 from castile.runtime.timeline import Timeline

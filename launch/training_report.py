@@ -19,7 +19,7 @@ from castile.launch.explore import Chosen, simulated
 from castile.launch.jobs import Job
 from castile.launch.report import milliseconds as ms
 from castile.planner.cost import CostModel
-from castile.planner.learn import held_up
+from castile.planner.costs.learn import held_up
 from castile.runtime import debug
 from castile.runtime.memory import written
 from castile.runtime.timeline import Timeline

@@ -15,7 +15,7 @@ from castile.kernels import tuning
 from castile.kernels.table import Table
 from castile.launch import progress, ways
 from castile.launch.jobs import Job
-from castile.planner.database import Way
+from castile.planner.costs.database import Way
 from castile.runtime.region import relative
 from castile.runtime.task import Arg, Body, TaskGraph, View
 

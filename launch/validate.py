@@ -22,11 +22,11 @@ from castile.launch.jobs import Job
 from castile.launch.measure import Trial, measure, sample_feed, trial
 from castile.launch.ranks import UserError
 from castile.launch.screen import Speaker
+from castile.planner.choices.space import space_of
 from castile.planner.cost import CostModel
-from castile.planner.learn import held_up
+from castile.planner.costs.learn import held_up
+from castile.planner.known.seeds import seeds, stamped
 from castile.planner.search import Evaluator
-from castile.planner.seeds import seeds, stamped
-from castile.planner.space import space_of
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.transfer import TooManyTransfers
 

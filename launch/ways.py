@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from importlib import import_module
 
-from castile.planner.database import Way
+from castile.planner.costs.database import Way
 
 
 def take(ways: Iterable[Way]) -> None:

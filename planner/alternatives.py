@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from castile.planner import samples
-from castile.planner.budget import Budget
-from castile.planner.evaluator import Evaluated, Evaluator
+from castile.planner.choices.space import placements, space_of
+from castile.planner.evaluation.budget import Budget
+from castile.planner.evaluation.evaluator import Evaluated, Evaluator
 from castile.planner.graph import Node
 from castile.planner.lower import Lowering
-from castile.planner.space import placements, space_of
+from castile.planner.step import samples
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.strict import hint
 from castile.runtime.timeline import PICOSECONDS

@@ -13,9 +13,9 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from castile.planner import algorithms
-from castile.planner.algorithms import Way
-from castile.planner.snapshot import Measured, Snapshot
+from castile.planner.costs import algorithms
+from castile.planner.costs.algorithms import Way
+from castile.planner.costs.snapshot import Measured, Snapshot
 from castile.runtime.levels import level_name
 from castile.runtime.machine import Machine, Processor
 from castile.runtime.task import NUM_LANES, CostKey, TaskGraph

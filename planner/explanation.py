@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from castile.planner.evaluator import Evaluator, key_moves
+from castile.planner.evaluation.evaluator import Evaluator, key_moves
 from castile.planner.lower import Lowering
-from castile.planner.program import Program
-from castile.planner.rows import pointer
+from castile.planner.lowering.rows import pointer
+from castile.planner.step.program import Program
 from castile.planner.strategy import Strategy
 from castile.runtime.levels import level_name
 from castile.runtime.task import NUM_LANES, Lane, TaskGraph

@@ -14,12 +14,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from castile.planner import bodies, layers
+from castile.planner import layers
 from castile.planner import op as operators
 from castile.planner.axes import Alignment, Operand, only
+from castile.planner.bodies import promises
+from castile.planner.bodies.trace import Spec, record
+from castile.planner.bodies.vocabulary import wide
 from castile.planner.op import Init, Op, Part, Tensor
-from castile.planner.trace import Spec, record
-from castile.planner.vocabulary import wide
 from castile.runtime.strict import suggestion
 
 # What stands in names that plans make of those of tensors (fc.weight/grad, image@0:2), and in no other.
@@ -169,7 +170,7 @@ class Graph:
             assert spec is not None
             self._tensor(Tensor(output, spec.shape, spec.dtype, tuple(dim[0] for dim in operand.dims)))
         if op.is_from_elsewhere:
-            bodies.check(f"{name} ({op.name})", node.whole(), inputs, [self.tensors[t] for t in node.outputs])
+            promises.check(f"{name} ({op.name})", node.whole(), inputs, [self.tensors[t] for t in node.outputs])
         self.nodes[name] = node
         return self.tensors[name]
 

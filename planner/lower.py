@@ -14,21 +14,22 @@ from copy import copy
 from functools import cached_property
 from math import inf
 
-from castile.planner import beside, buckets, passes, samples
-from castile.planner.catalogue import Catalogue
-from castile.planner.compose import compose
-from castile.planner.contraction import Contracted
+from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph, Node
-from castile.planner.grid import Layout
-from castile.planner.instances import FlowInstance, FlowTemplate, FlowTemplates, StepInstance
-from castile.planner.kinds import Kinds
+from castile.planner.lowering import buckets
+from castile.planner.lowering.catalogue import Catalogue
+from castile.planner.lowering.compose import compose
+from castile.planner.lowering.contraction import Contracted
+from castile.planner.lowering.grid import Layout
+from castile.planner.lowering.instances import FlowInstance, FlowTemplate, FlowTemplates, StepInstance
+from castile.planner.lowering.kinds import Kinds
+from castile.planner.lowering.template import StepTemplate, Templates, cuts_of
+from castile.planner.lowering.turns import in_turn
+from castile.planner.lowering.versions import Placed, Versions
 from castile.planner.op import find
-from castile.planner.program import Flow, Home, Port, Program, Step, accumulate_name, fetch_name, update_name
+from castile.planner.step import beside, passes, samples
+from castile.planner.step.program import Flow, Home, Port, Program, Step, accumulate_name, fetch_name, update_name
 from castile.planner.strategy import Config, Strategy, check
-from castile.planner.template import StepTemplate, Templates, cuts_of
-from castile.planner.turns import in_turn
-from castile.planner.updates import Updates
-from castile.planner.versions import Placed, Versions
 from castile.runtime.dependence import Version
 from castile.runtime.machine import Machine
 from castile.runtime.region import Box

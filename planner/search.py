@@ -13,19 +13,19 @@ from math import inf
 
 import msgspec
 
-from castile.planner.budget import Budget, clock, parse_budget
-from castile.planner.evaluator import Evaluated, Evaluator
-from castile.planner.frontier import Frontier
+from castile.planner.choices.pins import Pins
+from castile.planner.choices.spaces import Spaces
+from castile.planner.evaluation.budget import Budget, clock, parse_budget
+from castile.planner.evaluation.evaluator import Evaluated, Evaluator
+from castile.planner.evaluation.frontier import Frontier
+from castile.planner.evaluation.sizes import variants
+from castile.planner.known.seeds import seed as known_plan
+from castile.planner.known.seeds import seeds as known_plans
+from castile.planner.known.seeds import stamped
 from castile.planner.lower import Lowering
-from castile.planner.pins import Pins
 from castile.planner.searches import find
-from castile.planner.seeds import seed as known_plan
-from castile.planner.seeds import seeds as known_plans
-from castile.planner.seeds import stamped
-from castile.planner.sizes import variants
 from castile.planner.sketch.chains import Chains
 from castile.planner.sketch.sieve import FAR, NEAR, Sieve, helps, is_long
-from castile.planner.spaces import Spaces
 from castile.planner.strategy import Config, Predicted, Strategy, same_tasks
 from castile.runtime.transfer import TOO_MANY, TooManyTransfers
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from castile.planner import agenda, serving
-from castile.planner.serving import Tasks
+from castile.planner.simulation import agenda, serving
+from castile.planner.simulation.serving import Tasks
 from castile.runtime.compiled import can_compile, compiled
 from castile.runtime.task import NUM_LANES, Lane, TaskGraph
 from castile.runtime.timeline import PICOSECONDS, Timeline

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from castile.planner import evaluator as evaluators
-from castile.planner.evaluator import Evaluator
+from castile.planner.evaluation import evaluator as evaluators
+from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.lower import Lowering
 from castile.planner.strategy import Strategy
 from castile.runtime.machine import Machine

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import random
 
+from castile.planner.choices.space import space_of
 from castile.planner.cost import CostModel
+from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.ops.linear import Linear
 from castile.planner.search import Evaluator, Run, parse_budget
 from castile.planner.searches import available, find
-from castile.planner.seeds import seeds
-from castile.planner.space import space_of
 from castile.planner.strategy import Config
-from castile.planner.updates import Updates
 from castile.runtime.machine import Level, Machine, Processor
 
 # Every search that looks for plans, and one that insists on a known plan.

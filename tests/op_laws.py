@@ -10,10 +10,10 @@ import numpy as np
 
 from castile.kernels import reference
 from castile.kernels.table import Table
+from castile.planner.bodies.trace import Recording, Spec, record
 from castile.planner.graph import Node
 from castile.planner.op import PASSES, Part
 from castile.planner.strategy import parts
-from castile.planner.trace import Recording, Spec, record
 from castile.runtime.region import slices
 from tests.op_cases import Case
 

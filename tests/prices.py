@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from castile.planner.cost import CostModel
-from castile.planner.snapshot import Environment, Measured, snapshot_of
+from castile.planner.costs.snapshot import Environment, Measured, snapshot_of
 from castile.runtime.machine import Level, Machine, Processor
 from castile.runtime.task import CostKey
 

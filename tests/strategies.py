@@ -15,11 +15,11 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from castile.planner import beside
+from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph, Node
 from castile.planner.op import Tensor, find
+from castile.planner.step import beside
 from castile.planner.strategy import ORDERS, Config, Strategy
-from castile.planner.updates import Updates
 from castile.runtime.machine import Level, Machine, Processor
 from castile.runtime.task import NUM_LANES, Lane
 from tests.layers import Canvas, Layer, layers

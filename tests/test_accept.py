@@ -20,8 +20,8 @@ from benchmarks.simulator import megatron
 from castile.launch import __main__ as castile
 from castile.launch import models
 from castile.planner import op as operators
+from castile.planner.known.seeds import stamped
 from castile.planner.lower import Lowering
-from castile.planner.seeds import stamped
 from castile.runtime import machine as machines
 from castile.runtime.task import Kind
 from castile.runtime.timeline import Timeline

@@ -15,16 +15,16 @@ import pytest
 from castile.launch import looking, models, plan_report
 from castile.launch import plan as planning
 from castile.launch.__main__ import main
-from castile.planner import accumulating
-from castile.planner import budget as budgets
 from castile.planner import strategy as strategies
-from castile.planner.accumulating import Chosen, Foreseen
-from castile.planner.evaluator import Evaluator
+from castile.planner.choices.pins import Pins
+from castile.planner.evaluation import budget as budgets
+from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.known.pipelines import divisors
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
-from castile.planner.pins import Pins
-from castile.planner.pipelines import divisors
 from castile.planner.search import NoPlanFits, search
-from castile.planner.seeds import seeds
+from castile.planner.searching import accumulating
+from castile.planner.searching.accumulating import Chosen, Foreseen
 from tests.little import evaluator, machine, tower
 
 MODEL = "gpt:layers=1,width=32,heads=2,seq=32,vocab=64"

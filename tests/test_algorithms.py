@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from castile.planner.algorithms import WAYS, cheapest, ways
+from castile.planner.costs.algorithms import WAYS, cheapest, ways
 from castile.runtime.machine import ALGORITHMS, Level, Machine, Processor, parse
 from castile.runtime.task import CostKey
 

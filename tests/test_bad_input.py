@@ -16,10 +16,10 @@ from castile.launch.__main__ import main
 from castile.launch.execution import prepare
 from castile.planner import strategy as strategies
 from castile.planner.cost import CostModel
-from castile.planner.database import Database
+from castile.planner.costs.database import Database
+from castile.planner.costs.snapshot import Environment, Measured, snapshot_of
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
-from castile.planner.seeds import seeds
-from castile.planner.snapshot import Environment, Measured, snapshot_of
 from castile.runtime import machine as machines
 from castile.runtime.task import CostKey
 from tests import homes

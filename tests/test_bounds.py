@@ -8,18 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.launch import models
-from castile.planner import bounds
-from castile.planner.bounds import lower_bound
+from castile.planner.bounds import lower_bound as bounds
+from castile.planner.bounds.lower_bound import lower_bound
 from castile.planner.cost import CostModel
+from castile.planner.costs.snapshot import Environment, Measured, snapshot_of
+from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
+from castile.planner.known.seeds import one_processor, seeds
 from castile.planner.lower import Lowering
+from castile.planner.lowering.together import every_task, only_calls, repeatable
 from castile.planner.op import find
 from castile.planner.search import Evaluator
-from castile.planner.seeds import one_processor, seeds
-from castile.planner.snapshot import Environment, Measured, snapshot_of
 from castile.planner.strategy import Config, Strategy
-from castile.planner.together import every_task, only_calls, repeatable
-from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 from castile.runtime.machine import Level, Machine, Processor
 from tests import strategies as drawing

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from castile.launch import models, optimizers
 from castile.launch.execution import Execution, feed_from, prepare
 from castile.planner.cost import CostModel
-from castile.planner.evaluator import Evaluator, moved_bytes
+from castile.planner.evaluation.evaluator import Evaluator, moved_bytes
+from castile.planner.evaluation.sizes import SIZES
+from castile.planner.families.updates import Updates
 from castile.planner.graph import Node
-from castile.planner.groups import grouped, joinable
+from castile.planner.known.pieces import in_pieces
+from castile.planner.known.seeds import seed, seeds
 from castile.planner.lower import Lowering
-from castile.planner.pieces import in_pieces
-from castile.planner.seeds import seed, seeds
-from castile.planner.settling import sized
-from castile.planner.sizes import SIZES
+from castile.planner.lowering.groups import grouped, joinable
+from castile.planner.searching.settling import sized
 from castile.planner.strategy import Config, Strategy
-from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.machine import Level, Machine, Processor

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from castile.launch.__main__ import main
-from castile.planner import budget, relaxed
-from castile.planner.additive import Additive
-from castile.planner.evaluator import Evaluator
-from castile.planner.fronts import NUM_LIMITS
+from castile.planner.bounds import relaxed
+from castile.planner.bounds.additive import Additive
+from castile.planner.evaluation import budget
+from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.evaluation.sizes import SIZES
 from castile.planner.searches import available
-from castile.planner.settling import SETTLING
-from castile.planner.sizes import SIZES
+from castile.planner.searching.fronts import NUM_LIMITS
+from castile.planner.searching.settling import SETTLING
 from castile.planner.sketch.sketch import Sketch
 from tests.little import SEARCHES
 

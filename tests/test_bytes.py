@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from castile.launch import optimizers
 from castile.launch.execution import Prepared, prepare
 from castile.planner.cost import CostModel
+from castile.planner.families.updates import Updates
 from castile.planner.lower import Lowering
-from castile.planner.updates import Updates
 from castile.runtime.task import NUM_LANES, Arg, Task, TaskGraph, View
 from tests.strategies import in_buckets, machines, problems
 from tests.test_any_strategy import drawn

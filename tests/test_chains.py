@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from castile.launch import models
+from castile.planner.choices.spaces import Spaces
 from castile.planner.cost import CostModel
-from castile.planner.evaluator import Evaluated, Evaluator
+from castile.planner.evaluation.evaluator import Evaluated, Evaluator
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.search import search
 from castile.planner.searches import mcmc
-from castile.planner.seeds import seeds
 from castile.planner.sketch.chains import Chain, Chains
 from castile.planner.sketch.sketch import Sketch, Trail, Walked
-from castile.planner.spaces import Spaces
 from castile.planner.strategy import Config, encode
 from castile.runtime import machine as machines
 from castile.runtime.machine import Machine

@@ -13,7 +13,7 @@ from castile.kernels import choice, tuning
 from castile.kernels.form import Refused
 from castile.kernels.table import Table, definitions, forms
 from castile.launch.__main__ import main
-from castile.planner import vocabulary
+from castile.planner.bodies import vocabulary
 from tests import homes
 from tests.kernel_cases import cases
 from tests.test_kernels import several, unwritten

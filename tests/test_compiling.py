@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 
 from castile.launch import compiling
-from castile.planner.budget import clock
+from castile.planner.evaluation.budget import clock
 from castile.runtime.compiled import compiled, compiling_seconds
 
 numba = pytest.importorskip("numba")
@@ -15,7 +15,7 @@ numba = pytest.importorskip("numba")
 SCRIPT = """
 import sys, numba
 from castile.launch import compiling
-from castile.planner.budget import clock
+from castile.planner.evaluation.budget import clock
 from castile.runtime.compiled import compiled, compiling_seconds
 compiling.PATIENCE_SECONDS = float(sys.argv[1])
 compiling.watch()

@@ -8,11 +8,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from castile.planner import rows as plain
-from castile.planner.catalogue import Kinds, Table
-from castile.planner.rows import compressed
+from castile.planner.lowering import rows as plain
+from castile.planner.lowering.catalogue import Kinds, Table
+from castile.planner.lowering.rows import compressed
+from castile.planner.lowering.versions import Versions
 from castile.planner.strategy import Config
-from castile.planner.versions import Versions
 from castile.runtime.machine import local
 from tests import transfers
 

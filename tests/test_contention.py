@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from castile.planner.algorithms import cheapest
 from castile.planner.cost import CostModel
+from castile.planner.costs.algorithms import cheapest
 from castile.runtime.dependence import Contribution, links, version
 from castile.runtime.levels import Level
 from castile.runtime.machine import ALGORITHMS, Machine, Processor, parse

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from castile.planner.cost import CostModel, isotonic
-from castile.planner.snapshot import Environment, Measured, Snapshot, from_json, snapshot_of, to_json
+from castile.planner.costs.snapshot import Environment, Measured, Snapshot, from_json, snapshot_of, to_json
 from castile.runtime.levels import level_name
 from castile.runtime.machine import Level, Machine, Processor, parse
 from castile.runtime.task import CostKey, Kind, Lane

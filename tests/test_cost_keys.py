@@ -11,9 +11,9 @@ from itertools import combinations
 
 import pytest
 
+from castile.planner.lowering.template import PartTemplate, Templates
 from castile.planner.op import available
-from castile.planner.program import Port, Step
-from castile.planner.template import PartTemplate, Templates
+from castile.planner.step.program import Port, Step
 from castile.runtime.task import CostKey
 from tests.op_cases import Case, cases_of
 from tests.op_laws import Whole, node_of, passes, targets, telling_splits

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from castile.planner import database as databases
 from castile.planner.cost import CostModel
-from castile.planner.database import Database, Way
-from castile.planner.snapshot import Environment, Measured, Snapshot, snapshot_of
+from castile.planner.costs import database as databases
+from castile.planner.costs.database import Database, Way
+from castile.planner.costs.snapshot import Environment, Measured, Snapshot, snapshot_of
 from castile.runtime.machine import parse
 from castile.runtime.task import CostKey
 
@@ -148,8 +148,8 @@ def test_several_processes_write_and_read_at_once(tmp_path):
     path = tmp_path / "profile.db"
     script = """
         import sys
-        from castile.planner.database import Database
-        from castile.planner.snapshot import Environment, Measured, snapshot_of
+        from castile.planner.costs.database import Database
+        from castile.planner.costs.snapshot import Environment, Measured, snapshot_of
         from castile.runtime.task import CostKey
         path, rank = sys.argv[1], int(sys.argv[2])
         here = Environment("cpu")

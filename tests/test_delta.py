@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from castile.planner import retime, solved
-from castile.planner.delta import Change, Delta, latest
 from castile.planner.simulate import simulate
+from castile.planner.simulation import retime, solved
+from castile.planner.simulation.delta import Change, Delta, latest
 from castile.runtime.task import NUM_LANES, Kind, Lane
 from castile.runtime.timeline import PICOSECONDS
 from tests import flexflow

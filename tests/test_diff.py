@@ -11,8 +11,8 @@ from castile.launch import models
 from castile.launch.__main__ import main
 from castile.launch.diff import compare
 from castile.planner import strategy as strategies
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
-from castile.planner.seeds import seeds
 from castile.planner.strategy import Config, Predicted, Strategy
 from castile.runtime import machine as machines
 from tests import strategies as drawn

@@ -20,8 +20,8 @@ from msgspec import structs
 
 from castile.launch import rounds, training_report
 from castile.launch.jobs import Job
-from castile.planner.learn import DELAYED, learn
-from castile.planner.snapshot import Environment, Measured, snapshot_of
+from castile.planner.costs.learn import DELAYED, learn
+from castile.planner.costs.snapshot import Environment, Measured, snapshot_of
 from castile.runtime import cores
 from castile.runtime import machine as machines
 from castile.runtime.comm.local import LocalWorld

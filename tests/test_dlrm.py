@@ -7,8 +7,8 @@ import pytest
 
 from castile.launch import data, models, optimizers
 from castile.launch.evaluate import auc
+from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
-from castile.planner.updates import Updates
 from castile.runtime import machine
 from tests.data_files import everything
 from tests.op_laws import relative

@@ -11,20 +11,20 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from castile.planner.additive import Additive
+from castile.planner.bounds.additive import Additive
+from castile.planner.bounds.elimination import elimination, filled, minimise
+from castile.planner.bounds.missing import elements, layouts, least
+from castile.planner.choices.pins import Pins, parse
+from castile.planner.choices.space import space_of
 from castile.planner.cost import CostModel
-from castile.planner.elimination import elimination, filled, minimise
+from castile.planner.families.updates import Updates
 from castile.planner.lower import Lowering
-from castile.planner.missing import elements, layouts, least
+from castile.planner.lowering.versions import Versions
 from castile.planner.op import find
-from castile.planner.pins import Pins, parse
 from castile.planner.search import Evaluator, search
 from castile.planner.searches import dynamic
 from castile.planner.searches.dynamic import WORK, Tables, choices
-from castile.planner.space import space_of
 from castile.planner.strategy import Config, Strategy, encode
-from castile.planner.updates import Updates
-from castile.planner.versions import Versions
 from castile.runtime.region import Box, blocks, intersect
 from castile.runtime.timeline import PICOSECONDS
 from tests.little import GRAPHS, evaluator, machine, run, tower

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from castile.planner import ladder, relaxed
-from castile.planner.additive import Additive
-from castile.planner.budget import Budget
+from castile.planner.bounds import ladder, relaxed
+from castile.planner.bounds.additive import Additive
+from castile.planner.bounds.relaxed import Relaxed
+from castile.planner.choices.space import space_of
+from castile.planner.choices.spaces import Spaces
 from castile.planner.cost import CostModel
+from castile.planner.evaluation.budget import Budget
 from castile.planner.lower import Lowering
-from castile.planner.relaxed import Relaxed
 from castile.planner.search import Evaluator, search
 from castile.planner.searches import exhaustive
-from castile.planner.space import space_of
-from castile.planner.spaces import Spaces
 from castile.planner.strategy import Strategy, encode
 from castile.runtime.machine import Level, Machine
 from castile.runtime.task import NUM_LANES

@@ -13,14 +13,14 @@ from castile.launch.__main__ import main
 from castile.launch.explain_report import folded
 from castile.planner import strategy as strategies
 from castile.planner.alternatives import alternatives, differences, plain, switches
+from castile.planner.choices.space import space_of
 from castile.planner.cost import CostModel
-from castile.planner.evaluator import Evaluator, moved_bytes
+from castile.planner.evaluation.evaluator import Evaluator, moved_bytes
 from castile.planner.explanation import Cause, Labels, account, explain
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.search import Budget
-from castile.planner.seeds import seeds
 from castile.planner.simulate import simulate
-from castile.planner.space import space_of
 from castile.planner.strategy import Config, Strategy
 from castile.runtime import machine as machines
 from castile.runtime.task import Kind, Lane

@@ -7,9 +7,9 @@ import pytest
 from castile.launch import explore, models
 from castile.launch.execution import prepare
 from castile.planner.cost import CostModel
+from castile.planner.costs.snapshot import Environment, Snapshot
+from castile.planner.known.seeds import known_names, seed, seeds
 from castile.planner.lower import Lowering
-from castile.planner.seeds import known_names, seed, seeds
-from castile.planner.snapshot import Environment, Snapshot
 from castile.runtime import machine as machines
 from tests.strategies import SGD
 

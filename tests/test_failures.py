@@ -15,9 +15,9 @@ import pytest
 
 from castile.launch import models
 from castile.planner import strategy as strategies
-from castile.planner.database import Database
+from castile.planner.costs.database import Database
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
-from castile.planner.seeds import seeds
 from castile.runtime import machine as machines
 from tests import homes
 from tests.mpi import CHECKOUT, is_running, mpirun_apart

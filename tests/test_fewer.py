@@ -7,14 +7,14 @@ from collections.abc import Callable
 import pytest
 
 from castile.launch import models, optimizers, report
+from castile.planner.choices.pins import Pin, Pins
 from castile.planner.cost import CostModel
-from castile.planner.evaluator import Evaluator
-from castile.planner.fewer import nodes, on_fewer, within
+from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.families.updates import Updates
 from castile.planner.lower import Lowering
-from castile.planner.pins import Pin, Pins
 from castile.planner.search import Found, search
+from castile.planner.searching.fewer import nodes, on_fewer, within
 from castile.planner.strategy import Names
-from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 from tests.test_models import scaled
 

@@ -10,23 +10,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.launch import models
-from castile.planner import evaluator as evaluating
-from castile.planner import lower, roles
-from castile.planner.catalogue import Catalogue
-from castile.planner.compose import compose
+from castile.planner import lower
 from castile.planner.cost import CostModel
-from castile.planner.evaluator import Evaluator
-from castile.planner.folding import Folding, _Assembly, _Small, expand, timed
+from castile.planner.evaluation import evaluator as evaluating
+from castile.planner.evaluation import roles
+from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.evaluation.folding import Folding, _Assembly, _Small, expand, timed
+from castile.planner.evaluation.roles import Block, Shape, Shapes, Union, refined
+from castile.planner.evaluation.sizes import variants
+from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
+from castile.planner.known.pieces import in_pieces
+from castile.planner.known.seeds import data_parallel, seed
 from castile.planner.lower import Lowering
+from castile.planner.lowering.catalogue import Catalogue
+from castile.planner.lowering.compose import compose
 from castile.planner.op import find
-from castile.planner.pieces import in_pieces
-from castile.planner.roles import Block, Shape, Shapes, Union, refined
-from castile.planner.seeds import data_parallel, seed
 from castile.planner.simulate import simulate
-from castile.planner.sizes import variants
 from castile.planner.strategy import Config, Strategy
-from castile.planner.updates import Updates
 from castile.runtime.machine import Level, Machine, Processor
 from castile.runtime.memory import pack
 from castile.runtime.task import NUM_LANES, Kind, Lane

@@ -19,10 +19,10 @@ from castile.launch import optimizers
 from castile.launch.execution import feed_from, prepare
 from castile.planner import rewrite
 from castile.planner.cost import CostModel
+from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.strategy import Strategy
-from castile.planner.updates import Updates
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.machine import Machine, local
 from castile.runtime.region import slices

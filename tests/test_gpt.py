@@ -6,9 +6,9 @@ import pytest
 from castile.launch import models, weights
 from castile.launch.execution import Execution, feed_from, prepare
 from castile.planner.cost import CostModel
+from castile.planner.families.updates import Updates
 from castile.planner.lower import Lowering
 from castile.planner.ops.sgd import Sgd
-from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 from castile.runtime.comm.local import LocalWorld
 from tests.strategies import whole_on

@@ -21,7 +21,7 @@ from castile.launch.execution import Execution, Prepared
 from castile.launch.jobs import Job
 from castile.launch.measure import measure, sample_feed, trial
 from castile.launch.ranks import UserError
-from castile.planner.seeds import seeds
+from castile.planner.known.seeds import seeds
 from castile.runtime.comm.base import Communicator
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.machine import Machine, local

@@ -13,11 +13,11 @@ from itertools import product
 import pytest
 
 from castile.planner.graph import Node
-from castile.planner.grid import Grid, Layout, distinct, joint
+from castile.planner.lowering.grid import Grid, Layout, distinct, joint
+from castile.planner.lowering.template import Templates
 from castile.planner.op import Tensor, available, find
-from castile.planner.program import WHOLE_BATCH, Micro, Port
+from castile.planner.step.program import WHOLE_BATCH, Micro, Port
 from castile.planner.strategy import parts
-from castile.planner.template import Templates
 from castile.runtime.region import moved
 from castile.runtime.task import Arg, Body
 from tests.op_cases import Case, cases_of

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 
 from castile.launch import models
-from castile.planner import handed
 from castile.planner.graph import Graph
-from castile.planner.handed import handed_on
 from castile.planner.lower import Lowering
+from castile.planner.lowering.template import Templates
 from castile.planner.op import Tensor, available
+from castile.planner.step import handed
+from castile.planner.step.handed import handed_on
 from castile.planner.strategy import Config, Strategy, parts
-from castile.planner.template import Templates
 from castile.runtime import machine
 from castile.runtime.region import contains, moved, slices
 from castile.runtime.region import whole as whole_box

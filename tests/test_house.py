@@ -33,9 +33,17 @@ OWNERS = {
 }
 # Folders in which a file's name is all the registration there is.
 REGISTERED = (
-    "planner/ops", "planner/searches", "planner/schedules", "planner/rewrites", "runtime/backends", "runtime/comm",
+    "planner/ops", "planner/layers", "planner/searches", "planner/rewrites", "runtime/backends", "runtime/comm",
     "launch/models", "launch/data", "launch/importers", "kernels/numpy", "kernels/triton",
     "kernels/cupy",
+)  # fmt: skip
+# The planner's rooms in the order in which a plan comes about: one imports only itself and what stands before it. What
+# stands in one entry is one room: a module, and the folder that it fronts.
+WAY = (
+    {"axes"}, {"op"}, {"bodies", "shapes"}, {"graph"}, {"families"}, {"ops"}, {"layers"}, {"rewrite", "rewrites"},
+    {"strategy"}, {"step"}, {"lower", "lowering"}, {"cost", "costs"}, {"simulate", "simulation"}, {"choices"},
+    {"evaluation"}, {"known"}, {"bounds"}, {"sketch"}, {"search", "searching", "searches"},
+    {"explanation", "alternatives"},
 )  # fmt: skip
 MOST_LINES_OF_A_FILE = 400
 MOST_LINES_OF_A_FUNCTION = 70
@@ -90,6 +98,23 @@ def test_imports_run_one_way():
         return package_of(other) in PACKAGES and PACKAGES.index(package_of(other)) < PACKAGES.index(package_of(name))
 
     assert offences(is_upward) == []
+
+
+def test_the_planners_rooms_are_in_order():
+    where = {room: n for n, rooms in enumerate(WAY) for room in rooms}
+    folder = CHECKOUT / "planner"
+    assert set(where) == {path.stem for path in folder.iterdir() if not path.stem.startswith("__")}
+
+    def room(name):
+        return where[name.split(".")[2]]
+
+    def is_wrong(name, other):
+        # a folder of which files are found by name is no room that is used
+        is_list = other.removeprefix("castile.").replace(".", "/") in REGISTERED
+        thinks = inside(name, "castile.planner") and inside(other, "castile.planner")
+        return thinks and name.count(".") > 1 and not is_list and room(other) > room(name)
+
+    assert offences(is_wrong) == []
 
 
 def test_only_the_backends_use_kernels():

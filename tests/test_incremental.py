@@ -8,16 +8,18 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from castile.launch import models
-from castile.planner import beside, incremental, lower
+from castile.planner import lower
+from castile.planner.choices.space import space_of
 from castile.planner.cost import CostModel
-from castile.planner.evaluator import Evaluator
-from castile.planner.incremental import Incremental
+from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.families.updates import Updates
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.op import find
-from castile.planner.seeds import seeds
-from castile.planner.space import space_of
+from castile.planner.simulation import incremental
+from castile.planner.simulation.incremental import Incremental
+from castile.planner.step import beside
 from castile.planner.strategy import ORDERS, READY, Config, Strategy
-from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 from tests.strategies import SGD, configs, problems, recomputed, strategies
 from tests.strategies import machines as drawn_machines

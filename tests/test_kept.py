@@ -7,7 +7,7 @@ import pytest
 from castile.launch import files
 from castile.launch.__main__ import main
 from castile.launch.ranks import UserError
-from castile.planner.database import Database
+from castile.planner.costs.database import Database
 
 LINE = ["train", "mlp:width=8", "--search", "data_parallel", "--steps", "2", "--json"]
 

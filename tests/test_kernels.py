@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from castile.kernels import reference
 from castile.kernels.ids import OutOfRange
 from castile.kernels.table import Table, definitions, forms, native_accumulate
-from castile.planner import vocabulary
+from castile.planner.bodies import vocabulary
+from castile.planner.bodies.vocabulary import Spec
 from castile.planner.shapes import attention, convolution
-from castile.planner.vocabulary import Spec
 from tests.kernel_cases import Case, Draw, cases, kernels_with_cases
 
 NAMES = sorted(definitions())

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from castile.planner.additive import Additive
-from castile.planner.ladder import Ladder, longest
-from castile.planner.relaxed import Relaxed
-from castile.planner.space import space_of
+from castile.planner.bounds.additive import Additive
+from castile.planner.bounds.ladder import Ladder, longest
+from castile.planner.bounds.relaxed import Relaxed
+from castile.planner.choices.space import space_of
 from castile.planner.strategy import Strategy
 from castile.runtime.timeline import PICOSECONDS
 from tests.little import GRAPHS, evaluator, machine

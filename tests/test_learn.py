@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from castile.planner.cost import CostModel
-from castile.planner.learn import gaps_of, learn
-from castile.planner.snapshot import Measured, Snapshot, snapshot_of
+from castile.planner.costs.learn import gaps_of, learn
+from castile.planner.costs.snapshot import Measured, Snapshot, snapshot_of
 from castile.runtime.task import Kind, Lane
 from castile.runtime.timeline import PICOSECONDS, Timeline
 from tests.graphs import Draft

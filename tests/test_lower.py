@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.launch import models
+from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.op import Init, Part, find
 from castile.planner.ops.sgd import Sgd
-from castile.planner.program import update_name
+from castile.planner.step.program import update_name
 from castile.planner.strategy import Config, Strategy
-from castile.planner.updates import Updates
 from castile.runtime import machine
 from castile.runtime.region import Box, uncovered, whole
 from castile.runtime.task import NUM_LANES, Kind, Lane, TaskGraph

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from castile.launch import models
+from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.ops.sgd import Sgd
 from castile.planner.strategy import Config, Strategy
-from castile.planner.updates import Updates
 from castile.runtime import machine
 from castile.runtime.task import Kind, TaskGraph
 from tests.training import difference, train

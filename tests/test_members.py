@@ -6,9 +6,10 @@ import pytest
 
 from castile.launch import models
 from castile.launch.__main__ import main
-from castile.planner import beside, rewrite
+from castile.planner import rewrite
 from castile.planner import strategy as strategies
-from castile.planner.pins import Pins, parse
+from castile.planner.choices.pins import Pins, parse
+from castile.planner.step import beside
 from castile.planner.strategy import Config, Strategy
 from castile.runtime import machine
 from tests.answers import answer, sentence

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from castile.launch import models
 from castile.planner.cost import CostModel
-from castile.planner.elementwise import Unary
+from castile.planner.families.elementwise import Unary
+from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.op import Init, Tensor, available, find
 from castile.planner.ops.sgd import Sgd
 from castile.planner.search import Evaluator, search
-from castile.planner.seeds import seeds
 from castile.planner.simulate import simulate
-from castile.planner.updates import Updates
 from castile.runtime import machine
 from tests.cut_batches import TOLERANCE, assert_trains_as_the_whole_batch, can_be_cut
 from tests.strategies import batches, beginnings, machines, problems, strategies, whole_on

@@ -17,22 +17,22 @@ from castile.launch import models, optimizers
 from castile.launch.__main__ import main
 from castile.launch.checkpoints.reader import open_checkpoint
 from castile.launch.execution import prepare
-from castile.planner.beside import BEGINNINGS, SCALE, STREAK, TAKEN
-from castile.planner.bounds import lower_bound
+from castile.planner.bounds.lower_bound import lower_bound
 from castile.planner.cost import CostModel
-from castile.planner.evaluator import Evaluator
-from castile.planner.folding import Folding, timed
+from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.evaluation.folding import Folding, timed
+from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
-from castile.planner.incremental import Incremental
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.op import Init
 from castile.planner.ops.sgd import Sgd
-from castile.planner.program import FETCHED, GRADIENT
 from castile.planner.search import search
-from castile.planner.seeds import seeds
 from castile.planner.simulate import simulate
+from castile.planner.simulation.incremental import Incremental
+from castile.planner.step.beside import BEGINNINGS, SCALE, STREAK, TAKEN
+from castile.planner.step.program import FETCHED, GRADIENT
 from castile.planner.strategy import Config, Strategy
-from castile.planner.updates import Updates
 from castile.runtime import machine
 from castile.runtime.region import Box
 from tests import device_ranks

@@ -9,10 +9,10 @@ import pytest
 
 from castile.kernels import reference
 from castile.launch import models, optimizers
+from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.op import find
 from castile.planner.strategy import Config, Strategy
-from castile.planner.updates import Updates
 from castile.runtime import machine
 from tests.op_cases import case
 from tests.op_laws import node_of, relative

@@ -6,8 +6,8 @@ import pytest
 
 from castile.launch import models
 from castile.launch.__main__ import main
+from castile.planner.known.seeds import known_names
 from castile.planner.lower import Lowering
-from castile.planner.seeds import known_names
 from castile.runtime import machine as machines
 
 MLP = "mlp:layers=2,width=64"

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from castile.launch import optimizers
-from castile.planner import passes
-from castile.planner.beside import names
+from castile.planner.families.updates import Optimizer, Updates
 from castile.planner.graph import MARKS, Graph
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.op import Init, available, find
-from castile.planner.seeds import seeds
-from castile.planner.updates import Optimizer, Updates
+from castile.planner.step import passes
+from castile.planner.step.beside import names
 from castile.runtime import machine
 from tests.training import difference, train
 

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("triton")
 
 from castile.kernels.table import Table, definitions
-from castile.planner import vocabulary
+from castile.planner.bodies import vocabulary
 from tests.kernel_cases import Case, cases
 from tests.test_kernels import scratch_of, several, sliced, spec_of, unwritten
 from tests.triton_cases import cast

@@ -17,8 +17,8 @@ from castile.launch.execution import Execution, prepare
 from castile.planner.cost import CostModel
 from castile.planner.graph import Node
 from castile.planner.lower import Lowering
+from castile.planner.lowering.turns import in_turn
 from castile.planner.strategy import Config, Strategy
-from castile.planner.turns import in_turn
 from castile.runtime import machine
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.epochs import Access, Launch

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.op import Init
 from castile.planner.ops.sgd import Sgd
 from castile.planner.strategy import Config, Strategy
-from castile.planner.updates import Updates
 from castile.runtime.machine import Level, Machine, Processor
 from tests.strategies import whole_on
 from tests.training import train

@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from castile.launch import optimizers
+from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.op import Init
-from castile.planner.updates import Updates
 from castile.runtime import machine
 from tests.op_laws import relative
 from tests.strategies import machines, strategies, whole_on

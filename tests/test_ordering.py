@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.launch.__main__ import main
-from castile.planner import ordering
 from castile.planner import strategy as strategies
 from castile.planner.cost import CostModel
-from castile.planner.folding import Folding, timed
+from castile.planner.evaluation.folding import Folding, timed
+from castile.planner.evaluation.sizes import WORTH
+from castile.planner.known.pieces import in_pieces
 from castile.planner.lower import Lowering
-from castile.planner.ordering import chained, listed, longest, simulated
-from castile.planner.pieces import in_pieces
 from castile.planner.simulate import simulate
-from castile.planner.sizes import WORTH
+from castile.planner.simulation import ordering
+from castile.planner.simulation.ordering import chained, listed, longest, simulated
 from castile.planner.strategy import ORDERS, READY, Strategy
 from castile.runtime.task import NUM_LANES, Lane, TaskGraph
 from tests import named_plans

@@ -10,19 +10,19 @@ import pytest
 
 from castile.kernels import arithmetic
 from castile.launch.__main__ import main
-from castile.planner.elementwise import Unary
+from castile.planner.bodies.vocabulary import Spec
+from castile.planner.families.elementwise import Unary
 from castile.planner.graph import Graph
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.op import PASSES, available, find, op
-from castile.planner.seeds import seeds
 from castile.planner.shapes.elementwise import FUNCTIONS, pointwise
-from castile.planner.vocabulary import Spec
 from castile.runtime import machine
 from tests.op_cases import Case, cases_of, every_case
 from tests.op_laws import passes
 
 OWN = """
-from castile.planner.elementwise import Unary
+from castile.planner.families.elementwise import Unary
 from castile.planner.graph import Graph
 from castile.planner.op import Op, op
 

@@ -7,17 +7,17 @@ from math import prod
 import pytest
 
 from castile.launch import models
+from castile.planner.choices.spaces import Spaces
 from castile.planner.cost import CostModel
-from castile.planner.evaluator import Evaluator
+from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
+from castile.planner.known.pieces import in_pieces
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.op import find
-from castile.planner.pieces import in_pieces
 from castile.planner.search import search
-from castile.planner.seeds import seeds
 from castile.planner.sketch.sieve import LEAST, Sieve
-from castile.planner.spaces import Spaces
-from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 from castile.runtime.machine import Level, Machine, Processor
 

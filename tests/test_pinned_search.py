@@ -7,17 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.launch import models
-from castile.planner.evaluator import Evaluator
-from castile.planner.fronts import search_front
+from castile.planner.choices.moves import Moves
+from castile.planner.choices.pins import Pins, parse, without
+from castile.planner.choices.space import space_of
+from castile.planner.choices.spaces import Spaces
+from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.graph import Graph
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
-from castile.planner.moves import Moves
-from castile.planner.pins import Pins, parse, without
 from castile.planner.search import search
 from castile.planner.searches import find
-from castile.planner.seeds import seeds
-from castile.planner.space import space_of
-from castile.planner.spaces import Spaces
+from castile.planner.searching.fronts import search_front
 from castile.planner.strategy import Config, Names, Strategy, check_config, encode
 from castile.runtime.machine import Machine
 from castile.runtime.task import NUM_LANES, Kind

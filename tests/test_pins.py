@@ -4,10 +4,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from castile.planner import beside
+from castile.planner.choices.pins import Pin, Pins, parse, parse_procs, without
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
-from castile.planner.pins import Pin, Pins, parse, parse_procs, without
+from castile.planner.step import beside
 from castile.planner.strategy import Config, Strategy, check_config
 from castile.runtime.machine import Level, Machine, Processor
 from tests import strategies as drawn

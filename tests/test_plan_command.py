@@ -14,7 +14,7 @@ from castile.launch import compiling, models, report
 from castile.launch import plan as plan_command
 from castile.launch.__main__ import main
 from castile.planner import strategy as strategies
-from castile.planner.seeds import data_parallel
+from castile.planner.known.seeds import data_parallel
 from castile.planner.strategy import Config, Strategy
 from tests.answers import answer, sentence
 from tests.mpi import CHECKOUT, mpirun_apart

@@ -9,9 +9,9 @@ from castile.launch import models
 from castile.launch.pictures import front, layout
 from castile.launch.pictures.drawing import Box
 from castile.planner.cost import CostModel
-from castile.planner.evaluator import Evaluator
+from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
-from castile.planner.seeds import seeds
 from castile.planner.strategy import parts
 from castile.runtime import machine as machines
 from tests.strategies import SGD, problems, strategies

@@ -17,11 +17,11 @@ from castile.launch.isolation import Isolated, apart, is_compute
 from castile.launch.measure import sample_feed
 from castile.planner import strategy as strategies
 from castile.planner.cost import CostModel
+from castile.planner.evaluation.sizes import SIZES
+from castile.planner.families.updates import Updates
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.op import find
-from castile.planner.seeds import seeds
-from castile.planner.sizes import SIZES
-from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 from castile.runtime.memory import ALIGNMENT, pack
 from castile.runtime.task import Kind

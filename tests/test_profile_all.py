@@ -22,12 +22,12 @@ from castile.launch.isolation import Isolated, apart
 from castile.launch.jobs import recipe_updates
 from castile.launch.measure import sample_feed
 from castile.launch.pictures import roofline
+from castile.planner.choices.space import space_of
 from castile.planner.cost import CostModel
-from castile.planner.database import Database, Way
+from castile.planner.costs.database import Database, Way
+from castile.planner.costs.snapshot import Environment, Measured, Snapshot, snapshot_of
+from castile.planner.known.seeds import seeds, stamped
 from castile.planner.lower import Lowering
-from castile.planner.seeds import seeds, stamped
-from castile.planner.snapshot import Environment, Measured, Snapshot, snapshot_of
-from castile.planner.space import space_of
 from castile.runtime import machine as machines
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.runner import Runner, run_local

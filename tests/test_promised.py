@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from castile.launch.execution import prepare
 from castile.launch.explore import simulated
 from castile.planner.cost import CostModel
-from castile.planner.evaluator import Evaluator
+from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.families.updates import Updates
 from castile.planner.lower import Lowering
 from castile.planner.op import find
-from castile.planner.updates import Updates
 from castile.runtime.machine import Machine
 from tests.strategies import in_buckets, machines, problems
 

@@ -14,17 +14,17 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from castile.launch import models
-from castile.planner import recompute
+from castile.planner.choices.spaces import Spaces
 from castile.planner.cost import CostModel
-from castile.planner.evaluator import Evaluator
-from castile.planner.fronts import search_front
+from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.graph import Graph
+from castile.planner.known.seeds import one_processor, seeds
 from castile.planner.lower import Lowering
-from castile.planner.passes import training
-from castile.planner.recompute import FULL, NOTHING, SELECTIVE, WAYS
-from castile.planner.seeds import one_processor, seeds
+from castile.planner.searching.fronts import search_front
 from castile.planner.sketch.sketch import Sketch
-from castile.planner.spaces import Spaces
+from castile.planner.step import recompute
+from castile.planner.step.passes import training
+from castile.planner.step.recompute import FULL, NOTHING, SELECTIVE, WAYS
 from castile.planner.strategy import Strategy
 from castile.runtime.machine import Level, Machine, Processor
 from castile.runtime.machine import parse as machine_of

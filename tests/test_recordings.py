@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from castile.kernels import reference
 from castile.planner import rewrite
+from castile.planner.bodies.trace import record
 from castile.planner.graph import Graph
 from castile.planner.op import available
-from castile.planner.trace import record
 from castile.runtime import machine
 from tests.op_cases import Case, cases_of
 from tests.op_laws import Whole, execute, passes, recorded, spec

@@ -15,15 +15,15 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from castile.launch import models
-from castile.planner import evaluator as evaluators
-from castile.planner import repeats
 from castile.planner.cost import CostModel
-from castile.planner.evaluator import Evaluator
+from castile.planner.evaluation import evaluator as evaluators
+from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.families.updates import Updates
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.op import find
-from castile.planner.seeds import seeds
 from castile.planner.simulate import simulate
-from castile.planner.updates import Updates
+from castile.planner.simulation import repeats
 from castile.runtime.task import Lane, TaskGraph
 from tests.cut_batches import assert_few_say_all, can_be_cut
 from tests.graphs import Draft, engine_maps

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from castile.launch import models
+from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.ops.sgd import Sgd
-from castile.planner.updates import Updates
 from castile.runtime.machine import Machine, Processor
 from tests.strategies import whole_on
 from tests.test_models import forward

@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 from castile.kernels import reference
 from castile.launch import models
 from castile.launch.execution import feed_from, prepare
-from castile.planner import fusing, rewrite
+from castile.planner import rewrite
+from castile.planner.bodies import fusing
+from castile.planner.bodies.trace import Recorder, record
+from castile.planner.bodies.vocabulary import Spec
 from castile.planner.cost import CostModel
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
-from castile.planner.passes import training
+from castile.planner.lowering.template import Templates
+from castile.planner.step.passes import training
 from castile.planner.strategy import Strategy
-from castile.planner.template import Templates
-from castile.planner.trace import Recorder, record
-from castile.planner.vocabulary import Spec
 from castile.runtime import machine
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.region import intersect, whole

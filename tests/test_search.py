@@ -11,20 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.launch import models
-from castile.planner import budget as budgets
 from castile.planner import search as searching
-from castile.planner.budget import Budget
+from castile.planner.choices.moves import Moves
+from castile.planner.choices.space import placements, space_of
 from castile.planner.cost import CostModel
-from castile.planner.evaluator import key_moves
+from castile.planner.costs.snapshot import Environment, Measured, snapshot_of
+from castile.planner.evaluation import budget as budgets
+from castile.planner.evaluation.budget import Budget
+from castile.planner.evaluation.evaluator import key_moves
 from castile.planner.graph import Graph
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
-from castile.planner.moves import Moves
 from castile.planner.search import Evaluator, Run, parse_budget, search
 from castile.planner.searches import available, find, mcmc
-from castile.planner.seeds import seeds
 from castile.planner.sketch.sieve import num_parts
-from castile.planner.snapshot import Environment, Measured, snapshot_of
-from castile.planner.space import placements, space_of
 from castile.planner.strategy import Config, Strategy, check_config, decode, encode
 from castile.runtime import machine as machines
 from castile.runtime.collectives import plan

@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.launch import models
+from castile.planner.choices.moves import KEEPINGS, Moves
+from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
-from castile.planner.moves import KEEPINGS, Moves
 from castile.planner.op import find
 from castile.planner.ops.linear import Linear
-from castile.planner.program import accumulate_name, fetch_name, update_name
-from castile.planner.seeds import seeds
+from castile.planner.step.program import accumulate_name, fetch_name, update_name
 from castile.planner.strategy import Config, Strategy, check_config
-from castile.planner.updates import Updates
 from castile.runtime.machine import Level, Machine, Processor
 from tests.little import drawn
 

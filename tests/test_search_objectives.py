@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from castile.launch import models
-from castile.planner import fronts
 from castile.planner.cost import CostModel
-from castile.planner.evaluator import OBJECTIVES, Evaluator
-from castile.planner.frontier import Frontier
-from castile.planner.fronts import search_front
+from castile.planner.evaluation.evaluator import OBJECTIVES, Evaluator
+from castile.planner.evaluation.frontier import Frontier
+from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.op import find
 from castile.planner.search import Budget, search
-from castile.planner.seeds import seeds
-from castile.planner.settling import settled
+from castile.planner.searching import fronts
+from castile.planner.searching.fronts import search_front
+from castile.planner.searching.settling import settled
 from castile.planner.strategy import decode, encode
-from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 from castile.runtime.machine import Level, Machine, Processor
 

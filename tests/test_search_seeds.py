@@ -6,18 +6,18 @@ from math import prod
 import pytest
 
 from castile.launch import models
+from castile.planner.choices.space import space_of
 from castile.planner.cost import CostModel
+from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
+from castile.planner.known.megatron import tensor_cuts
+from castile.planner.known.pieces import in_pieces
+from castile.planner.known.seeds import data_parallel, fsdp, known_names, megatron, seed, seeds
 from castile.planner.lower import Lowering
-from castile.planner.megatron import tensor_cuts
 from castile.planner.op import find
-from castile.planner.pieces import in_pieces
 from castile.planner.search import Evaluator, search
 from castile.planner.searches import available
-from castile.planner.seeds import data_parallel, fsdp, known_names, megatron, seed, seeds
-from castile.planner.space import space_of
 from castile.planner.strategy import Config, Strategy, check_config, parts
-from castile.planner.updates import Updates
 from castile.runtime.machine import Level, Machine, Processor
 from castile.runtime.region import intersect
 from tests.little import proposed

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from castile.launch import data, models
+from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.ops.sgd import Sgd
 from castile.planner.strategy import Config, Strategy
-from castile.planner.updates import Updates
 from castile.runtime import machine
 from tests.training import difference, train
 

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from castile.planner import shares
-from castile.planner.bounds import lower_bound
+from castile.planner.bounds.lower_bound import lower_bound
+from castile.planner.choices import shares
+from castile.planner.choices.moves import Moves
+from castile.planner.choices.space import space_of
+from castile.planner.choices.spaces import Spaces
 from castile.planner.cost import CostModel
-from castile.planner.evaluator import Evaluator
+from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.graph import Graph
+from castile.planner.known.seeds import balanced, data_parallel, seed, seeds
 from castile.planner.lower import Lowering
-from castile.planner.moves import Moves
 from castile.planner.search import search
-from castile.planner.seeds import balanced, data_parallel, seed, seeds
-from castile.planner.space import space_of
-from castile.planner.spaces import Spaces
 from castile.planner.strategy import Config, Strategy, check_config
 from castile.runtime import machine as machines
 from castile.runtime.machine import Level, Machine, Processor

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from castile.launch import models
+from castile.planner.choices.spaces import Spaces
 from castile.planner.cost import CostModel
-from castile.planner.evaluator import Evaluator
+from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.families.updates import Updates
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.op import find
 from castile.planner.search import search
 from castile.planner.searches import mcmc
-from castile.planner.seeds import seeds
 from castile.planner.sketch import sieve
-from castile.planner.spaces import Spaces
 from castile.planner.strategy import encode
-from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 
 # Where messages' latencies rule, of which sketches know least.

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from castile.planner import agenda
 from castile.planner.simulate import simulate
+from castile.planner.simulation import agenda
 from castile.runtime.task import NUM_LANES, Kind, Lane
 from tests import flexflow
 from tests.graphs import Draft, engine_maps, task_graphs, timings

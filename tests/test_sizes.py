@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 from castile.launch import models, optimizers
 from castile.launch.__main__ import main
 from castile.planner import strategy as strategies
-from castile.planner.budget import Budget
+from castile.planner.choices.pins import Pins, parse
 from castile.planner.cost import CostModel
-from castile.planner.evaluator import OBJECTIVES, Evaluator
-from castile.planner.folding import Folding
+from castile.planner.evaluation.budget import Budget
+from castile.planner.evaluation.evaluator import OBJECTIVES, Evaluator
+from castile.planner.evaluation.folding import Folding
+from castile.planner.evaluation.sizes import HOPELESS, SIZES, WORTH, variants
+from castile.planner.families.updates import Updates
+from castile.planner.known.seeds import seed, seeds
 from castile.planner.lower import Lowering
-from castile.planner.pins import Pins, parse
 from castile.planner.search import Run, search
-from castile.planner.seeds import seed, seeds
-from castile.planner.settling import settled, sized
-from castile.planner.sizes import HOPELESS, SIZES, WORTH, variants
+from castile.planner.searching.settling import settled, sized
 from castile.planner.strategy import ORDERS, READY, Strategy
-from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 from tests.answers import answer
 from tests.strategies import machines as drawn_machines

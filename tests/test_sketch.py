@@ -12,22 +12,22 @@ import pytest
 from scipy.stats import kendalltau
 
 from castile.launch import models
+from castile.planner.choices.spaces import Spaces
 from castile.planner.cost import CostModel
-from castile.planner.evaluator import Evaluator
+from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.evaluation.sizes import SIZES
+from castile.planner.families.updates import Updates
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
+from castile.planner.lowering.template import Templates
 from castile.planner.op import find
-from castile.planner.seeds import seeds
-from castile.planner.sizes import SIZES
 from castile.planner.sketch import changes, loops, sweep
 from castile.planner.sketch import sketch as sketches
 from castile.planner.sketch.arrays import Classes
 from castile.planner.sketch.layouts import LayoutTable
 from castile.planner.sketch.sketch import NUM_DRAWS, Sketch
 from castile.planner.sketch.spaces import SpaceTable
-from castile.planner.spaces import Spaces
 from castile.planner.strategy import Config, Strategy, parts
-from castile.planner.template import Templates
-from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 from castile.runtime.machine import Level, Machine, Processor
 

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from castile.launch import models
-from castile.planner import pins
+from castile.planner.choices import pins
+from castile.planner.choices.pins import Pins
+from castile.planner.choices.spaces import Spaces
 from castile.planner.cost import CostModel
+from castile.planner.families.updates import Updates
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.op import find
-from castile.planner.pins import Pins
-from castile.planner.seeds import seeds
 from castile.planner.sketch import sketch as sketches
 from castile.planner.sketch.sketch import NUM_DRAWS, Sketch
-from castile.planner.spaces import Spaces
 from castile.planner.strategy import Names
-from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 from tests.test_models import small
 

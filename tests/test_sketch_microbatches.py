@@ -9,17 +9,17 @@ import pytest
 from scipy.stats import kendalltau
 
 from castile.launch import models
+from castile.planner.choices.spaces import Spaces
 from castile.planner.cost import CostModel
-from castile.planner.evaluator import Evaluator
+from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.families.updates import Updates
+from castile.planner.known.pieces import in_pieces
+from castile.planner.known.seeds import PIPELINE, seeds
 from castile.planner.lower import Lowering
 from castile.planner.op import find
-from castile.planner.pieces import in_pieces
-from castile.planner.seeds import PIPELINE, seeds
 from castile.planner.sketch.sieve import Sieve
 from castile.planner.sketch.sketch import Sketch
-from castile.planner.spaces import Spaces
 from castile.planner.strategy import Config, Strategy
-from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 from tests.test_sketch import LARGE, assert_same, capacity, kept_by, shaken, walked
 

@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from castile.planner.evaluator import Evaluator
+from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.sketch import prices
 from castile.planner.sketch.sketch import Sketch
 from castile.planner.strategy import Config, Strategy

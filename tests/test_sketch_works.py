@@ -13,21 +13,21 @@ import numpy as np
 import pytest
 
 from castile.launch import models
+from castile.planner.choices.space import space_of, splits
+from castile.planner.choices.spaces import Spaces
 from castile.planner.cost import CostModel
+from castile.planner.costs.snapshot import Environment, Measured, snapshot_of
+from castile.planner.families.updates import Updates
 from castile.planner.graph import Node
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
+from castile.planner.lowering.template import Templates
 from castile.planner.op import PASSES, Part, available, find
-from castile.planner.seeds import seeds
 from castile.planner.sketch.layouts import LayoutTable
 from castile.planner.sketch.sketch import Sketch
 from castile.planner.sketch.spaces import SpaceTable
 from castile.planner.sketch.works import Largest
-from castile.planner.snapshot import Environment, Measured, snapshot_of
-from castile.planner.space import space_of, splits
-from castile.planner.spaces import Spaces
 from castile.planner.strategy import Config, parts
-from castile.planner.template import Templates
-from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 from castile.runtime.machine import Machine
 from castile.runtime.timeline import PICOSECONDS

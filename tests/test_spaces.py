@@ -7,13 +7,13 @@ import random
 import pytest
 
 from castile.launch import models
+from castile.planner.choices.space import degrees, free_axes, space_of, splits
+from castile.planner.choices.spaces import Spaces
 from castile.planner.cost import CostModel
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.op import available
-from castile.planner.seeds import seeds
 from castile.planner.sketch.spaces import SpaceTable
-from castile.planner.space import degrees, free_axes, space_of, splits
-from castile.planner.spaces import Spaces
 from castile.planner.strategy import Config
 from castile.runtime import machine as machines
 from tests.op_cases import cases_of

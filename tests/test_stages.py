@@ -13,17 +13,17 @@ import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
-from castile.planner import evaluator
 from castile.planner.cost import CostModel
-from castile.planner.evaluator import Evaluator
+from castile.planner.evaluation import evaluator
+from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.graph import Graph
+from castile.planner.known.pipelines import cut, pipelined
+from castile.planner.known.seeds import data_parallel, seeds
 from castile.planner.lower import Lowering
-from castile.planner.pipelines import cut, pipelined
-from castile.planner.program import COMPUTED_AGAIN, Micro
-from castile.planner.repeats import numbers
+from castile.planner.lowering.stages import depths, stages, waits
 from castile.planner.search import search
-from castile.planner.seeds import data_parallel, seeds
-from castile.planner.stages import depths, stages, waits
+from castile.planner.simulation.repeats import numbers
+from castile.planner.step.program import COMPUTED_AGAIN, Micro
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.machine import Level, Machine, Processor
 from tests.cut_batches import assert_few_say_all, assert_trains_as_the_whole_batch, can_be_cut

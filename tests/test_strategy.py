@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.launch.ranks import is_users_mistake
+from castile.planner.choices.space import space_of
 from castile.planner.graph import Graph
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
-from castile.planner.seeds import seeds
-from castile.planner.space import space_of
 from castile.planner.strategy import (
     ORDERS,
     PATH,

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from castile.launch.checkpoints.manifest import Manifest
-from castile.planner.snapshot import Snapshot
+from castile.planner.costs.snapshot import Snapshot
 from castile.planner.strategy import Strategy
 from castile.runtime import machine
 from castile.runtime.strict import _fields, _structs, convert, hint

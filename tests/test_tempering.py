@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from castile.planner.budget import Budget
 from castile.planner.cost import CostModel
-from castile.planner.crews import Crew, Leg
+from castile.planner.evaluation.budget import Budget
 from castile.planner.graph import Graph
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.search import Evaluated, Evaluator, Run, search
 from castile.planner.searches import tempering
-from castile.planner.seeds import seeds
+from castile.planner.searching.crews import Crew, Leg
 from castile.planner.strategy import Strategy, encode
 from castile.runtime.machine import Level, Machine, Processor
 

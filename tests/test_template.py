@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from castile.launch import models
+from castile.planner.known.seeds import data_parallel
 from castile.planner.lower import Lowering
-from castile.planner.seeds import data_parallel
+from castile.planner.lowering.template import Shared, Templates
 from castile.planner.strategy import Strategy
-from castile.planner.template import Shared, Templates
 from castile.runtime import machine as machines
 from tests.little import drawn
 

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from castile.launch import models
 from castile.launch.pictures import timeline as pictures
+from castile.planner.families.updates import Updates
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.op import find
-from castile.planner.seeds import seeds
 from castile.planner.simulate import simulate
-from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 from castile.runtime import memory
 from castile.runtime.levels import level_name

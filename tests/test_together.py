@@ -15,19 +15,19 @@ from hypothesis import strategies as st
 
 from castile.kernels.table import Table, definitions
 from castile.launch import models, optimizers
-from castile.planner import vocabulary
-from castile.planner.beside import TAKEN
-from castile.planner.contraction import Contraction
+from castile.planner.bodies import vocabulary
 from castile.planner.cost import CostModel
+from castile.planner.costs.snapshot import Environment, Measured, snapshot_of
+from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
+from castile.planner.known.seeds import seed
 from castile.planner.lower import Lowering
+from castile.planner.lowering.contraction import Contraction
+from castile.planner.lowering.together import alike
 from castile.planner.op import Init
-from castile.planner.program import WHOLE_BATCH
-from castile.planner.seeds import seed
-from castile.planner.snapshot import Environment, Measured, snapshot_of
+from castile.planner.step.beside import TAKEN
+from castile.planner.step.program import WHOLE_BATCH
 from castile.planner.strategy import Strategy
-from castile.planner.together import alike
-from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 from castile.runtime.task import Call, CostKey, Kind, TaskGraph
 from tests import device_ranks

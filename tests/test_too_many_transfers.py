@@ -14,21 +14,22 @@ from castile.launch import execution, explain, models, offline, simulate, valida
 from castile.launch.explain import Explain
 from castile.launch.ranks import UserError
 from castile.launch.simulate import Simulate
-from castile.planner import explanation, folding, strategy
+from castile.planner import explanation, strategy
 from castile.planner.alternatives import alternatives, differences, switches
-from castile.planner.budget import Budget
-from castile.planner.contraction import Contracted
 from castile.planner.cost import CostModel
-from castile.planner.evaluator import FOLDED_FROM, Configs, Evaluated, Evaluator
-from castile.planner.folding import MOST_TRANSFERS
+from castile.planner.evaluation import folding
+from castile.planner.evaluation.budget import Budget
+from castile.planner.evaluation.evaluator import FOLDED_FROM, Configs, Evaluated, Evaluator
+from castile.planner.evaluation.folding import MOST_TRANSFERS
+from castile.planner.families.updates import Updates
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
+from castile.planner.lowering.contraction import Contracted
 from castile.planner.op import find
 from castile.planner.search import search
 from castile.planner.searches import reinforce
-from castile.planner.seeds import seeds
-from castile.planner.settling import sized
+from castile.planner.searching.settling import sized
 from castile.planner.strategy import Strategy
-from castile.planner.updates import Updates
 from castile.runtime import machine as presets
 from castile.runtime.transfer import TooManyTransfers
 from tests import little, strategies

@@ -23,10 +23,10 @@ from castile.launch.execution import initial
 from castile.launch.models import parse
 from castile.launch.stopping import Stopping
 from castile.planner import strategy as strategies
+from castile.planner.families.updates import Updates
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.ops.sgd import Sgd
-from castile.planner.seeds import seeds
-from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.region import whole

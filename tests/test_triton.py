@@ -22,7 +22,7 @@ from castile.kernels.form import Refused
 from castile.kernels.table import Table, definitions, forms
 from castile.kernels.triton import launch
 from castile.kernels.triton.views import View, broadcast, nest, ordered, permuted, power_of_two, split, view
-from castile.planner import vocabulary
+from castile.planner.bodies import vocabulary
 from tests.kernel_cases import cases
 from tests.triton_cases import NAMES, fake_plan, results, specs
 

@@ -15,10 +15,10 @@ from castile.kernels.table import Table
 from castile.launch import models, optimizers
 from castile.launch import tuning as jobs
 from castile.planner import rewrite
+from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.strategy import Strategy
-from castile.planner.updates import Updates
 from tests.little import machine
 from tests.strategies import regular, whole_on
 from tests.test_models import scaled

@@ -8,11 +8,11 @@ import numpy as np
 from hypothesis import given, settings
 
 from castile.launch import models
-from castile.planner.compose import compose
 from castile.planner.cost import CostModel
-from castile.planner.evaluator import Evaluator
+from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
-from castile.planner.seeds import seeds
+from castile.planner.lowering.compose import compose
 from castile.runtime import machine
 from castile.runtime.task import NUM_LANES, Kind, TaskGraph
 from tests.test_lower import plans, shared

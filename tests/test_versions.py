@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from castile.planner.program import Flow
+from castile.planner.lowering.versions import Placed, Versions
+from castile.planner.step.program import Flow
 from castile.planner.strategy import Config
-from castile.planner.versions import Placed, Versions
 from castile.runtime.dependence import Contribution, Version, filled, links, version
 from castile.runtime.machine import Machine
 from castile.runtime.region import Box, blocks, intersect, whole

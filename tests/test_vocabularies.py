@@ -8,16 +8,16 @@ import pytest
 from castile.launch import jobs, models
 from castile.planner.axes import parse
 from castile.planner.cost import CostModel
-from castile.planner.evaluator import Evaluator
+from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
+from castile.planner.known.megatron import tensor_cuts
+from castile.planner.known.seeds import known_names, megatron
 from castile.planner.lower import Lowering
-from castile.planner.megatron import tensor_cuts
 from castile.planner.op import available, find
 from castile.planner.ops.cross_entropy import MANY_CLASSES
 from castile.planner.search import search
-from castile.planner.seeds import known_names, megatron
 from castile.planner.strategy import Strategy, parts
-from castile.planner.updates import Updates
 from castile.runtime import machine as machines
 from castile.runtime.machine import Level, Machine, Processor
 from tests.documented import COUNTED

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from castile.planner import vocabulary
+from castile.planner.bodies import vocabulary
+from castile.planner.bodies.vocabulary import Spec, results, workspace
 from castile.planner.shapes.attention import SCORES_CAP
 from castile.planner.shapes.convolution import COLUMNS_CAP
-from castile.planner.vocabulary import Spec, results, workspace
 
 F = "float32"
 WINDOW: dict[str, Any] = {"stride": (1, 1), "pads": (0, 0, 0, 0)}

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from castile.launch import models
 from castile.planner import strategy as strategies
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
-from castile.planner.seeds import seeds
 from castile.runtime import machine as machines
 from castile.runtime import watchdog
 from castile.runtime.comm.base import Aside

@@ -13,7 +13,7 @@ from castile.kernels import choice, tuning
 from castile.kernels.choice import Choice
 from castile.kernels.form import Refused
 from castile.kernels.table import Table
-from castile.planner import vocabulary
+from castile.planner.bodies import vocabulary
 from tests.test_kernels import unwritten
 from tests.triton_cases import NAMES, large, specs
 

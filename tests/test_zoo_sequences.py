@@ -13,10 +13,10 @@ from castile.launch import data, jobs, models, optimizers, weights
 from castile.launch.__main__ import main
 from castile.launch.data import Dataset
 from castile.launch.models.dlrm import FORMS
+from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.op import Tensor
 from castile.planner.strategy import Strategy
-from castile.planner.updates import Updates
 from castile.runtime import machine
 from tests.data_files import everything
 from tests.strategies import regular, whole_on

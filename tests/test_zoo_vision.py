@@ -7,10 +7,10 @@ import pytest
 
 from castile.launch import data, models
 from castile.launch.__main__ import main
+from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.ops.sgd import Sgd
 from castile.planner.strategy import Strategy
-from castile.planner.updates import Updates
 from castile.runtime import machine
 from tests.data_files import everything
 from tests.strategies import regular

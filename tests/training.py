@@ -12,11 +12,11 @@ import numpy as np
 
 from castile.launch.execution import Execution, Prepared, feed_from, prepare
 from castile.planner.cost import CostModel
+from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.ops.sgd import Sgd
 from castile.planner.strategy import Strategy
-from castile.planner.updates import Updates
 from castile.runtime.comm.base import Communicator
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.comm.processors import rank_of

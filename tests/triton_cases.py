@@ -12,8 +12,8 @@ import numpy as np
 
 from castile.kernels.table import definitions, forms
 from castile.kernels.triton.launch import Launch, Plan
-from castile.planner import vocabulary
-from castile.planner.vocabulary import Spec
+from castile.planner.bodies import vocabulary
+from castile.planner.bodies.vocabulary import Spec
 from tests import triton_cases_images, triton_cases_tokens
 from tests.kernel_cases import Case, cases
 from tests.triton_arrays import array, boxed, by_columns, outermost

@@ -18,7 +18,7 @@ from castile.kernels.triton import convolution
 from castile.kernels.triton.launch import Launch, Plan, Room, bound, numbered
 from castile.kernels.triton.lines import Text, text
 from castile.kernels.triton.several import summed
-from castile.planner import vocabulary
+from castile.planner.bodies import vocabulary
 from tests import triton_programs
 from tests.kernel_cases import Case, Draw, cases
 from tests.test_kernels import check, dense, laid_out, outermost, several, stepped, unwritten

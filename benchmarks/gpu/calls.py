@@ -11,8 +11,8 @@ import numpy as np
 from benchmarks.gpu import cases
 from castile.kernels import tuning
 from castile.kernels.table import Table
-from castile.planner import vocabulary
-from castile.planner.vocabulary import Spec
+from castile.planner.bodies import vocabulary
+from castile.planner.bodies.vocabulary import Spec
 
 # Channels of pictures.
 _COLOURS = 3

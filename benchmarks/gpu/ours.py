@@ -28,7 +28,7 @@ from castile.kernels.choice import Array, Choice, wanted_of
 from castile.kernels.cupy import measuring
 from castile.kernels.form import Refused
 from castile.kernels.table import Table
-from castile.planner.vocabulary import Spec
+from castile.planner.bodies.vocabulary import Spec
 
 # Cores that are left to whoever waits for compilers, and to the other side.
 SPARED_CORES = 2

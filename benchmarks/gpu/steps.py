@@ -22,10 +22,10 @@ from castile.launch import jobs, models, progress, tuning
 from castile.launch.execution import Execution, Prepared, feed_from
 from castile.launch.explore import simulated
 from castile.launch.jobs import Job
+from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
+from castile.planner.known.seeds import seeds
 from castile.planner.ops.adamw import AdamW
-from castile.planner.seeds import seeds
-from castile.planner.updates import Updates
 from castile.runtime import rng
 from castile.runtime.region import whole
 

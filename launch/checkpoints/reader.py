@@ -17,7 +17,7 @@ import numpy as np
 from castile.launch.checkpoints import manifest
 from castile.launch.checkpoints.manifest import File, Manifest, Piece
 from castile.launch.ranks import UserError
-from castile.planner.beside import BEGINNINGS, SCALE, STREAK, TAKEN
+from castile.planner.step.beside import BEGINNINGS, SCALE, STREAK, TAKEN
 from castile.runtime.region import Box, Region, contains, intersect, relative, slices, uncovered, whole
 
 # What training in float16 carries besides: whoever goes on in other numbers leaves it, or begins it anew.

@@ -21,8 +21,8 @@ from typing import Any
 
 from castile.launch import settings, theirs
 from castile.planner import rewrite as rewrites
+from castile.planner.bodies.vocabulary import itemsize
 from castile.planner.graph import Graph
-from castile.planner.vocabulary import itemsize
 from castile.runtime.strict import suggestion
 
 # So many bytes of one tensor are a slip of the finger.

@@ -14,7 +14,7 @@ import numpy as np
 from castile.launch import report
 from castile.launch.pictures.drawing import EDGE, GRID, Box, clipped, legend, line, rect, svg, text, ticks
 from castile.planner.alternatives import pattern
-from castile.planner.evaluator import Evaluator
+from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.graph import Node
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.levels import Level

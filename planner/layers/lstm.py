@@ -5,9 +5,9 @@ It does not know what makes the sequence or what is made of it.
 
 from __future__ import annotations
 
+from castile.planner.families.recurrent import shares_of, together
 from castile.planner.graph import Graph
 from castile.planner.op import Tensor
-from castile.planner.recurrent import shares_of, together
 
 State = tuple[Tensor, Tensor]
 

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from castile.planner.families.updates import Optimizer
 from castile.planner.op import Part, Tensor, op
-from castile.planner.updates import Optimizer
 from castile.runtime.region import Box
 
 

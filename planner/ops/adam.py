@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from castile.planner.families.updates import Optimizer
 from castile.planner.op import op
-from castile.planner.updates import Optimizer
 
 
 @op("..., ..., ..., ..., , -> ..., ..., ...", flops_per_point=15, results=("", "mean", "square"))

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
+from castile.planner.families.windows import Sliding, pair
 from castile.planner.op import Part, Tensor, op
-from castile.planner.windows import Sliding, pair
 
 
 @op("b c H! W! -> b c h w")

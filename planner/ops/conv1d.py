@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from castile.planner.convolution import Convolution, check_groups, parameters
+from castile.planner.families.convolution import Convolution, check_groups, parameters
+from castile.planner.families.windows import Pair
 from castile.planner.op import Tensor, op
-from castile.planner.windows import Pair
 
 
 @op("b i L!, *o i r! -> b o l", flops_per_point=2)

@@ -7,9 +7,9 @@ window leaves gaps between what it sees (Yu and Koltun, 2016).
 
 from __future__ import annotations
 
-from castile.planner.convolution import Convolution, check_groups, parameters
+from castile.planner.families.convolution import Convolution, check_groups, parameters
+from castile.planner.families.windows import pair
 from castile.planner.op import Tensor, op
-from castile.planner.windows import pair
 
 
 @op("b i H! W!, *o i r! s! -> b o h w", flops_per_point=2)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from math import prod
 
-from castile.planner.convolution import check_groups, parameters
+from castile.planner.families.convolution import check_groups, parameters
+from castile.planner.families.windows import Pair, pair, reach
 from castile.planner.op import Op, Part, Tensor, op
-from castile.planner.windows import Pair, pair, reach
 from castile.runtime.region import Box
 
 DIMS = (("h", "H", "r"), ("w", "W", "s"))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from castile.planner.families.updates import Optimizer
 from castile.planner.op import op
-from castile.planner.updates import Optimizer
 
 
 @op("..., ..., ..., -> ..., ...", flops_per_point=10, results=("", "mean"))

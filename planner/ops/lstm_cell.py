@@ -7,8 +7,8 @@ own units of all else. It does not know what comes before or after the step.
 
 from __future__ import annotations
 
+from castile.planner.families.recurrent import Cell, cell_operands
 from castile.planner.op import Tensor, op
-from castile.planner.recurrent import Cell, cell_operands
 
 
 @op(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
+from castile.planner.families.reduction import Reduction
 from castile.planner.op import Part, op
-from castile.planner.reduction import Reduction
 
 
 @op("... -> ", flops_per_point=1)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from castile.planner.families.reduction import Reduction
 from castile.planner.op import op
-from castile.planner.reduction import Reduction
 
 
 @op("... -> ", flops_per_point=1)

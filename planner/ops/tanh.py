@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from castile.planner.elementwise import Unary
+from castile.planner.families.elementwise import Unary
 from castile.planner.op import op
 
 

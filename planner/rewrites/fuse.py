@@ -13,13 +13,13 @@ from dataclasses import replace
 
 import msgspec
 
-from castile.planner.fusing import is_line
+from castile.planner.bodies.fusing import is_line
+from castile.planner.bodies.trace import record
+from castile.planner.bodies.vocabulary import Spec
 from castile.planner.graph import Graph, Node, laid
 from castile.planner.op import Op
 from castile.planner.ops.channel_bias import ChannelBias
 from castile.planner.ops.fused import Fused, Member
-from castile.planner.trace import record
-from castile.planner.vocabulary import Spec
 
 # Operators of which a third operand is a bias of channels, added in a call of its own.
 BIASED = ("conv1d", "conv2d", "conv_transpose2d")

@@ -11,8 +11,8 @@ from pkgutil import iter_modules
 from types import ModuleType
 from typing import ClassVar, Protocol, TypeVar
 
+from castile.planner.known.seeds import known_names
 from castile.planner.lower import Lowering
-from castile.planner.seeds import known_names
 from castile.runtime.strict import suggestion
 
 T = TypeVar("T", covariant=True)

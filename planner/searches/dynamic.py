@@ -17,12 +17,12 @@ from math import prod
 
 import numpy as np
 
-from castile.planner.additive import Additive
-from castile.planner.elimination import Scope, elimination, filled, minimise
-from castile.planner.missing import least
-from castile.planner.moves import groups_of
+from castile.planner.bounds.additive import Additive
+from castile.planner.bounds.elimination import Scope, elimination, filled, minimise
+from castile.planner.bounds.missing import least
+from castile.planner.choices.moves import groups_of
+from castile.planner.choices.space import Space
 from castile.planner.search import Run
-from castile.planner.space import Space
 from castile.planner.strategy import Config
 
 BUDGET = "100"

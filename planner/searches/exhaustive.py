@@ -10,9 +10,9 @@ from math import inf, log10, prod
 
 import numpy as np
 
-from castile.planner.additive import Additive
-from castile.planner.ladder import Ladder
-from castile.planner.relaxed import Relaxed
+from castile.planner.bounds.additive import Additive
+from castile.planner.bounds.ladder import Ladder
+from castile.planner.bounds.relaxed import Relaxed
 from castile.planner.search import Run
 from castile.runtime.timeline import PICOSECONDS
 

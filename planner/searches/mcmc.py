@@ -14,15 +14,15 @@ import random
 from collections.abc import Container, Mapping
 from typing import NamedTuple
 
-from castile.planner.budget import Budget
-from castile.planner.evaluator import Evaluated, Evaluator
-from castile.planner.moves import Moves
-from castile.planner.pieces import in_pieces
+from castile.planner.choices.moves import Moves
+from castile.planner.evaluation.budget import Budget
+from castile.planner.evaluation.evaluator import Evaluated, Evaluator
+from castile.planner.known.pieces import in_pieces
 from castile.planner.search import Run
+from castile.planner.searching.walks import walk
 from castile.planner.sketch.chains import TEMPERATURE, Chain, Chains
 from castile.planner.sketch.sieve import Sieve, num_parts
 from castile.planner.strategy import Config, Strategy
-from castile.planner.walks import walk
 
 BUDGET = "20000"
 # As TEMPERATURE, for plans that are good already.

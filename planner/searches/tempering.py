@@ -1,8 +1,9 @@
 """Parallel tempering: walks at several temperatures, of which the colder take over what the hotter come upon.
 
 After Swendsen, Wang, "Replica Monte Carlo Simulation of Spin-Glasses", Physical Review Letters 57, 1986, with
-temperatures relative to the best plan's own time. Walks may go on in processes of their own (`planner/crews`); what is
-found does not depend on how many. It does not know what a step takes, nor which moves there are.
+temperatures relative to the best plan's own time. Walks may go on in processes of their own
+(`planner/searching/crews`); what is found does not depend on how many. It does not know what a step takes, nor which
+moves there are.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import math
 from collections.abc import Callable
 from itertools import pairwise
 
-from castile.planner.crews import Crew, Leg, Walked
 from castile.planner.search import Evaluated, Run
+from castile.planner.searching.crews import Crew, Leg, Walked
 
 BUDGET = "4000"
 # Of the best plan's own time: what a walk's plans may take longer and still be kept with probability 1/e.

@@ -3,8 +3,8 @@
 from math import prod
 from typing import Any
 
+from castile.planner.bodies.vocabulary import Results, Shape, Spec, kernel, like, need, same
 from castile.planner.shapes.elementwise import pointwise
-from castile.planner.vocabulary import Results, Shape, Spec, kernel, like, need, same
 
 
 def _contract_working(outs: Results, accumulate: bool, spec: str, *xs: Spec) -> int:

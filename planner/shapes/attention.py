@@ -1,6 +1,6 @@
 """What kernels of attention give, work in and refuse."""
 
-from castile.planner.vocabulary import Results, Spec, kernel, like, need, round_up, same, wide
+from castile.planner.bodies.vocabulary import Results, Spec, kernel, like, need, round_up, same, wide
 
 SCORES_CAP = 1 << 19
 

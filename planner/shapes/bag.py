@@ -1,7 +1,7 @@
 """What kernels of bags of embeddings give, work in and refuse."""
 
+from castile.planner.bodies.vocabulary import Results, Spec, integers, kernel, need, same
 from castile.planner.shapes.embedding import within
-from castile.planner.vocabulary import Results, Spec, integers, kernel, need, same
 
 
 @kernel()

@@ -1,7 +1,7 @@
 """What kernels of batch normalisation give, work in and refuse."""
 
+from castile.planner.bodies.vocabulary import Results, Spec, kernel, like, need, wide
 from castile.planner.shapes.elementwise import pointwise
-from castile.planner.vocabulary import Results, Spec, kernel, like, need, wide
 
 WIDE = "float64"
 

@@ -2,8 +2,8 @@
 
 from math import prod
 
+from castile.planner.bodies.vocabulary import Results, Spec, kernel, need
 from castile.planner.shapes.elementwise import pointwise
-from castile.planner.vocabulary import Results, Spec, kernel, need
 
 
 @kernel(adds=True)

@@ -1,6 +1,6 @@
 """What kernels of clipping by the global norm give, work in and refuse."""
 
-from castile.planner.vocabulary import Results, Spec, kernel, like, need, same, total
+from castile.planner.bodies.vocabulary import Results, Spec, kernel, like, need, same, total
 
 
 @kernel(adds=True, sums=True)

@@ -3,7 +3,19 @@
 from math import prod
 from typing import Any
 
-from castile.planner.vocabulary import Pads, Pair, Results, Shape, Spec, kernel, like, need, round_up, same, there
+from castile.planner.bodies.vocabulary import (
+    Pads,
+    Pair,
+    Results,
+    Shape,
+    Spec,
+    kernel,
+    like,
+    need,
+    round_up,
+    same,
+    there,
+)
 
 # Bytes of padded copies of images that are worked on at once: half of a second-level cache.
 COLUMNS_CAP = 1 << 19

@@ -1,6 +1,6 @@
 """What the kernel of dropout gives, works in and refuses."""
 
-from castile.planner.vocabulary import Results, Shape, Spec, integers, kernel, need, same
+from castile.planner.bodies.vocabulary import Results, Shape, Spec, integers, kernel, need, same
 
 
 @kernel(adds=True)

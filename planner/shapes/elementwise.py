@@ -3,7 +3,7 @@
 import ast
 from functools import cache
 
-from castile.planner.vocabulary import Results, Shape, Spec, computed, kernel, need
+from castile.planner.bodies.vocabulary import Results, Shape, Spec, computed, kernel, need
 
 # What a line may call.
 FUNCTIONS = ("abs", "exp", "expm1", "log", "log1p", "maximum", "minimum", "sigmoid", "sqrt", "tanh", "where")

@@ -1,6 +1,6 @@
 """What kernels of embeddings give, work in and refuse."""
 
-from castile.planner.vocabulary import Results, Spec, integers, kernel, need, same
+from castile.planner.bodies.vocabulary import Results, Spec, integers, kernel, need, same
 
 
 @kernel()

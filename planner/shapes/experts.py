@@ -1,6 +1,6 @@
 """What kernels of mixtures of experts give, work in and refuse."""
 
-from castile.planner.vocabulary import Results, Spec, integers, kernel, need, same
+from castile.planner.bodies.vocabulary import Results, Spec, integers, kernel, need, same
 
 
 def _queue_working(outs: Results, accumulate: bool, experts: Spec, *, num_experts: int, capacity: int) -> int:

@@ -2,7 +2,7 @@
 
 from math import prod
 
-from castile.planner.vocabulary import Results, Shape, Spec, kernel, need, same
+from castile.planner.bodies.vocabulary import Results, Shape, Spec, kernel, need, same
 
 
 @kernel(adds=True)

@@ -1,6 +1,6 @@
 """What kernels of losses give, work in and refuse."""
 
-from castile.planner.vocabulary import Results, Spec, integers, kernel, like, same, total, wide
+from castile.planner.bodies.vocabulary import Results, Spec, integers, kernel, like, same, total, wide
 
 
 @kernel()

@@ -1,6 +1,6 @@
 """What kernels of normalisations give, work in and refuse."""
 
-from castile.planner.vocabulary import Results, Spec, kernel, like, need, there, wide
+from castile.planner.bodies.vocabulary import Results, Spec, kernel, like, need, there, wide
 
 
 @kernel()

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from math import prod
 
-from castile.planner.vocabulary import ALIGNMENT, Results, Spec, kernel, like, need
+from castile.planner.bodies.vocabulary import ALIGNMENT, Results, Spec, kernel, like, need
 
 
 @kernel(many=True)

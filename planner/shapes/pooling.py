@@ -1,7 +1,7 @@
 """What kernels of pooling give, work in and refuse."""
 
+from castile.planner.bodies.vocabulary import Pads, Pair, Results, Shape, Spec, kernel, like, need, same
 from castile.planner.shapes.convolution import four, windows
-from castile.planner.vocabulary import Pads, Pair, Results, Shape, Spec, kernel, like, need, same
 
 
 @kernel()

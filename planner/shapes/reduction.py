@@ -1,7 +1,7 @@
 """What kernels that take sums and maxima over dims give, and what the way back gives; what they refuse."""
 
+from castile.planner.bodies.vocabulary import Results, Shape, Spec, kernel, need, total
 from castile.planner.shapes.elementwise import pointwise
-from castile.planner.vocabulary import Results, Shape, Spec, kernel, need, total
 
 
 @kernel(adds=True, casts=True)

@@ -1,6 +1,6 @@
 """What kernels of rotary position embeddings give, work in and refuse."""
 
-from castile.planner.vocabulary import Results, Spec, kernel, need, round_up
+from castile.planner.bodies.vocabulary import Results, Spec, kernel, need, round_up
 
 
 def _angles_bytes(x: Spec, heads: int) -> int:

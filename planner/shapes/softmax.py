@@ -1,6 +1,6 @@
 """What kernels of the softmax give, work in and refuse."""
 
-from castile.planner.vocabulary import Results, Spec, kernel, like, need
+from castile.planner.bodies.vocabulary import Results, Spec, kernel, like, need
 
 
 @kernel()

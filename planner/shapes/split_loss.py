@@ -1,6 +1,6 @@
 """What kernels of a cross-entropy over blocks of classes give, work in and refuse."""
 
-from castile.planner.vocabulary import Results, Spec, integers, kernel, like, need, same, wide
+from castile.planner.bodies.vocabulary import Results, Spec, integers, kernel, like, need, same, wide
 
 
 @kernel()

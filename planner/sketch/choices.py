@@ -1,4 +1,4 @@
-"""What a walk may change: as `planner/moves` does, in groups whose nodes have one space.
+"""What a walk may change: as `planner/choices/moves` does, in groups whose nodes have one space.
 
 It does not know what changes are made, nor what they cost.
 """
@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from castile.planner.choices.moves import groups_of
+from castile.planner.choices.neighbours import neighbours_of
 from castile.planner.lower import Lowering
-from castile.planner.moves import groups_of
-from castile.planner.neighbours import neighbours_of
-from castile.planner.rows import numbered, pointer
+from castile.planner.lowering.rows import numbered, pointer
 from castile.planner.sketch.arrays import Choices
 from castile.planner.sketch.changes import NUM_TURNS
 from castile.planner.sketch.spaces import SpaceTable

@@ -23,7 +23,7 @@ def classed(side, classes):  # type: ignore[no-untyped-def]
 
 
 def staged(side, plan, program, spaces, classes, room):  # type: ignore[no-untyped-def]
-    """Find how many stages a plan has (`planner/stages`); one where the batch is not cut into microbatches."""
+    """Find how many stages a plan has (`planner/lowering/stages`); one where the batch is not cut into microbatches."""
     room.num_stages[1], num_first = 1, classes.num_first[side]
     if program.turns[1] == len(program.node) or num_first == 1:
         return

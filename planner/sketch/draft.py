@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from castile.planner.additive import Additive
+from castile.planner.bounds.additive import Additive
 from castile.planner.graph import Node
-from castile.planner.program import Step
-from castile.planner.rows import numbered, pointer
+from castile.planner.lowering.rows import numbered, pointer
 from castile.planner.sketch.arrays import Program
 from castile.planner.sketch.layouts import LayoutTable
 from castile.planner.sketch.order import joined, ordered
 from castile.planner.sketch.works import param_of
+from castile.planner.step.program import Step
 from castile.planner.strategy import parts
 
 NONE = -1

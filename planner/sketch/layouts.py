@@ -14,9 +14,9 @@ import numpy as np
 
 from castile.planner.axes import Operand
 from castile.planner.graph import Node
+from castile.planner.lowering.many import Pairs, all_blocks, asked, in_turn
 from castile.planner.op import Part
 from castile.planner.sketch.arrays import Layouts
-from castile.planner.sketch.many import Pairs, all_blocks, asked, in_turn
 from castile.planner.sketch.prices import MOST_DIMS
 from castile.planner.sketch.spaces import SpaceTable
 from castile.runtime.region import Box

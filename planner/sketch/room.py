@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from castile.planner.rows import pointer, runs
+from castile.planner.lowering.rows import pointer, runs
 from castile.planner.sketch.arrays import Classes, Log, Program, Room, Spaces, Uses
 from castile.planner.sketch.prices import MOST_DIMS
 from castile.planner.sketch.sweep import STRIDE

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from castile.planner.budget import Budget
-from castile.planner.evaluator import PENALTY, Evaluator
-from castile.planner.pieces import in_pieces
+from castile.planner.choices.spaces import Spaces
+from castile.planner.evaluation.budget import Budget
+from castile.planner.evaluation.evaluator import PENALTY, Evaluator
+from castile.planner.known.pieces import in_pieces
 from castile.planner.sketch.sketch import Sketch
-from castile.planner.spaces import Spaces
 from castile.planner.strategy import Config, Strategy
 
 # A search of fewer proposals does without sketches, as compiling them takes longer than it, unless plans have so many

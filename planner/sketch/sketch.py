@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from castile.planner.additive import Additive
+from castile.planner.bounds.additive import Additive
+from castile.planner.choices.space import Space
 from castile.planner.cost import CostModel
-from castile.planner.evaluator import PENALTY
+from castile.planner.evaluation.evaluator import PENALTY
 from castile.planner.lower import Lowering, uncollected
-from castile.planner.rows import pointer, runs
+from castile.planner.lowering.rows import pointer, runs
 from castile.planner.sketch import changes, classes, loops, prices, sweep
 from castile.planner.sketch.arrays import RECORDS, Links, Prices
 from castile.planner.sketch.choices import choices_of
@@ -28,7 +29,6 @@ from castile.planner.sketch.layouts import LayoutTable
 from castile.planner.sketch.room import classes_for, log_for, room_for, uses_of
 from castile.planner.sketch.spaces import SpaceTable
 from castile.planner.sketch.works import Largest, Works
-from castile.planner.space import Space
 from castile.planner.strategy import Config
 from castile.runtime.compiled import assembled, can_compile
 from castile.runtime.task import CostKey
@@ -160,7 +160,7 @@ class Sketch:
         return {name: self.table.config(k, c) for name, k, c in rows}
 
     def update(self, in_pieces: bool) -> None:
-        """From now on plans keep what they do with their updates in pieces (`planner/pieces`), or whole as at first."""
+        """From now on plans keep what they do with their updates in pieces (`known/pieces`), or whole as at first."""
         self.prices = self.prices._replace(nbytes=self._nbytes[int(in_pieces)])
 
     def join(self, together: bool) -> None:

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from castile.planner.choices.space import Placement, Space
 from castile.planner.graph import Node
-from castile.planner.rows import pointer, runs
+from castile.planner.lowering.rows import pointer, runs
 from castile.planner.sketch.arrays import Spaces
-from castile.planner.space import Placement, Space
 from castile.planner.strategy import Config
 
 # Sums of as many salts as there are names in a plan fit into 64 bits.

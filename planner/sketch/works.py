@@ -16,18 +16,18 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from castile.planner.bodies.vocabulary import Spec
 from castile.planner.cost import CostModel
 from castile.planner.graph import Node
 from castile.planner.lower import Lowering
+from castile.planner.lowering.many import Cut, asked
+from castile.planner.lowering.recordings import Recorder
+from castile.planner.lowering.rows import pointer
+from castile.planner.lowering.template import Asked, priced
 from castile.planner.op import Op, Part
-from castile.planner.program import FETCHED, GRADIENT, Program, Step
-from castile.planner.recordings import Recorder
-from castile.planner.rows import pointer
 from castile.planner.sketch.layouts import seen
-from castile.planner.sketch.many import Cut, asked
+from castile.planner.step.program import FETCHED, GRADIENT, Program, Step
 from castile.planner.strategy import parts
-from castile.planner.template import Asked, priced
-from castile.planner.vocabulary import Spec
 from castile.runtime.task import CostKey
 from castile.runtime.timeline import PICOSECONDS
 

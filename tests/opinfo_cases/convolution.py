@@ -1,9 +1,9 @@
 """PyTorch's samples read as operators: convolution."""
 
+from castile.planner.families.windows import pair
 from castile.planner.ops.conv1d import Conv1d
 from castile.planner.ops.conv2d import Conv2d
 from castile.planner.ops.conv_transpose2d import ConvTranspose2d
-from castile.planner.windows import pair
 from tests.opinfo_cases import Read, Skip, same, torch_name
 
 

@@ -1,8 +1,8 @@
 """PyTorch's samples read as operators: pooling."""
 
+from castile.planner.families.windows import pair
 from castile.planner.ops.avg_pool2d import AvgPool2d
 from castile.planner.ops.max_pool2d import MaxPool2d
-from castile.planner.windows import pair
 from tests.opinfo_cases import Read, refuse, same, torch_name
 
 WITHOUT = {"global_pool": "no sample of PyTorch's adaptive pooling asks for a single place"}

@@ -1,0 +1,1 @@
+"""Bounds: what no plan can be below, and the additive model that has an exact optimum."""

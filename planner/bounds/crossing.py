@@ -1,0 +1,56 @@
+"""A flow's transfers between known layouts, as rows of a longest path: what follows what, and which engines are busy.
+
+It does not know when the passes begin, nor what else the engines do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from castile.planner.bounds.additive import Additive
+from castile.planner.lowering.instances import HOST, PATTERN, flow_instance
+from castile.planner.step.program import Flow
+from castile.planner.strategy import Config
+from castile.runtime.task import NUM_LANES
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """The transfers of one flow: numbered from 0, among tasks (slot, number) of passes.
+
+    rows      [E, 4] (slot, task) before (slot, task), PATTERN for a transfer's slot; each row after those that it needs
+    lasts     picoseconds of each transfer
+    uses      [U, 2] (transfer, processor * NUM_LANES + engine) for each engine that one occupies
+    slot      the pass that the transfers follow
+    """
+
+    rows: np.ndarray
+    lasts: np.ndarray
+    uses: np.ndarray
+    slot: int
+
+
+def crossing(model: Additive, flow: Flow, configs: Mapping[str, Config]) -> Crossing:
+    """Analyse a flow whose users all have a Config."""
+    version, procs = model.version(flow, model.made(flow, configs), model.read(flow, configs))
+    ports = ((flow.producers, True), (flow.readers, False), (flow.overwriters, True))
+    placed = [[model.placed(slot, port, output, configs) for slot, port in of] for of, output in ports]
+    found = flow_instance(flow, version, procs, *placed)
+    edges = version.edges[np.argsort(version.edges[:, 1], kind="stable")]
+    before, after = edges.T
+    rows = np.stack(
+        [found.port_step[before], found.port_task[before], found.port_step[after], found.port_task[after]], 1
+    )
+    real = (rows[:, 0] != HOST) & (rows[:, 2] != HOST)
+    # From task to task of passes nothing moves; of two ports of one task neither waits for the other.
+    real &= (rows[:, 0] != rows[:, 2]) | (rows[:, 1] != rows[:, 3])
+    counts, lanes = found.lanes
+    engines = np.array(model.lowering.machine.engines, np.int64)
+    columns = lanes // NUM_LANES * NUM_LANES + engines[lanes % NUM_LANES]
+    uses = np.unique(np.stack([np.repeat(np.arange(len(counts)), counts), columns], 1), axis=0)
+    assert PATTERN < 0
+    firsts = lanes[np.cumsum(counts) - counts] // NUM_LANES
+    return Crossing(rows[real], model.prices(found.keys, firsts.tolist()), uses, found.slot)

@@ -1,0 +1,255 @@
+"""Lower bounds: seconds below which no plan of a graph on a machine can be, so that a plan can say how good it is.
+
+They do not know transfers, which only make a step longer, nor any plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+import msgspec
+import numpy as np
+
+from castile.planner.axes import Operand
+from castile.planner.choices.space import space_of
+from castile.planner.cost import CostModel
+from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.lower import Lowering
+from castile.planner.lowering.recordings import place_counts
+from castile.planner.lowering.template import StepTemplate
+from castile.planner.lowering.together import only_call
+from castile.planner.op import Op, Part
+from castile.planner.step.program import Port, Program, Step
+from castile.runtime.machine import Machine, Processor
+from castile.runtime.timeline import PICOSECONDS
+
+# With measured prices every split is priced; where all together have more parts than this, there is no bound.
+MOST_PARTS = 20_000
+# Of many microbatches the passes of so few are looked at.
+FEWEST = 2
+
+
+@dataclass(frozen=True)
+class Bound:
+    """No plan takes less than either.
+
+    work_seconds    every pass cut so that all its parts together take least, spread evenly over all processors
+    chain_seconds   the longest chain of passes that need each other, of each the part that takes least
+    """
+
+    work_seconds: float
+    chain_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        return max(self.work_seconds, self.chain_seconds)
+
+    def gap(self, seconds: float) -> float:
+        """By which share a plan's step is longer than the bound: how much a better plan could gain at the very most."""
+        return seconds / self.seconds - 1
+
+
+@dataclass(frozen=True)
+class Least:
+    """Picoseconds of a pass: of all its parts together, and of any one of them, under the split that is best for it."""
+
+    total: int
+    part: int
+
+
+def lower_bound(evaluator: Evaluator, most_parts: int | None = None) -> Bound | None:
+    """What no plan beats in which no pass has more than `most_parts` parts: as many as there are processors.
+
+    By the machine's figures the least of a pass follows from its whole, for any split; where prices were measured, or
+    learned from measurements, work is not conserved across splits, so that all splits which a search considers are
+    priced (as on unbroken arrays). None where these are too many.
+    """
+    lowering = evaluator.lowering
+    # Microbatches do the same work and none needs another.
+    program = lowering.shortened(FEWEST).program(lowering.plan({}))
+    most_parts = most_parts or lowering.machine.num_procs
+    is_measured = bool(evaluator.cost_snapshot)
+    if is_measured and _num_parts(program, most_parts) > MOST_PARTS:
+        return None
+    known = (_BySplits if is_measured else _ByFigures)(lowering, program, evaluator.cost, most_parts)
+    work = sum(step.micro.times * known.of(step).total for step in program.steps) / lowering.machine.num_procs
+    return Bound(work / PICOSECONDS, _longest_chain(program, known) / PICOSECONDS)
+
+
+def _num_parts(program: Program, most_parts: int) -> int:
+    """The parts of all splits of all passes that differ."""
+    kinds = {(s.node.op, tuple(s.node.alignment.extents.items()), s.which): s.node for s in program.steps}
+    return sum(prod(split.values()) for node in kinds.values() for split in space_of(node, most_parts).splits)
+
+
+class _Known:
+    """The least of each pass, found once for all that have the same template; a base of two ways to find it."""
+
+    def __init__(self, lowering: Lowering, program: Program, cost: CostModel, most_parts: int) -> None:
+        self.lowering, self.cost, self.most_parts = lowering, cost, most_parts
+        self.dtypes = program.dtypes.__getitem__
+        self._found: dict[StepTemplate, Least] = {}
+
+    def of(self, step: Step) -> Least:
+        whole = self.template(step, {})
+        if whole not in self._found:
+            self._found[whole] = self.find(step, whole)
+        return self._found[whole]
+
+    def template(self, step: Step, split: dict[str, int]) -> StepTemplate:
+        return self.lowering.templates.get(step, split, self.dtypes)
+
+    def find(self, step: Step, whole: StepTemplate) -> Least:
+        raise NotImplementedError
+
+
+class _BySplits(_Known):
+    """By pricing every part of every split."""
+
+    def find(self, step: Step, whole: StepTemplate) -> Least:
+        if only_call(whole.part(0).work) is not None:
+            # What it takes as one of several in a task was not measured.
+            return Least(0, 0)
+        each = [
+            self._prices(step, split) for split in space_of(step.node, self.most_parts).splits if _fits(step, split)
+        ]
+        return Least(min(int(prices.sum()) for prices in each), min(int(prices.min()) for prices in each))
+
+    def _prices(self, step: Step, split: dict[str, int]) -> np.ndarray:
+        """Of each part on the kind of processor that is best at it."""
+        keys, of_part = self.template(step, split).does.keys
+        kinds = range(len(self.lowering.machine.kinds))
+        return np.min([self.cost.picoseconds(keys, kind) for kind in kinds], axis=0)[of_part]
+
+
+class _ByFigures(_Known):
+    """By the work of the whole and the smallest share of it that a part can have, on the best of all processors."""
+
+    def __init__(self, lowering: Lowering, program: Program, cost: CostModel, most_parts: int) -> None:
+        best = _best(lowering.machine.processors)
+        super().__init__(lowering, program, CostModel(Machine("best", (best,), ())), most_parts)
+        # A task that stands for several has its overhead once.
+        self._shared = CostModel(Machine("best", (msgspec.structs.replace(best, task_overhead_seconds=0.0),), ()))
+
+    def find(self, step: Step, whole: StepTemplate) -> Least:
+        key = whole.part(0).key
+        nbytes = self._bytes(step, whole)
+        share = _density(step) * _smallest_share(tuple(sorted(_free(step).values())), self.most_parts)
+        # Operations and picoseconds of each part and of the whole are rounded, by a half at most.
+        rounding = self.most_parts - 1
+        total = msgspec.structs.replace(key, flops=max(0, key.flops - rounding), nbytes=sum(size for size, _ in nbytes))
+        part = msgspec.structs.replace(
+            key, flops=max(0, int(key.flops * share) - 1), nbytes=sum(least for _, least in nbytes)
+        )
+        cost = self.cost if only_call(whole.part(0).work) is None else self._shared
+        together, alone = cost.picoseconds([total, part]).tolist()
+        return Least(max(1, together - rounding), alone)
+
+    def _bytes(self, step: Step, whole: StepTemplate) -> list[tuple[int, int]]:
+        """Of each port that every split touches at least as much: the bytes of the whole, the least of a part."""
+        free, piece = _free(step), whole.part(0)
+        # A body that asks which part it computes may leave an operand to others.
+        every = not place_counts(step)
+        found = []
+        for port, box in zip((*step.inputs, *step.outputs), (*piece.inputs, *piece.outputs), strict=True):
+            # Where a hook says what is read, parts may leave gaps between them.
+            if box is None or _is_hooked(step, port):
+                continue
+            axes = tuple(sorted(free[axis] for axis in _operand(step, port).axes if axis in free))
+            size = box.volume * np.dtype(self.dtypes(port.region)).itemsize
+            found.append((size, int(size * _smallest_share(axes, self.most_parts)) if every else 0))
+        return found
+
+
+def _longest_chain(program: Program, known: _Known) -> int:
+    """Picoseconds until the last pass can have ended, where of each pass that it needs one part must have."""
+    producers = {flow.region: (prod(flow.shape), flow.producers) for flow in program.flows}
+    ends: list[int] = []
+    for step in program.steps:
+        piece, begin = known.template(step, {}).part(0), 0
+        for port, box in zip(step.inputs, piece.inputs, strict=True):
+            if box is None or not _is_always_read(step, port):
+                continue
+            volume, made = producers[port.region]
+            for slot, number in made:
+                written = known.template(program.steps[slot], {}).part(0).outputs[number]
+                # Whatever is read of a region is there when all have ended that write the whole of it, in parts or not.
+                if written is not None and written.volume == volume:
+                    begin = max(begin, ends[slot])
+        ends.append(begin + known.of(step).part)
+    return max(ends, default=0)
+
+
+def _is_hooked(step: Step, port: Port) -> bool:
+    """Whether the operator's own hook, not its axis line, says which box a part touches."""
+    return port.of_operand and type(step.node.op).reads is not Op.reads and not _operand(step, port).param
+
+
+def _is_always_read(step: Step, port: Port) -> bool:
+    """Whether every part, however small, reads something through a port: so the first and the last of each axis do."""
+    # What is added to only the first of those read that give the same piece.
+    if _operand(step, port).param or port.role == "onto":
+        return False
+    if not _is_hooked(step, port):
+        return True
+    whole = step.node.whole()
+    ends = [(axis, at) for axis, extent in _free(step).items() for at in (0, extent - 1)]
+    slices = (Part(whole.op, whole.alignment, {**whole.ranges, axis: (at, at + 1)}) for axis, at in ends)
+    return all(piece.reads(port.index).volume > 0 for piece in slices)
+
+
+def _density(step: Step) -> float:
+    """The least operations of a point over the mean of all, where operations grow or fall along an axis."""
+    op, whole = step.node.op, step.node.whole()
+    total, density = op.flops(step.which, whole), 1.0
+    if type(op).flops is Op.flops or total <= 0:
+        return density
+    for axis in _free(step):
+        extent = whole.extent(axis)
+        ends = (Part(op, whole.alignment, {**whole.ranges, axis: (at, at + 1)}) for at in (0, extent - 1))
+        density *= min(1.0, min(op.flops(step.which, piece) for piece in ends) * extent / total)
+    return density
+
+
+def _free(step: Step) -> dict[str, int]:
+    """The axes of a pass that may be cut, with their extents in one microbatch."""
+    a = step.node.alignment
+    extents = {axis: n // step.micro.count if axis == step.axis else n for axis, n in a.extents.items()}
+    return {axis: extents[axis] for axis in a.axes if axis not in a.frozen and extents[axis] > 1}
+
+
+def _fits(step: Step, split: dict[str, int]) -> bool:
+    return all(degree <= _free(step).get(axis, 1) for axis, degree in split.items())
+
+
+def _operand(step: Step, port: Port) -> Operand:
+    a = step.node.alignment
+    return (a.operands if port.of_operand else a.results)[port.index]
+
+
+def _best(processors: Sequence[Processor]) -> Processor:
+    """A processor that does anything at least as fast as any of these."""
+    return Processor(
+        "best",
+        flops_per_second=max(p.flops_per_second for p in processors),
+        bytes_per_second=max(p.bytes_per_second for p in processors),
+        memory_bytes=max(p.memory_bytes for p in processors),
+        task_overhead_seconds=min(p.task_overhead_seconds for p in processors),
+        float16_flops_per_second=max(p.flops_rate("float16") for p in processors),
+        float64_flops_per_second=max(p.flops_rate("float64") for p in processors),
+    )
+
+
+@lru_cache(maxsize=65536)
+def _smallest_share(extents: tuple[int, ...], num_parts: int) -> float:
+    """The least share of all points that one of at most so many parts can have; blocks differ by one element."""
+    if not extents:
+        return 1.0
+    extent, others = extents[0], extents[1:]
+    # Of the degrees that leave the other axes as many parts the largest has the smallest block.
+    lefts = {num_parts // degree for degree in range(1, min(extent, num_parts) + 1)}
+    degrees = {min(extent, num_parts // left) for left in lefts}
+    return min(extent // degree / extent * _smallest_share(others, num_parts // degree) for degree in degrees)

@@ -1,0 +1,1 @@
+"""Costs: what collectives take by which algorithm, and what was measured, kept and learned."""

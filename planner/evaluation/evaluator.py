@@ -1,0 +1,338 @@
+"""Evaluation: what a plan is worth, by simulation, in time and memory.
+
+It does not know how plans are found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+
+from castile.planner.cost import CostModel
+from castile.planner.costs import snapshot as snapshots
+from castile.planner.costs.snapshot import Snapshot
+from castile.planner.evaluation.folding import Folded, Folding, expand, timed
+from castile.planner.lower import Lowering
+from castile.planner.simulate import Simulated
+from castile.planner.simulation import ordering, repeats
+from castile.planner.step.program import Program, Step
+from castile.planner.strategy import READY, Config, Strategy
+from castile.runtime import memory
+from castile.runtime.strict import suggestion
+from castile.runtime.task import CostKey, Kind, TaskGraph
+from castile.runtime.timeline import PICOSECONDS
+
+# A plan that needs a hundredth more memory than there is counts as one that takes twice as long.
+PENALTY = 100.0
+
+# From so many processors on a plan is evaluated through one of each role.
+FOLDED_FROM = 64
+
+# What a search makes small: seconds of a training step, seconds of a forward pass, or bytes of the fullest processor.
+OBJECTIVES = ("time", "latency", "memory")
+
+Configs = Mapping[str, Config]
+Key = tuple[int, int, str, frozenset[str], frozenset[tuple[str, Config]]]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What the simulator says of a plan.
+
+    seconds       of a step
+    peak_bytes    of each processor: the most that live at one time, which no arena can undercut
+    moved_bytes   over links between processors in a step, all together
+    overflow      by which share the fullest processor exceeds its memory; 0 where the plan fits
+    objective     by what it is ranked: "time", "latency" (seconds both) or "memory"
+    """
+
+    strategy: Strategy
+    seconds: float
+    peak_bytes: tuple[int, ...]
+    moved_bytes: int
+    overflow: float
+    objective: str = "time"
+
+    @property
+    def fits(self) -> bool:
+        return self.overflow == 0
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """Plans that fit come first, by their objective; then the others, by how much they exceed memory."""
+        if self.objective == "memory":
+            return (self.overflow, max(self.peak_bytes), self.seconds)
+        return (self.overflow, self.seconds, max(self.peak_bytes))
+
+    @property
+    def energy(self) -> float:
+        """Seconds or bytes, and for a plan that does not fit a penalty that leads back to those that do."""
+        worth = max(self.peak_bytes) if self.objective == "memory" else self.seconds
+        return worth * (1 + PENALTY * self.overflow)
+
+
+@dataclass(frozen=True, eq=False)
+class _Seen:
+    """A plan that was simulated: its tasks, folded where that is how plans are evaluated, and when they would run.
+
+    shown      how many of its microbatches were written out
+    count[T]   for how many tasks of the whole graph each stands
+    seconds, peak_bytes   of the whole step
+    """
+
+    key: Key
+    shown: int
+    folded: Folded | None
+    tasks: TaskGraph
+    simulated: Simulated
+    count: np.ndarray
+    seconds: float
+    peak_bytes: np.ndarray
+
+    @property
+    def is_short(self) -> bool:
+        """Whether these are not all."""
+        return self.shown < self.key[0]
+
+
+class Evaluator:
+    """Lowers and simulates plans of one graph on one machine, each once.
+
+    snapshot    what the cost model was made with, so that plans can say so
+    objective   what plans are ranked by; "latency" takes a lowering of forward passes
+    """
+
+    def __init__(
+        self, lowering: Lowering, cost: CostModel, snapshot: Snapshot | None = None, objective: str = "time"
+    ) -> None:
+        assert objective in OBJECTIVES and (objective == "latency") <= (lowering.mode == "forward"), objective
+        self.lowering, self.cost, self.objective = lowering, cost, objective
+        self.cost_snapshot = identity(snapshot)
+        self.capacity = np.array([p.memory_bytes - p.reserved_bytes for p in lowering.machine.processors])
+        self._known: dict[Key, tuple[float, np.ndarray, int]] = {}
+        self._small: dict[Key, bool] = {}
+        self._work: dict[tuple[str, Config], np.ndarray] = {}
+        self._steps: dict[str, list[Step]] = {}
+        self._short: dict[int, tuple[Lowering, Folding]] = {}
+        self._laid: tuple[Lowering, Strategy, TaskGraph] | None = None
+        self._best: tuple[tuple[float, ...], _Seen] | None = None
+
+    def turned(self, objective: str, most_bytes: int | None = None, lowering: Lowering | None = None) -> Evaluator:
+        """The same prices with plans ranked by another objective, with at most so much memory a processor, or lowered
+        otherwise (forward passes, microbatches).
+
+        Raises ValueError for an objective that there is not, or that takes another lowering.
+        """
+        if objective not in OBJECTIVES:
+            hint = suggestion(objective, list(OBJECTIVES))
+            raise ValueError(f"no objective {objective!r}{hint}; there are {', '.join(OBJECTIVES)}")
+        other = copy(self)
+        other.objective, other._best = objective, None
+        if lowering is not None:
+            other.lowering, other._known, other._small, other._work, other._steps = lowering, {}, {}, {}, {}
+            other._short = {}
+        if (objective == "latency") > (other.lowering.mode == "forward"):
+            raise ValueError("objective 'latency' is that of a forward pass: it takes a lowering of mode 'forward'")
+        if most_bytes is not None:
+            other.capacity = np.minimum(self.capacity, most_bytes)
+        return other
+
+    def simulate(self, strategy: Strategy) -> tuple[TaskGraph, Simulated]:
+        """The tasks of a plan and when they would run, each kernel on its own kind of processor."""
+        tasks = self._lowered(self.lowering, strategy)
+        return _in_order(self.lowering, strategy, tasks, self.cost.by_kind(tasks))
+
+    def _count(self, strategy: Strategy) -> int:
+        """In how many microbatches a plan is evaluated: a forward pass takes the whole batch."""
+        return strategy.microbatches if self.lowering.mode == "train" else 1
+
+    def _key(self, strategy: Strategy) -> Key:
+        again, configs = frozenset(strategy.recompute), frozenset(strategy.configs.items())
+        return self._count(strategy), strategy.bucket_bytes, strategy.order, again, configs
+
+    def _lowered(self, lowering: Lowering, strategy: Strategy) -> TaskGraph:
+        """A plan's tasks before they have an order; the last ones are kept, as orders are tried one after another."""
+        plain = _unordered(strategy)
+        if self._laid is None or self._laid[0] is not lowering or self._laid[1] != plain:
+            self._laid = None
+            self._laid = lowering, plain, lowering.lower(plain)
+        return self._laid[2]
+
+    def is_small(self, strategy: Strategy) -> bool:
+        """Whether what a plan is evaluated through is small: of few processors, or of their roles."""
+        # Without buckets processors of one role are always alike.
+        if self.lowering.machine.num_procs < FOLDED_FROM or not strategy.bucket_bytes:
+            return True
+        plain = _unordered(strategy)
+        key = self._key(plain)
+        if key not in self._small:
+            few = repeats.shown(self._count(strategy))[0]
+            self._small[key] = self._shortened(strategy, few)[1].by_roles(plain) is not None
+        return self._small[key]
+
+    def _shortened(self, strategy: Strategy, shown: int) -> tuple[Lowering, Folding]:
+        """How a plan is lowered and folded with so many of its microbatches written out."""
+        few = shown if shown < self._count(strategy) else 0
+        if few not in self._short:
+            lowering = self.lowering.shortened(few) if few else self.lowering
+            self._short[few] = lowering, Folding(lowering)
+        return self._short[few]
+
+    def tasks(self, strategy: Strategy) -> tuple[TaskGraph, np.ndarray]:
+        """The tasks through which a plan is evaluated, and int64[T], for how many of the whole graph each stands."""
+        seen = self._see(strategy, self._key(strategy))
+        return seen.tasks, seen.count
+
+    def evaluate(self, strategy: Strategy) -> Evaluated:
+        """What a plan is worth. Raises ValueError where it is not one for this graph and machine."""
+        key = self._key(strategy)
+        if key in self._known:
+            return self._evaluated(strategy, key)
+        seen = self._see(strategy, key)
+        self._known[key] = seen.seconds, seen.peak_bytes, moved_bytes(seen.tasks, seen.count)
+        found = self._evaluated(strategy, key)
+        if self._best is None or found.rank < self._best[0]:
+            self._best = found.rank, seen
+        return found
+
+    def _evaluated(self, strategy: Strategy, key: Key) -> Evaluated:
+        seconds, peak, moved = self._known[key]
+        overflow = max(0.0, float((peak / self.capacity).max()) - 1)
+        return Evaluated(strategy, seconds, tuple(peak.tolist()), moved, overflow, self.objective)
+
+    def _see(self, strategy: Strategy, key: Key) -> _Seen:
+        """The plan simulated; the best one so far is kept, as it is the one that is asked for again."""
+        if self._best is not None and self._best[1].key == key:
+            return self._best[1]
+        few = repeats.shown(self._count(strategy))
+        found = (self._seen_through(shown, strategy, key) for shown in few)
+        return next(seen for seen in found if seen is not None)
+
+    def _seen_through(self, shown: int, strategy: Strategy, key: Key) -> _Seen | None:
+        """The plan simulated with so many microbatches written out, None where these do not say what all take."""
+        lowering, folding = self._shortened(strategy, shown)
+        more = 0
+        if lowering.machine.num_procs >= FOLDED_FROM:
+            folded = folding.fold(_unordered(strategy))
+            laid, priced = folded.graph, timed(folded, self.cost)
+            tasks, simulated = _in_order(lowering, strategy, laid, priced)
+            peak, count = expand(folded, simulated).peak_bytes, folded.count
+        else:
+            folded, laid = None, self._lowered(lowering, strategy)
+            tasks, simulated = _in_order(lowering, strategy, laid, self.cost.by_kind(laid))
+            peak, count = simulated.peak_bytes, np.ones(tasks.num_tasks, np.int64)
+        if shown < self._count(strategy):
+            program = lowering.program(strategy)
+            number = repeats.numbers(program, tasks)
+            longer = repeats.period(laid, number, simulated)
+            if longer is None:
+                return None
+            more = longer * (self._count(strategy) - shown)
+            peak = peak + self._lasting(lowering, strategy)
+            count = count * repeats.times(program)[number]
+        seconds = float(simulated.timeline.end.max(initial=0) + more) / PICOSECONDS
+        return _Seen(key, shown, folded, tasks, simulated, count, seconds, peak)
+
+    def _lasting(self, lowering: Lowering, strategy: Strategy, alignment: int = 1) -> np.ndarray:
+        """int64[P]: bytes that microbatches hold all step long which are not written out."""
+        _, flows = lowering.instances(strategy)
+        return repeats.lasting(lowering.program(strategy), flows, lowering.machine.num_procs, alignment)
+
+    def pack(self, strategy: Strategy) -> tuple[int, ...]:
+        """The bytes of each processor's arena. Raises ValueError, naming the largest owners, where one is too long.
+
+        Of a large machine's many microbatches those few are packed through which the plan is evaluated.
+        """
+        seen = self._see(strategy, self._key(strategy))
+        folded, tasks, simulated = seen.folded, seen.tasks, seen.simulated
+        if folded is None:
+            if seen.is_short:
+                tasks, simulated = self.simulate(strategy)
+            packing = memory.arenas(tasks, simulated.timeline)
+            memory.refuse(tasks, simulated.timeline, packing, self.capacity.tolist())
+            return tuple(packing.peak_bytes.tolist())
+        packing, reps = memory.arenas(tasks, simulated.timeline), folded.representative
+        if seen.is_short:
+            more = self._lasting(self._shortened(strategy, seen.shown)[0], strategy, memory.ALIGNMENT)
+            packing = replace(packing, peak_bytes=packing.peak_bytes + more[reps])
+        # Processors of one role are of one kind, so they have as much memory as the one that stands for them.
+        memory.refuse(tasks, simulated.timeline, packing, self.capacity[reps].tolist(), reps.tolist())
+        return tuple(packing.peak_bytes[folded.proc_class].tolist())
+
+    def work(self, name: str, config: Config) -> np.ndarray:
+        """int64[P]: picoseconds for which a node's kernels keep each processor busy; transfers are not counted."""
+        if (name, config) not in self._work:
+            program = self.lowering.program(self.lowering.plan({}))
+            dtypes = {flow.region: flow.dtype for flow in program.flows}.__getitem__
+            machine, procs = self.lowering.machine, np.array(config.procs)
+            total = np.zeros(machine.num_procs, np.int64)
+            for step in self._of_node(program).get(name, ()):
+                keys, of_part = self.lowering.templates.get(step, config.split, dtypes).does.keys
+                lasts = np.stack([self.cost.picoseconds(keys, kind) for kind in range(len(machine.kinds))])
+                np.add.at(total, procs, lasts[machine.kind_of[procs], np.repeat(of_part, config.replicas)])
+            self._work[name, config] = total
+        return self._work[name, config]
+
+    def _of_node(self, program: Program) -> dict[str, list[Step]]:
+        """The steps of a program by the names of their nodes."""
+        if not self._steps:
+            for step in program.steps:
+                self._steps.setdefault(step.node.name, []).append(step)
+        return self._steps
+
+    def bound(self, configs: Configs) -> float:
+        """The energy below which no plan with these nodes laid out so can be, whatever the other nodes' Configs are.
+
+        Seconds, of plans without buckets, in which updates share their overhead; where plans are ranked by memory 0, of
+        which this knows nothing.
+        """
+        if self.objective == "memory":
+            return 0.0
+        total = sum((self.work(name, config) for name, config in configs.items()), np.zeros(1, np.int64))
+        return float(total.max()) / PICOSECONDS
+
+
+def _unordered(strategy: Strategy) -> Strategy:
+    """The plan as it is lowered, which knows no order."""
+    return msgspec.structs.replace(strategy, order=READY)
+
+
+def _in_order(
+    lowering: Lowering, strategy: Strategy, tasks: TaskGraph, priced: tuple[TaskGraph, np.ndarray]
+) -> tuple[TaskGraph, Simulated]:
+    program = lowering.program(strategy)
+    return ordering.simulated(program, tasks, priced, lowering.machine.engines, strategy.order)
+
+
+def identity(snapshot: Snapshot | None) -> str:
+    """A hash of a cost snapshot, "" where nothing was measured."""
+    if snapshot is None or not snapshot.rows:
+        return ""
+    return hashlib.sha256(snapshots.to_json(snapshot)).hexdigest()[:16]
+
+
+def moved_bytes(tasks: TaskGraph, count: np.ndarray | None = None) -> int:
+    """The bytes that the transfers of a step bring from one processor to another; tasks may stand for `count` each."""
+    counts = np.bincount(tasks.cost, count, len(tasks.cost_keys))
+    return sum(int(count) * key_moves(key) for count, key in zip(counts, tasks.cost_keys, strict=True))
+
+
+def num_collectives(tasks: TaskGraph, count: np.ndarray) -> int:
+    """How many tasks are collectives; each stands for `count` of them."""
+    return int(count[tasks.kind == Kind.COLLECTIVE].sum())
+
+
+def key_moves(key: CostKey) -> int:
+    """The bytes that one transfer of a cost key moves, over all its members; 0 for kernels.
+
+    Of an all-to-all as if each had as much as the one that has most, and sent an equal part of it to each.
+    """
+    if not key.link:
+        return 0
+    rounds = 2 if key.name == "all_reduce" else 1
+    return rounds * (key.members - 1) * key.nbytes

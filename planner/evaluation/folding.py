@@ -1,0 +1,371 @@
+"""Folding: a plan's task graph with the tasks of one processor of each role only, made without the whole graph.
+
+What is simulated of it holds for the whole machine exactly. It does not know durations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+
+from castile.planner.cost import CostModel
+from castile.planner.evaluation.colours import mixed
+from castile.planner.evaluation.roles import Block, Roles, Shapes, Union, refined
+from castile.planner.lower import Lowering, uncollected
+from castile.planner.lowering import buckets, stages
+from castile.planner.lowering.buckets import Candidates, Where
+from castile.planner.lowering.catalogue import Catalogue
+from castile.planner.lowering.compose import Layout
+from castile.planner.lowering.instances import FlowInstance, StepInstance
+from castile.planner.lowering.rows import Lazy, compressed, pointer, runs
+from castile.planner.lowering.turns import in_turn
+from castile.planner.simulate import Simulated
+from castile.planner.strategy import Strategy
+from castile.runtime.task import NUM_LANES, TaskGraph
+
+# Of tasks of transfers that differ a plan may have so many, all its versions together: each takes two kilobytes and
+# 20 us to make. A collective counts once; where each of a thousand processors sends to dozens of others at every layer
+# there are millions.
+MOST_TRANSFERS = 2**18
+
+
+@dataclass(frozen=True, eq=False)
+class Folded:
+    """A small graph of T tasks: those of C processors, one of each class, and the transfers in which these take part.
+
+    Tasks and buffers that it writes out are the representatives', with the whole machine's numbers; of what is put
+    together the first.
+
+    proc_class[P]       the processor of `graph` that stands for each processor
+    representative[C]   which processor of the whole machine each processor of `graph` is
+    number[T]           the number of each task in the whole graph before anything is put together there
+    count[T]            for how many tasks of the whole graph each stands
+    """
+
+    graph: TaskGraph
+    proc_class: np.ndarray
+    representative: np.ndarray
+    number: np.ndarray
+    count: np.ndarray
+
+    @property
+    def num_tasks(self) -> int:
+        """How many tasks the whole graph has."""
+        return int(self.count.sum())
+
+
+class Folding:
+    """Folds many strategies of one lowering, whose shapes are looked at once."""
+
+    def __init__(self, lowering: Lowering) -> None:
+        self.lowering = lowering
+        self._shapes = Shapes(lowering.machine.engines)
+        # The last plan, as sizes of buckets are tried one after the other, and each is asked about before it is folded.
+        self._last: tuple[Strategy, Folded | None] | None = None
+        self._laid: tuple[Strategy, _Assembly] | None = None
+
+    def fold(self, strategy: Strategy) -> Folded:
+        """The folded graph of a plan. Raises ValueError in one sentence where it does not fit graph and machine, or
+        has more than MOST_TRANSFERS.
+
+        Where buckets tell processors apart that are alike without them, each stands for itself.
+        """
+        found = self.by_roles(strategy)
+        if found is not None:
+            return found
+        whole = self.lowering.contracted(strategy)
+        every, number = np.arange(self.lowering.machine.num_procs), np.unique(whole.number, return_index=True)[1]
+        return Folded(whole.graph, every, every, number, np.ones(len(number), np.int64))
+
+    def by_roles(self, strategy: Strategy) -> Folded | None:
+        """The same, None where each processor would stand for itself, so that all tasks would be written out."""
+        if self._last is None or self._last[0] != strategy:
+            with uncollected():
+                self._last = strategy, self._by_roles(strategy)
+        return self._last[1]
+
+    def _by_roles(self, strategy: Strategy) -> Folded | None:
+        plain = msgspec.structs.replace(strategy, bucket_bytes=0)
+        if self._laid is None or self._laid[0] != plain:
+            # What the last one holds of a large machine is not kept meanwhile.
+            self._laid = None
+            self._laid = plain, self._assembly(*self.instances(plain))
+        assembly = self._laid[1]
+        folded, engines = assembly.folded, self.lowering.machine.engines
+        if not strategy.bucket_bytes:
+            return replace(folded, graph=in_turn(folded.graph, engines))
+        found = buckets.of_roles(folded.graph, assembly.candidates, strategy.bucket_bytes, assembly.where)
+        if found is None:
+            return None
+        kept = np.unique(found.number, return_index=True)[1]
+        tasks = Lazy(lambda n: folded.graph.tasks[int(kept[n])], len(kept))
+        graph = replace(in_turn(found.graph, engines), tasks=tasks)
+        return replace(folded, graph=graph, number=folded.number[kept], count=folded.count[kept])
+
+    def instances(self, strategy: Strategy) -> tuple[list[StepInstance], list[FlowInstance]]:
+        """The instances of a plan: steps by slot, and the flows. Raises ValueError as `fold` does."""
+        return self.lowering.instances(strategy, MOST_TRANSFERS)
+
+    def of(self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> Folded:
+        """The folded graph of these instances, in which nothing takes turns."""
+        return self._assembly(steps, flows).folded
+
+    def _assembly(self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> _Assembly:
+        blocks = self._shapes.of(steps, flows)
+        machine = self.lowering.machine
+        union = Union(list(dict.fromkeys(b.shape for b in blocks)), machine.engines, machine.kind_of)
+        roles = refined(union)
+        small, keys = _Small(union, roles), tuple(self._shapes.keys)
+        return _Assembly(steps, flows, blocks, small, keys, self.lowering.catalogue)
+
+
+def expand(folded: Folded, simulated: Simulated) -> Simulated:
+    """What the simulation of the folded graph says of all processors; its timeline remains that of the small graph."""
+    procs = folded.proc_class
+    return Simulated(
+        simulated.timeline,
+        simulated.persistent_bytes[procs],
+        simulated.peak_bytes[procs],
+        simulated.busy_seconds[procs],
+    )
+
+
+def timed(folded: Folded, cost: CostModel) -> tuple[TaskGraph, np.ndarray]:
+    """The small graph and its durations, each kernel on the kind of processor that it lies on, for `simulate`."""
+    proc, lane = np.divmod(folded.graph.lanes, NUM_LANES)
+    placed = replace(folded.graph, lanes=folded.representative[proc] * NUM_LANES + lane)
+    graph, durations = cost.by_kind(placed)
+    return replace(graph, lanes=folded.graph.lanes), durations
+
+
+class _Small:
+    """What of each shape of a union is in the small graph, and where: small tasks are numbered within their shape.
+
+    place[n]            the small task that stands for each node, within the shape that it is a task of
+    is_here[n]          whether the node itself is in the small graph
+    picked, pick_ptr    the nodes that small tasks are written after, shape by shape
+    count               for how many nodes of its shape each small task stands
+    """
+
+    def __init__(self, union: Union, roles: Roles) -> None:
+        self.union, self.proc_class = union, roles.proc
+        self.representative = np.unique(roles.proc, return_index=True)[1]
+        # The number of a processor in the small graph, -1 where another stands for it.
+        self.small_proc = np.full(len(roles.proc), -1)
+        self.small_proc[self.representative] = np.arange(len(self.representative))
+        self._number(np.flatnonzero(union.own), roles)
+
+    def _number(self, own: np.ndarray, roles: Roles) -> None:
+        """A small task for each class that spans processors, else for each class and processor of the small graph."""
+        union = self.union
+        spans = union.spans[own]
+        side = np.where(spans, 0, 1 + self.proc_class[union.home[own]])
+        _, inverse = np.unique(mixed(roles.node[own], side), return_inverse=True)
+        _, alike = np.unique(roles.node[own], return_inverse=True)
+        # By the least number of its members a class stands, on every engine that it shares, where its members stand.
+        num = int(inverse.max(initial=-1)) + 1
+        least = np.full((2, num), union.num_nodes)
+        np.minimum.at(least[0], inverse, own)
+        first = np.full(num, union.num_nodes)
+        np.minimum.at(first, alike, own)
+        least[1][inverse] = first[alike]
+        ours = self.small_proc[union.proc] >= 0
+        touches = np.zeros(union.num_nodes, bool)
+        touches[union.lane_node[ours]] = True
+        pick = np.full(num, union.num_nodes)
+        np.minimum.at(pick, inverse[touches[own]], own[touches[own]])
+        assert (pick < union.num_nodes).all(), "a class without a representative"
+        order = np.lexsort((least[0], least[1], union.shape[pick]))
+        rank = np.empty(num, np.int64)
+        rank[order] = np.arange(num)
+        self.picked = pick[order]
+        self.pick_ptr = np.searchsorted(union.shape[self.picked], np.arange(len(union.shapes) + 1))
+        self.place = np.full(union.num_nodes, -1)
+        self.place[own] = rank[inverse] - self.pick_ptr[union.shape[own]]
+        self.count = np.bincount(rank[inverse], minlength=num)
+        # A step's task at a flow's port is here where its processor is; a transfer where it was picked.
+        theirs = np.flatnonzero(~union.own)
+        self.place[theirs] = self.place[union.alias[theirs]]
+        self.is_here = self.small_proc[union.home] >= 0
+        self.is_here[own] = False
+        self.is_here[self.picked] = True
+
+
+class _Assembly:
+    """The small tasks of all blocks laid end to end."""
+
+    def __init__(
+        self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance], blocks: Sequence[Block], small: _Small,
+        keys: tuple, catalogue: Catalogue,
+    ) -> None:  # fmt: skip
+        self.steps, self.flows, self.small, self.union, self.keys = steps, flows, small, small.union, keys
+        self._catalogue = catalogue
+        where = {shape: n for n, shape in enumerate(small.union.shapes)}
+        self.shape = np.array([where[b.shape] for b in blocks], np.int64)
+        self.base = pointer(np.diff(small.pick_ptr)[self.shape])
+        # The block of each relation of each block: itself, then the steps that it touches.
+        rels = [(n, *(b.slots)) for n, b in enumerate(blocks)]
+        self.rel_ptr = pointer([len(r) for r in rels])
+        self.rel_block = np.array([b for r in rels for b in r], np.int64)
+
+    def _spread(self, shape: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Entries sorted by shape laid out for every block: which entry, and of which block."""
+        begin = np.searchsorted(shape, np.arange(len(self.union.shapes) + 1))
+        counts = np.diff(begin)[self.shape]
+        return runs(begin[self.shape], counts), np.repeat(np.arange(len(self.shape)), counts)
+
+    def _task(self, node: np.ndarray, block: np.ndarray) -> np.ndarray:
+        """The small graph's task for each of these nodes in each of these blocks."""
+        return self.base[self.rel_block[self.rel_ptr[block] + self.union.rel[node]]] + self.small.place[node]
+
+    @cached_property
+    def _tasks(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of each small task the place among those that were picked, its node, and its block."""
+        pick, block = self._spread(self.union.shape[self.small.picked])
+        return pick, self.small.picked[pick], block
+
+    @cached_property
+    def _buffers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of each small buffer which of the union it is, its block, and its number in the whole graph."""
+        union, small = self.union, self.small
+        kept = np.flatnonzero(small.small_proc[union.buffer_proc] >= 0)
+        entry, block = self._spread(union.buffer_shape[kept])
+        local = kept[entry] - union.buffer_ptr[union.buffer_shape[kept[entry]]]
+        return kept[entry], block, self.full.buffer_base[block - len(self.steps)] + local
+
+    @cached_property
+    def full(self) -> Layout:
+        """Where all stand in the whole graph."""
+        return Layout(self.steps, self.flows, self._catalogue)
+
+    @cached_property
+    def where(self) -> Where:
+        """Where what stands for them is: for tasks of flows alone."""
+        union, small, full = self.union, self.small, self.full
+        task, buffer = np.full(full.num_tasks, -1), np.full(full.num_buffers, -1)
+        for number, begin in enumerate(full.flow_base[:-1].tolist(), len(self.steps)):
+            first, own = union.node_ptr[self.shape[number]], union.shapes[self.shape[number]].own
+            task[begin : begin + own] = self.base[number] + small.place[first : first + own]
+        _, _, written = self._buffers
+        buffer[written] = np.arange(len(written))
+        return Where(task, buffer, small.small_proc)
+
+    @cached_property
+    def candidates(self) -> Candidates:
+        """What of the small graph may come together."""
+        return buckets.candidates(self.steps, self.flows, self._of_steps())
+
+    def _of_steps(self) -> Iterator[list[tuple[int, int]]]:
+        """The small tasks of each step: which of the step's each is, and its number."""
+        task = self.union.task[self._tasks[1]].tolist()
+        for begin, end in pairwise(self.base[: len(self.steps) + 1].tolist()):
+            yield list(zip(task[begin:end], range(begin, end)))
+
+    @cached_property
+    def folded(self) -> Folded:
+        union, small = self.union, self.small
+        pick, node, block = self._tasks
+        num_tasks = len(node)
+        lane_ptr, lanes = self._lanes(num_tasks)
+        need_ptr, needs = self._needs(num_tasks)
+        buffer, buffer_block, written = self._buffers
+        first = union.buffer_first[buffer]
+        born = np.full(len(buffer), -1)
+        born[first >= 0] = self._task(first[first >= 0], buffer_block[first >= 0])
+        use_ptr, uses = self._uses(num_tasks, pointer(np.bincount(buffer_block, minlength=len(self.shape))))
+        full = self.full
+        number = np.concatenate([full.step_base[:-1], full.flow_base[:-1]])[block] + union.task[node]
+        cost, keys = self._costs(node, block)
+        graph = TaskGraph(
+            kind=union.kind[node].astype(np.int8), order=self._order(block), cost=cost, cost_keys=keys,
+            lane_ptr=lane_ptr, lanes=lanes, need_ptr=need_ptr, needs=needs, use_ptr=use_ptr, uses=uses,
+            buffer_proc=small.small_proc[union.buffer_proc[buffer]], buffer_bytes=union.buffer_bytes[buffer],
+            buffer_first=born, private_bytes=self._private(node, block), num_procs=len(small.representative),
+            tasks=Lazy(lambda n: full.task(int(number[n])), num_tasks),
+            buffers=Lazy(lambda n: full.buffer(int(written[n])), len(buffer)),
+        )  # fmt: skip
+        return Folded(graph, small.proc_class, small.representative, number, small.count[pick])
+
+    def _order(self, block: np.ndarray) -> np.ndarray:
+        """As in a composed graph."""
+        starts = [slot + 1 << 40 for slot in range(len(self.steps))]
+        starts += [(f.slot + 1 << 40) + (n + 1 << 20) for n, f in enumerate(self.flows)]
+        return np.array(starts, np.int64)[block] + np.arange(len(block)) - self.base[block]
+
+    def _lanes(self, num_tasks: int) -> tuple[np.ndarray, np.ndarray]:
+        union, small = self.union, self.small
+        ours = np.flatnonzero((small.small_proc[union.proc] >= 0) & union.own[union.lane_node])
+        entry, block = self._spread(union.shape[union.lane_node[ours]])
+        at = ours[entry]
+        lane = small.small_proc[union.proc[at]] * NUM_LANES + union.lane[at] % NUM_LANES
+        return compressed(self._task(union.lane_node[at], block), lane, num_tasks)
+
+    def _needs(self, num_tasks: int) -> tuple[np.ndarray, np.ndarray]:
+        here = np.flatnonzero(self.small.is_here[self.union.after])
+        entry, block = self._spread(self.union.shape[self.union.after[here]])
+        at = here[entry]
+        before, after = self._task(self.union.before[at], block), self._task(self.union.after[at], block)
+        waits = stages.waits(self._with_tasks())
+        return compressed(np.append(after, waits[:, 0]), np.append(before, waits[:, 1]), num_tasks)
+
+    def _with_tasks(self) -> Iterator[tuple[StepInstance, Iterator[tuple[int, int]]]]:
+        """The steps, with the small tasks of each and their processors."""
+        for slot, step in enumerate(self.steps):
+            nodes = self.small.picked[slice(*self.small.pick_ptr[self.shape[slot] :][:2])]
+            yield step, enumerate(self.union.home[nodes].tolist(), int(self.base[slot]))
+
+    def _uses(self, num_tasks: int, base: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        union = self.union
+        kept = np.flatnonzero(self.small.small_proc[union.buffer_proc] >= 0)
+        place = np.full(union.num_buffers, -1)
+        place[kept] = np.arange(len(kept)) - np.searchsorted(union.buffer_shape[kept], union.buffer_shape[kept])
+        ours = np.flatnonzero(place[union.use_buffer] >= 0)
+        entry, block = self._spread(union.shape[union.use_node[ours]])
+        at = ours[entry]
+        return compressed(self._task(union.use_node[at], block), base[block] + place[union.use_buffer[at]], num_tasks)
+
+    def _costs(self, node: np.ndarray, block: np.ndarray) -> tuple[np.ndarray, tuple]:
+        """The cost of each small task; reading in strides has its own."""
+        frames: dict[int, dict[int, tuple[int, ...]]] = {}
+        strided = self._at_ports([s.strided for s in self.union.shapes])
+        for task, port, frame in strided:
+            frames.setdefault(task, {})[port] = frame
+        numbers, cost = np.unique(self.union.cost[node], return_inverse=True)
+        keys = {self.keys[n]: k for k, n in enumerate(numbers.tolist())}
+        for task, of_port in frames.items():
+            step = self.steps[block[task]]
+            work = step.template.does.of(self.union.task[node[task]] // step.config.replicas)
+            cost[task] = keys.setdefault(work.strided_key(tuple(sorted(of_port.items()))), len(keys))
+        return cost, tuple(keys)
+
+    def _private(self, node: np.ndarray, block: np.ndarray) -> np.ndarray:
+        """Private bytes; a task that adds to a result may need more than one that writes it."""
+        adding: dict[int, set[int]] = {}
+        for task, port in self._at_ports([s.adds for s in self.union.shapes]):
+            adding.setdefault(task, set()).add(port)
+        private = self.union.private[node]
+        for task, ports in adding.items():
+            step = self.steps[block[task]]
+            adds = [port in ports for port in range(len(step.step.outputs))]
+            part = int(self.union.task[node[task]]) // step.config.replicas
+            private[task] = step.template.does.private_adding(tuple(adds))[part]
+        return private
+
+    def _at_ports(self, rows: Sequence[Sequence[tuple]]) -> list[tuple]:
+        """What each shape says of steps' tasks by node, for those that are here, in all blocks: by small task."""
+        here = [
+            (n, self.union.node_ptr[n] + row[0], row[1:])
+            for n, of_shape in enumerate(rows)
+            for row in of_shape
+            if self.small.is_here[self.union.node_ptr[n] + row[0]]
+        ]
+        if not here:
+            return []
+        entry, block = self._spread(np.array([n for n, _, _ in here]))
+        tasks = self._task(np.array([node for _, node, _ in here])[entry], block)
+        return [(task, *here[e][2]) for task, e in zip(tasks.tolist(), entry.tolist())]

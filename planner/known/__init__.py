@@ -1,0 +1,1 @@
+"""Known plans: those that everyone knows, from which searches begin."""

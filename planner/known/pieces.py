@@ -1,0 +1,76 @@
+"""Updates in pieces: of all who hold a piece of a parameter alike, each updates a share of it and keeps its states.
+
+Rajbhandari, Rasley, Ruwase, He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020. The
+share is the parameter's home too: what lies elsewhere is gathered for a step and stays until its last use in it. It
+does not know what that costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import gcd, prod
+
+import numpy as np
+
+from castile.planner.graph import Graph, Node
+from castile.planner.lower import Lowering
+from castile.planner.step.program import update_name
+from castile.planner.strategy import Config
+
+# The smallest parameters, so much of all together, are updated by all alike: to gather them takes longer than they do.
+LITTLE = 0.01
+# Pieces of different length have no collective and go from each to each: as many messages as this squared may be.
+MOST_UNEVEN = 64
+
+
+def in_pieces(lowering: Lowering, configs: Mapping[str, Config]) -> dict[str, Config]:
+    """The plan with its nodes as they are and its updates in pieces."""
+    nodes = {name: config for name, config in configs.items() if name in lowering.names.nodes}
+    homes = lowering.configs(lowering.plan(nodes))
+    found, known = dict(nodes), dict[tuple, Config]()
+    for param in _large(lowering.graph):
+        name = update_name(param)
+        update, home = lowering.names.optional[name], homes[name]
+        key = update.op, tuple(update.alignment.extents.items()), home
+        if key not in known:
+            known[key] = _shared(update, home)
+        if known[key] != home:
+            found[name] = known[key]
+    return found
+
+
+def _large(graph: Graph) -> list[str]:
+    """The parameters without the smallest."""
+    sizes = {param.name: prod(param.shape) for param in graph.params}
+    rising = sorted(sizes, key=lambda name: sizes[name])
+    so_far = np.cumsum([sizes[name] for name in rising])
+    little = set(rising[: int(np.searchsorted(so_far, LITTLE * so_far[-1], side="right"))]) if rising else set()
+    return [name for name in sizes if name not in little]
+
+
+def _shared(update: Node, home: Config) -> Config:
+    """Each piece of a home cut further for those who hold it, along the axis that is cut into most equal pieces so.
+
+    Where holders are few and none is cut into as many equal pieces, the longest whole one is cut unequally. Neighbours
+    among the holders have different shares, so that what is gathered first comes from near.
+    """
+    a = update.alignment
+    axes = [axis for axis in a.axes if axis not in a.frozen and a.extents[axis] % home.degree(axis) == 0]
+    lengths = {axis: a.extents[axis] // home.degree(axis) for axis in axes}
+    axis = max(axes, key=lambda axis: (gcd(lengths[axis], home.replicas), lengths[axis]), default="")
+    count = gcd(lengths[axis], home.replicas) if axis else 1
+    whole = [x for x in axes if home.degree(x) == 1 and lengths[x] >= home.replicas]
+    if count < home.replicas <= MOST_UNEVEN and whole:
+        axis, count = max(whole, key=lambda x: lengths[x]), home.replicas
+    if count == 1:
+        return home
+    degrees = [home.degree(x) for x in a.axes]
+    at = a.axes.index(axis)
+    # [pieces before, pieces along the axis, pieces after, copies of a share, shares]
+    procs = np.array(home.procs).reshape(prod(degrees[:at]), degrees[at], prod(degrees[at + 1 :]), -1, count)
+    degrees[at] *= count
+    return Config(
+        {x: degree for x, degree in zip(a.axes, degrees, strict=True) if degree > 1},
+        home.replicas // count,
+        tuple(procs.transpose(0, 1, 4, 2, 3).reshape(-1).tolist()),
+    )

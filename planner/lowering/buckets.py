@@ -1,0 +1,308 @@
+"""Buckets: small sums over the same processors become one sum, of arrays that lie end to end; others begin together.
+
+A rewrite of a task graph. Nothing is packed: what is summed is made where it lies beside the others. Each element is
+the sum of the same numbers in the same order as before. It does not know operators, nor what the numbers mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from castile.planner.bodies.vocabulary import round_up
+from castile.planner.lowering.contraction import Contracted, Contraction
+from castile.planner.lowering.groups import END_TO_END, Joinable, grouped, joinable
+from castile.planner.lowering.instances import FlowInstance, StepInstance
+from castile.planner.lowering.rows import Lazy, compressed
+from castile.planner.lowering.together import alike, every_task, in_chains, only_calls, repeatable, summing, together
+from castile.planner.step.program import Micro
+from castile.runtime.region import Box, contiguous, whole
+from castile.runtime.task import Buffer, Call, Comm, CostKey, Task, TaskGraph, View
+
+
+class Candidates(NamedTuple):
+    """What of a graph may come together, whatever the size of buckets.
+
+    transfers   as `joinable` says them
+    sums        the tasks that add to one array, one after the other, as `summing` says them
+    calls       the tasks that do to an array what is done to others, as `repeatable` says them
+    """
+
+    transfers: Sequence[Joinable]
+    sums: Sequence[Sequence[tuple[int, Call | None]]]
+    calls: Sequence[tuple[int, Call, Micro]]
+
+
+def candidates(
+    steps: Sequence[StepInstance], flows: Sequence[FlowInstance], of_steps: Iterable[Sequence[tuple[int, int]]]
+) -> Candidates:
+    """What may come together of a graph of these instances; of_steps: the tasks of each step, as `every_task` says."""
+    alone, tasks = only_calls(steps), list(of_steps)
+    return Candidates(
+        joinable(steps, flows), summing(steps, flows, tasks, alone), repeatable(steps, flows, tasks, alone)
+    )
+
+
+def bucketed(
+    steps: Sequence[StepInstance], flows: Sequence[FlowInstance], tasks: TaskGraph, most_bytes: int
+) -> Contracted:
+    """The graph that these instances were composed to, with transfers of at most so many bytes together, and updates
+    that then come together; as it is for 0.
+    """
+    if not most_bytes:
+        return Contracted(tasks, np.arange(tasks.num_tasks))
+    able = candidates(steps, flows, every_task(steps))
+    return _contracted(tasks, grouped(able.transfers, most_bytes), able, everywhere(tasks))
+
+
+def of_roles(tasks: TaskGraph, able: Candidates, most_bytes: int, where: Where) -> Contracted | None:
+    """The same for a graph of one processor of each role; None where some of a role are not in groups alike.
+
+    where   where the transfers, buffers and processors are, or what stands for them
+    Transfers for which one task stands must be in groups for which one can stand: then all that tasks wait for, and all
+    that engines serve and processors hold, is of the same roles as before, or of those that were put together.
+    """
+    groups = grouped(able.transfers, most_bytes)
+    alone = {one.task for one in able.transfers}.difference(one.task for group in groups for one in group)
+    company: dict[int, tuple[int, ...]] = {}
+    for group in (*groups, *([one] for one in able.transfers if one.task in alone)):
+        standing = where.standing(group)
+        if any(company.setdefault(task, standing) != standing for task in standing):
+            return None
+    return _contracted(tasks, groups, able, where)
+
+
+def _contracted(tasks: TaskGraph, groups: Sequence[Sequence[Joinable]], able: Candidates, where: Where) -> Contracted:
+    """The graph with these groups, and the calls together that are alike then."""
+    sums = [group for group in groups if group[0].pattern.name == END_TO_END]
+    others = dict.fromkeys([where.standing(group) for group in groups if group[0].pattern.name != END_TO_END])
+    fewer = joined(tasks, sums, where)
+    begun = together(fewer.graph, [fewer.number[list(group)].tolist() for group in others])
+    # transfers stand behind the steps, whose tasks keep their numbers
+    summed = together(begun.graph, in_chains(begun.graph, able.sums))
+    calls = [(int(summed.number[task]), call, micro) for task, call, micro in able.calls]
+    found = together(summed.graph, alike(summed.graph, calls))
+    return Contracted(found.graph, found.number[summed.number[begun.number[fewer.number]]])
+
+
+class Where(NamedTuple):
+    """The numbers that all tasks, buffers and processors of a machine have in a graph, -1 for what is not there."""
+
+    task: np.ndarray
+    buffer: np.ndarray
+    proc: np.ndarray
+
+    def standing(self, group: Sequence[Joinable]) -> tuple[int, ...]:
+        """The tasks that stand for transfers."""
+        return tuple(self.task[[one.task for one in group]].tolist())
+
+
+def everywhere(tasks: TaskGraph) -> Where:
+    """Where all are in a graph of the whole machine."""
+    return Where(np.arange(tasks.num_tasks), np.arange(tasks.num_buffers), np.arange(tasks.num_procs))
+
+
+class Place(NamedTuple):
+    """Where a buffer lies: in which one, and from which element on."""
+
+    buffer: int
+    first: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Bucket:
+    """Sums that become one, task `number`, in the order in which their arrays lie, and its first buffer.
+
+    where   what the graph has of their buffers and processors
+    """
+
+    sums: tuple[Joinable, ...]
+    number: int
+    first_buffer: int
+    where: Where
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """The elements that each member adds up."""
+        elements, members = sum(one.elements for one in self.sums), len(self.sums[0].comm.group)
+        return tuple([elements // members + (m < elements % members) for m in range(members)])
+
+    @cached_property
+    def buffers(self) -> list[tuple[int, str, Box]]:
+        """Member, use and box of each buffer; members have equal ones, whatever their share of the elements."""
+        elements, others = sum(self.counts), len(self.counts) - 1
+        sizes = {"send": elements, "receive": elements, "scratch": others * max(self.counts)}
+        here = [m for m, proc in enumerate(self.procs) if proc >= 0]
+        return [(m, use, whole((size,))) for m in here for use, size in sizes.items()]
+
+    @cached_property
+    def procs(self) -> list[int]:
+        """The processor of each member in the graph."""
+        return self.where.proc[list(self.sums[0].procs)].tolist()
+
+    @cached_property
+    def views(self) -> dict[tuple[int, str], View]:
+        """Each member's buffers, whole."""
+        return {(m, use): View(self.first_buffer + n, box) for n, (m, use, box) in enumerate(self.buffers)}
+
+    @property
+    def touching(self) -> np.ndarray:
+        """Its task beside each of its buffers."""
+        buffers = self.first_buffer + np.arange(len(self.buffers))
+        return np.stack([np.full_like(buffers, self.number), buffers])
+
+    def places(self) -> dict[int, Place]:
+        """Where the buffers of the sums come to lie."""
+        found, first = {}, 0
+        for one in self.sums:
+            for (m, use), to in self.views.items():
+                old = self.old_buffer(one, use, m)
+                if old >= 0:
+                    found[old] = Place(to.buffer, first)
+            first += one.elements
+        return found
+
+    def old_buffer(self, one: Joinable, use: str, member: int) -> int:
+        """The buffer that a member of a sum has had for a use, -1 for none."""
+        view = getattr(one.comm, use)[member]
+        return -1 if view is None else int(self.where.buffer[one.first_buffer + view.buffer])
+
+    def comm(self, group: tuple[int, ...]) -> Comm:
+        """The sum of all."""
+        each = [tuple([self.views.get((m, use)) for m in range(len(group))]) for use in ("send", "receive", "scratch")]
+        return Comm(END_TO_END, group, each[0], each[1], each[2], (self.counts,) * len(group))
+
+
+def joined(tasks: TaskGraph, buckets: Sequence[Sequence[Joinable]], where: Where) -> Contracted:
+    """The graph, in which the machine is there, with each of these lists of sums as one task."""
+    rewrite = _Rewrite(tasks, buckets, where)
+    return Contracted(rewrite.graph() if buckets else tasks, rewrite.number)
+
+
+class _Rewrite:
+    """Old and new numbers of tasks and buffers; a bucket has the number of the last of its sums.
+
+    Where a task stands for several, so may one for several buckets.
+    """
+
+    def __init__(self, tasks: TaskGraph, buckets: Sequence[Sequence[Joinable]], where: Where) -> None:
+        self.old = tasks
+        groups = dict.fromkeys(map(where.standing, buckets))
+        self.contraction = Contraction(tasks, list(groups))
+        self.kept, self.number = self.contraction.kept, self.contraction.number
+        moved = [one.first_buffer + p for b in buckets for one in b for p in (*one.pattern.reads, *one.pattern.writes)]
+        # the last entry is for those that are not there
+        goes = np.zeros(tasks.num_buffers + 1, dtype=bool)
+        goes[where.buffer[moved]] = True
+        self.stay = np.flatnonzero(~goes[:-1])
+        self.buckets: list[_Bucket] = []
+        self.num_buffers = len(self.stay)
+        for sums in buckets:
+            # What is no multiple of 64 bytes comes last, so that the others begin where vectors do.
+            ordered = sorted(sums, key=lambda one: one.pattern.key.nbytes % 64 > 0)
+            number = int(self.number[where.task[sums[-1].task]])
+            made = _Bucket(tuple(ordered), number, self.num_buffers, where)
+            self.buckets.append(made)
+            self.num_buffers += len(made.buffers)
+        self.of_task = {bucket.number: bucket for bucket in self.buckets}
+        self.places = {old: place for bucket in self.buckets for old, place in bucket.places().items()}
+        self.buffer = np.zeros(tasks.num_buffers, dtype=np.int64)
+        self.buffer[self.stay] = np.arange(len(self.stay))
+        self.buffer[list(self.places)] = [place.buffer for place in self.places.values()]
+
+    def graph(self) -> TaskGraph:
+        old, kept = self.old, self.kept
+        cost, keys = self.costs()
+        procs, nbytes, first, turns = self.added()
+        users = np.concatenate([np.repeat(self.number, np.diff(old.use_ptr)), *[b.touching[0] for b in self.buckets]])
+        used = np.concatenate([self.buffer[old.uses], *[b.touching[1] for b in self.buckets]])
+        use_ptr, uses = compressed(users, used, len(kept))
+        began = old.buffer_first[self.stay]
+        return replace(
+            old, **self.contraction.fields(turns), cost=cost, cost_keys=keys, use_ptr=use_ptr, uses=uses,
+            buffer_proc=np.append(old.buffer_proc[self.stay], procs),
+            buffer_bytes=np.append(old.buffer_bytes[self.stay], nbytes),
+            buffer_first=np.append(np.where(began < 0, -1, self.number[began]), first),
+            private_bytes=old.private_bytes[kept],
+            tasks=Lazy(self.task, len(kept)), buffers=Lazy(self.made_buffer, self.num_buffers),
+        )  # fmt: skip
+
+    def costs(self) -> tuple[np.ndarray, tuple[CostKey, ...]]:
+        """What each task costs; a bucket as one sum of as many bytes."""
+        keys = {key: n for n, key in enumerate(self.old.cost_keys)}
+        cost = self.old.cost[self.kept]
+        for bucket in self.buckets:
+            nbytes = sum(one.pattern.key.nbytes for one in bucket.sums)
+            key = msgspec.structs.replace(bucket.sums[0].pattern.key, nbytes=nbytes)
+            cost[bucket.number] = keys.setdefault(key, len(keys))
+        return cost, tuple(keys)
+
+    def added(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Processor, bytes and first task of each buffer of a bucket, and the edges that make that task the first."""
+        rows, turns = [], [np.empty((0, 2), np.int64)]
+        for bucket in self.buckets:
+            itemsize = np.dtype(bucket.sums[0].pattern.key.dtype).itemsize
+            for m, use, box in bucket.buffers:
+                first = bucket.number
+                if use == "send":
+                    sent = [old for one in bucket.sums if (old := bucket.old_buffer(one, use, m)) >= 0]
+                    makers = self.old.buffer_first[sent]
+                    earliest = makers[np.argmin(self.old.order[makers])]
+                    first = int(self.number[earliest])
+                    others = self.number[np.setdiff1d(makers, earliest)]
+                    turns.append(np.stack([np.full_like(others, first), others], axis=1))
+                rows.append((bucket.procs[m], round_up(box.volume * itemsize), first))
+        table = np.array(rows, dtype=np.int64).reshape(-1, 3)
+        return table[:, 0], table[:, 1], table[:, 2], np.concatenate(turns)
+
+    def task(self, number: int) -> Task:
+        """A task written out."""
+        task = self.old.tasks[int(self.kept[number])]
+        bucket = self.of_task.get(number)
+        if bucket is not None:
+            name = f"{task.name} and {len(bucket.sums) - 1} more"
+            return replace(task, index=number, name=name, comms=(bucket.comm(task.procs),))
+        comms = tuple(map(self.comm, task.comms))
+        return replace(task, index=number, views=tuple(map(self.view, task.views)), comms=comms)
+
+    def comm(self, comm: Comm) -> Comm:
+        """The same transfer of what lies where it lies now."""
+        send, receive, scratch = (
+            tuple([view and self.view(view) for view in views]) for views in (comm.send, comm.receive, comm.scratch)
+        )
+        return msgspec.structs.replace(comm, send=send, receive=receive, scratch=scratch)
+
+    def view(self, view: View) -> View:
+        """The same numbers where they lie now."""
+        place = self.places.get(view.buffer)
+        if place is None:
+            return view._replace(buffer=int(self.buffer[view.buffer]))
+        frame = self.old.buffers[view.buffer].box
+        assert contiguous(view.box, frame), "only a run of elements lies in a bucket"
+        first = place.first + _offset(view.box, frame)
+        shape = view.box.shape if view.shape is None else view.shape
+        return View(place.buffer, Box((first,), (first + view.box.volume,)), shape)
+
+    def made_buffer(self, number: int) -> Buffer:
+        """A buffer written out."""
+        if number < len(self.stay):
+            return self.old.buffers[int(self.stay[number])]
+        bucket = next(b for b in reversed(self.buckets) if b.first_buffer <= number)
+        member, _, box = bucket.buffers[number - bucket.first_buffer]
+        one = bucket.sums[0]
+        region = self.old.buffers[bucket.old_buffer(one, "send", member)].region
+        name = f"{region} and {len(bucket.sums) - 1} more"
+        return Buffer(name, box, one.pattern.key.dtype, one.procs[member])
+
+
+def _offset(box: Box, frame: Box) -> int:
+    """The number of elements of an array over `frame` before those of a box that is a run of them."""
+    offset = 0
+    for lo, first, extent in zip(box.lo, frame.lo, frame.shape, strict=True):
+        offset = offset * extent + lo - first
+    return offset

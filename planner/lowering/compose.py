@@ -1,0 +1,226 @@
+"""Composition: instances laid end to end become one task graph in flat arrays.
+
+Edges run between ports of one version only; where its tasks have come to stand is all that composition adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import chain
+
+import numpy as np
+
+from castile.planner.lowering import stages
+from castile.planner.lowering.catalogue import Catalogue
+from castile.planner.lowering.instances import HOST, NONE, FlowInstance, StepInstance
+from castile.planner.lowering.rows import Lazy, compressed, pointer
+from castile.planner.lowering.template import InStrides
+from castile.runtime.compiled import compiled
+from castile.runtime.task import Buffer, CostKey, Kind, Task, TaskGraph
+
+
+def compose(
+    steps: Sequence[StepInstance], flows: Sequence[FlowInstance], num_procs: int, catalogue: Catalogue
+) -> TaskGraph:
+    """The task graph of these instances: the tasks of the steps in their order, then those of the flows.
+
+    catalogue   of the kinds of instances met before, which learns those that are new
+    """
+    layout = Layout(steps, flows, catalogue)
+    cost, keys = layout.costs()
+    need_ptr, needs = compressed(*layout.edges(), layout.num_tasks)
+    use_ptr, uses = compressed(*layout.uses(), layout.num_tasks)
+    lane_count, lanes = layout.lanes()
+    buffer_proc, buffer_bytes, buffer_first = layout.buffers()
+    return TaskGraph(
+        kind=layout.kinds(),
+        order=layout.order(),
+        cost=cost,
+        cost_keys=keys,
+        lane_ptr=pointer(lane_count),
+        lanes=lanes,
+        need_ptr=need_ptr,
+        needs=needs,
+        use_ptr=use_ptr,
+        uses=uses,
+        buffer_proc=buffer_proc,
+        buffer_bytes=buffer_bytes,
+        buffer_first=buffer_first,
+        private_bytes=layout.private(),
+        num_procs=num_procs,
+        tasks=Lazy(layout.task, layout.num_tasks),
+        buffers=Lazy(layout.buffer, layout.num_buffers),
+    )
+
+
+class Layout:
+    """Where the tasks and buffers of each instance begin, and what follows from that."""
+
+    def __init__(self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance], catalogue: Catalogue) -> None:
+        self.steps, self.flows, self._catalogue = steps, flows, catalogue
+        self._step_kind, self._flow_kind = catalogue.kinds(steps, [f.template for f in flows])
+        sizes = catalogue.step_sizes.of(self._step_kind)[0]
+        transfers, buffers = catalogue.flow_sizes.of(self._flow_kind)[0]
+        self.step_base = pointer(sizes[0])
+        self.flow_base = self.step_base[-1] + pointer(transfers)
+        self.buffer_base = pointer(buffers)
+        self.num_tasks, self.num_buffers = int(self.flow_base[-1]), int(self.buffer_base[-1])
+
+    @cached_property
+    def _of_steps(self) -> np.ndarray:
+        """Cost, lane and private bytes of the tasks of steps."""
+        return self._catalogue.tasks.of(self._step_kind)[0]
+
+    @cached_property
+    def _of_flows(self) -> np.ndarray:
+        """Kind, cost and number of lanes of the tasks of flows."""
+        return self._catalogue.transfers.of(self._flow_kind)[0]
+
+    def kinds(self) -> np.ndarray:
+        """int8: what each task is."""
+        compute = np.full(self.flow_base[0], Kind.COMPUTE, dtype=np.int8)
+        return np.append(compute, self._of_flows[0].astype(np.int8))
+
+    def costs(self) -> tuple[np.ndarray, tuple[CostKey, ...]]:
+        """What each task costs: the number of its key, and the keys, in the order in which tasks have them, then tasks
+        that read in strides.
+        """
+        cost = np.append(self._of_steps[0], self._of_flows[1])
+        strided, numbers = [NONE], [NONE]
+        for slot, rows in self._in_strides.items():
+            tasks, keys = self.steps[slot].template.strided(self.steps[slot].config.replicas, rows)
+            strided.append(self.step_base[slot] + tasks)
+            numbers.append(self._catalogue.keys.numbered(keys))
+        every = np.concatenate([cost, *numbers])
+        cost[np.concatenate(strided)] = np.concatenate(numbers)
+        # backwards, so that of those with one key the first stays
+        first = np.full(len(self._catalogue.keys.each), -1)
+        first[every[::-1]] = np.arange(len(every))[::-1]
+        met = np.flatnonzero(first >= 0)
+        met = met[np.argsort(first[met])]
+        number = np.zeros(len(first), np.int64)
+        number[met] = np.arange(len(met))
+        return number[cost], tuple([self._catalogue.keys.each[n] for n in met.tolist()])
+
+    def lanes(self) -> tuple[np.ndarray, np.ndarray]:
+        """How many lanes each task occupies, and which."""
+        one = np.ones(self.flow_base[0], dtype=np.int64)
+        lanes = self._catalogue.lanes.of(self._flow_kind)[0]
+        return np.append(one, self._of_flows[2]), np.append(self._of_steps[1], lanes[0])
+
+    def order(self) -> np.ndarray:
+        """Keys, unique whatever was made first: by slot in the program, computation before transfers, by number."""
+        sizes = np.diff(self.step_base)
+        slots = np.repeat(np.arange(len(self.steps)), sizes)
+        of_steps = (slots + 1 << 40) + np.arange(self.step_base[-1]) - self.step_base[slots]
+        sending = np.flatnonzero(np.diff(self.flow_base))
+        starts = np.array([(self.flows[n].slot + 1 << 40) + (n + 1 << 20) for n in sending.tolist()], dtype=np.int64)
+        starts -= self.flow_base[sending]
+        of_flows = np.arange(self.flow_base[0], self.num_tasks) + np.repeat(starts, np.diff(self.flow_base)[sending])
+        return np.append(of_steps, of_flows)
+
+    @cached_property
+    def _begins(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where the buffers and tasks of each flow begin, then those of each step that it touches; and where in these
+        its tasks are.
+        """
+        slots = np.fromiter(chain.from_iterable([f.slots for f in self.flows]), dtype=np.int64)
+        counts = np.array([len(f.slots) for f in self.flows], dtype=np.int64)
+        first = np.cumsum(counts) - counts
+        own = np.stack([self.buffer_base[:-1], self.flow_base[:-1]]).T.reshape(-1)
+        return np.insert(self.step_base[slots], np.repeat(first, 2), own), first + 2 * np.arange(len(first)) + 1
+
+    def _tasks(self, owner: np.ndarray, task: np.ndarray, flow: np.ndarray) -> np.ndarray:
+        """The numbers of tasks of owners, as a catalogue says them, in these flows."""
+        return compiled(_placed)(*self._begins, owner, task, flow)
+
+    def edges(self) -> tuple[np.ndarray, np.ndarray]:
+        """All edges: the tasks that wait, and those for which they wait."""
+        after, before = self._catalogue.edges.placed(self._flow_kind, *self._begins)
+        rows = zip(self.steps, self.step_base.tolist())
+        waits = stages.waits((step, enumerate(step.config.procs, base)) for step, base in rows)
+        return np.append(after, waits[:, 0]), np.append(before, waits[:, 1])
+
+    def uses(self) -> tuple[np.ndarray, np.ndarray]:
+        """Tasks, and buffers that they touch."""
+        tasks, buffers = self._catalogue.uses.placed(self._flow_kind, *self._begins)
+        return tasks, buffers
+
+    def buffers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Where each buffer lies, its bytes, and the task that begins its life, -1 for what outlives the step."""
+        (procs, nbytes, owner, task), flow = self._catalogue.buffers.of(self._flow_kind)
+        return procs, nbytes, np.where(task < 0, -1, self._tasks(owner, task, flow))
+
+    def private(self) -> np.ndarray:
+        """Private bytes of all tasks; a task that adds to a result may need more than one that writes it.
+
+        Transfers need no memory of their own: staging is among the buffers.
+        """
+        of_flows = np.zeros(self.num_tasks - int(self.flow_base[0]), dtype=np.int64)
+        result = np.append(self._of_steps[2], of_flows)
+        (owner, task, port), flow = self._catalogue.adds.of(self._flow_kind)
+        ports = np.zeros(self.flow_base[0], np.int64)
+        np.bitwise_or.at(ports, self._tasks(owner, task, flow), 1 << port)
+        adding = np.flatnonzero(ports)
+        slot = np.searchsorted(self.step_base, adding, side="right") - 1
+        bits = int(ports.max(initial=0)).bit_length()
+        pairs, each = np.unique(self._step_kind[slot] << bits | ports[adding], return_inverse=True)
+        kinds, through = (pairs >> bits).tolist(), (pairs & (1 << bits) - 1).tolist()
+        nbytes = [self._catalogue.private_adding(*pair) for pair in zip(kinds, through, strict=True)]
+        begin = pointer([len(of) for of in nbytes])
+        result[adding] = np.concatenate([NONE, *nbytes])[begin[each] + adding - self.step_base[slot]]
+        return result
+
+    @cached_property
+    def _in_strides(self) -> dict[int, list[InStrides]]:
+        """For each slot what its tasks read in strides, as the flows' templates tell: rows of (task, port, shape)."""
+        found: dict[int, list[InStrides]] = {}
+        for f in np.flatnonzero(self._catalogue.strided.of(self._flow_kind)[0][0]).tolist():
+            for step, rows in self.flows[f].template.in_strides:
+                found.setdefault(self.flows[f].slots[step], []).append(rows)
+        return found
+
+    @cached_property
+    def _adding(self) -> dict[int, list[tuple[int, np.ndarray]]]:
+        """For each slot its output ports through which tasks add to what is there already, and which tasks do."""
+        adding: dict[int, list[tuple[int, np.ndarray]]] = {}
+        for flow in self.flows:
+            for step, port, tasks in flow.template.adding:
+                adding.setdefault(flow.slots[step], []).append((port, tasks))
+        return adding
+
+    @cached_property
+    def _buffers(self) -> list[np.ndarray]:
+        """For each step the buffer of each port (inputs, then outputs) of each task."""
+        tables = [np.full((len(s.step.inputs) + len(s.step.outputs), s.num_tasks), -1) for s in self.steps]
+        for f, base in zip(self.flows, self.buffer_base[:-1], strict=True):
+            # what is carried through a forward pass is made, but nobody writes it
+            for (slot, task, port), instance in zip(f.touches(f.template.writing), f.version.made, strict=False):
+                tables[slot][len(self.steps[slot].step.inputs) + port, task] = base + instance
+            for (slot, task, port), instance in zip(f.touches(f.template.reading), f.version.located, strict=True):
+                if slot != HOST:
+                    tables[slot][port, task] = base + instance
+        return tables
+
+    def task(self, number: int) -> Task:
+        if number >= self.flow_base[0]:
+            flow = int(np.searchsorted(self.flow_base, number, side="right")) - 1
+            return self.flows[flow].task(number, number - int(self.flow_base[flow]), int(self.buffer_base[flow]))
+        slot = int(np.searchsorted(self.step_base, number, side="right")) - 1
+        local = number - int(self.step_base[slot])
+        ports = {port for port, tasks in self._adding.get(slot, ()) if local in tasks}
+        adds = [port in ports for port in range(len(self.steps[slot].step.outputs))]
+        return self.steps[slot].task(number, local, self._buffers[slot][:, local].tolist(), adds)
+
+    def buffer(self, number: int) -> Buffer:
+        flow = int(np.searchsorted(self.buffer_base, number, side="right")) - 1
+        return self.flows[flow].buffer(number - int(self.buffer_base[flow]))
+
+
+def _placed(begin, first, owner, task, flow):  # type: ignore[no-untyped-def]
+    """begin[owner + first[flow]] + task of each."""
+    found = np.empty(len(task), np.int64)
+    for k in range(len(task)):
+        found[k] = begin[owner[k] + first[flow[k]]] + task[k]
+    return found

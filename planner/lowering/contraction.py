@@ -1,0 +1,78 @@
+"""Contraction: tasks of a graph that become one, and what follows for numbers, needs and lanes.
+
+It does not know what the tasks do, nor why they become one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from castile.planner.lowering.rows import compressed, pointer
+from castile.runtime.task import TaskGraph
+
+NO_PAIRS = np.empty((0, 2), np.int64)
+
+
+class Contracted(NamedTuple):
+    """A graph of which some tasks have become one.
+
+    number[T]   the task of `graph` that each of the old tasks has become
+    """
+
+    graph: TaskGraph
+    number: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Contraction:
+    """Each of `groups` of a graph's tasks as one, which takes the place of the last; others stay what they are.
+
+    Tasks of a group lie on the same lanes. Nobody in a group may wait, through others, for one of it.
+    """
+
+    old: TaskGraph
+    groups: Sequence[Sequence[int]]
+
+    @cached_property
+    def stands(self) -> np.ndarray:
+        """The old task that stands for each old task."""
+        found = np.arange(self.old.num_tasks)
+        for group in self.groups:
+            found[list(group)] = group[-1]
+        return found
+
+    @cached_property
+    def kept(self) -> np.ndarray:
+        """The old number of each new task."""
+        return np.flatnonzero(self._stands_for_itself)
+
+    @cached_property
+    def number(self) -> np.ndarray:
+        """The new number of each old task."""
+        return (np.cumsum(self._stands_for_itself) - 1)[self.stands]
+
+    @cached_property
+    def _stands_for_itself(self) -> np.ndarray:
+        return self.stands == np.arange(self.old.num_tasks)
+
+    def fields(self, turns: np.ndarray = NO_PAIRS) -> dict[str, Any]:
+        """Kinds, order, lanes and needs of the new tasks, with more edges (before, after) between them."""
+        old, kept = self.old, self.kept
+        after, before = np.repeat(self.number, np.diff(old.need_ptr)), self.number[old.needs]
+        real = after != before
+        after, before = np.append(after[real], turns[:, 1]), np.append(before[real], turns[:, 0])
+        need_ptr, needs = compressed(after, before, len(kept))
+        counts = np.diff(old.lane_ptr)
+        return {
+            "kind": old.kind[kept],
+            "order": old.order[kept],
+            "lane_ptr": pointer(counts[kept]),
+            "lanes": old.lanes[np.repeat(self._stands_for_itself, counts)],
+            "need_ptr": need_ptr,
+            "needs": needs,
+        }

@@ -1,0 +1,114 @@
+"""Groups: transfers over the same processors that are put together, of so many bytes at most.
+
+Small sums become one, of arrays that lie end to end. What others send or bring lies piece by piece, and nothing can lie
+between the pieces: they begin together, as in one group of NCCL's. It does not know how either is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from castile.planner.lowering.instances import FlowInstance, FlowTemplate, StepInstance
+from castile.runtime.dependence import Version
+from castile.runtime.task import AT_ONCE, Comm, Kind
+from castile.runtime.transfer import Pattern
+
+END_TO_END = "all_reduce"
+
+
+class Joinable(NamedTuple):
+    """A transfer that others can join.
+
+    task, first_buffer   its number, and that of the first buffer of its version
+    procs                the processors of its members
+    made, read           the last slot whose step contributes, -1 for none, and the first whose step reads the result
+    at                   the slot that it follows in the program
+    """
+
+    task: int
+    first_buffer: int
+    pattern: Pattern
+    procs: tuple[int, ...]
+    made: int
+    read: int
+    at: int
+
+    @property
+    def comm(self) -> Comm:
+        assert isinstance(self.pattern.how, Comm)
+        return self.pattern.how
+
+    @property
+    def elements(self) -> int:
+        return sum(self.comm.counts[0])
+
+
+def joinable(steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> list[Joinable]:
+    """The transfers that could be put together, as they are made in the program."""
+    task, buffer, found = sum(len(s.config.procs) for s in steps), 0, []
+    known: dict[tuple[FlowTemplate, bool], list[tuple[int, tuple[int, ...]]]] = {}
+    for flow in flows:
+        template, is_read = flow.template, bool(flow.flow.readers)
+        if (template, is_read) not in known:
+            known[template, is_read] = _of(template, is_read)
+        if known[template, is_read]:
+            made = max([slot for slot, _ in flow.flow.producers], default=-1)
+            read = min(slot for slot, _ in flow.flow.readers)
+            for n, procs in known[template, is_read]:
+                found.append(Joinable(task + n, buffer, flow.version.patterns[n], procs, made, read, flow.slot))
+        task, buffer = task + flow.num_tasks, buffer + flow.num_buffers
+    return sorted(found, key=lambda one: (one.at, one.task))
+
+
+def _of(template: FlowTemplate, is_read: bool) -> list[tuple[int, tuple[int, ...]]]:
+    """The transfers of such flows that others can join, which wait for none of it that comes from another processor;
+    and the processors of each one's members.
+    """
+    patterns, found, brought = template.version.patterns, list[int](), set[int]()
+    if patterns and all(pattern.name == END_TO_END for pattern in patterns):
+        if not template.role and not template.version.is_strided:
+            found = [n for n, pattern in enumerate(patterns) if _is_whole(pattern, template.version)]
+    else:
+        for n, pattern in enumerate(patterns):
+            waits = not brought.isdisjoint(pattern.reads)
+            if pattern.name in AT_ONCE and not waits and is_read:
+                found.append(n)
+            if waits or pattern.kind >= Kind.MOVE:
+                brought.update(pattern.writes)
+    return [(n, tuple([template.procs[slot] for slot in patterns[n].procs])) for n in found]
+
+
+def _is_whole(pattern: Pattern, version: Version) -> bool:
+    """Whether all views of an all-reduce are whole buffers, each another."""
+    assert isinstance(pattern.how, Comm)
+    views = [v for v in (*pattern.how.send, *pattern.how.receive) if v is not None]
+    boxes = [version.instances[v.buffer].box for v in views]
+    alone = len({v.buffer for v in views}) == len(views) == 2 * len(pattern.how.group)
+    return alone and all(v.box == box and box.volume for v, box in zip(views, boxes, strict=True))
+
+
+def grouped(ones: Sequence[Joinable], size: int) -> list[list[Joinable]]:
+    """Transfers of one form over the same processors of at most so many bytes together, in the order of the program.
+
+    All steps that contribute to one come before any that reads it: then no task can come to wait for itself, since what
+    is put together stands between the two in the program.
+    """
+    latest: dict[str, int] = {}
+    for one in ones:
+        latest[one.pattern.name] = max(one.made, latest.get(one.pattern.name, -1))
+    found: list[list[Joinable]] = []
+    current: dict[tuple[object, ...], list[Joinable]] = {}
+    for one in ones:
+        form = one.pattern.name
+        # what waits for no step need not wait for what does
+        key = form, one.procs, one.pattern.key.dtype, one.read > latest[form], one.made < 0
+        group = current.get(key, [])
+        nbytes = sum(other.pattern.key.nbytes for other in (*group, one))
+        if one.pattern.key.nbytes > size:
+            continue
+        if not group or nbytes > size or one.made >= min(other.read for other in group):
+            group = current[key] = []
+            found.append(group)
+        group.append(one)
+    return [group for group in found if len(group) > 1]

@@ -1,0 +1,367 @@
+"""Templates: what every part of one pass of one operator touches and computes, for local shapes and a split.
+
+One template serves all nodes of the same operator, shapes and split, whatever their names and processors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
+from math import prod
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from castile.planner.axes import Operand
+from castile.planner.bodies.trace import Recording
+from castile.planner.bodies.vocabulary import Spec, itemsize
+from castile.planner.graph import Node
+from castile.planner.lowering.grid import Grid, Layout, joint
+from castile.planner.lowering.recordings import Recorder, place_counts
+from castile.planner.lowering.watched import Shared
+from castile.planner.op import Op
+from castile.planner.step.program import WHOLE_BATCH, Micro, Step, bearing
+from castile.runtime.region import Box
+from castile.runtime.task import Body, CostKey
+
+Bodies = dict[tuple[bool, ...], Body]
+Cuts = tuple[tuple[str, int], ...]
+Frames = tuple[tuple[int, tuple[int, ...]], ...]  # input ports, and the shapes of arrays that they read in strides
+Boxes = dict[tuple[int, bool], tuple[Box | None, ...]]  # by the number of a port and whether it is an output
+InStrides = tuple[tuple[int, int, tuple[int, ...]], ...]  # tasks, input ports, and the same
+Shapes = tuple[tuple[int, ...], ...]
+# Of each port, inputs then outputs, where in its region lies what parts touch, () where as it comes; () if all do so.
+Places = tuple[Hashable, ...]
+
+
+class Work(msgspec.Struct, frozen=True, eq=False):
+    """What parts that compute alike have in common: their cost, what they record, and which ports they touch.
+
+    bodies   those made of the recording, which works that share it have in common
+    inputs, outputs   whether each is touched
+    dtypes   of what is made, in the regions where it goes
+    turns    of each port that is touched where in its region each dim of it is, () where as they come
+    """
+
+    key: CostKey
+    recording: Recording
+    bodies: Bodies
+    inputs: tuple[bool, ...]
+    outputs: tuple[bool, ...]
+    dtypes: tuple[str, ...]
+    turns: tuple[tuple[int, ...], ...]
+    _strided: dict[Frames, CostKey] = msgspec.field(default_factory=dict)
+
+    def strided_key(self, frames: Frames) -> CostKey:
+        """The cost where input ports are read in strides out of arrays of these shapes."""
+        known = self._strided
+        if frames not in known:
+            touched = [n for n, is_touched in enumerate(self.inputs) if is_touched]
+            known[frames] = self.key.strided({touched.index(port): shape for port, shape in frames})
+        return known[frames]
+
+    def body(self, adds: tuple[bool, ...]) -> Body:
+        """The kernel calls, where output port j is added to where adds[j]."""
+        made = tuple([a for a, is_touched in zip(adds, self.outputs, strict=True) if is_touched])
+        if made not in self.bodies:
+            self.bodies[made] = self.recording.body(made, self.dtypes, self.turns)
+        return self.bodies[made]
+
+
+class PartTemplate(NamedTuple):
+    """One part: the box of each port (None: not touched), inputs then outputs, and its work."""
+
+    inputs: tuple[Box | None, ...]
+    outputs: tuple[Box | None, ...]
+    work: Work
+
+    @property
+    def key(self) -> CostKey:
+        return self.work.key
+
+    def body(self, adds: tuple[bool, ...]) -> Body:
+        """The kernel calls, where output port j is added to where adds[j]."""
+        return self.work.body(adds)
+
+
+class Works:
+    """What the parts of a pass compute, wherever in their regions lies what they touch.
+
+    each     one work for all parts that do the same, wherever they tell kernels that they do it
+    number   which of these each part's is
+    boxes    of ports, of what lies as it comes: the box by part
+    """
+
+    def __init__(self, each: Sequence[Work], number: Sequence[int]) -> None:
+        self.each, self.number = each, np.array(number)
+        self.boxes: Boxes = {}
+        self._private: dict[tuple[bool, ...], np.ndarray] = {}
+
+    def of(self, part: int) -> Work:
+        return self.each[self.number[part]]
+
+    def private_adding(self, adds: tuple[bool, ...]) -> np.ndarray:
+        """The private bytes of each part where output port j is added to if adds[j]."""
+        if adds not in self._private:
+            self._private[adds] = np.array([work.body(adds).private_bytes for work in self.each])[self.number]
+        return self._private[adds]
+
+    @cached_property
+    def keys(self) -> tuple[tuple[CostKey, ...], np.ndarray]:
+        """The distinct cost keys and the number of each part's."""
+        distinct: dict[CostKey, int] = {}
+        numbers = np.array([distinct.setdefault(work.key, len(distinct)) for work in self.each])
+        return tuple(distinct), numbers[self.number]
+
+
+class StepTemplate:
+    """All parts of a pass, row-major in the order of the axis line.
+
+    does   what they compute: one object for all passes that differ in where in its region lies what they touch
+    """
+
+    def __init__(self, step: Step, grid: Grid, common: _Common, does: Works, places: Places) -> None:
+        self._step, self._grid, self._common, self.does, self._places = step, grid, common, does, places
+        self.num_parts = grid.count
+        self._parts: dict[int, PartTemplate] = {}
+        self._boxes: Boxes = {}
+        self._strided: dict[tuple[int, ...], tuple[object, tuple[np.ndarray, list[CostKey]]]] = {}
+
+    @property
+    def parts(self) -> list[PartTemplate]:
+        return [self.part(number) for number in range(self.num_parts)]
+
+    def part(self, number: int) -> PartTemplate:
+        """One of them, with the work of its own."""
+        if number not in self._parts:
+            inputs = tuple([self.boxes(port, False)[number] for port in range(len(self._step.inputs))])
+            outputs = tuple([self.boxes(port, True)[number] for port in range(len(self._step.outputs))])
+            work = self._common.work(self._step.which, self._grid, layouts_of(self._step, self._grid), number)
+            self._parts[number] = PartTemplate(inputs, outputs, work)
+        return self._parts[number]
+
+    def known(self, port: int, output: bool) -> Boxes:
+        """Where it is kept which boxes a port has: one object for all templates of which it has the same."""
+        is_moved = self._places and self._places[port + len(self._step.inputs) * output]
+        return self._boxes if is_moved else self.does.boxes
+
+    def boxes(self, port: int, output: bool) -> tuple[Box | None, ...]:
+        """The box of a port by part."""
+        known = self.known(port, output)
+        if (port, output) not in known:
+            layout = self._grid.layout((self._step.outputs if output else self._step.inputs)[port])
+            bears = self._common.bears[port + len(self._step.inputs) * output]
+            boxes = (layout.each(bears.laid) if bears.order else layout).by_part
+            touched = [(work.outputs if output else work.inputs)[port] for work in self.does.each]
+            rows = zip(boxes, self.does.number.tolist()) if not all(touched) else ()
+            known[port, output] = tuple([box if touched[n] else None for box, n in rows]) or boxes
+        return known[port, output]
+
+    def are_apart(self, port: int, output: bool) -> bool:
+        """Whether it is known of the boxes of a port that all parts have one and no two overlap."""
+        layout = self._grid.layout((self._step.outputs if output else self._step.inputs)[port])
+        return layout.are_apart and None not in self.boxes(port, output)
+
+    def strided(self, replicas: int, rows: Sequence[InStrides]) -> tuple[np.ndarray, list[CostKey]]:
+        """The tasks, when each part has that many replicas, that read arrays in strides, and cost keys that say so."""
+        # Flows have the rows of their templates, so those that are alike are one object, which is kept.
+        key = (replicas, *map(id, rows))
+        if key not in self._strided:
+            frames: dict[int, dict[int, tuple[int, ...]]] = {}
+            for task, port, frame in chain.from_iterable(rows):
+                frames.setdefault(task, {})[port] = frame
+            works = [(self.does.of(task // replicas), tuple(sorted(of.items()))) for task, of in frames.items()]
+            keys = [work.strided_key(of) for work, of in works]
+            self._strided[key] = rows, (np.array(list(frames), np.int64), keys)
+        return self._strided[key][1]
+
+
+def layouts_of(step: Step, grid: Grid) -> list[Layout]:
+    """What parts touch at each port of a step."""
+    return [grid.layout(port) for port in (*step.inputs, *step.outputs)]
+
+
+def cuts_of(split: Mapping[str, int]) -> Cuts:
+    """A split in one way: the axes that are cut, by name."""
+    return tuple(sorted([(axis, d) for axis, d in split.items() if d > 1]))
+
+
+class Templates:
+    """The templates made so far; a search shares one of these over all its proposals."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, Cuts], StepTemplate] = {}
+        self._grids: dict[object, Grid] = {}
+        # by the number of those that compute the same
+        self._common: dict[int, _Common] = {}
+        self._numbers: dict[object, int] = {}
+        self._coarse: dict[tuple[str, int], int] = {}
+        # by identity, each with what keeps its identity its own
+        self._nodes: dict[int, tuple[Node, int]] = {}
+        self._steps: dict[int, tuple[Step, int, Micro]] = {}
+        self._alike: dict[int, tuple[int, Places]] = {}
+
+    def get(self, step: Step, split: dict[str, int], dtypes: Callable[[str], str]) -> StepTemplate:
+        """The template of a step under a split; dtypes(region) names what a region's elements are."""
+        cuts, kind = cuts_of(split), self.kind(step, dtypes)
+        key = kind, cuts
+        if key not in self._made:
+            (number, places), micro = self._alike[kind], self._steps[id(step)][2]
+            grid = self.grid(step.node, cuts, step.axis, micro)
+            if number not in self._common:
+                self._common[number] = _Common(step, dtypes)
+            common = self._common[number]
+            self._made[key] = StepTemplate(step, grid, common, common.works(step, cuts, grid), places)
+        return self._made[key]
+
+    def grid(self, node: Node, cuts: Cuts, axis: str = "", micro: Micro = WHOLE_BATCH) -> Grid:
+        """The parts of a node, one for all nodes of its kind."""
+        key = (self.node_kind(node), axis, micro, cuts)
+        if key not in self._grids:
+            self._grids[key] = Grid(node, dict(cuts), axis, micro)
+        return self._grids[key]
+
+    def kind(self, step: Step, dtypes: Callable[[str], str]) -> int:
+        """The same number for steps that have the same template under every split."""
+        if id(step) not in self._steps:
+            # where a body does not ask which piece it is, all microbatches are alike
+            is_one = step.micro.count == 1 or "at" in step.node.op.asks(step.which)
+            micro = step.micro if is_one else Micro(0, step.micro.count)
+            ports = tuple([(p.role, p.index, dtypes(p.region), p.cut, p.begin) for p in (*step.inputs, *step.outputs)])
+            key = (self.node_kind(step.node), step.which, step.axis, micro, ports)
+            kind = self._numbers.setdefault(key, len(self._numbers))
+            if kind not in self._alike:
+                alike = (self._recorded_kind(step.node), *key[1:-1], tuple([port[:3] for port in ports]))
+                self._alike[kind] = self._numbers.setdefault(alike, len(self._numbers)), self._places(step)
+            self._steps[id(step)] = step, kind, micro
+        return self._steps[id(step)][1]
+
+    def alike(self, kind: int) -> tuple[int, Places]:
+        """Of a kind of steps a number, the same for those that compute the same, wherever in its region lies what they
+        touch; and where that is.
+        """
+        return self._alike[kind]
+
+    def _places(self, step: Step) -> Places:
+        op, found = step.node.op, []
+        for port in (*step.inputs, *step.outputs):
+            is_asked = op.unrecorded and port.of_operand and not op.follows(port.index)
+            place = port.cut, port.begin, self.node_kind(step.node) if is_asked else 0
+            found.append(() if place == (None, (), 0) else place)
+        return tuple(found) if any(found) else ()
+
+    def node_kind(self, node: Node) -> int:
+        """The same number for nodes of the same operator and shapes."""
+        if id(node) not in self._nodes:
+            key = node.op, node.alignment
+            self._nodes[id(node)] = node, self._numbers.setdefault(key, len(self._numbers))
+        return self._nodes[id(node)][1]
+
+    def cost_kind(self, node: Node) -> int:
+        """The same number for nodes of the same operator and shapes that cost the same."""
+        return self._coarser(node, "cost", lambda op: op.cost_settings)
+
+    def _recorded_kind(self, node: Node) -> int:
+        """The same number for nodes whose bodies record the same."""
+        return self._coarser(node, "recorded", lambda op: op.recorded_settings)
+
+    def _coarser(self, node: Node, what: str, settings: Callable[[Op], Hashable]) -> int:
+        """The same number for nodes of the same operator and shapes that are alike in some of its settings."""
+        known = what, self.node_kind(node)
+        if known not in self._coarse:
+            key = what, type(node.op), settings(node.op), node.alignment
+            self._coarse[known] = self._numbers.setdefault(key, len(self._numbers))
+        return self._coarse[known]
+
+
+class _Common:
+    """What parts of steps that record the same have in common, under every split: found once."""
+
+    def __init__(self, step: Step, dtypes: Callable[[str], str]) -> None:
+        self.step = step
+        self.dtypes = [dtypes(port.region) for port in (*step.inputs, *step.outputs)]
+        self.bears = bearing(step)
+        self._turns = [one.back for one in self.bears]
+        self._recorder, self._asked = Recorder(step), Asked(step, self.dtypes)
+        self._place_counts = place_counts(step)
+        # those of which the ranges say what parts record
+        self._axes = set[str]()
+        self._recordings: dict[Shapes, Shared[tuple[Recording, Bodies]]] = {}
+        self._works: dict[object, Work] = {}
+        self._split: dict[Cuts, Works] = {}
+
+    def works(self, step: Step, cuts: Cuts, grid: Grid) -> Works:
+        """The works of one of these steps under a split: all touch boxes of the same shapes."""
+        if cuts not in self._split:
+            self._split[cuts] = self._find(step.which, grid, layouts_of(step, grid))
+        return self._split[cuts]
+
+    def _find(self, which: str, grid: Grid, layouts: Sequence[Layout]) -> Works:
+        alike = joint(grid.by_length, grid.by_flops(which))
+        for layout in layouts:
+            alike = alike if layout.is_even else joint(alike, layout.by_shape)
+        axes: set[str] | None = None
+        while axes != self._axes:
+            axes = set(self._axes)
+            kinds = joint(alike, grid.along([axis for axis in grid.blocks if axis in axes]))
+            found = [self.work(which, grid, layouts, first) for first in kinds.firsts]
+        return Works(found, kinds.of)
+
+    def work(self, which: str, grid: Grid, layouts: Sequence[Layout], number: int) -> Work:
+        """That of a part, with what it records where it is."""
+        shapes = tuple([layout.shape(number) for layout in layouts])
+        flops, given = grid.flops(which, number), shapes[: len(self.step.inputs)]
+        if given not in self._recordings:
+            specs = tuple(map(Spec, given, self.dtypes))
+            self._recordings[given] = Shared(lambda like: (self._recorder.recorded(like, specs), {}))
+        shared = self._recordings[given]
+        recording, bodies = shared.of(grid.part(number))
+        if self._place_counts:
+            self._axes |= shared.axes
+        known = (shapes, flops, id(bodies))
+        if known not in self._works:
+            self._works[known] = self._made(recording, bodies, shapes, flops)
+        return self._works[known]
+
+    def _made(self, recording: Recording, bodies: Bodies, shapes: tuple[tuple[int, ...], ...], flops: float) -> Work:
+        num_inputs, made = len(self.step.inputs), self._recorder.wanted(recording)
+        for shape, one, port in zip(shapes[num_inputs:], made, self.step.outputs, strict=True):
+            assert one is None or one.shape == shape, f"{self.step.name}: {port} is {one}, its box has shape {shape}"
+        inputs, outputs = tuple([i in recording.reads for i in range(num_inputs)]), tuple([s is not None for s in made])
+        touched = [n for n, t in enumerate((*inputs, *outputs)) if t]
+        key = self._asked.key([(n, shapes[n]) for n in touched], flops)
+        dtypes = tuple([self.dtypes[n] for n in touched if n >= num_inputs])
+        return Work(key, recording, bodies, inputs, outputs, dtypes, tuple([self._turns[n] for n in touched]))
+
+
+class Asked:
+    """What the cost keys of a pass have in common, whatever the shapes of its parts; dtypes: those of all its ports."""
+
+    def __init__(self, step: Step, dtypes: Sequence[str]) -> None:
+        op = step.node.op
+        self._name, self._dtype = f"{op.name}.{step.which}", priced(step, dtypes)
+        self._settings = ",".join([f"{name}={value}" for name, value in op.cost_settings])
+        # As `+3x4` what a gradient is added to, which else could be taken for one more that is given.
+        signs = ["+" * (port.role == "onto") for port in (*step.inputs, *step.outputs)]
+        self._told = list(zip(signs, map(_laid, bearing(step)), map(itemsize, dtypes)))
+
+    def key(self, arrays: Sequence[tuple[int, tuple[int, ...]]], flops: float) -> CostKey:
+        """The cost of a part that touches arrays of these shapes at ports of these numbers."""
+        told, nbytes = [], 0
+        for n, shape in arrays:
+            sign, laid, size = self._told[n]
+            told.append(sign + "x".join(map(str, shape)) + laid)
+            nbytes += prod(shape) * size
+        return CostKey(self._name, f"{';'.join(told)}|{self._settings}", self._dtype, round(flops), nbytes)
+
+
+def _laid(one: Operand) -> str:
+    """As in `@0231`: which dims of an array lie outside which others, where that is not as they come."""
+    return "@" + "".join(map(str, one.order)) if one.order else ""
+
+
+def priced(step: Step, dtypes: Sequence[str]) -> str:
+    """The dtype that a pass computes with: parameters' gradients may be summed in a wider one."""
+    return dtypes[0 if step.which == "W" else len(step.inputs)]

@@ -1,0 +1,253 @@
+"""Together: tasks that do the same to one small array after the other become one that does it to them all.
+
+So are parameters cast to 16 bits when a step begins, their gradients measured and clipped when it ends, and they
+updated: hundreds of vectors by a few launches. It does not know which kernels can do so; the vocabulary does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+import msgspec
+import numpy as np
+
+from castile.planner.bodies import vocabulary
+from castile.planner.lowering.contraction import Contracted, Contraction
+from castile.planner.lowering.instances import FlowInstance, StepInstance
+from castile.planner.lowering.rows import Lazy, compressed, runs
+from castile.planner.lowering.template import StepTemplate, Work
+from castile.planner.step.program import Micro
+from castile.runtime.task import Arg, Body, Call, CostKey, Kind, Task, TaskGraph, View
+
+# Of so many arrays' parameters, and so many bytes that it touches, is one task at most: then it still begins early, and
+# what it reads is soon given back.
+MOST = 16
+MOST_BYTES = 100_000_000
+_FOR_SEVERAL = (vocabulary.takes_many, vocabulary.sums_many)
+
+
+def every_task(steps: Sequence[StepInstance]) -> Iterator[list[tuple[int, int]]]:
+    """The tasks of each step in a graph of the whole machine: which of the step's it is, and its number."""
+    base = 0
+    for step in steps:
+        yield list(enumerate(range(base, base + step.num_tasks)))
+        base += step.num_tasks
+
+
+def repeatable(
+    steps: Sequence[StepInstance], flows: Sequence[FlowInstance], tasks: Iterable[Sequence[tuple[int, int]]],
+    calls: Sequence[Sequence[Call | None]],
+) -> list[tuple[int, Call, Micro]]:  # fmt: skip
+    """The tasks of steps that consist of one call of a kernel that does to the arrays of several what it does to one's,
+    with that call, and their microbatch.
+
+    tasks   those of each step, as `every_task` says them
+    calls   as `only_calls` says them
+    Those that add to what is there are left out: a call adds to all of its results or to none.
+    """
+    adding: defaultdict[int, set[int]] = defaultdict(set)
+    for flow in flows:
+        for user, _, adders in flow.template.adding:
+            adding[flow.slots[user]].update(adders.tolist())
+    found: list[tuple[int, Call, Micro]] = []
+    for slot, (own, those) in enumerate(zip(calls, tasks, strict=True)):
+        if any(own):
+            replicas, alone = steps[slot].config.replicas, adding.get(slot, ())
+            each = ((number, own[local // replicas]) for local, number in those if local not in alone)
+            micro = steps[slot].step.micro
+            found += [(number, call, micro) for number, call in each if call and vocabulary.takes_many(call.kernel)]
+    return found
+
+
+def summing(
+    steps: Sequence[StepInstance], flows: Sequence[FlowInstance], tasks: Iterable[Sequence[tuple[int, int]]],
+    calls: Sequence[Sequence[Call | None]],
+) -> list[list[tuple[int, Call | None]]]:  # fmt: skip
+    """The tasks of steps that add to one array, one after the other; with the call of a kernel that sums over the
+    arrays of several, where one consists of just that.
+
+    tasks   those of each step, as `every_task` says them
+    calls   as `only_calls` says them
+    """
+    sums = [[call if call and vocabulary.sums_many(call.kernel) else None for call in own] for own in calls]
+    able = {slot for slot, own in enumerate(sums) if any(own)}
+    numbers = [dict(those) for those in tasks] if able else []
+    chains: list[list[tuple[int, Call | None]]] = []
+    for flow in flows:
+        if able.isdisjoint(flow.slots) or not flow.template.adding:
+            continue
+        into: defaultdict[int, list[tuple[int, Call | None]]] = defaultdict(list)
+        ports = zip(flow.touches(flow.template.writing), flow.version.made.tolist(), strict=True)
+        for (slot, local, _), instance in ports:
+            if local in numbers[slot]:
+                into[instance].append((numbers[slot][local], sums[slot][local // steps[slot].config.replicas]))
+        chains += into.values()
+    return chains
+
+
+def only_calls(steps: Sequence[StepInstance]) -> list[list[Call | None]]:
+    """Of each step's parts what `only_call` says."""
+    known: dict[Work, Call | None] = {}
+
+    def each(works: Sequence[Work]) -> list[Call | None]:
+        known.update([(work, only_call(work)) for work in works if work not in known])
+        return [known[work] for work in works]
+
+    of_parts: dict[StepTemplate, list[Call | None]] = {}
+    for template in dict.fromkeys([step.template for step in steps]):
+        # What parts of one work do differs in literals at most, so all of them consist of such a call or none.
+        is_any = any(each(template.does.each))
+        of_parts[template] = each([p.work for p in template.parts]) if is_any else [None] * template.num_parts
+    return [of_parts[step.template] for step in steps]
+
+
+def only_call(work: Work) -> Call | None:
+    """The call of a kernel that takes the arrays of several, where a part consists of just that."""
+    calls = work.body((False,) * len(work.outputs)).calls
+    return calls[0] if len(calls) == 1 and any(d(calls[0].kernel) for d in _FOR_SEVERAL) else None
+
+
+def alike(tasks: TaskGraph, calls: Sequence[tuple[int, Call, Micro]]) -> list[list[int]]:
+    """Tasks of one processor and microbatch that call the same, and wait for the same collectives: of those that wait
+    for nobody, of those for which nobody waits, and of those for which only such tasks wait. So no group can come to
+    wait for itself, and none makes the arrays of many microbatches lie there at one time.
+
+    In the order in which what they wait for comes, and in the program's.
+    """
+    waiting = _waiting(tasks)
+    rows = []
+    for task, call, micro in calls:
+        needs, after, same = tasks.needs_of(task), int(waiting[task]), _same(tasks, task, call)
+        after = -1 if after and needs.size == 0 else after
+        if after > 1 or same is None:
+            continue
+        what = (after, same, micro, tuple(needs[tasks.kind[needs] == Kind.COLLECTIVE].tolist()))
+        rows.append((int(tasks.order[needs].max(initial=0)), int(tasks.order[task]), task, what))
+    return _packed(tasks, [row[2:] for row in sorted(rows, key=lambda row: row[:2])])
+
+
+def in_chains(tasks: TaskGraph, chains: Sequence[Sequence[tuple[int, Call | None]]]) -> list[list[int]]:
+    """Tasks that follow each other in a chain of `summing` and call the same, of which none waits for a collective for
+    which no task of the chain up to the first of them does.
+
+    For all of a group but its last only others of it wait. So no group can come to wait for itself.
+    """
+    found = []
+    for chain in chains:
+        numbers = np.array([task for task, _ in chain])
+        known: dict[tuple[int, int], object] = {}
+        rows = []
+        for (task, call), cost, num in zip(chain, tasks.cost[numbers].tolist(), _come(tasks, numbers), strict=True):
+            if call and (cost, id(call)) not in known:
+                known[cost, id(call)] = _same(tasks, task, call)
+            rows.append((task, call and known[cost, id(call)], num))
+        for (same, _), run in groupby(rows, key=lambda row: row[1:]):
+            found += _packed(tasks, [row[:2] for row in run]) if same is not None else []
+    return found
+
+
+def _come(tasks: TaskGraph, chain: np.ndarray) -> list[int]:
+    """For how many collectives each task of a chain waits, or one before it does."""
+    counts = tasks.need_ptr[chain + 1] - tasks.need_ptr[chain]
+    who = np.repeat(np.arange(len(chain)), counts)
+    needs = tasks.needs[runs(tasks.need_ptr[chain], counts)]
+    collective = tasks.kind[needs] == Kind.COLLECTIVE
+    _, first = np.unique(needs[collective], return_index=True)
+    found: list[int] = np.cumsum(np.bincount(who[collective][first], minlength=len(chain))).tolist()
+    return found
+
+
+def _same(tasks: TaskGraph, task: int, call: Call) -> tuple[object, ...] | None:
+    """What tasks of one group have in common: processor and call. None for what is in no group."""
+    key = tasks.cost_keys[tasks.cost[task]]
+    if key.dense or key.nbytes > MOST_BYTES:
+        return None
+    return int(tasks.lanes_of(task)[0]), key.name, call.params, key.dtype
+
+
+def _packed(tasks: TaskGraph, rows: Sequence[tuple[int, object]]) -> list[list[int]]:
+    """Groups of tasks that have the same in common, in their order, none of them too large; rows: a task and that."""
+    found: list[list[int]] = []
+    current: dict[object, tuple[list[int], int]] = {}
+    for task, same in rows:
+        nbytes = tasks.cost_keys[tasks.cost[task]].nbytes
+        group, held = current.get(same, ([], 0))
+        if not group or len(group) == MOST or held + nbytes > MOST_BYTES:
+            group, held = [], 0
+            found.append(group)
+        group.append(task)
+        current[same] = group, held + nbytes
+    return [sorted(group) for group in found if len(group) > 1]
+
+
+def _waiting(tasks: TaskGraph) -> np.ndarray:
+    """int[T]: how many tasks, one after the other, wait for each task at most: 0, 1, or 2 for more."""
+    before, after = tasks.needs, np.repeat(np.arange(tasks.num_tasks), np.diff(tasks.need_ptr))
+    found = np.zeros(tasks.num_tasks, np.int64)
+    for _ in range(2):
+        np.maximum.at(found, before, np.minimum(found[after] + 1, 2))
+    return found
+
+
+def together(tasks: TaskGraph, groups: Sequence[Sequence[int]]) -> Contracted:
+    """The graph with each of these groups of tasks as one task."""
+    c = Contraction(tasks, groups)
+    if not groups:
+        return Contracted(tasks, c.number)
+    of_number = {int(c.number[group[-1]]): group for group in groups}
+    keys = {key: n for n, key in enumerate(tasks.cost_keys)}
+    cost, private = tasks.cost[c.kept], tasks.private_bytes[c.kept]
+    for number, group in of_number.items():
+        # What a kernel works in it has for one after the other.
+        private[number] = tasks.private_bytes[np.array(group)].max()
+        key = _key([tasks.cost_keys[tasks.cost[task]] for task in group])
+        cost[number] = keys.setdefault(key, len(keys))
+    use_ptr, uses = compressed(np.repeat(c.number, np.diff(tasks.use_ptr)), tasks.uses, len(c.kept))
+    first = tasks.buffer_first
+
+    def task(number: int) -> Task:
+        if number in of_number:
+            return _one(number, [tasks.tasks[t] for t in of_number[number]])
+        return replace(tasks.tasks[int(c.kept[number])], index=number)
+
+    graph = replace(
+        tasks, **c.fields(), cost=cost, cost_keys=tuple(keys), use_ptr=use_ptr, uses=uses,
+        buffer_first=np.where(first < 0, -1, c.number[first]), private_bytes=private, tasks=Lazy(task, len(c.kept)),
+    )  # fmt: skip
+    return Contracted(graph, c.number)
+
+
+def _key(keys: Sequence[CostKey]) -> CostKey:
+    """What tasks cost as one: arrays of one shape are told once, with how many there are."""
+    if keys[0].link:
+        return keys[0].begun_with(keys[1:])
+    counts = Counter(key.shapes.partition("|")[0] for key in keys)
+    shapes = "+".join(f"{count}*{shape}" if count > 1 else shape for shape, count in sorted(counts.items()))
+    settings = keys[0].shapes.partition("|")[2]
+    flops, nbytes = sum(key.flops for key in keys), sum(key.nbytes for key in keys)
+    return msgspec.structs.replace(keys[0], shapes=f"{shapes}|{settings}", flops=flops, nbytes=nbytes)
+
+
+def _one(number: int, each: Sequence[Task]) -> Task:
+    """The tasks as one whose call takes the arrays of all, and adds up what all add to one array; transfers as one that
+    begins them all.
+    """
+    name = f"{each[0].name} and {len(each) - 1} more"
+    if each[0].comms:
+        return replace(each[0], index=number, name=name, comms=tuple(comm for task in each for comm in task.comms))
+    views: list[View] = []
+    args: list[object] = []
+    outs: list[Arg] = []
+    for task in each:
+        call, shift = task.body.calls[0], len(views)
+        args += [msgspec.structs.replace(a, index=a.index + shift) if isinstance(a, Arg) else a for a in call.args]
+        outs += [msgspec.structs.replace(a, index=a.index + shift) for a in call.outs]
+        views += task.views
+    first = each[0].body.calls[0]
+    made = first.outs if vocabulary.sums_many(first.kernel) else tuple(outs)
+    most = max((task.body.calls[0] for task in each), key=lambda call: call.scratch_bytes)
+    body = Body((msgspec.structs.replace(most, args=tuple(args), outs=made),))
+    return Task(number, name, each[0].kind, each[0].procs, tuple(views), body)

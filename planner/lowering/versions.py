@@ -1,0 +1,205 @@
+"""Templates of region versions: one analysis for all with the same layouts, whatever their names and processors.
+
+Processors are renamed to slots in the order in which they appear; what the links between them are like is part of the
+template's key. It does not know passes or operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import groupby, islice
+from math import inf
+from operator import itemgetter
+
+import msgspec
+import numpy as np
+
+from castile.planner.step.program import Flow
+from castile.planner.strategy import Config
+from castile.runtime.dependence import Contribution, Version, everywhere, filled, in_place, links, version
+from castile.runtime.machine import Machine
+from castile.runtime.region import Box, disjoint, whole
+from castile.runtime.transfer import Links
+
+
+class Placed(msgspec.Struct, frozen=True, eq=False):
+    """A layout: the boxes by part (None: not touched), and the Config that places the parts; one for all equal ones.
+
+    layout     the same number for equal boxes
+    touching   the processors of all parts that touch it, replica by replica
+    touched    what each of these touches
+    tasks      which tasks do, of a task for each part and replica: one array where they are the same
+    """
+
+    layout: int
+    boxes: tuple[Box | None, ...]
+    config: Config
+    touching: tuple[int, ...]
+    touched: tuple[Box, ...]
+    tasks: np.ndarray
+
+
+class Versions:
+    """The versions analysed so far on one machine."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._made: dict[Hashable, Version] = {}
+        self._known: dict[Hashable, tuple[Version, tuple[int, ...]]] = {}
+        self._placed: dict[tuple[int, Config], Placed] = {}
+        self._boxes: dict[tuple[Box | None, ...], int] = {}
+        self._apart: dict[int, bool] = {}
+        self._tasks: dict[tuple[int, ...], np.ndarray] = {}
+        self._among: dict[tuple[int, ...], tuple[Links, Hashable]] = {}
+
+    def placed(self, boxes: tuple[Box | None, ...], config: Config, are_apart: bool = False) -> Placed:
+        """What has these boxes by part and this Config.
+
+        are_apart   whether it is known that all parts have a box and no two overlap
+        """
+        number = self._boxes.setdefault(boxes, len(self._boxes))
+        if are_apart:
+            self._apart[number] = True
+        key = number, config
+        if key not in self._placed:
+            r = config.replicas
+            tasks = tuple([n * r + k for n, box in enumerate(boxes) if box is not None for k in range(r)])
+            if tasks not in self._tasks:
+                self._tasks[tasks] = np.array(tasks, dtype=np.int64)
+            procs = tuple([config.procs[n] for n in tasks])
+            touched = tuple([box for box in boxes if box is not None for _ in range(r)])
+            self._placed[key] = Placed(number, boxes, config, procs, touched, self._tasks[tasks])
+        return self._placed[key]
+
+    def on_host(self, shape: tuple[int, ...]) -> Placed:
+        """A whole array as the host reads it: from processor 0."""
+        return self.placed((whole(shape),), Config())
+
+    def get(
+        self, flow: Flow, made: Sequence[Placed], read: Sequence[Placed], most: float = inf
+    ) -> tuple[Version, tuple[int, ...]]:
+        """The analysis of a flow between these layouts, and the processor of each of its slots.
+
+        Raises TooManyTransfers where it takes more than `most`.
+        """
+        together = tuple([len(list(ports)) for _, ports in groupby(slot for slot, _ in flow.producers)]) or (len(made),)
+        key = (together, *made, *read, flow.dtype, flow.role, bool(flow.overwriters))
+        if key not in self._known:
+            self._known[key] = self._get(flow, made, read, together, most)
+        return self._known[key]
+
+    def _get(
+        self, flow: Flow, made: Sequence[Placed], read: Sequence[Placed], together: tuple[int, ...], most: float
+    ) -> tuple[Version, tuple[int, ...]]:
+        slots: dict[int, int] = {}
+        known: dict[tuple[int, ...], tuple[int, ...]] = {}
+        renamed = []
+        for p in (*made, *read):
+            of = p.touching
+            if of not in known:
+                fresh = [proc for proc in dict.fromkeys(of) if proc not in slots]
+                slots.update({proc: slot for slot, proc in enumerate(fresh, len(slots))})
+                known[of] = tuple(map(slots.__getitem__, of))
+            renamed.append((p.layout, p.config.replicas, known[of]))
+        procs = tuple(slots)
+        among, apart = self._links(procs)
+        carried, overwritten = flow.role == "carried", bool(flow.overwriters)
+        key = (together, tuple(renamed), flow.dtype, flow.role, overwritten, apart)
+        if key not in self._made:
+            seen = [p for p in read if p.touching]
+            if len(made) == 1 and all([_lie_alike(p, made[0]) for p in seen]) and self._is_apart(made[0]):
+                held = list(zip(renamed[0][2], made[0].touched, strict=True))
+                self._made[key] = in_place(held, len(seen), carried, overwritten)
+            elif flow.role == "input" and (box := _one_box(read, renamed)) is not None:
+                self._made[key] = everywhere(box, len(procs), _joined([of for _, _, of in renamed]))
+            else:
+                of_ports = [of for _, _, of in renamed]
+                self._made[key] = _analysed(flow, made, read, together, of_ports, among, carried, overwritten, most)
+        return self._made[key], procs
+
+    def _is_apart(self, placed: Placed) -> bool:
+        """Whether all parts have a box and no two overlap."""
+        if placed.layout not in self._apart:
+            full = [box for box in placed.boxes if box is not None and box.volume]
+            # Of sums all parts have one box: it need not be compared with itself.
+            differ = len({*full}) == len(placed.boxes)
+            self._apart[placed.layout] = differ and disjoint(full)
+        return self._apart[placed.layout]
+
+    def _links(self, procs: tuple[int, ...]) -> tuple[Links, Hashable]:
+        """What joins these processors, and how far they are from each other: their groups at each level, renamed."""
+        if procs not in self._among:
+            levels = []
+            for level in self._machine.levels if len(procs) > 1 else ():
+                groups: dict[int, int] = {}
+                levels.append(tuple([groups.setdefault(p // level.group, len(groups)) for p in procs]))
+            known = links(self._machine, procs)
+            self._among[procs] = replace(known, level=cache(known.level)), tuple(levels)
+        return self._among[procs]
+
+
+def _one_box(read: Sequence[Placed], renamed: Sequence[tuple[int, int, tuple[int, ...]]]) -> Box | None:
+    """The box that all of them read, if it is one; `renamed`: the number of each one's layout and more."""
+    layouts = {of[0]: p.boxes for p, of in zip(read, renamed, strict=True)}
+    boxes = {box for each in layouts.values() for box in each}
+    box = boxes.pop() if len(boxes) == 1 else None
+    return box if box is not None and box.volume else None
+
+
+def _joined(slots: Sequence[tuple[int, ...]]) -> np.ndarray:
+    """All of them end to end; many are one object."""
+    arrays = {id(each): np.array(each, np.int64) for each in slots}
+    return np.concatenate([arrays[id(each)] for each in slots])
+
+
+def _analysed(
+    flow: Flow, made: Sequence[Placed], read: Sequence[Placed], together: tuple[int, ...],
+    slots: Sequence[tuple[int, ...]], among: Links, carried: bool, overwritten: bool, most: float,
+) -> Version:  # fmt: skip
+    """slots: of each of `made`, then of `read`, those of all that touch it."""
+    readers = [row for p, of in zip(read, slots[len(made) :], strict=True) for row in zip(of, p.touched, strict=True)]
+    # Of those that are no replicas each would be its own twin.
+    twins = [twin for number, p in enumerate(read) for twin in _twins(p, number)] if _are_replicas(read) else ()
+    if flow.role == "input":
+        return filled(readers, twins)
+    contributions = _contributions(made, together, slots)
+    return version(contributions, readers, flow.dtype, among, carried, overwritten, twins=twins, most=most)
+
+
+def _lie_alike(one: Placed, other: Placed) -> bool:
+    """Whether the same boxes lie on the same processors, in one order."""
+    if one is other or one.touching != other.touching:
+        return one is other
+    is_same = one.layout == other.layout and one.config.replicas == other.config.replicas
+    return is_same or one.touched == other.touched
+
+
+def _contributions(
+    made: Sequence[Placed], together: Sequence[int], slots: Sequence[tuple[int, ...]]
+) -> list[Contribution]:
+    """In program order: a step that makes the region through several ports (so many together) does so part by part."""
+    contributions, ports = [], zip(made, slots)
+    for count in together:
+        rows = [row for p, of in islice(ports, count) for row in _parts(p, of)]
+        if count > 1:
+            rows.sort(key=itemgetter(0))
+        contributions += [contribution for _, contribution in rows]
+    return contributions
+
+
+def _parts(placed: Placed, slots: tuple[int, ...]) -> list[tuple[int, Contribution]]:
+    """The number of each part that touches it, with its box and the slots of its replicas."""
+    r = placed.config.replicas
+    each = [(n, box) for n, box in enumerate(placed.boxes) if box is not None]
+    return [(n, Contribution(box, slots[k * r : (k + 1) * r])) for k, (n, box) in enumerate(each)]
+
+
+def _are_replicas(placed: Sequence[Placed]) -> bool:
+    return any([p.config.replicas > 1 for p in placed])
+
+
+def _twins(placed: Placed, number: int) -> list[tuple[int, int]]:
+    """Of all that touch it what replicas have in common."""
+    return [(number, task // placed.config.replicas) for task in placed.tasks.tolist()]

@@ -1,0 +1,82 @@
+"""Fewer processors: a plan that leaves some of a machine's idle is one for the machine, and the faster one where links
+between nodes are slow.
+
+Known plans on fewer processors cut samples only, and walks, which change a few layers at a time, seldom leave a node of
+a machine. It does not know how a search moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+from castile.planner.bounds.lower_bound import lower_bound
+from castile.planner.choices.pins import Pin, Pins
+from castile.planner.evaluation.evaluator import FOLDED_FROM, Evaluator
+from castile.planner.search import Found
+from castile.planner.strategy import Names
+from castile.runtime.machine import Machine
+
+# Of a time that a search was given, so much more may go into each one on fewer processors.
+FURTHER = 0.05
+
+
+def on_fewer(
+    evaluator: Evaluator,
+    found: Found,
+    look: Callable[[Pins], Found],
+    pins: Pins | None = None,
+    is_over: Callable[[], bool] = lambda: False,
+) -> Found:
+    """What was found, or a better plan that is found on the first of a machine's equal nodes; the other is a finalist.
+
+    look      the same search with other pins
+    pins      those with which it was made
+    is_over   asked before each further search
+
+    Ever half as many nodes are tried, as long as their processors can do a step's work in less time than the best plan
+    takes, and the last try was worth it.
+    """
+    machine = evaluator.lowering.machine
+    # Where plans are folded a search may take half a minute, and as long again on half of the nodes.
+    is_small = machine.num_procs < FOLDED_FROM and len(machine.kinds) == 1
+    sizes = list(nodes(machine)) if is_small and not found.is_insisted and evaluator.objective != "memory" else []
+    bound = lower_bound(evaluator) if sizes else None
+    if bound is None:
+        return found
+    for num_procs in sizes:
+        least = max(bound.work_seconds * machine.num_procs / num_procs, bound.chain_seconds)
+        if least >= found.evaluated.seconds or is_over():
+            break
+        try:
+            other = look(within(evaluator, num_procs, pins))
+        except ValueError:  # a plan does not fit there, or a pin asks for more
+            break
+        num_proposals = found.num_proposals + other.num_proposals
+        better, worse = sorted((found, other), key=lambda one: one.evaluated.rank)
+        finalists = (worse.evaluated, *better.finalists)
+        found = replace(better, finalists=finalists, seeds=found.seeds, num_proposals=num_proposals)
+        if better is not other:
+            break
+    return found
+
+
+def nodes(machine: Machine) -> Iterator[int]:
+    """Ever half as many of what the farthest links of a machine join, then of what the next do, down to one node: their
+    processors.
+    """
+    groups = [level.group for level in machine.levels]
+    for inner, outer in reversed([*pairwise(groups)]):
+        count = outer // inner
+        while count > 1:
+            count //= 2
+            yield inner * count
+
+
+def within(evaluator: Evaluator, num_procs: int, pins: Pins | None = None) -> Pins:
+    """These pins, and that all stays on the first processors. Raises ValueError where they contradict that."""
+    lowering = evaluator.lowering
+    names = Names(lowering.piece.nodes, lowering.names.optional)
+    first = Pin("*", procs=frozenset(range(num_procs)), everywhere=True)
+    return Pins([*(pins.pins if pins is not None else ()), first], names, lowering.machine.num_procs)

@@ -1,0 +1,148 @@
+"""Fronts: searches under ever other limits of memory, for the plans that none beats in both time and memory.
+
+They do not know how a search moves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product, takewhile
+
+import msgspec
+
+from castile.planner.choices.pins import Pins
+from castile.planner.evaluation.budget import Budget
+from castile.planner.evaluation.evaluator import Evaluated, Evaluator
+from castile.planner.evaluation.frontier import Frontier
+from castile.planner.evaluation.sizes import SIZES, variants
+from castile.planner.search import Found, NoPlanFits, Progress, budget_of, finished, search
+from castile.planner.searching.settling import SETTLING
+from castile.planner.strategy import ORDERS, Strategy
+
+# Limits between the memory of the smallest plan and that of the fastest, each so many times the one before.
+NUM_LIMITS = 5
+# A point of the front needs at least this share less memory than the one before.
+GAIN = 0.02
+
+
+@dataclass(frozen=True)
+class Point:
+    """A plan of the front, what it is worth, and the bytes of each processor's arena."""
+
+    strategy: Strategy
+    evaluated: Evaluated
+    arena_bytes: tuple[int, ...]
+
+
+def search_front(
+    name: str,
+    evaluator: Evaluator,
+    budget: str | Budget = "",
+    seed: int = 0,
+    progress: Progress | None = None,
+    start: Mapping[str, Strategy] | None = None,
+    num_processes: int = 1,
+    seeds: Sequence[str] | None = None,
+    pins: Pins | None = None,
+    sizes: Sequence[int] = SIZES,
+    dropping: Sequence[tuple[str, ...]] = (),
+) -> tuple[Found, list[Point]]:
+    """What `search` finds for the evaluator's objective, and the front from the fastest plan to the smallest.
+
+    The budget is shared by searches for the fastest plan, for the smallest, and for the fastest within limits between
+    the two; each starts from what those before found. What else is given is for each of them as for `search`, which
+    raises ValueError. In the front plans have buckets of any of these sizes, or none, and any order.
+
+    dropping   nodes of which plans of the front are also tried without keeping the results
+    """
+    frontier: Frontier[Evaluated] = Frontier(evaluator.capacity)
+    budget = budget_of(name, evaluator.lowering, budget)
+    is_over, is_settled = budget.begun().is_over, budget.begun(1 + SETTLING).is_over
+    turns = _Turns(name, budget, seed, progress, dict(start or {}), num_processes, seeds, pins, frontier)
+    fastest = "time" if evaluator.lowering.mode == "train" else "latency"
+    others = [objective for objective in ("memory", fastest) if objective != evaluator.objective]
+    for objective in others:
+        turns.search(evaluator.turned(objective))
+    for limit in takewhile(lambda _: not is_over(), _limits(frontier)):
+        # Within a limit there may be no plan.
+        with contextlib.suppress(ValueError):
+            turns.search(evaluator.turned(fastest, most_bytes=limit))
+    found = turns.search(evaluator)
+    found = replace(found, num_proposals=turns.num_proposals, elapsed_seconds=turns.elapsed_seconds)
+    for worth in (*frontier.points, found.evaluated, *found.seeds.values(), *found.finalists):
+        for one in variants(evaluator, worth.strategy, sizes, is_settled, ORDERS):
+            frontier.add(one)
+    for worth, recompute in product(tuple(frontier.points), dropping):
+        if not is_settled():
+            frontier.add(evaluator.evaluate(msgspec.structs.replace(worth.strategy, recompute=recompute)))
+    # So that what is settled is not behind the end of the front.
+    return replace(found, finalists=tuple(frontier.points)), _packed(evaluator, frontier, name, seed)
+
+
+@dataclass
+class _Turns:
+    """Searches one after another, each with its share of the budget."""
+
+    name: str
+    budget: Budget
+    seed: int
+    progress: Progress | None
+    start: dict[str, Strategy]
+    num_processes: int
+    seeds: Sequence[str] | None
+    pins: Pins | None
+    frontier: Frontier[Evaluated]
+    number: int = 0
+    num_proposals: int = 0
+    elapsed_seconds: float = 0.0
+
+    def search(self, evaluator: Evaluator) -> Found:
+        """One more search, from the plans that are kept."""
+        first, count = self.number, NUM_LIMITS + 2
+        self.number += 1
+
+        def tell(spent: float, best: Evaluated) -> None:
+            if self.progress is not None:
+                self.progress((first + spent) / count, best)
+
+        kept = {f"front {n + 1}": point.strategy for n, point in enumerate(self.frontier.thinned(GAIN))}
+        share = _share(self.budget, count)
+        try:
+            found = search(self.name, evaluator, share, self.seed, tell, {**self.start, **kept}, self.frontier,
+                           self.num_processes, self.seeds, self.pins)  # fmt: skip
+        except NoPlanFits as error:
+            self.num_proposals += error.num_proposals
+            raise
+        self.num_proposals += found.num_proposals
+        self.elapsed_seconds += found.elapsed_seconds
+        seeds = {label: worth for label, worth in found.seeds.items() if label not in kept}
+        return replace(found, seeds=seeds, equals="" if found.equals in kept else found.equals)
+
+
+def _share(budget: Budget, count: int) -> Budget:
+    if budget.proposals is not None:
+        return replace(budget, proposals=max(1, budget.proposals // count), patient=False)
+    assert budget.seconds is not None
+    return replace(budget, seconds=budget.seconds / count)
+
+
+def _limits(frontier: Frontier[Evaluated]) -> list[int]:
+    """Bytes between those of the smallest plan and those of the fastest, from the tightest on."""
+    if len(frontier.points) < 2:
+        return []
+    most, least = (max(frontier.points[n].peak_bytes) for n in (0, -1))
+    return [round(least * (most / least) ** (n / (NUM_LIMITS + 1))) for n in range(1, NUM_LIMITS + 1)]
+
+
+def _packed(evaluator: Evaluator, frontier: Frontier[Evaluated], name: str, seed: int) -> list[Point]:
+    """The points whose arenas fit too."""
+    points = []
+    for found in frontier.thinned(GAIN):
+        # It may have been found within another limit of memory.
+        worth = evaluator.evaluate(found.strategy)
+        with contextlib.suppress(ValueError):
+            arena = evaluator.pack(worth.strategy)
+            points.append(Point(finished(evaluator, worth, arena, name, seed), worth, arena))
+    return points

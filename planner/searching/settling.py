@@ -1,0 +1,60 @@
+"""Settling: with buckets of which size and in which order a plan is best, and whether a known plan is better then than
+what was found.
+
+It does not know how buckets are made, what an order is, nor how plans are found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import chain
+
+from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.evaluation.sizes import SIZES, variants
+from castile.planner.search import DATA_PARALLEL, Found, finished, fitting, same
+from castile.planner.strategy import ORDERS, Strategy
+
+# Of a time that a search was given, so much more may go into settling what it found.
+SETTLING = 0.1
+
+
+def sized(evaluator: Evaluator, plan: Strategy, sizes: Sequence[int] = SIZES) -> Strategy:
+    """The plan with buckets of the best of these sizes in its best order; without any where that is better, or nothing
+    fits.
+
+    Raises ValueError where it is no plan for this graph and machine, or one of too many transfers.
+    """
+    every = variants(evaluator, plan, sizes, orders=ORDERS)
+    try:
+        return fitting(evaluator, every)[0].strategy
+    except ValueError:
+        return plan
+
+
+def settled(
+    evaluator: Evaluator, found: Found, sizes: Sequence[int] = SIZES, is_over: Callable[[], bool] = lambda: False
+) -> Found:
+    """What was found, and the known plans, each with buckets of its best size in its best order, and what came near in
+    its best order; the best of all, as by `search`.
+
+    is_over   once it says so nothing further is tried, but sizes of data parallelism where another plan may be taken
+    So what was not ranked behind data parallelism without buckets is not ranked behind it with them.
+    """
+    base = found.seeds[DATA_PARALLEL].strategy
+    known = {} if found.is_insisted else {DATA_PARALLEL: variants(evaluator, base, sizes, is_over, ORDERS, True)}
+    mine = variants(evaluator, found.strategy, sizes, is_over, ORDERS)
+    for name in sorted(found.seeds, key=lambda name: found.seeds[name].rank):
+        known[name] = known.get(name) or variants(evaluator, found.seeds[name].strategy, sizes, is_over, ORDERS)
+    known = {name: known[name] for name in found.seeds}
+    near = (one.strategy for one in found.finalists if not is_over())
+    others = (variants(evaluator, one, (one.bucket_bytes,), is_over, ORDERS) for one in near)
+    every = () if found.is_insisted else chain(*known.values(), *others)
+    # Where there was no time for its size, what was found still has it.
+    best, arena = fitting(evaluator, [*mine, *every, found.evaluated])
+    plan = finished(evaluator, best, arena, found.strategy.search, found.strategy.seed)
+    seeds = {name: min(each, key=lambda one: one.rank) for name, each in known.items()}
+    return replace(
+        found, strategy=plan, evaluated=replace(best, strategy=plan), arena_bytes=arena, seeds=seeds,
+        equals=same(evaluator.lowering, seeds, best),
+    )  # fmt: skip

@@ -1,0 +1,108 @@
+"""Serving: in which order the engines take a graph's tasks, and when each runs.
+
+Its functions are compiled where they can be, and make no array. It does not know where tasks come from, nor memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from castile.planner.simulation.agenda import opened, put, take, without_arrays
+
+
+class Tasks(NamedTuple):
+    """A task graph in flat arrays, as in `TaskGraph`; engine[lane] serves a lane, durations[cost] are picoseconds.
+
+    follow_ptr, follows   who needs each task; of T tasks follow_ptr has T + 2 entries
+    """
+
+    order: np.ndarray
+    cost: np.ndarray
+    durations: np.ndarray
+    lane_ptr: np.ndarray
+    lanes: np.ndarray
+    engine: np.ndarray
+    need_ptr: np.ndarray
+    needs: np.ndarray
+    follow_ptr: np.ndarray
+    follows: np.ndarray
+
+
+def follow(tasks, busy, count):  # type: ignore[no-untyped-def]
+    """The followers of each task, by a counting sort of the needs turned round.
+
+    Also how long each lane works, and how many slots (task, lane) each engine has.
+    """
+    follow_ptr, follows, num_tasks = tasks.follow_ptr, tasks.follows, len(tasks.order)
+    for k in range(len(tasks.needs)):
+        follow_ptr[tasks.needs[k] + 2] += 1
+    for t in range(num_tasks):
+        follow_ptr[t + 2] += follow_ptr[t + 1]
+    for t in range(num_tasks):
+        lasts = max(tasks.durations[tasks.cost[t]], 1)
+        for k in range(tasks.lane_ptr[t], tasks.lane_ptr[t + 1]):
+            busy[tasks.lanes[k]] += lasts
+            count[tasks.engine[tasks.lanes[k]]] += 1
+        for k in range(tasks.need_ptr[t], tasks.need_ptr[t + 1]):
+            follows[follow_ptr[tasks.needs[k] + 1]] = t
+            follow_ptr[tasks.needs[k] + 1] += 1
+
+
+def serve(tasks, longest, agenda, waits, free, start, end, queue, queue_end, place):  # type: ignore[no-untyped-def]
+    """Serves all tasks: when each starts and ends; gives how many.
+
+    The tasks of each engine stand in its part of the queue as they are served, up to queue_end[engine], which at first
+    is where that part begins; place[k] is where slot (task, lane) number k stands. Any time of a step will do as
+    `longest`; the nearer to all of it, the sooner this ends.
+    """
+    first, last, chain, row, heap, fresh = agenda
+    num_fresh, num_served = 0, 0
+    # Until a task is served, start holds its ready time.
+    for t in range(len(tasks.order)):
+        start[t], waits[t] = 0, tasks.need_ptr[t + 1] - tasks.need_ptr[t]
+        if waits[t] == 0:
+            fresh[num_fresh] = t
+            num_fresh += 1
+    size, head, stop, bucket, base, width = 0, 0, 0, 0, 0, 0
+    while longest >> width > len(first):
+        width += 1
+    while True:
+        size, stop = put(
+            num_fresh, size, head, stop, bucket, base, width, first, last, chain, row, heap, fresh, start, tasks.order
+        )
+        if head == stop and size == 0:
+            num_fresh, bucket, base, width = opened(bucket, base, width, first, chain, fresh, start)
+            if num_fresh == 0:
+                return num_served
+            continue
+        task, head, size = take(size, head, stop, row, heap, start, tasks.order)
+        begin, lasts = start[task], max(tasks.durations[tasks.cost[task]], 1)
+        for k in range(tasks.lane_ptr[task], tasks.lane_ptr[task + 1]):
+            begin = max(begin, free[tasks.engine[tasks.lanes[k]]])
+        done = begin + lasts
+        for k in range(tasks.lane_ptr[task], tasks.lane_ptr[task + 1]):
+            e = tasks.engine[tasks.lanes[k]]
+            free[e], place[k], queue[queue_end[e]] = done, queue_end[e], task
+            queue_end[e] += 1
+        start[task], end[task] = begin, done
+        num_served, num_fresh = num_served + 1, 0
+        for k in range(tasks.follow_ptr[task], tasks.follow_ptr[task + 1]):
+            t = tasks.follows[k]
+            start[t] = max(start[t], done)
+            waits[t] -= 1
+            if waits[t] == 0:
+                fresh[num_fresh] = t
+                num_fresh += 1
+
+
+BODIES = (follow, serve)
+
+
+@cache
+def compiled_bodies() -> tuple[Callable[..., Any], ...]:
+    """The same compiled, where numba is installed."""
+    return without_arrays(BODIES, ())

@@ -1,0 +1,121 @@
+"""Gradients: which operands of which nodes want one, and the passes that make them, in reverse.
+
+What they read that was not kept is computed again before. It does not know strategies, processors or costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from castile.planner.graph import Node
+from castile.planner.step.drafting import Draft, Place
+from castile.planner.step.handed import HandedOn
+from castile.planner.step.program import Micro
+
+
+class Gradients:
+    """Gradient passes: which operands of which nodes want one is found once, for all microbatches.
+
+    arriving   the tensors that have a gradient
+    onto       what the gradient that a node gives of an operand, by number, is added to
+    """
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        self.arriving = {draft.graph.loss}
+        self.onto: dict[tuple[str, int], Place] = {}
+        self._handed = HandedOn(draft.graph.tensors)
+        self._again: set[tuple[str, Micro | None]] = set()
+
+    def plan(self, nodes: Sequence[Node]) -> dict[tuple[str, str], list[int]]:
+        """(node, pass) -> the operands whose gradients it makes; `nodes` in the order of their gradients."""
+        graph = self.draft.graph
+        learned = {t.name for t in graph.params}
+        for node in graph.nodes.values():
+            if learned & set(node.inputs):
+                learned.update(node.outputs[: node.op.flows])
+        wanted: dict[tuple[str, str], list[int]] = {}
+        for node in nodes:
+            results = set(node.outputs[: node.op.flows])
+            if not results & self.arriving & learned:
+                continue
+            for which, params in (("B", False), ("W", True)):
+                found = [
+                    i for i, t in enumerate(node.inputs)
+                    if node.alignment.operands[i].param == params and t in learned and graph.tensors[t].floating
+                ]  # fmt: skip
+                if found:
+                    wanted[node.name, which] = found
+                    self.arriving.update(node.inputs[i] for i in found)
+        self._hand_on(wanted)
+        return wanted
+
+    def _hand_on(self, wanted: dict[tuple[str, str], list[int]]) -> None:
+        """A gradient that is another one, or a piece of it, is not made.
+
+        Where nobody adds to it, whoever reads it reads that one; else the next who adds gives the sum of both.
+        """
+        draft, makers = self.draft, dict[str, list[tuple[str, int]]]()
+        for (name, _), found in wanted.items():
+            for i in found:
+                makers.setdefault(draft.graph.nodes[name].inputs[i], []).append((name, i))
+        for x, made in makers.items():
+            for maker, after in zip(made, [*made[1:], None]):
+                source = self._source(x, *maker)
+                if source is None:
+                    continue
+                if len(made) == 1:
+                    draft.same[x] = draft.place(*source)
+                elif after is not None and self._adds(x, maker[0], *after):
+                    self.onto[after] = source
+                else:
+                    continue
+                name, i = maker
+                wanted[name, "B"].remove(i)
+                if not wanted[name, "B"]:
+                    del wanted[name, "B"]
+
+    def _source(self, x: str, name: str, operand: int) -> Place | None:
+        """What the gradient that a node gives of its operand x is, where it is handed on; with all samples of x."""
+        graph, dims, specs = self.draft.graph, self.draft.samples.dims, self.draft.specs
+        node = graph.nodes[name]
+        if graph.tensors[x].param or (name, operand) in self.onto:
+            return None
+        handed = self._handed.of(node).get(operand)
+        if handed is None:
+            return None
+        y, cut = node.outputs[handed.result], dims.get(x)
+        is_whole = cut == dims.get(y) and (cut is None or specs[x].shape[cut] == specs[y].shape[cut])
+        return (y, handed.begin) if is_whole and specs[x].dtype == specs[y].dtype else None
+
+    def _adds(self, x: str, before: str, name: str, operand: int) -> bool:
+        """Whether the parts of a node give x's gradient in pieces, each of which is added to what `before` gives."""
+        node, samples = self.draft.graph.nodes[name], self.draft.samples
+        together = (name in samples.axes) == (before in samples.axes) == (x in samples.dims)
+        return together and node.op.apart(operand, node.alignment) is not None
+
+    def add(self, nodes: Sequence[Node], wanted: dict[tuple[str, str], list[int]], micro: Micro | None) -> None:
+        """The gradient passes of nodes in reverse."""
+        draft = self.draft
+        for node in reversed(nodes):
+            for which in ("B", "W"):
+                if (node.name, which) not in wanted:
+                    continue
+                found, again = wanted[node.name, which], draft.dropped.read(node, which)
+                self._recompute(again, micro)
+                inputs = [*draft.ports("dy", node, micro), *draft.ports("x", node, micro, again)]
+                if "y" in node.op.asks(which):
+                    inputs += draft.ports("y", node, micro, again)
+                added = [(i, *self.onto[node.name, i]) for i in found if (node.name, i) in self.onto]
+                inputs += [draft.port("onto", i, tensor, micro, piece) for i, tensor, piece in added]
+                outputs = [draft.port("dx", i, node.inputs[i], micro) for i in found]
+                draft.add(node, which, inputs, outputs, micro)
+
+    def _recompute(self, tensors: Iterable[str], micro: Micro | None) -> None:
+        """The passes that compute again what was not kept, each once a microbatch."""
+        draft = self.draft
+        for node in draft.dropped.nodes(tensors):
+            if (node.name, micro) not in self._again:
+                self._again.add((node.name, micro))
+                inputs = draft.ports("x", node, micro, draft.dropped.taken(node))
+                draft.add(node, "F", inputs, draft.ports("y", node, micro, frozenset(node.outputs)), micro, again=True)
