@@ -20,6 +20,12 @@ LEAST_HELD = 3
 # So many names are told where none is near.
 MOST_NAMES = 8
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
+_TYPES = re.compile(r"`(\w+(?: \| \w+)*)`")
+# Of the decoder's types, in the words of those who write such files; what may be left out is no type of its own.
+_WORDS = {
+    "int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false", "array": "a list",
+    "object": "a table", "null": "nothing",
+}  # fmt: skip
 _PLACED = re.compile(r"(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 
 
@@ -90,8 +96,15 @@ def _explain(message: str, form: Any) -> str:
     placed = _PLACED.fullmatch(message)
     assert placed is not None
     path = (placed["path"] or "$").removeprefix("$").lstrip(".")
-    what = placed["what"].replace("`", "")
+    what = _TYPES.sub(_worded, placed["what"]).replace("`", "")
     return f"{path}: {what[0].lower()}{what[1:]}" if path else f"{what[0].lower()}{what[1:]}"
+
+
+def _worded(types: re.Match[str]) -> str:
+    """`float | null` as `a number`; words that are no types stay."""
+    names = types[1].split(" | ")
+    asked = [name for name in names if name != "null"] or names
+    return " or ".join(_WORDS.get(name, name) for name in asked)
 
 
 def _fields(form: Any, place: str) -> set[str]:

@@ -90,9 +90,9 @@ def test_file_of_unequal_processors(tmp_path):
         ("count = 2", "cout = 2", ["processor[0].cout", "'count'"]),
         ("nodes = 2", "node = 2", ["'node'", "'nodes'"]),
         ("nodes = 2", "nodes = 2\nnodes = 3", ["TOML", "line 3"]),
-        ("nodes = 2", "nodes = '2'", ["nodes", "expected int"]),
+        ("nodes = 2", "nodes = '2'", ["nodes", "expected a whole number"]),
         ("nodes = 2", "nodes = 0", ["nodes", "at least 1"]),
-        ("memory_bytes = 1000", "memory_bytes = 'x'", ["processor[0].memory_bytes", "expected int"]),
+        ("memory_bytes = 1000", "memory_bytes = 'x'", ["processor[0].memory_bytes", "expected a whole number"]),
         ("flops_per_second = 1e12", "flops_per_second = inf", ["flops_per_second", "finite"]),
         *(
             ("flops_per_second = 1e12", f"flops_per_second = 1e12\n{field} = {value}", [field, value])
