@@ -261,7 +261,7 @@ def _joined(comm: Communicator, on: Machine) -> tuple[Communicator, str]:
 
 
 def _check_runs_here(machine: Machine, num_ranks: int) -> None:
-    here = gpus.KIND if gpus.is_on(machine) and gpus.count() else "cpu"
+    here = gpus.KIND if gpus.is_on(machine) and gpus.count() else machines.CPU
     foreign = next((p.kind for p in machine.processors if p.kind != here), None)
     if foreign:
         raise UserError(

@@ -14,14 +14,16 @@ import msgspec
 from castile.launch import checks, compiling, gpus, hosts, jobs, models, ranks
 from castile.launch.models import DTYPES, Model
 from castile.launch.ranks import UserError, this_world
+from castile.planner import rewrite as rewrites
 from castile.planner.cost import CostModel
 from castile.planner.costs.database import Database
 from castile.planner.costs.snapshot import Snapshot
 from castile.planner.evaluation.evaluator import FOLDED_FROM
 from castile.planner.lower import Lowering
 from castile.planner.search import Evaluator
+from castile.planner.searching.rewriting import least_work
 from castile.planner.strategy import Strategy
-from castile.runtime.machine import Machine, local, parse
+from castile.runtime.machine import CPU, Machine, local, parse
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,23 @@ class Desk:
     machine: Machine
     evaluator: Evaluator
     snapshot: Snapshot | None = None
+
+    def rewritten(self) -> tuple[Desk, float]:
+        """The same with the rewrites that leave a step least work, and the share of it that they save; as it is where
+        the user says which, or brings prices that were measured.
+
+        Cores take as long for products whatever stands beside them: rewrites were not seen to save them anything.
+        """
+        is_said = self.model.rewrite is not None or self.snapshot is not None
+        if is_said or all(processor.kind == CPU for processor in self.machine.processors):
+            return self, 0.0
+        known = self.evaluator.lowering
+        names, saved = least_work(known)
+        if not names:
+            return self, 0.0
+        lowering = known.remade(graph=rewrites.apply(names, known.graph))
+        evaluator = Evaluator(lowering, CostModel(self.machine))
+        return replace(self, model=self.model.rewritten(names), evaluator=evaluator), saved
 
     def measured(self) -> Desk:
         """The same at the prices of this host where the machine is `local`, once all that was given is looked at.

@@ -103,6 +103,8 @@ def run(command: Plan) -> int:
         return 0
     mode = mode_of(command.objective)
     desk = offline.desk(command.model, machine, command.batch, command.profile, (command.dtype,), mode=mode)
+    is_as_built = command.from_ or command.objective == "memory"
+    desk, saved = (desk, 0.0) if is_as_built else desk.rewritten()
     looking = Looking(command, desk, _start(command, desk))
     _check_pieces(command, looking)
     _check_names(looking)
@@ -111,8 +113,9 @@ def run(command: Plan) -> int:
         looking = replace(looking, desk=desk.measured())
         chosen, found, points = looking.look(limits, progress)
     desk, evaluator, pinned = looking.desk, chosen.evaluator, chosen.pins
-    plan = _signed(command, desk, found.strategy)
+    plan = _signed(desk, found.strategy)
     facts = _facts(command, desk, found)
+    facts["rewrite"], facts["work_saved_share"] = desk.model.rewrite, saved
     facts["microbatches"] = plan.microbatches
     facts["num_stages"] = num_stages(plan, desk.evaluator.lowering.graph.nodes)
     facts["is_cut_to_fit"] = plan.microbatches > looking.microbatches and facts["num_stages"] == 1
@@ -142,8 +145,8 @@ def _trace(path: str, evaluator: Evaluator, plan: Strategy) -> None:
     trace.write(path, tasks, {"simulated": simulated.timeline})
 
 
-def _signed(command: Plan, desk: Desk, plan: Strategy) -> Strategy:
-    return strategies.signed(plan, command.model, desk.evaluator.lowering.graph, desk.machine)
+def _signed(desk: Desk, plan: Strategy) -> Strategy:
+    return strategies.signed(plan, desk.model.text, desk.evaluator.lowering.graph, desk.machine)
 
 
 def _task_facts(evaluator: Evaluator, plan: Strategy) -> dict[str, Any]:
@@ -217,7 +220,7 @@ def _front_facts(
         if command.out:
             out = Path(command.out)
             path = str(out.with_name(f"{out.stem}-{number}{out.suffix}"))
-            data = strategies.encode(_signed(command, desk, point.strategy))
+            data = strategies.encode(_signed(desk, point.strategy))
             if outputs.attempt(partial(files.write, path, data)):
                 row["file"] = path
         rows.append(row)
@@ -228,7 +231,7 @@ def _facts(command: Plan, desk: Desk, found: Found) -> dict[str, Any]:
     """Every figure of the search."""
     base = found.seeds["data_parallel"]
     return {
-        "model": command.model,
+        "model": desk.model.text,
         "machine": desk.machine.name,
         "num_procs": desk.machine.num_procs,
         "batch_samples": desk.evaluator.lowering.graph.batch,

@@ -19,6 +19,11 @@ def tell(facts: Mapping[str, Any], lines: Sequence[str]) -> None:
         f"{report.subject(facts, what)}; {facts['num_tasks']} tasks{report.bucket_words(facts['buckets'])}, "
         f"prices: {report.prices_words(facts['prices'])}\n"
     )
+    if facts["work_saved_share"]:
+        out.say(
+            f"rewritten by {facts['rewrite']}, which saves {report.percent(facts['work_saved_share'])} of all "
+            "processors' work; with the setting rewrite=none the graph stays as the model has it\n"
+        )
     if facts["microbatches"] > 1:
         why = ": no known plan of a whole batch fits" if facts["is_cut_to_fit"] else ""
         how = f"a pipeline of {facts['num_stages']} stages" if facts["num_stages"] > 1 else "one after another"

@@ -15,6 +15,7 @@ from castile.launch.jobs import Job
 from castile.launch.tuning import Taken
 from castile.planner.cost import CostModel
 from castile.planner.costs.snapshot import Measured
+from castile.runtime.machine import CPU
 from castile.runtime.memory import written
 
 MOST_ROWS = 30
@@ -131,7 +132,7 @@ def tell(facts: Mapping[str, Any], as_json: bool) -> None:
 def _doubt(facts: Mapping[str, Any]) -> str:
     """Where a kernel outdoes the rate that is kept of this host, what to do about it; else nothing."""
     rate, most = facts["processor"]["flops_per_second"], max(key["flops_per_second"] for key in facts["keys"])
-    is_measured = facts["machine"].startswith("local:") and facts["processor"]["kind"] == "cpu"
+    is_measured = facts["machine"].startswith("local:") and facts["processor"]["kind"] == CPU
     if not is_measured or most < TOO_FAST * rate:
         return ""
     return (

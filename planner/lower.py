@@ -95,10 +95,11 @@ class Lowering:
         mode: str | None = None,
         microbatches: int | None = None,
         recompute: tuple[str, ...] | None = None,
+        graph: Graph | None = None,
     ) -> Lowering:
-        """Another lowering of the same graph, as this one but for what is given."""
+        """Another lowering, as this one but for what is given."""
         return Lowering(
-            self.graph,
+            graph or self.graph,
             machine or self.machine,
             self.updates,
             mode or self.mode,

@@ -30,6 +30,9 @@ HOST_SHARE = 0.8
 # No cluster has more, and at this number a search takes gigabytes and minutes: what is above it is mistyped.
 MOST_PROCS = 2**16
 
+# The kind of processors that are cores.
+CPU = "cpu"
+
 # How a machine's collectives may be carried out (`castile.planner.costs.algorithms`); the first is the runtime's own
 # over messages, the others are those of NCCL's kind.
 ALGORITHMS = ("exchange", "ring", "tree", "hierarchical")

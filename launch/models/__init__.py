@@ -3,8 +3,8 @@
 A model is a module with `build(batch=None, dtype="float32", **settings) -> Graph`, whose keyword parameters with type
 hints are its settings, and `RECIPE`, how it is trained unless the user says otherwise. A parameter `training` is no
 setting: where it is False the graph is for evaluation, without dropout and with running statistics. Every model takes
-the setting `rewrite`, a rewrite of planner/rewrites that its graphs go through. It does not know how a model is planned
-or run.
+the setting `rewrite`, a rewrite of planner/rewrites that its graphs go through, or `none`. It does not know how a model
+is planned or run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pkgutil import iter_modules
 from types import ModuleType
@@ -24,6 +24,9 @@ from castile.planner import rewrite as rewrites
 from castile.planner.bodies.vocabulary import itemsize
 from castile.planner.graph import Graph
 from castile.runtime.strict import suggestion
+
+# Says of a model's setting `rewrite` that its graph stays as it is.
+NO_REWRITE = "none"
 
 # So many bytes of one tensor are a slip of the finger.
 MOST_BYTES = 2**50
@@ -58,18 +61,27 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Model:
-    """A model that the user named, with settings; `graph` builds it, and rewrites it where a rewrite is named."""
+    """A model that the user named, with settings; `graph` builds it, and rewrites it where a rewrite is named.
+
+    text      the name with its settings, as the user wrote it
+    rewrite   the rewrites, "" for none; None where the user leaves that open, which is none until one is chosen
+    """
 
     name: str
     build: Callable[..., Graph]
     recipe: Recipe
     settings: Mapping[str, Any] = field(default_factory=dict)
-    rewrite: str = ""
+    rewrite: str | None = None
+    text: str = ""
 
     @property
     def is_theirs(self) -> bool:
         """Whether it is a file of the user's own."""
         return self.name.endswith(".py")
+
+    def rewritten(self, names: str) -> Model:
+        """The same with rewrites, where the user left them open."""
+        return replace(self, rewrite=names, text=f"{self.text}{',' if ':' in self.text else ':'}rewrite={names}")
 
     def takes(self, setting: str) -> bool:
         """Whether the model's function has a parameter of that name."""
@@ -120,17 +132,19 @@ def available() -> tuple[str, ...]:
 
 
 def parse(text: str) -> Model:
-    """The model of NAME:key=value,... or FILE.py:key=value,...; every model takes rewrite=NAME, or NAME+NAME.
+    """The model of NAME:key=value,... or FILE.py:key=value,...; every model takes rewrite=NAME, NAME+NAME or none.
 
     Raises ValueError in one sentence for an unknown name or setting, and for a file that is no model.
     """
     name, given = settings.split(text)
-    rewrite = given.pop("rewrite", "")
-    if rewrite:
+    rewrite = given.pop("rewrite", None)
+    if rewrite == NO_REWRITE:
+        rewrite = ""
+    elif rewrite is not None:
         rewrites.check(rewrite)
     module = _from_file(name) if name.endswith(".py") else _by_name(name)
     values = settings.typed(module.build, given, f"model {name}", reserved=("batch", "dtype", "training"))
-    return Model(name, module.build, getattr(module, "RECIPE", Recipe("digits", 32, 0.1)), values, rewrite)
+    return Model(name, module.build, getattr(module, "RECIPE", Recipe("digits", 32, 0.1)), values, rewrite, text)
 
 
 def _by_name(name: str) -> ModuleType:

@@ -1,0 +1,83 @@
+"""Which rewrites a network is planned with: those that leave a step least work, where its maker leaves that open."""
+
+import pytest
+
+from castile.launch import models
+from castile.planner import rewrite as rewrites
+from castile.planner import strategy as strategies
+from castile.planner.bounds.lower_bound import lower_bound
+from castile.planner.cost import CostModel
+from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.families.updates import Updates
+from castile.planner.lower import Lowering
+from castile.planner.op import find
+from castile.planner.searching.rewriting import WORTH, least_work
+from castile.runtime import machine as machines
+from tests.answers import answer, sentence
+
+GPUS = machines.parse("flexflow-p100:nodes=1")
+NORMED = "resnet:depth=small,size=8"
+NETWORKS = (
+    NORMED, "convnet", "mlp", "gpt:layers=1,width=16,seq=8,vocab=16", "moe:layers=2,width=16,seq=8,vocab=16",
+)  # fmt: skip
+PLAN = ("plan", NORMED, "--machine", "flexflow-p100:nodes=1", "--search", "data_parallel")
+
+
+def lowered(text: str) -> Lowering:
+    return Lowering(models.parse(text).graph(8), GPUS, Updates(find("sgd")(momentum=0.9)))
+
+
+def work(lowering: Lowering) -> float:
+    bound = lower_bound(Evaluator(lowering, CostModel(lowering.machine)))
+    assert bound is not None
+    return bound.work_seconds
+
+
+@pytest.mark.parametrize("text", NETWORKS)
+def test_no_rewrite_saves_more(text):
+    lowering = lowered(text)
+    names, saved = least_work(lowering)
+    whole, taken = work(lowering), [name for name in names.split(rewrites.AND) if name]
+    left = work(lowering.remade(graph=rewrites.apply(names, lowering.graph))) if taken else whole
+    assert saved == pytest.approx(1 - left / whole) and (saved > WORTH) == bool(taken)
+    for name in rewrites.available():
+        more = rewrites.apply(rewrites.AND.join([*taken, name]), lowering.graph)
+        assert work(lowering.remade(graph=more)) >= (1 - WORTH) * left
+
+
+def test_what_is_asked_of_it_happens():
+    taken = {text: least_work(lowered(text))[0] for text in NETWORKS}
+    assert taken[NORMED] == "fuse" and taken["mlp"] == "", taken
+
+
+def test_a_plan_says_what_it_is_rewritten_by(tmp_path, capsys):
+    path = tmp_path / "plan.json"
+    found = answer(capsys, *PLAN, "--out", str(path))
+    said = answer(capsys, *PLAN[:1], f"{NORMED},rewrite=fuse", *PLAN[2:])
+    plain = answer(capsys, *PLAN[:1], f"{NORMED},rewrite=none", *PLAN[2:])
+    assert (found["rewrite"], said["rewrite"], plain["rewrite"]) == ("fuse", "fuse", "")
+    assert found["work_saved_share"] > WORTH and said["work_saved_share"] == plain["work_saved_share"] == 0
+    assert found["found"]["step_seconds"] == said["found"]["step_seconds"] < plain["found"]["step_seconds"]
+    assert found["model"] == said["model"] == strategies.read(path).model == f"{NORMED},rewrite=fuse"
+    # Its file is enough to look at it again, and to go on from.
+    assert answer(capsys, "simulate", str(path))["step_seconds"] == found["found"]["step_seconds"]
+    assert answer(capsys, *PLAN[:1], found["model"], *PLAN[2:], "--from", str(path))["model"] == found["model"]
+    assert "rewrite=fuse" in sentence(capsys, *PLAN, "--from", str(path))
+
+
+def test_where_memory_decides_the_graph_stays(capsys):
+    facts = answer(capsys, *PLAN, "--objective", "memory")
+    assert (facts["model"], facts["work_saved_share"]) == (NORMED, 0)
+
+
+@pytest.mark.parametrize("machine", ["local:procs=2", "cores.toml"])
+def test_cores_are_planned_for_as_the_model_is(tmp_path, capsys, machine, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = '[[processor]]\nkind = "cpu"\nflops_per_second = 1e9\nbytes_per_second = 1e9\nmemory_bytes = 1_000_000_000\n'
+    (tmp_path / "cores.toml").write_text(f"nodes = 1\n{text}task_overhead_seconds = 1e-6\n")
+    facts = answer(capsys, "plan", NORMED, "--machine", machine, "--search", "data_parallel")
+    assert (facts["model"], facts["rewrite"], facts["work_saved_share"]) == (NORMED, None, 0)
+
+
+def test_a_rewrite_that_there_is_not_is_refused(capsys):
+    assert "fuse" in sentence(capsys, *PLAN[:1], f"{NORMED},rewrite=fus", *PLAN[2:])
