@@ -22,6 +22,7 @@ from castile.planner.step import beside
 from castile.planner.strategy import ORDERS, Config, Strategy
 from castile.runtime.machine import Level, Machine, Processor
 from castile.runtime.task import NUM_LANES, Lane
+from tests.draws import among, ordered, some
 from tests.layers import Canvas, Layer, layers
 
 MOST_PROCS = 4
@@ -38,14 +39,14 @@ ENGINES = (tuple(int(lane) for lane in Lane), (0,) * NUM_LANES, (0, 1, 1, 1, 0))
 def machines(draw: DrawFn, most: int = MOST_PROCS) -> Machine:
     """One to four processors with one or two levels of links, some of them shared."""
     # one processor has nothing to send: most draws have more
-    num_procs = draw(st.sampled_from((*range(2, most + 1), *range(1, most + 1))))
-    processor = Processor("p", 1e9, draw(st.sampled_from((1e9, 1e14))), 2**30, 0, draw(st.sampled_from((0.0, 1e-6))))
+    num_procs = draw(among((*range(2, most + 1), *range(1, most + 1))))
+    processor = Processor("p", 1e9, draw(among((1e9, 1e14))), 2**30, 0, draw(among((0.0, 1e-6))))
     groups = [num_procs] if num_procs > 1 else []
     if num_procs > 2 and draw(st.booleans()):
         groups = [2, num_procs + num_procs % 2]
-    drawn = [(group, *draw(st.sampled_from(LINKS)), draw(st.sampled_from((1, 1, 2)))) for group in groups]
+    drawn = [(group, *draw(among(LINKS)), draw(among((1, 1, 2)))) for group in groups]
     levels = [Level(f"level{n}", *figures) for n, figures in enumerate(drawn)]
-    return Machine("drawn", (processor,) * num_procs, tuple(levels), draw(st.sampled_from(ENGINES)))
+    return Machine("drawn", (processor,) * num_procs, tuple(levels), draw(among(ENGINES)))
 
 
 SOURCES = ("flat", "sequence", "image")
@@ -72,8 +73,8 @@ def problems(
     """
     c = Canvas(draw, exact, batch or draw(st.integers(1, 4)))
     known = layers(exact)
-    names = draw(st.lists(st.sampled_from(sorted(known)), min_size=1, max_size=most_layers))
-    kinds = draw(st.permutations(SOURCES))
+    names = draw(st.lists(among(tuple(sorted(known))), min_size=1, max_size=most_layers))
+    kinds = draw(ordered(SOURCES))
     c.source(kinds[0])
     for name in names[: most_layers // 2] if featured else names:
         _grow(c, known[name])
@@ -135,7 +136,7 @@ def configs(draw: DrawFn, node: Node, num_procs: int) -> Config:
     a = node.alignment
     split: dict[str, int] = {}
     free = [axis for axis in a.axes if axis not in a.frozen and a.extents[axis] > 1]
-    for axis in draw(st.lists(st.sampled_from(free), max_size=2, unique=True)) if free else []:
+    for axis in draw(some(tuple(free), 2)) if free else []:
         most = min(a.extents[axis], MOST_PROCS, MOST_PARTS // prod(split.values()))
         if most > 1:
             split[axis] = draw(st.integers(2, most))
@@ -146,10 +147,10 @@ def configs(draw: DrawFn, node: Node, num_procs: int) -> Config:
 @st.composite
 def placements(draw: DrawFn, num_parts: int, replicas: int, num_procs: int) -> tuple[int, ...]:
     """Processors for each part's replicas: side by side in one order as far as they go, or anyhow."""
-    order = draw(st.permutations(range(num_procs)))
+    order = draw(ordered(range(num_procs)))
     if draw(st.booleans()):
         return tuple(order[n % num_procs] for n in range(num_parts * replicas))
-    parts = [draw(st.permutations(range(num_procs)))[:replicas] for _ in range(num_parts)]
+    parts = [draw(ordered(range(num_procs)))[:replicas] for _ in range(num_parts)]
     return tuple(proc for part in parts for proc in part)
 
 
@@ -157,46 +158,46 @@ def placements(draw: DrawFn, num_parts: int, replicas: int, num_procs: int) -> t
 def strategies(draw: DrawFn, graph: Graph, num_procs: int, updates: Updates = SGD) -> Strategy:
     """A plan: every node by itself, or most cut along their first or last axis over one group of processors."""
     names = beside.names(graph, updates)
-    group = tuple(draw(st.permutations(range(num_procs)))[: draw(st.integers(1, num_procs))])
-    axes = draw(st.sampled_from((("first",), ("last",), ("first", "last"), ())))
+    group = tuple(draw(ordered(range(num_procs)))[: draw(st.integers(1, num_procs))])
+    axes = draw(among((("first",), ("last",), ("first", "last"), ())))
     chosen: dict[str, Config] = {}
     for name, node in names.nodes.items():
         plain = axes and draw(st.integers(0, 3)) > 0
-        chosen[name] = regular(node, draw(st.sampled_from(axes)), group) if plain else draw(configs(node, num_procs))
+        chosen[name] = regular(node, draw(among(axes)), group) if plain else draw(configs(node, num_procs))
     updates = [name for name in names.optional if name.endswith("/update")]
-    wanted = st.one_of(st.lists(st.sampled_from(sorted(names.optional)), unique=True), st.just(updates))
+    wanted = st.one_of(some(tuple(sorted(names.optional))), st.just(updates))
     for name in draw(wanted):
         node, kinds = names.optional[name], ("first", "whole") if axes else ()
         plain = kinds and draw(st.booleans())
-        chosen[name] = regular(node, draw(st.sampled_from(kinds)), group) if plain else draw(configs(node, num_procs))
+        chosen[name] = regular(node, draw(among(kinds)), group) if plain else draw(configs(node, num_procs))
     return Strategy(chosen)
 
 
 @st.composite
 def recomputed(draw: DrawFn, graph: Graph) -> tuple[str, ...]:
     """Nodes whose results are not kept for gradients: none, some, or all but some."""
-    some, way = draw(st.lists(st.sampled_from(sorted(graph.nodes)), unique=True)), draw(st.integers(0, 3))
-    return tuple(some) if way == 2 else tuple([n for n in graph.nodes if n not in some]) if way == 3 else ()
+    picked, way = draw(some(tuple(sorted(graph.nodes)))), draw(st.integers(0, 3))
+    return tuple(picked) if way == 2 else tuple([n for n in graph.nodes if n not in picked]) if way == 3 else ()
 
 
 @st.composite
 def in_buckets(draw: DrawFn, graph: Graph, num_procs: int, updates: Updates = SGD) -> Strategy:
     """A plan whose sums may go in buckets, of a few, of all, or none, its kernels in any order, any computed again."""
-    strategy, size = draw(strategies(graph, num_procs, updates)), draw(st.sampled_from((0, 200, 2**20)))
-    order, again = draw(st.sampled_from(ORDERS)), draw(recomputed(graph))
+    strategy, size = draw(strategies(graph, num_procs, updates)), draw(among((0, 200, 2**20)))
+    order, again = draw(among(ORDERS)), draw(recomputed(graph))
     return msgspec.structs.replace(strategy, bucket_bytes=size, order=order, recompute=again)
 
 
 @st.composite
 def staged(draw: DrawFn, graph: Graph, num_procs: int) -> Strategy:
     """A plan in two stages or more, in order or come back to; within one nodes lie on its processors anyhow."""
-    num_stages, every = draw(st.integers(2, num_procs)), draw(st.permutations(range(num_procs)))
+    num_stages, every = draw(st.integers(2, num_procs)), draw(ordered(range(num_procs)))
     groups = [every[first::num_stages] for first in range(num_stages)]
     drawn = [draw(st.integers(0, num_stages - 1)) for _ in graph.nodes]
     group = [groups[n] for n in (sorted(drawn) if draw(st.booleans()) else drawn)]
     inner = [draw(configs(node, len(of))) for node, of in zip(graph.nodes.values(), group)]
     moved = [Config(c.split, c.replicas, tuple([of[p] for p in c.procs])) for c, of in zip(inner, group)]
-    order, recompute = draw(st.sampled_from(ORDERS)), draw(recomputed(graph))
+    order, recompute = draw(among(ORDERS)), draw(recomputed(graph))
     return Strategy(dict(zip(graph.nodes, moved)), order=order, recompute=recompute)
 
 

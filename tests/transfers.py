@@ -11,6 +11,7 @@ from castile.runtime.machine import Level
 from castile.runtime.region import Box, blocks, intersect, relative, slices, whole
 from castile.runtime.task import Arg, Body, Comm, View
 from castile.runtime.transfer import Links, Piece, Source, Transfer
+from tests.draws import among, ordered
 
 Read = tuple[int, Box]
 
@@ -127,12 +128,12 @@ def boxes(draw: st.DrawFn, shape: tuple[int, ...]) -> Box:
 def layouts(draw: st.DrawFn, shape: tuple[int, ...], num_procs: int) -> list[tuple[Box, tuple[int, ...]]]:
     """A grid over the array, or several such grids one upon the other (partial sums), each part on its processors."""
     degrees = [draw(st.integers(1, min(n, 3))) for n in shape]
-    layers = draw(st.sampled_from((1, 1, 2, 3)))
+    layers = draw(among((1, 1, 2, 3)))
     grid = [Box((), ())]
     for n, degree in zip(shape, degrees, strict=True):
         grid = [Box((*b.lo, lo), (*b.hi, hi)) for b in grid for lo, hi in blocks(n, degree)]
     replicas = draw(st.integers(1, min(2, num_procs)))
-    order = draw(st.permutations(range(num_procs)))
+    order = draw(ordered(range(num_procs)))
     procs = [
         tuple(order[(n * replicas + r) % num_procs] for r in range(replicas)) for n in range(layers * len(grid))
     ]
@@ -143,7 +144,7 @@ def layouts(draw: st.DrawFn, shape: tuple[int, ...], num_procs: int) -> list[tup
 def groups(draw: st.DrawFn, shape: tuple[int, ...], num_procs: int) -> list[tuple[Box, tuple[int, ...]]]:
     """One group of processors, each with all of the array or with its block along one axis; or one of them with all."""
     procs = range(num_procs) if draw(st.integers(0, 3)) else [draw(st.integers(0, num_procs - 1))]
-    axis = draw(st.sampled_from([*(n for n, extent in enumerate(shape) if extent >= num_procs), None]))
+    axis = draw(among((*(n for n, extent in enumerate(shape) if extent >= num_procs), None)))
     if axis is None or len(procs) == 1:
         return [(whole(shape), (proc,)) for proc in procs]
     placed = []
@@ -164,10 +165,9 @@ KINDS = (groups, layouts, boxes)
 def situations(draw: st.DrawFn, kinds: Sequence = KINDS) -> tuple[list[Source], list[Read], list[np.ndarray]]:
     """Sources, reads, and what each source holds."""
     # sampled evenly: integers would mostly be too small to cut
-    extents = st.sampled_from((4, 5, 6, 7, 3, 2, 1))
-    shape = draw(st.sampled_from((st.tuples(extents), st.tuples(extents, extents))).flatmap(lambda shapes: shapes))
-    num_procs = draw(st.sampled_from((3, 2, 4, 1)))
-    kind = draw(st.sampled_from(kinds))
+    shape = tuple(draw(among((4, 5, 6, 7, 3, 2, 1))) for _ in range(draw(among((1, 2)))))
+    num_procs = draw(among((3, 2, 4, 1)))
+    kind = draw(among(tuple(kinds)))
     if kind is not boxes:
         placed = draw(kind(shape, num_procs))
         reads = [(proc, box) for box, procs in draw(kind(shape, num_procs)) for proc in procs]
