@@ -4,7 +4,7 @@ Definitions compute in float32 and round once, at the end, as chips do. It knows
 """
 
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,10 +32,16 @@ def casts(definition: Definition) -> Definition:
 
 def is_plain(definition: Callable[..., Any], args: tuple[Any, ...], outs: tuple[Any, ...]) -> bool:
     """Whether a form that knows no numbers of 16 bits, and no casts, can do this work."""
-    dtypes = [x.dtype.name for x in (*args, *outs) if hasattr(x, "dtype")]
+    dtypes = [_name(x.dtype) for x in (*args, *outs) if hasattr(x, "dtype")]
     if any(dtype in NARROW for dtype in dtypes):
         return False
     return not hasattr(definition, "casts") or len({dtype for dtype in dtypes if dtype.startswith("float")}) <= 1
+
+
+@cache
+def _name(dtype: np.dtype) -> str:
+    """A dtype's name, which NumPy puts together whenever it is asked."""
+    return dtype.name
 
 
 def _wide(x: Any) -> Any:

@@ -5,7 +5,7 @@ packed: a dim that BLAS cannot step over becomes a loop.
 """
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from itertools import product
 from string import ascii_letters
 from typing import Any, NamedTuple
@@ -18,6 +18,8 @@ from castile.kernels.form import prepares
 from castile.kernels.numpy.elementwise import altered
 from castile.kernels.numpy.gemm import Gemm, Matrix, address, has_gemm, matrix
 from castile.kernels.numpy.views import Scratch, merge
+
+Ints = tuple[int, ...]
 
 
 class Label(NamedTuple):
@@ -38,8 +40,8 @@ class Split(NamedTuple):
     m: Label
     n: Label
     k: Label
-    kept: list[Label]
-    summed: list[Label]
+    kept: tuple[Label, ...]
+    summed: tuple[Label, ...]
 
     def matrices(self) -> tuple[Matrix | None, Matrix | None, Matrix | None]:
         """How BLAS sees a, b and the result."""
@@ -90,23 +92,32 @@ def parse(spec: str, num_dims: list[int]) -> tuple[list[str], str]:
 def _two(
     out: np.ndarray, x: np.ndarray, y: np.ndarray, terms: list[str], result: str, accumulate: bool
 ) -> Callable[[], Any]:
-    split = _best_split(_labels(out, x, y, terms, result))
+    three = (x, y, out)
+    split = _split((*terms, result), tuple([z.shape for z in three]), tuple([z.strides for z in three]), out.itemsize)
     if not split.summed and not accumulate:
         return _batched(out, x, y, split)
     return _looped(out, x, y, split, accumulate)
 
 
-def _labels(out: np.ndarray, x: np.ndarray, y: np.ndarray, terms: list[str], result: str) -> list[list[Label]]:
+@lru_cache(4096)
+def _split(terms: tuple[str, ...], shapes: tuple[Ints, ...], strides: tuple[Ints, ...], itemsize: int) -> Split:
+    """The choice for x, y and the result of these labels, shapes and steps in bytes: most products lie as others do."""
+    return _best_split(_labels(terms, shapes, strides, itemsize))
+
+
+def _labels(
+    terms: tuple[str, ...], shapes: tuple[Ints, ...], strides: tuple[Ints, ...], itemsize: int
+) -> list[list[Label]]:
     """Merged labels of the four sorts m (x and result), n (y and result), k (x and y) and loops (all others)."""
-    steps = [dict(zip(term, one.strides, strict=True)) for term, one in zip([*terms, result], [x, y, out], strict=True)]
+    steps = [dict(zip(term, one, strict=True)) for term, one in zip(terms, strides, strict=True)]
     sizes: dict[str, int] = {}
-    for term, one in zip([*terms, result], [x, y, out], strict=True):
-        for label, size in zip(term, one.shape, strict=True):
+    for term, shape in zip(terms, shapes, strict=True):
+        for label, size in zip(term, shape, strict=True):
             assert sizes.setdefault(label, size) == size, "the vocabulary refuses unequal lengths"
     sorts: dict[tuple[bool, ...], list[str]] = {}
     for label in sizes:
         sorts.setdefault(tuple(label in one for one in steps), []).append(label)
-    merged = {sort: _merged(labels, sizes, steps, out.itemsize) for sort, labels in sorts.items()}
+    merged = {sort: _merged(labels, sizes, steps, itemsize) for sort, labels in sorts.items()}
     m, n, k = ((True, False, True), (False, True, True), (True, True, False))
     rest = [label for sort, labels in merged.items() if sort not in (m, n, k) for label in labels]
     return [merged.get(m, []), merged.get(n, []), merged.get(k, []), rest]
@@ -128,7 +139,7 @@ def _best_split(sorts: list[list[Label]]) -> Split:
         # The outermost loop takes the longest steps in the result, so that memory is walked in order.
         kept = [x for x in [*ms, *ns, *rest] if x is not m and x is not n and x.c]
         summed = [x for x in [*ks, *rest] if x is not k and not x.c]
-        split = Split(m, n, k, sorted(kept, key=lambda x: -x.c), summed)
+        split = Split(m, n, k, tuple(sorted(kept, key=lambda x: -x.c)), tuple(summed))
         work = m.size * n.size * k.size
         if work > most and all(split.matrices()):
             best, most = split, work
@@ -166,7 +177,7 @@ def _looped(out: np.ndarray, x: np.ndarray, y: np.ndarray, split: Split, accumul
     return work
 
 
-def _offsets(labels: list[Label], itemsize: int) -> Iterator[tuple[int, int, int]]:
+def _offsets(labels: tuple[Label, ...], itemsize: int) -> Iterator[tuple[int, int, int]]:
     for index in product(*(range(label.size) for label in labels)):
         a = sum(i * label.a for i, label in zip(index, labels, strict=True))
         b = sum(i * label.b for i, label in zip(index, labels, strict=True))
