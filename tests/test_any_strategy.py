@@ -44,9 +44,10 @@ class Held:
 
 @dataclass
 class Census:
-    """What was drawn: examples, those that move data, and how many examples hold each operator and form."""
+    """What was drawn: examples, the plans among them, those that move data, how many hold each operator and form."""
 
     examples: int = 0
+    plans: int = 0
     moving: int = 0
     seen: Counter[str] = field(default_factory=Counter)
 
@@ -57,7 +58,8 @@ class Census:
 
     def words(self) -> str:
         seen = ", ".join(f"{name} {count}" for name, count in self.seen.most_common())
-        return f"{self.examples} examples, {self.moving} of them move data; examples that hold {seen}"
+        told = f"{self.examples} examples of {self.plans} plans, {self.moving} of them move data"
+        return f"{told}; examples that hold {seen}"
 
     def check(self, least_examples: int, operators: set[str]) -> None:
         assert self.examples >= least_examples, self
@@ -112,7 +114,7 @@ def drawn(examples: int):
 def held(law: Callable[[Plan], Trained], exact: bool) -> Census:
     """What was drawn for a law: a thousand plans, and more of each operator that LEAST of these do not hold."""
     census = Census()
-    # One example in six is a plan that was drawn before, by other choices: it would train to the same bits.
+    # One example in seven is a plan that was drawn before, by other choices: it would train to the same bits.
     known: dict[str, Held] = {}
 
     def draw(examples: int, featured: str = "") -> None:
@@ -129,6 +131,7 @@ def held(law: Callable[[Plan], Trained], exact: bool) -> Census:
     for name in layers(exact):
         if census.seen[name] < LEAST:
             draw(LEAST, name)
+    census.plans = len(known)
     return census
 
 
