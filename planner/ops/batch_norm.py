@@ -34,13 +34,23 @@ class BatchNorm(Op):
         c = x.shape[1]
         gain = g.param(f"{name}.weight", (c,), ("c",), Init("ones"))
         shift = g.param(f"{name}.bias", (c,), ("c",), Init("zeros"))
-        kept = {f"{name}.running_mean": Init("zeros"), f"{name}.running_var": Init("ones")}
+        kept = f"{name}.running_mean", f"{name}.running_var"
+        return BatchNorm.normalised(g, name, x, gain, shift, kept, momentum, eps, training)
+
+    @staticmethod
+    def normalised(
+        g, name: str, x: Tensor, gain: Tensor, shift: Tensor, kept: tuple[str, str], momentum: float, eps: float,
+        training: bool,
+    ) -> Tensor:  # fmt: skip
+        """The same with parameters that are there; kept: names of the running mean and variance."""
+        c = x.shape[1]
+        begin = dict(zip(kept, (Init("zeros"), Init("ones")), strict=True))
         if training:
             statistics = [g.apply(BatchMoments(), f"{name}.moments", x)]
-            for n, (state, init) in enumerate(kept.items()):
+            for n, (state, init) in enumerate(begin.items()):
                 renew = RunningMoment(momentum, prod(x.shape) // c, variance=n == 1)
                 g.state(state, (c,), ("c",), init, renew, *statistics)
         else:
-            statistics = [g.state(state, (c,), ("c",), init) for state, init in kept.items()]
+            statistics = [g.state(state, (c,), ("c",), init) for state, init in begin.items()]
         factors = g.apply(BatchFactors(eps), f"{name}.factors", *statistics, gain, shift)
         return g.apply(BatchNorm(), name, x, factors)

@@ -48,7 +48,7 @@ class Concat(Op):
         # Where an operand begins: its own axis is all that it bears along the dim.
         offset = sum([a.extents[o.dims[self.dim][0]] for o in a.operands[:operand]])
         length = a.extents[own.dims[self.dim][0]]
-        first, last = (_within(end - offset, length) for end in part.range(a.results[0].dims[self.dim][0]))
+        first, last = (within(end - offset, length) for end in part.range(a.results[0].dims[self.dim][0]))
         before, behind = slice(None, self.dim), slice(self.dim + 1, None)
         return Box((*box.lo[before], first, *box.lo[behind]), (*box.hi[before], last, *box.hi[behind]))
 
@@ -79,7 +79,7 @@ class Concat(Op):
         return g.apply(Concat(dim % len(xs[0].shape) if xs[0].shape else 0), name, *xs)
 
 
-def _within(at, length: int):
+def within(at, length: int):
     """The nearest number from 0 to a length, by arithmetic: of arrays too."""
     at = at * (at > 0)
     return at - (at - length) * (at > length)

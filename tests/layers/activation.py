@@ -112,3 +112,21 @@ def layer_abs(c: Canvas) -> Tensor | None:
 def layer_neg(c: Canvas) -> Tensor | None:
     x = c.any()
     return None if x is None else c.graph.neg(c.name("neg"), x)
+
+
+@layer(exact=True)
+def layer_shift(c: Canvas) -> Tensor | None:
+    x = c.any()
+    return None if x is None else c.graph.shift(c.name("shift"), x, amount=2)
+
+
+@layer()
+def layer_reciprocal(c: Canvas) -> Tensor | None:
+    x = positive(c)
+    return None if x is None else c.graph.reciprocal(c.name("reciprocal"), x)
+
+
+@layer(exact=True)
+def layer_clamp(c: Canvas) -> Tensor | None:
+    x = c.any()
+    return None if x is None else c.graph.clamp(c.name("clamp"), x, low=-1, high=2)

@@ -62,3 +62,8 @@ def layer_div(c: Canvas) -> Tensor | None:
     if len(x.shape) > 2 and c.draw(st.booleans()):
         y = c.graph.sum(c.name("total"), y, dims=tuple(range(len(x.shape) - 1)))
     return c.graph.div(c.name("div"), x, y)
+
+
+@layer(exact=True)
+def layer_masked(c: Canvas) -> Tensor | None:
+    return two(c, "masked")

@@ -76,3 +76,24 @@ def layer_slice(c: Canvas) -> Tensor | None:
     dim = c.draw(st.sampled_from([n for n in range(1, len(x.shape)) if x.shape[n] > 1]))
     start = c.integer(0, x.shape[dim] - 1)
     return c.graph.slice(c.name("slice"), x, dim, start, c.integer(start + 1, x.shape[dim]))
+
+
+@layer(exact=True)
+def layer_expand(c: Canvas) -> Tensor | None:
+    """A dim of one, which is made before where there is none, repeated."""
+    x = c.choose(lambda t: len(t.shape) in (2, 3))
+    if x is None:
+        return None
+    axes = " ".join(["b", *LETTERS[: len(x.shape) - 1]])
+    x = c.graph.reshape(c.name("column"), x, f"{axes} -> {axes} z", z=1)
+    return c.graph.expand(c.name("expand"), x, (*x.shape[:-1], c.integer(1, 3)))
+
+
+@layer(exact=True)
+def layer_pad(c: Canvas) -> Tensor | None:
+    """More at the ends of a dim that is not the sample's."""
+    x = c.choose(lambda t: len(t.shape) >= 2)
+    if x is None:
+        return None
+    dim = c.integer(1, len(x.shape) - 1)
+    return c.graph.pad(c.name("pad"), x, dim, c.integer(0, 2), c.integer(0, 2), value=c.integer(-1, 1))

@@ -78,3 +78,16 @@ def cases_abs(rng):
 
 def cases_neg(rng):
     yield from elementwise(find("neg")(), rng)
+
+
+def cases_shift(rng):
+    yield from elementwise(find("shift")(-0.75), rng)
+
+
+def cases_reciprocal(rng):
+    yield from positive(find("reciprocal")(), rng)
+
+
+def cases_clamp(rng):
+    yield from elementwise(find("clamp")(-0.5, 0.75), rng)
+    yield from elementwise(find("clamp")(high=0.25), rng)

@@ -43,3 +43,8 @@ def cases_maximum(rng):
 
 def cases_minimum(rng):
     yield from broadcasts(find("minimum")(), rng)
+
+
+def cases_masked(rng):
+    # a mask is zeros and ones; near zero it has no slope to compare with
+    yield from broadcasts(find("masked")(), rng, lambda *shape: np.asarray(rng.choice((-2.0, -1.0, 1.0, 2.0), shape)))

@@ -54,3 +54,21 @@ def cases_slice(rng):
         ((2, 3, 5, 4), "b c h w", 2, 1, 4),
     ):
         yield case(find("slice")(dim, start, stop), (rng.normal(size=shape), axes))
+
+
+def cases_expand(rng):
+    expand = find("expand")
+    yield case(expand((5, 4, 3)), (rng.normal(size=(5, 1, 3)), "b s d"))
+    yield case(expand((5, 4, 3)), (rng.normal(size=(1, 4, 1)), "*b s d"))
+    yield case(expand((2, 6)), (rng.normal(size=(1, 1)), "b d"))
+    yield case(expand((2, 3)), (rng.normal(size=(2, 3)), "b d"))
+
+
+def cases_pad(rng):
+    for shape, axes, settings in (
+        ((5,), "b", (0, 2, 1)),
+        ((3, 4), "b d", (1, 0, 3, -2.5)),
+        ((2, 3, 4), "b s d", (1, 6, 0)),
+        ((2, 3, 5, 4), "b c h w", (2, 1, 2, 1.0)),
+    ):
+        yield case(find("pad")(*settings), (rng.normal(size=shape), axes))
