@@ -78,6 +78,8 @@ def initial(tensor: Tensor, seed: int, box: Box) -> np.ndarray:
         return np.zeros(box.shape, dtype)
     if init.kind == "ones":
         return np.ones(box.shape, dtype)
+    if init.kind == "given":
+        return np.asarray(init.values[slices(box)], dtype)
     if init.kind == "normal":
         return (rng.normal(seed, tensor.name, tensor.shape, box) * init.scale).astype(dtype)
     assert init.kind == "uniform", init.kind

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from importlib import import_module
 from math import prod
@@ -27,10 +27,12 @@ PASSES = {"F": "forward", "B": "grad_inputs", "W": "grad_params"}
 
 @dataclass(frozen=True)
 class Init:
-    """How a parameter begins: "normal" or "uniform" of that scale (standard deviation, half width), "zeros", "ones"."""
+    """How a parameter begins: "normal" or "uniform" of that scale (standard deviation, half width), "zeros", "ones", or
+    "given", with those values of its shape."""
 
     kind: str
     scale: float = 0.0
+    values: Any = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
