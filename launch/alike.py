@@ -6,7 +6,6 @@ together all the same. It does not know what is done with them.
 
 from __future__ import annotations
 
-import inspect
 import json
 import platform
 from collections.abc import Callable
@@ -62,8 +61,7 @@ def check_software(comm: Communicator) -> None:
 
 def check_model(comm: Communicator, model: Model, graph: Graph) -> None:
     """Raises UserError, on all ranks, where hosts build another graph, or have another file to build it from."""
-    sources = Path(inspect.getfile(model.build))
-    check(comm, f"model {model.name}", lambda: _short(graph.fingerprint.encode(), sources.read_bytes()))
+    check(comm, f"model {model.name}", lambda: f"{_short(graph.fingerprint.encode())}, {_file(model.file)}")
 
 
 def check_data(comm: Communicator, dataset: Dataset) -> None:

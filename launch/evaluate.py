@@ -158,7 +158,9 @@ def judge(graph: Graph, pieces: Iterable[tuple[np.ndarray, np.ndarray]], num_sam
     logits: list[tuple[np.ndarray, np.ndarray]] = []
     is_told = is_binary
     for batch, truth in pieces:
-        scores = batch.astype(np.float64)
+        scores = _logits(graph, batch.astype(np.float64))
+        if truth.dtype.kind in "iu" and scores.size % max(truth.size, 1) == 0 and scores.ndim > truth.ndim + 1:
+            scores = scores.reshape(*truth.shape, -1)
         if truth.dtype.kind in "iu" and scores.ndim == truth.ndim + 1:
             chosen = np.take_along_axis(scores, truth[..., None], axis=-1)[..., 0]
             losses, hits, is_told = logsumexp(scores, axis=-1) - chosen, scores.argmax(axis=-1) == truth, True
@@ -173,6 +175,18 @@ def judge(graph: Graph, pieces: Iterable[tuple[np.ndarray, np.ndarray]], num_sam
         return None
     area = auc(*map(np.concatenate, zip(*logits, strict=True))) if logits else None
     return HeldOut(total / count, num_samples, right / count if is_told else None, area)
+
+
+def _logits(graph: Graph, outputs: np.ndarray) -> np.ndarray:
+    """What became the model's outputs, where these are probabilities."""
+    ends = {node.name: node.op.name for node in graph.nodes.values()}
+    last = next(iter(graph.outputs), "")
+    while ends.get(last) == "reshape":
+        last = graph.nodes[last].inputs[0]
+    with np.errstate(divide="ignore"):
+        if ends.get(last) == "softmax":
+            return np.log(np.maximum(outputs, np.finfo(np.float32).tiny))
+        return np.log(outputs) - np.log1p(-outputs) if ends.get(last) == "sigmoid" else outputs
 
 
 def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:

@@ -46,7 +46,8 @@ class Plan:
     """Find a fast way to train a model on a machine, which need not be here."""
 
     model: options.Model
-    """A model's name with settings (convnet, gpt:layers=4,width=128) or a Python file with build()."""
+    """A model's name with settings (convnet, gpt:layers=4,width=128), a Python file with build(), or an ONNX
+    file."""
     machine: options.Machine = "local"
     """What to plan for: local, local:procs=4, a preset such as dgx-h100:nodes=2, or a TOML file."""
     search: options.Search = "mcmc"

@@ -59,12 +59,13 @@ class Predict:
     """Predict with a trained network: its outputs for each sample, and how right they are where labels are known."""
 
     model: options.Model
-    """The network that was trained, its name and settings or a Python file; or the run file of its training, which
-    stands beside checkpoints and metrics (resolved.toml) and says its data, seed, dtype and checkpoints too."""
+    """The network that was trained, its name and settings, a Python or an ONNX file; or the run file of its training,
+    which stands beside checkpoints and metrics (resolved.toml) and says its data, seed, dtype and checkpoints too."""
     checkpoint: options.Folder = ""
     """Its parameters: the latest checkpoint in this folder, or this one (DIR/step-00000120)."""
     weights: options.File = ""
-    """Or the parameters of this safetensors file, under their own or their model's standard names."""
+    """Or the parameters of this safetensors file, under their own or their model's standard names, or of
+    an ONNX file."""
     data: options.Data = ""
     """Of what to predict, as `castile train` takes it, such as numpy:held_out=new.npz; labels need not be there. By
     default what it was trained on, or the model's own data set."""

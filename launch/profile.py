@@ -49,7 +49,8 @@ class Profile:
     """Measure what each kind of task of a model takes on these ranks, and keep it in the profile database."""
 
     model: options.Model
-    """Its name and settings (convnet, mlp, gpt:layers=4,width=128), or a Python file with a function build()."""
+    """Its name and settings (convnet, mlp, gpt:layers=4,width=128), a Python file with a function build(), or an
+    ONNX file."""
     machine: options.Machine = "local"
     """What to measure: this host, with a processor for each rank; or a TOML file that describes it."""
     plan: options.File = ""

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from castile.launch import checks, files, offline, options, report, trace
+from castile.launch import checks, files, models, offline, options, report, trace
 from castile.launch.files import Outputs
 from castile.launch.offline import Desk
 from castile.launch.pictures import timeline as timelines
@@ -105,7 +105,7 @@ def run(command: Simulate) -> int:
 
 def _given(command: Simulate) -> tuple[str, str, Strategy | None]:
     """The plan's file, the model, and the plan, if the user named one."""
-    is_plan = command.what.endswith(".json") or (Path(command.what).is_file() and not command.what.endswith(".py"))
+    is_plan = command.what.endswith(".json") or (Path(command.what).is_file() and not models.is_file(command.what))
     if is_plan and command.plan:
         raise UserError(f"{command.what} is a plan and --plan {command.plan} is another: name one of them, and a model")
     if not is_plan:

@@ -70,7 +70,7 @@ class Train:
     """Train a model on these ranks, with a plan from a file or one that is searched for and measured first."""
 
     model: options.Model
-    """Its name and settings (convnet, mlp, gpt:layers=4,width=128), or a Python file with a function build(); or a run
+    """Its name and settings (convnet, gpt:layers=4,width=128), a Python file with build(), or an ONNX file; or a run
     file (run.toml), which says this and any of the options below by name. The command line goes before the file."""
     machine: options.Machine = "local"
     """Where to train: this host, with a processor for each rank; virtual:procs=2 for one GPU as two processors of one
@@ -114,7 +114,7 @@ class Train:
     """What is computed with: float32, float64, bfloat16 or float16; with the last two parameters, sums of gradients and
     optimizer state stay float32."""
     weights: options.File = ""
-    """Begin with the parameters of this safetensors file, under their own or their model's standard names."""
+    """Begin with the parameters of this safetensors file, under own or their model's standard names, or ONNX file."""
     evaluate_every: options.Count = None
     """Evaluate on the held-out samples after so many steps each; without it at the end."""
     checkpoint: options.Folder = ""

@@ -43,7 +43,8 @@ class Validate:
     """Check the simulator: measure many plans, learn from half of them, and see how well the others are predicted."""
 
     model: options.Model
-    """Its name and settings (convnet, mlp, gpt:layers=4,width=128), or a Python file with a function build()."""
+    """Its name and settings (convnet, mlp, gpt:layers=4,width=128), a Python file with a function build(), or an
+    ONNX file."""
     machine: options.Machine = "local"
     """Where to run: this host, with a processor for each rank; or a TOML file that describes it."""
     plans: options.Number = 16

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from castile.launch import files
+from castile.launch import files, importers
 from castile.launch.checkpoints import writer
 from castile.launch.checkpoints.disk import Disk
+from castile.launch.importers import Imported
 from castile.launch.models import Model
 from castile.launch.standard_names import Piece, StandardNames
 from castile.planner.graph import Graph
@@ -37,9 +38,23 @@ def load(path: str | Path, model: Model, graph: Graph | None = None) -> Mapping[
     """The parameters of a model from a safetensors file, by name; each is read when it is asked for.
 
     The file has all of them and nothing else, under their own names or one family's standard names; running statistics
-    may be there or not. graph: the model's, where it has been built. Raises ValueError in one sentence otherwise.
+    may be there or not. Or it is a file that an importer reads, whose network has the same parameters.
+    graph: the model's, where it has been built. Raises ValueError in one sentence otherwise.
     """
+    importer = importers.of(str(path))
+    if importer is not None:
+        return _imported(importer.load(str(path)), str(path), model, graph or model.graph())
     return Weights(File(path), graph or model.graph(), families(model))
+
+
+def _imported(file: Imported, path: str, model: Model, graph: Graph) -> Mapping[str, np.ndarray]:
+    """The parameters and states of a graph that a network in another file has, too."""
+    found = file.values(graph, model.settings if importers.of(model.name) else {})
+    known, wanted = {name: graph.tensors[name].shape for name in found}, {t.name: t.shape for t in graph.params}
+    if missing := next((name for name in wanted if name not in known), None):
+        near = suggestion(missing, list(known))
+        raise ValueError(f"weights {path}: its network has no parameter {missing!r}{near}")
+    return found
 
 
 def save(path: str | Path, values: Mapping[str, np.ndarray], model: Model, standard: bool = False) -> int:

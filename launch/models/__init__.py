@@ -19,7 +19,8 @@ from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
 
-from castile.launch import settings, theirs
+from castile.launch import importers, settings, theirs
+from castile.launch.importers import Imported
 from castile.planner import rewrite as rewrites
 from castile.planner.bodies.vocabulary import itemsize
 from castile.planner.graph import Graph
@@ -76,8 +77,13 @@ class Model:
 
     @property
     def is_theirs(self) -> bool:
-        """Whether it is a file of the user's own."""
+        """Whether it is a Python file of the user's own."""
         return self.name.endswith(".py")
+
+    @property
+    def file(self) -> str:
+        """The path of the file that says what it is."""
+        return self.name if is_file(self.name) else inspect.getfile(self.build)
 
     def rewritten(self, names: str) -> Model:
         """The same with rewrites, where the user left them open."""
@@ -131,8 +137,15 @@ def available() -> tuple[str, ...]:
     return tuple(sorted(module.name for module in iter_modules(__path__)))
 
 
+def is_file(name: str) -> bool:
+    """Whether what stands for a model is a file's name: a Python file, or one that an importer reads."""
+    return name.endswith(".py") or importers.of(name) is not None
+
+
 def parse(text: str) -> Model:
-    """The model of NAME:key=value,... or FILE.py:key=value,...; every model takes rewrite=NAME, NAME+NAME or none.
+    """The model of NAME:key=value,..., FILE.py:key=value,... or another file that an importer reads, as FILE.onnx.
+
+    Every model takes rewrite=NAME, NAME+NAME or none.
 
     Raises ValueError in one sentence for an unknown name or setting, and for a file that is no model.
     """
@@ -142,9 +155,16 @@ def parse(text: str) -> Model:
         rewrite = ""
     elif rewrite is not None:
         rewrites.check(rewrite)
-    module = _from_file(name) if name.endswith(".py") else _by_name(name)
+    module = _found(name)
     values = settings.typed(module.build, given, f"model {name}", reserved=("batch", "dtype", "training"))
     return Model(name, module.build, getattr(module, "RECIPE", Recipe("digits", 32, 0.1)), values, rewrite, text)
+
+
+def _found(name: str) -> ModuleType | Imported:
+    if name.endswith(".py"):
+        return _from_file(name)
+    importer = importers.of(name)
+    return importer.load(name) if importer is not None else _by_name(name)
 
 
 def _by_name(name: str) -> ModuleType:

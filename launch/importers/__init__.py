@@ -1,0 +1,42 @@
+"""Importers: networks in files of other programs, one importer for each suffix, found by it: `onnx` reads net.onnx.
+
+An importer has `load(path) -> Imported`. It does not know how a network is planned or run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import PurePath
+from pkgutil import iter_modules
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from castile.planner.graph import Graph
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A network out of a file, as a model: `build` and RECIPE are what a model's module has.
+
+    values   from a graph and its model's settings to the numbers that the file has for the graph's parameters and
+             states; each is read when it is asked for
+    """
+
+    build: Callable[..., Graph]
+    RECIPE: Any
+    values: Callable[[Graph, Mapping[str, Any]], Mapping[str, np.ndarray]]
+
+
+def of(path: str) -> ModuleType | None:
+    """The importer of files with a path's suffix; None where there is none."""
+    suffix = PurePath(path).suffix.removeprefix(".")
+    return import_module(f"{__name__}.{suffix}") if suffix in available() else None
+
+
+def available() -> tuple[str, ...]:
+    """The suffixes of all files that can be imported, found by walking the folder."""
+    return tuple(sorted(module.name for module in iter_modules(__path__)))

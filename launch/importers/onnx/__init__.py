@@ -1,0 +1,233 @@
+"""ONNX: networks that PyTorch and others export, with their weights.
+
+    castile plan net.onnx:loss=mse --machine dgx-h100:nodes=4
+
+It does not know operators (`operators`), nor how nodes become castile's (`network`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from castile.launch.importers import Imported
+from castile.launch.importers.onnx import trained
+from castile.launch.importers.onnx.file import numbers, package, read
+from castile.launch.importers.onnx.network import MOST_TOLD, Network
+from castile.launch.importers.onnx.values import Known
+from castile.launch.models import Recipe
+from castile.planner.graph import Graph
+from castile.planner.op import Tensor
+
+BATCH = 32
+AXES = {1: "b", 2: "b i", 3: "b s i", 4: "b c h w", 5: "b c d h w"}
+
+
+def load(path: str) -> Imported:
+    """The network of an ONNX file. Raises ValueError in one sentence where castile cannot take it."""
+    file = File(path)
+
+    def build(batch: int | None = None, dtype: str = "float32", training: bool = True, **settings: Any) -> Graph:
+        return file.network(batch, dtype, training, settings).graph
+
+    # its settings are those of the file: lengths that it leaves open
+    build.__signature__ = _signature(file)  # type: ignore[attr-defined]
+    build.__annotations__ = {p.name: p.annotation for p in _signature(file).parameters.values()}
+    return Imported(build, Recipe("noise", max(file.batch, 0) if file.batch > 1 else BATCH, 0.01), file.values)
+
+
+def _signature(file: File) -> inspect.Signature:
+    own: dict[str, object] = {
+        "batch": None,
+        "dtype": "float32",
+        "training": True,
+        "loss": "",
+        "inputs": "",
+        "frozen": "",
+    }
+    kinds = {"batch": int, "training": bool}
+    found: dict[str, tuple[object, type]] = {name: (default, kinds.get(name, str)) for name, default in own.items()}
+    found |= {name: (0, int) for name in file.open}
+    return inspect.Signature(
+        [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            for name, (default, kind) in found.items()
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class File:
+    """A file's network, read once."""
+
+    path: str
+
+    @property
+    def who(self) -> str:
+        return f"model file {self.path}"
+
+    @cached_property
+    def proto(self) -> Any:
+        found = read(self.path)
+        return package().inliner.inline_local_functions(found) if found.functions else found
+
+    @cached_property
+    def inputs(self) -> dict[str, Any]:
+        """What the network is given; old files name weights among it."""
+        weights = {tensor.name for tensor in self.proto.graph.initializer}
+        return {i.name: i.type for i in self.proto.graph.input if i.name not in weights}
+
+    @cached_property
+    def batch(self) -> int:
+        """How many samples the file is written for, 0 where it leaves that open."""
+        first = next(iter(self.inputs.values()), None)
+        dims = first.tensor_type.shape.dim if first is not None else []
+        return dims[0].dim_value if dims else 0
+
+    @cached_property
+    def samples(self) -> str:
+        """What the file calls the number of samples, where it leaves it open."""
+        dims = next(iter(self.inputs.values())).tensor_type.shape.dim if self.inputs else []
+        return dims[0].dim_param if dims else ""
+
+    @cached_property
+    def open(self) -> list[str]:
+        """Settings for the lengths that the file leaves open, but for the number of samples."""
+        return list(dict.fromkeys(name for dims in self._lengths.values() for name in dims if isinstance(name, str)))
+
+    @cached_property
+    def _lengths(self) -> dict[str, list[int | str]]:
+        """For each input its lengths, or names of settings, behind the first dim."""
+        found = {}
+        for name, kind in self.inputs.items():
+            dims: list[int | str] = []
+            for n, dim in enumerate(kind.tensor_type.shape.dim):
+                own = re.sub(r"\W+", "_", dim.dim_param or f"{name}_{n}").strip("_")
+                dims.append(dim.dim_value if dim.dim_value else own)
+            found[name] = dims[1:]
+        return found
+
+    def network(self, batch: int | None, dtype: str, training: bool, settings: Mapping[str, Any]) -> Network:
+        """The network as castile's. Raises ValueError in one sentence."""
+        frozen = [pattern for pattern in settings.get("frozen", "").split("+") if pattern]
+        opsets = {one.domain.replace("ai.onnx", ""): one.version for one in self.proto.opset_import}
+        net = Network(
+            self.path, Graph(Path(self.path).stem, dtype), batch or (self.batch if self.batch > 1 else BATCH),
+            self.batch, training, opsets, lambda name: any(fnmatchcase(name, pattern) for pattern in frozen),
+        )  # fmt: skip
+        for tensor in self.proto.graph.initializer:
+            net.values[tensor.name] = numbers(tensor, self.path, learned=True)
+        for name, called in zip(self.inputs, self._called(settings.get("inputs", "")), strict=True):
+            self._input(net, name, called, settings)
+        loss, outputs = settings.get("loss", ""), [one.name for one in self.proto.graph.output]
+        if loss:
+            trained.check(loss, self.who)
+        net.add(self.proto.graph.node, outputs)
+        self._refuse(net)
+        self._finish(net, loss, outputs)
+        return net
+
+    def _called(self, names: str) -> list[str]:
+        """What the inputs are called in castile: as the user says, with + between, or as in the file."""
+        given = names.split("+") if names else list(self.inputs)
+        if len(given) != len(self.inputs):
+            raise ValueError(
+                f"{self.who}: inputs={names} should name its {len(self.inputs)} inputs, {', '.join(self.inputs)}, with "
+                "+ between"
+            )
+        return given
+
+    def _input(self, net: Network, name: str, called: str, settings: Mapping[str, Any]) -> None:
+        kind, onnx = self.inputs[name], package()
+        if not kind.HasField("tensor_type") or not kind.tensor_type.shape.dim:
+            raise ValueError(f"{self.who}: its input {name!r} is no array whose first dim is the batch")
+        opened = [one for one in self._lengths[name] if isinstance(one, str) and not settings.get(one)]
+        if opened:
+            raise ValueError(
+                f"{self.who}: it leaves the length {opened[0]!r} of its input {name!r} open: say it, as in "
+                f"{self.path}:{opened[0]}=128"
+            )
+        rest = [int(settings[one]) if isinstance(one, str) else one for one in self._lengths[name]]
+        kind = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.tensor_type.elem_type)).kind
+        axes = AXES.get(len(rest) + 1) or " ".join(["b", *(f"d{n}" for n in range(len(rest)))])
+        net.input(name, called, (net.batch, *rest), axes, None if kind == "f" else "int32")
+
+    def _refuse(self, net: Network) -> None:
+        """Raises ValueError, naming all that castile has no operator for."""
+        if not net.lacking:
+            return
+        told = [f"{op}{f' {how}' if how else ''} (as in {node})" for (op, how), node in net.lacking.items()]
+        more = f" and {len(told) - MOST_TOLD} more" if len(told) > MOST_TOLD else ""
+        raise ValueError(
+            f"{self.who}: castile has no operator for {'; '.join(told[:MOST_TOLD])}{more}: write the network without, "
+            "or add them as docs/own.md says"
+        )
+
+    def _finish(self, net: Network, loss: str, outputs: list[str]) -> None:
+        """The loss and what is predicted; the last softmax or sigmoid is no part of what is trained."""
+        graph, first = net.graph, net.values[outputs[0]]
+        if not isinstance(first, Tensor):
+            raise ValueError(f"{self.who}: its output {outputs[0]!r} does not depend on its inputs")
+        if first.shape[:1] != (net.batch,) and net.batch > 0:
+            raise ValueError(
+                f"{self.who}: its output {outputs[0]!r} has shape {first.shape}, whose first dim should be the batch, "
+                f"{net.batch} samples"
+            )
+        loss = loss or trained.default(first.shape)
+        judged = self._before_end(net, outputs[0], loss) or first
+        graph.minimise(trained.LOSSES[loss](graph, judged))
+        others = [net.values[name] for name in outputs[1:]]
+        whole = [first, *(one for one in others if isinstance(one, Tensor))]
+        named = [judged.name] if net.training else self._depending(graph, judged, whole)
+        trained.pruned(graph, named)
+
+    def _before_end(self, net: Network, output: str, loss: str) -> Tensor | None:
+        """What goes into the last operator, where that only turns logits into probabilities."""
+        last = next((node for node in self.proto.graph.node if output in node.output), None)
+        if last is None or last.op_type not in trained.ENDS[loss]:
+            return None
+        found = net.values[last.input[0]]
+        return found if isinstance(found, Tensor) else None
+
+    def _depending(self, graph: Graph, judged: Tensor, whole: list[Tensor]) -> list[str]:
+        """The outputs that need no other parameters than the loss does."""
+        of: dict[str, frozenset[str]] = {t.name: frozenset([t.name]) for t in graph.params}
+        for node in graph.nodes.values():
+            needs = frozenset[str]().union(*(of.get(name, frozenset()) for name in node.inputs))
+            of.update(dict.fromkeys(node.outputs, needs))
+        fitting = [t.name for t in whole if of[t.name] <= of[judged.name] and t.shape[:1] == judged.shape[:1]]
+        return list(dict.fromkeys(fitting))
+
+    def values(self, graph: Graph, settings: Mapping[str, Any]) -> Mapping[str, np.ndarray]:
+        """The file's numbers for parameters and states of a graph. Raises ValueError where they are of other shapes."""
+        sources = self.network(graph.batch, graph.dtype, False, settings).sources
+        wanted = [name for name in (*(t.name for t in graph.params), *graph.states) if name in sources]
+        for name in wanted:
+            if sources[name].shape != graph.tensors[name].shape:
+                there = f"its {name!r} has shape {sources[name].shape}"
+                raise ValueError(f"{self.who}: {there}, it should have {graph.tensors[name].shape}")
+        return Numbers({name: sources[name] for name in wanted})
+
+
+@dataclass(frozen=True)
+class Numbers(Mapping[str, np.ndarray]):
+    """The numbers of a file by castile's names, each read when it is asked for."""
+
+    sources: Mapping[str, Known]
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.sources[name].array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.sources)
+
+    def __len__(self) -> int:
+        return len(self.sources)

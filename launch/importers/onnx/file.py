@@ -1,0 +1,102 @@
+"""ONNX files: read, checked, with what lies in other files beside them.
+
+It does not know what becomes of the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from stat import S_ISREG
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from castile.launch import installing
+from castile.launch.importers.onnx.values import Known
+
+
+def package() -> ModuleType:
+    """The package onnx. Raises ValueError with the line that installs it where it is not there."""
+    try:
+        import onnx
+        import onnx.checker
+        import onnx.defs
+        import onnx.external_data_helper
+        import onnx.numpy_helper
+        import onnx.reference
+    except ModuleNotFoundError as error:
+        raise ValueError(f"ONNX files are read by the package onnx: {installing.line('onnx>=1.23')}") from error
+    return onnx
+
+
+def read(path: str) -> Any:
+    """The ModelProto of a file, whose external data stay where they are. Raises ValueError in one sentence."""
+    onnx, who = package(), f"model file {path}"
+    try:
+        proto = onnx.load_model(path, load_external_data=False)
+    except OSError as error:
+        raise ValueError(f"{who}: {error.strerror or error}") from error
+    except Exception as error:
+        # protobuf has an error of its own for each of its implementations
+        raise ValueError(f"{who}: this is no ONNX file, or a damaged one ({_line(error)})") from error
+    if not proto.graph.node:
+        raise ValueError(f"{who}: this is no ONNX file, or one without a network")
+    for tensor in _tensors(proto):
+        _check_place(tensor, path)
+    try:
+        onnx.checker.check_model(path)
+    except Exception as error:
+        raise ValueError(f"{who}: it breaks the rules of ONNX ({_line(error)})") from error
+    return proto
+
+
+def _line(error: Exception) -> str:
+    """The first line of an error's words."""
+    return " ".join(str(error).strip().partition("\n")[0].split()).removesuffix(".")
+
+
+def _tensors(proto: Any) -> Iterator[Any]:
+    yield from proto.graph.initializer
+    for node in proto.graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+
+
+def _check_place(tensor: Any, path: str) -> None:
+    """Raises ValueError where a tensor's numbers are to be read from elsewhere than the folder of its file."""
+    if tensor.data_location != tensor.EXTERNAL:
+        return
+    told = {entry.key: entry.value for entry in tensor.external_data}
+    place, who = PurePosixPath(told.get("location", "")), f"model file {path}: the numbers of {tensor.name!r}"
+    folder = Path(path).absolute().parent.resolve()
+    found = (folder / place).resolve()
+    if place.is_absolute() or ".." in place.parts or not place.parts or not found.is_relative_to(folder):
+        raise ValueError(
+            f"{who} are to be read from {str(place)!r}, which is not in its folder: castile reads no others"
+        )
+    try:
+        status = found.stat()
+    except OSError as error:
+        raise ValueError(f"{who}: {found}: {error.strerror}") from error
+    offset, length = int(told.get("offset", 0)), int(told.get("length", 0))
+    if not S_ISREG(status.st_mode) or offset < 0 or length < 0 or offset + length > status.st_size:
+        raise ValueError(f"{who} should be bytes {offset} to {offset + length} of {found}, which has {status.st_size}")
+
+
+def numbers(tensor: Any, path: str, learned: bool = False) -> Known:
+    """What a TensorProto holds, read when it is asked for."""
+    onnx = package()
+
+    def make() -> np.ndarray:
+        if tensor.data_location == tensor.EXTERNAL and not tensor.HasField("raw_data"):
+            there = type(tensor)()
+            there.CopyFrom(tensor)
+            onnx.external_data_helper.load_external_data_for_tensor(there, str(Path(path).absolute().parent))
+            return onnx.numpy_helper.to_array(there)
+        return onnx.numpy_helper.to_array(tensor)
+
+    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
+    return Known(tensor.name, tuple(tensor.dims), dtype, make, learned)

@@ -1,0 +1,182 @@
+"""Arithmetic on each element: of two arrays, of an array and a number, of several."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import isclose
+
+import numpy as np
+
+from castile.launch.importers.onnx import pieces
+from castile.launch.importers.onnx.network import Call
+from castile.launch.importers.onnx.operators import handles
+from castile.launch.importers.onnx.values import Erf, Known, Unsupported, known
+from castile.planner.op import Tensor
+
+UNARY = {"Neg": "neg", "Abs": "abs", "Sqrt": "sqrt", "Exp": "exp", "Log": "log", "Reciprocal": "reciprocal"}
+
+
+@handles(*UNARY)
+def unary(c: Call) -> Tensor:
+    return getattr(c.g, UNARY[c.op])(c.name, c.tensor(0))
+
+
+def scaled(c: Call, name: str, x: Tensor, factor: float) -> Tensor:
+    """x times a number; together with a number that x was multiplied by before."""
+    x, before = pieces.without_factor(c.g, x)
+    factor *= before
+    return x if isclose(factor, 1.0, rel_tol=1e-6) else c.g.scale(name, x, factor=factor)
+
+
+@handles("Add")
+def add(c: Call) -> Tensor | Erf:
+    c.get("broadcast")
+    for x, other in ((0, 1), (1, 0)):
+        value, amount = c.value(x), c.scalar(other)
+        if isinstance(value, Known):
+            continue
+        if isinstance(value, Erf) and amount is not None:
+            return replace(value, plus=value.plus + amount)
+        if amount is not None and len(c.shape(other)) <= len(c.shape(x)):
+            return c.g.shift(c.name, c.tensor(x), amount=amount) if amount else c.tensor(x)
+        whole = pieces.with_bias(c, c.tensor(x), c.value(other)) or pieces.layer_norm(c, c.tensor(x), c.value(other))
+        if whole is not None:
+            return whole
+    return c.g.add(c.name, c.tensor(0), c.tensor(1))
+
+
+@handles("Sub")
+def sub(c: Call) -> Tensor:
+    c.get("broadcast")
+    if (amount := c.scalar(1)) is not None and len(c.shape(1)) <= len(c.shape(0)):
+        return c.g.shift(c.name, c.tensor(0), amount=-amount) if amount else c.tensor(0)
+    if (amount := c.scalar(0)) is not None and len(c.shape(0)) <= len(c.shape(1)):
+        turned = c.g.neg(c.inner("neg"), c.tensor(1))
+        return c.g.shift(c.name, turned, amount=amount)
+    return c.g.sub(c.name, c.tensor(0), c.tensor(1))
+
+
+@handles("Mul")
+def mul(c: Call) -> Tensor | Erf:
+    c.get("broadcast")
+    for x, other in ((0, 1), (1, 0)):
+        value, more, factor = c.value(x), c.value(other), c.scalar(other)
+        if isinstance(value, Known):
+            continue
+        if isinstance(value, Erf) and factor is not None:
+            return replace(value, times=value.times * factor, plus=value.plus * factor)
+        if factor is not None and len(c.shape(other)) <= len(c.shape(x)):
+            return scaled(c, c.name, c.tensor(x), factor)
+        whole = None
+        if isinstance(value, Tensor) and isinstance(more, Erf):
+            whole = pieces.gelu(c, value, more)
+        elif isinstance(value, Tensor) and isinstance(more, Tensor):
+            whole = pieces.silu(c, value, more)
+        if whole is not None:
+            return whole
+    return c.g.mul(c.name, c.tensor(0), c.tensor(1))
+
+
+@handles("Div")
+def div(c: Call) -> Tensor:
+    c.get("broadcast")
+    if (number := c.scalar(1)) is not None and number and len(c.shape(1)) <= len(c.shape(0)):
+        return scaled(c, c.name, c.tensor(0), 1 / number)
+    if (number := c.scalar(0)) is not None and len(c.shape(0)) <= len(c.shape(1)):
+        return scaled(c, c.name, c.g.reciprocal(c.inner("reciprocal"), c.tensor(1)), number)
+    return c.g.div(c.name, c.tensor(0), c.tensor(1))
+
+
+@handles("Erf")
+def erf(c: Call) -> Erf:
+    return Erf(c.tensor(0))
+
+
+@handles("Pow")
+def power(c: Call) -> Tensor:
+    number, x = c.scalar(1), c.tensor(0)
+    if number is None:
+        raise Unsupported("with an exponent that is no number")
+    if number == 1:
+        return x
+    if number == 0.5:
+        return c.g.sqrt(c.name, x)
+    if number == -0.5:
+        return c.g.rsqrt(c.name, x)
+    if number in (2, 3, 4):
+        square = c.g.square(c.name if number == 2 else c.inner("square"), x)
+        return square if number == 2 else c.g.mul(c.name, square, x if number == 3 else square)
+    if number == int(number):
+        raise Unsupported(f"with the exponent {number:g}")
+    # of a negative number there is no such power
+    return c.g.exp(c.name, scaled(c, c.inner("times"), c.g.log(c.inner("log"), x), number))
+
+
+def several(c: Call, layer: str) -> Tensor:
+    """One after another, from the first."""
+    found = c.tensor(0)
+    for n in range(1, len(c.args)):
+        name = c.name if n == len(c.args) - 1 else c.inner(f"{layer}{n}")
+        found = getattr(c.g, layer)(name, found, c.tensor(n))
+    return found
+
+
+@handles("Sum")
+def total(c: Call) -> Tensor:
+    return several(c, "add")
+
+
+@handles("Mean")
+def mean(c: Call) -> Tensor:
+    if len(c.args) == 1:
+        return c.tensor(0)
+    found = c.tensor(0)
+    for n in range(1, len(c.args)):
+        found = c.g.add(c.inner(f"add{n}"), found, c.tensor(n))
+    return c.g.scale(c.name, found, factor=1 / len(c.args))
+
+
+@handles("Max", "Min")
+def extreme(c: Call) -> Tensor:
+    if len(c.args) == 2:
+        for x, other in ((0, 1), (1, 0)):
+            bound = None if isinstance(c.value(x), Known) else c.scalar(other)
+            if bound is not None and len(c.shape(other)) <= len(c.shape(x)):
+                low, high = (bound, np.inf) if c.op == "Max" else (-np.inf, bound)
+                return clamped(c, c.tensor(x), low, high)
+    return several(c, "maximum" if c.op == "Max" else "minimum")
+
+
+def clamped(c: Call, x: Tensor, low: float, high: float) -> Tensor:
+    """x, but no less than `low` and no more than `high`."""
+    if low == 0 and high == np.inf:
+        return c.g.relu(c.name, x)
+    return x if (low, high) == (-np.inf, np.inf) else c.g.clamp(c.name, x, low=low, high=high)
+
+
+@handles("Clip")
+def clip(c: Call) -> Tensor:
+    bounds = []
+    for n, (name, default) in enumerate((("min", -np.inf), ("max", np.inf)), start=1):
+        given = c.known(n)
+        bounds.append(float(c.get(name, default) if given is None else given))
+    return clamped(c, c.tensor(0), min(bounds), bounds[1])
+
+
+@handles("Where")
+def where(c: Call) -> Tensor:
+    """By a mask that is known."""
+    mask = c.known(0).astype(bool)
+    shape = np.broadcast_shapes(*(c.shape(n) for n in range(3)))
+    parts = []
+    for n, there in ((1, mask), (2, ~mask)):
+        value = c.value(n)
+        if isinstance(value, Known) and not value.learned:
+            parts.append(c.net.operand(known(f"{c.name}.other{n}", np.where(there, value.array, 0).astype(np.float32))))
+        else:
+            kept = known(f"{c.name}.mask{n}", there.astype(np.float32))
+            parts.append(c.g.masked(c.inner(f"kept{n}"), c.tensor(n), c.net.operand(kept)))
+    found = c.g.add(c.name, *parts)
+    if found.shape != shape:
+        raise Unsupported("with shapes that stretch each other")
+    return found

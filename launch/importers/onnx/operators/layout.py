@@ -1,0 +1,252 @@
+"""Dims and places: another shape, another order, side by side, a range, more at the ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from castile.launch.importers.onnx import shaping
+from castile.launch.importers.onnx.file import package
+from castile.launch.importers.onnx.network import Call
+from castile.launch.importers.onnx.operators import handles
+from castile.launch.importers.onnx.values import Known, Unsupported, Value, known
+from castile.planner.op import Init, Tensor, find
+
+# An index of more pieces than this is no sum of slices.
+MOST_PIECES = 64
+
+
+def listed(c: Call, number: int, attribute: str) -> list[int] | None:
+    """Whole numbers that newer operators have as an input, and older ones as an attribute; None for none."""
+    given = c.known(number) if c.has(number) else c.get(attribute)
+    return None if given is None else [int(n) for n in np.asarray(given).reshape(-1)]
+
+
+@handles("Identity", "Cast", "CastLike")
+def same(c: Call) -> Value:
+    x = c.value(0)
+    if c.op == "Identity":
+        return x
+    c.get("saturate"), c.get("round_mode")
+    to = c.value(1).dtype if c.op == "CastLike" else package().helper.tensor_dtype_to_np_dtype(c.get("to"))
+    if isinstance(x, Tensor) and x.floating != (np.dtype(to).kind == "f" or np.dtype(to).name == "bfloat16"):
+        raise Unsupported("between whole and floating-point numbers")
+    return x
+
+
+@handles("Shape")
+def shape(c: Call) -> Known:
+    found = c.shape(0)[c.get("start", 0) : c.get("end")]
+    return known(c.name, np.array(found, np.int64))
+
+
+@handles("Size")
+def size(c: Call) -> Known:
+    return known(c.name, np.array(prod(c.shape(0)), np.int64))
+
+
+@handles("Reshape")
+def reshape(c: Call) -> Tensor:
+    x, told = c.tensor(0), listed(c, 1, "shape") or []
+    if not c.get("allowzero", 0):
+        told = [x.shape[n] if length == 0 else length for n, length in enumerate(told)]
+    return shaping.reshaped(c.g, c.name, x, _meant(c, x, told))
+
+
+def _meant(c: Call, x: Tensor, told: list[int]) -> tuple[int, ...]:
+    """The shape that a file says, where the batch that the file was written for stands for the batch that there is."""
+    total, of_file, batch = prod(x.shape), c.net.told, c.net.batch
+    if of_file and told and told[0] == of_file and x.shape[:1] == (batch,):
+        told = [batch, *told[1:]]
+    elif of_file and -1 not in told and told and prod(told) * batch == total * of_file:
+        at = next((n for n, length in enumerate(told) if length == of_file), 0)
+        told = [length * batch // of_file if n == at else length for n, length in enumerate(told)]
+    if -1 in told:
+        rest = -prod(told)
+        told = [total // rest if length == -1 and rest else length for length in told]
+    if prod(told) != total:
+        raise Unsupported(f"from shape {x.shape} to {tuple(told)}, which has not as many elements")
+    return tuple(told)
+
+
+@handles("Flatten")
+def flatten(c: Call) -> Tensor:
+    x = c.tensor(0)
+    axis = c.get("axis", 1)
+    axis = axis + len(x.shape) if axis < 0 else axis
+    return shaping.reshaped(c.g, c.name, x, (prod(x.shape[:axis]), prod(x.shape[axis:])))
+
+
+@handles("Squeeze")
+def squeeze(c: Call) -> Tensor:
+    x, dims = c.tensor(0), listed(c, 1, "axes")
+    gone = {n % len(x.shape) for n in dims} if dims else {n for n, length in enumerate(x.shape) if length == 1}
+    return shaping.reshaped(c.g, c.name, x, tuple(length for n, length in enumerate(x.shape) if n not in gone))
+
+
+@handles("Unsqueeze")
+def unsqueeze(c: Call) -> Tensor:
+    x, dims = c.tensor(0), listed(c, 1, "axes") or []
+    ndim = len(x.shape) + len(dims)
+    made, lengths = {n % ndim for n in dims}, iter(x.shape)
+    return shaping.reshaped(c.g, c.name, x, tuple(1 if n in made else next(lengths) for n in range(ndim)))
+
+
+@handles("Transpose")
+def transpose(c: Call) -> Tensor:
+    x = c.tensor(0)
+    return shaping.permuted(c.g, c.name, x, tuple(c.get("perm", range(len(x.shape))[::-1])))
+
+
+@handles("Concat")
+def concat(c: Call) -> Tensor:
+    dim = c.get("axis", 1)
+    there = [c.tensor(n) for n in range(len(c.args)) if 0 not in c.shape(n)]
+    return c.g.concat(c.name, dim, *there) if len(there) > 1 else there[0]
+
+
+@handles("Split")
+def split(c: Call) -> tuple[Tensor, ...]:
+    x, sizes = c.tensor(0), listed(c, 1, "split")
+    dim = c.get("axis", 0) % len(x.shape)
+    if sizes is None:
+        count = c.get("num_outputs", c.results)
+        each = -(-x.shape[dim] // count)
+        sizes = [min(each, x.shape[dim] - n * each) for n in range(count)]
+    return c.g.split(c.name, x, dim=dim, sizes=tuple(sizes))
+
+
+@handles("Slice")
+def cut(c: Call) -> Tensor:
+    x = c.tensor(0)
+    starts, stops = listed(c, 1, "starts") or [], listed(c, 2, "ends") or []
+    dims, steps = listed(c, 3, "axes") or list(range(len(starts))), listed(c, 4, "") or [1] * len(starts)
+    for n, (start, stop, dim, step) in enumerate(zip(starts, stops, dims, steps, strict=True)):
+        dim %= len(x.shape)
+        places = list(range(x.shape[dim]))[slice(start, stop if abs(stop) < 2**31 - 1 else None, step)]
+        x = picked(c, f"{c.name}.{n}" if n < len(starts) - 1 else c.name, x, dim, places)
+    return x
+
+
+def picked(c: Call, name: str, x: Tensor, dim: int, places: Sequence[int]) -> Tensor:
+    """The elements of a dim at these places, in their order."""
+    if list(places) == list(range(x.shape[dim])):
+        return x
+    runs: list[list[int]] = []
+    for place in places:
+        if runs and runs[-1][1] == place:
+            runs[-1][1] += 1
+        else:
+            runs.append([place, place + 1])
+    if not runs or len(runs) > MOST_PIECES:
+        raise Unsupported(f"that takes {len(runs)} pieces of a dim")
+    if len(runs) == 1:
+        return c.g.slice(name, x, dim, *runs[0])
+    pieces = [c.g.slice(f"{name}.piece{n}", x, dim, start, stop) for n, (start, stop) in enumerate(runs)]
+    return c.g.concat(name, dim, *pieces)
+
+
+@handles("Gather")
+def gather(c: Call) -> Tensor:
+    table, ids = c.value(0), c.value(1)
+    dim = c.get("axis", 0)
+    if isinstance(ids, Tensor):
+        if not isinstance(table, Known) or dim != 0 or len(table.shape) != 2:
+            raise Unsupported("with indices that depend on samples, of what is no table of rows")
+        return c.g.apply(find("embedding")(), c.name, ids, c.weight(0, "v d", Init("normal", 0.02)))
+    x, places = c.tensor(0), c.known(1)
+    dim %= len(x.shape)
+    found = picked(c, c.inner("rows"), x, dim, [int(n) % x.shape[dim] for n in places.reshape(-1)])
+    return shaping.reshaped(c.g, c.name, found, (*x.shape[:dim], *places.shape, *x.shape[dim + 1 :]))
+
+
+@handles("Expand")
+def expand(c: Call) -> Tensor:
+    x = c.tensor(0)
+    shape = np.broadcast_shapes(x.shape, tuple(listed(c, 1, "") or ()))
+    return stretched(c, c.name, x, tuple(shape))
+
+
+def stretched(c: Call, name: str, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """x with dims of one, and dims that it lacks before, as long as those of a shape."""
+    if x.shape == shape:
+        return x
+    x = shaping.reshaped(c.g, f"{name}.dims", x, (1,) * (len(shape) - len(x.shape)) + x.shape)
+    return x if x.shape == shape else c.g.expand(name, x, shape)
+
+
+@handles("Pad")
+def pad(c: Call) -> Tensor:
+    x, ends = c.tensor(0), listed(c, 1, "pads") or listed(c, 1, "paddings") or []
+    dims, mode = listed(c, 3, "") or list(range(len(x.shape))), c.get("mode", b"constant").decode()
+    value = float(np.asarray(c.known(2, c.get("value", 0.0))).reshape(()))
+    pads = dict(zip([dim % len(x.shape) for dim in dims], zip(ends, ends[len(dims) :], strict=False), strict=True))
+    if mode == "constant":
+        return padded(c, c.name, x, [pads.get(dim, (0, 0)) for dim in range(len(x.shape))], value)
+    for dim, (before, after) in pads.items():
+        places = np.pad(np.arange(x.shape[dim]), (before, after), mode)
+        x = picked(c, c.inner(f"dim{dim}"), x, dim, places.tolist())
+    return x
+
+
+def padded(c: Call, name: str, x: Tensor, pads: Sequence[tuple[int, int]], value: float = 0.0) -> Tensor:
+    """x with so many elements of a value before and after each dim; fewer than none are left out."""
+    for dim, (before, after) in enumerate(pads):
+        if before < 0 or after < 0:
+            inside = f"{name}.inside{dim}"
+            x = c.g.slice(inside, x, dim, max(-before, 0), x.shape[dim] - max(-after, 0))
+    more = [(dim, max(before, 0), max(after, 0)) for dim, (before, after) in enumerate(pads) if max(before, after) > 0]
+    for number, (dim, before, after) in enumerate(more, start=1):
+        x = c.g.pad(name if number == len(more) else f"{name}.dim{dim}", x, dim, before, after, value)
+    return x
+
+
+@handles("DepthToSpace")
+def depth_to_space(c: Call) -> Tensor:
+    block = c.get("blocksize")
+    before = "(c p q)" if c.get("mode", b"DCR") == b"CRD" else "(p q c)"
+    return c.g.transpose(c.name, c.tensor(0), f"b {before} h w -> b c (h p) (w q)", p=block, q=block)
+
+
+@handles("SpaceToDepth")
+def space_to_depth(c: Call) -> Tensor:
+    block = c.get("blocksize")
+    after = "(c p q)" if c.get("mode", b"DCR") == b"CRD" else "(p q c)"
+    return c.g.transpose(c.name, c.tensor(0), f"b c (h p) (w q) -> b {after} h w", p=block, q=block)
+
+
+@handles("Tile")
+def tile(c: Call) -> Tensor:
+    x, times = c.tensor(0), listed(c, 1, "") or []
+    for dim, count in enumerate(times):
+        if count > 1:
+            x = c.g.concat(c.inner(f"dim{dim}"), dim, *[x] * count)
+    return x
+
+
+@handles("Resize", "Upsample")
+def resize(c: Call) -> Tensor:
+    """Nearest neighbours, each as often as a whole number says."""
+    x = c.tensor(0)
+    scales = c.known(2 if c.op == "Resize" and c.version > 10 else 1, c.get("scales"))
+    sizes = listed(c, 3, "") if c.op == "Resize" else None
+    if sizes is not None:
+        scales = [size / length for size, length in zip(sizes, x.shape, strict=False)]
+    mode, where = c.get("mode", b"nearest").decode(), c.get("coordinate_transformation_mode", b"half_pixel").decode()
+    nearest = c.get("nearest_mode", b"round_prefer_floor").decode()
+    # copies of each element stand side by side
+    alike = (where == "asymmetric" and nearest == "floor") or ("half_pixel" in where and nearest.startswith("round"))
+    whole = scales is not None and len(scales) == len(x.shape) and all(scale == int(scale) >= 1 for scale in scales)
+    if mode != "nearest" or not whole or not (alike or c.op == "Upsample"):
+        told = f" by {[float(scale) for scale in scales]}" if scales is not None else ""
+        raise Unsupported(f"of mode {mode}, {where}, {nearest}{told}")
+    c.has(1), c.get("cubic_coeff_a"), c.get("exclude_outside"), c.get("antialias"), c.get("extrapolation_value")
+    for dim, scale in enumerate(int(scale) for scale in scales):
+        if scale > 1:
+            apart = shaping.reshaped(c.g, c.inner(f"apart{dim}"), x, (*x.shape[: dim + 1], 1, *x.shape[dim + 1 :]))
+            many = (*x.shape[: dim + 1], scale, *x.shape[dim + 1 :])
+            whole_shape = (*x.shape[:dim], x.shape[dim] * scale, *x.shape[dim + 1 :])
+            x = shaping.reshaped(c.g, c.inner(f"dim{dim}"), c.g.expand(c.inner(f"many{dim}"), apart, many), whole_shape)
+    return x

@@ -1,0 +1,71 @@
+"""What an imported network is trained on: a loss of its first output, which files do not say.
+
+It does not know how the network came about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+from castile.launch.importers.onnx import shaping
+from castile.planner.graph import Graph
+from castile.planner.op import Tensor
+from castile.runtime.strict import suggestion
+
+LABEL, TARGET = "label", "target"
+
+
+def cross_entropy(g: Graph, output: Tensor) -> Tensor:
+    """Of logits [b, ..., classes], or [b, classes, 1, ...], and `label` [b, ...], whole numbers."""
+    shape = output.shape
+    while len(shape) > 2 and shape[-1] == 1:
+        shape = shape[:-1]
+    logits = shaping.reshaped(g, f"{output.name}.logits", output, shape)
+    axes = " ".join(logits.axes[:-1])
+    return g.cross_entropy("loss", logits, g.input(LABEL, shape[:-1], axes, "int32"))
+
+
+def mse(g: Graph, output: Tensor) -> Tensor:
+    """Of numbers and `target`, of the same shape."""
+    return g.mse("loss", output, g.input(TARGET, output.shape, " ".join(output.axes)))
+
+
+def bce(g: Graph, output: Tensor) -> Tensor:
+    """Of logits and `target`, numbers from 0 to 1 of the same shape."""
+    return g.bce("loss", output, g.input(TARGET, output.shape, " ".join(output.axes)))
+
+
+LOSSES: dict[str, Callable[[Graph, Tensor], Tensor]] = {"cross_entropy": cross_entropy, "mse": mse, "bce": bce}
+# The last operator of a file that turns what a loss takes into what people read.
+ENDS = {"cross_entropy": ("Softmax", "LogSoftmax"), "bce": ("Sigmoid",), "mse": ()}
+
+
+def check(loss: str, who: str) -> None:
+    """Raises ValueError for a loss that there is not."""
+    if loss not in LOSSES:
+        near = suggestion(loss, list(LOSSES))
+        raise ValueError(f"{who}: there is no loss {loss!r}{near}; there are {', '.join(LOSSES)}")
+
+
+def default(shape: tuple[int, ...]) -> str:
+    """The loss of an output of that shape where the user names none: of classes, or else of numbers."""
+    is_classes = len(shape) > 1 and shape[1] > 1 and prod(shape[2:]) == 1
+    return "cross_entropy" if is_classes else "mse"
+
+
+def pruned(g: Graph, outputs: list[str]) -> None:
+    """Leave out what neither the outputs nor the loss need."""
+    needed = {*outputs, g.loss}
+    for node in reversed(g.nodes.values()):
+        if needed.intersection(node.outputs):
+            needed.update(node.inputs, node.outputs)
+    needed.update(g.inputs[-1:])
+    for update in g.updates.values():
+        if needed.intersection(update.inputs[1:]):
+            needed.update(update.inputs)
+    g.nodes = {name: node for name, node in g.nodes.items() if needed.intersection(node.outputs)}
+    g.updates = {name: node for name, node in g.updates.items() if name in needed}
+    g.tensors = {name: tensor for name, tensor in g.tensors.items() if name in needed}
+    g.inputs, g.scalars, g.states = ([n for n in names if n in needed] for names in (g.inputs, g.scalars, g.states))
+    g.outputs = outputs
