@@ -30,6 +30,7 @@ OWNERS = {
     ),
     "cupyx": ("castile.runtime.comm.nccl", "castile.runtime.backends.cuda", "castile.kernels.triton"),
     "triton": ("castile.kernels.triton",),
+    "onnx": ("castile.launch.importers.onnx",),
 }
 # Folders in which a file's name is all the registration there is.
 REGISTERED = (

@@ -20,13 +20,15 @@ COMMANDS = [line for kind, body in BLOCKS if not kind for line in body.splitline
 
 
 def test_files_and_commands_are_found():
-    assert set(FILES) == {"net.py", "swish.py", "samples.py", "cluster.toml", "sweep.py"} and len(COMMANDS) == 8
+    assert set(FILES) == {"net.py", "small.py", "swish.py", "samples.py", "cluster.toml", "sweep.py"}
+    assert len(COMMANDS) == 11
 
 
 def test_the_commands_of_the_page_do_what_they_say_one_after_another(tmp_path, monkeypatch, capsys):
     for name, body in FILES.items():
         (tmp_path / name).write_text(body)
     monkeypatch.chdir(tmp_path)
+    exec(FILES["small.py"], {})
     for name, value in homes.make(tmp_path / "home").items():
         monkeypatch.setenv(name, value)
     for line in COMMANDS:

@@ -1,0 +1,192 @@
+"""Small networks as ONNX files, written down as text; their weights are drawn.
+
+It does not know castile.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import numpy_helper, parser
+from onnx.reference import ReferenceEvaluator
+
+BATCH = 2
+
+# A text, and the shapes of its weights; what varies is drawn above zero.
+NETWORKS = {
+    "cnn": (
+        """<ir_version: 8, opset_import: ["" : 17]>
+        cnn (float[N, 3, 9, 8] image) => (float[N, 5] said) {
+            a = Conv <pads = [1, 0, 1, 1], strides = [2, 1], kernel_shape = [3, 2]> (image, conv1_weight, conv1_bias)
+            b = BatchNormalization <epsilon = 0.001> (a, bn_gain, bn_shift, bn_mean, bn_var)
+            c = HardSwish (b)
+            d = MaxPool <kernel_shape = [2, 2], strides = [2, 2], ceil_mode = 1> (c)
+            e = Conv <group = 2, auto_pad = "SAME_UPPER", kernel_shape = [2, 2]> (d, conv2_weight)
+            f = InstanceNormalization (e, in_gain, in_shift)
+            g = Concat <axis = 1> (d, f)
+            h = AveragePool <kernel_shape = [2, 2], pads = [0, 0, 1, 1]> (g)
+            i = Clip (h, low, high)
+            j = GlobalAveragePool (i)
+            k = Flatten (j)
+            l = Gemm <transB = 1> (k, fc_weight, fc_bias)
+            said = Softmax <axis = -1> (l)
+        }""",
+        {
+            "conv1_weight": (4, 3, 3, 2), "conv1_bias": (4,), "bn_gain": (4,), "bn_shift": (4,), "bn_mean": (4,),
+            "bn_var": (4,), "conv2_weight": (6, 2, 2, 2), "in_gain": (6,), "in_shift": (6,), "fc_weight": (5, 10),
+            "fc_bias": (5,), "low": -1.5, "high": 2.0,
+        },
+    ),
+    "old": (
+        """<ir_version: 3, opset_import: ["" : 7]>
+        old (float[2, 4, 6, 6] data) => (float[2, 7] prob) {
+            a = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (data, w1, b1)
+            b = LRN <size = 3, alpha = 0.5, beta = 0.75, bias = 2.0> (a)
+            c = PRelu (b, slope)
+            d = MaxPool <kernel_shape = [3, 3], strides = [2, 2], pads = [0, 0, 1, 1]> (c)
+            s = Constant <value = int64[2] {2, -1}> ()
+            e = Reshape (d, s)
+            f, mask = Dropout <ratio = 0.3> (e)
+            g = MatMul (f, w2)
+            h = Add (g, b2)
+            i = Sum (h, h, b2)
+            prob = Softmax (i)
+        }""",
+        {"w1": (2, 4, 3, 3), "b1": (2,), "slope": (2, 1, 1), "w2": (18, 7), "b2": (7,)},
+    ),
+    "block": (
+        """<ir_version: 8, opset_import: ["" : 13]>
+        block (int64[N, 6] tokens) => (float[N, 6, 11] logits) {
+            x0 = Gather (table, tokens)
+            x = Add (x0, places)
+            mean = ReduceMean <axes = [-1]> (x)
+            centred = Sub (x, mean)
+            two = Constant <value = float {2.0}> ()
+            squares = Pow (centred, two)
+            variance = ReduceMean <axes = [-1]> (squares)
+            eps = Constant <value = float {0.00001}> ()
+            above = Add (variance, eps)
+            root = Sqrt (above)
+            normal = Div (centred, root)
+            gained = Mul (normal, ln_weight)
+            n = Add (gained, ln_bias)
+            sizes = Shape (n)
+            zero = Constant <value = int64 {0}> ()
+            b0 = Gather (sizes, zero)
+            first = Constant <value = int64[1] {0}> ()
+            b = Unsqueeze (b0, first)
+            rest = Constant <value = int64[3] {6, 2, 4}> ()
+            apart = Concat <axis = 0> (b, rest)
+            q0 = MatMul (n, q_weight)
+            q1 = Add (q_bias, q0)
+            q2 = Reshape (q1, apart)
+            q3 = Transpose <perm = [0, 2, 1, 3]> (q2)
+            k0 = MatMul (n, k_weight)
+            k2 = Reshape (k0, apart)
+            k3 = Transpose <perm = [0, 2, 3, 1]> (k2)
+            v0 = MatMul (n, v_weight)
+            v2 = Reshape (v0, apart)
+            v3 = Transpose <perm = [0, 2, 1, 3]> (v2)
+            scores = MatMul (q3, k3)
+            scale = Constant <value = float {2.0}> ()
+            less = Div (scores, scale)
+            masked = Where (future, hidden, less)
+            weights = Softmax <axis = -1> (masked)
+            mixed = MatMul (weights, v3)
+            back = Transpose <perm = [0, 2, 1, 3]> (mixed)
+            flat = Constant <value = int64[3] {0, 0, -1}> ()
+            joined = Reshape (back, flat)
+            y = Add (x, joined)
+            up = MatMul (y, up_weight)
+            half = Constant <value = float {0.5}> ()
+            one = Constant <value = float {1.0}> ()
+            sqrt2 = Constant <value = float {1.4142135}> ()
+            inside = Div (up, sqrt2)
+            erf = Erf (inside)
+            more = Add (erf, one)
+            product = Mul (up, more)
+            gelu = Mul (product, half)
+            gate = Sigmoid (gelu)
+            silu = Mul (gelu, gate)
+            down = MatMul (silu, down_weight)
+            z = Add (y, down)
+            turned = Transpose <perm = [1, 0]> (table)
+            logits = MatMul (z, turned)
+        }""",
+        {
+            "table": (11, 8), "places": (1, 6, 8), "ln_weight": (8,), "ln_bias": (8,), "q_weight": (8, 8),
+            "q_bias": (8,),
+            "k_weight": (8, 8), "v_weight": (8, 8), "up_weight": (8, 12), "down_weight": (12, 8), "hidden": -1e9,
+            "future": np.triu(np.ones((6, 6), bool), 1),
+        },
+    ),
+    "recurrent": (
+        """<ir_version: 8, opset_import: ["" : 14]>
+        recurrent (float[N, 4, 3] x, float[N, 2, 5] start) => (float[N, 2] said) {
+            turned = Transpose <perm = [1, 0, 2]> (x)
+            begin = Transpose <perm = [1, 0, 2]> (start)
+            y, h, c = LSTM <hidden_size = 5, direction = "bidirectional"> (turned, w, r, b, , begin)
+            joined = Transpose <perm = [0, 2, 1, 3]> (y)
+            flat = Constant <value = int64[3] {0, 0, -1}> ()
+            both = Reshape (joined, flat)
+            z, last = GRU <hidden_size = 4, linear_before_reset = 1> (both, gw, gr, gb)
+            u, end = RNN <hidden_size = 2> (both, rw, rr, rb)
+            first = Constant <value = int64[1] {0}> ()
+            last0 = Squeeze (last, first)
+            end0 = Squeeze (end, first)
+            a = MatMul (last0, out)
+            said = Sub (a, end0)
+        }""",
+        {
+            "w": (2, 20, 3), "r": (2, 20, 5), "b": (2, 40), "gw": (1, 12, 10), "gr": (1, 12, 4), "gb": (1, 24),
+            "rw": (1, 2, 10), "rr": (1, 2, 2), "rb": (1, 4), "out": (4, 2),
+        },
+    ),
+}  # fmt: skip
+
+
+def model(name: str) -> onnx.ModelProto:
+    """One of the networks, with its weights."""
+    text, shapes = NETWORKS[name]
+    return network(text, **shapes)
+
+
+def network(text: str, **shapes: object) -> onnx.ModelProto:
+    """A network out of text, with weights of these shapes, or these numbers."""
+    found, rng = parser.parse_model(text), np.random.default_rng(1)
+    for name, told in shapes.items():
+        if isinstance(told, tuple):
+            drawn = rng.normal(size=told) / sqrt(told[-1])
+            told = (np.abs(drawn) + 0.5 if name.endswith("var") else drawn).astype(np.float32)
+        array = np.asarray(told, None if isinstance(told, np.ndarray) else np.float32)
+        found.graph.initializer.append(numpy_helper.from_array(array, name))
+        if found.ir_version < 4:
+            # of old files weights are inputs too
+            kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+            found.graph.input.append(onnx.helper.make_tensor_value_info(name, kind, array.shape))
+    return found
+
+
+def samples(proto: onnx.ModelProto, batch: int = BATCH) -> dict[str, np.ndarray]:
+    """Numbers for the inputs of a network, of so many samples."""
+    rng, found = np.random.default_rng(2), {}
+    weights = {tensor.name for tensor in proto.graph.initializer}
+    for told in (one for one in proto.graph.input if one.name not in weights):
+        shape = (batch, *(dim.dim_value for dim in told.type.tensor_type.shape.dim[1:]))
+        whole = told.type.tensor_type.elem_type == onnx.TensorProto.INT64
+        found[told.name] = rng.integers(0, 11, shape) if whole else rng.normal(size=shape).astype(np.float32)
+    return found
+
+
+def expected(proto: onnx.ModelProto, given: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """What ONNX's own evaluator says."""
+    return list(ReferenceEvaluator(proto).run(None, given))
+
+
+def write(proto: onnx.ModelProto, path: Path) -> str:
+    """The network's file; its path."""
+    onnx.save_model(proto, str(path))
+    return str(path)

@@ -1,0 +1,269 @@
+"""Networks out of ONNX files compute what ONNX's own evaluator says, are trained under any plan, and bring weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+
+import onnx
+
+from castile.launch import models, weights
+from castile.launch.__main__ import main
+from castile.planner.graph import Graph
+from castile.planner.known.seeds import seeds
+from castile.planner.lower import Lowering
+from castile.planner.strategy import Config, Strategy
+from castile.runtime import machine
+from tests import homes, onnx_networks
+from tests.answers import answer
+from tests.onnx_networks import NETWORKS, expected, network, samples, write
+from tests.op_laws import relative
+from tests.test_models import forward
+from tests.training import SGD, difference, train
+
+MLP = """<ir_version: 8, opset_import: ["" : 17]>
+mlp (float[N, 1, 8, 8] image) => (float[N, 10] said) {
+    flat = Flatten (image)
+    a = Gemm <transB = 1> (flat, fc1_weight, fc1_bias)
+    b = Relu (a)
+    c = MatMul (b, fc2_turned)
+    d = Add (c, fc2_bias)
+    e = Relu (d)
+    f = Gemm <transB = 1> (e, head_weight, head_bias)
+    said = Softmax (f)
+}"""
+WIDTH = 12
+SHAPES = {
+    "fc1_weight": (WIDTH, 64), "fc1_bias": (WIDTH,), "fc2_turned": (WIDTH, WIDTH), "fc2_bias": (WIDTH,),
+    "head_weight": (10, WIDTH), "head_bias": (10,),
+}  # fmt: skip
+
+
+def said(path: str, given: dict[str, np.ndarray], batch: int) -> list[np.ndarray]:
+    """What the definitions of castile's kernels say of a file's network, with the file's weights."""
+    model = models.parse(path)
+    graph = model.graph(batch, "float64", training=False)
+    found = forward(graph, {**weights.load(path, model, graph), **asked(graph, given)})
+    return [found[name] for name in graph.outputs]
+
+
+def asked(graph: Graph, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The inputs, and zeros for what the output is compared with."""
+    return {name: given.get(name, np.zeros(graph.tensors[name].shape, np.int32)) for name in graph.inputs}
+
+
+@pytest.mark.parametrize("batch", [2, 3])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_computes_what_its_file_says(name: str, batch: int, tmp_path: Path) -> None:
+    proto = onnx_networks.model(name)
+    given = samples(proto, batch)
+    if name == "old":
+        # of a file that is written for two samples
+        pairs = [{n: a[[i, (i + 1) % batch]] for n, a in given.items()} for i in range(batch)]
+        wanted = [np.concatenate([expected(proto, pair)[0][:1] for pair in pairs])]
+    else:
+        wanted = expected(proto, given)
+    found = said(write(proto, tmp_path / f"{name}.onnx"), given, batch)
+    for one, other in zip(found, wanted, strict=True):
+        assert one.shape == other.shape and relative(one, other) < 2e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "ops"), [("block", "layer_norm gelu silu embedding"), ("cnn", "batch_norm pad clamp")]
+)
+def test_what_is_written_in_pieces_is_one_operator(name: str, ops: str, tmp_path: Path) -> None:
+    graph = models.parse(write(onnx_networks.model(name), tmp_path / "it.onnx")).graph(2)
+    there = [node.op.name for node in graph.nodes.values()]
+    assert set(ops.split()) <= set(there)
+    assert not {"sqrt", "div", "sigmoid"}.intersection(there)
+    if name == "block":
+        assert [t.shape for t in graph.params if t.name == "table"] == [(11, 8)]
+        assert all(len(n.inputs) == 3 for n in graph.nodes.values() if n.op.name == "linear" and n.name == "q1")
+
+
+def plans(graph: Graph, num_procs: int) -> list[Strategy]:
+    """Known plans, and one that cuts every node along its last free axis."""
+    lowering = Lowering(graph, machine.local(num_procs), SGD)
+    cut = {}
+    for name, node in graph.nodes.items():
+        free = [a for a in node.alignment.axes if a not in node.alignment.frozen and node.alignment.extents[a] > 1]
+        cut[name] = Config({free[-1]: 2}, procs=(1, 0)) if free else Config()
+    known = {name: plan for name, plan in seeds(lowering).items()}
+    return [*known.values(), Strategy(cut, num_procs=num_procs)]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_is_trained_alike_under_every_plan(name: str, tmp_path: Path) -> None:
+    path = write(onnx_networks.model(name), tmp_path / f"{name}.onnx")
+    loss = "mse" if name == "recurrent" else "cross_entropy"
+    model = models.parse(f"{path}:loss={loss}")
+    graph = model.graph(4, "float64")
+    if scalars := [n.name for n in graph.nodes.values() if n.op.name == "dropout"]:
+        assert scalars == ["f"]
+    rng = np.random.default_rng(3)
+    data = [
+        {
+            n: rng.normal(size=t.shape) if t.floating else rng.integers(0, 5, t.shape).astype(t.dtype)
+            for n, t in ((n, graph.tensors[n]) for n in graph.inputs)
+        }
+        for _ in range(2)
+    ]
+    values = weights.load(path, model, graph)
+    whole = train(graph, Strategy({n: Config() for n in graph.nodes}), machine.local(1), data, values)
+    assert np.isfinite(whole.losses).all() and whole.losses[0] != whole.losses[1]
+    for plan in plans(graph, 2):
+        found = train(graph, plan, machine.local(2), data, values)
+        assert relative(found.losses, whole.losses) < 1e-10
+        assert all(difference(found.carried[n], whole.carried[n], 1.0) < 1e-9 for n in whole.carried)
+
+
+def test_an_imported_network_learns_as_castiles_own(tmp_path: Path) -> None:
+    path = write(network(MLP, **SHAPES), tmp_path / "mlp.onnx")
+    theirs, ours = models.parse(path), models.parse(f"mlp:width={WIDTH}")
+    graphs = [model.graph(8, "float64") for model in (theirs, ours)]
+    values = dict(weights.load(path, theirs, graphs[0]))
+
+    def own(name: str) -> str:
+        return name.replace("fc2_turned", "fc2_weight").replace("_", ".")
+
+    rng = np.random.default_rng(0)
+    data = [{"image": rng.normal(size=(8, 1, 8, 8)), "label": rng.integers(0, 10, 8)} for _ in range(3)]
+    trained = []
+    for graph, given in zip(graphs, (values, {own(n): a for n, a in values.items()}), strict=True):
+        plan = seeds(Lowering(graph, machine.local(2), SGD))["data_parallel"]
+        trained.append(train(graph, plan, machine.local(2), data, given))
+    assert relative(trained[0].losses, trained[1].losses) < 1e-12
+    for name, array in trained[0].carried.items():
+        assert relative(array, trained[1].carried[own(name)]) < 1e-12
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, value in homes.make(tmp_path / "home").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_commands_take_a_file_as_they_take_a_model(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    proto = network(MLP, **SHAPES)
+    write(proto, home / "net.onnx")
+    planned = answer(
+        capsys, "plan", "net.onnx", "--machine", "dgx-h100:nodes=1", "--budget", "20", "--out", "plan.json"
+    )
+    assert planned["found"]["step_seconds"] > 0
+    assert answer(capsys, "simulate", "plan.json")["step_seconds"] > 0
+    assert answer(capsys, "simulate", "net.onnx", "--machine", "local:procs=2")["step_seconds"] > 0
+    run = answer(
+        capsys, "train", "net.onnx", "--data", "digits", "--steps", "6", "--weights", "net.onnx", "--search",
+        "data_parallel", "--checkpoint", "run", "--evaluate-every", "6",
+    )  # fmt: skip
+    assert len(run["losses"] if "losses" in run else [0] * 6) == 6
+    for source in (("--weights", "net.onnx"), ("--checkpoint", "run")):
+        told = answer(capsys, "predict", "net.onnx", *source, "--data", "digits", "--batch", "32", "--out", "said.npz")
+        with np.load("said.npz") as file:
+            np.testing.assert_allclose(file["said"].sum(axis=1), 1, rtol=1e-5)
+        assert 0 < told["quality"]["loss"] < 4, json.dumps(told["quality"])
+    # what was trained goes back by its own names
+    assert main(["checkpoint", "export", "run", "--out", "w.safetensors"]) == 0
+    capsys.readouterr()
+    again = answer(capsys, "predict", "net.onnx", "--weights", "w.safetensors", "--data", "digits", "--batch", "32")
+    assert again["quality"] == told["quality"]
+
+
+def test_settings_name_lengths_inputs_and_losses(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    open (float[N, T, 3] x) => (float[N, T, 2] y) { y = MatMul (x, w) }"""
+    path = write(network(text, w=(3, 2)), tmp_path / "open.onnx")
+    with pytest.raises(
+        ValueError, match=r"leaves the length 'T' of its input 'x' open: say it, as in .*open.onnx:T=128"
+    ):
+        models.parse(path).graph(2)
+    graph = models.parse(f"{path}:T=5,inputs=numbers,loss=bce").graph(3)
+    assert graph.tensors["numbers"].shape == (3, 5, 3) and graph.nodes["loss"].op.name == "bce"
+    graph = models.parse(f"{path}:T=5,frozen=*").graph(3, training=False)
+    # what a product takes is trained whatever it is called; what is added or multiplied may be frozen
+    assert [t.name for t in graph.params] == ["w"]
+    for wrong, sentence in (("T=5,loss=hinge", "no loss 'hinge'"), ("T=5,inputs=a+b", "should name its 1 inputs, x")):
+        with pytest.raises(ValueError, match=sentence):
+            models.parse(f"{path}:{wrong}").graph(2)
+    with pytest.raises(ValueError, match="no setting 'U'"):
+        models.parse(f"{path}:U=5")
+
+
+def save(proto: onnx.ModelProto, path: Path, location: str) -> str:
+    """A file whose first weight lies elsewhere."""
+    tensor = proto.graph.initializer[0]
+    (path.parent / "w.bin").write_bytes(tensor.raw_data)
+    entries = {"location": location, "offset": "0", "length": str(len(tensor.raw_data))}
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in entries.items():
+        tensor.external_data.add(key=key, value=value)
+    path.write_bytes(proto.SerializeToString())
+    return str(path)
+
+
+def test_weights_beside_a_file_are_read(tmp_path: Path) -> None:
+    proto = network(MLP, **SHAPES)
+    given = samples(proto)
+    wanted = expected(proto, given)[0]
+    assert relative(said(save(proto, tmp_path / "net.onnx", "w.bin"), given, 2)[0], wanted) < 2e-6
+
+
+@pytest.mark.parametrize("location", ["../w.bin", "/etc/hostname", "link.bin", "nowhere.bin", ""])
+def test_weights_elsewhere_are_not_read(location: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "w.bin").write_bytes(b"0" * 4096)
+    (tmp_path / "folder" / "link.bin").symlink_to(tmp_path / "w.bin")
+    path = save(network(MLP, **SHAPES), tmp_path / "folder" / "net.onnx", location)
+    with pytest.raises(ValueError, match="the numbers of 'fc1_weight'") as error:
+        models.parse(path).graph(2)
+    assert "\n" not in str(error.value)
+
+
+UNKNOWN = """<ir_version: 8, opset_import: ["" : 17]>
+net (float[N, 4] x) => (float[N, 4] y) {
+    a = Sin (x)
+    b = Relu (x)
+    c = Cos (b)
+    d = Sin (c)
+    e = Pow (x, b)
+    y = Sum (a, d, e)
+}"""
+
+
+def test_all_that_is_not_supported_is_named(tmp_path: Path) -> None:
+    path = write(network(UNKNOWN), tmp_path / "net.onnx")
+    told = "castile has no operator for Sin (as in a); Cos (as in c); Pow with an exponent that is no number (as in e)"
+    with pytest.raises(ValueError) as error:
+        models.parse(path).graph(2)
+    assert told in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("damage", ["cut", "text", "empty", "gone", "folder"])
+def test_what_is_no_file_is_told_in_one_sentence(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    whole = network(MLP, **SHAPES).SerializeToString()
+    if damage == "folder":
+        path.mkdir()
+    elif damage != "gone":
+        path.write_bytes({"cut": whole[: len(whole) // 2], "text": b"hello", "empty": b""}[damage])
+    with pytest.raises(ValueError, match=r"^model file .*net\.onnx: ") as error:
+        models.parse(str(path)).graph(2)
+    assert "\n" not in str(error.value)
+
+
+def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
+    path = write(network(MLP, **SHAPES), tmp_path / "net.onnx")
+    model = models.parse(f"mlp:width={WIDTH}")
+    with pytest.raises(ValueError, match=r"its network has no parameter 'fc1.weight'"):
+        weights.load(path, model)
+    wide = {**SHAPES, "fc1_weight": (WIDTH, 32)}
+    with pytest.raises(ValueError):
+        models.parse(write(network(MLP, **wide), tmp_path / "other.onnx")).graph(2)
