@@ -123,6 +123,45 @@ NETWORKS = {
             "future": np.triu(np.ones((6, 6), bool), 1),
         },
     ),
+    "patches": (
+        """<ir_version: 8, opset_import: ["" : 13]>
+        patches (float[2, 3, 4, 6] image) => (float[2, 5] said) {
+            a = Conv <kernel_shape = [2, 2], strides = [2, 2]> (image, conv_weight, conv_bias)
+            shape = Constant <value = int64[3] {2, 4, -1}> ()
+            b = Reshape (a, shape)
+            ones = Constant <value = float[4] {1.0, 1.0, 1.0, 1.0}> ()
+            zeros = Constant <value = float[4] {0.0, 0.0, 0.0, 0.0}> ()
+            c = InstanceNormalization (b, ones, zeros)
+            d = Transpose <perm = [0, 2, 1]> (c)
+            wide = Constant <value = int64[3] {2, 1, 4}> ()
+            token = Expand (first, wide)
+            e = Concat <axis = 1> (token, d)
+            begin = Constant <value = int64[1] {0}> ()
+            end = Constant <value = int64[1] {7}> ()
+            one = Constant <value = int64[1] {1}> ()
+            places = Slice (table, begin, end, one)
+            f = Add (e, places)
+            heads = Constant <value = int64[4] {2, 7, 2, 2}> ()
+            g = Reshape (f, heads)
+            h = Transpose <perm = [1, 0, 2, 3]> (g)
+            merged = Constant <value = int64[3] {7, 4, 2}> ()
+            i = Reshape (h, merged)
+            j = Tanh (i)
+            apart = Constant <value = int64[4] {7, 2, 2, 2}> ()
+            k = Reshape (j, apart)
+            l = Transpose <perm = [1, 0, 2, 3]> (k)
+            zero = Constant <value = int64 {0}> ()
+            m = Gather <axis = 1> (l, zero)
+            n = Flatten (m)
+            other = Identity (fc_bias)
+            o = Gemm (n, fc_weight, fc_bias)
+            said = Add (o, other)
+        }""",
+        {
+            "conv_weight": (4, 3, 2, 2), "conv_bias": (4,), "first": (1, 1, 4), "table": (1, 9, 4), "fc_weight": (4, 5),
+            "fc_bias": (5,),
+        },
+    ),
     "recurrent": (
         """<ir_version: 8, opset_import: ["" : 14]>
         recurrent (float[N, 4, 3] x, float[N, 2, 5] start) => (float[N, 2] said) {

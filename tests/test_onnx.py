@@ -62,7 +62,7 @@ def asked(graph: Graph, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def test_a_network_computes_what_its_file_says(name: str, batch: int, tmp_path: Path) -> None:
     proto = onnx_networks.model(name)
     given = samples(proto, batch)
-    if name == "old":
+    if name in ("old", "patches"):
         # of a file that is written for two samples
         pairs = [{n: a[[i, (i + 1) % batch]] for n, a in given.items()} for i in range(batch)]
         wanted = [np.concatenate([expected(proto, pair)[0][:1] for pair in pairs])]
@@ -84,6 +84,14 @@ def test_what_is_written_in_pieces_is_one_operator(name: str, ops: str, tmp_path
     if name == "block":
         assert [t.shape for t in graph.params if t.name == "table"] == [(11, 8)]
         assert all(len(n.inputs) == 3 for n in graph.nodes.values() if n.op.name == "linear" and n.name == "q1")
+
+
+def test_weights_stay_what_they_are_where_parts_of_them_are_taken(tmp_path: Path) -> None:
+    graph = models.parse(write(onnx_networks.model("patches"), tmp_path / "it.onnx")).graph(3)
+    # what no weight of the network fills in is carried, and what an Identity names is a weight of its own
+    assert {t.name for t in graph.params} == {*NETWORKS["patches"][1], "other"}
+    assert graph.states == ["ones", "zeros"]
+    assert graph.tensors["table"].shape == (1, 9, 4) and graph.tensors["first"].shape == (1, 1, 4)
 
 
 def plans(graph: Graph, num_procs: int) -> list[Strategy]:

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 from castile.launch.importers.onnx import operators
 from castile.launch.importers.onnx.file import numbers, package
-from castile.launch.importers.onnx.values import Erf, Known, Unsupported, Value, known
+from castile.launch.importers.onnx.folding import Folding
+from castile.launch.importers.onnx.values import Erf, Known, Unsupported, Value
 from castile.planner.graph import Graph
 from castile.planner.op import Init, Tensor
 
-# Operators that give known numbers a new shape; what they make of a weight is that weight still.
-MOVES = ("Identity", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze")
+# What makes other arrays of a weight, with the same numbers: they follow the weight while it is trained.
+PICKS = ("Expand", "Gather", "Slice", "Split", "Concat", "Tile")
 # What gives other numbers each time.
 RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial")
 # Of so many operators that are not supported the names are told.
@@ -89,13 +90,17 @@ class Call:
         return float(found.array.reshape(())) if isinstance(found, Known) and found.size == 1 else None
 
     def weight(self, number: int, axes: str, init: Init, form: Callable[[Known], Known] = lambda w: w) -> Tensor:
-        """An input as a parameter, its dims so named. Raises Unsupported where it depends on samples.
+        """An input as a parameter, its dims so named, or a constant where it is a filler.
+
+        Raises Unsupported where it depends on samples.
 
         form   how the numbers of the file make those of the parameter
         """
         found = self.value(number)
         if not isinstance(found, Known):
             raise Unsupported(f"with an input {number + 1}, its weight, that depends on samples")
+        if found.is_filler:
+            return self.net.constant(form(found), tuple(axes.split()))
         return self.net.parameter(form(found), tuple(axes.split()), init)
 
     def check(self) -> None:
@@ -167,8 +172,9 @@ class Network:
         elif node.op_type == "If" and isinstance(inputs[0], Known):
             self._branch(node, bool(inputs[0].array))
         elif all(isinstance(one, Known) for one in inputs if one is not None) and node.op_type not in RANDOM:
+            fold = Folding(self.path, self.opsets, self.batch, self.told)
             try:
-                self._give(node, self._folded(node, inputs))
+                self._give(node, self._followed(node, named, inputs, fold.folded(node, inputs)))
             except Unsupported as error:
                 self._lack(node, str(error))
         else:
@@ -189,23 +195,41 @@ class Network:
             if name:
                 self.values[name] = each[n] if n < len(each) else None
 
+    def _handled(self, node: Any, named: str, args: tuple[Value | None, ...]) -> tuple[Value, ...]:
+        """What handles a node's operator makes of it. Raises ValueError where nothing does, or it cannot."""
+        handler = operators.find(node.op_type) if node.domain in ("", "ai.onnx") else None
+        if handler is None:
+            raise Unsupported("")
+        attributes = {a.name: package().helper.get_attribute_value(a) for a in node.attribute}
+        results = max((n for n, name in enumerate(node.output, start=1) if name in self._read), default=1)
+        call = Call(self, self.name(named), node.op_type, self._version(node), args, attributes, results)
+        made = handler(call)
+        call.check()
+        return made if isinstance(made, tuple) else (made,)
+
+    def _version(self, node: Any) -> int:
+        """The version of a node's operator."""
+        return self.opsets.get(node.domain, self.opsets.get("", 1))
+
+    def _followed(self, node: Any, named: str, inputs: Sequence[Any], made: list[Known]) -> list[Known]:
+        """Known numbers that, where they are used as weights, follow the weight that a node takes them from."""
+        if node.op_type not in PICKS or not any(one is not None and one.learned for one in inputs):
+            return made
+        results = cache(partial(self._handled, node, named, tuple(inputs)))
+
+        def tensor(number: int) -> Tensor:
+            return self.operand(results()[number])
+
+        return [replace(one, follow=partial(tensor, n)) for n, one in enumerate(made)]
+
     def _handle(self, node: Any, named: str, args: tuple[Value | None, ...]) -> None:
         """A node by what handles it, or else by others with which the rules of ONNX write it."""
-        version = self.opsets.get(node.domain, self.opsets.get("", 1))
-        handler = operators.find(node.op_type) if node.domain in ("", "ai.onnx") else None
-        how = ""
-        if handler is not None:
-            attributes = {a.name: package().helper.get_attribute_value(a) for a in node.attribute}
-            results = max((n for n, name in enumerate(node.output, start=1) if name in self._read), default=1)
-            call = Call(self, self.name(named), node.op_type, version, args, attributes, results)
-            try:
-                made = handler(call)
-                call.check()
-                self._give(node, made)
-                return
-            except ValueError as error:
-                how = str(error)
-        body, before = _body(node, version, args), dict(self.lacking)
+        try:
+            self._give(node, self._handled(node, named, args))
+            return
+        except ValueError as error:
+            how = str(error)
+        body, before = _body(node, self._version(node), args), dict(self.lacking)
         if body is not None:
             self._expand(node, named, body)
         if body is None or self.lacking != before:
@@ -235,41 +259,6 @@ class Network:
             copy.attribute.extend(_attributes(part, given))
             self._add(copy, named if set(part.output) & set(body.output) else f"{named}.{part.output[0]}")
 
-    def _folded(self, node: Any, inputs: Sequence[Any]) -> list[Known]:
-        """What a node makes of known numbers is known."""
-        given = [one for one in inputs if one is not None]
-        first = given[0] if given else None
-        if node.op_type == "Constant" and (tensor := _tensor(node)) is not None:
-            return [numbers(tensor, self.path).derived("", tuple(tensor.dims), lambda a: a)]
-        if node.op_type == "ConstantOfShape":
-            value = next((package().numpy_helper.to_array(a.t) for a in node.attribute), np.zeros(1, np.float32))
-            full = np.broadcast_to(value.reshape(()), tuple(int(n) for n in given[0].array))
-            return [known(node.output[0], full, full.size > 1 and full.dtype.kind == "f")]
-        if node.op_type in MOVES and first is not None and first.learned and first.is_floating:
-            return [_moved(node, first, partial(self._evaluated, node), inputs[1:])]
-        made = self._evaluated(node, [one if one is None else one.array for one in inputs])
-        learned = any(one.learned for one in given)
-        return [
-            known(name, array, learned and array.dtype.kind == "f")
-            for name, array in zip(node.output, made, strict=False)
-        ]
-
-    def _evaluated(self, node: Any, arrays: Sequence[np.ndarray | None]) -> list[np.ndarray]:
-        onnx = package()
-        feeds = {name: array for name, array in zip(node.input, arrays, strict=True) if name and array is not None}
-        names = [onnx.helper.make_tensor_value_info(name, 0, None) for name in feeds]
-        outputs = [onnx.helper.make_tensor_value_info(name, 0, None) for name in node.output if name]
-        graph = onnx.helper.make_graph([node], "one", names, outputs)
-        opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in self.opsets.items()]
-        try:
-            made = onnx.reference.ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=opsets)).run(
-                None, feeds
-            )
-        except Exception as error:
-            raise Unsupported(f"of known numbers ({' '.join(str(error).split())})") from error
-        found = iter(np.asarray(one) for one in made)
-        return [next(found) if name else np.zeros(0) for name in node.output]
-
     def operand(self, value: Value) -> Tensor:
         """A value as a tensor: weights are parameters, other known numbers are carried and never change."""
         if isinstance(value, Tensor):
@@ -278,6 +267,8 @@ class Network:
             raise Unsupported("of what Erf gives, which castile has in x * 0.5 * (1 + erf(x / sqrt(2))) alone")
         axes = tuple(f"d{n}" for n in range(len(value.shape)))
         if value.learned and value.is_floating and value.size > 1 and not self.frozen(value.name):
+            if value.follow is not None:
+                return value.follow()
             wide = sum(length > 1 for length in value.shape)
             return self.parameter(value, axes, Init("normal", 0.02) if wide > 1 else Init("zeros"))
         return self.constant(value, axes)
@@ -365,24 +356,3 @@ def _attributes(part: Any, given: Mapping[str, Any]) -> list[Any]:
             copy.name = attribute.name
             found.append(copy)
     return found
-
-
-def _tensor(node: Any) -> Any:
-    """The tensor of a constant that states one, under the name that the constant gives it."""
-    for attribute in node.attribute:
-        if attribute.name == "value":
-            tensor = type(attribute.t)()
-            tensor.CopyFrom(attribute.t)
-            tensor.name = node.output[0]
-            return tensor
-    return None
-
-
-def _moved(node: Any, first: Known, made: Callable[[list[np.ndarray | None]], list[np.ndarray]], others: Any) -> Known:
-    """A weight whose dims an operator moves; its numbers are not looked at."""
-    if node.op_type == "Transpose":
-        dims = next((tuple(a.ints) for a in node.attribute if a.name == "perm"), tuple(range(len(first.shape)))[::-1])
-        return first.turned(dims)
-    blank = np.broadcast_to(np.zeros((), np.int8), first.shape)
-    (like,) = made([blank, *(one if one is None else one.array for one in others)])
-    return first.reshaped(like.shape)

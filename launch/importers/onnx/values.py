@@ -29,6 +29,7 @@ class Known:
     make      gives the numbers; asked at most once
     learned   whether they are a network's weights, or follow from such
     form      how dims were moved since the value bore its name
+    follow    makes them anew of the weight that they were taken from
     """
 
     name: str
@@ -37,6 +38,7 @@ class Known:
     make: Callable[[], np.ndarray]
     learned: bool = False
     form: tuple[tuple[str, Shape], ...] = ()
+    follow: Callable[[], Tensor] | None = None
 
     @cached_property
     def array(self) -> np.ndarray:
@@ -47,6 +49,11 @@ class Known:
     def is_floating(self) -> bool:
         """Whether they are floating-point numbers."""
         return self.dtype.kind == "f" or self.dtype.name == "bfloat16"
+
+    @property
+    def is_filler(self) -> bool:
+        """Whether exporters wrote the same number everywhere, as where a network has no weight but an operator asks."""
+        return not self.learned and self.follow is None and bool((self.array == self.array.flat[0]).all())
 
     @property
     def size(self) -> int:
@@ -64,7 +71,7 @@ class Known:
         else:
             form = (*form, ("turned", dims))
         shape = tuple(self.shape[dim] for dim in dims)
-        return replace(self, shape=shape, make=lambda: self.array.transpose(dims), form=form)
+        return replace(self, shape=shape, make=lambda: self.array.transpose(dims), form=form, follow=None)
 
     def reshaped(self, shape: Shape) -> Known:
         """The same numbers in the same order under other dims."""
@@ -73,12 +80,14 @@ class Known:
         form = self.form
         if form and form[-1][0] == "reshaped":
             form = form[:-1]
-        return replace(self, shape=shape, make=lambda: self.array.reshape(shape), form=(*form, ("reshaped", shape)))
+        return replace(
+            self, shape=shape, make=lambda: self.array.reshape(shape), form=(*form, ("reshaped", shape)), follow=None
+        )
 
     def derived(self, label: str, shape: Shape, make: Callable[[np.ndarray], np.ndarray]) -> Known:
         """Other numbers that are made of these, under a name of their own; "" keeps the name."""
         name = f"{self.name}.{label}" if label else self.name
-        return replace(self, name=name, shape=shape, make=lambda: make(self.array))
+        return replace(self, name=name, shape=shape, make=lambda: make(self.array), follow=None)
 
 
 def known(name: str, array: np.ndarray, learned: bool = False) -> Known:

@@ -60,9 +60,12 @@ def _meant(c: Call, x: Tensor, told: list[int]) -> tuple[int, ...]:
     total, of_file, batch = prod(x.shape), c.net.told, c.net.batch
     if of_file and told and told[0] == of_file and x.shape[:1] == (batch,):
         told = [batch, *told[1:]]
-    elif of_file and -1 not in told and told and prod(told) * batch == total * of_file:
-        at = next((n for n, length in enumerate(told) if length == of_file), 0)
-        told = [length * batch // of_file if n == at else length for n, length in enumerate(told)]
+    elif of_file and -1 not in told and prod(told) * batch == total * of_file:
+        fitting = [n for n, length in enumerate(told) if length % of_file == 0]
+        # what stands before the samples stays before them
+        ahead = [prod(x.shape[:n]) for n, length in enumerate(x.shape) if length == batch]
+        at = next((n for n in fitting if prod(told[:n]) in ahead), fitting[0] if fitting else -1)
+        told = [length // of_file * batch if n == at else length for n, length in enumerate(told)]
     if -1 in told:
         rest = -prod(told)
         told = [total // rest if length == -1 and rest else length for length in told]
@@ -108,14 +111,17 @@ def concat(c: Call) -> Tensor:
 
 
 @handles("Split")
-def split(c: Call) -> tuple[Tensor, ...]:
+def split(c: Call) -> tuple[Value, ...]:
     x, sizes = c.tensor(0), listed(c, 1, "split")
     dim = c.get("axis", 0) % len(x.shape)
     if sizes is None:
         count = c.get("num_outputs", c.results)
         each = -(-x.shape[dim] // count)
         sizes = [min(each, x.shape[dim] - n * each) for n in range(count)]
-    return c.g.split(c.name, x, dim=dim, sizes=tuple(sizes))
+    pieces = iter(c.g.split(c.name, x, dim=dim, sizes=tuple(size for size in sizes if size)))
+    # a piece of no elements is left out wherever it is put
+    empty = known(f"{c.name}.empty", np.zeros((*x.shape[:dim], 0, *x.shape[dim + 1 :]), np.float32))
+    return tuple(next(pieces) if size else empty for size in sizes)
 
 
 @handles("Slice")
@@ -149,24 +155,27 @@ def picked(c: Call, name: str, x: Tensor, dim: int, places: Sequence[int]) -> Te
 
 
 @handles("Gather")
-def gather(c: Call) -> Tensor:
+def gather(c: Call) -> Value:
     table, ids = c.value(0), c.value(1)
     dim = c.get("axis", 0)
     if isinstance(ids, Tensor):
         if not isinstance(table, Known) or dim != 0 or len(table.shape) != 2:
             raise Unsupported("with indices that depend on samples, of what is no table of rows")
         return c.g.apply(find("embedding")(), c.name, ids, c.weight(0, "v d", Init("normal", 0.02)))
-    x, places = c.tensor(0), c.known(1)
-    dim %= len(x.shape)
-    found = picked(c, c.inner("rows"), x, dim, [int(n) % x.shape[dim] for n in places.reshape(-1)])
-    return shaping.reshaped(c.g, c.name, found, (*x.shape[:dim], *places.shape, *x.shape[dim + 1 :]))
+    places, dim = c.known(1), dim % len(table.shape)
+    rows = [int(n) % table.shape[dim] for n in places.reshape(-1)]
+    shape = (*table.shape[:dim], *places.shape, *table.shape[dim + 1 :])
+    if isinstance(table, Known) and rows == list(range(table.shape[dim])):
+        return table.reshaped(shape)
+    return shaping.reshaped(c.g, c.name, picked(c, c.inner("rows"), c.tensor(0), dim, rows), shape)
 
 
 @handles("Expand")
 def expand(c: Call) -> Tensor:
-    x = c.tensor(0)
-    shape = np.broadcast_shapes(x.shape, tuple(listed(c, 1, "") or ()))
-    return stretched(c, c.name, x, tuple(shape))
+    x, told = c.tensor(0), listed(c, 1, "") or []
+    if c.net.told and told[:1] == [c.net.told] and len(told) >= len(x.shape):
+        told = [c.net.batch, *told[1:]]
+    return stretched(c, c.name, x, tuple(np.broadcast_shapes(x.shape, tuple(told))))
 
 
 def stretched(c: Call, name: str, x: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -1,0 +1,74 @@
+"""Networks that PyTorch exports as docs/own.md says have its own weights under its own names, and say what it says."""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from castile.launch import models, weights
+from tests.op_laws import relative
+from tests.test_models import forward
+
+pytest.importorskip("onnx")
+torch = pytest.importorskip("torch")
+
+
+def images() -> torch.nn.Module:
+    n = torch.nn
+    return n.Sequential(
+        n.Conv2d(3, 8, 3, padding=1, bias=False), n.BatchNorm2d(8), n.SiLU(), n.MaxPool2d(2),
+        n.Conv2d(8, 8, 3, groups=8, padding=1), n.GroupNorm(2, 8), n.Hardswish(), n.AdaptiveAvgPool2d(1), n.Flatten(),
+        n.Dropout(0.2), n.Linear(8, 5),
+    )  # fmt: skip
+
+
+class Texts(torch.nn.Module):
+    """A causal transformer whose head is its table of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        n = torch.nn
+        self.table, self.places = n.Embedding(17, 16), n.Parameter(torch.randn(1, 9, 16))
+        self.norms = n.ModuleList(n.LayerNorm(16) for _ in range(3))
+        self.qkv, self.out, self.up, self.down = n.Linear(16, 48), n.Linear(16, 16), n.Linear(16, 32), n.Linear(32, 16)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        f, (b, s) = torch.nn.functional, tokens.shape
+        x = self.table(tokens) + self.places[:, :s]
+        q, k, v = (t.view(b, s, 4, 4).transpose(1, 2) for t in self.qkv(self.norms[0](x)).split(16, dim=2))
+        y = f.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(b, s, 16))
+        x = x + self.down(f.gelu(self.up(self.norms[1](x))))
+        return self.norms[2](x) @ self.table.weight.T
+
+
+CASES = {
+    "images": (images, lambda batch: torch.randn(batch, 3, 8, 8)),
+    "texts": (Texts, lambda batch: torch.randint(0, 17, (batch, 6))),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", CASES)
+def test_what_pytorch_exports_is_its_network(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    make, draw = CASES[name]
+    net, path = make(), str(tmp_path / "net.onnx")
+    torch.onnx.export(
+        net, (draw(2),), path, input_names=["x"], dynamic_axes={"x": {0: "batch"}}, opset_version=17, dynamo=False,
+        training=torch.onnx.TrainingMode.TRAINING, do_constant_folding=False,
+    )  # fmt: skip
+    model, given = models.parse(path), draw(3)
+    trained = {t.name: prod(t.shape) for t in model.graph(3).params}
+    assert trained == {n: p.numel() for n, p in net.named_parameters()}
+    graph = model.graph(3, "float64", training=False)
+    values = weights.load(path, model, graph)
+    for key, tensor in net.state_dict().items():
+        if key in values:
+            assert np.array_equal(np.sort(values[key].ravel()), np.sort(tensor.numpy().ravel()))
+    zeros = {n: np.zeros(graph.tensors[n].shape, np.int32) for n in graph.inputs[1:]}
+    found = forward(graph, {**values, **zeros, "x": given.numpy()})[graph.outputs[0]]
+    assert relative(found, net.eval()(given).detach().numpy()) < 1e-5
