@@ -171,7 +171,7 @@ def where(c: Call) -> Tensor:
     parts = []
     for n, there in ((1, mask), (2, ~mask)):
         value = c.value(n)
-        if isinstance(value, Known) and not value.learned:
+        if isinstance(value, Known) and (not value.learned or value.size == 1):
             parts.append(c.net.operand(known(f"{c.name}.other{n}", np.where(there, value.array, 0).astype(np.float32))))
         else:
             kept = known(f"{c.name}.mask{n}", there.astype(np.float32))

@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from castile.launch.importers.onnx import shaping
+from castile.launch.importers.onnx import heads, shaping
 from castile.launch.importers.onnx.file import package
 from castile.launch.importers.onnx.network import Call
 from castile.launch.importers.onnx.operators import handles
@@ -52,7 +52,9 @@ def reshape(c: Call) -> Tensor:
     x, told = c.tensor(0), listed(c, 1, "shape") or []
     if not c.get("allowzero", 0):
         told = [x.shape[n] if length == 0 else length for n, length in enumerate(told)]
-    return shaping.reshaped(c.g, c.name, x, _meant(c, x, told))
+    shape = _meant(c, x, told)
+    whole = heads.together(c.g, x, shape)
+    return whole if whole is not None else shaping.reshaped(c.g, c.name, x, shape)
 
 
 def _meant(c: Call, x: Tensor, told: list[int]) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import isclose, sqrt
 from string import ascii_letters
 
-from castile.launch.importers.onnx import shaping
+from castile.launch.importers.onnx import heads, shaping
 from castile.launch.importers.onnx.network import Call
 from castile.launch.importers.onnx.operators import handles
 from castile.launch.importers.onnx.operators.arithmetic import scaled
@@ -38,7 +38,8 @@ def matmul(c: Call) -> Tensor:
     a, b = c.value(0), c.value(1)
     if isinstance(b, Known) and len(b.shape) == 2 and isinstance(a, Tensor):
         return dense(c, c.name, a, b)
-    return _product(c, c.name, a, b)
+    whole = heads.attention(c, a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else None
+    return whole if whole is not None else _product(c, c.name, a, b)
 
 
 def _product(c: Call, name: str, a: Value, b: Value) -> Tensor:
@@ -139,9 +140,9 @@ def attention(c: Call) -> Tensor:
         raise Unsupported("with a mask, a past, a bound of scores or more than one result")
     q, keys, values = (c.tensor(n) for n in range(3))
     apart = len(q.shape) == 4
-    heads = q.shape[1] if apart else c.get("q_num_heads")
+    count = q.shape[1] if apart else c.get("q_num_heads")
     groups = keys.shape[1] if apart else c.get("kv_num_heads")
-    width = q.shape[-1] // (1 if apart else heads)
+    width = q.shape[-1] // (1 if apart else count)
     if apart:
         q, keys, values = (
             c.g.transpose(c.inner(f"joined{n}"), t, "b h s d -> b s (h d)") for n, t in enumerate((q, keys, values))
@@ -152,5 +153,5 @@ def attention(c: Call) -> Tensor:
     if not isclose(scale, 1 / sqrt(width), rel_tol=1e-6):
         q = scaled(c, c.inner("scaled"), q, scale * sqrt(width))
     name = c.inner("heads") if apart else c.name
-    y = c.g.attention(name, q, keys, values, heads=heads, causal=bool(c.get("is_causal", 0)), kv_heads=groups)
-    return c.g.transpose(c.name, y, "b s (h d) -> b h s d", h=heads) if apart else y
+    y = c.g.attention(name, q, keys, values, heads=count, causal=bool(c.get("is_causal", 0)), kv_heads=groups)
+    return c.g.transpose(c.name, y, "b s (h d) -> b h s d", h=count) if apart else y
