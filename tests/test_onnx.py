@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -275,3 +276,9 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
     wide = {**SHAPES, "fc1_weight": (WIDTH, 32)}
     with pytest.raises(ValueError):
         models.parse(write(network(MLP, **wide), tmp_path / "other.onnx")).graph(2)
+
+
+def test_without_the_package_the_line_that_installs_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(ValueError, match=r"ONNX files are read by the package onnx: .* -m pip install 'onnx>=[\d.]+'"):
+        models.parse("net.onnx")

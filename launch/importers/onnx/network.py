@@ -24,8 +24,6 @@ from castile.planner.op import Init, Tensor
 PICKS = ("Expand", "Gather", "Slice", "Split", "Concat", "Tile")
 # What gives other numbers each time.
 RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial")
-# Of so many operators that are not supported the names are told.
-MOST_TOLD = 12
 
 
 @dataclass
@@ -92,9 +90,8 @@ class Call:
     def weight(self, number: int, axes: str, init: Init, form: Callable[[Known], Known] = lambda w: w) -> Tensor:
         """An input as a parameter, its dims so named, or a constant where it is a filler.
 
-        Raises Unsupported where it depends on samples.
-
         form   how the numbers of the file make those of the parameter
+        Raises Unsupported where it depends on samples.
         """
         found = self.value(number)
         if not isinstance(found, Known):
