@@ -139,6 +139,6 @@ def test_the_links_are_relative():
 
 def test_what_the_makefile_and_the_readme_promise_is_declared():
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
-    assert set(project["optional-dependencies"]) == {"mpi", "gpu", "test", "bench"}
+    assert set(project["optional-dependencies"]) == {"mpi", "gpu", "onnx", "test", "bench"}
     assert project["scripts"] == {"castile": "castile.__main__:main"}
     assert "Apache License" in (CHECKOUT / "LICENSE").read_text()
