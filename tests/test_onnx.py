@@ -13,7 +13,7 @@ pytest.importorskip("onnx")
 
 import onnx
 
-from castile.launch import models, weights
+from castile.launch import evaluate, models, weights
 from castile.launch.__main__ import main
 from castile.planner.graph import Graph
 from castile.planner.known.seeds import seeds
@@ -183,6 +183,28 @@ def test_commands_take_a_file_as_they_take_a_model(home: Path, capsys: pytest.Ca
     capsys.readouterr()
     again = answer(capsys, "predict", "net.onnx", "--weights", "w.safetensors", "--data", "digits", "--batch", "32")
     assert again["quality"] == told["quality"]
+
+
+ENDS = """<ir_version: 8, opset_import: ["" : 17]>
+net (float[N, 4] x) => (float[N, 3] y) {{ a = MatMul (x, w) y = {end} (a) }}"""
+
+
+@pytest.mark.parametrize(
+    ("end", "loss"), [("Softmax", "cross_entropy"), ("Sigmoid", "bce"), ("LogSoftmax", "cross_entropy")]
+)
+def test_probabilities_are_judged_as_what_they_were_made_of(end: str, loss: str, tmp_path: Path) -> None:
+    path = write(network(ENDS.format(end=end), w=(4, 3)), tmp_path / "net.onnx")
+    model, rng = models.parse(f"{path}:loss={loss}"), np.random.default_rng(0)
+    given, truth = {"x": rng.normal(size=(6, 4))}, rng.integers(0, 3, 6)
+    if loss == "bce":
+        truth = rng.integers(0, 2, (6, 3)).astype(float)
+    graph, trained = model.graph(6, "float64", training=False), model.graph(6, "float64")
+    given["label" if loss == "cross_entropy" else "target"] = truth
+    values = weights.load(path, model, graph)
+    found = forward(graph, {**values, **given})
+    told = evaluate.judge(graph, [(found[graph.outputs[0]], truth)], 6)
+    assert told is not None and told.loss == pytest.approx(found["loss"]) and told.accuracy is not None
+    assert {node.op.name for node in trained.nodes.values()} == {"linear", loss}
 
 
 def test_settings_name_lengths_inputs_and_losses(tmp_path: Path) -> None:

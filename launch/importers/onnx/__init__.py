@@ -43,7 +43,7 @@ def load(path: str) -> Imported:
     # its settings are those of the file: lengths that it leaves open
     build.__signature__ = _signature(file)  # type: ignore[attr-defined]
     build.__annotations__ = {p.name: p.annotation for p in _signature(file).parameters.values()}
-    return Imported(build, Recipe("noise", max(file.batch, 0) if file.batch > 1 else BATCH, 0.01), file.values)
+    return Imported(build, Recipe("noise", file.usual, 0.01), file.values)
 
 
 def _signature(file: File) -> inspect.Signature:
@@ -94,11 +94,10 @@ class File:
         dims = first.tensor_type.shape.dim if first is not None else []
         return dims[0].dim_value if dims else 0
 
-    @cached_property
-    def samples(self) -> str:
-        """What the file calls the number of samples, where it leaves it open."""
-        dims = next(iter(self.inputs.values())).tensor_type.shape.dim if self.inputs else []
-        return dims[0].dim_param if dims else ""
+    @property
+    def usual(self) -> int:
+        """Samples a step where the user names no number: as the file says, but for 1, which exporters put for any."""
+        return self.batch if self.batch > 1 else BATCH
 
     @cached_property
     def open(self) -> list[str]:
@@ -122,7 +121,7 @@ class File:
         frozen = [pattern for pattern in settings.get("frozen", "").split("+") if pattern]
         opsets = {one.domain.replace("ai.onnx", ""): one.version for one in self.proto.opset_import}
         net = Network(
-            self.path, Graph(Path(self.path).stem, dtype), batch or (self.batch if self.batch > 1 else BATCH),
+            self.path, Graph(Path(self.path).stem, dtype), batch or self.usual,
             self.batch, training, opsets, lambda name: any(fnmatchcase(name, pattern) for pattern in frozen),
         )  # fmt: skip
         for tensor in self.proto.graph.initializer:
