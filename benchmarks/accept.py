@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import checks
 from benchmarks.figures import Figure
 from benchmarks.place import CHECKOUT, CheckFailed, Place
-from castile.launch.probe import cpu_model
+from castile.launch.here.probe import cpu_model
 
 Check = Callable[[Place], list[Figure]]
 RESULTS = CHECKOUT / "build" / "accept.json"

@@ -10,10 +10,11 @@ from math import prod
 
 import numpy as np
 
-from castile.launch import data, jobs, models
+from castile.launch import data, models
 from castile.launch.data import Arrays, Dataset
-from castile.launch.execution import Execution, Prepared
-from castile.launch.jobs import Job
+from castile.launch.jobs import jobs
+from castile.launch.jobs.execution import Execution, Prepared
+from castile.launch.jobs.jobs import Job
 from castile.launch.models import Recipe
 from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph

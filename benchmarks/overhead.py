@@ -28,7 +28,7 @@ import numpy as np
 from benchmarks import on_ranks
 from benchmarks.alone import SEED, Workload, workload
 from benchmarks.figures import Figure, tell
-from castile.launch.execution import Execution, feed_from
+from castile.launch.jobs.execution import Execution, feed_from
 from castile.planner.known.seeds import seeds
 from castile.runtime.executor import program
 from castile.runtime.mapper import Default

@@ -26,9 +26,9 @@ from benchmarks import on_ranks
 from benchmarks.alone import SEED, Workload, workload
 from benchmarks.figures import Figure, tell
 from benchmarks.lanes import lanes
-from castile.launch import explore
-from castile.launch.execution import feed_from
-from castile.launch.measure import Trial, measure, trial
+from castile.launch.jobs.execution import feed_from
+from castile.launch.measuring import explore
+from castile.launch.measuring.measure import Trial, measure, trial
 from castile.planner.known.seeds import seeds
 from castile.planner.strategy import Strategy
 

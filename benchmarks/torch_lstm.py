@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from castile.launch.execution import initial
+from castile.launch.jobs.execution import initial
 from castile.planner.graph import Graph
 from castile.runtime.region import whole
 

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from benchmarks.torch_lstm import TorchLstm
-from castile.launch.execution import initial
+from castile.launch.jobs.execution import initial
 from castile.planner.graph import Graph
 from castile.planner.op import Tensor as Whole
 from castile.runtime.region import whole

@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks.alone import SEED, Workload, alone, workload
 from benchmarks.figures import Figure, in_turns, spread, tell
-from castile.launch.execution import Execution, Prepared, feed_from
+from castile.launch.jobs.execution import Execution, Prepared, feed_from
 
 NUM_AGREEING = 5
 # Float32 sums in another order: a few units in the last place for each step.

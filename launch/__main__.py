@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from castile import __version__
-from castile.launch import mpi_settings, ranks
+from castile.launch.processes import mpi_settings, ranks
 
 _FOLDER = Path(__file__).parent
 
@@ -44,7 +44,7 @@ def commands() -> dict[str, str]:
 def parse(name: str, module: ModuleType, args: Sequence[str]) -> Any:
     """The module's COMMAND made from `args`; a usage error or `--help` raises SystemExit, told by rank 0."""
     # slow to import, and not needed for the overview
-    from castile.launch import options
+    from castile.launch.typed import options
 
     if hasattr(module, "parse"):
         return module.parse(args)

@@ -13,12 +13,14 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from castile.launch import checks, files, options, ranks
 from castile.launch.checkpoints import folder as folders
 from castile.launch.checkpoints import writer
 from castile.launch.checkpoints.disk import Disk
 from castile.launch.checkpoints.reader import Damaged, Reader, open_checkpoint
-from castile.launch.ranks import UserError
+from castile.launch.jobs import checks
+from castile.launch.processes import ranks
+from castile.launch.processes.ranks import UserError
+from castile.launch.typed import files, options
 from castile.runtime.memory import written
 from castile.runtime.region import whole
 

@@ -13,11 +13,13 @@ from typing import Annotated, Any
 import tyro
 from rich.table import Table
 
-from castile.launch import checks, offline, options, report
 from castile.launch.explain import desk_of
-from castile.launch.explain_report import folded, shortened, signed, with_members
-from castile.launch.offline import Desk
-from castile.launch.ranks import UserError
+from castile.launch.jobs import checks, offline
+from castile.launch.jobs.offline import Desk
+from castile.launch.processes.ranks import UserError
+from castile.launch.reports import report
+from castile.launch.reports.reasons import folded, shortened, signed, with_members
+from castile.launch.typed import options
 from castile.planner import strategy as strategies
 from castile.planner.alternatives import differences
 from castile.planner.evaluation.evaluator import moved_bytes

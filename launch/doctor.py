@@ -21,7 +21,10 @@ from typing import Any
 import msgspec
 
 from castile import __version__
-from castile.launch import alike, gpus, installing, launch, mpi_settings, options, probe, ranks
+from castile.launch import launch
+from castile.launch.here import alike, gpus, probe
+from castile.launch.processes import installing, mpi_settings, ranks
+from castile.launch.typed import options
 
 _MPI_LINE, _GPU_LINE = installing.line("castile[mpi]"), installing.line("castile[gpu]")
 _START_SECONDS = 60.0

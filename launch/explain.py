@@ -15,12 +15,14 @@ import msgspec
 import numpy as np
 import tyro
 
-from castile.launch import checks, explain_report, files, offline, options, report
-from castile.launch.explain_report import folded
-from castile.launch.files import Outputs
-from castile.launch.offline import Desk
+from castile.launch.jobs import checks, offline
+from castile.launch.jobs.offline import Desk
 from castile.launch.pictures import layout
-from castile.launch.ranks import UserError
+from castile.launch.processes.ranks import UserError
+from castile.launch.reports import reasons, report
+from castile.launch.reports.reasons import folded
+from castile.launch.typed import files, options
+from castile.launch.typed.files import Outputs
 from castile.planner import strategy as strategies
 from castile.planner.alternatives import alternatives, node_of, pattern, switches
 from castile.planner.explanation import Crossing, Edge, Explanation, explain
@@ -123,7 +125,7 @@ def run(command: Explain) -> int:
     if command.json:
         print(json.dumps(facts, indent=2))
     else:
-        explain_report.tell(facts, report.plan_lines(plan))
+        reasons.tell(facts, report.plan_lines(plan))
     outputs.end()
     return 0
 

@@ -22,9 +22,10 @@ from typing import IO, Annotated
 
 import tyro
 
-from castile.launch import hostfile as hostfiles
-from castile.launch import installing, last_words, mpi_settings, notes, options
-from castile.launch.ranks import UserError, num_launched
+from castile.launch.processes import hostfile as hostfiles
+from castile.launch.processes import installing, last_words, mpi_settings, notes
+from castile.launch.processes.ranks import UserError, num_launched
+from castile.launch.typed import options
 
 # How long mpirun may take to end its ranks after a signal. Killed outright, it would leave them behind.
 GRACE_SECONDS = 10.0

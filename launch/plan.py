@@ -14,14 +14,16 @@ from typing import Annotated, Any
 
 import tyro
 
-from castile.launch import checks, files, offline, options, plan_report, report, trace
-from castile.launch.files import Outputs
-from castile.launch.interrupts import ending_early
-from castile.launch.looking import Looking, mode_of
-from castile.launch.offline import Desk
+from castile.launch.jobs import checks, offline
+from castile.launch.jobs.looking import Looking, mode_of
+from castile.launch.jobs.offline import Desk
 from castile.launch.pictures import front, layout
-from castile.launch.progress import searching
-from castile.launch.ranks import UserError
+from castile.launch.processes.interrupts import ending_early
+from castile.launch.processes.ranks import UserError
+from castile.launch.reports import report, searches, trace
+from castile.launch.reports.progress import searching
+from castile.launch.typed import files, options
+from castile.launch.typed.files import Outputs
 from castile.planner import strategy as strategies
 from castile.planner.bounds.lower_bound import Bound, lower_bound
 from castile.planner.choices.pins import Pins
@@ -136,7 +138,7 @@ def run(command: Plan) -> int:
     if command.json:
         print(json.dumps(facts, indent=2))
     else:
-        plan_report.tell(facts, report.plan_lines(plan))
+        searches.tell(facts, report.plan_lines(plan))
     outputs.end()
     return 0
 

@@ -16,32 +16,25 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from castile.launch import (
-    alike,
-    checks,
-    evaluate,
-    explore,
-    interrupts,
-    jobs,
-    models,
-    options,
-    report,
-    results,
-    resume,
-    runfile,
-    training_report,
-    weights,
-)  # fmt: skip
+from castile.launch import models
+from castile.launch.arrays import results, weights  # fmt: skip
+from castile.launch.arrays.results import Column
 from castile.launch.checkpoints import folder as folders
 from castile.launch.checkpoints.reader import Reader, open_checkpoint
 from castile.launch.data import WHICH, Samples, rows_of
-from castile.launch.evaluate import HeldOut
-from castile.launch.execution import Execution, Prepared
-from castile.launch.jobs import Job
-from castile.launch.ranks import UserError
-from castile.launch.results import Column
-from castile.launch.screen import Speaker
+from castile.launch.here import alike
+from castile.launch.jobs import checks, jobs, runfile
+from castile.launch.jobs.execution import Execution, Prepared
+from castile.launch.jobs.jobs import Job
+from castile.launch.measuring import explore
+from castile.launch.processes import interrupts
+from castile.launch.processes.ranks import UserError
+from castile.launch.reports import report
+from castile.launch.reports.screen import Speaker
 from castile.launch.train import RESOLVED, Train
+from castile.launch.training import evaluate, resume, telling
+from castile.launch.training.evaluate import HeldOut
+from castile.launch.typed import options
 from castile.planner import searches
 from castile.planner.bodies.vocabulary import wide
 from castile.planner.evaluation.budget import parse_budget
@@ -171,7 +164,7 @@ def run(command: Predict) -> int:
         "num_proposals": planned.num_proposals,
         "simulated_seconds": planned.prepared.simulated.seconds,
         "outputs": {c.name: {"shape": [count, *c.shape], "dtype": c.dtype} for c in columns},
-        "quality": training_report.quality(judged) if judged is not None else None,
+        "quality": telling.quality(judged) if judged is not None else None,
         "files": {"out": command.out} if command.out else {}, "total_seconds": time.perf_counter() - begun,
     }  # fmt: skip
     say.close(_text, facts)
@@ -358,7 +351,7 @@ def _text(facts: dict[str, Any]) -> str:
     pace = report.pace(facts["samples_per_second"])
     lines = [f"{report.counted(facts['samples'], 'sample')} in {facts['seconds']:.2f} s, {pace}"]
     if facts["quality"] is not None:
-        lines.append(training_report.judged(facts["quality"] | {"num_samples": facts["samples"]}))
+        lines.append(telling.judged(facts["quality"] | {"num_samples": facts["samples"]}))
     for name, told in facts["outputs"].items():
         lines.append(f"{name}: {' x '.join(map(str, told['shape']))} of {told['dtype']}")
     lines += [f"{what}: {path}" for what, path in facts["files"].items()]

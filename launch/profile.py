@@ -13,26 +13,18 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from castile.launch import (
-    checks,
-    coverage,
-    files,
-    interrupts,
-    jobs,
-    links,
-    options,
-    profile_report,
-    progress,
-    rounds,
-    tuning,
-)
-from castile.launch.files import Outputs
-from castile.launch.isolation import Bench, Isolated
-from castile.launch.jobs import Job
-from castile.launch.measure import sample_feed
+from castile.launch.jobs import checks, jobs
+from castile.launch.jobs.jobs import Job
+from castile.launch.measuring import coverage, links, rounds, tables, tuning
+from castile.launch.measuring.isolation import Bench, Isolated
+from castile.launch.measuring.measure import sample_feed
+from castile.launch.measuring.tables import Row
 from castile.launch.pictures import roofline
-from castile.launch.profile_report import Row
-from castile.launch.ranks import UserError
+from castile.launch.processes import interrupts
+from castile.launch.processes.ranks import UserError
+from castile.launch.reports import progress
+from castile.launch.typed import files, options
+from castile.launch.typed.files import Outputs
 from castile.planner.costs.snapshot import Measured, snapshot_of
 from castile.planner.evaluation.sizes import SIZES
 from castile.planner.known.seeds import seeds
@@ -110,11 +102,11 @@ def run(command: Profile) -> int:
         num_tuned = tuning.tune(job, (work.tasks() for work in works), command.again)
         rows = _measure_all(job, works, known)
     if job.leads:
-        facts = profile_report.facts(job, rows, path, time.perf_counter() - begun, num_tuned)
+        facts = tables.facts(job, rows, path, time.perf_counter() - begun, num_tuned)
         outputs = Outputs()
         outputs.write("picture", command.picture, lambda path: files.write(path, roofline.picture(facts).encode()))
         facts["files"] |= outputs.paths
-        profile_report.tell(facts, command.json)
+        tables.tell(facts, command.json)
         outputs.end()
     return 0
 

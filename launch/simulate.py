@@ -14,11 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from castile.launch import checks, files, models, offline, options, report, trace
-from castile.launch.files import Outputs
-from castile.launch.offline import Desk
+from castile.launch import models
+from castile.launch.jobs import checks, offline
+from castile.launch.jobs.offline import Desk
 from castile.launch.pictures import timeline as timelines
-from castile.launch.ranks import UserError
+from castile.launch.processes.ranks import UserError
+from castile.launch.reports import report, trace
+from castile.launch.typed import files, options
+from castile.launch.typed.files import Outputs
 from castile.planner import strategy as strategies
 from castile.planner.evaluation.evaluator import moved_bytes
 from castile.planner.known.seeds import seeds

@@ -18,39 +18,29 @@ from typing import Any
 import numpy as np
 
 from castile import __version__
-from castile.launch import (
-    alike,
-    checks,
-    explore,
-    files,
-    interrupts,
-    jobs,
-    metrics,
-    models,
-    optimizers,
-    options,
-    rates,
-    resume,
-    runfile,
-    trace,
-    training_report,
-    tuning,
-    weights,
-)
+from castile.launch import models
+from castile.launch.arrays import weights
 from castile.launch.checkpoints import folder as folders
 from castile.launch.checkpoints import layout as layouts
 from castile.launch.checkpoints.checkpointer import Checkpointer
 from castile.launch.checkpoints.manifest import Facts
 from castile.launch.checkpoints.reader import Reader
 from castile.launch.data import Dataset
-from castile.launch.execution import Execution, feed_from
-from castile.launch.explore import Chosen
-from castile.launch.files import Outputs
-from castile.launch.jobs import Job
+from castile.launch.here import alike
+from castile.launch.jobs import checks, jobs, runfile
+from castile.launch.jobs.execution import Execution, feed_from
+from castile.launch.jobs.jobs import Job
+from castile.launch.measuring import explore, tuning
+from castile.launch.measuring.explore import Chosen
 from castile.launch.pictures import timeline as timelines
-from castile.launch.ranks import UserError
-from castile.launch.screen import Speaker
-from castile.launch.training import Course, Training
+from castile.launch.processes import interrupts
+from castile.launch.processes.ranks import UserError
+from castile.launch.reports import trace
+from castile.launch.reports.screen import Speaker
+from castile.launch.training import metrics, resume, telling
+from castile.launch.training.training import Course, Training
+from castile.launch.typed import files, optimizers, options, rates
+from castile.launch.typed.files import Outputs
 from castile.planner import searches
 from castile.planner import strategy as strategies
 from castile.planner.evaluation.budget import parse_budget
@@ -178,7 +168,7 @@ def run(command: Train) -> int:
     given, num_steps, told = _given(command, job, saved), _num_steps(command, job, dataset), _told(command)
     job.measure()
     if saved is not None and saved.step >= num_steps:
-        say.line(training_report.nothing_to_train(saved.step, num_steps))
+        say.line(telling.nothing_to_train(saved.step, num_steps))
         # what nothing happens to stays as it is
         command = replace(command, checkpoint="", metrics="", tensorboard="", out="", trace="", picture="")
         chosen = explore.any_known(job) if given is None else explore.given(job, *given)
@@ -188,10 +178,10 @@ def run(command: Train) -> int:
             # what was measured stays, whatever becomes of the training; what hinders it is told at the end
             with suppress(ValueError):
                 job.keep()
-    say.line(training_report.plan_text(job, chosen))
+    say.line(telling.plan_text(job, chosen))
     if line := tuning.settings_line(job, chosen.prepared.tasks, _profiling(command)):
         say.line(line)
-    training_report.show_plan(job, chosen)
+    telling.show_plan(job, chosen)
     if job.leads and command.out:
         signed = strategies.signed(chosen.plan, command.model, job.graph, job.machine)
         files.write(command.out, strategies.encode(signed))
@@ -200,13 +190,13 @@ def run(command: Train) -> int:
     with _log(command, job, course, say) as log:
         progress = Training(job, course, log, say).run()
         log.record("end", step=course.first_step + progress.num_steps, reason=progress.stopped_by or "done")
-    facts = training_report.facts(job, chosen, progress, course.first_step, told)
+    facts = telling.facts(job, chosen, progress, course.first_step, told)
     outputs = Outputs()
     if job.leads and progress.sampled:
         _show(command, job, chosen, progress.sampled[-1], outputs)
     facts["files"] = _files(command, job) | outputs.paths
     facts["total_seconds"] = time.perf_counter() - begun
-    say.close(training_report.text, facts)
+    say.close(telling.text, facts)
     # whatever becomes of these, the training is told
     if progress.num_sampled:
         job.learn(chosen.prepared, progress.sampled)

@@ -16,12 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from castile.launch import checks, interrupts, jobs, models, options, report
-from castile.launch.explore import simulated
-from castile.launch.jobs import Job
-from castile.launch.measure import Trial, measure, sample_feed, trial
-from castile.launch.ranks import UserError
-from castile.launch.screen import Speaker
+from castile.launch import models
+from castile.launch.jobs import checks, jobs
+from castile.launch.jobs.jobs import Job
+from castile.launch.measuring.explore import simulated
+from castile.launch.measuring.measure import Trial, measure, sample_feed, trial
+from castile.launch.processes import interrupts
+from castile.launch.processes.ranks import UserError
+from castile.launch.reports import report
+from castile.launch.reports.screen import Speaker
+from castile.launch.typed import options
 from castile.planner.choices.space import space_of
 from castile.planner.cost import CostModel
 from castile.planner.costs.learn import held_up

@@ -9,7 +9,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from castile.launch.mpi_settings import THREAD_VARIABLES
+from castile.launch.processes.mpi_settings import THREAD_VARIABLES
 
 # As a command does it before NumPy is imported: sums are those of one thread, whichever tests run.
 for name in THREAD_VARIABLES:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from castile.kernels.table import Table
-from castile.launch.execution import Execution, Prepared, feed_from, prepare
+from castile.launch.jobs.execution import Execution, Prepared, feed_from, prepare
 from castile.planner import rewrite
 from castile.planner.cost import CostModel
 from castile.planner.graph import Graph

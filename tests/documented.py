@@ -16,7 +16,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from castile.launch import data, models, optimizers, rates
+from castile.launch import data, models
+from castile.launch.typed import optimizers, rates
 from castile.planner import layers, searches
 from castile.planner import op as ops
 from castile.runtime import machine as machines

@@ -12,9 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from castile.launch import looking, models, plan_report
+from castile.launch import models
 from castile.launch import plan as planning
 from castile.launch.__main__ import main
+from castile.launch.jobs import looking
+from castile.launch.reports import searches
 from castile.planner import strategy as strategies
 from castile.planner.choices.pins import Pins
 from castile.planner.evaluation import budget as budgets
@@ -86,7 +88,7 @@ def test_where_no_plan_of_a_whole_batch_fits_it_is_cut(
     assert plan.microbatches == count and max(facts["found"]["arena_bytes"]) <= MEMORY
     asked = answer(capsys, *words, "--accumulate", str(count))
     assert not asked["is_cut_to_fit"] and asked["found"] == facts["found"]
-    plan_report.tell(facts, [])
+    searches.tell(facts, [])
     assert f"{count} microbatches, one after another: no known plan of a whole batch" in capsys.readouterr().out
     simulated = answer(capsys, "simulate", str(tmp_path / "p.json"), *words[2:6])
     assert simulated["step_seconds"] == facts["found"]["step_seconds"]
@@ -197,7 +199,7 @@ def test_where_the_batch_may_not_be_cut_results_are_computed_again(
     facts = answer(capsys, *roomy, "--accumulate", "1")
     assert facts["microbatches"] == 1 and facts["found"]["fits"] and facts["is_recomputed_to_fit"]
     assert 0 < facts["num_recomputed"] < facts["num_nodes"] == len(graph.nodes)
-    plan_report.tell(facts, [])
+    searches.tell(facts, [])
     assert f"{facts['num_recomputed']} of {len(graph.nodes)} nodes are computed again" in capsys.readouterr().out
     given = answer(capsys, *roomy, "--from", path)
     assert given["num_recomputed"] == facts["num_recomputed"] and not given["is_recomputed_to_fit"]

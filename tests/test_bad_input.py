@@ -11,9 +11,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from castile.launch import compiling, models, notes, probe
+from castile.launch import models
 from castile.launch.__main__ import main
-from castile.launch.execution import prepare
+from castile.launch.here import compiling, probe
+from castile.launch.jobs.execution import prepare
+from castile.launch.processes import notes
 from castile.planner import strategy as strategies
 from castile.planner.cost import CostModel
 from castile.planner.costs.database import Database

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from castile.launch import models, optimizers
-from castile.launch.execution import Execution, feed_from, prepare
+from castile.launch import models
+from castile.launch.jobs.execution import Execution, feed_from, prepare
+from castile.launch.typed import optimizers
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.evaluator import Evaluator, moved_bytes
 from castile.planner.evaluation.sizes import SIZES

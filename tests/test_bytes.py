@@ -16,8 +16,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from castile.launch import optimizers
-from castile.launch.execution import Prepared, prepare
+from castile.launch.jobs.execution import Prepared, prepare
+from castile.launch.typed import optimizers
 from castile.planner.cost import CostModel
 from castile.planner.families.updates import Updates
 from castile.planner.lower import Lowering

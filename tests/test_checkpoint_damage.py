@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from castile.launch.checkpoints import folder as folders
 from castile.launch.checkpoints import manifest
 from castile.launch.checkpoints.reader import Damaged, open_checkpoint
-from castile.launch.ranks import UserError
+from castile.launch.processes.ranks import UserError
 from castile.runtime.region import whole
 from tests.checkpoints import save
 

@@ -14,7 +14,7 @@ from castile.launch.checkpoints import checkpointer
 from castile.launch.checkpoints import folder as folders
 from castile.launch.checkpoints.checkpointer import Checkpointer
 from castile.launch.checkpoints.disk import Disk
-from castile.launch.ranks import UserError
+from castile.launch.processes.ranks import UserError
 from castile.runtime.region import Box
 from tests.checkpoints import BATCH, FACTS, PLAN, Watched, alone, cut, in_child, on_ranks, save, state, told_of
 

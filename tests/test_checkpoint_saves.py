@@ -17,8 +17,8 @@ from castile.launch.checkpoints import layout, manifest
 from castile.launch.checkpoints.checkpointer import Checkpointer
 from castile.launch.checkpoints.layout import Held
 from castile.launch.checkpoints.reader import open_checkpoint
-from castile.launch.execution import Execution, feed_from, prepare
-from castile.launch.ranks import UserError
+from castile.launch.jobs.execution import Execution, feed_from, prepare
+from castile.launch.processes.ranks import UserError
 from castile.planner.cost import CostModel
 from castile.planner.lower import Lowering
 from castile.runtime.comm.local import LocalWorld

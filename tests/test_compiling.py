@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from castile.launch import compiling
+from castile.launch.here import compiling
 from castile.planner.evaluation.budget import clock
 from castile.runtime.compiled import compiled, compiling_seconds
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from castile.kernels.choice import Choice
 from castile.kernels.form import Refused
 from castile.kernels.table import Table, forms, native_accumulate
-from castile.launch.execution import Execution
-from castile.launch.tuning import names
+from castile.launch.jobs.execution import Execution
+from castile.launch.measuring.tuning import names
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.machine import Machine
 from tests.device_ranks import ONE, TWO, Plan, Ranks, close, drawn, on_host, plans, same, small

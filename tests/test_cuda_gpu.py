@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from castile.launch import models
-from castile.launch.execution import Execution, feed_from, prepare
-from castile.launch.jobs import recipe_updates
+from castile.launch.jobs.execution import Execution, feed_from, prepare
+from castile.launch.jobs.jobs import recipe_updates
 from castile.planner.cost import CostModel
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering

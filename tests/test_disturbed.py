@@ -18,8 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from castile.launch import rounds, training_report
-from castile.launch.jobs import Job
+from castile.launch.jobs.jobs import Job
+from castile.launch.measuring import rounds
+from castile.launch.training import telling
 from castile.planner.costs.learn import DELAYED, learn
 from castile.planner.costs.snapshot import Environment, Measured, snapshot_of
 from castile.runtime import cores
@@ -68,18 +69,18 @@ steps = st.lists(
 
 @given(steps)
 def test_a_run_tells_how_many_of_its_steps_were_held_up(drawn) -> None:
-    progress = training_report.Progress(sampled=[timeline(*one) for one in drawn], seconds=[1.0])
+    progress = telling.Progress(sampled=[timeline(*one) for one in drawn], seconds=[1.0])
     prepared = SimpleNamespace(simulated=SimpleNamespace(seconds=1.0))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training_report, "simulated", lambda *_: 1.0)
-        found = training_report._predictions(
+        patch.setattr(telling, "simulated", lambda *_: 1.0)
+        found = telling._predictions(
             SimpleNamespace(machine=machines.local(2)),  # type: ignore[arg-type]
             SimpleNamespace(prepared=prepared), progress,  # type: ignore[arg-type]
         )  # fmt: skip
     count = sum(share > DELAYED for _, share in drawn)
     assert (found["num_held_up"], found["num_sampled"]) == (count, len(drawn))
     rest = {"remarks": [], "num_steps": 1, "first_step": 0, "waited_seconds": 0, "stopped_by": "", "files": {}}
-    text = training_report.text({**found, **rest, "total_seconds": 1.0})
+    text = telling.text({**found, **rest, "total_seconds": 1.0})
     assert ("held up" in text) == (count > 0)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from castile.launch import data, models, optimizers
-from castile.launch.evaluate import auc
+from castile.launch import data, models
+from castile.launch.training.evaluate import auc
+from castile.launch.typed import optimizers
 from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.runtime import machine

@@ -10,8 +10,9 @@ import sys
 import pytest
 
 from castile import __version__
-from castile.launch import doctor, launch, mpi_settings
+from castile.launch import doctor, launch
 from castile.launch.__main__ import main
+from castile.launch.processes import mpi_settings
 from tests.mpi import mpirun_apart
 
 

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from castile.launch import models
-from castile.launch.evaluate import HeldOut, adapted, auc, judge, labels_of
-from castile.launch.execution import Execution, feed_from, prepare
+from castile.launch.jobs.execution import Execution, feed_from, prepare
+from castile.launch.training.evaluate import HeldOut, adapted, auc, judge, labels_of
 from castile.planner.cost import CostModel
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering

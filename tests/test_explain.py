@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from castile.launch import models, report
+from castile.launch import models
 from castile.launch.__main__ import main
-from castile.launch.explain_report import folded
+from castile.launch.reports import report
+from castile.launch.reports.reasons import folded
 from castile.planner import strategy as strategies
 from castile.planner.alternatives import alternatives, differences, plain, switches
 from castile.planner.choices.space import space_of

@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from castile.launch import explore, models
-from castile.launch.execution import prepare
+from castile.launch import models
+from castile.launch.jobs.execution import prepare
+from castile.launch.measuring import explore
 from castile.planner.cost import CostModel
 from castile.planner.costs.snapshot import Environment, Snapshot
 from castile.planner.known.seeds import known_names, seed, seeds

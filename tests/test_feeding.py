@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from castile.launch import data
 from castile.launch.data import Arrays, Dataset
-from castile.launch.feeding import Feeder, places
+from castile.launch.training.feeding import Feeder, places
 from castile.runtime.region import Box, blocks, slices
 
 COLUMNS = {

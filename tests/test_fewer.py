@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from castile.launch import models, optimizers, report
+from castile.launch import models
+from castile.launch.reports import report
+from castile.launch.typed import optimizers
 from castile.planner.choices.pins import Pin, Pins
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.evaluator import Evaluator

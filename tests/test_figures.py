@@ -16,18 +16,12 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from castile.launch import (
-    diff,
-    explain_report,
-    plan_report,
-    predict,
-    profile_report,
-    simulate,
-    training_report,
-    validate,
-)
+from castile.launch import diff, predict, simulate, validate
 from castile.launch.__main__ import main
 from castile.launch.checkpoints.reader import open_checkpoint
+from castile.launch.measuring import tables
+from castile.launch.reports import reasons, searches
+from castile.launch.training import telling
 from castile.planner import strategy as strategies
 from castile.planner.strategy import READY
 
@@ -108,18 +102,18 @@ def answer(capsys, *words: str) -> dict[str, Any]:
 Teller = Callable[[dict[str, Any]], object]
 # Commands, and how they tell people what they found.
 TOLD: dict[str, tuple[tuple[str, ...], Teller]] = {
-    "plan": (("plan", MODEL, "--machine", MACHINE, "--budget", "5"), lambda facts: plan_report.tell(facts, [])),
+    "plan": (("plan", MODEL, "--machine", MACHINE, "--budget", "5"), lambda facts: searches.tell(facts, [])),
     "simulate": (("simulate", "a.json", "--machine", MACHINE), lambda facts: simulate._tell(facts, [])),
-    "explain": (("explain", "b.json", "--machine", MACHINE), lambda facts: explain_report.tell(facts, [])),
+    "explain": (("explain", "b.json", "--machine", MACHINE), lambda facts: reasons.tell(facts, [])),
     "explain --op": (
         ("explain", "a.json", "--machine", MACHINE, "--op", "fc1", "--why-not", "megatron", "--budget", "5"),
-        lambda facts: explain_report.tell(facts, []),
+        lambda facts: reasons.tell(facts, []),
     ),
     "diff": (("diff", "a.json", "b.json"), diff._tell),
-    "profile": (("profile", MODEL), lambda facts: profile_report.tell(facts, False)),
+    "profile": (("profile", MODEL), lambda facts: tables.tell(facts, False)),
     "validate": ((), validate.tell),
     "predict": (("predict", MODEL, "--checkpoint", "run"), lambda facts: print(predict._text(facts))),
-    "train": (("train", MODEL, "--steps", "3"), lambda facts: print(training_report.text(facts))),
+    "train": (("train", MODEL, "--steps", "3"), lambda facts: print(telling.text(facts))),
 }  # fmt: skip
 
 
@@ -216,8 +210,8 @@ def check_shown(shown: str, number: float) -> None:
 def test_what_a_training_tells_follows_from_its_steps_and_its_plan(alone, capsys, monkeypatch):
     """Its lines, its records, its object, and what `simulate` says of its plan, all tell the same."""
     facts: dict[str, Any] = {}
-    tell = training_report.text
-    monkeypatch.setattr(training_report, "text", lambda of: facts.update(of) or tell(of))
+    tell = telling.text
+    monkeypatch.setattr(telling, "text", lambda of: facts.update(of) or tell(of))
     words = "train mlp --steps 6 --evaluate-every 2 --checkpoint saved --checkpoint-every 2 --keep 9"
     began = time.perf_counter()
     assert main([*words.split(), "--metrics", "run.jsonl", "--out", "plan.json"]) == 0

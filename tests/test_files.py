@@ -11,9 +11,9 @@ import sys
 
 import pytest
 
-from castile.launch import files
 from castile.launch.__main__ import main
-from castile.launch.ranks import UserError
+from castile.launch.processes.ranks import UserError
+from castile.launch.typed import files
 from tests import homes
 from tests.command_lines import COMMANDS, options_of
 from tests.mpi import CHECKOUT

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from castile.kernels.table import Table
-from castile.launch import optimizers
-from castile.launch.execution import feed_from, prepare
+from castile.launch.jobs.execution import feed_from, prepare
+from castile.launch.typed import optimizers
 from castile.planner import rewrite
 from castile.planner.cost import CostModel
 from castile.planner.families.updates import Updates

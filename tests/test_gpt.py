@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from castile.launch import models, weights
-from castile.launch.execution import Execution, feed_from, prepare
+from castile.launch import models
+from castile.launch.arrays import weights
+from castile.launch.jobs.execution import Execution, feed_from, prepare
 from castile.planner.cost import CostModel
 from castile.planner.families.updates import Updates
 from castile.planner.lower import Lowering

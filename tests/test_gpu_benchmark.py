@@ -23,7 +23,7 @@ pytest.importorskip("triton")
 from benchmarks.gpu import __main__ as benchmark
 from benchmarks.gpu import cases, sides, steps
 from castile.kernels import tuning
-from castile.launch import gpus
+from castile.launch.here import gpus
 from tests.test_gpus import host_with_gpus
 
 HERE = Path(__file__).parent

@@ -15,12 +15,14 @@ from unittest.mock import Mock, call, patch
 import numpy as np
 import pytest
 
-from castile.launch import doctor, gpus, jobs, offline, train
+from castile.launch import doctor, train
 from castile.launch.__main__ import main
-from castile.launch.execution import Execution, Prepared
-from castile.launch.jobs import Job
-from castile.launch.measure import measure, sample_feed, trial
-from castile.launch.ranks import UserError
+from castile.launch.here import gpus
+from castile.launch.jobs import jobs, offline
+from castile.launch.jobs.execution import Execution, Prepared
+from castile.launch.jobs.jobs import Job
+from castile.launch.measuring.measure import measure, sample_feed, trial
+from castile.launch.processes.ranks import UserError
 from castile.planner.known.seeds import seeds
 from castile.runtime.comm.base import Communicator
 from castile.runtime.comm.local import LocalWorld
@@ -139,7 +141,7 @@ def test_each_rank_of_a_host_takes_its_gpu() -> None:
 
 
 def test_the_first_rank_of_a_host_shows_what_is_compiled() -> None:
-    with host_with_gpus(), patch("castile.launch.progress.bar") as bar:
+    with host_with_gpus(), patch("castile.launch.reports.progress.bar") as bar:
         from castile.runtime.backends.cuda import kernels
 
         def compiled(calls: object, tell: Callable[[int, int], None]) -> None:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from castile.launch import hostfile
 from castile.launch.__main__ import main
-from castile.launch.ranks import UserError
+from castile.launch.processes import hostfile
+from castile.launch.processes.ranks import UserError
 
 SSH = """#!/bin/sh
 # ssh -o BatchMode=yes HOST COMMAND

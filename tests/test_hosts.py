@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from castile.launch import alike, hosts, links, pings, probe
-from castile.launch.ranks import UserError
+from castile.launch.here import alike, hosts, pings, probe
+from castile.launch.measuring import links
+from castile.launch.processes.ranks import UserError
 from castile.runtime import machine as machines
 from castile.runtime.levels import level_name
 from tests.threads import Ranks

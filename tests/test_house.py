@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from castile.launch.__main__ import commands
+
 CHECKOUT = Path(__file__).resolve().parent.parent
 # Top to bottom: a package imports only itself and what stands after it.
 PACKAGES = ("launch", "planner", "runtime", "kernels")
@@ -38,14 +40,20 @@ REGISTERED = (
     "launch/models", "launch/data", "launch/importers", "kernels/numpy", "kernels/triton",
     "kernels/cupy",
 )  # fmt: skip
-# The planner's rooms in the order in which a plan comes about: one imports only itself and what stands before it. What
-# stands in one entry is one room: a module, and the folder that it fronts.
-WAY = (
-    {"axes"}, {"op"}, {"bodies", "shapes"}, {"graph"}, {"families"}, {"ops"}, {"layers"}, {"rewrite", "rewrites"},
-    {"strategy"}, {"step"}, {"lower", "lowering"}, {"cost", "costs"}, {"simulate", "simulation"}, {"choices"},
-    {"evaluation"}, {"known"}, {"bounds"}, {"sketch"}, {"search", "searching", "searches"},
-    {"explanation", "alternatives"},
-)  # fmt: skip
+# Rooms of a package in the order in which a plan, or a run, comes about: one imports itself and what stands before it.
+# What stands in one entry is one room: a module, and the folder that it fronts. The launcher's commands come after all.
+WAYS = {
+    "planner": (
+        {"axes"}, {"op"}, {"bodies", "shapes"}, {"graph"}, {"families"}, {"ops"}, {"layers"}, {"rewrite", "rewrites"},
+        {"strategy"}, {"step"}, {"lower", "lowering"}, {"cost", "costs"}, {"simulate", "simulation"}, {"choices"},
+        {"evaluation"}, {"known"}, {"bounds"}, {"sketch"}, {"search", "searching", "searches"},
+        {"explanation", "alternatives"},
+    ),
+    "launch": (
+        {"processes"}, {"typed"}, {"checkpoints"}, {"models", "arrays", "importers"}, {"data"}, {"reports"},
+        {"pictures"}, {"here"}, {"jobs"}, {"measuring"}, {"training"}, set(commands()),
+    ),
+}  # fmt: skip
 MOST_LINES_OF_A_FILE = 400
 MOST_LINES_OF_A_FUNCTION = 70
 MOST_LINES_OF_A_MEDIAN_FUNCTION = 10
@@ -101,19 +109,20 @@ def test_imports_run_one_way():
     assert offences(is_upward) == []
 
 
-def test_the_planners_rooms_are_in_order():
-    where = {room: n for n, rooms in enumerate(WAY) for room in rooms}
-    folder = CHECKOUT / "planner"
-    assert set(where) == {path.stem for path in folder.iterdir() if not path.stem.startswith("__")}
+@pytest.mark.parametrize("package", WAYS)
+def test_rooms_are_in_order(package):
+    where = {room: n for n, rooms in enumerate(WAYS[package]) for room in rooms}
+    found = {path.stem for path in (CHECKOUT / package).iterdir() if not path.stem.startswith("__")}
+    assert set(where) == found, "each module and folder has its place in WAYS"
 
-    def room(name):
-        return where[name.split(".")[2]]
+    def place(name):
+        return where.get(name.split(".")[2]) if inside(name, f"castile.{package}") and name.count(".") > 1 else None
 
     def is_wrong(name, other):
-        # a folder of which files are found by name is no room that is used
+        # A folder of which files are found by name is a list, and no room that is used.
         is_list = other.removeprefix("castile.").replace(".", "/") in REGISTERED
-        thinks = inside(name, "castile.planner") and inside(other, "castile.planner")
-        return thinks and name.count(".") > 1 and not is_list and room(other) > room(name)
+        places = place(name), place(other)
+        return None not in places and not is_list and places[1] > places[0]
 
     assert offences(is_wrong) == []
 

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.launch.__main__ import main
-from castile.launch.interrupts import ending_early, told
-from castile.launch.ranks import Ended, main_guard
-from castile.launch.stopping import MOST_STEPS_A_ROUND, ROUND_SECONDS, SIGNALS, Stopping
+from castile.launch.processes.interrupts import ending_early, told
+from castile.launch.processes.ranks import Ended, main_guard
+from castile.launch.processes.stopping import MOST_STEPS_A_ROUND, ROUND_SECONDS, SIGNALS, Stopping
 from tests import homes
 from tests.threads import Ranks
 
@@ -200,7 +200,7 @@ def test_all_ranks_stop_after_the_same_step_soon_and_seldom_ask(data, size, aske
         return None
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("castile.launch.stopping.time", SimpleNamespace(perf_counter=lambda: now[0]))
+        patch.setattr("castile.launch.processes.stopping.time", SimpleNamespace(perf_counter=lambda: now[0]))
         (told,) = set(Ranks(size).run(train))
     assert told is not None and told[1] == "SIGTERM" and asked <= told[0] <= asked + each + 1
     # the first two rounds are of a step each, as nothing is known of steps yet

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from castile.launch import files
 from castile.launch.__main__ import main
-from castile.launch.ranks import UserError
+from castile.launch.processes.ranks import UserError
+from castile.launch.typed import files
 from castile.planner.costs.database import Database
 
 LINE = ["train", "mlp:width=8", "--search", "data_parallel", "--steps", "2", "--json"]

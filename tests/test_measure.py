@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from castile.launch import measure
+from castile.launch.measuring import measure
 
 
 class Ring:

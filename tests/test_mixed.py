@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from castile.launch import models, optimizers
+from castile.launch import models
 from castile.launch.__main__ import main
 from castile.launch.checkpoints.reader import open_checkpoint
-from castile.launch.execution import prepare
+from castile.launch.jobs.execution import prepare
+from castile.launch.typed import optimizers
 from castile.planner.bounds.lower_bound import lower_bound
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.evaluator import Evaluator

@@ -5,7 +5,9 @@ from math import log, prod, sqrt
 import numpy as np
 import pytest
 
-from castile.launch import data, jobs, models, settings
+from castile.launch import data, models
+from castile.launch.jobs import jobs
+from castile.launch.typed import settings
 from castile.planner.graph import Graph, Node
 from castile.runtime import rng
 from castile.runtime.region import slices

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from castile.kernels import reference
-from castile.launch import models, optimizers
+from castile.launch import models
+from castile.launch.typed import optimizers
 from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.op import find

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from castile.launch import optimizers
+from castile.launch.typed import optimizers
 from castile.planner.families.updates import Optimizer, Updates
 from castile.planner.graph import MARKS, Graph
 from castile.planner.known.seeds import seeds

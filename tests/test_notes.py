@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from castile.launch import last_words, notes
+from castile.launch.processes import last_words, notes
 
 RULE = "-" * 74 + "\n"
 # As Open MPI 5 wraps it, with the system's word for the signal, and without.

@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from castile.kernels.ids import OutOfRange
-from castile.launch import hosts, models, numbers
+from castile.launch import models
 from castile.launch.__main__ import main
 from castile.launch.data import Arrays, Dataset
-from castile.launch.ranks import UserError
+from castile.launch.here import hosts
+from castile.launch.jobs import numbers
+from castile.launch.processes.ranks import UserError
 from castile.planner.graph import Graph
 from castile.planner.op import available, find
 from tests.op_cases import Case, cases_of

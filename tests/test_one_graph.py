@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.launch import models
-from castile.launch.execution import Execution, prepare
+from castile.launch.jobs.execution import Execution, prepare
 from castile.planner.cost import CostModel
 from castile.planner.graph import Node
 from castile.planner.lower import Lowering

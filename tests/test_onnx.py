@@ -13,8 +13,10 @@ pytest.importorskip("onnx")
 
 import onnx
 
-from castile.launch import evaluate, models, weights
+from castile.launch import models
 from castile.launch.__main__ import main
+from castile.launch.arrays import weights
+from castile.launch.training import evaluate
 from castile.planner.graph import Graph
 from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering

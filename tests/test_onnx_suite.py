@@ -17,9 +17,10 @@ import onnx
 from onnx import numpy_helper
 from onnx.backend.test.runner import Runner
 
-from castile.launch import models, weights
-from castile.launch.execution import Execution, feed_from, prepare
+from castile.launch import models
+from castile.launch.arrays import weights
 from castile.launch.importers.onnx import operators
+from castile.launch.jobs.execution import Execution, feed_from, prepare
 from castile.planner.cost import CostModel
 from castile.planner.lower import Lowering
 from castile.planner.strategy import Config, Strategy

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from castile.launch import models, weights
+from castile.launch import models
+from castile.launch.arrays import weights
 from tests.op_laws import relative
 from tests.test_models import forward
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from castile.launch import optimizers
+from castile.launch.typed import optimizers
 from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.op import Init

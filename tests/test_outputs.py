@@ -36,7 +36,7 @@ def plans(tmp_path_factory):
 @pytest.mark.parametrize(("command", "refused"), OUTPUTS)
 def test_what_cannot_be_written_is_told_after_all_else(command, refused, plans, alone, capsys, monkeypatch):
     # what was free when the command began need not be so at its end
-    monkeypatch.setattr("castile.launch.checks.writable", lambda **_: None)
+    monkeypatch.setattr("castile.launch.jobs.checks.writable", lambda **_: None)
     words = CASES[command]
     for name in ("plan.json", "one.json"):
         words = words.replace(name, str(plans / name))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from castile.launch import numbers
 from castile.launch.__main__ import main
+from castile.launch.jobs import numbers
 
 MODEL = """
 def build(batch=None, dtype="float32", classes: int = 10, words: int = 17):

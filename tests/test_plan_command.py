@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from castile.launch import compiling, models, report
+from castile.launch import models
 from castile.launch import plan as plan_command
 from castile.launch.__main__ import main
+from castile.launch.here import compiling
+from castile.launch.reports import report
 from castile.planner import strategy as strategies
 from castile.planner.known.seeds import data_parallel
 from castile.planner.strategy import Config, Strategy

@@ -14,11 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from castile.kernels.table import Table
-from castile.launch import data, evaluate, models, predict, weights
+from castile.launch import data, models, predict
 from castile.launch.__main__ import main
+from castile.launch.arrays import weights
 from castile.launch.data import Arrays
-from castile.launch.evaluate import adapted, needed
-from castile.launch.execution import Execution, initial, prepare
+from castile.launch.jobs.execution import Execution, initial, prepare
+from castile.launch.training import evaluate
+from castile.launch.training.evaluate import adapted, needed
 from castile.planner.cost import CostModel
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from castile.launch import hosts, pings, probe
+from castile.launch.here import hosts, pings, probe
 from castile.runtime import cores
 from castile.runtime import machine as machines
 from tests.mpi import mpirun

@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from castile.launch import isolation, jobs, models, rounds
+from castile.launch import models
 from castile.launch.__main__ import main
-from castile.launch.execution import Execution, Prepared
-from castile.launch.isolation import Isolated, apart, is_compute
-from castile.launch.measure import sample_feed
+from castile.launch.jobs import jobs
+from castile.launch.jobs.execution import Execution, Prepared
+from castile.launch.measuring import isolation, rounds
+from castile.launch.measuring.isolation import Isolated, apart, is_compute
+from castile.launch.measuring.measure import sample_feed
 from castile.planner import strategy as strategies
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.sizes import SIZES

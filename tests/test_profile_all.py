@@ -16,11 +16,14 @@ from castile.kernels import choice
 from castile.kernels import tuning as kernel_tuning
 from castile.kernels.choice import Choice, Operands
 from castile.kernels.table import Table
-from castile.launch import coverage, gpus, jobs, links, models, rounds, tuning, ways
+from castile.launch import models
 from castile.launch.__main__ import main
-from castile.launch.isolation import Isolated, apart
-from castile.launch.jobs import recipe_updates
-from castile.launch.measure import sample_feed
+from castile.launch.here import gpus
+from castile.launch.jobs import jobs, ways
+from castile.launch.jobs.jobs import recipe_updates
+from castile.launch.measuring import coverage, links, rounds, tuning
+from castile.launch.measuring.isolation import Isolated, apart
+from castile.launch.measuring.measure import sample_feed
 from castile.launch.pictures import roofline
 from castile.planner.choices.space import space_of
 from castile.planner.cost import CostModel

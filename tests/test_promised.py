@@ -8,8 +8,8 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from castile.launch.execution import prepare
-from castile.launch.explore import simulated
+from castile.launch.jobs.execution import prepare
+from castile.launch.measuring.explore import simulated
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.families.updates import Updates

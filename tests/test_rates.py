@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from castile.launch import rates, settings
+from castile.launch.typed import rates, settings
 
 names = st.sampled_from(rates.available())
 lengths = st.one_of(st.integers(0, 40), st.floats(0, 0.99, allow_subnormal=False))

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from castile.launch import data, jobs, models, predict, train
+from castile.launch import data, models, predict, train
 from castile.launch.explain import Explain
+from castile.launch.jobs import jobs
 from castile.launch.validate import STEP_SECONDS
 from tests import documented, test_resnet, test_zoo_sequences, test_zoo_vision
 from tests.command_lines import COMMANDS, options_of

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from castile.launch import results
-from castile.launch.ranks import UserError
-from castile.launch.results import FORMS, ROW, Column
+from castile.launch.arrays import results
+from castile.launch.arrays.results import FORMS, ROW, Column
+from castile.launch.processes.ranks import UserError
 
 FEW = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -100,6 +100,6 @@ def test_what_a_form_cannot_hold_is_refused_before_it_is_made(monkeypatch: pytes
     with pytest.raises(UserError, match="'b' has 2 x 3 numbers a sample"):
         results.check("--out", "x.csv", [one, deep], 1)
     results.check("--out", "x.npz", [one, deep], 1000)
-    monkeypatch.setattr("castile.launch.results.free_bytes", lambda folder: 40_000)
+    monkeypatch.setattr("castile.launch.arrays.results.free_bytes", lambda folder: 40_000)
     with pytest.raises(UserError, match=r"take 35\.2 KiB there, and to write them 58\.6 KiB; only 39\.1 KiB are free"):
         results.check("--out", "x.npz", [one, deep], 1000)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from castile.kernels import reference
 from castile.launch import models
-from castile.launch.execution import feed_from, prepare
+from castile.launch.jobs.execution import feed_from, prepare
 from castile.planner import rewrite
 from castile.planner.bodies import fusing
 from castile.planner.bodies.trace import Recorder, record

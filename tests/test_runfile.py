@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from castile.launch import options, runfile
+from castile.launch.jobs import runfile
 from castile.launch.train import Train
+from castile.launch.typed import options
 
 
 @dataclass(frozen=True)

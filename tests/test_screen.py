@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from castile.launch import progress, report
 from castile.launch.__main__ import main
-from castile.launch.screen import Speaker
+from castile.launch.reports import progress, report
+from castile.launch.reports.screen import Speaker
 
 # Columns; a bar's figures alone take 51.
 WIDTHS = [60, 200]

@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from castile.launch import report, simulate
+from castile.launch import simulate
 from castile.launch.__main__ import main
+from castile.launch.reports import report
 from castile.planner import strategy as strategies
 from castile.planner.simulate import simulate as simulated
 from castile.planner.strategy import Strategy

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from castile.launch import models, optimizers
+from castile.launch import models
 from castile.launch.__main__ import main
+from castile.launch.typed import optimizers
 from castile.planner import strategy as strategies
 from castile.planner.choices.pins import Pins, parse
 from castile.planner.cost import CostModel

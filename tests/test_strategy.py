@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from castile.launch.ranks import is_users_mistake
+from castile.launch.processes.ranks import is_users_mistake
 from castile.planner.choices.space import space_of
 from castile.planner.graph import Graph
 from castile.planner.known.seeds import seeds

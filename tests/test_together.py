@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.kernels.table import Table, definitions
-from castile.launch import models, optimizers
+from castile.launch import models
+from castile.launch.typed import optimizers
 from castile.planner.bodies import vocabulary
 from castile.planner.cost import CostModel
 from castile.planner.costs.snapshot import Environment, Measured, snapshot_of

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from castile.launch import execution, explain, models, offline, simulate, validate
+from castile.launch import explain, models, simulate, validate
 from castile.launch.explain import Explain
-from castile.launch.ranks import UserError
+from castile.launch.jobs import execution, offline
+from castile.launch.processes.ranks import UserError
 from castile.launch.simulate import Simulate
 from castile.planner import explanation, strategy
 from castile.planner.alternatives import alternatives, differences, switches

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from castile.launch import trace
+from castile.launch.reports import trace
 from castile.planner.simulate import simulate
 from castile.runtime.task import NUM_LANES, Lane
 from castile.runtime.timeline import Timeline

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from castile.launch import compiling, launch, mpi_settings, probe
+from castile.launch import launch
 from castile.launch.__main__ import main
+from castile.launch.here import compiling, probe
+from castile.launch.processes import mpi_settings
 from castile.planner import strategy as strategies
 from tests import homes
 from tests.mpi import CHECKOUT, mpirun_apart

@@ -27,8 +27,8 @@ def test_where_nothing_is_left_to_train_it_is_judged_and_every_file_stays(num_st
     there = everything(alone / "kept")
     assert before["files"].keys() - {"checkpoints", "plan"} <= files.keys() and len(there) > len(files)
     if not fits:
-        monkeypatch.setattr("castile.launch.resume.plan_of", lambda *_: None)
-    monkeypatch.setattr("castile.launch.explore.choose", lambda *_: pytest.fail("it looked for a plan"))
+        monkeypatch.setattr("castile.launch.training.resume.plan_of", lambda *_: None)
+    monkeypatch.setattr("castile.launch.measuring.explore.choose", lambda *_: pytest.fail("it looked for a plan"))
     facts = told(capsys, *words, "--steps", str(num_steps), "--resume")
     assert (facts["first_step"], facts["num_steps"], facts["losses"]) == (5, 0, [])
     assert facts["held_out_loss"] == before["held_out_loss"] and facts["run"]["metrics"] == f"{alone}/kept/logs/a.jsonl"
@@ -59,12 +59,12 @@ def test_what_was_measured_stays_where_the_training_ends(alone, capsys, monkeypa
 
     words = (*MLP, "--steps", "3", "--profile", "profile.db", "--json")
     with monkeypatch.context() as patch:
-        patch.setattr("castile.launch.training.Training.run", ends)
+        patch.setattr("castile.launch.training.training.Training.run", ends)
         assert main(words) == 130
     assert measured("profile.db")
     # what is written last may fail: the training is told all the same, and learned from
     (alone / "step.svg").mkdir()
-    monkeypatch.setattr("castile.launch.checks.writable", lambda **_: None)
+    monkeypatch.setattr("castile.launch.jobs.checks.writable", lambda **_: None)
     before = measured("profile.db")
     assert main([*words, "--picture", "step.svg"]) == 2
     out, err = capsys.readouterr()
@@ -91,8 +91,8 @@ def test_the_last_save_is_tried_while_somebody_may_make_room(num_refusals, numbe
 
     told(capsys, "--steps", "2", "--checkpoint", "run")
     monkeypatch.setattr(Disk, "write", write)
-    monkeypatch.setattr("castile.launch.training.Stopping.after", after)
-    monkeypatch.setattr("castile.launch.training.AGAIN_SECONDS", (0.0,) * 3)
+    monkeypatch.setattr("castile.launch.training.training.Stopping.after", after)
+    monkeypatch.setattr("castile.launch.training.training.AGAIN_SECONDS", (0.0,) * 3)
     status = main([*MLP, "--steps", "4", "--checkpoint", "run", "--checkpoint-every", "9", "--resume", "--json"])
     out, err = capsys.readouterr()
     assert json.loads(out)["num_steps"] == 2

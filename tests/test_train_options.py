@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from castile.launch import optimizers, train
+from castile.launch import train
 from castile.launch.__main__ import main
 from castile.launch.train import Train
+from castile.launch.typed import optimizers
 from tests import homes
 from tests.mpi import CHECKOUT, mpirun_apart
 

@@ -19,9 +19,9 @@ from castile.launch import launch
 from castile.launch.__main__ import main
 from castile.launch.checkpoints import folder as folders
 from castile.launch.checkpoints.folder import checkpoints, latest
-from castile.launch.execution import initial
+from castile.launch.jobs.execution import initial
 from castile.launch.models import parse
-from castile.launch.stopping import Stopping
+from castile.launch.processes.stopping import Stopping
 from castile.planner import strategy as strategies
 from castile.planner.families.updates import Updates
 from castile.planner.known.seeds import seeds
@@ -195,8 +195,8 @@ def test_batches_that_are_cut_otherwise_need_another_plan(alone, capsys):
 def test_a_signal_to_one_rank_stops_all(home):
     code = """
 import os, signal, time
-from castile.launch.jobs import communicator
-from castile.launch.stopping import Stopping
+from castile.launch.jobs.jobs import communicator
+from castile.launch.processes.stopping import Stopping
 comm = communicator()
 with Stopping(comm) as stopping:
     for step in range(100000):

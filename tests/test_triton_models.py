@@ -12,8 +12,9 @@ pytest.importorskip("triton")
 from castile.kernels import choice
 from castile.kernels.choice import Array
 from castile.kernels.table import Table
-from castile.launch import models, optimizers
-from castile.launch import tuning as jobs
+from castile.launch import models
+from castile.launch.measuring import tuning as jobs
+from castile.launch.typed import optimizers
 from castile.planner import rewrite
 from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from castile.launch.execution import Execution
+from castile.launch.jobs.execution import Execution
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.machine import local
 from tests.collective_cases import DTYPES, FORMS, Case, random_case

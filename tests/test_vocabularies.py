@@ -5,7 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from castile.launch import jobs, models
+from castile.launch import models
+from castile.launch.jobs import jobs
 from castile.planner.axes import parse
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.evaluator import Evaluator

@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from castile.launch import models, weights
-from castile.launch.standard_names import Piece, StandardNames
-from castile.launch.weights import families
+from castile.launch import models
+from castile.launch.arrays import weights
+from castile.launch.arrays.standard_names import Piece, StandardNames
+from castile.launch.arrays.weights import families
 
 TINY = "gpt:layers=2,width=8,heads=2,seq=6,vocab=11"
 MODERN = f"{TINY},norm=rms,rotary=true,kv_heads=1,mlp=silu,hidden=12,bias=false"

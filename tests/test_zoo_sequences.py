@@ -9,10 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from castile.launch import data, jobs, models, optimizers, weights
+from castile.launch import data, models
 from castile.launch.__main__ import main
+from castile.launch.arrays import weights
 from castile.launch.data import Dataset
+from castile.launch.jobs import jobs
 from castile.launch.models.dlrm import FORMS
+from castile.launch.typed import optimizers
 from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.op import Tensor

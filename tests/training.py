@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from castile.launch.execution import Execution, Prepared, feed_from, prepare
+from castile.launch.jobs.execution import Execution, Prepared, feed_from, prepare
 from castile.planner.cost import CostModel
 from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph

@@ -18,10 +18,13 @@ import numpy as np
 
 from benchmarks.gpu import cases, clock
 from castile.kernels import choice
-from castile.launch import jobs, models, progress, tuning
-from castile.launch.execution import Execution, Prepared, feed_from
-from castile.launch.explore import simulated
-from castile.launch.jobs import Job
+from castile.launch import models
+from castile.launch.jobs import jobs
+from castile.launch.jobs.execution import Execution, Prepared, feed_from
+from castile.launch.jobs.jobs import Job
+from castile.launch.measuring import tuning
+from castile.launch.measuring.explore import simulated
+from castile.launch.reports import progress
 from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.known.seeds import seeds

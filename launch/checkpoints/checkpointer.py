@@ -23,7 +23,7 @@ from castile.launch.checkpoints import manifest, writer
 from castile.launch.checkpoints.disk import Disk, free_bytes
 from castile.launch.checkpoints.layout import Layout
 from castile.launch.checkpoints.manifest import Facts, File
-from castile.launch.ranks import NO_ROOM, UserError
+from castile.launch.processes.ranks import NO_ROOM, UserError
 from castile.runtime.backends.base import Key
 from castile.runtime.comm.base import Communicator
 from castile.runtime.memory import written

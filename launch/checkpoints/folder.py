@@ -17,7 +17,7 @@ from castile.launch.checkpoints import manifest, writer
 from castile.launch.checkpoints.disk import Disk
 from castile.launch.checkpoints.reader import Damaged, Reader, open_checkpoint
 from castile.launch.checkpoints.writer import PART
-from castile.launch.ranks import UserError
+from castile.launch.processes.ranks import UserError
 
 LOCK = ".lock"
 DAMAGED = ".damaged"

@@ -16,7 +16,7 @@ import numpy as np
 
 from castile.launch.checkpoints import manifest
 from castile.launch.checkpoints.manifest import File, Manifest, Piece
-from castile.launch.ranks import UserError
+from castile.launch.processes.ranks import UserError
 from castile.planner.step.beside import BEGINNINGS, SCALE, STREAK, TAKEN
 from castile.runtime.region import Box, Region, contains, intersect, relative, slices, uncovered, whole
 

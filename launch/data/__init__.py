@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from castile.launch import settings
+from castile.launch.typed import settings
 from castile.runtime import rng
 from castile.runtime.strict import suggestion
 

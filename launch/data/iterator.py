@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from castile.launch import theirs
 from castile.launch.data import Arrays, Dataset, as_input
+from castile.launch.typed import theirs
 
 # past that, a function that never ends is more likely than one that is worth going through just to count
 MOST_COUNTED = 2**20

@@ -19,8 +19,9 @@ from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
 
-from castile.launch import importers, settings, theirs
+from castile.launch import importers
 from castile.launch.importers import Imported
+from castile.launch.typed import settings, theirs
 from castile.planner import rewrite as rewrites
 from castile.planner.bodies.vocabulary import itemsize
 from castile.planner.graph import Graph

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import sqrt
 
+from castile.launch.arrays.standard_names import Piece, StandardNames
 from castile.launch.models import Recipe
-from castile.launch.standard_names import Piece, StandardNames
 from castile.planner.graph import Graph
 from castile.planner.op import Init, Tensor
 from castile.planner.ops.linear import Linear

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from castile.launch import report
 from castile.launch.pictures.drawing import EDGE, GRID, Box, clipped, legend, line, rect, svg, text, ticks
+from castile.launch.reports import report
 from castile.planner.alternatives import pattern
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.graph import Node

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from castile.launch import report
 from castile.launch.pictures.drawing import EDGE, GRID, Box, clipped, legend, length, line, path, rect, svg, text, ticks
+from castile.launch.reports import report
 from castile.planner.step.program import COMPUTED_AGAIN
 from castile.planner.strategy import runs_of
 from castile.runtime import memory

@@ -8,7 +8,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from castile.launch.execution import Prepared, feed_from, prepare
+from castile.launch.jobs.execution import Prepared, feed_from, prepare
 from castile.planner.cost import CostModel
 from castile.planner.lower import Lowering
 from castile.runtime.backends.base import Key

@@ -13,9 +13,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from castile.launch import execution, stopping
 from castile.launch.__main__ import main
-from castile.launch.ranks import this_world
+from castile.launch.jobs import execution
+from castile.launch.processes import stopping
+from castile.launch.processes.ranks import this_world
 from castile.runtime import runner
 from castile.runtime.backends import numpy as backend
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from castile.launch import mpi_settings
+from castile.launch.processes import mpi_settings
 from tests import homes
 from tests.option_cases import Case, Ran, becomes, json_of
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from castile.launch import runfile
+from castile.launch.jobs import runfile
 from castile.launch.train import Train
 from castile.planner import strategy as strategies
 from tests.option_cases import TRAINED, Case, Ran, becomes, fact, json_of, trace_of

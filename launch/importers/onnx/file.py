@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from castile.launch import installing
 from castile.launch.importers.onnx.values import Known
+from castile.launch.processes import installing
 
 
 def package() -> ModuleType:

@@ -1,0 +1,121 @@
+"""Alike: what every host of a job must have the same of, and is refused in one sentence where it has not.
+
+Each rank loads code, model and data for itself, and nothing else would notice: the numbers of hosts that differ are put
+together all the same. It does not know what is done with them.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import resources
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+import castile
+from castile.launch.data import Dataset, Samples
+from castile.launch.models import Model
+from castile.launch.processes.ranks import UserError
+from castile.planner.graph import Graph
+from castile.runtime.comm.base import Communicator
+
+# Of data so many samples are looked at: enough to tell one from another.
+NUM_SAMPLES = 64
+# What computes, besides castile itself.
+PACKAGES = ("numpy", "numba", "cupy-cuda13x", "triton")
+MEND = "bring the same to all hosts"
+
+
+def check(comm: Communicator, what: str, mine: Callable[[], str]) -> None:
+    """Raises UserError, on all ranks, where what the first rank of a host has is not what rank 0 has.
+
+    what   in words. mine: tells of it in few words; asked only where there are several hosts
+    """
+    if len(comm.host_sizes) == 1:
+        return
+    told = comm.gather_bytes(json.dumps([comm.host, "" if comm.local_rank else mine()]).encode())
+    verdict = None
+    if told is not None:
+        (first, ours), *others = [json.loads(one) for one in told]
+        host, theirs = next(((host, has) for host, has in others if has not in ("", ours)), ("", ""))
+        ours, theirs = _only(ours, theirs), _only(theirs, ours)
+        verdict = f"{what} is not the same on all hosts: {ours} on {first}, {theirs} on {host}; {MEND}" if host else ""
+    if text := comm.bcast_bytes(None if verdict is None else verdict.encode()).decode():
+        raise UserError(text)
+
+
+def _only(ours: str, theirs: str) -> str:
+    """Of parts between commas those that the other does not have."""
+    return ", ".join(part for part in ours.split(", ") if part not in theirs.split(", ")) or "no more"
+
+
+def check_software(comm: Communicator) -> None:
+    """Raises UserError, on all ranks, where hosts have other versions of what computes."""
+    check(comm, "what is installed", software)
+
+
+def check_model(comm: Communicator, model: Model, graph: Graph) -> None:
+    """Raises UserError, on all ranks, where hosts build another graph, or have another file to build it from."""
+    check(comm, f"model {model.name}", lambda: f"{_short(graph.fingerprint.encode())}, {_file(model.file)}")
+
+
+def check_data(comm: Communicator, dataset: Dataset) -> None:
+    """Raises UserError, on all ranks, where hosts read other samples, as far as some of them tell."""
+    check(comm, f"data set {dataset.name}", lambda: _data(dataset))
+
+
+def check_file(comm: Communicator, option: str, path: str) -> None:
+    """Raises UserError, on all ranks, where hosts have another file at that path; "" is none."""
+    if path:
+        check(comm, f"{option} {path}", lambda: _file(path))
+
+
+def software() -> str:
+    """Versions of what computes, and a hash of castile's own sources."""
+    found = [f"castile {castile.__version__} (sources {_sources()})", f"Python {platform.python_version()}"]
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found.append(f"{package} {version(package)}")
+    return ", ".join(found)
+
+
+def _data(dataset: Dataset) -> str:
+    """How many samples there are, and a hash of some of them; of those that come one after another, of the first."""
+    parts = [_some(dataset.train, dataset.shuffled), _some(dataset.held_out, True)]
+    held_out = f" and {dataset.num_held_out} held out"
+    return f"{dataset.num_samples} samples{held_out if dataset.num_held_out else ''} ({_short(*parts)})"
+
+
+def _file(path: str) -> str:
+    """The size of a file, and a hash of it."""
+    found = xxhash.xxh3_64()
+    with open(path, "rb") as file:
+        while piece := file.read(2**24):
+            found.update(piece)
+    return f"{Path(path).stat().st_size} bytes ({found.hexdigest()[:8]})"
+
+
+def _some(samples: Samples, any_order: bool) -> bytes:
+    count = min(len(samples), NUM_SAMPLES if any_order else 1)
+    numbers = np.linspace(0, len(samples) - 1, count).astype(np.int64) if any_order else np.arange(count)
+    taken = samples.take(dict.fromkeys(samples.shapes, numbers)) if count else {}
+    parts = ((f"{name} {rows.dtype} {rows.shape}".encode(), rows.tobytes()) for name, rows in sorted(taken.items()))
+    return b"".join(head + data for head, data in parts)
+
+
+def _sources() -> str:
+    folders = (Path(str(resources.files(f"castile.{name}"))) for name in ("kernels", "runtime", "planner", "launch"))
+    paths = (path for folder in folders for path in sorted(folder.rglob("*.py")))
+    return _short(*(path.name.encode() + path.read_bytes() for path in paths))
+
+
+def _short(*parts: bytes) -> str:
+    found = xxhash.xxh3_64()
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()[:8]

@@ -1,0 +1,190 @@
+"""GPUs of this host: the machine `local` where there are any, and how ranks that use them talk.
+
+It does not know plans. Without CuPy and a driver it finds none, and nothing else here is called.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from functools import cache, partial
+from importlib.metadata import version
+from importlib.util import find_spec
+from types import ModuleType
+
+import msgspec
+
+from castile.launch.here import probe
+from castile.launch.reports import progress
+from castile.planner.costs.snapshot import Environment
+from castile.runtime import machine as machines
+from castile.runtime.comm.base import Communicator
+from castile.runtime.machine import Level, Machine, Processor
+
+KIND = "gpu"
+# The machine whose processors are parts of one GPU, all of them of one rank.
+VIRTUAL = "virtual"
+# What the device computes; other kinds of numbers would take their way through the host.
+DTYPES = ("float32", "float16", "bfloat16")
+PACKAGES = ("cupy-cuda13x", "triton")
+# Of each device's memory, besides what is taken already: libraries, NCCL's buffers, what kernels want for themselves.
+LIBRARIES_BYTES = 2**30
+# In place of links between cores, until transfers have been measured: between GPUs of a host, assumed, low for NVLink,
+# high for ways through the host; and between hosts, low for InfiniBand, high for Ethernet.
+LINKS = {"host": Level("gpus", 1, 1e-5, 5e10), "network": Level("network", 1, 2e-5, 1e10)}
+
+
+class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was measured of a GPU."""
+
+    name: str
+    memory_bytes: int
+    reserved_bytes: int
+    float32_flops_per_second: float
+    float16_flops_per_second: float
+    float64_flops_per_second: float
+    bytes_per_second: float
+    task_overhead_seconds: float
+
+
+def is_meant(text: str, dtype: str) -> bool:
+    """Whether a machine's name means GPUs of this host: `local` or `virtual`, where there are any for that dtype."""
+    return text.partition(":")[0] in ("local", VIRTUAL) and dtype in DTYPES and count() > 0
+
+
+def is_on(machine: Machine) -> bool:
+    """Whether its processors are GPUs."""
+    return all(processor.kind == KIND for processor in machine.processors)
+
+
+def is_virtual(machine: Machine) -> bool:
+    """Whether its processors are parts of one GPU."""
+    return machine.name.partition(":")[0] == VIRTUAL
+
+
+def count() -> int:
+    """GPUs that this process may use: those that the driver shows, or 0 where CuPy or Triton is missing."""
+    return _devices().count() if find_spec("cupy") and find_spec("triton") else 0
+
+
+def use(local_rank: int) -> None:
+    """From now on this process uses the GPU of its rank on this host. The first rank shows how compiling goes."""
+    from castile.runtime.backends.cuda import kernels
+
+    _devices().use(local_rank)
+    kernels.WATCH.set(partial(progress.bar, local_rank == 0, "compiling"))
+
+
+def split(num_parts: int) -> None:
+    """Divides the GPU in use among processors of this rank. Raises ValueError with a reason where that cannot be."""
+    _parts().split(num_parts)
+
+
+def environment(kernels: str, active_ranks: int) -> Environment:
+    """The environment in which the GPU in use is measured; `kernels` is the hash of their sources."""
+    here = probe.environment(kernels, active_ranks)
+    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    name = _devices().current().name
+    return msgspec.structs.replace(here, device=name, libraries=f"{here.libraries}, {versions}")
+
+
+@cache
+def measure() -> Figures:
+    """Figures of the GPU in use, in about a second; a process measures once."""
+    device, rates = _devices().current(), _devices().rates()
+    return Figures(
+        device.name,
+        device.memory_bytes,
+        device.reserved_bytes,
+        rates.float32_flops_per_second,
+        rates.float16_flops_per_second,
+        rates.float64_flops_per_second,
+        rates.bytes_per_second,
+        rates.task_overhead_seconds,
+    )
+
+
+def sharers(comm: Communicator | None) -> int:
+    """How many ranks use one GPU, at most; every rank calls it after it chose its own, None where it is alone.
+
+    GPUs that a rank sees are no measure: what starts ranks may show each its own alone.
+    """
+    if comm is None:
+        return 1
+    taken = comm.gather_bytes(f"{comm.host_index} {_devices().bus()}".encode())
+    return int(comm.bcast_bytes(str(max(Counter(taken).values())).encode() if taken else None))
+
+
+def named(meant: Machine, num_sharers: int) -> Machine:
+    """A machine whose name `is_meant`, as `virtual` or as `machine` make it of the GPU in use."""
+    return virtual(meant.num_procs) if is_virtual(meant) else machine(meant, num_sharers)
+
+
+def virtual(procs: int) -> Machine:
+    """The GPU in use as `procs` processors with equal shares of it."""
+    whole = machine(machines.local(1), 1).processors[0]
+    # A copy waits for an event and is waited for, and reads and writes each byte.
+    links = (Level("device", procs, 2 * whole.task_overhead_seconds, whole.bytes_per_second / 2),) if procs > 1 else ()
+    found = Machine(f"{VIRTUAL}:procs={procs}", (whole,) * procs, links, algorithms=("exchange",))
+    return machines.divided(found)
+
+
+def machine(cores: Machine, num_sharers: int) -> Machine:
+    """A machine of cores as one of GPUs like the one in use; of its memory and rates ranks that share it have equal
+    parts.
+    """
+    figures = measure()
+    memory = figures.memory_bytes // num_sharers
+    processor = Processor(
+        KIND,
+        figures.float32_flops_per_second / num_sharers,
+        figures.bytes_per_second / num_sharers,
+        memory,
+        min(figures.reserved_bytes // num_sharers + LIBRARIES_BYTES, memory // 2),
+        figures.task_overhead_seconds,
+        figures.float16_flops_per_second / num_sharers,
+        figures.float64_flops_per_second / num_sharers,
+    )
+    levels = tuple(
+        msgspec.structs.replace(LINKS[level.name], group=level.group, shared_by=level.shared_by)
+        for level in cores.levels
+    )
+    return Machine(cores.name, (processor,) * cores.num_procs, levels)
+
+
+def joined(comm: Communicator) -> tuple[Communicator, str]:
+    """The communicator for ranks whose GPUs are in use, and how arrays travel, in words. All ranks call it."""
+    from castile.runtime.comm import nccl
+
+    chosen: tuple[Communicator, str] = nccl.choose(comm)
+    return chosen
+
+
+def ways_to_talk() -> str:
+    """How ranks on the GPUs of this host would talk, one on each or, where there is one GPU, two on it."""
+    from castile.runtime.comm import nccl
+
+    num_gpus, may_share = count(), os.environ.get(nccl.SHARING_SWITCH) == "1"
+    seats = [nccl.Seat("", str(rank % num_gpus), nccl.version(), may_share) for rank in range(max(2, num_gpus))]
+    return str(nccl.verdict(seats)[1])
+
+
+def most_parts() -> tuple[int, str]:
+    """Into how many virtual devices the first GPU can be divided, and so in words; 0 and the reason where it cannot."""
+    try:
+        most = _parts().most()
+    except ValueError as error:
+        return 0, str(error)
+    return most, f"up to {most} on a GPU (--machine {VIRTUAL}:procs=2)"
+
+
+def _parts() -> ModuleType:
+    from castile.runtime.backends.cuda import parts
+
+    return parts
+
+
+def _devices() -> ModuleType:
+    from castile.runtime.backends.cuda import devices
+
+    return devices

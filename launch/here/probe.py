@@ -1,0 +1,244 @@
+"""The probe: measures this host once and keeps the figures in the user's cache.
+
+It does not know plans or cost models, nor other hosts; kernels are measured elsewhere, here only the rates that a
+roofline needs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from math import isfinite
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+import castile
+from castile.launch.here import pings
+from castile.launch.processes.ranks import UserError
+from castile.launch.typed import files
+from castile.planner.costs.snapshot import Environment
+from castile.runtime import cores, strict
+from castile.runtime import machine as machines
+from castile.runtime.comm.base import Communicator
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+# Each rate is measured for so long: the whole probe stays below 1.5 s.
+SAMPLE_SECONDS = 0.12
+MATRIX = 384
+STREAM_BYTES = 2**25
+# About what a message within a host takes, and how many bytes go in a second.
+GUESS = (2e-5, 4e9)
+# The executor's bookkeeping of a task costs about as much as this many kernel calls on next to no data.
+CALLS_A_TASK = 12
+
+
+class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the probe measures; links are None where they were not, for want of ranks."""
+
+    float32_flops_per_second: float
+    float64_flops_per_second: float
+    bytes_per_second: float
+    task_overhead_seconds: float
+    latency_seconds: float | None = None
+    link_bytes_per_second: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            least = 0 if name == "latency_seconds" else sys.float_info.min
+            if value is not None and not (isfinite(value) and value >= least):
+                raise ValueError(f"{name} is {value}")
+
+
+def of_host(near: Communicator | None, procs: int) -> Figures:
+    """What this host reaches as `procs` processors, by its first rank's word.
+
+    Figures come from the user's cache where they are there. Else they are measured, in about 1.5 s, with all ranks of
+    the host (without ranks: as many threads) at work, and with as many threads a matrix product as this process was
+    given. With one thread the rates are the same where other programs want its core too; with more that is not sure.
+    Links are measured between ranks, where there are two or more.
+
+    near   the ranks of this host, which all call it
+    """
+    path = cache_path(procs, cores.together(near))
+    if near is None:
+        return kept(path, Figures) or _measured(path, None, procs)
+    found = kept(path, Figures) if near.rank == 0 else None
+    is_known = found is not None and (near.size == 1 or found.latency_seconds is not None)
+    if near.bcast_bytes(bytes([is_known])) == bytes([False]):
+        found = _measured(path, near, procs)
+    told = msgspec.json.encode(found) if near.rank == 0 else None
+    return msgspec.json.decode(near.bcast_bytes(told), type=Figures)
+
+
+def known() -> dict[int, Figures]:
+    """The figures that are kept of this host as this process would measure it, by the number of processors."""
+    paths = folder().glob("local-[0-9]*-*.json")
+    counts = sorted({int(count) for path in paths if (count := path.name.split("-")[1]).isdecimal()})
+    found = {procs: kept(cache_path(procs), Figures) for procs in counts}
+    return {procs: figures for procs, figures in found.items() if figures is not None}
+
+
+def forget() -> None:
+    """Remove all figures that are kept: the next command measures. Raises ValueError where the system refuses."""
+    for path in [*folder().glob("local-*-*.json"), *folder().glob("network-*.json")]:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise ValueError(f"the figures of this host in {path} cannot be removed: {error.strerror}") from error
+
+
+def measure(near: Communicator | None, procs: int) -> Figures:
+    """The host's figures now, every rank of it at work on the same thing at the same time."""
+    neighbours = 1 if near is not None else min(procs, machines.num_cores())
+    # Of more processors than cores each gets its share.
+    ours = cores.together(near)
+    share = min(1.0, ours / (near.size if near is not None else procs))
+    _meet(near)
+    single = _matrix_rate(np.float32, neighbours)
+    _meet(near)
+    double = _matrix_rate(np.float64, neighbours)
+    _meet(near)
+    stream = _stream_rate(neighbours)
+    _meet(near)
+    overhead = _task_seconds()
+    latency, bandwidth = None, None
+    if near is not None and near.size > 1:
+        latency, bandwidth = pings.link(near, range(near.size), GUESS, near.size > ours)
+    return Figures(share * single, share * double, share * stream, overhead / share, latency, bandwidth)
+
+
+def environment(kernels: str = "", active_ranks: int = 1) -> Environment:
+    """The environment in which this process measures; `kernels` is the hash of their sources."""
+    libraries = f"python {platform.python_version()}, numpy {np.__version__}, castile {castile.__version__}"
+    return Environment(cpu_model(), num_threads(), active_ranks, kernels, libraries)
+
+
+def num_threads() -> int:
+    """Threads that a matrix product of this process uses, 0 where nothing limits them."""
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return 0
+
+
+def cpu_model() -> str:
+    """The processor's name, as the operating system gives it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def cache_path(procs: int, together: float | None = None) -> Path:
+    """The file of the figures for this host, number of processors, threads and library versions.
+
+    together    the cores that the ranks may use, by default those of this process alone
+    """
+    env = environment()
+    text = repr((env.device, cores.together(None) if together is None else together, procs, env.threads, env.libraries))
+    return folder() / f"local-{procs}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
+
+
+def folder() -> Path:
+    """Where figures are kept. Raises UserError where this user has no folder."""
+    return files.users("XDG_CACHE_HOME", ".cache")
+
+
+def _measured(path: Path, near: Communicator | None, procs: int) -> Figures:
+    """Figures that are measured now, and kept by the first rank."""
+    leads = near is None or near.rank == 0
+    if leads:
+        what = "1 processor" if procs == 1 else f"{procs} processors"
+        print(f"castile: measuring this host, once for {what}", file=sys.stderr, flush=True)
+    found = measure(near, procs)
+    if leads:
+        keep(path, found)
+    return found
+
+
+def kept(path: Path, form: type[T]) -> T | None:
+    """What `keep` has put there, None where there is nothing; a file that cannot be used is said so."""
+    try:
+        return strict.from_json(path.read_bytes(), form, str(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        print(f"castile: this host's cached figures are unusable and are measured again ({error})", file=sys.stderr)
+        return None
+
+
+def keep(path: Path, figures: msgspec.Struct) -> None:
+    """Keep figures; whoever reads at the same time sees the old file or the new one, whole."""
+    try:
+        files.write(path, msgspec.json.encode(figures))
+    except UserError as error:
+        print(f"castile: the figures of this host could not be kept: {error}", file=sys.stderr)
+
+
+def _matrix_rate(dtype: type, neighbours: int) -> float:
+    """Floating point operations per second of a square product, with as many neighbours doing the same."""
+    random = np.random.default_rng(0)
+
+    def worker() -> float:
+        a: np.ndarray = random.standard_normal((MATRIX, MATRIX)).astype(dtype)
+        b: np.ndarray = a.T.copy()
+        out = np.empty_like(a)
+        return _core_seconds(lambda: np.matmul(a, b, out=out))
+
+    return 2 * MATRIX**3 / _together(worker, neighbours)
+
+
+def _stream_rate(neighbours: int) -> float:
+    """Bytes read and written per second by an addition of arrays that no cache holds."""
+
+    def worker() -> float:
+        a = np.ones(STREAM_BYTES // 4, np.float32)
+        out = np.empty_like(a)
+        return _core_seconds(lambda: np.add(a, a, out=out))
+
+    return 2 * STREAM_BYTES / _together(worker, neighbours)
+
+
+def _task_seconds() -> float:
+    """An estimate of what a task costs besides its work, from kernel calls on next to no data."""
+    a, out = np.ones(8, np.float32), np.empty(8, np.float32)
+    return CALLS_A_TASK * _core_seconds(lambda: np.add(a, a, out=out))
+
+
+def _together(worker: Callable[[], float], neighbours: int) -> float:
+    """The slowest of as many workers as there are neighbours, all at once."""
+    with ThreadPoolExecutor(neighbours) as pool:
+        return max(pool.map(lambda _: worker(), range(neighbours)))
+
+
+def _core_seconds(work: Callable[[], object]) -> float:
+    """Seconds that the calling thread works on a call, waits for memory included and what other programs took of its
+    core not: a host that is busy for a moment has the same rates as an idle one.
+
+    Where a call has threads of its own, their work is not added up: they work while the caller does, and the rate is
+    that of all of them. What the caller sleeps until the last of them is done is not counted either.
+    """
+    work()
+    num_calls, begin, core_begin = 0, time.perf_counter(), time.thread_time()
+    while time.perf_counter() - begin < SAMPLE_SECONDS or num_calls < 3:
+        work()
+        num_calls += 1
+    return pings.positive((time.thread_time() - core_begin) / num_calls, "a kernel")
+
+
+def _meet(near: Communicator | None) -> None:
+    if near is not None:
+        near.barrier()

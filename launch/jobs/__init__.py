@@ -1,0 +1,1 @@
+"""Jobs: a model, a machine and ranks put together; what is checked before; plans looked for, and lowered."""

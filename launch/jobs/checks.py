@@ -1,0 +1,151 @@
+"""Checks: what a command refuses before anything runs, so that an hour of training never ends at an unwritable file.
+
+It does not know commands; they say which options to look at.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from castile.launch.models import DTYPES
+from castile.launch.processes.ranks import UserError, silent
+from castile.launch.typed import optimizers
+from castile.launch.typed.files import is_stream
+from castile.planner.families.updates import Updates
+from castile.planner.graph import Graph
+from castile.planner.lower import Lowering
+from castile.planner.step import recompute
+from castile.planner.strategy import Strategy
+from castile.runtime.strict import hint, suggestion
+
+# What programs take for pictures that are no SVG.
+OTHER_PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".pdf", ".eps")
+
+
+def counts(**given: int | None) -> None:
+    """Raises UserError, with the option's name, for a number below 1; None stands for an option that was not given."""
+    for name, value in given.items():
+        if value is not None and value < 1:
+            option = _option(name)
+            raise UserError(f"{option} {value}: give 1 or more, or leave {option} out")
+
+
+def pieces(accumulate: int | None, batch: int) -> None:
+    """Raises UserError where a batch is not cut into as many equal pieces as --accumulate says."""
+    if accumulate and batch % accumulate:
+        raise UserError(
+            f"--accumulate {accumulate}: a batch of {batch} samples does not make as many equal pieces; give a --batch "
+            "that does"
+        )
+
+
+def as_planned(plan: Strategy, path: str, accumulate: int | None, again: tuple[str, ...] | None, instead: str) -> None:
+    """Raises UserError where a plan's file says otherwise than --accumulate and --recompute, None where not given.
+
+    instead   what else the user can do
+    """
+    if accumulate not in (None, plan.microbatches):
+        raise UserError(
+            f"--accumulate {accumulate}: plan {path} cuts the batch into {plan.microbatches}; give that, or {instead}"
+        )
+    if again is not None and {*again} != {*plan.recompute}:
+        raise UserError(
+            f"--recompute: plan {path} says itself which {len(plan.recompute)} nodes are computed again; leave "
+            f"--recompute out, or {instead}"
+        )
+
+
+def recomputed(text: str, graph: Graph, updates: Updates) -> tuple[str, ...]:
+    """The nodes whose results --recompute says not to keep, none for "". Raises UserError where there are none such."""
+    try:
+        return recompute.named(text or recompute.NOTHING, graph, updates)
+    except ValueError as error:
+        raise UserError(f"--recompute: {error}") from error
+
+
+def rates(**given: float | None) -> None:
+    """Raises UserError, with the option's name, for a number that is not above 0 and finite."""
+    for name, value in given.items():
+        if value is not None and not (math.isfinite(value) and value > 0):
+            option = _option(name)
+            raise UserError(f"{option} {value}: give a number above 0, or leave {option} out")
+
+
+def dtype(text: str) -> None:
+    """Raises UserError for what no model computes with."""
+    if text not in DTYPES:
+        raise UserError(f"--dtype {text}: give one of {', '.join(DTYPES)}")
+
+
+def only_with(other: str, **given: object) -> None:
+    """Raises UserError for options that mean nothing without the option `other`, which was not given."""
+    for name, value in given.items():
+        if value:
+            raise UserError(f"{_option(name)} means nothing without {_option(other)}: give that too")
+
+
+def some_match(name: str, text: str, names: list[str]) -> None:
+    """Raises UserError for patterns, separated by commas, of which none matches any of the names of parameters."""
+    wanted = optimizers.patterns(text)
+    if wanted and not any(fnmatchcase(one, pattern) for one in names for pattern in wanted):
+        near = next(filter(None, (suggestion(pattern, names) for pattern in wanted)), "") or hint(wanted[0], names)
+        raise UserError(f"{_option(name)} {text}: no parameter has a name like that{near}")
+
+
+def trains(lowering: Lowering) -> None:
+    """Raises ValueError where the graph cannot be trained in as many microbatches: without a loss, with parameters that
+    have no influence on it, or with what needs the whole batch. Of a forward pass nothing is asked.
+    """
+    # of many microbatches two say all there is to say
+    lowering.shortened(2).program(lowering.plan({}))
+
+
+def writable(**given: str) -> None:
+    """Raises UserError, with the option's name, for a path at which no file can be written, for two that are one file,
+    of which only the last would be left, and for a picture under another format's name; "" is no path.
+
+    Nothing is made and an existing file stays as it is. Rank 0 alone looks, as it alone writes: other hosts need not
+    have such a folder.
+    """
+    first: dict[str, str] = {}
+    for name, path in given.items() if not silent() else ():
+        if name == "picture" and Path(path).suffix.lower() in OTHER_PICTURES:
+            raise UserError(f"--picture {path}: pictures are SVG, as browsers show it; give a name that ends in .svg")
+        if path and (why := _hindrance(Path(path))):
+            raise UserError(f"{_option(name)} {path}: {why}; choose another path")
+        if path and not is_stream(Path(path)):
+            other = first.setdefault(os.path.realpath(path), name)
+            if other != name:
+                raise UserError(f"{_option(other)} and {_option(name)} are one file, {path}: choose another for one")
+
+
+def folders(**given: str) -> None:
+    """Raises UserError, with the option's name, for a path that is no folder and cannot become one; "" is no path. As
+    with `writable`, rank 0 looks.
+    """
+    for name, path in given.items():
+        if path and not silent() and not Path(path).is_dir() and (why := _hindrance(Path(path) / "x")):
+            raise UserError(f"{_option(name)} {path}: {why}; choose another path")
+
+
+def _option(name: str) -> str:
+    """An option as it is typed."""
+    return "--" + name.replace("_", "-")
+
+
+def _hindrance(path: Path) -> str:
+    """Why no file can be written there, "" where one can."""
+    if path.is_dir():
+        return "this is a folder, not a file"
+    if path.exists() and not os.access(path, os.W_OK):
+        return "this file may not be written"
+    # Missing folders are made with the file, in the nearest one that is there.
+    above = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
+    if not above.is_dir():
+        return f"{above} is not a folder"
+    if not os.access(above, os.W_OK | os.X_OK):
+        return f"the folder {above} may not be written"
+    return ""

@@ -1,0 +1,373 @@
+"""Jobs: what a command that runs plans needs: the ranks, the machine they make, the model, what was learned.
+
+It does not know what is done with them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from importlib import resources
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from castile.launch import data, models
+from castile.launch.data import Dataset
+from castile.launch.here import alike, compiling, gpus, hosts, probe
+from castile.launch.jobs import checks, numbers, ways
+from castile.launch.jobs.execution import Execution, Prepared, prepare
+from castile.launch.models import Model, Recipe
+from castile.launch.processes.ranks import UserError, this_world
+from castile.launch.typed import files, optimizers
+from castile.planner import strategy as strategies
+from castile.planner.cost import CostModel
+from castile.planner.costs import snapshot as snapshots
+from castile.planner.costs.database import Database, Way
+from castile.planner.costs.learn import learn
+from castile.planner.costs.snapshot import Environment, Snapshot
+from castile.planner.families.updates import Updates
+from castile.planner.graph import Graph
+from castile.planner.lower import Lowering
+from castile.planner.strategy import Strategy
+from castile.runtime import machine as machines
+from castile.runtime.backends.base import State
+from castile.runtime.comm.base import Communicator
+from castile.runtime.comm.local import LocalWorld
+from castile.runtime.comm.processors import rank_of
+from castile.runtime.machine import Machine, parse
+from castile.runtime.runner import whole_step
+from castile.runtime.timeline import Timeline
+
+
+@dataclass
+class Job:
+    """One job: its communicator, machine, model and graph, how plans of it are lowered, and what has been measured.
+
+    All that decides what is run is rank 0's and the same on all ranks.
+
+    ways     the ways to run kernel calls that were timed here, of which the fastest are taken
+    travel   how arrays go from GPU to GPU, in words; "" where they do not
+    procs    the processors of this rank
+    """
+
+    comm: Communicator
+    machine: Machine
+    model: Model
+    graph: Graph
+    lowering: Lowering
+    snapshot: Snapshot
+    database: Database | None
+    ways: tuple[Way, ...] = ()
+    travel: str = ""
+    procs: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        ranks = rank_of(self.machine.num_procs, self.comm.size)
+        self.procs = tuple(p for p, rank in enumerate(ranks) if rank == self.comm.rank)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the rank that decides and speaks."""
+        return self.comm.rank == 0
+
+    @property
+    def backend(self) -> str:
+        """What runs the processors' tasks."""
+        return "cuda" if gpus.is_on(self.machine) else "numpy"
+
+    def dataset(self, text: str, seed: int, needed: Collection[str] | None = None) -> Dataset:
+        """The data set that the user named, "" for the model's own; its samples are what the graph takes in.
+
+        needed   the inputs that they have to have where nothing is trained, and where they may be fewer than a batch
+        Raises ValueError or UserError in one sentence where they are not.
+        """
+        shapes = {name: self.graph.tensors[name].shape[1:] for name in self.graph.inputs}
+        extent = next((s[0] for s in shapes.values() if len(s) == 1), None)
+        found = data.load(text or self.model.recipe.data, seed, **({"seq": extent} if extent else {}))
+        for name, shape in shapes.items():
+            is_needed = needed is None or name in needed
+            if (is_needed or name in found.shapes) and found.shapes.get(name) != shape:
+                there = ", ".join(f"{other!r} of shape {of}" for other, of in found.shapes.items())
+                words = f"model {self.model.name} takes {name!r} of shape {shape}, data set {found.name} has {there}"
+                raise UserError(f"{words}: let names and shapes agree, or choose another with --data")
+        if needed is None:
+            found.steps_per_epoch(self.graph.batch)
+        numbers.check(self.graph, found)
+        return found
+
+    @cached_property
+    def evaluation(self) -> Graph:
+        """The model's graph for evaluation, over the parameters of training."""
+        return self.model.graph(self.graph.batch, self.graph.dtype, training=False)
+
+    @property
+    def cost(self) -> CostModel:
+        """The cost model with all that has been learned so far."""
+        return CostModel(self.machine, self.snapshot)
+
+    def measure(self) -> None:
+        """Take these hosts' figures for those of `local`, measured now where they never were.
+
+        All ranks call it when all that was given has been looked at, and before anything has a price.
+        """
+        if gpus.is_on(self.machine):
+            return
+        found, known = hosts.measured(self.machine, self.comm if self.comm.size > 1 else None), self.lowering
+        self.machine = machines.from_json(self.agree(lambda: machines.to_json(found)))
+        self.lowering = known.remade(self.machine)
+
+    def agree(self, make: Callable[[], bytes]) -> bytes:
+        """The bytes that rank 0 makes, on every rank; all ranks call it."""
+        return from_leader(self.comm, make)
+
+    def agreed_plan(self, make: Callable[[], Strategy]) -> Strategy:
+        """The plan that rank 0 makes or reads, on every rank."""
+        return strategies.decode(self.agree(lambda: strategies.encode(make())))
+
+    def plan_of(self, path: str) -> Strategy:
+        """The plan of a file, on every rank. Raises UserError where it is none for graph and machine."""
+        plan = self.agreed_plan(lambda: strategies.read(path))
+        if plan.num_procs != self.machine.num_procs:
+            here = f"{self.machine.name} has {self.machine.num_procs}" if gpus.is_virtual(self.machine) else ""
+            raise UserError(
+                f"plan {path}: it is for {_processors(plan.num_procs)}, but {here or _run(self.comm.size)}: start as "
+                f"many with `castile launch -n {plan.num_procs} ...`, or plan again"
+            )
+        try:
+            self.lowering.check(plan)
+        except ValueError as error:
+            raise UserError(f"plan {path}: {error}") from error
+        return plan
+
+    def prepare(self, plan: Strategy, lowering: Lowering | None = None) -> Prepared:
+        """Lower, simulate and pack a plan; raises RuntimeError where the ranks do not come to the same tasks."""
+        prepared = prepare(lowering or self.lowering, plan, self.cost)
+        digests = self.comm.gather_bytes(prepared.tasks.digest.encode())
+        if digests is not None and len(set(digests)) > 1:
+            raise RuntimeError(f"the ranks lowered one plan to different tasks: {[d.decode() for d in digests]}")
+        return prepared
+
+    def execute(
+        self, prepared: Prepared, seed: int, state: State | None = None, graph: Graph | None = None
+    ) -> Execution:
+        """This rank's part of a prepared plan of a graph, its parameters filled unless they came with `state`."""
+        held = {} if state is None else state
+        made = Execution(graph or self.graph, prepared, self.comm, self.procs, held, seed, self.backend)
+        if state is None:
+            made.initialise(seed)
+        return made
+
+    def gather(self, timeline: Timeline) -> Timeline | None:
+        """One timeline of all ranks' parts of a step, on rank 0."""
+        numbers = np.concatenate([timeline.task, timeline.start, timeline.end, [timeline.delayed]])
+        parts = self.comm.gather_bytes(numbers.astype(np.int64).tobytes())
+        if parts is None:
+            return None
+        each = []
+        for part in parts:
+            numbers = np.frombuffer(part, np.int64)
+            task, start, end = numbers[:-1].reshape(3, -1)
+            each.append(Timeline(task, start, end, int(numbers[-1])))
+        return whole_step(each)
+
+    def learn(self, prepared: Prepared, steps: Sequence[Timeline]) -> None:
+        """Learn from measured steps on rank 0; every rank gets the new snapshot."""
+        made = self.agree(lambda: snapshots.to_json(learn(self.snapshot, prepared.tasks, list(steps))))
+        self.snapshot = snapshots.from_json(made)
+
+    def keep(self) -> None:
+        """Write what was learned to the profile database."""
+        if self.database is not None and self.leads:
+            self.database.add(self.snapshot)
+
+
+def start(
+    model: str,
+    machine: str,
+    batch: int | None,
+    profile: str | None,
+    updates: Updates | None = None,
+    microbatches: int = 1,
+    recompute: str = "",
+    dataset: str = "",
+    seed: int = 0,
+    dtype: str = "float32",
+) -> Job:
+    """Begin a job, nothing measured yet; all ranks call it.
+
+    profile         the database to learn from and into, "" for none; None for the user's own, if it can be had
+    updates         by default those of the model's recipe
+    recompute       which results are not kept for gradients, as `recompute.named` has it
+    dataset, seed   the data that decide settings which were left open
+    Raises ValueError or UserError in one sentence for a user's mistake, such as hosts that are not alike.
+    """
+    comm = communicator()
+    alike.check_software(comm)
+    if comm.rank == 0:
+        compiling.watch()
+    named = fitted(models.parse(model), dataset, seed)
+    graph = named.graph(named.recipe.batch if batch is None else batch, dtype)
+    alike.check_model(comm, named, graph)
+    on = find_machine(machine, comm, dtype)
+    _check_runs_here(on, comm.size)
+    updates = updates or recipe_updates(named.recipe)
+    lowering = Lowering(graph, on, updates, "train", microbatches, checks.recomputed(recompute, graph, updates))
+    checks.trains(lowering)
+    if gpus.is_virtual(on):
+        gpus.split(on.num_procs)
+    comm, travel = _joined(comm, on)
+    holds_for = environment_of(comm, on)
+    database = _database(profile) if profile != "" and comm.rank == 0 else None
+    known = from_leader(
+        comm, lambda: snapshots.to_json(database.snapshot(holds_for) if database else Snapshot(holds_for))
+    )
+    told = from_leader(comm, lambda: msgspec.json.encode(database.ways(holds_for) if database else ()))
+    timed = msgspec.json.decode(told, type=tuple[Way, ...])
+    ways.take(timed)
+    return Job(comm, on, named, graph, lowering, snapshots.from_json(known), database, timed, travel)
+
+
+def fitted(model: Model, dataset: str, seed: int) -> Model:
+    """The model with those settings from its data set that the user left open.
+
+    sizes: rows of each category's table; numbers: how many numbers a sample has
+    """
+    if all(name in model.settings or not model.takes(name) for name in ("sizes", "numbers")):
+        return model
+    found = data.load(dataset or model.recipe.data, seed)
+    known: dict[str, object] = {"sizes": "+".join(map(str, found.sizes.values()))} if found.sizes else {}
+    known |= {"numbers": found.shapes["numbers"][0]} if "numbers" in found.shapes else {}
+    wanted = {name: value for name, value in known.items() if model.takes(name)}
+    return replace(model, settings={**wanted, **model.settings})
+
+
+def recipe_updates(recipe: Recipe) -> Updates:
+    """What a recipe says of optimizer, clipping and weight decay."""
+    optimizer = optimizers.parse(recipe.optimizer or f"sgd:momentum={recipe.momentum}")
+    return Updates(optimizer, recipe.clip, optimizers.patterns(recipe.undecayed))
+
+
+def from_leader(comm: Communicator, make: Callable[[], bytes]) -> bytes:
+    """The bytes that rank 0 makes, on every rank; all ranks call it."""
+    return comm.bcast_bytes(make() if comm.rank == 0 else None)
+
+
+def _joined(comm: Communicator, on: Machine) -> tuple[Communicator, str]:
+    """The communicator for processors of that kind, and how arrays travel between them, as in `Job.travel`."""
+    return gpus.joined(comm) if gpus.is_on(on) and comm.size > 1 else (comm, "")
+
+
+def _check_runs_here(machine: Machine, num_ranks: int) -> None:
+    here = gpus.KIND if gpus.is_on(machine) and gpus.count() else machines.CPU
+    foreign = next((p.kind for p in machine.processors if p.kind != here), None)
+    if foreign:
+        raise UserError(
+            f"--machine {machine.name}: its processors are of kind {foreign!r}, and steps run on this host's {here}: "
+            "leave --machine out here, or let `castile plan` think about that machine"
+        )
+    if gpus.is_virtual(machine) and num_ranks > 1:
+        raise UserError(
+            f"--machine {machine.name}: its processors are parts of one GPU and belong to one rank, but "
+            f"{_run(num_ranks)}: start one, or leave --machine out"
+        )
+    if machine.num_procs != num_ranks and not gpus.is_virtual(machine):
+        raise UserError(
+            f"--machine {machine.name}: it has {_processors(machine.num_procs)}, but {_run(num_ranks)}: "
+            f"start as many with `castile launch -n {machine.num_procs} ...`, or leave --machine out"
+        )
+
+
+def _run(num_ranks: int) -> str:
+    return "1 rank runs" if num_ranks == 1 else f"{num_ranks} ranks run"
+
+
+def _processors(count: int) -> str:
+    return "1 processor" if count == 1 else f"{count} processors"
+
+
+@contextmanager
+def kept(profile: str | None) -> Iterator[None]:
+    """A block that keeps what is learned. Raises ValueError where that fails, unless nobody asked for it: a job that
+    can do without its user's own folder only says so.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if profile is not None:
+            raise
+        print(f"castile: what is learned here is not kept: {error}", file=sys.stderr, flush=True)
+
+
+def _database(profile: str | None) -> Database | None:
+    with kept(profile):
+        return _opened(default_profile() if profile is None else profile)
+    return None
+
+
+def _opened(profile: str) -> Database:
+    try:
+        Path(profile).parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"profile database {profile}: {error.strerror}; choose another path with --profile") from error
+    return Database(profile)
+
+
+def communicator() -> Communicator:
+    """The job's communicator; a rank alone talks to itself."""
+    return this_world().communicator or LocalWorld(1).communicators[0]
+
+
+def find_machine(text: str, comm: Communicator, dtype: str) -> Machine:
+    """The machine that the user names, as rank 0 sees it; plain `local` has a processor for each rank, on as many hosts
+    as there are. Of cores its figures are assumed ones until `Job.measure`.
+
+    Where it is one of GPUs, this rank's is in use from here on.
+    """
+    named = machines.from_json(from_leader(comm, lambda: machines.to_json(_named(text, comm.host_sizes))))
+    if not gpus.is_meant(text, dtype):
+        if gpus.is_on(named) and gpus.count():
+            gpus.use(comm.local_rank)
+        return named
+    gpus.use(comm.local_rank)
+    # What one rank measures would be half of it while another that shares its GPU does, too.
+    num_sharers = gpus.sharers(comm)
+    return machines.from_json(from_leader(comm, lambda: machines.to_json(gpus.named(named, num_sharers))))
+
+
+def _named(text: str, sizes: Sequence[int]) -> Machine:
+    """The machine of a name; `local` as these hosts, whatever the name says of them, where they have as many ranks."""
+    named = parse(text) if text != "local" else None
+    is_here = named is None or (text.startswith("local:") and named.num_procs == sum(sizes))
+    return machines.hosts(sizes) if named is None or is_here else named
+
+
+def environment_of(comm: Communicator, on: Machine) -> Environment:
+    """The environment that measurements of this job belong to: rank 0's, on every rank."""
+    mine = environment(on)
+    return msgspec.json.decode(from_leader(comm, lambda: msgspec.json.encode(mine)), type=Environment)
+
+
+def environment(on: Machine) -> Environment:
+    """The environment that measurements of this process belong to, with a rank at work for each processor of a host."""
+    measures = gpus.environment if gpus.is_on(on) and gpus.count() else probe.environment
+    found = measures(kernels_hash(), hosts.each(on))
+    # A part of a GPU takes its own time.
+    return msgspec.structs.replace(found, device=f"part of {found.device}") if gpus.is_virtual(on) else found
+
+
+@cache
+def kernels_hash() -> str:
+    """A hash of all sources in the kernels' package: measurements of other kernels are not used."""
+    sources = sorted(Path(str(resources.files("castile.kernels"))).rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+
+
+def default_profile() -> str:
+    """Where measurements are kept unless the user says otherwise. Raises UserError where this user has no folder."""
+    return str(files.users("XDG_DATA_HOME", ".local/share") / "profile.db")

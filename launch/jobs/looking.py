@@ -1,0 +1,245 @@
+"""Looking for a plan as `castile plan` was asked to: searches until a plan fits, then for what may be better.
+
+It does not know how a search moves, nor what is told of what was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, Protocol
+
+import msgspec
+
+from castile.launch.jobs import checks
+from castile.launch.jobs.offline import Desk
+from castile.planner.choices import pins
+from castile.planner.choices.pins import Pins
+from castile.planner.evaluation.budget import Budget, clock
+from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.evaluation.sizes import SIZES
+from castile.planner.known.pipelines import divisors
+from castile.planner.known.seeds import known_names
+from castile.planner.search import Found, NoPlanFits, Progress, search
+from castile.planner.searching import accumulating
+from castile.planner.searching.accumulating import Chosen
+from castile.planner.searching.fewer import FURTHER, on_fewer
+from castile.planner.searching.filling import filled
+from castile.planner.searching.fronts import Point, search_front
+from castile.planner.searching.settling import SETTLING, settled
+from castile.planner.sketch.sieve import num_parts
+from castile.planner.step.recompute import FULL, NOTHING, SELECTIVE
+from castile.planner.strategy import Names, Strategy
+
+# Where plans have so many parts, it is asked first whether known ones come near fitting: a search takes a minute to say
+# that it found none.
+DEAR = 100_000
+# What a search gets of a budget that others have spent: it looks at the known plans all the same.
+LEAST_SECONDS = 1e-3
+
+Dropped = tuple[str, ...]
+IsOver = Callable[[], bool]
+Enough = Callable[[Dropped, Iterable[int]], Chosen | None]
+
+
+class Asked(Protocol):
+    """Those options of the command that say how to look."""
+
+    @property
+    def search(self) -> str: ...
+    @property
+    def objective(self) -> str: ...
+    @property
+    def front(self) -> bool: ...
+    @property
+    def pin(self) -> tuple[str, ...]: ...
+    @property
+    def without(self) -> str: ...
+    @property
+    def seeds(self) -> str: ...
+    @property
+    def processes(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def accumulate(self) -> int | None: ...
+    @property
+    def recompute(self) -> str: ...
+
+
+def mode_of(objective: str) -> str:
+    """What plans with an objective are lowered to."""
+    return "forward" if objective == "latency" else "train"
+
+
+@dataclass(frozen=True)
+class Looking:
+    """What was asked for, and the plan to start from, if one is given, by the name "given"."""
+
+    command: Asked
+    desk: Desk
+    start: dict[str, Strategy]
+
+    @property
+    def mode(self) -> str:
+        """What plans are lowered to."""
+        return mode_of(self.command.objective)
+
+    @cached_property
+    def names(self) -> list[str] | None:
+        """The known plans to start from, None for all; a search that is one of them looks at no other."""
+        if self.command.seeds:
+            return [name.strip() for name in self.command.seeds.split(",")]
+        search = self.command.search
+        return [search] if search in known_names(self.desk.evaluator.lowering) else None
+
+    @property
+    def microbatches(self) -> int:
+        """Into how many the batch is cut if a plan fits then: as is said, as the given plan does, or one."""
+        if self.mode == "forward":
+            return 1
+        return self.command.accumulate or max((plan.microbatches for plan in self.start.values()), default=1)
+
+    @cached_property
+    def recompute(self) -> Dropped:
+        """What is computed again if a plan fits then: as is said, as the given plan does, or nothing."""
+        given = [plan.recompute if self.mode == "train" else () for plan in self.start.values()]
+        return given[0] if given else self.dropped(self.command.recompute)
+
+    def dropped(self, way: str) -> Dropped:
+        """The nodes whose results are not kept."""
+        lowering = self.desk.evaluator.lowering
+        return checks.recomputed(way, lowering.graph, lowering.updates)
+
+    def evaluator(self, microbatches: int, recompute: Dropped) -> Evaluator:
+        """What measures the objective: training steps cut so, or forward passes."""
+        known = self.desk.evaluator.lowering
+        if (known.mode, known.microbatches, known.recompute) == (self.mode, microbatches, recompute):
+            return self.desk.evaluator.turned(self.command.objective)
+        lowering = known.remade(mode=self.mode, microbatches=microbatches, recompute=recompute)
+        return self.desk.evaluator.turned(self.command.objective, lowering=lowering)
+
+    def pins(self, evaluator: Evaluator) -> Pins | None:
+        """What the user insists on, None for nothing. Raises ValueError for a node that there is not."""
+        lowering = evaluator.lowering
+        found = [pins.parse(text) for text in self.command.pin]
+        if self.command.without:
+            found.append(pins.without(self.command.without, lowering.machine.num_procs))
+        names = Names(lowering.piece.nodes, lowering.names.optional)
+        return Pins(found, names, lowering.machine.num_procs) if found else None
+
+    def look(self, limits: Budget, progress: Progress | None) -> tuple[Chosen, Found, list[Point]]:
+        """Search, and where no plan fits in more and more microbatches, then with more and more computed again, as far
+        as neither was said.
+
+        A time to look is that of all searches together, and what was found tells how long they took together and what
+        they proposed. Where nothing is left of it, a search still looks at the known plans. Raises NoPlanFits then,
+        with a number that would do.
+        """
+        began, refused, num_proposals = clock(), list[NoPlanFits](), 0
+        is_late, is_settled = limits.begun().is_over, limits.begun(1 + SETTLING).is_over
+        enough = partial(self._enough, limits.is_over, is_late)
+        for chosen in self._places(enough):
+            try:
+                left = _left(limits, clock() - began)
+                found, points = self._search(chosen, left, is_settled, progress, self.start)
+                break
+            except NoPlanFits as error:
+                num_proposals += error.num_proposals
+                refused.append(error)
+        else:
+            raise self._advised(refused[0], enough)
+        # A time is spent on one number of microbatches, and a front has one.
+        if self._is_free and limits.seconds is None and self.command.objective == "time" and not (self.names or points):
+            numbers = (n for n in self._numbers[2:] if n != chosen.number and not limits.is_over())
+            at = partial(self._at, chosen.evaluator.lowering.recompute)
+            chosen, found = filled(
+                chosen, found, numbers, at, lambda other: self._search(other, limits, is_settled, progress)[0]
+            )
+        num_proposals += found.num_proposals
+        return chosen, replace(found, elapsed_seconds=clock() - began, num_proposals=num_proposals), points
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether the batch may be cut into any number of microbatches."""
+        return not (self.command.accumulate or self.start)
+
+    @property
+    def _ways(self) -> tuple[str, ...]:
+        """Ways to compute more again than was said: none where anything was."""
+        is_said = self.command.recompute or self.start or self.mode == "forward"
+        return () if is_said else (SELECTIVE, FULL)
+
+    @property
+    def _numbers(self) -> tuple[int, ...]:
+        return divisors(self.desk.evaluator.lowering.graph.batch) if self.mode == "train" else ()
+
+    def _at(self, recompute: Dropped, microbatches: int) -> tuple[Evaluator, Pins | None]:
+        evaluator = self.evaluator(microbatches, recompute)
+        return evaluator, self.pins(evaluator)
+
+    def _enough(self, is_over: IsOver, is_late: IsOver, recompute: Dropped, numbers: Iterable[int]) -> Chosen | None:
+        """In which of these numbers of microbatches to search."""
+        # Who wants an end waits for no further number.
+        left = (n for n in numbers if not is_over())
+        return accumulating.enough(partial(self._at, recompute), left, self.names, is_late)
+
+    def _places(self, enough: Enough) -> Iterator[Chosen]:
+        """In what to search, one after the other, until a plan fits."""
+        first = Chosen(self.microbatches, *self._at(self.recompute, self.microbatches), False)
+        is_far = self._is_free and self._is_far(first)
+        numbers = self._numbers if self._is_free else (first.number,)
+        chosen = enough(self.recompute, [n for n in numbers if n > first.number]) if is_far else None
+        for way in (NOTHING, *(self._ways if accumulating.could_fit(first.evaluator) else ())):
+            chosen = chosen or first if way == NOTHING else enough(self.dropped(way), numbers)
+            while chosen is not None:
+                yield chosen
+                more = [n for n in numbers if n > chosen.number]
+                chosen = enough(chosen.evaluator.lowering.recompute, more)
+
+    def _is_far(self, chosen: Chosen) -> bool:
+        """Whether no known plan comes near fitting, where a search takes long to say that it found none."""
+        evaluator = chosen.evaluator
+        return num_parts(evaluator) >= DEAR and accumulating.foresee(evaluator, self.names, chosen.pins).is_far
+
+    def _advised(self, refused: NoPlanFits, enough: Enough) -> NoPlanFits:
+        """That no plan fits, and where the number of microbatches was said one that would do."""
+        numbers = [] if self._is_free else [n for n in self._numbers if n > self.microbatches]
+        more = enough(self.recompute, numbers)
+        if more is None:
+            return refused
+        # A plan that is given says into how many pieces it cuts the batch.
+        free, near = "leave --from out and " if self.start else "", "fits" if more.fits else "comes near fitting"
+        return NoPlanFits(f"{refused}; or {free}give --accumulate {more.number}, with which a known plan {near}")
+
+    def _search(
+        self, chosen: Chosen, limits: Budget, is_settled: Callable[[], bool], progress: Progress | None,
+        start: dict[str, Strategy] | None = None,
+    ) -> tuple[Found, list[Point]]:  # fmt: skip
+        # A search begins without buckets.
+        plans, evaluator, pinned = start or {}, chosen.evaluator, chosen.pins
+        plain = {name: msgspec.structs.replace(plan, bucket_bytes=0) for name, plan in plans.items()}
+        sizes = (*SIZES, *(plan.bucket_bytes for plan in plans.values()))
+        given: dict[str, Any] = {
+            "seed": self.command.seed, "progress": progress, "start": plain, "num_processes": self.command.processes,
+            "seeds": self.names, "sizes": sizes,
+        }  # fmt: skip
+        if self.command.front:
+            more = [self.dropped(way) for way in self._ways]
+            found, points = search_front(self.command.search, evaluator, limits, pins=pinned, dropping=more, **given)
+            return settled(evaluator, found, sizes, is_settled), points
+
+        def look(within: Pins | None, share: float = 1.0) -> Found:
+            part = limits if limits.seconds is None else replace(limits, seconds=share * limits.seconds)
+            return search(self.command.search, evaluator, part, pins=within, **given)
+
+        found = on_fewer(evaluator, look(pinned), partial(look, share=FURTHER), pinned, is_settled)
+        return settled(evaluator, found, sizes, is_settled), []
+
+
+def _left(limits: Budget, passed: float) -> Budget:
+    """What is left of a budget after so many seconds: the least there is where nothing is."""
+    if limits.seconds is None:
+        return limits
+    return replace(limits, seconds=max(LEAST_SECONDS, limits.seconds - passed), before=passed)

@@ -1,0 +1,179 @@
+"""Offline: what commands need that think about a model on a machine without running anything there.
+
+It does not know how plans are found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from castile.launch import models
+from castile.launch.here import compiling, gpus, hosts
+from castile.launch.jobs import checks, jobs
+from castile.launch.models import DTYPES, Model
+from castile.launch.processes import ranks
+from castile.launch.processes.ranks import UserError, this_world
+from castile.planner import rewrite as rewrites
+from castile.planner.cost import CostModel
+from castile.planner.costs.database import Database
+from castile.planner.costs.snapshot import Snapshot
+from castile.planner.evaluation.evaluator import FOLDED_FROM
+from castile.planner.lower import Lowering
+from castile.planner.search import Evaluator
+from castile.planner.searching.rewriting import least_work
+from castile.planner.strategy import Strategy
+from castile.runtime.machine import CPU, Machine, local, parse
+
+
+@dataclass(frozen=True)
+class Desk:
+    """A model and a machine to think about; the evaluator holds its graph, how it is lowered, and prices, also those of
+    the snapshot if there is one.
+    """
+
+    model: Model
+    machine: Machine
+    evaluator: Evaluator
+    snapshot: Snapshot | None = None
+
+    def rewritten(self) -> tuple[Desk, float]:
+        """The same with the rewrites that leave a step least work, and the share of it that they save; as it is where
+        the user says which, or brings prices that were measured.
+
+        Cores take as long for products whatever stands beside them: rewrites were not seen to save them anything.
+        """
+        is_said = self.model.rewrite is not None or self.snapshot is not None
+        if is_said or all(processor.kind == CPU for processor in self.machine.processors):
+            return self, 0.0
+        known = self.evaluator.lowering
+        names, saved = least_work(known)
+        if not names:
+            return self, 0.0
+        lowering = known.remade(graph=rewrites.apply(names, known.graph))
+        evaluator = Evaluator(lowering, CostModel(self.machine))
+        return replace(self, model=self.model.rewritten(names), evaluator=evaluator), saved
+
+    def measured(self) -> Desk:
+        """The same at the prices of this host where the machine is `local`, once all that was given is looked at.
+
+        Where several ranks run, the others are in `is_silent` meanwhile.
+        """
+        machine, known = _measured(self.machine), self.evaluator.lowering
+        if machine == self.machine:
+            return self
+        evaluator = Evaluator(known.remade(machine), CostModel(machine, self.snapshot), self.snapshot)
+        return replace(self, machine=machine, evaluator=evaluator)
+
+
+def find_machine(text: str) -> Machine:
+    """The machine that the user names; every rank calls it. `local` has a processor for each rank, alone one a core or,
+    where there are any, one a GPU; of cores its figures are assumed ones until they are measured.
+    """
+    comm = this_world().communicator
+    if comm is not None:
+        return jobs.find_machine(text, comm, "float32")
+    if gpus.is_meant(text, "float32"):
+        gpus.use(0)
+        return gpus.named(local(gpus.count()) if text == "local" else parse(text), 1)
+    return parse(text)
+
+
+def machine_of(text: str, plan: Strategy | None, path: str) -> Machine:
+    """The machine that the user names, or else that of the plan's file, or this host; every rank calls it.
+
+    Raises UserError where there is none of the file's name here.
+    """
+    if text or plan is None or not plan.machine_name:
+        return find_machine(text or "local")
+    try:
+        return find_machine(plan.machine_name)
+    except ValueError as error:
+        raise UserError(f"plan {path} was made for {plan.machine_name}: {error}; name it with --machine") from error
+
+
+def is_silent(machine: Machine | None) -> bool:
+    """Whether this rank leaves all to rank 0; it has taken part in measuring the machine then, if there is one."""
+    if machine is not None and ranks.silent():
+        _measured(machine)
+    return ranks.silent()
+
+
+def _measured(machine: Machine) -> Machine:
+    return machine if gpus.is_on(machine) else hosts.measured(machine, this_world().communicator)
+
+
+def desk(
+    model: str,
+    machine: Machine,
+    batch: int | None = None,
+    profile: str = "",
+    dtypes: Sequence[str] = DTYPES,
+    graph: str = "",
+    mode: str = "train",
+    path: str = "",
+) -> Desk:
+    """The model that the user names on a machine, with the prices of a profile database ("": the machine's figures).
+
+    batch    samples a step, None for the model's own number
+    dtypes   what may be computed with: the first, or that which gives a graph of this fingerprint
+    mode     what plans are lowered to: "train" for training steps, "forward" for forward passes
+    path     of the plan's file that names the model, "" where the user does
+    Raises ValueError or UserError in one sentence for a user's mistake.
+    """
+    compiling.watch()
+    try:
+        named = models.parse(model)
+        graphs = (named.graph(batch or named.recipe.batch, dtype) for dtype in dtypes)
+        first = next(graphs)
+    except ValueError as error:
+        raise UserError(f"plan {path}: {error}" if path else str(error)) from error
+    found = first if graph in ("", first.fingerprint) else next((g for g in graphs if g.fingerprint == graph), first)
+    lowering = Lowering(found, machine, jobs.recipe_updates(named.recipe), mode)
+    checks.trains(lowering)
+    snapshot = known(profile, machine) if profile else None
+    return Desk(named, machine, Evaluator(lowering, CostModel(machine, snapshot), snapshot), snapshot)
+
+
+def check_plan(plan: Strategy, path: str, model: str, desk: Desk) -> None:
+    """Raises UserError in one sentence, with the file's name, where its plan is not for this model on this machine, or
+    has too many transfers to look at.
+    """
+    lowering = desk.evaluator.lowering
+    graph = lowering.graph
+    if plan.graph and plan.graph != graph.fingerprint:
+        raise UserError(
+            f"plan {path} was made for {plan.made_for}, and not for {model} with {graph.batch} samples a step as it is "
+            "here: give the same model, settings and --batch, or plan again"
+        )
+    try:
+        lowering.check(plan)
+        if desk.machine.num_procs >= FOLDED_FROM:
+            desk.evaluator.evaluate(plan)
+    except ValueError as error:
+        raise UserError(f"plan {path}: {error}") from error
+
+
+def known(profile: str, machine: Machine) -> Snapshot:
+    """What a profile database knows of this host with a rank at work for each processor of the machine.
+
+    Raises UserError where there is no such file, and where nothing in it was measured here with so many ranks.
+    """
+    if not Path(profile).is_file():
+        raise UserError(f"profile database {profile}: no such file; `castile train` and `castile profile` make one")
+    database = Database(profile)
+    environment = jobs.environment(machine)
+    if machine.num_procs > 1 and environment.threads == 0 and not gpus.is_on(machine):
+        # Ranks that share a host have one thread each, unless the user says otherwise.
+        environment = msgspec.structs.replace(environment, threads=1)
+    found = database.snapshot(environment)
+    if not found.rows:
+        others = database.num_others(environment)
+        raise UserError(
+            f"profile database {profile}: nothing in it was measured on this host with {machine.num_procs} ranks and "
+            f"these kernels ({others} other measurements): train or profile here first, or leave --profile out"
+        )
+    return found

@@ -1,0 +1,181 @@
+"""Choosing a plan on the machine: seeds are measured, the search runs on what they taught, the fastest plan wins.
+
+A plan that was searched for is never taken on the simulator's word alone. It does not know how searches work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from castile.launch.jobs.execution import Feed, Prepared
+from castile.launch.jobs.jobs import Job
+from castile.launch.measuring.measure import Trial, measure, trial
+from castile.launch.processes.ranks import UserError
+from castile.planner.cost import CostModel
+from castile.planner.evaluation.evaluator import Evaluator, identity, moved_bytes
+from castile.planner.evaluation.sizes import SIZES
+from castile.planner.known.seeds import known_names, seeds
+from castile.planner.lower import Lowering
+from castile.planner.search import Found, budget_of, search
+from castile.planner.searching.settling import SETTLING, settled, sized
+from castile.planner.simulate import simulate
+from castile.planner.strategy import Predicted, Strategy, same_tasks
+from castile.runtime.transfer import TooManyTransfers
+
+ROUNDS, LEAST_ROUNDS, ROUND_SECONDS = 12, 3, 4.0
+MOST_TURNS = 4
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan's step times: as simulated before anything was measured, as simulated now, as measured."""
+
+    name: str
+    untaught_seconds: float
+    simulated_seconds: float
+    measured_seconds: float
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The plan to train with, and what it was chosen from (on rank 0); `equals` names the seed that it is, if any.
+
+    asked_for   the user named this very seed as the search, so that it was taken whatever was measured
+    num_proposals   how many plans the searches looked at, all together
+    """
+
+    plan: Strategy
+    prepared: Prepared
+    candidates: tuple[Candidate, ...] = ()
+    equals: str = ""
+    asked_for: bool = False
+    num_proposals: int = 0
+
+
+def given(job: Job, plan: Strategy, path: str) -> Chosen:
+    """The plan that the user brought in a file. Raises UserError where it does not fit graph, machine or memory."""
+    try:
+        return Chosen(plan, job.prepare(plan))
+    except ValueError as error:
+        raise UserError(f"plan {path}: {error}") from error
+
+
+def any_known(job: Job, lowering: Lowering | None = None) -> Chosen:
+    """The first known plan that fits, for what is not worth measuring. Raises UserError where none does.
+
+    lowering   how plans are lowered, by default as the job trains
+    """
+    for plan in seeds(lowering or job.lowering, None, job.cost).values():
+        with contextlib.suppress(ValueError):
+            return Chosen(plan, job.prepare(plan, lowering))
+    raise UserError("no known plan fits here: name the file of one that does with --plan")
+
+
+def choose(
+    job: Job,
+    name: str,
+    budget: str,
+    seed: int,
+    feed: Feed,
+    rate: float,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Chosen:
+    """Measure the seeds, search with what they taught, measure what was found, search again; take the fastest measured.
+
+    A search seeks out what the cost model underrates, and measuring what it found is the cure: it ends when it finds a
+    plan that has been measured, or after a few turns. A search that has a seed's name, such as data_parallel, insists
+    on that seed, and no other is looked at.
+    """
+    untaught = CostModel(job.machine)
+    asked_for = [name] if name in known_names(job.lowering) else None
+    progress(f"measuring {name}" if asked_for else "measuring the known plans")
+    known = _known(job, asked_for)
+    trials = _fitting(job, known, seed)
+    _measure(job, trials, feed, rate)
+    searches: list[Found] = []
+
+    def next_found() -> Strategy:
+        searches.append(searched(job, job.lowering, name, budget, seed, asked_for))
+        return searches[-1].strategy
+
+    for turn in range(MOST_TURNS):
+        if not asked_for:
+            progress(f"searching ({name}, {budget}{' proposals' * budget.isdigit()})")
+        plan = job.agreed_plan(next_found)
+        if any(same_tasks(plan, t.plan) for t in trials):
+            break
+        progress("measuring the plan that was found")
+        trials.append(trial(job, f"{name} {turn + 1}", plan, seed))
+        _measure(job, trials[-1:], feed, rate)
+    best = job.agree(lambda: min(trials, key=lambda t: t.seconds).name.encode()).decode()
+    taken = next(t.plan for t in trials if t.name == best)
+    prepared = job.prepare(taken)
+    candidates = tuple(_candidate(job, t, untaught) for t in trials) if job.leads else ()
+    same = (label for label, plan in known.items() if plan.configs == taken.configs)
+    equals = name if asked_for else next(same, "")
+    num_proposals = sum(found.num_proposals for found in searches)
+    return Chosen(_predicted(job, taken, prepared), prepared, candidates, equals, bool(asked_for), num_proposals)
+
+
+def _known(job: Job, asked_for: list[str] | None) -> dict[str, Strategy]:
+    """The known plans, each with the buckets and in the order that suit it."""
+    evaluator = Evaluator(job.lowering, job.cost, job.snapshot)
+    known = {}
+    for label, plan in seeds(job.lowering, asked_for, job.cost).items():
+        with contextlib.suppress(TooManyTransfers):
+            known[label] = sized(evaluator, plan)
+    return known
+
+
+def searched(
+    job: Job, lowering: Lowering, name: str, budget: str, seed: int, asked_for: list[str] | None = None
+) -> Found:
+    """What a search finds by all that has been learned so far, among plans that are lowered so; `asked_for` is the seed
+    that it insists on.
+    """
+    evaluator, limits = Evaluator(lowering, job.cost, job.snapshot), budget_of(name, lowering, budget)
+    is_settled = limits.begun(1 + SETTLING).is_over
+    found = search(name, evaluator, limits, seed, seeds=asked_for, sizes=SIZES)
+    return settled(evaluator, found, is_over=is_settled)
+
+
+def _measure(job: Job, trials: list[Trial], feed: Feed, rate: float) -> None:
+    """Measure these plans, in turns, and learn from their steps."""
+    measure(job, trials, feed, rate, _rounds(trials))
+    for t in trials:
+        job.learn(t.prepared, t.steps)
+
+
+def _predicted(job: Job, plan: Strategy, prepared: Prepared) -> Strategy:
+    """The plan with what is predicted of it now, and from which measurements."""
+    peak = int(prepared.packing.peak_bytes.max())
+    predicted = Predicted(prepared.simulated.seconds, peak, moved_bytes(prepared.tasks))
+    return msgspec.structs.replace(plan, predicted=predicted, cost_snapshot=identity(job.snapshot))
+
+
+def _rounds(trials: Sequence[Trial]) -> int:
+    """As many as a few seconds allow, so that large models do not wait for hours."""
+    step = sum(t.prepared.simulated.seconds for t in trials)
+    return max(LEAST_ROUNDS, min(ROUNDS, round(ROUND_SECONDS / step))) if trials else 0
+
+
+def _fitting(job: Job, plans: dict[str, Strategy], seed: int) -> list[Trial]:
+    """The plans that fit into memory; what does not fit cannot be measured, but others may still be found."""
+    trials = []
+    for label, plan in plans.items():
+        with contextlib.suppress(ValueError):
+            trials.append(trial(job, label, plan, seed))
+    return trials
+
+
+def _candidate(job: Job, t: Trial, untaught: CostModel) -> Candidate:
+    return Candidate(t.name, simulated(t.prepared, untaught), simulated(t.prepared, job.cost), t.seconds)
+
+
+def simulated(prepared: Prepared, cost: CostModel) -> float:
+    """The seconds of a step under another cost model."""
+    return simulate(*cost.by_kind(prepared.tasks), cost.machine.engines).seconds

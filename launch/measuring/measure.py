@@ -1,0 +1,124 @@
+"""Measuring plans: several plans take turns in running real steps, so that what disturbs the host disturbs all of them.
+
+On a GPU plans are measured one after the other: it has no other work, and little memory. This module does not know how
+plans were found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from castile.launch.jobs.execution import Execution, Feed, Prepared, feed_from
+from castile.launch.jobs.jobs import Job
+from castile.planner.strategy import Strategy
+from castile.runtime import rng
+from castile.runtime.region import whole
+from castile.runtime.timeline import Timeline
+
+WARM_UP = 2
+
+
+def sample_feed(job: Job, seed: int = 0) -> Feed:
+    """Inputs for steps that are timed: real samples, repeated where there are fewer than a batch.
+
+    They are random numbers where the model's data set cannot be had or does not fit the graph.
+    """
+    graph = job.graph
+    with contextlib.suppress(ValueError):
+        dataset = job.dataset("", seed)
+        arrays = dataset.batch(0, min(graph.batch, dataset.num_samples))
+        return feed_from({name: np.resize(arrays[name], graph.tensors[name].shape) for name in graph.inputs})
+    arrays = {}
+    for name in graph.inputs:
+        tensor = graph.tensors[name]
+        numbers = rng.uniform(seed, name, tensor.shape, whole(tensor.shape))
+        # A model takes 0 and 1 for a class or a token, whatever else it takes.
+        arrays[name] = np.round(numbers).astype(tensor.dtype) if "int" in tensor.dtype else numbers
+    return feed_from(arrays)
+
+
+@dataclass
+class Trial:
+    """A plan to be measured.
+
+    seed    fixes its parameters
+    steps   the timelines of its measured steps, of all ranks; on rank 0 only
+    """
+
+    name: str
+    plan: Strategy
+    prepared: Prepared
+    seed: int
+    steps: list[Timeline] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """The median step."""
+        return float(np.median([s.seconds for s in self.steps]))
+
+    @property
+    def spread_seconds(self) -> float:
+        """Half the distance between the quartiles of the steps' seconds."""
+        low, high = np.percentile([s.seconds for s in self.steps], (25, 75))
+        return float(high - low) / 2
+
+
+def trial(job: Job, name: str, plan: Strategy, seed: int) -> Trial:
+    """A plan to be measured. Raises ValueError where it does not fit into memory."""
+    return Trial(name, plan, job.prepare(plan), seed)
+
+
+def measure(
+    job: Job,
+    trials: Sequence[Trial],
+    feed: Feed,
+    rate: float,
+    rounds: int,
+) -> None:
+    """Time `rounds` steps of every trial, after a warm-up; their timelines go into the trials, on rank 0.
+
+    The trials' memory is free again afterwards. Raises ValueError where there is too little of it.
+    """
+    for those in [trials] if job.backend == "numpy" else [[t] for t in trials]:
+        with _freed():
+            _take_turns(job, those, feed, rate, rounds)
+
+
+@contextlib.contextmanager
+def _freed() -> Iterator[None]:
+    """What is made meanwhile and left is free at once: what refers to itself would keep its memory for a while.
+
+    What was there before is not looked through for that: a large plan alone is millions of objects.
+    """
+    sets_aside = gc.get_freeze_count() == 0
+    if sets_aside:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        gc.collect()
+        if sets_aside:
+            gc.unfreeze()
+
+
+def _take_turns(job: Job, trials: Sequence[Trial], feed: Feed, rate: float, rounds: int) -> None:
+    executions: list[Execution] = []
+    for t in trials:
+        executions.append(job.execute(t.prepared, t.seed))
+        executions[-1].feed(feed, rate)
+        for _ in range(WARM_UP):
+            executions[-1].runner.run()
+    for _ in range(rounds):
+        job.comm.align_clocks()
+        for t, execution in zip(trials, executions, strict=True):
+            # after other plans' steps the caches hold other plans' data
+            execution.runner.run()
+            job.comm.barrier()
+            timeline = job.gather(execution.step())
+            if timeline is not None:
+                t.steps.append(timeline)

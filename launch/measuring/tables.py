@@ -1,0 +1,183 @@
+"""What a profiling run tells: a row for each kind of task, those first that take most of a step.
+
+It does not know how they were measured.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from castile.launch.jobs.jobs import Job
+from castile.launch.measuring.tuning import Taken
+from castile.launch.reports import report
+from castile.planner.cost import CostModel
+from castile.planner.costs.snapshot import Measured
+from castile.runtime.machine import CPU
+from castile.runtime.memory import written
+
+MOST_ROWS = 30
+WIDEST_SHAPES = 44
+WIDEST_KERNELS = 32
+HEAD = ("share", "count", "op", "pass", "shapes", "time", "+-", "GFLOP/s", "GB/s", "roofline", "kernels")
+WORDS = ("op", "pass", "shapes", "kernels")
+ALONE = ("similar", "idle")
+# No kernel is by so much faster than the large products by which a host's rate was measured, unless that was long ago.
+TOO_FAST = 1.5
+
+
+@dataclass(frozen=True)
+class Row:
+    """A kind of task as measured, and what it is in the step of the first plan that has it.
+
+    count    how many tasks of that step are of this kind; 0 where it was measured apart from a plan
+    share    what they take of all processors' time in tasks
+    is_new   whether it was measured now, not found in the database
+    beside   what ranks without such tasks did meanwhile: "similar" ones, or "idle"; "same" where all ranks had them
+    kernels  the kernels that it calls, and how each is run
+    """
+
+    measured: Measured
+    plan: str
+    count: int
+    share: float
+    is_new: bool
+    beside: str
+    kernels: tuple[Taken, ...]
+
+
+def facts(job: Job, rows: Sequence[Row], path: str, elapsed_seconds: float, num_tuned: int) -> dict[str, Any]:
+    """Every figure; num_tuned: kernel calls of which several ways were timed."""
+    cost, processor = CostModel(job.machine), job.machine.processors[0]
+    ordered = sorted(rows, key=lambda row: -row.share)
+    return {
+        "model": job.model.name,
+        "machine": job.machine.name,
+        "num_ranks": job.comm.size,
+        "batch_samples": job.graph.batch,
+        "plans": list(dict.fromkeys(row.plan for row in rows)),
+        "num_keys": len(rows),
+        "num_new_keys": sum(row.is_new for row in rows),
+        "num_tuned_calls": num_tuned,
+        "processor": {
+            "kind": processor.kind,
+            "flops_per_second": processor.flops_rate(job.graph.dtype),
+            "bytes_per_second": processor.bytes_per_second,
+        },
+        "keys": [_fact(cost, row) for row in ordered],
+        "files": {"profile": path},
+        "total_seconds": elapsed_seconds,
+    }
+
+
+def _fact(cost: CostModel, row: Row) -> dict[str, Any]:
+    key, seconds = row.measured.key, row.measured.seconds
+    fixed, flops, nbytes = cost.terms(key)
+    # For a kernel the roofline is rates alone; a transfer's latency belongs to its form.
+    least = fixed + nbytes if key.link else max(flops, nbytes)
+    op, _, pass_ = key.work.rpartition(".") if not key.link else (key.name, "", "")
+    return {
+        "op": op or key.name,
+        "pass": pass_ if op else "",
+        "shapes": key.shapes,
+        "dtype": key.dtype,
+        "link": key.link,
+        "size_bytes": key.nbytes,
+        "num_members": key.members,
+        "seconds": seconds,
+        "spread_seconds": row.measured.spread_seconds,
+        "flops_per_second": key.flops / seconds,
+        "bytes_per_second": key.nbytes / seconds,
+        "roofline_share": least / seconds,
+        "plan": row.plan,
+        "num_in_step": row.count,
+        "step_share": row.share,
+        "is_new": row.is_new,
+        "other_ranks": row.beside,
+        "kernels": [_kernel(taken) for taken in row.kernels],
+    }
+
+
+def _kernel(taken: Taken) -> dict[str, Any]:
+    timed = [{"form": way.form, "setting": way.setting, "seconds": way.seconds} for way in taken.ways]
+    return {"kernel": taken.kernel, "form": taken.form, "setting": taken.setting, "ways": timed}
+
+
+def tell(facts: Mapping[str, Any], as_json: bool) -> None:
+    """One JSON object, or a table and where the figures are kept."""
+    if as_json:
+        print(json.dumps(facts))
+        return
+    keys = facts["keys"]
+    print(f"{facts['model']}, {report.counted(facts['batch_samples'], 'sample')} a step, on {facts['machine']}")
+    print(f"{report.counted(len(keys), 'kind')} of tasks in the steps of {', '.join(facts['plans'])}")
+    print("share: what a kind takes of the time in tasks, in the first of these plans that has it\n")
+    print("\n".join(_table(keys[:MOST_ROWS])))
+    if len(keys) > MOST_ROWS:
+        print(f"... and {len(keys) - MOST_ROWS} more, which --json tells")
+    lone = [key for key in keys if key["other_ranks"] in ALONE]
+    if lone:
+        idle = sum(key["other_ranks"] == "idle" for key in lone)
+        print(f"* not on all ranks: meanwhile the others ran something similar ({len(lone) - idle}), or idled ({idle})")
+    new, path = facts["num_new_keys"], facts["files"]["profile"]
+    if facts["num_tuned_calls"]:
+        print(f"\nof {facts['num_tuned_calls']} kernel calls several ways were timed, and the fastest is taken")
+    print(f"\n{new} measured now, {len(keys) - new} known before, in {facts['total_seconds']:.1f} s; kept in {path}")
+    if doubt := _doubt(facts):
+        print(doubt)
+
+
+def _doubt(facts: Mapping[str, Any]) -> str:
+    """Where a kernel outdoes the rate that is kept of this host, what to do about it; else nothing."""
+    rate, most = facts["processor"]["flops_per_second"], max(key["flops_per_second"] for key in facts["keys"])
+    is_measured = facts["machine"].startswith("local:") and facts["processor"]["kind"] == CPU
+    if not is_measured or most < TOO_FAST * rate:
+        return ""
+    return (
+        f"kernels reach {_giga(most)} GFLOP/s where this host's rate is kept as {_giga(rate)}: that is out of date, "
+        "`castile doctor --measure-again`"
+    )
+
+
+def _table(keys: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Lines of columns: words to the left, numbers to the right."""
+    rows = [HEAD, *map(_cells, keys)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
+    pads = [str.ljust if name in WORDS else str.rjust for name in HEAD]
+    return ["  ".join(pad(cell, width) for pad, cell, width in zip(pads, row, widths)).rstrip() for row in rows]
+
+
+def _cells(key: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        report.percent(key["step_share"]),
+        str(key["num_in_step"]),
+        key["op"] + "*" * (key["other_ranks"] in ALONE),
+        key["pass"],
+        _shortened(key["shapes"].rstrip("|") or f"{key['num_members']} ranks, {written(key['size_bytes'])}"),
+        _time(key["seconds"]),
+        _time(key["spread_seconds"]),
+        _giga(key["flops_per_second"]),
+        _giga(key["bytes_per_second"]),
+        report.percent(key["roofline_share"]),
+        _shortened(", ".join(map(_taken, key["kernels"])), WIDEST_KERNELS),
+    )
+
+
+def _taken(kernel: Mapping[str, Any]) -> str:
+    """A kernel, and how it is run where there was a choice."""
+    how = f" {kernel['form']} {kernel['setting']}".rstrip() if kernel["ways"] else ""
+    return f"{kernel['kernel']}{how}"
+
+
+def _shortened(text: str, widest: int = WIDEST_SHAPES) -> str:
+    return text if len(text) <= widest else text[: widest - 3] + "..."
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
+
+
+def _giga(rate: float) -> str:
+    return f"{rate / 1e9:.2f}" if rate else "-"

@@ -1,0 +1,76 @@
+"""Signals where a user has waited for long: Ctrl-C that ends the work with what there is, and words for an end of all.
+
+It does not know what the work is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+from castile.launch.processes import last_words
+from castile.launch.processes.ranks import Ended, interrupt
+from castile.launch.processes.stopping import SIGNALS
+
+
+@contextlib.contextmanager
+def ending_early(what: str) -> Iterator[Callable[[], bool]]:
+    """Whether the user has asked to end what this block does; `what` there will be then is told at once.
+
+    A block asks for it, in this thread, when it has something and before it goes on. Until it does so for the first
+    time there is nothing to end with, and Ctrl-C ends all: what is compiled on first use takes half a minute.
+
+    In another thread than the main one signals are left as they are, and so is one that this process is to ignore, as
+    whatever a script starts in the background.
+    """
+    asked, has_some = threading.Event(), threading.Event()
+
+    def is_over() -> bool:
+        if threading.current_thread() is threading.main_thread():
+            has_some.set()
+        return asked.is_set()
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, before)
+        if not has_some.is_set():
+            signal.raise_signal(signal.SIGINT)
+            return
+        asked.set()
+        print(f"\ncastile: ending with {what}; Ctrl-C once more leaves it all", file=sys.stderr, flush=True)
+
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield asked.is_set
+        return
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield is_over
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def told(text: str) -> Iterator[None]:
+    """Where Ctrl-C or a signal that asks to stop ends what this block does, `text` says what there is of it; so it
+    does where a rank is killed.
+
+    Raises Ended there. In another thread than the main one, and where they are to be ignored, signals are left alone.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        interrupt(Ended(number, text), frame)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        numbers = [n for n in (signal.SIGINT, *SIGNALS) if signal.getsignal(n) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, end) for number in numbers}
+    last_words.leave(text)
+    try:
+        yield
+        last_words.leave("")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""Reports: plans, searches and progress as people and programs read them."""

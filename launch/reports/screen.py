@@ -1,0 +1,100 @@
+"""What people and programs see of a run: lines as they come and a bar of progress, or one JSON object at its end.
+
+It does not know what is told.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
+
+from castile.launch.reports import progress, report
+from castile.launch.reports.progress import REFRESH_SECONDS, Advance
+
+
+class Bar:
+    """How far the steps have come: steps, loss, samples a second, time left; nothing where `shown` is None."""
+
+    def __init__(self, shown: Progress | None, first: int, total: int) -> None:
+        self._shown, self._drawn = shown, 0.0
+        if shown is not None:
+            self._task = shown.add_task("", total=total, completed=first, loss="", pace="")
+
+    def step(self, done: int, loss: float, samples_per_second: float) -> None:
+        """Show that so many steps are done."""
+        now = time.perf_counter()
+        if self._shown is None:
+            return
+        pace = report.pace(samples_per_second)
+        self._shown.update(self._task, completed=done, loss=f"loss {loss:.4f}", pace=pace)
+        # drawn here and not by a thread of its own, which would take the core from the kernels
+        if now - self._drawn > REFRESH_SECONDS:
+            self._drawn = now
+            self._shown.refresh()
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """Tells people lines as they come, or programs one JSON object at the end; only the leading rank speaks."""
+
+    leads: bool
+    json: bool
+
+    @property
+    def has_bar(self) -> bool:
+        """Whether somebody watches a terminal."""
+        return self.leads and not self.json and sys.stderr.isatty()
+
+    def line(self, text: str) -> None:
+        if self.leads and not self.json:
+            print(text, flush=True)
+
+    def note(self, text: str) -> None:
+        """What is being done, for people who wait; stderr is for what went wrong."""
+        self.line(f"{text} ...")
+
+    def warn(self, text: str) -> None:
+        """What went wrong while the run goes on."""
+        if self.leads:
+            print(f"castile: {text}", file=sys.stderr, flush=True)
+
+    def step_line(self, text: Callable[[], str]) -> None:
+        """A line on a step; where the bar shows the same on the same terminal, nothing."""
+        if not (self.has_bar and sys.stdout.isatty()):
+            self.line(text())
+
+    @contextmanager
+    def bar(self, first: int, total: int) -> Iterator[Bar]:
+        """A bar of the steps from `first` to `total` on rank 0's terminal; lines told meanwhile stand above it."""
+        if not self.has_bar:
+            yield Bar(None, first, total)
+            return
+        texts = (TextColumn("{task.fields[loss]}"), TextColumn("{task.fields[pace]}"))
+        # of a narrow terminal the bar itself has what figures leave
+        whole = Column(no_wrap=True)
+        figures = (MofNCompleteColumn(table_column=whole), BarColumn(), *texts, TimeRemainingColumn(table_column=whole))
+        console, ours = Console(stderr=True), sys.stdout.isatty()
+        # lines go through the bar's console only where they go to its terminal anyway
+        with Progress(*figures, console=console, auto_refresh=False, transient=True, redirect_stdout=ours) as shown:
+            yield Bar(shown, first, total)
+
+    @contextmanager
+    def under_way(self, what: str) -> Iterator[Advance]:
+        """What takes a while: a bar where somebody watches a terminal, elsewhere a line that says that it begins."""
+        if not self.has_bar:
+            self.note(what)
+        with progress.bar(self.has_bar, what) as advance:
+            yield advance
+
+    def close(self, text: Callable[[dict[str, Any]], str], facts: dict[str, Any]) -> None:
+        if self.leads:
+            print(json.dumps(facts) if self.json else text(facts), flush=True)

@@ -1,0 +1,54 @@
+"""Reports of searches: what was looked at, what was found and how good it is, for people.
+
+It does not know how plans are found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from castile.launch.reports import report
+
+
+def tell(facts: Mapping[str, Any], lines: Sequence[str]) -> None:
+    """All that is known of a search; `lines` are the plan in words."""
+    out = report.console()
+    what = report.what(facts["objective"] == "latency")
+    out.say(
+        f"{report.subject(facts, what)}; {facts['num_tasks']} tasks{report.bucket_words(facts['buckets'])}, "
+        f"prices: {report.prices_words(facts['prices'])}\n"
+    )
+    if facts["work_saved_share"]:
+        out.say(
+            f"rewritten by {facts['rewrite']}, which saves {report.percent(facts['work_saved_share'])} of all "
+            "processors' work; with the setting rewrite=none the graph stays as the model has it\n"
+        )
+    if facts["microbatches"] > 1:
+        why = ": no known plan of a whole batch fits" if facts["is_cut_to_fit"] else ""
+        how = f"a pipeline of {facts['num_stages']} stages" if facts["num_stages"] > 1 else "one after another"
+        out.say(f"a step in {facts['microbatches']} microbatches, {how}{why}\n")
+    if facts["num_recomputed"]:
+        why = ": no known plan fits that keeps all results" if facts["is_recomputed_to_fit"] else ""
+        out.say(f"{facts['num_recomputed']} of {facts['num_nodes']} nodes are computed again for gradients{why}\n")
+    if facts["pinned"]:
+        out.say(f"pinned: {'; '.join(facts['pinned'])}\n")
+    out.print(report.plan_table({**facts["seeds"], f"found by {facts['search']}": facts["found"]}, what))
+    if facts["bound_seconds"] is not None:
+        out.say(f"\n{_bound_words(facts)}")
+    if facts.get("front"):
+        out.say("\nplans that none other beats in both time and memory:")
+        out.print(report.plan_table({row.get("file", f"{n}"): row for n, row in enumerate(facts["front"], 1)}, what))
+    looked = f"after {report.counted(facts['num_proposals'], 'proposal')} in {facts['elapsed_seconds']:.1f} s"
+    same = f"; it equals {facts['equals']}" if facts["equals"] else ""
+    out.say(f"\nthe plan, {looked}{same}:")
+    for line in lines:
+        out.say(f"  {line}")
+    out.say_files(facts)
+
+
+def _bound_words(facts: Mapping[str, Any]) -> str:
+    by_work = facts["work_bound_seconds"] >= facts["chain_bound_seconds"]
+    why = "all processors' work" if by_work else "the longest chain of passes"
+    least, gap = report.milliseconds(facts["bound_seconds"]), report.percent(facts["gap_share"])
+    return f"no plan takes less than {least} ({why}); the plan found takes {gap} more"

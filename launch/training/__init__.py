@@ -1,0 +1,1 @@
+"""Training: steps fed, run, judged, recorded, and gone on with."""

@@ -1,0 +1,201 @@
+"""Evaluation: a second graph uses the parameters where training has them, under the same plan, on any samples.
+
+In that graph dropout is off and running statistics stand for those of the batch. It does not know how the model was
+trained, nor what becomes of what it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import expit, logsumexp
+
+from castile.launch.data import Dataset, Samples, full_batch
+from castile.launch.jobs.execution import Execution, feed_from
+from castile.launch.jobs.jobs import Job
+from castile.launch.reports.progress import Advance
+from castile.planner.graph import Graph, Node
+from castile.planner.lower import Lowering
+from castile.planner.strategy import Config, Strategy, check_config
+from castile.runtime.backends.base import State
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """How the model does on samples that it was not trained on.
+
+    loss       a prediction's, in nats where it is a cross-entropy, else its squared error
+    accuracy   share of right predictions, None where there is no right and wrong
+    auc        area under the receiver's operating curve, of models that tell two classes apart
+    """
+
+    loss: float
+    num_samples: int
+    accuracy: float | None = None
+    auc: float | None = None
+
+
+def truth(job: Job, samples: Samples) -> str | None:
+    """The input with which the model's output is compared on these samples.
+
+    None where the model names no output to judge, or there is nothing to compare it with.
+    """
+    graph = job.evaluation
+    name = labels_of(graph) if graph.outputs and len(samples) else None
+    return name if name in samples.shapes else None
+
+
+def held_out(
+    job: Job, plan: Strategy, dataset: Dataset, state: State, advance: Advance = lambda *_: None
+) -> HeldOut | None:
+    """Evaluate on all held-out samples; rank 0 gets the figures. None where there is nothing to judge (`truth`).
+
+    plan      one that the model is trained with
+    advance   is told, on all ranks, how many of how many samples are done
+    """
+    labels = truth(job, dataset.held_out)
+    if labels is None:
+        return None
+    lowering = forward(job)
+    execution = job.execute(
+        job.prepare(adapted(plan, job.lowering, job.evaluation), lowering), 0, state, job.evaluation
+    )
+    told = says(execution, dataset.held_out, [labels], advance)
+    pieces = ((outputs[execution.graph.outputs[0]], given[labels]) for outputs, given in told)
+    return judge(execution.graph, pieces, dataset.num_held_out)
+
+
+def forward(job: Job) -> Lowering:
+    """How plans of the graph for evaluation are lowered, over the parameters of training."""
+    return Lowering(job.evaluation, job.machine, job.lowering.updates, mode="forward")
+
+
+def adapted(plan: Strategy, trained: Lowering, graph: Graph) -> Strategy:
+    """The plan for a graph that uses a training plan's parameters where they lie.
+
+    Nodes have the Config that they have there; those that are not there, or where it is not legal, are whole on
+    processor 0.
+    """
+    known = trained.configs(plan)
+    configs = {name: known.get(name, Config()) for name in graph.nodes}
+    configs = {name: config if _legal(graph.nodes[name], config) else Config() for name, config in configs.items()}
+    homes = {name: config for name, config in known.items() if name.endswith("/update")}
+    return Strategy(configs | homes, num_procs=plan.num_procs)
+
+
+def _legal(node: Node, config: Config) -> bool:
+    try:
+        check_config(node, config)
+    except ValueError:
+        return False
+    return True
+
+
+Arrays = dict[str, np.ndarray]
+
+
+def says(
+    execution: Execution, samples: Samples, besides: Collection[str] = (), advance: Advance = lambda *_: None
+) -> Iterator[tuple[Arrays, Arrays]]:
+    """What a forward pass says of each batch of samples: its outputs, which hold until the next, and those inputs
+    besides. Nothing on ranks that do not hold them; all ranks go through all of it.
+
+    advance   is told, on all ranks, how many of how many samples are done
+    """
+    graph, total = execution.graph, len(samples)
+    fed = {name for name, _ in execution.inputs}
+    for begin in range(0, total, graph.batch):
+        # labels are looked at where outputs are
+        wanted = fed.union(besides) if execution.comm.rank == 0 else fed
+        arrays = full_batch(samples, begin, graph.batch, wanted)
+        execution.feed(feed_from(arrays))
+        execution.run()
+        count = min(graph.batch, total - begin)
+        advance("", begin + count, total)
+        outputs = {name: execution.output(name) for name in graph.outputs}
+        if held := {name: array[:count] for name, array in outputs.items() if array is not None}:
+            yield held, {name: arrays[name][:count] for name in besides}
+
+
+def needed(graph: Graph) -> set[str]:
+    """The inputs that the graph's outputs depend on."""
+    before = _before(graph)
+    return {name for name in graph.inputs if name in before}
+
+
+def _before(graph: Graph) -> set[str]:
+    """Tensors that the graph's outputs depend on, and these."""
+    found = set(graph.outputs)
+    for node in reversed(graph.nodes.values()):
+        if found & set(node.outputs):
+            found.update(node.inputs)
+    return found
+
+
+def labels_of(graph: Graph) -> str | None:
+    """The input that the model's output is compared with; None where there is none.
+
+    It is one that a node reads together with the output, if there are such, and one of which the output does not
+    depend: so are labels told from weights of samples, and an autoencoder's images are compared with themselves.
+    """
+    judged, before = graph.outputs[0], _before(graph)
+    apart = [name for name in graph.inputs if name not in before]
+    readers = [node for node in graph.nodes.values() if judged in node.inputs]
+    beside = [name for node in readers for name in node.inputs if name in graph.inputs]
+    return next(iter((*(name for name in beside if name in apart), *beside, *apart)), None)
+
+
+def judge(graph: Graph, pieces: Iterable[tuple[np.ndarray, np.ndarray]], num_samples: int) -> HeldOut | None:
+    """What outputs are worth beside the truth, batch by batch; None where there are none.
+
+    Of each batch no more stays than sums, and of models that tell two classes apart a number for each sample: the
+    scores of a language model over all that is held out are more than any memory holds.
+    """
+    is_binary = any(node.op.name == "bce" for node in graph.nodes.values())
+    total, right, count = 0.0, 0, 0
+    logits: list[tuple[np.ndarray, np.ndarray]] = []
+    is_told = is_binary
+    for batch, truth in pieces:
+        scores = _logits(graph, batch.astype(np.float64))
+        if truth.dtype.kind in "iu" and scores.size % max(truth.size, 1) == 0 and scores.ndim > truth.ndim + 1:
+            scores = scores.reshape(*truth.shape, -1)
+        if truth.dtype.kind in "iu" and scores.ndim == truth.ndim + 1:
+            chosen = np.take_along_axis(scores, truth[..., None], axis=-1)[..., 0]
+            losses, hits, is_told = logsumexp(scores, axis=-1) - chosen, scores.argmax(axis=-1) == truth, True
+        else:
+            truth = truth.reshape(scores.shape)
+            losses = np.logaddexp(0, scores) - truth * scores if is_binary else np.square(scores - truth)
+            hits = (expit(scores) > 0.5) == (truth > 0.5)
+            if is_binary:
+                logits.append((scores, truth > 0.5))
+        total, right, count = total + float(losses.sum()), right + int(hits.sum()), count + losses.size
+    if not count:
+        return None
+    area = auc(*map(np.concatenate, zip(*logits, strict=True))) if logits else None
+    return HeldOut(total / count, num_samples, right / count if is_told else None, area)
+
+
+def _logits(graph: Graph, outputs: np.ndarray) -> np.ndarray:
+    """What became the model's outputs, where these are probabilities."""
+    ends = {node.name: node.op.name for node in graph.nodes.values()}
+    last = next(iter(graph.outputs), "")
+    while ends.get(last) == "reshape":
+        last = graph.nodes[last].inputs[0]
+    with np.errstate(divide="ignore"):
+        if ends.get(last) == "softmax":
+            return np.log(np.maximum(outputs, np.finfo(np.float32).tiny))
+        return np.log(outputs) - np.log1p(-outputs) if ends.get(last) == "sigmoid" else outputs
+
+
+def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
+    """How often a positive sample scores above a negative one, ties counting half (Hanley and McNeil, 1982)."""
+    # slow to import, and few models tell two classes apart
+    from scipy.stats import rankdata
+
+    ranks, chosen = rankdata(scores.ravel()), positive.ravel()
+    num_positive, num_negative = int(chosen.sum()), int((~chosen).sum())
+    if not num_positive or not num_negative:
+        return None
+    return float((ranks[chosen].sum() - num_positive * (num_positive + 1) / 2) / (num_positive * num_negative))

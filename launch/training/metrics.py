@@ -1,0 +1,189 @@
+"""Metrics: a line of JSON for each thing that happened while training, and event files for TensorBoard.
+
+It does not know what is measured; who trains says what happened.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from castile.launch.processes.ranks import UserError
+from castile.launch.training import events
+
+# What a step's or an evaluation's record holds that is a name or a place, not a curve.
+_NO_CURVE = ("kind", "step", "samples")
+
+
+class Sink:
+    """A file where records go, one after another. Each is in the system's hands once written: a kill loses none."""
+
+    def __init__(self, path: Path, option: str, flag: int) -> None:
+        """Open for records to come. Raises UserError where that cannot be."""
+        self.option = option
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | flag, 0o666)
+        except OSError as error:
+            raise UserError(f"{option}: {error.strerror}; make room or choose another path") from error
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+    def write(self, data: bytes) -> None:
+        """Write all of a record, or none of it. Raises OSError where the disk takes no more."""
+        size = self.num_bytes
+        try:
+            # one call for a record: what another program reads meanwhile ends between records
+            while data:
+                data = data[os.write(self._file, data) :]
+        except OSError:
+            # what is no file on a disk is not cut
+            with suppress(OSError):
+                os.ftruncate(self._file, size)
+                os.lseek(self._file, size, os.SEEK_SET)
+            raise
+
+    @property
+    def num_bytes(self) -> int:
+        """How long the file is; 0 for what is no file on a disk."""
+        return os.fstat(self._file).st_size
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+class Lines(Sink):
+    """A file with a JSON object a line."""
+
+    def __init__(self, path: str, resume: bool) -> None:
+        """After those lines that are there when resuming, in place of them otherwise."""
+        if resume:
+            mend(path)
+        super().__init__(Path(path), f"--metrics {path}", os.O_APPEND if resume else os.O_TRUNC)
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        self.write(json.dumps(_without_nan(record), allow_nan=False).encode() + b"\n")
+
+
+def mend(path: str) -> int:
+    """Take away a last line that a dying process left unfinished; returns how many bytes that were.
+
+    A whole record that lacks only its line's end gets it. A file that is not there is whole.
+    """
+    with suppress(FileNotFoundError), open(path, "r+b") as file:
+        file.seek(0, os.SEEK_END)
+        size = file.tell()
+        begin = _last_line(file, size)
+        file.seek(begin)
+        rest = file.read()
+        if not rest:
+            return 0
+        with suppress(ValueError):
+            json.loads(rest)
+            file.write(b"\n")
+            return 0
+        file.truncate(begin)
+        return len(rest)
+    return 0
+
+
+def _last_line(file: Any, size: int) -> int:
+    """Where the bytes after the last line's end begin."""
+    position, block = size, 4096
+    while position > 0:
+        start = max(0, position - block)
+        file.seek(start)
+        found = file.read(position - start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        position = start
+    return 0
+
+
+class Events(Sink):
+    """A file of TensorBoard's in a folder: a curve for each number of steps and evaluations."""
+
+    def __init__(self, folder: str) -> None:
+        # as TensorBoard calls them: it reads all whose names hold the third word, in the order of the fourth
+        name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
+        super().__init__(Path(folder) / name, f"--tensorboard {folder}", os.O_TRUNC)
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Every number of the record is a point of the curve KIND/NAME."""
+        if "step" not in record:
+            return
+        values = [
+            (f"{record['kind']}/{name}", float(value))
+            for name, value in record.items()
+            if name not in _NO_CURVE and isinstance(value, int | float) and not isinstance(value, bool)
+        ]
+        if values:
+            begin = b"" if self.num_bytes else events.record(events.first(time.time()))
+            self.write(begin + events.record(events.scalars(time.time(), int(record["step"]), values)))
+
+
+class Metrics:
+    """All the places where a run's records go, none on ranks that do not lead; a context manager that closes them.
+
+    warn   told once of each place that takes no more, as a training does not end for its records
+    """
+
+    def __init__(self, *sinks: Sink, warn: Callable[[str], None] = lambda text: None) -> None:
+        self._sinks, self._warn = sinks, warn
+        self._full: set[Sink] = set()
+
+    def record(self, kind: str, **facts: Any) -> None:
+        """Write down that something happened: kind "run", "step", "evaluation", "checkpoint" or "end"."""
+        record = {"kind": kind, **facts}
+        for sink in self._sinks:
+            try:
+                sink.record(record)
+            except OSError as error:
+                if sink not in self._full:
+                    self._full.add(sink)
+                    why = f"{sink.option}: {error.strerror}"
+                    self._warn(f"{why}; training goes on, and records are lost until you make room")
+
+    def __enter__(self) -> Metrics:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for sink in self._sinks:
+            # a file system may tell only here that it had no room
+            with suppress(OSError):
+                sink.close()
+
+
+def start(path: str, folder: str, resume: bool, warn: Callable[[str], None] = lambda text: None) -> Metrics:
+    """Records go to a file of lines and to a folder of event files; "" stands for neither.
+
+    warn   told once of each of the two that takes no more
+    Raises UserError where one of them cannot be begun.
+    """
+    # the folder first: nothing is written to the file when it turns out that the folder cannot be
+    sinks: list[Sink] = [Events(folder)] if folder else []
+    if path:
+        sinks.append(Lines(path, resume))
+    return Metrics(*sinks, warn=warn)
+
+
+def _without_nan(value: Any) -> Any:
+    """The value with None for what JSON cannot say: infinities and NaN."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return value

@@ -1,0 +1,86 @@
+"""Going on: the latest checkpoint of a folder, whether it is of the same training, and the plan it was trained with.
+
+It does not know how steps are run, nor how checkpoints lie on the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import msgspec
+
+from castile.launch.checkpoints.folder import latest
+from castile.launch.checkpoints.manifest import Facts
+from castile.launch.checkpoints.reader import Reader, open_checkpoint
+from castile.launch.jobs.jobs import Job, from_leader
+from castile.launch.processes.ranks import UserError
+from castile.launch.reports.screen import Speaker
+from castile.planner import strategy as strategies
+from castile.planner.strategy import Strategy
+from castile.runtime.comm.base import Communicator
+
+
+class _Told(msgspec.Struct):
+    """What rank 0 found in the folder: a path, "" for none, and what it has to warn of."""
+
+    path: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def begin(job: Job, folder: str, here: Facts, say: Speaker) -> Reader | None:
+    """The checkpoint that a run goes on from, told to the user; None in a folder without any.
+
+    Raises UserError where it is of another training than `here`.
+    """
+    saved, warnings = find(job.comm, folder)
+    for text in warnings:
+        say.warn(f"{text}: --resume goes on from there")
+    if saved is not None:
+        check_same(saved.facts, here, saved.path)
+        say.line(f"going on from {saved.path}: {saved.step} steps are done")
+    return saved
+
+
+def find(comm: Communicator, folder: str) -> tuple[Reader | None, tuple[str, ...]]:
+    """The latest checkpoint that is whole, on every rank, and warnings of later ones; None in a folder without any."""
+
+    def look() -> bytes:
+        found = latest(folder)
+        return msgspec.json.encode(_Told(str(found.path), found.warnings) if found else _Told())
+
+    told = msgspec.json.decode(from_leader(comm, look), type=_Told)
+    return (open_checkpoint(told.path) if told.path else None), told.warnings
+
+
+def check_same(saved: Facts, here: Facts, path: Path) -> None:
+    """Raises UserError where a checkpoint is of another training than this."""
+    if saved.model != here.model and saved.graph != here.graph:
+        raise UserError(f"--resume: {path} is of {saved.model}, and this run trains {here.model}: name that model")
+    for name in ("batch", "seed", "data"):
+        then, now = getattr(saved, name), getattr(here, name)
+        if then != now:
+            raise UserError(
+                f"--resume: {path} was trained with --{name} {then}, and this run has --{name} {now}, so the samples "
+                f"would not go on as they were: give --{name} {then}"
+            )
+    if saved.dtype != here.dtype:
+        raise UserError(
+            f"--resume: {path} keeps its parameters in {saved.dtype}, and this run in {here.dtype}: give a --dtype "
+            f"that keeps {saved.dtype}, such as --dtype {saved.dtype}"
+        )
+    if saved.graph != here.graph:
+        raise UserError(f"--resume: {path} is of {saved.model} as it was, and the model has changed since: begin anew")
+
+
+def plan_of(job: Job, saved: Reader, microbatches: int | None, recompute: Collection[str] | None) -> Strategy | None:
+    """The plan of the run that wrote the checkpoint; None where it does not fit here.
+
+    It fits where ranks, machine and graph are the same, and the number of microbatches and what is computed again too
+    unless these are None.
+    """
+    plan = strategies.decode(saved.plan, f"checkpoint {saved.path}")
+    fits = plan.num_procs == job.machine.num_procs and plan.machine == job.machine.fingerprint
+    fits = fits and plan.graph in ("", job.graph.fingerprint)
+    fits = fits and (recompute is None or {*recompute} == {*plan.recompute})
+    return plan if fits and microbatches in (None, plan.microbatches) else None

@@ -1,0 +1,237 @@
+"""What a training run tells: the plan, step lines with simulated beside measured, and the facts at its end.
+
+It does not know how training is done.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from castile.kernels.table import Table
+from castile.launch.jobs.execution import Prepared
+from castile.launch.jobs.jobs import Job
+from castile.launch.measuring.explore import Chosen, simulated
+from castile.launch.reports import report
+from castile.launch.reports.report import milliseconds as ms
+from castile.launch.training.evaluate import HeldOut
+from castile.planner.cost import CostModel
+from castile.planner.costs.learn import held_up
+from castile.runtime import debug
+from castile.runtime.memory import written
+from castile.runtime.timeline import Timeline
+
+
+@dataclass
+class Progress:
+    """What training has gone through so far, by step.
+
+    losses, seconds, waited   of each step: the loss, wall seconds of running it, and of waiting for its samples
+    num_sampled, sampled      how many steps were measured whole, and their timelines (rank 0)
+    evaluations, checkpoints  the facts of each
+    copied_seconds            how long steps waited for the state to be copied before it is saved
+    pace                      samples a second in the last step, its samples' loading included
+    stopped_by                the signal that ended training early, "" for none
+    unsaved                   why what was trained last could not be saved (rank 0), "" where nothing is to be told
+    remarks                   what is worth knowing of how rank 0 runs steps
+    workspace_bytes           what kernels took on rank 0 besides what the plan knows of
+    """
+
+    losses: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    waited: list[float] = field(default_factory=list)
+    num_sampled: int = 0
+    sampled: list[Timeline] = field(default_factory=list)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    checkpoints: list[dict[str, Any]] = field(default_factory=list)
+    copied_seconds: float = 0.0
+    pace: float = 0.0
+    stopped_by: str = ""
+    unsaved: str = ""
+    remarks: list[str] = field(default_factory=list)
+    workspace_bytes: int = 0
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.losses)
+
+    def add(self, loss: float, seconds: float, waited: float) -> None:
+        """A step is done."""
+        self.losses.append(loss)
+        self.seconds.append(seconds)
+        self.waited.append(waited)
+
+
+def plan_text(job: Job, chosen: Chosen) -> str:
+    """The plan in a few lines, and what it was chosen from."""
+    num_tasks = chosen.prepared.tasks.num_tasks
+    travel = f", transfers: {job.travel}" if job.travel else ""
+    lines = [f"{job.model.name} on {job.machine.name}: batch {job.graph.batch}, {num_tasks} tasks a step{travel}"]
+    if chosen.candidates:
+        lines.append(f"{'plan':24} {'simulated':>12} {'measured':>12}")
+        lines += [f"{c.name:24} {ms(c.simulated_seconds):>12} {ms(c.measured_seconds):>12}" for c in chosen.candidates]
+        equal = f", which is the known plan {chosen.equals}" if chosen.equals else ""
+        why = f"{chosen.equals}, as asked" if chosen.asked_for else f"the fastest as measured{equal}"
+        lines.append(f"chosen after {report.counted(chosen.num_proposals, 'proposal')}: {why}")
+    lines += [f"  {line}" for line in report.plan_lines(chosen.plan)]
+    return "\n".join(lines)
+
+
+def nothing_to_train(done: int, num_steps: int) -> str:
+    """What a run tells that goes on from where it ends."""
+    return (
+        f"nothing to train: {done} steps are done and the run has {num_steps}, so files stay as they are: give more "
+        "with --steps or --epochs to go on"
+    )
+
+
+def show_plan(job: Job, chosen: Chosen) -> None:
+    """What the debug ladder asks to see before the first step."""
+    tasks, rank = chosen.prepared.tasks, job.comm.rank
+    debug.show(debug.PLAN, rank, lambda: "\n".join(report.plan_lines(chosen.plan)))
+    debug.show(debug.GRAPH, rank, lambda: debug.graph_table(tasks))
+    form = "numpy" if job.backend == "numpy" else "triton"
+    debug.show(debug.SOURCES, rank, lambda: debug.kernel_sources(tasks, Table(form).source))
+
+
+def step_line(job: Job, step: int, progress: Progress, prepared: Prepared, last: int) -> str:
+    """step 120  loss 2.3140 | 41.200 ms (sim 39.800, +3.5 %) | 12.4k samples/s | mem 3.1 GiB/139.0 GiB"""
+    seconds, simulated_seconds = float(np.median(progress.seconds[-last:])), prepared.simulated.seconds
+    off = 100 * (seconds / simulated_seconds - 1)
+    rate = job.graph.batch / seconds
+    fullest = int(prepared.packing.peak_bytes.argmax())
+    processor = job.machine.processors[fullest]
+    used, there = int(prepared.packing.peak_bytes[fullest]), processor.memory_bytes - processor.reserved_bytes
+    return (
+        f"step {step:5d}  loss {progress.losses[-1]:.4f} | {ms(seconds)} "
+        f"(sim {ms(simulated_seconds).removesuffix(' ms')}, {off:+.1f} %) | {report.pace(rate)} | "
+        f"mem {written(used)}/{written(there)}"
+    )
+
+
+def evaluation(step: int, judged: HeldOut) -> dict[str, Any]:
+    """An evaluation's facts; figures that the model does not have are left out."""
+    return {"step": step, **quality(judged), "num_samples": judged.num_samples}
+
+
+def quality(judged: HeldOut) -> dict[str, Any]:
+    """The figures that the model has of these: its loss, None where that is no number, accuracy, area."""
+    facts = {"loss": finite(judged.loss), "accuracy": judged.accuracy, "auc": judged.auc}
+    return {name: value for name, value in facts.items() if value is not None or name == "loss"}
+
+
+def evaluation_line(facts: dict[str, Any]) -> str:
+    """step   100  held out: 91.20 % of 360 samples right, loss 0.2931"""
+    return f"step {facts['step']:5d}  held out: {judged(facts)}"
+
+
+def checkpoint_line(step: int, path: str, nbytes: int, seconds: float) -> str:
+    """step   100  saved in runs/a/step-00000100: 3.2 MiB in 0.04 s"""
+    return f"step {step:5d}  saved in {path}: {written(nbytes)} in {seconds:.2f} s"
+
+
+def facts(job: Job, chosen: Chosen, progress: Progress, first_step: int, run: dict[str, Any]) -> dict[str, Any]:
+    """All figures of a run; call it before the run's own steps are learned, so that predictions are predictions."""
+    if not job.leads:
+        return {}
+    result: dict[str, Any] = {
+        "model": job.model.name,
+        "machine": job.machine.name,
+        "num_ranks": job.comm.size,
+        "batch": job.graph.batch,
+        "run": run,
+        "num_tasks": chosen.prepared.tasks.num_tasks,
+        "first_step": first_step,
+        "num_steps": progress.num_steps,
+        "losses": [finite(loss) for loss in progress.losses],
+        "waited_seconds": sum(progress.waited),
+        "copied_seconds": progress.copied_seconds,
+        "stopped_by": progress.stopped_by,
+        "evaluations": progress.evaluations,
+        "checkpoints": progress.checkpoints,
+        "peak_bytes": [int(b) for b in chosen.prepared.packing.peak_bytes],
+        "workspace_bytes": progress.workspace_bytes,
+        "remarks": progress.remarks,
+        "equals_seed": chosen.equals,
+        "num_proposals": chosen.num_proposals,
+        "candidates": [
+            {
+                "name": c.name,
+                "untaught_seconds": c.untaught_seconds,
+                "simulated_seconds": c.simulated_seconds,
+                "measured_seconds": c.measured_seconds,
+            }
+            for c in chosen.candidates
+        ],
+    }
+    if progress.sampled:
+        result |= _predictions(job, chosen, progress)
+    if progress.evaluations and not progress.stopped_by:
+        judged = {name: value for name, value in progress.evaluations[-1].items() if name != "step"}
+        result["num_held_out"] = judged.pop("num_samples")
+        result |= {f"held_out_{name}": value for name, value in judged.items()}
+    return result
+
+
+def _predictions(job: Job, chosen: Chosen, progress: Progress) -> dict[str, Any]:
+    """What a step took, beside what was said before and after learning."""
+    measured = float(np.median([s.seconds for s in progress.sampled]))
+    before = simulated(chosen.prepared, CostModel(job.machine))
+    after = chosen.prepared.simulated.seconds
+    return {
+        "step_seconds": float(np.median(progress.seconds)),
+        "measured_step_seconds": measured,
+        "simulated_step_seconds": after,
+        "untaught_step_seconds": before,
+        "error_before_learning": abs(before / measured - 1),
+        "error_after_learning": abs(after / measured - 1),
+        "num_sampled": len(progress.sampled),
+        "num_held_up": sum(map(held_up, progress.sampled)),
+    }
+
+
+def finite(number: float) -> float | None:
+    """The number, or None, since JSON knows neither infinity nor NaN."""
+    return number if math.isfinite(number) else None
+
+
+def text(facts: dict[str, Any]) -> str:
+    """The end of a run in a few lines."""
+    lines = list(facts["remarks"])
+    if "error_before_learning" in facts:
+        before, after = 100 * facts["error_before_learning"], 100 * facts["error_after_learning"]
+        lines.append(
+            f"prediction error over {report.counted(facts['num_steps'], 'step')} not learned from: "
+            f"{before:.1f} % before learning, {after:.1f} % after"
+        )
+    if facts.get("num_held_up"):
+        measured, all_were = report.counted(facts["num_sampled"], "step"), facts["num_held_up"] == facts["num_sampled"]
+        lines.append(
+            f"other programs held up {facts['num_held_up']} of {measured} that were measured task by task: transfers "
+            f"are learned from {'the quickest, where nothing else is known of them' if all_were else 'the others'}"
+        )
+    if facts["num_steps"]:
+        lines.append(f"steps waited {ms(facts['waited_seconds'])} for samples in all")
+    if facts["stopped_by"]:
+        done = facts["first_step"] + facts["num_steps"]
+        lines.append(f"stopped by {facts['stopped_by']} after step {done}: --resume goes on from there")
+    if "num_held_out" in facts:
+        lines.append(f"held out: {judged(facts['evaluations'][-1])}")
+    lines += [f"{what}: {path}" for what, path in facts["files"].items()]
+    lines.append(f"{facts['total_seconds']:.1f} s in all")
+    return "\n".join(lines)
+
+
+def judged(facts: dict[str, Any]) -> str:
+    """91.20 % of 360 samples right, loss 0.2931"""
+    words = []
+    if "accuracy" in facts:
+        words.append(f"{100 * facts['accuracy']:.2f} % of {facts['num_samples']} samples right")
+    if "auc" in facts:
+        words.append(f"area under the curve {facts['auc']:.4f}")
+    if facts["loss"] is not None:
+        words.append(f"loss {facts['loss']:.4f}")
+    return ", ".join(words)

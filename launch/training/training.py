@@ -1,0 +1,262 @@
+"""The training loop: steps are fed, run, judged, recorded and saved, from the first to the last or to a signal.
+
+It does not know how the plan was chosen, what the options were, nor how its records are shown.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from castile.launch.checkpoints.checkpointer import Checkpointer, Outcome
+from castile.launch.data import Dataset
+from castile.launch.jobs.execution import Execution, Prepared
+from castile.launch.jobs.jobs import Job
+from castile.launch.processes import last_words
+from castile.launch.processes.ranks import Ended, UserError
+from castile.launch.processes.stopping import SIGNALS, Stopping
+from castile.launch.reports import report
+from castile.launch.reports.progress import Advance
+from castile.launch.reports.screen import Speaker
+from castile.launch.training import evaluate, telling
+from castile.launch.training.feeding import Feeder
+from castile.launch.training.metrics import Metrics
+from castile.launch.training.telling import Progress
+from castile.planner import strategy as strategies
+from castile.planner.step.beside import NORM
+from castile.planner.strategy import Strategy
+from castile.runtime import debug
+from castile.runtime.timeline import Timeline
+
+NUM_SAMPLED = 20
+# On a GPU a step that is measured whole is put there task by task, and costs more than others.
+LEAST_BETWEEN = 4
+# When the last save is tried again: ten minutes in all.
+AGAIN_SECONDS = (5, 15, 40, 60, 120, 180, 180)
+
+
+@dataclass(frozen=True)
+class Course:
+    """What there is to do: steps `first_step` <= step < `num_steps` of a data set, each with its rate.
+
+    evaluate_every   how many steps lie between evaluations on held-out samples, None for one at the end alone
+    saver            saves the state when it is due, after the last step and when a signal asks to stop
+    """
+
+    plan: Strategy
+    prepared: Prepared
+    execution: Execution
+    dataset: Dataset
+    rates: Callable[[int], float]
+    first_step: int
+    num_steps: int
+    evaluate_every: int | None = None
+    saver: Checkpointer | None = None
+
+
+@dataclass
+class Training:
+    """A training under way."""
+
+    job: Job
+    course: Course
+    log: Metrics
+    say: Speaker
+    progress: Progress = field(default_factory=Progress)
+
+    def run(self) -> Progress:
+        """Train. Raises UserError where the loss is no finite number, and Ended for Ctrl-C."""
+        try:
+            return self._run()
+        except KeyboardInterrupt:
+            done = self.course.first_step + self.progress.num_steps
+            raise Ended(signal.SIGINT, f"ended after step {done}: {self._left}") from None
+
+    def _run(self) -> Progress:
+        course, job = self.course, self.job
+        first, last = course.first_step, max(course.num_steps, course.first_step)
+        last_words.leave(self._left)
+        with ExitStack() as stack:
+            # without a place to save to a signal ends the job as it ends any program
+            stopping = stack.enter_context(Stopping(job.comm, SIGNALS if course.saver else ()))
+            inputs, batch = course.execution.inputs, job.graph.batch
+            feeder = stack.enter_context(Feeder(course.dataset, inputs, batch, first, last - first))
+            bar = stack.enter_context(self.say.bar(first, last))
+            for step in range(first, last):
+                self._step(step, feeder)
+                bar.step(step + 1, self.progress.losses[-1], self.progress.pace)
+                self._after(step + 1, last)
+                if course.saver is not None and self._is_asked_to_stop(stopping, step):
+                    self.progress.stopped_by = stopping.name
+                    break
+            if course.saver is not None:
+                self._save_last(first + self.progress.num_steps, course.saver)
+                course.saver.close()
+        self.progress.remarks = course.execution.runner.remarks
+        self.progress.workspace_bytes = course.execution.runner.workspace_bytes
+        # a job that was asked to stop has little time left
+        if not self.progress.stopped_by and evaluate.truth(job, course.dataset.held_out) is not None:
+            many = report.counted(course.dataset.num_held_out, "sample")
+            with self.say.under_way(f"evaluating on {many}") as advance:
+                self._evaluate(last, advance)
+        return self.progress
+
+    def _is_asked_to_stop(self, stopping: Stopping, step: int) -> bool:
+        with self.course.execution.runner.prompt():
+            return stopping.after(step)
+
+    def _step(self, step: int, feeder: Feeder) -> None:
+        """One step; `step` are done before it."""
+        begun, waited = time.perf_counter(), feeder.waited_seconds
+        execution, progress = self.course.execution, self.progress
+        ahead, first, rate = execution.runner.feeds_ahead, self.course.first_step, self.course.rates(step)
+        if not ahead or step == first:
+            self._feed(step, feeder)
+        is_sampled = self._is_sampled(step)
+        if is_sampled:
+            self.job.comm.align_clocks()
+        ready = time.perf_counter()
+        more = ahead and step + 1 < self.course.num_steps
+        meanwhile = partial(self._feed, step + 1, feeder) if more else None
+        timeline = None
+        if is_sampled:
+            timeline = execution.step(meanwhile)
+        else:
+            execution.run(meanwhile)
+        done = time.perf_counter()
+        loss = execution.output(self.job.graph.loss)
+        progress.add(float(loss) if loss is not None else math.nan, done - ready, feeder.waited_seconds - waited)
+        progress.pace = self.job.graph.batch / (done - begun)
+        self._record(step + 1, rate)
+        if loss is not None and not math.isfinite(progress.losses[-1]):
+            self.log.record("end", step=step + 1, reason="the loss is not a finite number")
+            # Before the first update no rate is to blame.
+            at_once = "look for such numbers in samples and parameters, and for labels out of range"
+            mend = "train again with a smaller --lr" if step else at_once
+            raise UserError(f"step {step + 1}: the loss is not a finite number: {mend}")
+        if timeline is not None:
+            self._sample(step + 1, timeline)
+
+    def _feed(self, step: int, feeder: Feeder) -> None:
+        self.course.execution.feed(next(feeder), self.course.rates(step), step)
+
+    def _record(self, step: int, rate: float) -> None:
+        prepared, progress, batch = self.course.prepared, self.progress, self.job.graph.batch
+        norm = self.course.execution.output(NORM)
+        # where gradients overflow 16 bits they have no norm, and the step is skipped
+        clipped = {"norm": float(norm) if math.isfinite(norm) else None} if norm is not None else {}
+        self.log.record(
+            "step", step=step, samples=step * batch, loss=progress.losses[-1], rate=rate,
+            step_seconds=progress.seconds[-1], simulated_seconds=prepared.simulated.seconds,
+            samples_per_second=progress.pace, peak_bytes=int(prepared.packing.peak_bytes.max()),
+            waited_seconds=progress.waited[-1], **clipped,
+        )  # fmt: skip
+
+    @property
+    def _every(self) -> int:
+        """Every so many steps one is measured task by task: about twenty in all, on a GPU fewer."""
+        num_steps = self.course.num_steps - self.course.first_step
+        least = 1 if self.job.backend == "numpy" else min(LEAST_BETWEEN, num_steps)
+        return max(least, num_steps // NUM_SAMPLED)
+
+    def _is_sampled(self, step: int) -> bool:
+        return (step + 1 - self.course.first_step) % self._every == 0
+
+    def _sample(self, step: int, timeline: Timeline) -> None:
+        """Gather a step that was measured whole, and tell a line of it."""
+        course, every = self.course, self._every
+        self.progress.num_sampled += 1
+        with course.execution.runner.prompt():
+            whole = self.job.gather(timeline)
+        if whole is not None:
+            self.progress.sampled.append(whole)
+            debug.show(debug.TASKS, self.job.comm.rank, partial(debug.task_table, course.prepared.tasks, whole))
+        self.say.step_line(lambda: telling.step_line(self.job, step, self.progress, course.prepared, every))
+
+    def _after(self, step: int, last: int) -> None:
+        """What is due when so many steps are done."""
+        course = self.course
+        if course.saver is not None:
+            if course.saver.due(step) and step < last:
+                self._save(step)
+            with course.execution.runner.prompt():
+                outcome = course.saver.poll()
+            self._told(outcome)
+        if course.evaluate_every and step % course.evaluate_every == 0 and step < last:
+            self._evaluate(step)
+
+    def _evaluate(self, step: int, advance: Advance = lambda *_: None) -> None:
+        course = self.course
+        judged = evaluate.held_out(self.job, course.plan, course.dataset, course.execution.state, advance)
+        if judged is None:
+            return
+        facts = telling.evaluation(step, judged)
+        self.progress.evaluations.append(facts)
+        self.log.record("evaluation", **facts)
+        # the last is told at the end of the run
+        if step < course.num_steps:
+            self.say.line(telling.evaluation_line(facts))
+
+    def _save(self, step: int) -> None:
+        course, carried = self.course, self.course.execution.saved()
+        assert course.saver is not None
+        _check_finite(carried, step)
+        copied = course.saver.save(step, step * self.job.graph.batch, carried, strategies.encode(course.plan))
+        self.progress.copied_seconds += copied.seconds + copied.waited_seconds
+
+    def _save_last(self, step: int, saver: Checkpointer) -> None:
+        """Save what has come of it all: where the disk is full, again and again while somebody may make room, unless
+        the job was asked to stop and has little time left."""
+        self._told(saver.wait())
+        outcome = None
+        for seconds in (*AGAIN_SECONDS, None):
+            self._save(step)
+            outcome = saver.wait()
+            lacks_room = outcome is not None and outcome.lacks_room
+            is_last = seconds is None or not lacks_room or bool(self.progress.stopped_by)
+            self._told(outcome, "" if is_last else f"; make room: it is tried again in {seconds} s")
+            if is_last:
+                break
+            time.sleep(seconds or 0)
+        if self.job.leads and outcome is not None and not outcome.complete:
+            self.progress.unsaved = f"what was trained since is lost: {outcome.warning}"
+
+    @property
+    def _left(self) -> str:
+        """What there is to go on from, should the training end now."""
+        saver = self.course.saver
+        if saver is not None and saver.latest is not None:
+            return f"with --resume the same command goes on from {saver.latest}"
+        return "nothing is saved yet; --checkpoint DIR with --checkpoint-every N saves, to --resume from"
+
+    def _told(self, outcome: Outcome | None, then: str = ", and training goes on") -> None:
+        """Tell what became of a save, and what happens where it came to nothing."""
+        if outcome is None:
+            return
+        facts = {name: getattr(outcome, name) for name in outcome.__struct_fields__}
+        self.progress.checkpoints.append(facts)
+        self.log.record("checkpoint", **facts)
+        if outcome.warning:
+            self.say.warn(f"{outcome.warning}{'' if outcome.complete else then}")
+        if outcome.complete:
+            last_words.leave(self._left)
+            self.say.line(telling.checkpoint_line(outcome.step, outcome.path, outcome.nbytes, outcome.seconds))
+
+
+def _check_finite(carried: Mapping[Any, np.ndarray], step: int) -> None:
+    """Raises UserError for a state that no run could go on from: the loss of its own step may still look well."""
+    for (region, _, _), array in carried.items():
+        # the extremes of an array are finite where all of it is, and no second array is made
+        if array.size and array.dtype.kind == "f" and not (np.isfinite(array.min()) and np.isfinite(array.max())):
+            raise UserError(
+                f"step {step}: {region} holds numbers that are not finite, which are not saved: train again with a "
+                "smaller --lr"
+            )

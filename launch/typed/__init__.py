@@ -1,0 +1,1 @@
+"""Typed: what users write on a command line: options, names with settings, files theirs and for them."""

@@ -1,0 +1,35 @@
+"""Optimizers as a user names them: `adamw:beta1=0.9,decay=0.1` is the operator planner/ops/adamw.py with settings.
+
+It does not know how updates are cut or run.
+"""
+
+from __future__ import annotations
+
+from castile.launch.typed import settings
+from castile.planner import op as ops
+from castile.planner.families.updates import Optimizer
+from castile.runtime.strict import suggestion
+
+
+def parse(text: str) -> Optimizer:
+    """The operator of NAME or NAME:key=value,...
+
+    Raises ValueError in one sentence for an unknown name or setting, and for a value that makes no sense.
+    """
+    name, given = settings.split(text)
+    known = available()
+    if name not in known:
+        raise ValueError(f"no optimizer {name!r}{suggestion(name, list(known))}; there are {', '.join(known)}")
+    kind = ops.find(name)
+    made: Optimizer = kind(**settings.typed(kind, given, f"optimizer {name}"))
+    return made
+
+
+def available() -> tuple[str, ...]:
+    """The names of all optimizers among the operators."""
+    return tuple(name for name in ops.available() if issubclass(ops.find(name), Optimizer))
+
+
+def patterns(text: str) -> tuple[str, ...]:
+    """Names with wildcards, separated by commas, as a tuple."""
+    return tuple(word for word in (piece.strip() for piece in text.split(",")) if word)
