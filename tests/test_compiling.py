@@ -14,7 +14,7 @@ numba = pytest.importorskip("numba")
 
 SCRIPT = """
 import sys, numba
-from castile.launch import compiling
+from castile.launch.here import compiling
 from castile.planner.evaluation.budget import clock
 from castile.runtime.compiled import compiled, compiling_seconds
 compiling.PATIENCE_SECONDS = float(sys.argv[1])

@@ -181,7 +181,7 @@ def test_a_profile_that_was_killed_is_taken_up_where_it_stopped(home, tmp_path):
 
 FAILING = """
 import sys, time
-from castile.launch import ranks
+from castile.launch.processes import ranks
 
 def body():
     world = ranks.this_world()
@@ -200,7 +200,7 @@ sys.exit(ranks.main_guard(body))
 def test_a_rank_that_fails_before_it_knows_its_place_does_not_wait():
     code = """
 import os, sys, time
-from castile.launch import ranks
+from castile.launch.processes import ranks
 
 def body():
     if os.environ["OMPI_COMM_WORLD_RANK"] == "1":

@@ -63,7 +63,7 @@ def test_each_who_writes_has_a_draft_of_its_own(tmp_path):
 
 KILLED = """
 import os, signal, sys
-from castile.launch import files
+from castile.launch.typed import files
 with files.whole(sys.argv[1]) as draft:
     draft.write_bytes(b"half of ")
     os.kill(os.getpid(), signal.SIGKILL)

@@ -26,7 +26,7 @@ from tests.test_any_strategy import TOLERANCE, drawn
 from tests.training import SGD, difference, train
 
 # Of which operators some case hands on the gradient of which operands, or a piece of it.
-HANDS_ON = {"add": {0, 1}, "sub": {0}, "channel_bias": {0}, "concat": {0, 1, 2}}
+HANDS_ON = {"add": {0, 1}, "sub": {0}, "channel_bias": {0}, "concat": {0, 1, 2}, "pad": {0}, "expand": {0}}
 
 
 @pytest.mark.parametrize("name", [n for n in available() if hasattr(cases_of(n)[0].op, "grad_inputs")])

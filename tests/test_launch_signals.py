@@ -56,7 +56,7 @@ import os, sys
 from castile.launch import launch
 program = '''
 import sys, time
-from castile.launch import interrupts, ranks
+from castile.launch.processes import interrupts, ranks
 def body():
     with interrupts.told("half of it is kept"):
         print("begun", flush=True)

@@ -69,7 +69,7 @@ def test_without_resuming_a_file_begins_anew(tmp_path):
 def test_nothing_is_lost_when_the_process_is_killed(tmp_path):
     path = tmp_path / "a.jsonl"
     code = (
-        "import os, sys; from castile.launch import metrics\n"
+        "import os, sys; from castile.launch.training import metrics\n"
         f"log = metrics.start({str(path)!r}, '', False)\n"
         "for step in range(1000): log.record('step', step=step)\n"
         "os.kill(os.getpid(), 9)"

@@ -145,7 +145,7 @@ def test_links_are_measured_between_ranks(monkeypatch, size):
 @pytest.mark.mpi
 def test_links_are_measured_between_mpi_ranks(tmp_path):
     script = (
-        "from castile.launch import hosts; from castile.runtime.comm import mpi; comm = mpi.world();"
+        "from castile.launch.here import hosts; from castile.runtime.comm import mpi; comm = mpi.world();"
         "from castile.runtime import machine; m = hosts.measured(machine.local(comm.size), comm); l = m.levels[0];"
         "print('link', l.latency_seconds < 0.1, l.bytes_per_second > 1e6) if comm.rank == 0 else None"
     )

@@ -7,7 +7,12 @@ from castile.planner.ops.leaky_relu import LeakyRelu
 from castile.planner.ops.softplus import Softplus
 from tests.opinfo_cases import Read, names, same, torch_name
 
-WITHOUT = {"scale": "a product with a number"}
+WITHOUT = {
+    "scale": "a product with a number",
+    "shift": "a sum with a number",
+    "clamp": "samples have arrays for bounds",
+    "masked": "a mask of numbers, and zeros where it is none: tests/test_ops has its gradients",
+}
 
 
 def one(op, x):
@@ -52,6 +57,11 @@ def from_sigmoid(x):
 @torch_name("tanh")
 def from_tanh(x):
     return one(find("tanh")(), x)
+
+
+@torch_name("reciprocal")
+def from_reciprocal(x):
+    return one(find("reciprocal")(), x)
 
 
 @torch_name("exp")

@@ -48,3 +48,20 @@ def from_slice(x, dim, start, length):
     if length == 0:
         raise Skip("nothing")
     return Read(find("slice")(dim, start, start + length), [(x, same, names(x.ndim))])
+
+
+@torch_name("expand")
+def from_expand(x, sizes):
+    if len(sizes) != x.ndim or 0 in x.shape:
+        raise Skip("more dims, or nothing")
+    shape = tuple(own if n == -1 else n for own, n in zip(x.shape, sizes))
+    return Read(find("expand")(shape), [(x, same, names(x.ndim))])
+
+
+@torch_name("nn.functional.pad")
+def from_pad(x, widths, mode="constant", value=None):
+    dims = {x.ndim - 1 - n // 2: widths[n : n + 2] for n in range(0, len(widths), 2) if any(widths[n : n + 2])}
+    if len(dims) != 1 or min(widths) < 0 or 0 in x.shape:
+        raise Skip("not one dim, less than there is, or nothing")
+    ((dim, (before, after)),) = dims.items()
+    return Read(find("pad")(dim, before, after, value or 0.0), [(x, same, names(x.ndim))])
