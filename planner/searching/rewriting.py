@@ -16,6 +16,8 @@ from castile.planner.lower import Lowering
 # One that saves less of a step's work is not worth other nodes than those that the model names.
 WORTH = 0.01
 
+Names = tuple[str, ...]
+
 
 def least_work(lowering: Lowering) -> tuple[str, float]:
     """The rewrites that leave a step least work on all processors, as `rewrite.apply` takes them, and the share of it
@@ -24,19 +26,25 @@ def least_work(lowering: Lowering) -> tuple[str, float]:
     By the machine's figures: what was measured of one graph's tasks says nothing of another's. Ever the one that saves
     most of what is left is added, as long as one is worth it.
     """
+    taken, names = lowering, Names()
     whole = least = _work(lowering)
-    names: tuple[str, ...] = ()
-    while left := [(*names, name) for name in rewrites.available() if name not in names]:
-        works = {more: _work(_rewritten(lowering, more)) for more in left}
+    while changed := _changed(taken, names):
+        works = {more: _work(other) for more, other in changed.items()}
         best = min(works, key=works.__getitem__)
         if works[best] > (1 - WORTH) * least:
             break
-        names, least = best, works[best]
+        taken, names, least = changed[best], best, works[best]
     return rewrites.AND.join(names), 1 - least / whole
 
 
-def _rewritten(lowering: Lowering, names: tuple[str, ...]) -> Lowering:
-    return lowering.remade(graph=rewrites.apply(rewrites.AND.join(names), lowering.graph))
+def _changed(lowering: Lowering, names: Names) -> dict[Names, Lowering]:
+    """What one rewrite more makes of a graph with these, where it makes another one, by the names of all."""
+    found = {}
+    for name in rewrites.available():
+        graph = rewrites.apply(name, lowering.graph)
+        if graph.fingerprint != lowering.graph.fingerprint:
+            found[*names, name] = lowering.remade(graph=graph)
+    return found
 
 
 def _work(lowering: Lowering) -> float:
