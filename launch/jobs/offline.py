@@ -17,7 +17,6 @@ from castile.launch.jobs import checks, jobs
 from castile.launch.models import DTYPES, Model
 from castile.launch.processes import ranks
 from castile.launch.processes.ranks import UserError, this_world
-from castile.planner import rewrite as rewrites
 from castile.planner.cost import CostModel
 from castile.planner.costs.database import Database
 from castile.planner.costs.snapshot import Snapshot
@@ -49,11 +48,9 @@ class Desk:
         is_said = self.model.rewrite is not None or self.snapshot is not None
         if is_said or all(processor.kind == CPU for processor in self.machine.processors):
             return self, 0.0
-        known = self.evaluator.lowering
-        names, saved = least_work(known)
+        names, lowering, saved = least_work(self.evaluator.lowering)
         if not names:
             return self, 0.0
-        lowering = known.remade(graph=rewrites.apply(names, known.graph))
         evaluator = Evaluator(lowering, CostModel(self.machine))
         return replace(self, model=self.model.rewritten(names), evaluator=evaluator), saved
 

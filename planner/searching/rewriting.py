@@ -19,9 +19,9 @@ WORTH = 0.01
 Names = tuple[str, ...]
 
 
-def least_work(lowering: Lowering) -> tuple[str, float]:
-    """The rewrites that leave a step least work on all processors, as `rewrite.apply` takes them, and the share of it
-    that they save; "" where none is worth it.
+def least_work(lowering: Lowering) -> tuple[str, Lowering, float]:
+    """The rewrites that leave a step least work on all processors, as `rewrite.apply` takes them, what they make of the
+    lowering, and the share of work that they save; "" where none is worth it.
 
     By the machine's figures: what was measured of one graph's tasks says nothing of another's. Ever the one that saves
     most of what is left is added, as long as one is worth it.
@@ -34,7 +34,7 @@ def least_work(lowering: Lowering) -> tuple[str, float]:
         if works[best] > (1 - WORTH) * least:
             break
         taken, names, least = changed[best], best, works[best]
-    return rewrites.AND.join(names), 1 - least / whole
+    return rewrites.AND.join(names), taken, 1 - least / whole
 
 
 def _changed(lowering: Lowering, names: Names) -> dict[Names, Lowering]:

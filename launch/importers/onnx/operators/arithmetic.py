@@ -28,6 +28,16 @@ def scaled(c: Call, name: str, x: Tensor, factor: float) -> Tensor:
     return x if isclose(factor, 1.0, rel_tol=1e-6) else c.g.scale(name, x, factor=factor)
 
 
+def number(c: Call, at: int, beside: int) -> float | None:
+    """The one number that an input is, where the other one has at least as many dims; None where it is no such."""
+    return c.scalar(at) if len(c.shape(at)) <= len(c.shape(beside)) else None
+
+
+def shifted(c: Call, x: Tensor, amount: float) -> Tensor:
+    """x and a number."""
+    return c.g.shift(c.name, x, amount=amount) if amount else x
+
+
 @handles("Add")
 def add(c: Call) -> Tensor | Erf:
     c.get("broadcast")
@@ -37,8 +47,8 @@ def add(c: Call) -> Tensor | Erf:
             continue
         if isinstance(value, Erf) and amount is not None:
             return replace(value, plus=value.plus + amount)
-        if amount is not None and len(c.shape(other)) <= len(c.shape(x)):
-            return c.g.shift(c.name, c.tensor(x), amount=amount) if amount else c.tensor(x)
+        if (amount := number(c, other, x)) is not None:
+            return shifted(c, c.tensor(x), amount)
         whole = pieces.with_bias(c, c.tensor(x), c.value(other)) or pieces.layer_norm(c, c.tensor(x), c.value(other))
         if whole is not None:
             return whole
@@ -48,9 +58,9 @@ def add(c: Call) -> Tensor | Erf:
 @handles("Sub")
 def sub(c: Call) -> Tensor:
     c.get("broadcast")
-    if (amount := c.scalar(1)) is not None and len(c.shape(1)) <= len(c.shape(0)):
-        return c.g.shift(c.name, c.tensor(0), amount=-amount) if amount else c.tensor(0)
-    if (amount := c.scalar(0)) is not None and len(c.shape(0)) <= len(c.shape(1)):
+    if (amount := number(c, 1, 0)) is not None:
+        return shifted(c, c.tensor(0), -amount)
+    if (amount := number(c, 0, 1)) is not None:
         turned = c.g.neg(c.inner("neg"), c.tensor(1))
         return c.g.shift(c.name, turned, amount=amount)
     return c.g.sub(c.name, c.tensor(0), c.tensor(1))
@@ -65,7 +75,7 @@ def mul(c: Call) -> Tensor | Erf:
             continue
         if isinstance(value, Erf) and factor is not None:
             return replace(value, times=value.times * factor, plus=value.plus * factor)
-        if factor is not None and len(c.shape(other)) <= len(c.shape(x)):
+        if (factor := number(c, other, x)) is not None:
             return scaled(c, c.name, c.tensor(x), factor)
         whole = None
         if isinstance(value, Tensor) and isinstance(more, Erf):
@@ -80,10 +90,10 @@ def mul(c: Call) -> Tensor | Erf:
 @handles("Div")
 def div(c: Call) -> Tensor:
     c.get("broadcast")
-    if (number := c.scalar(1)) is not None and number and len(c.shape(1)) <= len(c.shape(0)):
-        return scaled(c, c.name, c.tensor(0), 1 / number)
-    if (number := c.scalar(0)) is not None and len(c.shape(0)) <= len(c.shape(1)):
-        return scaled(c, c.name, c.g.reciprocal(c.inner("reciprocal"), c.tensor(1)), number)
+    if by := number(c, 1, 0):
+        return scaled(c, c.name, c.tensor(0), 1 / by)
+    if (factor := number(c, 0, 1)) is not None:
+        return scaled(c, c.name, c.g.reciprocal(c.inner("reciprocal"), c.tensor(1)), factor)
     return c.g.div(c.name, c.tensor(0), c.tensor(1))
 
 
@@ -94,29 +104,29 @@ def erf(c: Call) -> Erf:
 
 @handles("Pow")
 def power(c: Call) -> Tensor:
-    number, x = c.scalar(1), c.tensor(0)
-    if number is None:
+    exponent, x = c.scalar(1), c.tensor(0)
+    if exponent is None:
         raise Unsupported("with an exponent that is no number")
-    if number == 1:
+    if exponent == 1:
         return x
-    if number == 0.5:
+    if exponent == 0.5:
         return c.g.sqrt(c.name, x)
-    if number == -0.5:
+    if exponent == -0.5:
         return c.g.rsqrt(c.name, x)
-    if number in (2, 3, 4):
-        square = c.g.square(c.name if number == 2 else c.inner("square"), x)
-        return square if number == 2 else c.g.mul(c.name, square, x if number == 3 else square)
-    if number == int(number):
-        raise Unsupported(f"with the exponent {number:g}")
+    if exponent in (2, 3, 4):
+        square = c.g.square(c.name if exponent == 2 else c.inner("square"), x)
+        return square if exponent == 2 else c.g.mul(c.name, square, x if exponent == 3 else square)
+    if exponent == int(exponent):
+        raise Unsupported(f"with the exponent {exponent:g}")
     # of a negative number there is no such power
-    return c.g.exp(c.name, scaled(c, c.inner("times"), c.g.log(c.inner("log"), x), number))
+    return c.g.exp(c.name, scaled(c, c.inner("times"), c.g.log(c.inner("log"), x), exponent))
 
 
-def several(c: Call, layer: str) -> Tensor:
-    """One after another, from the first."""
+def several(c: Call, layer: str, is_last: bool = True) -> Tensor:
+    """One after another, from the first; is_last says whether that is what the node gives."""
     found = c.tensor(0)
     for n in range(1, len(c.args)):
-        name = c.name if n == len(c.args) - 1 else c.inner(f"{layer}{n}")
+        name = c.name if is_last and n == len(c.args) - 1 else c.inner(f"{layer}{n}")
         found = getattr(c.g, layer)(name, found, c.tensor(n))
     return found
 
@@ -130,18 +140,15 @@ def total(c: Call) -> Tensor:
 def mean(c: Call) -> Tensor:
     if len(c.args) == 1:
         return c.tensor(0)
-    found = c.tensor(0)
-    for n in range(1, len(c.args)):
-        found = c.g.add(c.inner(f"add{n}"), found, c.tensor(n))
-    return c.g.scale(c.name, found, factor=1 / len(c.args))
+    return c.g.scale(c.name, several(c, "add", is_last=False), factor=1 / len(c.args))
 
 
 @handles("Max", "Min")
 def extreme(c: Call) -> Tensor:
     if len(c.args) == 2:
         for x, other in ((0, 1), (1, 0)):
-            bound = None if isinstance(c.value(x), Known) else c.scalar(other)
-            if bound is not None and len(c.shape(other)) <= len(c.shape(x)):
+            bound = None if isinstance(c.value(x), Known) else number(c, other, x)
+            if bound is not None:
                 low, high = (bound, np.inf) if c.op == "Max" else (-np.inf, bound)
                 return clamped(c, c.tensor(x), low, high)
     return several(c, "maximum" if c.op == "Max" else "minimum")
