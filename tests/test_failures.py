@@ -142,7 +142,7 @@ def test_who_launched_a_rank_that_is_killed_tells_which_and_what_there_is(plan, 
 DYING = """
 import contextlib, os, signal, sys
 from castile.launch.__main__ import main
-from castile.planner import database
+from castile.planner.costs import database
 
 real, begun = database._transaction, 0
 

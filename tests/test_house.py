@@ -183,6 +183,38 @@ def test_no_import_cycle():
         visit(name)
 
 
+def top_level(name: str) -> set[str]:
+    """What a module binds by its own statements, wherever in it they stand."""
+    bound: set[str] = set()
+    for node in ast.walk(tree(modules()[name])) if name in modules() else ():
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            bound.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            bound |= {alias.asname or alias.name for alias in node.names}
+    return bound
+
+
+def test_programs_within_texts_import_what_there_is():
+    """Programs that tests and pages hold as text are read by no checker, and fail late when a module has moved."""
+    pages = [CHECKOUT / "README.md", *(CHECKOUT / "docs").glob("*.md")]
+    programs = [path for folder in ("tests", "benchmarks") for path in (CHECKOUT / folder).rglob("*.py")]
+    statement = re.compile(rf"from (castile\.(?:{'|'.join(PACKAGES)})[\w.]*) import (\w+(?:, \w+)*)")
+    found = [(path, text) for path in (*pages, *programs) for text in statement.findall(path.read_text("utf-8"))]
+    named = {(path.name, base, name) for path, (base, names) in found for name in names.split(", ")}
+    wrong = {
+        f"{file}: from {base} import {name}"
+        for file, base, name in named
+        if f"{base}.{name}" not in {*modules(), *map(package_above, modules())} and name not in top_level(base)
+    }
+    assert len(named) > 100 and wrong == set()
+
+
+def package_above(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
 BLOCKED = """
 import importlib, sys
 class Absent:
