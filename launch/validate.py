@@ -9,6 +9,7 @@ import contextlib
 import json
 import math
 import random
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
@@ -29,6 +30,7 @@ from castile.launch.typed import options
 from castile.planner.choices.space import space_of
 from castile.planner.cost import CostModel
 from castile.planner.costs.learn import held_up
+from castile.planner.known.pipelines import divisors, staged
 from castile.planner.known.seeds import seeds, stamped
 from castile.planner.search import Evaluator
 from castile.planner.strategy import Config, Strategy
@@ -55,6 +57,11 @@ class Validate:
     """How many plans to measure; every other one is learned from."""
     batch: options.Count = None
     """Samples a step; by default so many that a data-parallel step takes at least 22 ms."""
+    accumulate: options.Count = None
+    """Cut each batch into so many pieces in time, one after another; then pipelines are among the plans."""
+    recompute: options.RecomputeOrOwn = ""
+    """Results that are computed again for gradients: selective (what is cheap), full (nearly all), or names with
+    wildcards; none by default."""
     rounds: options.Number = ROUNDS
     """How many steps of each plan are timed; the plans take turns."""
     seed: options.Number = 0
@@ -99,11 +106,12 @@ class Truth:
 @interrupts.told("ended, and nothing is kept; with fewer --plans and --rounds there is less to wait for")
 def run(command: Validate) -> int:
     """Measure, learn, predict, report. Raises ValueError or UserError in one sentence for a user's mistake."""
-    checks.counts(batch=command.batch, rounds=command.rounds)
+    checks.counts(batch=command.batch, accumulate=command.accumulate, rounds=command.rounds)
     if command.plans < 4:
         raise UserError(f"--plans {command.plans}: at least 4 are needed, half to learn from and half to predict")
-    job = jobs.start(command.model, command.machine, command.batch or _batch(command), command.profile)
-    job.measure()
+    if command.batch:
+        checks.pieces(command.accumulate, command.batch)
+    job = _start(command, command.batch or _batch(command), command.profile)
     Speaker(job.leads, command.json).note(f"measuring {command.plans} plans")
     feed = sample_feed(job, command.seed)
     plans = draw(job, command.plans, command.seed)
@@ -121,12 +129,22 @@ def run(command: Validate) -> int:
     return 0
 
 
+def _start(command: Validate, batch: int, profile: str) -> Job:
+    job = jobs.start(
+        command.model, command.machine, batch, profile,
+        microbatches=command.accumulate or 1, recompute=command.recompute,
+    )  # fmt: skip
+    job.measure()
+    return job
+
+
 def _batch(command: Validate) -> int:
     """Samples with which a data-parallel step is long enough to be timed, found by timing it."""
-    batch, seconds = models.parse(command.model).recipe.batch, 0.0
+    # A multiple of the pieces that is cut into.
+    pieces = command.accumulate or 1
+    batch, seconds = -(-models.parse(command.model).recipe.batch // pieces) * pieces, 0.0
     while batch < MOST_SAMPLES:
-        job = jobs.start(command.model, command.machine, batch, "")
-        job.measure()
+        job = _start(command, batch, "")
         Speaker(job.leads, command.json).note(f"timing a step of {batch} samples")
         timed = trial(job, "data_parallel", seeds(job.lowering)["data_parallel"], command.seed)
         measure(job, [timed], sample_feed(job, command.seed), 0.0, CALIBRATION_ROUNDS)
@@ -141,6 +159,7 @@ def draw(job: Job, count: int, seed: int) -> dict[str, Strategy]:
     """The seeds, and random plans spread evenly over the logarithm of their simulated times, in that order.
 
     A plan draws a Config for each kind of node, so that repeated layers are alike, and breaks the rule for a few nodes.
+    Of a batch that is cut into microbatches there are pipelines of such plans, too, whose stages are of any length.
     Those of too many transfers are not drawn. Raises UserError where there are fewer than are asked for.
     """
     rng = random.Random(seed)
@@ -169,10 +188,19 @@ def draw(job: Job, count: int, seed: int) -> dict[str, Strategy]:
 
 
 def _random(job: Job, rng: random.Random) -> dict[str, Config]:
+    """A plan for all processors, or one for a few in each stage of a pipeline whose stages end anywhere."""
     num_procs = job.machine.num_procs
+    num_stages = rng.choice([n for n in divisors(num_procs) if n <= job.lowering.microbatches])
+    inner = _uncut(job, rng, num_procs // num_stages)
+    ends = sorted(rng.choices(range(1, len(inner)), k=num_stages - 1))
+    return staged(inner, num_procs // num_stages, [bisect(ends, n) for n in range(len(inner))])
+
+
+def _uncut(job: Job, rng: random.Random, num_procs: int) -> dict[str, Config]:
+    """One Config for each kind of node on so many processors, but for a few."""
     of_kind: dict[object, Config] = {}
     configs = {}
-    for name, node in job.graph.nodes.items():
+    for name, node in job.lowering.piece.nodes.items():
         space = space_of(node, num_procs)
         kind = (node.op.name, tuple(node.alignment.axes))
         if kind not in of_kind or rng.random() < 0.1:
@@ -209,6 +237,8 @@ def _report(command: Validate, job: Job, rows: Sequence[Row], num_held_up: int, 
         "model": job.model.name,
         "machine": job.machine.name,
         "batch": job.graph.batch,
+        "microbatches": job.lowering.microbatches,
+        "num_recomputed": len(job.lowering.recompute),
         "num_plans": len(rows),
         "measured_spread": max(seconds) / min(seconds),
         "num_steps": num_steps,
@@ -225,7 +255,10 @@ def _report(command: Validate, job: Job, rows: Sequence[Row], num_held_up: int, 
 
 def tell(facts: Mapping[str, Any]) -> None:
     """How plans were predicted, for people."""
-    print(f"{facts['model']} on {facts['machine']}, batch {facts['batch']}: {facts['num_plans']} plans, ms a step")
+    pieces = f" in {facts['microbatches']} pieces" if facts["microbatches"] > 1 else ""
+    again = f", {report.counted(facts['num_recomputed'], 'node')} computed again" if facts["num_recomputed"] else ""
+    batch = f"batch {facts['batch']}{pieces}{again}"
+    print(f"{facts['model']} on {facts['machine']}, {batch}: {facts['num_plans']} plans, ms a step")
     print(f"{'plan':18} {'measured':>16} {'sim before':>11} {'sim after':>11} {'error':>8}")
     for row in facts["plans"]:
         measured, spread, before, after = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -78,6 +78,7 @@ def _briefly(procs: tuple[int, ...]) -> str:
     return f"{','.join(every[:MOST_RUNS])}{more} in the order {','.join(map(str, procs[:4]))},..."
 
 
+@lru_cache(maxsize=1024)
 def _runs(procs: tuple[int, ...]) -> list[str]:
     runs: list[list[int]] = []
     for p in procs:

@@ -112,12 +112,35 @@ def one_home(graph):
     return graph
 
 
-@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 9), st.integers(1, 5)), max_size=30))
-def test_compiled_placing_equals_plain(drawn):
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 9), st.integers(1, 5)), max_size=30), st.integers(1, 40))
+def test_compiled_placing_equals_plain(drawn, limit):
     size, begin, length = (np.array(column, np.int64) for column in zip(*drawn, strict=True)) if drawn else [EMPTY] * 3
-    sequence = np.arange(len(size))
-    plain, fast = (form(size, begin, begin + length, sequence) for form in (_best_fit, compiled(_best_fit)))
-    assert plain.tolist() == fast.tolist()
+    sequence, ranks = np.arange(len(size)), np.concatenate([begin, begin + length]).astype(np.int32)
+    begin, end = ranks[: len(size)], ranks[len(size) :]
+    forms, free = (_best_fit, compiled(_best_fit)), int(size.sum()) + 1
+    plain, fast = (form(size, begin, end, sequence, free) for form in forms)
+    assert plain[0].tolist() == fast[0].tolist()
+    assert plain[1] == fast[1] == int((plain[0] + size).max(initial=0))
+    # What is given up is no shorter than the limit, and what is not is the same.
+    for places, least in (form(size, begin, end, sequence, limit) for form in forms):
+        assert (least < limit) == (plain[1] < limit)
+        assert least >= limit or places.tolist() == plain[0].tolist()
+
+
+@pytest.mark.parametrize("longest", [5, 100, 2000])
+@pytest.mark.parametrize("num_blocks", [127, 128, 129, 700])
+def test_each_block_lies_in_the_tightest_gap(num_blocks: int, longest: int):
+    rng = np.random.default_rng(num_blocks + longest)
+    size, begin = rng.integers(1, 60, num_blocks), rng.integers(0, 2000, num_blocks).astype(np.int32)
+    end, sequence = (begin + rng.integers(1, longest, num_blocks)).astype(np.int32), rng.permutation(num_blocks)
+    places, length = compiled(_best_fit)(size, begin, end, sequence, np.iinfo(np.int64).max)
+    assert length == (places + size).max()
+    for n, block in enumerate(sequence):
+        before = [b for b in sequence[:n] if begin[b] < end[block] and begin[block] < end[b]]
+        taken = sorted((int(places[b]), int(places[b] + size[b])) for b in before)
+        tops = np.maximum.accumulate([0, *(high for _, high in taken)]).tolist()
+        gaps = [(low - top, top) for (low, _), top in zip(taken, tops, strict=False) if low - top >= size[block]]
+        assert places[block] == (min(gaps)[1] if gaps else tops[-1])
 
 
 def test_edges_are_needed():

@@ -3,16 +3,21 @@
 import io
 import json
 import math
+import random
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.checks.validate import validate_convnet
-from castile.launch.validate import Row, Validate, _report, truth
+from castile.launch import models
+from castile.launch.validate import Row, Validate, _random, _report, truth
+from castile.planner.lower import Lowering
+from castile.runtime.machine import parse
 
 SECONDS = st.floats(1e-6, 10.0)
 ROWS = st.lists(st.builds(Row, st.just("x"), st.booleans(), SECONDS, SECONDS, SECONDS, SECONDS), min_size=1, max_size=8)
@@ -38,7 +43,9 @@ def test_right_predictions_are_right_and_their_opposite_is_not(seconds):
 @given(st.integers(0, 9))
 def test_steps_that_other_programs_held_up_are_told(num_held_up):
     rows = [Row(name, name == "a", 1.0, 0.1, 1.0, 1.0) for name in "ab"]
-    job = SimpleNamespace(model=SimpleNamespace(name="m"), machine=SimpleNamespace(name="local"), graph=Mock(batch=8))
+    lowering = SimpleNamespace(microbatches=1, recompute=())
+    machine, graph = SimpleNamespace(name="local"), Mock(batch=8)
+    job = SimpleNamespace(model=SimpleNamespace(name="m"), machine=machine, graph=graph, lowering=lowering)
     told = {}
     for as_json in (False, True):
         with redirect_stdout(io.StringIO()) as out:
@@ -46,6 +53,26 @@ def test_steps_that_other_programs_held_up_are_told(num_held_up):
         told[as_json] = out.getvalue()
     assert json.loads(told[True])["num_held_up"] == num_held_up
     assert (f"held up {num_held_up} of 9 steps" in told[False]) == (num_held_up > 0)
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 4])
+def test_plans_of_microbatches_are_pipelines_too(microbatches: int):
+    machine = parse("local:procs=4")
+    lowering = Lowering(models.parse("mlp:layers=4,width=16").graph(16), machine, microbatches=microbatches)
+    job, rng, met = SimpleNamespace(machine=machine, lowering=lowering), random.Random(0), set()
+    for _ in range(40):
+        plan = lowering.plan(_random(job, rng))
+        lowering.check(plan)
+        procs = [plan.configs[name].procs for name in lowering.piece.nodes]
+        met |= {count for count in (2, 4) if is_pipeline(procs, count)}
+    assert met == {count for count in (2, 4) if count <= microbatches}
+
+
+def is_pipeline(procs, num_stages: int) -> bool:
+    """Whether nodes lie on each of so many groups of four processors, one after the other."""
+    groups = [{proc * num_stages // 4 for proc in of} for of in procs]
+    order = [group.pop() for group in groups if len(group) == 1]
+    return len(order) == len(procs) and order == sorted(order) and {*order} == {*range(num_stages)}
 
 
 @given(st.permutations([0.4, 0.8, 0.9]))

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from castile.planner.alternatives import pattern
-from castile.planner.evaluation.evaluator import Evaluated, Evaluator, num_collectives
+from castile.planner.evaluation.evaluator import Evaluated, Evaluator
 from castile.planner.strategy import PATH, PROGRAM, READY, Strategy, runs_of
 from castile.runtime.memory import written
 
@@ -121,14 +121,14 @@ def buckets(evaluator: Evaluator, plan: Strategy) -> dict[str, int] | None:
     """What the buckets of a plan do to its step, None where it has none."""
     if not plan.bucket_bytes:
         return None
-    those = evaluator.tasks(plan), evaluator.tasks(msgspec.structs.replace(plan, bucket_bytes=0))
-    (joined, tasks), (alone, tasks_alone) = ((num_collectives(*both), int(both[1].sum())) for both in those)
+    joined = evaluator.evaluate(plan)
+    alone = evaluator.evaluate(msgspec.structs.replace(plan, bucket_bytes=0))
     return {
         "size_bytes": plan.bucket_bytes,
-        "num_collectives": joined,
-        "num_collectives_alone": alone,
-        "num_tasks": tasks,
-        "num_tasks_alone": tasks_alone,
+        "num_collectives": joined.num_collectives,
+        "num_collectives_alone": alone.num_collectives,
+        "num_tasks": joined.num_tasks,
+        "num_tasks_alone": alone.num_tasks,
     }
 
 

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -49,6 +50,7 @@ class Evaluated:
     moved_bytes   over links between processors in a step, all together
     overflow      by which share the fullest processor exceeds its memory; 0 where the plan fits
     objective     by what it is ranked: "time", "latency" (seconds both) or "memory"
+    num_tasks, num_collectives   of a step, on all processors
     """
 
     strategy: Strategy
@@ -57,6 +59,8 @@ class Evaluated:
     moved_bytes: int
     overflow: float
     objective: str = "time"
+    num_tasks: int = 0
+    num_collectives: int = 0
 
     @property
     def fits(self) -> bool:
@@ -74,6 +78,16 @@ class Evaluated:
         """Seconds or bytes, and for a plan that does not fit a penalty that leads back to those that do."""
         worth = max(self.peak_bytes) if self.objective == "memory" else self.seconds
         return worth * (1 + PENALTY * self.overflow)
+
+
+class _Known(NamedTuple):
+    """What is kept of every plan that was simulated, whatever it is ranked by."""
+
+    seconds: float
+    peak_bytes: np.ndarray
+    moved_bytes: int
+    num_tasks: int
+    num_collectives: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +128,7 @@ class Evaluator:
         self.lowering, self.cost, self.objective = lowering, cost, objective
         self.cost_snapshot = identity(snapshot)
         self.capacity = np.array([p.memory_bytes - p.reserved_bytes for p in lowering.machine.processors])
-        self._known: dict[Key, tuple[float, np.ndarray, int]] = {}
+        self._known: dict[Key, _Known] = {}
         self._small: dict[Key, bool] = {}
         self._work: dict[tuple[str, Config], np.ndarray] = {}
         self._steps: dict[str, list[Step]] = {}
@@ -194,16 +208,21 @@ class Evaluator:
         if key in self._known:
             return self._evaluated(strategy, key)
         seen = self._see(strategy, key)
-        self._known[key] = seen.seconds, seen.peak_bytes, moved_bytes(seen.tasks, seen.count)
+        tasks, count = seen.tasks, seen.count
+        counts = int(count.sum()), int(count[tasks.kind == Kind.COLLECTIVE].sum())
+        self._known[key] = _Known(seen.seconds, seen.peak_bytes, moved_bytes(tasks, count), *counts)
         found = self._evaluated(strategy, key)
         if self._best is None or found.rank < self._best[0]:
             self._best = found.rank, seen
         return found
 
     def _evaluated(self, strategy: Strategy, key: Key) -> Evaluated:
-        seconds, peak, moved = self._known[key]
-        overflow = max(0.0, float((peak / self.capacity).max()) - 1)
-        return Evaluated(strategy, seconds, tuple(peak.tolist()), moved, overflow, self.objective)
+        known = self._known[key]
+        overflow = max(0.0, float((known.peak_bytes / self.capacity).max()) - 1)
+        return Evaluated(
+            strategy, known.seconds, tuple(known.peak_bytes.tolist()), known.moved_bytes, overflow, self.objective,
+            known.num_tasks, known.num_collectives,
+        )  # fmt: skip
 
     def _see(self, strategy: Strategy, key: Key) -> _Seen:
         """The plan simulated; the best one so far is kept, as it is the one that is asked for again."""
@@ -320,11 +339,6 @@ def moved_bytes(tasks: TaskGraph, count: np.ndarray | None = None) -> int:
     """The bytes that the transfers of a step bring from one processor to another; tasks may stand for `count` each."""
     counts = np.bincount(tasks.cost, count, len(tasks.cost_keys))
     return sum(int(count) * key_moves(key) for count, key in zip(counts, tasks.cost_keys, strict=True))
-
-
-def num_collectives(tasks: TaskGraph, count: np.ndarray) -> int:
-    """How many tasks are collectives; each stands for `count` of them."""
-    return int(count[tasks.kind == Kind.COLLECTIVE].sum())
 
 
 def key_moves(key: CostKey) -> int:

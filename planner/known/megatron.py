@@ -9,7 +9,7 @@ along the rows that integers name. It does not know processors or samples.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from math import prod
+from math import inf, prod
 
 from castile.planner.graph import Graph, Node
 
@@ -19,12 +19,35 @@ SAMPLES = "b"
 
 def tensor_cuts(graph: Graph, width: int) -> dict[str, str]:
     """The axis of each node that is cut so, by the node's name; only axes of at least `width` elements are."""
-    return _Pairs(graph, width).found()
+    return TensorCuts(graph).of(width)
+
+
+class TensorCuts:
+    """The cuts of a graph by width, looked for once for all widths that no axis tells apart."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._known: list[tuple[_Pairs, dict[str, str]]] = []
+
+    def of(self, width: int) -> dict[str, str]:
+        """The axis of each node that is cut, as `tensor_cuts` has it."""
+        for pairs, cuts in self._known:
+            if pairs.refused < width <= pairs.taken:
+                return cuts
+        pairs = _Pairs(self.graph, width)
+        self._known.append((pairs, pairs.found()))
+        return self._known[-1][1]
 
 
 class _Pairs:
+    """The pairs for one width.
+
+    refused, taken   the most elements of an axis that were too few, and the fewest that were enough
+    """
+
     def __init__(self, graph: Graph, width: int) -> None:
         self.graph, self.width = graph, width
+        self.refused, self.taken = 0.0, inf
         self._heads: dict[str, bool] = {}
         self.users: dict[str, list[Node]] = {}
         for node in graph.nodes.values():
@@ -120,7 +143,14 @@ class _Pairs:
 
     def _is_free(self, node: Node, axis: str) -> bool:
         a = node.alignment
-        return axis != SAMPLES and axis not in a.frozen and a.extents[axis] >= self.width
+        if axis == SAMPLES or axis in a.frozen:
+            return False
+        extent = a.extents[axis]
+        if extent < self.width:
+            self.refused = max(self.refused, extent)
+        else:
+            self.taken = min(self.taken, extent)
+        return extent >= self.width
 
 
 def _is_numbered(node: Node, dim: tuple[str, ...]) -> bool:

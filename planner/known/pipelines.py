@@ -41,12 +41,16 @@ def pipelined(
     cost, names, size = cost or CostModel(lowering.machine), list(inner), lowering.machine.num_procs // num_stages
     work = np.array(_work(lowering, cost, names))
     rates = np.array(shares.speeds(lowering, cost)).reshape(num_stages, size).sum(1)
+    return staged(inner, size, cut(work, rates))
+
+
+def staged(inner: Mapping[str, Config], size: int, stages: Sequence[int]) -> dict[str, Config]:
+    """The plan `inner` in that group of `size` processors that `stages` says of each node in turn."""
     moved: dict[tuple[Config, int], Config] = {}
-    for stage in range(num_stages):
-        for config in set(inner.values()):
-            procs = tuple([p + stage * size for p in config.procs])
-            moved[config, stage] = Config(config.split, config.replicas, procs)
-    return {name: moved[inner[name], stage] for name, stage in zip(names, cut(work, rates), strict=True)}
+    for stage, config in {*zip(stages, inner.values(), strict=True)}:
+        procs = tuple([p + stage * size for p in config.procs])
+        moved[config, stage] = Config(config.split, config.replicas, procs)
+    return {name: moved[config, stage] for (name, config), stage in zip(inner.items(), stages, strict=True)}
 
 
 def cut(work: np.ndarray, rates: np.ndarray) -> list[int]:

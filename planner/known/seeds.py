@@ -12,11 +12,12 @@ from math import prod
 import msgspec
 import numpy as np
 
+from castile.planner.axes import Alignment
 from castile.planner.choices import shares
 from castile.planner.choices.pins import Pins
 from castile.planner.cost import CostModel
 from castile.planner.graph import Graph, Node
-from castile.planner.known.megatron import SAMPLES, tensor_cuts
+from castile.planner.known.megatron import SAMPLES, TensorCuts
 from castile.planner.known.pieces import in_pieces
 from castile.planner.known.pipelines import divisors, pipelined
 from castile.planner.lower import Lowering
@@ -83,6 +84,7 @@ def seed(name: str, lowering: Lowering, cost: CostModel | None = None) -> Config
 def _makers(lowering: Lowering, cost: CostModel | None) -> dict[str, Callable[[], Configs]]:
     """How each known plan is made: those of everyone, then those that do with fewer processors or narrower cuts."""
     graph, num_procs = lowering.piece, lowering.machine.num_procs
+    cuts = TensorCuts(graph)
     # What is cut within a layer talks at every layer, so it stays within a node: all levels but the farthest.
     near = lowering.machine.levels[-2:][0].group if lowering.machine.levels else 1
     made: dict[str, Callable[[], Configs]] = {
@@ -91,16 +93,18 @@ def _makers(lowering: Lowering, cost: CostModel | None) -> dict[str, Callable[[]
         "one_processor": partial(_on_fastest, partial(one_processor, graph), lowering, cost),
         "one_weird_trick": partial(one_weird_trick, graph, num_procs),
         "fsdp": partial(fsdp, lowering),
-        "megatron": partial(megatron, graph, num_procs, near),
+        "megatron": partial(_megatron, cuts, num_procs, near),
     }
     for fewer in _halves(num_procs):
         made[f"data_parallel_{fewer}"] = partial(_on_fastest, partial(data_parallel, graph, fewer), lowering, cost)
     for fewer in _halves(near):
-        made[f"megatron_{fewer}"] = partial(megatron, graph, num_procs, fewer)
-    return made | _for_large(lowering, near) | _pipelines(lowering, near, cost)
+        made[f"megatron_{fewer}"] = partial(_megatron, cuts, num_procs, fewer)
+    return made | _for_large(lowering, cuts, near) | _pipelines(lowering, cuts, near, cost)
 
 
-def _pipelines(lowering: Lowering, near: int, cost: CostModel | None) -> dict[str, Callable[[], Configs]]:
+def _pipelines(
+    lowering: Lowering, cuts: TensorCuts, near: int, cost: CostModel | None
+) -> dict[str, Callable[[], Configs]]:
     """Pipelines of at most as many stages as there are microbatches to fill them; within a stage samples are cut, or
     matrices in pairs as wide as `near` processors allow. With updates in pieces too where parameters leave little room.
     """
@@ -116,16 +120,16 @@ def _pipelines(lowering: Lowering, near: int, cost: CostModel | None) -> dict[st
         size = num_procs // num_stages
         for width in dict.fromkeys((1, min(size, near))):
             name = f"{PIPELINE}{num_stages}" + (f"_megatron_{width}" if width > 1 else "")
-            make = partial(_pipelined, lowering, num_stages, width, cost)
+            make = partial(_pipelined, lowering, cuts, num_stages, width, cost)
             made[name] = make
             if size > width and all_bytes / num_stages / width > ROOMY * room:
                 made[f"{name}_zero"] = partial(_in_pieces, lowering, make)
     return made
 
 
-def _pipelined(lowering: Lowering, num_stages: int, width: int, cost: CostModel | None) -> Configs:
+def _pipelined(lowering: Lowering, cuts: TensorCuts, num_stages: int, width: int, cost: CostModel | None) -> Configs:
     size = lowering.machine.num_procs // num_stages
-    inner = megatron(lowering.piece, size, width) if width > 1 else data_parallel(lowering.piece, size)
+    inner = _megatron(cuts, size, width) if width > 1 else data_parallel(lowering.piece, size)
     return pipelined(lowering, num_stages, inner, cost)
 
 
@@ -133,25 +137,25 @@ def _in_pieces(lowering: Lowering, make: Callable[[], Configs]) -> Configs:
     return in_pieces(lowering, make())
 
 
-def _for_large(lowering: Lowering, near: int) -> dict[str, Callable[[], Configs]]:
+def _for_large(lowering: Lowering, cuts: TensorCuts, near: int) -> dict[str, Callable[[], Configs]]:
     """Known plans for models of which little else fits: cut wider than `near`, and with updates in pieces.
 
     Both send more. Wider is offered where cutting half as wide leaves too little room, and only where heads, features
     and processors all divide; pieces where the cut does, unless what is gathered for a step has no room either.
     """
-    graph, num_procs = lowering.piece, lowering.machine.num_procs
+    num_procs = lowering.machine.num_procs
     room = min(p.memory_bytes - p.reserved_bytes for p in lowering.machine.processors)
     once, all_bytes = _param_bytes(lowering)
     made: dict[str, Callable[[], Configs]] = {}
     for width in [near, *_halves(near), *_doubles(near, num_procs)]:
         held, gathered = all_bytes / width, once / width
-        if width > near and (2 * held <= ROOMY * room or not _cuts_evenly(graph, near, width)):
+        if width > near and (2 * held <= ROOMY * room or not _cuts_evenly(cuts, near, width)):
             break
         name = "megatron" if width == near else f"megatron_{width}"
         if width > near and held - gathered <= room:
-            made[name] = partial(megatron, graph, num_procs, width)
+            made[name] = partial(_megatron, cuts, num_procs, width)
         if held > ROOMY * room and gathered <= room:
-            made[f"{name}_zero"] = partial(megatron_zero, lowering, width)
+            made[f"{name}_zero"] = partial(_megatron_zero, lowering, cuts, width)
     return made
 
 
@@ -166,11 +170,11 @@ def _param_bytes(lowering: Lowering) -> tuple[int, int]:
     return once, several
 
 
-def _cuts_evenly(graph: Graph, near: int, width: int) -> bool:
+def _cuts_evenly(cuts: TensorCuts, near: int, width: int) -> bool:
     """Whether what is cut `near` ways is cut into parts `width` ways too that are equal, or all but."""
-    cuts = tensor_cuts(graph, near)
-    extents = (graph.nodes[name].alignment.extents[axis] for name, axis in cuts.items())
-    return tensor_cuts(graph, width) == cuts and all(-(-n // width) * width <= n * (1 + UNEVEN) for n in extents)
+    nodes, found = cuts.graph.nodes, cuts.of(near)
+    extents = (nodes[name].alignment.extents[axis] for name, axis in found.items())
+    return cuts.of(width) == found and all(-(-n // width) * width <= n * (1 + UNEVEN) for n in extents)
 
 
 def _on_fastest(make: Callable[[], Configs], lowering: Lowering, cost: CostModel | None) -> Configs:
@@ -215,7 +219,7 @@ def one_processor(graph: Graph) -> Configs:
 
 def data_parallel(graph: Graph, num_procs: int) -> Configs:
     """Every node cut along the samples, as often as that goes; nodes without samples are done by all alike."""
-    return {name: _along(node, SAMPLES, num_procs) for name, node in graph.nodes.items()}
+    return {name: _along(node.alignment, SAMPLES, num_procs) for name, node in graph.nodes.items()}
 
 
 def balanced(lowering: Lowering, cost: CostModel | None = None) -> Configs:
@@ -240,7 +244,7 @@ def one_weird_trick(graph: Graph, num_procs: int) -> Configs:
 
     Krizhevsky, "One weird trick for parallelizing convolutional neural networks", 2014.
     """
-    return {name: _along(node, _weird_axis(graph, node), num_procs) for name, node in graph.nodes.items()}
+    return {name: _along(node.alignment, _weird_axis(graph, node), num_procs) for name, node in graph.nodes.items()}
 
 
 def fsdp(lowering: Lowering) -> Configs:
@@ -260,19 +264,24 @@ def megatron(graph: Graph, num_procs: int, width: int) -> Configs:
     Recomputation in Large Transformer Models", 2022). Processors of one cut lie side by side. Data parallelism where
     the processors are not a multiple of the width, or no matrices form a pair.
     """
-    cuts = tensor_cuts(graph, width) if width > 1 and num_procs % width == 0 else {}
-    if not cuts:
-        return data_parallel(graph, num_procs)
-    return {name: _crossed(node, cuts.get(name, ""), num_procs, width) for name, node in graph.nodes.items()}
+    return _megatron(TensorCuts(graph), num_procs, width)
 
 
-def megatron_zero(lowering: Lowering, width: int) -> Configs:
+def _megatron(cuts: TensorCuts, num_procs: int, width: int) -> Configs:
+    found = cuts.of(width) if width > 1 and num_procs % width == 0 else {}
+    if not found:
+        return data_parallel(cuts.graph, num_procs)
+    alignments = {name: node.alignment for name, node in cuts.graph.nodes.items()}
+    return {name: _crossed(a, found.get(name, ""), num_procs, width) for name, a in alignments.items()}
+
+
+def _megatron_zero(lowering: Lowering, cuts: TensorCuts, width: int) -> Configs:
     """Matrices cut in pairs `width` ways, and each update in pieces over all who hold the same.
 
     Rajbhandari, Rasley, Ruwase, He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020,
     section 8, together with Megatron-LM.
     """
-    return in_pieces(lowering, megatron(lowering.piece, lowering.machine.num_procs, width))
+    return in_pieces(lowering, _megatron(cuts, lowering.machine.num_procs, width))
 
 
 def _weird_axis(graph: Graph, node: Node) -> str:
@@ -285,8 +294,7 @@ def _weird_axis(graph: Graph, node: Node) -> str:
     return channels[-1] if channels and is_heavy else SAMPLES
 
 
-def _along(node: Node, axis: str, num_procs: int) -> Config:
-    a = node.alignment
+def _along(a: Alignment, axis: str, num_procs: int) -> Config:
     degree = 1 if axis in a.frozen else min(num_procs, a.extents.get(axis, 1))
     return _cut(axis, degree, 1) if degree > 1 else _cut("", 1, num_procs)
 
@@ -297,16 +305,17 @@ def _cut(axis: str, degree: int, replicas: int) -> Config:
     return Config({axis: degree} if axis else {}, replicas, tuple(range(degree * replicas)))
 
 
-def _crossed(node: Node, axis: str, num_procs: int, width: int) -> Config:
+@lru_cache(maxsize=4096)
+def _crossed(a: Alignment, axis: str, num_procs: int, width: int) -> Config:
     """Samples cut across groups of `width` processors, and the axis within them; where samples are fewer than groups,
     another axis of the results (positions) across those that are left.
 
     "": samples over all processors, else such another axis within groups too, else all of a group alike.
     """
-    a, ways = node.alignment, num_procs // width
+    ways = num_procs // width
     samples = 1 if SAMPLES in a.frozen else a.extents.get(SAMPLES, 1)
     if not axis and samples >= num_procs:
-        return _along(node, SAMPLES, num_procs)
+        return _along(a, SAMPLES, num_procs)
     groups = min(ways, samples)
     others = [x for result in a.results for x in result.axes if x not in (SAMPLES, axis)]
     of_params = {x for o in a.operands if o.param for x in o.axes}
@@ -314,7 +323,7 @@ def _crossed(node: Node, axis: str, num_procs: int, width: int) -> Config:
     if num_procs * left > MOST_PASSED:
         left = 1
     wished = [(x, left * within) for x in others if x not in of_params] + [(x, within) for x in others]
-    second, degree = next(((x, n) for x, n in wished if n > 1 and _is_free(node, x, n)), ("", 1))
+    second, degree = next(((x, n) for x, n in wished if n > 1 and _is_free(a, x, n)), ("", 1))
     # Without samples to cut, all groups do the same.
     copies = ways if groups == 1 and degree <= within else 1
     # From the farthest processors to neighbours; what cuts nothing are copies.
@@ -326,5 +335,5 @@ def _crossed(node: Node, axis: str, num_procs: int, width: int) -> Config:
     return Config(split, procs.size // prod(split.values()), tuple(procs.reshape(-1).tolist()))
 
 
-def _is_free(node: Node, axis: str, degree: int) -> bool:
-    return axis not in node.alignment.frozen and node.alignment.extents[axis] >= degree
+def _is_free(a: Alignment, axis: str, degree: int) -> bool:
+    return axis not in a.frozen and a.extents[axis] >= degree

@@ -98,17 +98,18 @@ def grouped(ones: Sequence[Joinable], size: int) -> list[list[Joinable]]:
     for one in ones:
         latest[one.pattern.name] = max(one.made, latest.get(one.pattern.name, -1))
     found: list[list[Joinable]] = []
-    current: dict[tuple[object, ...], list[Joinable]] = {}
+    # Of each key the last group, its bytes, and the first step that reads one of it.
+    current: dict[tuple[object, ...], tuple[list[Joinable], int, int]] = {}
     for one in ones:
-        form = one.pattern.name
+        form, nbytes = one.pattern.name, one.pattern.key.nbytes
+        if nbytes > size:
+            continue
         # what waits for no step need not wait for what does
         key = form, one.procs, one.pattern.key.dtype, one.read > latest[form], one.made < 0
-        group = current.get(key, [])
-        nbytes = sum(other.pattern.key.nbytes for other in (*group, one))
-        if one.pattern.key.nbytes > size:
-            continue
-        if not group or nbytes > size or one.made >= min(other.read for other in group):
-            group = current[key] = []
+        group, held, read = current.get(key, ([], 0, one.read))
+        if not group or held + nbytes > size or one.made >= read:
+            group, held, read = [], 0, one.read
             found.append(group)
         group.append(one)
+        current[key] = group, held + nbytes, min(read, one.read)
     return [group for group in found if len(group) > 1]

@@ -118,12 +118,14 @@ def alike(tasks: TaskGraph, calls: Sequence[tuple[int, Call, Micro]]) -> list[li
     In the order in which what they wait for comes, and in the program's.
     """
     waiting = _waiting(tasks)
+    # What waits for nobody may be waited for by anybody.
+    waiting[(waiting > 0) & (np.diff(tasks.need_ptr) == 0)] = -1
+    able = waiting[[task for task, _, _ in calls]].tolist()
     rows = []
-    for task, call, micro in calls:
-        needs, after, same = tasks.needs_of(task), int(waiting[task]), _same(tasks, task, call)
-        after = -1 if after and needs.size == 0 else after
-        if after > 1 or same is None:
+    for (task, call, micro), after in zip(calls, able, strict=True):
+        if after > 1 or (same := _same(tasks, task, call)) is None:
             continue
+        needs = tasks.needs_of(task)
         what = (after, same, micro, tuple(needs[tasks.kind[needs] == Kind.COLLECTIVE].tolist()))
         rows.append((int(tasks.order[needs].max(initial=0)), int(tasks.order[task]), task, what))
     return _packed(tasks, [row[2:] for row in sorted(rows, key=lambda row: row[:2])])

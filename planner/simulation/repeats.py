@@ -14,7 +14,7 @@ import numpy as np
 
 from castile.planner.lowering.instances import FlowInstance
 from castile.planner.simulate import Simulated
-from castile.planner.step.program import Flow, Program, touched
+from castile.planner.step.program import Program
 from castile.runtime.task import TaskGraph
 
 # The bits of a task's order: its slot, which flow's transfer it is, and its number.
@@ -30,10 +30,9 @@ def shown(count: int) -> list[int]:
 def numbers(program: Program, tasks: TaskGraph) -> np.ndarray:
     """int64[T]: of which microbatch each task is, -1 where it is of none or of several."""
     of_slot = [step.micro.number if step.micro.count > 1 else -1 for step in program.steps]
-    of_flow = [_number(program, flow) for flow in program.flows]
     slot, rest = (tasks.order >> SLOT) - 1, tasks.order & (1 << SLOT) - 1
     flow = (rest >> FLOW) - 1
-    return np.where(flow < 0, np.array([*of_slot, -1])[slot], np.array([*of_flow, -1])[flow])
+    return np.where(flow < 0, np.array([*of_slot, -1])[slot], np.array([*program.micros, -1])[flow])
 
 
 def times(program: Program) -> np.ndarray:
@@ -76,16 +75,10 @@ def lasting(program: Program, flows: Sequence[FlowInstance], num_procs: int, ali
     """int64[P]: bytes of each processor that hold, all step long, what the host gives to microbatches that are not
     written out; every buffer rounded up to a multiple of the alignment."""
     found, of = np.zeros(num_procs, np.int64), times(program)
-    for instance in flows:
-        template, number = instance.template, _number(program, instance.flow)
+    for instance, number in zip(flows, program.micros, strict=True):
+        template = instance.template
         if instance.flow.role and of[number] > 1:
             nbytes = -(-template.buffer_bytes // alignment) * alignment
             np.add.at(found, template.buffer_procs, (of[number] - 1) * nbytes * template.outlives)
     return found
 
-
-def _number(program: Program, flow: Flow) -> int:
-    """The microbatch of all steps that a flow touches, -1 where that is none or there are several."""
-    found = {program.steps[slot].micro for slot in touched(flow)}
-    micro = found.pop() if len(found) == 1 else None
-    return micro.number if micro is not None and micro.count > 1 else -1

@@ -134,6 +134,13 @@ class Program:
         return tuple([touched(flow) for flow in self.flows])
 
     @cached_property
+    def micros(self) -> tuple[int, ...]:
+        """For each flow the microbatch of all steps that it touches, -1 where that is none or there are several."""
+        of_slot = [step.micro.number if step.micro.count > 1 else -1 for step in self.steps]
+        found = [{of_slot[slot] for slot in slots} for slots in self.slots]
+        return tuple([numbers.pop() if len(numbers) == 1 else -1 for numbers in found])
+
+    @cached_property
     def users(self) -> tuple[tuple[str, ...], ...]:
         """For each flow the nodes whose Configs decide its layouts."""
         names = [step.node.name for step in self.steps]

@@ -43,6 +43,8 @@ CASES = {
     # Without it the batch is one that takes long enough, and differs from run to run.
     "batch": Case(f"validate {TRAINED} --plans 4 --rounds 1 --json", f"{HERE} --json",
                   lambda ran: ran.facts["batch"] == 8, becomes(True), patch=soon),
+    "accumulate": Case(f"{HERE} --json", f"{HERE} --json --accumulate 2", fact("microbatches"), becomes(2)),
+    "recompute": Case(f"{HERE} --json", f"{HERE} --json --recompute full", fact("num_recomputed"), operator.lt),
     "rounds": Case(KEPT, KEPT.replace("--rounds 1", "--rounds 4"), measurements, operator.lt),
     # One processor leaves nothing to draw.
     "seed": Case(f"validate {MLP} {FEW} --json", f"validate {MLP} {FEW} --json --seed 3", drawn, ranks=2),
