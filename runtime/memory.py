@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from castile.runtime.compiled import compiled
+from castile.runtime import gaps
 from castile.runtime.task import NUM_LANES, TaskGraph
 from castile.runtime.timeline import Timeline
 
@@ -101,7 +101,7 @@ def _placed(
         found = next((found for found in alike if blocks.lie_like(found[0])), None)
         if found is None:
             most = _most_alive(blocks)[0]
-            alike.append(found := (blocks, most, _place(blocks, most)))
+            alike.append(found := (blocks, most, gaps.placed(blocks.size, blocks.begin, blocks.end, most)))
         live[proc], places = floor + found[1], floor + found[2]
         peak[proc] = (places + blocks.size).max(initial=floor)
         whole = blocks.buffer >= 0
@@ -247,101 +247,6 @@ def _alive(blocks: _Blocks) -> tuple[np.ndarray, np.ndarray]:
     moment = np.concatenate([2 * blocks.end, 2 * blocks.begin + 1])
     order = np.argsort(moment, kind="stable")
     return moment[order], np.cumsum(np.concatenate([-blocks.size, blocks.size])[order])
-
-
-# In what order blocks are placed: the last key counts most.
-ORDERS: tuple[Callable[[_Blocks], tuple[np.ndarray, ...]], ...] = (
-    lambda blocks: (blocks.begin, -blocks.size),
-    lambda blocks: (blocks.begin, -(blocks.size.astype(float) * (blocks.end - blocks.begin))),
-    lambda blocks: (-blocks.size, blocks.begin),
-    lambda blocks: (blocks.begin, -(blocks.end - blocks.begin)),
-)
-
-
-def _place(blocks: _Blocks, live: int) -> np.ndarray:
-    """Offsets of the blocks, by the placing order that needs the shortest arena; `live` bytes cannot be beaten."""
-    best, shortest = np.zeros(len(blocks.size), np.int64), np.iinfo(np.int64).max
-    ranks = np.unique(np.concatenate([blocks.begin, blocks.end]), return_inverse=True)[1].astype(np.int32)
-    begin, end = ranks[: len(blocks.begin)], ranks[len(blocks.begin) :]
-    for keys in ORDERS:
-        places, length = compiled(_best_fit)(blocks.size, begin, end, np.lexsort(keys(blocks)), shortest)
-        if length < shortest:
-            best, shortest = places, length
-        if shortest == live:
-            break
-    return best
-
-
-def _best_fit(size, begin, end, sequence, limit):  # type: ignore[no-untyped-def]
-    """Places blocks in that sequence, each in the tightest gap that its contemporaries leave; and the arena's length.
-
-    begin, end   numbers from 0 on that come as the times do
-    Once the length is not below the limit the rest is not placed.
-    """
-    num_blocks, length = len(sequence), 0
-    places = np.empty(num_blocks, np.int64)
-    # Blocks placed so far, ascending by offset, in lines of at most so many, each at least half full but the first:
-    # offset, end, and from when till when they live. What is empty never lives.
-    most = 128
-    most_lines = 2 * num_blocks // most + 2
-    low, high = np.empty((most_lines, most), np.int64), np.empty((most_lines, most), np.int64)
-    since, until = np.zeros((most_lines, most), np.int32), np.full((most_lines, most), -1, np.int32)
-    counts, order, num_lines = np.zeros(most_lines, np.int64), np.zeros(most_lines, np.int64), 1
-    # Who lives at the same time is asked of a line at once; eight who do not are passed over together.
-    lives = np.zeros(most, np.bool_)
-    eights, there = lives.view(np.uint64), np.empty(most, np.int64)
-    for block in sequence:
-        need, first, last = size[block], begin[block], end[block]
-        top, offset, tightest = 0, 0, -1
-        for number in range(num_lines):
-            line = order[number]
-            lows, highs, begins, ends = low[line], high[line], since[line], until[line]
-            for i in range(most):
-                lives[i] = (begins[i] < last) & (ends[i] > first)
-            met = 0
-            for eight in range(most // 8):
-                if eights[eight]:
-                    for i in range(8 * eight, 8 * eight + 8):
-                        there[met] = i
-                        met += lives[i]
-            for which in range(met):
-                i = there[which]
-                gap = lows[i] - top
-                if gap >= need and (tightest < 0 or gap < tightest):
-                    offset, tightest = top, gap
-                top = max(top, highs[i])
-            if tightest == need:
-                # None is tighter.
-                break
-        place = offset if tightest >= 0 else top
-        places[block] = place
-        length = max(length, place + need)
-        if length >= limit:
-            break
-        number = num_lines - 1
-        while number > 0 and low[order[number], 0] > place:
-            number -= 1
-        line = order[number]
-        if counts[line] == most:
-            half = most // 2
-            for i in range(half):
-                low[num_lines, i], high[num_lines, i] = low[line, half + i], high[line, half + i]
-                since[num_lines, i], until[num_lines, i] = since[line, half + i], until[line, half + i]
-                until[line, half + i] = -1
-            counts[line] = counts[num_lines] = half
-            order[number + 2 : num_lines + 1] = order[number + 1 : num_lines].copy()
-            order[number + 1] = num_lines
-            num_lines += 1
-            if low[order[number + 1], 0] <= place:
-                line = order[number + 1]
-        hole = counts[line]
-        while hole > 0 and low[line, hole - 1] > place:
-            low[line, hole], high[line, hole] = low[line, hole - 1], high[line, hole - 1]
-            since[line, hole], until[line, hole] = since[line, hole - 1], until[line, hole - 1]
-            hole -= 1
-        low[line, hole], high[line, hole], since[line, hole], until[line, hole] = place, place + need, first, last
-        counts[line] += 1
-    return places, length
 
 
 def _final_users(graph: TaskGraph) -> tuple[np.ndarray, np.ndarray]:

@@ -121,7 +121,8 @@ def validated(capsys) -> dict[str, Any]:
     """What `castile validate` would tell of four plans."""
     rows = [validate.Row(f"plan {name}", name < "c", 1.0, 0.1, 1.0, 1.0 + (name == "a")) for name in "abcd"]
     named = SimpleNamespace(name="m")
-    job = SimpleNamespace(model=named, machine=named, graph=Mock(batch=8))
+    lowering = SimpleNamespace(microbatches=4, recompute=("a", "b"))
+    job = SimpleNamespace(model=named, machine=named, graph=Mock(batch=8), lowering=lowering)
     capsys.readouterr()
     validate._report(validate.Validate("m", json=True), job, rows, 2, 9)
     return json.loads(capsys.readouterr().out)

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from castile.planner.simulate import simulate
 from castile.runtime.compiled import compiled
-from castile.runtime.memory import ALIGNMENT, _best_fit, arenas, largest, pack, refuse, written
+from castile.runtime.gaps import best_fit
+from castile.runtime.memory import ALIGNMENT, arenas, largest, pack, refuse, written
 from castile.runtime.task import NUM_LANES, Kind, Lane
 from castile.runtime.timeline import Timeline
 from tests.graphs import Draft, engine_maps, task_graphs, timings
@@ -117,7 +118,7 @@ def test_compiled_placing_equals_plain(drawn, limit):
     size, begin, length = (np.array(column, np.int64) for column in zip(*drawn, strict=True)) if drawn else [EMPTY] * 3
     sequence, ranks = np.arange(len(size)), np.concatenate([begin, begin + length]).astype(np.int32)
     begin, end = ranks[: len(size)], ranks[len(size) :]
-    forms, free = (_best_fit, compiled(_best_fit)), int(size.sum()) + 1
+    forms, free = (best_fit, compiled(best_fit)), int(size.sum()) + 1
     plain, fast = (form(size, begin, end, sequence, free) for form in forms)
     assert plain[0].tolist() == fast[0].tolist()
     assert plain[1] == fast[1] == int((plain[0] + size).max(initial=0))
@@ -133,7 +134,7 @@ def test_each_block_lies_in_the_tightest_gap(num_blocks: int, longest: int):
     rng = np.random.default_rng(num_blocks + longest)
     size, begin = rng.integers(1, 60, num_blocks), rng.integers(0, 2000, num_blocks).astype(np.int32)
     end, sequence = (begin + rng.integers(1, longest, num_blocks)).astype(np.int32), rng.permutation(num_blocks)
-    places, length = compiled(_best_fit)(size, begin, end, sequence, np.iinfo(np.int64).max)
+    places, length = compiled(best_fit)(size, begin, end, sequence, np.iinfo(np.int64).max)
     assert length == (places + size).max()
     for n, block in enumerate(sequence):
         before = [b for b in sequence[:n] if begin[b] < end[block] and begin[block] < end[b]]
