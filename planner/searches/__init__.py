@@ -11,7 +11,7 @@ from pkgutil import iter_modules
 from types import ModuleType
 from typing import ClassVar, Protocol, TypeVar
 
-from castile.planner.known.seeds import known_names
+from castile.planner.known.seeds import PIPELINE, known_names
 from castile.planner.lower import Lowering
 from castile.runtime.strict import suggestion
 
@@ -52,5 +52,7 @@ def find(name: str, lowering: Lowering) -> ModuleType | KnownPlan:
     if name not in known:
         hint = suggestion(name, [*available(), *known])
         among = f"there are {', '.join(available())}, and of known plans {', '.join(known)}"
+        if name.startswith(PIPELINE) and lowering.microbatches == 1:
+            among += "; pipelines are among them where the batch is cut, as with --accumulate 4"
         raise ValueError(f"no search {name!r}{hint}; {among}")
     return KnownPlan(name)
