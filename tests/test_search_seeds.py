@@ -10,7 +10,7 @@ from castile.planner.choices.space import space_of
 from castile.planner.cost import CostModel
 from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
-from castile.planner.known.megatron import tensor_cuts
+from castile.planner.known.megatron import TensorCuts
 from castile.planner.known.pieces import in_pieces
 from castile.planner.known.seeds import data_parallel, fsdp, known_names, megatron, seed, seeds
 from castile.planner.lower import Lowering
@@ -62,42 +62,52 @@ def test_every_seed_is_a_plan(model, procs, node):
 
 
 def test_megatron_cuts_attention_by_heads_and_matrices_in_pairs():
-    cuts = tensor_cuts(gpt(), 4)
+    cuts = TensorCuts(gpt()).of(4)
     assert cuts == {f"block{n}.{part}": axis for n in (1, 2) for part, axis in PAIRS.items()}
-    gated = tensor_cuts(gpt(settings=",mlp=silu,norm=rms,rotary=true"), 2)
+    gated = TensorCuts(gpt(settings=",mlp=silu,norm=rms,rotary=true")).of(2)
     assert {gated[f"block1.{part}"] for part in ("gate", "up", "silu", "gated")} == {"o"} and gated[
         "block1.down"
     ] == "i"
     # Four heads are too few for eight ways; the rest goes on as before.
-    assert set(tensor_cuts(gpt(), 8)) == {f"block{n}.{part}" for n in (1, 2) for part in ("up", "gelu", "down")}
+    assert set(TensorCuts(gpt()).of(8)) == {f"block{n}.{part}" for n in (1, 2) for part in ("up", "gelu", "down")}
 
 
 def test_megatron_cuts_experts_and_plain_layers_but_nothing_without_a_partner():
-    cuts = tensor_cuts(models.parse("moe:layers=2,width=32,heads=4,seq=8").graph(4), 4)
+    cuts = TensorCuts(models.parse("moe:layers=2,width=32,heads=4,seq=8").graph(4)).of(4)
     assert (cuts["block2.up"], cuts["block2.gelu"], cuts["block2.down"]) == ("f", "f", "f")
-    assert tensor_cuts(models.parse("mlp:layers=2,width=16").graph(8), 2) == {"fc1": "o", "relu1": "o", "fc2": "i"}
-    assert tensor_cuts(no_pairs(), 2) == tensor_cuts(models.parse("resnet:depth=18").graph(4), 2) == {}
+    assert TensorCuts(models.parse("mlp:layers=2,width=16").graph(8)).of(2) == {"fc1": "o", "relu1": "o", "fc2": "i"}
+    assert TensorCuts(no_pairs()).of(2) == TensorCuts(models.parse("resnet:depth=18").graph(4)).of(2) == {}
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt:layers=2,width=24,heads=6", "moe:layers=2,width=32,heads=4,seq=8", "mlp", "dlrm"]
+)
+def test_cuts_that_are_looked_for_once_are_those_of_each_width(name):
+    graph = models.parse(name).graph(4)
+    known = TensorCuts(graph)
+    for width in (2, 3, 4, 5, 6, 7, 8, 16, 24, 25, 64, 96, 97, 1000, 7, 2):
+        assert known.of(width) == TensorCuts(graph).of(width), width
 
 
 def test_megatron_crosses_samples_with_features_and_positions():
-    configs = megatron(gpt(batch=4), 8, 4)
+    configs = megatron(TensorCuts(gpt(batch=4)), 8, 4)
     assert configs["block1.q"] == Config({"b": 2, "o": 4}, 1, tuple(range(8)))
     assert configs["block2.attention"] == Config({"b": 2, "h": 4}, 1, tuple(range(8)))
     # Four samples are too few for eight processors: positions are cut too.
     assert configs["block1.norm1"] == configs["head"] == Config({"b": 2, "s": 4}, 1, tuple(range(8)))
-    assert megatron(gpt(batch=8), 8, 4)["block1.norm1"] == Config({"b": 8}, 1, tuple(range(8)))
+    assert megatron(TensorCuts(gpt(batch=8)), 8, 4)["block1.norm1"] == Config({"b": 8}, 1, tuple(range(8)))
     # Two samples are too few for four groups: positions are cut across these too, and the loss as its scores.
-    few = megatron(gpt(batch=2), 8, 2)
+    few = megatron(TensorCuts(gpt(batch=2)), 8, 2)
     assert few["block1.q"] == Config({"b": 2, "s": 2, "o": 2}, 1, tuple(range(8)))
     assert few["block1.o"] == Config({"b": 2, "s": 2, "i": 2}, 1, tuple(range(8)))
     assert few["block1.norm1"] == few["head"] == few["loss"] == Config({"b": 2, "s": 4}, 1, tuple(range(8)))
-    experts = megatron(models.parse("moe:layers=2,width=32,heads=4,seq=8").graph(4), 8, 2)
+    experts = megatron(TensorCuts(models.parse("moe:layers=2,width=32,heads=4,seq=8").graph(4)), 8, 2)
     assert experts["block2.up"] == Config({"b": 4, "f": 2}, 1, tuple(range(8)))
 
 
 def test_megatron_sends_activations_twice_a_half_block_and_no_gradient_of_what_is_cut():
     graph = gpt(batch=4)
-    tasks, _ = evaluator(graph, machine(4, latency=0.0)).simulate(Strategy(megatron(graph, 4, 4)))
+    tasks, _ = evaluator(graph, machine(4, latency=0.0)).simulate(Strategy(megatron(TensorCuts(graph), 4, 4)))
     sent = Counter((tasks.cost_keys[c].name, tasks.cost_keys[c].nbytes) for c in tasks.cost if tasks.cost_keys[c].link)
     stream = 4 * 8 * 32 * 4
     # Forward and backward, of each half of each block; and what each finds of the tokens in its rows of their table.
@@ -151,7 +161,7 @@ def test_pieces_are_shares_of_what_the_same_processors_held_alike(model, procs):
 
 def test_pieces_of_one_processor_each_where_that_divides_and_little_stays_whole():
     lowering = Lowering(gpt(), machine(8))
-    configs = in_pieces(lowering, megatron(lowering.graph, 8, 2))
+    configs = in_pieces(lowering, megatron(TensorCuts(lowering.graph), 8, 2))
     # Halves by Megatron, of each of which four processors have a share.
     assert configs["block1.up.weight/update"] == Config({"o": 8}, 1, (0, 2, 4, 6, 1, 3, 5, 7))
     assert "block1.norm1.weight/update" not in configs
@@ -191,7 +201,8 @@ def test_of_a_wide_plan_pieces_need_less_memory():
     graph = models.parse("gpt:layers=2,width=64,heads=8,seq=8,vocab=64").graph(4)
     same = evaluator(graph, short(250_000))
     wide, zero = (
-        same.simulate(Strategy(c))[1] for c in (megatron(graph, 16, 8), seed("megatron_8_zero", same.lowering))
+        same.simulate(Strategy(c))[1]
+        for c in (megatron(TensorCuts(graph), 16, 8), seed("megatron_8_zero", same.lowering))
     )
     assert (
         zero.persistent_bytes.max() < 0.7 * wide.persistent_bytes.max()

@@ -12,7 +12,7 @@ from castile.planner.cost import CostModel
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
-from castile.planner.known.megatron import tensor_cuts
+from castile.planner.known.megatron import TensorCuts
 from castile.planner.known.seeds import known_names, megatron
 from castile.planner.lower import Lowering
 from castile.planner.op import available, find
@@ -53,7 +53,7 @@ def test_a_cut_vocabulary_trains_as_a_whole_one(procs: int, more: str) -> None:
     rng = np.random.default_rng(procs)
     tokens = [{name: rng.integers(0, WORDS, (2, 5)).astype(np.int32) for name in graph.inputs} for _ in range(2)]
     held = {name: array for name, array in values(graph).items() if graph.tensors[name].param}
-    configs = megatron(graph, procs, procs)
+    configs = megatron(TensorCuts(graph), procs, procs)
     assert (configs["tok"].split, configs["head"].split, configs["loss.blocks"].split) == (
         {"v": procs}, {"o": procs}, {"p": procs}
     )  # fmt: skip
@@ -70,7 +70,7 @@ def test_what_a_cut_vocabulary_saves() -> None:
     for blocks in (1, 48):
         graph = models.parse(f"{GPT},class_blocks={blocks},tied=true").graph(2)
         same = Evaluator(Lowering(graph, on(2), Updates(find("adam")())), CostModel(on(2)))
-        tasks, memory = same.simulate(Strategy(megatron(graph, 2, 2)))
+        tasks, memory = same.simulate(Strategy(megatron(TensorCuts(graph), 2, 2)))
         keys = [tasks.cost_keys[c] for c in tasks.cost]
         sent[blocks] = Counter(key.nbytes for key in keys if key.link)
         kept[blocks] = memory.persistent_bytes.max()
@@ -109,7 +109,7 @@ def _lies_as_its_head(graph: Graph, loss: str) -> None:
         made, read = parts(head, {"o": degree}), parts(node, {"p": degree})
         assert [part.writes(0) for part in made] == [part.reads(0) for part in read], degree
         if degree <= 8:
-            cuts = tensor_cuts(graph, degree)
+            cuts = TensorCuts(graph).of(degree)
             assert (cuts[head.name], cuts[loss]) == ("o", "p") or head.name not in cuts, degree
 
 

@@ -17,11 +17,6 @@ from castile.planner.graph import Graph, Node
 SAMPLES = "b"
 
 
-def tensor_cuts(graph: Graph, width: int) -> dict[str, str]:
-    """The axis of each node that is cut so, by the node's name; only axes of at least `width` elements are."""
-    return TensorCuts(graph).of(width)
-
-
 class TensorCuts:
     """The cuts of a graph by width, looked for once for all widths that no axis tells apart."""
 
@@ -30,7 +25,7 @@ class TensorCuts:
         self._known: list[tuple[_Pairs, dict[str, str]]] = []
 
     def of(self, width: int) -> dict[str, str]:
-        """The axis of each node that is cut, as `tensor_cuts` has it."""
+        """The axis of each node that is cut so, by the node's name; only axes of at least `width` elements are."""
         for pairs, cuts in self._known:
             if pairs.refused < width <= pairs.taken:
                 return cuts

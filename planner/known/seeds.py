@@ -93,12 +93,12 @@ def _makers(lowering: Lowering, cost: CostModel | None) -> dict[str, Callable[[]
         "one_processor": partial(_on_fastest, partial(one_processor, graph), lowering, cost),
         "one_weird_trick": partial(one_weird_trick, graph, num_procs),
         "fsdp": partial(fsdp, lowering),
-        "megatron": partial(_megatron, cuts, num_procs, near),
+        "megatron": partial(megatron, cuts, num_procs, near),
     }
     for fewer in _halves(num_procs):
         made[f"data_parallel_{fewer}"] = partial(_on_fastest, partial(data_parallel, graph, fewer), lowering, cost)
     for fewer in _halves(near):
-        made[f"megatron_{fewer}"] = partial(_megatron, cuts, num_procs, fewer)
+        made[f"megatron_{fewer}"] = partial(megatron, cuts, num_procs, fewer)
     return made | _for_large(lowering, cuts, near) | _pipelines(lowering, cuts, near, cost)
 
 
@@ -129,7 +129,7 @@ def _pipelines(
 
 def _pipelined(lowering: Lowering, cuts: TensorCuts, num_stages: int, width: int, cost: CostModel | None) -> Configs:
     size = lowering.machine.num_procs // num_stages
-    inner = _megatron(cuts, size, width) if width > 1 else data_parallel(lowering.piece, size)
+    inner = megatron(cuts, size, width) if width > 1 else data_parallel(lowering.piece, size)
     return pipelined(lowering, num_stages, inner, cost)
 
 
@@ -153,9 +153,9 @@ def _for_large(lowering: Lowering, cuts: TensorCuts, near: int) -> dict[str, Cal
             break
         name = "megatron" if width == near else f"megatron_{width}"
         if width > near and held - gathered <= room:
-            made[name] = partial(_megatron, cuts, num_procs, width)
+            made[name] = partial(megatron, cuts, num_procs, width)
         if held > ROOMY * room and gathered <= room:
-            made[f"{name}_zero"] = partial(_megatron_zero, lowering, cuts, width)
+            made[f"{name}_zero"] = partial(megatron_zero, lowering, cuts, width)
     return made
 
 
@@ -256,7 +256,7 @@ def fsdp(lowering: Lowering) -> Configs:
     return in_pieces(lowering, data_parallel(lowering.piece, lowering.machine.num_procs))
 
 
-def megatron(graph: Graph, num_procs: int, width: int) -> Configs:
+def megatron(cuts: TensorCuts, num_procs: int, width: int) -> Configs:
     """Pairs of matrices cut so that nothing is sent between the two, `width` ways; the samples as often as that leaves.
 
     Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", 2019. What
@@ -264,10 +264,6 @@ def megatron(graph: Graph, num_procs: int, width: int) -> Configs:
     Recomputation in Large Transformer Models", 2022). Processors of one cut lie side by side. Data parallelism where
     the processors are not a multiple of the width, or no matrices form a pair.
     """
-    return _megatron(TensorCuts(graph), num_procs, width)
-
-
-def _megatron(cuts: TensorCuts, num_procs: int, width: int) -> Configs:
     found = cuts.of(width) if width > 1 and num_procs % width == 0 else {}
     if not found:
         return data_parallel(cuts.graph, num_procs)
@@ -275,13 +271,13 @@ def _megatron(cuts: TensorCuts, num_procs: int, width: int) -> Configs:
     return {name: _crossed(a, found.get(name, ""), num_procs, width) for name, a in alignments.items()}
 
 
-def _megatron_zero(lowering: Lowering, cuts: TensorCuts, width: int) -> Configs:
+def megatron_zero(lowering: Lowering, cuts: TensorCuts, width: int) -> Configs:
     """Matrices cut in pairs `width` ways, and each update in pieces over all who hold the same.
 
     Rajbhandari, Rasley, Ruwase, He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020,
     section 8, together with Megatron-LM.
     """
-    return in_pieces(lowering, _megatron(cuts, lowering.machine.num_procs, width))
+    return in_pieces(lowering, megatron(cuts, lowering.machine.num_procs, width))
 
 
 def _weird_axis(graph: Graph, node: Node) -> str:

@@ -29,10 +29,10 @@ def shown(count: int) -> list[int]:
 
 def numbers(program: Program, tasks: TaskGraph) -> np.ndarray:
     """int64[T]: of which microbatch each task is, -1 where it is of none or of several."""
-    of_slot = [step.micro.number if step.micro.count > 1 else -1 for step in program.steps]
     slot, rest = (tasks.order >> SLOT) - 1, tasks.order & (1 << SLOT) - 1
     flow = (rest >> FLOW) - 1
-    return np.where(flow < 0, np.array([*of_slot, -1])[slot], np.array([*program.micros, -1])[flow])
+    of_step, of_flow = np.array([*program.micro_of_step, -1]), np.array([*program.micro_of_flow, -1])
+    return np.where(flow < 0, of_step[slot], of_flow[flow])
 
 
 def times(program: Program) -> np.ndarray:
@@ -75,10 +75,9 @@ def lasting(program: Program, flows: Sequence[FlowInstance], num_procs: int, ali
     """int64[P]: bytes of each processor that hold, all step long, what the host gives to microbatches that are not
     written out; every buffer rounded up to a multiple of the alignment."""
     found, of = np.zeros(num_procs, np.int64), times(program)
-    for instance, number in zip(flows, program.micros, strict=True):
+    for instance, number in zip(flows, program.micro_of_flow, strict=True):
         template = instance.template
         if instance.flow.role and of[number] > 1:
             nbytes = -(-template.buffer_bytes // alignment) * alignment
             np.add.at(found, template.buffer_procs, (of[number] - 1) * nbytes * template.outlives)
     return found
-

@@ -134,10 +134,14 @@ class Program:
         return tuple([touched(flow) for flow in self.flows])
 
     @cached_property
-    def micros(self) -> tuple[int, ...]:
+    def micro_of_step(self) -> tuple[int, ...]:
+        """For each step its microbatch, -1 where it is of the whole batch."""
+        return tuple([step.micro.number if step.micro.count > 1 else -1 for step in self.steps])
+
+    @cached_property
+    def micro_of_flow(self) -> tuple[int, ...]:
         """For each flow the microbatch of all steps that it touches, -1 where that is none or there are several."""
-        of_slot = [step.micro.number if step.micro.count > 1 else -1 for step in self.steps]
-        found = [{of_slot[slot] for slot in slots} for slots in self.slots]
+        found = [{self.micro_of_step[slot] for slot in slots} for slots in self.slots]
         return tuple([numbers.pop() if len(numbers) == 1 else -1 for numbers in found])
 
     @cached_property
