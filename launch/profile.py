@@ -25,7 +25,7 @@ from castile.launch.processes.ranks import UserError
 from castile.launch.reports import progress
 from castile.launch.typed import files, options
 from castile.launch.typed.files import Outputs
-from castile.planner.costs.snapshot import Measured, snapshot_of
+from castile.planner.costs.snapshot import Measured, with_rows
 from castile.planner.evaluation.sizes import SIZES
 from castile.planner.known.seeds import seeds
 from castile.planner.strategy import Strategy
@@ -219,8 +219,7 @@ def _add_rows(job: Job, work: Work, tasks: TaskGraph, beside: dict[CostKey, str]
 def _keep(job: Job, row: Measured) -> None:
     """Put a measurement into the job's snapshot, in place of an older one, and at once into the database, since the run
     may be broken off at any time."""
-    overhead = job.snapshot.overhead_seconds
     others = [r for r in job.snapshot.rows if r.key != row.key]
-    job.snapshot = snapshot_of(job.snapshot.environment, [*others, row], overhead)
+    job.snapshot = with_rows(job.snapshot, [*others, row])
     if job.database is not None and job.leads:
-        job.database.add(snapshot_of(job.snapshot.environment, [row], overhead))
+        job.database.add(with_rows(job.snapshot, [row]))

@@ -245,6 +245,8 @@ def _report(command: Validate, job: Job, rows: Sequence[Row], num_held_up: int, 
         "num_held_up": num_held_up,
         "before_learning": asdict(truth(fresh, after=False)),
         "after_learning": asdict(truth(fresh, after=True)),
+        "overhead_seconds": job.snapshot.overhead_seconds,
+        "meeting_seconds": job.snapshot.meeting_seconds,
         "plans": [asdict(r) | {"error_after": r.after_seconds / r.measured_seconds - 1} for r in rows],
     }
     if command.json:
@@ -274,6 +276,8 @@ def tell(facts: Mapping[str, Any]) -> None:
             f"{words}: mean error {100 * truth['mean_error']:.1f} %, largest {100 * truth['largest_error']:.1f} %, "
             f"{order}, regret {100 * truth['regret']:.1f} %"
         )
+    gap, meeting = (1e6 * facts[f"{which}_seconds"] for which in ("overhead", "meeting"))
+    print(f"learned besides what tasks take: {gap:.1f} us before a kernel, {meeting:.1f} us where processors meet")
     print(f"measured times are spread over {facts['measured_spread']:.2f}x")
     if facts["num_held_up"]:
         print(

@@ -68,6 +68,7 @@ class CostModel:
         measured_on = tuple(p for p in machine.kinds if snapshot and p.kind == snapshot.environment.device)
         self._processors = measured_on or machine.kinds
         self._overhead = snapshot.overhead_seconds if snapshot else 0.0
+        self._meeting = snapshot.meeting_seconds if snapshot else 0.0
         rows = snapshot.rows if snapshot else ()
         self._measured = {row.key: row.seconds for row in rows}
         self._terms = {row.key: self._basis(row.key) for row in rows if self._is_here(row.key)}
@@ -155,7 +156,9 @@ class CostModel:
     def _reference(self, key: CostKey) -> Priced:
         """The price on the kind of processor that was measured."""
         if key not in self._memo:
-            self._memo[key] = self._price(key)
+            seconds, source = self._span(key)
+            beside = self._meeting if key.link else self._overhead
+            self._memo[key] = Priced(seconds + (0.0 if source == "roofline" else beside), source)
         return self._memo[key]
 
     def _on(self, key: CostKey, kind: int | None) -> Priced:
@@ -171,23 +174,23 @@ class CostModel:
         """The terms that corrections scale; a machine that states no overhead or latency may well have one."""
         return _raised(self.terms(key))
 
-    def _price(self, key: CostKey) -> Priced:
-        overhead = 0.0 if key.link else self._overhead
+    def _span(self, key: CostKey) -> Priced:
+        """What would be measured of a task of that key."""
         if key in self._measured:
-            return Priced(self._measured[key] + overhead, "measured")
+            return Priced(self._measured[key], "measured")
         if dense := key.dense:
-            price = self._reference(dense)
+            seconds, source = self._span(dense)
             slower = self._slower.get(family_of(key), 1.0)
-            return Priced(price.seconds * slower, price.source if price.source == "roofline" else "learned")
+            return Priced(seconds * slower, source if source == "roofline" else "learned")
         if between := self._interpolate(key):
-            return Priced(between + overhead + self._more(key), "interpolated")
+            return Priced(between + self._more(key), "interpolated")
         roofline = self.roofline(key)
         scales = self._scales(key)
         if scales is None:
             return Priced(roofline, "roofline")
         basis = _raised(_way_terms(self.way(key))) if key.link else self._basis(key)
         learned = _scaled(scales, basis)
-        return Priced(max(learned, FLOOR * roofline) + overhead + self._more(key), "learned")
+        return Priced(max(learned, FLOOR * roofline) + self._more(key), "learned")
 
     def _more(self, key: CostKey) -> float:
         """Seconds that several transfers take more than one of all their bytes."""
@@ -195,7 +198,7 @@ class CostModel:
 
     def _stride_factor(self, rows: list[Measured]) -> float:
         """By how much reading in strides makes a kernel slower: the geometric mean over what was measured."""
-        ratios = [row.seconds / self._reference(dense).seconds for row in rows if (dense := row.key.dense)]
+        ratios = [row.seconds / self._span(dense).seconds for row in rows if (dense := row.key.dense)]
         return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
     def _is_here(self, key: CostKey) -> bool:

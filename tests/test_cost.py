@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from castile.planner.cost import CostModel, isotonic
 from castile.planner.costs.snapshot import Environment, Measured, Snapshot, from_json, snapshot_of, to_json
@@ -301,12 +302,18 @@ def test_a_machine_without_stated_overhead_learns_one():
     assert costs.seconds(sized(10, 1)).seconds == pytest.approx(3e-6, rel=0.05)
 
 
-def test_overhead_is_added_to_kernels_only():
-    known = [product(8, 64, 64), transfer("move", 1000)]
-    plain, loaded = (CostModel(MACHINE, snapshot_of(HERE, measured(known).rows, o)) for o in (0.0, 1e-3))
-    for key in [*known, product(9, 64, 64), transfer("move", 10**6)]:
-        more = loaded.seconds(key).seconds - plain.seconds(key).seconds
-        assert more == pytest.approx(0.0 if key.link else 1e-3, abs=1e-12)
+def test_overhead_is_added_to_kernels_and_what_meetings_take_to_transfers():
+    dense = product(8, 64, 64)
+    known = [dense, dense.strided({0: (8, 128)}), transfer("move", 1000)]
+    plain = measured(known)
+    loaded = structs.replace(plain, overhead_seconds=1e-3, meeting_seconds=1e-2)
+    without, including = CostModel(MACHINE, plain), CostModel(MACHINE, loaded)
+    other = product(9, 64, 64)
+    for key in [*known, other, other.strided({0: (9, 128)}), transfer("move", 10**6)]:
+        more = including.seconds(key).seconds - without.seconds(key).seconds
+        assert more == pytest.approx(1e-2 if key.link else 1e-3, abs=1e-12)
+    nothing = CostModel(MACHINE, Snapshot(HERE, (), 1e-3, 1e-2, 1))
+    assert all(nothing.seconds(key).seconds == nothing.roofline(key) for key in known)
 
 
 def test_measurements_over_links_that_are_not_here_do_no_harm():

@@ -11,6 +11,7 @@ from math import isfinite
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from castile.planner.cost import CostModel
 from castile.planner.costs import database as databases
@@ -32,7 +33,7 @@ rows = st.lists(
 
 def some(num, seconds=1.0, environment=HERE):
     made = [Measured(CostKey(f"op{i}.F", "8", "float32", i, i), seconds) for i in range(num)]
-    return snapshot_of(environment, made, 1e-6)
+    return structs.replace(snapshot_of(environment, made, 1e-6), meeting_seconds=seconds / 7, num_meetings=num)
 
 
 @given(rows, rows, st.floats(0, 1))
@@ -90,18 +91,19 @@ def test_a_failed_measurement_is_no_way(seconds):
         Way("call", "form", "", seconds)
 
 
-def test_an_older_file_keeps_what_it_holds_and_learns_of_ways(tmp_path, monkeypatch):
+@pytest.mark.parametrize("schema, tables", [(1, 2), (2, 3)])
+def test_an_older_file_keeps_what_it_holds_and_learns_what_came_later(tmp_path, schema, tables):
     path = tmp_path / "profile.db"
-    with monkeypatch.context() as patch:
-        patch.setattr(databases, "SCHEMA", 1)
-        patch.setattr(databases, "_NUM_TABLES", {0: 0, 1: 2})
-        patch.setattr(databases, "_TABLES", databases._TABLES[:2])
-        Database(path).add(some(3))
+    Database(path).add(some(3))
     with sqlite3.connect(path) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+        for table in databases._TABLES[tables:]:
+            connection.execute(f"DROP TABLE {table.split()[2]}")
+        connection.execute(f"PRAGMA user_version = {schema}")
     database = Database(path)
-    assert database.snapshot(HERE) == some(3) and database.ways(HERE) == ()
+    assert database.snapshot(HERE) == structs.replace(some(3), meeting_seconds=0.0, num_meetings=0)
+    assert database.ways(HERE) == ()
     database.add_ways(HERE, [Way("call", "form", "", 1.0)])
+    database.add(some(3))
     assert Database(path).snapshot(HERE) == some(3) and len(Database(path).ways(HERE)) == 1
 
 

@@ -27,6 +27,14 @@ def two_rank_step(seconds, gap=0.0):
     return draft.graph(), Timeline(np.arange(len(spans)), ticks[:, 0], ticks[:, 1])
 
 
+def test_a_step_has_the_sum_of_its_gaps():
+    draft, starts = Draft(1), np.array([0, 11, 23, 90])
+    for _ in starts:
+        draft.task([(0, Lane.COMPUTE)])
+    steps = [Timeline(np.arange(4), starts * f, starts * f + 10) for f in (1, 1, 7)]
+    assert learn(Snapshot(HERE), draft.graph(), steps).overhead_seconds * PICOSECONDS == pytest.approx(60 / 3)
+
+
 def test_learn_takes_medians_over_steps_and_the_overhead():
     base = np.array([1e-4, 2e-4, 3e-4, 4e-4])
     steps = [two_rank_step(base * f, gap=1e-5) for f in (1.0, 1.1, 0.9, 50.0, 1.0)]
@@ -59,8 +67,9 @@ def test_waiting_for_a_transfer_is_no_overhead():
     draft.task([(0, Lane.COMPUTE)])
     draft.task([(0, Lane.RECEIVE)], kind=Kind.MOVE)
     draft.task([(0, Lane.COMPUTE)], needs=[1])
-    timeline = Timeline(np.arange(3), np.array([0, 5, 900]), np.array([10, 890, 950]))
-    assert gaps_of(draft.graph(), timeline).tolist() == [10]
+    draft.task([(0, Lane.COMPUTE)], needs=[0])
+    timeline = Timeline(np.arange(4), np.array([0, 5, 900, 953]), np.array([10, 890, 950, 960]))
+    assert gaps_of(draft.graph(), timeline).tolist() == [3]
 
 
 def test_learning_from_nothing_or_from_failures_is_refused():

@@ -41,7 +41,7 @@ def starting(group: list[str]) -> object:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("group", map(starting, GROUPS))
+@pytest.mark.parametrize("group", [*map(starting, GROUPS)])
 def test_runs(group: list[str], tmp_path: Path) -> None:
     for command in group:
         if command != "make test":

@@ -34,6 +34,7 @@ from castile.planner.costs.snapshot import Environment, Snapshot
 from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
+from castile.planner.simulation import meetings
 from castile.planner.strategy import Strategy
 from castile.runtime import machine as machines
 from castile.runtime.backends.base import State
@@ -178,8 +179,12 @@ class Job:
 
     def learn(self, prepared: Prepared, steps: Sequence[Timeline]) -> None:
         """Learn from measured steps on rank 0; every rank gets the new snapshot."""
-        made = self.agree(lambda: snapshots.to_json(learn(self.snapshot, prepared.tasks, list(steps))))
-        self.snapshot = snapshots.from_json(made)
+
+        def learned() -> Snapshot:
+            spans = learn(self.snapshot, prepared.tasks, list(steps))
+            return meetings.learn(spans, self.machine, prepared.tasks, steps)
+
+        self.snapshot = snapshots.from_json(self.agree(lambda: snapshots.to_json(learned())))
 
     def keep(self) -> None:
         """Write what was learned to the profile database."""

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import msgspec
 
-from castile.planner.costs.snapshot import Environment, Measured, Snapshot, snapshot_of
+from castile.planner.costs.snapshot import Environment, Measured, Snapshot, with_rows
 from castile.runtime.task import CostKey
 
-SCHEMA = 2
+SCHEMA = 3
 # "cast" in ASCII, where SQLite keeps the number of the application that a file belongs to.
 APPLICATION = 0x63617374
 WAIT_SECONDS = 30.0
@@ -39,9 +39,12 @@ _TABLES = (
         device TEXT NOT NULL, kernels TEXT NOT NULL, libraries TEXT NOT NULL, call TEXT NOT NULL, form TEXT NOT NULL,
         setting TEXT NOT NULL, seconds REAL NOT NULL CHECK (seconds > 0), measured_at REAL NOT NULL,
         PRIMARY KEY (device, kernels, libraries, call, form, setting)) WITHOUT ROWID""",
+    # Schema 3.
+    """CREATE TABLE meeting (
+        environment INTEGER PRIMARY KEY REFERENCES environment, seconds REAL NOT NULL, count INTEGER NOT NULL)""",
 )
 # How many of the tables a file of each schema has.
-_NUM_TABLES = {0: 0, 1: 2, SCHEMA: len(_TABLES)}
+_NUM_TABLES = {0: 0, 1: 2, 2: 3, SCHEMA: len(_TABLES)}
 _FIND = """SELECT id, overhead_seconds FROM environment
     WHERE device = ? AND threads = ? AND active_ranks = ? AND kernels = ? AND libraries = ?"""
 
@@ -96,6 +99,8 @@ class Database:
                 [(environment, *_fields(row.key), row.seconds, row.spread_seconds, row.count, now)
                  for row in snapshot.rows],
             )  # fmt: skip
+            met = (environment, snapshot.meeting_seconds, snapshot.num_meetings)
+            connection.execute("INSERT OR REPLACE INTO meeting VALUES (?, ?, ?)", met)
 
     def snapshot(self, environment: Environment) -> Snapshot:
         """What was measured in that environment, and nothing else."""
@@ -106,7 +111,9 @@ class Database:
             rows = connection.execute(
                 """SELECT name, shapes, dtype, flops, nbytes, link, members, seconds, spread_seconds, count
                 FROM measurement WHERE environment = ?""", found[:1]).fetchall()  # fmt: skip
-            return snapshot_of(environment, map(_measured, rows), msgspec.convert(found[1], float))
+            met = connection.execute("SELECT seconds, count FROM meeting WHERE environment = ?", found[:1]).fetchone()
+            beside = msgspec.convert((found[1], *(met or (0.0, 0))), tuple[float, float, int])
+            return with_rows(Snapshot(environment, (), *beside), map(_measured, rows))
 
     def add_ways(self, environment: Environment, ways: Iterable[Way]) -> None:
         """Keep what ways to run kernel calls took, in place of all older ones of these calls; all of them or none."""

@@ -5,10 +5,11 @@ It does not know how the timelines were made, nor what is predicted from the sna
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
-from castile.planner.costs.snapshot import Measured, Snapshot, snapshot_of
-from castile.runtime.task import NUM_LANES, Lane, TaskGraph
+from castile.planner.costs.snapshot import Measured, Snapshot, with_rows
+from castile.runtime.task import NUM_LANES, Kind, Lane, TaskGraph
 from castile.runtime.timeline import PICOSECONDS, Timeline
 
 # Old steps weigh at most this many times as much as the new ones: machines change.
@@ -41,7 +42,8 @@ def learn(snapshot: Snapshot, graph: TaskGraph, timelines: list[Timeline]) -> Sn
             counted = seconds[ran, k].min(keepdims=True)
         low, median, high = (float(q) for q in np.percentile(counted, (25, 50, 75)))
         rows[key] = _average(rows.get(key), Measured(key, median, (high - low) / 2, len(counted)))
-    return snapshot_of(snapshot.environment, rows.values(), _overhead(snapshot, graph, timelines))
+    overhead = _overhead(snapshot, graph, timelines)
+    return with_rows(msgspec.structs.replace(snapshot, overhead_seconds=overhead), rows.values())
 
 
 def held_up(timeline: Timeline) -> bool:
@@ -74,18 +76,22 @@ def _average(old: Measured | None, new: Measured) -> Measured:
 
 
 def _overhead(snapshot: Snapshot, graph: TaskGraph, timelines: list[Timeline]) -> float:
-    """The typical gap before a compute task: the median over each step's tasks, then over steps, in seconds."""
-    medians = [np.median(gaps) for t in timelines if len(gaps := gaps_of(graph, t))]
-    if not medians:
+    """The gap before a compute task: the mean over each step's tasks, then the median over steps, in seconds.
+
+    Before most tasks little passes, before some transfers are begun and polled: a step has the sum of all.
+    """
+    means = [gaps.mean() for t in timelines if len(gaps := gaps_of(graph, t))]
+    if not means:
         return snapshot.overhead_seconds
-    return max(0.0, float(np.median(medians))) / PICOSECONDS
+    return max(0.0, float(np.median(means))) / PICOSECONDS
 
 
 def gaps_of(graph: TaskGraph, timeline: Timeline) -> np.ndarray:
     """Before each compute task but a processor's first: picoseconds since anything ended on that processor.
 
-    Data from elsewhere come by transfers that occupy the receiver too, so a gap holds no waiting for them.
+    Not of tasks that need a transfer: before these there is waiting that no transfer's span shows.
     """
+    waiting = np.repeat(np.arange(graph.num_tasks), np.diff(graph.need_ptr))[graph.kind[graph.needs] >= Kind.MOVE]
     position = np.full(graph.num_tasks, -1)
     position[timeline.task] = np.arange(len(timeline.task))
     at = position[np.repeat(np.arange(graph.num_tasks), np.diff(graph.lane_ptr))]
@@ -93,7 +99,8 @@ def gaps_of(graph: TaskGraph, timeline: Timeline) -> np.ndarray:
     gaps = []
     for p in np.unique(proc):
         ends = np.sort(timeline.end[at[proc == p]])
-        starts = timeline.start[at[(proc == p) & (lane == Lane.COMPUTE)]]
+        computed = at[(proc == p) & (lane == Lane.COMPUTE)]
+        starts = timeline.start[computed[~np.isin(timeline.task[computed], waiting)]]
         before = np.searchsorted(ends, starts, side="right")
         gaps.append(starts[before > 0] - ends[before[before > 0] - 1])
     return np.concatenate(gaps) if gaps else np.zeros(0, np.int64)

@@ -49,22 +49,33 @@ class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Measurements of one environment, sorted by key, at most one a key; plain data, the same on every rank.
 
     overhead_seconds: what passes between two tasks of a processor's compute lane though nothing is waited for.
+    meeting_seconds: by how much a step is longer than its tasks make it, for each transfer of which it waits for the
+    end; learned from `num_meetings` transfers.
     """
 
     environment: Environment
     rows: tuple[Measured, ...] = ()
     overhead_seconds: float = 0.0
+    meeting_seconds: float = 0.0
+    num_meetings: int = 0
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.overhead_seconds) and self.overhead_seconds >= 0):
             raise ValueError(f"snapshot: overhead of {self.overhead_seconds} seconds a task")
+        if not (math.isfinite(self.meeting_seconds) and self.meeting_seconds >= 0) or self.num_meetings < 0:
+            raise ValueError(f"snapshot: {self.num_meetings} meetings of {self.meeting_seconds} seconds")
         if len({row.key for row in self.rows}) < len(self.rows):
             raise ValueError("snapshot: a cost key occurs twice")
 
 
 def snapshot_of(environment: Environment, rows: Iterable[Measured], overhead_seconds: float = 0.0) -> Snapshot:
-    """A snapshot of the rows in the order of their keys."""
-    return Snapshot(environment, tuple(sorted(rows, key=lambda row: _order(row.key))), overhead_seconds)
+    """A snapshot of the rows in the order of their keys, which knows of no meetings."""
+    return with_rows(Snapshot(environment, overhead_seconds=overhead_seconds), rows)
+
+
+def with_rows(snapshot: Snapshot, rows: Iterable[Measured]) -> Snapshot:
+    """The snapshot with these rows in place of its own, in the order of their keys."""
+    return msgspec.structs.replace(snapshot, rows=tuple(sorted(rows, key=lambda row: _order(row.key))))
 
 
 def to_json(snapshot: Snapshot) -> bytes:

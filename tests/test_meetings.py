@@ -1,0 +1,108 @@
+"""Meetings: what a step takes longer than its tasks make it is learned, and predicted."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from graphs import Draft
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from castile.planner.cost import CostModel
+from castile.planner.costs import learn as spans
+from castile.planner.costs.learn import DELAYED
+from castile.planner.costs.snapshot import Measured, Snapshot, snapshot_of
+from castile.planner.simulate import simulate
+from castile.planner.simulation import meetings
+from castile.runtime.machine import Level, Machine, Processor
+from castile.runtime.task import Kind, Lane
+from castile.runtime.timeline import PICOSECONDS, Timeline
+from tests.prices import HERE
+
+# As this host: kernels have an engine, and transfers another.
+MACHINE = Machine("m", (Processor("cpu", 5e10, 1e10, 2**30),) * 2, (Level("host", 2, 1e-5, 8e9),), (0, 1, 1, 1, 1))
+
+nanoseconds = st.integers(1, 10**6)
+rounds = st.lists(st.tuples(nanoseconds, nanoseconds, st.integers(1, 10**4)), min_size=1, max_size=6)
+
+
+def step(lasts, besides):
+    """Rounds of a kernel on each of two processors and a sum over both, in nanoseconds; and what was measured of them.
+
+    besides   what each sum takes that its span does not show, nanoseconds; or a number a round
+    """
+    draft, now, spans_of = Draft(2), 0, []
+    for n, ((*kernels, together), late) in enumerate(zip(lasts, np.broadcast_to(besides, len(lasts)), strict=True)):
+        needs = [len(draft.kind) - 1] if n else []
+        for p in range(2):
+            draft.task([(p, Lane.COMPUTE)], needs, cost=3 * n + p)
+            spans_of.append((now, now + kernels[p]))
+        both = [(0, Lane.COLLECTIVE), (1, Lane.COLLECTIVE)]
+        draft.task(both, [len(draft.kind) - 2, len(draft.kind) - 1], cost=3 * n + 2, kind=Kind.COLLECTIVE)
+        now += max(kernels) + int(late) + together
+        spans_of.append((now - together, now))
+    graph = draft.graph()
+    keys = [structs.replace(k, link="host", members=2) if n % 3 == 2 else k for n, k in enumerate(graph.cost_keys)]
+    ticks = 1000 * np.array(spans_of, np.int64)
+    return replace(graph, cost_keys=tuple(keys)), Timeline(np.arange(len(ticks)), ticks[:, 0], ticks[:, 1])
+
+
+def known(graph, timeline):
+    """What every task took, and no more."""
+    lasted = timeline.durations() / PICOSECONDS
+    return snapshot_of(HERE, [Measured(graph.cost_keys[c], lasted[t]) for t, c in enumerate(graph.cost)])
+
+
+def predicted(graph, snapshot):
+    return simulate(*CostModel(MACHINE, snapshot).by_kind(graph), MACHINE.engines).seconds
+
+
+@given(rounds, st.integers(0, 10**6))
+def test_what_meetings_take_is_found(lasts, besides):
+    graph, timeline = step(lasts, besides)
+    learned = meetings.learn(known(graph, timeline), MACHINE, graph, [timeline])
+    assert learned.meeting_seconds == pytest.approx(besides * 1e-9, abs=2e-7)
+    assert learned.num_meetings == len(lasts)
+    assert predicted(graph, learned) == pytest.approx(timeline.seconds, abs=1e-6 * len(lasts))
+
+
+def test_chance_where_processors_meet_is_learned_from_steps():
+    """Kernels that take typically as long on both processors, where either may be late."""
+    rng = np.random.default_rng(0)
+    steps = [step([(*rng.lognormal(12, 0.3, 2).astype(int), 1000) for _ in range(20)], 0) for _ in range(40)]
+    graph = steps[0][0]
+    graph = replace(graph, cost_keys=graph.cost_keys[:3], cost=graph.cost % 3)
+    timelines = [timeline for _, timeline in steps]
+    took = np.median([timeline.seconds for timeline in timelines])
+    without = spans.learn(Snapshot(HERE), graph, timelines)
+    assert predicted(graph, without) < 0.9 * took
+    assert predicted(graph, meetings.learn(without, MACHINE, graph, timelines)) == pytest.approx(took, rel=1e-3)
+
+
+def test_all_transfers_that_were_learned_from_count_alike():
+    few, many = step([(5, 9, 2)] * 2, 70_000), step([(7, 8, 3)] * 6, 10_000)
+    snapshot = known(*few)
+    for graph, timeline in (few, many):
+        met = {"meeting_seconds": snapshot.meeting_seconds, "num_meetings": snapshot.num_meetings}
+        snapshot = meetings.learn(structs.replace(known(graph, timeline), **met), MACHINE, graph, [timeline])
+    assert snapshot.meeting_seconds == pytest.approx((2 * 70e-6 + 6 * 10e-6) / 8, abs=1e-7)
+    # What was seen long ago counts no more than what may be remembered.
+    old = structs.replace(snapshot, meeting_seconds=1.0, num_meetings=10**9)
+    anew = meetings.learn(old, MACHINE, graph, [timeline])
+    assert anew.num_meetings == meetings.REMEMBERED + 6 and anew.meeting_seconds < 1
+
+
+def test_of_steps_without_transfers_and_of_those_that_were_held_up_nothing_is_learned():
+    graph, timeline = step([(5, 9, 2)], 70_000)
+    snapshot = structs.replace(known(graph, timeline), meeting_seconds=1e-5, num_meetings=3)
+    held = Timeline(timeline.task, timeline.start, timeline.end, int(2 * DELAYED * timeline.end.max()))
+    assert meetings.learn(snapshot, MACHINE, graph, [held]) == snapshot
+    alone = Draft(1)
+    alone.task([(0, Lane.COMPUTE)])
+    took = Timeline(np.arange(1), np.zeros(1, np.int64), np.full(1, 10**9))
+    assert meetings.learn(snapshot, MACHINE, alone.graph(), [took]) == snapshot
+    # A step may take less than its tasks make it.
+    short = step([(5, 9, 2)], 0)[1]
+    slow = snapshot_of(HERE, [Measured(row.key, 2 * row.seconds) for row in snapshot.rows])
+    assert meetings.learn(slow, MACHINE, graph, [short]).meeting_seconds == 0
