@@ -150,9 +150,9 @@ def desk_of(
     if not named:
         raise UserError(f"plan {path} does not say its model: give it with --model")
     of_file = "" if model else path
-    desk = offline.desk(named, machine, batch or plan.batch, profile, graph=plan.graph, mode=mode, path=of_file)
+    desk = offline.desk(named, machine, batch or plan.batch, profile, plan=plan, mode=mode, path=of_file)
     lowering = desk.evaluator.lowering
-    offline.check_plan(plan, path, named, desk)
+    offline.check_plan(plan, path, desk.model.text, desk)
     if mode == "train" and (plan.microbatches > 1 or plan.recompute):
         lowering = lowering.remade(microbatches=plan.microbatches, recompute=plan.recompute)
         desk = replace(desk, evaluator=desk.evaluator.turned("time", lowering=lowering))
@@ -186,7 +186,7 @@ def _facts(command: Explain, desk: Desk, plan: Strategy, found: Explanation, wor
     fullest = int(np.argmax(np.array(worth.peak_bytes) / capacity))
     predicted = plan.predicted.step_seconds if plan.predicted else None
     return {
-        "model": command.model or plan.model,
+        "model": desk.model.text,
         "plan": command.plan,
         "search": plan.search,
         "machine": desk.machine.name,

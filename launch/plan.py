@@ -105,10 +105,11 @@ def run(command: Plan) -> int:
     if offline.is_silent(machine):
         return 0
     mode = mode_of(command.objective)
-    desk = offline.desk(command.model, machine, command.batch, command.profile, (command.dtype,), mode=mode)
+    given = strategies.read(command.from_) if command.from_ else None
+    desk = offline.desk(command.model, machine, command.batch, command.profile, (command.dtype,), given, mode)
     is_as_built = command.from_ or command.objective == "memory"
     desk, saved = (desk, 0.0) if is_as_built else desk.rewritten()
-    looking = Looking(command, desk, _start(command, desk))
+    looking = Looking(command, desk, _start(command, desk, given))
     _check_pieces(command, looking)
     _check_names(looking)
     with searching() as progress, ending_early("the best plan so far") as is_over:
@@ -163,13 +164,12 @@ def _task_facts(evaluator: Evaluator, plan: Strategy) -> dict[str, Any]:
     }
 
 
-def _start(command: Plan, desk: Desk) -> dict[str, Strategy]:
+def _start(command: Plan, desk: Desk, given: Strategy | None) -> dict[str, Strategy]:
     """The plan to start from, if one is given. Raises UserError, with the file's name, where it is not for this."""
-    if not command.from_:
+    if given is None:
         return {}
-    plan = strategies.read(command.from_)
-    offline.check_plan(plan, command.from_, command.model, desk)
-    return {"given": plan}
+    offline.check_plan(given, command.from_, desk.model.text, desk)
+    return {"given": given}
 
 
 def _check_pieces(command: Plan, looking: Looking) -> None:

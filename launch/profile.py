@@ -92,7 +92,7 @@ def run(command: Profile) -> int:
     if command.all and command.plan:
         raise UserError("--all measures more than --plan: give one of them")
     path = command.profile or jobs.default_profile()
-    job = jobs.start(command.model, command.machine, command.batch, path, dtype=command.dtype)
+    job = jobs.start(command.model, command.machine, command.batch, path, dtype=command.dtype, plan=command.plan)
     given = {command.plan: job.plan_of(command.plan)} if command.plan else {}
     job.measure()
     works = _works(job, command, given)

@@ -71,12 +71,11 @@ def run(command: Simulate) -> int:
     machine = offline.machine_of(command.machine, given, path)
     if offline.is_silent(machine):
         return 0
-    of = given.graph if given is not None else ""
     mode = "forward" if command.forward else "train"
     batch = command.batch or (given.batch if given is not None else None)
     of_file = path if path == command.what else ""
-    desk = offline.desk(model, machine, batch, command.profile, graph=of, mode=mode, path=of_file)
-    plan = given or seeds(desk.evaluator.lowering)[BASE]
+    desk = offline.desk(model, machine, batch, command.profile, plan=given, mode=mode, path=of_file)
+    model, plan = desk.model.text, given or seeds(desk.evaluator.lowering)[BASE]
     offline.check_plan(plan, path or BASE, model, desk)
     desk = desk.measured()
     if given is None:

@@ -156,7 +156,9 @@ def run(command: Train) -> int:
     job = jobs.start(
         command.model, command.machine, command.batch, command.profile or None,
         _updates(command), command.accumulate or 1, command.recompute, command.data, command.seed, command.dtype,
+        command.plan,
     )  # fmt: skip
+    command = replace(command, model=job.model.text)
     searches.find(command.search, job.lowering)
     checks.some_match("undecayed", undecayed, [param.name for param in job.graph.params])
     say = Speaker(job.leads, command.json)

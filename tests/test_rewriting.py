@@ -62,8 +62,38 @@ def test_a_plan_says_what_it_is_rewritten_by(tmp_path, capsys):
     assert found["model"] == said["model"] == strategies.read(path).model == f"{NORMED},rewrite=fuse"
     # Its file is enough to look at it again, and to go on from.
     assert answer(capsys, "simulate", str(path))["step_seconds"] == found["found"]["step_seconds"]
-    assert answer(capsys, *PLAN[:1], found["model"], *PLAN[2:], "--from", str(path))["model"] == found["model"]
-    assert "rewrite=fuse" in sentence(capsys, *PLAN, "--from", str(path))
+    for model in (NORMED, found["model"]):
+        assert answer(capsys, *PLAN[:1], model, *PLAN[2:], "--from", str(path))["model"] == found["model"]
+    assert "rewrite=fuse" in sentence(capsys, *PLAN[:1], f"{NORMED},rewrite=none", *PLAN[2:], "--from", str(path))
+
+
+@pytest.mark.parametrize("name", rewrites.available())
+@pytest.mark.parametrize("text", ["mlp", "convnet:channels=4"])
+def test_what_a_model_leaves_open_a_plan_decides(text, name):
+    """And nothing else: neither what the user says of it, nor for another model or other settings."""
+    model, colon = models.parse(text), "," if ":" in text else ":"
+    asked = f"{text}{colon}rewrite={name}"
+    planned = model.as_planned(asked)
+    assert planned.graph(8).fingerprint == models.parse(asked).graph(8).fingerprint
+    assert models.parse(planned.text) == planned
+    others = ("", text, f"{text}{colon}rewrite=none", f"gpt:rewrite={name}", f"{text}{colon}depth=3,rewrite={name}")
+    assert all(model.as_planned(other) is model for other in others)
+    for said in ("none", *rewrites.available()):
+        given = models.parse(f"{text}{colon}rewrite={said}")
+        assert given.as_planned(asked) is given
+
+
+def test_whoever_takes_a_rewritten_plan_need_not_name_its_rewrites(alone, capsys):
+    found = answer(capsys, "plan", "convnet:rewrite=fuse", "--machine", "local:procs=1", "--out", "plan.json")
+    assert found["rewrite"] == "fuse"
+    with_plan = ("convnet", "--plan", "plan.json")
+    simulated = answer(capsys, "simulate", *with_plan)
+    trained = answer(capsys, "train", *with_plan, "--steps", "2", "--out", "trained.json")
+    answer(capsys, "profile", *with_plan)
+    for path in ("plan.json", "trained.json"):
+        assert answer(capsys, "explain", path, "--model", "convnet")["model"] == "convnet:rewrite=fuse"
+    assert simulated["model"] == trained["run"]["model"] == "convnet:rewrite=fuse"
+    assert "made for convnet:rewrite=fuse" in sentence(capsys, "train", "convnet:rewrite=none", *with_plan[1:])
 
 
 def test_where_memory_decides_the_graph_stays(capsys):

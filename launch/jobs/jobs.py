@@ -203,6 +203,7 @@ def start(
     dataset: str = "",
     seed: int = 0,
     dtype: str = "float32",
+    plan: str = "",
 ) -> Job:
     """Begin a job, nothing measured yet; all ranks call it.
 
@@ -210,13 +211,17 @@ def start(
     updates         by default those of the model's recipe
     recompute       which results are not kept for gradients, as `recompute.named` has it
     dataset, seed   the data that decide settings which were left open
+    plan            the file that decides rewrites which were left open, "" for none
     Raises ValueError or UserError in one sentence for a user's mistake, such as hosts that are not alike.
     """
     comm = communicator()
     alike.check_software(comm)
     if comm.rank == 0:
         compiling.watch()
-    named = fitted(models.parse(model), dataset, seed)
+    named = models.parse(model)
+    if plan:
+        named = named.as_planned(from_leader(comm, lambda: strategies.read(plan).model.encode()).decode())
+    named = fitted(named, dataset, seed)
     graph = named.graph(named.recipe.batch if batch is None else batch, dtype)
     alike.check_model(comm, named, graph)
     on = find_machine(machine, comm, dtype)

@@ -109,21 +109,24 @@ def desk(
     batch: int | None = None,
     profile: str = "",
     dtypes: Sequence[str] = DTYPES,
-    graph: str = "",
+    plan: Strategy | None = None,
     mode: str = "train",
     path: str = "",
 ) -> Desk:
     """The model that the user names on a machine, with the prices of a profile database ("": the machine's figures).
 
     batch    samples a step, None for the model's own number
-    dtypes   what may be computed with: the first, or that which gives a graph of this fingerprint
+    dtypes   what may be computed with: the first, or that which gives the graph of the plan
+    plan     what decides that, and rewrites which were left open
     mode     what plans are lowered to: "train" for training steps, "forward" for forward passes
     path     of the plan's file that names the model, "" where the user does
     Raises ValueError or UserError in one sentence for a user's mistake.
     """
     compiling.watch()
+    graph = plan.graph if plan is not None else ""
     try:
         named = models.parse(model)
+        named = named.as_planned(plan.model) if plan is not None else named
         graphs = (named.graph(batch or named.recipe.batch, dtype) for dtype in dtypes)
         first = next(graphs)
     except ValueError as error:

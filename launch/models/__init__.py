@@ -90,6 +90,16 @@ class Model:
         """The same with rewrites, where the user left them open."""
         return replace(self, rewrite=names, text=f"{self.text}{',' if ':' in self.text else ':'}rewrite={names}")
 
+    def as_planned(self, text: str) -> Model:
+        """The same with the rewrites of a plan's model, which this text names, where the user left them open.
+
+        As it is where that is another model, or has other settings.
+        """
+        name, given = settings.split(text)
+        names = given.pop("rewrite", NO_REWRITE)
+        is_same = self.rewrite is None and (name, given) == settings.split(self.text)
+        return self.rewritten(names) if is_same and names != NO_REWRITE else self
+
     def takes(self, setting: str) -> bool:
         """Whether the model's function has a parameter of that name."""
         return setting in inspect.signature(self.build).parameters
