@@ -1,14 +1,18 @@
 """Learning: medians over steps, the overhead between tasks, and what was known before."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from castile.planner.cost import CostModel
 from castile.planner.costs.learn import gaps_of, learn
 from castile.planner.costs.snapshot import Measured, Snapshot, snapshot_of
-from castile.runtime.task import Kind, Lane
+from castile.runtime.task import NUM_LANES, Kind, Lane
 from castile.runtime.timeline import PICOSECONDS, Timeline
-from tests.graphs import Draft
+from tests.graphs import Draft, task_graphs
 from tests.prices import HERE, MACHINE, product
 
 
@@ -70,6 +74,35 @@ def test_waiting_for_a_transfer_is_no_overhead():
     draft.task([(0, Lane.COMPUTE)], needs=[0])
     timeline = Timeline(np.arange(4), np.array([0, 5, 900, 953]), np.array([10, 890, 950, 960]))
     assert gaps_of(draft.graph(), timeline).tolist() == [3]
+
+
+def test_a_step_without_gaps_leaves_the_overhead_as_it_was_known():
+    """A processor's first task has none, nor has one that waits for a transfer."""
+    draft, old = Draft(1), Snapshot(HERE, overhead_seconds=3e-6)
+    draft.task([(0, Lane.RECEIVE)], kind=Kind.MOVE)
+    draft.task([(0, Lane.COMPUTE)], needs=[0])
+    both = Timeline(np.arange(2), np.array([0, 30]), np.array([10, 40]))
+    assert learn(old, draft.graph(), [both]).overhead_seconds == old.overhead_seconds
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_a_gap_is_what_has_passed_since_anything_ended_on_the_processor(data):
+    """Of any tasks that a timeline has, in its order."""
+    graph, whens = data.draw(task_graphs(8)), st.tuples(st.integers(0, 20), st.integers(1, 5))
+    kinds = data.draw(st.lists(st.sampled_from(Kind), min_size=graph.num_tasks, max_size=graph.num_tasks))
+    graph = replace(graph, kind=np.array(kinds, np.int8))
+    task = data.draw(st.permutations(range(graph.num_tasks)))[: data.draw(st.integers(0, graph.num_tasks))]
+    start, lasted = np.array([data.draw(whens) for _ in task], np.int64).reshape(-1, 2).T
+    timeline, expected = Timeline(np.array(task, np.int64), start, start + lasted), []
+    for began, one in zip(start, task, strict=True):
+        for lane in graph.lanes_of(one):
+            proc = lane // NUM_LANES
+            ended = [e for e, t in zip(timeline.end, task) if proc in graph.lanes_of(t) // NUM_LANES and e <= began]
+            waits = (graph.kind[graph.needs_of(one)] >= Kind.MOVE).any()
+            if lane % NUM_LANES == Lane.COMPUTE and ended and not waits:
+                expected.append(began - max(ended))
+    assert sorted(gaps_of(graph, timeline).tolist()) == sorted(expected)
 
 
 def test_learning_from_nothing_or_from_failures_is_refused():

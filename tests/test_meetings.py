@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from graphs import Draft
-from hypothesis import given
+from graphs import Draft, engine_maps, task_graphs, timings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -65,6 +65,22 @@ def test_what_meetings_take_is_found(lasts, besides):
     assert learned.meeting_seconds == pytest.approx(besides * 1e-9, abs=2e-7)
     assert learned.num_meetings == len(lasts)
     assert predicted(graph, learned) == pytest.approx(timeline.seconds, abs=1e-6 * len(lasts))
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_where_tasks_make_a_step_as_long_as_it_is_nothing_is_learned(data):
+    """Whatever they wait for: each other, or engines that they share."""
+    graph, machine = data.draw(task_graphs(8, 2)), replace(MACHINE, engines=data.draw(engine_maps))
+    links = [structs.replace(key, link="host", members=2) for key in graph.cost_keys]
+    keys = tuple(link if n % 2 else key for n, (key, link) in enumerate(zip(graph.cost_keys, links, strict=True)))
+    graph, lasts = replace(graph, cost_keys=keys), 1 + data.draw(timings(graph))
+    timeline = simulate(graph, lasts, machine.engines).timeline
+    rows = [Measured(key, ps / PICOSECONDS) for key, ps in zip(keys, lasts.tolist(), strict=True)]
+    snapshot = snapshot_of(HERE, rows)
+    learned = meetings.learn(snapshot, machine, graph, [timeline])
+    assert learned.meeting_seconds == 0 and learned.rows == snapshot.rows
+    assert learned.num_meetings == sum(bool(keys[cost].link) for cost in graph.cost.tolist())
 
 
 def test_chance_where_processors_meet_is_learned_from_steps():

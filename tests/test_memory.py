@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from castile.planner.simulate import simulate
 from castile.runtime.compiled import compiled
-from castile.runtime.gaps import best_fit
+from castile.runtime.gaps import ORDERS, best_fit, placed
 from castile.runtime.memory import ALIGNMENT, arenas, largest, pack, refuse, written
 from castile.runtime.task import NUM_LANES, Kind, Lane
 from castile.runtime.timeline import Timeline
@@ -142,6 +142,25 @@ def test_each_block_lies_in_the_tightest_gap(num_blocks: int, longest: int):
         tops = np.maximum.accumulate([0, *(high for _, high in taken)]).tolist()
         gaps = [(low - top, top) for (low, _), top in zip(taken, tops, strict=False) if low - top >= size[block]]
         assert places[block] == (min(gaps)[1] if gaps else tops[-1])
+
+
+@pytest.mark.parametrize("num_blocks", [0, 1, 2, 5, 9, 14, 20, 40])
+def test_the_shortest_arena_of_all_placing_orders_is_taken(num_blocks: int):
+    """No block of it shares bytes with one that lives then; and of many each order is needed now and then."""
+    rng, alone = np.random.default_rng(num_blocks), set()
+    for _ in range(25):
+        size, begin = 64 * rng.integers(1, 30, num_blocks), rng.integers(0, 12, num_blocks)
+        end = begin + rng.integers(1, 9, num_blocks)
+        live = max((int(size[(begin <= t) & (t < end)].sum()) for t in begin), default=0)
+        places = placed(size, begin, end, live)
+        free, ranks = int(size.sum()) + 1, (begin.astype(np.int32), end.astype(np.int32))
+        each = [compiled(best_fit)(size, *ranks, np.lexsort(keys(size, begin, end)), free)[1] for keys in ORDERS]
+        assert (places + size).max(initial=0) == min(each) >= live
+        for a in range(num_blocks):
+            at_once = (begin < end[a]) & (begin[a] < end) & (np.arange(num_blocks) != a)
+            assert not (at_once & (places < places[a] + size[a]) & (places[a] < places + size)).any()
+        alone |= {each.index(min(each))} if each.count(min(each)) == 1 else set()
+    assert num_blocks < 40 or alone == set(range(len(ORDERS)))
 
 
 def test_edges_are_needed():

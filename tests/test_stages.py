@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from castile.planner.simulation.repeats import numbers
 from castile.planner.step.program import COMPUTED_AGAIN, Micro
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.machine import Level, Machine, Processor
+from castile.runtime.task import CostKey
 from tests.cut_batches import assert_few_say_all, assert_trains_as_the_whole_batch, can_be_cut
 from tests.strategies import machines, problems, staged
 from tests.training import SGD
@@ -220,12 +221,44 @@ def test_processors_wait_for_what_turns_say_and_for_nothing_else(drawn: tuple[li
 def test_works_in_a_row_are_cut_so_that_the_slowest_takes_least() -> None:
     random = np.random.default_rng(0)
     for _ in range(200):
-        work, rates = random.integers(1, 9, random.integers(2, 9)).astype(float), random.integers(1, 4, 2).astype(float)
+        work, rates = random.integers(0, 9, random.integers(2, 9)).astype(float), random.integers(1, 4, 2).astype(float)
         found = cut(work, rates)
         assert found == sorted(found) and len(found) == len(work)
         slowest = max(work[[n for n, s in enumerate(found) if s == stage]].sum() / rates[stage] for stage in (0, 1))
         every = (max(work[:k].sum() / rates[0], work[k:].sum() / rates[1]) for k in range(len(work) + 1))
         assert slowest == pytest.approx(min(every), rel=1e-4)
+
+
+@pytest.mark.parametrize("speeds", [(1, 3, 3, 3), (3, 1, 1, 1), (1, 1, 3, 3), (2, 1, 2, 4)])
+def test_a_group_has_as_much_to_do_as_all_of_it_can(speeds: tuple[int, ...]) -> None:
+    """However unlike its processors are."""
+    kinds = tuple(Processor(f"p{s}", s * 2.0 * WIDTH**2, 1e30, 1 << 40, task_overhead_seconds=0.0) for s in speeds)
+    machine = Machine("m", kinds, (Level("link", 4, 0.0, 1e30),))
+    lowering = Lowering(stack(12, 16), machine, SGD, microbatches=4)
+    found = pipelined(lowering, 2, data_parallel(lowering.piece, 2))
+    num = [sum(found[f"fc{n}"].procs == procs for n in range(12)) for procs in ((0, 1), (2, 3))]
+    each = [(k / sum(speeds[:2]), (12 - k) / sum(speeds[2:])) for k in range(13)]
+    assert sum(num) == 12 and max(each[num[0]]) == min(map(max, each))
+
+
+def test_stretches_take_alike_by_the_prices_that_are_given() -> None:
+    g, names = Graph("two kinds", "float32"), [f"{kind}{n}" for kind in ("act", "fc") for n in range(6)]
+    x = g.input("x", (16, WIDTH), "b i")
+    for name in names:
+        x = g.relu(name, x) if name.startswith("act") else g.linear(name, x, features=WIDTH, bias=False)
+    g.minimise(g.cross_entropy("loss", x, g.input("label", (16,), "b", "int64")))
+    machine = on(2, 2.0 * WIDTH**2)
+    lowering = Lowering(g, machine, SGD, microbatches=2)
+
+    class Dear(CostModel):
+        """Of what a machine's figures take for nothing."""
+
+        def picoseconds(self, keys: Sequence[CostKey], kind: int | None = None) -> np.ndarray:
+            return np.array([10**15 if key.name.startswith("relu") else 1 for key in keys])
+
+    for cost, first in ((None, 9), (Dear(machine), 3)):
+        found = pipelined(lowering, 2, data_parallel(lowering.piece, 1), cost)
+        assert [found[name].procs for name in names] == [(0,)] * first + [(1,)] * (12 - first)
 
 
 def test_pipelines_are_known_where_there_are_microbatches_to_fill_them() -> None:

@@ -83,7 +83,7 @@ def _overhead(snapshot: Snapshot, graph: TaskGraph, timelines: list[Timeline]) -
     means = [gaps.mean() for t in timelines if len(gaps := gaps_of(graph, t))]
     if not means:
         return snapshot.overhead_seconds
-    return max(0.0, float(np.median(means))) / PICOSECONDS
+    return float(np.median(means)) / PICOSECONDS
 
 
 def gaps_of(graph: TaskGraph, timeline: Timeline) -> np.ndarray:

@@ -46,8 +46,8 @@ def filled(
         return chosen, found
     try:
         other = look(soonest)
-    except NoPlanFits:  # live bytes fit, and arenas do not
-        return chosen, found
+    except NoPlanFits as error:  # live bytes fit, and arenas do not
+        return chosen, replace(found, num_proposals=found.num_proposals + error.num_proposals)
     num_proposals = found.num_proposals + other.num_proposals
     if other.evaluated.rank >= found.evaluated.rank:
         return chosen, replace(found, num_proposals=num_proposals)

@@ -1,0 +1,107 @@
+"""Filling: in how many microbatches a pipeline is looked for, and what becomes of what two searches found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import msgspec
+import pytest
+
+from castile.planner.bounds.lower_bound import lower_bound
+from castile.planner.choices.pins import Pins
+from castile.planner.cost import CostModel
+from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.graph import Graph
+from castile.planner.known.seeds import PIPELINE, seeds
+from castile.planner.lower import Lowering
+from castile.planner.search import Found, NoPlanFits, search
+from castile.planner.searching.accumulating import Chosen
+from castile.planner.searching.filling import WORTH, filled
+from castile.planner.strategy import ORDERS
+from castile.runtime.machine import Level, Machine, Processor
+from tests.training import SGD
+
+SAMPLES, WIDTH = 32, 64
+UNCUT, NUMBERS = 5, (2, 5, 8, 4, 1)
+
+
+def layers() -> Graph:
+    g = Graph("layers", "float32")
+    x = g.input("x", (SAMPLES, WIDTH), "b i")
+    for n in range(8):
+        x = g.linear(f"fc{n}", x, features=WIDTH, bias=False)
+    g.minimise(g.cross_entropy("loss", x, g.input("label", (SAMPLES,), "b", "int64")))
+    return g
+
+
+@cache
+def at(number: int) -> tuple[Evaluator, Pins | None]:
+    """Over slow links, which gradients take longer to cross than activations; each message has a price of its own."""
+    each = Processor("p", 1e9, 1e12, 2**40, task_overhead_seconds=1e-6)
+    machine = Machine("m", (each,) * 4, (Level("link", 4, 1e-5, 1e7),))
+    lowering = Lowering(layers(), machine, SGD, microbatches=number)
+    return Evaluator(lowering, CostModel(machine)), Pins([], lowering.names, 4)
+
+
+def uncut(number: int) -> tuple[Evaluator, Pins | None]:
+    if number == UNCUT:
+        raise ValueError("cannot be cut into as many")
+    return at(number)
+
+
+@cache
+def whole() -> tuple[Chosen, Found]:
+    chosen = Chosen(1, *at(1), True)
+    return chosen, replace(search("data_parallel", chosen.evaluator), is_insisted=False)
+
+
+def taking(found: Found, seconds: float, **others: object) -> Found:
+    evaluated = replace(found.evaluated, seconds=seconds)
+    return replace(found, evaluated=evaluated, **others)  # type: ignore[arg-type]
+
+
+def quickest(number: int) -> float:
+    """What the best of the known pipelines takes in so many microbatches."""
+    evaluator = at(number)[0]
+    plans = [plan for name, plan in seeds(evaluator.lowering).items() if name.startswith(PIPELINE)]
+    every = (msgspec.structs.replace(plan, order=order) for plan in plans for order in ORDERS)
+    return min(evaluator.evaluate(plan).seconds for plan in every)
+
+
+def test_it_looks_in_the_number_in_which_a_known_pipeline_is_soonest() -> None:
+    """In whatever order they come; numbers into which a batch cannot be cut, and those without pipelines, are none."""
+    chosen, found = whole()
+    looked: list[Chosen] = []
+    for numbers in (NUMBERS, NUMBERS[::-1]):
+        filled(chosen, found, numbers, uncut, lambda other: looked.append(other) or found)  # type: ignore[func-returns-value]
+    best = min(set(NUMBERS) - {UNCUT, 1}, key=quickest)
+    assert [(one.number, one.pins, one.fits) for one in looked] == [(best, at(best)[1], True)] * 2
+    assert looked[0].evaluator is at(best)[0]
+
+
+@pytest.mark.parametrize("times", [0.5, 1.0, 2.0])
+def test_the_better_is_left_and_what_was_proposed_for_both_is_told(times: float) -> None:
+    chosen, found = whole()
+    other = taking(found, times * found.evaluated.seconds, seeds={}, num_proposals=30)
+    (number, left), both = filled(chosen, found, (2,), at, lambda _: other), found.num_proposals + 30
+    assert left == replace(other if times < 1 else found, seeds=found.seeds, num_proposals=both)
+    assert number.number == (2 if times < 1 else 1)
+
+
+def test_where_no_plan_fits_what_was_proposed_is_told() -> None:
+    def look(_: Chosen) -> Found:
+        raise NoPlanFits("none", 7)
+
+    chosen, found = whole()
+    assert filled(chosen, found, (2,), at, look) == (chosen, replace(found, num_proposals=found.num_proposals + 7))
+
+
+def test_none_is_looked_for_beside_a_plan_that_is_insisted_on_or_that_hardly_anything_beats() -> None:
+    chosen, found = whole()
+    bound = lower_bound(chosen.evaluator)
+    assert bound is not None
+    for one in (replace(found, is_insisted=True), taking(found, WORTH * bound.work_seconds)):
+        assert filled(chosen, one, (2, 4, 8), pytest.fail, pytest.fail) == (chosen, one)
+    as_quick = taking(found, min(map(quickest, (2, 4, 8))))
+    assert filled(chosen, as_quick, (2, 4, 8), at, pytest.fail) == (chosen, as_quick)
