@@ -1,6 +1,9 @@
 """Placement by policy gradient: the gradient is one, what it proposes is whole, and it learns."""
 
+from types import SimpleNamespace
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,6 +46,46 @@ def test_samples_follow_the_probabilities(seed):
     rng = np.random.default_rng(seed)
     drawn = np.concatenate([policy.sample(rng) for _ in range(600)])
     assert np.abs(np.bincount(drawn, minlength=3) / 600 - policy.probabilities[0]).max() < 0.12
+
+
+@given(st.lists(st.floats(-1e4, 1e4), min_size=2, max_size=4), st.integers(0, 10**6))
+def test_a_policy_that_is_sure_goes_on(logits, seed):
+    """Probabilities that are too small to be told are none, and what rounding leaves beyond the last is the last's."""
+    policy, rng = Policy(1, len(logits)), np.random.default_rng(seed)
+    policy.logits = np.array([logits])
+    last = SimpleNamespace(random=lambda shape: np.full(shape, np.nextafter(1.0, 0.0)))
+    for draw in (rng, last):
+        placement = policy.sample(draw)
+        assert 0 <= placement[0] < len(logits)
+    assert np.isfinite(policy.gradient(placement[None], np.ones(1), 0.3)).all()
+
+
+@given(st.integers(0, 10**6), st.floats(1e-9, 1e9))
+def test_a_step_is_the_same_in_any_unit_of_reward(seed, unit):
+    """The first as long for each logit as steps are; where all rewards are alike there is none."""
+    rng, steps = np.random.default_rng(seed), []
+    placements, advantages = rng.integers(0, 3, (5, 2, 3)), rng.normal(size=(5, 2))
+    for scale in (1.0, unit):
+        policy = Policy(3, 3)
+        for of, worth in zip(placements, advantages, strict=True):
+            before = policy.logits.copy()
+            policy.learn(of, worth * scale, 0.3)
+            steps.append(policy.logits - before)
+        before = policy.logits.copy()
+        policy.learn(placements[0], np.zeros(2), 0.3)
+        assert (policy.logits == before).all()
+    np.testing.assert_allclose(steps[:5], steps[5:], atol=1e-9)
+    slope = Policy(3, 3).gradient(placements[0], advantages[0], 0.3)
+    is_sloping = np.abs(slope) > 1e-6 * np.abs(advantages[0]).max()
+    assert np.abs(steps[0])[is_sloping] == pytest.approx(reinforce.RATE, rel=0.1)
+
+
+def test_rewards_are_told_from_their_first_mean_and_what_keeps_a_policy_open_fades(monkeypatch):
+    told = []
+    monkeypatch.setattr(Policy, "learn", lambda self, placements, *given: told.append(given))
+    watched(two_layers(), 2, "50")
+    assert told[0][0].mean() == pytest.approx(0, abs=1e-12) and told[0][0].std() > 0
+    assert [entropy / reinforce.ENTROPY for _, entropy in told] == pytest.approx([0.8, 0.6, 0.4, 0.2, 0])
 
 
 def watched(graph: Graph, procs: int, budget: str) -> tuple[list[tuple[dict, float]], Run]:

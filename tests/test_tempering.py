@@ -2,6 +2,7 @@
 
 import os
 import random
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -43,6 +44,14 @@ def test_a_budget_is_kept_to_the_last_proposal(budget):
     found = search("tempering", evaluator(), str(budget), 1)
     assert found.num_proposals == budget
     assert all(found.evaluated.rank <= known.rank for known in found.seeds.values())
+
+
+@given(st.integers(0, 500), st.integers(0, 500))
+def test_walks_share_what_is_left_and_the_coldest_go_on_longest(spent, left):
+    run = SimpleNamespace(budget=Budget(proposals=spent + left), num_proposals=spent)
+    counts = tempering._counts(run)
+    assert sum(counts) == min(left, len(LADDER) * tempering.LEG)
+    assert counts == sorted(counts, reverse=True) and max(counts) - min(counts) <= 1
 
 
 def test_progress_is_told_and_seconds_end_it():
