@@ -31,6 +31,7 @@ from castile.planner.step import beside, passes, samples
 from castile.planner.step.program import Flow, Home, Port, Program, Step, accumulate_name, fetch_name, update_name
 from castile.planner.strategy import Config, Strategy, check
 from castile.runtime.dependence import Version
+from castile.runtime.garbage import is_frozen
 from castile.runtime.machine import Machine
 from castile.runtime.region import Box
 from castile.runtime.task import TaskGraph
@@ -372,7 +373,7 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
-            if gc.get_freeze_count() == 0:
+            if not is_frozen():
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()

@@ -17,6 +17,7 @@ from castile.launch.jobs.execution import Execution, Feed, Prepared, feed_from
 from castile.launch.jobs.jobs import Job
 from castile.planner.strategy import Strategy
 from castile.runtime import rng
+from castile.runtime.garbage import is_frozen
 from castile.runtime.region import whole
 from castile.runtime.timeline import Timeline
 
@@ -95,7 +96,7 @@ def _freed() -> Iterator[None]:
 
     What was there before is not looked through for that: a large plan alone is millions of objects.
     """
-    sets_aside = gc.get_freeze_count() == 0
+    sets_aside = not is_frozen()
     if sets_aside:
         gc.freeze()
     try:
