@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.launch.__main__ import main
+from castile.launch.processes import ranks
 from castile.launch.processes.interrupts import ending_early, told
 from castile.launch.processes.ranks import Ended, main_guard
 from castile.launch.processes.stopping import MOST_STEPS_A_ROUND, ROUND_SECONDS, SIGNALS, Stopping
@@ -94,8 +95,12 @@ def test_an_interrupt_is_no_fault_of_the_library_that_it_met(made, number, is_to
     assert capsys.readouterr().err == "castile: ended\n" * is_told
 
 
+@pytest.mark.parametrize("seconds", [0.0, ranks.REPEAT_SECONDS])
 @pytest.mark.parametrize(("number", "is_told"), WAITING)
-def test_an_interrupt_that_c_code_drops_comes_again(number, is_told, capsys):
+def test_an_interrupt_that_c_code_drops_comes_again(number, is_told, seconds, capsys, monkeypatch):
+    """However soon: not while it is still being dropped, which would drop it too."""
+    monkeypatch.setattr(ranks, "REPEAT_SECONDS", seconds)
+
     def called() -> None:
         signal.raise_signal(number)
 

@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from castile.launch.processes import installing, last_words, mpi_settings
@@ -191,8 +191,7 @@ def _hearing_interrupts() -> Iterator[None]:
             return
         # C code called Python, and went on: it comes again when that has ended, and ends what sleeps.
         number = what.exc_value.number if isinstance(what.exc_value, Ended) else signal.SIGINT
-        main = threading.main_thread().ident
-        threading.Timer(REPEAT_SECONDS, signal.pthread_kill, (main, number)).start()
+        threading.Thread(target=_repeat, args=(number, dropped.__code__)).start()
 
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -207,12 +206,25 @@ def _hearing_interrupts() -> Iterator[None]:
         sys.unraisablehook = hook
 
 
+def _repeat(number: int, hook: CodeType) -> None:
+    """Send the main thread a signal again, once it has left the hook, which could not raise what ends the work."""
+    main = threading.main_thread().ident
+    assert main is not None
+    time.sleep(REPEAT_SECONDS)
+    while hook in _running(sys._current_frames().get(main)):
+        time.sleep(REPEAT_SECONDS)
+    signal.pthread_kill(main, number)
+
+
 def _is_loading(frame: FrameType | None) -> bool:
+    return any(code.co_filename == _LOADER for code in _running(frame))
+
+
+def _running(frame: FrameType | None) -> Iterator[CodeType]:
+    """What runs there: the frame's code, that of who called it, and so on."""
     while frame is not None:
-        if frame.f_code.co_filename == _LOADER:
-            return True
+        yield frame.f_code
         frame = frame.f_back
-    return False
 
 
 def is_users_mistake(error: BaseException) -> bool:
