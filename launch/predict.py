@@ -132,7 +132,7 @@ def run(command: Predict) -> int:
     command = _filled(command, saved)
     job = jobs.start(
         command.model, command.machine, command.batch, command.profile or None, dataset=command.data,
-        seed=command.seed or 0, dtype=command.dtype,
+        seed=command.seed or 0, dtype=command.dtype, plan=command.plan,
     )  # fmt: skip
     columns = _columns(job)
     dataset = job.dataset(command.data, command.seed or 0, evaluate.needed(job.evaluation))

@@ -9,9 +9,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -24,6 +22,7 @@ from castile.launch.reports import reasons, searches
 from castile.launch.training import telling
 from castile.planner import strategy as strategies
 from castile.planner.strategy import READY
+from tests.validated import job
 
 MODEL, MACHINE = "mlp:layers=1,width=16", "dgx-h100:nodes=1"
 # What is said of a number, by which names in JSON it may have, and how many of what is shown one of these is.
@@ -120,11 +119,8 @@ TOLD: dict[str, tuple[tuple[str, ...], Teller]] = {
 def validated(capsys) -> dict[str, Any]:
     """What `castile validate` would tell of four plans."""
     rows = [validate.Row(f"plan {name}", name < "c", 1.0, 0.1, 1.0, 1.0 + (name == "a")) for name in "abcd"]
-    named = SimpleNamespace(name="m")
-    lowering = SimpleNamespace(microbatches=4, recompute=("a", "b"))
-    job = SimpleNamespace(model=named, machine=named, graph=Mock(batch=8), lowering=lowering)
     capsys.readouterr()
-    validate._report(validate.Validate("m", json=True), job, rows, 2, 9)
+    validate._report(validate.Validate("m", json=True), job(4, ("a", "b")), rows, 2, 9)
     return json.loads(capsys.readouterr().out)
 
 

@@ -30,17 +30,17 @@ rounds = st.lists(st.tuples(nanoseconds, nanoseconds, st.integers(1, 10**4)), mi
 def step(lasts, besides):
     """Rounds of a kernel on each of two processors and a sum over both, in nanoseconds; and what was measured of them.
 
-    besides   what each sum takes that its span does not show, nanoseconds; or a number a round
+    besides   what each sum takes that its span does not show, nanoseconds
     """
     draft, now, spans_of = Draft(2), 0, []
-    for n, ((*kernels, together), late) in enumerate(zip(lasts, np.broadcast_to(besides, len(lasts)), strict=True)):
+    for n, (*kernels, together) in enumerate(lasts):
         needs = [len(draft.kind) - 1] if n else []
         for p in range(2):
             draft.task([(p, Lane.COMPUTE)], needs, cost=3 * n + p)
             spans_of.append((now, now + kernels[p]))
         both = [(0, Lane.COLLECTIVE), (1, Lane.COLLECTIVE)]
         draft.task(both, [len(draft.kind) - 2, len(draft.kind) - 1], cost=3 * n + 2, kind=Kind.COLLECTIVE)
-        now += max(kernels) + int(late) + together
+        now += max(kernels) + besides + together
         spans_of.append((now - together, now))
     graph = draft.graph()
     keys = [structs.replace(k, link="host", members=2) if n % 3 == 2 else k for n, k in enumerate(graph.cost_keys)]

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from benchmarks.checks.validate import validate_convnet
 from castile.launch import models
 from castile.launch.validate import Row, Validate, _random, _report, truth
-from castile.planner.costs.snapshot import Environment, Snapshot
 from castile.planner.lower import Lowering
 from castile.runtime.machine import parse
+from tests.validated import LEARNED, job
 
 SECONDS = st.floats(1e-6, 10.0)
 ROWS = st.lists(st.builds(Row, st.just("x"), st.booleans(), SECONDS, SECONDS, SECONDS, SECONDS), min_size=1, max_size=8)
@@ -44,21 +44,16 @@ def test_right_predictions_are_right_and_their_opposite_is_not(seconds):
 @given(st.integers(0, 9))
 def test_steps_that_other_programs_held_up_are_told(num_held_up):
     rows = [Row(name, name == "a", 1.0, 0.1, 1.0, 1.0) for name in "ab"]
-    lowering = SimpleNamespace(microbatches=1, recompute=())
-    machine, graph = SimpleNamespace(name="local"), Mock(batch=8)
-    learned = Snapshot(Environment("cpu"), (), 1.25e-5, 2.5e-4, 9)
-    job = SimpleNamespace(
-        model=SimpleNamespace(name="m"), machine=machine, graph=graph, lowering=lowering, snapshot=learned
-    )
     told = {}
     for as_json in (False, True):
         with redirect_stdout(io.StringIO()) as out:
-            _report(Validate("m", json=as_json), job, rows, num_held_up, 9)
+            _report(Validate("m", json=as_json), job(), rows, num_held_up, 9)
         told[as_json] = out.getvalue()
     assert json.loads(told[True])["num_held_up"] == num_held_up
     assert (f"held up {num_held_up} of 9 steps" in told[False]) == (num_held_up > 0)
-    assert "12.5 us before a kernel, 250.0 us where processors meet" in told[False]
-    assert (json.loads(told[True])["overhead_seconds"], json.loads(told[True])["meeting_seconds"]) == (1.25e-5, 2.5e-4)
+    gap, meeting = (1e6 * json.loads(told[True])[f"{which}_seconds"] for which in ("overhead", "meeting"))
+    assert (gap, meeting) == (1e6 * LEARNED.overhead_seconds, 1e6 * LEARNED.meeting_seconds)
+    assert f"{gap:.1f} us before a kernel, {meeting:.1f} us where processors meet" in told[False]
 
 
 @pytest.mark.parametrize("microbatches", [1, 2, 4])
