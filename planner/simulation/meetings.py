@@ -31,27 +31,32 @@ def learn(snapshot: Snapshot, machine: Machine, graph: TaskGraph, timelines: Seq
     were learned from; at least nothing. Steps that other programs held up say nothing of it.
     """
     measured = [timeline.seconds for timeline in timelines if not held_up(timeline)]
-    without = msgspec.structs.replace(snapshot, meeting_seconds=0.0)
-    graph, durations = CostModel(machine, without).by_kind(graph)
-    is_transfer = np.array([bool(key.link) for key in graph.cost_keys])
-    count = len(measured) * int(is_transfer[graph.cost].sum())
+    count = len(measured) * int(_is_transfer(graph)[graph.cost].sum())
+    # Prices take longer to find than to see that nothing is learned.
     if not count:
         return snapshot
-    seconds = _seconds(graph, durations, is_transfer, machine, float(np.median(measured)))
+    seconds = _seconds(snapshot, machine, graph, float(np.median(measured)))
     known = min(snapshot.num_meetings, REMEMBERED)
     mean = (snapshot.meeting_seconds * known + seconds * count) / (known + count)
     return msgspec.structs.replace(snapshot, meeting_seconds=mean, num_meetings=known + count)
 
 
-def _seconds(
-    graph: TaskGraph, durations: np.ndarray, is_transfer: np.ndarray, machine: Machine, measured: float
-) -> float:
+def _seconds(snapshot: Snapshot, machine: Machine, graph: TaskGraph, measured: float) -> float:
     """What each transfer takes besides where the step takes as long as was measured."""
     # slow to import
     from scipy.optimize import brentq
 
+    without = msgspec.structs.replace(snapshot, meeting_seconds=0.0)
+    priced, durations = CostModel(machine, without).by_kind(graph)
+    is_transfer = _is_transfer(priced)
+
     def longer(besides: float) -> float:
         more = round(besides * PICOSECONDS) * is_transfer
-        return simulate(graph, durations + more, machine.engines).seconds - measured
+        return simulate(priced, durations + more, machine.engines).seconds - measured
 
     return float(brentq(longer, 0.0, measured, xtol=1e-7)) if longer(0.0) < 0 else 0.0
+
+
+def _is_transfer(graph: TaskGraph) -> np.ndarray:
+    """bool[K], by cost key."""
+    return np.array([bool(key.link) for key in graph.cost_keys], bool)
