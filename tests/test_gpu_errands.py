@@ -223,16 +223,17 @@ def tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
 def test_checks_tell_what_failed_and_others_do_not_fail_for_it(tested: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is anything tested twice whose end is known."""
     monkeypatch.setattr(checks, "RUNS", checks.RUNS[:1])
-    monkeypatch.setattr(checks, "PATIENCE_SECONDS", 4.0)
+    monkeypatch.setattr(checks, "PATIENCE_SECONDS", 8.0)
     monkeypatch.setattr(checks, "GRACE_SECONDS", 1.0)
     names = ["a", "fails", "b", "loses", "c", "skips", "dies", "e", "hangs", "f", "g"]
     verdict, ran = tested(names, 100)
     assert verdict.kernels == {"fails", "loses", "dies", "hangs"}, verdict
     assert verdict.num_passed == len(names) - 5 and not verdict.num_left
     assert list(verdict.skipped.values()) == ["Skipped: not here"]
-    # Where one hangs, that which was skipped is met again.
+    # What was skipped is met again whenever pytest starts again: where one hangs, or where it starts slowly.
     assert sorted(set(ran)) == sorted(names) and set(ran) - {"skips"} == {one for one in ran if ran.count(one) == 1}
-    assert tested(names, 100) == (verdict, ["skips"])
+    again, ran = tested(names, 100)
+    assert again == verdict and set(ran) == {"skips"}
 
 
 def test_what_ends_all_of_pytest_costs_itself(tested: Any, monkeypatch: pytest.MonkeyPatch) -> None:
