@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start hundreds of processes, each of which would else compile castile's modules and pytest's asserts anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-plain test-numbers test-beside test-compiling test-mpi kernels gpu lint accept clean
+.PHONY: demo test test-plain test-numbers test-beside test-compiling test-mpi laws kernels gpu lint accept clean
 
 demo: .venv/.castile-mpi
 	$(BIN)/castile launch -n 2 train convnet --seed $(SEED) --out build/plan.json --trace build/trace.json
@@ -40,6 +40,11 @@ test-compiling: .venv/.castile-test
 # without any are not read.
 test-mpi: .venv/.castile-test
 	$(BIN)/python -m pytest -m mpi $(shell grep -lr --include='test_*.py' 'mark\.mpi' tests)
+
+# Laws that take long, of which `make test` tries a quarter of the examples, on all of them.
+laws: .venv/.castile-test
+	LAWS=whole $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not mpi" \
+		$(shell grep -l '^from tests.effort import' tests/test_*.py)
 
 # Every way to ask for a kernel and every setting, with the oldest and the newest Triton that castile works with: an hour
 # of two cores. What was compiled is kept in build/triton-*/compiled.jsonl: a run that is cut off goes on there.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import accept
@@ -25,6 +25,7 @@ from castile.planner.lower import Lowering
 from castile.runtime import machine as machines
 from castile.runtime.task import Kind
 from castile.runtime.timeline import Timeline
+from tests.effort import examples
 
 BENCHMARKS = sorted(p.stem for p in (CHECKOUT / "benchmarks").glob("*.py") if "ArgumentParser" in p.read_text())
 numbers = st.floats(-1e6, 1e6)
@@ -46,6 +47,7 @@ def test_what_was_not_measured_is_not_run_and_what_is_no_number_is_not_met(bound
     assert Figure("x_seconds", math.nan, **bounds).verdict == "not met"
 
 
+@settings(max_examples=examples(100))
 @given(st.lists(st.builds(Figure, st.text(min_size=1), st.none() | numbers, st.none() | numbers, note=st.text())))
 def test_figures_come_back_from_the_last_line_as_they_were_told(figures):
     from contextlib import redirect_stdout

@@ -3,12 +3,13 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.planner.costs.algorithms import WAYS, cheapest, ways
 from castile.runtime.machine import ALGORITHMS, Level, Machine, Processor, parse
 from castile.runtime.task import CostKey
+from tests.effort import examples
 
 GPU = Processor("gpu", 1e12, 1e11, 2**30)
 FORMS = ("move", "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
@@ -134,6 +135,7 @@ def test_more_groups_are_never_cheaper_by_an_algorithm(machine, form, nbytes, da
         assert way.seconds <= more[algorithm].seconds * (1 + 1e-9), algorithm
 
 
+@settings(max_examples=examples(100))
 @given(st.sampled_from(GROUPED), st.integers(2, 300), st.integers(1, 300), st.integers(1, LARGE))
 def test_more_members_on_one_level_are_never_cheaper_by_an_algorithm(form, n, more, nbytes):
     less, most = (by_name(flat(600), form, nbytes, m, "link") for m in (n, n + more))

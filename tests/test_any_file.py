@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from castile.launch.__main__ import main
 from tests import homes
 from tests.command_lines import COMMANDS, options_of
+from tests.effort import examples
 from tests.mpi import CHECKOUT
 
 VALUES = [0, -1, 1, 2, 2**63, 2**80, 1.5, 1e300, "", "x", "b", None, True, [], {}, [[]], [0, 1], {"b": 2}, "\0", [None]]
@@ -47,7 +48,7 @@ optimizer = "adamw:beta2=0.9"
 schedule = "cosine:warmup=2"
 clip = 1.0
 """
-FEW = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from castile.planner.strategy import Config, Strategy
 from castile.runtime import machine as machines
 from castile.runtime.machine import Level, Machine, Processor
 from tests import strategies as drawing
+from tests.effort import examples
 from tests.little import drawn
 
 # A pass of a plan that is drawn may have so many parts, of which some lie on one processor.
@@ -51,7 +52,7 @@ def evaluator(graph: Graph, on: Machine, mode: str = "train", updates: str = "sg
     return Evaluator(lowering, CostModel(on))
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.data(), st.booleans(), st.sampled_from(("train", "train", "forward")))
 def test_no_plan_beats_the_bound(data, exact, mode):
     problem, on = data.draw(drawing.problems(exact)), data.draw(drawing.machines())
@@ -62,7 +63,7 @@ def test_no_plan_beats_the_bound(data, exact, mode):
     assert found.seconds <= same.evaluate(plan).seconds + EPSILON
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.data(), st.floats(0.01, 100), st.integers(0, 10**6))
 def test_no_plan_beats_the_bound_where_prices_were_measured(data, factor, seed):
     problem, on = data.draw(drawing.problems(most_layers=3)), data.draw(drawing.machines(3))
@@ -77,7 +78,7 @@ def test_no_plan_beats_the_bound_where_prices_were_measured(data, factor, seed):
     assert found.seconds <= same.evaluate(plan).seconds + EPSILON
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.integers(1, 8), st.integers(0, 10**6), st.sampled_from([0.0, 1e-5]), st.integers(3, 40))
 def test_no_plan_of_the_space_beats_the_bound(num_procs, seed, overhead, batch):
     same = evaluator(chain(batch, 24, 2), machine(num_procs, overhead))

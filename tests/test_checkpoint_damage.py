@@ -19,6 +19,7 @@ from castile.launch.checkpoints.reader import Damaged, open_checkpoint
 from castile.launch.processes.ranks import UserError
 from castile.runtime.region import whole
 from tests.checkpoints import save
+from tests.effort import examples
 
 OLD, NEW = 5, 10
 NUM_FLIPS = 1000
@@ -262,7 +263,7 @@ def places(tree: object, path: tuple = ()) -> list[tuple]:
     return found
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.data())
 def test_no_sealed_manifest_brings_the_reader_down(written, tmp_path_factory, data):
     tree = json.loads((written / folders.name_of(NEW) / manifest.NAME).read_bytes())

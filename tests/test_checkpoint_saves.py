@@ -26,6 +26,7 @@ from castile.runtime.region import Box, Region, slices, whole
 from castile.runtime.runner import run_local
 from tests import strategies, training
 from tests.checkpoints import BATCH, FACTS, PLAN, Watched, alone, cut, on_ranks, save, state, told_of
+from tests.effort import examples
 from tests.mpi import mpirun
 
 CASES = Path(__file__).parent / "mpi_cases"
@@ -60,7 +61,7 @@ def written_by(world: list[Execution], folder: Path, step: int) -> None:
     on_ranks(len(world), body)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.data())
 def test_what_some_ranks_wrote_any_ranks_read(tmp_path_factory, data):
     problem = data.draw(strategies.problems(most_layers=3))

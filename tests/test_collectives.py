@@ -21,9 +21,11 @@ from castile.runtime.region import Box, blocks, bounding, contains, disjoint, in
 from castile.runtime.runs import Run
 from castile.runtime.task import Comm, CostKey, Kind
 from castile.runtime.transfer import Links, Recipe, Source, Transfer
+from tests.effort import examples
 from tests.transfers import KINDS, Read, expected, groups, links, results, situations
 
-LEAST = 20
+# Of what is drawn each form is in so many at least.
+ONE_IN = 200
 
 
 def moved(t: Transfer) -> list[tuple[str, int]]:
@@ -39,7 +41,7 @@ def moved(t: Transfer) -> list[tuple[str, int]]:
     return found
 
 
-@settings(max_examples=600)
+@settings(max_examples=examples(600))
 @given(situations(), st.sampled_from(((), SPECIAL_FORMS, *((form,) for form in SPECIAL_FORMS))), st.booleans())
 def test_every_reader_gets_the_sum_of_all_sources(situation, forms, has_trees: bool) -> None:
     sources, reads, held = situation
@@ -49,9 +51,9 @@ def test_every_reader_gets_the_sum_of_all_sources(situation, forms, has_trees: b
 
 
 def test_each_special_form_equals_the_general_one_to_the_last_bit() -> None:
-    seen: Counter[str] = Counter()
+    seen, drawn = Counter[str](), examples(2000)
 
-    @settings(max_examples=2000, derandomize=True)
+    @settings(max_examples=drawn, derandomize=True)
     @given(situations((groups, groups, groups, *KINDS)))
     def check(situation) -> None:
         sources, reads, held = situation
@@ -67,10 +69,10 @@ def test_each_special_form_equals_the_general_one_to_the_last_bit() -> None:
                     assert a.tobytes() == b.tobytes(), form
 
     check()
-    assert all(seen[form] >= LEAST for form in SPECIAL_FORMS), seen
+    assert all(seen[form] >= drawn // ONE_IN for form in SPECIAL_FORMS), seen
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(situations())
 def test_plans_say_what_they_touch_in_an_order_that_works(situation) -> None:
     sources, reads, _ = situation
@@ -84,7 +86,7 @@ def test_plans_say_what_they_touch_in_an_order_that_works(situation) -> None:
     assert set(t.located) <= there
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(situations((groups, groups, *KINDS)), st.sampled_from(((), SPECIAL_FORMS)))
 def test_tasks_cost_what_they_copy_add_clear_and_send(situation, forms) -> None:
     sources, reads, _ = situation
@@ -130,7 +132,7 @@ def _assert_is_counted(comm: Comm, key: CostKey) -> None:
         assert comm.form != "all_reduce" or np.ptp(counts[0]) <= 1
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(situations())
 def test_readers_of_a_processor_share_what_comes_to_it(situation) -> None:
     sources, reads, _ = situation
@@ -139,7 +141,7 @@ def test_readers_of_a_processor_share_what_comes_to_it(situation) -> None:
     assert twice.located == [*once.located, *once.located]
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(situations())
 def test_what_lies_on_a_processor_already_does_not_travel(situation) -> None:
     sources, reads, _ = situation
@@ -152,7 +154,7 @@ def test_what_lies_on_a_processor_already_does_not_travel(situation) -> None:
     assert not plan(sources, alone, "float64", links()).patterns if alone else True
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.integers(2, 4), st.lists(st.integers(0, 1), min_size=1, max_size=3), st.integers(0, 1),
        st.sampled_from(((), SPECIAL_FORMS)))  # fmt: skip
 def test_of_rows_and_columns_that_are_added_only_what_is_read_elsewhere_travels(n, along, wanted, forms) -> None:
@@ -178,7 +180,7 @@ def _twice(draw: st.DrawFn, shape: tuple[int, ...], num_procs: int) -> list[tupl
     return [*first, *draw(st.one_of(groups(shape, num_procs), st.just(first)))]
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(situations((_twice, *KINDS)), st.sampled_from((SPECIAL_FORMS, ())))
 def test_nothing_that_travels_waits_for_what_is_read_only_where_it_lies(situation, forms) -> None:
     sources, reads, _ = situation
@@ -202,7 +204,7 @@ def _is_alone(source: Source, sources: list[Source]) -> bool:
     return all(s is source or collectives.intersect(s.box, source.box) is None for s in sources)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(situations(), st.randoms(use_true_random=False))
 def test_boxes_of_replicas_lie_alike(situation, random) -> None:
     sources, reads, held = situation
@@ -282,6 +284,7 @@ def columns(*ends: int) -> list[Box]:
     return [Box((0, lo), (2, hi)) for lo, hi in itertools.pairwise(ends)]
 
 
+@settings(max_examples=examples(100))
 @given(st.permutations(range(4)), ENDS, ENDS)
 def test_tiles_that_are_read_as_other_tiles_are_exchanged_in_one_task(procs, made, read) -> None:
     """However little each has of what another wants; nothing is packed before it is packed to be sent."""

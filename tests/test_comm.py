@@ -15,6 +15,7 @@ from castile.runtime.comm.local import LocalWorld
 from castile.runtime.comm.processors import end_of, rank_of
 from castile.runtime.task import AT_ONCE
 from tests.collective_cases import DTYPES, FORMS, Case, begin, begin_together, draw, draw_together, random_case, turns
+from tests.effort import examples
 from tests.mpi import mpirun
 
 CASES = Path(__file__).parent / "mpi_cases"
@@ -31,7 +32,7 @@ def test_form_equals_its_definition(form: str, size: int) -> None:
         assert world.quiet
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data(), st.integers(0, 2**32 - 1))
 def test_outstanding_collectives_in_any_order_end(data: st.DataObject, seed: int) -> None:
     size = data.draw(st.integers(1, 5))

@@ -1,7 +1,7 @@
 """Links that several use at once: what transfers of one version take together is what their bytes take on the link."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.planner.cost import CostModel
@@ -11,6 +11,7 @@ from castile.runtime.levels import Level
 from castile.runtime.machine import ALGORITHMS, Machine, Processor, parse
 from castile.runtime.region import Box
 from castile.runtime.task import CostKey, Kind
+from tests.effort import examples
 from tests.test_algorithms import FORMS, GROUPED, clusters
 
 GPU = Processor("gpu", 1e12, 1e12, 2**30)
@@ -70,6 +71,7 @@ def test_moves_of_one_version_leave_by_a_port_in_the_time_of_all_their_bytes(eac
 
 
 @pytest.mark.parametrize("name", ["flexflow-k80:nodes=3", "flexflow-p100:nodes=3", "p3.16xlarge:nodes=3"])
+@settings(max_examples=examples(100))
 @given(data=st.data())
 def test_processors_that_lie_alike_see_the_same_links(name, data):
     """So that what was planned for some serves others; presets have switches and ports that several share."""

@@ -24,6 +24,7 @@ from castile.launch.measuring.tuning import names
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.machine import Machine
 from tests.device_ranks import ONE, TWO, Plan, Ranks, close, drawn, on_host, plans, same, small
+from tests.effort import examples
 from tests.late import LateTable, device
 from tests.stand_in import nccl
 from tests.strategies import Problem, batches, problems, whole_on
@@ -41,7 +42,7 @@ def test_one_device_trains_as_the_host_does(problem: Problem, seed: int, timed: 
     assert worker.uncaptured == "" and (worker._graph is None) == timed
 
 
-@drawn(15)
+@drawn(examples(15))
 @given(plans(), st.integers(0, 2**16), st.booleans())
 def test_any_strategy_by_way_of_the_host(plan: Plan, seed: int, timed: bool) -> None:
     host = on_host(plan, 3)
@@ -49,7 +50,7 @@ def test_any_strategy_by_way_of_the_host(plan: Plan, seed: int, timed: bool) -> 
         same(Ranks(plan, "cuda").train(3, timed), host)
 
 
-@drawn(18)
+@drawn(examples(18))
 @given(plans(each=True), st.integers(0, 2**16), st.booleans())
 def test_any_strategy_on_streams(plan: Plan, seed: int, timed: bool) -> None:
     host = on_host(plan, 3)
@@ -62,7 +63,7 @@ def test_any_strategy_on_streams(plan: Plan, seed: int, timed: bool) -> None:
     assert all((worker._graph is None) == timed for worker in found.workers)
 
 
-@drawn(15)
+@drawn(examples(15))
 @given(plans(each=True) | plans(one=True))
 def test_what_is_put_onto_streams_lies_where_others_wait_for_it(plan: Plan) -> None:
     """Events are of the stream that a piece of a step names: what lay on another nobody would wait for."""

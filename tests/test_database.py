@@ -19,6 +19,7 @@ from castile.planner.costs.database import Database, Way
 from castile.planner.costs.snapshot import Environment, Measured, Snapshot, snapshot_of
 from castile.runtime.machine import parse
 from castile.runtime.task import CostKey
+from tests.effort import examples
 
 HERE = Environment("cpu", 1, 2, "abc", "numpy 2")
 ELSEWHERE = Environment("cpu", 1, 4, "abc", "numpy 2")
@@ -36,6 +37,7 @@ def some(num, seconds=1.0, environment=HERE):
     return structs.replace(snapshot_of(environment, made, 1e-6), meeting_seconds=seconds / 7, num_meetings=num)
 
 
+@settings(max_examples=examples(100))
 @given(rows, rows, st.floats(0, 1))
 def test_round_trip_of_each_environment_alone(tmp_path_factory, here, elsewhere, overhead):
     path = tmp_path_factory.mktemp("db") / "profile.db"

@@ -6,7 +6,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.planner.simulate import simulate
@@ -15,6 +15,7 @@ from castile.planner.simulation.delta import Change, Delta, latest
 from castile.runtime.task import NUM_LANES, Kind, Lane
 from castile.runtime.timeline import PICOSECONDS
 from tests import flexflow
+from tests.effort import examples
 from tests.graphs import Draft, engine_maps, flat
 
 FORMS = ("auto", "plain")
@@ -119,6 +120,7 @@ def spans(delta):
     return {n: (a, b) for n, a, b in zip(times.task.tolist(), times.start.tolist(), times.end.tolist())}
 
 
+@settings(max_examples=examples(100))
 @given(
     seed=st.integers(0, 2**32),
     num_tasks=st.integers(0, 60),

@@ -11,6 +11,7 @@ from castile.runtime.dependence import Contribution, complete, everywhere, fille
 from castile.runtime.machine import local, parse, presets
 from castile.runtime.region import Box, contains, whole
 from tests import transfers
+from tests.effort import examples
 from tests.transfers import situations
 
 few = st.lists(st.integers(0, 4), max_size=3, unique=True)
@@ -85,7 +86,7 @@ def test_a_version_numbers_its_ports_in_one_row(situation, carried: bool, overwr
         assert v.instances[piece].proc == proc and contains(v.instances[piece].box, box)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(situations())
 def test_what_is_there_before_begins_with_no_port_and_all_else_with_its_first(situation) -> None:
     for carried in (False, True):
@@ -98,7 +99,7 @@ def test_what_is_there_before_begins_with_no_port_and_all_else_with_its_first(si
                 assert v.first[number] == min(users)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(situations())
 def test_overwriters_wait_for_all_who_read_what_they_write(situation) -> None:
     v = analysed(situation, carried=True, overwritten=True)

@@ -27,6 +27,7 @@ from castile.planner.searches.dynamic import WORK, Tables, choices
 from castile.planner.strategy import Config, Strategy, encode
 from castile.runtime.region import Box, blocks, intersect
 from castile.runtime.timeline import PICOSECONDS
+from tests.effort import examples
 from tests.little import GRAPHS, evaluator, machine, run, tower
 from tests.strategies import machines, problems
 
@@ -82,7 +83,7 @@ def table_of(model: Additive, configs: dict[int, list[Config]]) -> tuple[list[st
     return names, total
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(problems(most_layers=4), machines(3), st.data())
 def test_the_optimum_is_that_of_brute_force(problem, on, data):
     model = Additive(Lowering(problem.graph, on), CostModel(on))
@@ -206,7 +207,7 @@ def test_what_shares_a_table_costs_the_same(name):
         assert alone.move(edge, first, second) == shared.move(edge, first, second)
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(st.sampled_from(sorted(GRAPHS)), machines(4))
 def test_it_repeats_and_is_never_behind_a_seed(name, on):
     found, again = (search("dynamic", evaluator(GRAPHS[name], on)) for _ in range(2))

@@ -11,6 +11,7 @@ from castile.runtime.executor import Executor, Program, Start, Wait, is_transfer
 from castile.runtime.mapper import Default, Logging, Mapper, Replay, check
 from castile.runtime.task import Kind, TaskGraph
 from castile.runtime.timeline import Timeline
+from tests.effort import examples
 from tests.handmade import Hand, in_order
 
 NO_EDGES = np.empty((0, 2), np.int64)
@@ -74,7 +75,7 @@ def run(graph: TaskGraph, steps: list[Program], seed: int, finished_needs: bool 
     assert not running, "processors wait for each other"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(graphs(), st.integers(0, 2**32 - 1))
 def test_every_step_ends_and_every_need_is_kept(graph: TaskGraph, seed: int) -> None:
     run(graph, programs(graph), seed)

@@ -21,6 +21,7 @@ from castile.planner.strategy import Strategy, encode
 from castile.runtime.machine import Level, Machine
 from castile.runtime.task import NUM_LANES
 from castile.runtime.timeline import PICOSECONDS
+from tests.effort import examples
 from tests.little import GRAPHS, evaluator, machine, two_layers
 from tests.strategies import machines, problems
 
@@ -112,7 +113,7 @@ def test_unequal_processors_are_priced_each_by_its_kind():
         assert bound <= round(same.evaluate(Strategy(plan)).seconds * PICOSECONDS)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(problems(most_layers=5), machines(), st.data())
 def test_no_plan_takes_less_than_its_bounds(problem, on, data):
     same = evaluator(problem.graph, on)
@@ -156,7 +157,7 @@ def least_by_hand(same, plan):
     return max(*served, *(start + lasts))
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(problems(most_layers=4), machines(), st.data())
 def test_the_bound_of_a_whole_plan_leaves_out_nothing_but_the_order(problem, on, data):
     same = evaluator(problem.graph, on)

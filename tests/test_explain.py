@@ -28,6 +28,7 @@ from castile.runtime.task import Kind, Lane
 from castile.runtime.timeline import PICOSECONDS
 from tests import strategies as drawn
 from tests.answers import answer, sentence
+from tests.effort import examples
 from tests.graphs import Draft, engine_maps, task_graphs, timings
 
 MLP = "mlp:layers=1,width=16"
@@ -52,6 +53,7 @@ def check_sums(found) -> None:
     assert (found.spent.sum(axis=0) <= found.total).all()
 
 
+@settings(max_examples=examples(100))
 @given(st.data())
 def test_parts_add_up_on_any_task_graph(data):
     tasks = data.draw(task_graphs())
@@ -64,6 +66,7 @@ def test_parts_add_up_on_any_task_graph(data):
     np.testing.assert_array_equal(found.spent[:, computing].sum(axis=1), busy)
 
 
+@settings(max_examples=examples(100))
 @given(st.data())
 def test_the_chain_has_no_gap(data):
     tasks = data.draw(task_graphs())

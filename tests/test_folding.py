@@ -32,6 +32,7 @@ from castile.runtime.machine import Level, Machine, Processor
 from castile.runtime.memory import pack
 from castile.runtime.task import NUM_LANES, Kind, Lane
 from tests import named_plans
+from tests.effort import examples
 from tests.graphs import Draft, engine_maps, nearly_symmetric, task_graphs, timings
 from tests.little import two_layers
 from tests.strategies import ENGINES, SGD, in_buckets, in_groups, machines, problems
@@ -137,7 +138,7 @@ def renumbered(graph, sequence):
     )  # fmt: skip
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.data())
 def test_any_block_of_tasks_folds_exactly(data):
     """All that tells processors apart, each by itself: costs, kinds, ties, private memory, buffers and their users."""
@@ -179,7 +180,7 @@ def test_a_later_user_of_memory_is_kept_apart():
 
 
 @pytest.mark.parametrize("kept", [roles.KEPT, 5])
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.data())
 def test_any_plan_folds_exactly(kept, data):
     """Also where next to nothing is kept of one plan for the next."""
@@ -204,7 +205,7 @@ def test_any_plan_folds_exactly(kept, data):
             check_exact(whole.graph, numbered(folding.fold(plan), whole), cost)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.data())
 def test_buckets_of_many_sums_fold_exactly(data):
     """Data parallel over all or groups, where whatever can be put together is: few roles, few sums; or in pieces."""

@@ -21,6 +21,7 @@ from castile.planner.simulation.incremental import Incremental
 from castile.planner.step import beside
 from castile.planner.strategy import ORDERS, READY, Config, Strategy
 from castile.runtime import machine as machines
+from tests.effort import examples
 from tests.strategies import SGD, configs, problems, recomputed, strategies
 from tests.strategies import machines as drawn_machines
 
@@ -38,7 +39,7 @@ def _kept(request, monkeypatch):
 
 
 @pytest.mark.usefixtures("_kept")
-@settings(max_examples=70, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(70), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_equals_lowering_and_simulating_the_whole_plan(data):
     problem, on = data.draw(problems()), data.draw(drawn_machines())

@@ -17,6 +17,7 @@ from castile.kernels.table import Table, definitions, forms, native_accumulate
 from castile.planner.bodies import vocabulary
 from castile.planner.bodies.vocabulary import Spec
 from castile.planner.shapes import attention, convolution
+from tests.effort import examples
 from tests.kernel_cases import Case, Draw, cases, kernels_with_cases
 
 NAMES = sorted(definitions())
@@ -363,7 +364,7 @@ def laid_out(x: np.ndarray, order: list[int], margin: int) -> np.ndarray:
     return view
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(drawn=contractions(), accumulate=st.booleans())
 def test_any_contraction_on_any_layout(drawn: Any, accumulate: bool) -> None:
     spec, shapes, orders, margins = drawn

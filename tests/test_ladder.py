@@ -13,6 +13,7 @@ from castile.planner.bounds.relaxed import Relaxed
 from castile.planner.choices.space import space_of
 from castile.planner.strategy import Strategy
 from castile.runtime.timeline import PICOSECONDS
+from tests.effort import examples
 from tests.little import GRAPHS, evaluator, machine
 from tests.strategies import machines, problems
 
@@ -26,7 +27,7 @@ def drawn(data, problem, on, most=3):
     return same, Relaxed(Additive(same.lowering, same.cost), choices)
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(problems(most_layers=5), machines(), st.data())
 def test_no_plan_takes_less_and_what_is_chosen_only_raises_the_bound(problem, on, data):
     same, relaxed = drawn(data, problem, on)

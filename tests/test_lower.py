@@ -21,6 +21,7 @@ from castile.runtime import machine
 from castile.runtime.garbage import is_frozen
 from castile.runtime.region import Box, uncovered, whole
 from castile.runtime.task import NUM_LANES, Kind, Lane, TaskGraph
+from tests.effort import examples
 from tests.strategies import Problem, machines, problems, strategies, whole_on
 from tests.test_models import small
 from tests.training import SGD
@@ -191,7 +192,7 @@ def plans(draw: st.DrawFn):
     return problem, on, draw(strategies(problem.graph, on.num_procs))
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(plans())
 def test_flat_arrays_and_tasks_written_out_say_the_same(plan) -> None:
     problem, on, strategy = plan
@@ -242,7 +243,7 @@ def shared(draw: st.DrawFn):
     return Problem(g, {}), machine.local(2), Strategy(configs | updates)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(shared())
 def test_what_waits_for_no_step_is_sent_in_the_order_in_which_steps_wait_for_it(plan) -> None:
     problem, on, strategy = plan

@@ -11,6 +11,7 @@ from castile.runtime.gaps import ORDERS, best_fit, placed
 from castile.runtime.memory import ALIGNMENT, arenas, largest, pack, refuse, written
 from castile.runtime.task import NUM_LANES, Kind, Lane
 from castile.runtime.timeline import Timeline
+from tests.effort import examples
 from tests.graphs import Draft, engine_maps, task_graphs, timings
 
 EMPTY = np.zeros(0, np.int64)
@@ -68,7 +69,7 @@ def test_arenas_are_as_long_as_those_that_are_packed(data):
         assert np.array_equal(getattr(packed, name), getattr(asked, name)), name
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_a_processor_is_packed_alone_as_with_all_others(data):
     graph = one_home(data.draw(task_graphs()))
@@ -81,7 +82,7 @@ def test_a_processor_is_packed_alone_as_with_all_others(data):
         assert alone.live_bytes[proc] == packed.live_bytes[proc]
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_no_two_blocks_alive_at_once_share_bytes(data):
     graph, engines = data.draw(task_graphs()), data.draw(engine_maps)
@@ -97,7 +98,7 @@ def test_no_two_blocks_alive_at_once_share_bytes(data):
     assert (simulated.timeline.end[before] <= simulated.timeline.start[after]).all()
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.data())
 def test_reuse_is_safe_in_any_order_that_respects_the_edges(data):
     graph, engines = one_home(data.draw(task_graphs())), data.draw(engine_maps)

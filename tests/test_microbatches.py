@@ -25,10 +25,11 @@ from castile.planner.search import Evaluator, search
 from castile.planner.simulate import simulate
 from castile.runtime import machine
 from tests.cut_batches import TOLERANCE, assert_trains_as_the_whole_batch
+from tests.effort import examples
 from tests.strategies import batches, beginnings, machines, problems, strategies, whole_on
 from tests.training import SGD, difference, train
 
-EXAMPLES = 300
+EXAMPLES = examples(300)
 
 
 def test_microbatches_train_as_the_whole_batch(tell: Callable[[str], None]) -> None:
@@ -154,7 +155,7 @@ def test_clipping_is_by_the_norm_of_all_gradients(tell: Callable[[str], None]) -
     """Under any plan the step is the one that gradients scaled to the norm would make."""
     lengths: list[float] = []
 
-    @settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(60), derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def check(data: st.DataObject) -> None:
         problem, on = data.draw(problems()), data.draw(machines())

@@ -37,6 +37,7 @@ from castile.planner.strategy import Config, Strategy
 from castile.runtime import machine
 from castile.runtime.region import Box
 from tests import device_ranks
+from tests.effort import examples
 from tests.late import device
 from tests.little import SEARCHES
 from tests.strategies import Problem, batches, beginnings, configs, strategies, whole_on
@@ -56,7 +57,7 @@ def same(one: Trained, other: Trained, but: Sequence[str] = ()) -> None:
         assert np.array_equal(one.carried[name], other.carried[name]), name
 
 
-@drawn(20)
+@drawn(examples(20))
 @given(plans(exact=True))
 def test_masters_in_another_dtype_leave_the_same_bits_where_nothing_is_rounded(plan: Plan) -> None:
     graph, on = plan.problem.graph, plan.machine
@@ -117,7 +118,7 @@ def two(dtype: str) -> Graph:
     return g
 
 
-@drawn(20)
+@drawn(examples(20))
 @given(strategies(two("float32"), 3), st.sampled_from((1, 2, 3)))
 def test_training_is_mixed_as_by_hand(strategy: Strategy, count: int) -> None:
     """Each parameter moves by as much; rounding in the order of float32's sums shows in the sixth digit."""
@@ -279,7 +280,7 @@ def test_searches_find_plans_whose_loss_is_scaled(name: str) -> None:
     assert lower_bound(evaluator, 8).seconds <= found.evaluated.seconds
 
 
-@drawn(20)
+@drawn(examples(20))
 @given(st.data(), st.sampled_from(NARROW))
 def test_plans_are_timed_step_by_step_as_from_nothing(data: st.DataObject, dtype: str) -> None:
     on, graph = machine.local(3), two(dtype)

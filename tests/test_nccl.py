@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from castile.runtime.comm.base import Side
 from castile.runtime.comm.local import LocalWorld
 from tests.collective_cases import DTYPES, FORMS, Case, draw, draw_together, random_case, side
+from tests.effort import examples
 from tests.stand_in import cupy
 from tests.stand_in import nccl as fake
 
@@ -112,7 +113,7 @@ def test_form_equals_its_definition(form: str, size: int) -> None:
             run(Ranks(size), [case], random.Random(seed))
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.data(), st.integers(0, 2**32 - 1))
 def test_transfers_in_one_order_end_whoever_goes_first(data: st.DataObject, seed: int) -> None:
     size = data.draw(st.integers(2, 4))
@@ -122,7 +123,7 @@ def test_transfers_in_one_order_end_whoever_goes_first(data: st.DataObject, seed
         assert is_one_order(journal) and not journal.hanging_ends
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.data(), st.integers(0, 2**32 - 1))
 def test_transfers_that_begin_together_are_one_call_of_a_stream(data: st.DataObject, seed: int) -> None:
     size = data.draw(st.integers(2, 4))

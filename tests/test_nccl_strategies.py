@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import named_plans
+from tests.effort import examples
 from tests.named_plans import links, network
 from tests.stand_in import nccl as fake
 from tests.test_cuda import Plan, Ranks, close, device, drawn, on_host, plans, same
@@ -39,7 +40,7 @@ def in_one_order(plan: Plan, seed: int) -> set[str]:
     return names
 
 
-@drawn(15)
+@drawn(examples(15))
 @given(plans(each=True), st.integers(0, 2**16))
 def test_transfers_of_any_plan_come_in_one_order_on_all_ranks(plan: Plan, seed: int) -> None:
     in_one_order(plan, seed)
@@ -54,7 +55,7 @@ def test_named_plans_come_in_one_order_and_use_all_that_there_is(size: int) -> N
     assert wanted | ({"broadcast"} if size > 2 else set()) <= seen, seen
 
 
-@drawn(25)
+@drawn(examples(25))
 @given(plans(each=True), st.integers(0, 2**16), st.floats(0, 1))
 def test_a_fault_at_any_call_ends_the_step_in_words(plan: Plan, seed: int, share: float) -> None:
     with device(seed) as cupy:
@@ -159,7 +160,7 @@ def test_no_graph_holds_a_communicator_that_ends(fails: bool) -> None:
         assert all(group._aborted for group in comm._groups.values())
 
 
-@drawn(10)
+@drawn(examples(10))
 @given(plans(each=True), st.integers(0, 2**16))
 def test_the_same_plan_has_the_same_bits(plan: Plan, seed: int) -> None:
     found = []

@@ -26,13 +26,14 @@ from castile.runtime.launches import build
 from castile.runtime.machine import Level, Machine
 from castile.runtime.region import Region
 from castile.runtime.task import NOTHING, Arg, Kind, Task, TaskGraph, Use
+from tests.effort import examples
 from tests.strategies import Problem, machines, problems, regular, replicated, strategies
 from tests.test_folding import check_plan
 from tests.test_models import scaled
 from tests.test_turns import served_by
 from tests.training import SGD
 
-MANY = settings(max_examples=150)
+MANY = settings(max_examples=examples(150))
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.op import Init
 from castile.runtime import machine
+from tests.effort import examples
 from tests.op_laws import relative
 from tests.strategies import machines, strategies, whole_on
 from tests.training import difference, train
@@ -100,7 +101,7 @@ def test_steps_are_the_same_under_any_plan(text: str) -> None:
     one = train(graph, whole_on(graph), machine.local(1), data, values, rate=RATE, updates=updates)
     cut = set()
 
-    @settings(max_examples=25, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(25), derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def check(draw: st.DataObject) -> None:
         on = draw.draw(machines())

@@ -26,6 +26,7 @@ from castile.planner.strategy import ORDERS, READY, Strategy
 from castile.runtime.task import NUM_LANES, Lane, TaskGraph
 from tests import named_plans
 from tests.answers import answer
+from tests.effort import examples
 from tests.graphs import Draft, engine_maps, task_graphs, timings
 from tests.strategies import in_buckets, in_groups, machines, problems
 from tests.test_folding import MOMENTUM, assert_same, marred, numbered, one_block
@@ -39,7 +40,7 @@ def in_chains(graph: TaskGraph, lane: np.ndarray, start: np.ndarray) -> TaskGrap
 
 
 @pytest.mark.parametrize("form", ["auto", "plain"])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data())
 def test_chained_kernels_run_as_they_were_listed(form: str, data: st.DataObject) -> None:
     """Whatever is how urgent, on engines that serve other lanes too."""
@@ -78,7 +79,7 @@ def test_the_longest_chain_is_that_of_the_longest_among_tasks_of_one_step() -> N
     assert found.tolist() == [50, 50, 30, 25]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data())
 def test_chains_are_followed_from_all_tasks_of_a_step_as_far_from_the_beginning(data: st.DataObject) -> None:
     """And out of no microbatch but the last."""
@@ -102,7 +103,7 @@ def test_chains_are_followed_from_all_tasks_of_a_step_as_far_from_the_beginning(
 
 
 @pytest.mark.parametrize("order", OTHERS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_any_block_of_tasks_folds_exactly(order: str, data: st.DataObject) -> None:
     graph = data.draw(marred())
@@ -117,7 +118,7 @@ def test_any_block_of_tasks_folds_exactly(order: str, data: st.DataObject) -> No
 
 
 @pytest.mark.parametrize("order", OTHERS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.data())
 def test_any_plan_folds_exactly(order: str, data: st.DataObject) -> None:
     """Any, or one that is alike on many processors."""

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.launch.pictures import drawing, front, roofline
@@ -15,6 +15,7 @@ from castile.launch.pictures import timeline as timelines
 from castile.planner.simulate import simulate
 from castile.runtime import memory
 from castile.runtime.task import Lane
+from tests.effort import examples
 from tests.graphs import task_graphs, timings
 from tests.svg import Picture, box_of
 from tests.test_plan_picture import point
@@ -159,6 +160,7 @@ def test_dots_are_as_large_as_their_share(share):
     assert one == pytest.approx(max(roofline.LEAST_RADIUS, other * share**0.5), abs=0.06)
 
 
+@settings(max_examples=examples(100))
 @given(st.data())
 def test_times_of_a_step_are_read_off_its_axis(data):
     graph = data.draw(task_graphs())
@@ -183,6 +185,7 @@ def test_times_of_a_step_are_read_off_its_axis(data):
     assert {float(words.split()[0]) for words in working} == {float(f"{share:.1f}") for share in shares}
 
 
+@settings(max_examples=examples(100))
 @given(st.data())
 def test_the_curve_of_memory_is_what_lives_at_each_time(data):
     graph = data.draw(task_graphs())

@@ -11,6 +11,7 @@ from castile.planner.step import beside
 from castile.planner.strategy import Config, Strategy, check_config
 from castile.runtime.machine import Level, Machine, Processor
 from tests import strategies as drawn
+from tests.effort import examples
 
 NUM_PROCS = 4
 
@@ -47,7 +48,7 @@ def drawn_pins(draw, graph: Graph, num_procs: int) -> Pins:
     return Pins(found, beside.names(graph, drawn.SGD), num_procs)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.data())
 def test_what_is_pinned_is_so(data):
     graph = data.draw(drawn.problems(most_layers=4)).graph

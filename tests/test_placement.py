@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from castile.runtime.dependence import filled
 from castile.runtime.placement import joined
 from castile.runtime.region import Box, bounding, contains, contiguous
+from tests.effort import examples
 
 
 @st.composite
@@ -25,7 +26,7 @@ def pair(found: Sequence[Box]) -> tuple[Box, Box] | None:
     return next(((a, b) for a, b in every if bounding((a, b)).volume <= a.volume + b.volume), None)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(st.sets(boxes(), max_size=8))
 def test_boxes_go_together_as_if_all_pairs_were_looked_at_each_time(drawn: set[Box]) -> None:
     found = sorted(drawn)
@@ -53,7 +54,7 @@ def cut(draw: st.DrawFn) -> list[tuple[Box, set[int]]]:
 anyhow = st.lists(st.tuples(boxes(), st.sets(st.integers(0, 3), min_size=1)), min_size=1, max_size=4)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(st.lists(st.one_of(cut(), anyhow), min_size=1, max_size=3))
 @example([parts_of(3, 2, "012 013 023 123 012 013"), parts_of(1, 1, "013"), parts_of(3, 1, "12 01 01")])
 def test_what_the_host_fills_is_read_where_it_lies(readers: list[list[tuple[Box, set[int]]]]) -> None:

@@ -14,6 +14,7 @@ from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.strategy import parts
 from castile.runtime import machine as machines
+from tests.effort import examples
 from tests.strategies import SGD, problems, strategies
 from tests.strategies import machines as drawn_machines
 from tests.svg import Picture, box_of
@@ -28,7 +29,7 @@ def rects(picture):
     return found
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_each_processor_has_the_parts_that_its_config_says(data):
     graph = data.draw(problems()).graph

@@ -8,12 +8,13 @@ from types import SimpleNamespace
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.launch.here import hosts, pings, probe
 from castile.runtime import cores
 from castile.runtime import machine as machines
+from tests.effort import examples
 from tests.mpi import mpirun
 from tests.threads import Ranks
 
@@ -280,6 +281,7 @@ ROUNDS = st.lists(
 )
 
 
+@settings(max_examples=examples(100))
 @given(st.tuples(*[ROUNDS] * len(pings.PING_BYTES)), st.booleans())
 def test_messages_that_other_programs_held_up_do_not_count(sizes, is_crowded):
     """Unless all were, or there are too few cores for the ranks themselves."""

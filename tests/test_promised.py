@@ -16,6 +16,7 @@ from castile.planner.families.updates import Updates
 from castile.planner.lower import Lowering
 from castile.planner.op import find
 from castile.runtime.machine import Machine
+from tests.effort import examples
 from tests.strategies import in_buckets, machines, problems
 
 
@@ -32,7 +33,7 @@ def unlike(draw: st.DrawFn) -> Machine:
     return replace(on, processors=tuple(draw(st.sampled_from(kinds)) for _ in on.processors))
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.data(), st.sampled_from(("sgd", "adam")), st.sampled_from((None, 1.0)))
 def test_what_runs_takes_the_time_and_the_memory_that_were_promised(
     data: st.DataObject, optimizer: str, clip: float | None

@@ -30,16 +30,17 @@ from castile.runtime.machine import Level, Machine, Processor
 from castile.runtime.machine import parse as machine_of
 from castile.runtime.task import NUM_LANES, Lane
 from tests.cut_batches import assert_trains_as_the_whole_batch, can_be_cut
+from tests.effort import examples
 from tests.strategies import in_buckets, machines, problems, recomputed, staged
 from tests.test_models import small
 from tests.training import SGD
 
-EXAMPLES = 40
+EXAMPLES = examples(80)
 MODELS = [small(name) for name in models.available()]
 
 
-def drawn(examples: int = EXAMPLES):
-    return settings(max_examples=examples, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+def drawn(most: int = EXAMPLES):
+    return settings(max_examples=most, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def kept(graph: Graph, dropped: tuple[str, ...]) -> set[str]:

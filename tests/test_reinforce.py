@@ -12,6 +12,7 @@ from castile.planner.search import Run, search
 from castile.planner.searches import reinforce
 from castile.planner.searches.reinforce import Policy
 from castile.planner.strategy import encode
+from tests.effort import examples
 from tests.little import GRAPHS, evaluator, machine, run, two_layers, two_towers
 
 
@@ -39,6 +40,7 @@ def test_the_gradient_is_that_of_the_expected_reward(nodes, procs, seed):
         assert abs((above - below) / 2e-6 - exact[node, proc]) < 1e-6
 
 
+@settings(max_examples=examples(100))
 @given(st.integers(0, 10**6))
 def test_samples_follow_the_probabilities(seed):
     policy = Policy(1, 3)
@@ -117,7 +119,7 @@ def test_it_learns_to_put_two_towers_on_two_processors():
     assert under_way.best.seconds < 0.75 * under_way.seeds["one_processor"].seconds
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(st.sampled_from(sorted(GRAPHS)), st.integers(1, 3), st.integers(0, 3))
 def test_it_repeats_and_is_never_behind_a_seed(name, procs, seed):
     first, again = (search("reinforce", evaluator(GRAPHS[name], machine(procs)), "25", seed) for _ in range(2))

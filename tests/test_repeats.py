@@ -26,12 +26,13 @@ from castile.planner.simulate import simulate
 from castile.planner.simulation import repeats
 from castile.runtime.task import Lane, TaskGraph
 from tests.cut_batches import assert_few_say_all, can_be_cut
+from tests.effort import examples
 from tests.graphs import Draft, engine_maps
 from tests.little import evaluator, machine, tower
 from tests.strategies import in_buckets, machines, problems
 from tests.training import SGD
 
-EXAMPLES = 40
+EXAMPLES = examples(80)
 GPT = "gpt:layers=1,width=16,heads=2,seq=8,vocab=16"
 UPDATES = (SGD, Updates(find("adamw")(), clip=1.0))
 

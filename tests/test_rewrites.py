@@ -27,6 +27,7 @@ from castile.runtime import machine
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.region import intersect, whole
 from castile.runtime.task import Body
+from tests.effort import examples
 from tests.kernel_cases import cases
 from tests.op_laws import execute
 from tests.strategies import regular, whole_on
@@ -212,7 +213,7 @@ CALLS: tuple[Callable, ...] = (
 )
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@settings(max_examples=examples(60), derandomize=True, deadline=None)
 @given(st.data())
 def test_chains_compute_what_their_calls_did(data: st.DataObject) -> None:
     rng = np.random.default_rng(0)

@@ -21,6 +21,7 @@ from castile.runtime.region import Box, whole
 from castile.runtime.runner import Runner, run_local, whole_step
 from castile.runtime.task import AT_ONCE, Arg, Call, Comm, Kind, Task, Temp, View
 from tests.collective_cases import turns
+from tests.effort import examples
 from tests.handmade import Hand, in_order, interpret, random_graph, random_inputs, spread
 from tests.mpi import mpirun
 
@@ -55,7 +56,7 @@ def outputs(ranks: list[Runner]) -> dict[str, np.ndarray]:
     return {region: a for runner in ranks for (region, _, _), a in runner.persistent("output").items()}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 30), st.data())
 def test_any_graph_on_any_ranks_computes_what_program_order_does(seed, num_procs, num_tasks, data) -> None:
     # of fewer elements than members some have no piece

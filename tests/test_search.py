@@ -29,6 +29,7 @@ from castile.planner.strategy import Config, Strategy, check_config, decode, enc
 from castile.runtime import machine as machines
 from castile.runtime.collectives import plan
 from castile.runtime.machine import Level, Machine, Processor
+from tests.effort import examples
 from tests.little import SEARCHES, one_layer, residual, two_layers
 from tests.transfers import groups, layouts, links, situations
 
@@ -52,7 +53,7 @@ on_machines = st.builds(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.sampled_from(sorted(GRAPHS)), on_machines, st.integers(0, 3), st.integers(1, 40))
 def test_no_search_ends_behind_a_seed(name, on, seed, budget):
     same = evaluator(GRAPHS[name], on)

@@ -18,6 +18,7 @@ from castile.planner.ops.linear import Linear
 from castile.planner.step.program import accumulate_name, fetch_name, update_name
 from castile.planner.strategy import Config, Strategy, check_config
 from castile.runtime.machine import Level, Machine, Processor
+from tests.effort import examples
 from tests.little import drawn
 
 KINDS = ("one", "group", "use", "spread", "turn", "region", "keep")
@@ -51,7 +52,7 @@ def begin(some: Moves, seed: int) -> dict[str, Config]:
     return dict(rng.choice([*known, drawn(some.lowering.piece, some.num_procs, rng)]))
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(st.sampled_from(KINDS), st.integers(2, 6), st.integers(0, 10**6), st.sampled_from(("sgd", "adafactor")))
 def test_every_move_is_legal(kind, procs, seed, optimizer):
     some, rng = moves(procs, optimizer=optimizer), random.Random(seed)

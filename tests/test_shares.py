@@ -25,6 +25,7 @@ from castile.planner.strategy import Config, Strategy, check_config
 from castile.runtime import machine as machines
 from castile.runtime.machine import Level, Machine, Processor
 from tests import strategies as drawn
+from tests.effort import examples
 from tests.little import GRAPHS, SEARCHES, evaluator, machine, two_layers
 from tests.training import difference, train
 
@@ -93,6 +94,7 @@ def test_parts_are_spread_so_that_the_last_is_done_first(speeds):
         assert last <= 1.35 / sum(speeds)
 
 
+@settings(max_examples=examples(100))
 @given(some_speeds)
 def test_speeds_are_those_of_the_kernels(speeds):
     on = of_speeds(*speeds)

@@ -12,6 +12,7 @@ from castile.planner.simulate import simulate
 from castile.planner.simulation import agenda
 from castile.runtime.task import NUM_LANES, Kind, Lane
 from tests import flexflow
+from tests.effort import examples
 from tests.graphs import Draft, engine_maps, task_graphs, timings
 
 
@@ -46,7 +47,7 @@ def live_bytes(graph, start, end, proc, time):
     return total
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_equals_search_over_all_ready_tasks(data):
     graph, engines = data.draw(task_graphs()), data.draw(engine_maps)
@@ -109,7 +110,7 @@ def test_times_of_any_scale_are_served_in_order(seed, num_tasks, num_procs, reac
     assert result.timeline.end.tolist() == end
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_peak_memory_equals_count_at_every_time(data):
     graph, engines = data.draw(task_graphs()), data.draw(engine_maps)
@@ -122,7 +123,7 @@ def test_peak_memory_equals_count_at_every_time(data):
         assert result.persistent_bytes[proc] == graph.buffer_bytes[mine].sum()
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_plain_form_equals_compiled_form(data):
     graph, engines = data.draw(task_graphs(max_tasks=40, max_procs=5)), data.draw(engine_maps)

@@ -29,6 +29,7 @@ from castile.planner.searching.settling import settled, sized
 from castile.planner.strategy import ORDERS, READY, Strategy
 from castile.runtime import machine as machines
 from tests.answers import answer
+from tests.effort import examples
 from tests.strategies import machines as drawn_machines
 from tests.strategies import problems
 from tests.strategies import strategies as drawn
@@ -90,7 +91,7 @@ def test_buckets_are_tried_unless_memory_is_far_exceeded_without() -> None:
         assert (len(variants(same.turned("time", most_bytes=int(most)), plan, SIZES)) > 1) == is_tried
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.data(), st.sampled_from(OBJECTIVES), st.sampled_from(("random", "mcmc", "data_parallel")))
 def test_what_is_settled_is_behind_no_known_plan(data: st.DataObject, objective: str, name: str) -> None:
     problem, on = data.draw(problems(most_layers=3)), data.draw(drawn_machines())

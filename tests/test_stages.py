@@ -28,12 +28,13 @@ from castile.planner.strategy import Config, Strategy
 from castile.runtime.machine import Level, Machine, Processor
 from castile.runtime.task import CostKey
 from tests.cut_batches import assert_few_say_all, assert_trains_as_the_whole_batch, can_be_cut
+from tests.effort import examples
 from tests.strategies import machines, problems, staged
 from tests.training import SGD
 
 # The time of a pass of a layer, in seconds; losses and updates of a step together take less than LITTLE of that.
 PASS, LITTLE = 1.0, 0.02
-EXAMPLES = 40
+EXAMPLES = examples(80)
 WIDTH = 1 << 14
 
 
@@ -195,7 +196,7 @@ def programs(draw: st.DrawFn) -> tuple[list[Any], list[Done], int]:
     return rows, done, max(stage) + 1
 
 
-@settings(max_examples=300, derandomize=True, deadline=None)
+@settings(max_examples=examples(300), derandomize=True, deadline=None)
 @given(programs())
 def test_processors_wait_for_what_turns_say_and_for_nothing_else(drawn: tuple[list[Any], list[Done], int]) -> None:
     rows, done, num_stages = drawn

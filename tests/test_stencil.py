@@ -20,6 +20,7 @@ from castile.runtime.launches import build
 from castile.runtime.region import Box, Region, blocks, slices
 from castile.runtime.runner import Runner
 from castile.runtime.task import Arg, Body, Call, CostKey, Kind, TaskGraph, Use
+from tests.effort import examples
 from tests.mpi import CHECKOUT, mpirun
 from tests.stencil import heat, jacobi, random_plate
 
@@ -28,7 +29,7 @@ FILL = Body((Call("zero", (), (Arg("view", 0),), (("dtype", "float64"), ("shape"
 R, W, A = Use.READ, Use.WRITE, Use.REDUCE
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.data())
 def test_the_plate_is_that_of_numpy_to_the_last_bit(data: st.DataObject) -> None:
     procs = data.draw(st.integers(1, 5))

@@ -30,6 +30,7 @@ from castile.planner.strategy import (
     read,
 )
 from castile.runtime import machine as machines
+from tests.effort import examples
 
 
 def network(features: int = 6) -> Graph:
@@ -155,7 +156,7 @@ def test_what_is_no_plan_is_refused(data):
     refused(data)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(st.data())
 def test_a_damaged_plan_raises_nothing_but_a_users_mistake(data):
     """Bytes are replaced, dropped or doubled: what can still be read is lowered, and all else refused in words."""
@@ -187,7 +188,7 @@ leaves = st.sampled_from(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(st.data())
 def test_a_plan_with_another_value_raises_nothing_but_a_users_mistake(data):
     tree = json.loads(encode(PLAN))

@@ -17,10 +17,11 @@ from benchmarks.task_bench.on_dask import OnDask, is_installed
 from benchmarks.task_bench.patterns import NAMES, Pattern, owner
 from castile.runtime.comm.local import LocalWorld
 from castile.runtime.task import Kind, Task
+from tests.effort import examples
 from tests.mpi import CHECKOUT, mpirun_apart
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.sampled_from(NAMES), st.data())
 def test_every_task_gets_the_tokens_that_it_reads(name: str, data: st.DataObject) -> None:
     width = data.draw(st.integers(2, 9))

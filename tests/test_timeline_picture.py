@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.launch import models
@@ -19,6 +19,7 @@ from castile.runtime.levels import level_name
 from castile.runtime.machine import Level, Machine, Processor
 from castile.runtime.task import NUM_LANES, Kind, Lane
 from castile.runtime.timeline import Timeline
+from tests.effort import examples
 from tests.graphs import Draft, task_graphs, timings
 from tests.svg import Picture, box_of
 
@@ -35,6 +36,7 @@ def drawn(graph, timeline, title="a step", **others):
     return Picture(pictures.picture(title, graph, {"simulated": timeline, **others}, machine))
 
 
+@settings(max_examples=examples(100))
 @given(st.data())
 def test_each_task_is_where_its_times_are(data):
     graph = data.draw(task_graphs())
@@ -76,6 +78,7 @@ def test_processors_that_do_the_same_are_shown_once(data):
     assert all(one != other for number, one in enumerate(firsts) for other in firsts[:number])
 
 
+@settings(max_examples=examples(100))
 @given(st.data())
 def test_columns_hold_all_that_short_tasks_take(data):
     graph = data.draw(task_graphs())
@@ -90,6 +93,7 @@ def test_columns_hold_all_that_short_tasks_take(data):
                 assert (filled >= -1e-6 * chart.last).all()
 
 
+@settings(max_examples=examples(100))
 @given(st.data())
 def test_the_course_of_memory_is_what_packing_counts(data):
     graph = data.draw(task_graphs())
@@ -104,6 +108,7 @@ def test_the_course_of_memory_is_what_packing_counts(data):
     assert drawn(graph, timeline).is_readable()
 
 
+@settings(max_examples=examples(100))
 @given(st.data())
 def test_simulated_and_measured_lie_below_each_other_on_one_scale(data):
     graph = data.draw(task_graphs())

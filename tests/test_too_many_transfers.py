@@ -34,6 +34,7 @@ from castile.planner.strategy import Strategy
 from castile.runtime import machine as presets
 from castile.runtime.transfer import TooManyTransfers
 from tests import little, strategies
+from tests.effort import examples
 
 # So many processors are to be planned for.
 LARGE = 4096
@@ -46,7 +47,7 @@ def transfers(lowering, plan):
     return sum(len(version.patterns) for version in {flow.version for flow in flows})
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(st.data())
 def test_a_plan_is_refused_where_it_has_more_whatever_is_known(data) -> None:
     graph, machine = data.draw(strategies.problems(most_layers=3)).graph, data.draw(strategies.machines())

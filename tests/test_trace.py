@@ -4,13 +4,14 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.launch.reports import trace
 from castile.planner.simulate import simulate
 from castile.runtime.task import NUM_LANES, Lane
 from castile.runtime.timeline import Timeline
+from tests.effort import examples
 from tests.graphs import Draft, task_graphs, timings
 
 
@@ -18,6 +19,7 @@ def events_of(path):
     return json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
 
 
+@settings(max_examples=examples(100))
 @given(st.data())
 def test_every_span_is_found_again(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("trace") / "trace.json"

@@ -19,6 +19,7 @@ from castile.runtime.machine import Machine
 from castile.runtime.region import Box, blocks, intersect, whole
 from tests import strategies as drawn
 from tests import transfers
+from tests.effort import examples
 
 SHAPE = (4, 3)
 ROLES = ("", "", "output", "carried", "input", "input")
@@ -103,7 +104,7 @@ def told(of: Version) -> tuple[object, ...]:
     return of.instances, patterns, of.frames, *(np.asarray(array).tolist() for array in arrays)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.data())
 def test_versions_are_those_of_all_boxes_on_their_processors(data: st.DataObject) -> None:
     """Also of those that were asked for before on other processors, of regions made and used otherwise."""

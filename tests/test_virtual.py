@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.launch.jobs.execution import Execution
@@ -18,12 +18,13 @@ from castile.planner.strategy import Config, Strategy
 from castile.runtime.machine import local
 from tests.collective_cases import DTYPES, FORMS, Case, random_case
 from tests.device_ranks import TWO, Plan, Ranks, drawn, on_host, plans, same, small
+from tests.effort import examples
 from tests.late import LateTable, device
 from tests.stand_in import green
 from tests.strategies import Problem
 
 
-@drawn(20)
+@drawn(examples(20))
 @given(plans(one=True), st.integers(0, 2**16), st.booleans())
 def test_any_strategy_on_processors_that_share_a_device(plan: Plan, seed: int, timed: bool) -> None:
     """Their streams meet by events alone: sums are those of the host to the last bit, and a step is one graph."""
@@ -96,6 +97,7 @@ def test_a_device_that_is_divided_anew_has_other_parts() -> None:
             assert all(own) and len(set().union(*own)) == sum(map(len, own)), num_parts
 
 
+@settings(max_examples=examples(100))
 @given(st.lists(st.integers(8, 40), min_size=1, max_size=6))
 def test_a_device_is_divided_into_any_number_of_parts_up_to_the_most(clusters: list[int]) -> None:
     """Whatever its multiprocessors share: the driver makes no group that lies in two clusters of them."""

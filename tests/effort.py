@@ -1,0 +1,14 @@
+"""On how many examples laws are tried that take long: a quarter by default, on all where LAWS is "whole"."""
+
+import os
+from math import ceil
+
+_WHOLE = os.environ.get("LAWS", "") == "whole"
+_SHARE = 0.25
+# Where there are few anyway, or none may be left of which the law has something to say.
+_LEAST = 10
+
+
+def examples(whole: int) -> int:
+    """So many of the examples that are the whole proof of a law."""
+    return whole if _WHOLE else min(whole, max(ceil(_SHARE * whole), _LEAST))
