@@ -81,14 +81,19 @@ def _mend() -> None:
     """Repairs of the interpreter: one of Triton 3.6 with NumPy from 2.4 on, and up to 3.9 bfloat16 and conditions.
 
     And what took most of its time: it did sums and products of integers again in 64 bits, to tell an overflow that it
-    tells only when debugging, made the table of dtypes anew for all that it read, and wrote out the type of each shape.
+    tells only when debugging, made the table of dtypes anew for all that it read, and wrote out the type of each shape
+    and of each block, and compared shapes of the same numbers by making them again.
     """
+    from triton.language.semantic import TritonSemantic
     from triton.runtime import interpreter
 
     options = interpreter.interpreter_builder.options
     interpreter.interpreter_builder.options = replace(options, sanitize_overflow=options.debug)
     interpreter._get_np_dtype = _by_name(interpreter._get_np_dtype)
     tl.core._type_for_tuple_values = _of_shapes(tl.core._type_for_tuple_values)
+    tl.block_type.__init__ = _kept_blocks(tl.block_type.__init__)
+    tl.tensor.__init__ = _kept_tensors(tl.tensor.__init__)
+    TritonSemantic.broadcast_impl_value = _unless_alike(TritonSemantic.broadcast_impl_value)
 
     patch = interpreter._patch_lang_tensor
 
@@ -152,6 +157,51 @@ def _of_shapes(type_of: Callable[..., Any]) -> Callable[..., Any]:
         return type_of(values, fields)
 
     return found
+
+
+def _kept_blocks(make: Callable[..., None]) -> Callable[..., None]:
+    """What makes the type of a block: all but the type of its elements as it was for the first of its shape."""
+    kept: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+    def init(self: Any, element_ty: Any, shape: Any) -> None:
+        key = (element_ty.name, *[x.value if type(x) is tl.constexpr else x for x in shape])
+        found = kept.get(key)
+        if found is None:
+            make(self, element_ty, shape)
+            kept[key] = {name: x for name, x in vars(self).items() if name != "element_ty"}
+        else:
+            self.__dict__.update(found)
+            self.element_ty = element_ty
+
+    return init
+
+
+def _kept_tensors(make: Callable[..., None]) -> Callable[..., None]:
+    """What makes a tensor: what is told of its shape as it was for the first of that shape."""
+    kept: dict[tuple[int, ...], dict[str, Any]] = {}
+
+    def init(self: Any, handle: Any, type: Any) -> None:
+        key = tuple(type.shape.values) if type.is_block() else ()
+        found = kept.get(key)
+        if found is None:
+            make(self, handle, type)
+            kept[key] = {name: x for name, x in vars(self).items() if name not in ("handle", "type", "dtype")}
+        else:
+            self.__dict__.update(found)
+            self.handle, self.type, self.dtype = handle, type, type.scalar
+
+    return init
+
+
+def _unless_alike(broadcast: Callable[..., Any]) -> Callable[..., Any]:
+    """What spreads two tensors over each other, where there is anything to do."""
+
+    def spread(self: Any, one: Any, other: Any) -> Any:
+        if one.type.is_block() and other.type.is_block() and one.type.shape.values == other.type.shape.values:
+            return one, other
+        return broadcast(self, one, other)
+
+    return spread
 
 
 def _upper_half(x: np.ndarray) -> np.ndarray:
