@@ -85,8 +85,12 @@ def outermost(x: np.ndarray) -> np.ndarray:
     return np.moveaxis(np.moveaxis(x, -1, 0).copy(order="C"), 0, -1) if x.ndim > 1 else stepped(x)
 
 
-def check(folder: str, name: str, case: Case, place: Any, accumulate: bool, expected: Any = None) -> None:
-    """Hold a form to what is expected: by default what the definition says in the case's own numbers."""
+def check(
+    folder: str, name: str, case: Case, place: Any, accumulate: bool, expected: Any = None, again: bool = True
+) -> None:
+    """Hold a form to what is expected: by default what the definition says in the case's own numbers; if `again` twice
+    where it does not add, so that a call finds memory of its own as it left it.
+    """
     args, params = case
     expected = several(definitions()[name](*args, **params)) if expected is None else expected
     start = [Draw(x.dtype.name, 1)(*x.shape) if accumulate else unwritten(x) for x in expected]
@@ -95,7 +99,7 @@ def check(folder: str, name: str, case: Case, place: Any, accumulate: bool, expe
     around = [None if out.base is None else out.base.copy() for out in outs]
     scratch = scratch_of(name, args, params, accumulate)
     call = Table(folder).bind(name, placed, outs, params, scratch, accumulate)
-    for _ in range(1 if accumulate else 2):
+    for _ in range(1 if accumulate or not again else 2):
         call()
     for out, before, want in zip(outs, start, expected, strict=True):
         want = want + before if accumulate else want
