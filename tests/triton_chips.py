@@ -99,6 +99,12 @@ def code(launch: Launch, chip: int) -> str:
     return sha256(f"{triton.__version__} {chip} {launch.kernel.cache_key} {decides}".encode()).hexdigest()
 
 
+def specialised(launch: Launch, chip: int) -> list[Any]:
+    """What Triton makes special of the arguments of a launch that are no constants."""
+    _, specialization, _ = _bound(launch, chip)[1]
+    return [one for one in specialization if one[0] != "constexpr"]
+
+
 def _bound(launch: Launch, chip: int) -> tuple[dict[Any, str], Any]:
     """Keys that are known to Triton, and its arguments, what it makes special of them, and its options."""
     triton.runtime.driver.set_active(absent.Chip(chip))

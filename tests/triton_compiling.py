@@ -1,7 +1,8 @@
 """Every Triton form compiled for chips that are not there: no spills, shared memory that fits, and estimates.
 
-Run by `make test` in a process of its own without TRITON_INTERPRET; what settings there are besides the defaults
-`tests.triton_every` compiles.
+Run by `make test` in a process of its own without TRITON_INTERPRET, but for what is marked slow: shapes on which a
+default asks for no more of a chip than on others, float32 but for products, odd shapes and other ways to ask. All of it
+`make kernels` runs, which compiles besides every default for every chip, and every setting: `tests.triton_every`.
 """
 
 import re
@@ -22,9 +23,10 @@ from tests.triton_arrays import array
 from tests.triton_cases import NAMES, asked, cast, fake_plan, has_network_shapes, large, launches, plan, results
 from tests.triton_cases_images import is_image, layouts
 from tests.triton_cases_tokens import BLOCK
-from tests.triton_chips import CHIPS, Compiled, code, compiled
+from tests.triton_chips import CHIPS, Compiled, compiled
+from tests.triton_defaults import asks_no_more, covered, defaults, for_chips, most, of_networks
 from tests.triton_estimate import least_seconds, told
-from tests.triton_every import DTYPES, asks
+from tests.triton_every import DTYPES
 
 assert not triton.knobs.runtime.interpret, "these checks compile, which TRITON_INTERPRET forbids"
 
@@ -36,55 +38,60 @@ def fits(made: Compiled, named: str = "") -> None:
     assert made.shared <= limit, f"{told}: {made.shared} bytes of shared memory of {limit}"
 
 
-def of_networks(name: str, dtype: str) -> Iterator[tuple[str, list]]:
-    """Shapes of a network in words, and what the default setting launches on them."""
-    for case in large(name, dtype):
-        made = fake_plan(name, case)
-        assert made is not None, f"{name} falls back to its definition"
-        shapes = " ".join(str(list(x.shape)) if hasattr(x, "shape") else str(x) for x in case[0])
-        yield shapes, launches(made)
+def test_every_kernel_is_compiled_for_every_chip_and_every_shape_that_asks_for_more_for_one() -> None:
+    every, found = defaults("bfloat16").values(), list(for_chips())
+    kernels = {one.launch.kernel for one in every}
+    assert {(one.launch.kernel, chip) for one, chip in found} >= set(product(kernels, CHIPS))
+    compiled_too = {one for one, _ in found}
+    for left in set(every) - compiled_too:
+        same = [one for one in compiled_too if one.launch.kernel is left.launch.kernel]
+        assert any(asks_no_more(left.launch, one.launch) for one in same), f"{left.name} {left.shapes}"
 
 
-def for_chips(name: str) -> Iterator[tuple[str, Launch, int]]:
-    """What the default setting launches in bfloat16 on shapes of a network, these in words, and for which chip.
-
-    What asks most of each kernel is for every chip, the rest for chips in turn: `make kernels` has all for all.
-    """
-    every = {code(launch, 90): (shapes, launch) for shapes, parts in of_networks(name, "bfloat16") for launch in parts}
-    most = asking_most([launch for _, launch in every.values()])
-    for turn, (shapes, launch) in enumerate(every.values()):
-        turns = CHIPS if launch is most[launch.kernel] else [list(CHIPS)[turn % len(CHIPS)]]
-        yield from ((shapes, launch, chip) for chip in turns)
+FOUND = [*for_chips()]
+FITTING = sorted({(one.name, chip) for one, chip in FOUND})
 
 
-def asking_most(parts: list[Launch]) -> dict[Any, Launch]:
-    """Of each kernel what asks most."""
-    return {launch.kernel: launch for launch in sorted(parts, key=asks)}
-
-
-@pytest.mark.parametrize("chip", CHIPS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name, chip", FITTING)
 def test_the_default_setting_fits_a_chip(name: str, chip: int, tell: Callable[[str], None]) -> None:
-    for shapes, launch in [(shapes, launch) for shapes, launch, only in for_chips(name) if only == chip]:
-        made = compiled(launch, chip)
-        fits(made)
+    for one in [one for one, only in FOUND if (one.name, only) == (name, chip)]:
+        made = compiled(one.launch, chip)
+        fits(made, one.shapes)
         if chip == 90 and has_network_shapes(name):
-            tell(f"{name} {shapes}: {told(launch, made)}")
+            tell(f"{name} {one.shapes}: {told(one.launch, made)}")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_default_setting_fits_in_float32(name: str) -> None:
-    """What asks most of each kernel, as on other chips: the rest is of the same text on fewer numbers at once."""
-    for launch in asking_most([launch for _, parts in of_networks(name, "float32") for launch in parts]).values():
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted({one.name for one in covered("bfloat16")}))
+def test_the_default_setting_fits_where_it_asks_for_no_more_than_on_other_shapes(name: str) -> None:
+    left = [one for one in defaults("bfloat16").values() if one in covered("bfloat16") and one.name == name]
+    for turn, one in enumerate(left):
+        fits(compiled(one.launch, list(CHIPS)[turn % len(CHIPS)]), one.shapes)
+
+
+def in_float32(multiply: bool) -> dict[str, list[Launch]]:
+    """By form what asks most of each kernel in float32: of those with tensor cores in bfloat16, or of all others."""
+    found: dict[str, list[Launch]] = {}
+    for kernel, one in most("float32").items():
+        if multiply == most("bfloat16")[kernel].launch.tensor_cores:
+            found.setdefault(one.name, []).append(one.launch)
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(in_float32(True)))
+def test_the_default_setting_of_products_fits_in_float32(name: str) -> None:
+    """They are other products than in bfloat16. What else there is in float32 is of the same text on fewer numbers at
+    once: `make kernels` compiles that.
+    """
+    for launch in in_float32(True)[name]:
         fits(compiled(launch, 90))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_kernel_is_compiled_for_every_chip_and_every_shape_for_one(name: str) -> None:
-    launches = [launch for _, parts in of_networks(name, "bfloat16") for launch in parts]
-    found = [(launch, chip) for _, launch, chip in for_chips(name)]
-    assert {(launch.kernel, chip) for launch, chip in found} >= set(product({one.kernel for one in launches}, CHIPS))
-    assert {code(launch, 90) for launch, _ in found} == {code(launch, 90) for launch in launches}
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(in_float32(False)))
+def test_the_default_setting_of_all_else_fits_in_float32(name: str) -> None:
+    for launch in in_float32(False)[name]:
+        fits(compiled(launch, 90))
 
 
 def ways(name: str) -> list[tuple[str, int, str, Plan]]:
@@ -235,14 +242,13 @@ def test_casts_of_many_parameters_read_and_write_vectors() -> None:
 @pytest.mark.parametrize("name", ["max_pool2d", "max_pool2d_grad", "avg_pool2d", "avg_pool2d_grad"])
 def test_columns_side_by_side_are_pooled_in_vectors(name: str) -> None:
     """What windows share at the ends of a thread's columns is read number by number: two such a row at most."""
-    for _, parts in of_networks(name, "bfloat16"):
-        for launch in parts:
-            assert launch.constants["NEAR"] > 1
-            text = compiled(launch, 90).ptx
-            wide, alone = (
-                re.findall(rf"(?:ld|st)\.global\S*{word}\s", text) for word in (r"\.v\d\.b32|b32", r"\.b(?:8|16)")
-            )
-            assert len(alone) <= len(wide) and "st.shared" not in text
+    for launch in [one.launch for one in of_networks(name, "bfloat16")]:
+        assert launch.constants["NEAR"] > 1
+        text = compiled(launch, 90).ptx
+        wide, alone = (
+            re.findall(rf"(?:ld|st)\.global\S*{word}\s", text) for word in (r"\.v\d\.b32|b32", r"\.b(?:8|16)")
+        )
+        assert len(alone) <= len(wide) and "st.shared" not in text
 
 
 def test_a_row_that_fits_into_registers_is_read_once() -> None:

@@ -29,7 +29,7 @@ from tests.triton_cases import NAMES, OF_LOGITS, STEPPED, fake_plan, large, laun
 from tests.triton_chips import CHIPS, Compiled, code, compiled, parameters
 from tests.triton_counted import SECTOR, Counted, counted, made
 from tests.triton_estimate import estimate, lost, measured, moved_bytes, of_call
-from tests.triton_every import Part, by_code, compile_all, faults, kept, parts, resources, table, worth
+from tests.triton_every import Found, Part, by_code, compile_all, faults, kept, parts, resources, table, worth
 
 assert not triton.knobs.runtime.interpret, "these checks compile, which TRITON_INTERPRET forbids"
 
@@ -259,9 +259,15 @@ def some() -> list[Part]:
     return parts(chips=[80, 90], dtypes=["bfloat16"], names=["relu"])
 
 
-def test_a_run_that_was_cut_off_goes_on(some: list[Part], tmp_path: Path, capfd: Any) -> None:
-    wanted, path = by_code(some), tmp_path / "deep" / "kept.jsonl"
-    first = compile_all(wanted, path, 1)
+@pytest.fixture(scope="module")
+def ran(some: list[Part], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Found]:
+    """The file of a run, and what came of it."""
+    path = tmp_path_factory.mktemp("run") / "deep" / "kept.jsonl"
+    return path, compile_all(by_code(some), path, 1)
+
+
+def test_a_run_that_was_cut_off_goes_on(some: list[Part], ran: tuple[Path, Found], capfd: Any) -> None:
+    wanted, (path, first) = by_code(some), ran
     assert set(first) == set(wanted) == set(kept(path))
     whole = path.read_bytes()
     path.write_bytes(whole[:-20])
@@ -274,9 +280,8 @@ def test_a_run_that_was_cut_off_goes_on(some: list[Part], tmp_path: Path, capfd:
     assert json.loads(path.read_text().splitlines()[0])["code"] in wanted
 
 
-def test_what_no_launch_could_use_is_told(some: list[Part], tmp_path: Path) -> None:
-    wanted = by_code(some)
-    found = compile_all(wanted, tmp_path / "kept", 1)
+def test_what_no_launch_could_use_is_told(some: list[Part], ran: tuple[Path, Found]) -> None:
+    wanted, (_, found) = by_code(some), ran
     assert faults(wanted, found) == []
     for key, same in wanted.items():
         default = any(part.default for part in same)

@@ -88,13 +88,14 @@ def _asks(part: Part) -> tuple[int, int]:
 
 def asks(launch: Launch) -> int:
     """How much a launch asks of a chip, as far as the numbers say that it is compiled for."""
-    return prod(1 + abs(one) for one in _numbers(tuple(launch.constants.values())))
+    return prod(1 + abs(one) for one in numbers(tuple(launch.constants.values())))
 
 
-def _numbers(x: Any) -> Iterator[int]:
+def numbers(x: Any) -> Iterator[int]:
+    """The whole numbers among constants."""
     if isinstance(x, tuple):
         for one in x:
-            yield from _numbers(one)
+            yield from numbers(one)
     elif isinstance(x, int):
         yield x
 
