@@ -155,15 +155,15 @@ def test_the_front_goes_from_the_fastest_to_the_smallest(objective):
 def test_the_front_goes_farther_than_one_search_sees(monkeypatch):
     """Of a model that is large for its proposals; on little ones a search sees most of the front by itself."""
 
-    def smallest(seed):
+    def smallest():
         graph = models.parse("gpt:layers=2,width=256,heads=4,seq=64,vocab=512").graph(16)
         on = machines.parse("flexflow-p100:nodes=1")
         same = Evaluator(Lowering(graph, on, Updates(find("adam")())), CostModel(on))
-        return min(max(point.evaluated.peak_bytes) for point in search_front("mcmc", same, "280", seed)[1])
+        return min(max(point.evaluated.peak_bytes) for point in search_front("mcmc", same, "70", 1)[1])
 
-    limited = [smallest(seed) for seed in range(2)]
+    limited = smallest()
     monkeypatch.setattr(fronts, "NUM_LIMITS", 0)
-    assert all(a < b for a, b in zip(limited, map(smallest, range(2)), strict=True))
+    assert limited < smallest()
 
 
 def test_the_front_keeps_to_the_memory_that_there_is():
