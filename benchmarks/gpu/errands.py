@@ -36,7 +36,8 @@ class Errands:
     def __init__(self, record: Record, wrong: Collection[str], kinds: Sequence[str]) -> None:
         self._record = record
         self._kinds = {case.name: kind for kind in kinds for case in cases.listed(kind)}
-        self._cases = {name: case for name, case in cases.named().items() if name in self._kinds}
+        self._every = cases.named()
+        self._cases = {name: case for name, case in self._every.items() if name in self._kinds}
         self._wrong = {name for name, case in self._cases.items()
                        if any(call.kernel in wrong for call in calls(case))}  # fmt: skip
         self._found, self._digests = record.read(), dict[tuple[str, str], str]()
@@ -82,7 +83,7 @@ class Errands:
         ours = dict.fromkeys(name for part in missing if part.side == "ours" for name in part.names
                              if not isinstance(self._cases[name], cases.Step))  # fmt: skip
         theirs = [name for part in missing if part.side == "theirs" for name in part.names
-                  if cases.is_compiled(cases.named()[name])]  # fmt: skip
+                  if cases.is_compiled(self._every[name])]  # fmt: skip
         parts = [Part(*words) for words in (("ours", "compile", [*ours]), ("theirs", "ready", theirs)) if words[2]]
         threads = [Thread(target=lambda one: list(self._told(one, until)), args=(part,)) for part in parts]
         for thread in threads:
@@ -122,7 +123,7 @@ class Errands:
 
     def _digest(self, errand: str, name: str) -> str:
         if (errand, name) not in self._digests:
-            self._digests[errand, name] = sources.of_case(cases.named()[name], errand)
+            self._digests[errand, name] = sources.of_case(self._every[name], errand)
         return self._digests[errand, name]
 
     def _told(self, part: Part, until: float) -> Iterator[Row]:
