@@ -4,6 +4,7 @@ Shapes and steps of what is bound are looked at; nothing is computed.
 """
 
 from collections import Counter
+from functools import cache
 
 import pytest
 
@@ -26,7 +27,8 @@ from tests.test_models import scaled
 from tests.triton_arrays import array
 from tests.triton_cases import plan
 
-PLANS = ("whole", "first", "last")
+# Whether there is a form hardly depends on what it computes with: of other numbers than these a plan's parts are enough.
+PLANS = {"float32": ("whole", "first", "last"), "float16": ("last",)}
 
 
 def calls(graph: Graph, how: str, updates: Updates) -> set[str]:
@@ -36,6 +38,7 @@ def calls(graph: Graph, how: str, updates: Updates) -> set[str]:
     return set(jobs.names(Table("triton"), tasks, range(len(tasks.tasks))))
 
 
+@cache
 def on_host(name: str) -> bool:
     """Whether no form takes a call."""
     call = choice.wanted_of(name)
@@ -48,12 +51,12 @@ def on_host(name: str) -> bool:
     )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", PLANS)
 @pytest.mark.parametrize("name", models.available())
 def test_every_kernel_of_a_model_runs_on_a_gpu(name: str, dtype: str) -> None:
     graph = models.parse(scaled(name)).graph(batch=4, dtype=dtype)
     updates = Updates(optimizers.parse("sgd:momentum=0.5"), clip=1.0)
-    every = set().union(*(calls(graph, how, updates) for how in PLANS))
+    every = set().union(*(calls(graph, how, updates) for how in PLANS[dtype]))
     assert len(every) > 3
     assert Counter(choice.wanted_of(one).kernel for one in every if on_host(one)) == {}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Any
 
 import msgspec
 
@@ -103,9 +104,16 @@ def kernels_of(job: Job, graph: TaskGraph, task: int) -> tuple[Taken, ...]:
 
 def names(table: Table, graph: TaskGraph, tasks: Iterable[int]) -> Iterator[str]:
     """The names under which the kernel calls of these tasks are kept and looked up, in the order of the calls."""
+    # Most tasks have their body and the shapes of what they see in common with others. The body stays, or its id is not
+    # its own.
+    known: dict[tuple[Any, ...], tuple[Body, list[str]]] = {}
     for number in tasks:
         task = graph.tasks[int(number)]
-        yield from _names(table, task.body, [_seen(graph, view) for view in task.views])
+        views = tuple(_seen(graph, view) for view in task.views)
+        which = (id(task.body), views)
+        if which not in known:
+            known[which] = task.body, [*_names(table, task.body, views)]
+        yield from known[which][1]
 
 
 def _names(table: Table, body: Body, views: Sequence[tuning.Array]) -> Iterator[str]:
