@@ -11,7 +11,9 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -135,8 +137,14 @@ def changed(without: str, given: str) -> set[str]:
     """The options in which two command lines of one command differ."""
     command, *words = shlex.split(without)
     assert shlex.split(given)[0] == command
-    left, right = (parse(command, module_of(command), line) for line in (words, shlex.split(given)[1:]))
+    left, right = (parsed(command, tuple(line)) for line in (words, shlex.split(given)[1:]))
     return {field.name for field in fields(left) if getattr(left, field.name) != getattr(right, field.name)}
+
+
+@cache
+def parsed(command: str, words: tuple[str, ...]) -> Any:
+    """What a command line says; many cases have one without their options."""
+    return parse(command, module_of(command), list(words))
 
 
 def check(case: Case, run: Runner) -> None:
