@@ -183,6 +183,7 @@ def test_no_import_cycle():
         visit(name)
 
 
+@cache
 def top_level(name: str) -> set[str]:
     """What a module binds by its own statements, wherever in it they stand."""
     bound: set[str] = set()
@@ -203,10 +204,11 @@ def test_programs_within_texts_import_what_there_is():
     statement = re.compile(rf"from (castile\.(?:{'|'.join(PACKAGES)})[\w.]*) import (\w+(?:, \w+)*)")
     found = [(path, text) for path in (*pages, *programs) for text in statement.findall(path.read_text("utf-8"))]
     named = {(path.name, base, name) for path, (base, names) in found for name in names.split(", ")}
+    known = {*modules(), *map(package_above, modules())}
     wrong = {
         f"{file}: from {base} import {name}"
         for file, base, name in named
-        if f"{base}.{name}" not in {*modules(), *map(package_above, modules())} and name not in top_level(base)
+        if f"{base}.{name}" not in known and name not in top_level(base)
     }
     assert len(named) > 100 and wrong == set()
 
