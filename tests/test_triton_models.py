@@ -27,7 +27,7 @@ from tests.test_models import scaled
 from tests.triton_arrays import array
 from tests.triton_cases import plan
 
-# Whether there is a form hardly depends on what it computes with: of other numbers than these a plan's parts are enough.
+# Whether there is a form hardly depends on what it computes with: of other numbers a plan with parts is enough.
 PLANS = {"float32": ("whole", "first", "last"), "float16": ("last",)}
 
 
