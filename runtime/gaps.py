@@ -97,7 +97,9 @@ def best_fit(size, begin, end, sequence, limit):  # type: ignore[no-untyped-def]
                 since[num_lines, i], until[num_lines, i] = since[line, half + i], until[line, half + i]
                 until[line, half + i] = -1
             counts[line] = counts[num_lines] = half
-            order[number + 2 : num_lines + 1] = order[number + 1 : num_lines].copy()
+            # Not slices: what tells that these differ in length takes longer to compile than the rest.
+            for after in range(num_lines, number + 1, -1):
+                order[after] = order[after - 1]
             order[number + 1] = num_lines
             num_lines += 1
             if low[order[number + 1], 0] <= place:
