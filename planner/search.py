@@ -279,7 +279,7 @@ def search(
     plans = known | given or base
     # What is asked for by name is evaluated whatever a sketch says of it.
     given = given if seeds is None else plans
-    begin = getattr(module, "begin", None) if is_long(limits) else None
+    begin = getattr(module, "begin", None) if is_long(evaluator, limits) else None
     is_sketched = helps(evaluator, begin is not None)
     sieve = Sieve(evaluator, plans, Spaces(lowering, cost, pins), sizes) if is_sketched else None
     rng, times, chains = random.Random(seed), NEAR if frontier is None else FAR, None

@@ -7,6 +7,7 @@ import pytest
 from castile.launch import models
 from castile.planner.choices.spaces import Spaces
 from castile.planner.cost import CostModel
+from castile.planner.evaluation.budget import Budget
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.families.updates import Updates
 from castile.planner.known.seeds import seeds
@@ -26,7 +27,7 @@ SMALL = {
     "lstm:layers=1,width=32,seq=4,vocab=64": 32,
 }
 LARGE = "gpt:layers=2,width=1024,heads=16,seq=256,vocab=8192"
-LONG = str(sieve.LEAST)
+LONG = "1000"
 
 
 def lowered(model: str, samples: int, machine: str) -> tuple[Lowering, CostModel]:
@@ -50,8 +51,10 @@ def test_known_plans_far_behind_are_left_out_of_long_searches() -> None:
     lowering, cost = lowered(LARGE, 32, "flexflow-k80:nodes=1")
     known, same = seeds(lowering, cost=cost), Evaluator(lowering, cost)
     worth = {name: same.evaluate(plan).seconds for name, plan in known.items()}
-    long, short = search("mcmc", same, LONG), search("mcmc", same, "1")
+    enough = -(-sieve.LEAST // sieve.num_parts(same))
+    long, short = search("mcmc", same, str(enough)), search("mcmc", same, "1")
     assert short.seeds.keys() == known.keys() > long.seeds.keys()
+    assert not sieve.is_long(same, Budget(enough - 1)) and sieve.is_long(same, Budget(seconds=1e-3))
     assert all(worth[name] > 1.05 * long.evaluated.seconds for name in known if name not in long.seeds)
 
 

@@ -14,9 +14,9 @@ from castile.planner.known.pieces import in_pieces
 from castile.planner.sketch.sketch import Sketch
 from castile.planner.strategy import Config, Strategy
 
-# A search of fewer proposals does without sketches, as compiling them takes longer than it, unless plans have so many
-# parts that one takes a second to simulate.
-LEAST, SLOW = 1000, 2_000
+# A search whose plans have fewer parts in all does without sketches, as simulating these takes a second and compiling
+# sketches many; known plans of so many parts are sketched first in any search, as one takes a second to simulate.
+LEAST, SLOW = 10_000, 2_000
 # From a plan that a sketch puts so many times behind another, memory that it lacks counted in, no search begins; where
 # plans are wanted that are slow but small, that many times.
 NEAR, FAR = 1.1, 3.0
@@ -100,9 +100,9 @@ def helps(evaluator: Evaluator, is_sketched: bool) -> bool:
     return evaluator.objective != "memory" and (is_sketched or num_parts(evaluator) >= SLOW)
 
 
-def is_long(budget: Budget) -> bool:
+def is_long(evaluator: Evaluator, budget: Budget) -> bool:
     """Whether compiling sketches pays."""
-    return budget.proposals is None or budget.proposals >= LEAST
+    return budget.proposals is None or budget.proposals * num_parts(evaluator) >= LEAST
 
 
 def num_parts(evaluator: Evaluator) -> int:
