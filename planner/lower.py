@@ -14,9 +14,11 @@ from copy import copy
 from functools import cached_property
 from math import inf
 
+import msgspec
+
 from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph, Node
-from castile.planner.lowering import buckets
+from castile.planner.lowering.buckets import Composed
 from castile.planner.lowering.catalogue import Catalogue
 from castile.planner.lowering.compose import compose
 from castile.planner.lowering.contraction import Contracted
@@ -29,7 +31,7 @@ from castile.planner.lowering.versions import Placed, Versions
 from castile.planner.op import find
 from castile.planner.step import beside, passes, samples
 from castile.planner.step.program import Flow, Home, Port, Program, Step, accumulate_name, fetch_name, update_name
-from castile.planner.strategy import Config, Strategy, check
+from castile.planner.strategy import READY, Config, Strategy, check
 from castile.runtime.dependence import Version
 from castile.runtime.garbage import is_frozen
 from castile.runtime.machine import Machine
@@ -67,6 +69,7 @@ class Lowering:
         self.versions = Versions(machine)
         self.catalogue = Catalogue()
         self._shown: int | None = None
+        self._laid: tuple[Strategy, Composed] | None = None
         self._programs: dict[tuple[frozenset[str], int, int, frozenset[str]], Program] = {}
         self._legal: set[tuple[str, Config]] = set()
         self._numbers: dict[Config, int] = {}
@@ -87,7 +90,7 @@ class Lowering:
         Templates are shared.
         """
         other = copy(self)
-        other._shown = shown
+        other._shown, other._laid = shown, None
         return other
 
     def remade(
@@ -243,10 +246,18 @@ class Lowering:
     def contracted(self, strategy: Strategy) -> Contracted:
         """The same, and what the tasks of the plan's instances have become in its buckets. Raises ValueError too."""
         with uncollected():
-            steps, flows = self.instances(strategy)
-            tasks = compose(steps, flows, self.machine.num_procs, self.catalogue)
-            found = buckets.bucketed(steps, flows, tasks, strategy.bucket_bytes)
+            found = self._composed(strategy).bucketed(strategy.bucket_bytes)
             return found._replace(graph=in_turn(found.graph, self.machine.engines))
+
+    def _composed(self, strategy: Strategy) -> Composed:
+        """A plan's tasks before any come together; the last ones are kept, as sizes of buckets are tried one by one."""
+        plain = msgspec.structs.replace(strategy, bucket_bytes=0, order=READY)
+        if self._laid is None or self._laid[0] != plain:
+            self._laid = None
+            steps, flows = self.instances(plain)
+            tasks = compose(steps, flows, self.machine.num_procs, self.catalogue)
+            self._laid = plain, Composed(steps, flows, tasks)
+        return self._laid[1]
 
     def instances(self, strategy: Strategy, most: float = inf) -> tuple[list[StepInstance], list[FlowInstance]]:
         """A plan's instances, steps by slot, and flows by number. Raises ValueError as `lower` does.

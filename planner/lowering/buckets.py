@@ -48,16 +48,26 @@ def candidates(
     )
 
 
-def bucketed(
-    steps: Sequence[StepInstance], flows: Sequence[FlowInstance], tasks: TaskGraph, most_bytes: int
-) -> Contracted:
-    """The graph that these instances were composed to, with transfers of at most so many bytes together, and updates
-    that then come together; as it is for 0.
-    """
-    if not most_bytes:
-        return Contracted(tasks, np.arange(tasks.num_tasks))
-    able = candidates(steps, flows, every_task(steps))
-    return _contracted(tasks, grouped(able.transfers, most_bytes), able, everywhere(tasks))
+@dataclass(frozen=True, eq=False)
+class Composed:
+    """The graph that instances were composed to, of which those with buckets of any size are made."""
+
+    steps: Sequence[StepInstance]
+    flows: Sequence[FlowInstance]
+    tasks: TaskGraph
+
+    @cached_property
+    def candidates(self) -> Candidates:
+        return candidates(self.steps, self.flows, every_task(self.steps))
+
+    def bucketed(self, most_bytes: int) -> Contracted:
+        """The graph with transfers of at most so many bytes together, and updates that then come together; as it is
+        for 0.
+        """
+        if not most_bytes:
+            return Contracted(self.tasks, np.arange(self.tasks.num_tasks))
+        able = self.candidates
+        return _contracted(self.tasks, grouped(able.transfers, most_bytes), able, everywhere(self.tasks))
 
 
 def of_roles(tasks: TaskGraph, able: Candidates, most_bytes: int, where: Where) -> Contracted | None:

@@ -16,7 +16,7 @@ import numpy as np
 from castile.planner.cost import CostModel
 from castile.planner.graph import Node
 from castile.planner.lower import KEPT, Lowering
-from castile.planner.lowering import buckets
+from castile.planner.lowering.buckets import Composed
 from castile.planner.lowering.compose import compose
 from castile.planner.lowering.instances import FlowInstance, StepInstance
 from castile.planner.lowering.rows import pointer, runs
@@ -208,7 +208,7 @@ class Incremental:
         machine, num_slots = self.lowering.machine, len(lowered.program.steps)
         steps, flows = lowered.blocks[:num_slots], lowered.blocks[num_slots:]
         tasks = compose(steps, flows, machine.num_procs, self.lowering.catalogue)  # type: ignore[arg-type]
-        tasks = buckets.bucketed(steps, flows, tasks, strategy.bucket_bytes).graph  # type: ignore[arg-type]
+        tasks = Composed(steps, flows, tasks).bucketed(strategy.bucket_bytes).graph  # type: ignore[arg-type]
         graph, durations = self._cost.by_kind(in_turn(tasks, machine.engines))
         graph = ordered(lowered.program, graph, (graph, durations), machine.engines, strategy.order)
         counts = np.array([one.num_tasks for one in lowered.blocks], np.int64)
