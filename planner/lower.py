@@ -7,9 +7,7 @@ It does not know time: the order of tasks is the simulator's affair.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from math import inf
@@ -33,7 +31,7 @@ from castile.planner.step import beside, passes, samples
 from castile.planner.step.program import Flow, Home, Port, Program, Step, accumulate_name, fetch_name, update_name
 from castile.planner.strategy import READY, Config, Strategy, check
 from castile.runtime.dependence import Version
-from castile.runtime.garbage import is_frozen
+from castile.runtime.garbage import uncollected
 from castile.runtime.machine import Machine
 from castile.runtime.region import Box
 from castile.runtime.task import TaskGraph
@@ -69,7 +67,9 @@ class Lowering:
         self.versions = Versions(machine)
         self.catalogue = Catalogue()
         self._shown: int | None = None
+        # The last plan, as orders and sizes of buckets are tried one after the other.
         self._laid: tuple[Strategy, Composed] | None = None
+        self._last: tuple[Strategy, Contracted] | None = None
         self._programs: dict[tuple[frozenset[str], int, int, frozenset[str]], Program] = {}
         self._legal: set[tuple[str, Config]] = set()
         self._numbers: dict[Config, int] = {}
@@ -90,7 +90,7 @@ class Lowering:
         Templates are shared.
         """
         other = copy(self)
-        other._shown, other._laid = shown, None
+        other._shown, other._laid, other._last = shown, None, None
         return other
 
     def remade(
@@ -245,13 +245,17 @@ class Lowering:
 
     def contracted(self, strategy: Strategy) -> Contracted:
         """The same, and what the tasks of the plan's instances have become in its buckets. Raises ValueError too."""
-        with uncollected():
-            found = self._composed(strategy).bucketed(strategy.bucket_bytes)
-            return found._replace(graph=in_turn(found.graph, self.machine.engines))
+        plain = msgspec.structs.replace(strategy, order=READY)
+        if self._last is None or self._last[0] != plain:
+            self._last = None
+            with uncollected():
+                found = self._composed(plain).bucketed(plain.bucket_bytes)
+                self._last = plain, found._replace(graph=in_turn(found.graph, self.machine.engines))
+        return self._last[1]
 
     def _composed(self, strategy: Strategy) -> Composed:
-        """A plan's tasks before any come together; the last ones are kept, as sizes of buckets are tried one by one."""
-        plain = msgspec.structs.replace(strategy, bucket_bytes=0, order=READY)
+        """A plan's tasks before any come together."""
+        plain = msgspec.structs.replace(strategy, bucket_bytes=0)
         if self._laid is None or self._laid[0] != plain:
             self._laid = None
             steps, flows = self.instances(plain)
@@ -370,24 +374,6 @@ class Lowering:
             are_apart = step.template.are_apart(port, output)
             found = self._ports[key] = self.versions.placed(boxes, step.config, are_apart)
         return found
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """No garbage is looked for: all that is made here stays, and to look at it again and again takes half the time.
-
-    Nor when this ends: what was made goes to the oldest generation unseen (`gc.freeze` and back).
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            if not is_frozen():
-                gc.freeze()
-                gc.unfreeze()
-            gc.enable()
 
 
 def _check_micro(step: Step, config: Config) -> None:

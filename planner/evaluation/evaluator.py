@@ -133,7 +133,7 @@ class Evaluator:
         self._work: dict[tuple[str, Config], np.ndarray] = {}
         self._steps: dict[str, list[Step]] = {}
         self._short: dict[int, tuple[Lowering, Folding]] = {}
-        self._laid: tuple[Lowering, Strategy, TaskGraph] | None = None
+        self._enough: dict[Key, int] = {}
         self._best: tuple[tuple[float, ...], _Seen] | None = None
 
     def turned(self, objective: str, most_bytes: int | None = None, lowering: Lowering | None = None) -> Evaluator:
@@ -149,7 +149,7 @@ class Evaluator:
         other.objective, other._best = objective, None
         if lowering is not None:
             other.lowering, other._known, other._small, other._work, other._steps = lowering, {}, {}, {}, {}
-            other._short = {}
+            other._short, other._enough = {}, {}
         if (objective == "latency") > (other.lowering.mode == "forward"):
             raise ValueError("objective 'latency' is that of a forward pass: it takes a lowering of mode 'forward'")
         if most_bytes is not None:
@@ -158,7 +158,7 @@ class Evaluator:
 
     def simulate(self, strategy: Strategy) -> tuple[TaskGraph, Simulated]:
         """The tasks of a plan and when they would run, each kernel on its own kind of processor."""
-        tasks = self._lowered(self.lowering, strategy)
+        tasks = self.lowering.lower(strategy)
         return _in_order(self.lowering, strategy, tasks, self.cost.by_kind(tasks))
 
     def _count(self, strategy: Strategy) -> int:
@@ -168,14 +168,6 @@ class Evaluator:
     def _key(self, strategy: Strategy) -> Key:
         again, configs = frozenset(strategy.recompute), frozenset(strategy.configs.items())
         return self._count(strategy), strategy.bucket_bytes, strategy.order, again, configs
-
-    def _lowered(self, lowering: Lowering, strategy: Strategy) -> TaskGraph:
-        """A plan's tasks before they have an order; the last ones are kept, as orders are tried one after another."""
-        plain = _unordered(strategy)
-        if self._laid is None or self._laid[0] is not lowering or self._laid[1] != plain:
-            self._laid = None
-            self._laid = lowering, plain, lowering.lower(plain)
-        return self._laid[2]
 
     def is_small(self, strategy: Strategy) -> bool:
         """Whether what a plan is evaluated through is small: of few processors, or of their roles."""
@@ -228,9 +220,14 @@ class Evaluator:
         """The plan simulated; the best one so far is kept, as it is the one that is asked for again."""
         if self._best is not None and self._best[1].key == key:
             return self._best[1]
-        few = repeats.shown(self._count(strategy))
-        found = (self._seen_through(shown, strategy, key) for shown in few)
-        return next(seen for seen in found if seen is not None)
+        # How many microbatches say what all take follows from the plan and its order, seldom from its buckets.
+        count, _, order, again, configs = key
+        alike, ready = (count, 0, order, again, configs), (count, 0, READY, again, configs)
+        least = self._enough.get(alike) or self._enough.get(ready, 0)
+        found = (self._seen_through(shown, strategy, key) for shown in repeats.shown(count) if shown >= least)
+        seen = next(seen for seen in found if seen is not None)
+        self._enough[alike] = seen.shown
+        return seen
 
     def _seen_through(self, shown: int, strategy: Strategy, key: Key) -> _Seen | None:
         """The plan simulated with so many microbatches written out, None where these do not say what all take."""
@@ -242,7 +239,7 @@ class Evaluator:
             tasks, simulated = _in_order(lowering, strategy, laid, priced)
             peak, count = expand(folded, simulated).peak_bytes, folded.count
         else:
-            folded, laid = None, self._lowered(lowering, strategy)
+            folded, laid = None, lowering.lower(strategy)
             tasks, simulated = _in_order(lowering, strategy, laid, self.cost.by_kind(laid))
             peak, count = simulated.peak_bytes, np.ones(tasks.num_tasks, np.int64)
         if shown < self._count(strategy):

@@ -16,7 +16,7 @@ import numpy as np
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.colours import mixed
 from castile.planner.evaluation.roles import Block, Roles, Shapes, Union, refined
-from castile.planner.lower import Lowering, uncollected
+from castile.planner.lower import Lowering
 from castile.planner.lowering import buckets, stages
 from castile.planner.lowering.buckets import Candidates, Where
 from castile.planner.lowering.catalogue import Catalogue
@@ -26,6 +26,7 @@ from castile.planner.lowering.rows import Lazy, compressed, pointer, runs
 from castile.planner.lowering.turns import in_turn
 from castile.planner.simulate import Simulated
 from castile.planner.strategy import Strategy
+from castile.runtime.garbage import uncollected
 from castile.runtime.task import NUM_LANES, TaskGraph
 
 # Of tasks of transfers that differ a plan may have so many, all its versions together: each takes two kilobytes and

@@ -19,7 +19,7 @@ from castile.planner.bounds.additive import Additive
 from castile.planner.choices.space import Space
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.evaluator import PENALTY
-from castile.planner.lower import Lowering, uncollected
+from castile.planner.lower import Lowering
 from castile.planner.lowering.rows import pointer, runs
 from castile.planner.sketch import changes, classes, loops, prices, sweep
 from castile.planner.sketch.arrays import RECORDS, Links, Prices
@@ -31,6 +31,7 @@ from castile.planner.sketch.spaces import SpaceTable
 from castile.planner.sketch.works import Largest, Works
 from castile.planner.strategy import Config
 from castile.runtime.compiled import assembled, can_compile
+from castile.runtime.garbage import uncollected
 from castile.runtime.task import CostKey
 
 # Draws of a proposal.
