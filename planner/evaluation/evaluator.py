@@ -19,6 +19,7 @@ from castile.planner.costs import snapshot as snapshots
 from castile.planner.costs.snapshot import Snapshot
 from castile.planner.evaluation.folding import Folded, Folding, expand, timed
 from castile.planner.lower import Lowering
+from castile.planner.lowering.stages import num_stages
 from castile.planner.simulate import Simulated
 from castile.planner.simulation import ordering, repeats
 from castile.planner.step.program import Program, Step
@@ -220,10 +221,13 @@ class Evaluator:
         """The plan simulated; the best one so far is kept, as it is the one that is asked for again."""
         if self._best is not None and self._best[1].key == key:
             return self._best[1]
-        # How many microbatches say what all take follows from the plan and its order, seldom from its buckets.
+        # How many microbatches say what all take follows from the plan and its order, seldom from its buckets; before
+        # as many are under way as there are stages, these hardly do.
         count, _, order, again, configs = key
         alike, ready = (count, 0, order, again, configs), (count, 0, READY, again, configs)
-        least = self._enough.get(alike) or self._enough.get(ready, 0)
+        least = self._enough.get(alike) or self._enough.get(ready)
+        if least is None:
+            least = min(count, 1 + num_stages(strategy, self.lowering.graph.nodes))
         found = (self._seen_through(shown, strategy, key) for shown in repeats.shown(count) if shown >= least)
         seen = next(seen for seen in found if seen is not None)
         self._enough[alike] = seen.shown
