@@ -234,7 +234,7 @@ def test_processors_that_buckets_tell_apart_stand_for_themselves(monkeypatch):
     # of large machines such sizes are not tried: all tasks would be written out
     evaluator = Evaluator(lowering, CostModel(lowering.machine))
     assert len(variants(evaluator, Strategy(configs), (2**20,))) == 2
-    monkeypatch.setattr(evaluating, "FOLDED_FROM", 8)
+    monkeypatch.setattr(evaluating, "LARGE", 8)
     assert [one.strategy.bucket_bytes for one in variants(evaluator, Strategy(configs), (2**20,))] == [0]
 
 

@@ -152,6 +152,7 @@ def test_arenas_hold_what_the_host_gives_to_all_microbatches(monkeypatch: pytest
     whole, period = known.pack(plan), repeats.period
     monkeypatch.setattr(repeats, "period", lambda *of: period(*of) if of[1].max() + 1 >= enough else None)
     monkeypatch.setattr(evaluators, "FOLDED_FROM", 1)
+    monkeypatch.setattr(evaluators, "LARGE", 1)
     assert evaluator(tower(3, batch=64), machine(2), microbatches=16).pack(plan) == whole
 
 

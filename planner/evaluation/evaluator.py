@@ -32,8 +32,9 @@ from castile.runtime.timeline import PICOSECONDS
 # A plan that needs a hundredth more memory than there is counts as one that takes twice as long.
 PENALTY = 100.0
 
-# From so many processors on a plan is evaluated through one of each role.
-FOLDED_FROM = 64
+# From so many processors on a plan is evaluated through one of each role; and from so many on nothing else is done, be
+# it that buckets tell processors apart, or that arenas of all microbatches would be packed.
+FOLDED_FROM, LARGE = 32, 64
 
 # What a search makes small: seconds of a training step, seconds of a forward pass, or bytes of the fullest processor.
 OBJECTIVES = ("time", "latency", "memory")
@@ -173,7 +174,7 @@ class Evaluator:
     def is_small(self, strategy: Strategy) -> bool:
         """Whether what a plan is evaluated through is small: of few processors, or of their roles."""
         # Without buckets processors of one role are always alike.
-        if self.lowering.machine.num_procs < FOLDED_FROM or not strategy.bucket_bytes:
+        if self.lowering.machine.num_procs < LARGE or not strategy.bucket_bytes:
             return True
         plain = _unordered(strategy)
         key = self._key(plain)
@@ -270,9 +271,9 @@ class Evaluator:
         """
         seen = self._see(strategy, self._key(strategy))
         folded, tasks, simulated = seen.folded, seen.tasks, seen.simulated
+        if seen.is_short and len(self.capacity) < LARGE:
+            folded, (tasks, simulated) = None, self.simulate(strategy)
         if folded is None:
-            if seen.is_short:
-                tasks, simulated = self.simulate(strategy)
             packing = memory.arenas(tasks, simulated.timeline)
             memory.refuse(tasks, simulated.timeline, packing, self.capacity.tolist())
             return tuple(packing.peak_bytes.tolist())

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from castile.planner.bounds.lower_bound import lower_bound
 from castile.planner.choices.pins import Pin, Pins
-from castile.planner.evaluation.evaluator import FOLDED_FROM, Evaluator
+from castile.planner.evaluation.evaluator import LARGE, Evaluator
 from castile.planner.search import Found
 from castile.planner.strategy import Names
 from castile.runtime.machine import Machine
@@ -39,8 +39,8 @@ def on_fewer(
     takes, and the last try was worth it.
     """
     machine = evaluator.lowering.machine
-    # Where plans are folded a search may take half a minute, and as long again on half of the nodes.
-    is_small = machine.num_procs < FOLDED_FROM and len(machine.kinds) == 1
+    # On a large machine a search may take half a minute, and as long again on half of the nodes.
+    is_small = machine.num_procs < LARGE and len(machine.kinds) == 1
     sizes = list(nodes(machine)) if is_small and not found.is_insisted and evaluator.objective != "memory" else []
     bound = lower_bound(evaluator) if sizes else None
     if bound is None:
