@@ -168,19 +168,23 @@ class _Bucket:
 
     def places(self) -> dict[int, Place]:
         """Where the buffers of the sums come to lie."""
-        found, first = {}, 0
-        for one in self.sums:
-            for (m, use), to in self.views.items():
-                old = self.old_buffer(one, use, m)
-                if old >= 0:
-                    found[old] = Place(to.buffer, first)
-            first += one.elements
+        starts = np.cumsum([0, *(one.elements for one in self.sums[:-1])]).tolist()
+        found: dict[int, Place] = {}
+        for use, to in self.views.items():
+            rows = zip(self.was[use], starts, strict=True)
+            found |= {old: Place(to.buffer, first) for old, first in rows if old >= 0}
         return found
 
-    def old_buffer(self, one: Joinable, use: str, member: int) -> int:
-        """The buffer that a member of a sum has had for a use, -1 for none."""
-        view = getattr(one.comm, use)[member]
-        return -1 if view is None else int(self.where.buffer[one.first_buffer + view.buffer])
+    @cached_property
+    def was(self) -> dict[tuple[int, str], list[int]]:
+        """By member and use the buffer that each sum has had for it, -1 for none."""
+        found: dict[tuple[int, str], list[int]] = {use: [] for use in self.views}
+        for one in self.sums:
+            comm = one.comm
+            for (member, use), olds in found.items():
+                view = getattr(comm, use)[member]
+                olds.append(-1 if view is None else one.first_buffer + view.buffer)
+        return {use: np.where(np.array(olds) < 0, -1, self.where.buffer[olds]).tolist() for use, olds in found.items()}
 
     def comm(self, group: tuple[int, ...]) -> Comm:
         """The sum of all."""
@@ -260,11 +264,11 @@ class _Rewrite:
             for m, use, box in bucket.buffers:
                 first = bucket.number
                 if use == "send":
-                    sent = [old for one in bucket.sums if (old := bucket.old_buffer(one, use, m)) >= 0]
-                    makers = self.old.buffer_first[sent]
+                    sent = [old for old in bucket.was[m, use] if old >= 0]
+                    makers = np.unique(self.old.buffer_first[sent])
                     earliest = makers[np.argmin(self.old.order[makers])]
                     first = int(self.number[earliest])
-                    others = self.number[np.setdiff1d(makers, earliest)]
+                    others = self.number[makers[makers != earliest]]
                     turns.append(np.stack([np.full_like(others, first), others], axis=1))
                 rows.append((bucket.procs[m], round_up(box.volume * itemsize), first))
         table = np.array(rows, dtype=np.int64).reshape(-1, 3)
@@ -305,7 +309,7 @@ class _Rewrite:
         bucket = next(b for b in reversed(self.buckets) if b.first_buffer <= number)
         member, _, box = bucket.buffers[number - bucket.first_buffer]
         one = bucket.sums[0]
-        region = self.old.buffers[bucket.old_buffer(one, "send", member)].region
+        region = self.old.buffers[bucket.was[member, "send"][0]].region
         name = f"{region} and {len(bucket.sums) - 1} more"
         return Buffer(name, box, one.pattern.key.dtype, one.procs[member])
 

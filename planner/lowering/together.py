@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import msgspec
 import numpy as np
@@ -120,15 +120,26 @@ def alike(tasks: TaskGraph, calls: Sequence[tuple[int, Call, Micro]]) -> list[li
     waiting = _waiting(tasks)
     # What waits for nobody may be waited for by anybody.
     waiting[(waiting > 0) & (np.diff(tasks.need_ptr) == 0)] = -1
-    able = waiting[[task for task, _, _ in calls]].tolist()
-    rows = []
-    for (task, call, micro), after in zip(calls, able, strict=True):
-        if after > 1 or (same := _same(tasks, task, call)) is None:
-            continue
-        needs = tasks.needs_of(task)
-        what = (after, same, micro, tuple(needs[tasks.kind[needs] == Kind.COLLECTIVE].tolist()))
-        rows.append((int(tasks.order[needs].max(initial=0)), int(tasks.order[task]), task, what))
-    return _packed(tasks, [row[2:] for row in sorted(rows, key=lambda row: row[:2])])
+    every = np.array([task for task, _, _ in calls], np.int64)
+    able = np.flatnonzero(waiting[every] < 2)
+    numbers, chosen = every[able], [calls[n] for n in able.tolist()]
+    counts = np.diff(tasks.need_ptr)[numbers]
+    who, needs = np.repeat(np.arange(len(numbers)), counts), tasks.needs[runs(tasks.need_ptr[numbers], counts)]
+    last = np.zeros(len(numbers), np.int64)
+    np.maximum.at(last, who, tasks.order[needs])
+    awaited = _collectives(tasks, needs, who, len(numbers))
+    same = _same(tasks, numbers, [call for _, call, _ in chosen])
+    after, tasks_of = waiting[numbers].tolist(), numbers.tolist()
+    ordered = np.lexsort((tasks.order[numbers], last)).tolist()
+    rows = [(tasks_of[n], (after[n], same[n], chosen[n][2], awaited[n])) for n in ordered if same[n] is not None]
+    return _packed(tasks, rows)
+
+
+def _collectives(tasks: TaskGraph, needs: np.ndarray, who: np.ndarray, count: int) -> list[tuple[int, ...]]:
+    """The collectives among what each of so many tasks waits for; who: which of them waits for each of `needs`."""
+    is_collective = tasks.kind[needs] == Kind.COLLECTIVE
+    found, ends = needs[is_collective].tolist(), np.cumsum(np.bincount(who[is_collective], minlength=count)).tolist()
+    return [tuple(found[begin:end]) for begin, end in pairwise([0, *ends])]
 
 
 def in_chains(tasks: TaskGraph, chains: Sequence[Sequence[tuple[int, Call | None]]]) -> list[list[int]]:
@@ -139,13 +150,9 @@ def in_chains(tasks: TaskGraph, chains: Sequence[Sequence[tuple[int, Call | None
     """
     found = []
     for chain in chains:
-        numbers = np.array([task for task, _ in chain])
-        known: dict[tuple[int, int], object] = {}
-        rows = []
-        for (task, call), cost, num in zip(chain, tasks.cost[numbers].tolist(), _come(tasks, numbers), strict=True):
-            if call and (cost, id(call)) not in known:
-                known[cost, id(call)] = _same(tasks, task, call)
-            rows.append((task, call and known[cost, id(call)], num))
+        numbers, calls = [task for task, _ in chain], [call for _, call in chain]
+        every = np.array(numbers)
+        rows = zip(numbers, _same(tasks, every, calls), _come(tasks, every), strict=True)
         for (same, _), run in groupby(rows, key=lambda row: row[1:]):
             found += _packed(tasks, [row[:2] for row in run]) if same is not None else []
     return found
@@ -162,20 +169,34 @@ def _come(tasks: TaskGraph, chain: np.ndarray) -> list[int]:
     return found
 
 
-def _same(tasks: TaskGraph, task: int, call: Call) -> tuple[object, ...] | None:
-    """What tasks of one group have in common: processor and call. None for what is in no group."""
-    key = tasks.cost_keys[tasks.cost[task]]
-    if key.dense or key.nbytes > MOST_BYTES:
-        return None
-    return int(tasks.lanes_of(task)[0]), key.name, call.params, key.dtype
+def _same(tasks: TaskGraph, numbers: np.ndarray, calls: Sequence[Call | None]) -> list[tuple[int, int] | None]:
+    """What tasks of one group have in common: processor, and a number of their calls. None for what is in no group."""
+    known: dict[tuple[int, int], int | None] = {}
+    kinds: dict[tuple[object, ...], int] = {}
+
+    def kind(cost: int, call: Call) -> int | None:
+        key = tasks.cost_keys[cost]
+        if key.dense or key.nbytes > MOST_BYTES:
+            return None
+        return kinds.setdefault((key.name, call.params, key.dtype), len(kinds))
+
+    found: list[tuple[int, int] | None] = []
+    lanes, costs = tasks.lanes[tasks.lane_ptr[numbers]].tolist(), tasks.cost[numbers].tolist()
+    for lane, cost, call in zip(lanes, costs, calls, strict=True):
+        if call is not None and (cost, id(call)) not in known:
+            known[cost, id(call)] = kind(cost, call)
+        same = None if call is None else known[cost, id(call)]
+        found.append(None if same is None else (lane, same))
+    return found
 
 
 def _packed(tasks: TaskGraph, rows: Sequence[tuple[int, object]]) -> list[list[int]]:
     """Groups of tasks that have the same in common, in their order, none of them too large; rows: a task and that."""
     found: list[list[int]] = []
     current: dict[object, tuple[list[int], int]] = {}
-    for task, same in rows:
-        nbytes = tasks.cost_keys[tasks.cost[task]].nbytes
+    costs = tasks.cost[np.array([task for task, _ in rows], np.int64)].tolist()
+    for (task, same), cost in zip(rows, costs, strict=True):
+        nbytes = tasks.cost_keys[cost].nbytes
         group, held = current.get(same, ([], 0))
         if not group or len(group) == MOST or held + nbytes > MOST_BYTES:
             group, held = [], 0
