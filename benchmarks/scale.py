@@ -8,9 +8,11 @@ simulated, its memory included; the batch has a sample for each processor. First
 Again: all instances are known, as for a search that comes back to a plan; folding is done anew. Each row is a process
 of its own, whose peak memory is told. Where a row takes longer than the limit, larger machines are left out.
 
-Then `castile plan` for the largest model on the target's processors, with so many samples a step as `--batches` says;
-where no plan of a whole batch fits, it is cut into microbatches. Of the plan that is told: in how many, what a step
-takes, and its operations a second as a share of what the processors do at the rates of the machine's figures.
+Then `castile plan` for a small model on one node, which compiles the loops of searches where that was not done before,
+once for each installation; and for the largest model on the target's processors, with so many samples a step as
+`--batches` says; where no plan of a whole batch fits, it is cut into microbatches. Of the plan that is told: in how
+many, what a step takes, and its operations a second as a share of what the processors do at the rates of the machine's
+figures.
 
 The last figures are exponents: of the time that evaluating again takes against the number of processors, and against
 the size of the folded graph from the small model to the large one.
@@ -27,6 +29,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter, process_time
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -45,7 +48,7 @@ from castile.planner.strategy import Strategy
 from castile.runtime import machine as machines
 
 MODELS = ("gpt:layers=4,width=2048,heads=16,seq=1024,vocab=50304", "gpt:size=175b")
-TARGET = 1024
+SMALL, TARGET = "mlp", 1024
 MOST_FIRST, MOST_AGAIN, MOST_GIB = 15.0, 1.0, 4.0
 # Of planning, two cores.
 BATCHES, MOST_PLANNING = (64, 1024), 60.0
@@ -97,14 +100,18 @@ def main() -> None:
     rows = []
     print(HEAD)
     for model in options.models:
-        for plan in options.plans:
+        for name in options.plans:
             for nodes in sorted(options.nodes):
-                rows.append(alone(model, plan, nodes))
+                rows.append(alone(model, name, nodes))
                 print(line(rows[-1]), flush=True)
                 if rows[-1].first > options.limit:
                     break
-    planned = [figure for batch in options.batches for figure in planning(options.models[-1], batch)]
-    tell([*(figure for plan in options.plans for figure in figures(plan, rows)), *planned])
+    planned = []
+    if options.batches:
+        first, _, _ = plan(SMALL, "dgx-h100:nodes=1")
+        planned = [Figure("plan_small_first_seconds", first, note="compiling included, where there was anything to")]
+    planned += [figure for batch in options.batches for figure in planning(options.models[-1], batch)]
+    tell([*(figure for name in options.plans for figure in figures(name, rows)), *planned])
 
 
 def alone(model: str, plan: str, nodes: int) -> Row:
@@ -137,26 +144,31 @@ def measured(model: str, plan: str, nodes: int) -> Row:
 
 def planning(model: str, batch: int) -> list[Figure]:
     """What `castile plan` takes for so many samples a step on the target's processors, and what its plan is worth."""
-    machine = f"dgx-h100:nodes={TARGET // 8}"
-    command = [sys.executable, "-m", "castile", "plan", model, "--machine", machine, "--batch", str(batch), "--json"]
+    machine, name = f"dgx-h100:nodes={TARGET // 8}", f"plan_{batch}_on_{TARGET}"
+    lasted, gib, facts = plan(model, machine, "--batch", str(batch))
+    step = facts["found"]["step_seconds"]
+    return [
+        Figure(f"{name}_seconds", lasted, most=MOST_PLANNING),
+        Figure(f"{name}_gib", gib, most=MOST_GIB),
+        Figure(f"{name}_microbatches", facts["microbatches"]),
+        Figure(f"{name}_step_seconds", step),
+        Figure(f"{name}_share_of_rates", flops(model, batch) / step / rate(machine)),
+    ]
+
+
+def plan(model: str, machine: str, *options: str) -> tuple[float, float, dict[str, Any]]:
+    """What a `castile plan` takes in seconds and GiB, and what it says."""
+    command = [sys.executable, "-m", "castile", "plan", model, "--machine", machine, *options, "--json"]
     began = perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         told = process.stdout.read()
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
-    lasted, name = perf_counter() - began, f"plan_{batch}_on_{TARGET}"
+    lasted = perf_counter() - began
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
-    facts = json.loads(told)
-    step = facts["found"]["step_seconds"]
-    return [
-        Figure(f"{name}_seconds", lasted, most=MOST_PLANNING),
-        Figure(f"{name}_gib", usage.ru_maxrss / 2**20, most=MOST_GIB),
-        Figure(f"{name}_microbatches", facts["microbatches"]),
-        Figure(f"{name}_step_seconds", step),
-        Figure(f"{name}_share_of_rates", flops(model, batch) / step / rate(machine)),
-    ]
+    return lasted, usage.ru_maxrss / 2**20, json.loads(told)
 
 
 def flops(model: str, batch: int) -> float:
