@@ -94,8 +94,8 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="*", default=list(BATCHES), help="samples a step to plan for")
     options = parser.parse_args()
     if options.row:
-        model, plan, nodes = options.row
-        print(json.dumps(asdict(measured(model, plan, int(nodes)))))
+        model, name, nodes = options.row
+        print(json.dumps(asdict(measured(model, name, int(nodes)))))
         return
     rows = []
     print(HEAD)
