@@ -94,24 +94,24 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="*", default=list(BATCHES), help="samples a step to plan for")
     options = parser.parse_args()
     if options.row:
-        model, name, nodes = options.row
-        print(json.dumps(asdict(measured(model, name, int(nodes)))))
+        model, plan, nodes = options.row
+        print(json.dumps(asdict(measured(model, plan, int(nodes)))))
         return
     rows = []
     print(HEAD)
     for model in options.models:
-        for name in options.plans:
+        for plan in options.plans:
             for nodes in sorted(options.nodes):
-                rows.append(alone(model, name, nodes))
+                rows.append(alone(model, plan, nodes))
                 print(line(rows[-1]), flush=True)
                 if rows[-1].first > options.limit:
                     break
     planned = []
     if options.batches:
-        first, _, _ = plan(SMALL, "dgx-h100:nodes=1")
+        first, _, _ = castile_plan(SMALL, "dgx-h100:nodes=1")
         planned = [Figure("plan_small_first_seconds", first, note="compiling included, where there was anything to")]
     planned += [figure for batch in options.batches for figure in planning(options.models[-1], batch)]
-    tell([*(figure for name in options.plans for figure in figures(name, rows)), *planned])
+    tell([*(figure for plan in options.plans for figure in figures(plan, rows)), *planned])
 
 
 def alone(model: str, plan: str, nodes: int) -> Row:
@@ -145,7 +145,7 @@ def measured(model: str, plan: str, nodes: int) -> Row:
 def planning(model: str, batch: int) -> list[Figure]:
     """What `castile plan` takes for so many samples a step on the target's processors, and what its plan is worth."""
     machine, name = f"dgx-h100:nodes={TARGET // 8}", f"plan_{batch}_on_{TARGET}"
-    lasted, gib, facts = plan(model, machine, "--batch", str(batch))
+    lasted, gib, facts = castile_plan(model, machine, "--batch", str(batch))
     step = facts["found"]["step_seconds"]
     return [
         Figure(f"{name}_seconds", lasted, most=MOST_PLANNING),
@@ -156,8 +156,8 @@ def planning(model: str, batch: int) -> list[Figure]:
     ]
 
 
-def plan(model: str, machine: str, *options: str) -> tuple[float, float, dict[str, Any]]:
-    """What a `castile plan` takes in seconds and GiB, and what it says."""
+def castile_plan(model: str, machine: str, *options: str) -> tuple[float, float, dict[str, Any]]:
+    """What `castile plan` takes in seconds and GiB, and what it says."""
     command = [sys.executable, "-m", "castile", "plan", model, "--machine", machine, *options, "--json"]
     began = perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

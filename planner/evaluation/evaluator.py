@@ -32,8 +32,8 @@ from castile.runtime.timeline import PICOSECONDS
 # A plan that needs a hundredth more memory than there is counts as one that takes twice as long.
 PENALTY = 100.0
 
-# From so many processors on a plan is evaluated through one of each role; and from so many on nothing else is done, be
-# it that buckets tell processors apart, or that arenas of all microbatches would be packed.
+# From so many processors on a plan is evaluated through one of each role. Machines of so many are large: there buckets
+# that tell all processors apart are not tried, and of many microbatches only a few are packed.
 FOLDED_FROM, LARGE = 32, 64
 
 # What a search makes small: seconds of a training step, seconds of a forward pass, or bytes of the fullest processor.
@@ -271,7 +271,7 @@ class Evaluator:
         """
         seen = self._see(strategy, self._key(strategy))
         folded, tasks, simulated = seen.folded, seen.tasks, seen.simulated
-        if seen.is_short and len(self.capacity) < LARGE:
+        if seen.is_short and self.lowering.machine.num_procs < LARGE:
             folded, (tasks, simulated) = None, self.simulate(strategy)
         if folded is None:
             packing = memory.arenas(tasks, simulated.timeline)

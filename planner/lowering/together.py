@@ -123,11 +123,10 @@ def alike(tasks: TaskGraph, calls: Sequence[tuple[int, Call, Micro]]) -> list[li
     every = np.array([task for task, _, _ in calls], np.int64)
     able = np.flatnonzero(waiting[every] < 2)
     numbers, chosen = every[able], [calls[n] for n in able.tolist()]
-    counts = np.diff(tasks.need_ptr)[numbers]
-    who, needs = np.repeat(np.arange(len(numbers)), counts), tasks.needs[runs(tasks.need_ptr[numbers], counts)]
+    who, needs = _needs(tasks, numbers)
     last = np.zeros(len(numbers), np.int64)
     np.maximum.at(last, who, tasks.order[needs])
-    awaited = _collectives(tasks, needs, who, len(numbers))
+    awaited = _collectives(tasks, who, needs, len(numbers))
     same = _same(tasks, numbers, [call for _, call, _ in chosen])
     after, tasks_of = waiting[numbers].tolist(), numbers.tolist()
     ordered = np.lexsort((tasks.order[numbers], last)).tolist()
@@ -135,8 +134,14 @@ def alike(tasks: TaskGraph, calls: Sequence[tuple[int, Call, Micro]]) -> list[li
     return _packed(tasks, rows)
 
 
-def _collectives(tasks: TaskGraph, needs: np.ndarray, who: np.ndarray, count: int) -> list[tuple[int, ...]]:
-    """The collectives among what each of so many tasks waits for; who: which of them waits for each of `needs`."""
+def _needs(tasks: TaskGraph, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What these tasks wait for, one after the other: which of them does, by its place among them, and for which."""
+    counts = tasks.need_ptr[numbers + 1] - tasks.need_ptr[numbers]
+    return np.repeat(np.arange(len(numbers)), counts), tasks.needs[runs(tasks.need_ptr[numbers], counts)]
+
+
+def _collectives(tasks: TaskGraph, who: np.ndarray, needs: np.ndarray, count: int) -> list[tuple[int, ...]]:
+    """The collectives among what each of so many tasks waits for, as `_needs` says it."""
     is_collective = tasks.kind[needs] == Kind.COLLECTIVE
     found, ends = needs[is_collective].tolist(), np.cumsum(np.bincount(who[is_collective], minlength=count)).tolist()
     return [tuple(found[begin:end]) for begin, end in pairwise([0, *ends])]
@@ -160,9 +165,7 @@ def in_chains(tasks: TaskGraph, chains: Sequence[Sequence[tuple[int, Call | None
 
 def _come(tasks: TaskGraph, chain: np.ndarray) -> list[int]:
     """For how many collectives each task of a chain waits, or one before it does."""
-    counts = tasks.need_ptr[chain + 1] - tasks.need_ptr[chain]
-    who = np.repeat(np.arange(len(chain)), counts)
-    needs = tasks.needs[runs(tasks.need_ptr[chain], counts)]
+    who, needs = _needs(tasks, chain)
     collective = tasks.kind[needs] == Kind.COLLECTIVE
     _, first = np.unique(needs[collective], return_index=True)
     found: list[int] = np.cumsum(np.bincount(who[collective][first], minlength=len(chain))).tolist()
