@@ -97,7 +97,7 @@ class Watchdog:
 
         def attend() -> None:
             if perf_counter() >= self.due:
-                self.look(waits.where, lambda: waits)
+                self.look((waits.where, self._aside.met), lambda: waits)
 
         self._aside.attend = attend
         try:

@@ -25,6 +25,8 @@ from tests import homes
 from tests.mpi import CHECKOUT, mpirun_apart
 
 TELL_SECONDS, LIMIT_SECONDS, TICK_SECONDS = 10.0, 40.0, 0.3
+# Than any rank of a job that fails by itself may be silent.
+LONGER_SECONDS = 5.0
 
 
 class Office(Aside):
@@ -160,20 +162,31 @@ def ran(way: str, steps: int, folder: Path, home: dict[str, str], *more: str) ->
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("way", "where"), [
-    ("stop", r"step 3, task \S.*"), ("stop between", "what ranks tell each other after step 3"),
+@pytest.mark.parametrize(("way", "steps", "where", "left"), [
+    ("stop", 100_000, r"step 3, task \S.*", "nothing is saved yet; --checkpoint DIR"),
+    ("stop between", 100_000, "what ranks tell each other after step 3", "nothing is saved yet; --checkpoint DIR"),
+    ("stop writing", 3, "what ranks tell each other after step 3", r"with --resume the same .* from \S*step-\S*2"),
 ])  # fmt: skip
 def test_a_rank_that_is_stopped_is_named_and_ends_the_job(
-    way: str, where: str, home: dict[str, str], tmp_path: Path
+    way: str, steps: int, where: str, left: str, home: dict[str, str], tmp_path: Path
 ) -> None:
-    status, err, seconds = ran(way, 100_000, tmp_path, home, "--checkpoint", str(tmp_path / "run"))
+    more = ["--checkpoint-every", "1"] if way == "stop writing" else []
+    status, err, seconds = ran(way, steps, tmp_path, home, "--checkpoint", str(tmp_path / "run"), *more)
     host, waits = re.escape(socket.gethostname()), rf"and rank \d on \S+ waits in {where} \(a step should"
     sentence = rf"castile: rank 1 on {host} has not answered for \d+ s, {waits}.*far too slow"
     told = re.findall(sentence, err)
     assert status == 1 and len(told) == 2 and "Traceback" not in err, err
     assert err.count("; the job ends if nothing goes on for another") == 1
-    assert re.search(r"and the job ends with it: nothing is saved yet; --checkpoint DIR", err), err
+    assert re.search(f"and the job ends with it: {left}", err), err
     assert seconds < 60
+
+
+@pytest.mark.mpi
+def test_a_rank_that_writes_for_long_is_waited_for(home: dict[str, str], tmp_path: Path) -> None:
+    more = ["--checkpoint", str(tmp_path / "run"), "--checkpoint-every", "1"]
+    status, err, seconds = ran("write slowly", 3, tmp_path, home, *more)
+    assert status == 0 and "has not answered" not in err, err
+    assert seconds > LONGER_SECONDS
 
 
 @pytest.mark.mpi

@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent import futures
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -27,6 +28,9 @@ from castile.launch.processes.ranks import NO_ROOM, UserError
 from castile.runtime.backends.base import Key
 from castile.runtime.comm.base import Communicator
 from castile.runtime.memory import written
+
+# Ranks that wait for a save tell each other so often how far they are: so whoever writes for long is heard meanwhile.
+WORD_SECONDS = 0.05
 
 
 class Copied(msgspec.Struct, frozen=True):
@@ -63,11 +67,11 @@ class _Word(msgspec.Struct, frozen=True):
 class _Save:
     """The save that is under way on this rank."""
 
-    def __init__(self, step: int, path: Path, samples: int, plan: bytes, share: Future[File | None]) -> None:
+    def __init__(self, step: int, path: Path, samples: int, plan: bytes, share: futures.Future[File | None]) -> None:
         self.step, self.path, self.samples, self.plan, self.share = step, path, samples, plan, share
         self.begun = perf_counter()
         # On rank 0: making a checkpoint of all ranks' files, which gives a warning, or taking them away for an error.
-        self.ending: Future[str] | None = None
+        self.ending: futures.Future[str] | None = None
         self.error, self.lacks_room = "", False
 
 
@@ -98,7 +102,7 @@ class Checkpointer:
         self._layout: tuple[bytes, Layout] | None = None
         self._copies: list[np.ndarray] = []
         self._lock = self._open(begin_step)
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._thread = futures.ThreadPoolExecutor(1, "checkpoint")
 
     @property
     def latest(self) -> Path | None:
@@ -181,16 +185,13 @@ class Checkpointer:
 
     def _finish(self) -> Outcome:
         """Wait for the save that is under way."""
-        assert self._save is not None
-        while True:
-            with contextlib.suppress(OSError):
-                self._save.share.result()
-            if self._save.ending is not None:
-                with contextlib.suppress(OSError, ValueError):
-                    self._save.ending.result()
-            outcome = self._exchange(self._save)
-            if outcome is not None:
-                return outcome
+        save = self._save
+        assert save is not None
+        while (outcome := self._exchange(save)) is None:
+            mine: list[futures.Future[Any]] = [one for one in (save.share, save.ending) if one is not None]
+            if not all(one.done() for one in mine):
+                futures.wait(mine, WORD_SECONDS)
+        return outcome
 
     def _exchange(self, save: _Save) -> Outcome | None:
         gathered = self.comm.gather_bytes(msgspec.json.encode(self._word(save)))

@@ -209,17 +209,18 @@ class Training:
         course, carried = self.course, self.course.execution.saved()
         assert course.saver is not None
         _check_finite(carried, step)
-        copied = course.saver.save(step, step * self.job.graph.batch, carried, strategies.encode(course.plan))
+        with course.execution.runner.prompt():
+            copied = course.saver.save(step, step * self.job.graph.batch, carried, strategies.encode(course.plan))
         self.progress.copied_seconds += copied.seconds + copied.waited_seconds
 
     def _save_last(self, step: int, saver: Checkpointer) -> None:
         """Save what has come of it all: where the disk is full, again and again while somebody may make room, unless
         the job was asked to stop and has little time left."""
-        self._told(saver.wait())
+        self._told(self._ended(saver))
         outcome = None
         for seconds in (*AGAIN_SECONDS, None):
             self._save(step)
-            outcome = saver.wait()
+            outcome = self._ended(saver)
             lacks_room = outcome is not None and outcome.lacks_room
             is_last = seconds is None or not lacks_room or bool(self.progress.stopped_by)
             self._told(outcome, "" if is_last else f"; make room: it is tried again in {seconds} s")
@@ -228,6 +229,11 @@ class Training:
             time.sleep(seconds or 0)
         if self.job.leads and outcome is not None and not outcome.complete:
             self.progress.unsaved = f"what was trained since is lost: {outcome.warning}"
+
+    def _ended(self, saver: Checkpointer) -> Outcome | None:
+        """What became of the save that is under way."""
+        with self.course.execution.runner.prompt():
+            return saver.wait()
 
     @property
     def _left(self) -> str:

@@ -108,11 +108,13 @@ class Aside(ABC):
     hosts    the name of each rank's host
     attend   is called again and again while this rank waits for others in what all of them come to; None where it may
              well wait for long
+    met      how often all have come to it while `attend` was called
     """
 
     rank: int
     hosts: tuple[str, ...]
     attend: Callable[[], None] | None = None
+    met: int = 0
 
     @abstractmethod
     def tell(self, note: bytes) -> None:

@@ -196,6 +196,7 @@ class MpiCommunicator(Communicator):
             empty_polls += 1
             self.relax(empty_polls)
             attend()
+        self.aside.met += 1
 
     def align_clocks(self) -> None:
         if len(self.host_sizes) == 1:

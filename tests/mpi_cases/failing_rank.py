@@ -14,6 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from castile.launch.__main__ import main
+from castile.launch.checkpoints import writer
 from castile.launch.jobs import execution
 from castile.launch.processes import stopping
 from castile.launch.processes.ranks import this_world
@@ -24,7 +25,7 @@ way, ranks, mark, *words = sys.argv[1:]
 rank = this_world().rank
 TASK, STEP = "fc2.W", 3
 # Who waits is to say so soon.
-TELL_SECONDS, LIMIT_SECONDS, PAUSE_SECONDS = 0.5, 5.0, 4.5
+TELL_SECONDS, LIMIT_SECONDS, PAUSE_SECONDS, SLOW_SECONDS = 0.5, 5.0, 4.5, 8.0
 # Ranks ask each other after every step whether to stop.
 if way == "stop between":
     stopping.ROUND_SECONDS = 0
@@ -43,13 +44,17 @@ def fail() -> None:
         if way == "pause":
             # Whoever is stopped cannot end that by itself.
             subprocess.Popen(["sh", "-c", f"sleep {PAUSE_SECONDS}; kill -CONT {os.getpid()}"])
-        if way in ("stop", "stop between", "pause"):
+        if way == "write slowly":
+            time.sleep(SLOW_SECONDS)
+            return
+        if way in ("stop", "stop between", "stop writing", "pause"):
             os.kill(os.getpid(), signal.SIGSTOP)
             return
         raise RuntimeError("the kernel broke")
 
 
 compute, feed, after = backend.Backend.compute, execution.Execution.feed, stopping.Stopping.after
+write = writer.write_share
 
 
 def failing_compute(self, task):
@@ -74,11 +79,18 @@ def failing_after(self, step):
     return after(self, step)
 
 
+def failing_write(*args):
+    fail()
+    return write(*args)
+
+
 if str(rank) in ranks.split(","):
     if way == "feed":
         execution.Execution.feed = failing_feed
     elif way == "stop between":
         stopping.Stopping.after = failing_after
+    elif way in ("stop writing", "write slowly"):
+        writer.write_share = failing_write
     else:
         backend.Backend.compute = failing_compute
 sys.exit(main(words))
