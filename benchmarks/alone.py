@@ -12,7 +12,7 @@ import numpy as np
 
 from castile.launch import data, models
 from castile.launch.data import Arrays, Dataset
-from castile.launch.jobs import jobs
+from castile.launch.jobs import jobs, numbers
 from castile.launch.jobs.execution import Execution, Prepared
 from castile.launch.jobs.jobs import Job
 from castile.launch.models import Recipe
@@ -50,9 +50,7 @@ def workload(model: str, batch: int, noise: bool = False) -> Workload:
     job = jobs.start(model, "local", batch, "", updates)
     if noise:
         return Workload(job, _noise(job.graph))
-    lengths = [t.shape[1] for t in (job.graph.tensors[name] for name in job.graph.inputs) if len(t.shape) == 2]
-    dataset = data.load(job.model.recipe.data, SEED, **({"seq": lengths[0]} if lengths else {}))
-    return Workload(job, dataset)
+    return Workload(job, data.load(job.model.recipe.data, SEED, numbers.taken(job.graph)))
 
 
 def _noise(graph: Graph, num: int = 1000) -> Dataset:

@@ -154,9 +154,19 @@ def test_text_is_read_byte_by_byte(tmp_path):
     assert d.batch(0, 2)["tokens"].dtype == np.int32
 
 
-def test_defaults_give_way_to_what_the_user_says():
-    assert data.load("text", 0, seq=32, layers=4).shapes["tokens"] == (32,)
-    assert data.load("text:seq=16", 0, seq=32).shapes["tokens"] == (16,)
+def test_what_is_taken_gives_way_to_what_the_user_says():
+    takes = {"tokens": data.Taken((32,)), "segments": data.Taken((5,))}
+    assert data.load("text", 0, takes).shapes["tokens"] == (32,)
+    assert data.load("text:seq=16", 0, takes).shapes["tokens"] == (16,)
+
+
+def test_numbers_are_below_what_is_taken():
+    takes = {"image": data.Taken((1, 5, 5)), "label": data.Taken((), np.array(3))}
+    found = data.load("noise:samples=30", 0, takes)
+    assert found.shapes["image"] == (1, 5, 5) and set(everything(found.train)["label"].tolist()) == {0, 1, 2}
+    takes = {"categories": data.Taken((2,), np.array([7, 40])), "numbers": data.Taken((3,))}
+    found = data.load("clicks:samples=500", 0, takes)
+    assert everything(found.train)["categories"].max(axis=0).tolist() == [6, 39] and found.shapes["numbers"] == (3,)
 
 
 def damage(tmp_path: Path, how: str) -> Path:

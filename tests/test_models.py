@@ -1,12 +1,13 @@
 """Models by name: each builds, computes a loss and a gradient for every parameter, and its words are strict."""
 
+import importlib
 from math import log, prod, sqrt
 
 import numpy as np
 import pytest
 
 from castile.launch import data, models
-from castile.launch.jobs import jobs
+from castile.launch.jobs import jobs, numbers
 from castile.launch.typed import settings
 from castile.planner.graph import Graph, Node
 from castile.runtime import rng
@@ -188,15 +189,34 @@ def test_a_model_takes_the_samples_of_its_data_set(name):
     model = jobs.fitted(models.parse(name), "", 0)
     graph = model.graph()
     taken = {n: graph.tensors[n].shape[1:] for n in graph.inputs}
-    lengths = [shape[0] for shape in taken.values() if len(shape) == 1]
     try:
-        shapes = data.load(model.recipe.data, 0, **({"seq": lengths[0]} if lengths else {})).shapes
+        shapes = data.load(model.recipe.data, 0, numbers.taken(graph)).shapes
     except ValueError as error:
         if "no folder" not in str(error):
             raise
         pytest.skip("its images are not installed")
     # a data set may have more than a model takes in
     assert taken.items() <= shapes.items()
+
+
+@pytest.mark.parametrize("text", [*SMALL.values(), *SCALED.values()])
+def test_a_model_of_any_size_takes_the_samples_of_its_data_set(text):
+    """What samples show of a data set's settings is what the model takes, where nobody says otherwise."""
+    model = jobs.fitted(models.parse(text), "", 0)
+    if model.recipe.data in ("digits", "idx"):
+        pytest.skip("its images are as they are")
+    graph = model.graph(2)
+    found = data.load(model.recipe.data, 0, numbers.taken(graph))
+    assert {n: graph.tensors[n].shape[1:] for n in graph.inputs}.items() <= found.shapes.items()
+    # bytes of texts are as many as they are
+    if model.recipe.data not in ("text", "masked"):
+        numbers.check(graph, found)
+
+
+@pytest.mark.parametrize("name", data.available())
+def test_what_samples_show_is_a_setting(name):
+    module = importlib.import_module(f"castile.launch.data.{name}")
+    assert getattr(module, "SHOWN", {}).keys() <= settings.names(module.load, reserved=("seed",)).keys()
 
 
 def test_a_tied_head_shares_the_table():

@@ -1,7 +1,8 @@
 """Data sets by name: `text:file=PATH` is the file text.py of this folder with a setting.
 
-A data set is a module with `load(seed, **settings) -> Dataset`. It does not know models, ranks or strategies: which
-samples a step takes is a pure function of seed, step and batch size, so it is the same in every world.
+A data set is a module with `load(seed, **settings) -> Dataset`, and SHOWN where samples show some of its settings: so
+they can be those that a model takes. It does not know models, ranks or strategies: which samples a step takes is a pure
+function of seed, step and batch size, so it is the same in every world.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pkgutil import iter_modules
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from castile.launch.typed import settings
 from castile.runtime import rng
 from castile.runtime.strict import suggestion
 
+# A setting that samples show: of which input, and the extent of which dim of a sample, or below what its numbers are.
+BELOW = "below"
+Shown = Mapping[str, tuple[str, int | str]]
 # Which samples of a data set there are to ask for.
 WHICH = ("held_out", "train", "all")
 
@@ -34,6 +38,16 @@ class Samples(Protocol):
 
     def take(self, wanted: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """For each input named, its rows [n, ...] of the n samples of these numbers; integers as int32."""
+
+
+class Taken(NamedTuple):
+    """What is to be taken of one input of a sample: its shape, and below what each of its whole numbers is to be.
+
+    below   in the shape of a sample; None where they are no whole numbers, or some of them number nothing
+    """
+
+    shape: tuple[int, ...]
+    below: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,8 +233,8 @@ def available() -> tuple[str, ...]:
     return tuple(sorted(module.name for module in iter_modules(__path__)))
 
 
-def load(text: str, seed: int, **defaults: Any) -> Dataset:
-    """The data set of NAME or NAME:key=value,...; `defaults` are settings that it takes where it knows them.
+def load(text: str, seed: int, takes: Mapping[str, Taken] | None = None) -> Dataset:
+    """The data set of NAME or NAME:key=value,...; what is not said there is as samples have to be to be taken.
 
     Raises ValueError in one sentence for an unknown name or setting, and for data that are missing or damaged.
     """
@@ -229,10 +243,23 @@ def load(text: str, seed: int, **defaults: Any) -> Dataset:
         among = ", ".join(available())
         near = _of_file(name) or suggestion(name, list(available()))
         raise ValueError(f"no data set {name!r}{near}; there are {among}")
-    function = importlib.import_module(f"castile.launch.data.{name}").load
-    values = settings.typed(function, given, f"data set {name}", reserved=("seed",))
-    taken = {key: value for key, value in defaults.items() if key in settings.names(function)}
-    return function(seed, **{**taken, **values})
+    module = importlib.import_module(f"castile.launch.data.{name}")
+    values = settings.typed(module.load, given, f"data set {name}", reserved=("seed",))
+    return module.load(seed, **{**_fitting(module, takes or {}), **values})
+
+
+def _fitting(module: Any, takes: Mapping[str, Taken]) -> dict[str, Any]:
+    """The settings of a data set with which its samples are what is taken, as far as samples show them."""
+    found: dict[str, Any] = {}
+    kinds = settings.names(module.load, reserved=("seed",))
+    for key, (name, what) in getattr(module, "SHOWN", {}).items():
+        taken = takes.get(name, Taken(()))
+        if isinstance(what, int) and what < len(taken.shape):
+            found[key] = taken.shape[what]
+        elif what == BELOW and taken.below is not None:
+            every = taken.below.reshape(-1).tolist()
+            found[key] = min(every) if kinds[key] is int else "+".join(map(str, every))
+    return found
 
 
 def _of_file(path: str) -> str:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from castile.launch.data import Arrays, Dataset, split
+from castile.launch.data import BELOW, Arrays, Dataset, Shown, split
 from castile.runtime import rng
+
+SHOWN: Shown = {"sizes": ("categories", BELOW), "numbers": ("numbers", 0)}
 
 # Of the hidden vectors of categories.
 WIDTH = 4

@@ -11,8 +11,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.special import expit
 
-from castile.launch.data import Arrays, Dataset, split
+from castile.launch.data import Arrays, Dataset, Shown, split
 from castile.runtime import rng
+
+SHOWN: Shown = {
+    "cell": ("cell.rnaseq", 0), "descriptors": ("drug1.descriptors", 0), "fingerprints": ("drug1.fingerprints", 0),
+}  # fmt: skip
 
 NUM_CELLS, NUM_DRUGS = 60, 100
 # Of the hidden vectors whose products say how a cell takes a drug.

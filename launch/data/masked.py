@@ -11,6 +11,8 @@ import numpy as np
 from castile.launch.data import Arrays, Dataset, Samples, text
 from castile.runtime import rng
 
+SHOWN = text.SHOWN
+
 MASK = 256
 # of all places those that are to be found out; of these masked, or another byte; the rest are as they were
 CHOSEN, MASKED, CHANGED = 0.15, 0.8, 0.1

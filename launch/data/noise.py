@@ -11,8 +11,10 @@ from math import prod
 
 import numpy as np
 
-from castile.launch.data import Dataset, split
+from castile.launch.data import BELOW, Dataset, Shown, split
 from castile.runtime import rng
+
+SHOWN: Shown = {"channels": ("image", 0), "size": ("image", 1), "classes": ("label", BELOW)}
 
 
 def load(
@@ -21,15 +23,17 @@ def load(
     size: int = 224,
     channels: int = 3,
     classes: int = 1000,
-    samples: int = 10_000,
+    samples: int | None = None,
     held_out: float = 0.05,
 ) -> Dataset:
     """image [channels, size, size] float32, mean 0 and deviation 1; label () below classes, as many of each.
 
     Images of one class are one piece of noise, moved along their rows by some elements, so there is something to learn.
+    samples    by default 10,000, and at least one of each class
     held_out   the share of the samples, at least one
     Raises ValueError where there are fewer samples than classes.
     """
+    samples = max(10_000, classes) if samples is None else samples
     if min(size, channels, classes) < 1 or samples < max(classes, 2):
         raise ValueError(
             f"data set noise: size {size}, channels {channels} and classes {classes} should be at least 1, "

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from castile.launch.data import Arrays, Dataset
+from castile.launch.data import Arrays, Dataset, Shown
+
+SHOWN: Shown = {"seq": ("tokens", 0)}
 
 # the standard library's own tests are no text that anyone wrote to be read
 SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3", "ensurepip"}

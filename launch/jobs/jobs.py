@@ -89,8 +89,7 @@ class Job:
         Raises ValueError or UserError in one sentence where they are not.
         """
         shapes = {name: self.graph.tensors[name].shape[1:] for name in self.graph.inputs}
-        extent = next((s[0] for s in shapes.values() if len(s) == 1), None)
-        found = data.load(text or self.model.recipe.data, seed, **({"seq": extent} if extent else {}))
+        found = data.load(text or self.model.recipe.data, seed, numbers.taken(self.graph))
         for name, shape in shapes.items():
             is_needed = needed is None or name in needed
             if (is_needed or name in found.shapes) and found.shapes.get(name) != shape:

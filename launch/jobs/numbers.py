@@ -6,13 +6,13 @@ It does not know where samples come from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 from types import SimpleNamespace
 
 import numpy as np
 
-from castile.launch.data import Dataset, Samples
+from castile.launch.data import Dataset, Samples, Taken
 from castile.launch.processes.ranks import UserError
 from castile.planner.graph import Graph, Node
 from castile.planner.op import PASSES
@@ -20,6 +20,31 @@ from castile.runtime.region import slices
 
 # Of so many batches whole numbers are looked at before a run: a few hundredths of a second.
 MOST_BATCHES = 1000
+# More than anything has numbers for.
+UNKNOWN = 2**62
+
+
+def taken(graph: Graph) -> dict[str, Taken]:
+    """What a graph takes of each of its inputs."""
+    shapes = {name: graph.tensors[name].shape[1:] for name in graph.inputs}
+    return {name: Taken(shape, _below(graph, name)) for name, shape in shapes.items()}
+
+
+def _below(graph: Graph, name: str) -> np.ndarray | None:
+    """Below what each whole number of a sample is to be, as `Taken` has it.
+
+    Each is followed to what it numbers by giving every place of a sample a number of its own.
+    """
+    tensor, size = graph.tensors[name], prod(graph.tensors[name].shape[1:])
+    if not np.issubdtype(tensor.dtype, np.integer):
+        return None
+    places = np.arange(size, dtype=tensor.dtype).reshape(tensor.shape[1:])
+    below = np.full(size, UNKNOWN)
+    for _, _, met, length in _numbered(_nodes(graph, [name]), {name: np.broadcast_to(places, tensor.shape)}):
+        # What was computed of them need not be places any more.
+        where = np.unique(met[(met >= 0) & (met < size)])
+        below[where] = np.minimum(below[where], length)
+    return None if (below == UNKNOWN).any() else below.reshape(tensor.shape[1:])
 
 
 def check(graph: Graph, dataset: Dataset) -> None:
@@ -41,7 +66,7 @@ def check(graph: Graph, dataset: Dataset) -> None:
             if dataset.shuffled or which:
                 numbers = np.minimum(numbers, len(samples) - 1)
             try:
-                look(graph, nodes, samples.take(dict.fromkeys(asked, numbers)))
+                look(nodes, samples.take(dict.fromkeys(asked, numbers)))
             except OutOfPlace as error:
                 told = f"data set {dataset.name}: {which}samples {numbers[0] + 1} to {numbers[-1] + 1}"
                 raise UserError(f"{told} have {error}: number them so, or let the model have more") from None
@@ -51,11 +76,16 @@ class OutOfPlace(ValueError):
     """A number stands for nothing; the words go on after "have"."""
 
 
-def look(graph: Graph, nodes: list[Node], arrays: Mapping[str, np.ndarray]) -> None:
-    """Compute the whole numbers of a graph from those of a batch.
+def look(nodes: list[Node], arrays: Mapping[str, np.ndarray]) -> None:
+    """Raises OutOfPlace where an operator is given a number of a batch that stands for nothing."""
+    for node, operand, met, length in _numbered(nodes, arrays):
+        if met.size and not 0 <= met.min() <= met.max() < length:
+            wrong = int(met.min() if met.min() < 0 else met.max())
+            raise OutOfPlace(f"{wrong} in {node.inputs[operand]!r}, where {node.told} takes 0 to {length - 1}")
 
-    Raises OutOfPlace where an operator is given one that stands for nothing.
-    """
+
+def _numbered(nodes: list[Node], arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[Node, int, np.ndarray, int]]:
+    """What numbers something, computed from a batch: of which node, by which operand, and of how many."""
     # commands that run nothing do without
     from castile.kernels.table import definitions
 
@@ -66,9 +96,8 @@ def look(graph: Graph, nodes: list[Node], arrays: Mapping[str, np.ndarray]) -> N
         operands = [None if one is None else one[slices(whole.reads(n))] for n, one in enumerate(given)]
         for operand, axes in node.op.numbering:
             found, length = operands[operand], prod(map(whole.extent, axes.split()))
-            if found is not None and found.size and not 0 <= found.min() <= found.max() < length:
-                wrong = int(found.min() if found.min() < 0 else found.max())
-                raise OutOfPlace(f"{wrong} in {node.inputs[operand]!r}, where {node.told} takes 0 to {length - 1}")
+            if found is not None:
+                yield node, operand, found, length
         if all(one is not None for one in operands):
             asked = {"at": whole} if "at" in node.op.asks("F") else {}
             made = getattr(node.op, PASSES["F"])(kernels, *operands, **asked)

@@ -13,7 +13,7 @@ from castile.launch.models import Recipe
 from castile.planner.graph import Graph
 from castile.planner.op import Tensor
 
-RECIPE = Recipe(data="noise:size=299", batch=64, lr=0.045, momentum=0.9, schedule="cosine")
+RECIPE = Recipe(data="noise", batch=64, lr=0.045, momentum=0.9, schedule="cosine")
 FIRST = 32
 LEAST = 75
 # modules and the channels by which they differ: those made of the pooled image, those within
