@@ -42,7 +42,7 @@ def _below(graph: Graph, name: str) -> np.ndarray | None:
     below = np.full(size, UNKNOWN)
     for _, _, met, length in _numbered(_nodes(graph, [name]), {name: np.broadcast_to(places, tensor.shape)}):
         # What was computed of them need not be places any more.
-        where = np.unique(met[(met >= 0) & (met < size)])
+        where = met[(met >= 0) & (met < size)]
         below[where] = np.minimum(below[where], length)
     return None if (below == UNKNOWN).any() else below.reshape(tensor.shape[1:])
 
