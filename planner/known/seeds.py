@@ -181,9 +181,10 @@ def _on_fastest(make: Callable[[], Configs], lowering: Lowering, cost: CostModel
     """What is made, on the fastest processors instead of the first; of equal ones these are the first."""
     configs = make()
     speeds = shares.speeds(lowering, cost or CostModel(lowering.machine))
-    count = 1 + max(p for config in configs.values() for p in config.procs)
+    different = {*configs.values()}
+    count = 1 + max(max(config.procs) for config in different)
     fastest = sorted(sorted(range(len(speeds)), key=lambda p: -speeds[p])[:count])
-    moved = {c: Config(c.split, c.replicas, tuple([fastest[p] for p in c.procs])) for c in {*configs.values()}}
+    moved = {c: Config(c.split, c.replicas, tuple([fastest[p] for p in c.procs])) for c in different}
     return {name: moved[config] for name, config in configs.items()}
 
 
