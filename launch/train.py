@@ -75,7 +75,7 @@ class Train:
     """Fixes the initial parameters, which samples are held out, their order, and the search."""
     data: options.Data = ""
     """What to train on: digits, text:file=PATH, idx:folder=PATH, csv:file=PATH,label=COLUMN, numpy:file=PATH,
-    iterator:file=PATH, reverse, clicks; the model's own data set by default."""
+    iterator:file=PATH, reverse, clicks, synthetic; the model's own data set by default."""
     batch: options.Count = None
     """Samples a step; the model's own by default."""
     epochs: options.Count = None

@@ -115,7 +115,7 @@ def datasets() -> str:
     """A row for each data set, and a row for each setting of one that its function tells of."""
     rows = [(name, importlib.import_module(f"castile.launch.data.{name}")) for name in data.available()]
     every = table("data set | what it is | settings | what a sample is", (
-        (f"`{name}`", _first(module), _settings(_defaults(module.load, ("seed",))), _docstring(module.load))
+        (f"`{name}`", _first(module), _settings(_defaults(module.load, data.RESERVED)), _docstring(module.load))
         for name, module in rows
     ))  # fmt: skip
     return every.rstrip("\n") + "\n" + table("data set | setting | what it is", (

@@ -14,6 +14,11 @@ from castile.launch import data
 from castile.launch.data import Arrays, Dataset, digits
 from tests.data_files import everything, small
 
+# Inputs that no data set's settings show.
+TAKES = {
+    "x": data.Taken((2, 3)), "ids": data.Taken((4,), True, np.array([1, 3, 9, 70])), "mask": data.Taken((2,), True),
+}  # fmt: skip
+
 every_set = pytest.mark.parametrize("name", data.available())
 
 
@@ -21,7 +26,7 @@ every_set = pytest.mark.parametrize("name", data.available())
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, Dataset]]:
     """Every data set, with the words that name it."""
     texts = {name: small(name, tmp_path_factory.mktemp(name)) for name in data.available()}
-    return {name: (text, data.load(text, 0)) for name, text in texts.items()}
+    return {name: (text, data.load(text, 0, TAKES)) for name, text in texts.items()}
 
 
 @every_set
@@ -52,7 +57,7 @@ def test_as_many_are_held_out_as_are_asked_for(name, share, tmp_path):
 @every_set
 def test_loading_again_gives_the_same(loaded, name):
     text, d = loaded[name]
-    again = data.load(text, 0)
+    again = data.load(text, 0, TAKES)
     held = [data.full_batch(found.held_out, 2, 9, found.shapes) for found in (d, again)]
     for one, other in ((d.batch(3, 9), again.batch(3, 9)), held):
         for key, array in one.items():
@@ -160,11 +165,21 @@ def test_what_is_taken_gives_way_to_what_the_user_says():
     assert data.load("text:seq=16", 0, takes).shapes["tokens"] == (16,)
 
 
+def test_what_is_synthetic_is_whatever_is_taken():
+    found = everything(data.load("synthetic:samples=2000", 0, TAKES).train)
+    assert {name: (array.shape[1:], array.dtype) for name, array in found.items()} == {
+        "x": ((2, 3), np.float32), "ids": ((4,), np.int32), "mask": ((2,), np.int32),
+    }  # fmt: skip
+    assert found["ids"].min(axis=0).tolist() == [0] * 4 and found["ids"].max(axis=0).tolist() == [0, 2, 8, 69]
+    assert set(found["mask"].ravel().tolist()) == {0, 1}
+    assert abs(found["x"].mean()) < 0.1 and abs(found["x"].std() - 1) < 0.1
+
+
 def test_numbers_are_below_what_is_taken():
-    takes = {"image": data.Taken((1, 5, 5)), "label": data.Taken((), np.array(3))}
+    takes = {"image": data.Taken((1, 5, 5)), "label": data.Taken((), True, np.array(3))}
     found = data.load("noise:samples=30", 0, takes)
     assert found.shapes["image"] == (1, 5, 5) and set(everything(found.train)["label"].tolist()) == {0, 1, 2}
-    takes = {"categories": data.Taken((2,), np.array([7, 40])), "numbers": data.Taken((3,))}
+    takes = {"categories": data.Taken((2,), True, np.array([7, 40])), "numbers": data.Taken((3,))}
     found = data.load("clicks:samples=500", 0, takes)
     assert everything(found.train)["categories"].max(axis=0).tolist() == [6, 39] and found.shapes["numbers"] == (3,)
 

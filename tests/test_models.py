@@ -213,10 +213,18 @@ def test_a_model_of_any_size_takes_the_samples_of_its_data_set(text):
         numbers.check(graph, found)
 
 
+@pytest.mark.parametrize("name", models.available())
+def test_a_model_takes_what_is_synthetic(name):
+    graph = models.parse(small(name)).graph(2)
+    found = data.load("synthetic:samples=50", 0, numbers.taken(graph))
+    assert found.shapes == {n: graph.tensors[n].shape[1:] for n in graph.inputs}
+    numbers.check(graph, found)
+
+
 @pytest.mark.parametrize("name", data.available())
 def test_what_samples_show_is_a_setting(name):
     module = importlib.import_module(f"castile.launch.data.{name}")
-    assert getattr(module, "SHOWN", {}).keys() <= settings.names(module.load, reserved=("seed",)).keys()
+    assert getattr(module, "SHOWN", {}).keys() <= settings.names(module.load, data.RESERVED).keys()
 
 
 def test_a_tied_head_shares_the_table():

@@ -1,8 +1,8 @@
 """Data sets by name: `text:file=PATH` is the file text.py of this folder with a setting.
 
 A data set is a module with `load(seed, **settings) -> Dataset`, and SHOWN where samples show some of its settings: so
-they can be those that a model takes. It does not know models, ranks or strategies: which samples a step takes is a pure
-function of seed, step and batch size, so it is the same in every world.
+they can be those that a model takes; or `load` asks for all that one takes. It knows no models, ranks or strategies:
+which samples a step takes is a pure function of seed, step and batch size, so it is the same in every world.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from castile.runtime.strict import suggestion
 # A setting that samples show: of which input, and the extent of which dim of a sample, or below what its numbers are.
 BELOW = "below"
 Shown = Mapping[str, tuple[str, int | str]]
+# What `load` is given besides settings.
+RESERVED = ("seed", "takes")
 # Which samples of a data set there are to ask for.
 WHICH = ("held_out", "train", "all")
 
@@ -43,10 +45,12 @@ class Samples(Protocol):
 class Taken(NamedTuple):
     """What is to be taken of one input of a sample: its shape, and below what each of its whole numbers is to be.
 
-    below   in the shape of a sample; None where they are no whole numbers, or some of them number nothing
+    whole   whether its numbers are whole
+    below   in the shape of a sample; None where they are not, or some of them number nothing
     """
 
     shape: tuple[int, ...]
+    whole: bool = False
     below: np.ndarray | None = None
 
 
@@ -244,14 +248,14 @@ def load(text: str, seed: int, takes: Mapping[str, Taken] | None = None) -> Data
         near = _of_file(name) or suggestion(name, list(available()))
         raise ValueError(f"no data set {name!r}{near}; there are {among}")
     module = importlib.import_module(f"castile.launch.data.{name}")
-    values = settings.typed(module.load, given, f"data set {name}", reserved=("seed",))
+    values = settings.typed(module.load, given, f"data set {name}", RESERVED)
     return module.load(seed, **{**_fitting(module, takes or {}), **values})
 
 
 def _fitting(module: Any, takes: Mapping[str, Taken]) -> dict[str, Any]:
-    """The settings of a data set with which its samples are what is taken, as far as samples show them."""
-    found: dict[str, Any] = {}
-    kinds = settings.names(module.load, reserved=("seed",))
+    """What a data set is given so that its samples are what is taken: settings that they show, or all, if it asks."""
+    found: dict[str, Any] = {"takes": takes} if "takes" in settings.names(module.load) else {}
+    kinds = settings.names(module.load, RESERVED)
     for key, (name, what) in getattr(module, "SHOWN", {}).items():
         taken = takes.get(name, Taken(()))
         if isinstance(what, int) and what < len(taken.shape):

@@ -72,8 +72,12 @@ class Windows:
     def take(self, wanted: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Images and labels of the samples of these numbers."""
         rows = {name: self.rows[numbers] for name, numbers in wanted.items()}
-        return {name: self._images(chosen) if name == "image" else self.kinds[chosen] for name, chosen in rows.items()}
+        return {
+            name: windows(self.line, self.shape, chosen) if name == "image" else self.kinds[chosen]
+            for name, chosen in rows.items()
+        }
 
-    def _images(self, places: np.ndarray) -> np.ndarray:
-        windows = np.lib.stride_tricks.sliding_window_view(self.line, prod(self.shape))
-        return windows[places].reshape(-1, *self.shape)
+
+def windows(line: np.ndarray, shape: tuple[int, ...], places: np.ndarray) -> np.ndarray:
+    """What a line shows from each of these places on, in that shape [places, *shape]."""
+    return np.lib.stride_tricks.sliding_window_view(line, prod(shape))[places].reshape(-1, *shape)

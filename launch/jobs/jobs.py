@@ -95,7 +95,8 @@ class Job:
             if (is_needed or name in found.shapes) and found.shapes.get(name) != shape:
                 there = ", ".join(f"{other!r} of shape {of}" for other, of in found.shapes.items())
                 words = f"model {self.model.name} takes {name!r} of shape {shape}, data set {found.name} has {there}"
-                raise UserError(f"{words}: let names and shapes agree, or choose another with --data")
+                mend = "let names and shapes agree, or choose another with --data (synthetic fits any model)"
+                raise UserError(f"{words}: {mend}")
         if needed is None:
             found.steps_per_epoch(self.graph.batch)
         numbers.check(self.graph, found)

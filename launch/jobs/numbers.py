@@ -26,8 +26,13 @@ UNKNOWN = 2**62
 
 def taken(graph: Graph) -> dict[str, Taken]:
     """What a graph takes of each of its inputs."""
-    shapes = {name: graph.tensors[name].shape[1:] for name in graph.inputs}
-    return {name: Taken(shape, _below(graph, name)) for name, shape in shapes.items()}
+    return {name: _taken(graph, name) for name in graph.inputs}
+
+
+def _taken(graph: Graph, name: str) -> Taken:
+    tensor = graph.tensors[name]
+    whole = np.issubdtype(tensor.dtype, np.integer)
+    return Taken(tensor.shape[1:], whole, _below(graph, name) if whole else None)
 
 
 def _below(graph: Graph, name: str) -> np.ndarray | None:
@@ -36,8 +41,6 @@ def _below(graph: Graph, name: str) -> np.ndarray | None:
     Each is followed to what it numbers by giving every place of a sample a number of its own.
     """
     tensor, size = graph.tensors[name], prod(graph.tensors[name].shape[1:])
-    if not np.issubdtype(tensor.dtype, np.integer):
-        return None
     places = np.arange(size, dtype=tensor.dtype).reshape(tensor.shape[1:])
     below = np.full(size, UNKNOWN)
     for _, _, met, length in _numbered(_nodes(graph, [name]), {name: np.broadcast_to(places, tensor.shape)}):
