@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from castile.launch.importers import Imported
-from castile.launch.importers.onnx import trained
+from castile.launch.importers.onnx import notes, trained
 from castile.launch.importers.onnx.file import numbers, package, read
 from castile.launch.importers.onnx.network import Network
 from castile.launch.importers.onnx.values import Known
@@ -116,6 +116,28 @@ class File:
             found[name] = dims[1:]
         return found
 
+    @cached_property
+    def _notes(self) -> notes.Notes:
+        return notes.read(self.proto.graph)
+
+    def _weights(self) -> dict[str, Known]:
+        """The numbers that the file holds; those that were made of one parameter are that parameter."""
+        found = {t.name: numbers(t, self.path, self._notes.is_learned(t)) for t in self.proto.graph.initializer}
+        whose = {name: self._notes.made_of(name) for name in found}
+        return {n: _named(one, whose[n], found, n in self._tied) if whose[n] else one for n, one in found.items()}
+
+    @cached_property
+    def _tied(self) -> set[str]:
+        """Numbers that are another one's, turned: PyTorch writes a head's apart from the table that it shares."""
+        tensors = {tensor.name: tensor for tensor in self.proto.graph.initializer}
+        found = set()
+        for name, tensor in tensors.items():
+            other = tensors.get(self._notes.made_of(name))
+            if other is not None and len(tensor.dims) == 2 and list(tensor.dims) == list(other.dims)[::-1]:
+                arrays = [numbers(one, self.path).array for one in (tensor, other)]
+                found |= {name} if np.array_equal(arrays[0], arrays[1].T) else set()
+        return found
+
     def network(self, batch: int | None, dtype: str, training: bool, settings: Mapping[str, Any]) -> Network:
         """The network as castile's. Raises ValueError in one sentence."""
         frozen = [pattern for pattern in settings.get("frozen", "").split("+") if pattern]
@@ -124,8 +146,7 @@ class File:
             self.path, Graph(Path(self.path).stem, dtype), batch or self.usual,
             self.batch, training, opsets, lambda name: any(fnmatchcase(name, pattern) for pattern in frozen),
         )  # fmt: skip
-        for tensor in self.proto.graph.initializer:
-            net.values[tensor.name] = numbers(tensor, self.path, learned=True)
+        net.values.update(self._weights())
         for name, called in zip(self.inputs, self._called(settings.get("inputs", "")), strict=True):
             self._input(net, name, called, settings)
         loss, outputs = settings.get("loss", ""), [one.name for one in self.proto.graph.output]
@@ -216,6 +237,15 @@ class File:
                 there = f"its {name!r} has shape {sources[name].shape}"
                 raise ValueError(f"{self.who}: {there}, it should have {graph.tensors[name].shape}")
         return Numbers({name: sources[name] for name in wanted})
+
+
+def _named(one: Known, name: str, there: Mapping[str, Known], is_tied: bool) -> Known:
+    """Numbers that were made of the parameter of a name, as that parameter; matrices are turned ones."""
+    if name in there:
+        return there[name].turned((1, 0)) if is_tied else one
+    if len(one.shape) != 2:
+        return replace(one, name=name)
+    return replace(one, name=name, shape=one.shape[::-1], make=lambda: one.array.T).turned((1, 0))
 
 
 @dataclass(frozen=True)

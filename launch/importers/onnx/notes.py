@@ -1,0 +1,72 @@
+"""What an exporter notes beside a network's numbers: which are parameters, and of which parameter others were made.
+
+PyTorch's exporter folds what it knows, and writes the turned weight of a dense layer, a mask or a table of angles as
+numbers without a name. It notes what they came from. Files of others have no notes.
+It does not know what becomes of the numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from ast import literal_eval
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+SOURCES = "pkg.onnxscript.optimizer.folded_from"
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What is noted.
+
+    parameters   their names in PyTorch
+    kinds        of numbers, by their names in the file
+    sources      names of the numbers that others were folded from
+    """
+
+    parameters: frozenset[str]
+    kinds: Mapping[str, str]
+    sources: Mapping[str, frozenset[str]]
+
+    def is_learned(self, tensor: Any) -> bool:
+        """Whether numbers are trained: all where a file has no notes, else without one all but single numbers."""
+        if not self.parameters:
+            return True
+        if tensor.name in self.kinds:
+            return self.kinds[tensor.name] == "PARAMETER"
+        if tensor.name in self.sources:
+            return not self.parameters.isdisjoint(self.sources[tensor.name])
+        return list(tensor.dims) not in ([], [1])
+
+    def made_of(self, name: str) -> str:
+        """The parameter of which alone numbers were made, if no others were made of it; "" for none."""
+        own = self.parameters & self.sources.get(name, frozenset())
+        if len(own) != 1:
+            return ""
+        (found,) = own
+        return found if sum(found in names for names in self.sources.values()) == 1 else ""
+
+
+def read(graph: Any) -> Notes:
+    """The notes of a GraphProto."""
+    whole = next((one.value for one in graph.metadata_props if one.key == SIGNATURE), "")
+    kinds, sources = dict[str, str](), dict[str, frozenset[str]]()
+    for value in graph.value_info:
+        for note in value.metadata_props:
+            if note.key == KIND:
+                kinds[value.name] = note.value
+            elif note.key == SOURCES:
+                sources[value.name] = _names(note.value)
+    return Notes(frozenset(re.findall(r": PARAMETER target='([^']+)'", whole)), kinds, sources)
+
+
+def _names(text: str) -> frozenset[str]:
+    """The names that a list in Python's notation holds; none where it is something else."""
+    try:
+        found = literal_eval(text)
+    except (SyntaxError, ValueError):
+        return frozenset()
+    return frozenset(one for one in found if isinstance(one, str)) if isinstance(found, list | tuple) else frozenset()
