@@ -77,9 +77,9 @@ class Folding:
             made = onnx.reference.ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=opsets)).run(
                 None, feeds
             )
+            found = iter([np.asarray(one) for one in made])
         except Exception as error:
             raise Unsupported(f"of known numbers ({' '.join(str(error).split())})") from error
-        found = iter(np.asarray(one) for one in made)
         return [next(found) if name else np.zeros(0) for name in node.output]
 
 

@@ -9,10 +9,11 @@ from math import isclose, sqrt
 
 import numpy as np
 
+from castile.launch.importers.onnx import shaping
 from castile.launch.importers.onnx.network import Call
 from castile.launch.importers.onnx.pieces import maker, operand, without_factor
-from castile.planner.axes import parse
-from castile.planner.graph import Graph, Node
+from castile.launch.importers.onnx.views import made, view, whole
+from castile.planner.graph import Node
 from castile.planner.op import Tensor
 
 # What is added to scores that are not to be seen is no more than this.
@@ -32,14 +33,17 @@ def attention(c: Call, weights: Tensor, values: Tensor) -> Tensor | None:
     if product is None or product.op.text != "d e a c, d e c b -> d e a b" or (is_causal and factor != 1):  # type: ignore[attr-defined]
         return None
     q, of_q = _joined(c, operand(c.g, product, 0), "bhsd")
-    keys, of_keys = _joined(c, operand(c.g, product, 1), "bhds")
-    v, of_values = _joined(c, values, "bhsd")
-    if keys.shape != v.shape or q.shape[0] != v.shape[0] or weights.shape[1] != values.shape[1]:
-        return None
     heads, width = values.shape[1], values.shape[3]
+    keys, of_keys, groups = _shared(c, operand(c.g, product, 1), "bhds")
+    v, of_values, groups_of_v = _shared(c, values, "bhsd")
+    if groups != groups_of_v:
+        (keys, of_keys), (v, of_values) = _joined(c, operand(c.g, product, 1), "bhds"), _joined(c, values, "bhsd")
+        groups = heads
+    if keys.shape != v.shape or q.shape[0] != v.shape[0] or weights.shape[1] != heads:
+        return None
     scale = factor * more * of_q * of_keys * sqrt(width)
     q = q if isclose(scale, 1, rel_tol=1e-5) else c.g.scale(c.inner("scaled"), q, factor=scale)
-    y = c.g.attention(c.inner("heads"), q, keys, v, heads=heads, causal=is_causal)
+    y = c.g.attention(c.inner("heads"), q, keys, v, heads=heads, causal=is_causal, kv_heads=groups)
     y = y if of_values == 1 else c.g.scale(c.inner("values"), y, factor=of_values)
     return c.g.transpose(c.name, y, APART, h=heads)
 
@@ -74,36 +78,29 @@ def _numbers(c: Call, node: Node, number: int) -> np.ndarray | None:
     return np.broadcast_to(c.net.sources[name].array, c.g.tensors[node.name].shape)
 
 
+def _shared(c: Call, x: Tensor, places: str) -> tuple[Tensor, float, int]:
+    """Keys or values [b, s, groups*d] before each head of a group has its own, a factor, and how many groups."""
+    of = view(c.g, x, scales=True)
+    node = maker(c.g, of.source, "expand")
+    turned, heads = of.permuted(tuple(places.index(place) for place in "bhsd")), x.shape[places.index("h")]
+    if node is not None and len(of.source.shape) == 5:
+        before = operand(c.g, node, 0)
+        b, groups, _, s, d = of.source.shape
+        repeated = whole(of.source).reshaped((b, heads, s, d))
+        if before.shape == (b, groups, 1, s, d) and repeated is not None and turned.dims == repeated.dims:
+            own = shaping.reshaped(c.g, c.inner("shared"), before, (b, groups, s, d))
+            found, factor = _joined(c, own, "bhsd")
+            return found, of.factor * factor, groups
+    return *_joined(c, x, places), heads
+
+
 def _joined(c: Call, x: Tensor, places: str) -> tuple[Tensor, float]:
     """x, whose dims are the places b, h, s and d in some order, as [b, s, h*d], and a factor that it is times of."""
-    x, factor = without_factor(c.g, x)
-    node = maker(c.g, x, "transpose")
-    if node is not None and (dims := _dims(node)) is not None:
-        before = "".join(places[dims.index(n)] for n in range(len(dims)))
-        return _scaled(_joined(c, operand(c.g, node, 0), before), factor)
-    node = maker(c.g, x, "reshape")
-    source = operand(c.g, node, 0) if node else x
-    if places == "bshd" and source.shape == (*x.shape[:2], x.shape[2] * x.shape[3]):
-        return _scaled(without_factor(c.g, source), factor)
-    return c.g.transpose(c.inner("joined"), x, f"{' '.join(places)} -> b s (h d)"), factor
-
-
-def _scaled(found: tuple[Tensor, float], factor: float) -> tuple[Tensor, float]:
-    return found[0], found[1] * factor
-
-
-def _dims(node: Node) -> list[int] | None:
-    """The order in which a transposition takes dims; None for one that divides or joins them."""
-    line = parse(node.op.text)  # type: ignore[attr-defined]
-    (x,), (y,) = line.operands, line.results
-    return [x.axes.index(axis) for axis in y.axes] if all(len(dim) == 1 for dim in x.dims + y.dims) else None
-
-
-def together(g: Graph, x: Tensor, shape: tuple[int, ...]) -> Tensor | None:
-    """What x [b, s, h, d] was before attention took its heads apart, where that has the shape."""
-    turned = maker(g, x, "transpose")
-    apart = maker(g, operand(g, turned, 0), "transpose") if turned and _dims(turned) == [0, 2, 1, 3] else None
-    if apart is None or apart.op.text != APART:  # type: ignore[attr-defined]
-        return None
-    found = operand(g, apart, 0)
-    return found if found.shape == shape else None
+    of = view(c.g, x, scales=True)
+    turned = of.permuted(tuple(places.index(place) for place in "bshd"))
+    b, s, h, d = turned.shape
+    joined = turned.reshaped((b, s, h * d))
+    found = made(c.g, c.inner("joined"), joined) if joined is not None else None
+    if found is not None:
+        return found, of.factor
+    return c.g.transpose(c.inner("joined"), x, f"{' '.join(places)} -> b s (h d)"), 1.0

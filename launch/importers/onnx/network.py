@@ -16,7 +16,7 @@ import numpy as np
 from castile.launch.importers.onnx import operators
 from castile.launch.importers.onnx.file import numbers, package
 from castile.launch.importers.onnx.folding import Folding
-from castile.launch.importers.onnx.values import Erf, Known, Unsupported, Value
+from castile.launch.importers.onnx.values import Erf, Known, Several, Unsupported, Value
 from castile.planner.graph import Graph
 from castile.planner.op import Init, Tensor
 
@@ -24,6 +24,8 @@ from castile.planner.op import Init, Tensor
 PICKS = ("Expand", "Gather", "Slice", "Split", "Concat", "Tile")
 # What gives other numbers each time.
 RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial")
+# What gives no array, or holds a graph that may read what depends on samples.
+NOT_FOLDED = (*RANDOM, "SplitToSequence", "Loop", "Scan")
 
 
 @dataclass
@@ -168,7 +170,7 @@ class Network:
             self._give(node, None)
         elif node.op_type == "If" and isinstance(inputs[0], Known):
             self._branch(node, bool(inputs[0].array))
-        elif all(isinstance(one, Known) for one in inputs if one is not None) and node.op_type not in RANDOM:
+        elif all(isinstance(one, Known) for one in inputs if one is not None) and node.op_type not in NOT_FOLDED:
             fold = Folding(self.path, self.opsets, self.batch, self.told)
             try:
                 self._give(node, self._followed(node, named, inputs, fold.folded(node, inputs)))
@@ -262,6 +264,8 @@ class Network:
             return value
         if isinstance(value, Erf):
             raise Unsupported("of what Erf gives, which castile has in x * 0.5 * (1 + erf(x / sqrt(2))) alone")
+        if isinstance(value, Several):
+            raise Unsupported("of a sequence")
         axes = tuple(f"d{n}" for n in range(len(value.shape)))
         if value.learned and value.is_floating and value.size > 1 and not self.frozen(value.name):
             if value.follow is not None:

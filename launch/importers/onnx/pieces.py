@@ -80,6 +80,31 @@ def layer_norm(c: Call, x: Tensor, other: Value) -> Tensor | None:
     return None
 
 
+def rms_norm(c: Call, x: Tensor, gain: Value) -> Tensor | None:
+    """What is divided by the root of its mean square over the last dim, times a gain, as one normalisation."""
+    normal = maker(c.g, x, "mul")
+    if normal is None or not isinstance(gain, Known) or not gain.is_floating or gain.shape != x.shape[-1:]:
+        return None
+    for n in range(2):
+        of, inverse = operand(c.g, normal, n), operand(c.g, normal, 1 - n)
+        shift = maker(c.g, _rooted(c.g, inverse) or of, "shift")
+        squares = _mean_of(c.g, operand(c.g, shift, 0)) if shift else None
+        square = maker(c.g, squares, "square") if squares else None
+        if shift is not None and square is not None and square.inputs[0] == of.name and of.shape == x.shape:
+            params = c.net.parameter(gain, ("d",), Init("ones"))
+            return c.g.apply(find("rms_norm")(shift.op.amount), c.name, of, params)  # type: ignore[attr-defined]
+    return None
+
+
+def _rooted(g: Graph, x: Tensor) -> Tensor | None:
+    """Of what x is one over the root."""
+    node = maker(g, x, "rsqrt", "reciprocal")
+    if node is None or node.op.name == "rsqrt":
+        return operand(g, node, 0) if node else None
+    root = maker(g, operand(g, node, 0), "sqrt")
+    return operand(g, root, 0) if root else None
+
+
 def _beginning(g: Graph, param: Tensor, init: Init) -> Tensor:
     g.tensors[param.name] = found = Tensor(param.name, param.shape, param.dtype, param.axes, True, init)
     return found

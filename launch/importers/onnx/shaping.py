@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import prod
 
+from castile.launch.importers.onnx import views
 from castile.planner.axes import fresh
 from castile.planner.graph import Graph
 from castile.planner.op import Tensor, find
@@ -19,6 +20,9 @@ def permuted(g: Graph, name: str, x: Tensor, dims: Shape) -> Tensor:
     """x with its dims in another order; x itself where it is the same."""
     if dims == tuple(range(len(dims))):
         return x
+    of = views.view(g, x)
+    if of.source is not x and (found := views.made(g, name, of.permuted(dims))) is not None:
+        return found
     return g.transpose(name, x, f"{' '.join(x.axes)} -> {' '.join(x.axes[dim] for dim in dims)}")
 
 
@@ -26,6 +30,10 @@ def reshaped(g: Graph, name: str, x: Tensor, shape: Shape) -> Tensor:
     """x under other dims; x itself where they are the same."""
     if x.shape == shape:
         return x
+    of = views.view(g, x)
+    moved = of.reshaped(shape) if of.source is not x else None
+    if moved is not None and (found := views.made(g, name, moved)) is not None:
+        return found
     if len(x.shape) > 1 and x.shape[0] == 1 and shape[:1] != (1,):
         # joined with what stands behind it a dim of one would keep that from being cut
         less = g.sum(name if x.shape[1:] == shape else f"{name}.less", x, dims=0)

@@ -84,10 +84,14 @@ class Known:
             self, shape=shape, make=lambda: self.array.reshape(shape), form=(*form, ("reshaped", shape)), follow=None
         )
 
-    def derived(self, label: str, shape: Shape, make: Callable[[np.ndarray], np.ndarray]) -> Known:
+    def derived(
+        self, label: str, shape: Shape, make: Callable[[np.ndarray], np.ndarray], dtype: np.dtype | None = None
+    ) -> Known:
         """Other numbers that are made of these, under a name of their own; "" keeps the name."""
         name = f"{self.name}.{label}" if label else self.name
-        return replace(self, name=name, shape=shape, make=lambda: make(self.array), follow=None)
+        return replace(
+            self, name=name, shape=shape, dtype=dtype or self.dtype, make=lambda: make(self.array), follow=None
+        )
 
 
 def known(name: str, array: np.ndarray, learned: bool = False) -> Known:
@@ -112,4 +116,19 @@ class Erf:
         return np.dtype(np.float32)
 
 
-Value = Known | Tensor | Erf
+@dataclass(frozen=True)
+class Several:
+    """A sequence of values, of which others take one each."""
+
+    pieces: tuple[Known | Tensor, ...]
+
+    @property
+    def shape(self) -> Shape:
+        raise Unsupported("of a sequence")
+
+    @property
+    def dtype(self) -> np.dtype:
+        raise Unsupported("of a sequence")
+
+
+Value = Known | Tensor | Erf | Several

@@ -82,6 +82,8 @@ def mul(c: Call) -> Tensor | Erf:
             whole = pieces.gelu(c, value, more)
         elif isinstance(value, Tensor) and isinstance(more, Tensor):
             whole = pieces.silu(c, value, more)
+        elif isinstance(value, Tensor):
+            whole = pieces.rms_norm(c, value, more)
         if whole is not None:
             return whole
     return c.g.mul(c.name, c.tensor(0), c.tensor(1))

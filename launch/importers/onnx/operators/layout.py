@@ -7,11 +7,11 @@ from math import prod
 
 import numpy as np
 
-from castile.launch.importers.onnx import heads, shaping
+from castile.launch.importers.onnx import shaping
 from castile.launch.importers.onnx.file import package
 from castile.launch.importers.onnx.network import Call
 from castile.launch.importers.onnx.operators import handles
-from castile.launch.importers.onnx.values import Known, Unsupported, Value, known
+from castile.launch.importers.onnx.values import Known, Several, Unsupported, Value, known
 from castile.planner.op import Init, Tensor, find
 
 # An index of more pieces than this is no sum of slices.
@@ -30,10 +30,21 @@ def same(c: Call) -> Value:
     if c.op == "Identity":
         return x
     c.get("saturate"), c.get("round_mode")
-    to = c.value(1).dtype if c.op == "CastLike" else package().helper.tensor_dtype_to_np_dtype(c.get("to"))
-    if isinstance(x, Tensor) and x.floating != (np.dtype(to).kind == "f" or np.dtype(to).name == "bfloat16"):
+    to = _kind(c.value(1)) if c.op == "CastLike" else package().helper.tensor_dtype_to_np_dtype(c.get("to"))
+    is_floating = np.dtype(to).kind == "f" or np.dtype(to).name == "bfloat16"
+    if isinstance(x, Known):
+        # only CastLike comes with known numbers: in which floating-point numbers it computes is castile's choice
+        return x if x.is_floating and is_floating else x.derived("", x.shape, lambda array: array.astype(to), to)
+    if isinstance(x, Tensor) and x.floating != is_floating:
         raise Unsupported("between whole and floating-point numbers")
     return x
+
+
+def _kind(like: Value) -> np.dtype:
+    """What numbers of a file are that are like others: the graph's own may be of other precision."""
+    if isinstance(like, Tensor):
+        return np.dtype(np.float32 if like.floating else np.int64)
+    return np.dtype(like.dtype) if isinstance(like, Known) else np.dtype(np.float32)
 
 
 @handles("Shape")
@@ -52,9 +63,7 @@ def reshape(c: Call) -> Tensor:
     x, told = c.tensor(0), listed(c, 1, "shape") or []
     if not c.get("allowzero", 0):
         told = [x.shape[n] if length == 0 else length for n, length in enumerate(told)]
-    shape = _meant(c, x, told)
-    whole = heads.together(c.g, x, shape)
-    return whole if whole is not None else shaping.reshaped(c.g, c.name, x, shape)
+    return shaping.reshaped(c.g, c.name, x, _meant(c, x, told))
 
 
 def _meant(c: Call, x: Tensor, told: list[int]) -> tuple[int, ...]:
@@ -63,10 +72,7 @@ def _meant(c: Call, x: Tensor, told: list[int]) -> tuple[int, ...]:
     if of_file and told and told[0] == of_file and x.shape[:1] == (batch,):
         told = [batch, *told[1:]]
     elif of_file and -1 not in told and prod(told) * batch == total * of_file:
-        fitting = [n for n, length in enumerate(told) if length % of_file == 0]
-        # what stands before the samples stays before them
-        ahead = [prod(x.shape[:n]) for n, length in enumerate(x.shape) if length == batch]
-        at = next((n for n in fitting if prod(told[:n]) in ahead), fitting[0] if fitting else -1)
+        at = _samples(x, told, of_file, batch)
         told = [length // of_file * batch if n == at else length for n, length in enumerate(told)]
     if -1 in told:
         rest = -prod(told)
@@ -74,6 +80,16 @@ def _meant(c: Call, x: Tensor, told: list[int]) -> tuple[int, ...]:
     if prod(told) != total:
         raise Unsupported(f"from shape {x.shape} to {tuple(told)}, which has not as many elements")
     return tuple(told)
+
+
+def _samples(x: Tensor, told: list[int], of_file: int, batch: int) -> int:
+    """Which dim of a shape has the samples in it, with what stands before them still before; -1 for none."""
+    found = [n for n, length in enumerate(told) if length % of_file == 0]
+    ahead = [prod(x.shape[:n]) for n, length in enumerate(x.shape) if length == batch]
+    # features are joined with no samples, which a file for one sample does not tell
+    inside = [n for n in found if prod(told[:n]) in ahead and (n == 0 or n < len(told) - 1 or told[n] == of_file)]
+    own = [n for n in found if told[n] == of_file]
+    return next((n for n in (*(n for n in inside if n in own), *inside, *own, *found)), -1)
 
 
 @handles("Flatten")
@@ -108,8 +124,20 @@ def transpose(c: Call) -> Tensor:
 @handles("Concat")
 def concat(c: Call) -> Tensor:
     dim = c.get("axis", 1)
-    there = [c.tensor(n) for n in range(len(c.args)) if 0 not in c.shape(n)]
+    there = [_of_each(c, n, dim) for n in range(len(c.args)) if 0 not in c.shape(n)]
     return c.g.concat(c.name, dim, *there) if len(there) > 1 else there[0]
+
+
+def _of_each(c: Call, number: int, dim: int) -> Tensor:
+    """An input; numbers that a file holds for each of its samples, all alike, are there for each that there is."""
+    x, others = c.value(number), [one.shape for one in c.args if isinstance(one, Tensor)]
+    if not isinstance(x, Known) or x.follow is not None or not others or dim % len(x.shape) == 0:
+        return c.tensor(number)
+    lengths = x.shape[0], others[0][0]
+    if lengths != (c.net.told, c.net.batch) or c.net.told == c.net.batch or (x.array != x.array[:1]).any():
+        return c.tensor(number)
+    one = c.net.operand(x if x.shape[0] == 1 else x.derived("", (1, *x.shape[1:]), lambda array: array[:1]))
+    return stretched(c, c.inner(f"each{number}"), one, (c.net.batch, *x.shape[1:]))
 
 
 @handles("Split")
@@ -118,12 +146,56 @@ def split(c: Call) -> tuple[Value, ...]:
     dim = c.get("axis", 0) % len(x.shape)
     if sizes is None:
         count = c.get("num_outputs", c.results)
-        each = -(-x.shape[dim] // count)
-        sizes = [min(each, x.shape[dim] - n * each) for n in range(count)]
+        sizes = _each(x.shape[dim], -(-x.shape[dim] // count), count)
+    return _pieces(c, x, dim, sizes)
+
+
+def _each(length: int, each: int, count: int) -> list[int]:
+    """The lengths of so many pieces of a dim, each as long as can be."""
+    return [max(min(each, length - n * each), 0) for n in range(count)]
+
+
+def _pieces(c: Call, x: Tensor, dim: int, sizes: list[int]) -> tuple[Value, ...]:
+    """A dim in pieces of these sizes."""
+    if len(sizes) == 1:
+        return (x,)
     pieces = iter(c.g.split(c.name, x, dim=dim, sizes=tuple(size for size in sizes if size)))
     # a piece of no elements is left out wherever it is put
     empty = known(f"{c.name}.empty", np.zeros((*x.shape[:dim], 0, *x.shape[dim + 1 :]), np.float32))
     return tuple(next(pieces) if size else empty for size in sizes)
+
+
+@handles("SplitToSequence")
+def split_to_sequence(c: Call) -> Several:
+    x, told, keep = c.value(0), c.known(1), c.get("keepdims", 1)
+    dim = c.get("axis", 0) % len(x.shape)
+    if told is not None and told.ndim:
+        sizes = [int(n) for n in told]
+    else:
+        each = 1 if told is None else int(told)
+        sizes = _each(x.shape[dim], each, -(-x.shape[dim] // each))
+    is_less, less = told is None and not keep, (*x.shape[:dim], *x.shape[dim + 1 :])
+    if isinstance(x, Known):
+        known_pieces = [_part(x, n, dim, sizes) for n in range(len(sizes))]
+        return Several(tuple(piece.reshaped(less) if is_less else piece for piece in known_pieces))
+    pieces = [c.net.operand(piece) for piece in _pieces(c, c.tensor(0), dim, sizes)]
+    if is_less:
+        pieces = [shaping.reshaped(c.g, c.inner(f"piece{n}"), piece, less) for n, piece in enumerate(pieces)]
+    return Several(tuple(pieces))
+
+
+def _part(x: Known, number: int, dim: int, sizes: list[int]) -> Known:
+    """One of the pieces of known numbers."""
+    start, shape = sum(sizes[:number]), (*x.shape[:dim], sizes[number], *x.shape[dim + 1 :])
+    return x.derived(str(number), shape, lambda a: a.take(range(start, start + sizes[number]), dim))
+
+
+@handles("SequenceAt")
+def sequence_at(c: Call) -> Value:
+    pieces = c.value(0)
+    if not isinstance(pieces, Several):
+        raise Unsupported("of no sequence")
+    return pieces.pieces[int(c.known(1))]
 
 
 @handles("Slice")
@@ -170,6 +242,19 @@ def gather(c: Call) -> Value:
     if isinstance(table, Known) and rows == list(range(table.shape[dim])):
         return table.reshaped(shape)
     return shaping.reshaped(c.g, c.name, picked(c, c.inner("rows"), c.tensor(0), dim, rows), shape)
+
+
+@handles("GatherND")
+def gather_nd(c: Call) -> Tensor:
+    x, places = c.tensor(0), c.known(1)
+    depth = places.shape[-1]
+    if c.get("batch_dims", 0):
+        raise Unsupported("of each sample by itself")
+    first, rest = x.shape[:depth], x.shape[depth:]
+    rows = np.ravel_multi_index(tuple(np.moveaxis(places % np.array(first), -1, 0)), first)
+    flat = shaping.reshaped(c.g, c.inner("flat"), x, (prod(first), *rest))
+    found = picked(c, c.inner("rows"), flat, 0, [int(n) for n in rows.reshape(-1)])
+    return shaping.reshaped(c.g, c.name, found, (*places.shape[:-1], *rest))
 
 
 @handles("Expand")
@@ -254,6 +339,9 @@ def resize(c: Call) -> Tensor:
         told = f" by {[float(scale) for scale in scales]}" if scales is not None else ""
         raise Unsupported(f"of mode {mode}, {where}, {nearest}{told}")
     c.has(1), c.get("cubic_coeff_a"), c.get("exclude_outside"), c.get("antialias"), c.get("extrapolation_value")
+    if sizes is not None and c.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
+        raise Unsupported("that keeps the ratio of its sides")
+    c.get("keep_aspect_ratio_policy")
     for dim, scale in enumerate(int(scale) for scale in scales):
         if scale > 1:
             apart = shaping.reshaped(c.g, c.inner(f"apart{dim}"), x, (*x.shape[: dim + 1], 1, *x.shape[dim + 1 :]))
