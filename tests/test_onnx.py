@@ -104,8 +104,9 @@ def test_weights_stay_what_they_are_where_parts_of_them_are_taken(tmp_path: Path
 NOTED = """<ir_version: 10, opset_import: ["" : 20]>
 noted (int64[N, 5] tokens) => (float[N, 5, 11] said) {
     x = Gather (table, tokens)
-    turned = Mul (x, cos)
-    a = MatMul (turned, val_1)
+    turned = Mul (x, val_4)
+    placed = Add (turned, embedding)
+    a = MatMul (placed, val_1)
     b = Add (a, fc_bias)
     c = Add (b, val_2)
     said = MatMul (c, val_3)
@@ -117,14 +118,28 @@ SOURCES = "pkg.onnxscript.optimizer.folded_from"
 def noted() -> onnx.ModelProto:
     """A network as PyTorch's exporter optimises it: with what it turned, computed and knew under other names."""
     table = np.random.default_rng(0).normal(size=(11, 8)).astype(np.float32)
-    proto = network(NOTED, table=table, cos=(5, 8), val_1=(8, 8), val_2=(5, 8), val_3=table.T.copy(), fc_bias=(8,))
+    proto = network(
+        NOTED,
+        table=table,
+        val_4=(5, 8),
+        embedding=(5, 8),
+        val_1=(8, 8),
+        val_2=(5, 8),
+        val_3=table.T.copy(),
+        fc_bias=(8,),
+    )
     told = ["p_table: PARAMETER target='table'", "p_fc_weight: PARAMETER target='fc.weight'"]
-    told += ["p_fc_bias: PARAMETER target='fc_bias'", "b_angles: BUFFER target='angles' persistent=False"]
+    told += [
+        "p_fc_bias: PARAMETER target='fc_bias'",
+        "p_places: PARAMETER target='places'",
+        "b_angles: BUFFER target='angles' persistent=False",
+    ]
     signature = "\n# inputs\n" + "\n".join(told) + "\ntokens: USER_INPUT\n"
     proto.graph.metadata_props.add(key="pkg.torch.export.ExportedProgram.graph_signature", value=signature)
     notes = {
         "table": (KIND, "PARAMETER"), "fc_bias": (KIND, "PARAMETER"), "val_1": (SOURCES, "['fc.weight']"),
-        "cos": (SOURCES, "['angles', 'arange']"), "val_2": (KIND, "BUFFER"), "val_3": (SOURCES, "['table']"),
+        "val_4": (SOURCES, "['angles', 'arange']"), "embedding": (SOURCES, "['places', 'arange']"),
+        "val_2": (KIND, "BUFFER"), "val_3": (SOURCES, "['table']"),
     }  # fmt: skip
     for name, (key, value) in notes.items():
         proto.graph.value_info.add(name=name).metadata_props.add(key=key, value=value)
@@ -137,8 +152,9 @@ def test_numbers_are_what_the_exporter_notes_of_them(tmp_path: Path) -> None:
     path = write(proto, tmp_path / "net.onnx")
     graph = models.parse(path).graph(2)
     # a weight that was turned has its own name and form, a head the table's that it shares, and no mask is trained
-    assert {t.name: t.shape for t in graph.params} == {"table": (11, 8), "fc.weight": (8, 8), "fc_bias": (8,)}
-    assert graph.states == ["cos", "val_2"]
+    shapes = {"table": (11, 8), "fc.weight": (8, 8), "fc_bias": (8,), "embedding": (5, 8)}
+    assert {t.name: t.shape for t in graph.params} == shapes
+    assert graph.states == ["val_4", "val_2"]
     assert relative(said(path, given, 2)[0], expected(proto, given)[0]) < 2e-6
 
 
@@ -157,7 +173,7 @@ def test_what_was_not_noted_so_is_a_weight_of_its_own(damage: str, tmp_path: Pat
     path = write(proto, tmp_path / "net.onnx")
     params = {t.name for t in models.parse(path).graph(2).params}
     assert "table" in params and "val_3" in params
-    assert ("cos" in params) == ("val_1" in params) == (damage == "without")
+    assert ("val_4" in params) == ("val_1" in params) == (damage == "without")
     assert relative(said(path, given, 2)[0], expected(proto, given)[0]) < 2e-6
 
 

@@ -121,9 +121,10 @@ class File:
         return notes.read(self.proto.graph)
 
     def _weights(self) -> dict[str, Known]:
-        """The numbers that the file holds; those that were made of one parameter are that parameter."""
-        found = {t.name: numbers(t, self.path, self._notes.is_learned(t)) for t in self.proto.graph.initializer}
-        whose = {name: self._notes.made_of(name) for name in found}
+        """The numbers that the file holds; a matrix that is a turned parameter is that parameter."""
+        tensors = self.proto.graph.initializer
+        found = {t.name: numbers(t, self.path, self._notes.is_learned(t)) for t in tensors}
+        whose = {t.name: self._notes.turned_from(t) for t in tensors}
         return {n: _named(one, whose[n], found, n in self._tied) if whose[n] else one for n, one in found.items()}
 
     @cached_property
@@ -132,8 +133,8 @@ class File:
         tensors = {tensor.name: tensor for tensor in self.proto.graph.initializer}
         found = set()
         for name, tensor in tensors.items():
-            other = tensors.get(self._notes.made_of(name))
-            if other is not None and len(tensor.dims) == 2 and list(tensor.dims) == list(other.dims)[::-1]:
+            other = tensors.get(self._notes.turned_from(tensor))
+            if other is not None and list(tensor.dims) == list(other.dims)[::-1]:
                 arrays = [numbers(one, self.path).array for one in (tensor, other)]
                 found |= {name} if np.array_equal(arrays[0], arrays[1].T) else set()
         return found
@@ -240,11 +241,9 @@ class File:
 
 
 def _named(one: Known, name: str, there: Mapping[str, Known], is_tied: bool) -> Known:
-    """Numbers that were made of the parameter of a name, as that parameter; matrices are turned ones."""
+    """A matrix that is the parameter of a name, turned."""
     if name in there:
         return there[name].turned((1, 0)) if is_tied else one
-    if len(one.shape) != 2:
-        return replace(one, name=name)
     return replace(one, name=name, shape=one.shape[::-1], make=lambda: one.array.T).turned((1, 0))
 
 

@@ -41,10 +41,14 @@ class Notes:
             return not self.parameters.isdisjoint(self.sources[tensor.name])
         return list(tensor.dims) not in ([], [1])
 
-    def made_of(self, name: str) -> str:
-        """The parameter of which alone numbers were made, if no others were made of it; "" for none."""
-        own = self.parameters & self.sources.get(name, frozenset())
-        if len(own) != 1:
+    def turned_from(self, tensor: Any) -> str:
+        """The parameter that a matrix is, turned, if no other numbers were made of it; "" for none.
+
+        Of what has more sources nobody knows what was done to them: under a parameter's name it could be given the
+        numbers that the parameter has before that.
+        """
+        own = self.sources.get(tensor.name, frozenset())
+        if len(own) != 1 or not own <= self.parameters or len(tensor.dims) != 2:
             return ""
         (found,) = own
         return found if sum(found in names for names in self.sources.values()) == 1 else ""
