@@ -38,20 +38,20 @@ NO_TORCH = "PyTorch is not installed: pip install torch==2.13.0"
 class Case:
     """A model with settings, samples a step, timed steps, and how many times PyTorch's seconds a step may take.
 
-    noise   on numbers drawn at random, where the data of its recipe may not be there
+    dataset   where the data of its recipe may not be there
     """
 
     model: str
     batch: int
     rounds: int
     most: float
-    noise: bool = False
+    dataset: str = ""
 
 
 CASES = {
     "gpt": Case("gpt:layers=4,width=256,heads=4,seq=128", 8, 40, 1.5),
     "convnet": Case("convnet", 64, 600, 3.0),
-    "resnet": Case("resnet", 64, 40, 3.0, noise=True),
+    "resnet": Case("resnet", 64, 40, 3.0, dataset="synthetic"),
     "lstm": Case("lstm:layers=2,width=256,seq=64", 32, 30, 1.5),
 }
 
@@ -78,7 +78,7 @@ def compare(name: str, case: Case, rounds: int, profile: bool) -> list[Figure]:
     from benchmarks.torch_model import TorchStep
 
     torch.set_num_threads(1)
-    work = workload(case.model, case.batch, case.noise)
+    work = workload(case.model, case.batch, case.dataset)
     prepared, ours = alone(work)
     theirs = TorchStep(work.graph, SEED, work.recipe.lr, work.recipe.momentum)
     difference = agree(work, ours, theirs)

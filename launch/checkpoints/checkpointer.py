@@ -189,8 +189,7 @@ class Checkpointer:
         assert save is not None
         while (outcome := self._exchange(save)) is None:
             mine: list[futures.Future[Any]] = [one for one in (save.share, save.ending) if one is not None]
-            if not all(one.done() for one in mine):
-                futures.wait(mine, WORD_SECONDS)
+            futures.wait(mine, WORD_SECONDS)
         return outcome
 
     def _exchange(self, save: _Save) -> Outcome | None:

@@ -88,9 +88,9 @@ class Job:
         needed   the inputs that they have to have where nothing is trained, and where they may be fewer than a batch
         Raises ValueError or UserError in one sentence where they are not.
         """
-        shapes = {name: self.graph.tensors[name].shape[1:] for name in self.graph.inputs}
-        found = data.load(text or self.model.recipe.data, seed, numbers.taken(self.graph))
-        for name, shape in shapes.items():
+        takes = numbers.taken(self.graph)
+        found = data.load(text or self.model.recipe.data, seed, takes)
+        for name, (shape, *_) in takes.items():
             is_needed = needed is None or name in needed
             if (is_needed or name in found.shapes) and found.shapes.get(name) != shape:
                 there = ", ".join(f"{other!r} of shape {of}" for other, of in found.shapes.items())

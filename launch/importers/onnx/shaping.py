@@ -95,7 +95,7 @@ def _line(x: Tensor, shape: Shape, fine: list[int]) -> tuple[str, dict[str, int]
     for axis, group in zip(x.axes, _groups(x.shape, fine), strict=True):
         own = [fresh(axis, taken) for _ in group or (0,)]
         (names if group else ones[len(names)]).extend(own)
-        left.append(_dim(own))
+        left.append(views.written(own))
     sizes = dict(zip(names, fine, strict=True))
     right, at = list[list[str]](), 0
     for group in _groups(shape, fine):
@@ -109,8 +109,4 @@ def _line(x: Tensor, shape: Shape, fine: list[int]) -> tuple[str, dict[str, int]
             right[-1] += [*(ones[n] if n > at else []), names[n]]
         at = group[-1] + 1
     right[-1] += ones[at]
-    return f"{' '.join(left)} -> {' '.join(map(_dim, right))}", sizes
-
-
-def _dim(axes: list[str]) -> str:
-    return axes[0] if len(axes) == 1 else f"({' '.join(axes)})"
+    return f"{' '.join(left)} -> {' '.join(map(views.written, right))}", sizes

@@ -128,9 +128,9 @@ def made(g: Graph, name: str, of: View) -> Tensor | None:
     taken, names, left = set[str](), dict[Axis, str](), list[str]()
     for axis, dim in zip(x.axes, cuts, strict=True):
         own = [names.setdefault(one, fresh(axis, taken)) for one in dim]
-        left.append(_dim(own))
+        left.append(written(own))
     cut = [_cut(dim, names) for dim in dims]
-    right = [_dim([names[one] for one in dim]) for dim in cut]
+    right = [written([names[one] for one in dim]) for dim in cut]
     if left == right:
         return x
     order = [one for dim in cut for one in dim]
@@ -148,5 +148,6 @@ def _cut(dim: list[Axis], names: dict[Axis, str]) -> list[Axis]:
     return found
 
 
-def _dim(axes: list[str]) -> str:
+def written(axes: list[str]) -> str:
+    """A dim of these axes, as a line of axes has it."""
     return axes[0] if len(axes) == 1 else f"({' '.join(axes)})"
