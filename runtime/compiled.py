@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -110,6 +111,14 @@ def assembled(
         result.__qualname__ = f"{body.__qualname__}_{found}"
         results.append(numba.njit(cache=True, **common, **options)(result))
     return tuple(results)
+
+
+def is_kept(loop: Any) -> bool:
+    """Whether this loop, as made here, was compiled before for any arguments and kept on disk; so is what never is."""
+    if not can_compile():
+        return True
+    folder, name = Path(loop.stats.cache_path), loop.__qualname__
+    return any(folder.glob(f"*.{name}-*.nbi"))
 
 
 def _called(function: Any) -> list[str]:

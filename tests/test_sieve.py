@@ -51,10 +51,11 @@ def test_known_plans_far_behind_are_left_out_of_long_searches() -> None:
     lowering, cost = lowered(LARGE, 32, "flexflow-k80:nodes=1")
     known, same = seeds(lowering, cost=cost), Evaluator(lowering, cost)
     worth = {name: same.evaluate(plan).seconds for name, plan in known.items()}
-    enough = -(-sieve.LEAST // sieve.num_parts(same))
-    long, short = search("mcmc", same, str(enough)), search("mcmc", same, "1")
+    enough = sieve.shortest(same)
+    long, short = search("mcmc", same, enough), search("mcmc", same, "1")
     assert short.seeds.keys() == known.keys() > long.seeds.keys()
-    assert not sieve.is_long(same, Budget(enough - 1)) and sieve.is_long(same, Budget(seconds=1e-3))
+    assert enough.proposals is not None and not sieve.is_long(same, Budget(enough.proposals - 1))
+    assert sieve.is_long(same, Budget(seconds=1e-3))
     assert all(worth[name] > 1.05 * long.evaluated.seconds for name in known if name not in long.seeds)
 
 

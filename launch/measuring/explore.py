@@ -14,8 +14,10 @@ import msgspec
 from castile.launch.jobs.execution import Feed, Prepared
 from castile.launch.jobs.jobs import Job
 from castile.launch.measuring.measure import Trial, measure, trial
+from castile.launch.measuring.rehearsal import rehearse
 from castile.launch.processes.ranks import UserError
 from castile.planner.cost import CostModel
+from castile.planner.evaluation.budget import Budget
 from castile.planner.evaluation.evaluator import Evaluator, identity, moved_bytes
 from castile.planner.evaluation.sizes import SIZES
 from castile.planner.known.seeds import known_names, seeds
@@ -23,6 +25,7 @@ from castile.planner.lower import Lowering
 from castile.planner.search import Found, budget_of, search
 from castile.planner.searching.settling import SETTLING, settled, sized
 from castile.planner.simulate import simulate
+from castile.planner.sketch.sieve import is_long, shortest
 from castile.planner.strategy import Predicted, Strategy, same_tasks
 from castile.runtime.transfer import TooManyTransfers
 
@@ -93,6 +96,8 @@ def choose(
     untaught = CostModel(job.machine)
     asked_for = [name] if name in known_names(job.lowering) else None
     progress(f"measuring {name}" if asked_for else "measuring the known plans")
+    if not asked_for:
+        _rehearse(job, name, budget, seed, feed, rate)
     known = _known(job, asked_for)
     trials = _fitting(job, known, seed)
     _measure(job, trials, feed, rate)
@@ -121,6 +126,13 @@ def choose(
     return Chosen(_predicted(job, taken, prepared), prepared, candidates, equals, bool(asked_for), num_proposals)
 
 
+def _rehearse(job: Job, name: str, budget: str, seed: int, feed: Feed, rate: float) -> None:
+    """Try the search beside a step, if it will walk through sketches, whose loops take longest to compile."""
+    evaluator = Evaluator(job.lowering, job.cost)
+    if is_long(evaluator, budget_of(name, job.lowering, budget)):
+        rehearse(job, lambda: searched(job, job.lowering, name, shortest(evaluator), seed), feed, rate)
+
+
 def _known(job: Job, asked_for: list[str] | None) -> dict[str, Strategy]:
     """The known plans, each with the buckets and in the order that suit it."""
     evaluator = Evaluator(job.lowering, job.cost, job.snapshot)
@@ -132,7 +144,7 @@ def _known(job: Job, asked_for: list[str] | None) -> dict[str, Strategy]:
 
 
 def searched(
-    job: Job, lowering: Lowering, name: str, budget: str, seed: int, asked_for: list[str] | None = None
+    job: Job, lowering: Lowering, name: str, budget: str | Budget, seed: int, asked_for: list[str] | None = None
 ) -> Found:
     """What a search finds by all that has been learned so far, among plans that are lowered so; `asked_for` is the seed
     that it insists on.

@@ -105,6 +105,11 @@ def is_long(evaluator: Evaluator, budget: Budget) -> bool:
     return budget.proposals is None or budget.proposals * num_parts(evaluator) >= LEAST
 
 
+def shortest(evaluator: Evaluator) -> Budget:
+    """The least of a budget that is long."""
+    return Budget(proposals=-(-LEAST // num_parts(evaluator)))
+
+
 def num_parts(evaluator: Evaluator) -> int:
     """Into how many parts the nodes of a graph are cut where each is cut for all processors."""
     return len(evaluator.lowering.piece.nodes) * evaluator.lowering.machine.num_procs

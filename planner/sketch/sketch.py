@@ -30,7 +30,7 @@ from castile.planner.sketch.room import classes_for, log_for, room_for, uses_of
 from castile.planner.sketch.spaces import SpaceTable
 from castile.planner.sketch.works import Largest, Works
 from castile.planner.strategy import Config
-from castile.runtime.compiled import assembled, can_compile
+from castile.runtime.compiled import assembled, can_compile, is_kept
 from castile.runtime.garbage import uncollected
 from castile.runtime.task import CostKey
 
@@ -331,3 +331,8 @@ def _bodies() -> _Bodies:
     parts, inlined = ([part for room in rooms for part in getattr(room, name, ())] for name in ("PARTS", "INLINED"))
     words = {prices.index: np.uintp}
     return _Bodies(*assembled(bodies, parts, inlined, words, RECORDS, nogil=True))
+
+
+def is_compiled() -> bool:
+    """Whether this user's searches have walked through sketches before, so that their loops need not be compiled."""
+    return is_kept(_bodies().walk)
