@@ -251,7 +251,7 @@ def assembled(t: Transfer, copy: Wanted, terms: Sequence[Term]) -> View:
 def packed(t: Transfer, term: Term, unbroken: bool) -> View:
     """A term as one array on its processor: the source itself, or a packed copy where it is a sum or in strides."""
     sources, proc, box = term
-    if len(sources) == 1:
+    if len(sources) == 1 and (sources[0], proc) in t.instances:
         held = t.sources[sources[0]].box
         if not unbroken or box == held or contiguous(box, held):
             return View(t.instances[sources[0], proc], box)

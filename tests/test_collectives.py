@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from msgspec.structs import astuple
 
 from castile.runtime import collectives, region
-from castile.runtime.collectives import SPECIAL_FORMS, plan
+from castile.runtime.collectives import plan
 from castile.runtime.comm.local import LocalCommunicator, LocalWorld
+from castile.runtime.forms import SPECIAL_FORMS
 from castile.runtime.machine import Level
 from castile.runtime.region import Box, blocks, bounding, contains, disjoint, intersect, overlap, uncovered, whole
 from castile.runtime.runs import Run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -220,14 +221,22 @@ def test_processors_wait_for_what_turns_say_and_for_nothing_else(drawn: tuple[li
 
 
 def test_works_in_a_row_are_cut_so_that_the_slowest_takes_least() -> None:
+    """With what handing over takes on both sides of a cut."""
     random = np.random.default_rng(0)
     for _ in range(200):
-        work, rates = random.integers(0, 9, random.integers(2, 9)).astype(float), random.integers(1, 4, 2).astype(float)
-        found = cut(work, rates)
+        work, rates = random.integers(0, 9, random.integers(2, 9)).astype(float), random.integers(1, 4, 3).astype(float)
+        sent = np.append(random.integers(0, 3, len(work)) * random.integers(0, 2), 0.0)
+        sent[0] = 0.0
+
+        def slowest(found: Sequence[int], work: np.ndarray = work, rates: np.ndarray = rates, sent=sent) -> float:
+            ends = np.searchsorted(found, range(len(rates) + 1))
+            lasts = [work[a:b].sum() / rate + sent[a] + sent[b] for a, b, rate in zip(ends, ends[1:], rates)]
+            return float(max(lasts))
+
+        found = cut(work, rates, sent)
         assert found == sorted(found) and len(found) == len(work)
-        slowest = max(work[[n for n, s in enumerate(found) if s == stage]].sum() / rates[stage] for stage in (0, 1))
-        every = (max(work[:k].sum() / rates[0], work[k:].sum() / rates[1]) for k in range(len(work) + 1))
-        assert slowest == pytest.approx(min(every), rel=1e-4)
+        every = itertools.combinations_with_replacement(range(len(rates)), len(work))
+        assert slowest(found) == pytest.approx(min(map(slowest, every)), rel=1e-4, abs=1e-4)
 
 
 @pytest.mark.parametrize("speeds", [(1, 3, 3, 3), (3, 1, 1, 1), (1, 1, 3, 3), (2, 1, 2, 4)])

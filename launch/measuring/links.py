@@ -17,7 +17,7 @@ import numpy as np
 from castile.launch.jobs.jobs import Job
 from castile.launch.measuring.isolation import Bench, apart
 from castile.runtime import rng, transfer
-from castile.runtime.collectives import SPECIAL_FORMS
+from castile.runtime.forms import SPECIAL_FORMS
 from castile.runtime.machine import Machine
 from castile.runtime.region import whole
 from castile.runtime.runner import Runner

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from castile.runtime import collectives
+from castile.runtime import forms
 from castile.runtime.levels import Level, Spread
 from castile.runtime.machine import Machine
 from castile.runtime.task import CostKey
@@ -126,8 +126,8 @@ def crossed(spread: Spread, everything: bool = False) -> list[Crossed]:
 def _exchange(t: Transfer) -> Way:
     """All members at once over the farthest level: the time by which the forms of transfers are chosen."""
     last = crossed(t.spread, everything=True)[-1]
-    latency = collectives.seconds(t.form, 0, t.members, last.level)
-    moved = collectives.seconds(t.form, t.nbytes, t.members, last.level) - latency
+    latency = forms.seconds(t.form, 0, t.members, last.level)
+    moved = forms.seconds(t.form, t.nbytes, t.members, last.level) - latency
     contended = last.level.bytes_per_second / last.one_rate
     return Way("exchange", (Stage(last.level.name, t.members, latency, moved * contended),))
 

@@ -1,21 +1,25 @@
 """Pipelines: any plan for a few processors, made one for many of which each group does a stretch of the network.
 
-Where the stretches end is found as for any row of work: by its sums (Narayanan et al., "PipeDream", SOSP 2019, without
-what is sent between them). In which order a pipeline computes microbatches `stages` says. It does not know what the
+Where the stretches end is found as for any row of work: by its sums and what is sent between them (Narayanan et al.,
+"PipeDream", SOSP 2019). In which order a pipeline computes microbatches `stages` says. It does not know what the
 plan for a few is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isqrt
+from math import isqrt, prod
 
 import numpy as np
 
+from castile.planner.axes import Operand
+from castile.planner.bodies.vocabulary import itemsize
 from castile.planner.choices import shares
 from castile.planner.cost import CostModel
 from castile.planner.lower import Lowering
 from castile.planner.strategy import Config
+from castile.runtime.forms import seconds
+from castile.runtime.timeline import PICOSECONDS
 
 # In so many halvings the longest stretch is as short as can be, to a millionth.
 HALVINGS = 20
@@ -41,7 +45,7 @@ def pipelined(
     cost, names, size = cost or CostModel(lowering.machine), list(inner), lowering.machine.num_procs // num_stages
     work = np.array(_work(lowering, cost, names))
     rates = np.array(shares.speeds(lowering, cost)).reshape(num_stages, size).sum(1)
-    return staged(inner, size, cut(work, rates))
+    return staged(inner, size, cut(work, rates, _sent(lowering, inner, size)))
 
 
 def staged(inner: Mapping[str, Config], size: int, stages: Sequence[int]) -> dict[str, Config]:
@@ -53,26 +57,63 @@ def staged(inner: Mapping[str, Config], size: int, stages: Sequence[int]) -> dic
     return {name: moved[config, stage] for (name, config), stage in zip(inner.items(), stages, strict=True)}
 
 
-def cut(work: np.ndarray, rates: np.ndarray) -> list[int]:
+def cut(work: np.ndarray, rates: np.ndarray, sent: np.ndarray) -> list[int]:
     """Which of some in a row does each of many works in a row, so that the slowest takes as little time as can be.
 
-    work[N]    what each takes at a rate of 1
-    rates[S]   of who do them; the last have as much as they may, as the first hold the activations of more microbatches
+    work[N]       what each takes at a rate of 1
+    rates[S]      of who do them; the last have as much as they may, as the first hold the activations of more
+                  microbatches
+    sent[N + 1]   time that both who do what is before and who do what comes then take to hand over what is between
     """
-    upto = np.append(0.0, np.cumsum(work[::-1]))
-    least, most = upto[-1] / rates.sum(), upto[-1] / rates.min()
+    upto = np.append(0.0, np.cumsum(work))
+    least, most = 0.0, upto[-1] / rates.min() + 2 * sent.max()
 
-    def ends(seconds: float) -> list[int]:
-        found = [0]
-        for rate in rates[::-1]:
-            found.append(int(np.searchsorted(upto, upto[found[-1]] + seconds * rate, side="right")) - 1)
+    def ends(seconds: float) -> list[np.ndarray]:
+        """By how many have done theirs, up to where all may be done."""
+        found = [np.arange(len(upto)) == 0]
+        for rate in rates:
+            begun = np.maximum.accumulate(np.where(found[-1], upto - sent * rate, -np.inf))
+            found.append(upto + sent * rate - begun <= seconds * rate)
         return found
 
     for _ in range(HALVINGS):
         middle = (least + most) / 2
-        least, most = (least, middle) if ends(middle)[-1] == len(work) else (middle, most)
-    counts = np.diff(ends(most))
-    return np.repeat(np.arange(len(rates)), counts[::-1]).tolist()
+        least, most = (least, middle) if ends(middle)[-1][-1] else (middle, most)
+    bounds, may_end = [len(work)], ends(most)
+    for rate, begins in zip(rates[::-1], may_end[-2::-1], strict=True):
+        end = bounds[-1]
+        lasts = upto[end] - upto[: end + 1] + (sent[end] + sent[: end + 1]) * rate
+        bounds.append(int(np.argmax(begins[: end + 1] & (lasts <= most * rate))))
+    return np.repeat(np.arange(len(rates)), -np.diff(bounds)[::-1]).tolist()
+
+
+def _sent(lowering: Lowering, inner: Mapping[str, Config], size: int) -> np.ndarray:
+    """float64[N + 1]: picoseconds in which results of a microbatch, and their gradients, come from one group to the
+    next that begins with each node; of what is cut along axes that it does not bear there is as much for each part."""
+    graph, machine = lowering.piece, lowering.machine
+    level = next((level for level in machine.levels if level.group > size), machine.levels[-1])
+    place = {name: n for n, name in enumerate(inner)}
+    last: dict[str, int] = {}
+    gradients: dict[str, int] = {}
+    for node in graph.nodes.values():
+        for name, operand in zip(node.inputs, node.alignment.operands, strict=True):
+            last[name] = max(last.get(name, 0), place[node.name])
+            gradients[name] = max(gradients.get(name, 0), _times(inner[node.name], operand))
+    change = np.zeros(len(inner) + 2)
+    for node in graph.nodes.values():
+        for name, result in zip(node.outputs, node.alignment.results, strict=True):
+            tensor = graph.tensors[name]
+            if name in last:
+                times = _times(inner[node.name], result) + (gradients[name] if tensor.floating else 0)
+                nbytes = prod(node.alignment.extents[axis] for axis in result.axes) * itemsize(tensor.dtype) * times
+                change[[place[node.name] + 1, last[name] + 1]] += nbytes, -nbytes
+    each = np.cumsum(change)[:-1] / size
+    return np.array([PICOSECONDS * seconds("move", nbytes, 2, level) if nbytes > 0 else 0.0 for nbytes in each])
+
+
+def _times(config: Config, operand: Operand) -> int:
+    """Of how many parts each holds a share of the same elements."""
+    return prod(degree for axis, degree in config.split.items() if axis not in operand.axes)
 
 
 def _work(lowering: Lowering, cost: CostModel, names: Sequence[str]) -> list[int]:

@@ -21,7 +21,7 @@ from castile.planner.graph import Node
 from castile.planner.lowering.grid import Grid, Layout, joint
 from castile.planner.lowering.recordings import Recorder, place_counts
 from castile.planner.lowering.watched import Shared
-from castile.planner.op import Op
+from castile.planner.op import Op, Part
 from castile.planner.step.program import WHOLE_BATCH, Micro, Step, bearing
 from castile.runtime.region import Box
 from castile.runtime.task import Body, CostKey
@@ -198,6 +198,7 @@ class Templates:
         self._common: dict[int, _Common] = {}
         self._numbers: dict[object, int] = {}
         self._coarse: dict[tuple[str, int], int] = {}
+        self._sampled: dict[tuple[int, str, str], bool] = {}
         # by identity, each with what keeps its identity its own
         self._nodes: dict[int, tuple[Node, int]] = {}
         self._steps: dict[int, tuple[Step, int, Micro]] = {}
@@ -214,6 +215,7 @@ class Templates:
                 self._common[number] = _Common(step, dtypes)
             common = self._common[number]
             self._made[key] = StepTemplate(step, grid, common, common.works(step, cuts, grid), places)
+            assert micro == step.micro or step.axis not in common.looked_at, f"{step.name} looks at its samples"
         return self._made[key]
 
     def grid(self, node: Node, cuts: Cuts, axis: str = "", micro: Micro = WHOLE_BATCH) -> Grid:
@@ -226,9 +228,8 @@ class Templates:
     def kind(self, step: Step, dtypes: Callable[[str], str]) -> int:
         """The same number for steps that have the same template under every split."""
         if id(step) not in self._steps:
-            # where a body does not ask which piece it is, all microbatches are alike
-            is_one = step.micro.count == 1 or "at" in step.node.op.asks(step.which)
-            micro = step.micro if is_one else Micro(0, step.micro.count)
+            # where a body does not ask which samples it is given, all microbatches are alike
+            micro = step.micro if self._looks_at_samples(step, dtypes) else Micro(0, step.micro.count)
             ports = tuple([(p.role, p.index, dtypes(p.region), p.cut, p.begin) for p in (*step.inputs, *step.outputs)])
             key = (self.node_kind(step.node), step.which, step.axis, micro, ports)
             kind = self._numbers.setdefault(key, len(self._numbers))
@@ -237,6 +238,17 @@ class Templates:
                 self._alike[kind] = self._numbers.setdefault(alike, len(self._numbers)), self._places(step)
             self._steps[id(step)] = step, kind, micro
         return self._steps[id(step)][1]
+
+    def _looks_at_samples(self, step: Step, dtypes: Callable[[str], str]) -> bool:
+        """Whether a pass records something else for other microbatches, as its body on all of a node tells."""
+        if step.micro.count == 1 or "at" not in step.node.op.asks(step.which):
+            return False
+        known = self.node_kind(step.node), step.which, step.axis
+        if known not in self._sampled:
+            common = _Common(step, dtypes)
+            common.works(step, (), self.grid(step.node, (), step.axis, step.micro))
+            self._sampled[known] = step.axis in common.looked_at
+        return self._sampled[known]
 
     def alike(self, kind: int) -> tuple[int, Places]:
         """Of a kind of steps a number, the same for those that compute the same, wherever in its region lies what they
@@ -289,8 +301,14 @@ class _Common:
         # those of which the ranges say what parts record
         self._axes = set[str]()
         self._recordings: dict[Shapes, Shared[tuple[Recording, Bodies]]] = {}
+        self._alike: dict[object, tuple[Recording, Bodies]] = {}
         self._works: dict[object, Work] = {}
         self._split: dict[Cuts, Works] = {}
+
+    @property
+    def looked_at(self) -> set[str]:
+        """The axes of which ranges told what parts recorded so far."""
+        return {axis for shared in self._recordings.values() for axis in shared.axes}
 
     def works(self, step: Step, cuts: Cuts, grid: Grid) -> Works:
         """The works of one of these steps under a split: all touch boxes of the same shapes."""
@@ -315,7 +333,7 @@ class _Common:
         flops, given = grid.flops(which, number), shapes[: len(self.step.inputs)]
         if given not in self._recordings:
             specs = tuple(map(Spec, given, self.dtypes))
-            self._recordings[given] = Shared(lambda like: (self._recorder.recorded(like, specs), {}))
+            self._recordings[given] = Shared(lambda like: self._recorded(like, specs))
         shared = self._recordings[given]
         recording, bodies = shared.of(grid.part(number))
         if self._place_counts:
@@ -324,6 +342,11 @@ class _Common:
         if known not in self._works:
             self._works[known] = self._made(recording, bodies, shapes, flops)
         return self._works[known]
+
+    def _recorded(self, part: Part, specs: tuple[Spec, ...]) -> tuple[Recording, Bodies]:
+        """What a part records, with the bodies made of it: one for all that look where they are and do the same."""
+        recording = self._recorder.recorded(part, specs)
+        return self._alike.setdefault((specs, recording.told), (recording, {}))
 
     def _made(self, recording: Recording, bodies: Bodies, shapes: tuple[tuple[int, ...], ...], flops: float) -> Work:
         num_inputs, made = len(self.step.inputs), self._recorder.wanted(recording)

@@ -1,0 +1,158 @@
+"""Forms: the one task over a group that makes some copies, where one does, and what ways to make them take.
+
+It does not know how a form's task is written out, nor what regions hold. Processors are slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, inf, log2
+from typing import NamedTuple
+
+from castile.runtime.machine import Level
+from castile.runtime.region import Box, Overlaps, bounding, disjoint
+from castile.runtime.transfer import Term, Transfer, Wanted, terms_of
+
+SPECIAL_FORMS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
+# So many members of a copy are looked at first to see that a form is cheaper.
+DECISIVE = 8
+
+
+class Special(NamedTuple):
+    """A special form that fits: what each member contributes and gets, in group order, and the box around all."""
+
+    form: str
+    members: tuple[Term, ...]
+    copies: tuple[Wanted, ...]
+    around: Box
+
+    @property
+    def elements(self) -> int:
+        """What its cost key counts: all that there is, but of an all-to-all what the member with most sends."""
+        return max(m.box.volume for m in self.members) if self.form == "all_to_all" else self.around.volume
+
+
+def special_of(component: list[Wanted]) -> Special | None:
+    """The special form that a component has, if it has one."""
+    by_proc = {c.proc: c for c in component}
+    asking: dict[int, list[Wanted]] = {}
+    for copy in component:
+        asking.setdefault(id(copy.members), []).append(copy)
+    keys = {(m.sources, m.proc) for each in asking.values() for m in each[0].members}
+    procs = {proc for _, proc in keys}
+    if len(procs) < len(keys) or len(by_proc) < len(component):
+        return None
+    if len(keys) != 1 and procs != set(by_proc):
+        return None
+    members = _contributed(list(asking.values()))
+    around = bounding({c.box for c in component})
+    if len(members) == 1:
+        alike = len(component) > 1 and {c.box for c in component} == {members[0].box} and members[0].proc not in by_proc
+        return Special("broadcast", members, tuple(sorted(component, key=lambda c: c.proc)), around) if alike else None
+    if len(asking) > 1 and not _take_all(component, members):
+        return None
+    copies = tuple(by_proc[m.proc] for m in members)
+    summed, gathered = ({each.box for each in of} == {around} for of in (members, copies))
+    if not (summed or tile([m.box for m in members], around)):
+        return None
+    if not (gathered or tile([c.box for c in copies], around)):
+        return None
+    if summed:
+        return Special("all_reduce" if gathered else "reduce_scatter", members, copies, around)
+    return Special("all_gather" if gathered else "all_to_all", members, copies, around)
+
+
+def _contributed(asking: Sequence[Sequence[Wanted]]) -> tuple[Term, ...]:
+    """Each member with the box around all that it contributes; copies that have the same members come together."""
+    boxes: dict[tuple[tuple[int, ...], int], list[Box]] = {}
+    for copies in asking:
+        around = bounding({copy.box for copy in copies})
+        # each of them overlaps each member, so the box around what they have in common is this one
+        terms = terms_of(copies[0].members, around)
+        if len(asking) == 1:
+            return tuple(sorted(terms))
+        for sources, proc, box in terms:
+            boxes.setdefault((sources, proc), []).append(box)
+    return tuple([Term(s, p, bounding(b)) for (s, p), b in sorted(boxes.items())])
+
+
+def _take_all(component: Sequence[Wanted], members: Sequence[Term]) -> bool:
+    """Whether copies are made of all that the members have of their boxes: of replicas they take one only."""
+    overlaps = Overlaps(m.box for m in members)
+    for copy in component:
+        taken = {(m.sources, m.proc) for m in copy.members}
+        if any((members[n].sources, members[n].proc) not in taken for n in overlaps.of(copy.box)):
+            return False
+    return True
+
+
+def tile(boxes: list[Box], frame: Box) -> bool:
+    return sum(b.volume for b in boxes) == frame.volume and disjoint(boxes)
+
+
+def sum_of_all(t: Transfer, copy: Wanted) -> Special | None:
+    """An all-reduce among all who contribute to a copy, each to all of it."""
+    terms = t.terms(copy)
+    if len({term.proc for term in terms}) < max(2, len(terms)) or any(term.box != copy.box for term in terms):
+        return None
+    members = tuple(sorted(terms))
+    return Special("all_reduce", members, tuple([Wanted(m.proc, copy.box, copy.members) for m in members]), copy.box)
+
+
+# Which is cheaper: alpha-beta, with the bytes that copies and sums touch.
+
+
+def seconds(form: str, nbytes: float, members: int, level: Level) -> float:
+    """Alpha-beta time of a form (Thakur, Rabenseifner, Gropp 2005): `nbytes` as in CostKey, `members` of the group."""
+    alpha, beta, n = level.latency_seconds, nbytes / level.bytes_per_second, members
+    if form == "move":
+        return alpha + beta
+    if form == "broadcast":
+        return ceil(log2(n)) * (alpha + beta)
+    rounds = 2 if form == "all_reduce" else 1
+    return rounds * (n - 1) * (alpha + beta / n)
+
+
+def form_seconds(t: Transfer, special: Special) -> float:
+    procs = tuple(dict.fromkeys(p for m, c in zip(special.members, special.copies) for p in (m.proc, c.proc)))
+    n = max(len(procs), len(special.copies) + (special.form == "broadcast"))
+    nbytes = special.elements * t.itemsize
+    folded = 3 * nbytes / t.links.copy_bytes_per_second if special.form in ("all_reduce", "reduce_scatter") else 0.0
+    level = t.links.level(procs)
+    took = seconds(special.form, nbytes, n, level)
+    if t.links.has_trees and special.form == "all_reduce":
+        # up one tree and down again; a broadcast goes down one anyway
+        took = min(took, 2 * seconds("broadcast", nbytes, n, level))
+    return took + folded + t.links.task_seconds
+
+
+def is_cheaper(t: Transfer, special: Special, component: list[Wanted]) -> bool:
+    """Whether a form takes no longer than the general one."""
+    form, first = form_seconds(t, special), component[0]
+    # what one of the copies takes of a few members decides mostly
+    some = [Wanted(first.proc, first.box, first.members[:DECISIVE])]
+    return form <= general_seconds(t, some, form) or form <= general_seconds(t, component, form)
+
+
+def general_seconds(t: Transfer, component: list[Wanted], enough: float = inf) -> float:
+    """The busiest processor's sends, or its receives and sums, one after another; at least `enough` where they are."""
+    sends: dict[int, float] = {}
+    receives: dict[int, float] = {}
+    sizes: dict[Box, int] = {}
+    for copy in component:
+        terms = t.terms(copy)
+        # a sum is a task of its own
+        received = receives.get(copy.proc, 0.0) + (t.links.task_seconds if len(terms) > 1 else 0.0)
+        for _, proc, box in terms:
+            if (nbytes := sizes.get(box)) is None:
+                nbytes = sizes[box] = box.volume * t.itemsize
+            if proc != copy.proc:
+                cost = seconds("move", nbytes, 2, t.links.level((proc, copy.proc))) + t.links.task_seconds
+                sends[proc] = sends.get(proc, 0.0) + cost
+                received += cost
+            if len(terms) > 1:
+                received += 3 * nbytes / t.links.copy_bytes_per_second
+            if received >= enough:
+                return received
+        receives[copy.proc] = received
+    return max((*sends.values(), *receives.values()), default=0.0)
