@@ -1,6 +1,9 @@
 """Exhaustive search: bounds that are bounds, and the optimum of plain enumeration without looking at every plan."""
 
-from itertools import product
+from contextlib import nullcontext
+from itertools import combinations, product
+from math import prod
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +18,7 @@ from castile.planner.choices.spaces import Spaces
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.budget import Budget
 from castile.planner.lower import Lowering
-from castile.planner.search import Evaluator, search
+from castile.planner.search import Evaluated, Evaluator, search
 from castile.planner.searches import exhaustive
 from castile.planner.strategy import Strategy, encode
 from castile.runtime.machine import Level, Machine
@@ -71,6 +74,20 @@ def test_what_has_no_room_or_no_time_is_told_before_tables_are_made(monkeypatch)
     monkeypatch.setattr(exhaustive, "MOST_ENTRIES", 10)
     with pytest.raises(ValueError, match=r"has \d+ plans on 2 processors, more than its bounds have room for"):
         search("exhaustive", evaluator(GRAPHS["one"], ON["two"]))
+
+
+def test_a_space_that_just_has_room_in_the_budget_and_in_tables_is_searched(monkeypatch):
+    same = evaluator(GRAPHS["one"], ON["three"])
+    known, model = Spaces(same.lowering, same.cost), Additive(same.lowering, same.cost)
+    size = prod(len(known[name].configs) for name in GRAPHS["one"].nodes)
+    entries = sum(3 * prod(len(known[name].configs) for name in edge.nodes) for edge in model.edges)
+    looked = []
+    monkeypatch.setattr(exhaustive.Descent, "run_all", lambda descent: looked.append(descent))
+    for plans, room, words in ((0, 0, ""), (1, 0, "the budget"), (0, 1, "its bounds have room for")):
+        monkeypatch.setattr(exhaustive, "MOST_ENTRIES", entries - room)
+        with pytest.raises(ValueError, match=f"more than {words}") if words else nullcontext():
+            search("exhaustive", same, str(size - plans))
+    assert len(looked) == 1
 
 
 def test_how_many_plans_there_are_is_told_in_few_letters():
@@ -132,6 +149,68 @@ def test_no_plan_takes_less_than_its_bounds(problem, on, data):
         assert quick <= bounds[point[node]] <= tighter and full <= tighter
         quick, full = int(bounds[point[node]]), tighter
     assert 0 < full <= round(seconds * PICOSECONDS)
+
+
+@st.composite
+def spaces(draw):
+    """By point of a space what its plan is worth, and by beginning of one a bound of the seconds of all its plans.
+
+    In picoseconds, of which every task takes one at least; bounds are more or less tight, and some plans do not fit.
+    """
+    sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    points = list(product(*map(range, sizes)))
+    # the second kind are just as far apart as limits are
+    numbers = draw(st.sampled_from((st.integers(1, 3), st.sampled_from((100, 101)), st.integers(1, 10**7))))
+    row = st.tuples(numbers, st.sampled_from((0, 0, 1, 5)), numbers, st.sampled_from((0.0, 0.5)))
+    rows = draw(st.lists(row, min_size=len(points), max_size=len(points)))
+    objective = draw(st.sampled_from(("time", "time", "memory")))
+    plans = {
+        point: Evaluated(Strategy({}), (bound + more) / PICOSECONDS, (nbytes,), 0, overflow, objective)
+        for point, (bound, more, nbytes, overflow) in zip(points, rows)
+    }
+    bounds = {}
+    for point, (bound, *_) in zip(points, rows):
+        for length in range(1, len(point) + 1):
+            bounds[point[:length]] = min(bound, bounds.get(point[:length], bound))
+    return sizes, plans, bounds, draw(st.sampled_from(points))
+
+
+@settings(max_examples=examples(400))
+@given(spaces(), st.sampled_from(("bounds", "served", "rungs", "ladder")))
+def test_any_bounds_lead_to_a_best_plan_by_the_most_promising_and_to_none_twice(space, which):
+    """Whoever of those who are asked knows them, while the others know nothing."""
+    sizes, plans, bounds, first = space
+    proposed = []
+
+    def propose(configs):
+        proposed.append(tuple(configs.values()))
+        known = bounds[proposed[-1]] / PICOSECONDS
+        assert run.best.objective == "memory" or not run.best.fits or known < run.best.seconds
+        run.best = min(run.best, plans[proposed[-1]], key=lambda one: one.rank)
+
+    def knows(name, chosen):
+        return bounds[tuple(chosen.values())] if which == name else 1
+
+    def each(name):
+        return lambda chosen, node: np.array([knows(name, {**chosen, node: n}) for n in range(sizes[node])])
+
+    run = SimpleNamespace(best=plans[first], propose=propose, budget=Budget())
+    run.evaluator = SimpleNamespace(objective=plans[first].objective)
+    relaxed = SimpleNamespace(
+        names=[f"n{n}" for n in range(len(sizes))], choices=[list(range(size)) for size in sizes],
+        bounds=each("bounds"), served=lambda chosen: (knows("served", chosen), None),
+    )  # fmt: skip
+    quick = SimpleNamespace(bounds=each("rungs"), bound=lambda chosen, _: knows("ladder", chosen))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(exhaustive, "Ladder", lambda _: quick)
+        exhaustive.Descent(run, relaxed).run_all()
+    assert run.best.rank[:2] == min(plan.rank[:2] for plan in plans.values())
+    assert len(set(proposed)) == len(proposed)
+    for point, later in combinations(proposed, 2):
+        assert point[:-1] != later[:-1] or bounds[point] <= bounds[later]
+    if run.best.objective == "time" and run.best.fits:
+        most = run.best.seconds * PICOSECONDS * exhaustive.RAISE
+        assert all(bounds[point] <= most for point in proposed), "limits are raised little by little"
 
 
 def least_by_hand(same, plan):

@@ -76,9 +76,7 @@ class Descent:
         while self.limit < self.most:
             self.limit, self.next = min(self.limit * RAISE, self.most), float("inf")
             self.descend({})
-            if self.next == float("inf"):
-                return
-            self.limit = max(self.limit, self.next)
+            self.limit = self.next
 
     def descend(self, chosen: dict[int, int]) -> None:
         """All plans with the Configs chosen so far that are bounded by less than the limit."""
