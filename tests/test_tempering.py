@@ -1,12 +1,14 @@
 """Parallel tempering: the same plans in any number of processes, budgets kept, exchanges that help."""
 
 import itertools
+import math
 import os
 import random
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from castile.planner.cost import CostModel
@@ -98,6 +100,50 @@ def test_an_exchange_brings_the_best_to_the_coldest(seconds, seed):
     tempering._exchange(current, 1.0, random.Random(seed).random)
     assert sorted(e.seconds for e in current) == [1.0, 2.0, 3.0, 4.0]
     assert current[0].seconds == 1.0
+
+
+@given(
+    st.integers(0, len(LADDER) - 2), st.floats(-0.1, 0.1), st.floats(0, 1, exclude_max=True),
+    st.sampled_from((1e-6, 1.0, 1e9)),
+)  # fmt: skip
+def test_neighbours_swap_as_likely_as_their_temperatures_say_in_any_unit(cold, gain, chance, unit):
+    """By the Metropolis rule: the likelihoods of both ways are to each other as those of what they lead to."""
+    # those that are colder are far better, and those that are hotter far worse
+    energies = [unit * (100.0 * (1 + n - (n > cold)) - gain * (n == cold + 1)) for n in range(len(LADDER))]
+    current = [Evaluated(Strategy({}), energy, (1,), 0, 0.0) for energy in energies]
+    swapped = [*energies[:cold], energies[cold + 1], energies[cold], *energies[cold + 2 :]]
+    cost = [sum(e / unit / heat for e, heat in zip(each, LADDER)) for each in (energies, swapped)]
+    likely = math.exp(min(0.0, cost[0] - cost[1]))
+    assume(abs(likely - chance) > 1e-6)
+    tempering._exchange(current, unit, lambda: chance)
+    assert [e.seconds for e in current] == (swapped if chance < likely else energies)
+
+
+def test_walks_go_their_own_ways_from_where_they_or_their_neighbours_came(monkeypatch):
+    """From the best of the seeds, the best of them coldest; and never twice by the same chance."""
+    rounds = []
+
+    class Watched(Crew):
+        def walk(self, legs):
+            rounds.append((legs, found := super().walk(legs)))
+            return found
+
+    monkeypatch.setattr(tempering, "Crew", Watched)
+    monkeypatch.setattr(tempering, "LEG", 4)
+    same = evaluator()
+    found = search("tempering", same, "96", 2)
+    drawn = [leg.seed for legs, _ in rounds for leg in legs]
+    assert len(set(drawn)) == len(drawn) > 2 * len(LADDER)
+    assert all(leg.heat == heat for legs, _ in rounds for leg, heat in zip(legs, LADDER))
+    energies = sorted(seed.energy for seed in found.seeds.values())
+    begun = [same.evaluate(Strategy(leg.configs)).energy for leg in rounds[0][0]]
+    assert begun == [energies[min(n, len(energies) - 1)] for n in range(len(begun))] and begun[0] < begun[-1]
+    swapped = 0
+    for (_, before), (after, _) in pairwise(rounds):
+        came, going = ([encode(Strategy(one.configs)) for one in each] for each in (before, after))
+        assert sorted(came) == sorted(going)
+        swapped += came != going
+    assert 0 < swapped
 
 
 def test_alike_walks_swap_now_and_then():
