@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -18,29 +19,30 @@ from castile.planner.lower import Lowering
 from castile.planner.search import Found, NoPlanFits, search
 from castile.planner.searching.accumulating import Chosen
 from castile.planner.searching.filling import WORTH, filled
-from castile.planner.strategy import ORDERS
+from castile.planner.strategy import ORDERS, READY
 from castile.runtime.machine import Level, Machine, Processor
 from tests.training import SGD
 
 SAMPLES, WIDTH = 32, 64
 UNCUT, NUMBERS = 5, (2, 5, 8, 4, 1)
+EVEN, UNEVEN = (1,) * 8, (1, 4, 1, 8, 1, 1, 4, 1)
 
 
-def layers() -> Graph:
+def layers(widths: tuple[int, ...]) -> Graph:
     g = Graph("layers", "float32")
     x = g.input("x", (SAMPLES, WIDTH), "b i")
-    for n in range(8):
-        x = g.linear(f"fc{n}", x, features=WIDTH, bias=False)
+    for n, width in enumerate(widths):
+        x = g.linear(f"fc{n}", x, features=WIDTH * width, bias=False)
     g.minimise(g.cross_entropy("loss", x, g.input("label", (SAMPLES,), "b", "int64")))
     return g
 
 
 @cache
-def at(number: int) -> tuple[Evaluator, Pins | None]:
+def at(number: int, widths: tuple[int, ...] = EVEN) -> tuple[Evaluator, Pins | None]:
     """Over slow links, which gradients take longer to cross than activations; each message has a price of its own."""
     each = Processor("p", 1e9, 1e12, 2**40, task_overhead_seconds=1e-6)
     machine = Machine("m", (each,) * 4, (Level("link", 4, 1e-5, 1e7),))
-    lowering = Lowering(layers(), machine, SGD, microbatches=number)
+    lowering = Lowering(layers(widths), machine, SGD, microbatches=number)
     return Evaluator(lowering, CostModel(machine)), Pins([], lowering.names, 4)
 
 
@@ -51,8 +53,8 @@ def uncut(number: int) -> tuple[Evaluator, Pins | None]:
 
 
 @cache
-def whole() -> tuple[Chosen, Found]:
-    chosen = Chosen(1, *at(1), True)
+def whole(widths: tuple[int, ...] = EVEN) -> tuple[Chosen, Found]:
+    chosen = Chosen(1, *at(1, widths), True)
     return chosen, replace(search("data_parallel", chosen.evaluator), is_insisted=False)
 
 
@@ -61,11 +63,11 @@ def taking(found: Found, seconds: float, **others: object) -> Found:
     return replace(found, evaluated=evaluated, **others)  # type: ignore[arg-type]
 
 
-def quickest(number: int) -> float:
+def quickest(number: int, widths: tuple[int, ...] = EVEN, orders: Sequence[str] = ORDERS) -> float:
     """What the best of the known pipelines takes in so many microbatches."""
-    evaluator = at(number)[0]
+    evaluator = at(number, widths)[0]
     plans = [plan for name, plan in seeds(evaluator.lowering).items() if name.startswith(PIPELINE)]
-    every = (msgspec.structs.replace(plan, order=order) for plan in plans for order in ORDERS)
+    every = (msgspec.structs.replace(plan, order=order) for plan in plans for order in orders)
     return min(evaluator.evaluate(plan).seconds for plan in every)
 
 
@@ -78,6 +80,20 @@ def test_it_looks_in_the_number_in_which_a_known_pipeline_is_soonest() -> None:
     best = min(set(NUMBERS) - {UNCUT, 1}, key=quickest)
     assert [(one.number, one.pins, one.fits) for one in looked] == [(best, at(best)[1], True)] * 2
     assert looked[0].evaluator is at(best)[0]
+
+
+def test_a_pipeline_is_as_quick_as_its_kernels_are_in_the_best_order() -> None:
+    """Where stages have layers of many sizes: it is looked for beside all plans that take longer."""
+    chosen, found = whole(UNEVEN)
+    best, ready = quickest(8, UNEVEN), quickest(8, UNEVEN, [READY])
+    assert best < 0.997 * ready
+    looked: list[Chosen] = []
+    for seconds in (best, (best + ready) / 2):
+        filled(
+            chosen, taking(found, seconds), (8,), lambda number: at(number, UNEVEN),
+            lambda other: looked.append(other) or found,  # type: ignore[func-returns-value]
+        )  # fmt: skip
+        assert bool(looked) == (seconds > best)
 
 
 @pytest.mark.parametrize("times", [0.5, 1.0, 2.0])
