@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,14 +15,15 @@ from castile.launch import models
 from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
+from castile.planner.lowering.instances import FlowInstance, StepInstance
 from castile.planner.op import Init, Part, find
 from castile.planner.ops.sgd import Sgd
 from castile.planner.step.program import update_name
 from castile.planner.strategy import Config, Strategy
 from castile.runtime import machine
 from castile.runtime.garbage import is_frozen
-from castile.runtime.region import Box, uncovered, whole
-from castile.runtime.task import NUM_LANES, Kind, Lane, TaskGraph
+from castile.runtime.region import Box, contiguous, uncovered, whole
+from castile.runtime.task import NUM_LANES, CostKey, Kind, Lane, TaskGraph
 from tests.effort import examples
 from tests.strategies import Problem, machines, problems, strategies, whole_on
 from tests.test_models import small
@@ -209,6 +212,39 @@ def test_flat_arrays_and_tasks_written_out_say_the_same(plan) -> None:
             assert tasks.buffers[view.buffer].proc in task.procs
     assert len(set(tasks.order.tolist())) == tasks.num_tasks
     check_persistent(problem, tasks)
+    check_instances(*lowering.instances(strategy), tasks)
+
+
+def check_instances(steps: Sequence[StepInstance], flows: Sequence[FlowInstance], tasks: TaskGraph) -> None:
+    """A task costs what its part does, in strides where what it reads is no run; tasks come by their place in the
+    program, and buffers live from the first who touches them.
+    """
+    priced: list[CostKey] = []
+    places: list[tuple[int, ...]] = []
+    for slot, step in enumerate(steps):
+        for local in range(step.num_tasks):
+            part, task = step.template.part(local // step.config.replicas), tasks.tasks[len(places)]
+            held = [(view.box, tasks.buffers[view.buffer].box) for view in task.views]
+            reads = held[: sum(box is not None for box in part.inputs)]
+            apart = {n: frame.shape for n, (box, frame) in enumerate(reads) if not contiguous(box, frame)}
+            priced.append(part.key.strided(apart) if apart else part.key)
+            places.append((slot, 0, 0, local))
+    for number, flow in enumerate(flows):
+        priced += flow.keys
+        places += [(flow.slot, 1, number, local) for local in range(flow.num_tasks)]
+    assert [tasks.cost_keys[cost] for cost in tasks.cost.tolist()] == priced
+    assert sorted(range(tasks.num_tasks), key=tasks.order.__getitem__) == sorted(
+        range(len(places)), key=places.__getitem__
+    )
+    order, users = tasks.order.tolist(), dict[int, list[int]]()
+    for task in range(tasks.num_tasks):
+        for buffer in tasks.uses_of(task).tolist():
+            users.setdefault(buffer, []).append(task)
+    for number, buffer in enumerate(tasks.buffers):
+        nbytes = buffer.box.volume * np.dtype(buffer.dtype).itemsize
+        assert (tasks.buffer_proc[number], tasks.buffer_bytes[number]) == (buffer.proc, -(-nbytes // 64) * 64)
+        if not buffer.role:
+            assert tasks.buffer_first[number] == min(users[number], key=order.__getitem__)
 
 
 def check_persistent(problem: Problem, tasks) -> None:

@@ -74,7 +74,7 @@ class Descent:
         """Raise the limit until it reaches the best plan, or cuts nothing off."""
         self.limit = float(self.relaxed.bounds({}, 0).min())
         while self.limit < self.most:
-            self.limit, self.next = min(self.limit * RAISE, self.most), float("inf")
+            self.limit, self.next = self.limit * RAISE, float("inf")
             self.descend({})
             self.limit = self.next
 
