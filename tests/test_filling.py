@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,11 +13,13 @@ import pytest
 from castile.planner.bounds.lower_bound import lower_bound
 from castile.planner.choices.pins import Pins
 from castile.planner.cost import CostModel
-from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.evaluation.evaluator import Evaluated, Evaluator
+from castile.planner.evaluation.sizes import variants
 from castile.planner.graph import Graph
 from castile.planner.known.seeds import PIPELINE, seeds
 from castile.planner.lower import Lowering
 from castile.planner.search import Found, NoPlanFits, search
+from castile.planner.searching import filling
 from castile.planner.searching.accumulating import Chosen
 from castile.planner.searching.filling import WORTH, filled
 from castile.planner.strategy import ORDERS, READY
@@ -24,6 +27,7 @@ from castile.runtime.machine import Level, Machine, Processor
 from tests.training import SGD
 
 SAMPLES, WIDTH = 32, 64
+SLOW, FAST = 1e7, 1e11
 UNCUT, NUMBERS = 5, (2, 5, 8, 4, 1)
 EVEN, UNEVEN = (1,) * 8, (1, 4, 1, 8, 1, 1, 4, 1)
 
@@ -38,10 +42,10 @@ def layers(widths: tuple[int, ...]) -> Graph:
 
 
 @cache
-def at(number: int, widths: tuple[int, ...] = EVEN) -> tuple[Evaluator, Pins | None]:
+def at(number: int, widths: tuple[int, ...] = EVEN, rate: float = SLOW) -> tuple[Evaluator, Pins | None]:
     """Over slow links, which gradients take longer to cross than activations; each message has a price of its own."""
     each = Processor("p", 1e9, 1e12, 2**40, task_overhead_seconds=1e-6)
-    machine = Machine("m", (each,) * 4, (Level("link", 4, 1e-5, 1e7),))
+    machine = Machine("m", (each,) * 4, (Level("link", 4, 1e-5, rate),))
     lowering = Lowering(layers(widths), machine, SGD, microbatches=number)
     return Evaluator(lowering, CostModel(machine)), Pins([], lowering.names, 4)
 
@@ -63,9 +67,9 @@ def taking(found: Found, seconds: float, **others: object) -> Found:
     return replace(found, evaluated=evaluated, **others)  # type: ignore[arg-type]
 
 
-def quickest(number: int, widths: tuple[int, ...] = EVEN, orders: Sequence[str] = ORDERS) -> float:
+def quickest(number: int, widths: tuple[int, ...] = EVEN, orders: Sequence[str] = ORDERS, rate: float = SLOW) -> float:
     """What the best of the known pipelines takes in so many microbatches."""
-    evaluator = at(number, widths)[0]
+    evaluator = at(number, widths, rate)[0]
     plans = [plan for name, plan in seeds(evaluator.lowering).items() if name.startswith(PIPELINE)]
     every = (msgspec.structs.replace(plan, order=order) for plan in plans for order in orders)
     return min(evaluator.evaluate(plan).seconds for plan in every)
@@ -80,6 +84,30 @@ def test_it_looks_in_the_number_in_which_a_known_pipeline_is_soonest() -> None:
     best = min(set(NUMBERS) - {UNCUT, 1}, key=quickest)
     assert [(one.number, one.pins, one.fits) for one in looked] == [(best, at(best)[1], True)] * 2
     assert looked[0].evaluator is at(best)[0]
+
+
+def test_a_pipeline_that_does_not_fit_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whatever order its kernels go, though a sketch says that it fits: another number is looked in."""
+    chosen, found = whole()
+    first, second, *_ = sorted(set(NUMBERS) - {UNCUT, 1}, key=quickest)
+
+    def tried(evaluator: Evaluator, *others: Any, **more: Any) -> list[Evaluated]:
+        large = 0.5 * (evaluator is at(first)[0])
+        return [replace(one, overflow=large) for one in variants(evaluator, *others, **more)]
+
+    monkeypatch.setattr(filling, "variants", tried)
+    looked: list[int] = []
+    filled(chosen, found, (first, second), at, lambda other: looked.append(other.number) or found)  # type: ignore[func-returns-value]
+    assert looked == [second]
+
+
+def test_known_plans_that_are_no_pipelines_are_no_reason_to_look() -> None:
+    """Where links are fast, data parallelism is the quicker of them; a plan between the two stays."""
+    evaluator = at(2, rate=FAST)[0]
+    alike, piped = evaluator.evaluate(seeds(evaluator.lowering)["data_parallel"]).seconds, quickest(2, rate=FAST)
+    assert alike < 0.9 * piped
+    chosen, found = Chosen(1, *at(1, rate=FAST), True), taking(whole()[1], 0.99 * piped)
+    assert filled(chosen, found, (2,), lambda number: at(number, rate=FAST), pytest.fail) == (chosen, found)
 
 
 def test_a_pipeline_is_as_quick_as_its_kernels_are_in_the_best_order() -> None:
