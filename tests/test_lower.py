@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -216,9 +217,10 @@ def test_flat_arrays_and_tasks_written_out_say_the_same(plan) -> None:
 
 
 def check_instances(steps: Sequence[StepInstance], flows: Sequence[FlowInstance], tasks: TaskGraph) -> None:
-    """A task costs what its part does, in strides where what it reads is no run; tasks come by their place in the
-    program, and buffers live from the first who touches them.
+    """A task costs what its part does, in strides where what it reads is no run, and prices come as they are met; tasks
+    come by their place in the program, and buffers live from the first who touches them.
     """
+    plain: list[CostKey] = []
     priced: list[CostKey] = []
     places: list[tuple[int, ...]] = []
     for slot, step in enumerate(steps):
@@ -227,12 +229,16 @@ def check_instances(steps: Sequence[StepInstance], flows: Sequence[FlowInstance]
             held = [(view.box, tasks.buffers[view.buffer].box) for view in task.views]
             reads = held[: sum(box is not None for box in part.inputs)]
             apart = {n: frame.shape for n, (box, frame) in enumerate(reads) if not contiguous(box, frame)}
+            plain.append(part.key)
             priced.append(part.key.strided(apart) if apart else part.key)
             places.append((slot, 0, 0, local))
     for number, flow in enumerate(flows):
+        plain += flow.keys
         priced += flow.keys
         places += [(flow.slot, 1, number, local) for local in range(flow.num_tasks)]
     assert [tasks.cost_keys[cost] for cost in tasks.cost.tolist()] == priced
+    first = list(dict.fromkeys(plain))
+    assert list(tasks.cost_keys[: len(first)]) == first and {*tasks.cost_keys} == {*plain, *priced}
     assert sorted(range(tasks.num_tasks), key=tasks.order.__getitem__) == sorted(
         range(len(places)), key=places.__getitem__
     )
@@ -258,6 +264,30 @@ def check_persistent(problem: Problem, tasks) -> None:
         for region in (param.name, f"{param.name}/momentum"):
             assert not uncovered(whole(param.shape), carried[region])
     assert [b.region for b in tasks.buffers if b.role == "output"] == [problem.graph.loss]
+
+
+@pytest.mark.parametrize("last", list(permutations(range(3))))
+def test_what_adds_through_some_of_its_results_has_the_memory_that_this_takes(last: tuple[int, ...]) -> None:
+    """Parts of two sizes, on the way back of heads that take the same arrays as queries, keys and values in turn."""
+    g = Graph("heads", "float64")
+    x = g.input("x", (3, 4, 6), "b s i")
+    made = [g.linear(name, x, features=6) for name in ("one", "two", "three")]
+    # What comes last goes back first, and what the second takes alone the first adds nothing to.
+    heads = [g.attention("first", *made, heads=2)]
+    others = [made[0], g.linear("own", x, features=6), made[2]]
+    heads.append(g.attention("second", *[others[n] for n in last], heads=2))
+    g.minimise(g.mean("loss", g.add("sum", *heads)))
+    cut = {n: Config({"b": 2}, 1, (1, 0)) for n, node in g.nodes.items() if node.alignment.extents.get("b") == 3}
+    tasks = Lowering(g, machine.local(2), SGD).lower(Strategy({n: cut.get(n, Config()) for n in g.nodes}))
+    adding = set()
+    for task in tasks.tasks:
+        assert tasks.private_bytes[task.index] == task.body.private_bytes, task.name
+        for call in task.body.calls if task.kind == Kind.COMPUTE else ():
+            for out in (task.views[out.index].buffer for out in call.outs if out.space == "view"):
+                # what another began was made before
+                assert call.accumulate == (tasks.buffer_first[out] not in (task.index, -1)), task.name
+            adding |= {task.name} if call.accumulate else set()
+    assert {"first.B[0]", "first.B[1]"} <= adding
 
 
 @st.composite
