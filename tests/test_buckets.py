@@ -23,7 +23,8 @@ from castile.planner.graph import Node
 from castile.planner.known.pieces import in_pieces
 from castile.planner.known.seeds import seed, seeds
 from castile.planner.lower import Lowering
-from castile.planner.lowering.groups import grouped, joinable
+from castile.planner.lowering.groups import END_TO_END, Joinable, grouped, joinable
+from castile.planner.lowering.instances import FlowInstance, StepInstance
 from castile.planner.searching.settling import sized
 from castile.planner.strategy import Config, Strategy
 from castile.runtime import machine as machines
@@ -174,6 +175,7 @@ def test_groups_stand_between_those_who_contribute_and_those_who_read(
     _, lowering, strategy, _ = plan
     steps, flows = lowering.instances(strategy)
     ones = joinable(steps, flows)
+    check_joinable(ones, steps, flows)
     found = grouped(ones, most)
     tasks = [one.task for group in found for one in group]
     assert len(set(tasks)) == len(tasks) and set(tasks) <= {one.task for one in ones}
@@ -181,6 +183,23 @@ def test_groups_stand_between_those_who_contribute_and_those_who_read(
         assert len(group) > 1 and sum(one.pattern.key.nbytes for one in group) <= most
         assert len({(one.pattern.name, one.procs, one.pattern.key.dtype) for one in group}) == 1
         assert max(one.made for one in group) < min(one.read for one in group)
+
+
+def check_joinable(ones: Sequence[Joinable], steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> None:
+    """In the order of the program, with the slots of those who contribute and of those who read."""
+    base, buffers = sum(step.num_tasks for step in steps), 0
+    owner = []
+    for flow in flows:
+        owner += [(flow, buffers)] * flow.num_tasks
+        buffers += flow.num_buffers
+    assert [(one.at, one.task) for one in ones] == sorted((one.at, one.task) for one in ones)
+    for one in ones:
+        flow, first = owner[one.task - base]
+        assert one.made == max([slot for slot, _ in flow.flow.producers], default=-1) and one.at == flow.slot
+        assert one.read == min(slot for slot, _ in flow.flow.readers) and one.first_buffer == first
+        assert one.procs == tuple(flow.procs[slot] for slot in one.pattern.procs)
+        # nothing of a bucket outlives the step, and nobody sees it in strides
+        assert one.pattern.name != END_TO_END or not (flow.flow.role or flow.version.is_strided)
 
 
 @pytest.mark.parametrize("known", ["data_parallel", "fsdp"])
