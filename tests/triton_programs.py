@@ -23,7 +23,10 @@ class Launch:
     """A launch under way: which places its programs have read and written so far, and what is wrong with that."""
 
     def __init__(self, arrays: list[np.ndarray]) -> None:
-        self.bounds = [np.lib.array_utils.byte_bounds(_whole(x)) for x in arrays]
+        bounds = sorted(np.lib.array_utils.byte_bounds(_whole(x)) for x in arrays)
+        self.begins_at = np.array([low for low, _ in bounds], np.int64)
+        # How far any of those reaches that begin there or before: a launch may be given hundreds of arrays.
+        self.ends_at = np.maximum.accumulate(np.array([0, *(high for _, high in bounds)], np.int64))
         self.program = -1
         self.read: list[tuple[int, Places]] = []
         self.written: list[tuple[int, Places]] = []
@@ -67,9 +70,7 @@ class Launch:
 
     def _looks(self, places: Places) -> np.ndarray:
         at, size = places
-        inside = np.zeros(at.shape, bool)
-        for low, high in self.bounds:
-            inside |= (at >= low) & (at + size <= high)
+        inside = at + size <= self.ends_at[np.searchsorted(self.begins_at, at, side="right")]
         if not inside.all():
             self.faults.add("a place is in none of its arrays")
         for before in self.unsettled:

@@ -82,7 +82,8 @@ def _mend() -> None:
 
     And what took most of its time: it did sums and products of integers again in 64 bits, to tell an overflow that it
     tells only when debugging, made the table of dtypes anew for all that it read, and wrote out the type of each shape
-    and of each block, and compared shapes of the same numbers by making them again.
+    and of each block, and compared shapes of the same numbers by making them again. A number beside a block became a
+    block of its own each time.
     """
     from triton.language.semantic import TritonSemantic
     from triton.runtime import interpreter
@@ -94,6 +95,7 @@ def _mend() -> None:
     tl.block_type.__init__ = _kept_blocks(tl.block_type.__init__)
     tl.tensor.__init__ = _kept_tensors(tl.tensor.__init__)
     TritonSemantic.broadcast_impl_value = _unless_alike(TritonSemantic.broadcast_impl_value)
+    TritonSemantic.binary_op_type_checking_impl = _kept_numbers(TritonSemantic.binary_op_type_checking_impl)
 
     patch = interpreter._patch_lang_tensor
 
@@ -202,6 +204,38 @@ def _unless_alike(broadcast: Callable[..., Any]) -> Callable[..., Any]:
         return broadcast(self, one, other)
 
     return spread
+
+
+def _kept_numbers(alike: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[Any, Any]]:
+    """What brings two operands to one type and shape: what becomes of a number is kept for all that are as the other.
+
+    Nothing writes into what an operand holds. Of two tensors of one type neither is looked at further, unless their
+    quotient is asked for, which may be of another.
+    """
+    kept: dict[tuple[Any, ...], Any] = {}
+
+    def found(self: Any, one: Any, other: Any, *how: bool, **named: bool) -> tuple[Any, Any]:
+        is_number, beside_number = type(one) in (int, float), type(other) in (int, float)
+        if named or is_number and beside_number:
+            return alike(self, one, other, *how, **named)
+        if is_number or beside_number:
+            number, block = (one, other) if is_number else (other, one)
+            shape = tuple(block.type.shape.values) if block.type.is_block() else ()
+            key = (type(number), repr(number), is_number, block.type.scalar.name, shape, how)
+            if key in kept:
+                return (kept[key], block) if is_number else (block, kept[key])
+            made = alike(self, one, other, *how)
+            # What became another type itself is to become it again.
+            if made[is_number] is block:
+                kept[key] = made[not is_number]
+            return made
+        kind = one.type.scalar
+        if type(kind) is tl.dtype and kind.name == other.type.scalar.name and not any(how[3:]):
+            spread: tuple[Any, Any] = self.broadcast_impl_value(one, other)
+            return spread
+        return alike(self, one, other, *how)
+
+    return found
 
 
 def _upper_half(x: np.ndarray) -> np.ndarray:
