@@ -13,21 +13,28 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start hundreds of processes, each of which would else compile castile's modules and pytest's asserts anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-plain test-numbers test-beside test-compiling test-mpi laws kernels gpu lint accept clean
+.PHONY: demo test test-first test-plain test-numbers test-beside test-compiling test-mpi laws kernels gpu lint accept clean
 
 demo: .venv/.castile-mpi
 	$(BIN)/castile launch -n 2 train convnet --seed $(SEED) --out build/plan.json --trace build/trace.json
 	@echo "next: open build/trace.json at ui.perfetto.dev, or $(BIN)/castile plan gpt --machine dgx-h100:nodes=1"
 
-test: lint test-plain test-beside
+# Tests that wait for a process, and ranks that start or wait for each other, leave cores idle: there Triton interprets,
+# and then compiles, when nobody else wants them.
+test: lint
+	$(MAKE) --keep-going --jobs 2 test-first test-beside
+
+test-first: .venv/.castile-test
+	$(MAKE) --keep-going --jobs 1 test-plain test-mpi
+
+# Its words come at its end, all at once: they would begin in the middle of lines of what is told meanwhile.
+test-beside: .venv/.castile-test
+	@mkdir -p build
+	$(MAKE) --keep-going --jobs 1 test-numbers test-compiling >build/beside.log 2>&1; status=$$?; \
+		cat build/beside.log; exit $$status
 
 test-plain: .venv/.castile-test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not mpi"
-
-# Ranks that start or wait for each other leave cores idle: there Triton interprets, and then compiles, when nobody else
-# wants them.
-test-beside: .venv/.castile-test
-	$(MAKE) --keep-going --jobs 2 --output-sync=target test-mpi test-numbers test-compiling
 
 # Triton interprets or compiles in one process, never both.
 test-numbers: .venv/.castile-test
