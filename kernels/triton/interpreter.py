@@ -216,7 +216,7 @@ def _kept_numbers(alike: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[
 
     def found(self: Any, one: Any, other: Any, *how: bool, **named: bool) -> tuple[Any, Any]:
         is_number, beside_number = type(one) in (int, float), type(other) in (int, float)
-        if named or is_number and beside_number:
+        if named or (is_number and beside_number):
             return alike(self, one, other, *how, **named)
         if is_number or beside_number:
             number, block = (one, other) if is_number else (other, one)
