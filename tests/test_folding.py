@@ -28,6 +28,7 @@ from castile.planner.lowering.compose import compose
 from castile.planner.op import find
 from castile.planner.simulate import simulate
 from castile.planner.strategy import Config, Strategy
+from castile.runtime import machine as machines_by_name
 from castile.runtime.machine import Level, Machine, Processor
 from castile.runtime.memory import pack
 from castile.runtime.task import NUM_LANES, Kind, Lane
@@ -306,6 +307,17 @@ def test_what_a_regular_plan_folds_to_does_not_grow(plan, engines):
         wholes.append(whole.num_tasks)
     assert len(set(sizes)) == 1, sizes
     assert wholes[1] > 2 * wholes[0] and sizes[0][1] < wholes[0]
+
+
+@pytest.mark.parametrize("name", ["pipeline_2", "pipeline_4", "pipeline_2_megatron_8"])
+def test_processors_of_a_stage_are_alike_but_for_few(name):
+    """However many there are: those that add biases, or have the host's, are not as others."""
+    for nodes in (4, 8):
+        on = machines_by_name.parse(f"dgx-h100:nodes={nodes}")
+        graph = models.parse("gpt:layers=4,width=1024,heads=16,seq=512,vocab=50304").graph(64 * nodes)
+        lowering = Lowering(graph, on, MOMENTUM, microbatches=4)
+        folded = Folding(lowering).fold(lowering.plan(seed(name, lowering)))
+        assert folded.graph.num_procs <= 5 * int(name.split("_")[1]), folded.graph.num_procs
 
 
 def test_repeated_layers_are_looked_at_once():

@@ -22,7 +22,7 @@ MODELS = (
     ("lstm:layers=1,width=8,seq=3,vocab=16", 8, 2),
     ("seq2seq:layers=1,width=8,seq=3,vocab=16", 8, 1),
     ("convnet", 8, 1),
-    ("gpt:layers=1,width=16,heads=2,seq=8,vocab=32", 8, 2),
+    ("gpt:layers=1,width=16,heads=2,seq=8,vocab=32,dropout=0.5", 8, 2),
 )
 
 

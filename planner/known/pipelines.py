@@ -1,8 +1,8 @@
 """Pipelines: any plan for a few processors, made one for many of which each group does a stretch of the network.
 
 Where the stretches end is found as for any row of work: by its sums and what is sent between them (Narayanan et al.,
-"PipeDream", SOSP 2019). In which order a pipeline computes microbatches `stages` says. It does not know what the
-plan for a few is.
+"PipeDream", SOSP 2019), of which partial sums count. In which order a pipeline computes microbatches `stages` says. It
+does not know what the plan for a few is.
 """
 
 from __future__ import annotations
@@ -88,8 +88,11 @@ def cut(work: np.ndarray, rates: np.ndarray, sent: np.ndarray) -> list[int]:
 
 
 def _sent(lowering: Lowering, inner: Mapping[str, Config], size: int) -> np.ndarray:
-    """float64[N + 1]: picoseconds in which results of a microbatch, and their gradients, come from one group to the
-    next that begins with each node; of what is cut along axes that it does not bear there is as much for each part."""
+    """float64[N + 1]: picoseconds in which a microbatch's results, and their gradients, come from one group to the next
+    that begins with each node, partial sums as often as there are.
+
+    Without any, what is sent goes beside other microbatches' kernels wherever it is cut, and counts nothing.
+    """
     graph, machine = lowering.piece, lowering.machine
     level = next((level for level in machine.levels if level.group > size), machine.levels[-1])
     place = {name: n for n, name in enumerate(inner)}
@@ -99,15 +102,18 @@ def _sent(lowering: Lowering, inner: Mapping[str, Config], size: int) -> np.ndar
         for name, operand in zip(node.inputs, node.alignment.operands, strict=True):
             last[name] = max(last.get(name, 0), place[node.name])
             gradients[name] = max(gradients.get(name, 0), _times(inner[node.name], operand))
-    change = np.zeros(len(inner) + 2)
+    change, has_sums = np.zeros(len(inner) + 2), False
     for node in graph.nodes.values():
         for name, result in zip(node.outputs, node.alignment.results, strict=True):
             tensor = graph.tensors[name]
             if name in last:
                 times = _times(inner[node.name], result) + (gradients[name] if tensor.floating else 0)
                 nbytes = prod(node.alignment.extents[axis] for axis in result.axes) * itemsize(tensor.dtype) * times
+                has_sums |= times > 1 + tensor.floating
                 change[[place[node.name] + 1, last[name] + 1]] += nbytes, -nbytes
-    each = np.cumsum(change)[:-1] / size
+    each = has_sums * np.cumsum(change)[:-1] / size
+    # As much is sent wherever it is cut.
+    each[1:-1] -= each[1:-1].min(initial=each.max())
     return np.array([PICOSECONDS * seconds("move", nbytes, 2, level) if nbytes > 0 else 0.0 for nbytes in each])
 
 
