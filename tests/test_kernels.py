@@ -353,6 +353,37 @@ def test_calls_are_bit_equal_when_repeated() -> None:
         assert runs[0] == runs[1], name
 
 
+def side_by_side(arrays: list[np.ndarray], between: int) -> list[np.ndarray]:
+    """Copies of arrays one behind the other in one memory, on multiples of 64 bytes, so many further bytes apart."""
+    begins = np.cumsum([0, *(vocabulary.round_up(x.nbytes) + between for x in arrays)]).tolist()
+    memory = np.full(begins[-1] + 64, 0xFF, "uint8")
+    first, placed = -memory.ctypes.data % 64, []
+    for begin, x in zip(begins, arrays, strict=False):
+        placed.append(memory[first + begin : first + begin + x.nbytes].view(x.dtype).reshape(x.shape))
+        placed[-1][...] = x
+    return placed
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_where_arrays_lie_changes_no_bit(name: str) -> None:
+    """Copies of parameters stay equal though each is renewed elsewhere in memory."""
+    for dtype, adds in product(("float64", "float32"), (False, True)):
+        for (args, params), expected in defined(name, dtype):
+            outs = [Draw(x.dtype.name, 1)(*x.shape) if adds else unwritten(x) for x in expected]
+            scratch = scratch_of(name, args, params, adds)
+            given = [*(x for x in args if isinstance(x, np.ndarray)), *outs, *([] if scratch is None else [scratch])]
+            runs = []
+            for between in (4096, 0, 0, 0, 0):
+                order = np.random.default_rng(len(runs)).permutation(len(given))
+                behind = side_by_side([given[n] for n in order], between)
+                left = iter([behind[n] for n in np.argsort(order)])
+                there = tuple(next(left) if isinstance(x, np.ndarray) else x for x in args)
+                made = tuple(next(left) for _ in outs)
+                Table("numpy").bind(name, there, made, params, next(left, None), adds)()
+                runs.append([x.tobytes() for x in made])
+            assert all(run == runs[0] for run in runs), f"{name} {params}"
+
+
 @st.composite
 def contractions(draw: st.DrawFn) -> tuple[str, list[tuple[int, ...]], list[list[int]], list[int]]:
     """A spec of two operands, their shapes, the order of each array's dims in memory (result last), and the box cut."""

@@ -95,6 +95,14 @@ def _carried(executions: Sequence[Execution]) -> set[str]:
     return {region for execution in executions for region, _, _ in execution.runner.persistent("carried")}
 
 
+def apart(made: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], name: str, least: float = 0.0) -> float:
+    """How far apart what two runs carry by that name is: state counts by the parameter that it moves, as a gradient may
+    be zero but for rounding, and that by `least` where it is less.
+    """
+    moved = max(least, np.abs(expected[name.rpartition("/")[0] or name]).max())
+    return difference(made[name], expected[name], moved)
+
+
 def difference(a: np.ndarray, b: np.ndarray, least: float = 0.0) -> float:
     """max|a-b| over max|b|, or over `least` where that is more; 0 where all are zero."""
     most = max(least, float(np.abs(b).max(initial=0.0)))

@@ -19,6 +19,11 @@ from castile.kernels.numpy.lanes import after, pointer, spare
 from castile.kernels.numpy.lines import filled, from_text, typed
 from castile.kernels.numpy.views import even, lain
 
+# A loop that sums and writes goes element by element, not by vectors, where what it writes begins within some hundred
+# bytes of what it reads. Arrays of fewer bytes would have other sums elsewhere in memory, and so copies of parameters
+# come apart: these are left to the definition.
+_FEW_BYTES = 1024
+
 # The gradients of x and of its factors, where that of the result is a line's value.
 _SLOPES = """
 def {name}(out, seen{arrays}, to, of{steps}, shape, factors, slopes{constants}):
@@ -127,7 +132,9 @@ def _slopes(
     out: tuple[np.ndarray, np.ndarray], line: str, ys: list[np.ndarray], x: np.ndarray, factors: np.ndarray,
     constants: dict[str, float],
 ) -> Call | None:  # fmt: skip
-    """The gradients of `norm` where its result's is what a line makes of ys."""
+    """The gradients of `norm` where its result's is what a line makes of ys; None of few bytes."""
+    if x.nbytes < _FEW_BYTES:
+        return None
     loop = _slopes_of(line, tuple(constants), x.dtype.name)
     return _work(loop, [out[0], x, *ys], [factors, out[1]], *map(x.dtype.type, constants.values()))
 
