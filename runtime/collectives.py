@@ -104,8 +104,7 @@ def _transfer(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> 
         return
     if _passed_on(t, component, copies) or _gathered_there(t, component, copies) or _box_by_box(t, component, copies):
         return
-    for copy in component:
-        transfer.general(t, copy, copies[copy.proc, copy.box])
+    transfer.general(t, component, copies)
 
 
 def _passed_on(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> bool:
@@ -131,7 +130,7 @@ def _passed_on(t: Transfer, component: list[Wanted], copies: dict[Read, int]) ->
     if form_seconds(t, special) + general_seconds(t, onward) > general_seconds(t, component):
         return False
     made = _collective_for(t, special, copies)
-    for copy in special.copies:
+    for copy in filter(None, special.copies):
         t.packs[everything, copy.proc, box] = View(made[copy.proc, box], box)
     for each in components(onward):
         _transfer(t, each, copies)
@@ -158,16 +157,16 @@ def _gathered_there(t: Transfer, component: list[Wanted], copies: dict[Read, int
     special = Special("all_gather", members, tuple(wanting), first.box)
     if general_seconds(t, arriving) + form_seconds(t, special) > general_seconds(t, component):
         return False
+    landed = {(copy.proc, copy.box): t.add("staging", copy.box, copy.proc) for copy in arriving}
+    transfer.general(t, arriving, landed)
     for copy, member in zip(arriving, members, strict=True):
-        landed = t.add("staging", copy.box, copy.proc)
-        transfer.general(t, copy, landed)
-        t.packs[member] = View(landed, copy.box)
+        t.packs[member] = View(landed[copy.proc, copy.box], copy.box)
     _collective(t, special, copies)
     return True
 
 
 def _box_by_box(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> bool:
-    """Make a sum of which some want one box and some another by an all-reduce for each box, over all who contribute.
+    """Of copies of several boxes make those of each box apart, where a form makes all of some box.
 
     Returns whether that was cheaper, and so was done.
     """
@@ -176,14 +175,16 @@ def _box_by_box(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -
         wanted.setdefault(copy.box, []).append(copy)
     if len(wanted) < 2:
         return False
-    each = [_sum_for_some(t, some) for some in wanted.values()]
-    found = [special for special in each if special and special.form in t.forms]
-    if len(found) < len(wanted):
-        return False
-    if sum(form_seconds(t, special) for special in found) > general_seconds(t, component):
+    each = [(some, special_of(some) or _sum_for_some(t, some)) for some in wanted.values()]
+    found = [special for _, special in each if special and special.form in t.forms]
+    rest = [some for some, special in each if not (special and special.form in t.forms)]
+    others = general_seconds(t, [copy for some in rest for copy in some])
+    if not found or sum(form_seconds(t, special) for special in found) + others > general_seconds(t, component):
         return False
     for special in found:
         _collective_for(t, special, copies)
+    for some in rest:
+        _transfer(t, some, copies)
     return True
 
 
@@ -201,7 +202,7 @@ def _sum_for_some(t: Transfer, component: list[Wanted]) -> Special | None:
 
 def _collective_for(t: Transfer, special: Special, copies: dict[Read, int]) -> dict[Read, int]:
     """The form, of which some members' results may be wanted by nobody; where all of them are then."""
-    others = {(c.proc, c.box) for c in special.copies}.difference(copies)
+    others = {(c.proc, c.box) for c in special.copies if c is not None}.difference(copies)
     more = {read: t.add("staging", read[1], read[0]) for read in sorted(others)}
     made = copies | more if more else copies
     _collective(t, special, made)
@@ -209,7 +210,7 @@ def _collective_for(t: Transfer, special: Special, copies: dict[Read, int]) -> d
 
 
 def _collective(t: Transfer, special: Special, targets: dict[Read, int]) -> None:
-    form, members, copies = special.form, special.members, special.copies
+    form, members, copies = special.form, special.members, [c for c in special.copies if c is not None]
     ends = [View(targets[c.proc, c.box], c.box) for c in copies]
     if form == "broadcast":
         root = members[0]
@@ -221,14 +222,15 @@ def _collective(t: Transfer, special: Special, targets: dict[Read, int]) -> None
         return
     group, n = tuple(m.proc for m in members), len(members)
     elements = special.elements
-    landed: list[tuple[View, Run | None]] = [(end, None) for end in ends]
+    landed, receive = list[tuple[View, Run | None]](), list[View | None](ends)
     if form == "all_reduce":
         counts = (tuple(elements // n + (j < elements % n) for j in range(n)),) * n
         send = tuple(transfer.packed(t, m, unbroken=True) for m in members)
     elif form == "reduce_scatter":
-        pieces = [c.box for c in copies]
-        counts = (tuple(p.volume for p in pieces),) * n
-        send = _sent(t, members, [pieces] * n)
+        counts = (tuple([c.box.volume if c else 0 for c in special.copies]),) * n
+        send = _sent(t, members, [[c.box for c in copies]] * n)
+        left = iter(ends)
+        receive = [next(left) if c else None for c in special.copies]
     elif form == "all_gather":
         pieces = [m.box for m in members]
         counts = tuple((p.volume,) * n for p in pieces)
@@ -240,8 +242,9 @@ def _collective(t: Transfer, special: Special, targets: dict[Read, int]) -> None
         send = _sent(t, members, [[p for p in row if p] for row in rows])
         landed = _landed(t, copies, [[p for p in column if p] for column in zip(*rows, strict=True)], ends)
     scratch = _scratch(t, form, [(n - 1) * count for count in counts[0]], group)
-    transfer.emit(t, form, group, send, tuple(view for view, _ in landed), scratch, counts, elements)
-    for copy, end, (view, run) in zip(copies, ends, landed, strict=True):
+    received = tuple([view for view, _ in landed] or receive)
+    transfer.emit(t, form, group, send, received, scratch, counts, elements)
+    for copy, end, (view, run) in zip(copies, ends, landed, strict=False):
         if run is not None:
             runs.unpack(t, copy.proc, run, view, end)
 

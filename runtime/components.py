@@ -26,14 +26,14 @@ class Members:
         self.number = {i: n for n, cluster in enumerate(self.clusters) for i in cluster}
         self._made: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Term, ...]] = {}
         self._of_touched: dict[int, tuple[Term, ...]] = {}
-        self._nearest: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+        self._nearest: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._taken: dict[tuple[int, ...], int] = {}
 
     def wanted(self, places: Sequence[Read]) -> list[Wanted]:
         """The copies to be made there."""
-        index = {proc: n for n, proc in enumerate(sorted({proc for proc, _ in places}))}
-        return [Wanted(proc, box, self._members(proc, box, index[proc])) for proc, box in places]
+        return [Wanted(proc, box, self._members(proc, box)) for proc, box in places]
 
-    def _members(self, proc: int, box: Box, index: int) -> tuple[Term, ...]:
+    def _members(self, proc: int, box: Box) -> tuple[Term, ...]:
         found = self.t.overlaps.of(box)
         if id(found) in self._of_touched:
             return self._of_touched[id(found)]
@@ -41,7 +41,7 @@ class Members:
         if len(self.clusters) < len(self.t.sources):
             touched = tuple(sorted({self.number[i] for i in touched if i in self.number}))
         holders = [self.t.sources[self.clusters[n][0]].procs for n in touched]
-        chosen = tuple([h[0] if len(h) == 1 else self._near(proc, h, index) for h in holders])
+        chosen = tuple([h[0] if len(h) == 1 else self._near(proc, h) for h in holders])
         if (touched, chosen) not in self._made:
             rows = zip(touched, chosen, strict=True)
             self._made[touched, chosen] = tuple([Term(self.clusters[n], p, self.frames[n]) for n, p in rows])
@@ -51,14 +51,15 @@ class Members:
             self._of_touched[id(found)] = members
         return members
 
-    def _near(self, proc: int, holders: tuple[int, ...], index: int) -> int:
-        """One of the nearest holders; readers that have several take them in turn."""
+    def _near(self, proc: int, holders: tuple[int, ...]) -> int:
+        """One of the nearest holders; readers that have the same ones near take them in turn."""
         if (proc, holders) not in self._nearest:
             far = [self.t.links.distance(proc, h) for h in holders]
             nearest = min(far)
-            self._nearest[proc, holders] = [h for h, d in zip(holders, far, strict=True) if d == nearest]
-        near = self._nearest[proc, holders]
-        return near[index % len(near)]
+            near = tuple([h for h, d in zip(holders, far, strict=True) if d == nearest])
+            turn = self._taken[near] = self._taken.get(near, -1) + 1
+            self._nearest[proc, holders] = near[turn % len(near)]
+        return self._nearest[proc, holders]
 
 
 def clusters(sources: Sequence[Source], among: Sequence[int]) -> list[tuple[int, ...]]:

@@ -14,16 +14,21 @@ from castile.runtime.region import Box, Overlaps, bounding, disjoint
 from castile.runtime.transfer import Term, Transfer, Wanted, terms_of
 
 SPECIAL_FORMS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
+# A sum is made among all who contribute to it where at most so many times as many contribute as want a piece of it.
+MOST_GIVING = 2
 # So many members of a copy are looked at first to see that a form is cheaper.
 DECISIVE = 8
 
 
 class Special(NamedTuple):
-    """A special form that fits: what each member contributes and gets, in group order, and the box around all."""
+    """A special form that fits: what each member contributes and gets, in group order, and the box around all.
+
+    copies   None for members that get nothing, as there may be of a reduce-scatter
+    """
 
     form: str
     members: tuple[Term, ...]
-    copies: tuple[Wanted, ...]
+    copies: tuple[Wanted | None, ...]
     around: Box
 
     @property
@@ -42,20 +47,22 @@ def special_of(component: list[Wanted]) -> Special | None:
     procs = {proc for _, proc in keys}
     if len(procs) < len(keys) or len(by_proc) < len(component):
         return None
-    if len(keys) != 1 and procs != set(by_proc):
+    if len(keys) != 1 and not (procs.issuperset(by_proc) and len(procs) <= MOST_GIVING * len(by_proc)):
         return None
     members = _contributed(list(asking.values()))
     around = bounding({c.box for c in component})
     if len(members) == 1:
         alike = len(component) > 1 and {c.box for c in component} == {members[0].box} and members[0].proc not in by_proc
-        return Special("broadcast", members, tuple(sorted(component, key=lambda c: c.proc)), around) if alike else None
+        return Special("broadcast", members, tuple([by_proc[p] for p in sorted(by_proc)]), around) if alike else None
     if len(asking) > 1 and not _take_all(component, members):
         return None
-    copies = tuple(by_proc[m.proc] for m in members)
-    summed, gathered = ({each.box for each in of} == {around} for of in (members, copies))
+    copies = tuple([by_proc.get(m.proc) for m in members])
+    summed, gathered = ({each.box for each in of} == {around} for of in (members, component))
+    if len(component) < len(members) and (gathered or not summed):
+        return None
     if not (summed or tile([m.box for m in members], around)):
         return None
-    if not (gathered or tile([c.box for c in copies], around)):
+    if not (gathered or tile([c.box for c in component], around)):
         return None
     if summed:
         return Special("all_reduce" if gathered else "reduce_scatter", members, copies, around)
@@ -114,7 +121,8 @@ def seconds(form: str, nbytes: float, members: int, level: Level) -> float:
 
 
 def form_seconds(t: Transfer, special: Special) -> float:
-    procs = tuple(dict.fromkeys(p for m, c in zip(special.members, special.copies) for p in (m.proc, c.proc)))
+    ends = zip(special.members, special.copies)
+    procs = tuple(dict.fromkeys(end.proc for pair in ends for end in pair if end is not None))
     n = max(len(procs), len(special.copies) + (special.form == "broadcast"))
     nbytes = special.elements * t.itemsize
     folded = 3 * nbytes / t.links.copy_bytes_per_second if special.form in ("all_reduce", "reduce_scatter") else 0.0

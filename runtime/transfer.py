@@ -5,7 +5,7 @@ It does not know which special forms exist, what the regions hold, or who produc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
@@ -216,28 +216,50 @@ class Wanted(msgspec.Struct, frozen=True, eq=False):
 # The general form: pieces from point to point, and one fold a copy.
 
 
-def general(t: Transfer, copy: Wanted, target: int) -> None:
-    terms = t.terms(copy)
-    if len(terms) == 1 and terms[0].box == copy.box and terms[0].proc != copy.proc:
-        move(t, packed(t, terms[0], unbroken=True), terms[0].proc, View(target, copy.box), copy.proc)
-        return
-    if len(procs := {term.proc for term in terms}) == 1 and copy.proc not in procs:
-        source = terms[0].proc
-        move(t, assembled(t, copy, terms), source, View(target, copy.box), copy.proc)
-        return
-    arrived = []
-    for term in terms:
-        view = packed(t, term, unbroken=term.proc != copy.proc)
-        if term.proc != copy.proc:
-            landing = View(t.add("staging", term.box, copy.proc), term.box)
-            move(t, view, term.proc, landing, copy.proc)
-            view = landing
-        arrived.append((view, term.box))
-    add_up(t, Kind.FOLD, "fold", copy.proc, View(target, copy.box), arrived)
+class _Sent(NamedTuple):
+    """What goes from one processor to a copy on another: a term that is added up there, or all of it."""
+
+    src: int
+    copy: Wanted
+    term: Term | None
+
+
+def general(t: Transfer, component: Sequence[Wanted], targets: Mapping[tuple[int, Box], int]) -> None:
+    """Make copies, each in the piece that `targets` has for its processor and box."""
+    folds, sent = list[Wanted](), list[_Sent]()
+    for copy in component:
+        procs = {term.proc for term in t.terms(copy)}
+        if len(procs) == 1 and copy.proc not in procs:
+            sent.append(_Sent(procs.pop(), copy, None))
+        else:
+            folds.append(copy)
+            sent += [_Sent(term.proc, copy, term) for term in t.terms(copy) if term.proc != copy.proc]
+    landed: dict[tuple[int, Term], View] = {}
+    for src, copy, term in _in_rounds(sent):
+        if term is None:
+            move(t, assembled(t, copy, t.terms(copy)), src, View(targets[copy.proc, copy.box], copy.box), copy.proc)
+            continue
+        source = packed(t, term, unbroken=True)
+        landed[id(copy), term] = View(t.add("staging", term.box, copy.proc), term.box)
+        move(t, source, src, landed[id(copy), term], copy.proc)
+    for copy in folds:
+        views = [landed.get((id(copy), term)) or packed(t, term, unbroken=False) for term in t.terms(copy)]
+        arrived = [(view, term.box) for view, term in zip(views, t.terms(copy), strict=True)]
+        add_up(t, Kind.FOLD, "fold", copy.proc, View(targets[copy.proc, copy.box], copy.box), arrived)
+
+
+def _in_rounds(sent: Sequence[_Sent]) -> list[_Sent]:
+    """The same so that, where many send to many, each sends to another one at a time, and not all first to one."""
+    senders = {proc: n for n, proc in enumerate(sorted({one.src for one in sent}))}
+    receivers = {proc: n for n, proc in enumerate(sorted({one.copy.proc for one in sent}))}
+    most = max(len(senders), len(receivers))
+    return sorted(sent, key=lambda one: (senders[one.src] - receivers[one.copy.proc]) % most)
 
 
 def assembled(t: Transfer, copy: Wanted, terms: Sequence[Term]) -> View:
     """A copy put together on the one processor that has all its terms, so that it goes in one message."""
+    if len(terms) == 1 and terms[0].box == copy.box:
+        return packed(t, terms[0], unbroken=True)
     proc = terms[0].proc
     key = (tuple(source for term in terms for source in term.sources), proc, copy.box)
     if key not in t.packs:

@@ -319,7 +319,7 @@ def test_a_sum_of_two_is_one_task_where_to_add_up_is_dearer_than_a_message() -> 
         known = Links(lambda a, b: int(a != b), lambda slots: latency, 1e15, task_seconds)
         kinds.append([p.name for p in plan(sources, reads, "float64", known).patterns])
     # A message and a sum each, or two messages' time and no sum of its own.
-    assert kinds == [["move", "fold"] * 2, ["all_reduce"]]
+    assert kinds == [["move", "move", "fold", "fold"], ["all_reduce"]]
 
 
 def test_where_some_want_one_box_of_a_sum_and_some_another_each_is_summed_by_all() -> None:

@@ -309,14 +309,16 @@ def test_what_a_regular_plan_folds_to_does_not_grow(plan, engines):
     assert wholes[1] > 2 * wholes[0] and sizes[0][1] < wholes[0]
 
 
-@pytest.mark.parametrize("name", ["pipeline_2", "pipeline_4", "pipeline_2_megatron_8"])
-def test_processors_of_a_stage_are_alike_but_for_few(name):
+@pytest.mark.parametrize("pieces", [False, True], ids=["", "in pieces"])
+@pytest.mark.parametrize("name", ["pipeline_2", "pipeline_4", "pipeline_2_megatron_8", "pipeline_4_megatron_8"])
+def test_processors_of_a_stage_are_alike_but_for_few(name, pieces):
     """However many there are: those that add biases, or have the host's, are not as others."""
     for nodes in (4, 8):
         on = machines_by_name.parse(f"dgx-h100:nodes={nodes}")
-        graph = models.parse("gpt:layers=4,width=1024,heads=16,seq=512,vocab=50304").graph(64 * nodes)
+        graph = models.parse("gpt:layers=4,width=1024,heads=16,seq=512,vocab=8192").graph(64 * nodes)
         lowering = Lowering(graph, on, MOMENTUM, microbatches=4)
-        folded = Folding(lowering).fold(lowering.plan(seed(name, lowering)))
+        configs = seed(name, lowering)
+        folded = Folding(lowering).fold(lowering.plan(in_pieces(lowering, configs) if pieces else configs))
         assert folded.graph.num_procs <= 5 * int(name.split("_")[1]), folded.graph.num_procs
 
 
