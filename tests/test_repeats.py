@@ -24,6 +24,7 @@ from castile.planner.lower import Lowering
 from castile.planner.op import find
 from castile.planner.simulate import simulate
 from castile.planner.simulation import repeats
+from castile.planner.simulation.repeats import Cycle
 from castile.runtime.task import Lane, TaskGraph
 from tests.cut_batches import assert_few_say_all, can_be_cut
 from tests.effort import examples
@@ -58,13 +59,13 @@ def test_any_plan_takes_what_all_its_microbatches_take(
             reject()
         assert_few_say_all(known, plan)
 
-    def watched(*args: Any) -> int | None:
-        found = period(*args)
+    def watched(*args: Any) -> Cycle | None:
+        found = cycle(*args)
         seen["enough" if found else "too few"] += 1
         return found
 
-    period = repeats.period
-    monkeypatch.setattr(repeats, "period", watched)
+    cycle = repeats.cycle
+    monkeypatch.setattr(repeats, "cycle", watched)
     check()
     tell(f"repeats: {', '.join(f'{k} {n}' for k, n in seen.most_common())}")
     assert seen["enough"] > EXAMPLES // 4
@@ -115,24 +116,26 @@ def loops(draw: st.DrawFn) -> Loop:
     return Loop(num_procs, every, [draw(takes), draw(takes)], draw(more), draw(more))
 
 
-def test_any_tasks_take_what_all_microbatches_take() -> None:
+def test_any_tasks_take_what_all_microbatches_take(tell: Callable[[str], None]) -> None:
     """Whatever the first and the last one have of their own: where few are said to be enough, they are."""
-    seen: Counter[bool] = Counter()
+    seen: Counter[int] = Counter()
 
-    @settings(max_examples=150, derandomize=True, deadline=None)
-    @given(loops(), engine_maps)
-    def check(loop: Loop, engines: Sequence[int]) -> None:
-        def picoseconds(count: int) -> tuple[int, int | None]:
+    @settings(max_examples=250, derandomize=True, deadline=None)
+    @given(loops(), engine_maps, st.integers(4, 9))
+    def check(loop: Loop, engines: Sequence[int], written: int) -> None:
+        def picoseconds(count: int) -> tuple[int, Cycle | None]:
             tasks, number, durations = loop.written(count)
             simulated = simulate(tasks, durations, engines)
-            return int(simulated.timeline.end.max()), repeats.period(tasks, number, simulated)
+            return int(simulated.timeline.end.max()), repeats.cycle(tasks, number, simulated)
 
-        few, longer = picoseconds(4)
-        seen[longer is not None] += 1
-        assert longer is None or [picoseconds(n)[0] for n in (5, 8)] == [few + longer, few + 4 * longer]
+        few, cycle = picoseconds(written)
+        seen[cycle.microbatches if cycle else 0] += 1
+        for times in (1, 3) if cycle else ():
+            assert picoseconds(written + times * cycle.microbatches)[0] == few + times * cycle.picoseconds
 
     check()
-    assert seen[True] > 40
+    tell(f"steps go on as so many microbatches before: {dict(sorted(seen.items()))}")
+    assert seen[1] > 60 and sum(times for apart, times in seen.items() if apart > 1) > 5
 
 
 def test_what_is_simulated_does_not_grow_with_microbatches() -> None:
@@ -149,8 +152,8 @@ def test_arenas_hold_what_the_host_gives_to_all_microbatches(monkeypatch: pytest
     """Where few are packed, however few are enough, as where all are."""
     known = evaluator(tower(3, batch=64), machine(2), microbatches=16)
     plan = seeds(known.lowering)["data_parallel"]
-    whole, period = known.pack(plan), repeats.period
-    monkeypatch.setattr(repeats, "period", lambda *of: period(*of) if of[1].max() + 1 >= enough else None)
+    whole, cycle = known.pack(plan), repeats.cycle
+    monkeypatch.setattr(repeats, "cycle", lambda *of: cycle(*of) if of[1].max() + 1 >= enough else None)
     monkeypatch.setattr(evaluators, "FOLDED_FROM", 1)
     monkeypatch.setattr(evaluators, "LARGE", 1)
     assert evaluator(tower(3, batch=64), machine(2), microbatches=16).pack(plan) == whole
@@ -163,8 +166,8 @@ def test_a_step_whose_microbatches_do_not_settle_is_not_foretold() -> None:
     tasks, program = few.lower(plan), few.program(plan)
     cost, number = CostModel(known.lowering.machine), repeats.numbers(program, tasks)
     simulated = simulate(tasks, cost.picoseconds(tasks.cost_keys), known.lowering.machine.engines)
-    assert repeats.period(tasks, number, simulated)
+    assert repeats.cycle(tasks, number, simulated)
     moved = simulated.timeline.end.copy()
     moved[np.flatnonzero(number == 2)[0]] = moved.max()
     other = replace(simulated, timeline=replace(simulated.timeline, end=moved))
-    assert repeats.period(tasks, number, other) is None
+    assert repeats.cycle(tasks, number, other) is None

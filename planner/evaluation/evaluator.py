@@ -36,6 +36,9 @@ PENALTY = 100.0
 # that tell all processors apart are not tried, and of many microbatches only a few are packed.
 FOLDED_FROM, LARGE = 32, 64
 
+# A pipeline is seen to go on as before once so many times as many microbatches have come as it has stages.
+FILLING = 16
+
 # What a search makes small: seconds of a training step, seconds of a forward pass, or bytes of the fullest processor.
 OBJECTIVES = ("time", "latency", "memory")
 
@@ -228,14 +231,22 @@ class Evaluator:
         alike, ready = (count, 0, order, again, configs), (count, 0, READY, again, configs)
         least = self._enough.get(alike) or self._enough.get(ready)
         if least is None:
-            least = min(count, 1 + num_stages(strategy, self.lowering.graph.nodes))
-        found = (self._seen_through(shown, strategy, key) for shown in repeats.shown(count) if shown >= least)
-        seen = next(seen for seen in found if seen is not None)
+            stages = num_stages(strategy, self.lowering.graph.nodes)
+            least = stages + FILLING if stages > 1 else repeats.LEAST
+        for shown in repeats.shown(count, least):
+            seen, more = self._seen_through(shown, strategy, key)
+            if more:
+                seen, _ = self._seen_through(shown + more, strategy, key)
+            if seen is not None:
+                break
+        assert seen is not None, "all microbatches say what all take"
         self._enough[alike] = seen.shown
         return seen
 
-    def _seen_through(self, shown: int, strategy: Strategy, key: Key) -> _Seen | None:
-        """The plan simulated with so many microbatches written out, None where these do not say what all take."""
+    def _seen_through(self, shown: int, strategy: Strategy, key: Key) -> tuple[_Seen | None, int]:
+        """The plan simulated with so many microbatches written out, None where these do not say what all take; and how
+        many more would, 0 where that is not known either.
+        """
         lowering, folding = self._shortened(strategy, shown)
         more = 0
         if lowering.machine.num_procs >= FOLDED_FROM:
@@ -250,14 +261,17 @@ class Evaluator:
         if shown < self._count(strategy):
             program = lowering.program(strategy)
             number = repeats.numbers(program, tasks)
-            longer = repeats.period(laid, number, simulated)
-            if longer is None:
-                return None
-            more = longer * (self._count(strategy) - shown)
+            cycle = repeats.cycle(laid, number, simulated)
+            if cycle is None:
+                return None, 0
+            times, rest = divmod(self._count(strategy) - shown, cycle.microbatches)
+            if rest:
+                return None, rest
+            more = times * cycle.picoseconds
             peak = peak + self._lasting(lowering, strategy)
             count = count * repeats.times(program)[number]
         seconds = float(simulated.timeline.end.max(initial=0) + more) / PICOSECONDS
-        return _Seen(key, shown, folded, tasks, simulated, count, seconds, peak)
+        return _Seen(key, shown, folded, tasks, simulated, count, seconds, peak), 0
 
     def _lasting(self, lowering: Lowering, strategy: Strategy, alignment: int = 1) -> np.ndarray:
         """int64[P]: bytes that microbatches hold all step long which are not written out."""

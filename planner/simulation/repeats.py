@@ -1,14 +1,15 @@
 """Repeats: of a step in many equal microbatches a few are simulated, and what the whole step takes follows exactly.
 
-Once all is as it was one microbatch before, only later, it will be so again until the last one comes: what is served
-next follows from what is left and what is ready when. It does not know how plans are lowered, nor how few microbatches
-are enough.
+Once all is as it was some microbatches before, only later, it will be so again and again until the last one comes: what
+is served next follows from what is left and what is ready when. Mostly it is as it was one before; stages of a pipeline
+that take nearly equally long wait for each other in turns. It does not know how plans are lowered, nor how few
+microbatches are enough.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,11 +20,22 @@ from castile.runtime.task import TaskGraph
 
 # The bits of a task's order: its slot, which flow's transfer it is, and its number.
 SLOT, FLOW = 40, 20
+# Two that are alike, the first and the last.
+LEAST = 4
+# All is looked for as it was one microbatch before, two before, and so on, at most so many.
+MOST_APART = 16
 
 
-def shown(count: int) -> list[int]:
-    """How many of so many microbatches to write out, the cheapest first: two that are alike, the first and the last."""
-    few = [4 << n for n in range(count.bit_length()) if 4 << n < count]
+class Cycle(NamedTuple):
+    """So many microbatches more make a step so many picoseconds longer."""
+
+    microbatches: int
+    picoseconds: int
+
+
+def shown(count: int, least: int = LEAST) -> list[int]:
+    """How many of so many microbatches to write out, the cheapest first."""
+    few = [least << n for n in range(count.bit_length()) if least << n < count]
     return [*few, count]
 
 
@@ -41,34 +53,59 @@ def times(program: Program) -> np.ndarray:
     return np.array([*(found[number] for number in sorted(found)), 1], np.int64)
 
 
-def period(tasks: TaskGraph, number: np.ndarray, simulated: Simulated) -> int | None:
-    """Picoseconds by which a step is longer for each further microbatch; None where these are not seen to be enough.
+def cycle(tasks: TaskGraph, number: np.ndarray, simulated: Simulated) -> Cycle | None:
+    """The shortest one in which a step goes on; None where these microbatches are not seen to be enough to tell.
 
     number[T]   of which microbatch each task is
-    They are enough where, when the first task of the last one becomes ready, all is as it was when that of the last but
-    one did, one microbatch before: what is left of each is what was left of the one before it, and what is ready of
-    that became ready, begins and ends as much later. So would all be once more if another microbatch came in between.
-    Of no microbatch nothing becomes ready meanwhile, and nothing of the first is left.
     """
     start, end = simulated.timeline.start, simulated.timeline.end
     ready = np.zeros(tasks.num_tasks, np.int64)
     np.maximum.at(ready, np.repeat(np.arange(tasks.num_tasks), np.diff(tasks.need_ptr)), end[tasks.needs])
     of = [np.flatnonzero(number == n) for n in range(int(number.max()) + 1)]
-    first, until = (int(ready[micro].min()) for micro in of[-2:])
-    is_left, was_left = end > until, end > first
-    if is_left[of[0]].any() or (was_left & (ready < until))[number < 0].any():
-        return None
-    for earlier, later in pairwise(of[:-1]):
+    when = _When(ready, start, end, tasks.cost, of, number < 0)
+    firsts = [int(ready[micro].min()) for micro in of]
+    for apart in range(1, min(MOST_APART, len(of) - 2) + 1):
+        if _is_as_before(when, firsts, apart):
+            return Cycle(apart, firsts[-1] - firsts[-1 - apart])
+    return None
+
+
+class _When(NamedTuple):
+    """When tasks are ready, begin and end, what they cost, those of each microbatch, and which are of none."""
+
+    ready: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+    cost: np.ndarray
+    of: list[np.ndarray]
+    of_none: np.ndarray
+
+
+def _is_as_before(when: _When, firsts: Sequence[int], apart: int) -> bool:
+    """Whether all is, when the first task of the last microbatch becomes ready, as it was when that of the one so many
+    before did: what is left of each is what was left of the one so many before it, and what is ready of that became
+    ready, begins and ends as much later. So would all be once more if as many others came in between.
+
+    Of no microbatch nothing becomes ready meanwhile, and nothing of the first ones is left.
+    """
+    first, until, of = firsts[-1 - apart], firsts[-1], when.of
+    is_left, was_left = when.end > until, when.end > first
+    if any(is_left[micro].any() for micro in of[:apart]) or (was_left & (when.ready < until))[when.of_none].any():
+        return False
+    for earlier, later in zip(of[: -1 - apart], of[apart:-1], strict=True):
         if not is_left[later].any() and not was_left[earlier].any():
             continue
-        if len(earlier) != len(later) or (tasks.cost[earlier] != tasks.cost[later]).any():
-            return None
-        is_ready, was_ready = is_left[later] & (ready[later] < until), was_left[earlier] & (ready[earlier] < first)
+        if len(earlier) != len(later) or (when.cost[earlier] != when.cost[later]).any():
+            return False
+        is_ready, was_ready = (
+            is_left[later] & (when.ready[later] < until),
+            was_left[earlier] & (when.ready[earlier] < first),
+        )
         if (is_left[later] != was_left[earlier]).any() or (is_ready != was_ready).any():
-            return None
-        if any(((when[later] - when[earlier])[is_ready] != until - first).any() for when in (ready, start, end)):
-            return None
-    return until - first
+            return False
+        if any(((at[later] - at[earlier])[is_ready] != until - first).any() for at in when[:3]):
+            return False
+    return True
 
 
 def lasting(program: Program, flows: Sequence[FlowInstance], num_procs: int, alignment: int = 1) -> np.ndarray:
