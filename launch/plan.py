@@ -238,7 +238,7 @@ def _facts(command: Plan, desk: Desk, found: Found) -> dict[str, Any]:
         "machine": desk.machine.name,
         "num_procs": desk.machine.num_procs,
         "batch_samples": desk.evaluator.lowering.graph.batch,
-        "search": command.search,
+        "search": found.strategy.search,
         "objective": command.objective,
         "seed": command.seed,
         "num_proposals": found.num_proposals,

@@ -296,16 +296,16 @@ def choose(
 
 def test_the_fewest_pieces_that_fit_are_not_always_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {2: (1.2, 1.0, inf), 4: (0.9, 5.0, 5.0), 8: (0.8, 3.0, 3.0), 16: (0.7, 4.0, 1.0)}
-    assert choose(monkeypatch, known) == Chosen(8, 8, None, True)
+    assert choose(monkeypatch, known) == Chosen(8, 8, None, 3.0)
     # Once time is over the first that will do does.
-    assert choose(monkeypatch, known, is_over=True) == Chosen(4, 4, None, True)
+    assert choose(monkeypatch, known, is_over=True) == Chosen(4, 4, None, 5.0)
 
 
 def test_where_no_known_plan_fits_the_nearest_number_is_left_to_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {2: (1.4, 1.0, inf), 4: (1.2, 1.0, inf), 8: (1.2, 1.0, inf)}
-    assert choose(monkeypatch, known) == Chosen(4, 4, None, False)
+    assert choose(monkeypatch, known) == Chosen(4, 4, None)
     # What a sketch takes to fit and the simulator does not is as near.
-    assert choose(monkeypatch, known | {8: (0.9, 1.0, inf)}) == Chosen(8, 8, None, False)
+    assert choose(monkeypatch, known | {8: (0.9, 1.0, inf)}) == Chosen(8, 8, None)
     assert choose(monkeypatch, {n: (1.01 * accumulating.NEAR, 1.0, inf) for n in known}) is None
 
 

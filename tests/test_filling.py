@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from math import inf
 from typing import Any
 
 import msgspec
@@ -20,8 +21,8 @@ from castile.planner.known.seeds import PIPELINE, seeds
 from castile.planner.lower import Lowering
 from castile.planner.search import Found, NoPlanFits, search
 from castile.planner.searching import filling
-from castile.planner.searching.accumulating import Chosen
-from castile.planner.searching.filling import WORTH, filled
+from castile.planner.searching.accumulating import Chosen, foresee
+from castile.planner.searching.filling import WORTH, filled, sooner
 from castile.planner.strategy import ORDERS, READY
 from castile.runtime.machine import Level, Machine, Processor
 from tests.training import SGD
@@ -58,7 +59,7 @@ def uncut(number: int) -> tuple[Evaluator, Pins | None]:
 
 @cache
 def whole(widths: tuple[int, ...] = EVEN) -> tuple[Chosen, Found]:
-    chosen = Chosen(1, *at(1, widths), True)
+    chosen = Chosen(1, *at(1, widths), 1.0)
     return chosen, replace(search("data_parallel", chosen.evaluator), is_insisted=False)
 
 
@@ -80,7 +81,7 @@ def test_it_looks_in_the_number_in_which_a_known_pipeline_is_soonest() -> None:
     chosen, found = whole()
     looked: list[Chosen] = []
     for numbers in (NUMBERS, NUMBERS[::-1]):
-        filled(chosen, found, numbers, uncut, lambda other: looked.append(other) or found)  # type: ignore[func-returns-value]
+        filled(chosen, found, numbers, uncut, lambda other, _: looked.append(other) or found)  # type: ignore[func-returns-value]
     best = min(set(NUMBERS) - {UNCUT, 1}, key=quickest)
     assert [(one.number, one.pins, one.fits) for one in looked] == [(best, at(best)[1], True)] * 2
     assert looked[0].evaluator is at(best)[0]
@@ -97,7 +98,7 @@ def test_a_pipeline_that_does_not_fit_is_none(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(filling, "variants", tried)
     looked: list[int] = []
-    filled(chosen, found, (first, second), at, lambda other: looked.append(other.number) or found)  # type: ignore[func-returns-value]
+    filled(chosen, found, (first, second), at, lambda other, _: looked.append(other.number) or found)  # type: ignore[func-returns-value]
     assert looked == [second]
 
 
@@ -106,7 +107,7 @@ def test_known_plans_that_are_no_pipelines_are_no_reason_to_look() -> None:
     evaluator = at(2, rate=FAST)[0]
     alike, piped = evaluator.evaluate(seeds(evaluator.lowering)["data_parallel"]).seconds, quickest(2, rate=FAST)
     assert alike < 0.9 * piped
-    chosen, found = Chosen(1, *at(1, rate=FAST), True), taking(whole()[1], 0.99 * piped)
+    chosen, found = Chosen(1, *at(1, rate=FAST), 1.0), taking(whole()[1], 0.99 * piped)
     assert filled(chosen, found, (2,), lambda number: at(number, rate=FAST), pytest.fail) == (chosen, found)
 
 
@@ -119,7 +120,7 @@ def test_a_pipeline_is_as_quick_as_its_kernels_are_in_the_best_order() -> None:
     for seconds in (best, (best + ready) / 2):
         filled(
             chosen, taking(found, seconds), (8,), lambda number: at(number, UNEVEN),
-            lambda other: looked.append(other) or found,  # type: ignore[func-returns-value]
+            lambda other, _: looked.append(other) or found,  # type: ignore[func-returns-value]
         )  # fmt: skip
         assert bool(looked) == (seconds > best)
 
@@ -128,13 +129,13 @@ def test_a_pipeline_is_as_quick_as_its_kernels_are_in_the_best_order() -> None:
 def test_the_better_is_left_and_what_was_proposed_for_both_is_told(times: float) -> None:
     chosen, found = whole()
     other = taking(found, times * found.evaluated.seconds, seeds={}, num_proposals=30)
-    (number, left), both = filled(chosen, found, (2,), at, lambda _: other), found.num_proposals + 30
+    (number, left), both = filled(chosen, found, (2,), at, lambda *_: other), found.num_proposals + 30
     assert left == replace(other if times < 1 else found, seeds=found.seeds, num_proposals=both)
     assert number.number == (2 if times < 1 else 1)
 
 
 def test_where_no_plan_fits_what_was_proposed_is_told() -> None:
-    def look(_: Chosen) -> Found:
+    def look(_: Chosen, name: str) -> Found:
         raise NoPlanFits("none", 7)
 
     chosen, found = whole()
@@ -149,3 +150,73 @@ def test_none_is_looked_for_beside_a_plan_that_is_insisted_on_or_that_hardly_any
         assert filled(chosen, one, (2, 4, 8), pytest.fail, pytest.fail) == (chosen, one)
     as_quick = taking(found, min(map(quickest, (2, 4, 8))))
     assert filled(chosen, as_quick, (2, 4, 8), at, pytest.fail) == (chosen, as_quick)
+
+
+def named(number: int) -> tuple[str, float]:
+    """The known pipeline that a sketch takes for the best in so many microbatches, and what it takes."""
+    evaluator, pins = at(number)
+    names = [name for name in seeds(evaluator.lowering) if name.startswith(PIPELINE)]
+    plan = foresee(evaluator, names, pins).fitting[0][1]
+    return plan.search, evaluator.evaluate(plan).seconds
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many parts that searches look at no pipeline."""
+    monkeypatch.setattr(filling, "MOST_PIPED", 1)
+
+
+def looking(looked: list[tuple[int, str]]) -> Any:
+    def look(chosen: Chosen, name: str) -> Found:
+        looked.append((chosen.number, name))
+        return search(name, chosen.evaluator, seeds=[name], pins=chosen.pins)
+
+    return look
+
+
+def test_of_plans_of_many_parts_one_pipeline_is_simulated_before_anything_is_searched(large: None) -> None:
+    chosen, found = whole()
+    looked: list[tuple[int, str]] = []
+    known = replace(chosen, seconds=found.evaluated.seconds)
+    piped = sooner(known, (2, 4, 8), at, looking(looked))
+    assert piped is not None and len(looked) == 1
+    (number, name), (other, plan) = looked[0], piped
+    assert (name, plan.evaluated.seconds) == named(number) and other.number == number and other.fits
+    assert plan.evaluated.seconds < found.evaluated.seconds and not plan.is_insisted
+    # It is not looked for again once it was found, or none was.
+    assert filled(*piped, (2, 4, 8), at, pytest.fail) == piped
+    assert filled(known, found, (2, 4, 8), at, pytest.fail) == (known, found)
+    # Where no known plan was known to fit it is, beside what a search found.
+    assert filled(replace(chosen, seconds=inf), found, (2, 4, 8), at, looking(looked))[0].number == number
+
+
+def test_beside_a_quick_plan_of_many_parts_none_is_looked_for(large: None) -> None:
+    chosen, _ = whole()
+    bound = lower_bound(chosen.evaluator)
+    assert bound is not None
+    for seconds in (inf, WORTH * bound.work_seconds):
+        assert sooner(replace(chosen, seconds=seconds), (2, 4, 8), at, pytest.fail) is None
+    quick = replace(chosen, seconds=min(named(number)[1] for number in (2, 4, 8)))
+    assert sooner(quick, (2, 4, 8), at, pytest.fail) is None
+
+
+def test_of_plans_of_many_parts_numbers_are_looked_at_until_more_gain_little(
+    large: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen, _ = whole()
+    known, asked = replace(chosen, number=2, seconds=1e3), list[int]()
+
+    def watched(number: int) -> tuple[Evaluator, Pins | None]:
+        asked.append(number)
+        return at(number)
+
+    for little, last in ((0.3, 4), (1.0, 32)):
+        monkeypatch.setattr(filling, "PROMISING", little)
+        asked.clear()
+        assert sooner(known, (1, 4, 8, 16, 32), watched, looking([])) is not None
+        assert asked == [2, *(n for n in (4, 8, 16, 32) if n <= last)]
+
+
+def test_plans_of_few_parts_are_searched_first() -> None:
+    chosen, found = whole()
+    assert sooner(replace(chosen, seconds=found.evaluated.seconds), (2, 4, 8), at, pytest.fail) is None

@@ -25,7 +25,7 @@ from castile.planner.search import Found, NoPlanFits, Progress, search
 from castile.planner.searching import accumulating
 from castile.planner.searching.accumulating import Chosen
 from castile.planner.searching.fewer import FURTHER, on_fewer
-from castile.planner.searching.filling import filled
+from castile.planner.searching.filling import At, filled, sooner
 from castile.planner.searching.fronts import Point, search_front
 from castile.planner.searching.settling import SETTLING, settled
 from castile.planner.sketch.sieve import num_parts
@@ -140,25 +140,42 @@ class Looking:
         began, refused, num_proposals = clock(), list[NoPlanFits](), 0
         is_late, is_settled = limits.begun().is_over, limits.begun(1 + SETTLING).is_over
         enough = partial(self._enough, limits.is_over, is_late)
+        again, is_filled = partial(self._again, limits, is_settled, progress), self._is_filled(limits)
         for chosen in self._places(enough):
             try:
                 left = _left(limits, clock() - began)
-                found, points = self._search(chosen, left, is_settled, progress, self.start)
+                if is_filled and (piped := sooner(chosen, *self._others(chosen, limits), again)) is not None:
+                    chosen, found, points = *piped, list[Point]()
+                else:
+                    found, points = self._search(chosen, left, is_settled, progress, self.start)
                 break
             except NoPlanFits as error:
                 num_proposals += error.num_proposals
                 refused.append(error)
         else:
             raise self._advised(refused[0], enough)
-        # A time is spent on one number of microbatches, and a front has one.
-        if self._is_free and limits.seconds is None and self.command.objective == "time" and not (self.names or points):
-            numbers = (n for n in self._numbers[2:] if n != chosen.number and not limits.is_over())
-            at = partial(self._at, chosen.evaluator.lowering.recompute)
-            chosen, found = filled(
-                chosen, found, numbers, at, lambda other: self._search(other, limits, is_settled, progress)[0]
-            )
+        if is_filled:
+            chosen, found = filled(chosen, found, *self._others(chosen, limits), again)
         num_proposals += found.num_proposals
         return chosen, replace(found, elapsed_seconds=clock() - began, num_proposals=num_proposals), points
+
+    def _again(
+        self, limits: Budget, is_settled: Callable[[], bool], progress: Progress | None, chosen: Chosen, name: str
+    ) -> Found:
+        """The same search in another number of microbatches, or, with a name, that known plan alone."""
+        if name:
+            return search(name, chosen.evaluator, progress=progress, seeds=[name], pins=chosen.pins)
+        return self._search(chosen, limits, is_settled, progress)[0]
+
+    def _is_filled(self, limits: Budget) -> bool:
+        """Whether pipelines in other numbers of microbatches are looked at: a time is spent on one, a front has one."""
+        is_for_one = limits.seconds is not None or bool(self.names) or self.command.front
+        return self._is_free and self.command.objective == "time" and not is_for_one
+
+    def _others(self, chosen: Chosen, limits: Budget) -> tuple[Iterable[int], At]:
+        """The other numbers of microbatches in which pipelines are looked at, and what each is looked at with."""
+        numbers = (n for n in self._numbers[2:] if n != chosen.number and not limits.is_over())
+        return numbers, partial(self._at, chosen.evaluator.lowering.recompute)
 
     @property
     def _is_free(self) -> bool:
@@ -187,7 +204,7 @@ class Looking:
 
     def _places(self, enough: Enough) -> Iterator[Chosen]:
         """In what to search, one after the other, until a plan fits."""
-        first = Chosen(self.microbatches, *self._at(self.recompute, self.microbatches), False)
+        first = Chosen(self.microbatches, *self._at(self.recompute, self.microbatches))
         is_far = self._is_free and self._is_far(first)
         numbers = self._numbers if self._is_free else (first.number,)
         chosen = enough(self.recompute, [n for n in numbers if n > first.number]) if is_far else None

@@ -35,10 +35,10 @@ ROOMY = 0.5
 # takes gigabytes, so positions are not cut across groups of processors then.
 MOST_PASSED = 1024
 
-# Pipelines are known where plans have at most so many parts: of each as many microbatches are written out as it takes
-# until one runs as the one before, which is minutes for GPT-3 on 1,024 processors.
-MOST_PIPED = 100_000
-# How their names begin.
+# Where plans have more parts pipelines of so many stages are known, and by their names only: of each as many
+# microbatches are written out as it takes until they run as those before, 15 seconds for GPT-3 on 1,024 processors.
+MOST_PIPED, MOST_STAGES = 100_000, 16
+# How the names of pipelines begin.
 PIPELINE = "pipeline_"
 
 Configs = dict[str, Config]
@@ -49,7 +49,7 @@ def seeds(
 ) -> dict[str, Strategy]:
     """The known plans of a graph on a machine by name, data_parallel first; of equal ones the first.
 
-    names   only those; None for all
+    names   only those; None for all, of which pipelines are none where there are too many parts to simulate several
     cost    prices by which unequal processors get their shares; the machine's figures by default
     pins    what is changed of them
     Raises ValueError for a name that no known plan has.
@@ -59,11 +59,13 @@ def seeds(
         if name not in makers:
             hint = suggestion(name, list(makers))
             raise ValueError(f"no known plan {name!r}{hint}; there are {', '.join(makers)}")
+    if names is None:
+        names = [name for name in makers if not (_is_large(lowering) and name.startswith(PIPELINE))]
     distinct: dict[str, Strategy] = {}
     # What a plan was made for is a hash of the whole graph: once for all of them.
     stamp = stamped(lowering, {}, "")
     for name, make in makers.items():
-        if names is not None and name not in names:
+        if name not in names:
             continue
         configs = make() if pins is None else pins.apply(make())
         if all(configs != known.configs for known in distinct.values()):
@@ -109,13 +111,14 @@ def _pipelines(
     matrices in pairs as wide as `near` processors allow. With updates in pieces too where parameters leave little room.
     """
     num_procs = lowering.machine.num_procs
-    if lowering.microbatches == 1 or len(lowering.piece.nodes) * num_procs > MOST_PIPED:
+    if lowering.microbatches == 1:
         return {}
     room = min(p.memory_bytes - p.reserved_bytes for p in lowering.machine.processors)
     _, all_bytes = _param_bytes(lowering)
     made: dict[str, Callable[[], Configs]] = {}
+    most = min(lowering.microbatches, MOST_STAGES if _is_large(lowering) else num_procs)
     for num_stages in divisors(num_procs)[1:]:
-        if num_stages > lowering.microbatches:
+        if num_stages > most:
             break
         size = num_procs // num_stages
         for width in dict.fromkeys((1, min(size, near))):
@@ -125,6 +128,10 @@ def _pipelines(
             if size > width and all_bytes / num_stages / width > ROOMY * room:
                 made[f"{name}_zero"] = partial(_in_pieces, lowering, make)
     return made
+
+
+def _is_large(lowering: Lowering) -> bool:
+    return len(lowering.piece.nodes) * lowering.machine.num_procs > MOST_PIPED
 
 
 def _pipelined(lowering: Lowering, cuts: TensorCuts, num_stages: int, width: int, cost: CostModel | None) -> Configs:

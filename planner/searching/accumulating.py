@@ -51,13 +51,18 @@ class Chosen:
 
     evaluator  for so many; it knows the plans that were simulated to find the number
     pins       what plans must have
-    fits       whether a known plan was simulated and fits
+    seconds    what the best known plan takes that was simulated and fits; inf where none was
     """
 
     number: int
     evaluator: Evaluator
     pins: Pins | None
-    fits: bool
+    seconds: float = inf
+
+    @property
+    def fits(self) -> bool:
+        """Whether a known plan was simulated and fits."""
+        return self.seconds < inf
 
 
 def foresee(evaluator: Evaluator, names: Sequence[str] | None = None, pins: Pins | None = None) -> Foreseen:
@@ -120,9 +125,9 @@ def enough(
             break
         found = next((seconds for _, plan in fitting if (seconds := _seconds(evaluator, plan)) < inf), inf)
         if found < least:
-            least, best = found, Chosen(number, evaluator, pins, True)
+            least, best = found, Chosen(number, evaluator, pins, found)
         elif best is None and foreseen.share < share:
-            share, nearest = foreseen.share, Chosen(number, evaluator, pins, False)
+            share, nearest = foreseen.share, Chosen(number, evaluator, pins)
     return best or nearest
 
 

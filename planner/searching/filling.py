@@ -5,9 +5,11 @@ Walks keep the number of microbatches with which they began. It does not know ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
+from operator import attrgetter
+from typing import NamedTuple
 
 from castile.planner.bounds.lower_bound import lower_bound
 from castile.planner.choices.pins import Pins
@@ -17,7 +19,7 @@ from castile.planner.known.seeds import MOST_PIPED, PIPELINE, known_names
 from castile.planner.search import Found, NoPlanFits
 from castile.planner.searching.accumulating import Chosen, foresee
 from castile.planner.sketch.sieve import num_parts
-from castile.planner.strategy import ORDERS
+from castile.planner.strategy import ORDERS, READY, Strategy
 
 # One is looked for where a step takes so many times as long as all processors' work, less than which none takes.
 WORTH = 1.1
@@ -25,27 +27,28 @@ WORTH = 1.1
 PROMISING = 0.95
 
 At = Callable[[int], tuple[Evaluator, Pins | None]]
+# The same search in another number of microbatches; with a name that known plan alone.
+Look = Callable[[Chosen, str], Found]
 
 
-def filled(
-    chosen: Chosen, found: Found, numbers: Iterable[int], at: At, look: Callable[[Chosen], Found]
-) -> tuple[Chosen, Found]:
+def filled(chosen: Chosen, found: Found, numbers: Iterable[int], at: At, look: Look) -> tuple[Chosen, Found]:
     """What was found, or the better plan that a search finds in the one of these numbers of microbatches that a known
     pipeline gets through soonest; and in how many.
 
     at     an evaluator for so many microbatches, and what plans must have
     look   the same search in such
     """
-    evaluator = chosen.evaluator
-    has_none = found.is_insisted or num_parts(evaluator) > MOST_PIPED
-    bound = None if has_none else lower_bound(evaluator)
-    if bound is None or found.evaluated.seconds <= WORTH * bound.work_seconds:
+    # Of those a pipeline was looked for before.
+    has_none = found.is_insisted or (_is_large(chosen) and chosen.fits)
+    if has_none or not _is_worth(chosen, found.evaluated.seconds):
         return chosen, found
-    soonest = _soonest(at, numbers, found.evaluated.seconds)
+    if _is_large(chosen):
+        return sooner(replace(chosen, seconds=found.evaluated.seconds), numbers, at, look) or (chosen, found)
+    soonest, _ = _soonest(_taken_for_best(at, numbers), found.evaluated.seconds, ORDERS)
     if soonest is None:
         return chosen, found
     try:
-        other = look(soonest)
+        other = look(soonest, "")
     except NoPlanFits as error:  # live bytes fit, and arenas do not
         return chosen, replace(found, num_proposals=found.num_proposals + error.num_proposals)
     num_proposals = found.num_proposals + other.num_proposals
@@ -54,23 +57,79 @@ def filled(
     return soonest, replace(other, seeds=found.seeds, num_proposals=num_proposals)
 
 
-def _soonest(at: At, numbers: Iterable[int], seconds: float) -> Chosen | None:
-    """The number in which a known pipeline takes least, if that is less than `seconds`.
+def sooner(chosen: Chosen, numbers: Iterable[int], at: At, look: Look) -> tuple[Chosen, Found] | None:
+    """Where there are too many parts to simulate several pipelines: one that takes less than the best known plan, if
+    that is known to fit, and in how many microbatches; None where there is none.
 
-    Of each number the pipeline that is taken for the best is simulated, in each order.
+    numbers, at   as of `filled`, ascending
+    look          at the known plan of that name
     """
-    least, best = seconds, None
+    if not (_is_large(chosen) and chosen.fits and _is_worth(chosen, chosen.seconds)):
+        return None
+    # In fewer none fitted, and to look at each takes seconds.
+    more = (chosen.number, *(number for number in numbers if number > chosen.number))
+    soonest, name = _soonest(_improving(_taken_for_best(at, more)), chosen.seconds, (READY,))
+    if soonest is None:
+        return None
+    try:
+        return soonest, replace(look(soonest, name), is_insisted=False)
+    except NoPlanFits:
+        return None
+
+
+def _is_large(chosen: Chosen) -> bool:
+    return num_parts(chosen.evaluator) > MOST_PIPED
+
+
+def _is_worth(chosen: Chosen, seconds: float) -> bool:
+    bound = lower_bound(chosen.evaluator)
+    return bound is not None and seconds > WORTH * bound.work_seconds
+
+
+class _Candidate(NamedTuple):
+    """A number of microbatches, and the pipeline that is taken for the best in so many, and for how many seconds."""
+
+    seconds: float
+    number: int
+    evaluator: Evaluator
+    pins: Pins | None
+    plan: Strategy
+
+
+def _soonest(candidates: Iterable[_Candidate], seconds: float, orders: Sequence[str]) -> tuple[Chosen | None, str]:
+    """The number in which a pipeline takes least, if that is less than `seconds`, and its name.
+
+    They are simulated in these orders, the most promising first.
+    """
+    least, best, name = seconds, None, ""
+    for one in sorted(candidates, key=attrgetter("seconds")):
+        if one.seconds > PROMISING * least:
+            break
+        plans = variants(one.evaluator, one.plan, (), orders=orders)
+        if (soonest := min((plan.seconds for plan in plans if plan.fits), default=inf)) < least:
+            least, best, name = soonest, Chosen(one.number, one.evaluator, one.pins, soonest), one.plan.search
+    return best, name
+
+
+def _taken_for_best(at: At, numbers: Iterable[int]) -> Iterator[_Candidate]:
+    """For each number that has one the pipeline that fits and is taken for the best."""
     for number in numbers:
         try:
             evaluator, pins = at(number)
             names = [name for name in known_names(evaluator.lowering) if name.startswith(PIPELINE)]
             fitting = foresee(evaluator, names, pins).fitting if names else ()
-            if not fitting or fitting[0][0] > PROMISING * least:
-                continue
-            plans = variants(evaluator, fitting[0][1], (), orders=ORDERS)
         except ValueError:
             # What cannot be cut into so many may be cut into others.
             continue
-        if (soonest := min((one.seconds for one in plans if one.fits), default=inf)) < least:
-            least, best = soonest, Chosen(number, evaluator, pins, True)
-    return best
+        if fitting:
+            yield _Candidate(fitting[0][0], number, evaluator, pins, fitting[0][1])
+
+
+def _improving(candidates: Iterable[_Candidate]) -> Iterator[_Candidate]:
+    """Those up to the first that is not taken for much less than the one before."""
+    least = inf
+    for one in candidates:
+        yield one
+        if one.seconds > PROMISING * least:
+            return
+        least = min(least, one.seconds)
