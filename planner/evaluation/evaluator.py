@@ -36,7 +36,7 @@ PENALTY = 100.0
 # that tell all processors apart are not tried, and of many microbatches only a few are packed.
 FOLDED_FROM, LARGE = 32, 64
 
-# A pipeline is seen to go on as before once so many times as many microbatches have come as it has stages.
+# Pipelines were seen to go on as before once all stages are busy and about so many microbatches more have come.
 FILLING = 16
 
 # What a search makes small: seconds of a training step, seconds of a forward pass, or bytes of the fullest processor.
