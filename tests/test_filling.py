@@ -163,7 +163,7 @@ def named(number: int) -> tuple[str, float]:
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """So many parts that searches look at no pipeline."""
-    monkeypatch.setattr(filling, "MOST_PIPED", 1)
+    monkeypatch.setattr(filling, "has_many_parts", lambda lowering: True)
 
 
 def looking(looked: list[tuple[int, str]]) -> Any:
@@ -187,7 +187,9 @@ def test_of_plans_of_many_parts_one_pipeline_is_simulated_before_anything_is_sea
     assert filled(*piped, (2, 4, 8), at, pytest.fail) == piped
     assert filled(known, found, (2, 4, 8), at, pytest.fail) == (known, found)
     # Where no known plan was known to fit it is, beside what a search found.
-    assert filled(replace(chosen, seconds=inf), found, (2, 4, 8), at, looking(looked))[0].number == number
+    other, plan = filled(replace(chosen, seconds=inf), found, (2, 4, 8), at, looking(looked))
+    assert other.number == number and plan.evaluated == piped[1].evaluated and plan.seeds == found.seeds
+    assert plan.num_proposals == found.num_proposals + 1
 
 
 def test_beside_a_quick_plan_of_many_parts_none_is_looked_for(large: None) -> None:

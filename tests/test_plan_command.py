@@ -16,7 +16,9 @@ from castile.launch.__main__ import main
 from castile.launch.here import compiling
 from castile.launch.reports import report
 from castile.planner import strategy as strategies
+from castile.planner.known import seeds
 from castile.planner.known.seeds import data_parallel
+from castile.planner.searching import filling
 from castile.planner.strategy import Config, Strategy
 from tests.answers import answer, sentence
 from tests.mpi import CHECKOUT, mpirun_apart
@@ -347,6 +349,20 @@ def test_a_pipeline_is_looked_for_where_it_takes_less_than_what_was_found(capsys
     assert found["num_stages"] > 1 and found["microbatches"] >= 4 and whole["microbatches"] == whole["num_stages"] == 1
     assert found["found"]["step_seconds"] < whole["found"]["step_seconds"]
     assert found["seeds"].keys() == whole["seeds"].keys() and found["num_proposals"] == whole["num_proposals"] + 1000
+
+
+def test_of_plans_of_many_parts_a_pipeline_is_taken_before_anything_is_searched(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In microbatches, as no plan of a whole batch fits; and it says so, not that a search has found it."""
+    for module in (seeds, filling):
+        monkeypatch.setattr(module, "has_many_parts", lambda lowering: True)
+    model = "gpt:layers=8,width=4096,heads=16,seq=64,vocab=1000"
+    given = ["plan", model, "--machine", "p3.16xlarge:nodes=2", "--batch", "2048", "--budget", "200", "--json"]
+    found = json.loads(_told(given, capsys))
+    assert found["search"] == found["equals"] == "pipeline_2_zero" and found["num_stages"] == 2 < found["microbatches"]
+    # One search was for a plan of a whole batch, in vain.
+    assert found["seeds"].keys() == {"data_parallel", "pipeline_2_zero"} and found["num_proposals"] == 201
 
 
 def _told(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:

@@ -26,6 +26,7 @@ from castile.planner.simulate import simulate
 from castile.planner.simulation import repeats
 from castile.planner.simulation.repeats import Cycle
 from castile.runtime.task import Lane, TaskGraph
+from castile.runtime.timeline import PICOSECONDS
 from tests.cut_batches import assert_few_say_all, can_be_cut
 from tests.effort import examples
 from tests.graphs import Draft, engine_maps
@@ -145,6 +146,29 @@ def test_what_is_simulated_does_not_grow_with_microbatches() -> None:
         known = evaluator(graph, machine(1), microbatches=count)
         sizes.append(known.tasks(seeds(known.lowering)["data_parallel"])[0].num_tasks)
     assert len(set(sizes)) == 1
+
+
+@pytest.mark.parametrize("apart", [2, 3])
+@pytest.mark.parametrize("count", [7, 8, 9])
+def test_a_few_more_are_written_out_where_those_left_are_no_multiple_of_a_cycle(
+    monkeypatch: pytest.MonkeyPatch, apart: int, count: int
+) -> None:
+    """What is as it was one microbatch before is so several before, too."""
+    batch, shown = 16 * count, list[int]()
+    everything = evaluator(tower(3, batch=batch), machine(2), microbatches=count)
+    plan = seeds(everything.lowering)["data_parallel"]
+    whole = float(everything.simulate(plan)[1].timeline.end.max()) / PICOSECONDS
+
+    def longer(tasks: TaskGraph, number: np.ndarray, simulated: Any) -> Cycle | None:
+        shown.append(int(number.max()) + 1)
+        found = cycle(tasks, number, simulated)
+        return found and Cycle(apart * found.microbatches, apart * found.picoseconds)
+
+    cycle = repeats.cycle
+    monkeypatch.setattr(repeats, "cycle", longer)
+    assert everything.evaluate(plan).seconds == pytest.approx(whole, rel=1e-12)
+    rest = (count - repeats.LEAST) % apart
+    assert shown == [repeats.LEAST, *[repeats.LEAST + rest] * (0 < rest < count - repeats.LEAST)]
 
 
 @pytest.mark.parametrize("enough", [4, 8])

@@ -60,7 +60,7 @@ def seeds(
             hint = suggestion(name, list(makers))
             raise ValueError(f"no known plan {name!r}{hint}; there are {', '.join(makers)}")
     if names is None:
-        names = [name for name in makers if not (_is_large(lowering) and name.startswith(PIPELINE))]
+        names = [name for name in makers if not (has_many_parts(lowering) and name.startswith(PIPELINE))]
     distinct: dict[str, Strategy] = {}
     # What a plan was made for is a hash of the whole graph: once for all of them.
     stamp = stamped(lowering, {}, "")
@@ -76,6 +76,11 @@ def seeds(
 def known_names(lowering: Lowering) -> tuple[str, ...]:
     """The names of all known plans of the graph on the machine, also of those that are the same as another."""
     return tuple(_makers(lowering, None))
+
+
+def has_many_parts(lowering: Lowering) -> bool:
+    """Whether plans have too many parts to simulate several pipelines."""
+    return len(lowering.piece.nodes) * lowering.machine.num_procs > MOST_PIPED
 
 
 def seed(name: str, lowering: Lowering, cost: CostModel | None = None) -> Configs:
@@ -116,7 +121,7 @@ def _pipelines(
     room = min(p.memory_bytes - p.reserved_bytes for p in lowering.machine.processors)
     _, all_bytes = _param_bytes(lowering)
     made: dict[str, Callable[[], Configs]] = {}
-    most = min(lowering.microbatches, MOST_STAGES if _is_large(lowering) else num_procs)
+    most = min(lowering.microbatches, MOST_STAGES if has_many_parts(lowering) else num_procs)
     for num_stages in divisors(num_procs)[1:]:
         if num_stages > most:
             break
@@ -128,10 +133,6 @@ def _pipelines(
             if size > width and all_bytes / num_stages / width > ROOMY * room:
                 made[f"{name}_zero"] = partial(_in_pieces, lowering, make)
     return made
-
-
-def _is_large(lowering: Lowering) -> bool:
-    return len(lowering.piece.nodes) * lowering.machine.num_procs > MOST_PIPED
 
 
 def _pipelined(lowering: Lowering, cuts: TensorCuts, num_stages: int, width: int, cost: CostModel | None) -> Configs:

@@ -15,10 +15,9 @@ from castile.planner.bounds.lower_bound import lower_bound
 from castile.planner.choices.pins import Pins
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.evaluation.sizes import variants
-from castile.planner.known.seeds import MOST_PIPED, PIPELINE, known_names
+from castile.planner.known.seeds import PIPELINE, has_many_parts, known_names
 from castile.planner.search import Found, NoPlanFits
 from castile.planner.searching.accumulating import Chosen, foresee
-from castile.planner.sketch.sieve import num_parts
 from castile.planner.strategy import ORDERS, READY, Strategy
 
 # One is looked for where a step takes so many times as long as all processors' work, less than which none takes.
@@ -38,23 +37,22 @@ def filled(chosen: Chosen, found: Found, numbers: Iterable[int], at: At, look: L
     at     an evaluator for so many microbatches, and what plans must have
     look   the same search in such
     """
-    # Of those a pipeline was looked for before.
-    has_none = found.is_insisted or (_is_large(chosen) and chosen.fits)
-    if has_none or not _is_worth(chosen, found.evaluated.seconds):
+    is_large, seconds = has_many_parts(chosen.evaluator.lowering), found.evaluated.seconds
+    # Beside a known plan that fits one of many parts was looked for before.
+    if found.is_insisted or (is_large and chosen.fits) or not _is_worth(chosen, seconds):
         return chosen, found
-    if _is_large(chosen):
-        return sooner(replace(chosen, seconds=found.evaluated.seconds), numbers, at, look) or (chosen, found)
-    soonest, _ = _soonest(_taken_for_best(at, numbers), found.evaluated.seconds, ORDERS)
+    candidates = _of_many_parts(chosen.number, numbers, at) if is_large else _taken_for_best(at, numbers)
+    soonest, name = _soonest(candidates, seconds, (READY,) if is_large else ORDERS)
     if soonest is None:
         return chosen, found
     try:
-        other = look(soonest, "")
+        other = look(soonest, name if is_large else "")
     except NoPlanFits as error:  # live bytes fit, and arenas do not
         return chosen, replace(found, num_proposals=found.num_proposals + error.num_proposals)
     num_proposals = found.num_proposals + other.num_proposals
     if other.evaluated.rank >= found.evaluated.rank:
         return chosen, replace(found, num_proposals=num_proposals)
-    return soonest, replace(other, seeds=found.seeds, num_proposals=num_proposals)
+    return soonest, replace(other, seeds=found.seeds, num_proposals=num_proposals, is_insisted=False)
 
 
 def sooner(chosen: Chosen, numbers: Iterable[int], at: At, look: Look) -> tuple[Chosen, Found] | None:
@@ -64,21 +62,16 @@ def sooner(chosen: Chosen, numbers: Iterable[int], at: At, look: Look) -> tuple[
     numbers, at   as of `filled`, ascending
     look          at the known plan of that name
     """
-    if not (_is_large(chosen) and chosen.fits and _is_worth(chosen, chosen.seconds)):
+    is_large = has_many_parts(chosen.evaluator.lowering)
+    if not (is_large and chosen.fits and _is_worth(chosen, chosen.seconds)):
         return None
-    # In fewer none fitted, and to look at each takes seconds.
-    more = (chosen.number, *(number for number in numbers if number > chosen.number))
-    soonest, name = _soonest(_improving(_taken_for_best(at, more)), chosen.seconds, (READY,))
+    soonest, name = _soonest(_of_many_parts(chosen.number, numbers, at), chosen.seconds, (READY,))
     if soonest is None:
         return None
     try:
         return soonest, replace(look(soonest, name), is_insisted=False)
     except NoPlanFits:
         return None
-
-
-def _is_large(chosen: Chosen) -> bool:
-    return num_parts(chosen.evaluator) > MOST_PIPED
 
 
 def _is_worth(chosen: Chosen, seconds: float) -> bool:
@@ -125,10 +118,12 @@ def _taken_for_best(at: At, numbers: Iterable[int]) -> Iterator[_Candidate]:
             yield _Candidate(fitting[0][0], number, evaluator, pins, fitting[0][1])
 
 
-def _improving(candidates: Iterable[_Candidate]) -> Iterator[_Candidate]:
-    """Those up to the first that is not taken for much less than the one before."""
+def _of_many_parts(first: int, numbers: Iterable[int], at: At) -> Iterator[_Candidate]:
+    """Those of the first number and of larger ones, as in fewer none fitted, up to one that is not taken for much less
+    than one before: to look at each takes seconds.
+    """
     least = inf
-    for one in candidates:
+    for one in _taken_for_best(at, (first, *(number for number in numbers if number > first))):
         yield one
         if one.seconds > PROMISING * least:
             return
