@@ -211,7 +211,8 @@ def _collective_for(t: Transfer, special: Special, copies: dict[Read, int]) -> d
 
 def _collective(t: Transfer, special: Special, targets: dict[Read, int]) -> None:
     form, members, copies = special.form, special.members, [c for c in special.copies if c is not None]
-    ends = [View(targets[c.proc, c.box], c.box) for c in copies]
+    receive = [None if c is None else View(targets[c.proc, c.box], c.box) for c in special.copies]
+    ends = [view for view in receive if view is not None]
     if form == "broadcast":
         root = members[0]
         nothing = (None,) * len(copies)
@@ -222,15 +223,13 @@ def _collective(t: Transfer, special: Special, targets: dict[Read, int]) -> None
         return
     group, n = tuple(m.proc for m in members), len(members)
     elements = special.elements
-    landed, receive = list[tuple[View, Run | None]](), list[View | None](ends)
+    landed: list[tuple[View, Run | None]] = []
     if form == "all_reduce":
         counts = (tuple(elements // n + (j < elements % n) for j in range(n)),) * n
         send = tuple(transfer.packed(t, m, unbroken=True) for m in members)
     elif form == "reduce_scatter":
         counts = (tuple([c.box.volume if c else 0 for c in special.copies]),) * n
         send = _sent(t, members, [[c.box for c in copies]] * n)
-        left = iter(ends)
-        receive = [next(left) if c else None for c in special.copies]
     elif form == "all_gather":
         pieces = [m.box for m in members]
         counts = tuple((p.volume,) * n for p in pieces)
@@ -242,8 +241,8 @@ def _collective(t: Transfer, special: Special, targets: dict[Read, int]) -> None
         send = _sent(t, members, [[p for p in row if p] for row in rows])
         landed = _landed(t, copies, [[p for p in column if p] for column in zip(*rows, strict=True)], ends)
     scratch = _scratch(t, form, [(n - 1) * count for count in counts[0]], group)
-    received = tuple([view for view, _ in landed] or receive)
-    transfer.emit(t, form, group, send, received, scratch, counts, elements)
+    received = [view for view, _ in landed] or receive
+    transfer.emit(t, form, group, send, tuple(received), scratch, counts, elements)
     for copy, end, (view, run) in zip(copies, ends, landed, strict=False):
         if run is not None:
             runs.unpack(t, copy.proc, run, view, end)

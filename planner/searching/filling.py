@@ -37,16 +37,13 @@ def filled(chosen: Chosen, found: Found, numbers: Iterable[int], at: At, look: L
     at     an evaluator for so many microbatches, and what plans must have
     look   the same search in such
     """
-    is_large, seconds = has_many_parts(chosen.evaluator.lowering), found.evaluated.seconds
-    # Beside a known plan that fits one of many parts was looked for before.
-    if found.is_insisted or (is_large and chosen.fits) or not _is_worth(chosen, seconds):
+    if found.is_insisted or _is_first(chosen) or not _is_worth(chosen, found.evaluated.seconds):
         return chosen, found
-    candidates = _of_many_parts(chosen.number, numbers, at) if is_large else _taken_for_best(at, numbers)
-    soonest, name = _soonest(candidates, seconds, (READY,) if is_large else ORDERS)
+    soonest, name = _soonest(chosen, found.evaluated.seconds, numbers, at)
     if soonest is None:
         return chosen, found
     try:
-        other = look(soonest, name if is_large else "")
+        other = look(soonest, name)
     except NoPlanFits as error:  # live bytes fit, and arenas do not
         return chosen, replace(found, num_proposals=found.num_proposals + error.num_proposals)
     num_proposals = found.num_proposals + other.num_proposals
@@ -62,16 +59,20 @@ def sooner(chosen: Chosen, numbers: Iterable[int], at: At, look: Look) -> tuple[
     numbers, at   as of `filled`, ascending
     look          at the known plan of that name
     """
-    is_large = has_many_parts(chosen.evaluator.lowering)
-    if not (is_large and chosen.fits and _is_worth(chosen, chosen.seconds)):
+    if not _is_first(chosen) or not _is_worth(chosen, chosen.seconds):
         return None
-    soonest, name = _soonest(_of_many_parts(chosen.number, numbers, at), chosen.seconds, (READY,))
+    soonest, name = _soonest(chosen, chosen.seconds, numbers, at)
     if soonest is None:
         return None
     try:
         return soonest, replace(look(soonest, name), is_insisted=False)
     except NoPlanFits:
         return None
+
+
+def _is_first(chosen: Chosen) -> bool:
+    """Whether a pipeline is looked for before anything is searched: beside a known plan of many parts that fits."""
+    return chosen.fits and has_many_parts(chosen.evaluator.lowering)
 
 
 def _is_worth(chosen: Chosen, seconds: float) -> bool:
@@ -89,11 +90,19 @@ class _Candidate(NamedTuple):
     plan: Strategy
 
 
-def _soonest(candidates: Iterable[_Candidate], seconds: float, orders: Sequence[str]) -> tuple[Chosen | None, str]:
-    """The number in which a pipeline takes least, if that is less than `seconds`, and its name.
+def _soonest(chosen: Chosen, seconds: float, numbers: Iterable[int], at: At) -> tuple[Chosen | None, str]:
+    """The number in which a pipeline takes least, if that is less than `seconds`; and where plans have many parts its
+    name, else "".
 
-    They are simulated in these orders, the most promising first.
+    The most promising are simulated first, in every order where there are not many parts.
     """
+    if not has_many_parts(chosen.evaluator.lowering):
+        return _simulated(_taken_for_best(at, numbers), seconds, ORDERS)[0], ""
+    return _simulated(_of_many_parts(chosen.number, numbers, at), seconds, (READY,))
+
+
+def _simulated(candidates: Iterable[_Candidate], seconds: float, orders: Sequence[str]) -> tuple[Chosen | None, str]:
+    """The one that takes least, if that is less than `seconds`, and the name of its pipeline."""
     least, best, name = seconds, None, ""
     for one in sorted(candidates, key=attrgetter("seconds")):
         if one.seconds > PROMISING * least:
