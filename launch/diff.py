@@ -22,7 +22,6 @@ from castile.launch.reports.reasons import folded, shortened, signed, with_membe
 from castile.launch.typed import options
 from castile.planner import strategy as strategies
 from castile.planner.alternatives import differences
-from castile.planner.evaluation.evaluator import moved_bytes
 from castile.planner.graph import Node
 from castile.planner.strategy import Config, Predicted, Strategy
 from castile.runtime import memory
@@ -137,9 +136,8 @@ def _told(config: Config | None) -> str | None:
 
 def _simulated(plan: Strategy, desk: Desk) -> tuple[Predicted, Mapping[str, Node]]:
     """What a plan takes on a machine, whether it fits there or not, and its model's nodes."""
-    tasks, simulated = desk.evaluator.simulate(plan)
-    arenas = memory.arenas(tasks, simulated.timeline).peak_bytes
-    worth = Predicted(simulated.seconds, int(arenas.max()), moved_bytes(tasks))
+    found, arenas = desk.evaluator.evaluate(plan), desk.evaluator.arenas(plan)
+    worth = Predicted(found.seconds, max(arenas), found.moved_bytes)
     return worth, desk.evaluator.lowering.graph.nodes
 
 

@@ -218,11 +218,11 @@ def _procs(found: Explanation) -> Rows:
     return [
         {
             "proc": p,
-            **{f"{kind}_seconds": float(seconds[kind][p]) for kind in KINDS},
-            "waiting_seconds": float(waiting[p]),
-            "idle_seconds": float(idle[p]),
+            **{f"{kind}_seconds": float(seconds[kind][role]) for kind in KINDS},
+            "waiting_seconds": float(waiting[role]),
+            "idle_seconds": float(idle[role]),
         }
-        for p in range(len(idle))
+        for p, role in enumerate(found.role.tolist())
     ]
 
 
@@ -254,7 +254,8 @@ def _causes(found: Explanation, op: str = "") -> Rows:
             between = (" ".join(dict.fromkeys(map(pattern, names))) for names in edge)
             key = (pattern(cause.name), cause.op, cause.kind, cause.form, cause.link, cause.algorithm, *between)
             groups.setdefault(key, []).append(number)
-    rows = [_cause(found, numbers) for numbers in groups.values()]
+    everywhere = found.on_all(found.spent), found.on_all(found.awaited)
+    rows = [_cause(found, numbers, *everywhere) for numbers in groups.values()]
     return sorted(rows, key=lambda row: (-row["chain_seconds"], -row["proc_seconds"]))
 
 
@@ -264,16 +265,16 @@ def _edge(found: Explanation, number: int) -> Edge:
     return found.labels.edges[cause.name] if cause.is_transfer else Edge((), ())
 
 
-def _cause(found: Explanation, numbers: Sequence[int]) -> dict[str, Any]:
-    """A row: these causes are alike but for their names."""
+def _cause(found: Explanation, numbers: Sequence[int], spent: np.ndarray, awaited: np.ndarray) -> dict[str, Any]:
+    """A row: these causes are alike but for their names; spent and awaited on all processors."""
 
     def seconds(of: np.ndarray) -> float:
-        return float(of[..., numbers].sum()) / PICOSECONDS
+        return float(of[numbers].sum()) / PICOSECONDS
 
     first = found.causes[numbers[0]]
     edges = [_edge(found, number) for number in numbers]
     makers, readers = (list(dict.fromkeys(chain.from_iterable(names))) for names in zip(*edges, strict=True))
-    total, spent = seconds(found.total), seconds(found.spent)
+    total = seconds(found.total)
     between = {"from": folded(makers), "to": folded(readers)} if first.is_transfer else {}
     members = list(chain.from_iterable(found.causes[n].members for n in numbers))
     return {
@@ -290,8 +291,8 @@ def _cause(found: Explanation, numbers: Sequence[int]) -> dict[str, Any]:
         "num_tasks": int(found.num_tasks[numbers].sum()),
         "moved_bytes": int(found.moved_bytes[numbers].sum()),
         "proc_seconds": total,
-        "hidden_share": 1 - spent / total,
-        "awaited_seconds": seconds(found.awaited),
+        "hidden_share": 1 - seconds(spent) / total,
+        "awaited_seconds": seconds(awaited),
         "chain_seconds": seconds(found.chain),
         "chain_share": seconds(found.chain) * PICOSECONDS / found.makespan,
     }

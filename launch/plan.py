@@ -145,8 +145,8 @@ def run(command: Plan) -> int:
 
 
 def _trace(path: str, evaluator: Evaluator, plan: Strategy) -> None:
-    tasks, simulated = evaluator.simulate(plan)
-    trace.write(path, tasks, {"simulated": simulated.timeline})
+    seen = evaluator.see(plan)
+    trace.write(path, seen.folded.placed(seen.tasks), {"simulated": seen.simulated.timeline})
 
 
 def _signed(desk: Desk, plan: Strategy) -> Strategy:

@@ -24,12 +24,12 @@ from castile.launch.typed import files, options
 from castile.launch.typed.files import Outputs
 from castile.planner import strategy as strategies
 from castile.planner.evaluation.evaluator import moved_bytes
+from castile.planner.evaluation.seen import Seen
 from castile.planner.known.seeds import seeds
 from castile.planner.searching.settling import sized
-from castile.planner.simulate import Simulated
 from castile.planner.strategy import Strategy
 from castile.runtime import memory
-from castile.runtime.task import NUM_LANES, Kind, TaskGraph
+from castile.runtime.task import NUM_LANES, CostKey, Kind, TaskGraph
 from castile.runtime.timeline import PICOSECONDS, Timeline
 
 BASE = "data_parallel"
@@ -80,21 +80,20 @@ def run(command: Simulate) -> int:
     desk = desk.measured()
     if given is None:
         plan = sized(desk.evaluator, plan)
-    tasks, simulated = desk.evaluator.simulate(plan)
     try:
-        facts = _facts(model, path or BASE, desk, tasks, simulated)
+        facts = _facts(model, path or BASE, desk, plan)
     except ValueError as error:
         # What is found for forward passes foretells no step.
         meant = given is not None and given.predicted is None and not command.forward
         raise UserError(f"{error}; --forward simulates its forward pass alone" if meant else str(error)) from error
     facts |= {"forward": command.forward, "buckets": report.buckets(desk.evaluator, plan)}
     facts["order"] = report.order(desk.evaluator, plan)
-    outputs, lanes = Outputs(), {"simulated": simulated.timeline}
-    outputs.write("trace", command.trace, lambda path: trace.write(path, tasks, lanes))
-    title = f"{_of(facts)}, simulated: {report.milliseconds(simulated.seconds)}"
+    outputs, seen = Outputs(), desk.evaluator.see(plan)
+    lanes, title = {"simulated": seen.simulated.timeline}, f"{_of(facts)}, simulated: {_drawn(seen)}"
+    outputs.write("trace", command.trace, lambda path: trace.write(path, seen.folded.placed(seen.tasks), lanes))
     outputs.write(
         "picture", command.picture,
-        lambda path: files.write(path, timelines.picture(title, tasks, lanes, machine).encode()),
+        lambda path: files.write(path, timelines.picture(title, seen.tasks, lanes, machine, seen.role).encode()),
     )  # fmt: skip
     facts["files"] = outputs.paths
     if command.json:
@@ -118,34 +117,34 @@ def _given(command: Simulate) -> tuple[str, str, Strategy | None]:
     return command.what, plan.model, plan
 
 
-def _facts(model: str, plan: str, desk: Desk, tasks: TaskGraph, simulated: Simulated) -> dict[str, Any]:
+def _facts(model: str, plan: str, desk: Desk, strategy: Strategy) -> dict[str, Any]:
     """Every figure. Raises ValueError, naming the largest owners, where the plan does not fit into memory."""
-    packing = memory.pack(tasks, simulated.timeline)
+    peak_bytes, seen = desk.evaluator.pack(strategy), desk.evaluator.see(strategy)
+    tasks, step = seen.tasks, seen.seconds
     capacity = desk.evaluator.capacity.tolist()
-    memory.refuse(tasks, simulated.timeline, packing, capacity)
-    working = worked_seconds(tasks, simulated.timeline)
-    step = simulated.seconds
+    working = worked_seconds(tasks, seen.timeline)
+    owners = [_owners(tasks, seen.simulated.timeline, role) for role in range(tasks.num_procs)]
     procs = [
         {
             "proc": p,
-            "busy_share": float(simulated.busy_seconds[p] / step),
-            "waiting_share": float(1 - working[p] / step),
-            "peak_bytes": int(packing.peak_bytes[p]),
+            "busy_share": float(seen.busy_seconds[role] / step),
+            "waiting_share": float(1 - working[role] / step),
+            "peak_bytes": peak_bytes[p],
             "capacity_bytes": capacity[p],
-            "largest": _owners(tasks, simulated.timeline, p),
+            "largest": owners[role],
         }
-        for p in range(tasks.num_procs)
+        for p, role in enumerate(seen.role.tolist())
     ]
     return {
         "model": model,
         "plan": plan,
         "machine": desk.machine.name,
-        "num_procs": tasks.num_procs,
+        "num_procs": desk.machine.num_procs,
         "batch_samples": desk.evaluator.lowering.graph.batch,
-        "num_tasks": tasks.num_tasks,
+        "num_tasks": int(seen.count.sum()),
         "step_seconds": step,
-        "moved_bytes": moved_bytes(tasks),
-        "kinds": kinds(tasks, simulated, working),
+        "moved_bytes": moved_bytes(tasks, seen.count),
+        "kinds": kinds(seen, working),
         "procs": procs,
         "prices": desk.evaluator.cost.sources(tasks.cost_keys),
     }
@@ -170,31 +169,44 @@ def worked_seconds(tasks: TaskGraph, timeline: Timeline) -> np.ndarray:
     return total
 
 
-def kinds(tasks: TaskGraph, simulated: Simulated, working: np.ndarray) -> list[dict[str, Any]]:
-    """What the processors' time goes into: operators, local copies and sums, transfers by form and link, waiting."""
-    lanes = np.diff(tasks.lane_ptr)
-    seconds = simulated.timeline.durations() / PICOSECONDS * lanes
+def kinds(seen: Seen, working: np.ndarray) -> list[dict[str, Any]]:
+    """What the processors' time goes into: operators, local copies and sums, transfers by form and link, waiting.
+
+    working   for how long each processor of `seen.tasks` is at work, in seconds
+    """
+    tasks = seen.tasks
+    owner = np.repeat(np.arange(tasks.num_tasks), np.diff(tasks.lane_ptr))
+    lasts = seen.timeline.durations() / PICOSECONDS
+    computes, num_keys = tasks.kind == Kind.COMPUTE, len(tasks.cost_keys)
+    alike = tasks.cost + num_keys * computes
+    num_tasks = np.bincount(alike, seen.count, 2 * num_keys)
+    seconds = np.bincount(alike[owner], lasts[owner] * seen.copies[tasks.lanes // NUM_LANES], 2 * num_keys)
     found: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
-    for task in range(tasks.num_tasks):
-        entry = found[_kind(tasks, task)]
-        entry[0] += 1
-        entry[1] += float(seconds[task])
+    for number in np.flatnonzero(num_tasks).tolist():
+        entry = found[_kind(tasks.cost_keys[number % num_keys], number >= num_keys)]
+        entry[0] += num_tasks[number]
+        entry[1] += seconds[number]
     rows = sorted(found.items(), key=lambda item: -item[1][1])
-    waiting = tasks.num_procs * simulated.seconds - float(working.sum())
-    rows.append(("waiting", [0, waiting]))
-    whole = tasks.num_procs * simulated.seconds
+    whole = len(seen.role) * seen.seconds
+    rows.append(("waiting", [0, whole - float(seen.copies @ working)]))
     return [
-        {"what": what, "num_tasks": int(count), "proc_seconds": total, "share": total / whole}
+        {"what": what, "num_tasks": int(count), "proc_seconds": float(total), "share": float(total / whole)}
         for what, (count, total) in rows
     ]
 
 
-def _kind(tasks: TaskGraph, task: int) -> str:
-    key = tasks.cost_keys[tasks.cost[task]]
+def _kind(key: CostKey, computes: bool) -> str:
     if key.link:
         return f"{key.name} over {key.link}"
     name = key.name.partition(".")[0]
-    return name if tasks.kind[task] == Kind.COMPUTE else f"{name} (local)"
+    return name if computes else f"{name} (local)"
+
+
+def _drawn(seen: Seen) -> str:
+    """What a step takes, and how much of it is drawn."""
+    count, few = seen.strategy.microbatches, seen.num_microbatches
+    drawn = f", of {count} microbatches {few} are drawn" if few < count else ""
+    return f"{report.milliseconds(seen.seconds)}{drawn}"
 
 
 def _of(facts: Mapping[str, Any]) -> str:

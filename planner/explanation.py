@@ -13,7 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from castile.planner.cost import CostModel
 from castile.planner.evaluation.evaluator import Evaluator, key_moves
+from castile.planner.evaluation.seen import Seen
 from castile.planner.lower import Lowering
 from castile.planner.lowering.rows import pointer
 from castile.planner.step.program import Program
@@ -84,16 +86,17 @@ class Labels:
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """Where a step's time goes; C causes, P processors, times in picoseconds.
+    """Where a step's time goes; C causes, P processors, R of them one for each role, times in picoseconds.
 
     labels           what tasks are for
     makespan         of the step
+    role[P]          which of the R does the same as each processor
     num_tasks[C]     tasks of each cause
     moved_bytes[C]   that its transfers bring from one processor to another
     total[C]         for how long its tasks run on their processors, all together
-    spent[P, C]      what each processor does: computing goes before transfers beside it, of transfers the earlier one
-    awaited[P, C]    how long nothing runs on a processor before a task that begins when one of that cause ends
-    idle[P]          how long nothing runs there after its last task
+    spent[R, C]      what each processor does: computing goes before transfers beside it, of transfers the earlier one
+    awaited[R, C]    how long nothing runs on a processor before a task that begins when one of that cause ends
+    idle[R]          how long nothing runs there after its last task
     chain[C]         the longest chain: tasks that follow one another without a gap from the step's begin to its end
 
     For each processor spent, awaited and idle add up to the makespan; so does the chain.
@@ -101,6 +104,7 @@ class Explanation:
 
     labels: Labels
     makespan: int
+    role: np.ndarray
     num_tasks: np.ndarray
     moved_bytes: np.ndarray
     total: np.ndarray
@@ -113,6 +117,12 @@ class Explanation:
     def causes(self) -> tuple[Cause, ...]:
         return self.labels.causes
 
+    def on_all(self, of: np.ndarray) -> np.ndarray:
+        """int64[C]: what is told of each role, on all processors together."""
+        copies = np.bincount(self.role, minlength=len(of))
+        total: np.ndarray = copies @ of
+        return total
+
     def of_kind(self, kind: str) -> np.ndarray:
         """bool[C]: the causes of a kind."""
         return np.array([cause.kind == kind for cause in self.causes], dtype=bool)
@@ -122,29 +132,27 @@ def explain(evaluator: Evaluator, strategy: Strategy) -> Explanation:
     """Simulate a plan and account for its step. Raises ValueError where it is none for this graph and machine, or has
     too many transfers to look at.
     """
-    # What follows writes out every task: this refuses a plan of too many before.
-    evaluator.evaluate(strategy)
-    tasks, simulated = evaluator.simulate(strategy)
-    return account(tasks, simulated.timeline, evaluator.lowering.machine.engines, label(evaluator, strategy))
+    seen = evaluator.see(strategy)
+    return account(seen, label(seen, evaluator.cost), evaluator.lowering.machine.engines)
 
 
-def label(evaluator: Evaluator, strategy: Strategy) -> Labels:
-    """What the tasks of a lowered plan are for; one that stands for several is for what all of them are for."""
-    tasks, number_of = evaluator.lowering.contracted(strategy)
+def label(seen: Seen, cost: CostModel) -> Labels:
+    """What the tasks of a simulated plan are for; one that stands for several is for what all of them are for."""
+    tasks, folded = seen.tasks, seen.folded
     named: list[dict[Cause, None]] = [{} for _ in range(tasks.num_tasks)]
-    for number, cause in zip(number_of.tolist(), _each(evaluator.lowering, strategy), strict=True):
-        named[number][cause] = None
-    between = edges(evaluator.lowering.program(strategy))
-    ways = [evaluator.cost.way(key) if key.link else None for key in tasks.cost_keys]
+    for task, cause in zip(folded.into.tolist(), _each(seen.lowering, seen.strategy, folded.plain), strict=True):
+        named[task][cause] = None
+    between = edges(seen.lowering.program(seen.strategy))
+    ways = [cost.way(key) if key.link else None for key in tasks.cost_keys]
     numbers: dict[Cause, int] = {}
     found: list[int] = []
     crossings: dict[int, dict[str, Crossing]] = {}
-    for names, cost in zip(map(tuple, named), tasks.cost.tolist(), strict=True):
-        cause, way = names[-1], ways[cost]
+    for names, price, count in zip(map(tuple, named), tasks.cost.tolist(), seen.count.tolist(), strict=True):
+        cause, way = names[-1], ways[price]
         if len(names) > 1:
             cause = cause._replace(name=f"{cause.name} and {len(names) - 1} more")
         if cause.is_transfer:
-            link, algorithm = level_name(tasks.cost_keys[cost].link), way.algorithm if way else ""
+            link, algorithm = level_name(tasks.cost_keys[price].link), way.algorithm if way else ""
             cause = cause._replace(link=link, algorithm=algorithm)
             between.setdefault(cause.name, _joined([between[one.name] for one in names]))
         number = numbers.setdefault(cause, len(numbers))
@@ -152,21 +160,26 @@ def label(evaluator: Evaluator, strategy: Strategy) -> Labels:
         levels = crossings.setdefault(number, {})
         for stage in way.stages if way else ():
             latency, transfer = levels.get(stage.level, Crossing())
-            levels[stage.level] = Crossing(latency + stage.latency_seconds, transfer + stage.transfer_seconds)
+            levels[stage.level] = Crossing(
+                latency + count * stage.latency_seconds, transfer + count * stage.transfer_seconds
+            )
     by_cause = tuple(crossings[number] for number in range(len(numbers)))
     return Labels(tuple(numbers), np.array(found, dtype=np.int64), between, by_cause)
 
 
-def _each(lowering: Lowering, strategy: Strategy) -> Iterator[Cause]:
-    """What each task of a plan is for where each stands for itself, without how transfers go."""
+def _each(lowering: Lowering, strategy: Strategy, which: np.ndarray) -> Iterator[Cause]:
+    """What these tasks of a plan are for where each stands for itself, without how transfers go."""
     steps, flows = lowering.instances(strategy)
-    for step in steps:
-        node = step.step.node
-        cause = Cause(node.name, step.step.form, op=node.op.name, members=node.members)
-        yield from [cause] * step.num_tasks
-    for flow in flows:
-        region = _MICRO.sub("", flow.flow.region)
-        yield from [Cause(region, key.name.partition(".")[0], is_transfer=True) for key in flow.keys]
+    base = pointer([*(step.num_tasks for step in steps), *(flow.num_tasks for flow in flows)])
+    owner = np.searchsorted(base, which, side="right") - 1
+    of_step = [Cause(s.step.node.name, s.step.form, op=s.step.node.op.name, members=s.step.node.members) for s in steps]
+    regions = [_MICRO.sub("", flow.flow.region) for flow in flows]
+    for number, local in zip(owner.tolist(), (which - base[owner]).tolist(), strict=True):
+        flow = number - len(steps)
+        if flow < 0:
+            yield of_step[number]
+        else:
+            yield Cause(regions[flow], flows[flow].keys[local].name.partition(".")[0], is_transfer=True)
 
 
 def _joined(each: Sequence[Edge]) -> Edge:
@@ -188,20 +201,19 @@ def edges(program: Program) -> dict[str, Edge]:
     return found
 
 
-def account(tasks: TaskGraph, timeline: Timeline, engines: Sequence[int], labels: Labels) -> Explanation:
-    """Account for a simulated timeline; engines[lane] are a machine's."""
-    of_task = labels.of_task
+def account(seen: Seen, labels: Labels, engines: Sequence[int]) -> Explanation:
+    """Account for a simulated step; engines[lane] are a machine's."""
+    of_task, tasks, timeline, copies = labels.of_task, seen.tasks, seen.timeline, seen.copies
     num_causes = len(labels.causes)
     durations = timeline.durations()
-    lanes = np.diff(tasks.lane_ptr)
     moves = np.array([key_moves(key) for key in tasks.cost_keys], dtype=np.int64)
     binding = _binding(tasks, timeline, engines)
     spent, awaited = (np.zeros((tasks.num_procs, num_causes), np.int64) for _ in range(2))
     makespan = int(timeline.end.max()) if tasks.num_tasks else 0
     idle = np.full(tasks.num_procs, makespan)
-    owner = np.repeat(np.arange(tasks.num_tasks), lanes)
-    by_proc = np.argsort(tasks.lanes // NUM_LANES, kind="stable")
-    ends = np.cumsum(np.bincount(tasks.lanes // NUM_LANES, minlength=tasks.num_procs))
+    owner, proc_of = np.repeat(np.arange(tasks.num_tasks), np.diff(tasks.lane_ptr)), tasks.lanes // NUM_LANES
+    by_proc = np.argsort(proc_of, kind="stable")
+    ends = np.cumsum(np.bincount(proc_of, minlength=tasks.num_procs))
     for proc, slots in enumerate(np.split(by_proc, ends[:-1])):
         mine = owner[slots]
         if len(mine) == 0:
@@ -215,14 +227,15 @@ def account(tasks: TaskGraph, timeline: Timeline, engines: Sequence[int], labels
     links = np.array(_chain(tasks, timeline, binding), dtype=np.int64)
     np.add.at(chain, of_task[links], durations[links])
 
-    def per_cause(of: np.ndarray) -> np.ndarray:
+    def per_cause(task: np.ndarray, of: np.ndarray) -> np.ndarray:
         total = np.zeros(num_causes, np.int64)
-        np.add.at(total, of_task, of)
+        np.add.at(total, of_task[task], of)
         return total
 
+    every = np.arange(tasks.num_tasks)
     return Explanation(
-        labels, makespan, per_cause(np.ones_like(of_task)), per_cause(moves[tasks.cost]),
-        per_cause(durations * lanes), spent, awaited, idle, chain,
+        labels, makespan, seen.role, per_cause(every, seen.count), per_cause(every, moves[tasks.cost] * seen.count),
+        per_cause(owner, durations[owner] * copies[proc_of]), spent, awaited, idle, chain,
     )  # fmt: skip
 
 

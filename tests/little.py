@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
+
 from castile.planner.choices.space import space_of
 from castile.planner.cost import CostModel
+from castile.planner.evaluation.folding import Folded
+from castile.planner.evaluation.seen import Seen
 from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.known.seeds import seeds
@@ -13,8 +17,10 @@ from castile.planner.lower import Lowering
 from castile.planner.ops.linear import Linear
 from castile.planner.search import Evaluator, Run, parse_budget
 from castile.planner.searches import available, find
-from castile.planner.strategy import Config
+from castile.planner.simulate import Simulated
+from castile.planner.strategy import Config, Strategy
 from castile.runtime.machine import Level, Machine, Processor
+from castile.runtime.task import TaskGraph
 
 # Every search that looks for plans, and one that insists on a known plan.
 SEARCHES = (*available(), "megatron")
@@ -116,3 +122,11 @@ def proposed(name: str, same: Evaluator, budget: str) -> list[dict[str, Config]]
     under_way.propose = watch  # type: ignore[method-assign]
     find(name, same.lowering).search(under_way)
     return seen
+
+
+def all_seen(tasks: TaskGraph, simulated: Simulated) -> Seen:
+    """A task graph of no plan that was simulated, all of it written out."""
+    every, procs = np.arange(tasks.num_tasks), np.arange(tasks.num_procs)
+    folded = Folded(tasks, procs, procs, every, every, np.ones_like(every))
+    lowering = Lowering(Graph("none", "float64"), machine(tasks.num_procs))
+    return Seen(Strategy({}), lowering, folded, tasks, simulated, folded.count, simulated.peak_bytes)

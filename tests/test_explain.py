@@ -30,6 +30,7 @@ from tests import strategies as drawn
 from tests.answers import answer, sentence
 from tests.effort import examples
 from tests.graphs import Draft, engine_maps, task_graphs, timings
+from tests.little import all_seen
 
 MLP = "mlp:layers=1,width=16"
 MACHINE = "dgx-h100:nodes=1"
@@ -40,7 +41,7 @@ def accounted(tasks, durations, engines):
     made = simulate(tasks, durations, engines, "plain")
     causes = tuple(Cause(f"task{t}", "F") for t in range(tasks.num_tasks))
     labels = Labels(causes, np.arange(tasks.num_tasks), {}, ({},) * tasks.num_tasks)
-    return account(tasks, made.timeline, engines, labels), made
+    return account(all_seen(tasks, made), labels, engines), made
 
 
 def check_sums(found) -> None:

@@ -79,7 +79,7 @@ def check_plan(lowering, strategy):
 
 def numbered(folded, whole):
     """With the numbers that tasks have in the whole graph with its buckets."""
-    return replace(folded, number=whole.number[folded.number])
+    return replace(folded, plain=whole.number[folded.plain])
 
 
 def one_block(graph, engines):

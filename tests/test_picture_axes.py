@@ -178,7 +178,7 @@ def test_times_of_a_step_are_read_off_its_axis(data):
         assert (box.left, box.right + 0.3) == pytest.approx((start, end), abs=3 * ROUNDED)
         assert rest == f"{(timeline.end - timeline.start)[where] / 1e9:.3f} ms"
     working = [text.text for text in picture.all("text") if text.text.endswith(" %")]
-    groups, _ = timelines._groups(graph, timeline, np.zeros(graph.num_tasks, int), 0.0)
+    groups = timelines._groups(graph, timeline, np.zeros(graph.num_tasks, int), 0.0)
     rows = [row for group in groups for row in group.rows if row.lane == Lane.COMPUTE]
     assert len(working) >= len(rows)
     shares = [100 * (row.end - row.start).sum() / max(1, timeline.end.max()) for row in rows]

@@ -162,7 +162,7 @@ def test_a_few_more_are_written_out_where_those_left_are_no_multiple_of_a_cycle(
     def longer(tasks: TaskGraph, number: np.ndarray, simulated: Any) -> Cycle | None:
         shown.append(int(number.max()) + 1)
         found = cycle(tasks, number, simulated)
-        return found and Cycle(apart * found.microbatches, apart * found.picoseconds)
+        return found and Cycle(apart * found.microbatches, apart * found.picoseconds, found.until)
 
     cycle = repeats.cycle
     monkeypatch.setattr(repeats, "cycle", longer)

@@ -15,6 +15,7 @@ from castile.runtime.task import Kind, Lane
 from castile.runtime.timeline import PICOSECONDS
 from tests.answers import answer, sentence
 from tests.graphs import Draft
+from tests.little import all_seen
 from tests.test_plan_command import MACHINE, MLP
 
 
@@ -92,5 +93,5 @@ def test_waiting_is_what_no_lane_works():
     assert made.timeline.seconds * PICOSECONDS == 7
     # Processor 0 computes while it sends; processor 1 receives for 3, waits for 2, computes for 2.
     np.testing.assert_allclose(working * PICOSECONDS, [5, 5])
-    rows = {row["what"]: row for row in simulate.kinds(tasks, made, working)}
+    rows = {row["what"]: row for row in simulate.kinds(all_seen(tasks, made), working)}
     assert rows["waiting"]["proc_seconds"] * PICOSECONDS == pytest.approx(4)

@@ -45,7 +45,8 @@ def test_each_task_is_where_its_times_are(data):
     assert picture.is_readable()
     idle = set(range(graph.num_procs)) - {int(lane) // NUM_LANES for lane in graph.lanes}
     assert sum(words.endswith(" idle") for words, _ in picture.words) == bool(idle)
-    groups, num_left = pictures._groups(graph, timeline, pictures._kinds(graph, levels_of(graph)), 0.0)
+    groups = pictures._groups(graph, timeline, pictures._kinds(graph, levels_of(graph)), 0.0)
+    num_left = graph.num_procs - sum(len(group.procs) for group in groups)
     assert sum(len(group.procs) for group in groups) + num_left == graph.num_procs
     chart = pictures._Chart(graph, int(timeline.end.max(initial=1)), [("", "")] * 9)
     # Short ones are told in columns, by their number.
@@ -65,7 +66,7 @@ def test_each_task_is_where_its_times_are(data):
 def test_processors_that_do_the_same_are_shown_once(data):
     graph = data.draw(task_graphs())
     timeline = simulate(graph, data.draw(timings(graph)) * 10**6, tuple(Lane)).timeline
-    groups, _ = pictures._groups(graph, timeline, graph.kind.astype(np.int64), 0.0)
+    groups = pictures._groups(graph, timeline, graph.kind.astype(np.int64), 0.0)
 
     def does(proc):
         mine = [(int(lane) % NUM_LANES, timeline.start[t], timeline.end[t], graph.kind[t])
@@ -84,7 +85,7 @@ def test_columns_hold_all_that_short_tasks_take(data):
     graph = data.draw(task_graphs())
     timeline = simulate(graph, data.draw(timings(graph)) * 10**6, tuple(Lane)).timeline
     chart = pictures._Chart(graph, int(timeline.end.max(initial=1)), [])
-    for group in pictures._groups(graph, timeline, graph.kind.astype(np.int64), 0.0)[0]:
+    for group in pictures._groups(graph, timeline, graph.kind.astype(np.int64), 0.0):
         for row in group.rows:
             for kind in np.unique(row.kind).tolist():
                 filled = pictures._filled(row, kind, chart.columns)

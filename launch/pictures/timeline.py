@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -66,11 +67,15 @@ class _Group(NamedTuple):
         return self.top + max(KERNELS, sum(row.height for row in self.rows))
 
 
-def picture(title: str, graph: TaskGraph, timelines: Mapping[str, Timeline], machine: Machine) -> str:
+def picture(
+    title: str, graph: TaskGraph, timelines: Mapping[str, Timeline], machine: Machine, role: np.ndarray | None = None
+) -> str:
     """The SVG text: a row for each lane at work, processors that do the same once; below, what fills the fullest one.
 
     timelines  of the graph's tasks by name, one below the other; the first, of all tasks, says when memory is held
+    role       the processor of the graph that does the same as each of the machine's; each is itself by default
     """
+    of_role = _members(np.arange(graph.num_procs) if role is None else role, graph.num_procs)
     levels = [level.name for level in machine.levels]
     kinds = [*PASSES.values(), UPDATES, AGAIN, COPIES, *zip(levels, LINKS)]
     first, kind_of = next(iter(timelines.values())), _kinds(graph, levels)
@@ -80,7 +85,9 @@ def picture(title: str, graph: TaskGraph, timelines: Mapping[str, Timeline], mac
         if len(timelines) > 1:
             drawn.append(text(8, low + SIZE, f"{name}: {report.milliseconds(timeline.seconds)}", SIZE))
             low += SIZE + GAP
-        groups, num_left = _groups(graph, timeline, kind_of, low)
+        alike = _groups(graph, timeline, kind_of, low)
+        groups = [group._replace(procs=_all(group.procs, of_role)) for group in alike]
+        num_left = sum(map(len, of_role)) - sum(len(group.procs) for group in groups)
         drawn += [element for group in groups for element in chart.group(group, timeline)]
         used |= {int(kind) for group in groups for row in group.rows for kind in np.unique(row.kind)}
         low = groups[-1].bottom + GAP if groups else low
@@ -92,7 +99,7 @@ def picture(title: str, graph: TaskGraph, timelines: Mapping[str, Timeline], mac
         *legend(Box(LEFT, 36, WIDTH - RIGHT, TOP), [kinds[kind] for kind in sorted(used)]),
         *chart.axis(low, top + MEMORY),
         *drawn,
-        *chart.memory(first, top, [p.memory_bytes - p.reserved_bytes for p in machine.processors]),
+        *chart.memory(first, top, machine, [procs[0] for procs in of_role]),
     ]
     return svg(WIDTH, top + MEMORY + 16, title, elements)
 
@@ -119,8 +126,18 @@ def _kinds(graph: TaskGraph, levels: Sequence[str]) -> np.ndarray:
     return kind
 
 
-def _groups(graph: TaskGraph, timeline: Timeline, kind: np.ndarray, top: float) -> tuple[list[_Group], int]:
-    """The first processors that differ, each with all that do the same, and how many processors are left."""
+def _members(role: np.ndarray, num_roles: int) -> list[tuple[int, ...]]:
+    """The processors of each role."""
+    return [tuple(np.flatnonzero(role == number).tolist()) for number in range(num_roles)]
+
+
+def _all(roles: Sequence[int], of_role: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The processors of these roles."""
+    return tuple(sorted(chain.from_iterable(of_role[role] for role in roles)))
+
+
+def _groups(graph: TaskGraph, timeline: Timeline, kind: np.ndarray, top: float) -> list[_Group]:
+    """The first processors that differ, each with all that do the same."""
     place = np.full(graph.num_tasks, -1)
     place[timeline.task] = np.arange(len(timeline.task))
     owner = np.repeat(np.arange(graph.num_tasks), np.diff(graph.lane_ptr))
@@ -145,7 +162,7 @@ def _groups(graph: TaskGraph, timeline: Timeline, kind: np.ndarray, top: float) 
         group = _Group(tuple(procs), rows[procs[0]], top)
         groups.append(group)
         top = group.bottom + GAP
-    return groups, graph.num_procs - sum(len(group.procs) for group in groups)
+    return groups
 
 
 class _Chart:
@@ -209,14 +226,16 @@ class _Chart:
             told = f"{report.counted(len(row.task[among]), 'task')}, most of it {words}"
             yield rect(Box(self.x(self.columns[begin]), top, self.x(self.columns[end]), bottom), colour, told)
 
-    def memory(self, timeline: Timeline, top: float, capacity: Sequence[int]) -> Iterator[str]:
-        """What lives on the processor that is fullest for what it has, over time."""
+    def memory(self, timeline: Timeline, top: float, machine: Machine, names: Sequence[int]) -> Iterator[str]:
+        """What lives on the processor that is fullest for what it has, over time; names: by which the machine has them.
+        """
         every = [memory.course(self.graph, timeline, proc) for proc in range(self.graph.num_procs)]
+        capacity = [machine.processors[name].memory_bytes - machine.processors[name].reserved_bytes for name in names]
         shares = [alive.max() / most for (_, alive), most in zip(every, capacity, strict=True)]
         proc = int(np.argmax(shares))
         moments, alive = every[proc]
         peak = int(alive.max())
-        name = f"memory of processor {proc}: {memory.written(peak)} at most, of {memory.written(capacity[proc])}"
+        name = f"memory of processor {names[proc]}: {memory.written(peak)} at most, of {memory.written(capacity[proc])}"
         yield text(LEFT, top - 8, name, SIZE)
         bottom, scale = top + MEMORY, MEMORY / max(1, peak)
         first = np.clip(np.searchsorted(self.columns, moments, "right") - 1, 0, len(self.columns) - 2)

@@ -18,10 +18,11 @@ from castile.planner.evaluation.evaluator import Evaluated, Evaluator
 from castile.planner.strategy import PATH, PROGRAM, READY, Strategy, runs_of
 from castile.runtime.memory import written
 
-# A plan in words has at most so many lines of so many letters; of more processors than these the others are counted.
+# A plan in words has at most so many lines of so many letters; of more processors that differ than these the others are
+# counted, and of those alike, where they fill so many letters.
 PLAN_LINES, PLAN_WIDTH = 10, 100
 AGAIN = "computed again for gradients: "
-MOST_PROCS = 8
+MOST_PROCS, RUNS_WIDTH = 8, 24
 # What comes first by an order.
 FIRST = {PROGRAM: "what comes first in the program", PATH: "what the longest chain of tasks begins with"}
 # No table is as wide, in columns of text.
@@ -193,14 +194,25 @@ def kind_table(kinds: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def proc_table(procs: Sequence[Mapping[str, Any]]) -> Table:
-    """How busy and how full each processor is."""
-    made = table(">processor", ">computing", ">waiting", ">memory", ">of")
-    for row in procs[:MOST_PROCS]:
+    """How busy and how full processors are, those alike in one row."""
+    alike: dict[tuple[str, str, str, str], list[int]] = {}
+    for row in procs:
         full = written(row["peak_bytes"]), written(row["capacity_bytes"])
-        made.add_row(str(row["proc"]), percent(row["busy_share"]), percent(row["waiting_share"]), *full)
-    if len(procs) > MOST_PROCS:
-        made.add_row("...", f"and {len(procs) - MOST_PROCS} more")
+        cells = (percent(row["busy_share"]), percent(row["waiting_share"]), *full)
+        alike.setdefault(cells, []).append(row["proc"])
+    made = table(">processor", ">computing", ">waiting", ">memory", ">of")
+    rows = list(alike.items())
+    for cells, members in rows[:MOST_PROCS]:
+        made.add_row(_briefly(tuple(members)), *cells)
+    if left := sum(len(members) for _, members in rows[MOST_PROCS:]):
+        made.add_row("...", f"and {left} more")
     return made
+
+
+def _briefly(procs: tuple[int, ...]) -> str:
+    """Processors in words; where these are many, how they begin and how many they are."""
+    words = runs_of(procs)
+    return words if len(words) <= RUNS_WIDTH else f"{words[:RUNS_WIDTH].rpartition(',')[0]},... ({len(procs)} of them)"
 
 
 def table(*columns: str) -> Table:

@@ -18,6 +18,7 @@ from castile.planner.cost import CostModel
 from castile.planner.costs import snapshot as snapshots
 from castile.planner.costs.snapshot import Snapshot
 from castile.planner.evaluation.folding import Folded, Folding, expand, timed
+from castile.planner.evaluation.seen import Seen
 from castile.planner.lower import Lowering
 from castile.planner.lowering.stages import num_stages
 from castile.planner.simulate import Simulated
@@ -25,6 +26,7 @@ from castile.planner.simulation import ordering, repeats
 from castile.planner.step.program import Program, Step
 from castile.planner.strategy import READY, Config, Strategy
 from castile.runtime import memory
+from castile.runtime.memory import Packing
 from castile.runtime.strict import suggestion
 from castile.runtime.task import CostKey, Kind, TaskGraph
 from castile.runtime.timeline import PICOSECONDS
@@ -95,30 +97,6 @@ class _Known(NamedTuple):
     num_collectives: int
 
 
-@dataclass(frozen=True, eq=False)
-class _Seen:
-    """A plan that was simulated: its tasks, folded where that is how plans are evaluated, and when they would run.
-
-    shown      how many of its microbatches were written out
-    count[T]   for how many tasks of the whole graph each stands
-    seconds, peak_bytes   of the whole step
-    """
-
-    key: Key
-    shown: int
-    folded: Folded | None
-    tasks: TaskGraph
-    simulated: Simulated
-    count: np.ndarray
-    seconds: float
-    peak_bytes: np.ndarray
-
-    @property
-    def is_short(self) -> bool:
-        """Whether these are not all."""
-        return self.shown < self.key[0]
-
-
 class Evaluator:
     """Lowers and simulates plans of one graph on one machine, each once.
 
@@ -139,7 +117,7 @@ class Evaluator:
         self._steps: dict[str, list[Step]] = {}
         self._short: dict[int, tuple[Lowering, Folding]] = {}
         self._enough: dict[Key, int] = {}
-        self._best: tuple[tuple[float, ...], _Seen] | None = None
+        self._best: tuple[tuple[float, ...], Key, Seen] | None = None
 
     def turned(self, objective: str, most_bytes: int | None = None, lowering: Lowering | None = None) -> Evaluator:
         """The same prices with plans ranked by another objective, with at most so much memory a processor, or lowered
@@ -162,9 +140,9 @@ class Evaluator:
         return other
 
     def simulate(self, strategy: Strategy) -> tuple[TaskGraph, Simulated]:
-        """The tasks of a plan and when they would run, each kernel on its own kind of processor."""
-        tasks = self.lowering.lower(strategy)
-        return _in_order(self.lowering, strategy, tasks, self.cost.by_kind(tasks))
+        """All tasks of a plan and when they would run, each kernel on its own kind of processor."""
+        seen = self._seen_all(strategy)
+        return seen.tasks, seen.simulated
 
     def _count(self, strategy: Strategy) -> int:
         """In how many microbatches a plan is evaluated: a forward pass takes the whole batch."""
@@ -199,6 +177,14 @@ class Evaluator:
         seen = self._see(strategy, self._key(strategy))
         return seen.tasks, seen.count
 
+    def see(self, strategy: Strategy) -> Seen:
+        """A plan's step to be looked at: all of it, of a large machine that through which the plan is evaluated.
+
+        Raises ValueError as `evaluate` does.
+        """
+        seen = self._see(strategy, self._key(strategy))
+        return seen if seen.is_all or len(seen.role) >= LARGE else self._seen_all(strategy)
+
     def evaluate(self, strategy: Strategy) -> Evaluated:
         """What a plan is worth. Raises ValueError where it is not one for this graph and machine."""
         key = self._key(strategy)
@@ -210,7 +196,7 @@ class Evaluator:
         self._known[key] = _Known(seen.seconds, seen.peak_bytes, moved_bytes(tasks, count), *counts)
         found = self._evaluated(strategy, key)
         if self._best is None or found.rank < self._best[0]:
-            self._best = found.rank, seen
+            self._best = found.rank, key, seen
         return found
 
     def _evaluated(self, strategy: Strategy, key: Key) -> Evaluated:
@@ -221,10 +207,10 @@ class Evaluator:
             known.num_tasks, known.num_collectives,
         )  # fmt: skip
 
-    def _see(self, strategy: Strategy, key: Key) -> _Seen:
+    def _see(self, strategy: Strategy, key: Key) -> Seen:
         """The plan simulated; the best one so far is kept, as it is the one that is asked for again."""
-        if self._best is not None and self._best[1].key == key:
-            return self._best[1]
+        if self._best is not None and self._best[1] == key:
+            return self._best[2]
         # How many microbatches say what all take follows from the plan and its order, seldom from its buckets; before
         # as many are under way as there are stages, these hardly do.
         count, _, order, again, configs = key
@@ -234,44 +220,44 @@ class Evaluator:
             stages = num_stages(strategy, self.lowering.graph.nodes)
             least = stages + FILLING if stages > 1 else repeats.LEAST
         for shown in repeats.shown(count, least):
-            seen, more = self._seen_through(shown, strategy, key)
+            seen, more = self._seen_through(shown, strategy)
             if more:
-                seen, _ = self._seen_through(shown + more, strategy, key)
+                shown += more
+                seen, _ = self._seen_through(shown, strategy)
             if seen is not None:
                 break
         assert seen is not None, "all microbatches say what all take"
-        self._enough[alike] = seen.shown
+        self._enough[alike] = shown
         return seen
 
-    def _seen_through(self, shown: int, strategy: Strategy, key: Key) -> tuple[_Seen | None, int]:
+    def _seen_through(self, shown: int, strategy: Strategy) -> tuple[Seen | None, int]:
         """The plan simulated with so many microbatches written out, None where these do not say what all take; and how
         many more would, 0 where that is not known either.
         """
         lowering, folding = self._shortened(strategy, shown)
-        more = 0
-        if lowering.machine.num_procs >= FOLDED_FROM:
-            folded = folding.fold(_unordered(strategy))
-            laid, priced = folded.graph, timed(folded, self.cost)
-            tasks, simulated = _in_order(lowering, strategy, laid, priced)
-            peak, count = expand(folded, simulated).peak_bytes, folded.count
-        else:
-            folded, laid = None, lowering.lower(strategy)
-            tasks, simulated = _in_order(lowering, strategy, laid, self.cost.by_kind(laid))
-            peak, count = simulated.peak_bytes, np.ones(tasks.num_tasks, np.int64)
-        if shown < self._count(strategy):
-            program = lowering.program(strategy)
-            number = repeats.numbers(program, tasks)
-            cycle = repeats.cycle(laid, number, simulated)
-            if cycle is None:
-                return None, 0
-            times, rest = divmod(self._count(strategy) - shown, cycle.microbatches)
-            if rest:
-                return None, rest
-            more = times * cycle.picoseconds
-            peak = peak + self._lasting(lowering, strategy)
-            count = count * repeats.times(program)[number]
-        seconds = float(simulated.timeline.end.max(initial=0) + more) / PICOSECONDS
-        return _Seen(key, shown, folded, tasks, simulated, count, seconds, peak), 0
+        seen = self._simulated(lowering, strategy, _folded(folding, strategy))
+        if shown == self._count(strategy):
+            return seen, 0
+        program = lowering.program(strategy)
+        number = repeats.numbers(program, seen.tasks)
+        cycle = repeats.cycle(seen.folded.graph, number, seen.simulated)
+        if cycle is None:
+            return None, 0
+        times, rest = divmod(self._count(strategy) - shown, cycle.microbatches)
+        if rest:
+            return None, rest
+        peak, count = seen.peak_bytes + self._lasting(lowering, strategy), seen.count * repeats.times(program)[number]
+        return replace(seen, peak_bytes=peak, count=count, cycle=cycle, times=times), 0
+
+    def _simulated(self, lowering: Lowering, strategy: Strategy, folded: Folded) -> Seen:
+        """The plan with its tasks in order, as far as they are written out."""
+        tasks, simulated = _in_order(lowering, strategy, folded.graph, timed(folded, self.cost))
+        peak = expand(folded, simulated).peak_bytes
+        return Seen(strategy, lowering, folded, tasks, simulated, folded.count, peak)
+
+    def _seen_all(self, strategy: Strategy) -> Seen:
+        """The plan with all tasks of all processors written out."""
+        return self._simulated(self.lowering, strategy, Folding(self.lowering).whole(_unordered(strategy)))
 
     def _lasting(self, lowering: Lowering, strategy: Strategy, alignment: int = 1) -> np.ndarray:
         """int64[P]: bytes that microbatches hold all step long which are not written out."""
@@ -279,25 +265,31 @@ class Evaluator:
         return repeats.lasting(lowering.program(strategy), flows, lowering.machine.num_procs, alignment)
 
     def pack(self, strategy: Strategy) -> tuple[int, ...]:
-        """The bytes of each processor's arena. Raises ValueError, naming the largest owners, where one is too long.
+        """The bytes of each processor's arena. Raises ValueError, naming the largest owners, where one is too long."""
+        seen, packing = self._packed(strategy)
+        # Processors of one role are of one kind, so they have as much memory as the one that stands for them.
+        reps = seen.folded.representative
+        memory.refuse(seen.tasks, seen.simulated.timeline, packing, self.capacity[reps].tolist(), reps.tolist())
+        return tuple(packing.peak_bytes[seen.role].tolist())
+
+    def arenas(self, strategy: Strategy) -> tuple[int, ...]:
+        """The same, whether they fit or not."""
+        seen, packing = self._packed(strategy)
+        return tuple(packing.peak_bytes[seen.role].tolist())
+
+    def _packed(self, strategy: Strategy) -> tuple[Seen, Packing]:
+        """Where all lies in the arenas of those processors through which a plan is looked at.
 
         Of a large machine's many microbatches those few are packed through which the plan is evaluated.
         """
         seen = self._see(strategy, self._key(strategy))
-        folded, tasks, simulated = seen.folded, seen.tasks, seen.simulated
         if seen.is_short and self.lowering.machine.num_procs < LARGE:
-            folded, (tasks, simulated) = None, self.simulate(strategy)
-        if folded is None:
-            packing = memory.arenas(tasks, simulated.timeline)
-            memory.refuse(tasks, simulated.timeline, packing, self.capacity.tolist())
-            return tuple(packing.peak_bytes.tolist())
-        packing, reps = memory.arenas(tasks, simulated.timeline), folded.representative
+            seen = self._seen_all(strategy)
+        packing = memory.arenas(seen.tasks, seen.simulated.timeline)
         if seen.is_short:
-            more = self._lasting(self._shortened(strategy, seen.shown)[0], strategy, memory.ALIGNMENT)
-            packing = replace(packing, peak_bytes=packing.peak_bytes + more[reps])
-        # Processors of one role are of one kind, so they have as much memory as the one that stands for them.
-        memory.refuse(tasks, simulated.timeline, packing, self.capacity[reps].tolist(), reps.tolist())
-        return tuple(packing.peak_bytes[folded.proc_class].tolist())
+            more = self._lasting(seen.lowering, strategy, memory.ALIGNMENT)[seen.folded.representative]
+            packing = replace(packing, peak_bytes=packing.peak_bytes + more)
+        return seen, packing
 
     def work(self, name: str, config: Config) -> np.ndarray:
         """int64[P]: picoseconds for which a node's kernels keep each processor busy; transfers are not counted."""
@@ -335,6 +327,12 @@ class Evaluator:
 def _unordered(strategy: Strategy) -> Strategy:
     """The plan as it is lowered, which knows no order."""
     return msgspec.structs.replace(strategy, order=READY)
+
+
+def _folded(folding: Folding, strategy: Strategy) -> Folded:
+    """What a plan is simulated through: one processor of each role where there are many."""
+    plain = _unordered(strategy)
+    return folding.fold(plain) if folding.lowering.machine.num_procs >= FOLDED_FROM else folding.whole(plain)
 
 
 def _in_order(

@@ -44,20 +44,32 @@ class Folded:
 
     proc_class[P]       the processor of `graph` that stands for each processor
     representative[C]   which processor of the whole machine each processor of `graph` is
-    number[T]           the number of each task in the whole graph before anything is put together there
+    plain[N], into[N]   the numbers of tasks in the whole graph before anything is put together there, and the task of
+                        `graph` that each has become
     count[T]            for how many tasks of the whole graph each stands
     """
 
     graph: TaskGraph
     proc_class: np.ndarray
     representative: np.ndarray
-    number: np.ndarray
+    plain: np.ndarray
+    into: np.ndarray
     count: np.ndarray
 
     @property
     def num_tasks(self) -> int:
         """How many tasks the whole graph has."""
         return int(self.count.sum())
+
+    @property
+    def number(self) -> np.ndarray:
+        """int64[T]: the number of each task, of what is put together of the first, as `plain` has it."""
+        return self.plain[np.unique(self.into, return_index=True)[1]]
+
+    def placed(self, tasks: TaskGraph) -> TaskGraph:
+        """Tasks of `graph`, on the processors of the whole machine that it shows."""
+        proc, lane = np.divmod(tasks.lanes, NUM_LANES)
+        return replace(tasks, lanes=self.representative[proc] * NUM_LANES + lane)
 
 
 class Folding:
@@ -76,12 +88,13 @@ class Folding:
 
         Where buckets tell processors apart that are alike without them, each stands for itself.
         """
-        found = self.by_roles(strategy)
-        if found is not None:
-            return found
-        whole = self.lowering.contracted(strategy)
-        every, number = np.arange(self.lowering.machine.num_procs), np.unique(whole.number, return_index=True)[1]
-        return Folded(whole.graph, every, every, number, np.ones(len(number), np.int64))
+        return self.by_roles(strategy) or self.whole(strategy)
+
+    def whole(self, strategy: Strategy) -> Folded:
+        """The graph of a plan in which each processor stands for itself. Raises ValueError as `Lowering.lower` does."""
+        graph, number = self.lowering.contracted(strategy)
+        every = np.arange(self.lowering.machine.num_procs)
+        return Folded(graph, every, every, np.arange(len(number)), number, np.ones(graph.num_tasks, np.int64))
 
     def by_roles(self, strategy: Strategy) -> Folded | None:
         """The same, None where each processor would stand for itself, so that all tasks would be written out."""
@@ -106,7 +119,7 @@ class Folding:
         kept = np.unique(found.number, return_index=True)[1]
         tasks = Lazy(lambda n: folded.graph.tasks[int(kept[n])], len(kept))
         graph = replace(in_turn(found.graph, engines), tasks=tasks)
-        return replace(folded, graph=graph, number=folded.number[kept], count=folded.count[kept])
+        return replace(folded, graph=graph, into=found.number, count=folded.count[kept])
 
     def instances(self, strategy: Strategy) -> tuple[list[StepInstance], list[FlowInstance]]:
         """The instances of a plan: steps by slot, and the flows. Raises ValueError as `fold` does."""
@@ -138,9 +151,7 @@ def expand(folded: Folded, simulated: Simulated) -> Simulated:
 
 def timed(folded: Folded, cost: CostModel) -> tuple[TaskGraph, np.ndarray]:
     """The small graph and its durations, each kernel on the kind of processor that it lies on, for `simulate`."""
-    proc, lane = np.divmod(folded.graph.lanes, NUM_LANES)
-    placed = replace(folded.graph, lanes=folded.representative[proc] * NUM_LANES + lane)
-    graph, durations = cost.by_kind(placed)
+    graph, durations = cost.by_kind(folded.placed(folded.graph))
     return replace(graph, lanes=folded.graph.lanes), durations
 
 
@@ -290,7 +301,8 @@ class _Assembly:
             tasks=Lazy(lambda n: full.task(int(number[n])), num_tasks),
             buffers=Lazy(lambda n: full.buffer(int(written[n])), len(buffer)),
         )  # fmt: skip
-        return Folded(graph, small.proc_class, small.representative, number, small.count[pick])
+        every = np.arange(num_tasks)
+        return Folded(graph, small.proc_class, small.representative, number, every, small.count[pick])
 
     def _order(self, block: np.ndarray) -> np.ndarray:
         """As in a composed graph."""

@@ -9,6 +9,7 @@ microbatches are enough.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from castile.planner.lowering.instances import FlowInstance
 from castile.planner.simulate import Simulated
 from castile.planner.step.program import Program
 from castile.runtime.task import TaskGraph
+from castile.runtime.timeline import Timeline
 
 # The bits of a task's order: its slot, which flow's transfer it is, and its number.
 SLOT, FLOW = 40, 20
@@ -27,10 +29,12 @@ MOST_APART = 16
 
 
 class Cycle(NamedTuple):
-    """So many microbatches more make a step so many picoseconds longer."""
+    """So many microbatches more make a step so many picoseconds longer: what is done in as many picoseconds before
+    `until` is done once more."""
 
     microbatches: int
     picoseconds: int
+    until: int
 
 
 def shown(count: int, least: int = LEAST) -> list[int]:
@@ -66,8 +70,19 @@ def cycle(tasks: TaskGraph, number: np.ndarray, simulated: Simulated) -> Cycle |
     firsts = [int(ready[micro].min()) for micro in of]
     for apart in range(1, min(MOST_APART, len(of) - 2) + 1):
         if _is_as_before(when, firsts, apart):
-            return Cycle(apart, firsts[-1] - firsts[-1 - apart])
+            return Cycle(apart, firsts[-1] - firsts[-1 - apart], firsts[-1])
     return None
+
+
+def stretched(timeline: Timeline, cycle: Cycle, times: int) -> Timeline:
+    """A step of so many cycles more, as if they were one with the last that is written out: whoever was at work then is
+    so for as many times as long."""
+    begin = cycle.until - cycle.picoseconds
+
+    def later(moments: np.ndarray) -> np.ndarray:
+        return moments + times * np.clip(moments - begin, 0, cycle.picoseconds)
+
+    return replace(timeline, start=later(timeline.start), end=later(timeline.end))
 
 
 class _When(NamedTuple):

@@ -1,0 +1,108 @@
+"""Seen: what is told of a step through few processors and few microbatches is what writing out all of it says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
+
+from castile.launch import simulate
+from castile.planner.cost import CostModel
+from castile.planner.evaluation import evaluator as evaluators
+from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.evaluation.seen import Seen
+from castile.planner.explanation import Explanation, account, label
+from castile.planner.lower import Lowering
+from castile.planner.strategy import Strategy
+from castile.runtime.timeline import PICOSECONDS
+from tests.cut_batches import can_be_cut
+from tests.effort import examples
+from tests.strategies import in_buckets, in_groups, machines, problems, staged
+from tests.training import SGD
+
+EXAMPLES = examples(60)
+
+
+PLANS = {
+    "anyhow": in_buckets,
+    "alike": lambda graph, num_procs: st.builds(Strategy, in_groups(graph, num_procs)),
+    "in stages": staged,
+}
+
+
+@pytest.mark.parametrize("kind", PLANS)
+def test_few_processors_and_microbatches_tell_what_all_would(
+    monkeypatch: pytest.MonkeyPatch, tell: Callable[[str], None], kind: str
+) -> None:
+    monkeypatch.setattr(evaluators, "FOLDED_FROM", 1)
+    monkeypatch.setattr(evaluators, "FILLING", 1)
+    seen: Counter[str] = Counter()
+
+    @settings(max_examples=EXAMPLES, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        count, on = data.draw(st.sampled_from((1, 7, 12))), data.draw(machines())
+        each = on.num_procs if kind == "alike" else data.draw(st.integers(1, 3))
+        graph = data.draw(problems(batch=count * each)).graph
+        if kind != "anyhow" and on.num_procs < 2:
+            reject()
+        plan = msgspec.structs.replace(data.draw(PLANS[kind](graph, on.num_procs)), microbatches=count)
+        known = Evaluator(Lowering(graph, on, SGD, microbatches=count), CostModel(on))
+        if not can_be_cut(known.lowering, plan):
+            reject()
+        few, whole = looked_at(known, plan, large=1), looked_at(known, plan, large=2**20)
+        assert whole.tasks.num_tasks == whole.count.sum() == few.count.sum() and not whole.is_short
+        seen["processors"] += few.tasks.num_procs < whole.tasks.num_procs
+        seen["microbatches"] += few.is_short
+        check_alike(known, few, whole)
+
+    def looked_at(known: Evaluator, plan: Strategy, large: int) -> Seen:
+        monkeypatch.setattr(evaluators, "LARGE", large)
+        return known.see(plan)
+
+    check()
+    tell(f"seen {kind}: fewer {', '.join(f'{what} in {n}' for what, n in seen.most_common())} plans")
+    assert seen["microbatches"] > EXAMPLES // 20
+    assert seen["processors"] > EXAMPLES // 20 or kind != "alike"
+
+
+def check_alike(known: Evaluator, few: Seen, whole: Seen) -> None:
+    """All that is told of a step, but which of several things that end at one time something waits for."""
+    assert few.seconds == whole.seconds and few.peak_bytes.tolist() == whole.peak_bytes.tolist()
+    assert few.busy_seconds[few.role].tolist() == whole.busy_seconds.tolist()
+    mine, all_of_it = (simulate.worked_seconds(of.tasks, of.timeline) for of in (few, whole))
+    np.testing.assert_allclose(mine[few.role], all_of_it, rtol=0, atol=0.5 / PICOSECONDS)
+    rows, every = (
+        {row["what"]: row for row in simulate.kinds(of, working)} for of, working in ((few, mine), (whole, all_of_it))
+    )
+    assert rows.keys() == every.keys()
+    for what, row in rows.items():
+        assert row["num_tasks"] == every[what]["num_tasks"]
+        assert row["proc_seconds"] == pytest.approx(every[what]["proc_seconds"], rel=1e-9, abs=1e-12)
+    found, other = (account(of, label(of, known.cost), known.lowering.machine.engines) for of in (few, whole))
+    check_explained_alike(found, other)
+
+
+def check_explained_alike(found: Explanation, whole: Explanation) -> None:
+    assert found.makespan == whole.makespan == found.chain.sum()
+    assert sorted(found.causes) == sorted(whole.causes)
+    of, to = (np.array(sorted(range(len(e.causes)), key=e.causes.__getitem__)) for e in (found, whole))
+    for name in ("num_tasks", "moved_bytes", "total"):
+        assert getattr(found, name)[of].tolist() == getattr(whole, name)[to].tolist(), name
+    assert found.idle[found.role].tolist() == whole.idle.tolist()
+    assert found.awaited.sum(axis=1)[found.role].tolist() == whole.awaited.sum(axis=1).tolist()
+    computing = np.array([cause.kind != "transfer" for cause in whole.causes], bool)[to]
+    spent, all_spent = found.spent[found.role][:, of], whole.spent[:, to]
+    assert spent[:, computing].tolist() == all_spent[:, computing].tolist()
+    assert spent.sum(axis=1).tolist() == all_spent.sum(axis=1).tolist()
+    assert found.on_all(found.spent).sum() == whole.on_all(whole.spent).sum()
+    for mine, theirs in zip(of.tolist(), to.tolist(), strict=True):
+        here, there = found.labels.crossings[mine], whole.labels.crossings[theirs]
+        assert here.keys() == there.keys()
+        for level, crossing in here.items():
+            np.testing.assert_allclose(crossing, there[level], rtol=1e-9)
