@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby, zip_longest
+from itertools import groupby, product, zip_longest
 from operator import itemgetter
 
 import numpy as np
@@ -15,23 +15,28 @@ from castile.planner.lowering.versions import Placed, Versions
 from castile.planner.step.program import Flow
 from castile.planner.strategy import Config
 from castile.runtime.dependence import Contribution, Version, filled, links, version
-from castile.runtime.machine import Machine
+from castile.runtime.machine import Level, Machine, Processor
 from castile.runtime.region import Box, blocks, intersect, whole
 from tests import strategies as drawn
 from tests import transfers
 from tests.effort import examples
 
 SHAPE = (4, 3)
-ROLES = ("", "", "output", "carried", "input", "input")
+ROLES = ("", "", "output", "carried", "carried", "input")
 Layout = tuple[tuple[Box | None, ...], Config]
+Case = tuple[Flow, list[Layout], list[Layout]]  # what is made and read, and where it lies
+EMPTY = Box((2, 0), (2, 3))
+# Two processors that are no neighbours may still be near or far.
+LEVELS = tuple(Level(f"level{n}", 2**n, 1e-6 * n, 1e9) for n in (1, 2, 3))
+DEEP = Machine("deep", (Processor("p", 1e9, 1e9, 2**30, 0, 0.0),) * 8, LEVELS)
 
 
 @st.composite
 def layouts(draw: st.DrawFn, num_procs: int) -> Layout:
-    """A grid, its boxes once, by several parts, or by some parts only; all by each part; or boxes anyhow."""
+    """A grid, its boxes once, by several parts, or by some parts only; all by each part; or any boxes, some empty."""
     rows, cols = (blocks(n, draw(st.integers(1, 2))) for n in SHAPE)
     boxes: list[Box | None] = [Box((a, b), (c, d)) for a, c in rows for b, d in cols]
-    kind = draw(st.sampled_from(("grid", "grid", "whole", "sums", "gaps", "anyhow")))
+    kind = draw(st.sampled_from(("grid", "grid", "whole", "sums", "gaps", "anyhow", "anyhow")))
     if kind == "whole":
         boxes = [whole(SHAPE)] * draw(st.integers(1, 2))
     elif kind == "sums":
@@ -39,17 +44,20 @@ def layouts(draw: st.DrawFn, num_procs: int) -> Layout:
     elif kind == "gaps":
         boxes[draw(st.integers(0, len(boxes) - 1)) :] = [None, whole(SHAPE)]
     elif kind == "anyhow":
-        boxes = list(draw(st.lists(transfers.boxes(SHAPE), min_size=1, max_size=3)))
+        boxes = [EMPTY] * (draw(st.integers(0, 2)) == 0)
+        boxes += draw(st.lists(transfers.boxes(SHAPE), min_size=1, max_size=3))
     replicas = draw(st.sampled_from((1, 1, 2, num_procs)))
     procs = draw(drawn.placements(len(boxes), min(replicas, num_procs), num_procs))
     return tuple(boxes), Config({"n": len(boxes)}, min(replicas, num_procs), procs)
 
 
 @st.composite
-def flows(draw: st.DrawFn, known: Sequence[Layout]) -> tuple[Flow, list[Layout], list[Layout]]:
+def flows(draw: st.DrawFn, known: Sequence[Layout]) -> Case:
     """What makes and what reads a region, in some of these layouts."""
     some, role = st.lists(st.sampled_from(known), min_size=1, max_size=3), draw(st.sampled_from(ROLES))
-    made, read = draw(some), draw(some)
+    made = draw(some)
+    read = draw(st.one_of(some, st.just(made[:1])))
+    read += [((None,), Config())] * draw(st.booleans())
     if role in ("input", "carried"):
         made = made[: role == "carried"]
         producers: tuple[tuple[int, int], ...] = ()
@@ -60,6 +68,24 @@ def flows(draw: st.DrawFn, known: Sequence[Layout]) -> tuple[Flow, list[Layout],
     return Flow("r", SHAPE, draw(st.sampled_from(("float32", "float64"))), role, producers, (), None, over), made, read
 
 
+def near(flow: Flow, made: list[Layout], read: list[Layout]) -> list[Case]:
+    """The same but for the numbers, who makes it, what becomes of it, or which part touches which box."""
+    found = [replace(flow, dtype="float32" if flow.dtype == "float64" else "float64")]
+    if flow.role == "carried":
+        found += [replace(flow, overwriters=() if flow.overwriters else ((9, 0),))]
+        found += [replace(flow, role="", producers=((0, 0),), overwriters=())]
+    elif len(made) == 1:
+        found += [replace(flow, role="carried", producers=())]
+    elif made:
+        by_one = len({slot for slot, _ in flow.producers}) == 1
+        found += [replace(flow, producers=tuple((port * by_one, port) for port in range(len(made))))]
+    return [(flow, turned(made), read), (flow, made, turned(read)), *((one, made, read) for one in found)]
+
+
+def turned(every: list[Layout]) -> list[Layout]:
+    return [(boxes[::-1], config) for boxes, config in every]
+
+
 def moved(layout: Layout, order: Sequence[int]) -> Layout:
     boxes, config = layout
     return boxes, replace(config, procs=tuple(order[p] for p in config.procs))
@@ -67,7 +93,7 @@ def moved(layout: Layout, order: Sequence[int]) -> Layout:
 
 def are_apart(boxes: Sequence[Box | None]) -> bool:
     pairs = [(a, b) for n, a in enumerate(boxes) for b in boxes[:n]]
-    return None not in boxes and not any(intersect(a, b) for a, b in pairs if a and b)
+    return all(box and box.volume for box in boxes) and not any(intersect(a, b) for a, b in pairs if a and b)
 
 
 def touching(layout: Layout) -> Iterator[tuple[int, Box, tuple[int, ...]]]:
@@ -104,11 +130,11 @@ def told(of: Version) -> tuple[object, ...]:
     return of.instances, patterns, of.frames, *(np.asarray(array).tolist() for array in arrays)
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=examples(300))
 @given(st.data())
 def test_versions_are_those_of_all_boxes_on_their_processors(data: st.DataObject) -> None:
-    """Also of those that were asked for before on other processors, of regions made and used otherwise."""
-    on = data.draw(drawn.machines(most=6))
+    """Also of those that were asked for before on other processors, or that differ from them in one respect."""
+    on = data.draw(st.one_of(drawn.machines(most=6), st.just(DEEP)))
     versions, known = Versions(on), data.draw(st.lists(layouts(on.num_procs), min_size=1, max_size=3))
 
     def placed(layout: Layout) -> Placed:
@@ -116,10 +142,11 @@ def test_versions_are_those_of_all_boxes_on_their_processors(data: st.DataObject
         return versions.placed(boxes, config, are_apart(boxes) and data.draw(st.booleans()))
 
     for _ in range(3):
-        flow, made, read = data.draw(flows(known))
-        for order in (range(on.num_procs), data.draw(st.permutations(range(on.num_procs)))):
-            there, seen = [moved(x, order) for x in made], [moved(x, order) for x in read]
+        first = data.draw(flows(known))
+        orders = range(on.num_procs), data.draw(st.permutations(range(on.num_procs)))
+        for (flow, made, read), order in product((first, data.draw(st.sampled_from(near(*first)))), orders):
             host = [((whole(SHAPE),), Config())] * (flow.role == "output")
+            there, seen = [moved(x, order) for x in made], [moved(x, order) for x in read]
             found, procs = versions.get(flow, [*map(placed, there)], [*map(placed, [*seen, *host])])
             every = [part for layout in (*there, *seen, *host) for part in touching(layout)]
             assert sorted(procs) == sorted({proc for _, _, of in every for proc in of})
