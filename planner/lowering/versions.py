@@ -102,7 +102,8 @@ class Versions:
                 fresh = [proc for proc in dict.fromkeys(of) if proc not in slots]
                 slots.update({proc: slot for slot, proc in enumerate(fresh, len(slots))})
                 known[of] = tuple(map(slots.__getitem__, of))
-            renamed.append((p.layout, p.config.replicas, known[of]))
+            # how many replicas there are follows from how many boxes are touched
+            renamed.append((p.layout, known[of]))
         procs = tuple(slots)
         among, apart = self._links(procs)
         carried, overwritten = flow.role == "carried", bool(flow.overwriters)
@@ -110,12 +111,12 @@ class Versions:
         if key not in self._made:
             seen = [p for p in read if p.touching]
             if len(made) == 1 and all([_lie_alike(p, made[0]) for p in seen]) and self._is_apart(made[0]):
-                held = list(zip(renamed[0][2], made[0].touched, strict=True))
+                held = list(zip(renamed[0][1], made[0].touched, strict=True))
                 self._made[key] = in_place(held, len(seen), carried, overwritten)
-            elif flow.role == "input" and (box := _one_box(read, renamed)) is not None:
-                self._made[key] = everywhere(box, len(procs), _joined([of for _, _, of in renamed]))
+            elif flow.role == "input" and (box := _one_box(read)) is not None:
+                self._made[key] = everywhere(box, len(procs), _joined([of for _, of in renamed]))
             else:
-                of_ports = [of for _, _, of in renamed]
+                of_ports = [of for _, of in renamed]
                 self._made[key] = _analysed(flow, made, read, together, of_ports, among, carried, overwritten, most)
         return self._made[key], procs
 
@@ -140,12 +141,11 @@ class Versions:
         return self._among[procs]
 
 
-def _one_box(read: Sequence[Placed], renamed: Sequence[tuple[int, int, tuple[int, ...]]]) -> Box | None:
-    """The box that all of them read, if it is one; `renamed`: the number of each one's layout and more."""
-    layouts = {of[0]: p.boxes for p, of in zip(read, renamed, strict=True)}
+def _one_box(read: Sequence[Placed]) -> Box | None:
+    """The box that all of them read, if it is one."""
+    layouts = {p.layout: p.boxes for p in read}
     boxes = {box for each in layouts.values() for box in each}
-    box = boxes.pop() if len(boxes) == 1 else None
-    return box if box is not None and box.volume else None
+    return boxes.pop() if len(boxes) == 1 else None
 
 
 def _joined(slots: Sequence[tuple[int, ...]]) -> np.ndarray:
@@ -172,8 +172,7 @@ def _lie_alike(one: Placed, other: Placed) -> bool:
     """Whether the same boxes lie on the same processors, in one order."""
     if one is other or one.touching != other.touching:
         return one is other
-    is_same = one.layout == other.layout and one.config.replicas == other.config.replicas
-    return is_same or one.touched == other.touched
+    return one.layout == other.layout or one.touched == other.touched
 
 
 def _contributions(
