@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from castile.planner.graph import Graph
+from castile.planner.lower import Lowering
 from castile.planner.lowering import rows as plain
-from castile.planner.lowering.catalogue import Kinds, Table
+from castile.planner.lowering.catalogue import Catalogue, CostKeys, Kinds, Table
 from castile.planner.lowering.rows import compressed
 from castile.planner.lowering.versions import Versions
-from castile.planner.strategy import Config
+from castile.planner.strategy import Config, Strategy
 from castile.runtime.machine import local
+from castile.runtime.task import CostKey
 from tests import transfers
+from tests.training import SGD
 
+COSTS = [CostKey(name, "8", "float32", 0, 32) for name in "abcd"]
 words = st.lists(st.text("ab", max_size=3), max_size=12)
 
 
@@ -38,6 +44,32 @@ def test_what_kinds_have_is_there_for_each_of_its_things_in_their_order(plans: l
 def rows_of(kinds: Sequence[str], each: list[list[tuple[int, int]]]) -> tuple[np.ndarray, np.ndarray]:
     kind = np.repeat(np.arange(len(kinds)), [len(rows) for rows in each])
     return kind, np.array([row for rows in each for row in rows], np.int64).reshape(-1, 2).T
+
+
+@given(st.lists(st.lists(st.integers(0, 3), max_size=4), max_size=8))
+def test_costs_are_numbered_as_they_are_met(rows: list[list[int]]) -> None:
+    """Whatever sequences name them, of which each may be gone when the next comes."""
+    known = CostKeys()
+    for row in rows:
+        found = known.numbered([COSTS[n] for n in row])
+        assert [known.each[n] for n in found] == [COSTS[n] for n in row]
+    assert known.each == list(dict.fromkeys(COSTS[n] for row in rows for n in row))
+
+
+def test_private_bytes_are_those_of_the_body_of_each_task_whatever_it_adds_to() -> None:
+    """Parts of two sizes, each on two processors, with results of different sizes."""
+    g = Graph("attention", "float64")
+    x = g.input("x", (3, 4, 6), "b s i")
+    g.minimise(g.mean("loss", g.attention("first", x, g.linear("keys", x, features=6), x, heads=2)))
+    cut = Config({"b": 2}, 2, (1, 0, 0, 1))
+    steps, _ = Lowering(g, local(2), SGD).instances(Strategy(dict.fromkeys(g.nodes, cut)))
+    catalogue = Catalogue()
+    kinds, _ = catalogue.kinds(steps, [])
+    for step, kind in zip(steps, kinds.tolist(), strict=True):
+        for n, adds in enumerate(product((False, True), repeat=len(step.step.outputs))):
+            tasks = range(step.num_tasks)
+            wanted = [step.template.part(task // step.config.replicas).body(adds[::-1]).private_bytes for task in tasks]
+            assert catalogue.private_adding(kind, n).tolist() == wanted
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2**20))))
