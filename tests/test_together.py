@@ -23,14 +23,15 @@ from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.known.seeds import seed
 from castile.planner.lower import Lowering
+from castile.planner.lowering import together
 from castile.planner.lowering.contraction import Contraction
 from castile.planner.lowering.together import alike
 from castile.planner.op import Init
 from castile.planner.step.beside import TAKEN
-from castile.planner.step.program import WHOLE_BATCH
+from castile.planner.step.program import WHOLE_BATCH, Micro
 from castile.planner.strategy import Strategy
 from castile.runtime import machine as machines
-from castile.runtime.task import Call, CostKey, Kind, TaskGraph
+from castile.runtime.task import STRIDED, Call, CostKey, Kind, TaskGraph
 from tests import device_ranks
 from tests.effort import examples
 from tests.graphs import task_graphs
@@ -195,6 +196,47 @@ def test_no_task_comes_to_wait_for_itself() -> None:
 
     check()
     assert 4 * fewer > count
+
+
+def test_what_is_put_together_is_alike_and_no_more_than_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of calls that differ in one respect each, on any lanes; who waits is waited for by the last at most."""
+    key = CostKey("same.F", "8", "float32", 0, 30)
+    changes = ({}, {"nbytes": 60}, {"dtype": "float64"}, {"name": "other.F"}, {"name": "same.F" + STRIDED})
+    keys = tuple(msgspec.structs.replace(key, **change) for change in changes)
+    plain, other = (Call("copy", (), (), params) for params in ((), (("n", 1),)))
+    micros = st.sampled_from((*[Micro(0, 2)] * 3, Micro(1, 2)))
+    which = [st.sampled_from((*[usual] * 4, 0, 3)) for usual in range(len(keys))]
+    told = [st.tuples(costs, st.sampled_from((plain, plain, plain, other)), micros) for costs in which]
+    found, count = 0, examples(500)
+
+    @settings(max_examples=count, derandomize=True, deadline=None)
+    @given(task_graphs(), st.data())
+    def check(drawn: TaskGraph, data: st.DataObject) -> None:
+        nonlocal found
+        most, most_bytes = data.draw(st.sampled_from(((2, 1000), (9, 70))))
+        monkeypatch.setattr(together, "MOST", most)
+        monkeypatch.setattr(together, "MOST_BYTES", most_bytes)
+        each = data.draw(st.lists(data.draw(st.sampled_from(told)), min_size=drawn.num_tasks, max_size=drawn.num_tasks))
+        tasks = replace(drawn, cost=np.array([cost for cost, _, _ in each], int), cost_keys=keys)
+        own = np.flatnonzero(tasks.kind == Kind.COMPUTE).tolist()
+        groups = alike(tasks, [(task, each[task][1], each[task][2]) for task in own])
+        assert len({task for group in groups for task in group}) == sum(map(len, groups))
+        every = range(tasks.num_tasks)
+        followers = [[t for t in every if task in tasks.needs_of(t)] for task in every]
+        for group in groups:
+            costs = [keys[each[task][0]] for task in group]
+            assert (
+                1 < len(group) <= most and sum(cost.nbytes for cost in costs) <= most_bytes and group == sorted(group)
+            )
+            assert not any(cost.dense for cost in costs) and len({(cost.name, cost.dtype) for cost in costs}) == 1
+            assert len({(each[task][1].params, each[task][2], *tasks.lanes_of(task).tolist()) for task in group}) == 1
+            needs = [tasks.needs_of(task).tolist() for task in group]
+            assert len({tuple(t for t in of if tasks.kind[t] == Kind.COLLECTIVE) for of in needs}) == 1
+            assert not any(needs) or not any(followers[t] for task in group for t in followers[task])
+        found += bool(groups)
+
+    check()
+    assert 8 * found > count
 
 
 @settings(max_examples=examples(25), derandomize=True, deadline=None)
