@@ -261,4 +261,4 @@ def _columns(*columns: Sequence[np.ndarray]) -> Rows:
 def _together(arrays: Sequence[np.ndarray], none: np.ndarray = NONE) -> Rows:
     """Whose each row is of what kinds have, and the rows; `none` of them are like those."""
     kind = np.repeat(np.arange(len(arrays)), np.array([len(array) for array in arrays], dtype=np.int64))
-    return kind, np.concatenate([none, *arrays]).astype(none.dtype, copy=False)
+    return kind, np.concatenate([none, *arrays])
