@@ -52,7 +52,7 @@ def compiled(body: Callable[..., Any]) -> Callable[..., Any]:
     # A large array freed once teaches malloc to keep memory of this size, which calls in a row then reuse without
     # faulting its pages in again (mallopt(3), dynamic threshold).
     np.empty(2**24, np.uint8)
-    result: Callable[..., Any] = numba.njit(cache=True, no_cfunc_wrapper=True)(body)
+    result: Callable[..., Any] = numba.njit(cache=True, no_cfunc_wrapper=True)(_renamed(body, {}, _told(body)))
     return result
 
 
@@ -79,20 +79,22 @@ def assembled(
     from numba.types import unliteral
 
     _listener()
+    told = [_told(one) for one in (*bodies, *parts, *inlined)]
     if records:
-        from castile.runtime.records import by_reference
+        from castile.runtime import records as room
 
         for kind in records:
-            by_reference(kind)
+            room.by_reference(kind)
+        told.append(Path(room.__file__).read_text())
     # Nobody calls them from C, and parts from the interpreter: what would take care of that takes a tenth of the time.
     common: dict[str, Any] = {"_nrt": False, "no_cfunc_wrapper": True}
     made = dict(words or {})
     others = {*parts, *inlined, *made}
 
     def linked(function: Any) -> FunctionType:
-        known = {name: function.__globals__.get(name) for name in _called(function)}
+        known = {name: function.__globals__.get(name) for name in _named(function)}
         names = {name: part(one) for name, one in known.items() if callable(one) and one in others}
-        return FunctionType(function.__code__, function.__globals__ | names, function.__name__, function.__defaults__)
+        return _renamed(function, names, *told)
 
     def part(function: Any) -> Any:
         if function not in made:
@@ -102,15 +104,7 @@ def assembled(
             one.get_call_template = lambda args, kws, of=one.get_call_template: of([*map(unliteral, args)], kws)
         return made[function]
 
-    # What was compiled is found again by its name and file alone: the name tells what it calls.
-    codes = [(one.__code__.co_code, one.__code__.co_consts, one.__code__.co_names) for one in (*parts, *inlined)]
-    found = sha256(repr(codes).encode()).hexdigest()[:12]
-    results = []
-    for body in bodies:
-        result = linked(body)
-        result.__qualname__ = f"{body.__qualname__}_{found}"
-        results.append(numba.njit(cache=True, **common, **options)(result))
-    return tuple(results)
+    return tuple([numba.njit(cache=True, **common, **options)(linked(body)) for body in bodies])
 
 
 def is_kept(loop: Any) -> bool:
@@ -121,5 +115,20 @@ def is_kept(loop: Any) -> bool:
     return any(folder.glob(f"*.{name}-*.nbi"))
 
 
-def _called(function: Any) -> list[str]:
+def _told(function: Any) -> str:
+    """What a function does and the numbers that it knows by name, wherever these are from."""
+    code, known = function.__code__, [function.__globals__.get(name) for name in _named(function)]
+    numbers = [one for one in known if isinstance(one, (int, float, np.generic))]
+    return repr((code.co_code, code.co_consts, code.co_names, numbers))
+
+
+def _renamed(function: Any, names: Mapping[str, Any], *told: str) -> FunctionType:
+    """A function with other globals; what was compiled is found again by its file and name, which tells the rest."""
+    found = sha256("\n".join(told).encode()).hexdigest()[:12]
+    made = FunctionType(function.__code__, function.__globals__ | names, function.__name__, function.__defaults__)
+    made.__qualname__ = f"{function.__qualname__}_{found}"
+    return made
+
+
+def _named(function: Any) -> list[str]:
     return [str(step.argval) for step in dis.get_instructions(function) if step.opname == "LOAD_GLOBAL"]

@@ -27,11 +27,15 @@ _NUMBER = ir.IntType(32)
 
 
 class Record(types.Type):
-    """The compiled type of a named tuple whose fields have these types: the address of its fields."""
+    """The compiled type of a named tuple whose fields have these types: the address of its fields.
+
+    Types of one name are one type, and what was compiled is found again by it: it tells which field lies where.
+    """
 
     def __init__(self, kind: Any, fields: tuple[Any, ...]) -> None:
         self.kind, self.fields = kind, fields
-        super().__init__(f"Record({kind.__module__}.{kind.__qualname__}, {', '.join(map(str, fields))})")
+        told = [f"{name}: {field}" for name, field in zip(kind._fields, fields, strict=True)]
+        super().__init__(f"Record({kind.__module__}.{kind.__qualname__}, {', '.join(told)})")
 
     def place(self, name: str) -> int:
         """Which of the fields that is."""
@@ -102,9 +106,7 @@ def _array(context: Any, builder: Any, kind: Any, place: Any) -> Any:
     is_row = kind.ndim == 1
     if is_row and kind.layout == "C":
         known["strides"] = [context.get_constant(types.intp, nbytes)]
-    # A pointer that is not known is put in below, as all else is.
-    blank = [None if isinstance(part, ir.PointerType) else ir.Undefined for part in value.elements]
-    parts = [known.get(name, other) for name, other in zip(names, blank, strict=True)]
+    parts = [known.get(name, ir.Undefined) for name in names]
     found = ir.Constant(value, [ir.Constant(t, part) for t, part in zip(value.elements, parts, strict=True)])
     for k, (name, part) in enumerate(zip(names, value.elements, strict=True)):
         if name in known or (is_row and name == "nitems"):

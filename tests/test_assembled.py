@@ -36,6 +36,7 @@ def worked(begin: int, fields: Fields) -> Any:
     total = weighed(0, fields) + doubled(0, fields)
     for k in range(begin, fields.array.size):
         total += doubled(k, fields) + fields.array.strides[0] + fields.array.shape[fields.array.ndim - 1]
+        total += fields.array.itemsize
     first, second = fields.several
     for k in range(len(first)):
         second[len(first) - 1 - k] = first[k] + fields.several[0][k]
@@ -67,6 +68,35 @@ def test_what_is_handed_on_by_reference_is_what_it_was(dtype: str, shape: tuple[
     wrong = mine._replace(number=None)
     with pytest.raises(numba.core.errors.TypingError):
         loop(1, wrong)
+
+
+class Others(NamedTuple):
+    """Another kind, whose fields are of the same types."""
+
+    array: np.ndarray
+    several: tuple[np.ndarray, ...]
+    number: float
+    flag: bool
+
+
+def numbered(one: Fields, other: Others) -> Any:
+    return one.number + other.number
+
+
+def strange(fields: Fields) -> Any:
+    return fields.strange
+
+
+def test_kinds_are_told_apart_and_what_is_no_number_of_theirs_is_refused() -> None:
+    loop, wrong = assembled([numbered, strange], [], [], records=[Fields, Others])
+    one = made("float64", (7,), 1)._replace(number=3)
+    other = Others(*one)
+    assert loop(one, other) == 6
+    assert numba.typeof(one) != numba.typeof(other)
+    with pytest.raises(OverflowError):
+        loop(one, other._replace(number=2**70))
+    with pytest.raises(numba.core.errors.TypingError, match="Unknown attribute 'strange'"):
+        wrong(one)
 
 
 def test_parts_are_compiled_once_whoever_calls_them_with_whatever_constant(

@@ -2,11 +2,15 @@
 
 import subprocess
 import sys
+from collections import namedtuple
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-pytest.importorskip("numba")
+from castile.runtime.compiled import assembled, compiled
+
+numba = pytest.importorskip("numba")
 
 CALLED = "from castile.kernels.numpy.jit import {form}\n@{form}\ndef number(x):\n    return x + {value}\n"
 BETWEEN = "from folder.called import number\n"
@@ -32,3 +36,27 @@ def test_a_loop_is_compiled_anew_when_what_it_calls_changes(tmp_path: Path, form
         ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
         shown.append(ended.stdout.split())
     assert shown == [["11", "0"], ["11", "1"], ["201", "0"]]
+
+
+ELSEWHERE = {"NUMBER": 2, "INNER": 3, "number": "x * INNER", "fields": "one two"}
+
+
+@pytest.mark.parametrize("changed", [{}, {"NUMBER": 5}, {"INNER": 5}, {"number": "x - INNER"}, {"fields": "two one"}])
+def test_a_loop_is_compiled_anew_when_what_it_knows_from_elsewhere_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict
+) -> None:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "kept"))
+    path = tmp_path / "calling.py"
+    path.write_text("def loop(x, y):\n    return number(x) + NUMBER * y.one\ndef alone(x):\n    return x + NUMBER\n")
+    hits = []
+    for known in (ELSEWHERE, ELSEWHERE | changed):
+        calling = ModuleType("calling")
+        monkeypatch.setitem(sys.modules, "calling", calling)
+        vars(calling).update(known, Fields=namedtuple("Fields", known["fields"], module="calling"))
+        exec(f"def number(x):\n    return {known['number']}", vars(calling))
+        exec(compile(path.read_text(), path, "exec"), vars(calling))
+        (loop,) = assembled([calling.loop], [calling.number], [], records=[calling.Fields])
+        alone, fields = compiled(calling.alone), calling.Fields(one=7, two=11)
+        assert (loop(13, fields), alone(13)) == (calling.loop(13, fields), calling.alone(13))
+        hits.append([sum(made.stats.cache_hits.values()) for made in (loop, alone)])
+    assert hits == [[0, 0], [not changed, "NUMBER" not in changed]]

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from castile.planner.simulate import simulate
-from castile.planner.simulation import agenda
 from castile.runtime.task import NUM_LANES, Kind, Lane
 from tests import flexflow
 from tests.effort import examples
@@ -137,23 +136,6 @@ def test_plain_form_equals_compiled_form(data):
         (plain.busy_seconds, compiled.busy_seconds),
     ]:
         assert a.tolist() == b.tolist()
-
-
-def _part_of_one():
-    return 1
-
-
-def _part_of_two():
-    return 2
-
-
-def _body():
-    return 0
-
-
-def test_what_was_compiled_with_other_parts_is_not_taken_for_the_same():
-    names = [agenda.without_arrays((_body,), (part,))[0].py_func.__qualname__ for part in (_part_of_one, _part_of_two)]
-    assert names[0] != names[1]
 
 
 def test_busy_counts_only_the_compute_lane():
