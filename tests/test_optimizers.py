@@ -8,12 +8,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from castile.launch.typed import optimizers
-from castile.planner.families.updates import Updates
+from castile.planner.families.updates import Guarded, Optimizer, Updates
 from castile.planner.graph import Graph
-from castile.planner.op import Init
+from castile.planner.op import Init, Part, Tensor, available, find
+from castile.planner.strategy import parts
 from castile.runtime import machine
 from tests.effort import examples
-from tests.op_laws import relative
+from tests.op_cases import Case, cases_of
+from tests.op_laws import cut, node_of, relative, run, splits
 from tests.strategies import machines, strategies, whole_on
 from tests.training import difference, train
 
@@ -116,6 +118,38 @@ def test_steps_are_the_same_under_any_plan(text: str) -> None:
 
     check()
     assert cut, "no update was cut"
+
+
+def guarded(case: Case, guard: float) -> Case:
+    tensors = (*case.tensors, Tensor("guard", (), case.tensors[0].dtype, ()))
+    return Case(Guarded(case.op), tensors, (*case.arrays, np.array(guard)))
+
+
+def stepped(case: Case, part: Part) -> list[np.ndarray | None]:
+    return run(case, "F", part, [cut(array, part.reads(n)) for n, array in enumerate(case.arrays)], None, None)
+
+
+@pytest.mark.parametrize("name", [n for n in available() if issubclass(find(n), Optimizer)])
+def test_what_is_guarded_does_as_its_optimizer_or_leaves_all_as_it_was(name: str) -> None:
+    for case in cases_of(name):
+        taken, skipped, last = guarded(case, 0.5), guarded(case, 0.0), len(case.tensors)
+        operands, carried = range(last), [0, *range(2, last - len(case.op.scalars))]
+        assert [taken.op.follows(n) for n in operands] == [case.op.follows(n) for n in operands]
+        assert (taken.op.name, taken.op.told) == (case.op.name, case.op.told)
+        for split in splits(node_of(case)):
+            for mine, theirs in zip(*(parts(node_of(one), split) for one in (taken, case)), strict=True):
+                assert [mine.reads(n) for n in operands] == [theirs.reads(n) for n in operands]
+                assert mine.reads(last).shape == () and mine.op.flops("F", mine) == theirs.op.flops("F", theirs)
+                for j, (made, expected) in enumerate(zip(stepped(taken, mine), stepped(case, theirs), strict=True)):
+                    assert np.array_equal(made, expected), f"{case} {split}: {j}"
+                for j, (made, n) in enumerate(zip(stepped(skipped, mine), carried, strict=True)):
+                    assert np.array_equal(made, cut(case.arrays[n], mine.writes(j))), f"{case} {split}: {j}"
+
+
+def test_optimizers_of_other_settings_are_told_apart_guarded_or_not() -> None:
+    every = {case.op for name in available() if issubclass(find(name), Optimizer) for case in cases_of(name)}
+    told = [(op.name, settings) for op in (*every, *map(Guarded, every)) for settings in (op.cost_settings,)]
+    assert len({*told}) == len(told) == 2 * len(every)
 
 
 @pytest.mark.parametrize(

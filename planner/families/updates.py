@@ -43,7 +43,7 @@ class Guarded(Optimizer):
     inner: Any
 
     def __post_init__(self) -> None:
-        for name in ("results", "scalars", "flops_per_point"):
+        for name in ("results", "scalars", "flops_per_point", "told"):
             object.__setattr__(self, name, getattr(self.inner, name))
 
     @property
@@ -61,6 +61,9 @@ class Guarded(Optimizer):
     def reads(self, operand: int, part: Part) -> Box:
         is_guard = operand == len(part.alignment.operands) - 1
         return super().reads(operand, part) if is_guard else self.inner.reads(operand, part)
+
+    def follows(self, operand: int) -> bool:
+        return bool(self.inner.follows(operand))
 
     def state_axes(self, label: str, axes: tuple[str, ...]) -> tuple[str, ...]:
         found: tuple[str, ...] = self.inner.state_axes(label, axes)
