@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 
 from castile.launch import models
-from castile.planner.graph import Graph
+from castile.planner.graph import Graph, Node
 from castile.planner.lower import Lowering
 from castile.planner.lowering.template import Templates
 from castile.planner.op import Tensor, available
 from castile.planner.step import handed
-from castile.planner.step.handed import handed_on
+from castile.planner.step.dropped import Reads
+from castile.planner.step.handed import HandedOn, handed_on
 from castile.planner.strategy import Config, Strategy, parts
 from castile.runtime import machine
 from castile.runtime.region import contains, moved, slices
@@ -67,6 +68,22 @@ def test_first_parts_read_each_element_once(name: str) -> None:
                 for part in first:
                     counts[slices(part.reads(i))] += 1
                 assert (counts == 1).all(), f"{case} {split}: operand {i}"
+
+
+def test_what_is_known_of_a_node_is_said_of_no_other() -> None:
+    """Of all cases of all operators in one graph each reads and hands on what it would alone."""
+    graph, nodes = Graph("all", "float64"), list[Node]()
+    for case in (case for name in available() for case in cases_of(name) if case.op.has("B") or case.op.has("W")):
+        whole, at = Whole(case), len(nodes)
+        inputs, outputs = (tuple([f"{at}:{t}" for t in of]) for of in (whole.node.inputs, whole.node.outputs))
+        nodes.append(Node(f"node{at}", case.op, inputs, outputs, whole.node.alignment))
+        for t, a in zip((*inputs, *outputs), (*case.arrays, *whole.y), strict=True):
+            graph.tensors[t] = Tensor(t, a.shape, a.dtype.name, tuple(map(str, range(a.ndim))))
+    reads, hands_on = Reads(graph), HandedOn(graph.tensors)
+    for node in nodes:
+        assert hands_on.of(node) == handed_on(node, graph.tensors), node.op
+        for which in filter(node.op.has, "BW"):
+            assert reads.of(node, which) == Reads(graph).of(node, which), f"{node.op}: {which}"
 
 
 def residual() -> Graph:

@@ -24,6 +24,7 @@ from castile.planner.searching.fronts import search_front
 from castile.planner.sketch.sketch import Sketch
 from castile.planner.step import recompute
 from castile.planner.step.passes import training
+from castile.planner.step.program import Step
 from castile.planner.step.recompute import FULL, NOTHING, SELECTIVE, WAYS
 from castile.planner.strategy import Strategy
 from castile.runtime.machine import Level, Machine, Processor
@@ -43,8 +44,8 @@ def drawn(most: int = EXAMPLES):
     return settings(max_examples=most, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-def kept(graph: Graph, dropped: tuple[str, ...]) -> set[str]:
-    """The results that passes after the forward ones read as these made them."""
+def read_later(graph: Graph, dropped: tuple[str, ...]) -> tuple[set[str], tuple[Step, ...]]:
+    """What passes after the forward ones read, and all passes."""
     steps = training(graph, SGD, frozenset(), recompute=frozenset(dropped)).steps
     lowering = Lowering(graph, ON, SGD, recompute=dropped)
     dtypes = lowering.program(lowering.plan({})).dtypes.__getitem__
@@ -53,7 +54,12 @@ def kept(graph: Graph, dropped: tuple[str, ...]) -> set[str]:
         if step.which != "F" or step.again:
             work = lowering.templates.get(step, {}, dtypes).does.of(0)
             read |= {port.region for port, touched in zip(step.inputs, work.inputs) if touched}
-    return read & {t for node in graph.nodes.values() for t in node.outputs}
+    return read, steps
+
+
+def kept(graph: Graph, dropped: tuple[str, ...]) -> set[str]:
+    """The results that passes after the forward ones read as these made them."""
+    return read_later(graph, dropped)[0] & {t for node in graph.nodes.values() for t in node.outputs}
 
 
 def nbytes(graph: Graph, tensors: set[str]) -> int:
@@ -107,6 +113,28 @@ def test_nothing_is_computed_again_before_its_processor_has_done_what_comes_befo
         for which in ("F", "B"):
             of_kind = [t for t in before if steps[slot[t]].which == which]
             assert not of_kind or end[max(of_kind, key=lambda t: tasks.order[t])] <= start[task]
+
+
+@drawn(8)
+@given(st.data())
+def test_nothing_that_is_dropped_is_kept_and_nothing_is_computed_again_for_nobody(data: st.DataObject) -> None:
+    graph = data.draw(problems()).graph
+    for dropped in (data.draw(recomputed(graph)), *((name,) for name in graph.nodes)):
+        read, steps = read_later(graph, dropped)
+        assert not read & {t for name in dropped for t in graph.nodes[name].outputs}
+        for step in steps:
+            assert not step.again or read & {port.region for port in step.outputs}, step.name
+
+
+@drawn()
+@given(st.data())
+def test_passes_come_after_all_that_make_what_they_read(data: st.DataObject) -> None:
+    graph = data.draw(problems()).graph
+    program = training(graph, SGD, frozenset(), recompute=frozenset(data.draw(recomputed(graph))))
+    for flow in program.flows:
+        read, made, renewed = ([slot for slot, _ in of] for of in (flow.readers, flow.producers, flow.overwriters))
+        assert max(made, default=-1) < min(read, default=len(program.steps)), flow.region
+        assert max(read, default=-1) <= min(renewed, default=len(program.steps)), flow.region
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -19,7 +19,10 @@ def cases_fused(rng):
     )
     tokens, bias = (rng.normal(size=(3, 5, 4)), "b s d"), (rng.normal(size=4), "f")
     yield case(Fused((Member(add, (0, 1)), Member(Gelu("tanh"), (2,)))), tokens, bias)
-    yield case(Fused((Member(add, (0, 1)), Member(add, (2, 3)))), tokens, bias, (rng.normal(size=(3, 5, 4)), "n t e"))
+    # of the same shapes, and other gradients
+    for last in (add, mul):
+        others = rng.normal(size=(3, 5, 4)), "n t e"
+        yield case(Fused((Member(add, (0, 1)), Member(last, (2, 3)))), tokens, bias, others)
     # one operand read twice, and one of a single row
     twice = (Member(find("silu")(), (0,)), Member(mul, (2, 0)), Member(find("sub")(), (3, 1)), Member(Scale(0.3), (4,)))
     yield case(Fused(twice), tokens, (rng.normal(size=(1, 4)), "s d"))
