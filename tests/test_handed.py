@@ -9,13 +9,16 @@ import pytest
 from hypothesis import given
 
 from castile.launch import models
+from castile.planner import rewrite
 from castile.planner.graph import Graph, Node
 from castile.planner.lower import Lowering
 from castile.planner.lowering.template import Templates
-from castile.planner.op import Tensor, available
+from castile.planner.op import Init, Op, Tensor, available, op
 from castile.planner.step import handed
 from castile.planner.step.dropped import Reads
 from castile.planner.step.handed import HandedOn, handed_on
+from castile.planner.step.passes import training
+from castile.planner.step.program import GRADIENT
 from castile.planner.strategy import Config, Strategy, parts
 from castile.runtime import machine
 from castile.runtime.region import contains, moved, slices
@@ -108,6 +111,58 @@ def test_a_gradient_to_which_others_add_is_read_by_the_next_of_them() -> None:
     assert {read[n] for n in ("left.B", "left.W", "right.B", "right.W")} == {"more/grad"}
     assert {read[n] for n in ("round.B", "round.W")} == {"sum/grad"} and read["first.W"] == "first/grad"
     assert not {"round/grad", "left/grad", "right/grad"} & {f.region for f in program.flows}
+
+
+@op("... v! -> ... v!")
+class Places(Op):
+    """Where the largest of each row are, all of them: whole numbers, found from what is learned."""
+
+    def forward(self, k, x):
+        return k.top_k(x, count=x.shape[-1])[1]
+
+
+def told_apart(rewrites: str, dtype: str = "float64") -> Graph:
+    """Two in a row hand on x's gradient; parameters are terms of a chain; what a norm keeps is read, and places."""
+    g = Graph("told apart", dtype)
+    x = g.linear("first", g.input("x", (3, 5), "b i"), features=4)
+    rounds = [g.linear(f"round{n}", x, features=4) for n in range(2)]
+    sums = [g.add(f"sum{n}", x, one) for n, one in enumerate(rounds)]
+    normed = g.layer_norm("norm", g.mul("both", *sums))
+    found = g.add("found", g.sum("all", g.tanh("bent", normed)), g.sum("scales", g.tensors["norm:rstd"]))
+    rows = g.embedding("rows", g.apply(Places(), "places", x), rows=4, features=2)
+    found = g.add("with rows", found, g.sum("of rows", g.tanh("bent rows", rows)))
+    for name in ("shift", "other"):
+        found = g.add(f"{name}ed", found, g.param(name, (), (), Init("ones")))
+    g.minimise(g.add("both ends", found, g.square("squared", g.param("end", (), (), Init("ones")))))
+    return rewrite.apply(rewrites, g) if rewrites else g
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.parametrize("rewrites", ["", "fuse"])
+def test_every_gradient_is_made_and_read_as_numbers_of_its_tensors_kind(rewrites: str, dtype: str) -> None:
+    graph = told_apart(rewrites, dtype)
+    program = training(graph, SGD, frozenset())
+    for flow in program.flows:
+        is_of_loss = flow.region == graph.loss + GRADIENT
+        assert not flow.region.endswith(GRADIENT) or ((flow.producers or is_of_loss) and flow.readers), flow.region
+    for step in program.steps:
+        for port in (*step.inputs, *step.outputs):
+            of = graph.tensors.get((step.node.inputs if port.of_operand else step.node.outputs)[port.index])
+            # Those of parameters are summed as these are kept.
+            if port.role in ("dx", "dy", "onto") and of and not of.param:
+                assert program.dtypes[port.region] == of.dtype, f"{step.name}: {of.name}"
+
+
+@pytest.mark.parametrize("rewrites", ["", "fuse"])
+def test_what_is_handed_on_by_two_in_a_row_is_added(rewrites: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = told_apart(rewrites)
+    problem = Problem(graph, {})
+    given = (graph, whole_on(graph), machine.local(1), batches(problem, 2, False), beginnings(problem, False))
+    one = train(*given)
+    monkeypatch.setattr(handed, "handed_on", lambda node, tensors: {})
+    copied = train(*given)
+    for name in copied.carried:
+        assert apart(one.carried, copied.carried, name) <= TOLERANCE, name
 
 
 # Kernels may add up in another order what they read in strides, as pieces of what was put together are.

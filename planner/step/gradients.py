@@ -37,7 +37,7 @@ class Gradients:
         wanted: dict[tuple[str, str], list[int]] = {}
         for node in nodes:
             results = set(node.outputs[: node.op.flows])
-            if not results & self.arriving & learned:
+            if not results & self.arriving:
                 continue
             for which, params in (("B", False), ("W", True)):
                 found = [
@@ -66,7 +66,7 @@ class Gradients:
                     continue
                 if len(made) == 1:
                     draft.same[x] = draft.place(*source)
-                elif after is not None and self._adds(x, maker[0], *after):
+                elif after is not None and self._adds(x, *after):
                     self.onto[after] = source
                 else:
                     continue
@@ -88,10 +88,10 @@ class Gradients:
         is_whole = cut == dims.get(y) and (cut is None or specs[x].shape[cut] == specs[y].shape[cut])
         return (y, handed.begin) if is_whole and specs[x].dtype == specs[y].dtype else None
 
-    def _adds(self, x: str, before: str, name: str, operand: int) -> bool:
-        """Whether the parts of a node give x's gradient in pieces, each of which is added to what `before` gives."""
+    def _adds(self, x: str, name: str, operand: int) -> bool:
+        """Whether the parts of a node give x's gradient in pieces, each of which is added to what is handed on of x."""
         node, samples = self.draft.graph.nodes[name], self.draft.samples
-        together = (name in samples.axes) == (before in samples.axes) == (x in samples.dims)
+        together = (name in samples.axes) == (x in samples.dims)
         return together and node.op.apart(operand, node.alignment) is not None
 
     def add(self, nodes: Sequence[Node], wanted: dict[tuple[str, str], list[int]], micro: Micro | None) -> None:
