@@ -128,13 +128,19 @@ def test_nothing_that_is_dropped_is_kept_and_nothing_is_computed_again_for_nobod
 
 @drawn()
 @given(st.data())
-def test_passes_come_after_all_that_make_what_they_read(data: st.DataObject) -> None:
+def test_passes_come_after_all_that_make_what_they_read_and_flows_name_each_port_once(data: st.DataObject) -> None:
     graph = data.draw(problems()).graph
     program = training(graph, SGD, frozenset(), recompute=frozenset(data.draw(recomputed(graph))))
+    steps, every = program.steps, dict[str, list[tuple[int, int]]](inputs=[], outputs=[])
     for flow in program.flows:
+        for side, ports in (("inputs", flow.readers), ("outputs", (*flow.producers, *flow.overwriters))):
+            assert {getattr(steps[slot], side)[n].region for slot, n in ports} <= {flow.region}
+            every[side] += ports
         read, made, renewed = ([slot for slot, _ in of] for of in (flow.readers, flow.producers, flow.overwriters))
-        assert max(made, default=-1) < min(read, default=len(program.steps)), flow.region
-        assert max(read, default=-1) <= min(renewed, default=len(program.steps)), flow.region
+        assert max(made, default=-1) < min(read, default=len(steps)), flow.region
+        assert max(read, default=-1) <= min(renewed, default=len(steps)), flow.region
+    for side, ports in every.items():
+        assert sorted(ports) == [(step.slot, n) for step in steps for n in range(len(getattr(step, side)))]
 
 
 @pytest.mark.parametrize("model", MODELS)
