@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from castile.launch.typed import optimizers
 from castile.planner.families.updates import Guarded, Optimizer, Updates
 from castile.planner.graph import Graph
-from castile.planner.op import Init, Part, Tensor, available, find
+from castile.planner.op import Init, Part, Tensor, available, find, op
 from castile.planner.strategy import parts
 from castile.runtime import machine
 from tests.effort import examples
@@ -118,6 +118,28 @@ def test_steps_are_the_same_under_any_plan(text: str) -> None:
 
     check()
     assert cut, "no update was cut"
+
+
+@op("..., ..., -> ...")
+class Undecaying(Optimizer):
+    """parameter, gradient [...], rate () -> parameter; it knows no decay."""
+
+    def forward(self, k, w, g, lr):
+        return k.pointwise("w, g, r -> w - r * g", w, g, lr)
+
+
+def test_decay_is_spared_by_any_of_the_patterns_where_there_is_any() -> None:
+    patterns = ("*.bias", "norm.*")
+    updates = Updates(optimizers.parse("adamw:decay=0.1"), undecayed=patterns)
+    names = ("fc.weight", "fc.bias", "norm.scale", "norm.bias")
+    assert [dict(updates.of(name).settings)["decay"] for name in names] == [0.1, 0.0, 0.0, 0.0]
+    assert Updates(Undecaying(), undecayed=patterns).of("fc.bias") == Undecaying()
+
+
+@pytest.mark.parametrize("clip", [0.0, -1.0])
+def test_a_norm_that_leaves_no_gradient_is_refused(clip: float) -> None:
+    with pytest.raises(ValueError, match="should be more than 0"):
+        Updates(optimizers.parse("sgd"), clip=clip)
 
 
 def guarded(case: Case, guard: float) -> Case:
