@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import log2
 
 import msgspec
 import numpy as np
@@ -72,8 +73,8 @@ def node_of(lowering: Lowering, plan: Strategy, name: str) -> str:
 def alternatives(evaluator: Evaluator, plan: Strategy, name: str, budget: Budget, most: int = 3) -> Alternatives:
     """The best `most` other layouts of a node by simulation, among those that the budget lets it simulate.
 
-    The evaluator's lowering cuts the batch as the plan does. What became part of a node stands for that node. Raises
-    ValueError where the plan has no such node.
+    Those come first that are most like the chosen one. The evaluator's lowering cuts the batch as the plan does. What
+    became part of a node stands for that node. Raises ValueError where the plan has no such node.
     """
     assert plan.microbatches == evaluator.lowering.microbatches
     name = node_of(evaluator.lowering, plan, name)
@@ -83,7 +84,7 @@ def alternatives(evaluator: Evaluator, plan: Strategy, name: str, budget: Budget
     best: list[tuple[Config, Evaluated]] = []
     run = _Spending(budget)
     num_excluded = 0
-    for number in np.argsort(floors, kind="stable").tolist():
+    for number in sorted(range(len(layouts)), key=lambda n: (*_apart(layouts[n], chosen), floors[n])):
         if len(best) == most and best[-1][1].fits and floors[number] > best[-1][1].seconds:
             num_excluded += 1
         elif run.take():
@@ -181,6 +182,14 @@ def _layouts(node: Node, chosen: Config, num_procs: int) -> list[Config]:
         found += [Config(dict(split), replicas, procs) for replicas, procs in nearest.items()]
     own = plain(chosen)
     return [c for c in found if (plain(c).split, c.replicas) != (own.split, own.replicas)]
+
+
+def _apart(one: Config, other: Config) -> tuple[int, float]:
+    """How many processors only one of them has, to which all would be sent; and by how many halvings or doublings of
+    degrees the one becomes the other."""
+    pairs = [(one.degree(axis), other.degree(axis)) for axis in sorted({*one.split, *other.split})]
+    halvings = sum(abs(log2(mine / theirs)) for mine, theirs in (*pairs, (one.replicas, other.replicas)))
+    return len({*one.procs} ^ {*other.procs}), halvings
 
 
 def _floors(evaluator: Evaluator, plan: Strategy, name: str, layouts: list[Config]) -> np.ndarray:

@@ -294,14 +294,15 @@ class Evaluator:
     def work(self, name: str, config: Config) -> np.ndarray:
         """int64[P]: picoseconds for which a node's kernels keep each processor busy; transfers are not counted."""
         if (name, config) not in self._work:
-            program = self.lowering.program(self.lowering.plan({}))
-            dtypes = {flow.region: flow.dtype for flow in program.flows}.__getitem__
+            # What one microbatch computes all do.
+            program = self.lowering.shortened(2).program(self.lowering.plan({}))
             machine, procs = self.lowering.machine, np.array(config.procs)
             total = np.zeros(machine.num_procs, np.int64)
             for step in self._of_node(program).get(name, ()):
-                keys, of_part = self.lowering.templates.get(step, config.split, dtypes).does.keys
+                keys, of_part = self.lowering.templates.get(step, config.split, program.dtypes.__getitem__).does.keys
                 lasts = np.stack([self.cost.picoseconds(keys, kind) for kind in range(len(machine.kinds))])
-                np.add.at(total, procs, lasts[machine.kind_of[procs], np.repeat(of_part, config.replicas)])
+                each = lasts[machine.kind_of[procs], np.repeat(of_part, config.replicas)]
+                np.add.at(total, procs, step.micro.times * each)
             self._work[name, config] = total
         return self._work[name, config]
 
