@@ -89,7 +89,7 @@ def run(command: Simulate) -> int:
     facts |= {"forward": command.forward, "buckets": report.buckets(desk.evaluator, plan)}
     facts["order"] = report.order(desk.evaluator, plan)
     outputs, seen = Outputs(), desk.evaluator.see(plan)
-    lanes, title = {"simulated": seen.simulated.timeline}, f"{_of(facts)}, simulated: {_drawn(seen)}"
+    lanes, title = {"simulated": seen.simulated.timeline}, f"{_drawn(seen)}: {_of(facts)}"
     outputs.write("trace", command.trace, lambda path: trace.write(path, seen.folded.placed(seen.tasks), lanes))
     outputs.write(
         "picture", command.picture,
@@ -205,8 +205,8 @@ def _kind(key: CostKey, computes: bool) -> str:
 def _drawn(seen: Seen) -> str:
     """What a step takes, and how much of it is drawn."""
     count, few = seen.strategy.microbatches, seen.num_microbatches
-    drawn = f", of {count} microbatches {few} are drawn" if few < count else ""
-    return f"{report.milliseconds(seen.seconds)}{drawn}"
+    drawn = f", of {count} microbatches {few} drawn" if few < count else ""
+    return f"{report.milliseconds(seen.seconds)} simulated{drawn}"
 
 
 def _of(facts: Mapping[str, Any]) -> str:

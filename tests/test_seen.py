@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -11,23 +13,27 @@ import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
-from castile.launch import simulate
+from castile.launch import models, simulate
+from castile.launch.__main__ import main
+from castile.planner import strategy as strategies
 from castile.planner.cost import CostModel
 from castile.planner.evaluation import evaluator as evaluators
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.evaluation.seen import Seen
 from castile.planner.explanation import Explanation, account, label
+from castile.planner.known.seeds import seeds, stamped
 from castile.planner.lower import Lowering
 from castile.planner.strategy import Strategy
+from castile.runtime import machine as presets
+from castile.runtime.task import NUM_LANES
 from castile.runtime.timeline import PICOSECONDS
+from tests.answers import answer
 from tests.cut_batches import can_be_cut
 from tests.effort import examples
 from tests.strategies import in_buckets, in_groups, machines, problems, staged
 from tests.training import SGD
 
 EXAMPLES = examples(60)
-
-
 PLANS = {
     "anyhow": in_buckets,
     "alike": lambda graph, num_procs: st.builds(Strategy, in_groups(graph, num_procs)),
@@ -106,3 +112,40 @@ def check_explained_alike(found: Explanation, whole: Explanation) -> None:
         assert here.keys() == there.keys()
         for level, crossing in here.items():
             np.testing.assert_allclose(crossing, there[level], rtol=1e-9)
+
+
+# Commands.
+
+MODEL, MACHINE = "gpt:layers=2,width=32,heads=2,seq=8,vocab=32", "dgx-h100:nodes=8"
+
+
+@pytest.fixture
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A plan for a large machine, of many microbatches, whose tasks nobody may write out."""
+    lowering = Lowering(models.parse(MODEL).graph(64 * 16), presets.parse(MACHINE), microbatches=16)
+    plan = stamped(lowering, seeds(lowering)["data_parallel"].configs, "data_parallel")
+    path = tmp_path / "plan.json"
+    path.write_bytes(strategies.encode(strategies.signed(plan, MODEL, lowering.graph, lowering.machine)))
+    monkeypatch.setattr(Lowering, "contracted", None)
+    return str(path)
+
+
+def test_a_large_plan_is_told_of_without_being_written_out(
+    large: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, picture = tmp_path / "trace.json", tmp_path / "picture.svg"
+    told = answer(capsys, "simulate", large, "--trace", str(trace), "--picture", str(picture))
+    explained = answer(capsys, "explain", large, "--op", "block1.q", "--budget", "2")
+    compared = answer(capsys, "diff", large, large, "--machine", MACHINE)["figures"]
+    for name in ("step_seconds", "moved_bytes"):
+        assert told[name] == explained[name] == compared[name]["a"]
+    assert told["num_tasks"] == explained["num_tasks"] > 64 * 16 * 50
+    assert len(told["procs"]) == len(explained["procs"]) == 64
+    assert sum(row["mean_seconds"] for row in explained["spans"]) == pytest.approx(told["step_seconds"])
+    rows = {event["tid"] for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"}
+    assert {row // NUM_LANES for row in rows} < set(range(64))
+    drawn = picture.read_text()
+    assert "of 16 microbatches 4 drawn" in drawn
+    assert main(["simulate", large]) == 0
+    out = capsys.readouterr().out
+    assert any(line.split()[0] == "1-63" for line in out.splitlines() if line) and ">0-63<" in drawn
