@@ -12,7 +12,7 @@ Then `castile plan` for a small model on one node, which compiles the loops of s
 once for each installation; and for the largest model on the target's processors, with so many samples a step as
 `--batches` says; where no plan of a whole batch fits, it is cut into microbatches. Of the plan that is told: in how
 many, what a step takes, and its operations a second as a share of what the processors do at the rates of the machine's
-figures.
+figures; and what `castile simulate` and `castile explain` of it take.
 
 The last figures are exponents: of the time that evaluating again takes against the number of processors, and against
 the size of the folded graph from the small model to the large one.
@@ -28,6 +28,7 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter, process_time
 from typing import Any
 
@@ -50,8 +51,9 @@ from castile.runtime import machine as machines
 MODELS = ("gpt:layers=4,width=2048,heads=16,seq=1024,vocab=50304", "gpt:size=175b")
 SMALL, TARGET = "mlp", 1024
 MOST_FIRST, MOST_AGAIN, MOST_GIB = 15.0, 1.0, 4.0
-# Of planning, two cores.
+# Of planning, two cores, and of the commands that tell of a plan.
 BATCHES, MOST_PLANNING = (64, 1024), 60.0
+TELLING = ("simulate", "explain")
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def main() -> None:
                     break
     planned = []
     if options.batches:
-        first, _, _ = castile_plan(SMALL, "dgx-h100:nodes=1")
+        first, _, _ = castile("plan", SMALL, "--machine", "dgx-h100:nodes=1")
         planned = [Figure("plan_small_first_seconds", first, note="compiling included, where there was anything to")]
     planned += [figure for batch in options.batches for figure in planning(options.models[-1], batch)]
     tell([*(figure for plan in options.plans for figure in figures(plan, rows)), *planned])
@@ -143,22 +145,32 @@ def measured(model: str, plan: str, nodes: int) -> Row:
 
 
 def planning(model: str, batch: int) -> list[Figure]:
-    """What `castile plan` takes for so many samples a step on the target's processors, and what its plan is worth."""
+    """What `castile plan` takes for so many samples a step on the target's processors, and what its plan is worth; and
+    what it takes to tell of that plan."""
     machine, name = f"dgx-h100:nodes={TARGET // 8}", f"plan_{batch}_on_{TARGET}"
-    lasted, gib, facts = castile_plan(model, machine, "--batch", str(batch))
+    with TemporaryDirectory() as folder:
+        plan = str(Path(folder) / "plan.json")
+        *took, facts = castile("plan", model, "--machine", machine, "--batch", str(batch), "--out", plan)
+        told = {command: castile(command, plan) for command in TELLING}
     step = facts["found"]["step_seconds"]
+    assert all(of["step_seconds"] == step for _, _, of in told.values()), "it is told of otherwise than it was found"
     return [
-        Figure(f"{name}_seconds", lasted, most=MOST_PLANNING),
-        Figure(f"{name}_gib", gib, most=MOST_GIB),
+        *_bounded(name, *took),
         Figure(f"{name}_microbatches", facts["microbatches"]),
         Figure(f"{name}_step_seconds", step),
         Figure(f"{name}_share_of_rates", flops(model, batch) / step / rate(machine)),
+        *(one for command in TELLING for one in _bounded(f"{command}_{name}", *told[command][:2])),
     ]
 
 
-def castile_plan(model: str, machine: str, *options: str) -> tuple[float, float, dict[str, Any]]:
-    """What `castile plan` takes in seconds and GiB, and what it says."""
-    command = [sys.executable, "-m", "castile", "plan", model, "--machine", machine, *options, "--json"]
+def _bounded(name: str, seconds: float, gib: float) -> list[Figure]:
+    """What a command takes, which is to be as little as planning."""
+    return [Figure(f"{name}_seconds", seconds, most=MOST_PLANNING), Figure(f"{name}_gib", gib, most=MOST_GIB)]
+
+
+def castile(*words: str) -> tuple[float, float, dict[str, Any]]:
+    """What a command takes in seconds and GiB, and what it says."""
+    command = [sys.executable, "-m", "castile", *words, "--json"]
     began = perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

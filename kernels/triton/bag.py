@@ -104,5 +104,5 @@ def _weights_grad(dy, s_dy, out, s_out, ids, s_ids, table, rows, lead, count, k_
             col, mask = block(here, start, NUM, BLOCK)
             value = fetch(table + named * step, col, t_table, mask & (length > 0), 0.0)
             total += tl.sum(value * fetch(dy, col, t_dy, mask, 0.0), 1)
-        total = tl.where(found, total * scale, blank)
+        total = tl.where(found, total, blank) * scale
         tl.store(out + number * k_out, total.to(out.dtype.element_ty), mask=here)

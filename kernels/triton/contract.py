@@ -67,10 +67,10 @@ _FULL = (
     Tile(128, 64, 32, 4, 3, "tf32x3"),
     Tile(128, 128, 32, 8, 3, "tf32x3"),
 )
-# A step of fewer elements, whose places take fewer registers.
-_SHORT = Tile(128, 128, 32, 8, 4)
-# Elements of a step that a thread may fetch one by one.
-_MOST_ALONE = 48
+# A step of fewer elements, whose places take fewer registers, and one of fewer still.
+_SHORT, _SMALL = Tile(128, 128, 32, 8, 4), Tile(64, 128, 32, 8, 4)
+# Elements of a step that a thread may fetch one by one; of columns of several dims.
+_MOST_ALONE, _MOST_SCATTERED = 48, 24
 
 
 @planned
@@ -192,6 +192,8 @@ def _by_tiles(sums: Sums) -> Plan:
     # Two programs of eight warps have 128 registers a thread: places of a long step in rows of several dims, and a line
     # on what comes of halves, take more.
     crowded = half and sums.finish is not None and len(product.m.sizes) > 1 and product.n.steps[0] == (1,)
+    # So do those of columns of several dims, twice: each is looked up for the product and for the line.
+    scattered = half and sums.finish is not None and len(product.n.sizes) > 1
 
     def fitting(tile: Tile) -> Tile:
         fit = tile._replace(m=min(tile.m, max(16, high)), n=min(tile.n, max(16, long)), k=min(tile.k, max(16, deep)))
@@ -208,13 +210,17 @@ def _by_tiles(sums: Sums) -> Plan:
         alone = loose * (tile.m + tile.n) * tile.k // (32 * tile.warps)
         spent = microseconds(_cut(tile, half), m, n, k, l, parts(tile))
         ragged = (sums.adds or by_columns) and n % tile.n > 0
-        most = 32 if ragged or (inner and tile.stages > 2) else 64 if sums.adds or not plain else 128
+        # A line has places of its own, and a single step holds all that it sums in registers.
+        busy = sums.finish is not None and (len(product.n.sizes) > 1 or tile.stages == 1)
+        few = ragged or (inner and tile.stages > 2) or (busy and not plain)
+        most = 32 if few else 64 if sums.adds or busy or not plain else 128
         tight = tile.m * tile.n > most * 32 * tile.warps or (crowded and tile.warps * tile.k > 256)
+        tight |= scattered and (tile.m + tile.n) * tile.k > _MOST_SCATTERED * 32 * tile.warps
         return tight, alone > _MOST_ALONE, not half and tile.precision != "ieee", spent
 
     first, *last = ALONE
     alone = half and is_alone(first, m, n, l) and k >= first.k * first.stages and parts(first) == 1
-    every = (*[first] * alone, *_HALF, *[_SHORT] * crowded) if half else _FULL
+    every = (*[first] * alone, *_HALF, *[_SHORT] * crowded, *[_SMALL] * scattered) if half else _FULL
     tiles = [*sorted(dict.fromkeys(map(fitting, every)), key=likely), *(last if alone else ())]
     both = operands(product, sums.x, sums.y)
     walks = [one for one in WALKS if both and one.m <= high and one.n <= long and one.k <= deep]
