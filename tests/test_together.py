@@ -10,7 +10,7 @@ from math import prod
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from castile.kernels.table import Table, definitions
@@ -27,12 +27,14 @@ from castile.planner.lowering import together
 from castile.planner.lowering.contraction import Contraction
 from castile.planner.lowering.together import alike
 from castile.planner.op import Init
+from castile.planner.simulation import repeats
 from castile.planner.step.beside import TAKEN
 from castile.planner.step.program import WHOLE_BATCH, Micro
 from castile.planner.strategy import Strategy
 from castile.runtime import machine as machines
 from castile.runtime.task import STRIDED, Call, CostKey, Kind, TaskGraph
 from tests import device_ranks
+from tests.cut_batches import can_be_cut
 from tests.effort import examples
 from tests.graphs import task_graphs
 from tests.kernel_cases import Case, cases
@@ -44,6 +46,7 @@ from tests.test_kernels import dense, scratch_of, several, stepped, unwritten
 from tests.test_mixed import NARROW, same
 from tests.training import SGD, train
 
+GPT = "gpt:layers=1,width=16,heads=2,seq=8,vocab=16"
 MANY = [name for name in sorted(definitions()) if vocabulary.takes_many(name)]
 SUMS = [name for name in sorted(definitions()) if vocabulary.sums_many(name)]
 
@@ -247,6 +250,24 @@ def test_any_plan_in_16_bits_folds_exactly(data: st.DataObject, dtype: str, num_
     lowering = Lowering(graph, links(num_procs), updates)
     plans = st.one_of(strategies(graph, num_procs, updates), st.just(Strategy(seed("data_parallel", lowering))))
     check_plan(lowering, with_size(data.draw(plans), 2**20))
+
+
+@settings(max_examples=examples(40), derandomize=True, deadline=None)
+@given(st.data(), st.sampled_from((1, 2, 4)), st.sampled_from((1, 3)), st.sampled_from(("bfloat16", "float32")))
+def test_what_may_come_together_is_told_of_the_task_that_does_it(
+    data: st.DataObject, num_procs: int, count: int, dtype: str
+) -> None:
+    """By the call that it is, with the numbers that its own part has, and of its microbatch."""
+    graph, updates = models.parse(GPT).graph(4 * count, dtype), Updates(optimizers.parse("adamw"), clip=1.0)
+    lowering = Lowering(graph, links(num_procs), updates, microbatches=count)
+    plan = msgspec.structs.replace(data.draw(strategies(graph, num_procs, updates)), microbatches=count)
+    if not can_be_cut(lowering, plan):
+        reject()
+    composed = lowering._composed(plan)
+    number = repeats.numbers(lowering.program(plan), composed.tasks)
+    for task, call, micro in composed.candidates.calls:
+        assert composed.tasks.tasks[task].body.calls == (call,)
+        assert (micro.number if micro.count > 1 else -1) == number[task]
 
 
 @pytest.mark.parametrize("dtype", NARROW)
