@@ -26,7 +26,7 @@ class Seen:
 
     lowering    by which the tasks were made: of as many microbatches as are written out
     folded      which processors the C stand for, and what the tasks were before any came together
-    tasks       in the order in which they were served
+    tasks       with the prices of their own kinds of processors, in the plan's order
     simulated   of what is written out
     count[T]    for how many tasks of the whole step each stands
     peak_bytes  of each of the machine's processors
