@@ -322,8 +322,11 @@ def _correlated(images: Images, windows: Windows, back: bool, adds: bool) -> Pla
     # Those of few tiles that all chips have room for are first of their size, the others last.
     deep = [Way(tile, True) for tile in ALONE if is_alone(tile, num_m, num_n, groups)]
     every, nearly = (full, ()) if to.array.dtype.itemsize == 4 else ((*deep[:1], *_HALF), _NEARLY)
-    # What is added to in rows that begin anywhere is fetched element by element, which takes registers.
-    sums = 1024 if adds and to.steps[4] == 1 == together(to) and nearly else 2048
+    # What is added to in rows that begin anywhere is fetched element by element, which takes registers; in float32 all
+    # that is added to does, and planes that do not lie as they come.
+    begins_anywhere = to.steps[4] == 1 == together(to)
+    crowded = (adds and begins_anywhere) if nearly else (adds or _parted(to) or _parted(of))
+    sums = 1024 if crowded else 2048
     taps = prod(windows.kernel)
     ways, last = ([_fitted(way, num_m, num_n, num_c, taps) for way in some] for some in (every, deep[1:]))
     liked = _ordered(ways, images, windows, num_c, lambda t: _fills(t, num_m, num_n, groups, sums, nearly))
@@ -373,6 +376,12 @@ def _slope_launches(images: Images, windows: Windows, way: Way, adds: bool) -> l
         adding = adds if whole else number > 0
         found.append(slopes(to, slope, met, windows, way.tile, way.beside, parts, way.vectors, adding))
     return found if whole else [*found, *summed(dw, to, adds)]
+
+
+def _parted(one: View) -> bool:
+    """Whether the rows of a plane lie apart, or neither its elements nor those of its channels lie together."""
+    *_, channel, row, element = one.steps
+    return one.shape[3] > 1 and (row != one.shape[4] * element or 1 not in (channel, element))
 
 
 def _apart(one: View) -> bool:
