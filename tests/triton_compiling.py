@@ -70,10 +70,13 @@ def test_the_default_setting_fits_where_it_asks_for_no_more_than_on_other_shapes
 
 
 def in_float32(multiply: bool) -> dict[str, list[Launch]]:
-    """By form what asks most of each kernel in float32: of those with tensor cores in bfloat16, or of all others."""
+    """By form what asks most of each kernel in float32: of those with tensor cores in bfloat16, or of no use there, or
+    of all others.
+    """
     found: dict[str, list[Launch]] = {}
     for kernel, one in most("float32").items():
-        if multiply == most("bfloat16")[kernel].launch.tensor_cores:
+        half = most("bfloat16").get(kernel)
+        if multiply == (half is None or half.launch.tensor_cores):
             found.setdefault(one.name, []).append(one.launch)
     return found
 
