@@ -89,7 +89,7 @@ def run(command: Explain) -> int:
     desk = desk.measured()
     evaluator = desk.evaluator
     names = evaluator.lowering.names
-    explanation, worth = explain(evaluator, plan), evaluator.evaluate(plan)
+    worth, explanation = evaluator.evaluate(plan), explain(evaluator, plan)
     facts = _facts(command, desk, plan, explanation, worth)
     if command.op:
         found = alternatives(evaluator, plan, command.op, budget)

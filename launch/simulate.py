@@ -80,16 +80,17 @@ def run(command: Simulate) -> int:
     desk = desk.measured()
     if given is None:
         plan = sized(desk.evaluator, plan)
+    seen = desk.evaluator.see(plan)
     try:
-        facts = _facts(model, path or BASE, desk, plan)
+        facts = _facts(model, path or BASE, desk, seen)
     except ValueError as error:
         # What is found for forward passes foretells no step.
         meant = given is not None and given.predicted is None and not command.forward
         raise UserError(f"{error}; --forward simulates its forward pass alone" if meant else str(error)) from error
     facts |= {"forward": command.forward, "buckets": report.buckets(desk.evaluator, plan)}
     facts["order"] = report.order(desk.evaluator, plan)
-    outputs, seen = Outputs(), desk.evaluator.see(plan)
-    lanes, title = {"simulated": seen.simulated.timeline}, f"{_drawn(seen)}: {_of(facts)}"
+    outputs, lanes = Outputs(), {"simulated": seen.simulated.timeline}
+    title = f"{_drawn(seen)}: {_of(facts)}"
     outputs.write("trace", command.trace, lambda path: trace.write(path, seen.folded.placed(seen.tasks), lanes))
     outputs.write(
         "picture", command.picture,
@@ -117,10 +118,9 @@ def _given(command: Simulate) -> tuple[str, str, Strategy | None]:
     return command.what, plan.model, plan
 
 
-def _facts(model: str, plan: str, desk: Desk, strategy: Strategy) -> dict[str, Any]:
+def _facts(model: str, plan: str, desk: Desk, seen: Seen) -> dict[str, Any]:
     """Every figure. Raises ValueError, naming the largest owners, where the plan does not fit into memory."""
-    peak_bytes, seen = desk.evaluator.pack(strategy), desk.evaluator.see(strategy)
-    tasks, step = seen.tasks, seen.seconds
+    peak_bytes, tasks, step = desk.evaluator.packed(seen), seen.tasks, seen.seconds
     capacity = desk.evaluator.capacity.tolist()
     working = worked_seconds(tasks, seen.timeline)
     owners = [_owners(tasks, seen.simulated.timeline, role) for role in range(tasks.num_procs)]

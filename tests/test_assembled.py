@@ -1,6 +1,7 @@
 """Loops of several functions: they do what their text says, and each function is compiled once, whoever calls it."""
 
 import ast
+from collections import namedtuple
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,13 +71,8 @@ def test_what_is_handed_on_by_reference_is_what_it_was(dtype: str, shape: tuple[
         loop(1, wrong)
 
 
-class Others(NamedTuple):
-    """Another kind, whose fields are of the same types."""
-
-    array: np.ndarray
-    several: tuple[np.ndarray, ...]
-    number: float
-    flag: bool
+# Another kind, whose fields are of the same types.
+Others = namedtuple("Others", Fields._fields)
 
 
 def numbered(one: Fields, other: Others) -> Any:

@@ -324,8 +324,7 @@ def _correlated(images: Images, windows: Windows, back: bool, adds: bool) -> Pla
     every, nearly = (full, ()) if to.array.dtype.itemsize == 4 else ((*deep[:1], *_HALF), _NEARLY)
     # What is added to in rows that begin anywhere is fetched element by element, which takes registers; in float32 all
     # that is added to does, and planes that do not lie as they come.
-    begins_anywhere = to.steps[4] == 1 == together(to)
-    crowded = (adds and begins_anywhere) if nearly else (adds or _parted(to) or _parted(of))
+    crowded = (adds and to.steps[4] == 1 == together(to)) if nearly else (adds or _parted(to) or _parted(of))
     sums = 1024 if crowded else 2048
     taps = prod(windows.kernel)
     ways, last = ([_fitted(way, num_m, num_n, num_c, taps) for way in some] for some in (every, deep[1:]))

@@ -20,7 +20,7 @@ _MOST = 128
 @planned
 def pair_dots(out: Any, x: Any) -> Plan | None:
     """See the definition. Both halves are computed, as tensor cores do, and one is written."""
-    return _by_samples(_pair_dots, x, [out, x], 64 if x.dtype.name != "float32" else 32) if takes(out, x) else None
+    return _by_samples(_pair_dots, x, [out, x], 64 >> (x.dtype.name == "float32")) if takes(out, x) else None
 
 
 @planned
@@ -28,7 +28,7 @@ def pair_dots_grad(out: Any, dy: Any, x: Any) -> Plan | None:
     """See the definition."""
     # Of 64 a thread leaves out registers where it writes by columns, and in float32: of 60 vectors 7 KB; in both, with
     # Triton 3.9, of 32 too.
-    block = 16 << int(x.dtype.name != "float32") << int(view(out).steps[-1] == 1)
+    block = 64 >> (x.dtype.name == "float32") >> (view(out).steps[-1] != 1)
     return _by_samples(_pair_dots_grad, x, [out, dy, x], block) if takes(out, dy, x) else None
 
 

@@ -266,30 +266,33 @@ class Evaluator:
 
     def pack(self, strategy: Strategy) -> tuple[int, ...]:
         """The bytes of each processor's arena. Raises ValueError, naming the largest owners, where one is too long."""
-        seen, packing = self._packed(strategy)
+        return self.packed(self._packable(strategy))
+
+    def packed(self, seen: Seen) -> tuple[int, ...]:
+        """The same of a plan that was seen."""
+        packing = self._packing(seen)
         # Processors of one role are of one kind, so they have as much memory as the one that stands for them.
         reps = seen.folded.representative
         memory.refuse(seen.tasks, seen.simulated.timeline, packing, self.capacity[reps].tolist(), reps.tolist())
         return tuple(packing.peak_bytes[seen.role].tolist())
 
     def arenas(self, strategy: Strategy) -> tuple[int, ...]:
-        """The same, whether they fit or not."""
-        seen, packing = self._packed(strategy)
-        return tuple(packing.peak_bytes[seen.role].tolist())
+        """The bytes of each processor's arena, whether they fit or not."""
+        seen = self._packable(strategy)
+        return tuple(self._packing(seen).peak_bytes[seen.role].tolist())
 
-    def _packed(self, strategy: Strategy) -> tuple[Seen, Packing]:
-        """Where all lies in the arenas of those processors through which a plan is looked at.
-
-        Of a large machine's many microbatches those few are packed through which the plan is evaluated.
-        """
+    def _packable(self, strategy: Strategy) -> Seen:
+        """A plan with all its microbatches; of a large machine with those few through which it is evaluated."""
         seen = self._see(strategy, self._key(strategy))
-        if seen.is_short and self.lowering.machine.num_procs < LARGE:
-            seen = self._seen_all(strategy)
+        return self._seen_all(strategy) if seen.is_short and len(seen.role) < LARGE else seen
+
+    def _packing(self, seen: Seen) -> Packing:
+        """Where all lies in the arenas of those processors that were seen."""
         packing = memory.arenas(seen.tasks, seen.simulated.timeline)
-        if seen.is_short:
-            more = self._lasting(seen.lowering, strategy, memory.ALIGNMENT)[seen.folded.representative]
-            packing = replace(packing, peak_bytes=packing.peak_bytes + more)
-        return seen, packing
+        if not seen.is_short:
+            return packing
+        more = self._lasting(seen.lowering, seen.strategy, memory.ALIGNMENT)[seen.folded.representative]
+        return replace(packing, peak_bytes=packing.peak_bytes + more)
 
     def work(self, name: str, config: Config) -> np.ndarray:
         """int64[P]: picoseconds for which a node's kernels keep each processor busy; transfers are not counted."""
