@@ -113,7 +113,7 @@ def run(command: Plan) -> int:
     _check_pieces(command, looking)
     _check_names(looking)
     with searching() as progress, ending_early("the best plan so far") as is_over:
-        limits = replace(budget_of(command.search, desk.evaluator.lowering, command.budget), is_over=is_over)
+        limits = replace(budget_of(command.search, looking.lowering, command.budget), is_over=is_over)
         looking = replace(looking, desk=desk.measured())
         chosen, found, points = looking.look(limits, progress)
     desk, evaluator, pinned = looking.desk, chosen.evaluator, chosen.pins
@@ -188,12 +188,11 @@ def _check_pieces(command: Plan, looking: Looking) -> None:
 
 def _check_names(looking: Looking) -> None:
     """Raises ValueError where there is no such search, known plan or pinned node."""
-    evaluator = looking.evaluator(looking.microbatches, looking.recompute)
-    find(looking.command.search, evaluator.lowering)
-    checks.trains(evaluator.lowering)
-    looking.pins(evaluator)
+    find(looking.command.search, looking.lowering)
+    checks.trains(looking.lowering)
+    looking.pins(looking.lowering)
     if names := looking.names:
-        seeds(evaluator.lowering, names)
+        seeds(looking.lowering, names)
 
 
 def _bound(evaluator: Evaluator, pinned: Pins | None, found: Found) -> Bound | None:

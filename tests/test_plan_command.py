@@ -351,6 +351,14 @@ def test_a_pipeline_is_looked_for_where_it_takes_less_than_what_was_found(capsys
     assert found["seeds"].keys() == whole["seeds"].keys() and found["num_proposals"] == whole["num_proposals"] + 1000
 
 
+def test_a_pipeline_may_be_asked_for_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """A known plan of a batch that is cut, though there is none of a whole batch by that name."""
+    given = ["plan", MLP, "--machine", "local:procs=4", "--accumulate", "4", "--search", "pipeline_2", "--json"]
+    found = json.loads(_told(given, capsys))
+    assert (found["num_stages"], found["microbatches"]) == (2, 4)
+    assert found["search"] == found["equals"] == "pipeline_2" and found["seeds"].keys() == {"data_parallel", "pipeline_2"}
+
+
 def test_of_plans_of_many_parts_a_pipeline_is_taken_before_anything_is_searched(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

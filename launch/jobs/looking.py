@@ -21,6 +21,7 @@ from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.evaluation.sizes import SIZES
 from castile.planner.known.pipelines import divisors
 from castile.planner.known.seeds import known_names
+from castile.planner.lower import Lowering
 from castile.planner.search import Found, NoPlanFits, Progress, search
 from castile.planner.searching import accumulating
 from castile.planner.searching.accumulating import Chosen
@@ -92,7 +93,7 @@ class Looking:
         if self.command.seeds:
             return [name.strip() for name in self.command.seeds.split(",")]
         search = self.command.search
-        return [search] if search in known_names(self.desk.evaluator.lowering) else None
+        return [search] if search in known_names(self.lowering) else None
 
     @property
     def microbatches(self) -> int:
@@ -112,6 +113,11 @@ class Looking:
         lowering = self.desk.evaluator.lowering
         return checks.recomputed(way, lowering.graph, lowering.updates)
 
+    @cached_property
+    def lowering(self) -> Lowering:
+        """What plans are lowered by first: as was asked for."""
+        return self.evaluator(self.microbatches, self.recompute).lowering
+
     def evaluator(self, microbatches: int, recompute: Dropped) -> Evaluator:
         """What measures the objective: training steps cut so, or forward passes."""
         known = self.desk.evaluator.lowering
@@ -120,9 +126,8 @@ class Looking:
         lowering = known.remade(mode=self.mode, microbatches=microbatches, recompute=recompute)
         return self.desk.evaluator.turned(self.command.objective, lowering=lowering)
 
-    def pins(self, evaluator: Evaluator) -> Pins | None:
+    def pins(self, lowering: Lowering) -> Pins | None:
         """What the user insists on, None for nothing. Raises ValueError for a node that there is not."""
-        lowering = evaluator.lowering
         found = [pins.parse(text) for text in self.command.pin]
         if self.command.without:
             found.append(pins.without(self.command.without, lowering.machine.num_procs))
@@ -194,7 +199,7 @@ class Looking:
 
     def _at(self, recompute: Dropped, microbatches: int) -> tuple[Evaluator, Pins | None]:
         evaluator = self.evaluator(microbatches, recompute)
-        return evaluator, self.pins(evaluator)
+        return evaluator, self.pins(evaluator.lowering)
 
     def _enough(self, is_over: IsOver, is_late: IsOver, recompute: Dropped, numbers: Iterable[int]) -> Chosen | None:
         """In which of these numbers of microbatches to search."""
