@@ -261,7 +261,7 @@ class Lowering:
         if self._laid is None or self._laid[0] != plain:
             self._laid = None
             steps, flows = self.instances(plain)
-            tasks = compose(steps, flows, self.machine.num_procs, self.catalogue)
+            tasks = compose(steps, flows, self.machine.num_procs, self.catalogue, plain.ahead)
             self._laid = plain, Composed(steps, flows, tasks)
         return self._laid[1]
 

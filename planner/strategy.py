@@ -107,6 +107,8 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bucket_bytes     sums over the same processors go in buckets of at most so many bytes, gathers and scattered sums in
                      groups; updates that then come together are one task, as casts are; 0: each by itself
     order            which of the kernels that are ready a processor begins first, one of ORDERS
+    ahead            how many microbatches a processor may have begun beyond those that fill its pipeline: what is sent
+                     for one then goes beside another's kernels (Fan et al., "DAPPLE", PPoPP 2021), which takes memory
     recompute        the nodes whose results are not kept for gradient passes: what these read is computed again
     """
 
@@ -126,6 +128,7 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     batch: int = 0
     machine_name: str = ""
     recompute: tuple[str, ...] = ()
+    ahead: int = 0
 
     @property
     def made_for(self) -> str:
@@ -145,7 +148,7 @@ def same_tasks(one: Strategy, other: Strategy) -> bool:
 
 
 def _run_by(plan: Strategy) -> tuple[object, ...]:
-    return plan.bucket_bytes, plan.order, frozenset(plan.recompute), plan.configs
+    return plan.bucket_bytes, plan.order, plan.ahead, frozenset(plan.recompute), plan.configs
 
 
 @dataclass(frozen=True)
@@ -243,6 +246,8 @@ def check(
         raise ValueError(f"the plan has {strategy.microbatches} microbatches; there is at least 1")
     if strategy.bucket_bytes < 0:
         raise ValueError(f"the plan has buckets of {strategy.bucket_bytes} bytes; 0 is for none")
+    if strategy.ahead < 0:
+        raise ValueError(f"the plan has {strategy.ahead} microbatches begun ahead; 0 is for none")
     if strategy.order not in ORDERS:
         near = strict.suggestion(strategy.order, list(ORDERS))
         raise ValueError(f"the plan has kernels in order {strategy.order!r}{near}; there are {', '.join(ORDERS)}")
@@ -267,7 +272,7 @@ def check(
 def encode(strategy: Strategy) -> bytes:
     """The plan as JSON, as `read` takes it, a line for each node; what is as it would be without a word is left out."""
     fields = msgspec.to_builtins(strategy)
-    for name, default in (("order", READY), ("batch", 0), ("machine_name", ""), ("recompute", ())):
+    for name, default in (("order", READY), ("batch", 0), ("machine_name", ""), ("recompute", ()), ("ahead", 0)):
         if fields[name] == default:
             del fields[name]
     nodes = ",\n".join(f"  {_line(name)}: {_line(config)}" for name, config in fields.pop("configs").items())

@@ -356,7 +356,8 @@ def test_a_pipeline_may_be_asked_for_by_its_name(capsys: pytest.CaptureFixture[s
     given = ["plan", MLP, "--machine", "local:procs=4", "--accumulate", "4", "--search", "pipeline_2", "--json"]
     found = json.loads(_told(given, capsys))
     assert (found["num_stages"], found["microbatches"]) == (2, 4)
-    assert found["search"] == found["equals"] == "pipeline_2" and found["seeds"].keys() == {"data_parallel", "pipeline_2"}
+    assert found["search"] == found["equals"] == "pipeline_2"
+    assert found["seeds"].keys() == {"data_parallel", "pipeline_2"}
 
 
 def test_of_plans_of_many_parts_a_pipeline_is_taken_before_anything_is_searched(

@@ -45,7 +45,7 @@ FILLING = 16
 OBJECTIVES = ("time", "latency", "memory")
 
 Configs = Mapping[str, Config]
-Key = tuple[int, int, str, frozenset[str], frozenset[tuple[str, Config]]]
+Key = tuple[int, int, str, int, frozenset[str], frozenset[tuple[str, Config]]]
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Evaluator:
 
     def _key(self, strategy: Strategy) -> Key:
         again, configs = frozenset(strategy.recompute), frozenset(strategy.configs.items())
-        return self._count(strategy), strategy.bucket_bytes, strategy.order, again, configs
+        return self._count(strategy), strategy.bucket_bytes, strategy.order, strategy.ahead, again, configs
 
     def is_small(self, strategy: Strategy) -> bool:
         """Whether what a plan is evaluated through is small: of few processors, or of their roles."""
@@ -213,8 +213,8 @@ class Evaluator:
             return self._best[2]
         # How many microbatches say what all take follows from the plan and its order, seldom from its buckets; before
         # as many are under way as there are stages, these hardly do.
-        count, _, order, again, configs = key
-        alike, ready = (count, 0, order, again, configs), (count, 0, READY, again, configs)
+        count, _, order, ahead, again, configs = key
+        alike, ready = (count, 0, order, ahead, again, configs), (count, 0, READY, ahead, again, configs)
         least = self._enough.get(alike) or self._enough.get(ready)
         if least is None:
             stages = num_stages(strategy, self.lowering.graph.nodes)

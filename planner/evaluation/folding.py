@@ -108,7 +108,7 @@ class Folding:
         if self._laid is None or self._laid[0] != plain:
             # What the last one holds of a large machine is not kept meanwhile.
             self._laid = None
-            self._laid = plain, self._assembly(*self.instances(plain))
+            self._laid = plain, self._assembly(*self.instances(plain), plain.ahead)
         assembly = self._laid[1]
         folded, engines = assembly.folded, self.lowering.machine.engines
         if not strategy.bucket_bytes:
@@ -125,17 +125,17 @@ class Folding:
         """The instances of a plan: steps by slot, and the flows. Raises ValueError as `fold` does."""
         return self.lowering.instances(strategy, MOST_TRANSFERS)
 
-    def of(self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> Folded:
-        """The folded graph of these instances, in which nothing takes turns."""
-        return self._assembly(steps, flows).folded
+    def of(self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance], ahead: int = 0) -> Folded:
+        """The folded graph of these instances, in which no transfers take turns; ahead: as a plan says."""
+        return self._assembly(steps, flows, ahead).folded
 
-    def _assembly(self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> _Assembly:
+    def _assembly(self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance], ahead: int) -> _Assembly:
         blocks = self._shapes.of(steps, flows)
         machine = self.lowering.machine
         union = Union(list(dict.fromkeys(b.shape for b in blocks)), machine.engines, machine.kind_of)
         roles = refined(union)
         small, keys = _Small(union, roles), tuple(self._shapes.keys)
-        return _Assembly(steps, flows, blocks, small, keys, self.lowering.catalogue)
+        return _Assembly(steps, flows, blocks, small, keys, self.lowering.catalogue, ahead)
 
 
 def expand(folded: Folded, simulated: Simulated) -> Simulated:
@@ -213,10 +213,10 @@ class _Assembly:
 
     def __init__(
         self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance], blocks: Sequence[Block], small: _Small,
-        keys: tuple, catalogue: Catalogue,
+        keys: tuple, catalogue: Catalogue, ahead: int = 0,
     ) -> None:  # fmt: skip
         self.steps, self.flows, self.small, self.union, self.keys = steps, flows, small, small.union, keys
-        self._catalogue = catalogue
+        self._catalogue, self._ahead = catalogue, ahead
         where = {shape: n for n, shape in enumerate(small.union.shapes)}
         self.shape = np.array([where[b.shape] for b in blocks], np.int64)
         self.base = pointer(np.diff(small.pick_ptr)[self.shape])
@@ -323,7 +323,7 @@ class _Assembly:
         entry, block = self._spread(self.union.shape[self.union.after[here]])
         at = here[entry]
         before, after = self._task(self.union.before[at], block), self._task(self.union.after[at], block)
-        waits = stages.waits(self._with_tasks())
+        waits = stages.waits(self._with_tasks(), self._ahead)
         return compressed(np.append(after, waits[:, 0]), np.append(before, waits[:, 1]), num_tasks)
 
     def _with_tasks(self) -> Iterator[tuple[StepInstance, Iterator[tuple[int, int]]]]:

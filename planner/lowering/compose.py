@@ -5,7 +5,7 @@ Edges run between ports of one version only; where its tasks have come to stand 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 
@@ -15,21 +15,23 @@ from castile.planner.lowering import stages
 from castile.planner.lowering.catalogue import Catalogue
 from castile.planner.lowering.instances import HOST, NONE, FlowInstance, StepInstance
 from castile.planner.lowering.rows import Lazy, compressed, pointer
+from castile.planner.lowering.stages import Row
 from castile.planner.lowering.template import InStrides
 from castile.runtime.compiled import compiled
 from castile.runtime.task import Buffer, CostKey, Kind, Task, TaskGraph
 
 
 def compose(
-    steps: Sequence[StepInstance], flows: Sequence[FlowInstance], num_procs: int, catalogue: Catalogue
+    steps: Sequence[StepInstance], flows: Sequence[FlowInstance], num_procs: int, catalogue: Catalogue, ahead: int = 0
 ) -> TaskGraph:
     """The task graph of these instances: the tasks of the steps in their order, then those of the flows.
 
     catalogue   of the kinds of instances met before, which learns those that are new
+    ahead       how many microbatches more than its depth a stage may have begun at once
     """
     layout = Layout(steps, flows, catalogue)
     cost, keys = layout.costs()
-    need_ptr, needs = compressed(*layout.edges(), layout.num_tasks)
+    need_ptr, needs = compressed(*layout.edges(ahead), layout.num_tasks)
     use_ptr, uses = compressed(*layout.uses(), layout.num_tasks)
     lane_count, lanes = layout.lanes()
     buffer_proc, buffer_bytes, buffer_first = layout.buffers()
@@ -52,6 +54,12 @@ def compose(
         tasks=Lazy(layout.task, layout.num_tasks),
         buffers=Lazy(layout.buffer, layout.num_buffers),
     )
+
+
+def with_tasks(steps: Sequence[StepInstance]) -> Iterator[Row]:
+    """The steps, with the number of each of their tasks and its processor."""
+    bases = pointer([step.num_tasks for step in steps]).tolist()
+    return ((step, enumerate(step.config.procs, base)) for step, base in zip(steps, bases))
 
 
 class Layout:
@@ -135,11 +143,10 @@ class Layout:
         """The numbers of tasks of owners, as a catalogue says them, in these flows."""
         return compiled(_placed)(*self._begins, owner, task, flow)
 
-    def edges(self) -> tuple[np.ndarray, np.ndarray]:
+    def edges(self, ahead: int) -> tuple[np.ndarray, np.ndarray]:
         """All edges: the tasks that wait, and those for which they wait."""
         after, before = self._catalogue.edges.placed(self._flow_kind, *self._begins)
-        rows = zip(self.steps, self.step_base.tolist())
-        waits = stages.waits((step, enumerate(step.config.procs, base)) for step, base in rows)
+        waits = stages.waits(with_tasks(self.steps), ahead)
         return np.append(after, waits[:, 0]), np.append(before, waits[:, 1])
 
     def uses(self) -> tuple[np.ndarray, np.ndarray]:

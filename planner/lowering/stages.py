@@ -7,7 +7,8 @@ so. It does not know what steps compute, nor when.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
@@ -54,16 +55,38 @@ def depths(stage: Sequence[int]) -> list[int]:
     return [min(num_stages, len(visits) - visits.index(number)) for number in range(num_stages)]
 
 
-def waits(steps: Iterable[Row]) -> np.ndarray:
-    """int64[n, 2]: edges by which processors begin in time what they could begin before, those that wait first."""
+@dataclass(frozen=True)
+class Turns:
+    """How processors take microbatches in turn, by the numbers of their tasks.
+
+    begun   of each forward task its number, its microbatch, its processor, and how many microbatches before came the
+            one that this must be done with
+    last    by microbatch and processor the last task
+    pairs   tasks, and what they wait for beside
+    """
+
+    begun: Sequence[tuple[int, int, int, int]]
+    last: Mapping[tuple[int, int], int]
+    pairs: Sequence[tuple[int, int]]
+
+    @property
+    def edges(self) -> list[tuple[int, int]]:
+        """All tasks that wait, and for what."""
+        rows = ((task, self.last.get((number - most, proc))) for task, number, proc, most in self.begun)
+        return [*self.pairs, *((task, before) for task, before in rows if before is not None)]
+
+
+def waits(steps: Iterable[Row], ahead: int = 0) -> np.ndarray:
+    """int64[n, 2]: edges by which processors begin in time what they could begin before, those that wait first.
+
+    ahead   so many microbatches more than its depth a stage may have begun at once
+    """
     every = list(steps)
     pairs: list[tuple[int, int]] = []
     if any([step.step.again for step, _ in every]):
         every = [(step, list(tasks)) for step, tasks in every]
         pairs += _late(every)
-    if several := [row for row in every if row[0].step.micro.count > 1]:
-        pairs += _turns(several)
-    return np.array(pairs, np.int64).reshape(-1, 2)
+    return np.array(pairs + turns(every, ahead).edges, np.int64).reshape(-1, 2)
 
 
 def _late(steps: Iterable[Row]) -> Iterator[tuple[int, int]]:
@@ -80,8 +103,8 @@ def _late(steps: Iterable[Row]) -> Iterator[tuple[int, int]]:
                     yield task, last[which, step.step.micro, proc]
 
 
-def _turns(every: Sequence[Row]) -> list[tuple[int, int]]:
-    """Edges by which processors take microbatches in turn, those that wait before those that are awaited.
+def turns(steps: Iterable[Row], ahead: int = 0) -> Turns:
+    """By what processors take microbatches in turn.
 
     A stage begins with a microbatch when it is done with the one that came as many before as it may have begun; else
     the activations of all would be live. And it takes one through its forward passes before the next: else all would
@@ -89,11 +112,12 @@ def _turns(every: Sequence[Row]) -> list[tuple[int, int]]:
     parameters wait for those of activations, for which the stage before waits (Qi et al., "Zero Bubble Pipeline
     Parallelism", ICLR 2024).
     """
+    every = [row for row in steps if row[0].step.micro.count > 1]
     forward = [step for step, _ in every if step.step.form == "F" and step.step.micro.number == 0]
     stage = stages(step.config.procs for step in forward)
     depth, pairs = depths(stage), list[tuple[int, int]]()
-    place = {step.step.node.name: (depth[number], visit) for step, number, visit in _visits(forward, stage)}
-    last: dict[tuple[int, int], int] = {}
+    place = {step.step.node.name: (depth[number] + ahead, visit) for step, number, visit in _visits(forward, stage)}
+    begun, last = list[tuple[int, int, int, int]](), dict[tuple[int, int], int]()
     through: dict[tuple[str, int, int, int], int] = {}
     waiting: list[tuple[int, tuple[str, int, int, int]]] = []
     for step, tasks in every:
@@ -101,13 +125,13 @@ def _turns(every: Sequence[Row]) -> list[tuple[int, int]]:
         most, visit = place[step.step.node.name]
         for task, proc in tasks:
             if step.step.form == "F":
+                begun.append((task, number, proc, most))
                 before = through.get(("F", number - 1, proc, visit)) if most > 1 else None
-                awaited = {last.get((number - most, proc)), before}
-                pairs += [(task, before) for before in awaited if before is not None]
+                pairs += [(task, before)] if before is not None else []
             elif which == "W" and len(depth) > 1:
                 waiting.append((task, ("B", number, proc, visit)))
             through[step.step.form, number, proc, visit] = last[number, proc] = task
-    return pairs + [(task, through[back]) for task, back in waiting if back in through]
+    return Turns(begun, last, pairs + [(task, through[back]) for task, back in waiting if back in through])
 
 
 def _visits(forward: Sequence[StepInstance], stage: Sequence[int]) -> Iterator[tuple[StepInstance, int, int]]:
