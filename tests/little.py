@@ -127,6 +127,6 @@ def proposed(name: str, same: Evaluator, budget: str) -> list[dict[str, Config]]
 def all_seen(tasks: TaskGraph, simulated: Simulated) -> Seen:
     """A task graph of no plan that was simulated, all of it written out."""
     every, procs = np.arange(tasks.num_tasks), np.arange(tasks.num_procs)
-    folded = Folded(tasks, procs, procs, every, every, np.ones_like(every))
+    folded = Folded(tasks, procs, procs, every, every, np.ones_like(every), tuple)
     lowering = Lowering(Graph("none", "float64"), machine(tasks.num_procs))
     return Seen(Strategy({}), lowering, folded, tasks, simulated, folded.count, simulated.peak_bytes)

@@ -22,6 +22,7 @@ from castile.planner.lower import Lowering
 from castile.planner.simulate import simulate
 from castile.planner.simulation import ordering
 from castile.planner.simulation.ordering import chained, listed, longest, simulated
+from castile.planner.simulation.repeats import numbers
 from castile.planner.strategy import ORDERS, READY, Strategy
 from castile.runtime.task import NUM_LANES, Lane, TaskGraph
 from tests import named_plans
@@ -132,8 +133,8 @@ def test_any_plan_folds_exactly(order: str, data: st.DataObject) -> None:
         plan = data.draw(in_buckets(problem.graph, lowering.machine.num_procs))
     cost, program, engines = CostModel(lowering.machine), lowering.program(plan), lowering.machine.engines
     folded, whole = Folding(lowering).fold(plan), lowering.contracted(plan)
-    few = simulated(program, folded.graph, timed(folded, cost), engines, order)[1]
-    every = simulated(program, whole.graph, cost.by_kind(whole.graph), engines, order)[1]
+    few = simulated(numbers(program, folded.graph), folded.graph, timed(folded, cost), engines, order)[1]
+    every = simulated(numbers(program, whole.graph), whole.graph, cost.by_kind(whole.graph), engines, order)[1]
     assert_same(numbered(folded, whole), every, few)
 
 

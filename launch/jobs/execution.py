@@ -20,7 +20,7 @@ from castile.planner.graph import Graph
 from castile.planner.lower import Lowering
 from castile.planner.op import Tensor
 from castile.planner.simulate import Simulated
-from castile.planner.simulation import ordering
+from castile.planner.simulation import ordering, repeats
 from castile.planner.step.beside import BEGINNINGS
 from castile.planner.step.program import GRADIENT, in_whole
 from castile.planner.strategy import Strategy
@@ -52,7 +52,8 @@ def prepare(lowering: Lowering, strategy: Strategy, cost: CostModel) -> Prepared
     tasks = lowering.lower(strategy)
     machine = lowering.machine
     program, priced = lowering.program(strategy), cost.by_kind(tasks)
-    tasks, simulated = ordering.simulated(program, tasks, priced, machine.engines, strategy.order)
+    number = repeats.numbers(program, tasks)
+    tasks, simulated = ordering.simulated(number, tasks, priced, machine.engines, strategy.order)
     packing = memory.pack(tasks, simulated.timeline)
     capacity = [p.memory_bytes - p.reserved_bytes for p in machine.processors]
     memory.refuse(tasks, simulated.timeline, packing, capacity)

@@ -19,6 +19,7 @@ from castile.planner.costs import snapshot as snapshots
 from castile.planner.costs.snapshot import Snapshot
 from castile.planner.evaluation.folding import Folded, Folding, expand, timed
 from castile.planner.evaluation.seen import Seen
+from castile.planner.evaluation.unrolled import FEW, unrolled
 from castile.planner.lower import Lowering
 from castile.planner.lowering.stages import num_stages
 from castile.planner.simulate import Simulated
@@ -234,35 +235,48 @@ class Evaluator:
         """The plan simulated with so many microbatches written out, None where these do not say what all take; and how
         many more would, 0 where that is not known either.
         """
-        lowering, folding = self._shortened(strategy, shown)
-        seen = self._simulated(lowering, strategy, _folded(folding, strategy))
-        if shown == self._count(strategy):
+        lowering, folded, number = self._written(shown, strategy)
+        seen, count = self._simulated(lowering, strategy, folded, number), self._count(strategy)
+        if shown == count:
             return seen, 0
-        program = lowering.program(strategy)
-        number = repeats.numbers(program, seen.tasks)
-        cycle = repeats.cycle(seen.folded.graph, number, seen.simulated)
+        cycle = repeats.cycle(folded.graph, number, seen.simulated)
         if cycle is None:
             return None, 0
-        times, rest = divmod(self._count(strategy) - shown, cycle.microbatches)
+        times, rest = divmod(count - shown, cycle.microbatches)
         if rest:
             return None, rest
-        peak, count = seen.peak_bytes + self._lasting(lowering, strategy), seen.count * repeats.times(program)[number]
-        return replace(seen, peak_bytes=peak, count=count, cycle=cycle, times=times), 0
+        peak = seen.peak_bytes + self._lasting(lowering, strategy, count - shown)
+        each = seen.count * repeats.times(count, shown)[number]
+        return replace(seen, peak_bytes=peak, count=each, cycle=cycle, times=times), 0
 
-    def _simulated(self, lowering: Lowering, strategy: Strategy, folded: Folded) -> Seen:
-        """The plan with its tasks in order, as far as they are written out."""
-        tasks, simulated = _in_order(lowering, strategy, folded.graph, timed(folded, self.cost))
+    def _written(self, shown: int, strategy: Strategy) -> tuple[Lowering, Folded, np.ndarray]:
+        """The tasks of so many microbatches, of which each is, and what lowered those of which they are copies."""
+        if shown > FEW:
+            lowering, folding = self._shortened(strategy, FEW)
+            program = lowering.program(strategy)
+            if (found := unrolled(_folded(folding, strategy), program, strategy.ahead, shown)) is not None:
+                return lowering, found.folded, found.number
+        lowering, folding = self._shortened(strategy, shown)
+        folded = _folded(folding, strategy)
+        return lowering, folded, repeats.numbers(lowering.program(strategy), folded.graph)
+
+    def _simulated(self, lowering: Lowering, strategy: Strategy, folded: Folded, number: np.ndarray) -> Seen:
+        """The plan with its tasks in order, as far as they are written out; number: of which microbatch each is."""
+        engines, priced = lowering.machine.engines, timed(folded, self.cost)
+        tasks, simulated = ordering.simulated(number, folded.graph, priced, engines, strategy.order)
         peak = expand(folded, simulated).peak_bytes
         return Seen(strategy, lowering, folded, tasks, simulated, folded.count, peak)
 
     def _seen_all(self, strategy: Strategy) -> Seen:
         """The plan with all tasks of all processors written out."""
-        return self._simulated(self.lowering, strategy, Folding(self.lowering).whole(_unordered(strategy)))
+        folded = Folding(self.lowering).whole(_unordered(strategy))
+        number = repeats.numbers(self.lowering.program(strategy), folded.graph)
+        return self._simulated(self.lowering, strategy, folded, number)
 
-    def _lasting(self, lowering: Lowering, strategy: Strategy, alignment: int = 1) -> np.ndarray:
-        """int64[P]: bytes that microbatches hold all step long which are not written out."""
+    def _lasting(self, lowering: Lowering, strategy: Strategy, left: int, alignment: int = 1) -> np.ndarray:
+        """int64[P]: bytes that so many microbatches hold all step long which are not written out."""
         _, flows = lowering.instances(strategy)
-        return repeats.lasting(lowering.program(strategy), flows, lowering.machine.num_procs, alignment)
+        return repeats.lasting(lowering.program(strategy), flows, lowering.machine.num_procs, left, alignment)
 
     def pack(self, strategy: Strategy) -> tuple[int, ...]:
         """The bytes of each processor's arena. Raises ValueError, naming the largest owners, where one is too long."""
@@ -291,7 +305,8 @@ class Evaluator:
         packing = memory.arenas(seen.tasks, seen.simulated.timeline)
         if not seen.is_short:
             return packing
-        more = self._lasting(seen.lowering, seen.strategy, memory.ALIGNMENT)[seen.folded.representative]
+        left = self._count(seen.strategy) - seen.num_microbatches
+        more = self._lasting(seen.lowering, seen.strategy, left, memory.ALIGNMENT)[seen.folded.representative]
         return replace(packing, peak_bytes=packing.peak_bytes + more)
 
     def work(self, name: str, config: Config) -> np.ndarray:
@@ -337,13 +352,6 @@ def _folded(folding: Folding, strategy: Strategy) -> Folded:
     """What a plan is simulated through: one processor of each role where there are many."""
     plain = _unordered(strategy)
     return folding.fold(plain) if folding.lowering.machine.num_procs >= FOLDED_FROM else folding.whole(plain)
-
-
-def _in_order(
-    lowering: Lowering, strategy: Strategy, tasks: TaskGraph, priced: tuple[TaskGraph, np.ndarray]
-) -> tuple[TaskGraph, Simulated]:
-    program = lowering.program(strategy)
-    return ordering.simulated(program, tasks, priced, lowering.machine.engines, strategy.order)
 
 
 def identity(snapshot: Snapshot | None) -> str:

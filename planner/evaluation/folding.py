@@ -5,9 +5,9 @@ What is simulated of it holds for the whole machine exactly. It does not know du
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 
 import msgspec
@@ -20,9 +20,10 @@ from castile.planner.lower import Lowering
 from castile.planner.lowering import buckets, stages
 from castile.planner.lowering.buckets import Candidates, Where
 from castile.planner.lowering.catalogue import Catalogue
-from castile.planner.lowering.compose import Layout
+from castile.planner.lowering.compose import Layout, with_tasks
 from castile.planner.lowering.instances import FlowInstance, StepInstance
 from castile.planner.lowering.rows import Lazy, compressed, pointer, runs
+from castile.planner.lowering.stages import Row
 from castile.planner.lowering.turns import in_turn
 from castile.planner.simulate import Simulated
 from castile.planner.strategy import Strategy
@@ -47,6 +48,7 @@ class Folded:
     plain[N], into[N]   the numbers of tasks in the whole graph before anything is put together there, and the task of
                         `graph` that each has become
     count[T]            for how many tasks of the whole graph each stands
+    rows                the steps, with what of `into` is theirs, and the processors of that
     """
 
     graph: TaskGraph
@@ -55,6 +57,7 @@ class Folded:
     plain: np.ndarray
     into: np.ndarray
     count: np.ndarray
+    rows: Callable[[], Iterable[Row]]
 
     @property
     def num_tasks(self) -> int:
@@ -94,7 +97,9 @@ class Folding:
         """The graph of a plan in which each processor stands for itself. Raises ValueError as `Lowering.lower` does."""
         graph, number = self.lowering.contracted(strategy)
         every = np.arange(self.lowering.machine.num_procs)
-        return Folded(graph, every, every, np.arange(len(number)), number, np.ones(graph.num_tasks, np.int64))
+        ones, plain = np.ones(graph.num_tasks, np.int64), np.arange(len(number))
+        steps, _ = self.lowering.instances(strategy)
+        return Folded(graph, every, every, plain, number, ones, partial(with_tasks, steps))
 
     def by_roles(self, strategy: Strategy) -> Folded | None:
         """The same, None where each processor would stand for itself, so that all tasks would be written out."""
@@ -302,7 +307,9 @@ class _Assembly:
             buffers=Lazy(lambda n: full.buffer(int(written[n])), len(buffer)),
         )  # fmt: skip
         every = np.arange(num_tasks)
-        return Folded(graph, small.proc_class, small.representative, number, every, small.count[pick])
+        return Folded(
+            graph, small.proc_class, small.representative, number, every, small.count[pick], self._with_tasks
+        )
 
     def _order(self, block: np.ndarray) -> np.ndarray:
         """As in a composed graph."""

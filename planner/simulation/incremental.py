@@ -22,7 +22,7 @@ from castile.planner.lowering.instances import FlowInstance, StepInstance
 from castile.planner.lowering.rows import pointer, runs
 from castile.planner.lowering.template import InStrides
 from castile.planner.lowering.turns import in_turn
-from castile.planner.simulation import blocks
+from castile.planner.simulation import blocks, repeats
 from castile.planner.simulation.blocks import Block, Contents, Edges
 from castile.planner.simulation.delta import Change, Delta
 from castile.planner.simulation.ordering import ordered
@@ -210,7 +210,8 @@ class Incremental:
         tasks = compose(steps, flows, machine.num_procs, self.lowering.catalogue)  # type: ignore[arg-type]
         tasks = Composed(steps, flows, tasks).bucketed(strategy.bucket_bytes).graph  # type: ignore[arg-type]
         graph, durations = self._cost.by_kind(in_turn(tasks, machine.engines))
-        graph = ordered(lowered.program, graph, (graph, durations), machine.engines, strategy.order)
+        number = repeats.numbers(lowered.program, graph)
+        graph = ordered(number, graph, (graph, durations), machine.engines, strategy.order)
         counts = np.array([one.num_tasks for one in lowered.blocks], np.int64)
         delta = Delta.of(graph, durations, machine.engines, self._form)
         return _Laid(

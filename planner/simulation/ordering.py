@@ -17,33 +17,33 @@ from castile.planner.lowering.rows import compressed, pointer
 from castile.planner.simulate import Simulated, simulate
 from castile.planner.simulation import repeats
 from castile.planner.simulation.agenda import rise, sink, without_arrays
-from castile.planner.step.program import Program
 from castile.planner.strategy import PATH, READY
 from castile.runtime.compiled import compiled
 from castile.runtime.task import NUM_LANES, Lane, TaskGraph
 
 
 def simulated(
-    program: Program, tasks: TaskGraph, priced: tuple[TaskGraph, np.ndarray], engines: Sequence[int], order: str
+    number: np.ndarray, tasks: TaskGraph, priced: tuple[TaskGraph, np.ndarray], engines: Sequence[int], order: str
 ) -> tuple[TaskGraph, Simulated]:
     """The tasks of a program with its kernels in the order of that name, and when they would run.
 
+    number[T]         of which microbatch each is, as `repeats.numbers` says
     priced, engines   the same graph with durations, and engines, as `simulate` takes them
     """
     timed, durations = priced
     if order != READY:
-        tasks = ordered(program, tasks, priced, engines, order)
+        tasks = ordered(number, tasks, priced, engines, order)
         timed = replace(timed, need_ptr=tasks.need_ptr, needs=tasks.needs)
     return tasks, simulate(timed, durations, engines)
 
 
 def ordered(
-    program: Program, tasks: TaskGraph, priced: tuple[TaskGraph, np.ndarray], engines: Sequence[int], order: str
+    number: np.ndarray, tasks: TaskGraph, priced: tuple[TaskGraph, np.ndarray], engines: Sequence[int], order: str
 ) -> TaskGraph:
     """The same graph alone."""
     if order == READY:
         return tasks
-    urgency = longest(*priced, repeats.numbers(program, tasks)) if order == PATH else -tasks.order
+    urgency = longest(*priced, number) if order == PATH else -tasks.order
     need_ptr, needs = chained(tasks, *listed(*priced, engines, urgency))
     return replace(tasks, need_ptr=need_ptr, needs=needs)
 

@@ -44,17 +44,27 @@ def shown(count: int, least: int = LEAST) -> list[int]:
 
 
 def numbers(program: Program, tasks: TaskGraph) -> np.ndarray:
-    """int64[T]: of which microbatch each task is, -1 where it is of none or of several."""
+    """int64[T]: of which microbatch each task is, -1 where it is of none or of several, or of one and the batch."""
+    return _of_each(tasks, program.micro_of_step, program.micro_of_flow)
+
+
+def belongs(program: Program, tasks: TaskGraph) -> np.ndarray:
+    """int64[T]: the same, with transfers between one and the whole batch taken for its own."""
+    return _of_each(tasks, program.micro_of_step, program.one_micro_of_flow)
+
+
+def _of_each(tasks: TaskGraph, of_step: Sequence[int], of_flow: Sequence[int]) -> np.ndarray:
     slot, rest = (tasks.order >> SLOT) - 1, tasks.order & (1 << SLOT) - 1
     flow = (rest >> FLOW) - 1
-    of_step, of_flow = np.array([*program.micro_of_step, -1]), np.array([*program.micro_of_flow, -1])
-    return np.where(flow < 0, of_step[slot], of_flow[flow])
+    return np.where(flow < 0, np.array([*of_step, -1])[slot], np.array([*of_flow, -1])[flow])
 
 
-def times(program: Program) -> np.ndarray:
-    """int64[M + 1]: for how many each microbatch that is written out stands; last 1, of what is of none."""
-    found = {step.micro.number: step.micro.times for step in program.steps if step.micro.count > 1}
-    return np.array([*(found[number] for number in sorted(found)), 1], np.int64)
+def times(count: int, shown: int) -> np.ndarray:
+    """int64[shown + 1]: for how many of so many microbatches each of those stands that are written out, the last but
+    one for more than itself; last 1, of what is of none."""
+    found = np.ones(shown + 1, np.int64)
+    found[shown - 2] += count - shown
+    return found
 
 
 def cycle(tasks: TaskGraph, number: np.ndarray, simulated: Simulated) -> Cycle | None:
@@ -123,13 +133,15 @@ def _is_as_before(when: _When, firsts: Sequence[int], apart: int) -> bool:
     return True
 
 
-def lasting(program: Program, flows: Sequence[FlowInstance], num_procs: int, alignment: int = 1) -> np.ndarray:
-    """int64[P]: bytes of each processor that hold, all step long, what the host gives to microbatches that are not
-    written out; every buffer rounded up to a multiple of the alignment."""
-    found, of = np.zeros(num_procs, np.int64), times(program)
+def lasting(
+    program: Program, flows: Sequence[FlowInstance], num_procs: int, left: int, alignment: int = 1
+) -> np.ndarray:
+    """int64[P]: bytes of each processor that hold, all step long, what the host gives to so many microbatches that are
+    not written out, for which the last but one stands; every buffer rounded up to a multiple of the alignment."""
+    found, stands = np.zeros(num_procs, np.int64), max(program.micro_of_step) - 1
     for instance, number in zip(flows, program.micro_of_flow, strict=True):
         template = instance.template
-        if instance.flow.role and of[number] > 1:
+        if instance.flow.role and number == stands:
             nbytes = -(-template.buffer_bytes // alignment) * alignment
-            np.add.at(found, template.buffer_procs, (of[number] - 1) * nbytes * template.outlives)
+            np.add.at(found, template.buffer_procs, left * nbytes * template.outlives)
     return found

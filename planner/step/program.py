@@ -145,6 +145,12 @@ class Program:
         return tuple([numbers.pop() if len(numbers) == 1 else -1 for numbers in found])
 
     @cached_property
+    def one_micro_of_flow(self) -> tuple[int, ...]:
+        """The same where a flow is between one and the whole batch: that one."""
+        found = [{self.micro_of_step[slot] for slot in slots} - {-1} for slots in self.slots]
+        return tuple([numbers.pop() if len(numbers) == 1 else -1 for numbers in found])
+
+    @cached_property
     def users(self) -> tuple[tuple[str, ...], ...]:
         """For each flow the nodes whose Configs decide its layouts."""
         names = [step.node.name for step in self.steps]

@@ -1,0 +1,317 @@
+"""Unrolled: the graph of a step in many microbatches, from one in which a few are written out and one stands for more.
+
+All but the first and the last are alike, so what one has to do, what that waits for and what it touches is the same as
+of the one before it, a microbatch later; only by which one a stage begins the next depends on how many there are. It
+does not know what tasks do, nor when.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from castile.planner.evaluation.folding import Folded
+from castile.planner.lowering.rows import Lazy, compressed, pointer, runs
+from castile.planner.lowering.stages import Turns, turns
+from castile.planner.simulation import repeats
+from castile.planner.step.program import Program
+from castile.runtime.task import Buffer, Task
+
+# So many are written out; of these the last but one is repeated, if it is to the one before it as that to its own.
+FEW = 5
+EACH = FEW - 2
+NUMBER = re.compile(r"@(\d+)")
+
+
+@dataclass(frozen=True)
+class Unrolled:
+    """The folded graph of a step with more microbatches written out, and of which each task is, as `repeats.numbers`
+    says it."""
+
+    folded: Folded
+    number: np.ndarray
+
+
+def unrolled(folded: Folded, program: Program, ahead: int, shown: int) -> Unrolled | None:
+    """The graph in which so many microbatches are written out as if so many had been lowered; None where that one of
+    them is the same as the one before cannot be seen.
+
+    folded, program   of FEW
+    ahead             as the plan says
+    """
+    few = _Few(folded, program, turns(folded.rows(), ahead))
+    return _Many(few, shown - FEW).unrolled if few.can_go_on else None
+
+
+@dataclass(frozen=True)
+class _Relation:
+    """Pairs of things, and of which microbatch each is, -1 where it is of none."""
+
+    one: np.ndarray
+    other: np.ndarray
+    of_one: np.ndarray
+    of_other: np.ndarray
+
+    def picked(self, which: np.ndarray) -> _Relation:
+        return _Relation(self.one[which], self.other[which], self.of_one[which], self.of_other[which])
+
+    def pattern(self, micro: int, rank_one: np.ndarray, rank_other: np.ndarray) -> np.ndarray:
+        """The pairs of a microbatch, by what of it each is, or of the one before it, or of none."""
+        mine = self.picked((self.of_one == micro) | (self.of_other == micro) & (self.of_one < 0))
+        near = np.where(mine.of_other < 0, -1, micro - mine.of_other)
+        one = np.where(mine.of_one < 0, -1 - mine.one, rank_one[mine.one])
+        rows = np.stack([one, near, np.where(mine.of_other < 0, mine.other, rank_other[mine.other])])
+        found: np.ndarray = rows[:, np.lexsort(rows)]
+        return found
+
+
+def _ranks(of: np.ndarray) -> np.ndarray:
+    """Which of those of its microbatch each is."""
+    by_micro = np.argsort(of, kind="stable")
+    rank = np.empty(len(of), np.int64)
+    rank[by_micro] = np.arange(len(of)) - np.searchsorted(of[by_micro], of[by_micro])
+    return rank
+
+
+class _Few:
+    """What is known of the microbatches that are written out.
+
+    of_task[T], of_buffer[B]   the one that each is of, beside the whole batch; -1 where it is of none or of several
+    """
+
+    def __init__(self, folded: Folded, program: Program, turns: Turns) -> None:
+        self.folded, self.graph, self.program, self.turns = folded, folded.graph, program, turns
+        self.number = repeats.numbers(program, self.graph)
+        self.of_task = repeats.belongs(program, self.graph)
+
+    @cached_property
+    def _uses(self) -> tuple[np.ndarray, np.ndarray]:
+        """Tasks and buffers that they touch, those that begin them among them."""
+        graph = self.graph
+        begun = np.flatnonzero(graph.buffer_first >= 0)
+        tasks = np.append(np.repeat(np.arange(graph.num_tasks), np.diff(graph.use_ptr)), graph.buffer_first[begun])
+        return tasks, np.append(graph.uses, begun)
+
+    @cached_property
+    def _range(self) -> tuple[np.ndarray, np.ndarray]:
+        """By buffer the first and the last microbatch of which tasks touch it."""
+        tasks, buffers = self._uses
+        touched = self.of_task[tasks] >= 0
+        first, last = np.full(self.graph.num_buffers, FEW), np.full(self.graph.num_buffers, -1)
+        np.minimum.at(first, buffers[touched], self.of_task[tasks[touched]])
+        np.maximum.at(last, buffers[touched], self.of_task[tasks[touched]])
+        return first, last
+
+    @cached_property
+    def of_buffer(self) -> np.ndarray:
+        first, last = self._range
+        found = np.where(first == last, first, -1)
+        # Who touches what outlives the step is not told where processors are folded.
+        given = {flow.region: of for flow, of in zip(self.program.flows, self.program.one_micro_of_flow) if flow.role}
+        for buffer in np.flatnonzero((last < 0) & (self.graph.buffer_first < 0)).tolist():
+            found[buffer] = given.get(self.graph.buffers[buffer].region, -1)
+        return found
+
+    @cached_property
+    def _in_turn(self) -> np.ndarray:
+        """Which needs are by turns, of those that reach back further than one microbatch."""
+        needs, number = self._needs, self.graph.num_tasks
+        far = needs.of_one - needs.of_other > 1
+        into = self.folded.into
+        known = np.array([into[after] * number + into[before] for after, before in self.turns.edges], np.int64)
+        return far & (needs.of_other >= 0) & (needs.of_one >= 0) & np.isin(needs.one * number + needs.other, known)
+
+    @cached_property
+    def _needs(self) -> _Relation:
+        after = np.repeat(np.arange(self.graph.num_tasks), np.diff(self.graph.need_ptr))
+        before = self.graph.needs.astype(np.int64)
+        return _Relation(after, before, self.of_task[after], self.of_task[before])
+
+    @cached_property
+    def needs(self) -> _Relation:
+        """What waits for what, but for turns that reach back further than one microbatch."""
+        return self._needs.picked(~self._in_turn)
+
+    @cached_property
+    def uses(self) -> _Relation:
+        """What touches which buffer."""
+        tasks, buffers = self._uses
+        tasks, buffers = tasks[: len(self.graph.uses)], buffers[: len(self.graph.uses)].astype(np.int64)
+        return _Relation(tasks, buffers, self.of_task[tasks], self.of_buffer[buffers])
+
+    @cached_property
+    def begun(self) -> _Relation:
+        """Which buffer is begun by which task."""
+        buffers = np.flatnonzero(self.graph.buffer_first >= 0)
+        tasks = self.graph.buffer_first[buffers].astype(np.int64)
+        return _Relation(buffers, tasks, self.of_buffer[buffers], self.of_task[tasks])
+
+    @cached_property
+    def slots(self) -> tuple[int, int]:
+        """Where in the program the one that is repeated begins, and where it ends."""
+        of = np.flatnonzero(np.array(self.program.micro_of_step) == EACH)
+        return int(of[0]), int(of[-1]) + 1
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether the one that is repeated is to the one before it as that is to its own."""
+        graph, (begin, end) = self.graph, self.slots
+        alike = (np.array(self.program.micro_of_step[begin:end]) == EACH).all()
+        slot = (graph.order >> repeats.SLOT) - 1
+        between = (self.of_task < 0) & (slot >= begin) & (slot < end)
+        first, last = self._range
+        shared = (first != last) & ((first == EACH) | (last == EACH))
+        needs = self.needs.picked((self.needs.of_one >= 0) & (self.needs.of_other >= 0))
+        far = (needs.of_one < needs.of_other) | (needs.of_one > needs.of_other + 1)
+        return bool(alike and not (between.any() or shared.any() or far.any())) and self._looks(EACH - 1, EACH)
+
+    def _looks(self, one: int, other: int) -> bool:
+        """Whether two microbatches look the same."""
+        tasks, buffers = _ranks(self.of_task), _ranks(self.of_buffer)
+        related = (self.needs, tasks, tasks), (self.uses, tasks, buffers), (self.begun, buffers, tasks)
+        sizes = [len(self.of_task[self.of_task == micro]) for micro in (one - 1, one, other)]
+        return (
+            len({*sizes}) == 1
+            and all(np.array_equal(*pair) for pair in zip(self._items(one), self._items(other)))
+            and all(np.array_equal(r.pattern(one, *ranks), r.pattern(other, *ranks)) for r, *ranks in related)
+        )
+
+    def _items(self, micro: int) -> Iterator[np.ndarray]:
+        """What tasks and buffers of a microbatch are by themselves."""
+        graph, mine, held = self.graph, self.of_task == micro, self.of_buffer == micro
+        counts = np.diff(graph.lane_ptr)
+        yield from (each[mine] for each in (graph.kind, graph.cost, graph.private_bytes, self.folded.count, counts))
+        yield graph.lanes[np.repeat(mine, counts)]
+        yield from (each[held] for each in (graph.buffer_proc, graph.buffer_bytes))
+
+
+class _Places:
+    """Where things come to stand of which some are repeated: behind each run of them its copies.
+
+    source, copy   of each what it is one of, and which one, 0 for the first
+    """
+
+    def __init__(self, repeated: np.ndarray, more: int) -> None:
+        before = np.cumsum(repeated) - repeated
+        begins = repeated & ~np.append(False, repeated[:-1])
+        run = np.cumsum(begins) - 1
+        length = np.bincount(run[repeated], minlength=1)
+        self._length = np.where(repeated, length[run], 0)
+        self._first = np.arange(len(repeated)) + more * np.where(repeated, np.append(before[begins], 0)[run], before)
+        which, copies = np.flatnonzero(repeated), np.arange(1, more + 1)[:, None]
+        self.source = np.empty(len(repeated) + more * len(which), np.int64)
+        self.copy = np.zeros(len(self.source), np.int64)
+        self.source[self._first] = np.arange(len(repeated))
+        place = self.of(which, copies)
+        self.source[place], self.copy[place] = which, copies
+
+    def of(self, which: np.ndarray, copy: np.ndarray | int = 0) -> np.ndarray:
+        """The place of such a copy; of what is not repeated there is one."""
+        place: np.ndarray = self._first[which] + copy * self._length[which]
+        return place
+
+
+class _Many:
+    """The same with so many copies more of the one that is repeated."""
+
+    def __init__(self, few: _Few, more: int) -> None:
+        self.few, self.more = few, more
+        self._task = _Places(few.of_task == EACH, more)
+        self._buffer = _Places(few.of_buffer == EACH, more)
+
+    @property
+    def unrolled(self) -> Unrolled:
+        few, graph, folded, task, buffer = self.few, self.few.graph, self.few.folded, self._task, self._buffer
+        counts = np.diff(graph.lane_ptr)[task.source]
+        waits = np.concatenate([self._spread(few.needs, task, task), self._turns()], 1)
+        need_ptr, needs = compressed(waits[0], waits[1], len(task.source))
+        touched = self._spread(few.uses, task, buffer)
+        use_ptr, uses = compressed(touched[0], touched[1], len(task.source))
+        first = np.full(len(buffer.source), -1)
+        begun, by = self._spread(few.begun, buffer, task)
+        first[begun] = by
+        many = replace(
+            graph, kind=graph.kind[task.source], order=self._order(), cost=graph.cost[task.source],
+            lane_ptr=pointer(counts), lanes=graph.lanes[runs(graph.lane_ptr[task.source], counts)],
+            need_ptr=need_ptr, needs=needs, use_ptr=use_ptr, uses=uses, buffer_first=first,
+            buffer_proc=graph.buffer_proc[buffer.source], buffer_bytes=graph.buffer_bytes[buffer.source],
+            private_bytes=graph.private_bytes[task.source], tasks=Lazy(self._written, len(task.source)),
+            buffers=Lazy(self._held, len(buffer.source)),
+        )  # fmt: skip
+        number = few.number[task.source]
+        plain = _Places(few.of_task[folded.into] == EACH, self.more)
+        found = replace(
+            folded, graph=many, plain=folded.plain[plain.source], into=task.of(folded.into[plain.source], plain.copy),
+            count=folded.count[task.source],
+        )  # fmt: skip
+        return Unrolled(found, np.where(number < 0, -1, number + self._later(few.of_task, task)))
+
+    def _later(self, of: np.ndarray, places: _Places) -> np.ndarray:
+        """How many microbatches later each is."""
+        return np.where(of[places.source] > EACH, self.more, places.copy)
+
+    def _order(self) -> np.ndarray:
+        """As in a graph of so many: behind as many more slots of the program."""
+        begin, end = self.few.slots
+        order, of = (each[self._task.source] for each in (self.few.graph.order, self.few.of_task))
+        later = self._later(self.few.of_task, self._task) + self.more * ((of < 0) & (order >> repeats.SLOT > end))
+        found: np.ndarray = order + ((end - begin) * later << repeats.SLOT)
+        return found
+
+    def _spread(self, pairs: _Relation, one: _Places, other: _Places) -> np.ndarray:
+        """int64[2, n]: the pairs of all copies."""
+        is_one, is_other = pairs.of_one == EACH, pairs.of_other == EACH
+        back, on = is_one & (pairs.of_other == EACH - 1), is_other & (pairs.of_one > EACH)
+        each = (is_one | is_other) & ~back & ~on
+        copies = np.arange(self.more + 1)[:, None]
+        # What one copy waits for of the one before it is, of the first, another microbatch.
+        of_each, of_before = (np.flatnonzero(self.few.of_task == micro) for micro in (EACH, EACH - 1))
+        same = of_each[np.searchsorted(of_before, pairs.other[back])]
+        ones = [one.of(pairs.one[~each & ~on]), one.of(pairs.one[on])]
+        others = [other.of(pairs.other[~each & ~on]), other.of(pairs.other[on], self.more)]
+        ones += [one.of(pairs.one[each], copies).ravel(), one.of(pairs.one[back], copies[1:]).ravel()]
+        others += [other.of(pairs.other[each], copies).ravel(), other.of(same, copies[:-1]).ravel()]
+        return np.stack([np.concatenate(ones), np.concatenate(others)])
+
+    def _turns(self) -> np.ndarray:
+        """int64[2, n]: what begins of each microbatch, and what of an earlier one its processor must be done with."""
+        turns, into = self.few.turns, self.few.folded.into
+        begun = np.array(turns.begun, np.int64).reshape(-1, 4)
+        procs = {int(proc): n for n, proc in enumerate(np.unique(begun[:, 2]))}
+        last = np.full((FEW, len(procs)), -1)
+        for (number, proc), end in turns.last.items():
+            if proc in procs:
+                last[number, procs[proc]] = into[end]
+        task, on = into[begun[:, 0]], np.searchsorted(np.array([*procs], np.int64), begun[:, 2])
+        found = [np.empty((2, 0), np.int64)]
+        # Which of those that were written out is written for each, and which copy of it.
+        every = np.arange(FEW + self.more)
+        one_of, copy = np.minimum(every, EACH), np.clip(every - EACH, 0, self.more)
+        one_of[-1] = FEW - 1
+        for micro in every.tolist():
+            mine = np.flatnonzero(begun[:, 1] == one_of[micro])
+            earlier = micro - begun[mine, 3]
+            mine, earlier = mine[earlier >= 0], earlier[earlier >= 0]
+            before = last[one_of[earlier], on[mine]]
+            pairs = np.stack([self._task.of(task[mine], copy[micro]), self._task.of(before, copy[earlier])])
+            found.append(pairs[:, before >= 0])
+        return np.concatenate(found, 1)
+
+    def _written(self, number: int) -> Task:
+        task: Task = self.few.graph.tasks[int(self._task.source[number])]
+        later = int(self._later(self.few.of_task, self._task)[number])
+        return replace(task, name=_named(task.name, later))
+
+    def _held(self, number: int) -> Buffer:
+        buffer: Buffer = self.few.graph.buffers[int(self._buffer.source[number])]
+        later = int(self._later(self.few.of_buffer, self._buffer)[number])
+        return buffer._replace(region=_named(buffer.region, later))
+
+
+def _named(name: str, later: int) -> str:
+    """What a task or a region is called so many microbatches later."""
+    return NUMBER.sub(lambda found: f"@{int(found[1]) + later}", name) if later else name

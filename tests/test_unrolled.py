@@ -1,0 +1,130 @@
+"""Unrolled: a graph of which one microbatch is repeated is the graph in which all are lowered."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
+
+from castile.launch import models
+from castile.planner.evaluation.folding import Folded, Folding
+from castile.planner.evaluation.unrolled import FEW, unrolled
+from castile.planner.known.seeds import seeds
+from castile.planner.lower import Lowering
+from castile.planner.simulation import repeats
+from castile.planner.strategy import Strategy
+from castile.runtime.task import TaskGraph
+from tests import named_plans
+from tests.cut_batches import can_be_cut
+from tests.effort import examples
+from tests.strategies import in_buckets, in_groups, machines, problems, staged
+from tests.training import SGD
+
+EXAMPLES = examples(60)
+PLANS = {
+    "anyhow": in_buckets,
+    "alike": lambda graph, num_procs: st.builds(Strategy, in_groups(graph, num_procs)),
+    "in stages": staged,
+}
+ARRAYS = (
+    "kind", "cost", "lane_ptr", "lanes", "need_ptr", "needs", "use_ptr", "uses", "buffer_proc", "buffer_bytes",
+    "buffer_first", "private_bytes",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", PLANS)
+@pytest.mark.parametrize("folds", [False, True])
+def test_a_graph_is_what_it_is_where_all_microbatches_are_lowered(
+    tell: Callable[[str], None], kind: str, folds: bool
+) -> None:
+    seen: Counter[str] = Counter()
+
+    @settings(max_examples=EXAMPLES, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        count, shown = data.draw(st.sampled_from(((6, 6), (9, 9), (12, 7), (12, 12))))
+        on = data.draw(machines()) if kind != "alike" else named_plans.links(data.draw(st.sampled_from((3, 4))))
+        each = on.num_procs if kind == "alike" else data.draw(st.integers(1, 3))
+        graph = data.draw(problems(batch=count * each)).graph
+        if kind != "anyhow" and on.num_procs < 2:
+            reject()
+        ahead = data.draw(st.integers(0, 4))
+        plan = msgspec.structs.replace(data.draw(PLANS[kind](graph, on.num_procs)), microbatches=count, ahead=ahead)
+        lowering = Lowering(graph, on, SGD, microbatches=count)
+        if not can_be_cut(lowering, plan):
+            reject()
+        few = lowering.shortened(FEW)
+        folded = of(few, plan, folds)
+        found = unrolled(folded, few.program(plan), ahead, shown)
+        seen["plans"] += 1
+        seen["folded"] += folded.graph.num_procs < on.num_procs
+        if found is None:
+            seen["not seen to be alike"] += 1
+            return
+        every = lowering.shortened(shown)
+        whole = of(every, plan, folds)
+        check_alike(found.folded, whole)
+        assert found.number.tolist() == repeats.numbers(every.program(plan), whole.graph).tolist()
+        names = [[str(task.name) for task in graph.tasks] for graph in (found.folded.graph, whole.graph)]
+        assert names[0] == names[1]
+        held = [[buffer.region for buffer in graph.buffers] for graph in (found.folded.graph, whole.graph)]
+        assert held[0] == held[1]
+
+    check()
+    tell(f"unrolled {kind}: {', '.join(f'{what} {n}' for what, n in seen.most_common())}")
+    assert not seen["not seen to be alike"]
+    assert seen["folded"] or not folds or kind != "alike"
+
+
+def test_what_is_not_as_the_one_before_is_not_repeated() -> None:
+    """Whatever of the microbatch that stands for others is changed."""
+    graph, on = models.parse("mlp:size=4,width=4").graph(FEW), named_plans.links(2)
+    lowering = Lowering(graph, on, SGD, microbatches=FEW)
+    plan = seeds(lowering)["data_parallel"]
+    folded, program = of(lowering, plan, False), lowering.program(plan)
+    assert unrolled(folded, program, 0, FEW + 1) is not None
+    number = repeats.numbers(program, folded.graph)
+    mine, other = (np.flatnonzero(number == n) for n in (FEW - 2, FEW - 3))
+    needs = np.repeat(np.arange(folded.graph.num_tasks), np.diff(folded.graph.need_ptr))
+    within = np.flatnonzero(np.isin(needs, mine) & np.isin(folded.graph.needs, mine))
+    back = np.flatnonzero(np.isin(needs, mine) & np.isin(folded.graph.needs, other))
+    touched = np.unique(folded.graph.uses[np.isin(owners(folded.graph), mine)])
+    own = next(b for b in touched if np.isin(owners(folded.graph)[folded.graph.uses == b], mine).all())
+    changes = {
+        "cost": mine[0], "private_bytes": mine[-1], "kind": mine[0], "needs": within[-1], "buffer_bytes": own,
+        "lanes": folded.graph.lane_ptr[mine[0]],
+    }  # fmt: skip
+    for name, at in changes.items():
+        assert unrolled(changed(folded, name, at), program, 0, FEW + 1) is None, name
+    assert len(back) and unrolled(changed(folded, "needs", back[0]), program, 0, FEW + 1) is None
+
+
+def owners(graph: TaskGraph) -> np.ndarray:
+    """Who touches what is in `uses`."""
+    return np.repeat(np.arange(graph.num_tasks), np.diff(graph.use_ptr))
+
+
+def changed(folded: Folded, name: str, at: int) -> Folded:
+    values = getattr(folded.graph, name).copy()
+    values[at] += -1 if name == "needs" else 1
+    return replace(folded, graph=replace(folded.graph, **{name: values}))
+
+
+def of(lowering: Lowering, plan: Strategy, folds: bool) -> Folded:
+    folding = Folding(lowering)
+    return folding.fold(plan) if folds else folding.whole(plan)
+
+
+def check_alike(found: Folded, whole: Folded) -> None:
+    for name in ARRAYS:
+        assert np.array_equal(getattr(found.graph, name), getattr(whole.graph, name)), name
+    assert found.graph.cost_keys == whole.graph.cost_keys
+    assert np.argsort(found.graph.order).tolist() == np.argsort(whole.graph.order).tolist()
+    assert found.count.tolist() == whole.count.tolist() and found.into.tolist() == whole.into.tolist()
+    assert found.proc_class.tolist() == whole.proc_class.tolist()
