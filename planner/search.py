@@ -348,6 +348,7 @@ def finished(evaluator: Evaluator, best: Evaluated, arena: tuple[int, ...], name
         recompute=best.strategy.recompute,
         bucket_bytes=best.strategy.bucket_bytes,
         order=best.strategy.order,
+        ahead=best.strategy.ahead,
         cost_snapshot=evaluator.cost_snapshot,
         predicted=Predicted(best.seconds, max(arena), best.moved_bytes) if is_step else None,
     )

@@ -31,7 +31,7 @@ from castile.planner.searching.fronts import Point, search_front
 from castile.planner.searching.settling import SETTLING, settled
 from castile.planner.sketch.sieve import num_parts
 from castile.planner.step.recompute import FULL, NOTHING, SELECTIVE
-from castile.planner.strategy import Names, Strategy
+from castile.planner.strategy import PATH, READY, Names, Strategy
 
 # Where plans have so many parts, it is asked first whether known ones come near fitting: a search takes a minute to say
 # that it found none.
@@ -169,7 +169,8 @@ class Looking:
     ) -> Found:
         """The same search in another number of microbatches, or, with a name, that known plan alone."""
         if name:
-            return search(name, chosen.evaluator, progress=progress, seeds=[name], pins=chosen.pins)
+            found = search(name, chosen.evaluator, progress=progress, seeds=[name], pins=chosen.pins)
+            return settled(chosen.evaluator, found, (), is_settled, (READY, PATH))
         return self._search(chosen, limits, is_settled, progress)[0]
 
     def _is_filled(self, limits: Budget) -> bool:

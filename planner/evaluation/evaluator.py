@@ -25,7 +25,7 @@ from castile.planner.lowering.stages import num_stages
 from castile.planner.simulate import Simulated
 from castile.planner.simulation import ordering, repeats
 from castile.planner.step.program import Program, Step
-from castile.planner.strategy import READY, Config, Strategy
+from castile.planner.strategy import PATH, READY, Config, Strategy
 from castile.runtime import memory
 from castile.runtime.memory import Packing
 from castile.runtime.strict import suggestion
@@ -41,6 +41,9 @@ FOLDED_FROM, LARGE = 32, 64
 
 # Pipelines were seen to go on as before once all stages are busy and about so many microbatches more have come.
 FILLING = 16
+# Those whose kernels come in order of PATH, or that begin microbatches ahead, were seldom seen to: of these so many
+# times as many are written out at once.
+IRREGULAR = 4
 
 # What a search makes small: seconds of a training step, seconds of a forward pass, or bytes of the fullest processor.
 OBJECTIVES = ("time", "latency", "memory")
@@ -216,10 +219,7 @@ class Evaluator:
         # as many are under way as there are stages, these hardly do.
         count, _, order, ahead, again, configs = key
         alike, ready = (count, 0, order, ahead, again, configs), (count, 0, READY, ahead, again, configs)
-        least = self._enough.get(alike) or self._enough.get(ready)
-        if least is None:
-            stages = num_stages(strategy, self.lowering.graph.nodes)
-            least = stages + FILLING if stages > 1 else repeats.LEAST
+        least = self._enough.get(alike) or max(self._enough.get(ready, 0), self._least(strategy))
         for shown in repeats.shown(count, least):
             seen, more = self._seen_through(shown, strategy)
             if more:
@@ -230,6 +230,14 @@ class Evaluator:
         assert seen is not None, "all microbatches say what all take"
         self._enough[alike] = shown
         return seen
+
+    def _least(self, strategy: Strategy) -> int:
+        """In how many microbatches a plan is looked at first."""
+        stages = num_stages(strategy, self.lowering.graph.nodes)
+        if stages == 1:
+            return repeats.LEAST
+        is_regular = strategy.order != PATH and not strategy.ahead
+        return (stages + FILLING) * (1 if is_regular else IRREGULAR)
 
     def _seen_through(self, shown: int, strategy: Strategy) -> tuple[Seen | None, int]:
         """The plan simulated with so many microbatches written out, None where these do not say what all take; and how

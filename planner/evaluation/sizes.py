@@ -1,12 +1,14 @@
-"""Sizes: how large the buckets of a plan may be, and what the plan is worth with each, in each order, by simulation.
+"""Sizes: how large the buckets of a plan may be, and what the plan is worth with each, in each order and with how many
+microbatches begun ahead, by simulation.
 
 It does not know how buckets are made, nor what an order is, nor how plans are found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
+from math import inf
 
 import msgspec
 
@@ -32,7 +34,8 @@ def variants(
     is_base: bool = False,
 ) -> list[Evaluated]:
     """What the plan is worth without buckets and with those of each size, in READY and those other orders in which it
-    is better by a thousandth. Raises ValueError where it is none.
+    is better by a thousandth; and the best of each order with more and more microbatches begun ahead, as long as each
+    time that is better by a thousandth. Raises ValueError where it is none.
 
     is_over   asked before each: once it says so no further one is tried
     orders    READY, and those to try after it
@@ -48,9 +51,27 @@ def variants(
         return [plain]
     tried = (one for one in plans if (is_base and one.order == READY) or not is_over())
     found = [plain, *(evaluator.evaluate(one) for one in tried if evaluator.is_small(one))]
-    ready = {one.strategy.bucket_bytes: one.energy for one in found if one.strategy.order == READY}
+    for order in {one.strategy.order: None for one in found}:
+        best = min((one for one in found if one.strategy.order == order), key=lambda one: one.energy)
+        found += _begun_ahead(evaluator, best, is_over)
+    ready: dict[int, float] = {}
+    for one in found:
+        if one.strategy.order == READY:
+            size = one.strategy.bucket_bytes
+            ready[size] = min(ready.get(size, inf), one.energy)
 
     def is_worth(one: Evaluated) -> bool:
         return one.strategy.order == READY or one.energy < (1 - WORTH) * ready[one.strategy.bucket_bytes]
 
     return list(filter(is_worth, found))
+
+
+def _begun_ahead(evaluator: Evaluator, best: Evaluated, is_over: Callable[[], bool]) -> Iterator[Evaluated]:
+    """A plan with more microbatches begun ahead, each time more than twice as many, as long as that pays."""
+    ahead = 2 * best.strategy.ahead + 1
+    while ahead < best.strategy.microbatches and best.fits and not is_over():
+        more = evaluator.evaluate(msgspec.structs.replace(best.strategy, ahead=ahead))
+        if more.energy >= (1 - WORTH) * best.energy:
+            break
+        yield more
+        best, ahead = more, 2 * ahead + 1

@@ -33,8 +33,9 @@ def sized(evaluator: Evaluator, plan: Strategy, sizes: Sequence[int] = SIZES) ->
 
 
 def settled(
-    evaluator: Evaluator, found: Found, sizes: Sequence[int] = SIZES, is_over: Callable[[], bool] = lambda: False
-) -> Found:
+    evaluator: Evaluator, found: Found, sizes: Sequence[int] = SIZES, is_over: Callable[[], bool] = lambda: False,
+    orders: Sequence[str] = ORDERS,
+) -> Found:  # fmt: skip
     """What was found, and the known plans, each with buckets of its best size in its best order, and what came near in
     its best order; the best of all, as by `search`.
 
@@ -42,13 +43,13 @@ def settled(
     So what was not ranked behind data parallelism without buckets is not ranked behind it with them.
     """
     base = found.seeds[DATA_PARALLEL].strategy
-    known = {} if found.is_insisted else {DATA_PARALLEL: variants(evaluator, base, sizes, is_over, ORDERS, True)}
-    mine = variants(evaluator, found.strategy, sizes, is_over, ORDERS)
+    known = {} if found.is_insisted else {DATA_PARALLEL: variants(evaluator, base, sizes, is_over, orders, True)}
+    mine = variants(evaluator, found.strategy, sizes, is_over, orders)
     for name in sorted(found.seeds, key=lambda name: found.seeds[name].rank):
-        known[name] = known.get(name) or variants(evaluator, found.seeds[name].strategy, sizes, is_over, ORDERS)
+        known[name] = known.get(name) or variants(evaluator, found.seeds[name].strategy, sizes, is_over, orders)
     known = {name: known[name] for name in found.seeds}
     near = (one.strategy for one in found.finalists if not is_over())
-    others = (variants(evaluator, one, (one.bucket_bytes,), is_over, ORDERS) for one in near)
+    others = (variants(evaluator, one, (one.bucket_bytes,), is_over, orders) for one in near)
     every = () if found.is_insisted else chain(*known.values(), *others)
     # Where there was no time for its size, what was found still has it.
     best, arena = fitting(evaluator, [*mine, *every, found.evaluated])
