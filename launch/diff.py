@@ -30,7 +30,8 @@ MOST_ROWS = 20
 MOST_LETTERS = 80
 # What plans are made for and with; a difference in one of these is told beside the nodes that moved.
 SETTINGS = (
-    "machine", "num_procs", "microbatches", "recompute", "bucket_bytes", "order", "search", "seed", "cost_snapshot",
+    "machine", "num_procs", "microbatches", "recompute", "bucket_bytes", "order", "ahead", "search", "seed",
+    "cost_snapshot",
 )  # fmt: skip
 FIGURES = ("step_seconds", "peak_bytes", "moved_bytes")
 

@@ -172,7 +172,9 @@ def _seed(evaluator: Evaluator, name: str) -> Strategy:
 
 def _judged(evaluator: Evaluator, name: str, plan: Strategy) -> Strategy:
     """The known plan of that name as far as it is about nodes, with all else as in the plan."""
-    other = msgspec.structs.replace(_seed(evaluator, name), bucket_bytes=plan.bucket_bytes, order=plan.order)
+    other = msgspec.structs.replace(
+        _seed(evaluator, name), bucket_bytes=plan.bucket_bytes, order=plan.order, ahead=plan.ahead
+    )
     try:
         evaluator.evaluate(other)
     except TooManyTransfers as error:
@@ -198,6 +200,7 @@ def _facts(command: Explain, desk: Desk, plan: Strategy, found: Explanation, wor
         "num_tasks": int(found.num_tasks.sum()),
         "buckets": report.buckets(desk.evaluator, plan),
         "order": report.order(desk.evaluator, plan),
+        "ahead": report.ahead(desk.evaluator, plan),
         "step_seconds": worth.seconds,
         "predicted_step_seconds": None if command.forward else predicted,
         "moved_bytes": worth.moved_bytes,

@@ -154,13 +154,16 @@ def _signed(desk: Desk, plan: Strategy) -> Strategy:
 
 
 def _task_facts(evaluator: Evaluator, plan: Strategy) -> dict[str, Any]:
-    """How many tasks a step has, where their prices come from, and what its buckets and its order do."""
+    """How many tasks a step has, where their prices come from, and what its buckets, its order and what it begins ahead
+    do.
+    """
     tasks, count = evaluator.tasks(plan)
     return {
         "num_tasks": int(count.sum()),
         "prices": evaluator.cost.sources(tasks.cost_keys),
         "buckets": report.buckets(evaluator, plan),
         "order": report.order(evaluator, plan),
+        "ahead": report.ahead(evaluator, plan),
     }
 
 

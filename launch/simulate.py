@@ -88,7 +88,7 @@ def run(command: Simulate) -> int:
         meant = given is not None and given.predicted is None and not command.forward
         raise UserError(f"{error}; --forward simulates its forward pass alone" if meant else str(error)) from error
     facts |= {"forward": command.forward, "buckets": report.buckets(desk.evaluator, plan)}
-    facts["order"] = report.order(desk.evaluator, plan)
+    facts |= {"order": report.order(desk.evaluator, plan), "ahead": report.ahead(desk.evaluator, plan)}
     outputs, lanes = Outputs(), {"simulated": seen.simulated.timeline}
     title = f"{_drawn(seen)}: {_of(facts)}"
     outputs.write("trace", command.trace, lambda path: trace.write(path, seen.folded.placed(seen.tasks), lanes))
@@ -221,7 +221,7 @@ def _tell(facts: dict[str, Any], lines: list[str]) -> None:
     for line in lines:
         out.say(f"  {line}")
     out.say(
-        f"\na {what} takes {report.milliseconds(facts['step_seconds'])}{report.order_words(facts['order'])} in "
+        f"\na {what} takes {report.milliseconds(facts['step_seconds'])}{report.without(facts)} in "
         f"{facts['num_tasks']} tasks{report.bucket_words(facts['buckets'])} and moves "
         f"{memory.written(facts['moved_bytes'])}; prices: {report.prices_words(facts['prices'])}\n"
     )

@@ -201,6 +201,12 @@ def staged(draw: DrawFn, graph: Graph, num_procs: int) -> Strategy:
     return Strategy(dict(zip(graph.nodes, moved)), order=order, recompute=recompute)
 
 
+@st.composite
+def in_microbatches(draw: DrawFn, plan: Strategy, count: int) -> Strategy:
+    """The plan with its batch cut into so many, of which processors begin none ahead or a few."""
+    return msgspec.structs.replace(plan, microbatches=count, ahead=draw(st.integers(0, 3)))
+
+
 def regular(node: Node, axis: str, group: Sequence[int]) -> Config:
     """Cut along its "first" or "last" axis, a part for each of the group; a replica each where that cannot be."""
     a = node.alignment

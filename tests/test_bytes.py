@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 
-import msgspec
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +22,7 @@ from castile.planner.families.updates import Updates
 from castile.planner.lower import Lowering
 from castile.runtime.task import NUM_LANES, Arg, Task, TaskGraph, View
 from tests.effort import examples
-from tests.strategies import in_buckets, machines, problems
+from tests.strategies import in_buckets, in_microbatches, machines, problems
 from tests.test_any_strategy import drawn
 from tests.test_one_graph import closure, needs
 
@@ -121,7 +120,7 @@ def test_bytes_are_written_before_they_are_read_and_by_one_at_a_time(tell: Calla
         plan = data.draw(in_buckets(problem.graph, on.num_procs, updates))
         lowering, plans = (
             Lowering(problem.graph, on, updates),
-            [msgspec.structs.replace(plan, microbatches=count), plan],
+            [data.draw(in_microbatches(plan, count)), plan],
         )
         try:
             lowering.check(plans[0])

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -21,7 +22,7 @@ from castile.launch.measuring import tables
 from castile.launch.reports import reasons, searches
 from castile.launch.training import telling
 from castile.planner import strategy as strategies
-from castile.planner.strategy import READY
+from castile.planner.strategy import PATH, READY
 from tests.validated import job
 
 MODEL, MACHINE = "mlp:layers=1,width=16", "dgx-h100:nodes=1"
@@ -103,6 +104,7 @@ Teller = Callable[[dict[str, Any]], object]
 TOLD: dict[str, tuple[tuple[str, ...], Teller]] = {
     "plan": (("plan", MODEL, "--machine", MACHINE, "--budget", "5"), lambda facts: searches.tell(facts, [])),
     "simulate": (("simulate", "a.json", "--machine", MACHINE), lambda facts: simulate._tell(facts, [])),
+    "simulate a pipeline": (("simulate", "c.json", "--machine", MACHINE), lambda facts: simulate._tell(facts, [])),
     "explain": (("explain", "b.json", "--machine", MACHINE), lambda facts: reasons.tell(facts, [])),
     "explain --op": (
         ("explain", "a.json", "--machine", MACHINE, "--op", "fc1", "--why-not", "megatron", "--budget", "5"),
@@ -126,11 +128,15 @@ def validated(capsys) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory):
-    """Two plans as files and a checkpoint, in a folder of their own."""
+    """Plans as files and a checkpoint, in a folder of their own."""
     folder = tmp_path_factory.mktemp("figures")
     for name, search in (("a.json", "fsdp"), ("b.json", "one_processor")):
         words = ("plan", MODEL, "--machine", MACHINE, "--search", search, "--out", str(folder / name))
         assert main(words) == 0
+    words = ("plan", MODEL, "--machine", MACHINE, "--search", "pipeline_2", "--accumulate", "4")
+    assert main((*words, "--out", str(folder / "c.json"))) == 0
+    ahead = msgspec.structs.replace(strategies.read(folder / "c.json"), ahead=1, order=PATH)
+    (folder / "c.json").write_bytes(strategies.encode(ahead))
     assert main(("train", MODEL, "--steps", "1", "--search", "data_parallel", "--checkpoint", str(folder / "run"))) == 0
     return folder
 
@@ -158,12 +164,13 @@ def test_what_is_told_of_a_plan_follows_from_its_step(plans, capsys, monkeypatch
         assert row["speedup_over_data_parallel"] == base / row["step_seconds"]
     assert found["bound_seconds"] == max(found["work_bound_seconds"], found["chain_bound_seconds"])
 
-    for name in ("a.json", "b.json"):
+    for name in ("a.json", "b.json", "c.json"):
         plan = strategies.read(name)
         told = [answer(capsys, command, name, "--machine", MACHINE) for command in ("simulate", "explain")]
         check_follows(*told)
         for facts in told:
             assert (facts["order"] is None, facts["buckets"] is None) == (plan.order == READY, not plan.bucket_bytes)
+            assert (facts["ahead"] is None) == (plan.ahead == 0)
 
 
 def check_follows(simulated: dict[str, Any], told: dict[str, Any]) -> None:

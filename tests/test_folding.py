@@ -36,7 +36,7 @@ from tests import named_plans
 from tests.effort import examples
 from tests.graphs import Draft, engine_maps, nearly_symmetric, task_graphs, timings
 from tests.little import two_layers
-from tests.strategies import ENGINES, SGD, in_buckets, in_groups, machines, problems
+from tests.strategies import ENGINES, SGD, in_buckets, in_groups, in_microbatches, machines, problems
 
 MOMENTUM = Updates(find("sgd")(momentum=0.9))
 KNOWN = ("data_parallel", "fsdp", "megatron")
@@ -196,8 +196,7 @@ def test_any_plan_folds_exactly(kept, data):
         for module in (lower, roles):
             patch.setattr(module, "KEPT", kept)
         for _ in range(3):
-            plan = data.draw(in_buckets(problem.graph, on.num_procs))
-            plan = msgspec.structs.replace(plan, microbatches=count)
+            plan = data.draw(in_microbatches(data.draw(in_buckets(problem.graph, on.num_procs)), count))
             try:
                 whole = lowering.contracted(plan)
             except ValueError as error:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from unittest.mock import patch
 
-import msgspec
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -28,7 +27,7 @@ from castile.runtime.machine import Machine, local
 from castile.runtime.region import slices
 from castile.runtime.runner import run_local
 from tests.effort import examples
-from tests.strategies import Problem, batches, beginnings, in_buckets, machines, problems, whole_on
+from tests.strategies import Problem, batches, beginnings, in_buckets, in_microbatches, machines, problems, whole_on
 from tests.training import apart, difference, gather, start
 
 RATE = 2**-7
@@ -70,7 +69,7 @@ def stages(draw: st.DrawFn, problem: Problem, updates: Updates) -> Stage:
     for name in draw(st.lists(st.sampled_from(rewrite.available()), unique=True)):
         graph = rewrite.apply(name, graph)
     plan = draw(in_buckets(graph, on.num_procs, updates))
-    cut = msgspec.structs.replace(plan, microbatches=2)
+    cut = draw(in_microbatches(plan, 2))
     try:
         Lowering(graph, on, updates).check(cut)
     except ValueError as error:

@@ -26,7 +26,7 @@ from castile.planner.simulate import simulate
 from castile.runtime import machine
 from tests.cut_batches import TOLERANCE, assert_trains_as_the_whole_batch
 from tests.effort import examples
-from tests.strategies import batches, beginnings, machines, problems, strategies, whole_on
+from tests.strategies import batches, beginnings, in_microbatches, machines, problems, strategies, whole_on
 from tests.training import SGD, difference, train
 
 EXAMPLES = examples(300)
@@ -42,7 +42,7 @@ def test_microbatches_train_as_the_whole_batch(tell: Callable[[str], None]) -> N
         problem = data.draw(problems(batch=count * data.draw(st.integers(1, 2))))
         on = data.draw(machines())
         whole = data.draw(strategies(problem.graph, on.num_procs))
-        cut = msgspec.structs.replace(whole, microbatches=count)
+        cut = data.draw(in_microbatches(whole, count))
         assert_trains_as_the_whole_batch(problem, on, cut, data.draw(st.integers(1, on.num_procs)))
         seen["trained"] += 1
         seen.update({node.op.name for node in problem.graph.nodes.values()})

@@ -32,7 +32,7 @@ from castile.runtime.machine import parse as machine_of
 from castile.runtime.task import NUM_LANES, Lane
 from tests.cut_batches import assert_trains_as_the_whole_batch, can_be_cut
 from tests.effort import examples
-from tests.strategies import in_buckets, machines, problems, recomputed, staged
+from tests.strategies import in_buckets, in_microbatches, machines, problems, recomputed, staged
 from tests.test_models import small
 from tests.training import SGD
 
@@ -81,7 +81,7 @@ def test_what_is_computed_again_changes_no_number(tell: Callable[[str], None]) -
         shape = staged if machine.num_procs > 1 and data.draw(st.booleans()) else in_buckets
         plan = data.draw(shape(problem.graph, machine.num_procs))
         again = plan.recompute or data.draw(recomputed(problem.graph))
-        plan = msgspec.structs.replace(plan, microbatches=count, recompute=again)
+        plan = data.draw(in_microbatches(msgspec.structs.replace(plan, recompute=again), count))
         lowering = Lowering(problem.graph, machine, SGD)
         if not can_be_cut(lowering, plan):
             reject()

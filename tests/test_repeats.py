@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, reject, settings
@@ -31,7 +30,7 @@ from tests.cut_batches import assert_few_say_all, can_be_cut
 from tests.effort import examples
 from tests.graphs import Draft, engine_maps
 from tests.little import evaluator, machine, tower
-from tests.strategies import in_buckets, machines, problems
+from tests.strategies import in_buckets, in_microbatches, machines, problems
 from tests.training import SGD
 
 EXAMPLES = examples(80)
@@ -54,7 +53,7 @@ def test_any_plan_takes_what_all_its_microbatches_take(
         # parameters of which several are cast, clipped and updated by one task
         narrow = models.parse(GPT).graph(batch, dtype) if dtype == "bfloat16" else None
         graph = narrow or data.draw(problems(batch=batch)).graph
-        plan = msgspec.structs.replace(data.draw(in_buckets(graph, on.num_procs, updates)), microbatches=count)
+        plan = data.draw(in_microbatches(data.draw(in_buckets(graph, on.num_procs, updates)), count))
         known = Evaluator(Lowering(graph, on, updates, microbatches=count), CostModel(on))
         if not can_be_cut(known.lowering, plan):
             reject()

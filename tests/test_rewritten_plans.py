@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-import msgspec
 import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
@@ -18,7 +17,7 @@ from castile.planner.op import Init, Tensor
 from castile.runtime import machine
 from castile.runtime.backends import numpy as numpy_backend
 from tests.effort import examples
-from tests.strategies import Problem, batches, beginnings, machines, strategies, whole_on
+from tests.strategies import Problem, batches, beginnings, in_microbatches, machines, strategies, whole_on
 from tests.test_rewrites import apart
 from tests.training import SGD, train
 
@@ -128,7 +127,7 @@ def test_microbatches_of_a_rewritten_graph_train_alike(name: str) -> None:
     def check(data: st.DataObject) -> None:
         problem, on = data.draw(chained(normal=False)), machine.local(2)
         made = rewrite.apply(name, problem.graph)
-        plan = msgspec.structs.replace(data.draw(strategies(made, 2)), microbatches=2)
+        plan = data.draw(in_microbatches(data.draw(strategies(made, 2)), 2))
         try:
             Lowering(made, on, SGD).lower(plan)
         except ValueError as error:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, reject, settings
@@ -30,7 +29,7 @@ from castile.runtime.timeline import PICOSECONDS
 from tests.answers import answer
 from tests.cut_batches import can_be_cut
 from tests.effort import examples
-from tests.strategies import in_buckets, in_groups, machines, problems, staged
+from tests.strategies import in_buckets, in_groups, in_microbatches, machines, problems, staged
 from tests.training import SGD
 
 EXAMPLES = examples(60)
@@ -57,7 +56,7 @@ def test_few_processors_and_microbatches_tell_what_all_would(
         graph = data.draw(problems(batch=count * each)).graph
         if kind != "anyhow" and on.num_procs < 2:
             reject()
-        plan = msgspec.structs.replace(data.draw(PLANS[kind](graph, on.num_procs)), microbatches=count)
+        plan = data.draw(in_microbatches(data.draw(PLANS[kind](graph, on.num_procs)), count))
         known = Evaluator(Lowering(graph, on, SGD, microbatches=count), CostModel(on))
         if not can_be_cut(known.lowering, plan):
             reject()

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, reject, settings
@@ -30,7 +29,7 @@ from castile.runtime.machine import Level, Machine, Processor
 from castile.runtime.task import CostKey
 from tests.cut_batches import assert_few_say_all, assert_trains_as_the_whole_batch, can_be_cut
 from tests.effort import examples
-from tests.strategies import machines, problems, staged
+from tests.strategies import in_microbatches, machines, problems, staged
 from tests.training import SGD
 
 # The time of a pass of a layer, in seconds; losses and updates of a step together take less than LITTLE of that.
@@ -49,18 +48,20 @@ def stack(num_layers: int, batch: int) -> Graph:
     return g
 
 
-def on(num_procs: int, per_pass: float) -> Machine:
-    """Processors that need PASS for as many operations, beside which links and memory take no time."""
+def on(num_procs: int, per_pass: float, latency: float = 0.0) -> Machine:
+    """Processors that need PASS for as many operations, beside which memory takes no time, and links but `latency`."""
     each = Processor("p", per_pass / PASS, 1e30, 1 << 40, task_overhead_seconds=0.0)
-    return Machine("m", (each,) * num_procs, (Level("link", num_procs, 0.0, 1e30),))
+    return Machine("m", (each,) * num_procs, (Level("link", num_procs, latency, 1e30),))
 
 
-def simulated(num_stages: int, microbatches: int, batch: int = 256):  # type: ignore[no-untyped-def]
+def simulated(num_stages: int, microbatches: int, ahead: int = 0, latency: float = 0.0):  # type: ignore[no-untyped-def]
+    batch = 256
     graph = stack(num_stages, batch * microbatches)
-    machine = on(num_stages, 2.0 * WIDTH**2 * batch)
+    machine = on(num_stages, 2.0 * WIDTH**2 * batch, latency)
     lowering = Lowering(graph, machine, SGD, microbatches=microbatches)
     known = Evaluator(lowering, CostModel(machine))
-    plan = Strategy(pipelined(lowering, num_stages, data_parallel(lowering.piece, 1)), microbatches)
+    configs = pipelined(lowering, num_stages, data_parallel(lowering.piece, 1))
+    plan = Strategy(configs, microbatches, ahead=ahead)
     assert [plan.configs[f"fc{n}"].procs for n in range(num_stages)] == [(n,) for n in range(num_stages)]
     return known, plan, *known.simulate(plan)
 
@@ -76,11 +77,13 @@ def test_a_pipeline_takes_what_one_forward_one_backward_takes_at_most(num_stages
     assert least <= found.seconds <= fused * (1 + LITTLE), (least, found.seconds, fused)
 
 
+@pytest.mark.parametrize("ahead", [0, 1, 3])
 @pytest.mark.parametrize(("num_stages", "microbatches"), [(2, 4), (3, 7), (4, 8), (8, 16)])
 def test_a_stage_holds_the_activations_of_as_many_microbatches_as_there_are_stages_from_it_on(
-    num_stages: int, microbatches: int
+    num_stages: int, microbatches: int, ahead: int
 ) -> None:
-    *_, tasks, found = simulated(num_stages, microbatches)
+    """And of those that it begins ahead; where links are slow the first has begun all before one comes back."""
+    *_, tasks, found = simulated(num_stages, microbatches, ahead, 16 * PASS if ahead else 0.0)
     started, ended = np.zeros((2, num_stages, microbatches))
     for task in range(tasks.num_tasks):
         name = tasks.tasks[task].name
@@ -91,7 +94,8 @@ def test_a_stage_holds_the_activations_of_as_many_microbatches_as_there_are_stag
             ended[stage, number] = max(ended[stage, number], found.timeline.end[task])
     assert (ended > started).all()
     held = [max(int(((began <= t) & (end > t)).sum()) for t in began) for began, end in zip(started, ended)]
-    assert held == [min(num_stages - stage, microbatches) for stage in range(num_stages)]
+    most = [min(num_stages - stage + ahead, microbatches) for stage in range(num_stages)]
+    assert held == most if ahead == 0 else held[0] == most[0] and all(a <= b for a, b in zip(held, most))
 
 
 def test_every_microbatch_of_a_pipeline_is_counted_though_few_are_written_out() -> None:
@@ -112,7 +116,7 @@ def test_pipelines_train_as_one_processor_does(tell: Callable[[str], None]) -> N
         problem = data.draw(problems(batch=count * data.draw(st.integers(1, 2))))
         if machine.num_procs == 1:
             reject()
-        cut = msgspec.structs.replace(data.draw(staged(problem.graph, machine.num_procs)), microbatches=count)
+        cut = data.draw(in_microbatches(data.draw(staged(problem.graph, machine.num_procs)), count))
         assert_trains_as_the_whole_batch(problem, machine, cut, data.draw(st.integers(1, machine.num_procs)))
         seen["trained"] += 1
         of_nodes = [cut.configs[name].procs for name in problem.graph.nodes]
@@ -137,7 +141,7 @@ def test_few_microbatches_of_a_pipeline_say_what_all_take(
         graph = data.draw(problems(batch=count)).graph
         if machine.num_procs == 1:
             reject()
-        plan = msgspec.structs.replace(data.draw(staged(graph, machine.num_procs)), microbatches=count)
+        plan = data.draw(in_microbatches(data.draw(staged(graph, machine.num_procs)), count))
         known = Evaluator(Lowering(graph, machine, SGD, microbatches=count), CostModel(machine))
         if not can_be_cut(known.lowering, plan):
             reject()
@@ -198,8 +202,10 @@ def programs(draw: st.DrawFn) -> tuple[list[Any], list[Done], int]:
 
 
 @settings(max_examples=examples(300), derandomize=True, deadline=None)
-@given(programs())
-def test_processors_wait_for_what_turns_say_and_for_nothing_else(drawn: tuple[list[Any], list[Done], int]) -> None:
+@given(programs(), st.integers(0, 3))
+def test_processors_wait_for_what_turns_say_and_for_nothing_else(
+    drawn: tuple[list[Any], list[Done], int], ahead: int
+) -> None:
     rows, done, num_stages = drawn
     expected = set[tuple[int, int]]()
     for task, one in enumerate(done):
@@ -211,13 +217,44 @@ def test_processors_wait_for_what_turns_say_and_for_nothing_else(drawn: tuple[li
             before = [n for n in earlier if done[n].micro == one.micro and not done[n].again]
             awaited += [[n for n in before if done[n].which == which] for which in "FB"]
         elif one.which == "F":
-            awaited.append([n for n in earlier if done[n].micro == one.micro - one.depth])
-            if one.depth > 1:
+            awaited.append([n for n in earlier if done[n].micro == one.micro - one.depth - ahead])
+            if one.depth + ahead > 1:
                 awaited.append([n for n in of_visit if done[n].which == "F" and done[n].micro == one.micro - 1])
         elif one.which == "W" and num_stages > 1:
             awaited.append([n for n in of_visit if done[n].which == "B" and done[n].micro == one.micro])
         expected |= {(task, max(of)) for of in awaited if of}
-    assert {(task, before) for task, before in waits(rows).tolist()} == expected
+    assert {(task, before) for task, before in waits(rows, ahead).tolist()} == expected
+
+
+def orders(done: Sequence[Done], waiting: Sequence[Sequence[int]]) -> np.ndarray:
+    """bool[T, T]: which task comes after which by what waits, where the last of a microbatch comes after its others."""
+    after = np.zeros((len(done), len(done)), bool)
+    after[tuple(np.array(waiting, np.int64).reshape(-1, 2).T)] = True
+    last = {(one.micro, one.proc): task for task, one in enumerate(done)}
+    for task, one in enumerate(done):
+        after[last[one.micro, one.proc], task] = last[one.micro, one.proc] != task
+    for task in range(len(done)):
+        after |= np.outer(after[:, task], after[task])
+    return after
+
+
+def test_what_is_begun_ahead_leaves_more_free_and_orders_nothing_else(tell: Callable[[str], None]) -> None:
+    seen: Counter[str] = Counter()
+
+    @settings(max_examples=examples(150), derandomize=True, deadline=None)
+    @given(programs(), st.integers(0, 2))
+    def check(drawn: tuple[list[Any], list[Done], int], ahead: int) -> None:
+        rows, done, _ = drawn
+        fewer, more = (orders(done, waits(rows, n).tolist()) for n in (ahead, ahead + 1))
+        assert (fewer | more == fewer).all()
+        forward = [task for task, one in enumerate(done) if one.which == "F" and not one.again]
+        turn = [task for task in forward if done[task].micro >= done[task].depth + ahead]
+        assert (more[turn].sum(axis=1) < fewer[turn].sum(axis=1)).all()
+        seen["freed" if turn else "the same"] += 1
+
+    check()
+    tell(f"begun ahead: {', '.join(f'{k} {n}' for k, n in seen.most_common())}")
+    assert seen["freed"] > examples(150) // 4
 
 
 def test_works_in_a_row_are_cut_so_that_the_slowest_takes_least() -> None:

@@ -68,7 +68,7 @@ def test_what_is_written_is_read_back(seed):
     rng = random.Random(seed)
     configs = {name: space_of(node, 4).draw(rng) for name, node in GRAPH.nodes.items()}
     size, order = rng.choice((0, rng.randrange(2**40))), rng.choice(ORDERS)
-    plan = changed(configs=configs, seed=seed, bucket_bytes=size, order=order)
+    plan = changed(configs=configs, seed=seed, bucket_bytes=size, order=order, ahead=rng.choice((0, 1, 7)))
     again = decode(encode(plan))
     assert again == plan and encode(again) == encode(plan)
     assert list(again.configs) == list(plan.configs)
@@ -134,6 +134,7 @@ def test_a_key_that_occurs_twice_is_refused():
         ({"predicted": {"step_seconds": 1.0}}, "predicted"),
         ({"bucket_bytes": 2.5}, "bucket_bytes"),
         ({"order": 1}, "order"),
+        ({"ahead": 1.5}, "ahead"),
         ({"schema": "1"}, "schema"),
     ],
 )
@@ -247,6 +248,11 @@ def test_a_plan_that_says_nothing_of_buckets_has_none():
 def test_an_order_is_written_where_it_is_not_the_one_that_is_taken_without():
     assert "order" not in TREE and json.loads(encode(changed(order=PATH)))["order"] == PATH
     says(r"kernels in order 'paths' \(did you mean 'path'\?\); there are ready, program, path", changed(order="paths"))
+
+
+def test_microbatches_begun_ahead_are_written_where_there_are_any():
+    assert "ahead" not in TREE and PLAN.ahead == 0 and json.loads(encode(changed(ahead=2)))["ahead"] == 2
+    says("the plan has -1 microbatches begun ahead; 0 is for none", changed(ahead=-1))
 
 
 def test_many_processors_out_of_order_are_told_briefly():

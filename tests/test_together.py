@@ -40,7 +40,7 @@ from tests.graphs import task_graphs
 from tests.kernel_cases import Case, cases
 from tests.late import device
 from tests.named_plans import links
-from tests.strategies import Problem, strategies, whole_on
+from tests.strategies import Problem, in_microbatches, strategies, whole_on
 from tests.test_folding import check_plan
 from tests.test_kernels import dense, scratch_of, several, stepped, unwritten
 from tests.test_mixed import NARROW, same
@@ -260,7 +260,7 @@ def test_what_may_come_together_is_told_of_the_task_that_does_it(
     """By the call that it is, with the numbers that its own part has, and of its microbatch."""
     graph, updates = models.parse(GPT).graph(4 * count, dtype), Updates(optimizers.parse("adamw"), clip=1.0)
     lowering = Lowering(graph, links(num_procs), updates, microbatches=count)
-    plan = msgspec.structs.replace(data.draw(strategies(graph, num_procs, updates)), microbatches=count)
+    plan = data.draw(in_microbatches(data.draw(strategies(graph, num_procs, updates)), count))
     if not can_be_cut(lowering, plan):
         reject()
     composed = lowering._composed(plan)

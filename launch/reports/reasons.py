@@ -59,7 +59,7 @@ def _worth(facts: Mapping[str, Any], what: str) -> str:
     note = f" (by the prices of its file {milliseconds(before)})" if changed else ""
     over = "" if facts["fits"] else ", too many"
     return (
-        f"a {what} takes {milliseconds(facts['step_seconds'])}{note}{report.order_words(facts['order'])} in "
+        f"a {what} takes {milliseconds(facts['step_seconds'])}{note}{report.without(facts)} in "
         f"{facts['num_tasks']} tasks{report.bucket_words(facts['buckets'])}, moves "
         f"{written(facts['moved_bytes'])}, and holds {written(facts['live_bytes'])} of "
         f"{written(facts['capacity_bytes'])}{over}"

@@ -60,7 +60,7 @@ def plan_lines(strategy: Strategy) -> list[str]:
 
 
 def _further(strategy: Strategy) -> list[str]:
-    """What it computes again, its buckets, its order, and which processors it leaves idle."""
+    """What it computes again, its buckets, its order, what it begins ahead, and which processors it leaves idle."""
     lines, used = [], {proc for config in strategy.configs.values() for proc in config.procs}
     if strategy.recompute:
         names = _shortened(strategy.recompute, strategy.configs, PLAN_WIDTH - len(AGAIN))
@@ -70,6 +70,9 @@ def _further(strategy: Strategy) -> list[str]:
         lines.append("updates together" if len(used) == 1 else joined)
     if strategy.order != READY:
         lines.append(f"of kernels that are ready first {FIRST[strategy.order]}")
+    if _begins_ahead(strategy):
+        more = "1 microbatch" if strategy.ahead == 1 else f"{strategy.ahead} microbatches"
+        lines.append(f"{more} begun ahead, beyond those that fill the pipeline")
     if idle := [proc for proc in range(strategy.num_procs) if proc not in used]:
         lines.append(f"nothing to do for {runs_of(tuple(idle))}")
     return lines
@@ -152,9 +155,41 @@ def order(evaluator: Evaluator, plan: Strategy) -> dict[str, Any] | None:
     return {"name": plan.order, "step_seconds_without": alone.seconds}
 
 
-def order_words(row: Mapping[str, Any] | None) -> str:
-    """What the order is worth, behind a step's time; nothing where there is none."""
-    return "" if row is None else f" ({milliseconds(row['step_seconds_without'])} if kernels came as they get ready)"
+def ahead(evaluator: Evaluator, plan: Strategy) -> dict[str, Any] | None:
+    """What the microbatches that a plan begins ahead do to its step and its memory, None where there are none."""
+    if not _begins_ahead(plan) or evaluator.lowering.mode != "train":
+        return None
+    found, alone = (evaluator.evaluate(one) for one in (plan, msgspec.structs.replace(plan, ahead=0)))
+    return {
+        "microbatches": plan.ahead,
+        "step_seconds_without": alone.seconds,
+        "live_bytes": max(found.peak_bytes),
+        "live_bytes_without": max(alone.peak_bytes),
+    }
+
+
+def _begins_ahead(plan: Strategy) -> bool:
+    """Whether it says so, and has microbatches to begin with."""
+    return plan.ahead > 0 and plan.microbatches > 1
+
+
+def without(facts: Mapping[str, Any]) -> str:
+    """What a step would take without its order and without what is begun ahead, behind its time; nothing where there
+    is neither.
+    """
+    told, (order, ahead) = list[str](), (facts["order"], facts["ahead"])
+    if order is not None:
+        told.append(f"{milliseconds(order['step_seconds_without'])} if kernels came as they get ready")
+    if ahead is not None:
+        told.append(ahead_words(ahead))
+    return f" ({'; '.join(told)})" if told else ""
+
+
+def ahead_words(row: Mapping[str, Any]) -> str:
+    """What a step would take if it began no microbatch ahead."""
+    live, alone = written(row["live_bytes"]), written(row["live_bytes_without"])
+    step = milliseconds(row["step_seconds_without"])
+    return f"{step}, with {alone} live instead of {live}, if no microbatch were begun ahead"
 
 
 def what(forward: bool) -> str:

@@ -27,7 +27,8 @@ def tell(facts: Mapping[str, Any], lines: Sequence[str]) -> None:
     if facts["microbatches"] > 1:
         why = ": no known plan of a whole batch fits" if facts["is_cut_to_fit"] else ""
         how = f"a pipeline of {facts['num_stages']} stages" if facts["num_stages"] > 1 else "one after another"
-        out.say(f"a step in {facts['microbatches']} microbatches, {how}{why}\n")
+        ahead = f" ({report.ahead_words(facts['ahead'])})" if facts["ahead"] else ""
+        out.say(f"a step in {facts['microbatches']} microbatches, {how}{why}{ahead}\n")
     if facts["num_recomputed"]:
         why = ": no known plan fits that keeps all results" if facts["is_recomputed_to_fit"] else ""
         out.say(f"{facts['num_recomputed']} of {facts['num_nodes']} nodes are computed again for gradients{why}\n")
