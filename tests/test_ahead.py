@@ -111,6 +111,7 @@ def test_a_finished_plan_runs_as_what_was_found() -> None:
     plan = msgspec.structs.replace(plan, bucket_bytes=300, order=PATH, recompute=("fc1",))
     worth = known.evaluate(plan)
     made = finished(known, worth, known.pack(plan), "mcmc", 0)
+    assert not same_tasks(made, msgspec.structs.replace(plan, ahead=0))
     assert same_tasks(made, plan) and made.predicted is not None and made.predicted.step_seconds == worth.seconds
 
 
