@@ -220,8 +220,12 @@ class _Many:
 
     def __init__(self, few: _Few, more: int) -> None:
         self.few, self.more = few, more
-        self._task = _Places(few.of_task == EACH, more)
-        self._buffer = _Places(few.of_buffer == EACH, more)
+        self._task, self._buffer = (_Places(of == EACH, more) for of in (few.of_task, few.of_buffer))
+        # How many microbatches later each is.
+        self._later, self._held_later = (
+            np.where(of[places.source] > EACH, more, places.copy)
+            for of, places in ((few.of_task, self._task), (few.of_buffer, self._buffer))
+        )
 
     @property
     def unrolled(self) -> Unrolled:
@@ -248,17 +252,13 @@ class _Many:
             folded, graph=many, plain=folded.plain[plain.source], into=task.of(folded.into[plain.source], plain.copy),
             count=folded.count[task.source],
         )  # fmt: skip
-        return Unrolled(found, np.where(number < 0, -1, number + self._later(few.of_task, task)))
-
-    def _later(self, of: np.ndarray, places: _Places) -> np.ndarray:
-        """How many microbatches later each is."""
-        return np.where(of[places.source] > EACH, self.more, places.copy)
+        return Unrolled(found, np.where(number < 0, -1, number + self._later))
 
     def _order(self) -> np.ndarray:
         """As in a graph of so many: behind as many more slots of the program."""
         begin, end = self.few.slots
         order, of = (each[self._task.source] for each in (self.few.graph.order, self.few.of_task))
-        later = self._later(self.few.of_task, self._task) + self.more * ((of < 0) & (order >> repeats.SLOT > end))
+        later = self._later + self.more * ((of < 0) & (order >> repeats.SLOT > end))
         found: np.ndarray = order + ((end - begin) * later << repeats.SLOT)
         return found
 
@@ -303,13 +303,11 @@ class _Many:
 
     def _written(self, number: int) -> Task:
         task: Task = self.few.graph.tasks[int(self._task.source[number])]
-        later = int(self._later(self.few.of_task, self._task)[number])
-        return replace(task, name=_named(task.name, later))
+        return replace(task, name=_named(task.name, int(self._later[number])))
 
     def _held(self, number: int) -> Buffer:
         buffer: Buffer = self.few.graph.buffers[int(self._buffer.source[number])]
-        later = int(self._later(self.few.of_buffer, self._buffer)[number])
-        return buffer._replace(region=_named(buffer.region, later))
+        return buffer._replace(region=_named(buffer.region, int(self._held_later[number])))
 
 
 def _named(name: str, later: int) -> str:

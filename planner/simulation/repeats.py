@@ -111,11 +111,16 @@ def _is_as_before(when: _When, firsts: Sequence[int], apart: int) -> bool:
     before did: what is left of each is what was left of the one so many before it, and what is ready of that became
     ready, begins and ends as much later. So would all be once more if as many others came in between.
 
-    Of no microbatch nothing becomes ready meanwhile, and nothing of the first ones is left.
+    Of no microbatch nothing becomes ready meanwhile, and nothing of the first ones is left. Of the very first nothing
+    was left before, either: all that sums gradients had begun to hold memory, as it does from then on.
     """
     first, until, of = firsts[-1 - apart], firsts[-1], when.of
     is_left, was_left = when.end > until, when.end > first
-    if any(is_left[micro].any() for micro in of[:apart]) or (was_left & (when.ready < until))[when.of_none].any():
+    if (
+        was_left[of[0]].any()
+        or any(is_left[micro].any() for micro in of[:apart])
+        or (was_left & (when.ready < until))[when.of_none].any()
+    ):
         return False
     for earlier, later in zip(of[: -1 - apart], of[apart:-1], strict=True):
         if not is_left[later].any() and not was_left[earlier].any():
