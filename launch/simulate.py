@@ -123,7 +123,7 @@ def _facts(model: str, plan: str, desk: Desk, seen: Seen) -> dict[str, Any]:
     peak_bytes, tasks, step = desk.evaluator.packed(seen), seen.tasks, seen.seconds
     capacity = desk.evaluator.capacity.tolist()
     working = worked_seconds(tasks, seen.timeline)
-    owners = [_owners(tasks, seen.simulated.timeline, role) for role in range(tasks.num_procs)]
+    owners = memory.largest(tasks, seen.simulated.timeline, range(tasks.num_procs))
     procs = [
         {
             "proc": p,
@@ -131,7 +131,7 @@ def _facts(model: str, plan: str, desk: Desk, seen: Seen) -> dict[str, Any]:
             "waiting_share": float(1 - working[role] / step),
             "peak_bytes": peak_bytes[p],
             "capacity_bytes": capacity[p],
-            "largest": owners[role],
+            "largest": [{"name": name, "size_bytes": nbytes} for name, nbytes in owners[role]],
         }
         for p, role in enumerate(seen.role.tolist())
     ]
@@ -148,10 +148,6 @@ def _facts(model: str, plan: str, desk: Desk, seen: Seen) -> dict[str, Any]:
         "procs": procs,
         "prices": desk.evaluator.cost.sources(tasks.cost_keys),
     }
-
-
-def _owners(tasks: TaskGraph, timeline: Timeline, proc: int) -> list[dict[str, Any]]:
-    return [{"name": name, "size_bytes": nbytes} for name, nbytes in memory.largest(tasks, timeline, proc)]
 
 
 def worked_seconds(tasks: TaskGraph, timeline: Timeline) -> np.ndarray:

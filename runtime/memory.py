@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -111,9 +111,13 @@ def _placed(
     return Packing(offset, private_offset, peak, live, np.empty((0, 2), np.int32)), placed
 
 
-def largest(graph: TaskGraph, timeline: Timeline, proc: int, n: int = 5) -> list[tuple[str, int]]:
-    """The `n` owners of most bytes when most bytes live on a processor, by region or task name, the largest first."""
+def largest(graph: TaskGraph, timeline: Timeline, procs: Iterable[int], n: int = 5) -> list[list[tuple[str, int]]]:
+    """By processor the `n` owners of most bytes when most live there, by region or task name, the largest first."""
     lives = _Lives(graph, timeline)
+    return [_owners(graph, lives, proc)[:n] for proc in procs]
+
+
+def _owners(graph: TaskGraph, lives: _Lives, proc: int) -> list[tuple[str, int]]:
     blocks = lives.blocks(proc)
     owners: Counter[str] = Counter()
     for b in lives.persistent(proc):
@@ -123,7 +127,7 @@ def largest(graph: TaskGraph, timeline: Timeline, proc: int, n: int = 5) -> list
         task, b = blocks.first[i], blocks.buffer[i]
         name = f"temporaries of {graph.tasks[task].name}" if b < 0 else graph.buffers[b].region
         owners[name] += int(blocks.size[i])
-    return sorted(owners.items(), key=lambda owner: (-owner[1], owner[0]))[:n]
+    return sorted(owners.items(), key=lambda owner: (-owner[1], owner[0]))
 
 
 def course(graph: TaskGraph, timeline: Timeline, proc: int) -> tuple[np.ndarray, np.ndarray]:
@@ -149,7 +153,7 @@ def refuse(
     excess = packing.peak_bytes - np.asarray(capacities)
     proc = int(excess.argmax())
     if excess[proc] > 0:
-        owners = ", ".join(f"{name} ({written(size)})" for name, size in largest(graph, timeline, proc))
+        owners = ", ".join(f"{name} ({written(size)})" for name, size in largest(graph, timeline, [proc])[0])
         need, have = written(int(packing.peak_bytes[proc])), written(int(capacities[proc]))
         raise ValueError(
             f"processor {names[proc] if names else proc} needs {need} but has {have}; most of it is {owners}: "

@@ -22,7 +22,7 @@ from castile.planner.step.program import Program
 from castile.runtime.task import Buffer, Task
 
 # So many are written out; of these the last but one is repeated, if it is to the one before it as that to its own.
-FEW = 5
+FEW = repeats.LEAST
 EACH = FEW - 2
 NUMBER = re.compile(r"@(\d+)")
 

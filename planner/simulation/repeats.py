@@ -22,8 +22,8 @@ from castile.runtime.timeline import Timeline
 
 # The bits of a task's order: its slot, which flow's transfer it is, and its number.
 SLOT, FLOW = 40, 20
-# Two that are alike, the first and the last.
-LEAST = 4
+# The first, three that are alike, and the last: of these any number can be made.
+LEAST = 5
 # All is looked for as it was one microbatch before, two before, and so on, at most so many.
 MOST_APART = 16
 
