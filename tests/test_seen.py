@@ -144,7 +144,7 @@ def test_a_large_plan_is_told_of_without_being_written_out(
     rows = {event["tid"] for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"}
     assert {row // NUM_LANES for row in rows} < set(range(64))
     drawn = picture.read_text()
-    assert "of 16 microbatches 4 drawn" in drawn
+    assert "of 16 microbatches 5 drawn" in drawn
     assert main(["simulate", large]) == 0
     out = capsys.readouterr().out
     assert any(line.split()[0] == "1-63" for line in out.splitlines() if line) and ">0-63<" in drawn
