@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,7 @@ from castile.planner.evaluation.sizes import HOPELESS, SIZES, WORTH, variants
 from castile.planner.families.updates import Updates
 from castile.planner.known.seeds import seed, seeds
 from castile.planner.lower import Lowering
+from castile.planner.op import find
 from castile.planner.search import Run, search
 from castile.planner.searching.settling import settled, sized
 from castile.planner.strategy import ORDERS, READY, Strategy
@@ -246,3 +248,24 @@ def test_a_search_goes_on_from_a_plan_with_buckets_of_its_own(tmp_path, capsys):
     step = answer(capsys, "simulate", GPT, "--plan", path, *words)["step_seconds"]
     facts = answer(capsys, "plan", GPT, *words, "--budget", "1", "--seeds", "data_parallel", "--from", path)
     assert facts["seeds"]["given"]["step_seconds"] <= step and facts["found"]["step_seconds"] <= step
+
+
+def test_as_many_microbatches_are_begun_ahead_as_pay_and_fit() -> None:
+    """Sums of one go beside another's kernels; of a plan of one microbatch there is none to begin."""
+    graph, on = models.parse(LATENT).graph(64), machines.parse("p3.16xlarge:nodes=2")
+    cut = Evaluator(Lowering(graph, on, Updates(find("sgd")()), microbatches=16), CostModel(on))
+    plan = seeds(cut.lowering)["pipeline_2_megatron_8"]
+    found = variants(cut, plan, SIZES, orders=ORDERS)
+    best, plain = min(found, key=lambda one: one.energy), [one for one in found if not one.strategy.ahead]
+    assert best.strategy.ahead and best.seconds < 0.95 * min(one.seconds for one in plain)
+    ready = {(one.strategy.bucket_bytes, one.strategy.ahead): one.energy for one in found if one.strategy.order == READY}
+    unsized = [ready[0, ahead] for ahead in (0, 1, 3, 7, 15) if (0, ahead) in ready]
+    assert len(unsized) > 1 and all((1 - WORTH) * a > b for a, b in pairwise(unsized))
+    size = min((size for size, ahead in ready if not ahead), key=lambda size: ready[size, 0])
+    assert size and min(ready.values()) == ready[size, max(ahead for _, ahead in ready)]
+    assert all(not one.strategy.ahead for one in variants(cut, plan, SIZES, orders=ORDERS, most=best.seconds))
+    tight = cut.turned("time", most_bytes=max(max(one.peak_bytes) for one in plain))
+    few = variants(tight, plan, (), orders=ORDERS)
+    assert max(one.strategy.ahead for one in few if one.fits) < best.strategy.ahead
+    whole = evaluator(LATENT, "p3.16xlarge:nodes=2", 64)
+    assert all(not one.strategy.ahead for one in variants(whole, seeds(whole.lowering)["megatron"], (), orders=ORDERS))

@@ -19,7 +19,7 @@ from castile.planner.costs import snapshot as snapshots
 from castile.planner.costs.snapshot import Snapshot
 from castile.planner.evaluation.folding import Folded, Folding, expand, timed
 from castile.planner.evaluation.seen import Seen
-from castile.planner.evaluation.unrolled import FEW, unrolled
+from castile.planner.evaluation.unrolled import FEW, Unrolled, unrolled
 from castile.planner.lower import Lowering
 from castile.planner.lowering.stages import num_stages
 from castile.planner.simulate import Simulated
@@ -122,6 +122,7 @@ class Evaluator:
         self._short: dict[int, tuple[Lowering, Folding]] = {}
         self._enough: dict[Key, int] = {}
         self._best: tuple[tuple[float, ...], Key, Seen] | None = None
+        self._unrolled: tuple[Strategy, int, Unrolled | None] | None = None
 
     def turned(self, objective: str, most_bytes: int | None = None, lowering: Lowering | None = None) -> Evaluator:
         """The same prices with plans ranked by another objective, with at most so much memory a processor, or lowered
@@ -136,7 +137,7 @@ class Evaluator:
         other.objective, other._best = objective, None
         if lowering is not None:
             other.lowering, other._known, other._small, other._work, other._steps = lowering, {}, {}, {}, {}
-            other._short, other._enough = {}, {}
+            other._short, other._enough, other._unrolled = {}, {}, None
         if (objective == "latency") > (other.lowering.mode == "forward"):
             raise ValueError("objective 'latency' is that of a forward pass: it takes a lowering of mode 'forward'")
         if most_bytes is not None:
@@ -261,8 +262,13 @@ class Evaluator:
         """The tasks of so many microbatches, of which each is, and what lowered those of which they are copies."""
         if shown > FEW:
             lowering, folding = self._shortened(strategy, FEW)
-            program = lowering.program(strategy)
-            if (found := unrolled(_folded(folding, strategy), program, strategy.ahead, shown)) is not None:
+            plain = _unordered(strategy)
+            # Orders are tried one after the other.
+            if self._unrolled is None or self._unrolled[:2] != (plain, shown):
+                self._unrolled = None
+                program = lowering.program(strategy)
+                self._unrolled = plain, shown, unrolled(_folded(folding, strategy), program, strategy.ahead, shown)
+            if (found := self._unrolled[2]) is not None:
                 return lowering, found.folded, found.number
         lowering, folding = self._shortened(strategy, shown)
         folded = _folded(folding, strategy)

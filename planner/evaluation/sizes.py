@@ -6,7 +6,7 @@ It does not know how buckets are made, nor what an order is, nor how plans are f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from math import inf
 
@@ -32,6 +32,7 @@ def variants(
     is_over: Callable[[], bool] = lambda: False,
     orders: Sequence[str] = (READY,),
     is_base: bool = False,
+    most: float = inf,
 ) -> list[Evaluated]:
     """What the plan is worth without buckets and with those of each size, in READY and those other orders in which it
     is better by a thousandth; and the best of each order with more and more microbatches begun ahead, as long as each
@@ -40,6 +41,7 @@ def variants(
     is_over   asked before each: once it says so no further one is tried
     orders    READY, and those to try after it
     is_base   whether in READY every size is tried even then
+    most      nothing is begun ahead where what is best without is worth more seconds, or bytes
 
     Sizes that tell processors of large machines apart are left out: all tasks of a step would be written out. So are
     all of them for a plan that is far from fitting without any: they save little memory.
@@ -51,9 +53,7 @@ def variants(
         return [plain]
     tried = (one for one in plans if (is_base and one.order == READY) or not is_over())
     found = [plain, *(evaluator.evaluate(one) for one in tried if evaluator.is_small(one))]
-    for order in {one.strategy.order: None for one in found}:
-        best = min((one for one in found if one.strategy.order == order), key=lambda one: one.energy)
-        found += _begun_ahead(evaluator, best, is_over)
+    found += _begun_ahead(evaluator, found, is_over, most)
     ready: dict[int, float] = {}
     for one in found:
         if one.strategy.order == READY:
@@ -66,12 +66,31 @@ def variants(
     return list(filter(is_worth, found))
 
 
-def _begun_ahead(evaluator: Evaluator, best: Evaluated, is_over: Callable[[], bool]) -> Iterator[Evaluated]:
-    """A plan with more microbatches begun ahead, each time more than twice as many, as long as that pays."""
-    ahead = 2 * best.strategy.ahead + 1
-    while ahead < best.strategy.microbatches and best.fits and not is_over():
-        more = evaluator.evaluate(msgspec.structs.replace(best.strategy, ahead=ahead))
-        if more.energy >= (1 - WORTH) * best.energy:
-            break
-        yield more
-        best, ahead = more, 2 * ahead + 1
+def _begun_ahead(
+    evaluator: Evaluator, found: Sequence[Evaluated], is_over: Callable[[], bool], most: float
+) -> list[Evaluated]:
+    """The best of each order with as many microbatches more begun ahead as pay, each time more than twice as many.
+
+    How many do is seen without buckets, which take longest to make.
+    """
+    best: dict[str, Evaluated] = {}
+    for one in sorted(found, key=lambda one: one.energy):
+        best.setdefault(one.strategy.order, one)
+    ahead, count = found[0].strategy.ahead, found[0].strategy.microbatches
+    climbing = {order: evaluator.evaluate(_with(one, 0, ahead)) for order, one in best.items() if one.energy <= most}
+    reached, better = dict.fromkeys(climbing, ahead), list[Evaluated]()
+    while climbing and (ahead := 2 * ahead + 1) < count:
+        for order, one in [*climbing.items()]:
+            further = one if is_over() or not one.fits else evaluator.evaluate(_with(one, 0, ahead))
+            if further.energy < (1 - WORTH) * one.energy:
+                climbing[order], reached[order] = further, ahead
+                better.append(further)
+            else:
+                del climbing[order]
+    more = ((best[order], ahead) for order, ahead in reached.items() if ahead > best[order].strategy.ahead)
+    return [*better, *(evaluator.evaluate(_with(one, one.strategy.bucket_bytes, ahead)) for one, ahead in more)]
+
+
+def _with(one: Evaluated, bucket_bytes: int, ahead: int) -> Strategy:
+    """The plan with such buckets, and so many begun ahead."""
+    return msgspec.structs.replace(one.strategy, bucket_bytes=bucket_bytes, ahead=ahead)

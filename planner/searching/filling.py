@@ -22,8 +22,9 @@ from castile.planner.strategy import ORDERS, READY, Strategy
 
 # One is looked for where a step takes so many times as long as all processors' work, less than which none takes.
 WORTH = 1.1
-# And simulated where a sketch takes it for so many times what was found, or less: to simulate one takes long.
-PROMISING = 0.95
+# And simulated where a sketch, which begins nothing ahead, takes it for so many times what was found, or less; where
+# there are many parts for less than that, as to simulate one takes long.
+PROMISING, OF_MANY = 1.2, 0.95
 
 At = Callable[[int], tuple[Evaluator, Pins | None]]
 # The same search in another number of microbatches; with a name that known plan alone.
@@ -97,15 +98,17 @@ def _soonest(chosen: Chosen, seconds: float, numbers: Iterable[int], at: At) -> 
     The most promising are simulated first, in every order where there are not many parts.
     """
     if not has_many_parts(chosen.evaluator.lowering):
-        return _simulated(_taken_for_best(at, numbers), seconds, ORDERS)[0], ""
-    return _simulated(_of_many_parts(chosen.number, numbers, at), seconds, (READY,))
+        return _simulated(_taken_for_best(at, numbers), seconds, ORDERS, PROMISING)[0], ""
+    return _simulated(_of_many_parts(chosen.number, numbers, at), seconds, (READY,), OF_MANY)
 
 
-def _simulated(candidates: Iterable[_Candidate], seconds: float, orders: Sequence[str]) -> tuple[Chosen | None, str]:
+def _simulated(
+    candidates: Iterable[_Candidate], seconds: float, orders: Sequence[str], promising: float
+) -> tuple[Chosen | None, str]:
     """The one that takes least, if that is less than `seconds`, and the name of its pipeline."""
     least, best, name = seconds, None, ""
     for one in sorted(candidates, key=attrgetter("seconds")):
-        if one.seconds > PROMISING * least:
+        if one.seconds > promising * least:
             break
         plans = variants(one.evaluator, one.plan, (), orders=orders)
         if (soonest := min((plan.seconds for plan in plans if plan.fits), default=inf)) < least:
@@ -134,6 +137,6 @@ def _of_many_parts(first: int, numbers: Iterable[int], at: At) -> Iterator[_Cand
     least = inf
     for one in _taken_for_best(at, (first, *(number for number in numbers if number > first))):
         yield one
-        if one.seconds > PROMISING * least:
+        if one.seconds > OF_MANY * least:
             return
         least = min(least, one.seconds)
