@@ -258,7 +258,8 @@ def test_as_many_microbatches_are_begun_ahead_as_pay_and_fit() -> None:
     found = variants(cut, plan, SIZES, orders=ORDERS)
     best, plain = min(found, key=lambda one: one.energy), [one for one in found if not one.strategy.ahead]
     assert best.strategy.ahead and best.seconds < 0.95 * min(one.seconds for one in plain)
-    ready = {(one.strategy.bucket_bytes, one.strategy.ahead): one.energy for one in found if one.strategy.order == READY}
+    as_ready = [one for one in found if one.strategy.order == READY]
+    ready = {(one.strategy.bucket_bytes, one.strategy.ahead): one.energy for one in as_ready}
     unsized = [ready[0, ahead] for ahead in (0, 1, 3, 7, 15) if (0, ahead) in ready]
     assert len(unsized) > 1 and all((1 - WORTH) * a > b for a, b in pairwise(unsized))
     size = min((size for size, ahead in ready if not ahead), key=lambda size: ready[size, 0])
