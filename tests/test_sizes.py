@@ -18,6 +18,7 @@ from castile.launch.typed import optimizers
 from castile.planner import strategy as strategies
 from castile.planner.choices.pins import Pins, parse
 from castile.planner.cost import CostModel
+from castile.planner.evaluation import evaluator as evaluators
 from castile.planner.evaluation.budget import Budget
 from castile.planner.evaluation.evaluator import OBJECTIVES, Evaluator
 from castile.planner.evaluation.folding import Folding
@@ -30,6 +31,7 @@ from castile.planner.search import Run, search
 from castile.planner.searching.settling import settled, sized
 from castile.planner.strategy import ORDERS, READY, Strategy
 from castile.runtime import machine as machines
+from castile.runtime.transfer import TooManyTransfers
 from tests.answers import answer
 from tests.effort import examples
 from tests.strategies import machines as drawn_machines
@@ -270,3 +272,18 @@ def test_as_many_microbatches_are_begun_ahead_as_pay_and_fit() -> None:
     assert max(one.strategy.ahead for one in few if one.fits) < best.strategy.ahead
     whole = evaluator(LATENT, "p3.16xlarge:nodes=2", 64)
     assert all(not one.strategy.ahead for one in variants(whole, seeds(whole.lowering)["megatron"], (), orders=ORDERS))
+
+
+def test_what_is_too_large_to_look_at_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where few microbatches say what all take none is copied; of a pipeline many are."""
+    graph, on = models.parse(GPT).graph(64), machines.parse("p3.16xlarge")
+    cut = Evaluator(Lowering(graph, on, Updates(find("sgd")()), microbatches=16), CostModel(on))
+    known = seeds(cut.lowering)
+    alike, piped = known["data_parallel"], known["pipeline_4"]
+    every = variants(cut.turned("time"), alike, (), orders=ORDERS)
+    monkeypatch.setattr(evaluators, "MOST_TASKS", 1)
+    few = Evaluator(cut.lowering, cut.cost)
+    with pytest.raises(TooManyTransfers, match=r"of its [0-9]+ tasks no few say what all take"):
+        few.evaluate(piped)
+    found = variants(few, alike, (), orders=ORDERS)
+    assert found and all(one in every for one in found)

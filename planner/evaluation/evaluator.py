@@ -31,6 +31,7 @@ from castile.runtime.memory import Packing
 from castile.runtime.strict import suggestion
 from castile.runtime.task import CostKey, Kind, TaskGraph
 from castile.runtime.timeline import PICOSECONDS
+from castile.runtime.transfer import TooManyTransfers
 
 # A plan that needs a hundredth more memory than there is counts as one that takes twice as long.
 PENALTY = 100.0
@@ -44,6 +45,10 @@ FILLING = 16
 # Those whose kernels come in order of PATH, or that begin microbatches ahead, were seldom seen to: of these so many
 # times as many are written out at once.
 IRREGULAR = 4
+
+# Of microbatches that are copied at most so many tasks are made: some two gigabytes.
+MOST_TASKS = 2**22
+MANY = "of its {} tasks no few say what all take: lay processors out alike, or use fewer microbatches"
 
 # What a search makes small: seconds of a training step, seconds of a forward pass, or bytes of the fullest processor.
 OBJECTIVES = ("time", "latency", "memory")
@@ -191,7 +196,7 @@ class Evaluator:
         return seen if seen.is_all or len(seen.role) >= LARGE else self._seen_all(strategy)
 
     def evaluate(self, strategy: Strategy) -> Evaluated:
-        """What a plan is worth. Raises ValueError where it is not one for this graph and machine."""
+        """What a plan is worth. Raises ValueError where it is none for this graph and machine, or too large to see."""
         key = self._key(strategy)
         if key in self._known:
             return self._evaluated(strategy, key)
@@ -266,8 +271,10 @@ class Evaluator:
             # Orders are tried one after the other.
             if self._unrolled is None or self._unrolled[:2] != (plain, shown):
                 self._unrolled = None
-                program = lowering.program(strategy)
-                self._unrolled = plain, shown, unrolled(_folded(folding, strategy), program, strategy.ahead, shown)
+                program, folded = lowering.program(strategy), _folded(folding, strategy)
+                if (num_tasks := folded.graph.num_tasks // FEW * shown) > MOST_TASKS:
+                    raise TooManyTransfers(MANY.format(num_tasks))
+                self._unrolled = plain, shown, unrolled(folded, program, strategy.ahead, shown)
             if (found := self._unrolled[2]) is not None:
                 return lowering, found.folded, found.number
         lowering, folding = self._shortened(strategy, shown)

@@ -6,7 +6,8 @@ It does not know how buckets are made, nor what an order is, nor how plans are f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import product
 from math import inf
 
@@ -14,6 +15,7 @@ import msgspec
 
 from castile.planner.evaluation.evaluator import Evaluated, Evaluator
 from castile.planner.strategy import READY, Strategy
+from castile.runtime.transfer import TooManyTransfers
 
 # The most bytes of one sum: what PyTorch's DDP takes (Li et al., VLDB 2020); more, where a sum takes long to begin; and
 # less, where the last one to be made would keep all waiting.
@@ -52,7 +54,7 @@ def variants(
     if plain.overflow > HOPELESS:
         return [plain]
     tried = (one for one in plans if (is_base and one.order == READY) or not is_over())
-    found = [plain, *(evaluator.evaluate(one) for one in tried if evaluator.is_small(one))]
+    found = [plain, *_seen(evaluator, filter(evaluator.is_small, tried))]
     found += _begun_ahead(evaluator, found, is_over, most)
     ready: dict[int, float] = {}
     for one in found:
@@ -77,20 +79,30 @@ def _begun_ahead(
     for one in sorted(found, key=lambda one: one.energy):
         best.setdefault(one.strategy.order, one)
     ahead, count = found[0].strategy.ahead, found[0].strategy.microbatches
-    climbing = {order: evaluator.evaluate(_with(one, 0, ahead)) for order, one in best.items() if one.energy <= most}
+    near = [one.strategy for one in best.values() if one.energy <= most]
+    plain = _seen(evaluator, (_with(one, 0, ahead) for one in near))
+    climbing = {one.strategy.order: one for one in plain}
     reached, better = dict.fromkeys(climbing, ahead), list[Evaluated]()
     while climbing and (ahead := 2 * ahead + 1) < count:
         for order, one in [*climbing.items()]:
-            further = one if is_over() or not one.fits else evaluator.evaluate(_with(one, 0, ahead))
+            tried = () if is_over() or not one.fits else (_with(one.strategy, 0, ahead),)
+            further = next(_seen(evaluator, tried), one)
             if further.energy < (1 - WORTH) * one.energy:
                 climbing[order], reached[order] = further, ahead
                 better.append(further)
             else:
                 del climbing[order]
-    more = ((best[order], ahead) for order, ahead in reached.items() if ahead > best[order].strategy.ahead)
-    return [*better, *(evaluator.evaluate(_with(one, one.strategy.bucket_bytes, ahead)) for one, ahead in more)]
+    rows = ((best[order].strategy, ahead) for order, ahead in reached.items())
+    sized = (_with(one, one.bucket_bytes, ahead) for one, ahead in rows if ahead > one.ahead)
+    return [*better, *_seen(evaluator, sized)]
 
 
-def _with(one: Evaluated, bucket_bytes: int, ahead: int) -> Strategy:
-    """The plan with such buckets, and so many begun ahead."""
-    return msgspec.structs.replace(one.strategy, bucket_bytes=bucket_bytes, ahead=ahead)
+def _seen(evaluator: Evaluator, plans: Iterable[Strategy]) -> Iterator[Evaluated]:
+    """What these plans are worth, but for those that are too large to look at."""
+    for plan in plans:
+        with suppress(TooManyTransfers):
+            yield evaluator.evaluate(plan)
+
+
+def _with(plan: Strategy, bucket_bytes: int, ahead: int) -> Strategy:
+    return msgspec.structs.replace(plan, bucket_bytes=bucket_bytes, ahead=ahead)

@@ -19,6 +19,7 @@ from castile.planner.known.seeds import PIPELINE, has_many_parts, known_names
 from castile.planner.search import Found, NoPlanFits
 from castile.planner.searching.accumulating import Chosen, foresee
 from castile.planner.strategy import ORDERS, READY, Strategy
+from castile.runtime.transfer import TooManyTransfers
 
 # One is looked for where a step takes so many times as long as all processors' work, less than which none takes.
 WORTH = 1.1
@@ -110,7 +111,10 @@ def _simulated(
     for one in sorted(candidates, key=attrgetter("seconds")):
         if one.seconds > promising * least:
             break
-        plans = variants(one.evaluator, one.plan, (), orders=orders)
+        try:
+            plans = variants(one.evaluator, one.plan, (), orders=orders)
+        except TooManyTransfers:
+            continue
         if (soonest := min((plan.seconds for plan in plans if plan.fits), default=inf)) < least:
             least, best, name = soonest, Chosen(one.number, one.evaluator, one.pins, soonest), one.plan.search
     return best, name
