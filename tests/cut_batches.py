@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 from hypothesis import reject
+from hypothesis import strategies as st
 
+from castile.planner.cost import CostModel
 from castile.planner.evaluation import evaluator as evaluators
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.lower import Lowering
 from castile.planner.strategy import Strategy
 from castile.runtime.machine import Machine
 from tests.one_device import on_one_and_many
-from tests.strategies import Problem
-from tests.training import apart, difference
+from tests.strategies import Problem, in_buckets, in_groups, in_microbatches, machines, problems, staged
+from tests.training import SGD, apart, difference
 
 TOLERANCE = 1e-10
+# How the plans of a graph may lie on so many processors, of which there are several but for the first.
+PLANS = {
+    "anyhow": in_buckets,
+    "alike": lambda graph, num_procs: st.builds(Strategy, in_groups(graph, num_procs)),
+    "in stages": staged,
+}
+
+
+def piped(data: st.DataObject, counts: st.SearchStrategy[int]) -> tuple[Evaluator, Strategy]:
+    """A plan in stages of a batch of so many microbatches of one sample, and what evaluates it."""
+    count, machine = data.draw(counts), data.draw(machines())
+    graph = data.draw(problems(batch=count)).graph
+    if machine.num_procs == 1:
+        reject()
+    plan = data.draw(in_microbatches(data.draw(staged(graph, machine.num_procs)), count))
+    known = Evaluator(Lowering(graph, machine, SGD, microbatches=count), CostModel(machine))
+    if not can_be_cut(known.lowering, plan):
+        reject()
+    return known, plan
 
 
 def can_be_cut(lowering: Lowering, plan: Strategy) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from castile.launch import models
@@ -26,9 +26,8 @@ from castile.planner.strategy import PATH, Strategy, encode, same_tasks, signed
 from castile.runtime import machine as presets
 from castile.runtime.machine import Level, Machine, Processor
 from tests.answers import answer
-from tests.cut_batches import can_be_cut
+from tests.cut_batches import piped
 from tests.effort import examples
-from tests.strategies import in_microbatches, machines, problems, staged
 from tests.test_stages import PASS, on, simulated, stack
 from tests.training import SGD
 
@@ -43,14 +42,7 @@ def test_no_processor_has_begun_more_than_it_may(tell: Callable[[str], None]) ->
     @settings(max_examples=EXAMPLES, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def check(data: st.DataObject) -> None:
-        count, machine = data.draw(st.integers(4, 8)), data.draw(machines())
-        graph = data.draw(problems(batch=count)).graph
-        if machine.num_procs == 1:
-            reject()
-        plan = data.draw(in_microbatches(data.draw(staged(graph, machine.num_procs)), count))
-        known = Evaluator(Lowering(graph, machine, SGD, microbatches=count), CostModel(machine))
-        if not can_be_cut(known.lowering, plan):
-            reject()
+        known, plan = piped(data, st.integers(4, 8))
         # what adds up losses is done once for all microbatches
         steps = [step for step in known.lowering.program(plan).steps if step.form == "F" and step.micro.count > 1]
         of = [plan.configs[step.node.name].procs for step in steps if step.micro.number == 0]
@@ -59,7 +51,7 @@ def test_no_processor_has_begun_more_than_it_may(tell: Callable[[str], None]) ->
             procs = {p for at, s in zip(of, stage) if s == number for p in at}
             for held in begun(known, plan, procs):
                 assert held <= depth + plan.ahead
-                seen["all that it may" if held == min(depth + plan.ahead, count) else "fewer"] += 1
+                seen["all that it may" if held == min(depth + plan.ahead, plan.microbatches) else "fewer"] += 1
                 seen["more than without"] += held > depth
 
     check()

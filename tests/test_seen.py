@@ -27,17 +27,12 @@ from castile.runtime import machine as presets
 from castile.runtime.task import NUM_LANES
 from castile.runtime.timeline import PICOSECONDS
 from tests.answers import answer
-from tests.cut_batches import can_be_cut
+from tests.cut_batches import PLANS, can_be_cut
 from tests.effort import examples
-from tests.strategies import in_buckets, in_groups, in_microbatches, machines, problems, staged
+from tests.strategies import in_microbatches, machines, problems
 from tests.training import SGD
 
 EXAMPLES = examples(60)
-PLANS = {
-    "anyhow": in_buckets,
-    "alike": lambda graph, num_procs: st.builds(Strategy, in_groups(graph, num_procs)),
-    "in stages": staged,
-}
 
 
 @pytest.mark.parametrize("kind", PLANS)

@@ -27,7 +27,7 @@ from castile.planner.step.program import COMPUTED_AGAIN, Micro
 from castile.planner.strategy import Config, Strategy
 from castile.runtime.machine import Level, Machine, Processor
 from castile.runtime.task import CostKey
-from tests.cut_batches import assert_few_say_all, assert_trains_as_the_whole_batch, can_be_cut
+from tests.cut_batches import assert_few_say_all, assert_trains_as_the_whole_batch, piped
 from tests.effort import examples
 from tests.strategies import in_microbatches, machines, problems, staged
 from tests.training import SGD
@@ -137,14 +137,7 @@ def test_few_microbatches_of_a_pipeline_say_what_all_take(
     @settings(max_examples=EXAMPLES, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def check(data: st.DataObject) -> None:
-        count, machine = data.draw(st.integers(9, 24)), data.draw(machines())
-        graph = data.draw(problems(batch=count)).graph
-        if machine.num_procs == 1:
-            reject()
-        plan = data.draw(in_microbatches(data.draw(staged(graph, machine.num_procs)), count))
-        known = Evaluator(Lowering(graph, machine, SGD, microbatches=count), CostModel(machine))
-        if not can_be_cut(known.lowering, plan):
-            reject()
+        known, plan = piped(data, st.integers(9, 24))
         seen[assert_few_say_all(known, plan)] += 1
 
     check()

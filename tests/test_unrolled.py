@@ -21,17 +21,12 @@ from castile.planner.simulation import repeats
 from castile.planner.strategy import Strategy
 from castile.runtime.task import TaskGraph
 from tests import named_plans
-from tests.cut_batches import can_be_cut
+from tests.cut_batches import PLANS, can_be_cut
 from tests.effort import examples
-from tests.strategies import in_buckets, in_groups, machines, problems, staged
+from tests.strategies import machines, problems
 from tests.training import SGD
 
 EXAMPLES = examples(60)
-PLANS = {
-    "anyhow": in_buckets,
-    "alike": lambda graph, num_procs: st.builds(Strategy, in_groups(graph, num_procs)),
-    "in stages": staged,
-}
 ARRAYS = (
     "kind", "cost", "lane_ptr", "lanes", "need_ptr", "needs", "use_ptr", "uses", "buffer_proc", "buffer_bytes",
     "buffer_first", "private_bytes",
