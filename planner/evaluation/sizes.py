@@ -63,7 +63,7 @@ def variants(
             ready[size] = min(ready.get(size, inf), one.energy)
 
     def is_worth(one: Evaluated) -> bool:
-        return one.strategy.order == READY or one.energy < (1 - WORTH) * ready[one.strategy.bucket_bytes]
+        return one.strategy.order == READY or one.energy < (1 - WORTH) * ready.get(one.strategy.bucket_bytes, inf)
 
     return list(filter(is_worth, found))
 
@@ -75,10 +75,12 @@ def _begun_ahead(
 
     How many do is seen without buckets, which take longest to make.
     """
+    ahead, count = found[0].strategy.ahead, found[0].strategy.microbatches
+    if count == 1:
+        return []
     best: dict[str, Evaluated] = {}
     for one in sorted(found, key=lambda one: one.energy):
         best.setdefault(one.strategy.order, one)
-    ahead, count = found[0].strategy.ahead, found[0].strategy.microbatches
     near = [one.strategy for one in best.values() if one.energy <= most]
     plain = _seen(evaluator, (_with(one, 0, ahead) for one in near))
     climbing = {one.strategy.order: one for one in plain}
