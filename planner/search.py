@@ -162,7 +162,9 @@ class Run:
         """
         known = {}
         for name in sorted(self.seeds, key=lambda name: self.seeds[name].rank):
-            known[name] = variants(self.evaluator, self.seeds[name].strategy, self.sizes, lambda: self.spent >= SETTLED)
+            plan = self.seeds[name].strategy
+            # Plans that are proposed begin nothing ahead either.
+            known[name] = variants(self.evaluator, plan, self.sizes, lambda: self.spent >= SETTLED, most=0.0)
         self.seeds = {name: min(known[name], key=lambda one: one.rank) for name in self.seeds}
         self.history, self.finalists = [], []
         self.__post_init__()

@@ -98,8 +98,10 @@ class Folding:
         graph, number = self.lowering.contracted(strategy)
         every = np.arange(self.lowering.machine.num_procs)
         ones, plain = np.ones(graph.num_tasks, np.int64), np.arange(len(number))
-        steps, _ = self.lowering.instances(strategy)
-        return Folded(graph, every, every, plain, number, ones, partial(with_tasks, steps))
+        return Folded(graph, every, every, plain, number, ones, partial(self._rows, strategy))
+
+    def _rows(self, strategy: Strategy) -> Iterator[Row]:
+        return with_tasks(self.lowering.instances(strategy)[0])
 
     def by_roles(self, strategy: Strategy) -> Folded | None:
         """The same, None where each processor would stand for itself, so that all tasks would be written out."""

@@ -5,6 +5,7 @@ Data only; `passes` makes them. It does not know strategies, processors or costs
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -141,14 +142,13 @@ class Program:
     @cached_property
     def micro_of_flow(self) -> tuple[int, ...]:
         """For each flow the microbatch of all steps that it touches, -1 where that is none or there are several."""
-        found = [{self.micro_of_step[slot] for slot in slots} for slots in self.slots]
-        return tuple([numbers.pop() if len(numbers) == 1 else -1 for numbers in found])
+        return tuple([_only(self.micro_of_step[slot] for slot in slots) for slots in self.slots])
 
     @cached_property
     def one_micro_of_flow(self) -> tuple[int, ...]:
         """The same where a flow is between one and the whole batch: that one."""
-        found = [{self.micro_of_step[slot] for slot in slots} - {-1} for slots in self.slots]
-        return tuple([numbers.pop() if len(numbers) == 1 else -1 for numbers in found])
+        found = ([self.micro_of_step[slot] for slot in slots] for slots in self.slots)
+        return tuple([_only(number for number in numbers if number >= 0) for numbers in found])
 
     @cached_property
     def users(self) -> tuple[tuple[str, ...], ...]:
@@ -157,6 +157,12 @@ class Program:
         homes = [[flow.home.node.name] if flow.home else [] for flow in self.flows]
         rows = [[*map(names.__getitem__, slots), *home] for slots, home in zip(self.slots, homes)]
         return tuple([tuple(dict.fromkeys(row)) for row in rows])
+
+
+def _only(numbers: Iterable[int]) -> int:
+    """The one that all are, -1 where they are several or none."""
+    found = {*numbers}
+    return found.pop() if len(found) == 1 else -1
 
 
 def bearing(step: Step) -> list[Operand]:
