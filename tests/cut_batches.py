@@ -11,6 +11,7 @@ from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.lower import Lowering
 from castile.planner.strategy import Strategy
 from castile.runtime.machine import Machine
+from tests.named_plans import links
 from tests.one_device import on_one_and_many
 from tests.strategies import Problem, in_buckets, in_groups, in_microbatches, machines, problems, staged
 from tests.training import SGD, apart, difference
@@ -22,6 +23,11 @@ PLANS = {
     "alike": lambda graph, num_procs: st.builds(Strategy, in_groups(graph, num_procs)),
     "in stages": staged,
 }
+
+
+def machines_of(kind: str) -> st.SearchStrategy[Machine]:
+    """What such plans are drawn for: processors are alike where plans are to make them so."""
+    return st.sampled_from((3, 4)).map(links) if kind == "alike" else machines()
 
 
 def piped(data: st.DataObject, counts: st.SearchStrategy[int]) -> tuple[Evaluator, Strategy]:

@@ -27,9 +27,9 @@ from castile.runtime import machine as presets
 from castile.runtime.task import NUM_LANES
 from castile.runtime.timeline import PICOSECONDS
 from tests.answers import answer
-from tests.cut_batches import PLANS, can_be_cut
+from tests.cut_batches import PLANS, can_be_cut, machines_of
 from tests.effort import examples
-from tests.strategies import in_microbatches, machines, problems
+from tests.strategies import in_microbatches, problems
 from tests.training import SGD
 
 EXAMPLES = examples(60)
@@ -46,7 +46,7 @@ def test_few_processors_and_microbatches_tell_what_all_would(
     @settings(max_examples=EXAMPLES, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def check(data: st.DataObject) -> None:
-        count, on = data.draw(st.sampled_from((1, 7, 12))), data.draw(machines())
+        count, on = data.draw(st.sampled_from((1, 7, 12))), data.draw(machines_of(kind))
         each = on.num_procs if kind == "alike" else data.draw(st.integers(1, 3))
         graph = data.draw(problems(batch=count * each)).graph
         if kind != "anyhow" and on.num_procs < 2:

@@ -21,9 +21,9 @@ from castile.planner.simulation import repeats
 from castile.planner.strategy import Strategy
 from castile.runtime.task import TaskGraph
 from tests import named_plans
-from tests.cut_batches import PLANS, can_be_cut
+from tests.cut_batches import PLANS, can_be_cut, machines_of
 from tests.effort import examples
-from tests.strategies import machines, problems
+from tests.strategies import problems
 from tests.training import SGD
 
 EXAMPLES = examples(60)
@@ -44,7 +44,7 @@ def test_a_graph_is_what_it_is_where_all_microbatches_are_lowered(
     @given(st.data())
     def check(data: st.DataObject) -> None:
         count, shown = data.draw(st.sampled_from(((6, 6), (9, 9), (12, 7), (12, 12))))
-        on = data.draw(machines()) if kind != "alike" else named_plans.links(data.draw(st.sampled_from((3, 4))))
+        on = data.draw(machines_of(kind))
         each = on.num_procs if kind == "alike" else data.draw(st.integers(1, 3))
         graph = data.draw(problems(batch=count * each)).graph
         if kind != "anyhow" and on.num_procs < 2:
