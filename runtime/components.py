@@ -41,7 +41,8 @@ class Members:
         if len(self.clusters) < len(self.t.sources):
             touched = tuple(sorted({self.number[i] for i in touched if i in self.number}))
         holders = [self.t.sources[self.clusters[n][0]].procs for n in touched]
-        chosen = tuple([h[0] if len(h) == 1 else self._near(proc, h) for h in holders])
+        at = next((h.index(proc) for h in holders if proc in h), None) if any(len(h) > 1 for h in holders) else None
+        chosen = tuple([h[0] if len(h) == 1 else self._near(proc, h, at) for h in holders])
         if (touched, chosen) not in self._made:
             rows = zip(touched, chosen, strict=True)
             self._made[touched, chosen] = tuple([Term(self.clusters[n], p, self.frames[n]) for n, p in rows])
@@ -51,14 +52,21 @@ class Members:
             self._of_touched[id(found)] = members
         return members
 
-    def _near(self, proc: int, holders: tuple[int, ...]) -> int:
-        """One of the nearest holders; readers that have the same ones near take them in turn."""
+    def _near(self, proc: int, holders: tuple[int, ...], at: int | None) -> int:
+        """One of the nearest holders; readers that have the same ones near take them in turn.
+
+        at   where the reader is among those who hold something else of what it reads: of those near it takes who is
+             there among these, so that such readers and holders make a group
+        """
         if (proc, holders) not in self._nearest:
             far = [self.t.links.distance(proc, h) for h in holders]
             nearest = min(far)
             near = tuple([h for h, d in zip(holders, far, strict=True) if d == nearest])
-            turn = self._taken[near] = self._taken.get(near, -1) + 1
-            self._nearest[proc, holders] = near[turn % len(near)]
+            if at is not None and at < len(holders) and far[at] == nearest:
+                self._nearest[proc, holders] = holders[at]
+            else:
+                turn = self._taken[near] = self._taken.get(near, -1) + 1
+                self._nearest[proc, holders] = near[turn % len(near)]
         return self._nearest[proc, holders]
 
 

@@ -26,6 +26,8 @@ def families(sources: Sequence[Source], wanted: Sequence[Read]) -> list[list[int
     stays, that is, all copies with some of it are on its own processors, and the other does not. Those that stay are of
     the last families: what travels waits for none of them.
     """
+    if _are_sums(sources, wanted):
+        return _as_often(sources)
     others: dict[int, list[int]] = {}
     stay: set[int] = set()
     for cluster in clusters(sources, range(len(sources))):
@@ -47,6 +49,21 @@ def families(sources: Sequence[Source], wanted: Sequence[Read]) -> list[list[int
             found[number].append(i)
             family_of[i] = number
     return found
+
+
+def _are_sums(sources: Sequence[Source], wanted: Sequence[Read]) -> bool:
+    """Whether each source is a share of all of each copy."""
+    return len({*[source.box for source in sources], *[box for _, box in wanted]}) == 1
+
+
+def _as_often(sources: Sequence[Source]) -> list[list[int]]:
+    """The numbers of the sources that lie on as many processors, from few to many: a sum among all who have one each of
+    those is one task, and what lies everywhere stays.
+    """
+    found: dict[int, list[int]] = {}
+    for i, source in enumerate(sources):
+        found.setdefault(len(source.procs), []).append(i)
+    return [found[count] for count in sorted(found)]
 
 
 def _stays(source: Source, wanted: Sequence[Read]) -> bool:

@@ -348,6 +348,30 @@ def test_a_reader_takes_the_nearest_replica() -> None:
     assert sorted(p.procs for p in t.patterns) == [(0, 1), (2, 3)]
 
 
+@settings(max_examples=examples(200))
+@given(st.integers(4, 12), st.data())
+def test_shares_are_summed_by_those_who_lie_as_often(n: int, data) -> None:
+    """Gradients' squares are such shares: some lie on one processor each, some on all of a group, some everywhere."""
+    sizes = data.draw(st.lists(st.sampled_from([d for d in range(1, n + 1) if n % d == 0]), min_size=1, unique=True))
+    near, sources, groups = data.draw(st.sampled_from((2, 3, n))), list[Source](), set[tuple[int, ...]]()
+    for often in sizes:
+        each, is_strided = n // often, data.draw(st.booleans())
+        rows = np.arange(n).reshape(often, each).T if is_strided else np.arange(n).reshape(each, often)
+        sources += [Source(WHOLE, tuple(row)) for row in rows.tolist()]
+        # Who are at one place of their rows are a group, unless others who have the same are nearer.
+        if each > 1 and (often == 1 or near == n):
+            groups |= {tuple(group) for group in rows.T.tolist()}
+    reads, held = [(p, WHOLE) for p in range(n)], [np.full(WHOLE.shape, 2.0**k) for k in range(len(sources))]
+    found = data.draw(st.permutations(range(len(sources))))
+    t = plan([sources[k] for k in found], reads, "float64", links(group=near))
+    summed = {tuple(sorted(p.comm.group)) for p in t.patterns if p.comm and p.comm.form == "all_reduce"}
+    assert groups <= summed
+    if near == n:
+        assert groups == summed and not [p for p in t.patterns if p.kind == Kind.MOVE]
+    for got in results(t, [held[k] for k in found], reads):
+        assert (got == 2.0 ** len(sources) - 1).all()
+
+
 def test_copies_are_no_larger_than_what_is_read_of_them() -> None:
     sources = [Source(WHOLE, (0,))]
     reads = [(1, Box((0, 0), (3, 8))), (1, Box((2, 0), (5, 8))), (1, Box((7, 0), (8, 8)))]

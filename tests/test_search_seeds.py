@@ -105,7 +105,9 @@ def test_megatron_crosses_samples_with_features_and_positions():
     assert few["block1.o"] == Config({"b": 2, "s": 2, "i": 2}, 1, tuple(range(8)))
     assert few["block1.norm1"] == few["head"] == few["loss"] == Config({"b": 2, "s": 4}, 1, tuple(range(8)))
     experts = megatron(TensorCuts(models.parse("moe:layers=2,width=32,heads=4,seq=8").graph(4)), 8, 2)
-    assert experts["block2.up"] == Config({"b": 4, "f": 2}, 1, tuple(range(8)))
+    # Four experts lie apart on four processors each, however wide matrices are cut.
+    assert experts["block2.up"] == Config({"e": 4, "b": 2}, 1, (0, 4, 1, 5, 2, 6, 3, 7))
+    assert experts["block1.up"] == Config({"b": 4, "o": 2}, 1, tuple(range(8)))
 
 
 def test_megatron_sends_activations_twice_a_half_block_and_no_gradient_of_what_is_cut():

@@ -9,9 +9,11 @@ along the rows that integers name. It does not know processors or samples.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from math import inf, prod
 
 from castile.planner.graph import Graph, Node
+from castile.planner.known.experts import experts
 
 # Axes of samples are cut otherwise.
 SAMPLES = "b"
@@ -23,6 +25,11 @@ class TensorCuts:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._known: list[tuple[_Pairs, dict[str, str]]] = []
+
+    @cached_property
+    def experts(self) -> dict[str, str]:
+        """The axis of each node that is cut by experts, whatever the width, by the node's name."""
+        return experts(self.graph)
 
     def of(self, width: int) -> dict[str, str]:
         """The axis of each node that is cut so, by the node's name; only axes of at least `width` elements are."""

@@ -5,9 +5,9 @@ It does not know what they cost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from math import prod
+from math import gcd, prod
 
 import msgspec
 import numpy as np
@@ -106,14 +106,18 @@ def _makers(lowering: Lowering, cost: CostModel | None) -> dict[str, Callable[[]
         made[f"data_parallel_{fewer}"] = partial(_on_fastest, partial(data_parallel, graph, fewer), lowering, cost)
     for fewer in _halves(near):
         made[f"megatron_{fewer}"] = partial(megatron, cuts, num_procs, fewer)
+    for width in _widths(cuts, num_procs, near):
+        name = _named("expert_parallel", width, num_procs)
+        made[name] = make = partial(expert_parallel, cuts, num_procs, width)
+        made[f"{name}_zero"] = partial(_in_pieces, lowering, make)
     return made | _for_large(lowering, cuts, near) | _pipelines(lowering, cuts, near, cost)
 
 
 def _pipelines(
     lowering: Lowering, cuts: TensorCuts, near: int, cost: CostModel | None
 ) -> dict[str, Callable[[], Configs]]:
-    """Pipelines of at most as many stages as there are microbatches to fill them; within a stage samples are cut, or
-    matrices in pairs as wide as `near` processors allow. With updates in pieces too where parameters leave little room.
+    """Pipelines of at most as many stages as there are microbatches to fill them, with updates in pieces too where
+    parameters leave little room.
     """
     num_procs = lowering.machine.num_procs
     if lowering.microbatches == 1:
@@ -126,19 +130,38 @@ def _pipelines(
         if num_stages > most:
             break
         size = num_procs // num_stages
-        for width in dict.fromkeys((1, min(size, near))):
-            name = f"{PIPELINE}{num_stages}" + (f"_megatron_{width}" if width > 1 else "")
-            make = partial(_pipelined, lowering, cuts, num_stages, width, cost)
-            made[name] = make
+        for suffix, width, inner in _within(lowering, cuts, size, near):
+            name = f"{PIPELINE}{num_stages}{suffix}"
+            made[name] = make = partial(_pipelined, lowering, num_stages, inner, cost)
             if size > width and all_bytes / num_stages / width > ROOMY * room:
                 made[f"{name}_zero"] = partial(_in_pieces, lowering, make)
     return made
 
 
-def _pipelined(lowering: Lowering, cuts: TensorCuts, num_stages: int, width: int, cost: CostModel | None) -> Configs:
-    size = lowering.machine.num_procs // num_stages
-    inner = megatron(cuts, size, width) if width > 1 else data_parallel(lowering.piece, size)
-    return pipelined(lowering, num_stages, inner, cost)
+def _within(
+    lowering: Lowering, cuts: TensorCuts, size: int, near: int
+) -> Iterator[tuple[str, int, Callable[[], Configs]]]:
+    """What each of a stage's processors may do: samples, matrices cut in pairs as wide as `near` allows, or experts; by
+    the end of a name, with the width.
+    """
+    yield "", 1, partial(data_parallel, lowering.piece, size)
+    if (width := min(size, near)) > 1:
+        yield f"_megatron_{width}", width, partial(megatron, cuts, size, width)
+    for width in _widths(cuts, size, near):
+        yield "_" + _named("expert_parallel", width, size), 1, partial(expert_parallel, cuts, size, width)
+
+
+def _widths(cuts: TensorCuts, num_procs: int, near: int) -> list[int]:
+    """Across how many processors experts may lie apart: all, or those that are near; none where there are none."""
+    return [width for width in dict.fromkeys((num_procs, min(num_procs, near))) if _apart(cuts, num_procs, width)]
+
+
+def _named(name: str, width: int, num_procs: int) -> str:
+    return name if width == num_procs else f"{name}_{width}"
+
+
+def _pipelined(lowering: Lowering, num_stages: int, inner: Callable[[], Configs], cost: CostModel | None) -> Configs:
+    return pipelined(lowering, num_stages, inner(), cost)
 
 
 def _in_pieces(lowering: Lowering, make: Callable[[], Configs]) -> Configs:
@@ -276,8 +299,32 @@ def megatron(cuts: TensorCuts, num_procs: int, width: int) -> Configs:
     found = cuts.of(width) if width > 1 and num_procs % width == 0 else {}
     if not found:
         return data_parallel(cuts.graph, num_procs)
-    alignments = {name: node.alignment for name, node in cuts.graph.nodes.items()}
-    return {name: _crossed(a, found.get(name, ""), num_procs, width) for name, a in alignments.items()}
+    return _crossed_by(cuts, found, num_procs, width) | _apart(cuts, num_procs, num_procs)
+
+
+def expert_parallel(cuts: TensorCuts, num_procs: int, width: int) -> Configs:
+    """Experts on processors of their own, on as many of `width` neighbours as divide them, all else along samples, or
+    positions where samples are few.
+
+    Lepikhin et al., "GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding", ICLR 2021.
+    """
+    return _crossed_by(cuts, {}, num_procs, 1) | _apart(cuts, num_procs, width)
+
+
+def _crossed_by(cuts: TensorCuts, axes: Mapping[str, str], num_procs: int, width: int) -> Configs:
+    """Each node cut along its axis of these by name, if it has one, within groups of processors."""
+    nodes = cuts.graph.nodes
+    return {name: _crossed(node.alignment, axes.get(name, ""), num_procs, width) for name, node in nodes.items()}
+
+
+def _apart(cuts: TensorCuts, num_procs: int, width: int) -> Configs:
+    """The nodes that have experts, cut by these across so many of `width` neighbours as divide them."""
+    found = {}
+    for name, axis in cuts.experts.items():
+        a = cuts.graph.nodes[name].alignment
+        if (degree := gcd(a.extents[axis], width, num_procs)) > 1:
+            found[name] = _crossed(a, axis, num_procs, degree)
+    return found
 
 
 def megatron_zero(lowering: Lowering, cuts: TensorCuts, width: int) -> Configs:
