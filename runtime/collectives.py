@@ -10,6 +10,7 @@ It does not know what the regions hold or who produced them. Processors are slot
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from collections.abc import Set as AbstractSet
 from math import inf
 
 from castile.runtime import placement, runs, transfer
@@ -108,33 +109,49 @@ def _transfer(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> 
 
 
 def _passed_on(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> bool:
-    """Make a copy once, among all who contribute to it, and pass it on to the others from the nearest of them.
+    """Make each copy once, among all who contribute to it, and pass it on to the others from the nearest who have it.
 
     Returns whether that was cheaper, and so was done. The others get the bits that they would have had by adding
     themselves, since all add in the same order.
     """
-    members, box = component[0].members, component[0].box
-    holders = {m.proc for m in members}
-    first, others = ([c for c in component if (c.proc in holders) == inside] for inside in (True, False))
-    if len(members) < 2 or not others or any(c.members is not members or c.box != box for c in component):
+    members, boxes = component[0].members, {c.box for c in component}
+    if len(members) < 2 or any(c.members is not members for c in component):
         return False
-    special = special_of(first) if len(first) == len(holders) else sum_of_all(t, component[0])
+    first, others = _made_first(component, {m.proc for m in members})
+    if not others or (len(boxes) > 1 and {c.box for c in first} != boxes):
+        return False
+    special = special_of(first) if len(boxes) > 1 or len(first) == len(members) else sum_of_all(t, component[0])
     if special is None or special.form not in t.forms:
         return False
     everything = tuple(source for m in members for source in m.sources)
+    holders = {box: [c.proc for c in special.copies if c is not None and c.box == box] for box in boxes}
     onward = []
     for index, copy in enumerate(others):
-        far = {proc: t.links.distance(copy.proc, proc) for proc in holders}
+        far = {proc: t.links.distance(copy.proc, proc) for proc in holders[copy.box]}
         near = [proc for proc, distance in far.items() if distance == min(far.values())]
-        onward.append(Wanted(copy.proc, box, (Term(everything, near[index % len(near)], box),)))
+        onward.append(Wanted(copy.proc, copy.box, (Term(everything, near[index % len(near)], copy.box),)))
     if form_seconds(t, special) + general_seconds(t, onward) > general_seconds(t, component):
         return False
     made = _collective_for(t, special, copies)
-    for copy in filter(None, special.copies):
-        t.packs[everything, copy.proc, box] = View(made[copy.proc, box], box)
+    for made_there in filter(None, special.copies):
+        proc, box = made_there.proc, made_there.box
+        t.packs[everything, proc, box] = View(made[proc, box], box)
     for each in components(onward):
         _transfer(t, each, copies)
     return True
+
+
+def _made_first(component: Sequence[Wanted], holders: AbstractSet[int]) -> tuple[list[Wanted], list[Wanted]]:
+    """The copies that are made by those who contribute, and the others: of several boxes one copy of each is made."""
+    several, made = len({c.box for c in component}) > 1, set[Box]()
+    first, others = list[Wanted](), list[Wanted]()
+    for copy in component:
+        if copy.proc not in holders or (several and copy.box in made):
+            others.append(copy)
+        else:
+            first.append(copy)
+            made.add(copy.box)
+    return first, others
 
 
 def _gathered_there(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> bool:

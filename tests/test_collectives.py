@@ -393,6 +393,23 @@ def test_where_others_want_a_sum_too_it_is_made_once_and_passed_on() -> None:
             assert a.tobytes() == b.tobytes()
 
 
+@pytest.mark.parametrize(("num_rows", "often"), [(4, 2), (2, 2), (8, 3)])
+def test_rows_of_a_sum_that_several_want_are_scattered_once_and_passed_on(num_rows: int, often: int) -> None:
+    """At most half of those who contribute get nothing, beyond which each row is summed by itself."""
+    n, rows, rng = num_rows * often, blocks(8, num_rows), np.random.default_rng(0)
+    sources = [Source(WHOLE, (p,)) for p in range(n)]
+    reads = [(p, Box((rows[p % num_rows][0], 0), (rows[p % num_rows][1], 8))) for p in range(n)]
+    held = [rng.normal(size=WHOLE.shape) for _ in sources]
+    found, general = (plan(sources, reads, "float64", links(group=n), forms) for forms in (SPECIAL_FORMS, ()))
+    if often == 2:
+        assert [p.comm.group for p in found.patterns if p.comm and p.comm.form != "move"] == [tuple(range(n))]
+        passed = [p.procs for p in found.patterns if p.kind == Kind.MOVE]
+        assert sorted(passed) == [(p, p + num_rows) for p in range(num_rows)]
+    assert sum(m for _, m in moved(found)) < sum(m for _, m in moved(general))
+    for a, b in zip(results(found, held, reads), results(general, held, reads), strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
 def test_a_sum_of_little_takes_a_tree_where_there_are_trees() -> None:
     slow = Level("slow", 8, 1e-3, 1e12)
     sources, reads, _ = SITUATIONS["all_reduce"]

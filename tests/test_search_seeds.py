@@ -174,6 +174,10 @@ def test_pieces_of_one_processor_each_where_that_divides_and_little_stays_whole(
     assert in_pieces(lowering, data_parallel(lowering.graph, 6))["pos.weight/update"].degree("d") == 6
     many = Lowering(models.parse("gpt:layers=1,width=128,heads=4,seq=8,vocab=17").graph(96), machine(96))
     assert in_pieces(many, data_parallel(many.graph, 96))["pos.weight/update"].degree("d") == 32
+    # Sixteen share 24 features by cutting them in eight, and the others in two.
+    twice = Lowering(models.parse("gpt:layers=1,width=24,heads=4,seq=8,vocab=17").graph(16), machine(16))
+    cut = in_pieces(twice, data_parallel(twice.graph, 16))["block1.q.weight/update"]
+    assert cut == Config({"o": 8, "i": 2}, 1, tuple(range(16)))
 
 
 def short(memory: int, node: int = 4, procs: int = 16) -> Machine:

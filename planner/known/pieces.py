@@ -49,28 +49,44 @@ def _large(graph: Graph) -> list[str]:
 
 
 def _shared(update: Node, home: Config) -> Config:
-    """Each piece of a home cut further for those who hold it, along the axis that is cut into most equal pieces so.
+    """Each piece of a home cut further for those who hold it, into equal pieces along the axis that is cut into most
+    so, and along others where that leaves holders who have the same.
 
-    Where holders are few and none is cut into as many equal pieces, the longest whole one is cut unequally. Neighbours
-    among the holders have different shares, so that what is gathered first comes from near.
+    Where holders are few and no axes are cut into as many equal pieces, the longest whole one is cut unequally.
+    Neighbours among the holders have different shares, so that what is gathered first comes from near.
     """
     a = update.alignment
-    axes = [axis for axis in a.axes if axis not in a.frozen and a.extents[axis] % home.degree(axis) == 0]
-    lengths = {axis: a.extents[axis] // home.degree(axis) for axis in axes}
-    axis = max(axes, key=lambda axis: (gcd(lengths[axis], home.replicas), lengths[axis]), default="")
-    count = gcd(lengths[axis], home.replicas) if axis else 1
-    whole = [x for x in axes if home.degree(x) == 1 and lengths[x] >= home.replicas]
-    if count < home.replicas <= MOST_UNEVEN and whole:
-        axis, count = max(whole, key=lambda x: lengths[x]), home.replicas
-    if count == 1:
+    lengths = {
+        axis: a.extents[axis] // home.degree(axis)
+        for axis in a.axes if axis not in a.frozen and a.extents[axis] % home.degree(axis) == 0
+    }  # fmt: skip
+    counts = _equally(lengths, home.replicas)
+    whole = [x for x in lengths if home.degree(x) == 1 and lengths[x] >= home.replicas]
+    if prod(counts.values()) < home.replicas <= MOST_UNEVEN and whole:
+        counts = {max(whole, key=lambda x: lengths[x]): home.replicas}
+    shares = [counts.get(x, 1) for x in a.axes]
+    if prod(shares) == 1:
         return home
     degrees = [home.degree(x) for x in a.axes]
-    at = a.axes.index(axis)
-    # [pieces before, pieces along the axis, pieces after, copies of a share, shares]
-    procs = np.array(home.procs).reshape(prod(degrees[:at]), degrees[at], prod(degrees[at + 1 :]), -1, count)
-    degrees[at] *= count
+    # pieces along each axis, copies of a share, shares along each axis, which go behind the pieces of theirs
+    procs = np.array(home.procs).reshape(*degrees, -1, *shares)
+    n = len(degrees)
+    order = [place for x in range(n) for place in (x, n + 1 + x)]
     return Config(
-        {x: degree for x, degree in zip(a.axes, degrees, strict=True) if degree > 1},
-        home.replicas // count,
-        tuple(procs.transpose(0, 1, 4, 2, 3).reshape(-1).tolist()),
+        {x: degree * count for x, degree, count in zip(a.axes, degrees, shares, strict=True) if degree * count > 1},
+        home.replicas // prod(shares),
+        tuple(procs.transpose(*order, n).reshape(-1).tolist()),
     )
+
+
+def _equally(lengths: Mapping[str, int], most: int) -> dict[str, int]:
+    """Into how many equal pieces each axis of these lengths is cut, few axes, so that all together divide `most`."""
+    found: dict[str, int] = {}
+    while axis := max(
+        (x for x in lengths if x not in found and gcd(lengths[x], most) > 1),
+        key=lambda x: (gcd(lengths[x], most), lengths[x]),
+        default="",
+    ):
+        found[axis] = gcd(lengths[axis], most)
+        most //= found[axis]
+    return found
