@@ -57,7 +57,7 @@ def test_experts_lie_on_as_many_neighbours_as_divide_them_and_samples_across() -
     assert wide["block1.up"] == wide["block2.dispatch"] == Config({"b": 8}, 1, tuple(range(8)))
     # Two samples are too few for eight processors: positions are cut too.
     few = expert_parallel(TensorCuts(models.parse(MOE).graph(2)), 8, 8)
-    assert few["block1.up"] == Config({"b": 2, "s": 4}, 1, tuple(range(8)))
+    assert few["block1.up"] == Config({"b": 2, "s": 4}, 1, tuple(range(8))) and few["block2.up"].degree("e") == 4
     lowering = Lowering(models.parse(MOE).graph(8), machine.parse("dgx-h100:nodes=2"), microbatches=4)
     names = {"expert_parallel", "expert_parallel_zero", "expert_parallel_8", "expert_parallel_8_zero"}
     pipelines = {"pipeline_2_expert_parallel", "pipeline_4_expert_parallel"}

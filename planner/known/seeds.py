@@ -102,14 +102,15 @@ def _makers(lowering: Lowering, cost: CostModel | None) -> dict[str, Callable[[]
         "fsdp": partial(fsdp, lowering),
         "megatron": partial(megatron, cuts, num_procs, near),
     }
+    if graph.batch < num_procs:
+        made["context_parallel"] = make = partial(context_parallel, cuts, num_procs)
+        made["context_parallel_zero"] = partial(_in_pieces, lowering, make)
     for fewer in _halves(num_procs):
         made[f"data_parallel_{fewer}"] = partial(_on_fastest, partial(data_parallel, graph, fewer), lowering, cost)
     for fewer in _halves(near):
         made[f"megatron_{fewer}"] = partial(megatron, cuts, num_procs, fewer)
-    for width in _widths(cuts, num_procs, near):
-        name = _named("expert_parallel", width, num_procs)
-        made[name] = make = partial(expert_parallel, cuts, num_procs, width)
-        made[f"{name}_zero"] = partial(_in_pieces, lowering, make)
+    for name, apart in _with_experts(cuts, num_procs, near).items():
+        made |= {name: apart, f"{name}_zero": partial(_in_pieces, lowering, apart)}
     return made | _for_large(lowering, cuts, near) | _pipelines(lowering, cuts, near, cost)
 
 
@@ -147,17 +148,15 @@ def _within(
     yield "", 1, partial(data_parallel, lowering.piece, size)
     if (width := min(size, near)) > 1:
         yield f"_megatron_{width}", width, partial(megatron, cuts, size, width)
-    for width in _widths(cuts, size, near):
-        yield "_" + _named("expert_parallel", width, size), 1, partial(expert_parallel, cuts, size, width)
+    for name, apart in _with_experts(cuts, size, near).items():
+        yield f"_{name}", 1, apart
 
 
-def _widths(cuts: TensorCuts, num_procs: int, near: int) -> list[int]:
-    """Across how many processors experts may lie apart: all, or those that are near; none where there are none."""
-    return [width for width in dict.fromkeys((num_procs, min(num_procs, near))) if _apart(cuts, num_procs, width)]
-
-
-def _named(name: str, width: int, num_procs: int) -> str:
-    return name if width == num_procs else f"{name}_{width}"
+def _with_experts(cuts: TensorCuts, num_procs: int, near: int) -> dict[str, Callable[[], Configs]]:
+    """Plans that lay experts apart, across all processors or those that are near; none where there are none."""
+    widths = [width for width in dict.fromkeys((num_procs, min(num_procs, near))) if _apart(cuts, num_procs, width)]
+    names = ["expert_parallel" + f"_{width}" * (width < num_procs) for width in widths]
+    return {n: partial(expert_parallel, cuts, num_procs, width) for n, width in zip(names, widths, strict=True)}
 
 
 def _pipelined(lowering: Lowering, num_stages: int, inner: Callable[[], Configs], cost: CostModel | None) -> Configs:
@@ -302,13 +301,21 @@ def megatron(cuts: TensorCuts, num_procs: int, width: int) -> Configs:
     return _crossed_by(cuts, found, num_procs, width) | _apart(cuts, num_procs, num_procs)
 
 
+def context_parallel(cuts: TensorCuts, num_procs: int) -> Configs:
+    """Every node cut along the samples, and along positions where there are more processors than samples.
+
+    Li et al., "Sequence Parallelism: Long Sequence Training from System Perspective", ACL 2023. Keys and values of
+    earlier positions are gathered where a causal attention asks for them.
+    """
+    return _crossed_by(cuts, {}, num_procs, 1)
+
+
 def expert_parallel(cuts: TensorCuts, num_procs: int, width: int) -> Configs:
-    """Experts on processors of their own, on as many of `width` neighbours as divide them, all else along samples, or
-    positions where samples are few.
+    """Experts on processors of their own, on as many of `width` neighbours as divide them, all else by its context.
 
     Lepikhin et al., "GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding", ICLR 2021.
     """
-    return _crossed_by(cuts, {}, num_procs, 1) | _apart(cuts, num_procs, width)
+    return context_parallel(cuts, num_procs) | _apart(cuts, num_procs, width)
 
 
 def _crossed_by(cuts: TensorCuts, axes: Mapping[str, str], num_procs: int, width: int) -> Configs:

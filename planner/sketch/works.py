@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import accumulate, groupby, islice, repeat
+from itertools import accumulate, chain, groupby, islice
 from math import prod
 from operator import attrgetter
 from typing import Any
@@ -253,7 +253,18 @@ class Largest:
 
     @cached_property
     def _part(self) -> Part:
-        return _largest(self.node if len(self._nodes) == 1 else _joined(self._nodes, self._counts), self.cut)
+        part = _largest(self.node if len(self._nodes) == 1 else _joined(self._nodes, self._counts), self.cut)
+        return _at_end(part) if self._is_last else part
+
+    @cached_property
+    def _is_last(self) -> bool:
+        """Whether a part at the end has more to do than one as long at the beginning: of causal scores the last has."""
+        if type(self.node.op).flops is Op.flops:
+            return False
+        if len(self._nodes) > 1:
+            return any(one._is_last for one in self._each)
+        first = _largest(self.node, self.cut)
+        return bool(np.any(self._operations("F", _at_end(first)) > self._operations("F", first)))
 
     @cached_property
     def _each(self) -> list[Largest]:
@@ -287,18 +298,19 @@ class Largest:
         """The operations of a pass."""
         which = "" if type(self.node.op).flops is Op.flops else which
         if which not in self._flops:
-            self._flops[which] = self._find_flops(which)
+            self._flops[which] = self._operations(which, self._part)
         return self._flops[which]
 
-    def _find_flops(self, which: str) -> Any:
-        op, ranges = self.node.op, self._part.ranges
-        found = asked(lambda: op.flops(which, self._part))
+    def _operations(self, which: str, part: Part) -> Any:
+        """Those of a part of each split."""
+        op, ranges = self.node.op, part.ranges
+        found = asked(lambda: op.flops(which, part))
         if found is not None:
             return found
         if len(self._nodes) > 1:
             return np.concatenate([np.broadcast_to(one.flops(which), one.count) for one in self._each])
-        ends = np.broadcast_arrays(np.empty(self.count), *(hi for _, hi in ranges.values()))[1:]
-        parts = (dict(zip(ranges, zip(repeat(0), row))) for row in np.array(ends).T.tolist())
+        ends = np.broadcast_arrays(np.empty(self.count), *chain.from_iterable(ranges.values()))[1:]
+        parts = (dict(zip(ranges, zip(row[::2], row[1::2]))) for row in np.array(ends).T.tolist())
         return np.array([op.flops(which, Part(op, self.node.alignment, of)) for of in parts])
 
     def _by_axis(self, index: int) -> tuple[Any, ...]:
@@ -333,6 +345,12 @@ def _joined(nodes: Sequence[Node], counts: Sequence[int]) -> Node:
 
 
 def _largest(node: Node, cut: Cut) -> Part:
-    """The first part of a node under a split, or under each of many, which is as large as any."""
+    """The first part of a node under a split, or under each of many, which is as long as any."""
     a = node.alignment
     return Part(node.op, a, {axis: (0, -(-n // cut.get(axis, 1))) for axis, n in a.extents.items()})
+
+
+def _at_end(part: Part) -> Part:
+    """One as long, or as many, at the end of every axis."""
+    extents = part.alignment.extents
+    return Part(part.op, part.alignment, {x: (extents[x] - hi, extents[x]) for x, (_, hi) in part.ranges.items()})
