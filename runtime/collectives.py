@@ -9,6 +9,7 @@ It does not know what the regions hold or who produced them. Processors are slot
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from collections.abc import Set as AbstractSet
 from math import inf
@@ -103,7 +104,7 @@ def _transfer(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> 
     if special and special.form in t.forms and is_cheaper(t, special, component):
         _collective_for(t, special, copies)
         return
-    if _passed_on(t, component, copies) or _gathered_there(t, component, copies) or _box_by_box(t, component, copies):
+    if _passed_on(t, component, copies) or _gathered_there(t, component, copies) or _some_by_some(t, component, copies):
         return
     transfer.general(t, component, copies)
 
@@ -182,27 +183,45 @@ def _gathered_there(t: Transfer, component: list[Wanted], copies: dict[Read, int
     return True
 
 
-def _box_by_box(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> bool:
-    """Of copies of several boxes make those of each box apart, where a form makes all of some box.
+def _some_by_some(t: Transfer, component: list[Wanted], copies: dict[Read, int]) -> bool:
+    """Make apart the copies of each box, or the first of each processor, then the second and so on, where a form makes
+    all of some.
 
     Returns whether that was cheaper, and so was done.
     """
-    wanted: dict[Box, list[Wanted]] = {}
+    for groups in (_by_box(component), _by_place(component)):
+        if len(groups) < 2:
+            continue
+        each = [(some, special_of(some) or _sum_for_some(t, some)) for some in groups]
+        found = [special for _, special in each if special and special.form in t.forms]
+        rest = [some for some, special in each if not (special and special.form in t.forms)]
+        others = general_seconds(t, [copy for some in rest for copy in some])
+        if found and sum(form_seconds(t, special) for special in found) + others <= general_seconds(t, component):
+            for special in found:
+                _collective_for(t, special, copies)
+            for some in rest:
+                _transfer(t, some, copies)
+            return True
+    return False
+
+
+def _by_box(component: list[Wanted]) -> list[list[Wanted]]:
+    found: dict[Box, list[Wanted]] = {}
     for copy in component:
-        wanted.setdefault(copy.box, []).append(copy)
-    if len(wanted) < 2:
-        return False
-    each = [(some, special_of(some) or _sum_for_some(t, some)) for some in wanted.values()]
-    found = [special for _, special in each if special and special.form in t.forms]
-    rest = [some for some, special in each if not (special and special.form in t.forms)]
-    others = general_seconds(t, [copy for some in rest for copy in some])
-    if not found or sum(form_seconds(t, special) for special in found) + others > general_seconds(t, component):
-        return False
-    for special in found:
-        _collective_for(t, special, copies)
-    for some in rest:
-        _transfer(t, some, copies)
-    return True
+        found.setdefault(copy.box, []).append(copy)
+    return [*found.values()]
+
+
+def _by_place(component: list[Wanted]) -> list[list[Wanted]]:
+    """The first copy of each processor, the second and so on, by their boxes."""
+    found: list[list[Wanted]] = []
+    places = Counter[int]()
+    for copy in sorted(component, key=lambda copy: (copy.box, copy.proc)):
+        if places[copy.proc] == len(found):
+            found.append([])
+        found[places[copy.proc]].append(copy)
+        places[copy.proc] += 1
+    return found
 
 
 def _sum_for_some(t: Transfer, component: list[Wanted]) -> Special | None:

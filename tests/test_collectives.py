@@ -393,6 +393,20 @@ def test_where_others_want_a_sum_too_it_is_made_once_and_passed_on() -> None:
             assert a.tobytes() == b.tobytes()
 
 
+@pytest.mark.parametrize("firsts", [(0, 8), (0, 8, 20)])
+def test_several_boxes_that_each_wants_are_exchanged_in_a_task_each(firsts: tuple[int, ...]) -> None:
+    """Of tables cut along features lie the vectors' gradients so, where others are between them."""
+    n, rng = 4, np.random.default_rng(0)
+    sources = [Source(Box((2 * p, 0), (2 * p + 2, 24)), (p,)) for p in range(n)]
+    reads = [(p, Box((0, first + p), (2 * n, first + p + 1))) for p in range(n) for first in firsts]
+    held = [rng.normal(size=source.box.shape) for source in sources]
+    found, general = (plan(sources, reads, "float64", links(), forms) for forms in (SPECIAL_FORMS, ()))
+    assert [form for form, _ in moved(found)] == ["all_to_all"] * len(firsts)
+    assert {form for form, _ in moved(general)} == {"move"} and len(moved(general)) == n * (n - 1) * len(firsts)
+    for a, b in zip(results(found, held, reads), results(general, held, reads), strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
 @pytest.mark.parametrize(("num_rows", "often"), [(4, 2), (2, 2), (8, 3)])
 def test_rows_of_a_sum_that_several_want_are_scattered_once_and_passed_on(num_rows: int, often: int) -> None:
     """At most half of those who contribute get nothing, beyond which each row is summed by itself."""
