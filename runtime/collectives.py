@@ -115,10 +115,11 @@ def _passed_on(t: Transfer, component: list[Wanted], copies: dict[Read, int]) ->
     Returns whether that was cheaper, and so was done. The others get the bits that they would have had by adding
     themselves, since all add in the same order.
     """
-    members, boxes = component[0].members, {c.box for c in component}
+    members = component[0].members
     if len(members) < 2 or any(c.members is not members for c in component):
         return False
-    first, others = _made_first(component, {m.proc for m in members})
+    boxes = {c.box for c in component}
+    first, others = _made_first(component, {m.proc for m in members}, len(boxes) > 1)
     if not others or (len(boxes) > 1 and {c.box for c in first} != boxes):
         return False
     special = special_of(first) if len(boxes) > 1 or len(first) == len(members) else sum_of_all(t, component[0])
@@ -142,10 +143,11 @@ def _passed_on(t: Transfer, component: list[Wanted], copies: dict[Read, int]) ->
     return True
 
 
-def _made_first(component: Sequence[Wanted], holders: AbstractSet[int]) -> tuple[list[Wanted], list[Wanted]]:
+def _made_first(
+    component: Sequence[Wanted], holders: AbstractSet[int], several: bool
+) -> tuple[list[Wanted], list[Wanted]]:
     """The copies that are made by those who contribute, and the others: of several boxes one copy of each is made."""
-    several, made = len({c.box for c in component}) > 1, set[Box]()
-    first, others = list[Wanted](), list[Wanted]()
+    made, first, others = set[Box](), list[Wanted](), list[Wanted]()
     for copy in component:
         if copy.proc not in holders or (several and copy.box in made):
             others.append(copy)
@@ -194,9 +196,11 @@ def _some_by_some(t: Transfer, component: list[Wanted], copies: dict[Read, int])
             continue
         each = [(some, special_of(some) or _sum_for_some(t, some)) for some in groups]
         found = [special for _, special in each if special and special.form in t.forms]
+        if not found:
+            continue
         rest = [some for some, special in each if not (special and special.form in t.forms)]
         others = general_seconds(t, [copy for some in rest for copy in some])
-        if found and sum(form_seconds(t, special) for special in found) + others <= general_seconds(t, component):
+        if sum(form_seconds(t, special) for special in found) + others <= general_seconds(t, component):
             for special in found:
                 _collective_for(t, special, copies)
             for some in rest:
