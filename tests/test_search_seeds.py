@@ -118,6 +118,14 @@ def test_positions_are_cut_where_there_are_more_processors_than_samples():
     assert "context_parallel" not in known_names(Lowering(gpt(batch=8), machine(8)))
 
 
+def test_what_a_parameter_has_for_each_place_is_cut_as_places_are():
+    graph = gpt(batch=1)
+    configs = megatron(TensorCuts(graph), 8, 4)
+    # Learned positions lie with the stream that they are added to, though a parameter bears them.
+    assert configs["embed"] == configs["block1.norm1"] == Config({"s": 8}, 1, tuple(range(8)))
+    assert configs["block1.q"].num_parts == 8 and all(configs[name].replicas == 1 for name in graph.nodes)
+
+
 def test_megatron_sends_activations_twice_a_half_block_and_no_gradient_of_what_is_cut():
     graph = gpt(batch=4)
     tasks, _ = evaluator(graph, machine(4, latency=0.0)).simulate(Strategy(megatron(TensorCuts(graph), 4, 4)))

@@ -377,11 +377,14 @@ def _crossed(a: Alignment, axis: str, num_procs: int, width: int) -> Config:
         return _along(a, SAMPLES, num_procs)
     groups = min(ways, samples)
     others = [x for result in a.results for x in result.axes if x not in (SAMPLES, axis)]
-    of_params = {x for o in a.operands if o.param for x in o.axes}
+    params = [o.axes for o in a.operands if o.param]
+    of_matrices = {x for axes in params if not {*axes} <= {SAMPLES, axis, *others} for x in axes}
     within, left = 1 if axis else width, ways // groups if SAMPLES in a.axes else 1
     if num_procs * left > MOST_PASSED:
         left = 1
-    wished = [(x, left * within) for x in others if x not in of_params] + [(x, within) for x in others]
+    # What a parameter has for each place may be cut as places are, if nothing else can be.
+    free = sorted((x for x in others if x not in of_matrices), key=lambda x: any(x in axes for axes in params))
+    wished = [(x, left * within) for x in free] + [(x, within) for x in others]
     second, degree = next(((x, n) for x, n in wished if n > 1 and _is_free(a, x, n)), ("", 1))
     # Without samples to cut, all groups do the same.
     copies = ways if groups == 1 and degree <= within else 1
