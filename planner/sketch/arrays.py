@@ -119,6 +119,7 @@ class Uses(NamedTuple):
 
     reader[E]       the node that reads
     block[E]        which STRIDE steps of the program the reading one is among
+    is_ahead[E]     whether that only sends it on its way
     source_ptr[E+1], source     the steps before it that make what it reads
     late            of each of these the step of the same node that is ready with it and comes behind it, before the
                     reading one; itself where none does
@@ -128,6 +129,7 @@ class Uses(NamedTuple):
 
     reader: np.ndarray
     block: np.ndarray
+    is_ahead: np.ndarray
     source_ptr: np.ndarray
     source: np.ndarray
     late: np.ndarray

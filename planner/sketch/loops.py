@@ -103,11 +103,13 @@ def tried(  # type: ignore[no-untyped-def]
         overflow = shortage(capacity, room.num_stages[1], room)
         limit = most / (1 + penalty * overflow)
     seconds, stop = NEVER, 0
-    first //= STRIDE
+    # Where stages become several, or one, all gradients are summed at other times.
+    is_whole = room.num_stages[1] != room.num_stages[0]
+    first = 0 if is_whole else first // STRIDE
     if busiest <= limit:
         doubt(first, nodes, count, program, uses, room, log)
         seconds, stop = step_seconds(
-            first, side, False, plan, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room,
+            first, side, is_whole, plan, axes_of, type_of, program, uses, spaces, layouts, links, prices, classes, room,
             log, limit,
         )  # fmt: skip
     if seconds <= limit:

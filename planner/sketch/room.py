@@ -67,8 +67,8 @@ def uses_of(program: Program) -> Uses:
     read_ptr = pointer(counts)
     read = np.argsort(program.flow, kind="stable")
     source_ptr, source, late = _sources(program)
-    block = np.repeat(np.arange(len(program.node)), np.diff(program.read_ptr)) // STRIDE
-    found = (reader, block, source_ptr, source, late, flow_ptr, pairs % max(num_flows, 1), read_ptr, read)
+    step = np.repeat(np.arange(len(program.node)), np.diff(program.read_ptr))
+    found = (reader, step // STRIDE, program.row[step] < 0, source_ptr, source, late, flow_ptr, pairs % max(num_flows, 1), read_ptr, read)
     return Uses(*(a.astype(np.int64) for a in found))
 
 

@@ -157,6 +157,8 @@ def worked(  # type: ignore[no-untyped-def]
     least and at most what is made and brought here is than it was.
     """
     peak, slack, link_slack, least, most = 0.0, NEVER, NEVER, NEVER, -NEVER
+    # Stages compute gradients of parameters last, so that these are summed when all else was sent.
+    is_piped = room.num_stages[1] > 1
     for s in range(index(block * STRIDE), behind(block, program)):
         if s == index(program.turns[0]):
             room.turn[1, 0] = max(longest, peak)
@@ -168,18 +170,22 @@ def worked(  # type: ignore[no-untyped-def]
             enlist(crew, c, side, spaces, classes)
         first = index(spaces.crew_ptr[crew])
         last = first + index(classes.size[side, crew])
-        ready, old_ready = 0.0, 0.0
+        ready, old_ready, is_ahead = 0.0, 0.0, program.row[s] < 0
         for e in range(index(program.read_ptr[s]), index(program.read_ptr[s + 1])):
             if room.toll[e] < 0:
-                toll(e, program.row[s] < 0, plan, axes_of, program, uses, spaces, layouts, links, prices, room)
-            since, old = made(e, block, uses, room)
-            if room.toll[e] > 0:
-                since, early, link_early = sent(e, since, old, block, first, last, side, classes, room)
+                toll(e, is_ahead, plan, axes_of, program, uses, spaces, layouts, links, prices, room)
+            if is_ahead and is_piped:
+                continue
+            brings = ahead_of(e, uses, room) if is_piped else e
+            since, old = made(brings, block, uses, room)
+            if room.toll[brings] > 0:
+                seconds = room.toll[brings]
+                since, early, link_early = sent(seconds, since, old, block, first, last, side, classes, room)
                 slack, link_slack, old = min(slack, early), min(link_slack, link_early), 0.0
                 least, most = min(least, since - room.since[e]), max(most, since - room.since[e])
             room.since[e] = max(since, old)
             ready, old_ready = max(ready, since), max(old_ready, old)
-        if program.row[s] < 0:
+        if is_ahead:
             continue
         row, done = index(program.row[s] + spaces.split[c]), 0.0
         for k in range(first, last):
@@ -197,6 +203,14 @@ def worked(  # type: ignore[no-untyped-def]
         room.done[s], peak = done, max(peak, done)
     room.drafted_slack[0, block], room.drafted_slack[1, block], room.drafted_slack[2, block] = peak, slack, link_slack
     return max(longest, peak), least, most
+
+
+def ahead_of(e, uses, room):  # type: ignore[no-untyped-def]
+    """The read that brings what read e does and was to be sent ahead; e itself where none was."""
+    other = room.shared[e]
+    while other >= 0 and uses.is_ahead[index(other)]:
+        e, other = other, room.shared[index(other)]
+    return index(e)
 
 
 def made(e, block, uses, room):  # type: ignore[no-untyped-def]
@@ -220,8 +234,8 @@ def made(e, block, uses, room):  # type: ignore[no-untyped-def]
     return since, old
 
 
-def sent(e, since, old, block, first, last, side, classes, room):  # type: ignore[no-untyped-def]
-    """Send what read e brings, which is there since then: when it has come, and by how much what is old came too early
+def sent(seconds, since, old, block, first, last, side, classes, room):  # type: ignore[no-untyped-def]
+    """Send for so many seconds what is there since then: when it has come, and by how much what is old came too early
     to be waited for, and links that were at work before this block did.
     """
     busy = 0.0
@@ -232,7 +246,7 @@ def sent(e, since, old, block, first, last, side, classes, room):  # type: ignor
         else:
             since = max(since, room.link[p])
     link_early, since = max(since, old) - busy, max(since, busy)
-    early, since = since - old, max(since, old) + room.toll[e]
+    early, since = since - old, max(since, old) + seconds
     for k in range(first, last):
         room.link[index(classes.listed[side, k])] = since
     return since, early, link_early
@@ -365,5 +379,5 @@ def forget(begin, stop, program, room, log):  # type: ignore[no-untyped-def]
     log.num_reads[0] = 0
 
 
-INLINED = (draft, behind, made, sent, lagging, passed)
+INLINED = (draft, ahead_of, behind, made, sent, lagging, passed)
 PARTS = (survey, toll, worked, step_seconds, doubt, keep, forget)
