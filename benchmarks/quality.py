@@ -29,7 +29,8 @@ from castile.launch import models
 from castile.planner.cost import CostModel, Priced
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.families.updates import Updates
-from castile.planner.known.seeds import one_processor, seed
+from castile.planner.known.plans import one_processor
+from castile.planner.known.seeds import seed
 from castile.planner.lower import Lowering
 from castile.planner.op import find
 from castile.planner.search import search

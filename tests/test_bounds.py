@@ -14,7 +14,8 @@ from castile.planner.cost import CostModel
 from castile.planner.costs.snapshot import Environment, Measured, snapshot_of
 from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
-from castile.planner.known.seeds import one_processor, seeds
+from castile.planner.known.plans import one_processor
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.lowering.together import every_task, only_calls, repeatable
 from castile.planner.op import find

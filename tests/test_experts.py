@@ -9,7 +9,8 @@ from castile.planner.cost import CostModel
 from castile.planner.graph import Graph
 from castile.planner.known.experts import experts
 from castile.planner.known.megatron import TensorCuts
-from castile.planner.known.seeds import expert_parallel, known_names, seeds
+from castile.planner.known.plans import expert_parallel
+from castile.planner.known.seeds import known_names, seeds
 from castile.planner.lower import Lowering
 from castile.planner.op import Init
 from castile.planner.search import Evaluator
@@ -60,7 +61,7 @@ def test_experts_lie_on_as_many_neighbours_as_divide_them_and_samples_across() -
     assert few["block1.up"] == Config({"b": 2, "s": 4}, 1, tuple(range(8))) and few["block2.up"].degree("e") == 4
     lowering = Lowering(models.parse(MOE).graph(8), machine.parse("dgx-h100:nodes=2"), microbatches=4)
     names = {"expert_parallel", "expert_parallel_zero", "expert_parallel_8", "expert_parallel_8_zero"}
-    pipelines = {"pipeline_2_expert_parallel", "pipeline_4_expert_parallel"}
+    pipelines = {f"pipeline_{n}{way}_expert_parallel" for n in (2, 4) for way in ("", "_interleaved")}
     assert {name for name in known_names(lowering) if "expert" in name} == names | pipelines
 
 
@@ -75,7 +76,7 @@ def test_tokens_come_and_go_and_no_gradient_of_an_expert_is_sent() -> None:
     assert sum(tasks.cost_keys[task].name == "all_to_all" for task in tasks.cost) == 4
 
 
-PLANS = ("expert_parallel", "expert_parallel_zero", "megatron_2", "pipeline_2_expert_parallel")
+PLANS = ("expert_parallel", "expert_parallel_zero", "megatron_2", "pipeline_2_interleaved_expert_parallel")
 
 
 @pytest.mark.parametrize("name", PLANS)

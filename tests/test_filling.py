@@ -29,7 +29,7 @@ from tests.training import SGD
 SAMPLES, WIDTH = 32, 64
 SLOW, FAST = 1e7, 1e11
 UNCUT, NUMBERS = 5, (2, 5, 8, 4, 1)
-EVEN, UNEVEN = (1,) * 8, (4, 1, 1, 1, 8, 1, 2, 1)
+EVEN, UNEVEN, HEAVY = (1,) * 8, (4, 1, 1, 1, 8, 1, 2, 1), (1, 1, 16)
 
 
 def layers(widths: tuple[int, ...]) -> Graph:
@@ -108,12 +108,12 @@ def test_a_pipeline_that_does_not_fit_is_none(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_known_plans_that_are_no_pipelines_are_no_reason_to_look() -> None:
-    """Where links are fast, data parallelism is the quicker of them; a plan between the two stays."""
-    evaluator = at(2, rate=FAST)[0]
-    alike, piped = evaluator.evaluate(seeds(evaluator.lowering)["data_parallel"]).seconds, quickest(2, rate=FAST)
+    """Where links are fast and one layer is most of all, data parallelism is quicker; a plan between the two stays."""
+    evaluator = at(2, HEAVY, FAST)[0]
+    alike, piped = evaluator.evaluate(seeds(evaluator.lowering)["data_parallel"]).seconds, quickest(2, HEAVY, rate=FAST)
     assert alike < 0.9 * piped
-    chosen, found = Chosen(1, *at(1, rate=FAST), 1.0), taking(whole()[1], 0.99 * piped)
-    assert filled(chosen, found, (2,), lambda number: at(number, rate=FAST), pytest.fail) == (chosen, found)
+    chosen, found = Chosen(1, *at(1, HEAVY, FAST), 1.0), taking(whole()[1], 0.99 * piped)
+    assert filled(chosen, found, (2,), lambda number: at(number, HEAVY, FAST), pytest.fail) == (chosen, found)
 
 
 def test_a_pipeline_is_as_quick_as_its_kernels_are_in_the_best_order() -> None:
@@ -173,7 +173,8 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
 def looking(looked: list[tuple[int, str]]) -> Any:
     def look(chosen: Chosen, name: str) -> Found:
         looked.append((chosen.number, name))
-        return search(name, chosen.evaluator, seeds=[name], pins=chosen.pins)
+        found = search(name, chosen.evaluator, seeds=[name], pins=chosen.pins)
+        return replace(found, is_insisted=False)
 
     return look
 

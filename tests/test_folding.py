@@ -21,7 +21,8 @@ from castile.planner.evaluation.sizes import variants
 from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.known.pieces import in_pieces
-from castile.planner.known.seeds import data_parallel, seed
+from castile.planner.known.plans import data_parallel
+from castile.planner.known.seeds import seed
 from castile.planner.lower import Lowering
 from castile.planner.lowering.catalogue import Catalogue
 from castile.planner.lowering.compose import compose
@@ -309,7 +310,9 @@ def test_what_a_regular_plan_folds_to_does_not_grow(plan, engines):
 
 
 @pytest.mark.parametrize("pieces", [False, True], ids=["", "in pieces"])
-@pytest.mark.parametrize("name", ["pipeline_2", "pipeline_4", "pipeline_2_megatron_8", "pipeline_4_megatron_8"])
+@pytest.mark.parametrize(
+    "name", ["pipeline_2", "pipeline_4", "pipeline_2_interleaved", "pipeline_2_megatron_8", "pipeline_4_megatron_8"]
+)
 def test_processors_of_a_stage_are_alike_but_for_few(name, pieces):
     """However many there are: those that add biases, or have the host's, are not as others."""
     for nodes in (4, 8):

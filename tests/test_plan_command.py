@@ -17,7 +17,7 @@ from castile.launch.here import compiling
 from castile.launch.reports import report
 from castile.planner import strategy as strategies
 from castile.planner.known import seeds
-from castile.planner.known.seeds import data_parallel
+from castile.planner.known.plans import data_parallel
 from castile.planner.searching import filling
 from castile.planner.strategy import Config, Strategy
 from tests.answers import answer, sentence

@@ -18,7 +18,8 @@ from castile.planner.choices.spaces import Spaces
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.graph import Graph
-from castile.planner.known.seeds import one_processor, seeds
+from castile.planner.known.plans import one_processor
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.searching.fronts import search_front
 from castile.planner.sketch.sketch import Sketch

@@ -153,17 +153,18 @@ def test_the_front_goes_from_the_fastest_to_the_smallest(objective):
 
 
 def test_the_front_goes_farther_than_one_search_sees(monkeypatch):
-    """Of a model that is large for its proposals; on little ones a search sees most of the front by itself."""
+    """Of a model that is large for its proposals, unless chance helps; on little ones a search sees most of the front
+    by itself."""
 
-    def smallest():
+    def smallest(seed):
         graph = models.parse("gpt:layers=2,width=256,heads=4,seq=64,vocab=512").graph(16)
         on = machines.parse("flexflow-p100:nodes=1")
         same = Evaluator(Lowering(graph, on, Updates(find("adam")())), CostModel(on))
-        return min(max(point.evaluated.peak_bytes) for point in search_front("mcmc", same, "70", 1)[1])
+        return min(max(point.evaluated.peak_bytes) for point in search_front("mcmc", same, "70", seed)[1])
 
-    limited = smallest()
+    limited = max(map(smallest, (1, 2, 3)))
     monkeypatch.setattr(fronts, "NUM_LIMITS", 0)
-    assert limited < smallest()
+    assert limited < max(map(smallest, (1, 2, 3)))
 
 
 def test_the_front_keeps_to_the_memory_that_there_is():

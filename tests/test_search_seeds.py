@@ -13,7 +13,8 @@ from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.known.megatron import TensorCuts
 from castile.planner.known.pieces import in_pieces
-from castile.planner.known.seeds import data_parallel, fsdp, known_names, megatron, seed, seeds
+from castile.planner.known.plans import data_parallel, fsdp, megatron
+from castile.planner.known.seeds import known_names, seed, seeds
 from castile.planner.lower import Lowering
 from castile.planner.op import find
 from castile.planner.search import Evaluator, search

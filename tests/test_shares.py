@@ -18,7 +18,8 @@ from castile.planner.choices.spaces import Spaces
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.graph import Graph
-from castile.planner.known.seeds import balanced, data_parallel, seed, seeds
+from castile.planner.known.plans import balanced, data_parallel
+from castile.planner.known.seeds import seed, seeds
 from castile.planner.lower import Lowering
 from castile.planner.search import search
 from castile.planner.strategy import Config, Strategy, check_config

@@ -24,6 +24,7 @@ from castile.planner.evaluation.evaluator import OBJECTIVES, Evaluator
 from castile.planner.evaluation.folding import Folding
 from castile.planner.evaluation.sizes import HOPELESS, SIZES, WORTH, variants
 from castile.planner.families.updates import Updates
+from castile.planner.known.pieces import in_pieces
 from castile.planner.known.seeds import seed, seeds
 from castile.planner.lower import Lowering
 from castile.planner.op import find
@@ -205,6 +206,24 @@ def test_a_known_plan_that_buckets_make_better_is_taken() -> None:
     found = settled(same, replace(before, is_insisted=False))
     known = min(found.seeds.values(), key=lambda worth: worth.rank)
     assert found.evaluated.rank == known.rank < same.evaluate(plan).rank
+
+
+def test_the_best_has_its_updates_in_pieces_where_that_is_better() -> None:
+    """As pins allow; unless the search was for this very plan, or there is no time."""
+    same = evaluator("gpt:layers=2,width=2048,heads=16,seq=128,vocab=512", "dgx-h100", 16)
+    before = replace(search("megatron_2", same, seeds=["megatron_2"]), is_insisted=False)
+    shared = msgspec.structs.replace(before.strategy, configs=in_pieces(same.lowering, before.strategy.configs))
+    assert same.evaluate(shared).rank < before.evaluated.rank
+    found = settled(same, before)
+    assert found.strategy.configs == shared.configs and found.equals == ""
+    every = [same.evaluate(with_size(shared, size, found.strategy.order)) for size in (0, *SIZES)]
+    assert found.evaluated.rank == min(one.rank for one in every)
+    update = "block1.up.weight/update"
+    pins = Pins([parse(f"{update}: {{replicas: 4}}")], same.lowering.names, 8)
+    pinned = settled(same, before, pins=pins).strategy.configs[update]
+    assert shared.configs[update].replicas == 1 and pinned.replicas == 4
+    for left in (settled(same, replace(before, is_insisted=True)), settled(same, before, is_over=lambda: True)):
+        assert left.strategy.configs.keys() == before.strategy.configs.keys()
 
 
 @pytest.mark.parametrize("front", [False, True])

@@ -18,7 +18,8 @@ from castile.planner.evaluation import evaluator
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.graph import Graph
 from castile.planner.known.pipelines import cut, pipelined
-from castile.planner.known.seeds import data_parallel, seeds
+from castile.planner.known.plans import data_parallel
+from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
 from castile.planner.lowering.stages import depths, stages, waits
 from castile.planner.search import search

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from castile.launch import models
-from castile.planner.known.seeds import data_parallel
+from castile.planner.known.plans import data_parallel
 from castile.planner.lower import Lowering
 from castile.planner.lowering.template import Shared, Templates
 from castile.planner.strategy import Strategy

@@ -13,7 +13,8 @@ from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.families.updates import Updates
 from castile.planner.graph import Graph
 from castile.planner.known.megatron import TensorCuts
-from castile.planner.known.seeds import known_names, megatron
+from castile.planner.known.plans import megatron
+from castile.planner.known.seeds import known_names
 from castile.planner.lower import Lowering
 from castile.planner.op import available, find
 from castile.planner.ops.cross_entropy import MANY_CLASSES

@@ -170,7 +170,8 @@ class Looking:
         """The same search in another number of microbatches, or, with a name, that known plan alone."""
         if name:
             found = search(name, chosen.evaluator, progress=progress, seeds=[name], pins=chosen.pins)
-            return settled(chosen.evaluator, found, (), is_settled, (READY, PATH))
+            found = replace(found, is_insisted=False)
+            return settled(chosen.evaluator, found, (), is_settled, (READY, PATH), chosen.pins)
         return self._search(chosen, limits, is_settled, progress)[0]
 
     def _is_filled(self, limits: Budget) -> bool:
@@ -251,14 +252,14 @@ class Looking:
         if self.command.front:
             more = [self.dropped(way) for way in self._ways]
             found, points = search_front(self.command.search, evaluator, limits, pins=pinned, dropping=more, **given)
-            return settled(evaluator, found, sizes, is_settled), points
+            return settled(evaluator, found, sizes, is_settled, pins=pinned), points
 
         def look(within: Pins | None, share: float = 1.0) -> Found:
             part = limits if limits.seconds is None else replace(limits, seconds=share * limits.seconds)
             return search(self.command.search, evaluator, part, pins=within, **given)
 
         found = on_fewer(evaluator, look(pinned), partial(look, share=FURTHER), pinned, is_settled)
-        return settled(evaluator, found, sizes, is_settled), []
+        return settled(evaluator, found, sizes, is_settled, pins=pinned), []
 
 
 def _left(limits: Budget, passed: float) -> Budget:

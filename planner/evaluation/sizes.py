@@ -54,7 +54,7 @@ def variants(
     if plain.overflow > HOPELESS:
         return [plain]
     tried = (one for one in plans if (is_base and one.order == READY) or not is_over())
-    found = [plain, *_seen(evaluator, filter(evaluator.is_small, tried))]
+    found = [plain, *seen(evaluator, filter(evaluator.is_small, tried))]
     found += _begun_ahead(evaluator, found, is_over, most)
     ready: dict[int, float] = {}
     for one in found:
@@ -82,13 +82,13 @@ def _begun_ahead(
     for one in sorted(found, key=lambda one: one.energy):
         best.setdefault(one.strategy.order, one)
     near = [one.strategy for one in best.values() if one.energy <= most]
-    plain = _seen(evaluator, (_with(one, 0, ahead) for one in near))
+    plain = seen(evaluator, (_with(one, 0, ahead) for one in near))
     climbing = {one.strategy.order: one for one in plain}
     reached, better = dict.fromkeys(climbing, ahead), list[Evaluated]()
     while climbing and (ahead := 2 * ahead + 1) < count:
         for order, one in [*climbing.items()]:
             tried = () if is_over() or not one.fits else (_with(one.strategy, 0, ahead),)
-            further = next(_seen(evaluator, tried), one)
+            further = next(seen(evaluator, tried), one)
             if further.energy < (1 - WORTH) * one.energy:
                 climbing[order], reached[order] = further, ahead
                 better.append(further)
@@ -96,10 +96,10 @@ def _begun_ahead(
                 del climbing[order]
     rows = ((best[order].strategy, ahead) for order, ahead in reached.items())
     sized = (_with(one, one.bucket_bytes, ahead) for one, ahead in rows if ahead > one.ahead)
-    return [*better, *_seen(evaluator, sized)]
+    return [*better, *seen(evaluator, sized)]
 
 
-def _seen(evaluator: Evaluator, plans: Iterable[Strategy]) -> Iterator[Evaluated]:
+def seen(evaluator: Evaluator, plans: Iterable[Strategy]) -> Iterator[Evaluated]:
     """What these plans are worth, but for those that are too large to look at."""
     for plan in plans:
         with suppress(TooManyTransfers):

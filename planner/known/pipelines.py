@@ -7,7 +7,8 @@ does not know what the plan for a few is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from math import isqrt, prod
 
 import numpy as np
@@ -16,11 +17,14 @@ from castile.planner.axes import Operand
 from castile.planner.bodies.vocabulary import itemsize
 from castile.planner.choices import shares
 from castile.planner.cost import CostModel
+from castile.planner.graph import Node
 from castile.planner.lower import Lowering
 from castile.planner.strategy import Config
 from castile.runtime.forms import seconds
 from castile.runtime.timeline import PICOSECONDS
 
+# How often a group's turn may come round.
+ROUNDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 # In so many halvings the longest stretch is as short as can be, to a millionth.
 HALVINGS = 20
 
@@ -42,10 +46,75 @@ def pipelined(
     inner   Configs on the first processors, as many as a group has
     cost    prices by which all take equally long; the machine's figures by default
     """
-    cost, names, size = cost or CostModel(lowering.machine), list(inner), lowering.machine.num_procs // num_stages
-    work = np.array(_work(lowering, cost, names))
-    rates = np.array(shares.speeds(lowering, cost)).reshape(num_stages, size).sum(1)
+    work, rates, size = _loads(lowering, num_stages, inner, cost)
     return staged(inner, size, cut(work, rates, _sent(lowering, inner, size)))
+
+
+def interleaved(
+    lowering: Lowering, num_stages: int, inner: Mapping[str, Config], cost: CostModel | None = None
+) -> dict[str, Config]:
+    """The same with several shorter stretches for each group, which come round to it again: a pipeline fills, and runs
+    out, in as many times less.
+
+    Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021,
+    section 2.2. Stretches begin where a single tensor is handed over, and are as many as make a step shortest where the
+    longest sets the pace; the last group has the last one. As `pipelined` where none are better.
+    """
+    work, rates, size = _loads(lowering, num_stages, inner, cost)
+    necks = np.array([0, *_necks(lowering.piece.nodes.values())])
+    upto, found = np.append(0, np.cumsum(work))[necks].tolist(), dict[float, list[int]]()
+    for rounds in [n for n in ROUNDS if n * num_stages < len(necks)]:
+        longest, begins = _stretches(upto, rates.tolist() * rounds)
+        turns = lowering.microbatches * len(begins) / num_stages + num_stages - 1
+        found.setdefault(turns * longest, begins)
+    begins = found[min(found)] if found else []
+    if len(begins) <= num_stages:
+        return pipelined(lowering, num_stages, inner, cost)
+    lengths = np.diff([*necks[begins], len(work)])
+    return staged(inner, size, np.repeat(np.arange(-len(begins), 0) % num_stages, lengths).tolist())
+
+
+def _loads(
+    lowering: Lowering, num_stages: int, inner: Mapping[str, Config], cost: CostModel | None
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """What each node takes on one processor, at which rate each group works, and how many processors it has."""
+    cost, size = cost or CostModel(lowering.machine), lowering.machine.num_procs // num_stages
+    work = np.array(_work(lowering, cost, list(inner)))
+    return work, np.array(shares.speeds(lowering, cost)).reshape(num_stages, size).sum(1), size
+
+
+def _necks(nodes: Iterable[Node]) -> list[int]:
+    """Behind how many nodes what is made before and read later is one tensor, or none; behind all of them too."""
+    every = list(nodes)
+    last = {name: n for n, node in enumerate(every) for name in node.inputs}
+    change = np.zeros(len(every) + 1, np.int64)
+    for n, node in enumerate(every):
+        for name in node.outputs:
+            change[n + 1] += 1
+            change[last.get(name, n) + 1] -= 1
+    return (1 + np.flatnonzero(np.cumsum(change)[1:] <= 1)).tolist()
+
+
+def _stretches(upto: Sequence[int], rates: Sequence[float]) -> tuple[float, list[int]]:
+    """Stretches of pieces of work in a row, one for each rate or fewer of the last ones: what the longest takes, as
+    little as can be, and behind how many pieces each begins.
+
+    upto[N + 1]   what is before each piece, and all
+    """
+
+    def begins(seconds: float) -> list[int]:
+        """As long as none takes longer, found from the last on."""
+        found = [len(upto) - 1]
+        for rate in reversed(rates):
+            found.append(bisect_left(upto, upto[found[-1]] - seconds * rate))
+        return found[:0:-1]
+
+    least, most = 0.0, upto[-1] / min(rates)
+    for _ in range(HALVINGS):
+        middle = (least + most) / 2
+        least, most = (least, middle) if begins(middle)[0] == 0 else (middle, most)
+    found = begins(most)
+    return most, found[bisect_right(found, 0) - 1 :]
 
 
 def staged(inner: Mapping[str, Config], size: int, stages: Sequence[int]) -> dict[str, Config]:

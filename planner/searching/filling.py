@@ -28,7 +28,7 @@ WORTH = 1.1
 PROMISING, OF_MANY = 1.2, 0.95
 
 At = Callable[[int], tuple[Evaluator, Pins | None]]
-# The same search in another number of microbatches; with a name that known plan alone.
+# The same search in another number of microbatches; with a name that known plan alone, on which it does not insist.
 Look = Callable[[Chosen, str], Found]
 
 
@@ -51,7 +51,7 @@ def filled(chosen: Chosen, found: Found, numbers: Iterable[int], at: At, look: L
     num_proposals = found.num_proposals + other.num_proposals
     if other.evaluated.rank >= found.evaluated.rank:
         return chosen, replace(found, num_proposals=num_proposals)
-    return soonest, replace(other, seeds=found.seeds, num_proposals=num_proposals, is_insisted=False)
+    return soonest, replace(other, seeds=found.seeds, num_proposals=num_proposals)
 
 
 def sooner(chosen: Chosen, numbers: Iterable[int], at: At, look: Look) -> tuple[Chosen, Found] | None:
@@ -67,7 +67,7 @@ def sooner(chosen: Chosen, numbers: Iterable[int], at: At, look: Look) -> tuple[
     if soonest is None:
         return None
     try:
-        return soonest, replace(look(soonest, name), is_insisted=False)
+        return soonest, look(soonest, name)
     except NoPlanFits:
         return None
 

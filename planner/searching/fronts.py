@@ -18,7 +18,7 @@ from castile.planner.evaluation.evaluator import Evaluated, Evaluator
 from castile.planner.evaluation.frontier import Frontier
 from castile.planner.evaluation.sizes import SIZES, variants
 from castile.planner.search import Found, NoPlanFits, Progress, budget_of, finished, search
-from castile.planner.searching.settling import SETTLING
+from castile.planner.searching.settling import SETTLING, pieced
 from castile.planner.strategy import ORDERS, Strategy
 
 # Limits between the memory of the smallest plan and that of the fastest, each so many times the one before.
@@ -53,7 +53,8 @@ def search_front(
 
     The budget is shared by searches for the fastest plan, for the smallest, and for the fastest within limits between
     the two; each starts from what those before found. What else is given is for each of them as for `search`, which
-    raises ValueError. In the front plans have buckets of any of these sizes, or none, and any order.
+    raises ValueError. In the front plans have buckets of any of these sizes, or none, any order, and updates
+    whole or in pieces.
 
     dropping   nodes of which plans of the front are also tried without keeping the results
     """
@@ -73,6 +74,9 @@ def search_front(
     found = replace(found, num_proposals=turns.num_proposals, elapsed_seconds=turns.elapsed_seconds)
     for worth in (*frontier.points, found.evaluated, *found.seeds.values(), *found.finalists):
         for one in variants(evaluator, worth.strategy, sizes, is_settled, ORDERS):
+            frontier.add(one)
+    for worth in tuple(frontier.points):
+        for one in () if is_settled() else pieced(evaluator, worth, sizes, pins):
             frontier.add(one)
     for worth, recompute in product(tuple(frontier.points), dropping):
         if not is_settled():

@@ -1,17 +1,21 @@
-"""Settling: with buckets of which size and in which order a plan is best, and whether a known plan is better then than
-what was found.
+"""Settling: with buckets of which size and in which order a plan is best, whether a known plan is better then than what
+was found, and whether the best is better with its updates in pieces.
 
 It does not know how buckets are made, what an order is, nor how plans are found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
+import msgspec
+
+from castile.planner.choices.pins import Pins
 from castile.planner.evaluation.evaluator import Evaluated, Evaluator
-from castile.planner.evaluation.sizes import SIZES, variants
+from castile.planner.evaluation.sizes import SIZES, seen, variants
+from castile.planner.known.pieces import in_pieces
 from castile.planner.search import DATA_PARALLEL, Found, finished, fitting, same
 from castile.planner.strategy import ORDERS, Strategy
 
@@ -37,12 +41,13 @@ def sized(evaluator: Evaluator, plan: Strategy, sizes: Sequence[int] = SIZES) ->
 
 def settled(
     evaluator: Evaluator, found: Found, sizes: Sequence[int] = SIZES, is_over: Callable[[], bool] = lambda: False,
-    orders: Sequence[str] = ORDERS,
+    orders: Sequence[str] = ORDERS, pins: Pins | None = None,
 ) -> Found:  # fmt: skip
     """What was found, and the known plans, each with buckets of its best size in its best order, and what came near in
-    its best order; the best of all, as by `search`.
+    its best order; the best of all, as by `search`, with its updates in pieces where it is better so.
 
     is_over   once it says so nothing further is tried, but sizes of data parallelism where another plan may be taken
+    pins      what updates in pieces must have
     So what was not ranked behind data parallelism without buckets is not ranked behind it with them.
     """
     base, most = found.seeds[DATA_PARALLEL].strategy, NEAR * found.evaluated.energy
@@ -57,12 +62,26 @@ def settled(
     known = {name: known[name] for name in found.seeds}
     near = (one.strategy for one in found.finalists if not is_over())
     others = (tried(one, (one.bucket_bytes,)) for one in near)
-    every = () if found.is_insisted else chain(*known.values(), *others)
     # Where there was no time for its size, what was found still has it.
-    best, arena = fitting(evaluator, [*mine, *every, found.evaluated])
+    every = [*mine, *(() if found.is_insisted else chain(*known.values(), *others)), found.evaluated]
+    if not found.is_insisted and not is_over():
+        every += pieced(evaluator, min(every, key=lambda one: one.rank), sizes, pins)
+    best, arena = fitting(evaluator, every)
     plan = finished(evaluator, best, arena, found.strategy.search, found.strategy.seed)
     seeds = {name: min(each, key=lambda one: one.rank) for name, each in known.items()}
     return replace(
         found, strategy=plan, evaluated=replace(best, strategy=plan), arena_bytes=arena, seeds=seeds,
         equals=same(evaluator.lowering, seeds, best),
     )  # fmt: skip
+
+
+def pieced(evaluator: Evaluator, best: Evaluated, sizes: Sequence[int], pins: Pins | None) -> Iterator[Evaluated]:
+    """The plan with its updates in pieces, in its order, with its buckets and, where that is better, with others."""
+    configs = in_pieces(evaluator.lowering, best.strategy.configs)
+    plan = msgspec.structs.replace(best.strategy, configs=configs if pins is None else pins.apply(configs))
+    for one in seen(evaluator, [plan] if plan.configs != best.strategy.configs else []):
+        yield one
+        if one.rank < best.rank:
+            others = {0, *sizes} - {plan.bucket_bytes}
+            joined = (msgspec.structs.replace(plan, bucket_bytes=size) for size in sorted(others))
+            yield from seen(evaluator, filter(evaluator.is_small, joined))

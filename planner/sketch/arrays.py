@@ -187,6 +187,7 @@ class Room(NamedTuple):
     work[P], held[P], kept[P]   seconds of kernels in the whole step, bytes, and how many of these are of one microbatch
     leader[P]                   of `staged`: a processor of the same stage, -1 for one that does nothing
     num_stages[2]               of the plan that was kept, and of the one that is worked out
+    num_turns[2]                of these in how many stretches of nodes, each of one stage, the stages take turns
     ends[M], num_ends[F]        of each flow those ends that lie as none before them does, from made_ptr on; how many
                                 these are, UNKNOWN before they are found
     fullest[F]                  the most parts that such an end has; 0 where one has replicas
@@ -219,6 +220,7 @@ class Room(NamedTuple):
     kept: np.ndarray
     leader: np.ndarray
     num_stages: np.ndarray
+    num_turns: np.ndarray
     ends: np.ndarray
     num_ends: np.ndarray
     fullest: np.ndarray

@@ -23,8 +23,9 @@ def classed(side, classes):  # type: ignore[no-untyped-def]
 
 
 def staged(side, plan, program, spaces, classes, room):  # type: ignore[no-untyped-def]
-    """Find how many stages a plan has (`planner/lowering/stages`); one where the batch is not cut into microbatches."""
-    room.num_stages[1], num_first = 1, classes.num_first[side]
+    """Find how many stages a plan has (`planner/lowering/stages`), and how many stretches of nodes these take in turn;
+    one where the batch is not cut into microbatches."""
+    room.num_stages[1], room.num_turns[1], num_first = 1, 1, classes.num_first[side]
     if program.turns[1] == len(program.node) or num_first == 1:
         return
     for k in range(num_first):
@@ -49,6 +50,14 @@ def staged(side, plan, program, spaces, classes, room):  # type: ignore[no-untyp
         if found == 1 and met == num_first:
             break
     room.num_stages[1] = max(1, found)
+    last = -1
+    for n in range(len(plan)):
+        if found > 1 and program.own_ptr[n] < program.own_ptr[n + 1]:
+            p = classes.first[side, spaces.procs[spaces.proc_ptr[plan[n]]]]
+            while room.leader[p] != p:
+                p = room.leader[p]
+            room.num_turns[1] += last >= 0 and p != last
+            last = p
 
 
 def enlist(crew, c, side, spaces, classes):  # type: ignore[no-untyped-def]

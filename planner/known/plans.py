@@ -1,0 +1,176 @@
+"""Plans that everyone knows, each for a graph and so many processors.
+
+It does not know what they cost, nor which are worth trying.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from math import gcd, prod
+
+import numpy as np
+
+from castile.planner.axes import Alignment
+from castile.planner.choices import shares
+from castile.planner.cost import CostModel
+from castile.planner.graph import Graph, Node
+from castile.planner.known.megatron import SAMPLES, TensorCuts
+from castile.planner.known.pieces import in_pieces
+from castile.planner.lower import Lowering
+from castile.planner.strategy import Config
+
+# Keys of earlier positions are passed on one by one: where that makes more messages a layer than this, to lower a plan
+# takes gigabytes, so positions are not cut across groups of processors then.
+MOST_PASSED = 1024
+
+Configs = dict[str, Config]
+
+
+def one_processor(graph: Graph) -> Configs:
+    """Everything on processor 0."""
+    return {name: Config() for name in graph.nodes}
+
+
+def data_parallel(graph: Graph, num_procs: int) -> Configs:
+    """Every node cut along the samples, as often as that goes; nodes without samples are done by all alike."""
+    return {name: _along(node.alignment, SAMPLES, num_procs) for name, node in graph.nodes.items()}
+
+
+def balanced(lowering: Lowering, cost: CostModel | None = None) -> Configs:
+    """Data parallelism where fast processors do more parts than slow ones, as many as their speeds say.
+
+    Jia, Zaharia, Aiken (MLSys 2019) name a processor twice in one Config too. Nodes without samples to cut are done by
+    all alike; on equal processors it is data parallelism.
+    """
+    num_procs = lowering.machine.num_procs
+    configs = data_parallel(lowering.piece, num_procs)
+    shared = shares.spread(shares.speeds(lowering, cost or CostModel(lowering.machine)))
+    for name, node in lowering.piece.nodes.items():
+        a = node.alignment
+        room = 1 if SAMPLES in a.frozen else a.extents.get(SAMPLES, 1)
+        if most := max((num_parts for num_parts in shared if 1 < num_parts <= room), default=0):
+            configs[name] = Config({SAMPLES: most}, 1, shared[most])
+    return configs
+
+
+def one_weird_trick(graph: Graph, num_procs: int) -> Configs:
+    """Nodes with more parameters than results are cut along their output channels, the others along the samples.
+
+    Krizhevsky, "One weird trick for parallelizing convolutional neural networks", 2014.
+    """
+    return {name: _along(node.alignment, _weird_axis(graph, node), num_procs) for name, node in graph.nodes.items()}
+
+
+def fsdp(lowering: Lowering) -> Configs:
+    """Data parallelism with every parameter at home in pieces on all who use it, gathered where it is used.
+
+    Rajbhandari, Rasley, Ruwase, He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020;
+    Zhao et al., "PyTorch FSDP", VLDB 2023. What was gathered stays until its last use in the step.
+    """
+    return in_pieces(lowering, data_parallel(lowering.piece, lowering.machine.num_procs))
+
+
+def megatron(cuts: TensorCuts, num_procs: int, width: int) -> Configs:
+    """Pairs of matrices cut so that nothing is sent between the two, `width` ways; the samples as often as that leaves.
+
+    Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", 2019. What
+    lies between the pairs is cut along samples or positions on all processors (Korthikanti et al., "Reducing Activation
+    Recomputation in Large Transformer Models", 2022). Processors of one cut lie side by side. Data parallelism where
+    the processors are not a multiple of the width, or no matrices form a pair.
+    """
+    found = cuts.of(width) if width > 1 and num_procs % width == 0 else {}
+    if not found:
+        return data_parallel(cuts.graph, num_procs)
+    return _crossed_by(cuts, found, num_procs, width) | apart(cuts, num_procs, num_procs)
+
+
+def context_parallel(cuts: TensorCuts, num_procs: int) -> Configs:
+    """Every node cut along the samples, and along positions where there are more processors than samples.
+
+    Li et al., "Sequence Parallelism: Long Sequence Training from System Perspective", ACL 2023. Keys and values of
+    earlier positions are gathered where a causal attention asks for them.
+    """
+    return _crossed_by(cuts, {}, num_procs, 1)
+
+
+def expert_parallel(cuts: TensorCuts, num_procs: int, width: int) -> Configs:
+    """Experts on processors of their own, on as many of `width` neighbours as divide them, all else by its context.
+
+    Lepikhin et al., "GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding", ICLR 2021.
+    """
+    return context_parallel(cuts, num_procs) | apart(cuts, num_procs, width)
+
+
+def _crossed_by(cuts: TensorCuts, axes: Mapping[str, str], num_procs: int, width: int) -> Configs:
+    """Each node cut along its axis of these by name, if it has one, within groups of processors."""
+    nodes = cuts.graph.nodes
+    return {name: _crossed(node.alignment, axes.get(name, ""), num_procs, width) for name, node in nodes.items()}
+
+
+def apart(cuts: TensorCuts, num_procs: int, width: int) -> Configs:
+    """The nodes that have experts, cut by these across so many of `width` neighbours as divide them."""
+    found = {}
+    for name, axis in cuts.experts.items():
+        a = cuts.graph.nodes[name].alignment
+        if (degree := gcd(a.extents[axis], width, num_procs)) > 1:
+            found[name] = _crossed(a, axis, num_procs, degree)
+    return found
+
+
+def _weird_axis(graph: Graph, node: Node) -> str:
+    params = [t for t in map(graph.tensors.__getitem__, node.inputs) if t.param]
+    if not params:
+        return SAMPLES
+    of_params = {axis for o in node.alignment.operands if o.param for axis in o.axes}
+    channels = [a for a in node.alignment.results[0].axes if a in of_params and a not in node.alignment.frozen]
+    is_heavy = sum(prod(t.shape) for t in params) > prod(graph.tensors[node.outputs[0]].shape)
+    return channels[-1] if channels and is_heavy else SAMPLES
+
+
+def _along(a: Alignment, axis: str, num_procs: int) -> Config:
+    degree = 1 if axis in a.frozen else min(num_procs, a.extents.get(axis, 1))
+    return _cut(axis, degree, 1) if degree > 1 else _cut("", 1, num_procs)
+
+
+@lru_cache(maxsize=1024)
+def _cut(axis: str, degree: int, replicas: int) -> Config:
+    """An axis cut so often, on the first processors: one for all nodes, as plans are compared by their Configs."""
+    return Config({axis: degree} if axis else {}, replicas, tuple(range(degree * replicas)))
+
+
+@lru_cache(maxsize=4096)
+def _crossed(a: Alignment, axis: str, num_procs: int, width: int) -> Config:
+    """Samples cut across groups of `width` processors, and the axis within them; where samples are fewer than groups,
+    another axis of the results (positions) across those that are left.
+
+    "": samples over all processors, else such another axis within groups too, else all of a group alike.
+    """
+    ways = num_procs // width
+    samples = 1 if SAMPLES in a.frozen else a.extents.get(SAMPLES, 1)
+    if not axis and samples >= num_procs:
+        return _along(a, SAMPLES, num_procs)
+    groups = min(ways, samples)
+    others = [x for result in a.results for x in result.axes if x not in (SAMPLES, axis)]
+    params = [o.axes for o in a.operands if o.param]
+    of_matrices = {x for axes in params if not {*axes} <= {SAMPLES, axis, *others} for x in axes}
+    within, left = 1 if axis else width, ways // groups if SAMPLES in a.axes else 1
+    if num_procs * left > MOST_PASSED:
+        left = 1
+    # What a parameter has for each place may be cut as places are, if nothing else can be.
+    free = sorted((x for x in others if x not in of_matrices), key=lambda x: any(x in axes for axes in params))
+    wished = [(x, left * within) for x in free] + [(x, within) for x in others]
+    second, degree = next(((x, n) for x, n in wished if n > 1 and _is_free(a, x, n)), ("", 1))
+    # Without samples to cut, all groups do the same.
+    copies = ways if groups == 1 and degree <= within else 1
+    # From the farthest processors to neighbours; what cuts nothing are copies.
+    rows = [("", copies), (SAMPLES if groups > 1 else "", groups), (second, degree)]
+    rows += [(axis, width)] if axis or not second else []
+    inner = sorted(range(len(rows)), key=lambda n: a.axes.index(rows[n][0]) if rows[n][0] else len(a.axes))
+    procs = np.arange(prod(n for _, n in rows)).reshape([n for _, n in rows]).transpose(inner)
+    split = {name: rows[n][1] for n in inner if (name := rows[n][0])}
+    return Config(split, procs.size // prod(split.values()), tuple(procs.reshape(-1).tolist()))
+
+
+def _is_free(a: Alignment, axis: str, degree: int) -> bool:
+    return axis not in a.frozen and a.extents[axis] >= degree
