@@ -41,6 +41,8 @@ def compiling_seconds() -> float:
 def compiled(body: Callable[..., Any]) -> Callable[..., Any]:
     """The body compiled, once for each kind of arguments and kept on disk; the body itself where numba is missing.
 
+    It runs without the interpreter's lock, so what it is given nobody else may change meanwhile.
+
     The body may use numbers and arrays of fixed types, and no other function of castile: see `assembled`.
     """
     if not can_compile():
@@ -52,7 +54,9 @@ def compiled(body: Callable[..., Any]) -> Callable[..., Any]:
     # A large array freed once teaches malloc to keep memory of this size, which calls in a row then reuse without
     # faulting its pages in again (mallopt(3), dynamic threshold).
     np.empty(2**24, np.uint8)
-    result: Callable[..., Any] = numba.njit(cache=True, no_cfunc_wrapper=True)(_renamed(body, {}, _told(body)))
+    # What is kept on disk is not told apart by these.
+    options = {"nogil": True, "no_cfunc_wrapper": True}
+    result: Callable[..., Any] = numba.njit(cache=True, **options)(_renamed(body, {}, _told(body), repr(options)))
     return result
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from castile.runtime import gaps
+from castile.runtime.machine import num_cores
 from castile.runtime.task import NUM_LANES, TaskGraph
 from castile.runtime.timeline import Timeline
 
@@ -87,28 +89,48 @@ def _placed(
     lives = _Lives(graph, timeline)
     offset, private_offset = np.full(graph.num_buffers, -1), np.full(graph.num_tasks, -1)
     peak, live = np.zeros(graph.num_procs, np.int64), np.zeros(graph.num_procs, np.int64)
-    placed, known = [], dict[tuple[int, ...], list[tuple[_Blocks, int, np.ndarray]]]()
-    for proc in procs:
+    every = [lives.blocks(proc) for proc in procs]
+    distinct, which = _distinct(every)
+    # Most of the time of a large plan, and without the interpreter's lock.
+    with ThreadPoolExecutor(num_cores()) as threads:
+        fitted = list(threads.map(_fitted, distinct))
+    placed = []
+    for proc, blocks, number in zip(procs, every, which, strict=True):
         lasting = lives.persistent(proc)
         sizes = _aligned(graph.buffer_bytes[lasting])
         floor = int(sizes.sum())
         offset[lasting] = np.cumsum(sizes) - sizes
         # what is empty lies anywhere above these
         offset[lives.transient(proc)] = floor
-        blocks = lives.blocks(proc)
-        # Most processors of a plan are alike to the last byte and picosecond.
-        alike = known.setdefault(blocks.sums, [])
-        found = next((found for found in alike if blocks.lie_like(found[0])), None)
-        if found is None:
-            most = _most_alive(blocks)[0]
-            alike.append(found := (blocks, most, gaps.placed(blocks.size, blocks.begin, blocks.end, most)))
-        live[proc], places = floor + found[1], floor + found[2]
+        most, places = fitted[number]
+        live[proc], places = floor + most, floor + places
         peak[proc] = (places + blocks.size).max(initial=floor)
         whole = blocks.buffer >= 0
         offset[blocks.buffer[whole]] = places[whole]
         private_offset[blocks.first[~whole]] = places[~whole]
         placed.append((blocks, places))
     return Packing(offset, private_offset, peak, live, np.empty((0, 2), np.int32)), placed
+
+
+def _distinct(every: Sequence[_Blocks]) -> tuple[list[_Blocks], list[int]]:
+    """Blocks that lie unlike each other, and which of them those of each processor are like: most processors of a plan
+    are alike to the last byte and picosecond.
+    """
+    found, which, known = list[_Blocks](), list[int](), dict[tuple[int, ...], list[int]]()
+    for blocks in every:
+        alike = known.setdefault(blocks.sums, [])
+        number = next((number for number in alike if blocks.lie_like(found[number])), len(found))
+        if number == len(found):
+            found.append(blocks)
+            alike.append(number)
+        which.append(number)
+    return found, which
+
+
+def _fitted(blocks: _Blocks) -> tuple[int, np.ndarray]:
+    """The most bytes of blocks that live at one time, and where they lie."""
+    most = _most_alive(blocks)[0]
+    return most, gaps.placed(blocks.size, blocks.begin, blocks.end, most)
 
 
 def largest(graph: TaskGraph, timeline: Timeline, procs: Iterable[int], n: int = 5) -> list[list[tuple[str, int]]]:

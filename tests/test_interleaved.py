@@ -10,7 +10,7 @@ import pytest
 from castile.launch import models
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.evaluator import Evaluator
-from castile.planner.known.pipelines import _stretches, interleaved, pipelined
+from castile.planner.known.pipelines import Pipelines, _stretches
 from castile.planner.known.plans import data_parallel
 from castile.planner.known.seeds import known_names, seeds
 from castile.planner.lower import Lowering
@@ -37,8 +37,8 @@ def seconds(lowering: Lowering, configs: dict) -> float:
 def test_a_pipeline_fills_in_as_many_times_less_as_it_comes_round(num_stages: int, rounds: int) -> None:
     """Of as many microbatches as stages, which is what interleaving is for: F, B and W take as long as each other."""
     lowering = layers(num_stages, rounds, num_stages)
-    inner = data_parallel(lowering.piece, 1)
-    around, once = (make(lowering, num_stages, inner) for make in (interleaved, pipelined))
+    rows, inner = Pipelines(lowering), data_parallel(lowering.piece, 1)
+    around, once = rows.interleaved(num_stages, inner), rows.once(num_stages, inner)
     assert [around[f"fc{n}"].procs for n in range(num_stages * rounds)] == [(n,) for n in range(num_stages)] * rounds
     work, fill = 3 * PASS * rounds * num_stages, 3 * PASS * (num_stages - 1)
     # Once through all stages is what a pipeline that comes round once cannot do without.
@@ -65,7 +65,7 @@ def test_stretches_take_as_little_as_can_be_and_the_last_are_full() -> None:
 def test_one_tensor_is_handed_over(model: str) -> None:
     """Wherever a group hands over to the next; the last one has the loss."""
     lowering = Lowering(models.parse(model).graph(16), machines.parse("dgx-h100"), SGD, microbatches=4)
-    configs = interleaved(lowering, 4, data_parallel(lowering.piece, 2))
+    configs = Pipelines(lowering).interleaved(4, data_parallel(lowering.piece, 2))
     nodes, stage = lowering.piece.nodes, stages(config.procs for config in configs.values())
     assert len([n for n in range(1, len(stage)) if stage[n] != stage[n - 1]]) >= 2 * 4 - 1
     assert configs[list(nodes)[-1]].procs == (6, 7)
@@ -87,8 +87,8 @@ def test_interleaving_is_known_where_microbatches_are_few() -> None:
 
 def test_what_cannot_be_cut_into_more_is_the_pipeline_itself() -> None:
     lowering = layers(4, 1, 4)
-    inner = data_parallel(lowering.piece, 1)
-    assert interleaved(lowering, 4, inner) == pipelined(lowering, 4, inner)
+    rows, inner = Pipelines(lowering), data_parallel(lowering.piece, 1)
+    assert rows.interleaved(4, inner) == rows.once(4, inner)
     assert "pipeline_4_interleaved" not in seeds(lowering)
 
 

@@ -17,7 +17,7 @@ from castile.planner.cost import CostModel
 from castile.planner.evaluation import evaluator
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.graph import Graph
-from castile.planner.known.pipelines import cut, pipelined
+from castile.planner.known.pipelines import Pipelines, cut
 from castile.planner.known.plans import data_parallel
 from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
@@ -61,7 +61,7 @@ def simulated(num_stages: int, microbatches: int, ahead: int = 0, latency: float
     machine = on(num_stages, 2.0 * WIDTH**2 * batch, latency)
     lowering = Lowering(graph, machine, SGD, microbatches=microbatches)
     known = Evaluator(lowering, CostModel(machine))
-    configs = pipelined(lowering, num_stages, data_parallel(lowering.piece, 1))
+    configs = Pipelines(lowering).once(num_stages, data_parallel(lowering.piece, 1))
     plan = Strategy(configs, microbatches, ahead=ahead)
     assert [plan.configs[f"fc{n}"].procs for n in range(num_stages)] == [(n,) for n in range(num_stages)]
     return known, plan, *known.simulate(plan)
@@ -276,7 +276,7 @@ def test_a_group_has_as_much_to_do_as_all_of_it_can(speeds: tuple[int, ...]) -> 
     kinds = tuple(Processor(f"p{s}", s * 2.0 * WIDTH**2, 1e30, 1 << 40, task_overhead_seconds=0.0) for s in speeds)
     machine = Machine("m", kinds, (Level("link", 4, 0.0, 1e30),))
     lowering = Lowering(stack(12, 16), machine, SGD, microbatches=4)
-    found = pipelined(lowering, 2, data_parallel(lowering.piece, 2))
+    found = Pipelines(lowering).once(2, data_parallel(lowering.piece, 2))
     num = [sum(found[f"fc{n}"].procs == procs for n in range(12)) for procs in ((0, 1), (2, 3))]
     each = [(k / sum(speeds[:2]), (12 - k) / sum(speeds[2:])) for k in range(13)]
     assert sum(num) == 12 and max(each[num[0]]) == min(map(max, each))
@@ -298,7 +298,7 @@ def test_stretches_take_alike_by_the_prices_that_are_given() -> None:
             return np.array([10**15 if key.name.startswith("relu") else 1 for key in keys])
 
     for cost, first in ((None, 9), (Dear(machine), 3)):
-        found = pipelined(lowering, 2, data_parallel(lowering.piece, 1), cost)
+        found = Pipelines(lowering, cost).once(2, data_parallel(lowering.piece, 1))
         assert [found[name].procs for name in names] == [(0,)] * first + [(1,)] * (12 - first)
 
 
@@ -323,5 +323,5 @@ def test_a_search_finds_a_pipeline_where_links_are_slow() -> None:
 def test_a_config_on_no_other_processors_is_moved_whole() -> None:
     machine = on(4, 1e6)
     lowering = Lowering(stack(4, 16), machine, SGD, microbatches=4)
-    moved = pipelined(lowering, 2, data_parallel(lowering.piece, 2))
+    moved = Pipelines(lowering).once(2, data_parallel(lowering.piece, 2))
     assert {c.procs for c in moved.values()} == {(0, 1), (2, 3)} and moved["fc0"] == Config({"b": 2}, 1, (0, 1))

@@ -28,7 +28,7 @@ from castile.planner.searching.accumulating import Chosen
 from castile.planner.searching.fewer import FURTHER, on_fewer
 from castile.planner.searching.filling import At, filled, sooner
 from castile.planner.searching.fronts import Point, search_front
-from castile.planner.searching.settling import SETTLING, settled
+from castile.planner.searching.settling import SETTLING, settled, settled_known
 from castile.planner.sketch.sieve import num_parts
 from castile.planner.step.recompute import FULL, NOTHING, SELECTIVE
 from castile.planner.strategy import PATH, READY, Names, Strategy
@@ -169,9 +169,7 @@ class Looking:
     ) -> Found:
         """The same search in another number of microbatches, or, with a name, that known plan alone."""
         if name:
-            found = search(name, chosen.evaluator, progress=progress, seeds=[name], pins=chosen.pins)
-            found = replace(found, is_insisted=False)
-            return settled(chosen.evaluator, found, (), is_settled, (READY, PATH), chosen.pins)
+            return settled_known(chosen.evaluator, name, chosen.pins, is_settled, (READY, PATH))
         return self._search(chosen, limits, is_settled, progress)[0]
 
     def _is_filled(self, limits: Budget) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from math import isqrt, prod
 
 import numpy as np
@@ -38,49 +39,59 @@ def divisors(number: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def pipelined(
-    lowering: Lowering, num_stages: int, inner: Mapping[str, Config], cost: CostModel | None = None
-) -> dict[str, Config]:
-    """The plan `inner` in each of so many equal groups of processors in turn, for the stretch of nodes of its own.
+class Pipelines:
+    """Pipelines of a graph on a machine.
 
-    inner   Configs on the first processors, as many as a group has
-    cost    prices by which all take equally long; the machine's figures by default
+    cost    prices by which stretches take equally long; the machine's figures by default
     """
-    work, rates, size = _loads(lowering, num_stages, inner, cost)
-    return staged(inner, size, cut(work, rates, _sent(lowering, inner, size)))
 
+    def __init__(self, lowering: Lowering, cost: CostModel | None = None) -> None:
+        self._lowering, self._cost = lowering, cost or CostModel(lowering.machine)
 
-def interleaved(
-    lowering: Lowering, num_stages: int, inner: Mapping[str, Config], cost: CostModel | None = None
-) -> dict[str, Config]:
-    """The same with several shorter stretches for each group, which come round to it again: a pipeline fills, and runs
-    out, in as many times less.
+    def once(self, num_stages: int, inner: Mapping[str, Config]) -> dict[str, Config]:
+        """The plan `inner` in each of so many equal groups of processors in turn, for the stretch of nodes of its own.
 
-    Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021,
-    section 2.2. Stretches begin where a single tensor is handed over, and are as many as make a step shortest where the
-    longest sets the pace; the last group has the last one. As `pipelined` where none are better.
-    """
-    work, rates, size = _loads(lowering, num_stages, inner, cost)
-    necks = np.array([0, *_necks(lowering.piece.nodes.values())])
-    upto, found = np.append(0, np.cumsum(work))[necks].tolist(), dict[float, list[int]]()
-    for rounds in [n for n in ROUNDS if n * num_stages < len(necks)]:
-        longest, begins = _stretches(upto, rates.tolist() * rounds)
-        turns = lowering.microbatches * len(begins) / num_stages + num_stages - 1
-        found.setdefault(turns * longest, begins)
-    begins = found[min(found)] if found else []
-    if len(begins) <= num_stages:
-        return pipelined(lowering, num_stages, inner, cost)
-    lengths = np.diff([*necks[begins], len(work)])
-    return staged(inner, size, np.repeat(np.arange(-len(begins), 0) % num_stages, lengths).tolist())
+        inner   Configs on the first processors, as many as a group has
+        """
+        size = self._lowering.machine.num_procs // num_stages
+        return staged(inner, size, cut(self._work, self._rates(num_stages), _sent(self._lowering, inner, size)))
 
+    def interleaved(self, num_stages: int, inner: Mapping[str, Config]) -> dict[str, Config]:
+        """The same with several shorter stretches for each group, which come round to it again: a pipeline fills, and
+        runs out, in as many times less.
 
-def _loads(
-    lowering: Lowering, num_stages: int, inner: Mapping[str, Config], cost: CostModel | None
-) -> tuple[np.ndarray, np.ndarray, int]:
-    """What each node takes on one processor, at which rate each group works, and how many processors it has."""
-    cost, size = cost or CostModel(lowering.machine), lowering.machine.num_procs // num_stages
-    work = np.array(_work(lowering, cost, list(inner)))
-    return work, np.array(shares.speeds(lowering, cost)).reshape(num_stages, size).sum(1), size
+        Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021,
+        section 2.2. Stretches begin where a single tensor is handed over, and are as many as make a step shortest where
+        the longest sets the pace; the last group has the last one. Each group has but one where more are not better.
+        """
+        necks = np.array([0, *_necks(self._lowering.piece.nodes.values())])
+        upto, found = np.append(0, np.cumsum(self._work))[necks].tolist(), dict[float, list[int]]()
+        for rounds in [n for n in ROUNDS if n * num_stages < len(necks)]:
+            longest, begins = _stretches(upto, self._rates(num_stages).tolist() * rounds)
+            turns = self._lowering.microbatches * len(begins) / num_stages + num_stages - 1
+            found.setdefault(turns * longest, begins)
+        begins = found[min(found)] if found else []
+        if len(begins) <= num_stages:
+            return self.once(num_stages, inner)
+        lengths = np.diff([*necks[begins], len(self._work)])
+        stages = np.repeat(np.arange(-len(begins), 0) % num_stages, lengths)
+        return staged(inner, self._lowering.machine.num_procs // num_stages, stages.tolist())
+
+    def _rates(self, num_stages: int) -> np.ndarray:
+        """At which rate each group works."""
+        return np.array(shares.speeds(self._lowering, self._cost)).reshape(num_stages, -1).sum(1)
+
+    @cached_property
+    def _work(self) -> np.ndarray:
+        """What all passes of each node take on one processor, uncut."""
+        # All microbatches take the same: as few are written out as sketches need.
+        program = self._lowering.shortened(2).program(self._lowering.plan({}))
+        found = dict.fromkeys(self._lowering.piece.nodes, 0)
+        for step in program.steps:
+            if step.node.name in found and step.micro.number == 0:
+                keys, of_part = self._lowering.templates.get(step, {}, program.dtypes.__getitem__).does.keys
+                found[step.node.name] += int(self._cost.picoseconds(keys)[of_part].sum())
+        return np.array([*found.values()])
 
 
 def _necks(nodes: Iterable[Node]) -> list[int]:
@@ -189,15 +200,3 @@ def _sent(lowering: Lowering, inner: Mapping[str, Config], size: int) -> np.ndar
 def _times(config: Config, operand: Operand) -> int:
     """Of how many parts each holds a share of the same elements."""
     return prod(degree for axis, degree in config.split.items() if axis not in operand.axes)
-
-
-def _work(lowering: Lowering, cost: CostModel, names: Sequence[str]) -> list[int]:
-    """What all passes of each node take on one processor, uncut."""
-    # All microbatches take the same: as few are written out as sketches need.
-    program = lowering.shortened(2).program(lowering.plan({}))
-    found = dict.fromkeys(names, 0)
-    for step in program.steps:
-        if step.node.name in found and step.micro.number == 0:
-            keys, of_part = lowering.templates.get(step, {}, program.dtypes.__getitem__).does.keys
-            found[step.node.name] += int(cost.picoseconds(keys)[of_part].sum())
-    return [found[name] for name in names]

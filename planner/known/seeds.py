@@ -17,7 +17,7 @@ from castile.planner.choices.pins import Pins
 from castile.planner.cost import CostModel
 from castile.planner.known.megatron import TensorCuts
 from castile.planner.known.pieces import in_pieces
-from castile.planner.known.pipelines import divisors, interleaved, pipelined
+from castile.planner.known.pipelines import Pipelines, divisors
 from castile.planner.known.plans import (
     Configs,
     apart,
@@ -132,19 +132,19 @@ def _pipelines(
         return {}
     room = min(p.memory_bytes - p.reserved_bytes for p in lowering.machine.processors)
     _, all_bytes = _param_bytes(lowering)
-    made: dict[str, Callable[[], Configs]] = {}
+    made, rows = dict[str, Callable[[], Configs]](), Pipelines(lowering, cost)
     most = min(lowering.microbatches, MOST_STAGES if has_many_parts(lowering) else num_procs)
     for num_stages in divisors(num_procs)[1:]:
         if num_stages > most:
             break
         size = num_procs // num_stages
-        ways = {"": pipelined, "_interleaved": interleaved}
+        ways = {"": rows.once, "_interleaved": rows.interleaved}
         if lowering.microbatches > FEW * num_stages:
             del ways["_interleaved"]
         for suffix, width, inner in _within(lowering, cuts, size, near):
             for way, staged in ways.items():
                 name = f"{PIPELINE}{num_stages}{way}{suffix}"
-                made[name] = make = partial(_staged, staged, lowering, num_stages, inner, cost)
+                made[name] = make = partial(_staged, staged, num_stages, inner)
                 if size > width and all_bytes / num_stages / width > ROOMY * room:
                     made[f"{name}_zero"] = partial(_in_pieces, lowering, make)
     return made
@@ -170,11 +170,8 @@ def _with_experts(cuts: TensorCuts, num_procs: int, near: int) -> dict[str, Call
     return {n: partial(expert_parallel, cuts, num_procs, width) for n, width in zip(names, widths, strict=True)}
 
 
-def _staged(
-    staged: Callable[..., Configs], lowering: Lowering, num_stages: int, inner: Callable[[], Configs],
-    cost: CostModel | None,
-) -> Configs:  # fmt: skip
-    return staged(lowering, num_stages, inner(), cost)
+def _staged(staged: Callable[..., Configs], num_stages: int, inner: Callable[[], Configs]) -> Configs:
+    return staged(num_stages, inner())
 
 
 def _in_pieces(lowering: Lowering, make: Callable[[], Configs]) -> Configs:

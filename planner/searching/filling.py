@@ -108,9 +108,10 @@ def _simulated(
 ) -> tuple[Chosen | None, str]:
     """The one that takes least, if that is less than `seconds`, and the name of its pipeline."""
     least, best, name = seconds, None, ""
-    for one in sorted(candidates, key=attrgetter("seconds")):
-        if one.seconds > promising * least:
-            break
+    # The others are let go of: each holds all that was worked out of its plans.
+    left = sorted(candidates, key=attrgetter("seconds"), reverse=True)
+    while left and left[-1].seconds <= promising * least:
+        one = left.pop()
         try:
             plans = variants(one.evaluator, one.plan, (), orders=orders)
         except TooManyTransfers:

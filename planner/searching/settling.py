@@ -16,6 +16,7 @@ from castile.planner.choices.pins import Pins
 from castile.planner.evaluation.evaluator import Evaluated, Evaluator
 from castile.planner.evaluation.sizes import SIZES, seen, variants
 from castile.planner.known.pieces import in_pieces
+from castile.planner.known.seeds import seeds
 from castile.planner.search import DATA_PARALLEL, Found, finished, fitting, same
 from castile.planner.strategy import ORDERS, Strategy
 
@@ -68,11 +69,21 @@ def settled(
         every += pieced(evaluator, min(every, key=lambda one: one.rank), sizes, pins)
     best, arena = fitting(evaluator, every)
     plan = finished(evaluator, best, arena, found.strategy.search, found.strategy.seed)
-    seeds = {name: min(each, key=lambda one: one.rank) for name, each in known.items()}
+    best_of = {name: min(each, key=lambda one: one.rank) for name, each in known.items()}
     return replace(
-        found, strategy=plan, evaluated=replace(best, strategy=plan), arena_bytes=arena, seeds=seeds,
-        equals=same(evaluator.lowering, seeds, best),
+        found, strategy=plan, evaluated=replace(best, strategy=plan), arena_bytes=arena, seeds=best_of,
+        equals=same(evaluator.lowering, best_of, best),
     )  # fmt: skip
+
+
+def settled_known(
+    evaluator: Evaluator, name: str, pins: Pins | None, is_over: Callable[[], bool], orders: Sequence[str]
+) -> Found:
+    """The known plan of that name, without buckets, settled as if a search had found it."""
+    plans = seeds(evaluator.lowering, [DATA_PARALLEL, name], evaluator.cost, pins)
+    worth = {label: evaluator.evaluate(plan) for label, plan in plans.items()}
+    found = Found(worth[name].strategy, worth[name], (), worth, name, False, len(worth), 0.0, (), ())
+    return settled(evaluator, found, (), is_over, orders, pins)
 
 
 def pieced(evaluator: Evaluator, best: Evaluated, sizes: Sequence[int], pins: Pins | None) -> Iterator[Evaluated]:
