@@ -148,7 +148,10 @@ class Run:
         size = self.bucket_bytes if bucket_bytes is None else bucket_bytes
         joined = msgspec.structs.replace(plain, bucket_bytes=size)
         try:
-            found = self.evaluator.evaluate(joined if size and self.evaluator.is_small(joined) else plain)
+            of_size = size and self.evaluator.is_small(joined)
+            if not of_size and not self.evaluator.is_small(plain):
+                return None
+            found = self.evaluator.evaluate(joined if of_size else plain)
         except TooManyTransfers:
             return None
         self._judge(found, number)
@@ -322,8 +325,9 @@ def _evaluated(
 ) -> dict[str, Evaluated]:
     """The known plans that no sketch puts far behind; where none of them fits, others that are not very far.
 
-    Those that have too many transfers to look at are left out, unless they were asked for; `base` never is. So are,
-    where a plan fits and there is no time left, those that were not asked for; what a sketch puts first comes first.
+    Those that have too many transfers or tasks to look at are left out, unless they were asked for; `base` never is.
+    So are, where a plan fits and there is no time left, those that were not asked for; what a sketch puts first comes
+    first.
     """
     every, asked = {**base, **known}, {**base, **given}
     wanted = list(known) if sieve is None else sorted(sieve.promising(times), key=sieve.energy.__getitem__)
@@ -332,7 +336,8 @@ def _evaluated(
         if name not in asked and is_over() and any(plan.fits for plan in found.values()):
             break
         try:
-            found[name] = evaluator.evaluate(every[name])
+            if name in asked or evaluator.is_small(every[name]):
+                found[name] = evaluator.evaluate(every[name])
         except TooManyTransfers as error:
             if name in asked:
                 raise TooManyTransfers(f"plan {name}: {error}") from error

@@ -46,8 +46,8 @@ FILLING = 16
 # times as many are written out at once.
 IRREGULAR = 4
 
-# Of microbatches that are copied at most so many tasks are made: some two gigabytes.
-MOST_TASKS = 2**22
+# Plans of more tasks take ten seconds each; of microbatches that are copied at most so many are made: two gigabytes.
+MOST_SMALL, MOST_TASKS = 2**21, 2**22
 MANY = "of its {} tasks no few say what all take: lay processors out alike, or use fewer microbatches"
 
 # What a search makes small: seconds of a training step, seconds of a forward pass, or bytes of the fullest processor.
@@ -163,15 +163,16 @@ class Evaluator:
         return self._count(strategy), strategy.bucket_bytes, strategy.order, strategy.ahead, again, configs
 
     def is_small(self, strategy: Strategy) -> bool:
-        """Whether what a plan is evaluated through is small: of few processors, or of their roles."""
-        # Without buckets processors of one role are always alike.
-        if self.lowering.machine.num_procs < LARGE or not strategy.bucket_bytes:
+        """Whether what a plan is evaluated through is small: of few processors, or of few tasks of their roles."""
+        if self.lowering.machine.num_procs < LARGE:
             return True
         plain = _unordered(strategy)
         key = self._key(plain)
         if key not in self._small:
-            few = repeats.shown(self._count(strategy))[0]
-            self._small[key] = self._shortened(strategy, few)[1].by_roles(plain) is not None
+            folding = self._shortened(strategy, repeats.shown(self._count(strategy))[0])[1]
+            is_few = folding.num_tasks(plain) <= MOST_SMALL
+            # Without buckets processors of one role are always alike.
+            self._small[key] = is_few and (not strategy.bucket_bytes or folding.by_roles(plain) is not None)
         return self._small[key]
 
     def _shortened(self, strategy: Strategy, shown: int) -> tuple[Lowering, Folding]:

@@ -110,14 +110,22 @@ class Folding:
                 self._last = strategy, self._by_roles(strategy)
         return self._last[1]
 
-    def _by_roles(self, strategy: Strategy) -> Folded | None:
+    def num_tasks(self, strategy: Strategy) -> int:
+        """How many tasks the folded graph of a plan has before any go together. Raises ValueError as `fold` does."""
+        with uncollected():
+            return int(self._assembled(strategy).base[-1])
+
+    def _assembled(self, strategy: Strategy) -> _Assembly:
         plain = msgspec.structs.replace(strategy, bucket_bytes=0)
         if self._laid is None or self._laid[0] != plain:
             # What the last one holds of a large machine is not kept meanwhile.
             self._laid = None
             self._laid = plain, self._assembly(*self.instances(plain), plain.ahead)
-        assembly = self._laid[1]
-        folded, engines = assembly.folded, self.lowering.machine.engines
+        return self._laid[1]
+
+    def _by_roles(self, strategy: Strategy) -> Folded | None:
+        assembly, engines = self._assembled(strategy), self.lowering.machine.engines
+        folded = assembly.folded
         if not strategy.bucket_bytes:
             return replace(folded, graph=in_turn(folded.graph, engines))
         found = buckets.of_roles(folded.graph, assembly.candidates, strategy.bucket_bytes, assembly.where)
@@ -138,10 +146,9 @@ class Folding:
 
     def _assembly(self, steps: Sequence[StepInstance], flows: Sequence[FlowInstance], ahead: int) -> _Assembly:
         blocks = self._shapes.of(steps, flows)
-        machine = self.lowering.machine
-        union = Union(list(dict.fromkeys(b.shape for b in blocks)), machine.engines, machine.kind_of)
-        roles = refined(union)
-        small, keys = _Small(union, roles), tuple(self._shapes.keys)
+        shapes, machine = list(dict.fromkeys(b.shape for b in blocks)), self.lowering.machine
+        union = Union(shapes, machine.engines, machine.kind_of)
+        small, keys = _Small(union, refined(union)), tuple(self._shapes.keys)
         return _Assembly(steps, flows, blocks, small, keys, self.lowering.catalogue, ahead)
 
 

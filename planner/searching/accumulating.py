@@ -134,7 +134,7 @@ def enough(
 def _seconds(evaluator: Evaluator, plan: Strategy) -> float:
     """What a plan takes, infinitely much where it does not fit or cannot be looked at."""
     try:
-        found = evaluator.evaluate(plan)
+        found = evaluator.evaluate(plan) if evaluator.is_small(plan) else None
     except TooManyTransfers:
         return inf
-    return found.seconds if found.fits else inf
+    return found.seconds if found is not None and found.fits else inf
