@@ -92,6 +92,7 @@ class Program(NamedTuple):
     known[N]        where the splits of the node's kind begin in `known` and `nbytes`
     turns[3]        the steps with which the first and the second of two microbatches begin, and how many more are like
                     the first; S, S and 0 where there are none
+    work[N]         operations of a node's forward pass
     slopes          of a microbatch's operations the share of those that gradients of parameters take
     """
 
@@ -111,6 +112,7 @@ class Program(NamedTuple):
     space: np.ndarray
     known: np.ndarray
     turns: np.ndarray
+    work: np.ndarray
     slopes: float
 
 
@@ -187,7 +189,7 @@ class Room(NamedTuple):
     work[P], held[P], kept[P]   seconds of kernels in the whole step, bytes, and how many of these are of one microbatch
     leader[P]                   of `staged`: a processor of the same stage, -1 for one that does nothing
     num_stages[2]               of the plan that was kept, and of the one that is worked out
-    num_turns[2]                of these in how many stretches of nodes, each of one stage, the stages take turns
+    rounds[2]                   how often stages take turns in these
     ends[M], num_ends[F]        of each flow those ends that lie as none before them does, from made_ptr on; how many
                                 these are, UNKNOWN before they are found
     fullest[F]                  the most parts that such an end has; 0 where one has replicas
@@ -220,7 +222,7 @@ class Room(NamedTuple):
     kept: np.ndarray
     leader: np.ndarray
     num_stages: np.ndarray
-    num_turns: np.ndarray
+    rounds: np.ndarray
     ends: np.ndarray
     num_ends: np.ndarray
     fullest: np.ndarray

@@ -23,9 +23,12 @@ def classed(side, classes):  # type: ignore[no-untyped-def]
 
 
 def staged(side, plan, program, spaces, classes, room):  # type: ignore[no-untyped-def]
-    """Find how many stages a plan has (`planner/lowering/stages`), and how many stretches of nodes these take in turn;
-    one where the batch is not cut into microbatches."""
-    room.num_stages[1], room.num_turns[1], num_first = 1, 1, classes.num_first[side]
+    """Find how many stages a plan has (`planner/lowering/stages`), and in how many rounds they take turns; one where
+    the batch is not cut into microbatches.
+
+    As many rounds as there would be stretches of each, if all had as much to do: short ones hardly count.
+    """
+    room.num_stages[1], room.rounds[1], num_first = 1, 1.0, classes.num_first[side]
     if program.turns[1] == len(program.node) or num_first == 1:
         return
     for k in range(num_first):
@@ -50,14 +53,20 @@ def staged(side, plan, program, spaces, classes, room):  # type: ignore[no-untyp
         if found == 1 and met == num_first:
             break
     room.num_stages[1] = max(1, found)
-    last = -1
+    if found <= 1:
+        return
+    last, stretch, every, squares = -1, 0.0, 0.0, 0.0
     for n in range(len(plan)):
-        if found > 1 and program.own_ptr[n] < program.own_ptr[n + 1]:
+        if program.own_ptr[n] < program.own_ptr[n + 1]:
             p = classes.first[side, spaces.procs[spaces.proc_ptr[plan[n]]]]
             while room.leader[p] != p:
                 p = room.leader[p]
-            room.num_turns[1] += last >= 0 and p != last
-            last = p
+            if p != last:
+                squares, stretch = squares + stretch * stretch, 0.0
+            last, stretch, every = p, stretch + program.work[n], every + program.work[n]
+    squares += stretch * stretch
+    if squares > 0:
+        room.rounds[1] = max(1.0, every * every / (squares * found))
 
 
 def enlist(crew, c, side, spaces, classes):  # type: ignore[no-untyped-def]

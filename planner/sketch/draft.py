@@ -102,7 +102,7 @@ class Draft:
             np.where(ends.slot >= 0, place[ends.slot], NONE), ends.owner, ends.layout, partial,
             np.array(sizes, np.int64), pointer(np.bincount(owner[mine], minlength=len(self._nodes))),
             mine[np.argsort(owner[mine], kind="stable")], self._spaces, known_first[kinds], self._turns(),
-            self._slopes(),
+            self._work(), self._slopes(),
         )  # fmt: skip
         return program, num_rows
 
@@ -189,6 +189,15 @@ class Draft:
             return np.array([len(self.steps), len(self.steps), 0], np.int64)
         first, second = begins
         return np.array([first, second, self.steps[first].micro.times - 1], np.int64)
+
+    def _work(self) -> np.ndarray:
+        """How many operations the forward pass of each node takes, of a microbatch."""
+        found = np.zeros(len(self._nodes))
+        for step, owner, is_late in zip(self._program.steps, self._owner.tolist(), self._is_late.tolist(), strict=True):
+            if step.which == "F" and step.micro.number == 0 and owner >= 0 and not is_late:
+                whole = parts(step.node, {}, step.axis, (0, step.micro.count))[0]
+                found[owner] += step.node.op.flops("F", whole)
+        return found
 
     def _slopes(self) -> float:
         """Which share of a microbatch's operations are gradients of parameters."""

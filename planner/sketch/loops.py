@@ -93,7 +93,7 @@ def tried(  # type: ignore[no-untyped-def]
         busiest = max(busiest, room.work[p])
     first, is_turned = decided(count, nodes, old, plan, program, spaces)
     # There is at least one stage.
-    room.num_stages[1], room.num_turns[1] = 1 if is_turned else room.num_stages[0], room.num_turns[0]
+    room.num_stages[1], room.rounds[1] = 1 if is_turned else room.num_stages[0], room.rounds[0]
     overflow = shortage(capacity, room.num_stages[1], room)
     limit = most / (1 + penalty * overflow)
     if busiest <= limit and is_turned:

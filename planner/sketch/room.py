@@ -22,13 +22,13 @@ def room_for(num_procs: int, num_levels: int, num_contents: int, program: Progra
     marks, longest = np.zeros((2, num_marks, 3, num_procs)), np.zeros((2, num_marks))
     slack, stamps = np.zeros((2, 3, num_marks)), np.zeros((2, num_marks), np.int64)
     flows = np.zeros((2, num_flows), np.int64)
-    offsets, stages = np.zeros((2, most + 1), np.int64), np.ones((2, 2), np.int64)
+    offsets = np.zeros((2, most + 1), np.int64)
     scratch = (*np.zeros((6, max(MOST_DIMS, width)), np.int64), *np.zeros((2, num_levels + 2)))
     return Room(
         procs[0], procs[1], procs[2], steps[0], reads[0], reads[1], np.zeros(num_reads, np.int64), steps[1], reads[2],
         marks[0], longest[0], marks[1], longest[1], slack[0], slack[1], np.zeros(num_marks), stamps[0], stamps[1],
-        np.zeros((2, 2)), procs[3], procs[4], procs[5], np.zeros(num_procs, np.int64), stages[0], stages[1],
-        np.zeros(len(program.made), np.int64), flows[0], flows[1], np.zeros(num_contents + 1, np.int64),
+        np.zeros((2, 2)), procs[3], procs[4], procs[5], np.zeros(num_procs, np.int64), np.ones(2, np.int64),
+        np.ones(2), np.zeros(len(program.made), np.int64), flows[0], flows[1], np.zeros(num_contents + 1, np.int64),
         np.zeros(2, np.int64), offsets[0], offsets[1], scratch,
     )  # fmt: skip
 

@@ -147,8 +147,7 @@ def step_seconds(  # type: ignore[no-untyped-def]
         period = min(max((period - sooner) / num_stages, busiest), period)
         longest -= sooner + room.turn[1, 1] - period
         # Stages that take turns several times fill, and run out, in as many times less.
-        rounds = max(1.0, room.num_turns[1] / num_stages)
-        longest -= (num_stages - 1) * period * (1 - 1 / rounds)
+        longest -= (num_stages - 1) * period * (1 - 1 / room.rounds[1])
     longest += program.turns[2] * period
     return longest if longest <= limit else NEVER, int(last)
 
@@ -356,7 +355,7 @@ def keep(begin, side, program, classes, room, log):  # type: ignore[no-untyped-d
         for k in range(index(0), index(3)):
             room.slack[k, block] = room.drafted_slack[k, block]
     room.turn[0, 0], room.turn[0, 1] = room.turn[1, 0], room.turn[1, 1]
-    room.num_stages[0], room.num_turns[0] = room.num_stages[1], room.num_turns[1]
+    room.num_stages[0], room.rounds[0] = room.num_stages[1], room.rounds[1]
     for mark in range(index(begin), index(len(room.longest))):
         room.longest[mark] = room.drafted_longest[mark]
         for k in range(index(0), index(3)):
