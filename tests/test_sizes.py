@@ -29,7 +29,7 @@ from castile.planner.known.seeds import seed, seeds
 from castile.planner.lower import Lowering
 from castile.planner.op import find
 from castile.planner.search import Run, search
-from castile.planner.searching.settling import settled, sized
+from castile.planner.searching.settling import settled, settled_known, sized
 from castile.planner.strategy import ORDERS, READY, Strategy
 from castile.runtime import machine as machines
 from castile.runtime.transfer import TooManyTransfers
@@ -224,6 +224,17 @@ def test_the_best_has_its_updates_in_pieces_where_that_is_better() -> None:
     assert shared.configs[update].replicas == 1 and pinned.replicas == 4
     for left in (settled(same, replace(before, is_insisted=True)), settled(same, before, is_over=lambda: True)):
         assert left.strategy.configs.keys() == before.strategy.configs.keys()
+
+
+def test_a_known_plan_that_pins_make_another_is_settled() -> None:
+    on = machines.parse("local:procs=4")
+    lowering = Lowering(models.parse("mlp").graph(64), on, Updates(optimizers.parse("adamw")), microbatches=4)
+    same = Evaluator(lowering, CostModel(on))
+    pins = Pins([parse("*: {b: 4, replicas: 1, procs: [0-3]}")], lowering.names, 4)
+    known = seeds(lowering, ["data_parallel", "pipeline_4"], pins=pins)
+    assert list(known) == ["data_parallel"]
+    found = settled_known(same, "pipeline_4", pins, lambda: False, ORDERS)
+    assert pins.meets(found.strategy.configs) and found.evaluated.rank <= same.evaluate(known["data_parallel"]).rank
 
 
 @pytest.mark.parametrize("front", [False, True])

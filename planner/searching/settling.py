@@ -82,7 +82,9 @@ def settled_known(
     """The known plan of that name, without buckets, settled as if a search had found it."""
     plans = seeds(evaluator.lowering, [DATA_PARALLEL, name], evaluator.cost, pins)
     worth = {label: evaluator.evaluate(plan) for label, plan in plans.items()}
-    found = Found(worth[name].strategy, worth[name], (), worth, name, False, 1, 0.0, (), ())
+    # Pins may make the two one plan.
+    best = worth.get(name, worth[DATA_PARALLEL])
+    found = Found(best.strategy, best, (), worth, name, False, 1, 0.0, (), ())
     return settled(evaluator, found, (), is_over, orders, pins)
 
 
