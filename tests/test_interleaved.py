@@ -10,7 +10,7 @@ import pytest
 from castile.launch import models
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.evaluator import Evaluator
-from castile.planner.known.pipelines import Pipelines, _stretches
+from castile.planner.known.pipelines import Pipelines, stretches
 from castile.planner.known.plans import data_parallel
 from castile.planner.known.seeds import known_names, seeds
 from castile.planner.lower import Lowering
@@ -51,7 +51,7 @@ def test_stretches_take_as_little_as_can_be_and_the_last_are_full() -> None:
     for _ in range(300):
         work, rates = random.integers(1, 9, random.integers(1, 8)).tolist(), random.integers(1, 3, 3).tolist()
         upto = np.append(0, np.cumsum(work)).tolist()
-        longest, begins = _stretches(upto, rates)
+        longest, begins = stretches(upto, rates)
         ends, of = [*begins[1:], len(work)], rates[len(rates) - len(begins) :]
         lasts = [(upto[b] - upto[a]) / rate for a, b, rate in zip(begins, ends, of, strict=True)]
         assert begins[0] == 0 and max(lasts) <= longest * (1 + 1e-5)

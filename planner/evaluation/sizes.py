@@ -45,8 +45,9 @@ def variants(
     is_base   whether in READY every size is tried even then
     most      nothing is begun ahead where what is best without is worth more seconds, or bytes
 
-    Sizes that tell processors of large machines apart are left out: all tasks of a step would be written out. So are
-    all of them for a plan that is far from fitting without any: they save little memory.
+    Sizes that tell processors of large machines apart are left out: all tasks of a step would be written out; and of a
+    plan of many tasks there all but the first. So are all of them for a plan that is far from fitting without any: they
+    save little memory.
     """
     every = product(dict.fromkeys((0, *sizes)), orders)
     plans = (msgspec.structs.replace(plan, bucket_bytes=size, order=order) for size, order in every)

@@ -67,7 +67,7 @@ class Pipelines:
         necks = np.array([0, *_necks(self._lowering.piece.nodes.values())])
         upto, found = np.append(0, np.cumsum(self._work))[necks].tolist(), dict[float, list[int]]()
         for rounds in [n for n in ROUNDS if n * num_stages < len(necks)]:
-            longest, begins = _stretches(upto, self._rates(num_stages).tolist() * rounds)
+            longest, begins = stretches(upto, self._rates(num_stages).tolist() * rounds)
             turns = self._lowering.microbatches * len(begins) / num_stages + num_stages - 1
             found.setdefault(turns * longest, begins)
         begins = found[min(found)] if found else []
@@ -106,7 +106,7 @@ def _necks(nodes: Iterable[Node]) -> list[int]:
     return (1 + np.flatnonzero(np.cumsum(change)[1:] <= 1)).tolist()
 
 
-def _stretches(upto: Sequence[int], rates: Sequence[float]) -> tuple[float, list[int]]:
+def stretches(upto: Sequence[int], rates: Sequence[float]) -> tuple[float, list[int]]:
     """Stretches of pieces of work in a row, one for each rate or fewer of the last ones: what the longest takes, as
     little as can be, and behind how many pieces each begins.
 

@@ -138,9 +138,9 @@ def _pipelines(
         if num_stages > most:
             break
         size = num_procs // num_stages
-        ways = {"": rows.once, "_interleaved": rows.interleaved}
-        if lowering.microbatches > FEW * num_stages:
-            del ways["_interleaved"]
+        ways = {"": rows.once}
+        if lowering.microbatches <= FEW * num_stages:
+            ways["_interleaved"] = rows.interleaved
         for suffix, width, inner in _within(lowering, cuts, size, near):
             for way, staged in ways.items():
                 name = f"{PIPELINE}{num_stages}{way}{suffix}"

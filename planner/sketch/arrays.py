@@ -92,7 +92,7 @@ class Program(NamedTuple):
     known[N]        where the splits of the node's kind begin in `known` and `nbytes`
     turns[3]        the steps with which the first and the second of two microbatches begin, and how many more are like
                     the first; S, S and 0 where there are none
-    work[N]         operations of a node's forward pass
+    work[N]         operations of a node's forward pass, of a microbatch; 0 where there are none
     slopes          of a microbatch's operations the share of those that gradients of parameters take
     """
 

@@ -7,6 +7,7 @@ prices.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -190,23 +191,29 @@ class Draft:
         first, second = begins
         return np.array([first, second, self.steps[first].micro.times - 1], np.int64)
 
+    @cached_property
+    def _operations(self) -> dict[int, float]:
+        """Of a microbatch the operations of each of its steps, by slot."""
+        found = {}
+        for step in self._program.steps:
+            if step.micro.count > 1 and step.micro.number == 0:
+                whole = parts(step.node, {}, step.axis, (0, step.micro.count))[0]
+                found[step.slot] = step.node.op.flops(step.which, whole)
+        return found
+
     def _work(self) -> np.ndarray:
         """How many operations the forward pass of each node takes, of a microbatch."""
-        found = np.zeros(len(self._nodes))
-        for step, owner, is_late in zip(self._program.steps, self._owner.tolist(), self._is_late.tolist(), strict=True):
-            if step.which == "F" and step.micro.number == 0 and owner >= 0 and not is_late:
-                whole = parts(step.node, {}, step.axis, (0, step.micro.count))[0]
-                found[owner] += step.node.op.flops("F", whole)
+        found, steps = np.zeros(len(self._nodes)), self._program.steps
+        for slot, operations in self._operations.items():
+            if steps[slot].which == "F" and self._owner[slot] >= 0 and not self._is_late[slot]:
+                found[self._owner[slot]] += operations
         return found
 
     def _slopes(self) -> float:
         """Which share of a microbatch's operations are gradients of parameters."""
-        found = {"F": 0.0, "B": 0.0, "W": 0.0}
-        for step in self._program.steps:
-            if step.micro.count > 1 and step.micro.number == 0:
-                whole = parts(step.node, {}, step.axis, (0, step.micro.count))[0]
-                found[step.which] += step.node.op.flops(step.which, whole)
-        return found["W"] / max(1.0, sum(found.values()))
+        every, steps = self._operations, self._program.steps
+        slopes = sum(operations for slot, operations in every.items() if steps[slot].which == "W")
+        return slopes / max(1.0, sum(every.values()))
 
 
 def _is_needed(ends: _Met, partial: np.ndarray, reads: _Met, is_ahead: np.ndarray) -> np.ndarray:
