@@ -17,7 +17,7 @@ from castile.planner.cost import CostModel
 from castile.planner.evaluation import evaluator
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.graph import Graph
-from castile.planner.known.pipelines import Pipelines, cut
+from castile.planner.known.pipelines import Pipelines, cut, stage_counts
 from castile.planner.known.plans import data_parallel
 from castile.planner.known.seeds import seeds
 from castile.planner.lower import Lowering
@@ -308,6 +308,20 @@ def test_pipelines_are_known_where_there_are_microbatches_to_fill_them() -> None
         lowering = Lowering(stack(8, 16), machine, SGD, microbatches=microbatches)
         known = [name for name in seeds(lowering) if name.startswith("pipeline_") and name.count("_") == 1]
         assert known == [f"pipeline_{n}" for n in stages_of]
+
+
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 40))
+def test_no_stage_has_parts_of_several_nodes(num_nodes: int, near: int, most: int) -> None:
+    """All of a node or nodes, or equal parts of one: of every such number of stages there is a pipeline."""
+    num_procs = num_nodes * near
+    node = np.arange(num_procs) // near
+
+    def is_apart(num_stages: int) -> bool:
+        rows = [Counter(row) for row in node.reshape(num_stages, -1).tolist()]
+        return all(len(row) == 1 or {*row.values()} == {near} for row in rows)
+
+    expected = [n for n in range(2, min(most, num_procs) + 1) if num_procs % n == 0 and is_apart(n)]
+    assert stage_counts(num_procs, near, most) == expected
 
 
 def test_a_search_finds_a_pipeline_where_links_are_slow() -> None:

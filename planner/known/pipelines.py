@@ -39,6 +39,14 @@ def divisors(number: int) -> tuple[int, ...]:
     return tuple(found)
 
 
+def stage_counts(num_procs: int, near: int, most: int) -> list[int]:
+    """Of how many stages a pipeline may be, at most so many: of each the processors are whole groups of `near` or equal
+    parts of one, so that what stays within a group stays near.
+    """
+    sizes = {num_procs // n: n for n in range(2, most + 1) if num_procs % n == 0}
+    return [n for size, n in sizes.items() if size % near == 0 or near % size == 0]
+
+
 class Pipelines:
     """Pipelines of a graph on a machine.
 

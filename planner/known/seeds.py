@@ -17,7 +17,7 @@ from castile.planner.choices.pins import Pins
 from castile.planner.cost import CostModel
 from castile.planner.known.megatron import TensorCuts
 from castile.planner.known.pieces import in_pieces
-from castile.planner.known.pipelines import Pipelines, divisors
+from castile.planner.known.pipelines import Pipelines, stage_counts
 from castile.planner.known.plans import (
     Configs,
     apart,
@@ -134,9 +134,7 @@ def _pipelines(
     _, all_bytes = _param_bytes(lowering)
     made, rows = dict[str, Callable[[], Configs]](), Pipelines(lowering, cost)
     most = min(lowering.microbatches, MOST_STAGES if has_many_parts(lowering) else num_procs)
-    for num_stages in divisors(num_procs)[1:]:
-        if num_stages > most:
-            break
+    for num_stages in stage_counts(num_procs, near, most):
         size = num_procs // num_stages
         ways = {"": rows.once}
         if lowering.microbatches <= FEW * num_stages:

@@ -13,7 +13,8 @@ from itertools import pairwise
 
 from castile.planner.bounds.lower_bound import lower_bound
 from castile.planner.choices.pins import Pin, Pins
-from castile.planner.evaluation.evaluator import LARGE, Evaluator
+from castile.planner.evaluation.evaluator import Evaluator
+from castile.planner.known.seeds import has_many_parts
 from castile.planner.search import Found
 from castile.planner.strategy import Names
 from castile.runtime.machine import Machine
@@ -36,12 +37,12 @@ def on_fewer(
     is_over   asked before each further search
 
     Ever half as many nodes are tried, as long as their processors can do a step's work in less time than the best plan
-    takes, and the last try was worth it.
+    takes.
     """
     machine = evaluator.lowering.machine
-    # On a large machine a search may take half a minute, and as long again on half of the nodes.
-    is_small = machine.num_procs < LARGE and len(machine.kinds) == 1
-    sizes = list(nodes(machine)) if is_small and not found.is_insisted and evaluator.objective != "memory" else []
+    # Where there are many parts a search may take half a minute, and as long again on half of the nodes.
+    is_quick = not has_many_parts(evaluator.lowering) and len(machine.kinds) == 1
+    sizes = list(nodes(machine)) if is_quick and not found.is_insisted and evaluator.objective != "memory" else []
     bound = lower_bound(evaluator) if sizes else None
     if bound is None:
         return found
@@ -57,8 +58,6 @@ def on_fewer(
         better, worse = sorted((found, other), key=lambda one: one.evaluated.rank)
         finalists = (worse.evaluated, *better.finalists)
         found = replace(better, finalists=finalists, seeds=found.seeds, num_proposals=num_proposals)
-        if better is not other:
-            break
     return found
 
 
