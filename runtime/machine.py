@@ -9,7 +9,7 @@ import hashlib
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -131,6 +131,22 @@ class Machine:
             if level.name == level_name(name):
                 return level
         raise ValueError(f"machine {self.name!r} has no links {name!r}, only {[level.name for level in self.levels]}")
+
+    def part(self, procs: Sequence[int]) -> Machine | None:
+        """These processors, ascending, as a machine of their own on which each is as far from the others as here; None
+        where that takes more than whole groups of each level, or processors of one.
+        """
+        count, inner = len(procs), list[Level]()
+        for level in self.levels if count > 1 else ():
+            inner.append(msgspec.structs.replace(level, group=min(level.group, count)))
+            blocks = [procs[at : at + level.group] for at in range(0, count, level.group)]
+            if any(block[0] // level.group != block[-1] // level.group for block in blocks):
+                return None
+            if len(blocks) == 1:
+                break
+            if len(blocks[-1]) < level.group:
+                return None
+        return replace(self, processors=tuple([self.processors[p] for p in procs]), levels=tuple(inner))
 
     @cached_property
     def kinds(self) -> tuple[Processor, ...]:

@@ -1,6 +1,9 @@
 """Machines: presets load, files are read strictly, and the fingerprint knows kinds and numbers but no measurements."""
 
 import re
+from collections import Counter
+from itertools import accumulate, product
+from operator import mul
 
 import msgspec
 import pytest
@@ -174,6 +177,28 @@ def test_distance_is_an_ultrametric_and_link_is_the_farthest(factors, data):
         assert machine.level(machine.link(tuple({p, q, r})).name) is machine.levels[farthest - 1]
         if p != q:
             assert machine.link((p, q)) is machine.levels[machine.distance(p, q) - 1]
+
+
+@given(st.lists(st.integers(2, 4), min_size=1, max_size=3), st.data())
+def test_a_part_has_its_processors_as_far_from_each_other_as_they_are(factors, data):
+    machine = chain(*accumulate(factors, mul))
+    inner = data.draw(st.sampled_from([1, *(level.group for level in machine.levels)]))
+    some = data.draw(st.sets(st.integers(0, machine.num_procs // inner - 1), min_size=1))
+    procs = [p for p in range(machine.num_procs) if p // inner in some]
+    part = machine.part(procs)
+    touched = [(level.group, Counter(p // level.group for p in procs)) for level in machine.levels]
+    is_one = all(len(of) == 1 or {*of.values()} == {group} for group, of in touched)
+    assert (part is not None) == is_one
+    for p, q in product(range(len(procs)), repeat=2) if part is not None else ():
+        assert part.distance(p, q) == machine.distance(procs[p], procs[q])
+
+
+def test_what_is_no_machine_of_its_own():
+    machine = parse("dgx-h100:nodes=3")
+    assert machine.part(range(16, 24)).levels == parse("dgx-h100:nodes=1").levels
+    assert machine.part([*range(8), *range(16, 24)]).levels == parse("dgx-h100:nodes=2").levels
+    for procs in (range(12), range(4, 12), range(1, 24), [0, 1, 8, 9]):
+        assert machine.part(procs) is None
 
 
 @pytest.mark.parametrize("levels", [(), (Level("a", 2, 1e-6, 1e9),)])

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from castile.launch import models
+from castile.planner.bodies.vocabulary import NARROW, itemsize, wide
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.evaluator import OBJECTIVES, Evaluator
 from castile.planner.evaluation.frontier import Frontier
@@ -21,7 +23,7 @@ from castile.planner.search import Budget, search
 from castile.planner.searching import fronts
 from castile.planner.searching.fronts import search_front
 from castile.planner.searching.settling import settled
-from castile.planner.strategy import decode, encode
+from castile.planner.strategy import Config, decode, encode
 from castile.runtime import machine as machines
 from castile.runtime.machine import Level, Machine, Processor
 
@@ -52,6 +54,22 @@ def test_memory_takes_less_memory_and_time_less_time():
     assert small.energy == max(small.peak_bytes) and fast.energy == fast.seconds
     seeds_too = search("mcmc", evaluator(machine(), "memory"), "5").seeds.values()
     assert max(small.peak_bytes) <= min(max(seed.peak_bytes) for seed in seeds_too)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+def test_parameters_that_are_served_lie_as_they_are_used(dtype):
+    """And those of a forward pass within training as training keeps them, which are cast each time."""
+    graph, on = models.parse("gpt:layers=1,width=32,heads=4,seq=8,vocab=64").graph(2, dtype), machine()
+    held = {}
+    for served in (True, False):
+        lowering = Lowering(graph, on, Updates(find("adam")(), served=served), "forward")
+        plan = lowering.plan({name: Config() for name in graph.nodes})
+        tasks = lowering.lower(plan)
+        held[served] = sum(b.box.volume * itemsize(b.dtype) for b in tasks.buffers if b.role == "carried")
+        casts = [task for task in tasks.tasks if "/fetch" in task.name]
+        assert bool(casts) == (not served and dtype in NARROW)
+    size = sum(prod(param.shape) for param in graph.params)
+    assert held[True] == size * itemsize(dtype) and held[False] == size * itemsize(wide(dtype))
 
 
 def test_latency_is_that_of_a_forward_pass():

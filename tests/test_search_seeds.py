@@ -7,6 +7,7 @@ from math import prod
 import pytest
 
 from castile.launch import models
+from castile.planner.choices.pins import Pin, Pins
 from castile.planner.choices.space import space_of
 from castile.planner.cost import CostModel
 from castile.planner.families.updates import Updates
@@ -19,8 +20,8 @@ from castile.planner.lower import Lowering
 from castile.planner.op import find
 from castile.planner.search import Evaluator, search
 from castile.planner.searches import available
-from castile.planner.strategy import Config, Strategy, check_config, parts
-from castile.runtime.machine import Level, Machine, Processor
+from castile.planner.strategy import Config, Names, Strategy, check_config, parts
+from castile.runtime.machine import Level, Machine, Processor, parse
 from castile.runtime.region import intersect
 from tests.little import proposed
 
@@ -61,6 +62,30 @@ def test_every_seed_is_a_plan(model, procs, node):
         for name, config in plan.configs.items():
             check_config(lowering.names.nodes.get(name) or lowering.names.optional[name], config, procs)
     assert len({str(sorted(plan.configs.items(), key=lambda item: item[0])) for plan in known.values()}) == len(known)
+
+
+@pytest.mark.parametrize("model", [GPT, "moe:layers=2,width=32,seq=8", "mlp"])
+@pytest.mark.parametrize(("nodes", "left"), [(2, (0,)), (3, (0, 2)), (4, (1, 2)), (3, (0, 1, 2))])
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_on_some_nodes_of_a_machine_plans_are_those_of_as_many(model, nodes, left, microbatches):
+    graph, near = models.parse(model).graph(24), 4
+    whole, part = (
+        Lowering(graph, parse(f"flexflow-p100:nodes={count}"), microbatches=microbatches)
+        for count in (nodes, len(left))
+    )
+    procs = [near * node + n for node in left for n in range(near)]
+    names = Names(whole.piece.nodes, whole.names.optional)
+    pins = Pins([Pin("*", procs=frozenset(procs), everywhere=True)], names, near * nodes)
+    expected = {
+        name: {node: (c.split, c.replicas, [procs[p] for p in c.procs]) for node, c in plan.configs.items()}
+        for name, plan in seeds(part).items()
+    }
+    found = {
+        name: {node: (c.split, c.replicas, [*c.procs]) for node, c in plan.configs.items()}
+        for name, plan in seeds(whole, pins=pins).items()
+    }
+    assert found == expected
+    assert set(known_names(whole, pins)) == set(known_names(part))
 
 
 def test_megatron_cuts_attention_by_heads_and_matrices_in_pairs():

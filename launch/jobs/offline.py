@@ -132,7 +132,8 @@ def desk(
     except ValueError as error:
         raise UserError(f"plan {path}: {error}" if path else str(error)) from error
     found = first if graph in ("", first.fingerprint) else next((g for g in graphs if g.fingerprint == graph), first)
-    lowering = Lowering(found, machine, jobs.recipe_updates(named.recipe), mode)
+    updates = replace(jobs.recipe_updates(named.recipe), served=mode == "forward")
+    lowering = Lowering(found, machine, updates, mode)
     checks.trains(lowering)
     snapshot = known(profile, machine) if profile else None
     return Desk(named, machine, Evaluator(lowering, CostModel(machine, snapshot), snapshot), snapshot)

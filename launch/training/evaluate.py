@@ -7,7 +7,7 @@ trained, nor what becomes of what it says.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import expit, logsumexp
@@ -67,9 +67,11 @@ def held_out(
     return judge(execution.graph, pieces, dataset.num_held_out)
 
 
-def forward(job: Job) -> Lowering:
-    """How plans of the graph for evaluation are lowered, over the parameters of training."""
-    return Lowering(job.evaluation, job.machine, job.lowering.updates, mode="forward")
+def forward(job: Job, served: bool = False) -> Lowering:
+    """How plans of the graph for evaluation are lowered: over the parameters of training, or parameters that are served
+    alone, which lie as they are used.
+    """
+    return Lowering(job.evaluation, job.machine, replace(job.lowering.updates, served=served), mode="forward")
 
 
 def adapted(plan: Strategy, trained: Lowering, graph: Graph) -> Strategy:

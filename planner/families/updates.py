@@ -88,6 +88,7 @@ class Updates:
     scaled      whether the loss is scaled so that small gradients do not vanish, and a step is skipped whose gradients
                 overflow: by default where the graph computes in float16
     growth      after so many good steps in a row the scale doubles
+    served      whether nothing is updated, as where a network only predicts: parameters are kept as they are used
     """
 
     optimizer: Optimizer
@@ -96,6 +97,7 @@ class Updates:
     master: str = ""
     scaled: bool | None = None
     growth: int = 2000
+    served: bool = False
 
     def __post_init__(self) -> None:
         if self.clip is not None and self.clip <= 0:
@@ -103,7 +105,7 @@ class Updates:
 
     def kept(self, dtype: str) -> str:
         """The dtype in which parameters are kept that are used in `dtype`."""
-        return self.master or wide(dtype)
+        return dtype if self.served else self.master or wide(dtype)
 
     def of(self, param: str) -> Optimizer:
         """The optimizer of a parameter."""

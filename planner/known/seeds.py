@@ -58,16 +58,18 @@ def seeds(
 
     names   only those; None for all, of which pipelines are none where there are too many parts to simulate several
     cost    prices by which unequal processors get their shares; the machine's figures by default
-    pins    what is changed of them
+    pins    what is changed of them; where all nodes are pinned to processors that are as a machine of their own, known
+            plans are made for that
     Raises ValueError for a name that no known plan has.
     """
-    makers = _makers(lowering, cost)
+    own = _makers_within(lowering, cost, pins)
+    makers = _makers(lowering, cost) | own
     for name in names or ():
         if name not in makers:
             hint = suggestion(name, list(makers))
             raise ValueError(f"no known plan {name!r}{hint}; there are {', '.join(makers)}")
     if names is None:
-        names = [name for name in makers if not (has_many_parts(lowering) and name.startswith(PIPELINE))]
+        names = [name for name in own if not (has_many_parts(lowering) and name.startswith(PIPELINE))]
     distinct: dict[str, Strategy] = {}
     # What a plan was made for is a hash of the whole graph: once for all of them.
     stamp = stamped(lowering, {}, "")
@@ -80,9 +82,9 @@ def seeds(
     return distinct
 
 
-def known_names(lowering: Lowering) -> tuple[str, ...]:
+def known_names(lowering: Lowering, pins: Pins | None = None) -> tuple[str, ...]:
     """The names of all known plans of the graph on the machine, also of those that are the same as another."""
-    return tuple(_makers(lowering, None))
+    return tuple(_makers_within(lowering, None, pins))
 
 
 def has_many_parts(lowering: Lowering) -> bool:
@@ -93,6 +95,21 @@ def has_many_parts(lowering: Lowering) -> bool:
 def seed(name: str, lowering: Lowering, cost: CostModel | None = None) -> Configs:
     """The known plan of that name, also where it is the same as another."""
     return _makers(lowering, cost)[name]()
+
+
+def _makers_within(lowering: Lowering, cost: CostModel | None, pins: Pins | None) -> dict[str, Callable[[], Configs]]:
+    """How known plans are made for a machine of the processors that may be used, if they are one; else as for all."""
+    machine = lowering.machine
+    procs = range(machine.num_procs) if pins is None else pins.procs
+    part = machine.part(procs) if len(procs) < machine.num_procs and len(machine.kinds) == 1 else None
+    if part is None:
+        return _makers(lowering, cost)
+    made = _makers(lowering.remade(machine=part), cost)
+    return {name: partial(_made_on, procs, make) for name, make in made.items()}
+
+
+def _made_on(procs: Sequence[int], make: Callable[[], Configs]) -> Configs:
+    return _moved(make(), procs)
 
 
 def _makers(lowering: Lowering, cost: CostModel | None) -> dict[str, Callable[[], Configs]]:
@@ -200,13 +217,15 @@ def _for_large(lowering: Lowering, cuts: TensorCuts, near: int) -> dict[str, Cal
 
 
 def _param_bytes(lowering: Lowering) -> tuple[int, int]:
-    """Of all parameters once as they are used, and as they are kept with their gradients and what updates keep."""
+    """Of all parameters once as they are used, and as they are kept, with their gradients and what updates keep where
+    these are trained."""
     once = several = 0
     for param in lowering.graph.params:
         operands = lowering.names.optional[update_name(param.name)].alignment.operands
         size, kept = prod(param.shape), lowering.updates.kept(param.dtype)
+        copies = sum(o.dims == operands[0].dims for o in operands) if lowering.mode == "train" else 1
         once += size * np.dtype(param.dtype).itemsize
-        several += size * np.dtype(kept).itemsize * sum(o.dims == operands[0].dims for o in operands)
+        several += size * np.dtype(kept).itemsize * copies
     return once, several
 
 
@@ -223,8 +242,12 @@ def _on_fastest(make: Callable[[], Configs], lowering: Lowering, cost: CostModel
     speeds = shares.speeds(lowering, cost or CostModel(lowering.machine))
     different = {*configs.values()}
     count = 1 + max(max(config.procs) for config in different)
-    fastest = sorted(sorted(range(len(speeds)), key=lambda p: -speeds[p])[:count])
-    moved = {c: Config(c.split, c.replicas, tuple([fastest[p] for p in c.procs])) for c in different}
+    return _moved(configs, sorted(sorted(range(len(speeds)), key=lambda p: -speeds[p])[:count]))
+
+
+def _moved(configs: Configs, procs: Sequence[int]) -> Configs:
+    """What lies on the first processors, on these instead."""
+    moved = {c: Config(c.split, c.replicas, tuple([procs[p] for p in c.procs])) for c in {*configs.values()}}
     return {name: moved[config] for name, config in configs.items()}
 
 

@@ -126,7 +126,7 @@ def _taken_for_best(at: At, numbers: Iterable[int]) -> Iterator[_Candidate]:
     for number in numbers:
         try:
             evaluator, pins = at(number)
-            names = [name for name in known_names(evaluator.lowering) if name.startswith(PIPELINE)]
+            names = [name for name in known_names(evaluator.lowering, pins) if name.startswith(PIPELINE)]
             fitting = foresee(evaluator, names, pins).fitting if names else ()
         except ValueError:
             # What cannot be cut into so many may be cut into others.
