@@ -77,6 +77,16 @@ def network(batch: int = 64) -> Graph:
 some_speeds = st.lists(st.sampled_from((0.1, 0.25, 0.4, 0.5, 1.0)), min_size=2, max_size=4)
 
 
+@pytest.mark.parametrize("microbatches", [1, 2, 3, 12])
+def test_every_microbatch_counts_in_how_fast_processors_are(two_kinds: Machine, microbatches: int) -> None:
+    """Though two are written out: what is done once a step has as little weight as it has."""
+    lowering, cost = Lowering(two_layers(batch=12), two_kinds, microbatches=microbatches), CostModel(two_kinds)
+    program = lowering.program(lowering.plan({}))
+    keys = [lowering.templates.get(step, {}, program.dtypes.__getitem__).does.keys for step in program.steps]
+    lasts = [sum(int(cost.picoseconds(key, kind)[part].sum()) for key, part in keys) for kind in two_kinds.kind_of]
+    assert shares.speeds(lowering, cost) == tuple(min(lasts) / one for one in lasts)
+
+
 @given(some_speeds)
 def test_parts_are_spread_so_that_the_last_is_done_first(speeds):
     found, last = shares.spread(speeds), np.inf

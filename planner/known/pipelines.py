@@ -87,7 +87,11 @@ class Pipelines:
 
     def _rates(self, num_stages: int) -> np.ndarray:
         """At which rate each group works."""
-        return np.array(shares.speeds(self._lowering, self._cost)).reshape(num_stages, -1).sum(1)
+        return self._speeds.reshape(num_stages, -1).sum(1)
+
+    @cached_property
+    def _speeds(self) -> np.ndarray:
+        return np.array(shares.speeds(self._lowering, self._cost))
 
     @cached_property
     def _work(self) -> np.ndarray:
