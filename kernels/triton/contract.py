@@ -187,13 +187,16 @@ def _by_tiles(sums: Sums) -> Plan:
     # In float32 so do several fetched ahead of such rows, or where what is summed lies together; several batches; and
     # columns that end within a tile.
     inner = not half and (loose or all(one[-1] == 1 for one in product.k.steps))
-    by_columns = not half and product.n.steps[0][-1] != 1
+    by_columns = product.n.steps[0][-1] != 1
     batches = len(product.l.sizes) > 1 and sums.out.dtype.itemsize > sums.x.dtype.itemsize
     # Two programs of eight warps have 128 registers a thread: places of a long step in rows of several dims, and a line
     # on what comes of halves, take more.
     crowded = half and sums.finish is not None and len(product.m.sizes) > 1 and product.n.steps[0] == (1,)
     # So do those of columns of several dims, twice: each is looked up for the product and for the line.
     scattered = half and sums.finish is not None and len(product.n.sizes) > 1
+    # What a line reads for each result is fetched as what is added to is.
+    beside = sums.finish.xs if sums.finish else ()
+    adds = sums.adds or any(x.nbytes == m * n * l * x.array.dtype.itemsize for x in beside)
 
     def fitting(tile: Tile) -> Tile:
         fit = tile._replace(m=min(tile.m, max(16, high)), n=min(tile.n, max(16, long)), k=min(tile.k, max(16, deep)))
@@ -209,13 +212,17 @@ def _by_tiles(sums: Sums) -> Plan:
         plain = not batches and all(len(one.sizes) == 1 and one.extent % size == 0 for one, size in sides)
         alone = loose * (tile.m + tile.n) * tile.k // (32 * tile.warps)
         spent = microseconds(_cut(tile, half), m, n, k, l, parts(tile))
-        ragged = (sums.adds or by_columns) and n % tile.n > 0
+        ragged = (sums.adds or (by_columns and not half)) and n % tile.n > 0
         # A line has places of its own, and a single step holds all that it sums in registers.
         busy = sums.finish is not None and (len(product.n.sizes) > 1 or tile.stages == 1)
         few = ragged or (inner and tile.stages > 2) or (busy and not plain)
-        most = 32 if few else 64 if sums.adds or busy or not plain else 128
+        # What is written by columns has a place for each sum, too.
+        some = adds or busy or not plain or (by_columns and tile.stages == 1)
+        most = 32 if few else 64 if some else 128
         tight = tile.m * tile.n > most * 32 * tile.warps or (crowded and tile.warps * tile.k > 256)
         tight |= scattered and (tile.m + tile.n) * tile.k > _MOST_SCATTERED * 32 * tile.warps
+        # Of few sums a thread has 64 registers, which places of so many rows fill.
+        tight |= tile.m * tile.k >= 64 * 32 * tile.warps and tile.m * tile.n <= 32 * 32 * tile.warps
         return tight, alone > _MOST_ALONE, not half and tile.precision != "ieee", spent
 
     first, *last = ALONE
@@ -347,6 +354,8 @@ def _product_tiles(c, a, b, m_sizes, c_m, a_m, n_sizes, c_n, b_n, k_sizes, a_k, 
     # Sums are made.
     c += places(batch, l_sizes, c_l) + part * part_step
     at = c + places(m, m_sizes, c_m)[:, None] + places(n, n_sizes, c_n)[None, :]
+    # None, where it would be true everywhere.
+    inside = None if EVEN_M and EVEN_N else in_m & in_n
     if ADDS:
-        total += tl.load(at, mask=in_m & in_n, other=0.0).to(tl.float32)
-    tl.store(at, total.to(c.dtype.element_ty), mask=in_m & in_n)
+        total += tl.load(at, mask=inside).to(tl.float32)
+    tl.store(at, total.to(c.dtype.element_ty), mask=inside)

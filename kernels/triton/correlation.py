@@ -263,10 +263,14 @@ def _correlate(out, x, w, O_STEPS: tl.constexpr, X_STEPS: tl.constexpr, W_STEPS:
         h, v = phase_h + h * STRIDE[0], phase_v + v * across
         here = here & (h < SIZE[0]) & (v < SIZE[1])
     at = (b * O_STEPS[0] + h * O_STEPS[3] + v * O_STEPS[4])[:, None] + m[None, :] * O_STEPS[2]
+    here = here[:, None] & tl.trans(in_m)
     if RUN > 1:
         at = tl.max_contiguous(tl.multiple_of(at, (RUN, 1)), (RUN, 1))
+    elif O_STEPS[2] != 1:
+        # Nothing is known to lie together, and by rows and columns Triton 3.9 would have threads side by side take
+        # neighbouring channels where 3.6 takes places: one behind the other they are the same to both.
+        at, here, total = tl.ravel(tl.trans(at)), tl.ravel(tl.trans(here)), tl.ravel(tl.trans(total))
     at = out + group * O_STEPS[1] + at
-    here = here[:, None] & tl.trans(in_m)
     if ADDS:
         total += tl.load(at, mask=here, other=0.0).to(tl.float32)
     tl.store(at, total.to(out.dtype.element_ty), mask=here)
