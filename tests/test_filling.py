@@ -21,7 +21,7 @@ from castile.planner.lower import Lowering
 from castile.planner.search import Found, NoPlanFits, search
 from castile.planner.searching import filling
 from castile.planner.searching.accumulating import Chosen, foresee
-from castile.planner.searching.filling import WORTH, filled, sooner
+from castile.planner.searching.filling import WORTH, filled, instead, sooner
 from castile.planner.strategy import ORDERS, READY, Strategy
 from castile.runtime.machine import Level, Machine, Processor
 from tests.training import SGD
@@ -224,6 +224,31 @@ def test_of_plans_of_many_parts_numbers_are_looked_at_until_more_gain_little(
         assert asked == [2, *(n for n in (4, 8, 16, 32) if n <= last)]
 
 
+def test_where_nothing_of_many_parts_was_found_to_fit_the_soonest_pipeline_that_does_is_taken(
+    large: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the best known plan was foreseen to take, if one was foreseen to fit."""
+    chosen, _ = whole()
+    looked: list[tuple[int, str]] = []
+    for seconds in (1e-9, inf):
+        piped = instead(replace(chosen, seconds=seconds), (2, 4, 8), at, looking(looked))
+        assert piped is not None
+        assert (looked[-1][1], piped[1].evaluated.seconds) == named(piped[0].number)
+        assert piped[0].fits and piped[1].evaluated.fits
+    assert len(looked) == 2
+
+    def tried(*others: Any, **more: Any) -> list[Evaluated]:
+        return [replace(one, overflow=0.5) for one in variants(*others, **more)]
+
+    def refused(*_: object) -> Found:
+        raise NoPlanFits("none", 7)
+
+    assert instead(chosen, (2, 4, 8), at, refused) is None
+    monkeypatch.setattr(filling, "variants", tried)
+    assert instead(chosen, (2, 4, 8), at, pytest.fail) is None
+
+
 def test_plans_of_few_parts_are_searched_first() -> None:
     chosen, found = whole()
     assert sooner(replace(chosen, seconds=found.evaluated.seconds), (2, 4, 8), at, pytest.fail) is None
+    assert instead(chosen, (2, 4, 8), at, pytest.fail) is None

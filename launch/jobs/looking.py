@@ -26,7 +26,7 @@ from castile.planner.search import Found, NoPlanFits, Progress, search
 from castile.planner.searching import accumulating
 from castile.planner.searching.accumulating import Chosen
 from castile.planner.searching.fewer import FURTHER, on_fewer
-from castile.planner.searching.filling import At, filled, sooner
+from castile.planner.searching.filling import At, filled, instead, sooner
 from castile.planner.searching.fronts import Point, search_front
 from castile.planner.searching.settling import SETTLING, settled, settled_known
 from castile.planner.sketch.sieve import num_parts
@@ -146,17 +146,21 @@ class Looking:
         is_late, is_settled = limits.begun().is_over, limits.begun(1 + SETTLING).is_over
         enough = partial(self._enough, limits.is_over, is_late)
         again, is_filled = partial(self._again, limits, is_settled, progress), self._is_filled(limits)
+        points, piped = list[Point](), None
         for chosen in self._places(enough):
             try:
                 left = _left(limits, clock() - began)
-                if is_filled and (piped := sooner(chosen, *self._others(chosen, limits), again)) is not None:
-                    chosen, found, points = *piped, list[Point]()
-                else:
+                piped = sooner(chosen, *self._others(chosen, limits), again) if is_filled else None
+                if piped is None:
                     found, points = self._search(chosen, left, is_settled, progress, self.start)
-                break
             except NoPlanFits as error:
                 num_proposals += error.num_proposals
                 refused.append(error)
+                piped = instead(chosen, *self._others(chosen, limits), again) if is_filled else None
+                if piped is None:
+                    continue
+            chosen, found = piped or (chosen, found)
+            break
         else:
             raise self._advised(refused[0], enough)
         if is_filled:

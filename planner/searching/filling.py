@@ -63,6 +63,18 @@ def sooner(chosen: Chosen, numbers: Iterable[int], at: At, look: Look) -> tuple[
     """
     if not _is_first(chosen) or not _is_worth(chosen, chosen.seconds):
         return None
+    return _looked_at(chosen, numbers, at, look)
+
+
+def instead(chosen: Chosen, numbers: Iterable[int], at: At, look: Look) -> tuple[Chosen, Found] | None:
+    """Where there are too many parts for a search to look at pipelines, and it found nothing that fits: the pipeline
+    that does, and is soonest; None where there is none.
+    """
+    is_left_out = has_many_parts(chosen.evaluator.lowering)
+    return _looked_at(replace(chosen, seconds=inf), numbers, at, look) if is_left_out else None
+
+
+def _looked_at(chosen: Chosen, numbers: Iterable[int], at: At, look: Look) -> tuple[Chosen, Found] | None:
     soonest, name = _soonest(chosen, chosen.seconds, numbers, at)
     if soonest is None:
         return None
