@@ -211,3 +211,9 @@ def test_models_have_a_bound(model):
     same = evaluator(models.parse(model).graph(16), on)
     worth = [same.evaluate(plan).seconds for plan in seeds(same.lowering).values()]
     assert 0 < lower_bound(same).seconds <= min(worth)
+
+
+def test_who_has_a_figure_that_cannot_be_is_told_which_machine_it_is():
+    on = Machine("slow", (Processor("p", 1.0, 1e12, 2**34),), ())
+    with pytest.raises(ValueError, match=r"on machine 'slow', .* look at its figures"):
+        lower_bound(evaluator(chain(batch=4096), on))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from castile.launch import models
 from castile.launch.pictures import front, layout
-from castile.launch.pictures.drawing import Box
+from castile.launch.pictures.drawing import Box, Dot, names, svg
 from castile.planner.cost import CostModel
 from castile.planner.evaluation.evaluator import Evaluator
 from castile.planner.known.seeds import seeds
@@ -127,3 +127,11 @@ def test_plans_lie_where_their_figures_are(data):
     scale = (front.WIDTH - front.LEFT - front.RIGHT) / (most * front.BEYOND)
     for name in names:
         assert dots[name].left == pytest.approx(zero + every[name]["step_seconds"] * scale, abs=0.1)
+
+
+def test_words_that_lie_apart_are_not_written_on_each_other():
+    """By less than the digits with which places are written."""
+    for n in range(100):
+        dots = [Dot(100.0, 100 + n / 70, 5.0, "one"), Dot(100.0, 111.03 + n / 70, 5.0, "two")]
+        (one, a), (two, b) = Picture(svg(400, 400, "words", names(dots, Box(0, 0, 400, 400)))).words[1:]
+        assert (one, two) == ("one", "two") and not a.meets(b)

@@ -3,6 +3,7 @@
 import fnmatch
 import io
 import sys
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -116,3 +117,14 @@ def test_every_node_of_a_layout_is_named_or_counted(every, data, width):
         found += [name for name in every if fnmatch.fnmatchcase(name, word)]
     assert set(found) <= set(nodes) and len(found) == len(set(found))
     assert len(found) + int(more.removesuffix(" more") or 0) == len(nodes)
+
+
+def test_a_line_is_full_before_nodes_are_counted():
+    """To the last letter, and to the digits of how many are left."""
+    nodes = [a + b * n for n, (a, b) in enumerate(product("abcdefghij", "klmnopqrstuv"))]
+    for width in range(20, 9000, 7):
+        text = report._shortened(nodes, nodes, width)
+        shown, _, more = text.partition(" and ")
+        count, left = len(shown.split()), int(more.removesuffix(" more") or 0)
+        longer = [*nodes[: count + 1], f"and {left - 1} more"] if left > 1 else nodes
+        assert len(text) <= width < len(" ".join(longer)) or not left

@@ -118,8 +118,10 @@ def _beside(dot: Dot, inside: Box) -> Iterator[Box]:
     for left in (dot.x + dot.radius + 3, dot.x - dot.radius - 3 - width):
         above, below = dot.y - dot.radius, dot.y + dot.radius + SMALL
         for bottom in (dot.y + SMALL / 2, above, below, above - SMALL - 1, below + SMALL + 1):
-            box = Box(left, bottom - SMALL, left + width, bottom)
-            if left > inside.left and box.right < inside.right and box.top > inside.top and bottom < inside.bottom:
+            # Where it is written: what lies apart by less than a tenth may be written on each other.
+            x, y = round(left, 1), round(bottom, 1)
+            box = Box(x, y - SMALL, x + width, y)
+            if x > inside.left and box.right < inside.right and box.top > inside.top and y < inside.bottom:
                 yield box
 
 

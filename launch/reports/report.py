@@ -87,15 +87,17 @@ def _shortened(nodes: Sequence[str], every: Iterable[str], width: int) -> str:
         whole = len(family) > 1 and set(family) <= set(nodes)
         word = pattern(name) if whole else name
         words[word] = len(family) if whole else 1
-    text: list[str] = []
-    used = 0
+    text, left = "", sum(words.values())
     for word, count in words.items():
-        if text and len(" ".join(text)) + len(word) > width - 12:
-            text.append(f"and {sum(words.values()) - used} more")
+        longer = f"{text} {word}".lstrip()
+        if text and len(longer + _and_more(left - count)) > width:
             break
-        text.append(word)
-        used += count
-    return " ".join(text)
+        text, left = longer, left - count
+    return text + _and_more(left)
+
+
+def _and_more(count: int) -> str:
+    return f" and {count} more" if count else ""
 
 
 def _families(names: Iterable[str]) -> dict[str, list[str]]:

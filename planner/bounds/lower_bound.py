@@ -129,10 +129,10 @@ class _ByFigures(_Known):
     """By the work of the whole and the smallest share of it that a part can have, on the best of all processors."""
 
     def __init__(self, lowering: Lowering, program: Program, cost: CostModel, most_parts: int) -> None:
-        best = _best(lowering.machine.processors)
-        super().__init__(lowering, program, CostModel(Machine("best", (best,), ())), most_parts)
+        name, best = lowering.machine.name, _best(lowering.machine.processors)
+        super().__init__(lowering, program, CostModel(Machine(name, (best,), ())), most_parts)
         # A task that stands for several has its overhead once.
-        self._shared = CostModel(Machine("best", (msgspec.structs.replace(best, task_overhead_seconds=0.0),), ()))
+        self._shared = CostModel(Machine(name, (msgspec.structs.replace(best, task_overhead_seconds=0.0),), ()))
 
     def find(self, step: Step, whole: StepTemplate) -> Least:
         key = whole.part(0).key
