@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import multiprocessing
 import signal
 import subprocess
 import sys
@@ -30,6 +31,21 @@ def test_the_second_ctrl_c_ends_all():
         signal.raise_signal(signal.SIGINT)
         assert is_over()
         signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_for_a_search_in_several_processes_is_told_once(capfd):
+    """A terminal gives it to all of them, and all end what they walk."""
+    with ending_early("what there is") as is_over:
+        is_over()
+        # not os.fork, of which Python warns where there are threads
+        member = multiprocessing.get_context("fork").Process(
+            target=lambda: (signal.raise_signal(signal.SIGINT), sys.exit(is_over()))
+        )
+        member.start()
+        member.join()
+        assert member.exitcode == 1 and capfd.readouterr().err == ""
+        signal.raise_signal(signal.SIGINT)
+        assert "ending with what there is" in capfd.readouterr().err
 
 
 def test_where_there_is_nothing_yet_the_first_ctrl_c_ends_all(capsys):

@@ -4,9 +4,11 @@ import itertools
 import math
 import os
 import random
+import signal
 from itertools import pairwise
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -91,6 +93,27 @@ def test_processes_end_with_their_crew():
         members = [member for _, member in crew._members]
         raise KeyboardInterrupt
     assert not any(member.is_alive() for member in members)
+
+
+def test_what_a_process_that_is_gone_was_to_walk_is_walked_here():
+    same = evaluator()
+    legs = [Leg(seeds(same.lowering)["data_parallel"].configs, 0.1, 12, seed) for seed in (1, 2, 3)]
+    expected = Crew(same, 1).walk(legs)
+    with Crew(same, 2) as crew:
+        os.kill(crew._members[0][1].pid, signal.SIGKILL)
+        assert crew.walk(legs) == crew.walk(legs) == expected
+
+
+def test_processes_whose_crew_is_gone_or_that_hear_ctrl_c_end_without_a_word(capfd):
+    same = evaluator()
+    leg = Leg(seeds(same.lowering)["data_parallel"].configs, 0.1, 12, 1)
+    with Crew(same, 3) as crew:
+        crew.walk([leg] * 3)
+        (asked, busy), (_, idle), _ = crew._members
+        asked.send_bytes(msgspec.json.encode([leg]))
+        asked.close()
+        os.kill(idle.pid, signal.SIGINT)
+    assert (busy.exitcode, idle.exitcode, capfd.readouterr().err) == (0, 0, "")
 
 
 @given(st.permutations([1.0, 2.0, 3.0, 4.0]), st.integers(0, 100))

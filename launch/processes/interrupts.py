@@ -6,6 +6,7 @@ It does not know what the work is.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -27,7 +28,7 @@ def ending_early(what: str) -> Iterator[Callable[[], bool]]:
     In another thread than the main one signals are left as they are, and so is one that this process is to ignore, as
     whatever a script starts in the background.
     """
-    asked, has_some = threading.Event(), threading.Event()
+    asked, has_some, ours = threading.Event(), threading.Event(), os.getpid()
 
     def is_over() -> bool:
         if threading.current_thread() is threading.main_thread():
@@ -40,7 +41,9 @@ def ending_early(what: str) -> Iterator[Callable[[], bool]]:
             signal.raise_signal(signal.SIGINT)
             return
         asked.set()
-        print(f"\ncastile: ending with {what}; Ctrl-C once more leaves it all", file=sys.stderr, flush=True)
+        # processes that a search began hear Ctrl-C on a terminal too
+        if os.getpid() == ours:
+            print(f"\ncastile: ending with {what}; Ctrl-C once more leaves it all", file=sys.stderr, flush=True)
 
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         yield asked.is_set

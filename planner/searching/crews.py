@@ -5,6 +5,7 @@ They do not know who chooses temperatures, nor what is done with what they find.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import random
 from collections.abc import Callable, Sequence
@@ -86,21 +87,28 @@ class Crew:
             return [self._walk(leg) for leg in legs]
         shares = [legs[n :: len(self._members)] for n in range(len(self._members))]
         for (connection, _), share in zip(self._members, shares, strict=True):
-            connection.send_bytes(msgspec.json.encode(share))
-        told = [msgspec.json.decode(connection.recv_bytes(), type=list[Walked]) for connection, _ in self._members]
+            with contextlib.suppress(ConnectionError):
+                connection.send_bytes(msgspec.json.encode(share))
+        told = [self._heard(connection, share) for (connection, _), share in zip(self._members, shares, strict=True)]
         return [told[n % len(told)][n // len(told)] for n in range(len(legs))]
+
+    def _heard(self, connection: Connection, share: Sequence[Leg]) -> list[Walked]:
+        """What a process tells of its legs; they are walked here where it is gone, as where memory ran out."""
+        try:
+            return msgspec.json.decode(connection.recv_bytes(), type=list[Walked])
+        except (EOFError, ConnectionError):
+            return [self._walk(leg) for leg in share]
 
     def _serve(self, others: Connection, connection: Connection) -> None:
         """The life of a process: until no more legs come."""
         # As long as a copy of the other end is open, here or with those that began later, the end is not heard.
         for other in (others, *(earlier for earlier, _ in self._members)):
             other.close()
-        while True:
-            try:
+        # The one that asks may be killed while this walks, and Ctrl-C is for all: it is the one that tells of it.
+        with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt):
+            while True:
                 legs = msgspec.json.decode(connection.recv_bytes(), type=list[Leg])
-            except EOFError:
-                return
-            connection.send_bytes(msgspec.json.encode([self._walk(leg) for leg in legs]))
+                connection.send_bytes(msgspec.json.encode([self._walk(leg) for leg in legs]))
 
     def _walk(self, leg: Leg) -> Walked:
         budget = Budget(proposals=leg.num_proposals, is_over=self._is_over)
