@@ -175,7 +175,8 @@ def run(command: Train) -> int:
         command = replace(command, checkpoint="", metrics="", tensorboard="", out="", trace="", picture="")
         chosen = explore.any_known(job) if given is None else explore.given(job, *given)
     else:
-        chosen = _choose(command, job, dataset, given, say)
+        with interrupts.told(telling.not_begun(saved.path if saved is not None else None, given is not None)):
+            chosen = _choose(command, job, dataset, given, say)
         if chosen.candidates:
             # what was measured stays, whatever becomes of the training; what hinders it is told at the end
             with suppress(ValueError):
@@ -316,7 +317,6 @@ def _given(command: Train, job: Job, saved: Reader | None) -> tuple[Strategy, st
     return None
 
 
-@interrupts.told("ended before the first step, so nothing is saved; with --plan FILE a run begins without measuring")
 def _choose(command: Train, job: Job, dataset: Dataset, given: tuple[Strategy, str] | None, say: Speaker) -> Chosen:
     """The plan that is given, or what measures fastest here."""
     if given is not None:

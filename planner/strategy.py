@@ -136,6 +136,12 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         samples = f" with {self.batch} samples a step" if self.batch else ""
         return f"{self.model or 'another model'}{samples}"
 
+    def unlike(self, graph: Graph, model: str) -> str:
+        """That it was made for something else than this graph of a model, or "" where it was not."""
+        if not self.graph or self.graph == graph.fingerprint:
+            return ""
+        return f"was made for {self.made_for}, and not for {model} with {graph.batch} samples a step as it is here"
+
 
 def signed(plan: Strategy, model: str, graph: Graph, machine: Machine) -> Strategy:
     """The plan with what it was made for in a user's words, so that its file is enough to look at it again."""
@@ -230,11 +236,8 @@ def check(
 
     known   the Configs of nodes that were looked at before, and found legal
     """
-    if strategy.graph and strategy.graph != graph.fingerprint:
-        raise ValueError(
-            f"the plan was made for {strategy.made_for}, and not for {graph.name} with {graph.batch} samples a step as "
-            "it is here: give the same model, settings, --batch and --dtype, or plan again"
-        )
+    if unlike := strategy.unlike(graph, graph.name):
+        raise ValueError(f"the plan {unlike}: give the same model, settings, --batch and --dtype, or plan again")
     if strategy.num_procs > machine.num_procs:
         raise ValueError(
             f"the plan needs {strategy.num_procs} processors, {machine.name} has {machine.num_procs}: "

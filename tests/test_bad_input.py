@@ -127,16 +127,17 @@ def unmeasured(tmp_path):
 
 CASES = [
     # a plan that is for something else
-    ("train mlp --plan convnet1.json", r"plan convnet1.json: the plan was made for convnet, and not for mlp with 64"),
+    ("train mlp --plan convnet1.json", r"plan convnet1.json was made for convnet, and not for mlp with 64"),
     ("train mlp1.json", r"no model 'mlp1.json': name the model first; a plan's file goes with --plan"),
     ("train mlp --undecayed *.bais,gain", r"--undecayed \*.bais,gain: no parameter has a name like that"),
-    ("train mlp:width=64 --plan mlp1.json", r"plan mlp1.json: .* made for mlp, and not for mlp with"),
-    ("train mlp --batch 32 --plan mlp1.json", r"plan mlp1.json: .* made for mlp, and not for mlp with"),
+    ("train mlp:width=64 --plan mlp1.json", r"plan mlp1.json was made for mlp, and not for mlp:width=64 with"),
+    ("train mlp --dtype float64 --plan mlp1.json", r"plan mlp1.json .* not for mlp with 64 samples .*, in float64: give the same"),
+    ("train mlp --batch 32 --plan mlp1.json", r"plan mlp1.json was made for mlp, and not for mlp with 32"),
     ("train mlp --plan elsewhere.json", r"plan elsewhere.json: .* another machine"),
     ("train mlp --plan mlp2.json", r"plan mlp2.json: it is for 2 processors, but 1 rank runs: .*castile launch -n 2"),
     ("simulate mlp1.json --machine dgx-h100", r"another machine"),
     ("simulate mlp --plan convnet1.json", r"convnet1.json was made for convnet"),
-    ("profile mlp --plan convnet1.json", r"plan convnet1.json: the plan was made for convnet, and not for mlp with 64"),
+    ("profile mlp --plan convnet1.json", r"plan convnet1.json was made for convnet, and not for mlp with 64"),
     ("profile mlp --plan mlp2.json", r"it is for 2 processors, but 1 rank runs"),
     # a plan that is none
     ("train mlp --plan frozen.json", r"plan frozen.json: loss: axis 'v' of cross_entropy"),
@@ -293,7 +294,7 @@ def test_the_same_as_a_process_of_its_own(words, folder, unmeasured):
 ON_TWO_RANKS = [
     ("train mlp --plan {}/mlp1.json", r"it is for 1 processor, but 2 ranks run"),
     ("train mlp --plan {}/cut.json", r"cut.json is not JSON"),
-    ("train convnet --plan {}/mlp2.json", r"mlp2.json: .* made for mlp, and not for convnet with"),
+    ("train convnet --plan {}/mlp2.json", r"mlp2.json was made for mlp, and not for convnet with"),
     ("train mlp --profile {}/garbage.db", r"garbage.db is no profile database"),
     ("train gpt --data text:file={}/missing.txt", r"missing.txt: No such file"),
     ("train mlp --steps 0", r"--steps 0: give 1 or more"),

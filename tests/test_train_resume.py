@@ -116,6 +116,18 @@ def test_ctrl_c_ends_at_once_and_says_what_there_is_to_go_on_from(saves, alone, 
     assert not saves or latest("run").step - 20 <= int(told[1]) <= latest("run").step
 
 
+def test_what_ends_before_its_first_step_says_what_was_there_before(alone, capsys, monkeypatch):
+    words = [*MLP, "--steps", "9", "--checkpoint", "run", "--resume"]
+    assert main([*words[:-3], "--steps", "3", "--out", "plan.json", "--checkpoint", "run"]) == 0
+    monkeypatch.setattr("castile.launch.measuring.explore.given", lambda *_: signal.raise_signal(signal.SIGTERM))
+    capsys.readouterr()
+    assert main(words) == 128 + signal.SIGTERM
+    left = "castile: ended before the first step: with --resume the same command goes on from run/step-00000003\n"
+    assert capsys.readouterr().err.endswith(left)
+    assert main([*MLP, "--steps", "9", "--plan", "plan.json"]) == 128 + signal.SIGTERM
+    assert capsys.readouterr().err.endswith("castile: ended before the first step, so nothing is saved\n")
+
+
 def test_without_checkpoints_sigterm_is_what_it_always_is(alone, home):
     words = [sys.executable, "-m", "castile", *MLP, "--steps", "1000000", "--metrics", "a.jsonl"]
     with subprocess.Popen(words, env=os.environ | {"PYTHONPATH": str(CHECKOUT)}, stdout=subprocess.DEVNULL) as process:

@@ -140,6 +140,9 @@ class Job:
                 f"plan {path}: it is for {_processors(plan.num_procs)}, but {here or _run(self.comm.size)}: start as "
                 f"many with `castile launch -n {plan.num_procs} ...`, or plan again"
             )
+        if unlike := plan.unlike(self.graph, self.model.text):
+            same = "give the same model, settings, --batch and --dtype, or plan again"
+            raise UserError(f"plan {path} {unlike}, in {self.graph.dtype}: {same}")
         try:
             self.lowering.check(plan)
         except ValueError as error:

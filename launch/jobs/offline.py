@@ -145,11 +145,8 @@ def check_plan(plan: Strategy, path: str, model: str, desk: Desk) -> None:
     """
     lowering = desk.evaluator.lowering
     graph = lowering.graph
-    if plan.graph and plan.graph != graph.fingerprint:
-        raise UserError(
-            f"plan {path} was made for {plan.made_for}, and not for {model} with {graph.batch} samples a step as it is "
-            "here: give the same model, settings and --batch, or plan again"
-        )
+    if unlike := plan.unlike(graph, model):
+        raise UserError(f"plan {path} {unlike}: give the same model, settings and --batch, or plan again")
     try:
         lowering.check(plan)
         if desk.machine.num_procs >= FOLDED_FROM:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,14 @@ def nothing_to_train(done: int, num_steps: int) -> str:
         f"nothing to train: {done} steps are done and the run has {num_steps}, so files stay as they are: give more "
         "with --steps or --epochs to go on"
     )
+
+
+def not_begun(saved: Path | None, is_planned: bool) -> str:
+    """What there is of a run that ends before its first step; one that has no plan yet was looking for it."""
+    if saved is not None:
+        return f"ended before the first step: with --resume the same command goes on from {saved}"
+    advice = "" if is_planned else "; with --plan FILE a run begins without measuring"
+    return f"ended before the first step, so nothing is saved{advice}"
 
 
 def show_plan(job: Job, chosen: Chosen) -> None:
