@@ -131,7 +131,7 @@ CASES = [
     ("train mlp1.json", r"no model 'mlp1.json': name the model first; a plan's file goes with --plan"),
     ("train mlp --undecayed *.bais,gain", r"--undecayed \*.bais,gain: no parameter has a name like that"),
     ("train mlp:width=64 --plan mlp1.json", r"plan mlp1.json was made for mlp, and not for mlp:width=64 with"),
-    ("train mlp --dtype float64 --plan mlp1.json", r"plan mlp1.json .* not for mlp with 64 samples .*, in float64: give the same"),
+    ("train mlp --dtype float64 --plan mlp1.json", r"plan mlp1.json .* not for mlp with 64 .*, in float64: give"),
     ("train mlp --batch 32 --plan mlp1.json", r"plan mlp1.json was made for mlp, and not for mlp with 32"),
     ("train mlp --plan elsewhere.json", r"plan elsewhere.json: .* another machine"),
     ("train mlp --plan mlp2.json", r"plan mlp2.json: it is for 2 processors, but 1 rank runs: .*castile launch -n 2"),
