@@ -234,7 +234,7 @@ def _report(command: Validate, job: Job, rows: Sequence[Row], num_held_up: int, 
     fresh = [r for r in rows if not r.learned_from]
     seconds = [r.measured_seconds for r in rows]
     facts = {
-        "model": job.model.name,
+        "model": job.model.text,
         "machine": job.machine.name,
         "batch": job.graph.batch,
         "microbatches": job.lowering.microbatches,

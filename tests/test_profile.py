@@ -54,6 +54,15 @@ def lowered(model, num_procs, name="data_parallel", size=0):
     return plan, lowering.lower(plan)
 
 
+@pytest.mark.parametrize(
+    "words", ["profile", "train --steps 1 --search data_parallel", "validate --plans 4 --rounds 2"]
+)
+def test_what_runs_a_model_tells_its_settings_with_its_name(words, capsys):
+    command, *options = words.split()
+    assert main([command, "mlp:width=8", *options, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"] == "mlp:width=8"
+
+
 def test_every_kind_of_task_is_measured_once_and_then_priced_by_it(capsys):
     facts = told(capsys, "mlp", "--profile", "here.db")
     _, tasks = lowered("mlp", 1)

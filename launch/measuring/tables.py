@@ -53,7 +53,7 @@ def facts(job: Job, rows: Sequence[Row], path: str, elapsed_seconds: float, num_
     cost, processor = CostModel(job.machine), job.machine.processors[0]
     ordered = sorted(rows, key=lambda row: -row.share)
     return {
-        "model": job.model.name,
+        "model": job.model.text,
         "machine": job.machine.name,
         "num_ranks": job.comm.size,
         "batch_samples": job.graph.batch,

@@ -70,7 +70,7 @@ def plan_text(job: Job, chosen: Chosen) -> str:
     """The plan in a few lines, and what it was chosen from."""
     num_tasks = chosen.prepared.tasks.num_tasks
     travel = f", transfers: {job.travel}" if job.travel else ""
-    lines = [f"{job.model.name} on {job.machine.name}: batch {job.graph.batch}, {num_tasks} tasks a step{travel}"]
+    lines = [f"{job.model.text} on {job.machine.name}: batch {job.graph.batch}, {num_tasks} tasks a step{travel}"]
     if chosen.candidates:
         lines.append(f"{'plan':24} {'simulated':>12} {'measured':>12}")
         lines += [f"{c.name:24} {ms(c.simulated_seconds):>12} {ms(c.measured_seconds):>12}" for c in chosen.candidates]
@@ -147,7 +147,7 @@ def facts(job: Job, chosen: Chosen, progress: Progress, first_step: int, run: di
     if not job.leads:
         return {}
     result: dict[str, Any] = {
-        "model": job.model.name,
+        "model": job.model.text,
         "machine": job.machine.name,
         "num_ranks": job.comm.size,
         "batch": job.graph.batch,
