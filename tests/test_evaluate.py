@@ -108,6 +108,26 @@ def test_an_output_is_compared_with_what_stands_beside_it(compared: str, weighte
     assert labels_of(g) == (compared if truth else "weight" if weighted else None)
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "compared"),
+    [((4,), "int32", True), ((4, 3), "float64", True), ((4, 2), "float64", False), ((4, 2), "int32", False)],
+)
+def test_an_output_is_not_compared_with_what_another_is_taught(shape: tuple[int, ...], dtype: str, compared: bool):
+    g = Graph("two", "float64")
+    image, other = g.input("image", (4, 5), "b i"), g.input("other", shape, "b o" if len(shape) > 1 else "b", dtype)
+    made = g.linear("fc", image, features=3)
+    g.minimise(g.mean("loss", g.square("error", made)))
+    g.outputs = [made.name]
+    assert labels_of(g) == (other.name if compared else None)
+
+
+@pytest.mark.parametrize("label", [-1, 3])
+def test_a_label_that_is_no_class_is_told(label: int) -> None:
+    g = build(False)
+    with pytest.raises(ValueError, match=rf"label {label} is none of the 3 classes that the output '{g.outputs[0]}'"):
+        judge(g, [(np.zeros((2, 3)), np.array([0, label]))], 2)
+
+
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=30))
 def test_the_area_is_how_often_a_positive_scores_above_a_negative(drawn: list[tuple[int, bool]]) -> None:
     scores, positive = np.array([s for s, _ in drawn], float), np.array([p for _, p in drawn])

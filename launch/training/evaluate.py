@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 from scipy.special import expit, logsumexp
@@ -18,6 +19,7 @@ from castile.launch.jobs.jobs import Job
 from castile.launch.reports.progress import Advance
 from castile.planner.graph import Graph, Node
 from castile.planner.lower import Lowering
+from castile.planner.op import Tensor
 from castile.planner.strategy import Config, Strategy, check_config
 from castile.runtime.backends.base import State
 
@@ -140,20 +142,33 @@ def labels_of(graph: Graph) -> str | None:
     """The input that the model's output is compared with; None where there is none.
 
     It is one that a node reads together with the output, if there are such, and one of which the output does not
-    depend: so are labels told from weights of samples, and an autoencoder's images are compared with themselves.
+    depend: so are labels told from weights of samples, and an autoencoder's images are compared with themselves. Its
+    shape is that of the output, or without what tells classes apart: what a model of several outputs is taught beside
+    is not what this one says.
     """
     judged, before = graph.outputs[0], _before(graph)
     apart = [name for name in graph.inputs if name not in before]
     readers = [node for node in graph.nodes.values() if judged in node.inputs]
     beside = [name for node in readers for name in node.inputs if name in graph.inputs]
-    return next(iter((*(name for name in beside if name in apart), *beside, *apart)), None)
+    found = (*(name for name in beside if name in apart), *beside, *apart)
+    return next((name for name in found if _fits(graph.tensors[judged], graph.tensors[name])), None)
+
+
+def _fits(output: Tensor, truth: Tensor) -> bool:
+    """Whether `judge` can compare them."""
+    if np.dtype(truth.dtype).kind not in "iu" or len(output.shape) <= len(truth.shape):
+        return prod(output.shape) == prod(truth.shape)
+    if len(output.shape) == len(truth.shape) + 1:
+        return output.shape[:-1] == truth.shape
+    return prod(output.shape) % prod(truth.shape) == 0
 
 
 def judge(graph: Graph, pieces: Iterable[tuple[np.ndarray, np.ndarray]], num_samples: int) -> HeldOut | None:
     """What outputs are worth beside the truth, batch by batch; None where there are none.
 
     Of each batch no more stays than sums, and of models that tell two classes apart a number for each sample: the
-    scores of a language model over all that is held out are more than any memory holds.
+    scores of a language model over all that is held out are more than any memory holds. Raises ValueError for a label
+    that is no class.
     """
     is_binary = any(node.op.name == "bce" for node in graph.nodes.values())
     total, right, count = 0.0, 0, 0
@@ -164,6 +179,11 @@ def judge(graph: Graph, pieces: Iterable[tuple[np.ndarray, np.ndarray]], num_sam
         if truth.dtype.kind in "iu" and scores.size % max(truth.size, 1) == 0 and scores.ndim > truth.ndim + 1:
             scores = scores.reshape(*truth.shape, -1)
         if truth.dtype.kind in "iu" and scores.ndim == truth.ndim + 1:
+            if (outside := truth[(truth < 0) | (truth >= scores.shape[-1])]).size:
+                raise ValueError(
+                    f"label {outside[0]} is none of the {scores.shape[-1]} classes that the output "
+                    f"{graph.outputs[0]!r} tells apart: name first in g.outputs what labels are compared with"
+                )
             chosen = np.take_along_axis(scores, truth[..., None], axis=-1)[..., 0]
             losses, hits, is_told = logsumexp(scores, axis=-1) - chosen, scores.argmax(axis=-1) == truth, True
         else:
