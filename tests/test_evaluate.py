@@ -118,6 +118,8 @@ def test_an_output_is_not_compared_with_what_another_is_taught(shape: tuple[int,
     made = g.linear("fc", image, features=3)
     g.minimise(g.mean("loss", g.square("error", made)))
     g.outputs = [made.name]
+    assert labels_of(g) is None
+    g.reshape("read", other, "b -> (b)" if len(shape) == 1 else "b o -> (b o)")
     assert labels_of(g) == (other.name if compared else None)
 
 

@@ -143,11 +143,12 @@ def labels_of(graph: Graph) -> str | None:
 
     It is one that a node reads together with the output, if there are such, and one of which the output does not
     depend: so are labels told from weights of samples, and an autoencoder's images are compared with themselves. Its
-    shape is that of the output, or without what tells classes apart: what a model of several outputs is taught beside
-    is not what this one says.
+    shape is that of the output, or without what tells classes apart, and some node reads it: what else there is, or
+    what another output is taught, is not what this one says.
     """
     judged, before = graph.outputs[0], _before(graph)
-    apart = [name for name in graph.inputs if name not in before]
+    read = {name for node in graph.nodes.values() for name in node.inputs}
+    apart = [name for name in graph.inputs if name in read and name not in before]
     readers = [node for node in graph.nodes.values() if judged in node.inputs]
     beside = [name for node in readers for name in node.inputs if name in graph.inputs]
     found = (*(name for name in beside if name in apart), *beside, *apart)
