@@ -142,6 +142,21 @@ def test_where_no_time_is_left_a_known_plan_is_found(
     assert facts["found"]["fits"] and facts["is_cut_to_fit"]
 
 
+@pytest.mark.parametrize("more", [(), ("--seeds", "data_parallel"), ("--accumulate", "4"), ("--objective", "memory")])
+def test_where_a_search_finds_nothing_in_its_time_a_pipeline_is_looked_for_unless_another_plan_was_asked_for(
+    more: tuple[str, ...], words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def searched(*_: object, **__: object) -> None:
+        raise NoPlanFits("no plan fits", 7)
+
+    asked: list[int] = []
+    monkeypatch.setattr(looking, "search", searched)
+    monkeypatch.setattr(looking, "instead", lambda chosen, *_: asked.append(chosen.number))
+    words[words.index("--budget") + 1] = "1s"
+    assert "no plan fits" in refused(capsys, *words, *more)
+    assert bool(asked) == (not more)
+
+
 def test_more_pieces_need_less_memory(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     few, many = (answer(capsys, *words, "--accumulate", n, "--search", "data_parallel") for n in ("8", "16"))
     assert (few["microbatches"], many["microbatches"]) == (8, 16) and not few["is_cut_to_fit"]

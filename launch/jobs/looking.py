@@ -145,7 +145,8 @@ class Looking:
         began, refused, num_proposals = clock(), list[NoPlanFits](), 0
         is_late, is_settled = limits.begun().is_over, limits.begun(1 + SETTLING).is_over
         enough = partial(self._enough, limits.is_over, is_late)
-        again, is_filled = partial(self._again, limits, is_settled, progress), self._is_filled(limits)
+        # A time is spent on one number of microbatches.
+        again, is_filled = partial(self._again, limits, is_settled, progress), self._may_fill and limits.seconds is None
         points, piped = list[Point](), None
         for chosen in self._places(enough):
             try:
@@ -156,7 +157,7 @@ class Looking:
             except NoPlanFits as error:
                 num_proposals += error.num_proposals
                 refused.append(error)
-                piped = instead(chosen, *self._others(chosen, limits), again) if is_filled else None
+                piped = instead(chosen, *self._others(chosen, limits), again) if self._may_fill else None
                 if piped is None:
                     continue
             chosen, found = piped or (chosen, found)
@@ -176,10 +177,10 @@ class Looking:
             return settled_known(chosen.evaluator, name, chosen.pins, is_settled, (READY, PATH))
         return self._search(chosen, limits, is_settled, progress)[0]
 
-    def _is_filled(self, limits: Budget) -> bool:
-        """Whether pipelines in other numbers of microbatches are looked at: a time is spent on one, a front has one."""
-        is_for_one = limits.seconds is not None or bool(self.names) or self.command.front
-        return self._is_free and self.command.objective == "time" and not is_for_one
+    @property
+    def _may_fill(self) -> bool:
+        """Whether pipelines in other numbers of microbatches may be looked at: a front has one."""
+        return self._is_free and self.command.objective == "time" and not (self.names or self.command.front)
 
     def _others(self, chosen: Chosen, limits: Budget) -> tuple[Iterable[int], At]:
         """The other numbers of microbatches in which pipelines are looked at, and what each is looked at with."""
