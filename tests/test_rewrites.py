@@ -82,6 +82,40 @@ def test_a_rewritten_model_keeps_what_users_see(name: str, text: str) -> None:
     assert rewrite.apply(name, made).fingerprint == made.fingerprint
 
 
+@st.composite
+def webs(draw: st.DrawFn) -> Graph:
+    """Operators on each element, each of what any before it gave: some give several others the same."""
+    g = Graph("web", "float64")
+    x, label = g.input("x", (4, 6), "b i"), g.input("label", (4,), "b", "int64")
+    known, number = [x, g.linear("fc", x, features=6)], st.integers(0, 99)
+    for n in range(draw(st.integers(2, 9))):
+        one, other = (known[-1 - draw(number) % min(len(known), 4)] for _ in range(2))
+        joined = draw(st.sampled_from(("tanh", "sigmoid", "add", "mul")))
+        made = getattr(g, joined)
+        known.append(made(f"n{n}", one, other) if joined in ("add", "mul") else made(f"n{n}", one))
+    end, *more = (t for t in known[1:] if not any(t.name in node.inputs for node in g.nodes.values()))
+    g.outputs = [end.name] if draw(st.booleans()) else []
+    for n, other in enumerate(more):
+        end = g.add(f"sum{n}", end, other)
+    g.minimise(g.cross_entropy("loss", end, label))
+    return g
+
+
+@settings(max_examples=examples(80), derandomize=True, deadline=None)
+@given(webs())
+def test_of_what_works_on_each_element_as_much_is_one_node_as_can_be(graph: Graph) -> None:
+    """A node is left whose result more than one other reads, or that is an output; and the network learns the same."""
+    made = rewrite.apply("fuse", graph)
+    assert rewrite.apply("fuse", made).fingerprint == made.fingerprint
+    readers = {name: [n.op.name for n in made.nodes.values() if name in n.inputs] for name in made.nodes}
+    apart_from = {name for name in made.nodes if name not in made.outputs} - {"fc", "loss"}
+    assert all(len(readers[name]) != 1 or readers[name] == ["cross_entropy"] for name in apart_from)
+    known, on, rate = values(graph), machine.local(1), 2**-5
+    data, given = [{n: known[n] for n in graph.inputs}], {t.name: known[t.name] for t in graph.params}
+    one, other = (train(g, whole_on(g), on, data, given, rate=rate) for g in (graph, made))
+    assert apart(one, other, rate) < EXACT
+
+
 @every_model
 def test_no_chain_has_a_partial_sum_within(text: str) -> None:
     for node in rewrite.apply("fuse", models.parse(text).graph(2)).nodes.values():

@@ -1,13 +1,13 @@
 """Chains of operators on each element become one node, so that what lies between them never goes to memory.
 
-A node joins the one that reads what it gives if nobody else does, and if both have the same shape. A convolution
+A node joins those that read what it gives if all of them are of one chain, and of the same shape. A convolution
 leaves its bias to the chain that follows it, which comes after the sum of partial products as ever; a linear layer adds
 its own before it writes anything. It does not know which plan the graph will get.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ def rewrite(graph: Graph) -> Graph:
     chains: dict[str, list[Node]] = {}
     for node in reversed(graph.nodes.values()):
         if node.name in joins:
-            joins[node.name] = last = joins.get(joins[node.name], joins[node.name])
+            last = joins[node.name]
             chains.setdefault(last, [graph.nodes[last]]).insert(0, node)
     nodes: dict[str, Node] = {}
     for node in graph.nodes.values():
@@ -49,18 +49,21 @@ def rewrite(graph: Graph) -> Graph:
 
 
 def _joins(graph: Graph) -> dict[str, str]:
-    """For each node that joins another the one that reads it."""
-    readers = Counter((*graph.outputs, graph.loss))
+    """For each node that joins others the last of its chain."""
+    readers: dict[str, set[str]] = defaultdict(set)
     for node in (*graph.nodes.values(), *graph.updates.values()):
-        readers.update(set(node.inputs))
+        for name in node.inputs:
+            readers[name].add(node.name)
     kinds = {t.name: (t.shape, t.dtype) for t in graph.tensors.values()}
     simple = {node.name for node in graph.nodes.values() if _is_simple(node, graph)}
     joins: dict[str, str] = {}
-    for reader in (node for node in graph.nodes.values() if node.name in simple):
-        for name in reader.inputs:
-            alone = readers[name] == 1 and kinds[name] == kinds[reader.name]
-            if alone and name in graph.nodes and (name in simple or _has_bias(graph.nodes[name])):
-                joins[name] = reader.name
+    for name, node in reversed(graph.nodes.items()):
+        is_seen = name in graph.outputs or name == graph.loss or not readers[name] <= simple
+        lasts = {joins.get(reader, reader) for reader in readers[name]}
+        if not is_seen and len(lasts) == 1 and (name in simple or _has_bias(node)):
+            (last,) = lasts
+            if kinds[name] == kinds[last]:
+                joins[name] = last
     return joins
 
 
