@@ -204,7 +204,11 @@ CASES = [
     ("train mlp:width=wide", r"setting 'width' should be a whole number, got 'wide'"),
     ("train gpt:width=130", r"width 130 should be a multiple of heads"),
     ("train mlp --search mcm", r"no search 'mcm' \(did you mean 'mcmc'"),
-    ("train mlp --search pipeline_2", r"pipelines are among them where the batch is cut, as with --accumulate 4"),
+    ("train mlp --search pipeline_2", r"at most as many stages as --accumulate makes pieces, here 1"),
+    (
+        "plan mlp --machine local:procs=4 --accumulate 2 --search pipeline_4",
+        r"at most as many stages as --accumulate makes pieces, here 2",
+    ),
     ("train mlp --data digit", r"no data set 'digit' \(did you mean 'digits'"),
     ("train mlp --data text", r"takes 'image' of shape \(1, 8, 8\), data set text has 'tokens' of shape "),
     ("train mlp --machine dgx-h10", r"no machine 'dgx-h10' \(did you mean 'dgx-h100'"),

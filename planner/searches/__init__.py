@@ -52,7 +52,8 @@ def find(name: str, lowering: Lowering) -> ModuleType | KnownPlan:
     if name not in known:
         hint = suggestion(name, [*available(), *known])
         among = f"there are {', '.join(available())}, and of known plans {', '.join(known)}"
-        if name.startswith(PIPELINE) and lowering.microbatches == 1:
-            among += "; pipelines are among them where the batch is cut, as with --accumulate 4"
+        if name.startswith(PIPELINE):
+            pieces = lowering.microbatches
+            among += f"; pipelines have at most as many stages as --accumulate makes pieces, here {pieces}"
         raise ValueError(f"no search {name!r}{hint}; {among}")
     return KnownPlan(name)
