@@ -231,10 +231,8 @@ class _Many:
     def unrolled(self) -> Unrolled:
         few, graph, folded, task, buffer = self.few, self.few.graph, self.few.folded, self._task, self._buffer
         counts = np.diff(graph.lane_ptr)[task.source]
-        waits = np.concatenate([self._spread(few.needs, task, task), self._turns()], 1)
-        need_ptr, needs = compressed(waits[0], waits[1], len(task.source))
-        touched = self._spread(few.uses, task, buffer)
-        use_ptr, uses = compressed(touched[0], touched[1], len(task.source))
+        need_ptr, needs = compressed(*self._spread(few.needs, task, task, *self._turns()), len(task.source))
+        use_ptr, uses = compressed(*self._spread(few.uses, task, buffer), len(task.source))
         first = np.full(len(buffer.source), -1)
         begun, by = self._spread(few.begun, buffer, task)
         first[begun] = by
@@ -262,8 +260,10 @@ class _Many:
         found: np.ndarray = order + ((end - begin) * later << repeats.SLOT)
         return found
 
-    def _spread(self, pairs: _Relation, one: _Places, other: _Places) -> np.ndarray:
-        """int64[2, n]: the pairs of all copies."""
+    def _spread(
+        self, pairs: _Relation, one: _Places, other: _Places, *more: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """int64[n] each: the pairs of all copies, and then these more, int64[2, m] each."""
         is_one, is_other = pairs.of_one == EACH, pairs.of_other == EACH
         back, on = is_one & (pairs.of_other == EACH - 1), is_other & (pairs.of_one > EACH)
         each = (is_one | is_other) & ~back & ~on
@@ -275,10 +275,10 @@ class _Many:
         others = [other.of(pairs.other[~each & ~on]), other.of(pairs.other[on], self.more)]
         ones += [one.of(pairs.one[each], copies).ravel(), one.of(pairs.one[back], copies[1:]).ravel()]
         others += [other.of(pairs.other[each], copies).ravel(), other.of(same, copies[:-1]).ravel()]
-        return np.stack([np.concatenate(ones), np.concatenate(others)])
+        return np.concatenate(ones + [rows[0] for rows in more]), np.concatenate(others + [rows[1] for rows in more])
 
-    def _turns(self) -> np.ndarray:
-        """int64[2, n]: what begins of each microbatch, and what of an earlier one its processor must be done with."""
+    def _turns(self) -> list[np.ndarray]:
+        """int64[2, n] by microbatch: what begins, and what of an earlier one its processor must be done with."""
         turns, into = self.few.turns, self.few.folded.into
         begun = np.array(turns.begun, np.int64).reshape(-1, 4)
         procs = {int(proc): n for n, proc in enumerate(np.unique(begun[:, 2]))}
@@ -287,7 +287,7 @@ class _Many:
             if proc in procs:
                 last[number, procs[proc]] = into[end]
         task, on = into[begun[:, 0]], np.searchsorted(np.array([*procs], np.int64), begun[:, 2])
-        found = [np.empty((2, 0), np.int64)]
+        found = list[np.ndarray]()
         # Which of those that were written out is written for each, and which copy of it.
         every = np.arange(FEW + self.more)
         one_of, copy = np.minimum(every, EACH), np.clip(every - EACH, 0, self.more)
@@ -299,7 +299,7 @@ class _Many:
             before = last[one_of[earlier], on[mine]]
             pairs = np.stack([self._task.of(task[mine], copy[micro]), self._task.of(before, copy[earlier])])
             found.append(pairs[:, before >= 0])
-        return np.concatenate(found, 1)
+        return found
 
     def _written(self, number: int) -> Task:
         task: Task = self.few.graph.tasks[int(self._task.source[number])]

@@ -114,7 +114,7 @@ def _edges(tasks: TaskGraph) -> tuple[np.ndarray, np.ndarray]:
 
 def _followers(num_tasks: int, after: np.ndarray, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """By task those that wait for it: where they begin, and which."""
-    return pointer(np.bincount(before, minlength=num_tasks)), after[np.argsort(before, kind="stable")]
+    return compressed(before, after, num_tasks)
 
 
 def _levels(waits, follow_ptr, follows):  # type: ignore[no-untyped-def]
