@@ -36,9 +36,10 @@ def variants(
     is_base: bool = False,
     most: float = inf,
 ) -> list[Evaluated]:
-    """What the plan is worth without buckets and with those of each size, in READY and those other orders in which it
-    is better by a thousandth; and the best of each order with more and more microbatches begun ahead, as long as each
-    time that is better by a thousandth. Raises ValueError where it is none.
+    """What the plan is worth without buckets and with those of each size in READY, and, of sizes that make a difference
+    of a thousandth there, in those other orders in which it is as much better; and the best of each order with more and
+    more microbatches begun ahead, as long as each time that is better by a thousandth. Raises ValueError where it is
+    none.
 
     is_over   asked before each: once it says so no further one is tried
     orders    READY, and those to try after it
@@ -49,13 +50,18 @@ def variants(
     plan of many tasks there all but the first. So are all of them for a plan that is far from fitting without any: they
     save little memory.
     """
-    every = product(dict.fromkeys((0, *sizes)), orders)
-    plans = (msgspec.structs.replace(plan, bucket_bytes=size, order=order) for size, order in every)
-    plain = evaluator.evaluate(next(plans))
+    plain = evaluator.evaluate(msgspec.structs.replace(plan, bucket_bytes=0, order=READY))
     if plain.overflow > HOPELESS:
         return [plain]
-    tried = (one for one in plans if (is_base and one.order == READY) or not is_over())
-    found = [plain, *seen(evaluator, filter(evaluator.is_small, tried))]
+
+    def tried(sizes: Iterable[int], orders: Iterable[str]) -> Iterator[Evaluated]:
+        plans = (msgspec.structs.replace(plan, bucket_bytes=s, order=o) for s, o in product(sizes, orders))
+        left = (one for one in plans if (is_base and one.order == READY) or not is_over())
+        return seen(evaluator, filter(evaluator.is_small, left))
+
+    found = [plain, *tried(dict.fromkeys(size for size in sizes if size), (READY,))]
+    other = [one.strategy.bucket_bytes for one in found if abs(one.energy - plain.energy) > WORTH * plain.energy]
+    found += tried((0, *other), orders[1:])
     found += _begun_ahead(evaluator, found, is_over, most)
     ready: dict[int, float] = {}
     for one in found:
