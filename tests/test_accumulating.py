@@ -97,8 +97,8 @@ def test_where_no_plan_of_a_whole_batch_fits_it_is_cut(
 @pytest.mark.parametrize(
     ("budget", "each", "shares"),
     [
-        ("10s", 4.0, [10.0, 6.0, 2.0]),
-        ("10s", 8.0, [10.0, 2.0, looking.LEAST_SECONDS]),
+        ("10s", 4.0, [5.0, 6.0, 2.0]),
+        ("10s", 8.0, [5.0, 2.0, looking.LEAST_SECONDS]),
         ("5", 4.0, [None, None, None]),
     ],
 )
@@ -136,7 +136,7 @@ def test_searches_that_find_nothing_share_the_time_with_the_next(
 def test_where_no_time_is_left_a_known_plan_is_found(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(looking, "_left", lambda limits, passed: replace(limits, seconds=looking.LEAST_SECONDS))
+    monkeypatch.setattr(looking, "_left", lambda limits, *_: replace(limits, seconds=looking.LEAST_SECONDS))
     words[words.index("--budget") + 1] = "10s"
     facts = answer(capsys, *words)
     assert facts["found"]["fits"] and facts["is_cut_to_fit"]

@@ -21,7 +21,7 @@ from castile.planner.lower import Lowering
 from castile.planner.search import Found, NoPlanFits, search
 from castile.planner.searching import filling
 from castile.planner.searching.accumulating import Chosen, foresee
-from castile.planner.searching.filling import WORTH, filled, instead, sooner
+from castile.planner.searching.filling import WORTH, cut_for, filled, instead, sooner
 from castile.planner.strategy import ORDERS, READY, Strategy
 from castile.runtime.machine import Level, Machine, Processor
 from tests.training import SGD
@@ -252,3 +252,18 @@ def test_plans_of_few_parts_are_searched_first() -> None:
     chosen, found = whole()
     assert sooner(replace(chosen, seconds=found.evaluated.seconds), (2, 4, 8), at, pytest.fail) is None
     assert instead(chosen, (2, 4, 8), at, pytest.fail) is None
+
+
+def test_a_time_is_spent_on_the_number_in_which_a_known_pipeline_is_soonest() -> None:
+    """Beside a known plan that fits and takes longer; as long as there is time to look at numbers."""
+    chosen, found = whole()
+    known = replace(chosen, seconds=found.evaluated.seconds)
+    best = min((2, 4, 8), key=lambda number: at(number)[0].evaluate(foreseen(number)).seconds)
+    other = cut_for(known, (2, 4, 8), at)
+    assert other == Chosen(best, *at(best), at(best)[0].evaluate(foreseen(best)).seconds)
+    assert other.seconds < known.seconds
+    bound = lower_bound(chosen.evaluator)
+    assert bound is not None
+    for seconds in (inf, WORTH * bound.work_seconds):
+        assert cut_for(replace(chosen, seconds=seconds), (2, 4, 8), pytest.fail).number == chosen.number
+    assert cut_for(known, (), at) == known and cut_for(other, (2, 4, 8), at) == other

@@ -26,7 +26,7 @@ from castile.planner.search import Found, NoPlanFits, Progress, search
 from castile.planner.searching import accumulating
 from castile.planner.searching.accumulating import Chosen
 from castile.planner.searching.fewer import FURTHER, on_fewer
-from castile.planner.searching.filling import At, filled, instead, sooner
+from castile.planner.searching.filling import At, cut_for, filled, instead, sooner
 from castile.planner.searching.fronts import Point, search_front
 from castile.planner.searching.settling import SETTLING, settled, settled_known
 from castile.planner.sketch.sieve import num_parts
@@ -38,6 +38,8 @@ from castile.planner.strategy import PATH, READY, Names, Strategy
 DEAR = 100_000
 # What a search gets of a budget that others have spent: it looks at the known plans all the same.
 LEAST_SECONDS = 1e-3
+# So much of what is left of a time goes into a search where no known plan is taken to fit: the rest is for the next.
+DOUBTED = 0.5
 
 Dropped = tuple[str, ...]
 IsOver = Callable[[], bool]
@@ -143,16 +145,17 @@ class Looking:
         with a number that would do.
         """
         began, refused, num_proposals = clock(), list[NoPlanFits](), 0
-        is_late, is_settled = limits.begun().is_over, limits.begun(1 + SETTLING).is_over
-        enough = partial(self._enough, limits.is_over, is_late)
-        # A time is spent on one number of microbatches.
-        again, is_filled = partial(self._again, limits, is_settled, progress), self._may_fill and limits.seconds is None
+        timed, is_settled = limits.begun(), limits.begun(1 + SETTLING).is_over
+        enough = partial(self._enough, limits.is_over, timed.is_over)
+        again, is_timed = partial(self._again, limits, is_settled, progress), limits.seconds is not None
         points, piped = list[Point](), None
         for chosen in self._places(enough):
             try:
-                left = _left(limits, clock() - began)
-                piped = sooner(chosen, *self._others(chosen, limits), again) if is_filled else None
+                piped = sooner(chosen, *self._others(chosen, limits), again) if self._may_fill else None
+                if piped is None and self._may_fill and is_timed:
+                    chosen = cut_for(chosen, *self._others(chosen, timed))
                 if piped is None:
+                    left = _left(limits, clock() - began, DOUBTED if is_timed and self._is_in_doubt(chosen) else 1.0)
                     found, points = self._search(chosen, left, is_settled, progress, self.start)
             except NoPlanFits as error:
                 num_proposals += error.num_proposals
@@ -164,7 +167,7 @@ class Looking:
             break
         else:
             raise self._advised(refused[0], enough)
-        if is_filled:
+        if self._may_fill and not is_timed:
             chosen, found = filled(chosen, found, *self._others(chosen, limits), again)
         num_proposals += found.num_proposals
         return chosen, replace(found, elapsed_seconds=clock() - began, num_proposals=num_proposals), points
@@ -181,6 +184,11 @@ class Looking:
     def _may_fill(self) -> bool:
         """Whether pipelines in other numbers of microbatches may be looked at: a front has one."""
         return self._is_free and self.command.objective == "time" and not (self.names or self.command.front)
+
+    def _is_in_doubt(self, chosen: Chosen) -> bool:
+        """Whether no known plan is known to fit, nor taken to, and more microbatches are looked at where none does."""
+        known = chosen.fits or not self._may_fill
+        return not (known or accumulating.foresee(chosen.evaluator, self.names, chosen.pins).fitting)
 
     def _others(self, chosen: Chosen, limits: Budget) -> tuple[Iterable[int], At]:
         """The other numbers of microbatches in which pipelines are looked at, and what each is looked at with."""
@@ -265,8 +273,8 @@ class Looking:
         return settled(evaluator, found, sizes, is_settled, pins=pinned), []
 
 
-def _left(limits: Budget, passed: float) -> Budget:
-    """What is left of a budget after so many seconds: the least there is where nothing is."""
+def _left(limits: Budget, passed: float, share: float = 1.0) -> Budget:
+    """So much of what is left of a budget after so many seconds: the least there is where nothing is."""
     if limits.seconds is None:
         return limits
-    return replace(limits, seconds=max(LEAST_SECONDS, limits.seconds - passed), before=passed)
+    return replace(limits, seconds=max(LEAST_SECONDS, share * (limits.seconds - passed)), before=passed)

@@ -66,6 +66,17 @@ def sooner(chosen: Chosen, numbers: Iterable[int], at: At, look: Look) -> tuple[
     return _looked_at(chosen, numbers, at, look)
 
 
+def cut_for(chosen: Chosen, numbers: Iterable[int], at: At) -> Chosen:
+    """Where there is time to search in one number of microbatches only: the one in which a known pipeline takes less
+    than the best known plan, if that is known to fit; else the same.
+
+    numbers   as long as there is time to look at one more
+    """
+    if not chosen.fits or not _is_worth(chosen, chosen.seconds):
+        return chosen
+    return _simulated(_taken_for_best(at, numbers), chosen.seconds, (READY,), OF_MANY)[0] or chosen
+
+
 def instead(chosen: Chosen, numbers: Iterable[int], at: At, look: Look) -> tuple[Chosen, Found] | None:
     """Where there are too many parts for a search to look at pipelines, and it found nothing that fits: the pipeline
     that does, and is soonest; None where there is none.
