@@ -134,11 +134,18 @@ def test_operators_of_one_file_have_names_of_their_own():
     assert {"test_own_operators.First.F", "test_own_operators.Second.F"} <= keys
 
 
+LINES = [
+    *("x -> sin(x)", "x -> x +", "x -> x * y", "x -> lambda", "x -> "),
+    *("x -> x ** 2", "x -> x % 2", "x -> x if x > 0 else 0", "x -> x.real", "x -> x[0]", "x -> not x", "x -> x != 0"),
+    *("x -> 0 < x < 1", "x -> exp(x, x)", "x -> where(x > 0, x)", "x -> exp(x=x)", "x -> 'x'", "x -> True", "x -> 1j"),
+]
+
+
 def test_the_planner_knows_the_functions_of_lines_that_kernels_have():
     assert FUNCTIONS == arithmetic.FUNCTIONS
 
 
-@pytest.mark.parametrize("text", ["x -> sin(x)", "x -> x +", "x -> x * y", "x -> lambda", "x -> "])
+@pytest.mark.parametrize("text", LINES)
 def test_a_line_that_kernels_would_refuse_is_refused_in_words(text: str):
     with pytest.raises(ValueError, match="pointwise"):
         pointwise(text, Spec((3,), "float32"))

@@ -7,6 +7,7 @@ from castile.planner.bodies.vocabulary import Results, Shape, Spec, computed, ke
 
 # What a line may call.
 FUNCTIONS = ("abs", "exp", "expm1", "log", "log1p", "maximum", "minimum", "sigmoid", "sqrt", "tanh", "where")
+_TAKES = dict.fromkeys(FUNCTIONS, 1) | {"maximum": 2, "minimum": 2, "where": 3}
 
 
 @kernel(adds=True)
@@ -36,6 +37,23 @@ def _check(line: str, constants: frozenset[str]) -> None:
     known = {*(name.strip() for name in names.split(",")), *constants, *called}
     for name in sorted({part.id for part in parts if isinstance(part, ast.Name)} - known):
         need(False, f'pointwise "{line}": {name!r} is neither an array of the line nor a setting')
+    for part in parts:
+        fits = not isinstance(part, ast.expr) or _is_arithmetic(part)
+        need(fits, f'pointwise "{line}": {ast.unparse(part)!r} is none of + - * / > >= < <= == of two and {among}')
+
+
+def _is_arithmetic(part: ast.expr) -> bool:
+    """Whether kernels know how to compute this of the values of its parts."""
+    match part:
+        case ast.Constant(value=number):
+            return type(number) in (int, float)
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
+            return len(args) == _TAKES[name]
+        case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div()):
+            return True
+        case ast.Compare(ops=[ast.Gt() | ast.GtE() | ast.Lt() | ast.LtE() | ast.Eq()]):
+            return True
+    return isinstance(part, ast.Name) or (isinstance(part, ast.UnaryOp) and isinstance(part.op, ast.USub))
 
 
 def _broadcast(line: str, shapes: list[Shape]) -> Shape:
