@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
 from math import prod
 
 import msgspec
@@ -200,6 +202,19 @@ def check_joinable(ones: Sequence[Joinable], steps: Sequence[StepInstance], flow
         assert one.procs == tuple(flow.procs[slot] for slot in one.pattern.procs)
         # nothing of a bucket outlives the step, and nobody sees it in strides
         assert one.pattern.name != END_TO_END or not (flow.flow.role or flow.version.is_strided)
+
+
+def test_sums_of_a_pipeline_wait_for_none_that_they_are_read_for() -> None:
+    """Gradients of parameters come before those of activations in a program, and wait for them in a pipeline: in one
+    sum with an activation's, as where they are clipped, both waited for each other."""
+    graph, machine = models.parse("lstm:seq=4,layers=1,width=8").graph(2), machines.parse("flexflow-k80:nodes=1")
+    lowering = Lowering(graph, machine, Updates(optimizers.parse("sgd"), clip=1.0))
+    evaluator = Evaluator(lowering, CostModel(machine))
+    for begins in combinations(range(1, len(graph.nodes)), 3):
+        configs = {name: Config(procs=(bisect(begins, n),)) for n, name in enumerate(graph.nodes)}
+        plain = Strategy(configs, microbatches=2)
+        alone, found = (evaluator.simulate(msgspec.structs.replace(plain, bucket_bytes=n))[0] for n in (0, 2**20))
+        assert moved_bytes(found) == moved_bytes(alone) and found.num_tasks <= alone.num_tasks
 
 
 @pytest.mark.parametrize("known", ["data_parallel", "fsdp"])

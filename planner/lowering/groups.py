@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from castile.planner.lowering.instances import FlowInstance, FlowTemplate, StepInstance
+from castile.planner.lowering.stages import ends
 from castile.runtime.dependence import Version
 from castile.runtime.task import AT_ONCE, Comm, Kind
 from castile.runtime.transfer import Pattern
@@ -22,7 +23,8 @@ class Joinable(NamedTuple):
 
     task, first_buffer   its number, and that of the first buffer of its version
     procs                the processors of its members
-    made, read           the last slot whose step contributes, -1 for none, and the first whose step reads the result
+    made, read           the last slot whose step contributes, or is waited for by one that does, -1 for none, and the
+                         first whose step reads the result
     at                   the slot that it follows in the program
     """
 
@@ -46,14 +48,14 @@ class Joinable(NamedTuple):
 
 def joinable(steps: Sequence[StepInstance], flows: Sequence[FlowInstance]) -> list[Joinable]:
     """The transfers that could be put together, as they are made in the program."""
-    task, buffer, found = sum(len(s.config.procs) for s in steps), 0, []
+    task, buffer, found, end = sum(len(s.config.procs) for s in steps), 0, list[Joinable](), ends(steps)
     known: dict[tuple[FlowTemplate, bool], list[tuple[int, tuple[int, ...]]]] = {}
     for flow in flows:
         template, is_read = flow.template, bool(flow.flow.readers)
         if (template, is_read) not in known:
             known[template, is_read] = _of(template, is_read)
         if known[template, is_read]:
-            made = max([slot for slot, _ in flow.flow.producers], default=-1)
+            made = max([end[slot] for slot, _ in flow.flow.producers], default=-1)
             read = min(slot for slot, _ in flow.flow.readers)
             for n, procs in known[template, is_read]:
                 found.append(Joinable(task + n, buffer, flow.version.patterns[n], procs, made, read, flow.slot))

@@ -134,6 +134,16 @@ def turns(steps: Iterable[Row], ahead: int = 0) -> Turns:
     return Turns(begun, last, pairs + [(task, through[back]) for task, back in waiting if back in through])
 
 
+def ends(steps: Sequence[StepInstance]) -> list[int]:
+    """By slot the last one that its step waits for by `turns`, or its own: gradients of parameters come before those
+    of activations in a program, and wait for them where there are several stages."""
+    parted = [step for step in steps if step.step.micro.count > 1 and step.step.micro.number == 0]
+    if len(set(stages(step.config.procs for step in parted if step.step.form == "F"))) < 2:
+        return [*range(len(steps))]
+    last = {step.step.micro: slot for slot, step in enumerate(steps) if step.step.form == "B"}
+    return [max(n, last.get(step.step.micro, n)) if step.step.which == "W" else n for n, step in enumerate(steps)]
+
+
 def _visits(forward: Sequence[StepInstance], stage: Sequence[int]) -> Iterator[tuple[StepInstance, int, int]]:
     """Each forward step with its stage, and how often the program has changed to another stage before it."""
     visit = 0
