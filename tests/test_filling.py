@@ -244,6 +244,8 @@ def test_where_nothing_of_many_parts_was_found_to_fit_the_soonest_pipeline_that_
         raise NoPlanFits("none", 7)
 
     assert instead(chosen, (2, 4, 8), at, refused) is None
+    # None of them is looked at for a search, which would not come upon it.
+    assert cut_for(replace(chosen, seconds=1e9), (2, 4, 8), pytest.fail).number == chosen.number
     monkeypatch.setattr(filling, "variants", tried)
     assert instead(chosen, (2, 4, 8), at, pytest.fail) is None
 

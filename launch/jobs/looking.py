@@ -24,7 +24,7 @@ from castile.planner.known.seeds import known_names
 from castile.planner.lower import Lowering
 from castile.planner.search import Found, NoPlanFits, Progress, search
 from castile.planner.searching import accumulating
-from castile.planner.searching.accumulating import Chosen
+from castile.planner.searching.accumulating import Chosen, Foreseen
 from castile.planner.searching.fewer import FURTHER, on_fewer
 from castile.planner.searching.filling import At, cut_for, filled, instead, sooner
 from castile.planner.searching.fronts import Point, search_front
@@ -147,15 +147,13 @@ class Looking:
         began, refused, num_proposals = clock(), list[NoPlanFits](), 0
         timed, is_settled = limits.begun(), limits.begun(1 + SETTLING).is_over
         enough = partial(self._enough, limits.is_over, timed.is_over)
-        again, is_timed = partial(self._again, limits, is_settled, progress), limits.seconds is not None
+        again = partial(self._again, limits, is_settled, progress)
         points, piped = list[Point](), None
         for chosen in self._places(enough):
             try:
                 piped = sooner(chosen, *self._others(chosen, limits), again) if self._may_fill else None
-                if piped is None and self._may_fill and is_timed:
-                    chosen = cut_for(chosen, *self._others(chosen, timed))
                 if piped is None:
-                    left = _left(limits, clock() - began, DOUBTED if is_timed and self._is_in_doubt(chosen) else 1.0)
+                    chosen, left = self._in_time(chosen, limits, timed, began)
                     found, points = self._search(chosen, left, is_settled, progress, self.start)
             except NoPlanFits as error:
                 num_proposals += error.num_proposals
@@ -167,7 +165,7 @@ class Looking:
             break
         else:
             raise self._advised(refused[0], enough)
-        if self._may_fill and not is_timed:
+        if self._may_fill and limits.seconds is None:
             chosen, found = filled(chosen, found, *self._others(chosen, limits), again)
         num_proposals += found.num_proposals
         return chosen, replace(found, elapsed_seconds=clock() - began, num_proposals=num_proposals), points
@@ -185,10 +183,15 @@ class Looking:
         """Whether pipelines in other numbers of microbatches may be looked at: a front has one."""
         return self._is_free and self.command.objective == "time" and not (self.names or self.command.front)
 
-    def _is_in_doubt(self, chosen: Chosen) -> bool:
-        """Whether no known plan is known to fit, nor taken to, and more microbatches are looked at where none does."""
-        known = chosen.fits or not self._may_fill
-        return not (known or accumulating.foresee(chosen.evaluator, self.names, chosen.pins).fitting)
+    def _in_time(self, chosen: Chosen, limits: Budget, timed: Budget, began: float) -> tuple[Chosen, Budget]:
+        """In how many microbatches what is left of a budget is spent, and how much of it: where more are looked at if
+        no plan fits, that of a time is shared with these as long as no known plan is known, or taken, to fit.
+        """
+        share = 1.0
+        if limits.seconds is not None and self._may_fill:
+            chosen = cut_for(chosen, *self._others(chosen, timed))
+            share = 1.0 if chosen.fits or self._foreseen(chosen).fitting else DOUBTED
+        return chosen, _left(limits, clock() - began, share)
 
     def _others(self, chosen: Chosen, limits: Budget) -> tuple[Iterable[int], At]:
         """The other numbers of microbatches in which pipelines are looked at, and what each is looked at with."""
@@ -235,8 +238,11 @@ class Looking:
 
     def _is_far(self, chosen: Chosen) -> bool:
         """Whether no known plan comes near fitting, where a search takes long to say that it found none."""
-        evaluator = chosen.evaluator
-        return num_parts(evaluator) >= DEAR and accumulating.foresee(evaluator, self.names, chosen.pins).is_far
+        return num_parts(chosen.evaluator) >= DEAR and self._foreseen(chosen).is_far
+
+    def _foreseen(self, chosen: Chosen) -> Foreseen:
+        """What the known plans are taken for."""
+        return accumulating.foresee(chosen.evaluator, self.names, chosen.pins)
 
     def _advised(self, refused: NoPlanFits, enough: Enough) -> NoPlanFits:
         """That no plan fits, and where the number of microbatches was said one that would do."""

@@ -113,7 +113,7 @@ def turns(steps: Iterable[Row], ahead: int = 0) -> Turns:
     Parallelism", ICLR 2024).
     """
     every = [row for row in steps if row[0].step.micro.count > 1]
-    forward = [step for step, _ in every if step.step.form == "F" and step.step.micro.number == 0]
+    forward = _forward(step for step, _ in every)
     stage = stages(step.config.procs for step in forward)
     depth, pairs = depths(stage), list[tuple[int, int]]()
     place = {step.step.node.name: (depth[number] + ahead, visit) for step, number, visit in _visits(forward, stage)}
@@ -137,11 +137,16 @@ def turns(steps: Iterable[Row], ahead: int = 0) -> Turns:
 def ends(steps: Sequence[StepInstance]) -> list[int]:
     """By slot the last one that its step waits for by `turns`, or its own: gradients of parameters come before those
     of activations in a program, and wait for them where there are several stages."""
-    parted = [step for step in steps if step.step.micro.count > 1 and step.step.micro.number == 0]
-    if len(set(stages(step.config.procs for step in parted if step.step.form == "F"))) < 2:
+    if len(set(stages(step.config.procs for step in _forward(steps)))) < 2:
         return [*range(len(steps))]
     last = {step.step.micro: slot for slot, step in enumerate(steps) if step.step.form == "B"}
     return [max(n, last.get(step.step.micro, n)) if step.step.which == "W" else n for n, step in enumerate(steps)]
+
+
+def _forward(steps: Iterable[StepInstance]) -> list[StepInstance]:
+    """The forward steps of the first of several microbatches."""
+    micros = [(step, step.step.micro) for step in steps if step.step.form == "F"]
+    return [step for step, micro in micros if micro.count > 1 and micro.number == 0]
 
 
 def _visits(forward: Sequence[StepInstance], stage: Sequence[int]) -> Iterator[tuple[StepInstance, int, int]]:

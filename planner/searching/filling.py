@@ -67,12 +67,13 @@ def sooner(chosen: Chosen, numbers: Iterable[int], at: At, look: Look) -> tuple[
 
 
 def cut_for(chosen: Chosen, numbers: Iterable[int], at: At) -> Chosen:
-    """Where there is time to search in one number of microbatches only: the one in which a known pipeline takes less
-    than the best known plan, if that is known to fit; else the same.
+    """Where there is time to search in one number of microbatches only, and plans have few enough parts for a search to
+    look at pipelines: the one in which a known pipeline takes less than the best known plan, if that is known to fit;
+    else the same.
 
     numbers   as long as there is time to look at one more
     """
-    if not chosen.fits or not _is_worth(chosen, chosen.seconds):
+    if has_many_parts(chosen.evaluator.lowering) or not chosen.fits or not _is_worth(chosen, chosen.seconds):
         return chosen
     return _simulated(_taken_for_best(at, numbers), chosen.seconds, (READY,), OF_MANY)[0] or chosen
 

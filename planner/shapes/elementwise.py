@@ -37,9 +37,8 @@ def _check(line: str, constants: frozenset[str]) -> None:
     known = {*(name.strip() for name in names.split(",")), *constants, *called}
     for name in sorted({part.id for part in parts if isinstance(part, ast.Name)} - known):
         need(False, f'pointwise "{line}": {name!r} is neither an array of the line nor a setting')
-    for part in parts:
-        fits = not isinstance(part, ast.expr) or _is_arithmetic(part)
-        need(fits, f'pointwise "{line}": {ast.unparse(part)!r} is none of + - * / > >= < <= == of two and {among}')
+    for part in [part for part in parts if isinstance(part, ast.expr) and not _is_arithmetic(part)]:
+        need(False, f'pointwise "{line}": {ast.unparse(part)!r} is none of + - * / > >= < <= == of two and {among}')
 
 
 def _is_arithmetic(part: ast.expr) -> bool:
